@@ -19,6 +19,9 @@ MOST_FOREIGN: Final = 128 << 10
 """Characters of strings that are not ASCII. NFKC takes 0.1 s for so many, and 0.5 s in the worst case."""
 _MOST_SPELLED: Final = 4_300
 """Characters of a string that a server may read as a number: Python's limit for the digits of an integer."""
+_MOST_OF_NAME: Final = 64
+"""Characters of a name whose check is remembered."""
+_NAMES: Final = 1_024
 _BEGINS: Final = frozenset("+-.0123456789tTfF")
 _READS: Final[tuple[Callable[[str], float], ...]] = (int, float, functools.partial(int, base=0))
 _EXPANDING: Final = (("\ufdfa", 18), ("\ufdfb", 8))
@@ -61,26 +64,41 @@ def contains(arguments: Any, expressions: tuple[Any, ...]) -> bool:
     Raises:
         TooMuchText: the arguments cannot be checked in a bounded time.
     """
-    for text in _forms(arguments):
-        raw = text.encode("utf-8", "replace")
-        for expression in expressions:
-            if expression.search(raw) is not None:
-                return True
+    names, texts = _texts(arguments)
+    for name in names:
+        if len(name) > _MOST_OF_NAME or not _is_plain(name):
+            texts.append(name)
+        elif _name_matches(name, expressions):
+            return True
+    return any(_matches(text, expressions) for text in _forms(texts))
+
+
+def _matches(text: str, expressions: tuple[Any, ...]) -> bool:
+    raw = text.encode("utf-8", "replace")
+    for expression in expressions:
+        if expression.search(raw) is not None:
+            return True
     return False
 
 
-def _forms(arguments: Any) -> Iterator[str]:
-    """Every text of the arguments, and its normal form if that differs."""
+_name_matches = functools.lru_cache(maxsize=_NAMES)(_matches)
+"""As `_matches`. Each call of a tool names the same arguments, and a search takes 0.7 µs."""
+
+
+def _is_plain(text: str) -> bool:
+    """Whether a text is its own normal form, because nothing of it is invisible, or another space."""
+    return text.isascii() and text.isprintable()
+
+
+def _forms(texts: list[str]) -> Iterator[str]:
+    """Every text, and its normal form if that differs."""
     left = MOST_FOREIGN
-    for number, text in enumerate(_texts(arguments)):
-        if number >= MOST_TEXTS:
-            raise TooMuchText(f"they have more than {MOST_TEXTS} strings and numbers")
+    for text in texts:
         yield text
+        if _is_plain(text):
+            continue
         plain = text
-        if text.isascii():
-            if text.isprintable():
-                continue  # nothing of it is invisible, or another space
-        else:
+        if not text.isascii():
             left -= len(text) + sum(grown * text.count(character) for character, grown in _EXPANDING)
             if left < 0:
                 raise TooMuchText(f"they have more than {MOST_FOREIGN >> 10} Ki characters that are not ASCII")
@@ -93,23 +111,29 @@ def _forms(arguments: Any) -> Iterator[str]:
             yield plain
 
 
-def _texts(arguments: Any) -> Iterator[str]:
-    """Every string, number and truth value in the arguments, as text."""
+def _texts(arguments: Any) -> tuple[list[str], list[str]]:
+    """The names of all arguments and fields; and every string, number and truth value, as text."""
+    names: list[str] = []
+    texts: list[str] = []
     waiting = [arguments]
     while waiting:
         value = waiting.pop()
         if isinstance(value, str):
-            yield value
-            yield from _spelled(value)
+            texts.append(value)
+            if number := _spelling(value):
+                texts.extend(_spelled(value, number))
         elif isinstance(value, dict):
-            yield from value
+            names.extend(value)
             waiting.extend(value.values())
         elif isinstance(value, list):
             waiting.extend(value)
         elif isinstance(value, bool):
-            yield "true" if value else "false"
+            texts.append("true" if value else "false")
         elif isinstance(value, int | float):
-            yield from _number(value)
+            texts.extend(_number(value))
+        if len(names) + len(texts) > MOST_TEXTS:
+            raise TooMuchText(f"they have more than {MOST_TEXTS} strings and numbers")
+    return names, texts
 
 
 def _number(value: float) -> Iterator[str]:
@@ -122,12 +146,15 @@ def _number(value: float) -> Iterator[str]:
             yield _digits(int(value))
 
 
-def _spelled(text: str) -> Iterator[str]:
+def _spelling(text: str) -> str:
+    """What a server may read as a number or a truth value; empty if it is none for certain."""
+    plain = text.strip() if len(text) <= _MOST_SPELLED else ""
+    return "" if plain and plain.isascii() and plain[0] not in _BEGINS else plain
+
+
+def _spelled(text: str, plain: str) -> Iterator[str]:
     """The number or truth value that a server may read from a string, as text. The rules are Python's and JavaScript's,
     which take more than JSON: spaces, signs, leading zeros, `1_000`, `0x10`, `True`."""
-    plain = text.strip() if len(text) <= _MOST_SPELLED else ""
-    if not plain or (plain.isascii() and plain[0] not in _BEGINS):
-        return
     if plain.lower() in ("true", "false"):
         yield plain.lower()
     for read in _READS:

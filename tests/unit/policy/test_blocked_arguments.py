@@ -29,3 +29,16 @@ def test_a_string_that_spells_a_number_or_truth_value_is_searched_as_such() -> N
     assert found("1e3", "^1000$") and found("-0x10", "^-16$") and found("1_0.5", "^10\\.5$")
     assert not found("0x" + "f" * 4_000, "^1$"), "more digits than a server reads, and no reason to refuse it"
     assert not any(found(text, "^[0-9]+$") for text in ("", "-", "12 apples", "nan", "inf", "1" * 5_000 + "x", "1.5"))
+
+
+@requirement("wall.decoded")
+def test_names_are_searched_as_values_are() -> None:
+    def found(name: str, rule: str) -> bool:
+        answers = {contains({"a": [{name: 1}]}, (expression(rule),)) for _ in range(2)}  # also once it is remembered
+        assert len(answers) == 1
+        return answers.pop()
+
+    assert found("drop table", r"drop\s+table") and not found("drop", r"drop\s+table")
+    assert found("drop", "^drop$"), "what one expression did not find, another may"
+    assert found("dr\u200bop", "^drop$") and found("drop\u00a0table", r"drop\s+table")
+    assert found("x" * 5_000 + "drop", "drop$")
