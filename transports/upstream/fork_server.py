@@ -7,7 +7,8 @@ The *fork server* is the program as started. On the Unix stream socket FD it rec
 four descriptors attached: a control socket, and the server's stdin, stdout and stderr. For each it forks a *reaper*.
 
 A *reaper* looks after one server. On its control socket it reads one specification, a 4-byte big-endian length and the
-JSON object `{"argv": [...], "env": {...}, "cwd": "..." | null}`, starts the server, and answers in JSON lines:
+JSON object `{"argv": [...], "env": {...}, "cwd": "..." | null, "walls": {...} | null}`, starts the server behind its
+walls (`walls/spec.py`), and answers in JSON lines:
 `{"started": pid}` or `{"failed": sentence}`, and later `{"exited": code}` (minus the signal number if one ended it).
 After the specification it obeys single bytes: `T` sends SIGTERM to the server and all its descendants, `K` kills them
 all. The end of the control socket means that the gateway is gone, and is `K` as well.
@@ -29,98 +30,21 @@ import select
 import signal
 import socket
 import sys
-from collections.abc import Iterable
 from typing import Any, Final, NoReturn
+
+sys.path.append(os.path.abspath(__file__ + "/../../.."))  # where `transports` is: there are no site packages
+
+from transports.upstream.process_tree import HAS_PROC, RESCAN_MS, Wakeups, below, children, kill, prctl
+from transports.upstream.walls.build import WallsFailed, build, check, prepare
+from transports.upstream.walls.spec import Walls
 
 __all__ = ["main"]
 
 _PR_SET_PDEATHSIG: Final = 1
 _PR_SET_DUMPABLE: Final = 4
 _PR_SET_CHILD_SUBREAPER: Final = 36
-_RESCAN_MS: Final = 20  # a process forked while we were looking sends us no SIGCHLD: look again this soon,
-_RESCAN_MAX_MS: Final = 1_000  # and ever less often for one that will not die (uninterruptible sleep, another user's)
-
-try:
-    import ctypes
-
-    _libc: Any = ctypes.CDLL(None)
-except (ImportError, OSError):  # a Python built without ctypes
-    _libc = None
-
-
-def _prctl(option: int, value: int) -> None:
-    if _libc is not None and hasattr(_libc, "prctl"):
-        _libc.prctl(option, ctypes.c_ulong(value), 0, 0, 0)
-
-
-# --- the process tree -------------------------------------------------------------------------------------------------
-
-
-_HAS_PROC: Final = os.path.isdir("/proc/self")
-_CHILDREN_FILES: Final = os.path.exists(f"/proc/{os.getpid()}/task/{os.getpid()}/children")  # CONFIG_PROC_CHILDREN
-
-
-def _children(pid: int) -> list[int]:
-    """The direct children of a process, those of its threads included. May miss one while others come and go."""
-    found: list[int] = []
-    with contextlib.suppress(OSError):  # it has just exited
-        for task in os.listdir(f"/proc/{pid}/task"):
-            with open(f"/proc/{pid}/task/{task}/children", "rb") as file:
-                found += map(int, file.read().split())
-    return found
-
-
-def _children_of_all() -> dict[int, list[int]]:
-    """The children of every process, read from all of /proc: for kernels without the `children` files."""
-    found: dict[int, list[int]] = {}
-    with contextlib.suppress(OSError):
-        for name in filter(str.isdigit, os.listdir("/proc")):
-            with contextlib.suppress(OSError), open(f"/proc/{name}/stat", "rb") as file:
-                # The command name may hold spaces and brackets; state and parent follow the last bracket.
-                found.setdefault(int(file.read().rpartition(b")")[2].split()[1]), []).append(int(name))
-    return found
-
-
-def _below(roots: Iterable[int]) -> list[int]:
-    """The given processes and all their descendants, parents first, so that a killed parent cannot fork again."""
-    everyone = None if _CHILDREN_FILES else _children_of_all()
-    found = list(roots)
-    for pid in found:  # grows while it is walked
-        found += _children(pid) if everyone is None else everyone.get(pid, ())
-    return found
-
-
-def _kill(pids: Iterable[int]) -> None:
-    """SIGKILL the processes and their groups: a group dies in one step, even one that forks faster than we look."""
-    own = os.getpgrp()
-    for pid in pids:
-        with contextlib.suppress(OSError):  # gone already, or not ours to kill
-            group = os.getpgid(pid)
-            if group != own:  # a server that has not called setsid() yet is in the reapers' own group
-                os.killpg(group, signal.SIGKILL)
-            os.kill(pid, signal.SIGKILL)
-
-
-class _Wakeups:
-    """SIGCHLD as a readable descriptor, so that one poll() waits for children and sockets alike."""
-
-    def __init__(self) -> None:
-        self.fd, self._write_fd = os.pipe()
-        os.set_blocking(self.fd, False)
-        os.set_blocking(self._write_fd, False)
-        signal.set_wakeup_fd(self._write_fd, warn_on_full_buffer=False)
-        signal.signal(signal.SIGCHLD, lambda *_: None)  # without a handler of ours nothing is written
-
-    def drain(self) -> None:
-        with contextlib.suppress(BlockingIOError):
-            while os.read(self.fd, 4096):
-                pass
-
-    def close(self) -> None:
-        signal.set_wakeup_fd(-1)
-        os.close(self.fd)
-        os.close(self._write_fd)
-
+_MOST_BYTES: Final = 4_000  # of the sentence that says why a start has failed
+_RESCAN_MAX_MS: Final = 1_000  # ever less often for one that will not die (uninterruptible sleep, another user's)
 
 # --- the reaper -------------------------------------------------------------------------------------------------------
 
@@ -129,14 +53,14 @@ class _Reaper:
     """Starts, watches and ends one server. `gateway` is a pidfd of the gateway, or None."""
 
     def __init__(self, control: socket.socket, stdio: list[int], gateway: int | None) -> None:
-        _prctl(_PR_SET_CHILD_SUBREAPER, 1)  # not inherited through fork(2)
-        self._wakeups = _Wakeups()
+        prctl(_PR_SET_CHILD_SUBREAPER, 1)  # not inherited through fork(2)
+        self._wakeups = Wakeups()
         self._control = control
         self._stdio = stdio
         self._gateway = gateway
         self._server = 0
         self._code: int | None = None
-        self._launch: int | None = None  # the pipe that says how exec went; None once it has been reported
+        self._launch: socket.socket | None = None  # says how exec went; None once it has been reported
         self._failed = False
 
     def run(self) -> None:
@@ -147,7 +71,8 @@ class _Reaper:
         self._control.setblocking(False)
         self._watch()
         self._kill_everything()  # what the server left behind
-        self._report_launch()
+        while not self._hear_launch():
+            pass
         if not self._failed:
             self._report({"exited": self._code})
 
@@ -165,32 +90,34 @@ class _Reaper:
         return spec
 
     def _start(self, spec: dict[str, Any]) -> None:
-        self._launch, report = os.pipe()  # closes itself on exec
+        self._launch, report = socket.socketpair()  # closes itself on exec
         reaper = os.getpid()
-        try:
-            self._server = os.fork()
-        except OSError as error:
-            os.write(report, f"cannot fork: {error.strerror}".encode())
-            self._code = -signal.SIGKILL
-        else:
-            if self._server == 0:
-                _become_server(spec, self._stdio, report, reaper)
-        for fd in (report, *self._stdio):  # or the gateway would never see the end of the server's stdout
+        with report:
+            try:
+                walls = _walls(spec)
+                self._server = os.fork()
+            except (OSError, WallsFailed) as error:
+                why = f"cannot fork: {error.strerror}" if isinstance(error, OSError) else str(error)
+                report.send(why.encode()[:_MOST_BYTES])
+                self._code = -signal.SIGKILL
+            else:
+                if self._server == 0:
+                    _become_server(spec, walls, self._stdio, report.fileno(), reaper)
+        for fd in self._stdio:  # or the gateway would never see the end of the server's stdout
             os.close(fd)
 
     def _watch(self) -> None:
         """Wait until the server has ended, by itself or by order."""
         poller = select.poll()
-        for fd in (self._control.fileno(), self._wakeups.fd, self._launch, self._gateway):
+        launch = -1 if self._launch is None else self._launch.fileno()
+        for fd in (self._control.fileno(), self._wakeups.fd, launch, self._gateway):
             if fd is not None:
                 poller.register(fd, select.POLLIN)
         while self._code is None:
-            launch = self._launch
             ready = {fd for fd, _ in poller.poll()}
             self._wakeups.drain()
-            if launch in ready and launch is not None:
+            if launch in ready and self._hear_launch():
                 poller.unregister(launch)
-                self._report_launch()
             if self._control.fileno() in ready:
                 self._obey()
             if self._gateway in ready:
@@ -205,18 +132,18 @@ class _Reaper:
         if not orders or b"K" in orders:
             self._kill_everything()
         elif b"T" in orders:
-            for pid in _below([os.getpid()])[1:] or [self._server]:
+            for pid in below([os.getpid()])[1:] or [self._server]:
                 with contextlib.suppress(OSError):
                     os.kill(pid, signal.SIGTERM)
 
     def _kill_everything(self) -> None:
         """Kill children until the kernel reports that none is left (ECHILD), which proves that no process remains."""
-        pause_ms = _RESCAN_MS
+        pause_ms = RESCAN_MS
         poller = select.poll()
         poller.register(self._wakeups.fd, select.POLLIN)
         while True:
             # Without /proc the list is empty: then the server's group is all we know of.
-            _kill(_below([os.getpid()])[1:] or ([self._server] if self._code is None else []))
+            kill(below([os.getpid()])[1:] or ([self._server] if self._code is None else []))
             if not self._reap():
                 return
             if not poller.poll(pause_ms):
@@ -232,31 +159,45 @@ class _Reaper:
                     return True
                 if pid == self._server:
                     self._code = os.waitstatus_to_exitcode(status)
-                    if not _HAS_PROC:  # then the group must be ended now, while its number cannot mean another
+                    if not HAS_PROC:  # then the group must be ended now, while its number cannot mean another
                         with contextlib.suppress(OSError):
                             os.killpg(pid, signal.SIGKILL)
         except ChildProcessError:
             return False
 
-    def _report_launch(self) -> None:
+    def _hear_launch(self) -> bool:
+        """Take one message of the process that becomes the server. True if it was the last: exec is done or failed."""
         if self._launch is None:
-            return
-        sentence = os.read(self._launch, 4096).decode(errors="replace")
-        os.close(self._launch)
+            return True
+        message, descriptors, _, _ = socket.recv_fds(self._launch, _MOST_BYTES, 1)
+        if descriptors:  # what its filter announces: until a gate answers, such calls fail
+            os.close(descriptors[0])
+            return False
+        self._launch.close()
         self._launch = None
-        self._failed = bool(sentence)
-        self._report({"failed": sentence} if sentence else {"started": self._server})
+        self._failed = bool(message)
+        self._report({"failed": message.decode(errors="replace")} if message else {"started": self._server})
+        return True
 
     def _report(self, message: dict[str, Any]) -> None:
         with contextlib.suppress(OSError):  # nobody is listening any more: our poll() will see that
             self._control.send(json.dumps(message).encode() + b"\n")
 
 
-def _become_server(spec: dict[str, Any], stdio: list[int], report: int, reaper: int) -> NoReturn:
+def _walls(spec: dict[str, Any]) -> Walls | None:
+    """The walls to build around the server. Raises `WallsFailed` if it must not start here."""
+    if spec["walls"] is None:
+        return None
+    walls = Walls.from_json(spec["walls"])
+    check(walls)
+    return walls
+
+
+def _become_server(spec: dict[str, Any], walls: Walls | None, stdio: list[int], report: int, reaper: int) -> NoReturn:
     """Turn this freshly forked process into the server, or write to `report` why that failed."""
     subject = "the command"
     try:
-        _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
         if os.getppid() != reaper:  # it was killed before the line above took effect
             os._exit(127)
         os.setsid()
@@ -274,17 +215,26 @@ def _become_server(spec: dict[str, Any], stdio: list[int], report: int, reaper: 
         if spec["cwd"] is not None:
             subject = f"working directory {spec['cwd']!r}"
             os.chdir(spec["cwd"])
+        if walls is not None:
+            build(walls, report)
         subject = repr(spec["argv"][0])
         os.execvpe(spec["argv"][0], spec["argv"], spec["env"])
-    except OSError as error:
-        sentence = f"{os.strerror(error.errno or errno.EIO)}: {subject}"
-        if error.errno == errno.ENOENT and subject == repr(spec["argv"][0]) and _exists(spec):
-            sentence = f"The interpreter that the first line of {subject} names does not exist"
-        os.write(report, sentence.encode(errors="replace")[:4000])
-    except Exception as error:  # a null byte, an empty argv, "=" in a variable's name
-        os.write(report, f"{error}: {subject}".encode(errors="replace")[:4000])
+    except Exception as error:
+        os.write(report, _failure(error, subject, spec).encode(errors="replace")[:_MOST_BYTES])
     finally:
         os._exit(127)
+
+
+def _failure(error: Exception, subject: str, spec: dict[str, Any]) -> str:
+    if not isinstance(error, OSError):  # a wall; a null byte, an empty argv, "=" in a variable's name
+        return str(error) if isinstance(error, WallsFailed) else f"{error}: {subject}"
+    is_of_program = subject == repr(spec["argv"][0])
+    if error.errno == errno.ENOENT and is_of_program and _exists(spec):
+        return f"The interpreter that the first line of {subject} names does not exist"
+    sentence = f"{os.strerror(error.errno or errno.EIO)}: {subject}"
+    if error.errno == errno.EACCES and is_of_program and spec["walls"] is not None:
+        sentence += f" (the sandbox {spec['walls']['profile']!r} has to let it be executed, and its interpreter)"
+    return sentence
 
 
 def _exists(spec: dict[str, Any]) -> bool:
@@ -299,7 +249,7 @@ def _exists(spec: dict[str, Any]) -> bool:
 def _serve(requests: socket.socket) -> None:
     """Fork a reaper per request until the gateway is gone, then wait for the last reaper to be done."""
     gateway = _open_parent()
-    wakeups = _Wakeups()
+    wakeups = Wakeups()
     reapers: set[int] = set()
     poller = select.poll()
     lifelines = [fd for fd in (requests.fileno(), gateway) if fd is not None]
@@ -307,7 +257,7 @@ def _serve(requests: socket.socket) -> None:
         poller.register(fd, select.POLLIN)
     serving, orphans = True, False
     while serving or reapers or orphans:
-        ready = {fd for fd, _ in poller.poll(_RESCAN_MS if orphans else None)}
+        ready = {fd for fd, _ in poller.poll(RESCAN_MS if orphans else None)}
         wakeups.drain()
         if serving and not ready.isdisjoint(lifelines):
             serving = gateway not in ready and _fork_reaper(requests, gateway, wakeups, reapers)
@@ -326,7 +276,7 @@ def _open_parent() -> int | None:
         return None
 
 
-def _fork_reaper(requests: socket.socket, gateway: int | None, wakeups: _Wakeups, reapers: set[int]) -> bool:
+def _fork_reaper(requests: socket.socket, gateway: int | None, wakeups: Wakeups, reapers: set[int]) -> bool:
     """Take one request and fork its reaper. False at the end of the requests."""
     try:
         request, fds, _, _ = socket.recv_fds(requests, 1, 4)
@@ -346,7 +296,7 @@ def _fork_reaper(requests: socket.socket, gateway: int | None, wakeups: _Wakeups
     return bool(request)
 
 
-def _become_reaper(fds: list[int], gateway: int | None, requests: socket.socket, wakeups: _Wakeups) -> NoReturn:
+def _become_reaper(fds: list[int], gateway: int | None, requests: socket.socket, wakeups: Wakeups) -> NoReturn:
     status = 1
     try:
         requests.close()
@@ -372,10 +322,8 @@ def _collect_reapers(reapers: set[int]) -> bool:
 
 def _kill_orphans(reapers: set[int]) -> bool:
     """Kill every child that is not a reaper. True if there was one."""
-    everyone = None if _CHILDREN_FILES else _children_of_all()
-    children = _children(os.getpid()) if everyone is None else everyone.get(os.getpid(), [])
-    orphans = [pid for pid in children if pid not in reapers]
-    _kill(_below(orphans))
+    orphans = [pid for pid in children() if pid not in reapers]
+    kill(below(orphans))
     return bool(orphans)
 
 
@@ -384,13 +332,14 @@ def main() -> None:
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2):
         signal.signal(number, signal.SIG_IGN)  # only the end of our sockets ends us
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
-    _prctl(_PR_SET_CHILD_SUBREAPER, 1)
+    prctl(_PR_SET_CHILD_SUBREAPER, 1)
     # A reaper reads what its server's environment is to be, secrets included: no other server of this user may look
     # into it. Inherited through fork(2), and undone by the server's exec(2).
-    _prctl(_PR_SET_DUMPABLE, 0)
+    prctl(_PR_SET_DUMPABLE, 0)
     while (fd := os.open(os.devnull, os.O_RDWR)) < 3:  # a gateway that closed its stderr left us a gap there
         pass
     os.close(fd)
+    prepare()
     gc.disable()  # a collection would touch, and so copy, every page a reaper shares with us
     gc.freeze()
     _serve(socket.socket(fileno=int(sys.argv[1])))

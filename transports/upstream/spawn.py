@@ -65,7 +65,9 @@ class ForkServer:
         Raises:
             ProcessFailed: the command or its directory does not exist or may not be used, or a resource is exhausted.
         """
-        spec = json.dumps({"argv": command.argv, "env": dict(command.env), "cwd": command.cwd}).encode()
+        walls = None if command.walls is None else command.walls.to_json()
+        described = {"argv": command.argv, "env": dict(command.env), "cwd": command.cwd, "walls": walls}
+        spec = json.dumps(described).encode()
         reason = REAPER_LOST
         for _ in range(2):  # a killed fork server may not have read the request
             try:

@@ -1,0 +1,247 @@
+"""Walls around real processes: what a server that tries can do, as root and as a user without privileges."""
+
+import errno
+import os
+import socket
+import subprocess
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.requirements import requirement
+from tests.support.walled import USERS, Outcome, python_for, python_grants, run_walled
+from transports.upstream.walls.kernel import probe
+from transports.upstream.walls.kernel_program import ask_kernel
+from transports.upstream.walls.spec import Grant, Limits, Walls
+
+KERNEL = probe()
+pytestmark = pytest.mark.skipif(
+    KERNEL.landlock < 6 or bool(KERNEL.filters), reason="this kernel has no Landlock of ABI 6, or no seccomp filters"
+)
+
+TRY = """
+import errno, json, os, signal, socket, subprocess, sys
+def attempt(name, call):
+    try:
+        call()
+        print(json.dumps([name, ""]), flush=True)
+    except OSError as error:
+        print(json.dumps([name, errno.errorcode.get(error.errno, "?")]), flush=True)
+def attempts(**calls):
+    for name, call in calls.items():
+        attempt(name, call)
+def write(path, flags=os.O_WRONLY | os.O_CREAT):
+    os.close(os.open(path, flags, 0o600))
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A user, a folder that is granted to be written, one to be read, and one that is not granted."""
+
+    user: int | None
+    own: Path
+    read: Path
+    closed: Path
+    walls: Walls
+
+    def run(self, script: str, walls: Walls | None = None) -> Outcome:
+        folders = f"own, read, closed = {str(self.own)!r}, {str(self.read)!r}, {str(self.closed)!r}\n"
+        return run_walled(TRY + folders + script, walls or self.walls, user=self.user, cwd=str(self.own))
+
+    def tries(self, script: str, walls: Walls | None = None) -> dict[str, Any]:
+        """What became of each attempt: "" or the name of an error."""
+        outcome = self.run(script, walls)
+        assert (outcome.failed, outcome.code, outcome.errors) == ("", 0, []), outcome
+        return dict(outcome.said)
+
+
+@pytest.fixture(scope="module", params=USERS, ids=lambda user: "unprivileged" if user else "own-user")
+def place(request: pytest.FixtureRequest) -> Iterator[Place]:
+    user = request.param
+    with tempfile.TemporaryDirectory() as name:
+        folders = [Path(name).resolve() / each for each in ("own", "read", "closed")]
+        for folder in folders:
+            folder.mkdir()
+            (folder / "file").write_text("text", encoding="utf-8")
+            (folder / "true").symlink_to(folder / "file")
+        if user:
+            for path in (Path(name), *folders, *(folder / "file" for folder in folders)):
+                os.chown(path, user, user)
+        own, read, closed = folders
+        grants = (*python_grants(user), Grant(path=str(own), mode="rw"), Grant(path=str(read), mode="r"))
+        yield Place(user, own, read, closed, Walls(profile="tried", grants=grants))
+
+
+FILES = """
+attempts(
+    read_own=lambda: os.listdir(own) and open(own + "/file").close(),
+    read_granted=lambda: os.listdir(read) and open(read + "/file").close(),
+    read_closed=lambda: open(closed + "/file"),
+    list_closed=lambda: os.listdir(closed),
+    read_closed_by_symlink=lambda: os.symlink(closed + "/file", own + "/link") or open(own + "/link"),
+    read_closed_by_dots=lambda: open(own + "/../closed/file"),
+    read_passwords=lambda: open("/etc/passwd"),
+    write_own=lambda: write(own + "/new"),
+    write_granted=lambda: write(read + "/file"),
+    write_closed=lambda: write(closed + "/file"),
+    make_in_granted=lambda: write(read + "/new"),
+    truncate_granted=lambda: os.truncate(read + "/file", 0),
+    remove_granted=lambda: os.unlink(read + "/file"),
+    folder_in_closed=lambda: os.mkdir(closed + "/folder"),
+    rename_out=lambda: os.rename(own + "/new", closed + "/new"),
+    rename_in=lambda: os.rename(closed + "/file", own + "/stolen"),
+    link_in=lambda: os.link(closed + "/file", own + "/stolen"),
+    link_granted=lambda: os.link(read + "/file", own + "/stolen"),
+    rename_own=lambda: os.mkdir(own + "/sub") or os.rename(own + "/new", own + "/sub/new"),
+    make_device=lambda: os.mknod(own + "/device", 0o20600, os.makedev(1, 1)),
+    execute_own=lambda: os.chmod(own + "/file", 0o700) or subprocess.run([own + "/file"]),
+    write_device=lambda: write("/dev/null", os.O_WRONLY),
+)
+"""
+EXPECTED = {
+    "read_own": "", "read_granted": "", "read_closed": "EACCES", "list_closed": "EACCES",
+    "read_closed_by_symlink": "EACCES", "read_closed_by_dots": "EACCES", "read_passwords": "EACCES", "write_own": "",
+    "write_granted": "EACCES", "write_closed": "EACCES", "make_in_granted": "EACCES", "truncate_granted": "EACCES",
+    "remove_granted": "EACCES", "folder_in_closed": "EACCES", "rename_out": "EACCES", "rename_in": "EACCES",
+    "link_in": "EXDEV", "link_granted": "EXDEV", "rename_own": "", "execute_own": "EACCES", "write_device": "",
+}  # fmt: skip
+
+
+@requirement("box.files")
+def test_files_that_are_not_granted_are_closed(place: Place) -> None:
+    tried = place.tries(FILES)
+    assert tried.pop("make_device") in ("EACCES", "EPERM")
+    assert tried == EXPECTED
+    assert (place.closed / "file").read_text("utf-8") == (place.read / "file").read_text("utf-8") == "text"
+
+
+@requirement("box.files", "box.system")
+def test_what_it_starts_is_behind_the_same_walls(place: Place) -> None:
+    script = f"""
+inner = "import os, sys\\ntry: os.listdir({str(place.closed)!r})\\nexcept OSError as error: print(error.errno)"
+subprocess.run(["/bin/sh", "-c", '"$0" -I -S -c "$1"', sys.executable, inner], start_new_session=True)
+"""
+    assert place.run(script).said == [errno.EACCES]
+
+
+@requirement("box.siblings")
+def test_processes_that_it_did_not_start_are_out_of_reach(place: Place, abstract_socket: str) -> None:
+    how: dict[str, Any] = {"user": place.user, "group": place.user, "extra_groups": []} if place.user else {}
+    with subprocess.Popen(
+        [python_for(place.user), "-c", "input()"], stdin=subprocess.PIPE, env={"KEY": "secret"}, **how
+    ) as other:
+        try:
+            while not Path(f"/proc/{other.pid}/cmdline").read_bytes().endswith(b"input()\0"):
+                time.sleep(0.001)
+            tried = place.tries(
+                f"import ctypes, resource\nother, abstract = {other.pid}, {abstract_socket!r}\n"
+                """
+libc = ctypes.CDLL(None, use_errno=True)
+def call(name, *arguments):
+    if getattr(libc, name)(*arguments) == -1:
+        raise OSError(ctypes.get_errno(), "")
+attempts(
+    signal=lambda: os.kill(other, signal.SIGTERM),
+    probe=lambda: os.kill(other, 0),
+    signal_reaper=lambda: os.kill(os.getppid(), signal.SIGKILL),
+    signal_by_descriptor=lambda: signal.pidfd_send_signal(os.pidfd_open(other), signal.SIGTERM),
+    signal_child=lambda: subprocess.Popen(["/bin/sh", "-c", "sleep 60"]).kill(),
+    environment=lambda: open(f"/proc/{other}/environ"),
+    memory=lambda: open(f"/proc/{other}/mem"),
+    descriptors=lambda: os.readlink(f"/proc/{other}/fd/0"),
+    root=lambda: os.listdir(f"/proc/{other}/root" + os.sep),
+    maps=lambda: open(f"/proc/{other}/maps").read(),
+    abstract=lambda: socket.socket(socket.AF_UNIX).connect(abstract),
+    trace=lambda: call("ptrace", 16, other, None, None),
+    limit=lambda: resource.prlimit(other, resource.RLIMIT_NOFILE, (3, 3)),
+    nice=lambda: os.setpriority(os.PRIO_PROCESS, other, 19),
+    nice_all=lambda: os.setpriority(os.PRIO_USER, os.getuid(), 19),
+    affinity=lambda: os.sched_setaffinity(other, {0}),
+    shared_memory=lambda: call("shmget", 77, 10, 0o1600),
+)"""
+            )
+            assert other.poll() is None
+        finally:
+            other.communicate(b"\n")
+    allowed = {name for name, error in tried.items() if not error}
+    assert allowed == {"signal_child"}
+    assert {error for error in tried.values() if error} <= {"EPERM", "EACCES"}
+
+
+@pytest.fixture
+def abstract_socket() -> Iterator[str]:
+    """One that everybody may connect to."""
+    name = f"\0walls-{os.getpid()}"
+    with socket.socket(socket.AF_UNIX) as listening:
+        listening.bind(name)
+        listening.listen()
+        yield name
+
+
+@requirement("box.system")
+def test_it_has_no_privileges_and_cannot_get_any(place: Place) -> None:
+    status = place.run("print(json.dumps([l.split() for l in open('/proc/self/status')]))").said[0]
+    facts = {line[0]: line[1] for line in status if len(line) > 1}
+    assert (facts["NoNewPrivs:"], facts["Seccomp:"]) == ("1", "2")
+    dac_override = 1 << 1
+    for name in ("CapInh:", "CapPrm:", "CapEff:", "CapAmb:"):
+        assert int(facts[name], 16) & ~dac_override == 0, name
+    tried = place.tries(
+        """
+attempts(
+    hostname=lambda: socket.sethostname("other"),
+    root=lambda: os.chroot(own),
+    raw=lambda: socket.socket(socket.AF_INET, socket.SOCK_RAW, 1),
+    packets=lambda: socket.socket(socket.AF_PACKET, socket.SOCK_RAW),
+)
+"""
+    )
+    assert set(tried.values()) == {"EPERM"}
+
+
+@requirement("box.system")
+def test_limits_hold_for_it_and_what_it_starts(place: Place) -> None:
+    limits = Limits(memory_bytes=256 << 20, files=64, cpu_s=1)
+    script = """
+import resource
+print(json.dumps(["limits", [resource.getrlimit(each) for each in (resource.RLIMIT_NOFILE, resource.RLIMIT_CORE)]]))
+print(json.dumps(["oom", int(open("/proc/self/oom_score_adj").read())]))
+def grow():
+    try: bytearray(512 << 20)
+    except MemoryError: raise OSError(12, "")
+def spend():
+    code = subprocess.run([sys.executable, "-I", "-S", "-c", "while True: pass"]).returncode
+    raise OSError({-24: 4}.get(code, 0), "")
+attempts(memory=grow, cpu=spend)
+"""
+    said = dict(place.run(script, replace(place.walls, limits=limits)).said)
+    assert said["limits"] == [[64, 64], [0, 0]]
+    assert (said["oom"], said["memory"], said["cpu"]) == (500, "ENOMEM", "EINTR")
+
+
+@requirement("box.system")
+def test_walls_that_cannot_be_built_start_nothing(place: Place) -> None:
+    gone = replace(place.walls, grants=(*place.walls.grants, Grant(path="/does/not/exist")))
+    expected = "The sandbox 'tried' could not be built (files): No such file or directory: '/does/not/exist'"
+    assert place.run("print(1)", gone).failed == expected
+    optional = replace(gone, grants=(*place.walls.grants, Grant(path="/does/not/exist", optional=True)))
+    assert place.run("print(1)", optional).said == [1]
+    link = place.own / "elsewhere"
+    link.symlink_to("/etc")
+    try:
+        put_there = replace(place.walls, grants=(*place.walls.grants, Grant(path=f"{link}/passwd")))
+        assert "(files): Too many levels of symbolic links" in place.run("print(1)", put_there).failed
+    finally:
+        link.unlink()
+    assert "has to let it be executed" in place.run("print(1)", Walls(profile="tried", grants=())).failed
+
+
+def test_the_kernel_is_asked_in_a_process_of_its_own() -> None:
+    assert ask_kernel() == KERNEL
+    assert not KERNEL.gate

@@ -1,0 +1,129 @@
+"""Runs a Python script as a server behind walls, as the user of the tests and as one without privileges.
+
+As a program (`python -m tests.support.walled`), it starts what its stdin describes, through a fork server of its own,
+and prints what became of it.
+"""
+
+import asyncio
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any, Final
+
+from transports.upstream.process import Command, ProcessFailed
+from transports.upstream.spawn import ForkServer
+from transports.upstream.walls.spec import Grant, Walls
+
+__all__ = ["NOBODY", "USERS", "Outcome", "python_for", "python_grants", "run_walled"]
+
+ROOT: Final = Path(__file__).parents[2]
+NOBODY: Final = 65_534
+USERS: Final = (None, NOBODY) if os.geteuid() == 0 else (None,)
+"""None: whoever runs the tests."""
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What a script printed, as JSON per line, and how it ended."""
+
+    said: list[Any]
+    errors: list[str]
+    code: int | None
+    failed: str
+    """Why it was not started."""
+
+
+def run_walled(script: str, walls: Walls | None, *, user: int | None = None, cwd: str | None = None) -> Outcome:
+    """Run a Python script as a server behind walls, to its end."""
+    python = python_for(user)
+    walls_json = None if walls is None else walls.to_json()
+    described = {"argv": [python, "-I", "-S", "-c", script], "walls": walls_json, "cwd": cwd}
+    done = subprocess.run(
+        [python, "-m", "tests.support.walled"],
+        input=json.dumps(described),
+        capture_output=True,
+        text=True,
+        env={"PYTHONPATH": str(ROOT), "PATH": "/usr/bin:/bin", "PYTHONDONTWRITEBYTECODE": "1"},
+        cwd="/",
+        timeout=60,
+        **_as(user),
+    )
+    assert done.returncode == 0, done.stderr
+    return Outcome(**json.loads(done.stdout))
+
+
+def _as(user: int | None) -> Mapping[str, Any]:
+    return {} if user is None else {"user": user, "group": user, "extra_groups": []}
+
+
+@cache
+def python_for(user: int | None) -> str:
+    """A Python that the user may start and that can read this repository."""
+    for python in (sys.executable, f"/usr/bin/python3.{sys.version_info.minor}"):
+        command = [python, "-c", "import transports.upstream.spawn"]
+        try:
+            tried = subprocess.run(command, env={"PYTHONPATH": str(ROOT)}, cwd="/", capture_output=True, **_as(user))
+        except OSError:
+            continue
+        if tried.returncode == 0:
+            return python
+    raise AssertionError(f"no Python of this version that user {user} may start with {ROOT}")
+
+
+def python_grants(user: int | None = None) -> tuple[Grant, ...]:
+    """What a Python needs that runs a script without site packages."""
+    ask = "import sys, sysconfig; print(sys.base_prefix, sys.executable, sysconfig.get_path('stdlib'), sep='\\n')"
+    found = subprocess.run([python_for(user), "-c", ask], capture_output=True, text=True, check=True).stdout.split()
+    folders = {str(Path(path).resolve()) for path in (*found, "/bin", "/lib", "/lib64", "/usr/lib", "/usr/bin")}
+    files = ("/etc/ld.so.cache", "/dev/null", "/dev/urandom", "/proc")
+    return (
+        *(Grant(path=path, mode="rx", optional=True) for path in sorted(folders)),
+        *(Grant(path=path, mode="rw" if path == "/dev/null" else "r", optional=True) for path in files),
+    )
+
+
+class _Heard:
+    def __init__(self) -> None:
+        self.said: list[Any] = []
+
+    def line(self, line: bytes) -> None:
+        self.said.append(json.loads(line))
+
+    def oversized(self, head: bytes, tail: bytes) -> None:
+        raise AssertionError("a long line")
+
+    def exited(self, code: int | None) -> None:
+        """`wait` says it as well."""
+
+
+async def _run(argv: list[str], walls: dict[str, Any] | None, cwd: str | None) -> Outcome:
+    heard, errors = _Heard(), bytearray()
+    command = Command(
+        argv=tuple(argv),
+        env={"PATH": "/usr/bin:/bin"},
+        cwd=cwd,
+        walls=None if walls is None else Walls.from_json(walls),
+    )
+    async with ForkServer() as fork_server:
+        try:
+            process = await fork_server.spawn(command, heard, stderr=lambda line: errors.extend(line + b"\n"))
+        except ProcessFailed as failed:
+            return Outcome([], [], None, str(failed))
+        code = await process.wait()
+    return Outcome(heard.said, errors.decode().splitlines(), code, "")
+
+
+def main() -> None:
+    """Read what to start from stdin."""
+    given = json.load(sys.stdin)
+    outcome = asyncio.run(_run(given["argv"], given["walls"], given["cwd"]))
+    sys.stdout.write(json.dumps({name: getattr(outcome, name) for name in Outcome.__slots__}))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,115 @@
+"""What the kernel can build walls with, found out by trying, and what does not hold without it."""
+
+import ctypes
+import errno
+import os
+import struct
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import cache
+from typing import Final
+
+from transports.upstream.walls import landlock
+from transports.upstream.walls.spec import Walls
+from transports.upstream.walls.system_calls import call, machine
+
+__all__ = ["Kernel", "probe"]
+
+_GET_ACTION_AVAILABLE: Final = 2
+_REFUSE, _NOTIFY = 0x0005_0000, 0x7FC0_0000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Kernel:
+    """What there is. A sentence is empty if the part can be used, and else says why it cannot."""
+
+    landlock: int
+    """The version of Landlock (its ABI), 0 without."""
+    filters: str
+    """seccomp filters."""
+    gate: str
+    """seccomp's user notification, and what the gate needs to act on one."""
+    namespaces: str
+    """User, process, mount and IPC namespaces."""
+
+    def missing(self, walls: Walls) -> tuple[str, ...]:
+        """What of these walls does not hold on this kernel: a sentence for each part."""
+        return tuple(self._missing(walls))
+
+    def _missing(self, walls: Walls) -> Iterator[str]:
+        apart = walls.namespaces and not self.namespaces
+        if not self.landlock:
+            yield "Files are not closed to the server: the kernel has no Landlock, or it is switched off."
+        elif self.landlock < 3 and not apart:
+            yield "Files that the server may not write can be truncated by it: that takes Landlock ABI 3 (Linux 6.2)."
+        if self.filters:
+            yield f"No system call is refused: {self.filters}."
+        if walls.namespaces and self.namespaces:
+            yield f"The server sees the names of other processes, and has no /tmp of its own: {self.namespaces}."
+        if self.gate:
+            yield from self._without_gate(walls, apart)
+
+    def _without_gate(self, walls: Walls, apart: bool) -> Iterator[str]:
+        if walls.reach is not None:
+            yield f"The server may connect to everything: {self.gate}."
+        if not apart:
+            yield f"The server may change owner, mode and times of its user's files: {self.gate}."
+            if self.landlock < 6:
+                yield "The server may send signals to its user's processes: that takes Landlock ABI 6 (Linux 6.12)."
+            if walls.limits.processes is not None:
+                yield f"The server's processes are not counted: {self.gate}."
+
+
+@cache
+def probe() -> Kernel:
+    """Try each part, once."""
+    try:
+        machine()
+    except OSError as error:
+        reason = error.strerror or "unknown machine"
+        return Kernel(landlock=0, filters=reason, gate=reason, namespaces=reason)
+    filters = _tried("seccomp filters", lambda: _try_action(_REFUSE))
+    notification = _tried("seccomp user notification", lambda: _try_action(_NOTIFY))
+    return Kernel(
+        landlock=landlock.abi(),
+        filters=filters,
+        gate=filters or notification or _tried("access to a server's memory and descriptors", _try_access),
+        namespaces="namespaces are not used yet",
+    )
+
+
+def _tried(what: str, attempt: Callable[[], object]) -> str:
+    try:
+        attempt()
+    except OSError as error:
+        missing = error.errno in (errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL)
+        return f"the kernel has no {what}" if missing else f"{what}: {error.strerror}"
+    return ""
+
+
+def _try_action(action: int) -> None:
+    call("seccomp", _GET_ACTION_AVAILABLE, 0, struct.pack("=I", action))
+
+
+def _try_access() -> None:
+    """Copy memory and a descriptor of a process, here of this one."""
+    source, copy = ctypes.create_string_buffer(b"?", 1), ctypes.create_string_buffer(1)
+    remote = struct.pack("=QQ", ctypes.addressof(source), 1)
+    local = struct.pack("=QQ", ctypes.addressof(copy), 1)
+    call("process_vm_readv", os.getpid(), local, 1, remote, 1, 0)
+    process = os.pidfd_open(os.getpid())
+    try:
+        os.close(call("pidfd_getfd", process, process, 0))
+    finally:
+        os.close(process)
+    if _yama() > 1:
+        raise OSError(errno.EPERM, "kernel.yama.ptrace_scope is above 1")
+
+
+def _yama() -> int:
+    """Up to 1, a process may look into those that it started."""
+    try:
+        with open("/proc/sys/kernel/yama/ptrace_scope", encoding="ascii") as file:
+            return int(file.read())
+    except (OSError, ValueError):
+        return 0

@@ -1,0 +1,102 @@
+"""Which files a server may use: Landlock, applied by a process to itself and inherited by everything below it.
+
+What it does not look at: whether a file exists, its owner and size (stat), and changes of its attributes (chmod), which
+the gate answers for.
+"""
+
+import ctypes
+import os
+import stat
+import struct
+from collections.abc import Iterable
+from contextlib import suppress
+from typing import Final
+
+from transports.upstream.walls.spec import Grant
+from transports.upstream.walls.system_calls import call
+
+__all__ = ["abi", "restrict"]
+
+_EXECUTE, _WRITE_FILE, _READ_FILE, _READ_DIR = 1 << 0, 1 << 1, 1 << 2, 1 << 3
+_REMOVE_DIR, _REMOVE_FILE, _MAKE_CHAR, _MAKE_DIR, _MAKE_REG = 1 << 4, 1 << 5, 1 << 6, 1 << 7, 1 << 8
+_MAKE_SOCK, _MAKE_FIFO, _MAKE_BLOCK, _MAKE_SYM = 1 << 9, 1 << 10, 1 << 11, 1 << 12
+_REFER: Final = 1 << 13  # to link or rename from one folder to another. Where the kernel has no word for it, refused
+_TRUNCATE: Final = 1 << 14
+_IOCTL_DEVICE: Final = 1 << 15
+_BIND_TCP, _CONNECT_TCP = 1 << 0, 1 << 1
+_ABSTRACT_SOCKETS, _SIGNALS = 1 << 0, 1 << 1
+
+_LAST_FILE_RIGHT: Final = {1: _MAKE_SYM, 2: _REFER, 3: _TRUNCATE, 4: _TRUNCATE}  # by ABI; later ones: _IOCTL_DEVICE
+_OF_FILES: Final = _EXECUTE | _WRITE_FILE | _READ_FILE | _TRUNCATE | _IOCTL_DEVICE
+_ALLOWED: Final = {
+    "r": _READ_FILE | _READ_DIR,
+    "w": _WRITE_FILE | _TRUNCATE | _IOCTL_DEVICE | _REMOVE_DIR | _REMOVE_FILE | _MAKE_DIR | _MAKE_REG | _MAKE_SOCK
+    | _MAKE_FIFO | _MAKE_SYM | _REFER,
+    "x": _EXECUTE,
+}  # fmt: skip
+"""By letter of a mode. Nobody may make devices."""
+
+_VERSION: Final = 1  # a flag of landlock_create_ruleset
+_PATH_BENEATH, _NET_PORT = 1, 2
+_NO_SYMLINKS, _NO_MAGIC_LINKS = 0x04, 0x02  # of openat2
+_CURRENT_FOLDER: Final = -100
+
+
+def abi() -> int:
+    """The version of Landlock that the kernel has. 0: none, or it is switched off."""
+    with suppress(OSError):
+        return call("landlock_create_ruleset", None, 0, _VERSION)
+    return 0
+
+
+def restrict(grants: Iterable[Grant], *, version: int, listen: Iterable[int] | None) -> None:
+    """Close all files to this process but those granted, and its signals and abstract sockets to others, for good.
+
+    `version` is what `abi()` says, `listen` the TCP ports it may listen on (None: any). `no_new_privs` must be set.
+
+    Raises:
+        OSError: a path that is granted does not exist or leads through a symlink, or the kernel refuses. The file name
+            of the error is the path.
+    """
+    files = 2 * _LAST_FILE_RIGHT.get(version, _IOCTL_DEVICE) - 1
+    network = _BIND_TCP | _CONNECT_TCP if version >= 4 and listen is not None else 0
+    scoped = _ABSTRACT_SOCKETS | _SIGNALS if version >= 6 else 0
+    handled = struct.pack("=QQQ", files, network, scoped)[: 8 if version < 4 else 16 if version < 6 else 24]
+    ruleset = call("landlock_create_ruleset", handled, len(handled), 0)
+    try:
+        for grant in grants:
+            _allow(ruleset, grant, files)
+        for port in listen or () if network else ():
+            call("landlock_add_rule", ruleset, _NET_PORT, struct.pack("=QQ", _BIND_TCP, port), 0)
+        call("landlock_restrict_self", ruleset, 0)
+    finally:
+        os.close(ruleset)
+
+
+def _allow(ruleset: int, grant: Grant, handled: int) -> None:
+    try:
+        target = _open(grant.path)
+    except FileNotFoundError:
+        if grant.optional:
+            return
+        raise
+    try:
+        allowed = handled
+        rights = 0
+        for letter in grant.mode:
+            rights |= _ALLOWED[letter]
+        if not stat.S_ISDIR(os.fstat(target).st_mode):
+            allowed &= _OF_FILES
+        call("landlock_add_rule", ruleset, _PATH_BENEATH, struct.pack("=Qi", rights & allowed, target), 0)
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, grant.path) from None
+    finally:
+        os.close(target)
+
+
+def _open(path: str) -> int:
+    how = struct.pack("=QQQ", os.O_PATH | os.O_CLOEXEC, 0, _NO_SYMLINKS | _NO_MAGIC_LINKS)
+    try:
+        return call("openat2", _CURRENT_FOLDER, ctypes.c_char_p(os.fsencode(path)), how, len(how))
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, path) from None

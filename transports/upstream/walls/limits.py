@@ -1,0 +1,86 @@
+"""What a server's processes may use up, and the authority that they lose: rlimits, capabilities, the OOM killer."""
+
+import ctypes
+import resource
+import struct
+from typing import Any, Final
+
+from transports.upstream.walls.spec import Limits
+from transports.upstream.walls.system_calls import call
+
+__all__ = ["drop_capabilities", "forbid_new_privileges", "limit"]
+
+_PR_SET_DUMPABLE, _PR_SET_NO_NEW_PRIVS, _PR_CAPBSET_READ, _PR_CAPBSET_DROP, _PR_CAP_AMBIENT = 4, 38, 23, 24, 47
+_AMBIENT_CLEAR_ALL: Final = 4
+_CAPABILITY_VERSION_3: Final = 0x2008_0522
+_KEPT: Final = (1,)  # DAC_OVERRIDE: which files there are is decided by the walls, not by their owner
+_OOM_SCORE: Final = 500
+"""Of 1000: a server is ended before the gateway and its reapers are when memory runs out."""
+_CPU_GRACE_S: Final = 5  # between SIGXCPU and SIGKILL
+
+
+def limit(limits: Limits, *, own_processes: bool) -> None:
+    """Apply the limits to this process and everything it will start. A limit of the gateway's own stays if lower.
+
+    `own_processes`: the user's processes are counted for this server alone, as it has a user namespace.
+
+    Raises:
+        OSError, ValueError: the kernel refuses.
+    """
+    wanted = {resource.RLIMIT_CORE: 0}
+    if limits.memory_bytes is not None:
+        wanted[resource.RLIMIT_DATA] = limits.memory_bytes
+    if limits.files is not None:
+        wanted[resource.RLIMIT_NOFILE] = limits.files
+    if limits.cpu_s is not None:
+        wanted[resource.RLIMIT_CPU] = limits.cpu_s
+    if limits.processes is not None and own_processes:
+        wanted[resource.RLIMIT_NPROC] = limits.processes
+    for which, most in wanted.items():
+        hard = _lower(most + _CPU_GRACE_S if which == resource.RLIMIT_CPU else most, resource.getrlimit(which)[1])
+        resource.setrlimit(which, (min(most, hard), hard))
+    _die_before_the_gateway()
+
+
+def _die_before_the_gateway() -> None:
+    # The files of a process that is not dumpable belong to root. Nothing is secret in it that will not be in the
+    # server itself, which is dumpable.
+    call("prctl", _PR_SET_DUMPABLE, 1, 0, 0, 0)
+    with open("/proc/self/oom_score_adj", "r+", encoding="ascii") as file:
+        if int(file.read()) < _OOM_SCORE:
+            file.write(str(_OOM_SCORE))
+    call("prctl", _PR_SET_DUMPABLE, 0, 0, 0, 0)
+
+
+def _lower(most: int, hard: int) -> int:
+    return most if hard == resource.RLIM_INFINITY else min(most, hard)
+
+
+def forbid_new_privileges() -> None:
+    """No program that this process executes gains rights: setuid bits and file capabilities are ignored."""
+    call("prctl", _PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
+
+
+def drop_capabilities() -> None:
+    """Give up every capability but one that concerns files, for good: in a container the gateway may be root."""
+    kept = sum(1 << number for number in _KEPT)
+    header: Any = struct.pack("=Ii", _CAPABILITY_VERSION_3, 0)
+    held = ctypes.create_string_buffer(24)
+    call("capget", header, held)
+    if any(struct.unpack("=6I", held.raw)):
+        for number in range(64):
+            if number not in _KEPT and not _drop_from_bounding_set(number):
+                break
+        effective, permitted = struct.unpack("=6I", held.raw)[:2]
+        call("capset", header, struct.pack("=6I", effective & kept, permitted & kept, 0, 0, 0, 0))
+    call("prctl", _PR_CAP_AMBIENT, _AMBIENT_CLEAR_ALL, 0, 0, 0)
+
+
+def _drop_from_bounding_set(number: int) -> bool:
+    """False past the last capability that the kernel knows, or if this process may not change the set."""
+    try:
+        if call("prctl", _PR_CAPBSET_READ, number, 0, 0, 0):
+            call("prctl", _PR_CAPBSET_DROP, number, 0, 0, 0)
+    except OSError:
+        return False
+    return True

@@ -1,0 +1,188 @@
+"""Which system calls a server may make: the filter, and how a process puts it on itself.
+
+Everything is allowed but what servers never need and what reaches beyond the other walls. Calls whose decision needs
+more than numbers go to the gate, which the reaper of the server runs (seccomp's user notification).
+"""
+
+import ctypes
+import errno
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Final
+
+from transports.upstream.walls.bpf import ALLOW, NOTIFY, Decision, Match, assemble, refuse
+from transports.upstream.walls.system_calls import AUDIT_ARCH, LAST, call, machine, numbers
+
+__all__ = ["ATTRIBUTES", "CONNECTIONS", "OTHERS", "FilterKind", "filter_for", "install"]
+
+_EPERM: Final = refuse(errno.EPERM)
+_ENOSYS: Final = refuse(errno.ENOSYS)
+
+_NEVER: Final = (
+    # other processes' memory and descriptors
+    "ptrace", "process_vm_readv", "process_vm_writev", "process_madvise", "kcmp", "pidfd_getfd", "move_pages",
+    "migrate_pages",
+    # what is mounted where, and other views of the system
+    "mount", "umount2", "pivot_root", "chroot", "move_mount", "open_tree", "open_tree_attr", "fsopen", "fsconfig",
+    "fsmount", "fspick", "mount_setattr", "statmount", "listmount", "unshare", "setns", "open_by_handle_at",
+    # the kernel and the machine
+    "bpf", "perf_event_open", "userfaultfd", "kexec_load", "kexec_file_load", "init_module", "finit_module",
+    "delete_module", "reboot", "swapon", "swapoff", "acct", "quotactl", "quotactl_fd", "syslog", "iopl", "ioperm",
+    "modify_ldt", "vhangup", "settimeofday", "clock_settime", "clock_adjtime", "sethostname", "setdomainname",
+    "fanotify_init", "fanotify_mark",
+    # keys: a session's keyring is that of the gateway
+    "keyctl", "add_key", "request_key",
+    # io_uring makes system calls that no filter sees
+    "io_uring_setup", "io_uring_enter", "io_uring_register",
+)  # fmt: skip
+
+_SHARED_MEMORY: Final = (
+    "shmget", "shmat", "shmctl", "msgget", "msgsnd", "msgrcv", "msgctl", "semget", "semop", "semtimedop", "semctl",
+    "mq_open", "mq_unlink",
+)  # fmt: skip
+"""Reached by number or name, not by path: all processes of one user share them unless they have an IPC namespace."""
+
+CONNECTIONS: Final = ("connect", "listen")
+"""Answered by the gate: their meaning is in memory that the process may change, or in the state of a socket."""
+
+ATTRIBUTES: Final = (
+    "chmod", "fchmod", "fchmodat", "fchmodat2", "chown", "lchown", "fchown", "fchownat",
+    "utime", "utimes", "futimesat", "utimensat",
+    "setxattr", "lsetxattr", "fsetxattr", "setxattrat", "removexattr", "lremovexattr", "fremovexattr", "removexattrat",
+    "file_setattr", "inotify_add_watch",
+)  # fmt: skip
+"""Answered by the gate: what the owner of a file may do to it, or see of it, without opening it. Landlock allows it."""
+
+OTHERS: Final[Mapping[str, int]] = {
+    "sched_setaffinity": 0, "sched_setattr": 0, "sched_setparam": 0, "sched_setscheduler": 0, "prlimit64": 0,
+    "setpriority": 1, "ioprio_set": 1,
+}  # fmt: skip
+"""What one process may do to another of its user, and which argument is the other's number. 0 is the caller."""
+
+_SIGNALS: Final[Mapping[str, int]] = {"kill": 0, "tkill": 0, "tgkill": 0, "rt_sigqueueinfo": 0, "rt_tgsigqueueinfo": 0}
+_ONE_PROCESS: Final = {"setpriority": 0, "ioprio_set": 1}  # their first argument: not a group, not all of a user
+
+_UNIX, _INET, _INET6, _NETLINK = 1, 2, 10, 16
+_STREAM, _SEQPACKET, _TYPE = 1, 5, 0xF
+_TCP, _NETLINK_ROUTE = 6, 0
+_FAST_OPEN: Final = 0x2000_0000  # a flag that makes a connection out of sending
+_NEW_NAMESPACES: Final = 0x7E02_0000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FilterKind:
+    """What a filter depends on. There are few kinds, so a filter is assembled once for each."""
+
+    connections: bool = False
+    """Connections go to the gate, and there are no sockets that send without one."""
+    attributes: bool = False
+    """`ATTRIBUTES` go to the gate. Else they are allowed."""
+    others: bool = False
+    """`OTHERS` go to the gate. Else they are refused, but for the caller itself."""
+    processes: bool = False
+    """The gate counts processes and threads."""
+    own_ipc: bool = False
+    """The process has an IPC namespace of its own."""
+    signals: bool = False
+    """Signals go to the gate as well: the kernel does not keep them within (Landlock before ABI 6)."""
+
+    @property
+    def asks(self) -> bool:
+        """True if anything goes to the gate."""
+        return self.connections or self.attributes or self.others or self.processes or self.signals
+
+
+def decisions(kind: FilterKind) -> dict[str, Decision]:
+    """What is decided for each system call that is not simply allowed."""
+    found: dict[str, Decision] = dict.fromkeys(_NEVER, _EPERM)
+    if not kind.own_ipc:
+        found |= dict.fromkeys(_SHARED_MEMORY, _EPERM)
+    if kind.attributes:
+        found |= dict.fromkeys(ATTRIBUTES, NOTIFY)
+    found |= _of_others(kind) | _of_sockets(kind)
+    started = NOTIFY if kind.processes else ALLOW
+    found["clone"] = Match(0, {0: started}, _EPERM, mask=_NEW_NAMESPACES)
+    found["clone3"] = _ENOSYS  # its flags are in memory. Every caller falls back to clone
+    found |= {"fork": started, "vfork": started}
+    found["personality"] = Match(0, {0: ALLOW, 0xFFFF_FFFF: ALLOW}, _EPERM)
+    forgery = (0x5412, 0x541C)  # TIOCSTI, TIOCLINUX: input for a terminal
+    owners = (0x4008_6602, 0x401C_5820, 0x800C_6613)  # FS_IOC_SETFLAGS, _FSSETXATTR, _SET_ENCRYPTION_POLICY
+    found["ioctl"] = Match(
+        1, dict.fromkeys((*forgery, *owners, *(() if not kind.signals else _IOCTL_OWNER)), _EPERM), ALLOW
+    )
+    return found
+
+
+_IOCTL_OWNER: Final = (0x8901, 0x8902)  # FIOSETOWN, SIOCSPGRP: who gets a socket's signals
+_FCNTL_OWNER: Final = (8, 15)  # F_SETOWN, F_SETOWN_EX
+
+
+def _of_others(kind: FilterKind) -> dict[str, Decision]:
+    """Calls that name a process, by its number."""
+    beyond = NOTIFY if kind.others else _EPERM
+    found: dict[str, Decision] = {name: Match(argument, {0: ALLOW}, beyond) for name, argument in OTHERS.items()}
+    for name, process in _ONE_PROCESS.items():
+        found[name] = Match(0, {process: found[name]}, _EPERM)
+    if kind.signals:
+        found |= {name: Match(argument, {0: ALLOW}, NOTIFY) for name, argument in _SIGNALS.items()}
+        found["pidfd_send_signal"] = _ENOSYS  # whom it means is in the state of a descriptor. Callers fall back to kill
+        found["fcntl"] = Match(1, dict.fromkeys(_FCNTL_OWNER, _EPERM), ALLOW)
+    return found
+
+
+def _of_sockets(kind: FilterKind) -> dict[str, Decision]:
+    if not kind.connections:
+        return {"socket": Match(0, dict.fromkeys((_UNIX, _INET, _INET6, _NETLINK), ALLOW), _EPERM)}
+    unix = Match(1, dict.fromkeys((_STREAM, _SEQPACKET), ALLOW), _EPERM, mask=_TYPE)
+    tcp = Match(1, {_STREAM: Match(2, dict.fromkeys((0, _TCP), ALLOW), _EPERM)}, _EPERM, mask=_TYPE)
+    routes = Match(2, {_NETLINK_ROUTE: ALLOW}, _EPERM)  # getifaddrs() reads them
+    slow = refuse(errno.EOPNOTSUPP)  # as a kernel that has fast open switched off
+    # IP_OPTIONS, and IPV6_2292RTHDR, IPV6_2292PKTOPTIONS and IPV6_RTHDR: a route by way of other hosts
+    by_way_of = {0: Match(2, {4: _EPERM}, ALLOW), 41: Match(2, dict.fromkeys((5, 6, 57), _EPERM), ALLOW)}
+    return {
+        **dict.fromkeys(CONNECTIONS, NOTIFY),
+        "socket": Match(0, {_UNIX: unix, _INET: tcp, _INET6: tcp, _NETLINK: routes}, _EPERM),
+        "socketpair": unix,
+        "sendto": Match(3, {0: ALLOW}, slow, mask=_FAST_OPEN),
+        "sendmsg": Match(2, {0: ALLOW}, slow, mask=_FAST_OPEN),
+        "sendmmsg": Match(3, {0: ALLOW}, slow, mask=_FAST_OPEN),
+        "setsockopt": Match(1, by_way_of, ALLOW),
+    }
+
+
+@lru_cache
+def filter_for(kind: FilterKind) -> bytes:
+    """The filter of that kind for this machine. What the kernel has learnt since Linux 6.17 does not exist."""
+    table = numbers()
+    by_number = {table[name]: decision for name, decision in decisions(kind).items() if name in table}
+    return assemble(AUDIT_ARCH[machine()], by_number, last=LAST, beyond=_ENOSYS)
+
+
+# --- putting it on ----------------------------------------------------------------------------------------------------
+
+_SET_MODE_FILTER: Final = 1
+_SPEC_ALLOW, _NEW_LISTENER, _WAIT_KILLABLE = 1 << 2, 1 << 3, 1 << 5
+
+
+class _Program(ctypes.Structure):
+    _fields_ = (("length", ctypes.c_ushort), ("instructions", ctypes.c_char_p))
+
+
+def install(program: bytes, *, listener: bool) -> int | None:
+    """Put a filter on this process, for good. `no_new_privs` must be set. Returns the descriptor of notifications.
+
+    Raises:
+        OSError: the kernel has no seccomp filters, no user notification, or takes no such filter.
+    """
+    given = _Program(len(program) // 8, program)
+    if not listener:
+        call("seccomp", _SET_MODE_FILTER, _SPEC_ALLOW, ctypes.byref(given))
+        return None
+    flags = _SPEC_ALLOW | _NEW_LISTENER
+    try:  # a call that the gate works on is not interrupted by signals: it would be made twice
+        return call("seccomp", _SET_MODE_FILTER, flags | _WAIT_KILLABLE, ctypes.byref(given))
+    except OSError as error:
+        if error.errno != errno.EINVAL:  # before Linux 5.19
+            raise
+    return call("seccomp", _SET_MODE_FILTER, flags, ctypes.byref(given))

@@ -1,0 +1,95 @@
+"""Linux system calls that Python has no function for, by name: their numbers on each machine, and how to make one."""
+
+import ctypes
+import errno
+import os
+import sys
+from typing import Any, Final
+
+__all__ = ["AUDIT_ARCH", "LAST", "NUMBERS", "call", "machine", "numbers"]
+
+_BOTH: Final = {
+    "clone3": 435, "fchmodat2": 452, "file_setattr": 469, "fsconfig": 431, "fsmount": 432, "fsopen": 430, "fspick": 433,
+    "io_uring_enter": 426, "io_uring_register": 427, "io_uring_setup": 425, "landlock_add_rule": 445,
+    "landlock_create_ruleset": 444, "landlock_restrict_self": 446, "listmount": 458, "mount_setattr": 442,
+    "move_mount": 429, "open_tree": 428, "open_tree_attr": 467, "openat2": 437, "pidfd_getfd": 438, "pidfd_open": 434,
+    "pidfd_send_signal": 424, "process_madvise": 440, "quotactl_fd": 443, "removexattrat": 466, "setxattrat": 463,
+    "statmount": 457,
+}  # fmt: skip
+_X86_64: Final = {
+    "acct": 163, "add_key": 248, "adjtimex": 159, "bind": 49, "bpf": 321, "capget": 125, "capset": 126, "chmod": 90,
+    "chown": 92, "chroot": 161, "clock_adjtime": 305, "clock_settime": 227, "clone": 56, "connect": 42,
+    "delete_module": 176, "fanotify_init": 300, "fanotify_mark": 301, "fchmod": 91, "fchmodat": 268, "fchown": 93,
+    "fchownat": 260, "fcntl": 72, "finit_module": 313, "fork": 57, "fremovexattr": 199, "fsetxattr": 190,
+    "futimesat": 261, "init_module": 175, "inotify_add_watch": 254, "ioctl": 16, "ioperm": 173, "iopl": 172,
+    "ioprio_set": 251, "kcmp": 312, "kexec_file_load": 320, "kexec_load": 246, "keyctl": 250, "kill": 62, "lchown": 94,
+    "listen": 50, "lremovexattr": 198, "lsetxattr": 189, "migrate_pages": 256, "modify_ldt": 154, "mount": 165,
+    "move_pages": 279, "mq_getsetattr": 245, "mq_notify": 244, "mq_open": 240, "mq_timedreceive": 243,
+    "mq_timedsend": 242, "mq_unlink": 241, "msgctl": 71, "msgget": 68, "msgrcv": 70, "msgsnd": 69,
+    "open_by_handle_at": 304, "perf_event_open": 298, "personality": 135, "pivot_root": 155, "prctl": 157,
+    "prlimit64": 302, "process_vm_readv": 310, "process_vm_writev": 311, "ptrace": 101, "quotactl": 179, "reboot": 169,
+    "removexattr": 197, "request_key": 249, "rt_sigqueueinfo": 129, "rt_tgsigqueueinfo": 297, "sched_setaffinity": 203,
+    "sched_setattr": 314, "sched_setparam": 142, "sched_setscheduler": 144, "seccomp": 317, "semctl": 66, "semget": 64,
+    "semop": 65, "semtimedop": 220, "sendmmsg": 307, "sendmsg": 46, "sendto": 44, "setdomainname": 171,
+    "sethostname": 170, "setns": 308, "setpriority": 141, "setsockopt": 54, "settimeofday": 164, "setxattr": 188,
+    "shmat": 30, "shmctl": 31, "shmdt": 67, "shmget": 29, "socket": 41, "socketpair": 53, "swapoff": 168, "swapon": 167,
+    "syslog": 103, "tgkill": 234, "tkill": 200, "umount2": 166, "unshare": 272, "userfaultfd": 323, "utime": 132,
+    "utimensat": 280, "utimes": 235, "vfork": 58, "vhangup": 153,
+}  # fmt: skip
+_AARCH64: Final = {
+    "acct": 89, "add_key": 217, "adjtimex": 171, "bind": 200, "bpf": 280, "capget": 90, "capset": 91, "chroot": 51,
+    "clock_adjtime": 266, "clock_settime": 112, "clone": 220, "connect": 203, "delete_module": 106,
+    "fanotify_init": 262, "fanotify_mark": 263, "fchmod": 52, "fchmodat": 53, "fchown": 55, "fchownat": 54, "fcntl": 25,
+    "finit_module": 273, "fremovexattr": 16, "fsetxattr": 7, "init_module": 105, "inotify_add_watch": 27, "ioctl": 29,
+    "ioprio_set": 30, "kcmp": 272, "kexec_file_load": 294, "kexec_load": 104, "keyctl": 219, "kill": 129, "listen": 201,
+    "lremovexattr": 15, "lsetxattr": 6, "migrate_pages": 238, "mount": 40, "move_pages": 239, "mq_getsetattr": 185,
+    "mq_notify": 184, "mq_open": 180, "mq_timedreceive": 183, "mq_timedsend": 182, "mq_unlink": 181, "msgctl": 187,
+    "msgget": 186, "msgrcv": 188, "msgsnd": 189, "open_by_handle_at": 265, "perf_event_open": 241, "personality": 92,
+    "pivot_root": 41, "prctl": 167, "prlimit64": 261, "process_vm_readv": 270, "process_vm_writev": 271, "ptrace": 117,
+    "quotactl": 60, "reboot": 142, "removexattr": 14, "request_key": 218, "rt_sigqueueinfo": 138,
+    "rt_tgsigqueueinfo": 240, "sched_setaffinity": 122, "sched_setattr": 274, "sched_setparam": 118,
+    "sched_setscheduler": 119, "seccomp": 277, "semctl": 191, "semget": 190, "semop": 193, "semtimedop": 192,
+    "sendmmsg": 269, "sendmsg": 211, "sendto": 206, "setdomainname": 162, "sethostname": 161, "setns": 268,
+    "setpriority": 140, "setsockopt": 208, "settimeofday": 170, "setxattr": 5, "shmat": 196, "shmctl": 195,
+    "shmdt": 197, "shmget": 194, "socket": 198, "socketpair": 199, "swapoff": 225, "swapon": 224, "syslog": 116,
+    "tgkill": 131, "tkill": 130, "umount2": 39, "unshare": 97, "userfaultfd": 282, "utimensat": 88, "vhangup": 58,
+}  # fmt: skip
+
+NUMBERS: Final = {"x86_64": _X86_64 | _BOTH, "aarch64": _AARCH64 | _BOTH}
+"""By machine, as `uname` calls it, the numbers of the system calls that these modules name. From asm/unistd.h."""
+
+LAST: Final = _BOTH["file_setattr"]
+"""The highest number that these tables were made with knowledge of: Linux 6.17, on every machine."""
+
+AUDIT_ARCH: Final = {"x86_64": 0xC000_003E, "aarch64": 0xC000_00B7}
+"""How the kernel names the machine to a seccomp filter. From linux/audit.h."""
+
+_libc: Any = ctypes.CDLL(None, use_errno=True)
+_libc.syscall.restype = ctypes.c_long
+
+
+def machine() -> str:
+    """This machine, as `uname` calls it. Raises `OSError` (ENOSYS) for one that has no table."""
+    name = os.uname().machine
+    if sys.platform != "linux" or name not in NUMBERS or ctypes.sizeof(ctypes.c_void_p) != 8:
+        raise OSError(errno.ENOSYS, f"no table of system calls for {name}")
+    return name
+
+
+def numbers() -> dict[str, int]:
+    """The numbers of this machine. Raises `OSError` (ENOSYS) for one that has no table."""
+    return NUMBERS[machine()]
+
+
+def call(name: str, *arguments: Any) -> int:
+    """Make a system call. Arguments are integers, None for a null pointer, or what ctypes takes for a pointer.
+
+    Raises:
+        OSError: with the errno of the call, or ENOSYS on a machine without a table.
+    """
+    given = [ctypes.c_long(each) if isinstance(each, int) else each for each in arguments]
+    result: int = _libc.syscall(ctypes.c_long(numbers()[name]), *given)
+    if result == -1:
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number))
+    return result
