@@ -7,6 +7,7 @@ from typing import Any, Final, Protocol, runtime_checkable
 import msgspec
 
 from transports.jsonrpc import Message
+from transports.upstream.walls.spec import Walls
 
 __all__ = [
     "STANDALONE",
@@ -49,7 +50,8 @@ class LinkClosed(Exception):
 class ConnectOptions(msgspec.Struct, frozen=True, kw_only=True):
     """What a link gets for its session, in addition to what the operator configured for the server.
 
-    `env` is the environment of a process, `launcher` a command that starts it. `headers` returns headers for every
+    `env` is the environment of a process, `launcher` a command that starts it, and `walls` are around both. `cwd` is
+    its working directory, instead of the command's. `headers` returns headers for every
     HTTP request. `schemas` returns the input schemas, by tool, of the tools that mirror arguments in headers. `resume`
     is the `Link.resume` of an earlier link of the same session, and `keep` tells whether a later link will resume this
     one. `started` is a link that the same upstream has prestarted with these options. `in_context` returns the context
@@ -58,6 +60,8 @@ class ConnectOptions(msgspec.Struct, frozen=True, kw_only=True):
 
     env: Mapping[str, str] = msgspec.field(default_factory=dict)
     launcher: tuple[str, ...] = ()
+    walls: Walls | None = None
+    cwd: str | None = None
     headers: Callable[[], Mapping[str, str]] = dict
     schemas: Callable[[], Mapping[str, Any]] = dict
     resume: str = ""

@@ -13,6 +13,7 @@ from typing import Any, Final
 
 from gateway.config.faults import Note
 from gateway.config.placeholders import Place, Unresolved, expanded, in_braces, variable
+from gateway.config.sandbox import is_of_another_host
 from gateway.config.spelling import meant
 from gateway.config.upstreams import UpstreamSettings
 
@@ -181,8 +182,10 @@ def _filter_tools(where: str, entry: dict[str, Any], given: Mapping[str, Any], f
 
 def _drop_foreign(where: str, entry: dict[str, Any], given: Mapping[str, Any], found: Findings) -> None:
     """Tell which fields have no effect. A name that resembles one of ours is misspelt, which is a fault."""
-    if isinstance(entry.get("sandbox"), dict) or given.get("sandboxEnabled"):
-        entry.pop("sandbox", None)
+    of_another = is_of_another_host(entry.get("sandbox"))
+    if of_another or given.get("sandboxEnabled"):
+        if of_another:
+            del entry["sandbox"]
         found.warn(f"{where}: the sandbox of that host is not applied; the server runs as policy.sandbox says")
     ignored = []
     for name in given:

@@ -29,6 +29,7 @@ from gateway.config.load import Origins, explained, gathered
 from gateway.config.model import Frozen
 from gateway.config.operators import AdminSettings, AuditSettings
 from gateway.config.policy import PolicySettings
+from gateway.config.sandbox import Profile
 from gateway.config.secrets import SecretSettings
 from gateway.config.sessions import SessionSettings
 from gateway.config.tasks import TaskSettings
@@ -101,6 +102,9 @@ class GatewaySettings(Frozen):
     """Name → where the value of `${secret:NAME}` in a server's `env` or `headers` comes from."""
     auth: AuthSettings = AuthSettings()
     """How callers authenticate, in addition to API keys."""
+    sandbox: Profile | None = None
+    """The profile of the servers for which neither their own `sandbox` nor `policy.sandbox` names one. If not set:
+    `off`."""
     policy: PolicySettings = PolicySettings()
     """What sessions may do, and what they are given."""
     context: ContextSettings = ContextSettings()

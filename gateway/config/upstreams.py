@@ -9,6 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator, model_valida
 from gateway.config.context import EnvironmentMap
 from gateway.config.model import Frozen, Pattern
 from gateway.config.patterns import expression
+from gateway.config.sandbox import SandboxByTrust, SandboxTable
 from gateway.protocol.methods import METHODS, SERVER_METHODS
 
 __all__ = [
@@ -113,7 +114,8 @@ class UpstreamSettings(BaseModel):
     """Environment variables of the child. They override all others. `${secret:NAME}` is replaced by a secret of the
     principal."""
     cwd: str | None = None
-    """Working directory of the child; by default the gateway's."""
+    """Working directory of the child; `~` is its HOME. By default the gateway's; in a [sandbox](sandbox.md) HOME,
+    unless an argument names something in the gateway's."""
     url: str = ""
     """URL of a server over Streamable HTTP, of either era, instead of a command."""
     headers: dict[str, str] = Field(default={}, repr=False)
@@ -148,8 +150,9 @@ class UpstreamSettings(BaseModel):
     gets no others. A name matches with and without `notifications/` in front."""
     resources: ResourceSettings = ResourceSettings()
     """Resource limits of a child process."""
-    sandbox: tuple[str, ...] = ()
-    """Command prefix that starts this server for a sandboxed session; overrides `policy.sandbox`."""
+    sandbox: SandboxByTrust = SandboxTable()
+    """What the server's processes may touch: `off`, `standard`, `strict`, or a table. A list is the launcher of the
+    processes of sandboxed sessions. What is not set comes from `gateway.policy.sandbox`."""
     warm: Annotated[int, Field(ge=0, le=64)] = 0
     """Number of processes to prestart for new sessions that resemble earlier ones. For servers that start slowly."""
     lists_fresh_s: Annotated[float, Field(ge=0, le=3_600)] = 0
@@ -223,6 +226,8 @@ class UpstreamSettings(BaseModel):
                 "lists_fresh_s needs a command or in_process: what a session does at a URL outlives its connection "
                 "there, so its own lists may differ from those of a new session"
             )
+        if not self.command and self.sandbox != SandboxTable():
+            raise ValueError("sandbox needs a command: other servers have no process of the gateway's")
         if self.in_process and self.shared:
             raise ValueError("shared needs a command, because an in_process server has one connection for each session")
         return self

@@ -1,7 +1,8 @@
 """Folders of this process and of its sessions, which only the user of this process can enter.
 
-A session's folder ends with the session on this replica. A process that was killed leaves its folders behind; the next
-one on the machine finds that nobody holds their lock, and removes them.
+A session has a folder for all its servers, and one for each server that runs in a sandbox. They end with the session on
+this replica. A process that was killed leaves its folders behind; the next one on the machine finds that nobody holds
+their lock, and removes them.
 """
 
 import asyncio
@@ -31,7 +32,7 @@ _PRIVATE: Final = 0o700
 
 
 class SessionFolders:
-    """The folders of one process: `sockets`, and one for each session that needs it."""
+    """The folders of one process: `sockets`, and those of the sessions that need them."""
 
     def __init__(self) -> None:
         self._folder: Path | None = None
@@ -66,7 +67,7 @@ class SessionFolders:
             return False
         folder = root / name
         try:
-            for one in (folder, folder / "s", folder / "t"):
+            for one in (folder, folder / "s", folder / "t", folder / "o"):
                 one.mkdir(mode=_PRIVATE)
         except OSError:
             os.close(lock)
@@ -81,11 +82,27 @@ class SessionFolders:
 
     def path(self, session_id: str) -> Path:
         """Where the folder of a session is, or would be. Raises `OSError`: this process can have no folders."""
-        return self._opened() / "t" / hashlib.blake2b(session_id.encode(), digest_size=12).hexdigest()
+        return self._opened() / "t" / _digest(session_id)
 
     def use(self, session_id: str) -> None:
         """Make the folder of a session, if there is none yet, for one more link. Raises `OSError`."""
         self.path(session_id).mkdir(mode=_PRIVATE, exist_ok=True)
+        self._count(session_id)
+
+    def use_own(self, session_id: str, server: str) -> Path:
+        """Make the folder that only one server uses in a session, with `home` and `tmp` in it, for one more link. An
+        empty session id stands for processes that belong to no session. Raises `OSError`."""
+        own = self._own(session_id) / _digest(server)
+        for one in (own.parent, own, own / "home", own / "tmp"):
+            one.mkdir(mode=_PRIVATE, exist_ok=True)
+        self._count(session_id)
+        return own
+
+    def _own(self, session_id: str) -> Path:
+        """The folders of single servers in a session."""
+        return self._opened() / "o" / _digest(session_id)
+
+    def _count(self, session_id: str) -> None:
         self._ended.discard(session_id)
         self._uses[session_id] += 1
 
@@ -98,7 +115,7 @@ class SessionFolders:
                 self._remove(session_id)
 
     def forget(self, session_id: str) -> None:
-        """Remove the folder of a session that this process serves no more, once the session's last link has ended."""
+        """Remove the folders of a session that this process serves no more, once the session's last link has ended."""
         if self._folder is None:
             return
         if session_id in self._uses:
@@ -108,13 +125,13 @@ class SessionFolders:
 
     def _remove(self, session_id: str) -> None:
         self._ended.discard(session_id)
-        folder = self.path(session_id)
-        gone = folder.with_name(f"{secrets.token_hex(6)}.gone")
-        try:
-            folder.rename(gone)  # at once: the session may come back and get a new folder
-        except OSError:
-            return
-        self._tasks.spawn(asyncio.to_thread(_delete, gone))
+        for folder in (self.path(session_id), self._own(session_id)):
+            gone = folder.with_name(f"{secrets.token_hex(6)}.gone")
+            try:
+                folder.rename(gone)  # at once: the session may come back and get a new folder
+            except OSError:
+                continue
+            self._tasks.spawn(asyncio.to_thread(_delete, gone))
 
     async def close(self) -> None:
         """Remove all folders of this process."""
@@ -136,6 +153,10 @@ class SessionFolders:
                     _delete_if_free(path)
         except OSError as error:
             logger.warning("folders of earlier processes could not be removed: %s", error)
+
+
+def _digest(name: str) -> str:
+    return hashlib.blake2b(name.encode(), digest_size=12).hexdigest()
 
 
 def _root(base: Path) -> Path:

@@ -18,9 +18,11 @@ from gateway.relay.endpoint import Endpoint
 from gateway.relay.extensions import ExtensionRelay
 from gateway.relay.late_servers import LateServers
 from gateway.relay.visible_servers import VisibleServers
+from gateway.sandbox.enclosures import enclosures_of
 from gateway.serving.parts import Foundation, Servers, SessionParts
 from gateway.serving.paths import ALL
 from gateway.sessions.child_sessions import ChildSessions
+from gateway.upstreams.enclosed import Enclosing
 from gateway.upstreams.factory import OBJECT, UpstreamFactory
 from gateway.upstreams.prestart import PrestartedProcesses
 from gateway.upstreams.session_resources import SessionResources
@@ -56,7 +58,7 @@ def build_servers(base: Foundation, sessions: SessionParts, given: Mapping[str, 
             ),
             quotas=base.quotas,
             take_prestarted=lambda session: prestarted.take(session, name),
-            sandbox=entry.sandbox or options.policy.sandbox,
+            enclosing=Enclosing(name, enclosures_of(name, entry, options), link_resources.folders),
         )
 
     factory = UpstreamFactory(

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from msgspec import structs
 
 from gateway.calls.live_session import LiveSession
+from gateway.config.sandbox import Sandbox
 from gateway.config.upstreams import UpstreamSettings
 from gateway.context.assertion import HEADER, Assertions
 from gateway.context.child_environment import ChildEnvironment
@@ -14,6 +15,7 @@ from gateway.context.facts import new_correlation_id
 from gateway.context.link_resources import LinkResourceProvider, LinkResources
 from gateway.context.secrets import PrincipalSecrets, is_template
 from gateway.policy.quotas import PrincipalQuotas
+from gateway.upstreams.enclosed import Enclosing
 from session_store import Session
 from transports.upstream_port import ConnectOptions, PrestartedLink, PrestartingUpstream
 
@@ -22,12 +24,13 @@ __all__ = ["PrestartedProcess", "SessionResources"]
 
 @dataclass(frozen=True, slots=True)
 class PrestartedProcess:
-    """A prestarted process, the resources it was given, and the environment that it was started with. `forget` removes
-    what the process leaves behind if its session never opens."""
+    """A prestarted process, the resources it was given, and the environment and sandbox that it was started with.
+    `forget` removes what the process leaves behind if its session never opens."""
 
     grant: LinkResources
     link: PrestartedLink
     env: Mapping[str, str]
+    sandbox: Sandbox
     forget: Callable[[], None]
 
     @property
@@ -45,8 +48,8 @@ class PrestartedProcess:
 class SessionResources:
     """Makes the resources of links to one server.
 
-    `take_prestarted` returns the process that was prestarted for a session, if there is one. `sandbox` is the command
-    that starts the children of sessions whose trust is not `direct`.
+    `take_prestarted` returns the process that was prestarted for a session, if there is one. `enclosing` has the
+    server's sandboxes.
     """
 
     def __init__(
@@ -59,7 +62,7 @@ class SessionResources:
         environment: ChildEnvironment,
         quotas: PrincipalQuotas,
         take_prestarted: Callable[[Session], PrestartedProcess | None],
-        sandbox: tuple[str, ...],
+        enclosing: Enclosing,
     ) -> None:
         self._settings = settings
         self._grants = grants
@@ -68,7 +71,7 @@ class SessionResources:
         self._environment = environment
         self._quotas = quotas
         self._take_prestarted = take_prestarted
-        self._sandbox = sandbox
+        self._enclosing = enclosing
         self._secret_headers = {name: value for name, value in settings.headers.items() if is_template(value)}
 
     async def of(self, live: LiveSession, correlation: str, resume: str) -> LinkResources:
@@ -107,9 +110,14 @@ class SessionResources:
         )
 
     async def _for_child(self, session: Session, env: Mapping[str, str], correlation: str) -> LinkResources:
-        sandbox = self._sandbox if session.context.trust != "direct" else ()
+        sandbox = self._enclosing.sandbox(session.context.trust)
         facts = self._environment.facts(session, correlation)
-        return await self._grants.for_child(session, facts, env, sandbox, self._settings.env)
+        resources = await self._grants.for_child(session, facts, env, sandbox.launcher, self._settings.env)
+        return self._enclosing.of_session(resources, session.id, sandbox)
+
+    def shared(self) -> LinkResources:
+        """The resources of a link that belongs to no session, or to many. Raises `UpstreamUnavailable`."""
+        return self._enclosing.shared() if self._settings.command else LinkResources()
 
     async def prestart(self, session: Session, upstream: PrestartingUpstream) -> PrestartedProcess:
         """Start a process for a session that is not open yet. Raises `UpstreamUnavailable`."""
@@ -122,14 +130,17 @@ class SessionResources:
             resources.close()
             raise
         forget = functools.partial(self._grants.folders.forget, session.id)
-        return PrestartedProcess(resources, link, self._environment.comparable(env), forget)
+        sandbox = self._enclosing.sandbox(session.context.trust)
+        return PrestartedProcess(resources, link, self._environment.comparable(env), sandbox, forget)
 
     async def _prestarted(self, session: Session, env: Mapping[str, str]) -> LinkResources | None:
-        """The prestarted process of that session, if it was started with the environment that it would get now."""
+        """The prestarted process of that session, if it was started with the environment and the sandbox that it would
+        get now."""
         prestarted = self._take_prestarted(session)
         if prestarted is None:
             return None
-        if not prestarted.is_good or prestarted.env != self._environment.comparable(env):
+        sandbox, comparable = self._enclosing.sandbox(session.context.trust), self._environment.comparable(env)
+        if not prestarted.is_good or (prestarted.env, prestarted.sandbox) != (comparable, sandbox):
             await prestarted.close()
             return None
         return replace(prestarted.grant, given=structs.replace(prestarted.grant.given, started=prestarted.link))

@@ -19,6 +19,7 @@ from gateway.config.discovery import CardSettings, DiscoverySettings
 from gateway.config.limits import LimitSettings
 from gateway.config.operators import AdminSettings, AuditSettings
 from gateway.config.policy import PolicySettings, RateSettings, RuleSettings, WorkspaceSettings
+from gateway.config.sandbox import SandboxTable
 from gateway.config.secrets import SecretSettings
 from gateway.config.sessions import SessionSettings
 from gateway.config.settings import GatewaySettings
@@ -50,6 +51,7 @@ _SECTIONS: list[tuple[str, type[BaseModel]]] = [
     ("mcpServers.NAME.tools.PATTERN", ToolSettings),
     ("mcpServers.NAME.prompts.PATTERN, resource_uris.PATTERN", ItemSettings),
     ("mcpServers.NAME.resources", ResourceSettings),
+    ("mcpServers.NAME.sandbox, gateway.policy.sandbox", SandboxTable),
 ]
 _HEAD = """# Settings
 
@@ -76,9 +78,10 @@ def _section(path: str, model: type[BaseModel]) -> list[str]:
 
 
 def _words(model: type[BaseModel]) -> dict[str, str]:
-    """The docstring below each field, by the name of the field."""
+    """The docstring below each field, by the name of the field. Fields of settings that it extends are among them."""
+    base = model.__base__
+    found = _words(base) if base is not None and issubclass(base, BaseModel) and base.model_fields else {}
     [node] = [n for n in ast.parse(inspect.getsource(model)).body if isinstance(n, ast.ClassDef)]
-    found = {}
     for field, after in zip(node.body, node.body[1:], strict=False):
         if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name):
             assert isinstance(after, ast.Expr) and isinstance(after.value, ast.Constant), f"{model}: {field.target.id}"

@@ -70,7 +70,13 @@ class StdioUpstream:
         """The environment is what the operator set for the server, over `given.env`, over the inherited variables."""
         inherited = {name: value for name in INHERITED if (value := os.environ.get(name)) is not None}
         own = {**given.env, **self._command.env}
-        command = replace(self._command, argv=(*given.launcher, *self._command.argv), env={**inherited, **own})
+        command = replace(
+            self._command,
+            argv=(*given.launcher, *self._command.argv),
+            env={**inherited, **own},
+            cwd=self._command.cwd if given.cwd is None else given.cwd,
+            walls=given.walls,
+        )
         link = StdioLink(self._name, events, self._grace_s, self._scrubber(own))
         try:
             process = await self._fork_server.spawn(

@@ -104,3 +104,22 @@ async def test_a_folder_that_somebody_else_has_made_is_not_used(base: Path, capl
     assert folders.path("s1").parts[len(base.parts)].startswith("mcp-session-") and "open to others" in caplog.text
     assert folders.path("s1").relative_to(base).parts[0] != f"mcp-session-gateway-{os.geteuid()}"
     await folders.close()
+
+
+@requirement("box.own-folder")
+async def test_each_server_of_a_session_has_a_folder_of_its_own_that_ends_with_the_session(base: Path) -> None:
+    folders = SessionFolders()
+    notes, files = folders.use_own("s1", "notes"), folders.use_own("s1", "files")
+    other, nobodys = folders.use_own("s2", "notes"), folders.use_own("", "notes")
+    assert len({notes, files, other, nobodys}) == 4 and not notes.is_relative_to(folders.path("s1"))
+    assert {path.name: path.stat().st_mode & 0o777 for path in notes.iterdir()} == {"home": 0o700, "tmp": 0o700}
+    (notes / "home/file").write_text("x")
+    folders.release("s1")
+    assert folders.use_own("s1", "notes") == notes and (notes / "home/file").exists(), "its server has started again"
+    folders.forget("s1")
+    folders.release("s1")
+    assert notes.exists(), "a link is still open"
+    folders.release("s1")
+    assert not notes.exists() and not files.exists() and other.exists()
+    await folders.close()
+    assert not within(base, "*/*")

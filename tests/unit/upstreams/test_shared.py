@@ -1,10 +1,12 @@
 """The conversations with a server that belong to no session."""
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from gateway.calls.deadlines import Deadlines
+from gateway.context.link_resources import LinkResources
 from gateway.upstreams.shared import SharedConversations
 from tests.requirements import requirement
 from tests.support.fake_upstream import FakeLink
@@ -18,6 +20,7 @@ class Links:
 
     name = "fake"
     quotes = "none"
+    resources = SimpleNamespace(shared=LinkResources)
 
     def __init__(self) -> None:
         self.links: list[FakeLink] = []

@@ -1,0 +1,199 @@
+"""Settings of sandboxes: what a server's processes may touch, by server, by trust, and for all servers.
+
+Pure. A sandbox is put together from layers, the nearest first: what the server's table has for the session's trust, the
+rest of that table, the same two of `gateway.policy.sandbox`, then `gateway.sandbox`. The nearest layer that sets a
+profile, a limit or `required` decides it. Grants of all layers add up.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import PurePosixPath
+from typing import Annotated, Any, Final, Literal
+
+from pydantic import AfterValidator, BeforeValidator, Field
+
+from gateway.config.model import Frozen, Trust
+
+__all__ = [
+    "CONTAINER_ENGINES",
+    "DEFAULT_PROFILE",
+    "LIMITS",
+    "Profile",
+    "Sandbox",
+    "SandboxByTrust",
+    "SandboxSettings",
+    "SandboxTable",
+    "is_of_another_host",
+    "sandbox_of",
+]
+
+Profile = Literal["off", "standard", "strict"]
+
+DEFAULT_PROFILE: Final[Profile] = "off"
+"""The profile of servers for which no setting names one."""
+
+LIMITS: Final[Mapping[Profile, Mapping[str, int]]] = {
+    "off": {},
+    # A browser has some thirty processes with some hundred threads, and thousands of files. Node has 11 threads.
+    "standard": {"memory_mb": 4_096, "processes": 1_024, "files": 8_192},
+    "strict": {"memory_mb": 2_048, "processes": 128, "files": 1_024},
+}
+"""The limits of a profile, where no setting has another."""
+
+CONTAINER_ENGINES: Final = frozenset({"docker", "podman", "nerdctl"})
+"""Commands that start a server in a container. The container is its sandbox; walls would hold only the client."""
+
+_AMOUNTS: Final = ("memory_mb", "processes", "files", "cpu_s")
+_GRANTS: Final = ("read", "write", "reach", "sockets", "listen")
+_OF_OTHER_HOSTS: Final = frozenset({"enabled", "filesystem", "network"})
+
+
+def _absolute(path: str) -> str:
+    if not path.startswith("/") or ".." in PurePosixPath(path).parts or "\0" in path:
+        raise ValueError(f"{path!r} must be an absolute path without '..'")
+    return path
+
+
+AbsolutePath = Annotated[str, AfterValidator(_absolute)]
+Port = Annotated[int, Field(ge=1, le=65_535)]
+Amount = Annotated[int, Field(ge=0)] | None
+
+
+class SandboxSettings(Frozen):
+    """A sandbox. What is not set comes from the next layer: the table around it, `gateway.policy.sandbox`,
+    `gateway.sandbox`, then the profile. Grants (`read`, `write`, `reach`, `sockets`, `listen`) of all layers add up."""
+
+    profile: Profile | None = None
+    """`off`: no sandbox. `standard`: servers that work without a sandbox work in it; they read the system, their own
+    program and what their arguments name, write to the session's own folder, and reach public hosts. `strict`: they
+    reach what is listed and nothing else ([sandbox](sandbox.md))."""
+    read: tuple[AbsolutePath, ...] = ()
+    """Files and folders that the server may read, and execute programs of."""
+    write: tuple[AbsolutePath, ...] = ()
+    """Files and folders that the server may read and write. All its sessions share them."""
+    reach: tuple[str, ...] = ()
+    """Hosts that the server may connect to: `api.github.com:443`, `*.example.com`, `10.1.0.0/16:5432`,
+    `localhost:8123`. Without a port: any port."""
+    sockets: tuple[AbsolutePath, ...] = ()
+    """Unix sockets that the server may connect to, or folders of them."""
+    listen: tuple[Port, ...] = ()
+    """TCP ports that the server may listen on."""
+    memory_mb: Amount = None
+    """Memory in MiB that each process may allocate; 0: no limit."""
+    processes: Amount = None
+    """Maximum number of processes and threads of one session's server at a time; 0: no limit."""
+    files: Amount = None
+    """Maximum number of open files of each process; 0: no limit."""
+    cpu_s: Amount = None
+    """Processor time of each process; 0: no limit."""
+    required: bool | None = None
+    """Whether the gateway refuses to start if this machine cannot hold the whole profile. If not set: no; it logs what
+    does not hold."""
+    launcher: tuple[str, ...] = ()
+    """Command prefix that starts the server, for example a container. `{socket}`, `{session_id}`, `{temp_dir}` and
+    `{variable}` are replaced ([launchers](policy.md#launchers)). In a setting that names no profile,
+    the launcher is the whole sandbox."""
+
+
+def _one(value: Any) -> Any:
+    """A profile's name alone, or a launcher alone."""
+    if isinstance(value, str):
+        return {"profile": value}
+    return {"launcher": value} if isinstance(value, list | tuple) else value
+
+
+ForTrust = Annotated[SandboxSettings | None, BeforeValidator(_one)]
+
+
+class SandboxTable(SandboxSettings):
+    """A sandbox, with what differs for sessions of one trust."""
+
+    direct: ForTrust = None
+    """For sessions with direct trust: a profile's name, or a table like this one."""
+    sandboxed: ForTrust = None
+    """For all other sessions."""
+
+
+def _table(value: Any) -> Any:
+    """A profile's name is for all sessions. A list is a launcher for sessions that are not of direct trust."""
+    if isinstance(value, list | tuple):
+        return {"sandboxed": {"launcher": value}} if value else {}
+    return _one(value)
+
+
+SandboxByTrust = Annotated[SandboxTable, BeforeValidator(_table)]
+"""`sandbox` of a server and of the policy: a profile, a table, or a launcher for sandboxed sessions as a list."""
+
+
+def is_of_another_host(value: Any) -> bool:
+    """Whether a table named `sandbox` is in the words of VS Code."""
+    return isinstance(value, Mapping) and bool(_OF_OTHER_HOSTS & value.keys())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sandbox:
+    """The sandbox of one server for sessions of one trust. `chosen_by` is the setting that chose the profile. A limit
+    of 0 is none. In grants, the entry of the nearest layer comes first."""
+
+    profile: Profile = "off"
+    chosen_by: str = ""
+    read: tuple[str, ...] = ()
+    write: tuple[str, ...] = ()
+    reach: tuple[str, ...] = ()
+    sockets: tuple[str, ...] = ()
+    listen: tuple[int, ...] = ()
+    memory_mb: int = 0
+    processes: int = 0
+    files: int = 0
+    cpu_s: int = 0
+    required: bool = False
+    launcher: tuple[str, ...] = ()
+
+    @property
+    def has_walls(self) -> bool:
+        """False if the server is started as without a sandbox, with or without a launcher."""
+        return self.profile != "off"
+
+
+def sandbox_of(
+    where: str, own: SandboxTable, policy: SandboxTable, default: Profile | None, trust: str, command: str = ""
+) -> Sandbox:
+    """The sandbox of a server for sessions of that trust. `where` is the setting of `own`. `command` is the server's:
+    a container engine has the profile `off` unless `own` names another."""
+    key: Trust = "direct" if trust == "direct" else "sandboxed"
+    settings = [_layers(f"{where}.sandbox", own, key), _layers("gateway.policy.sandbox", policy, key)]
+    profile, chosen_by, launcher = _chosen(settings, default, command)
+    tables = [table for layers in settings for table in layers.values()]
+
+    def first(name: str, otherwise: Any) -> Any:
+        return next((value for table in tables if (value := getattr(table, name)) is not None), otherwise)
+
+    def united(name: str) -> tuple[Any, ...]:
+        return tuple(dict.fromkeys(value for table in tables for value in getattr(table, name)))
+
+    limits: dict[str, Any] = {name: first(name, LIMITS[profile].get(name, 0)) for name in _AMOUNTS}
+    grants: dict[str, Any] = {name: united(name) for name in _GRANTS}
+    is_required = first("required", False)
+    return Sandbox(profile=profile, chosen_by=chosen_by, launcher=launcher, required=is_required, **limits, **grants)
+
+
+def _layers(where: str, table: SandboxTable, trust: Trust) -> dict[str, SandboxSettings]:
+    """What one setting has for that trust, the nearest first, by its place."""
+    inner: SandboxSettings | None = getattr(table, trust)
+    return ({} if inner is None else {f"{where}.{trust}": inner}) | {where: table}
+
+
+def _chosen(
+    settings: list[dict[str, SandboxSettings]], default: Profile | None, command: str
+) -> tuple[Profile, str, tuple[str, ...]]:
+    """The profile, what chose it, and the launcher: all by the nearest setting that has one of them."""
+    for layers in settings:
+        launcher, launched_by = next(((one.launcher, at) for at, one in layers.items() if one.launcher), ((), ""))
+        for where, table in layers.items():
+            if table.profile is not None:
+                return table.profile, where, launcher
+        if launcher:
+            return "off", f"{launched_by}, whose launcher is the sandbox", launcher
+        if PurePosixPath(command).name in CONTAINER_ENGINES:
+            return "off", "the command, whose container is the sandbox", ()
+    return default or DEFAULT_PROFILE, "the default" if default is None else "gateway.sandbox", ()

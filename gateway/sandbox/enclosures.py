@@ -1,0 +1,81 @@
+"""The sandboxes of one configured server: which one is for whom, and the walls of each."""
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from time import monotonic
+from typing import Final
+
+from gateway.config.sandbox import Sandbox, sandbox_of
+from gateway.config.settings import GatewaySettings
+from gateway.config.upstreams import UpstreamSettings
+from gateway.sandbox.profiles import Enclosure, enclosure_of
+from transports.upstream.stdio import INHERITED
+
+__all__ = ["TRUSTS", "Enclosures", "enclosures_of"]
+
+TRUSTS: Final = ("direct", "sandboxed")
+_FRESH_S: Final = 10.0
+"""How long the paths that were found count: programs and folders of a machine change while a gateway runs."""
+
+
+class Enclosures:
+    """The enclosures of one server, by trust. `sandboxes` has its sandbox for each trust; `closed` are addresses that
+    no grant opens."""
+
+    def __init__(
+        self,
+        settings: UpstreamSettings,
+        sandboxes: Mapping[str, Sandbox],
+        *,
+        inherited: Mapping[str, str],
+        closed: Sequence[str] = (),
+        clock: Callable[[], float] = monotonic,
+    ) -> None:
+        self._settings = settings
+        self._sandboxes = sandboxes
+        self._inherited = inherited
+        self._closed = tuple(closed)
+        self._clock = clock
+        self._made: dict[str, tuple[float, Enclosure]] = {}
+
+    def sandbox(self, trust: str) -> Sandbox:
+        """The sandbox for sessions of that trust."""
+        return self._sandboxes["direct" if trust == "direct" else "sandboxed"]
+
+    @property
+    def shared(self) -> Sandbox:
+        """The sandbox of a process that belongs to no session, or to many: that of the least trusted session that it
+        serves. A launcher is for sessions alone."""
+        found = self._sandboxes["direct" if self._settings.direct_only else "sandboxed"]
+        return replace(found if found.has_walls else self._sandboxes["direct"], launcher=())
+
+    def enclosure(self, sandbox: Sandbox) -> Enclosure | None:
+        """The walls of that sandbox; None if it has none."""
+        if not sandbox.has_walls:
+            return None
+        made_at, made = self._made.get(repr(sandbox), (0.0, None))
+        if made is None or self._clock() - made_at > _FRESH_S:
+            made = enclosure_of(self._settings, sandbox, inherited=self._inherited, closed=self._closed)
+            self._made[repr(sandbox)] = self._clock(), made
+        return made
+
+
+def enclosures_of(name: str, entry: UpstreamSettings, options: GatewaySettings) -> Enclosures:
+    """The sandboxes of a server of the configuration."""
+    policy = options.policy.sandbox
+    return Enclosures(
+        entry,
+        {
+            trust: sandbox_of(f"mcpServers.{name}", entry.sandbox, policy, options.sandbox, trust, entry.command)
+            for trust in TRUSTS
+        },
+        inherited={name: value for name in INHERITED if (value := os.environ.get(name)) is not None},
+        closed=_listeners(options),
+    )
+
+
+def _listeners(options: GatewaySettings) -> tuple[str, ...]:
+    """Where the gateway itself listens: no server has business there."""
+    own = [f"{f'[{host}]' if ':' in host else host}:{port}" for host, port in ((options.host, options.port),) if port]
+    return tuple(dict.fromkeys(filter(None, (*own, options.advertise, options.internal, options.admin.listen))))

@@ -1,0 +1,169 @@
+"""Files, folders and hosts that an operator names in a server's arguments and environment.
+
+They are granted because the operator wrote them there: a published server gets its folders, its database and its URL as
+arguments, and has to work with them. Under `strict` they are granted for reading only, and hosts are not.
+"""
+
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from ipaddress import IPv6Address, ip_address
+from typing import Final
+from urllib.parse import SplitResult, unquote, urlsplit
+
+from gateway.sandbox.system_paths import is_broad, real
+
+__all__ = ["NamedPaths", "named_paths"]
+
+_DATABASES: Final = (".db", ".sqlite", ".sqlite3", ".duckdb")
+"""Files that are written with others beside them: journals and locks."""
+_SETTLED: Final = (
+    *(".py", ".pyz", ".js", ".mjs", ".cjs", ".ts", ".sh", ".so", ".jar", ".wasm"),
+    *(".pem", ".crt", ".cer", ".key", ".p12", ".pub"),
+    *(".toml", ".yaml", ".yml", ".ini", ".conf", ".cfg", ".env"),
+)
+"""Ends of files that are code, keys or settings: a session that could write them would change those of all others."""
+_SETTLED_WORDS: Final = ("config", "cred", "cert", "secret", "token", "key", "script", "bundle")
+"""Words in the name of an option or variable that say the same."""
+_CODE_VARIABLES: Final = frozenset(
+    "PATH PYTHONPATH PYTHONHOME PYTHONUSERBASE VIRTUAL_ENV NODE_PATH LD_LIBRARY_PATH LD_PRELOAD GEM_PATH GEM_HOME "
+    "PERL5LIB RUBYLIB CLASSPATH JAVA_HOME CONDA_PREFIX NVM_DIR GOROOT GOPATH PLAYWRIGHT_BROWSERS_PATH CHROME_PATH "
+    "PUPPETEER_EXECUTABLE_PATH PUPPETEER_CACHE_DIR".split()
+)
+"""Variables of code that is read, most of them lists."""
+_PORTS: Final[Mapping[str, int]] = {
+    "http": 80, "https": 443, "ws": 80, "wss": 443, "ftp": 21, "ssh": 22,
+    "postgres": 5432, "postgresql": 5432, "mysql": 3306, "mariadb": 3306, "mssql": 1433, "sqlserver": 1433,
+    "redis": 6379, "rediss": 6379, "mongodb": 27017, "clickhouse": 8123, "neo4j": 7687, "bolt": 7687,
+    "amqp": 5672, "amqps": 5671, "nats": 4222, "kafka": 9092, "socks5": 1080, "socks5h": 1080,
+    "ldap": 389, "ldaps": 636, "imap": 143, "imaps": 993, "smtp": 25, "smtps": 465,
+}  # fmt: skip
+_LONGEST: Final = 4_096
+
+
+@dataclass(slots=True)
+class NamedPaths:
+    """`read` and `write` are files and folders without symlinks, `reach` hosts with ports. `left_out` says, for each
+    named thing that is not granted, what it is and which setting would grant it."""
+
+    read: dict[str, None] = field(default_factory=dict)
+    write: dict[str, None] = field(default_factory=dict)
+    reach: dict[str, None] = field(default_factory=dict)
+    left_out: dict[str, None] = field(default_factory=dict)
+
+    def add_folder(self, path: str, *, writable: bool = False) -> None:
+        """Grant a folder, unless it is broad."""
+        if is_broad(path):
+            what = "it holds too much to be meant as a whole; grant what is needed in read or write"
+            self.left_out[f"{path}: {what}"] = None
+        else:
+            (self.write if writable else self.read)[path] = None
+
+
+def named_paths(args: Sequence[str], env: Mapping[str, str], *, code: Iterable[str], folder: str | None) -> NamedPaths:
+    """What the arguments and the environment of a server name. `code` are the files and folders that the server runs
+    from: a folder that holds some of them is not granted for writing. `folder` is where relative paths are meant; None:
+    in the session's own folder."""
+    found = _Named(tuple(code), folder)
+    option = ""
+    for word in args:
+        name, equals, value = word.partition("=")
+        found.text(value if equals and name.startswith("-") else word, name if equals else option)
+        option = word if word.startswith("-") else ""
+    for name, value in env.items():
+        if name in _CODE_VARIABLES:
+            for part in value.split(os.pathsep):
+                found.code(part)
+        else:
+            found.text(value, name)
+    return found.paths
+
+
+class _Named:
+    def __init__(self, code: tuple[str, ...], folder: str | None) -> None:
+        self.paths = NamedPaths()
+        self._code = code
+        self._folder = folder
+
+    def code(self, text: str) -> None:
+        """A file or folder of code."""
+        path = real(text)
+        if text.startswith("/") and os.path.exists(path):
+            self.folder(path, may_write=False)
+
+    def text(self, text: str, name: str) -> None:
+        """An argument or the value of a variable, and the name of its option or variable."""
+        if not text or len(text) > _LONGEST or "\0" in text:
+            return
+        url = _url(text)
+        if url is not None and url.hostname:
+            self._host(url, url.hostname)
+            return
+        if url is not None:  # file:///srv/notes.md, sqlite:////srv/notes.db
+            text = unquote(url.path.removeprefix("/") if url.scheme.startswith("sqlite") else url.path)
+        if text.startswith("~/"):
+            self._leave_out(f"{text}: HOME is another folder in a sandbox; write the whole path")
+            return
+        self._path(text, is_settled=any(word in name.lower() for word in _SETTLED_WORDS))
+
+    def _path(self, text: str, *, is_settled: bool) -> None:
+        if self._folder is None and not text.startswith("/"):
+            return
+        path = real(os.path.join(self._folder or "/", text))
+        if os.path.isdir(path):
+            self.folder(path, may_write=not is_settled)
+        elif os.path.isfile(path):
+            self._file(path, may_write=not is_settled and not path.endswith(_SETTLED))
+        elif os.path.exists(path):
+            self._leave_out(f"{text}: a socket or device; grant it in sockets, or in write")
+        elif text.startswith("/") and " " not in text and os.path.isdir(parent := os.path.dirname(path)):
+            self.folder(parent, may_write=not is_settled)  # the server will make it
+
+    def folder(self, path: str, *, may_write: bool) -> None:
+        """A folder. One that holds the server's code is for reading: sessions must not change what others run."""
+        holds_code = any(code == path or code.startswith(f"{path}/") for code in self._code)
+        self.paths.add_folder(path, writable=may_write and not holds_code)
+
+    def _file(self, path: str, *, may_write: bool) -> None:
+        if not may_write or path in self._code:
+            self.paths.read[path] = None
+            return
+        self.paths.write[path] = None
+        parent = os.path.dirname(path)
+        if path.endswith(_DATABASES) and not is_broad(parent):
+            self.folder(parent, may_write=True)
+
+    def _host(self, url: SplitResult, host: str) -> None:
+        try:
+            port = url.port or _PORTS.get(url.scheme.partition("+")[0])
+        except ValueError:
+            return
+        if not _is_link_local(host):
+            shown = f"[{host}]" if ":" in host else host
+            self.paths.reach[shown if port is None else f"{shown}:{port}"] = None
+        else:
+            self._leave_out(f"{host}: a link-local address, as that of a cloud's metadata; grant it in reach")
+
+    def _leave_out(self, what: str) -> None:
+        self.paths.left_out[what] = None
+
+
+def _url(text: str) -> SplitResult | None:
+    """The text as a URL with `//`, if it is one."""
+    if "://" not in text:
+        return None
+    try:
+        url = urlsplit(text)
+        _ = url.hostname
+    except ValueError:
+        return None
+    return url if url.scheme else None
+
+
+def _is_link_local(host: str) -> bool:
+    try:
+        address = ip_address(host)
+    except ValueError:
+        return False
+    mapped = address.ipv4_mapped if isinstance(address, IPv6Address) else None
+    return (mapped or address).is_link_local

@@ -1,0 +1,171 @@
+"""Makes the walls around a server's processes: of its profile, what its program needs, and the folder of a session."""
+
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Final
+
+from gateway.config.sandbox import Sandbox
+from gateway.config.upstreams import UpstreamSettings
+from gateway.sandbox.named_paths import NamedPaths, named_paths
+from gateway.sandbox.runtime_paths import RuntimePaths, module_of, runtime_paths
+from gateway.sandbox.system_paths import real, system_grants
+from transports.upstream.walls.spec import Grant, Limits, Reach, Walls
+
+__all__ = ["HOME", "Enclosure", "OwnFolder", "Process", "enclosure_of"]
+
+HOME: Final = "~"
+"""The setting `cwd` of a server that starts in its HOME."""
+
+
+@dataclass(frozen=True, slots=True)
+class OwnFolder:
+    """The folder that only the processes of one server in one session use."""
+
+    path: Path
+
+    @property
+    def home(self) -> Path:
+        """HOME, and the working directory if no setting names one."""
+        return self.path / "home"
+
+    @property
+    def temporary(self) -> Path:
+        """TMPDIR."""
+        return self.path / "tmp"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Process:
+    """What one process is started with. `env` are variables that any other source may set. `cwd` is None for the
+    working directory of the gateway."""
+
+    walls: Walls
+    env: Mapping[str, str]
+    cwd: str | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Enclosure:
+    """The walls of one server for sessions of one trust, without what is each session's own. `left_out` says what its
+    configuration names that is not granted, and how to grant it. `moves`: it is started in HOME."""
+
+    sandbox: Sandbox
+    walls: Walls
+    env: Mapping[str, str]
+    cwd: str | None
+    moves: bool
+    left_out: tuple[str, ...]
+
+    def process(self, own: OwnFolder, *, folders: Iterable[str] = (), sockets: Sequence[str] = ()) -> Process:
+        """What a process with that folder is started with. `folders` are others that its session has, and `sockets`
+        the Unix sockets that are its own."""
+        mode = "rwx" if self.sandbox.profile == "standard" else "rw"
+        paths = dict.fromkeys((str(own.path), *folders))
+        reach = self.walls.reach
+        assert reach is not None  # every profile with walls has one
+        walls = replace(
+            self.walls,
+            grants=(*self.walls.grants, *(Grant(path=real(path), mode=mode) for path in paths)),
+            reach=replace(reach, sockets=(*reach.sockets, *map(real, sockets))),
+            temporary=real(str(own.temporary)),
+        )
+        env = {**self.env, "HOME": str(own.home), "TMPDIR": str(own.temporary)}
+        return Process(walls=walls, env=env, cwd=str(own.home) if self.moves else self.cwd)
+
+
+def enclosure_of(
+    settings: UpstreamSettings, sandbox: Sandbox, *, inherited: Mapping[str, str], closed: Sequence[str] = ()
+) -> Enclosure:
+    """The walls of a sandbox for the processes of a server, found on this machine. `inherited` are the variables that
+    they inherit."""
+    here = os.getcwd()
+    is_own = settings.cwd == HOME or (settings.cwd is None and not _is_relative(settings, here))
+    folder = here if settings.cwd in (None, HOME) else os.path.join(here, settings.cwd)
+    path = settings.env.get("PATH", inherited.get("PATH", os.defpath))
+    argv = (*sandbox.launcher, *settings.argv)
+    runtime = runtime_paths(settings.argv, path, folder, inherited.get("HOME", str(Path.home())))
+    for command in sandbox.launcher[:1]:
+        runtime.include(runtime_paths((command,), path, folder, "/"))
+    named = named_paths(argv[1:], settings.env, code=runtime.code, folder=None if is_own else folder)
+    if not is_own and settings.cwd is not None:
+        named.add_folder(real(folder))
+    missing = [
+        f"{path}: there is no such file or folder" for path in sandbox.read + sandbox.write if not os.path.exists(path)
+    ]
+    return Enclosure(
+        sandbox=sandbox,
+        walls=Walls(
+            profile=sandbox.profile,
+            grants=_without_repeats(_grants(sandbox, runtime, named)),
+            reach=_reach(sandbox, named, closed),
+            limits=_limits(sandbox),
+            namespaces=sandbox.profile == "strict",
+            required=sandbox.required,
+        ),
+        env={name: value for name, value in runtime.env.items() if name not in settings.env},
+        cwd=None if is_own else settings.cwd,
+        moves=is_own,
+        left_out=(*named.left_out, *missing),
+    )
+
+
+def _grants(sandbox: Sandbox, runtime: RuntimePaths, named: NamedPaths) -> list[Grant]:
+    standard = sandbox.profile == "standard"
+    modes = [
+        (runtime.code, "rx"),
+        (named.read, "rx"),
+        (named.write, "rw" if standard else "r"),
+        (sandbox.read, "rx"),
+        (sandbox.write, "rw"),
+    ]
+    found = [Grant(path=real(path), mode=mode, optional=True) for paths, mode in modes for path in paths]
+    return [*system_grants(), *found]
+
+
+def _without_repeats(grants: list[Grant]) -> tuple[Grant, ...]:
+    """The grants that no other one includes: a rule that adds nothing costs time at each start."""
+    found: dict[str, Grant] = {}
+    for grant in grants:
+        other = found.get(grant.path)
+        letters = set(grant.mode) | set("" if other is None else other.mode)
+        found[grant.path] = replace(grant, mode="".join(letter for letter in "rwx" if letter in letters))
+    return tuple(
+        grant
+        for grant in found.values()
+        if not any(
+            above.as_posix() in found and set(grant.mode) <= set(found[above.as_posix()].mode)
+            for above in Path(grant.path).parents
+        )
+    )
+
+
+def _reach(sandbox: Sandbox, named: NamedPaths, closed: Sequence[str]) -> Reach:
+    standard = sandbox.profile == "standard"
+    return Reach(
+        public=standard,
+        names=standard,
+        hosts=tuple(dict.fromkeys((*sandbox.reach, *(named.reach if standard else ())))),
+        refused=tuple(closed),
+        sockets=tuple(map(real, sandbox.sockets)),
+        listen=sandbox.listen,
+    )
+
+
+def _limits(sandbox: Sandbox) -> Limits:
+    return Limits(
+        memory_bytes=sandbox.memory_mb << 20 or None,
+        processes=sandbox.processes or None,
+        files=sandbox.files or None,
+        cpu_s=sandbox.cpu_s or None,
+    )
+
+
+def _is_relative(settings: UpstreamSettings, here: str) -> bool:
+    """Whether the command or an argument names something in the working directory of the gateway."""
+    words = [word for word in settings.args if word and not word.startswith(("-", "/"))]
+    words += [settings.command] if "/" in settings.command and not settings.command.startswith("/") else []
+    module = module_of(settings.args)
+    names = [*words, *((module, f"{module}.py") if module else ())]
+    return any(os.path.exists(os.path.join(here, name)) for name in names)

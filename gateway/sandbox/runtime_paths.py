@@ -1,0 +1,277 @@
+"""The files that a command needs to run: its program, the interpreter and libraries below it, and its own code.
+
+Reads the file system, starts nothing. What cannot be known this way (a shell script that runs something else, a
+program that loads plug-ins) an operator grants with `read`.
+"""
+
+import contextlib
+import json
+import os
+import re
+import shlex
+import shutil
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from pathlib import Path
+from typing import Final
+from urllib.parse import unquote, urlsplit
+
+from gateway.sandbox.system_paths import is_broad, real
+
+__all__ = ["RuntimePaths", "module_of", "runtime_paths"]
+
+_MOST_STEPS: Final = 64
+"""A script names its interpreter, which may be a script, which has packages elsewhere, and so on."""
+_HEAD_BYTES: Final = 4_096
+_EXEC: Final = "'''exec' "
+
+_TOOL_ROOTS: Final[Mapping[str, str]] = {
+    ".nvm": "NVM_DIR",
+    ".pyenv": "PYENV_ROOT",
+    ".rbenv": "RBENV_ROOT",
+    ".nodenv": "NODENV_ROOT",
+    ".volta": "VOLTA_HOME",
+    ".asdf": "ASDF_DATA_DIR",
+    ".bun": "BUN_INSTALL",
+    ".deno": "DENO_INSTALL",
+    ".rustup": "RUSTUP_HOME",
+    ".sdkman": "SDKMAN_DIR",
+    ".local/share/mise": "MISE_DATA_DIR",
+    ".local/share/fnm": "FNM_DIR",
+    ".local/share/uv/python": "UV_PYTHON_INSTALL_DIR",
+    ".local/share/uv/tools": "UV_TOOL_DIR",
+    ".local/share/pipx": "PIPX_HOME",
+    ".local/share/pnpm": "PNPM_HOME",
+}
+"""Folders in which tools keep the programs that they have installed for a user, and the variable that names each: the
+tools look below HOME otherwise, which is another folder in a sandbox."""
+
+_BROWSERS: Final[Mapping[str, str]] = {
+    ".cache/ms-playwright": "PLAYWRIGHT_BROWSERS_PATH",
+    ".cache/puppeteer": "PUPPETEER_CACHE_DIR",
+}
+_PROJECT_FILES: Final = ("pyproject.toml", "setup.py", "package.json", "deno.json", "Cargo.toml", "go.mod", ".git")
+_INTERPRETERS: Final = re.compile(r"(python|pypy|node|bun|deno|tsx|ts-node|ruby|perl|php|bash|sh|zsh|dash|java)[\d.]*")
+_RUNNERS: Final = frozenset(
+    {"uv", "poetry", "pdm", "hatch", "rye", "npm", "npx", "pnpm", "yarn", "bun", "deno", "make"}
+)
+_FOLDER_OPTIONS: Final = frozenset({"--directory", "--project", "--prefix", "--cwd", "--dir", "-C"})
+
+
+@dataclass(slots=True)
+class RuntimePaths:
+    """`code`: files and folders to read and execute. `env`: variables that a runtime needs where HOME is another
+    folder. `program`: the command as found by PATH, without symlinks; empty if there is none."""
+
+    program: str = ""
+    code: dict[str, None] = field(default_factory=dict)
+    env: dict[str, str] = field(default_factory=dict)
+
+    def add(self, path: Path | str) -> None:
+        """Grant a file or folder, unless it is broad."""
+        found = real(str(path))
+        if os.path.exists(found) and not is_broad(found):
+            self.code[found] = None
+
+    def include(self, other: "RuntimePaths") -> None:
+        """Grant the files that another command needs."""
+        self.code |= other.code
+
+
+def runtime_paths(argv: Sequence[str], path: str, cwd: str, home: str) -> RuntimePaths:
+    """The files that a command needs. `path` is its PATH, `home` the home folder in which tools were installed."""
+    found = RuntimePaths()
+    program = _which(argv[0], path, cwd)
+    if program:
+        found.program = real(program)
+        _Search(found, path, home).program(program)
+    for code in _code_of(argv, cwd):
+        _Search(found, path, home).code(code)
+    for folder in path.split(os.pathsep):  # the programs that servers start: git, node
+        if folder:
+            found.add(folder)
+    for folder, variable in _BROWSERS.items():
+        if (place := Path(home, folder)).is_dir():
+            found.add(place)
+            found.env[variable] = str(place)
+    return found
+
+
+def _which(command: str, path: str, cwd: str) -> str:
+    if "/" in command:
+        absolute = os.path.join(cwd, command)
+        return absolute if os.path.exists(absolute) else ""
+    return shutil.which(command, path=path) or ""
+
+
+class _Search:
+    """Follows one program to what it is made of."""
+
+    def __init__(self, found: RuntimePaths, path: str, home: str) -> None:
+        self._found = found
+        self._path = path
+        self._home = home
+        self._seen: set[str] = set()
+
+    def program(self, path: str) -> None:
+        """A program by its path, which may be a symlink: programs look around both names."""
+        if not self._is_new(path):
+            return
+        for name in dict.fromkeys((os.path.abspath(path), real(path))):
+            self._found.add(name)
+            self._around(Path(name))
+            self._installed(name)
+        for interpreter in _interpreters(path, self._path):
+            self.program(interpreter)
+
+    def _is_new(self, step: str) -> bool:
+        """True once for each step, and for so many: scripts and packages name each other."""
+        if step in self._seen or len(self._seen) >= _MOST_STEPS:
+            return False
+        self._seen.add(step)
+        return True
+
+    def _around(self, program: Path) -> None:
+        """The installation that a program is a part of."""
+        modules = [parent for parent in program.parents if parent.name == "node_modules"]
+        if modules:
+            self._found.add(modules[-1])
+        elif program.parent.name in ("bin", "sbin"):
+            self._prefix(program.parent.parent)
+        elif (root := _project(program)) is not None:
+            self._found.add(root)
+
+    def _prefix(self, prefix: Path) -> None:
+        """An installation with `bin`, `lib` and the like. Of one that is as wide as a home folder, its libraries."""
+        if not self._is_new(str(prefix)):
+            return
+        if (prefix / "pyvenv.cfg").is_file():
+            self._venv(prefix)
+        libraries = [*prefix.glob("lib*/python3*"), *prefix.glob("lib/node_modules")]
+        if not is_broad(real(str(prefix))) and (libraries or (prefix / "pyvenv.cfg").is_file()):
+            self._found.add(prefix)
+        for library in libraries:
+            self._found.add(library)
+            if library.name.startswith("python3"):
+                self._packages(library / "site-packages")
+                if prefix == Path(self._home, ".local"):
+                    self._found.env["PYTHONUSERBASE"] = str(prefix)
+
+    def _venv(self, prefix: Path) -> None:
+        self._found.add(prefix)
+        with contextlib.suppress(OSError, ValueError):
+            for line in (prefix / "pyvenv.cfg").read_text("utf-8").splitlines():
+                name, _, value = map(str.strip, line.partition("="))
+                if name == "home":
+                    self.program(str(next(Path(value).glob("python3*"), Path(value, "python3"))))
+
+    def _packages(self, folder: Path) -> None:
+        """Packages that are installed by a link to their source (PEP 660, PEP 610, and lines of `.pth` files)."""
+        with contextlib.suppress(OSError, ValueError):
+            for file in folder.glob("*.pth"):
+                for line in file.read_text("utf-8", "replace").splitlines():
+                    if line.startswith("/"):
+                        self.code(line.strip())
+            for file in folder.glob("*.dist-info/direct_url.json"):
+                url = urlsplit(str(json.loads(file.read_text("utf-8")).get("url", "")))
+                if url.scheme == "file":
+                    self.code(unquote(url.path))
+
+    def _installed(self, path: str) -> None:
+        """The folder of a tool that has installed the program below a home folder."""
+        for folder, variable in _TOOL_ROOTS.items():
+            root = Path(self._home, folder)
+            if Path(path).is_relative_to(root):
+                self._found.add(root)
+                self._found.env[variable] = str(root)
+
+    def code(self, path: str) -> None:
+        """A script, or a folder of code, with the project that it belongs to."""
+        file = Path(path)
+        if not file.exists() or not self._is_new(f"code {path}"):
+            return
+        self._found.add(file)
+        modules = [parent for parent in Path(real(path)).parents if parent.name == "node_modules"]
+        root = modules[-1] if modules else _project(file)
+        if root is not None:
+            self._found.add(root)
+        elif file.is_file():  # Python and Node load what lies beside a script
+            self._found.add(file.parent)
+        for folder in {root or file, file}:
+            if (Path(folder) / ".venv/pyvenv.cfg").is_file():
+                self._prefix(Path(folder) / ".venv")
+
+
+def _project(path: Path) -> Path | None:
+    """The project that a file or folder belongs to: the repository around it, else the nearest folder that looks like
+    one. None if there is none below the folders that are broad."""
+    nearest = None
+    for folder in (path, *path.parents):
+        if is_broad(real(str(folder))):
+            break
+        if any((folder / name).exists() for name in _PROJECT_FILES):
+            nearest = nearest or folder
+            if (folder / ".git").exists():
+                return folder
+    return nearest
+
+
+def _interpreters(path: str, search: str) -> Iterator[str]:
+    """The interpreters that the first lines of a script name. pip and uv write a line for `sh` before the path of
+    their Python if that is too long for `#!`."""
+    try:
+        with open(path, "rb") as file:
+            head = file.read(_HEAD_BYTES)
+    except OSError:
+        return
+    if not head.startswith(b"#!"):
+        return
+    lines = head.decode("utf-8", "replace").splitlines()
+    words = _words(lines[0][2:])
+    if words and Path(words[0]).name == "env":
+        yield words[0]
+        words = [word for word in words[1:] if not word.startswith("-") and "=" not in word]
+    if words and (found := _which(words[0], search, "/")):
+        yield found
+    if len(lines) > 1 and lines[1].startswith(_EXEC) and (hidden := _words(lines[1].removeprefix(_EXEC))):
+        yield hidden[0]
+
+
+def _words(line: str) -> list[str]:
+    try:
+        return shlex.split(line)
+    except ValueError:
+        return line.split()
+
+
+def _code_of(argv: Sequence[str], cwd: str) -> Iterator[str]:
+    """The scripts and folders of code that the arguments of an interpreter or of a runner name."""
+    name, words = Path(argv[0]).name, argv[1:]
+    if name in _RUNNERS:
+        for option, value in pairwise(words):
+            if option in _FOLDER_OPTIONS:
+                yield os.path.join(cwd, value)
+        for word in words:
+            option, _, value = word.partition("=")
+            if value and option in _FOLDER_OPTIONS:
+                yield os.path.join(cwd, value)
+    if name in _RUNNERS or _INTERPRETERS.fullmatch(name):
+        module = module_of(words)
+        if module and any(os.path.exists(os.path.join(cwd, one)) for one in (module, f"{module}.py")):
+            yield cwd
+        script = next((word for word in words if _is_script(os.path.join(cwd, word))), "")
+        if script and not module:
+            yield os.path.join(cwd, script)
+
+
+def module_of(words: Sequence[str]) -> str:
+    """The top-level module that the option `-m` names; empty if there is none."""
+    return next((value.partition(".")[0] for option, value in pairwise(words) if option == "-m"), "")
+
+
+def _is_script(path: str) -> bool:
+    """Whether a word of an interpreter's arguments can be what it runs: a file, or a folder with a program in it."""
+    if os.path.isdir(path):
+        return any(os.path.isfile(os.path.join(path, name)) for name in ("__main__.py", "package.json"))
+    return os.path.isfile(path) and not path.endswith((".env", ".db", ".sqlite", ".sqlite3"))

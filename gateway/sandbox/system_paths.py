@@ -1,0 +1,95 @@
+"""Paths of the system: what every sandboxed process may use, and folders that no grant is made for by itself."""
+
+import os
+import pwd
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+from transports.upstream.walls.spec import Grant
+
+__all__ = ["is_broad", "real", "system_grants"]
+
+_PROGRAMS: Final = (
+    *("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32", "/opt"),
+    *("/nix/store", "/run/current-system/sw", "/gnu/store", "/snap", "/home/linuxbrew/.linuxbrew"),
+)
+"""Programs and libraries, by package managers."""
+
+_CONFIGURATION: Final = tuple(
+    f"/etc/{name}"
+    for name in (
+        # names of users, hosts and services
+        *("passwd", "group", "nsswitch.conf", "hosts", "host.conf", "resolv.conf", "gai.conf", "services", "protocols"),
+        *("networks", "hostname", "ethertypes", "rpc"),
+        # the dynamic linker
+        *("ld.so.cache", "ld.so.conf", "ld.so.conf.d", "ld.so.preload", "ld-musl-x86_64.path", "ld-musl-aarch64.path"),
+        # locale and time
+        *("localtime", "timezone", "locale.alias", "locale.conf", "default/locale", "zoneinfo"),
+        # certificate authorities, never the keys beside them
+        *(
+            "ssl/certs",
+            "ssl/cert.pem",
+            "ssl/ca-bundle.pem",
+            "ssl/openssl.cnf",
+            "ca-certificates",
+            "ca-certificates.conf",
+        ),
+        *("pki/tls/certs", "pki/tls/cert.pem", "pki/tls/openssl.cnf", "pki/ca-trust", "crypto-policies"),
+        # what runtimes and browsers read
+        *("alternatives", "fonts", "mime.types", "magic", "os-release", "lsb-release", "debian_version"),
+        *("alpine-release", "redhat-release", "gitconfig", "terminfo", "inputrc", "bash.bashrc", "profile.d"),
+        *("chromium", "chromium.d", "ImageMagick-6", "ImageMagick-7", "java", "dotnet", "vulkan", "papersize"),
+    )
+)
+"""Files of /etc that programs of all kinds read. None of them holds a secret."""
+
+_FACTS: Final = (
+    *("/sys/devices/system/cpu", "/sys/devices/system/node", "/sys/fs/cgroup"),
+    *("/sys/kernel/mm/transparent_hugepage", "/var/cache/fontconfig", "/run/systemd/resolve/stub-resolv.conf"),
+)
+"""What runtimes ask of the machine: its processors, and the limits of their container."""
+
+_DEVICES: Final = tuple(f"/dev/{name}" for name in ("null", "zero", "full", "random", "urandom", "tty"))
+
+_BROAD: Final = frozenset(
+    "/ /bin /boot /dev /etc /home /lib /lib64 /opt /proc /root /run /sbin /sys /tmp /usr /usr/local /var /var/lib "
+    "/var/log /var/run /var/spool /var/tmp /Users".split()
+)
+_BROAD_IN_HOME: Final = frozenset({"", ".config", ".local", ".local/share", ".local/state", ".cache", ".ssh", ".gnupg"})
+
+
+def real(path: str) -> str:
+    """The path without symlinks. It may not exist."""
+    return os.path.realpath(path)
+
+
+def system_grants() -> Iterator[Grant]:
+    """The grants of every sandboxed process. /proc shows a process its own files: the kernel closes the environment,
+    memory and descriptors of processes outside its walls."""
+    for paths, mode in ((_PROGRAMS, "rx"), (_CONFIGURATION, "r"), (_FACTS, "r"), (_DEVICES, "rw"), (("/proc",), "r")):
+        for path in paths:
+            if os.path.exists(path):
+                yield Grant(path=real(path), mode=mode, optional=True)
+
+
+def is_broad(path: str) -> bool:
+    """Whether a folder holds so much that only an operator who lists it in `read` or `write` can mean all of it: the
+    folders of the system, home folders, and what holds the folders of sessions."""
+    if path in _BROAD or Path(_sessions()).is_relative_to(path):
+        return True
+    return any(path == real(str(home / part)) for home in _homes() for part in _BROAD_IN_HOME)
+
+
+def _sessions() -> str:
+    """Where this process makes the folders of its sessions (`gateway.context.session_folders`)."""
+    return real(tempfile.gettempdir())
+
+
+def _homes() -> Iterator[Path]:
+    """The home folders of this process and of the machine's users."""
+    yield Path.home()
+    for user in pwd.getpwall():
+        if user.pw_uid == 0 or user.pw_uid >= 1_000:
+            yield Path(user.pw_dir)

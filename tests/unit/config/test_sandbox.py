@@ -1,0 +1,117 @@
+"""The settings of sandboxes: their forms, and which of them decides."""
+
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from gateway.config.policy import PolicySettings
+from gateway.config.sandbox import DEFAULT_PROFILE, LIMITS, Sandbox, is_of_another_host, sandbox_of
+from gateway.config.settings import Settings
+from gateway.config.upstreams import UpstreamSettings
+from tests.requirements import requirement
+
+BWRAP = ["bwrap", "--"]
+
+
+def sandbox(
+    own: Any = None, policy: Any = None, *, trust: str = "direct", command: str = "x", default: Any = None
+) -> Sandbox:
+    entry = UpstreamSettings.model_validate({"command": command, **({} if own is None else {"sandbox": own})})
+    rules = PolicySettings.model_validate({} if policy is None else {"sandbox": policy})
+    return sandbox_of("mcpServers.a", entry.sandbox, rules.sandbox, default, trust, entry.command)
+
+
+def test_a_profile_is_chosen_by_the_nearest_setting_that_names_one() -> None:
+    chosen = [
+        (sandbox(), DEFAULT_PROFILE, "the default"),
+        (sandbox(default="standard"), "standard", "gateway.sandbox"),
+        (sandbox(policy="strict", default="standard"), "strict", "gateway.policy.sandbox"),
+        (sandbox("off", policy="strict"), "off", "mcpServers.a.sandbox"),
+        (sandbox({"read": ["/srv"]}, policy={"direct": "strict"}), "strict", "gateway.policy.sandbox.direct"),
+        (sandbox({"profile": "standard", "direct": "off"}), "off", "mcpServers.a.sandbox.direct"),
+    ]
+    assert [(found.profile, found.chosen_by) for found, _, _ in chosen] == [(p, by) for _, p, by in chosen]
+    assert not sandbox("off").has_walls and sandbox("standard").has_walls
+
+
+@requirement("box.trust")
+def test_trust_chooses_between_the_two_parts_of_a_table() -> None:
+    by_trust = {"direct": "standard", "sandboxed": {"profile": "strict", "reach": ["api.example.com:443"]}}
+    assert sandbox(by_trust).profile == "standard" and sandbox(by_trust).reach == ()
+    guest = sandbox(by_trust, trust="sandboxed")
+    assert (guest.profile, guest.reach) == ("strict", ("api.example.com:443",))
+    assert sandbox(by_trust, trust="a trust that nobody knows") == guest, "unknown is not trusted"
+
+
+def test_grants_add_up_and_limits_are_the_nearest() -> None:
+    own = {"read": ["/srv/a"], "memory_mb": 512, "direct": {"read": ["/srv/d"], "files": 0}}
+    policy = {
+        "profile": "standard",
+        "read": ["/srv/a", "/etc/ca.pem"],
+        "memory_mb": 64,
+        "processes": 9,
+        "required": True,
+    }
+    found = sandbox(own, policy)
+    assert found.read == ("/srv/d", "/srv/a", "/etc/ca.pem")
+    assert (found.memory_mb, found.processes, found.files, found.cpu_s) == (512, 9, 0, 0)
+    assert found.required
+    assert sandbox("strict").memory_mb == LIMITS["strict"]["memory_mb"], "of the profile, if no setting has one"
+
+
+@requirement("pol.sandbox")
+def test_a_list_is_a_launcher_for_sandboxed_sessions_and_the_whole_sandbox() -> None:
+    for own, policy in ((BWRAP, None), (None, BWRAP)):
+        guest = sandbox(own, policy, trust="sandboxed", default="standard")
+        assert (guest.launcher, guest.profile) == (("bwrap", "--"), "off")
+        assert sandbox(own, policy, default="standard").profile == "standard", (
+            "sessions of direct trust have no launcher"
+        )
+    assert sandbox("strict", BWRAP, trust="sandboxed").launcher == (), "the server's own setting replaces the policy's"
+    assert sandbox(["env"], BWRAP, trust="sandboxed").launcher == ("env",)
+
+
+def test_a_launcher_beside_a_profile_runs_within_the_walls() -> None:
+    both = sandbox({"profile": "standard", "launcher": ["nice"]})
+    assert (both.profile, both.launcher) == ("standard", ("nice",))
+    inner = sandbox({"profile": "standard", "sandboxed": {"launcher": ["nice"]}}, trust="sandboxed")
+    assert (inner.profile, inner.launcher) == ("standard", ("nice",))
+
+
+def test_a_container_is_a_sandbox_of_its_own() -> None:
+    for everywhere in ({"default": "strict"}, {"policy": "standard"}):
+        found = sandbox(**everywhere, command="/usr/bin/docker")
+        assert (found.profile, found.chosen_by) == ("off", "the command, whose container is the sandbox")
+    assert sandbox("standard", command="podman").profile == "standard", "unless its own setting says so"
+
+
+@pytest.mark.parametrize(
+    ("given", "where"),
+    [
+        ("stict", "sandbox.profile"),
+        ({"profile": "standard", "reed": []}, "sandbox.reed"),
+        ({"read": ["data"]}, "sandbox.read.0"),
+        ({"write": ["/srv/../etc"]}, "sandbox.write.0"),
+        ({"listen": [0]}, "sandbox.listen.0"),
+        ({"memory_mb": -1}, "sandbox.memory_mb"),
+        ({"sandboxed": {"direct": "off"}}, "sandbox.sandboxed.direct"),
+    ],
+)
+def test_what_cannot_be_meant_is_refused_with_its_place(given: Any, where: str) -> None:
+    with pytest.raises(ValidationError) as refused:
+        UpstreamSettings.model_validate({"command": "x", "sandbox": given})
+    assert [".".join(map(str, fault["loc"])) for fault in refused.value.errors()] == [where]
+
+
+def test_a_server_without_a_process_has_no_sandbox() -> None:
+    with pytest.raises(ValidationError, match="sandbox needs a command"):
+        UpstreamSettings.model_validate({"url": "https://example.com/mcp", "sandbox": "strict"})
+    everywhere = {"sandbox": "standard", "policy": {"sandbox": "strict"}}
+    servers = {"a": {"url": "https://example.com/mcp"}}
+    assert Settings.model_validate({"mcpServers": servers, "gateway": everywhere}).gateway.sandbox == "standard"
+
+
+def test_a_table_of_vs_code_is_not_ours() -> None:
+    assert is_of_another_host({"filesystem": {"allowWrite": ["/srv"]}})
+    assert not is_of_another_host({"profile": "standard"}) and not is_of_another_host(["bwrap"])

@@ -1,0 +1,56 @@
+"""Which sandbox of a server is for whom, and how long its paths count."""
+
+from pathlib import Path
+from typing import Any
+
+from gateway.config.settings import GatewaySettings
+from gateway.config.upstreams import UpstreamSettings
+from gateway.sandbox.enclosures import Enclosures, enclosures_of
+from tests.requirements import requirement
+
+
+def enclosures(sandbox: Any, **entry: Any) -> Enclosures:
+    settings = UpstreamSettings.model_validate({"command": "cat", "sandbox": sandbox, **entry})
+    options = GatewaySettings.model_validate({"port": 8_123, "admin": {"listen": "127.0.0.1:9000"}})
+    return enclosures_of("notes", settings, options)
+
+
+@requirement("box.trust")
+def test_a_process_of_nobody_or_of_many_has_the_sandbox_of_the_least_trusted() -> None:
+    by_trust = {"direct": "standard", "sandboxed": "strict"}
+    assert enclosures(by_trust).shared.profile == "strict"
+    assert enclosures(by_trust, direct_only=True).shared.profile == "standard", "no other session reaches it"
+    with_launcher = enclosures({"direct": "standard", "sandboxed": {"launcher": ["bwrap"]}}).shared
+    assert (with_launcher.profile, with_launcher.launcher) == ("standard", ()), "a launcher is for sessions"
+    assert enclosures(["bwrap"]).shared.launcher == ()
+
+
+def test_trust_that_is_unknown_is_not_direct() -> None:
+    found = enclosures({"direct": "off", "sandboxed": "strict"})
+    assert [found.sandbox(trust).profile for trust in ("direct", "sandboxed", "other")] == ["off", "strict", "strict"]
+
+
+def test_no_server_reaches_the_gateway_itself() -> None:
+    found = enclosures("standard")
+    enclosure = found.enclosure(found.sandbox("direct"))
+    assert enclosure is not None and enclosure.walls.reach is not None
+    assert enclosure.walls.reach.refused == ("127.0.0.1:8123", "127.0.0.1:9000")
+    off = enclosures("off")
+    assert off.enclosure(off.sandbox("direct")) is None
+
+
+def test_paths_are_looked_for_again_after_a_while(tmp_path: Path) -> None:
+    now = [0.0]
+    settings = UpstreamSettings.model_validate({"command": "cat", "sandbox": {"profile": "standard"}})
+    sandbox = enclosures("standard").sandbox("direct")
+    found = Enclosures(settings, {"direct": sandbox}, inherited={"PATH": str(tmp_path)}, clock=lambda: now[0])
+    first = found.enclosure(sandbox)
+    (tmp_path / "cat").touch(mode=0o755)
+    now[0] = 9.0
+    assert found.enclosure(sandbox) is first
+    now[0] = 11.0
+    second = found.enclosure(sandbox)
+    assert second is not first and second is not None
+    assert str(tmp_path / "cat") in {grant.path for grant in second.walls.grants} | {
+        f"{grant.path}/cat" for grant in second.walls.grants
+    }

@@ -1,0 +1,104 @@
+"""What the arguments and the environment of a server name, and what of it is granted."""
+
+import os
+import socket
+from pathlib import Path
+
+import pytest
+
+from gateway.sandbox.named_paths import NamedPaths, named_paths
+from tests.requirements import requirement
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Path:
+    return Path(os.path.realpath(tmp_path))
+
+
+def found(*args: str, code: tuple[str, ...] = (), folder: str | None = "/", **env: str) -> NamedPaths:
+    return named_paths(args, env, code=code, folder=folder)
+
+
+@requirement("box.arguments")
+def test_a_folder_that_an_argument_names_is_written_and_a_folder_of_code_is_read(place: Path) -> None:
+    for name in ("data", "app/src", "app/data"):
+        (place / name).mkdir(parents=True)
+    code = (f"{place}/app/src/server.py",)
+    named = found(f"{place}/data", f"--directory={place}/app", f"{place}/app/data", code=code)
+    assert named.write.keys() == {f"{place}/data", f"{place}/app/data"}
+    assert named.read.keys() == {f"{place}/app"}, "a session must not change what other sessions run"
+
+
+@requirement("box.arguments")
+def test_what_holds_too_much_is_left_out_and_told(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(place))
+    (place / ".config").mkdir()
+    named = found("/", "/etc", "/tmp", str(place), f"{place}/.config", "~/notes")
+    assert not named.read and not named.write
+    assert len(named.left_out) == 6 and all("write" in why for why in named.left_out)
+
+
+def test_a_link_to_a_broad_folder_is_that_folder(place: Path) -> None:
+    (place / "link").symlink_to("/etc")
+    assert not found(f"{place}/link").write
+
+
+@requirement("box.arguments")
+def test_files_are_written_unless_they_are_code_keys_or_settings(place: Path) -> None:
+    for name in ("memory.json", "notes.db", "ca.pem", "app.toml", "run.py", "plain"):
+        (place / name).touch()
+    named = found(
+        *(f"{place}/memory.json", "--config", f"{place}/plain", f"{place}/run.py"),
+        NODE_EXTRA_CA_CERTS=f"{place}/ca.pem",
+        SETTINGS=f"{place}/app.toml",
+    )
+    assert named.write.keys() == {f"{place}/memory.json"}
+    assert named.read.keys() == {f"{place}/{name}" for name in ("plain", "run.py", "ca.pem", "app.toml")}
+    assert found("--db-path", f"{place}/notes.db").write.keys() == {f"{place}/notes.db", str(place)}, "it has journals"
+
+
+def test_a_file_that_the_server_will_make_needs_its_folder(place: Path) -> None:
+    assert found(MEMORY_FILE_PATH=f"{place}/new.json").write.keys() == {str(place)}
+    assert not found(MEMORY_FILE_PATH="/etc/new.json").write
+    assert not found("/no such/folder/x").write
+
+
+def test_urls_of_files_are_files(place: Path) -> None:
+    (place / "a b.db").touch()
+    assert f"{place}/a b.db" in found(f"file://{place}/a%20b.db").write
+    assert f"{place}/a b.db" in found(f"sqlite:///{place}/a b.db").write
+
+
+@requirement("box.arguments")
+def test_hosts_of_urls_are_reached_at_their_ports() -> None:
+    named = found(
+        "postgresql://user:secret@db.internal/x", "--api=http://10.1.2.3:8123/v1", PROXY="http://[fd00::1]:3128"
+    )
+    assert [*named.reach] == ["db.internal:5432", "10.1.2.3:8123", "[fd00::1]:3128"]
+    assert not found("postgres://localhost:port/x", "http://[nothing/", "a://", "redis://").reach
+
+
+@pytest.mark.parametrize("host", ["169.254.169.254", "[fe80::1]", "[::ffff:169.254.169.254]"])
+def test_the_metadata_of_a_cloud_is_granted_by_no_argument(host: str) -> None:
+    named = found(f"http://{host}/latest")
+    assert not named.reach and "reach" in next(iter(named.left_out))
+
+
+def test_a_socket_is_granted_by_its_setting_only(place: Path) -> None:
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(f"{place}/s")
+        named = found(DOCKER_HOST=f"unix://{place}/s", SSH_AUTH_SOCK=f"{place}/s")
+    assert not named.write and not named.read and any("sockets" in why for why in named.left_out)
+
+
+def test_variables_of_code_are_lists_that_are_read(place: Path) -> None:
+    for name in ("one", "two"):
+        (place / name).mkdir()
+    named = found(PYTHONPATH=f"{place}/one:{place}/two::relative")
+    assert named.read.keys() == {f"{place}/one", f"{place}/two"} and not named.write
+
+
+def test_relative_words_are_meant_in_the_working_directory(place: Path) -> None:
+    (place / "data").mkdir()
+    assert found("data", "no-such-thing", "-y", folder=str(place)).write.keys() == {f"{place}/data"}
+    assert not found("data", folder=None).write, "in the session's own folder, which is granted anyway"

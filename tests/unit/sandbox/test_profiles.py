@@ -1,0 +1,120 @@
+"""The walls that a profile becomes for one server, and for one process of it."""
+
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gateway.config.sandbox import Sandbox
+from gateway.config.upstreams import UpstreamSettings
+from gateway.sandbox.profiles import Enclosure, OwnFolder, enclosure_of
+from tests.requirements import requirement
+from transports.upstream.walls.spec import Walls
+
+SECRETS = ("/etc/shadow", "/etc/ssh", "/etc/ssl/private", "/etc/kubernetes", str(Path.home() / ".ssh"))
+
+
+def enclosed(
+    entry: dict[str, Any], *, profile: Any = "standard", closed: tuple[str, ...] = (), **more: Any
+) -> Enclosure:
+    settings = UpstreamSettings.model_validate({"command": sys.executable, **entry})
+    sandbox = Sandbox(profile=profile, **more)
+    inherited = {"PATH": os.environ["PATH"], "HOME": str(Path.home())}
+    return enclosure_of(settings, sandbox, inherited=inherited, closed=closed)
+
+
+def modes(walls: Walls) -> dict[str, str]:
+    return {grant.path: grant.mode for grant in walls.grants}
+
+
+def mode_of(walls: Walls, path: Path | str) -> str:
+    """What the walls allow at a path: the rights of all grants at it and above it."""
+    real, given = os.path.realpath(path), modes(walls)
+    letters = {letter for name in (real, *map(str, Path(real).parents)) for letter in given.get(name, "")}
+    return "".join(letter for letter in "rwx" if letter in letters)
+
+
+@pytest.fixture
+def own(tmp_path: Path) -> OwnFolder:
+    return OwnFolder(tmp_path / "own")
+
+
+@requirement("box.default")
+@pytest.mark.parametrize("profile", ["standard", "strict"])
+def test_a_process_reads_its_runtime_writes_its_own_folder_and_sees_no_secrets(profile: Any, own: OwnFolder) -> None:
+    process = enclosed({}, profile=profile).process(own, sockets=["/run/own.sock"])
+    walls = process.walls
+    assert mode_of(walls, sys.executable) == mode_of(walls, "/usr/bin/env") == "rx"
+    assert mode_of(walls, os.__file__) == "rx", "its standard library"
+    assert mode_of(walls, "/etc/passwd") == "r" and mode_of(walls, "/dev/null") == "rw"
+    assert not any(mode_of(walls, secret) for secret in SECRETS), modes(walls)
+    assert mode_of(walls, own.home).startswith("rw") and mode_of(walls, own.temporary).startswith("rw")
+    assert [path for path, mode in modes(walls).items() if "w" in mode and not path.startswith("/dev/")] == [
+        str(own.path)
+    ]
+    assert process.env["HOME"] == str(own.home) == process.cwd and process.env["TMPDIR"] == str(own.temporary)
+    assert walls.reach is not None and walls.reach.sockets == ("/run/own.sock",)
+    assert walls.profile == profile and Walls.from_json(walls.to_json()) == walls
+
+
+@requirement("box.default")
+def test_standard_reaches_public_hosts_and_strict_what_is_listed(own: OwnFolder) -> None:
+    entry = {"args": ["--db", "postgres://db.internal/x"]}
+    standard = enclosed(entry, reach=("localhost:8123",), closed=("127.0.0.1:8080",)).walls.reach
+    assert standard is not None and (standard.public, standard.names) == (True, True)
+    assert standard.hosts == ("localhost:8123", "db.internal:5432") and standard.refused == ("127.0.0.1:8080",)
+    strict = enclosed(entry, profile="strict", reach=("api.example.com:443",)).walls.reach
+    assert strict is not None and (strict.public, strict.names) == (False, False)
+    assert strict.hosts == ("api.example.com:443",)
+
+
+@requirement("box.arguments")
+def test_arguments_are_written_under_standard_and_read_under_strict(tmp_path: Path) -> None:
+    data = Path(os.path.realpath(tmp_path)) / "data"
+    data.mkdir()
+    (data / "cwd").mkdir()
+    entry = {"args": [str(data)], "cwd": str(data / "cwd")}
+    assert mode_of(enclosed(entry).walls, data) == "rw"
+    assert mode_of(enclosed(entry, profile="strict").walls, data) == "r"
+    granted = enclosed(entry, profile="strict", write=(str(data),), read=(str(data),))
+    assert mode_of(granted.walls, data) == "rwx", "grants of one folder are united"
+    assert enclosed(entry).cwd == str(data / "cwd") and not enclosed(entry).moves
+
+
+def test_limits_of_zero_are_none() -> None:
+    limits = enclosed({}, memory_mb=64, processes=0, files=128).walls.limits
+    assert (limits.memory_bytes, limits.processes, limits.files, limits.cpu_s) == (64 << 20, None, 128, None)
+
+
+def test_a_server_starts_in_its_home_unless_it_names_something_where_the_gateway_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, own: OwnFolder
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "server.py").touch()
+    (tmp_path / "notes").mkdir()
+    moved = {"args": ["-m", "json.tool", "run"]}, {"args": ["/usr/bin/env"]}, {"cwd": "~", "args": ["server.py"]}
+    assert all(enclosed(entry).process(own).cwd == str(own.home) for entry in moved)
+    stays = {"args": ["server.py"]}, {"args": ["-m", "notes.main"]}, {"args": ["."]}, {"command": "./server.py"}
+    assert all(enclosed(entry).process(own).cwd is None for entry in stays)
+    assert mode_of(enclosed({"args": ["server.py"]}).walls, tmp_path / "server.py") == "rx"
+
+
+def test_what_is_not_granted_is_told(tmp_path: Path) -> None:
+    found = enclosed({"args": ["/etc"]}, read=(f"{tmp_path}/none",))
+    assert [line.partition(":")[0] for line in found.left_out] == ["/etc", f"{tmp_path}/none"]
+
+
+def test_no_grant_repeats_what_one_above_it_allows() -> None:
+    given = modes(enclosed({"args": ["--x", "/usr/lib"]}, read=("/usr/share", "/usr/bin/env")).walls)
+    assert given["/usr"] == "rx" and not any(path.startswith("/usr/") and mode != "rw" for path, mode in given.items())
+
+
+def test_variables_of_the_server_win_over_those_that_a_runtime_needs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, own: OwnFolder
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / ".cache/ms-playwright").mkdir(parents=True)
+    assert "PLAYWRIGHT_BROWSERS_PATH" in enclosed({}).process(own).env
+    assert "PLAYWRIGHT_BROWSERS_PATH" not in enclosed({"env": {"PLAYWRIGHT_BROWSERS_PATH": "0"}}).process(own).env

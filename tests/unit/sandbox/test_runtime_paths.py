@@ -1,0 +1,112 @@
+"""The files that a command needs, found on a machine that the tests build."""
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from gateway.sandbox.runtime_paths import RuntimePaths, runtime_paths
+from tests.requirements import requirement
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Path:
+    return Path(os.path.realpath(tmp_path)) / "home"
+
+
+def program(path: Path, text: str = "\x7fELF") -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+    path.chmod(0o755)
+    return path
+
+
+def found(home: Path, *argv: str, path: str = "/nowhere", cwd: str = "/") -> RuntimePaths:
+    return runtime_paths(argv, path, cwd, str(home))
+
+
+@requirement("box.runtime")
+def test_a_virtual_environment_brings_its_base_and_the_sources_of_editable_packages(home: Path) -> None:
+    base = program(home.parent / "python/bin/python3.11").parent
+    (base.parent / "lib/python3.11").mkdir(parents=True)
+    venv = home / "work/venv"
+    program(venv / "bin/server", f"#!{venv}/bin/python\n")
+    (venv / "bin/python").symlink_to(base / "python3.11")
+    (venv / "pyvenv.cfg").write_text(f"home = {base}\n")
+    packages = venv / "lib/python3.11/site-packages"
+    for name in ("one", "two"):
+        (home / "src" / name).mkdir(parents=True)
+        (home / "src" / name / "pyproject.toml").touch()
+    (packages / "two-1.dist-info").mkdir(parents=True)
+    (packages / "one.pth").write_text(f"import sys\n{home}/src/one\n/nowhere/at/all\n")
+    (packages / "two-1.dist-info/direct_url.json").write_text(json.dumps({"url": f"file://{home}/src/two"}))
+    code = found(home, "server", path=str(venv / "bin")).code
+    assert {str(venv), str(base.parent), f"{home}/src/one", f"{home}/src/two"} <= code.keys()
+    assert "/nowhere/at/all" not in code
+
+
+@requirement("box.runtime")
+def test_a_global_package_of_node_brings_the_packages_beside_it(home: Path) -> None:
+    prefix = home.parent / "node"
+    program(prefix / "bin/node")
+    program(prefix / "lib/node_modules/server/dist/index.js", "#!/usr/bin/env -S node --flag\n")
+    (prefix / "bin/server").symlink_to("../lib/node_modules/server/dist/index.js")
+    code = found(home, "server", path=str(prefix / "bin")).code
+    assert {f"{prefix}/lib/node_modules", f"{prefix}", f"{prefix}/bin/node"} <= code.keys()
+
+
+@requirement("box.runtime")
+def test_a_script_brings_its_project_and_never_a_home_folder(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(home))
+    server = program(home / "projects/notes/src/server.py", "")
+    (home / "projects/notes/pyproject.toml").touch()
+    lonely = program(home / "lonely.py", "")
+    assert f"{home}/projects/notes" in found(home, "python3", str(server)).code
+    assert f"{home}/projects/notes" in found(home, "python3", "src/server.py", cwd=f"{home}/projects/notes").code
+    assert f"{home}/projects/notes" in found(home, "uv", "run", "--directory", f"{home}/projects/notes", "server").code
+    assert f"{home}/projects/notes" in found(home, "uv", f"--project={home}/projects/notes", "run", "server").code
+    alone = found(home, "python3", str(lonely)).code
+    assert str(lonely) in alone and str(home) not in alone
+
+
+def test_a_module_of_the_working_directory_is_its_code(home: Path) -> None:
+    program(home / "work/notes/__main__.py", "")
+    assert f"{home}/work" in found(home, "python", "-m", "notes.main", cwd=f"{home}/work").code
+    assert f"{home}/work" not in found(home, "python", "-m", "http.server", cwd=f"{home}/work").code
+
+
+def test_a_tool_that_looks_below_home_is_told_where_it_is(home: Path) -> None:
+    program(home / ".nvm/versions/node/v22/bin/node")
+    (home / ".cache/ms-playwright").mkdir(parents=True)
+    told = found(home, str(home / ".nvm/versions/node/v22/bin/node"))
+    assert told.env == {"NVM_DIR": f"{home}/.nvm", "PLAYWRIGHT_BROWSERS_PATH": f"{home}/.cache/ms-playwright"}
+    assert {f"{home}/.nvm", f"{home}/.cache/ms-playwright"} <= told.code.keys()
+
+
+def test_packages_of_a_user_stay_where_python_finds_them(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(home))
+    program(home / ".local/bin/server", "#!/usr/bin/python3\n")
+    (home / ".local/lib/python3.11/site-packages").mkdir(parents=True)
+    (home / ".local/share/keyrings").mkdir(parents=True)
+    told = found(home, "server", path=str(home / ".local/bin"))
+    assert told.env["PYTHONUSERBASE"] == f"{home}/.local" and f"{home}/.local/lib/python3.11" in told.code
+    assert f"{home}/.local" not in told.code and not any("keyrings" in path for path in told.code)
+
+
+def test_the_long_line_of_pip_for_sh_names_an_interpreter(home: Path) -> None:
+    python = program(home / "deep/bin/python3")
+    program(home / "bin/server", f"#!/bin/sh\n'''exec' \"{python}\" \"$0\" \"$@\"\n' '''\n")
+    assert str(python) in found(home, str(home / "bin/server")).code
+
+
+def test_interpreters_that_name_each_other_end(home: Path) -> None:
+    one, two = home / "bin/one", home / "bin/two"
+    program(one, f"#!{two}\n")
+    program(two, f"#!{one}\n")
+    assert {str(one), str(two)} <= found(home, str(one)).code.keys()
+
+
+def test_a_command_that_is_not_there_needs_nothing(home: Path) -> None:
+    nothing = found(home, "no-such-program")
+    assert (nothing.program, nothing.code) == ("", {})
