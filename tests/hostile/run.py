@@ -20,6 +20,7 @@ from tests.hostile.kernel_features import missing_feature
 from tests.hostile.namespaces import enter, is_inside, missing
 from tests.hostile.outside import Outside
 from tests.hostile.rows import ALL, QUICK, Row
+from tests.hostile.rows.row import Outcome
 from tests.hostile.stage import NOBODY, Local, Stage
 
 __all__ = ["Tried", "main", "tried"]
@@ -64,13 +65,13 @@ def tried(stage: Stage, user: str, rows: Sequence[Row]) -> Iterator[Tried]:
             outcome = row.refused(stage, called, facts)
         took = time.monotonic() - began
         fatal = stage.gateway.process.poll() is not None
-        broken = stage.mend()
+        broken = stage.mend(facts["before"])
         harmed = stage.profile != "off" and (felt.failed > 0 or felt.p99() > row.p99_s or bool(broken))
         yield Tried(
             row=row.name,
             profile=stage.profile,
             user=user,
-            verdict=_verdict(row, stage.profile, user, outcome.held, harmed),
+            verdict=_verdict(row, stage.profile, user, outcome, harmed),
             told=outcome.told,
             broken=broken,
             p99_ms=felt.p99() * 1000,
@@ -80,12 +81,15 @@ def tried(stage: Stage, user: str, rows: Sequence[Row]) -> Iterator[Tried]:
         )
 
 
-def _verdict(row: Row, profile: str, user: str, held: bool, harmed: bool) -> str:
+def _verdict(row: Row, profile: str, user: str, outcome: Outcome, harmed: bool) -> str:
+    held, told = outcome.held, outcome.told
     lacking = missing_feature(row.needs)
     if profile == "off":
+        if "not implemented" in told:
+            return "not here"
         if held and not row.already and not (row.root and user != "root"):
             return "shows nothing"
-        return "held" if held else "OPEN" if row.already else "open"
+        return "held" if held else "OPEN" if row.already and user != "root" else "open"
     if harmed:
         return "OPEN"
     if held:

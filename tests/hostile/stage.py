@@ -13,7 +13,6 @@ import threading
 import time
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, Final
 
 import httpx
@@ -203,8 +202,12 @@ class Stage:
             except subprocess.TimeoutExpired:
                 gateway.kill()
 
-    def mend(self) -> list[str]:
-        """What the last attack has broken, and is whole again: the gateway, sessions, files."""
+    def mend(self, before: Collection[int]) -> list[str]:
+        """What the last attack has broken, and is whole again: the gateway, sessions, files. `before`: the processes
+        that were there."""
+        for pid in self.left_since(before):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
         broken = []
         if self.gateway.process.poll() is not None:
             broken.append("the gateway died")
@@ -286,13 +289,6 @@ class Stage:
 
     # -- processes, seen from outside
 
-    def processes(self) -> list[psutil.Process]:
-        """The gateway's processes, itself not included."""
-        try:
-            return psutil.Process(self.gateway.pid).children(recursive=True)
-        except psutil.NoSuchProcess:
-            return []
-
     def left_since(self, before: Collection[int]) -> list[int]:
         """Processes of hostile servers that were not there before. Also those that are below nobody any more."""
         found = []
@@ -306,7 +302,7 @@ class Stage:
     def pids(self, program: str) -> list[int]:
         """Those of one server program."""
         found = []
-        for process in self.processes():
+        for process in psutil.process_iter():
             with contextlib.suppress(psutil.Error):
                 if any(part.endswith(program) for part in process.cmdline()):
                     found.append(process.pid)
@@ -361,10 +357,3 @@ def _called(text: str) -> Called:
         return Called(**json.loads(text))
     except (ValueError, TypeError):
         return Called(met=text[:300])
-
-
-def end(pid: int) -> None:
-    """End a process that an attack has left."""
-    with contextlib.suppress(ProcessLookupError):
-        os.kill(pid, signal.SIGKILL)
-    assert Path("/proc").is_dir()

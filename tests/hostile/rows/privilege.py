@@ -12,10 +12,10 @@ __all__ = ["ROWS"]
 
 _CALLS = [
     "acct", "add_key", "bpf", "delete_module", "fanotify_init", "finit_module", "fsmount", "fsopen", "init_module",
-    "io_uring_setup", "kcmp", "kexec_load", "keyctl", "mount", "mount_setattr", "move_mount", "name_to_handle_at",
+    "io_uring_setup", "kcmp", "kexec_load", "keyctl", "mount", "mount_setattr", "move_mount",
     "open_by_handle_at", "open_tree", "perf_event_open", "pidfd_getfd", "pivot_root", "process_madvise",
     "process_vm_readv", "process_vm_writev", "ptrace", "quotactl", "request_key", "setns", "swapoff", "swapon",
-    "syslog", "umount2", "unshare", "userfaultfd", "memfd_secret", "migrate_pages", "move_pages",
+    "syslog", "umount2", "unshare", "userfaultfd", "migrate_pages", "move_pages",
 ]  # fmt: skip
 
 

@@ -78,7 +78,7 @@ def vm_readv(facts: Facts) -> str:
     """process_vm_readv(2), which needs no file. Where it cannot see the maps, it guesses the stack's page."""
 
     def act(pid: int) -> str | None:
-        begin = _maps(pid)[0][0]
+        begin = next((region[0] for region in _maps(pid)), 0)
         buffer = ctypes.create_string_buffer(64)
         local = (ctypes.c_void_p * 2)(ctypes.addressof(buffer), 64)
         remote = (ctypes.c_void_p * 2)(begin, 64)
@@ -165,15 +165,21 @@ def end_by_owner(facts: Facts) -> str:
 
 
 def end_reaper(facts: Facts) -> str:
-    """The process that looks after this one, and what looks after that: then nobody would end us."""
-    sent = []
-    pid = os.getppid()
+    """The process that looks after this one, and what looks after that: then nobody ends what is left."""
+    if os.fork() == 0:
+        os.setsid()
+        for descriptor in (0, 1, 2):
+            os.dup2(os.open(os.devnull, os.O_RDWR), descriptor)
+        time.sleep(60)
+        os._exit(0)
+    above, pid = [], os.getppid()
     for _ in range(3):
         pid = int(_file(pid, "stat").rpartition(")")[2].split()[1])
         if pid > 1 and pid != facts["gateway"]:
-            os.kill(pid, signal.SIGKILL)
-            sent.append(pid)
-    return f"sent to {sent}"
+            above.append(pid)
+    for pid in reversed(above):  # the highest first: it would end us when the next is gone
+        os.kill(pid, signal.SIGKILL)
+    return f"sent to {above}"
 
 
 def limit_others(facts: Facts) -> str:
