@@ -3,6 +3,7 @@
 import asyncio
 from collections import deque
 from collections.abc import Callable, Sequence
+from contextvars import Context, copy_context
 from typing import Final
 
 import msgspec
@@ -25,13 +26,14 @@ class Frame(msgspec.Struct, frozen=True):
 class ReplyQueue:
     """The frames of one answer. The receiver of the upstream's messages fills the queue, the client's wire reads it."""
 
-    __slots__ = ("_closed", "_frames", "_quiet_at", "_size", "_waiter", "abandoned")
+    __slots__ = ("_callback", "_closed", "_frames", "_quiet_at", "_size", "_waiter", "abandoned")
 
     def __init__(self) -> None:
         self._frames: deque[Frame] = deque()
         self._size = 0
         self._closed = False
         self._waiter: asyncio.Future[None] | None = None
+        self._callback: tuple[Callable[[bool], object], Context] | None = None
         self._quiet_at: float | None = None
         self.abandoned = False
 
@@ -78,7 +80,7 @@ class ReplyQueue:
         while not self._frames:
             if self._closed:
                 return None
-            self._quiet_at = quiet_at
+            self._quiet_at, self._callback = quiet_at, None
             self._waiter = asyncio.get_running_loop().create_future()
             try:
                 await self._waiter
@@ -109,15 +111,15 @@ class ReplyQueue:
         """The frame that `next` returns next, if it is there already."""
         return self._frames[0] if self._frames else None
 
-    def when_ready(self, callback: Callable[[asyncio.Future[None]], object], quiet_at: float) -> None:
+    def when_ready(self, callback: Callable[[bool], object], quiet_at: float) -> None:
         """Call back once, when `next` would return something or raise `TimeoutError`. For a reader without a task.
 
-        The callback runs in a turn of the event loop of its own, not inside `push`. It gets a future: its exception is
-        the `TimeoutError`, if no frame came. `next` takes the place of a callback that was not called yet.
+        The callback runs in a turn of the event loop of its own, not inside `push`, with the context of this call. It
+        is told whether no frame has come. `next` takes the place of a callback that was not called yet.
         """
         self._quiet_at = quiet_at
-        self._waiter = asyncio.get_running_loop().create_future()
-        self._waiter.add_done_callback(callback)
+        self._waiter = None
+        self._callback = callback, copy_context()
         if self._frames or self._closed:
             self._wake()
 
@@ -126,14 +128,20 @@ class ReplyQueue:
 
         The owner of the queue calls this periodically: a timer for each call would cost more than parsing the call.
         """
-        if (
-            self._waiter is not None
-            and not self._waiter.done()
-            and self._quiet_at is not None
-            and now >= self._quiet_at
-        ):
+        if self._quiet_at is None or now < self._quiet_at:
+            return
+        if self._callback is not None:
+            self._call_back(is_quiet=True)
+        elif self._waiter is not None and not self._waiter.done():
             self._waiter.set_exception(TimeoutError())
 
     def _wake(self) -> None:
-        if self._waiter is not None and not self._waiter.done():
+        if self._callback is not None:
+            self._call_back(is_quiet=False)
+        elif self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
+
+    def _call_back(self, *, is_quiet: bool) -> None:
+        assert self._callback is not None
+        (callback, context), self._callback = self._callback, None
+        asyncio.get_running_loop().call_soon(callback, is_quiet, context=context)

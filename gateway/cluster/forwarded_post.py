@@ -189,9 +189,8 @@ class ForwardedPost:
         else:
             begun.answer.replies.when_ready(self._ready, begun.quiet_at)
 
-    def _ready(self, waited: asyncio.Future[None]) -> None:
+    def _ready(self, is_quiet: bool) -> None:
         """A frame has come, or none for too long, or none will."""
-        is_quiet = waited.exception() is not None
         if self._begun is None:
             return  # its task has it
         if is_quiet:

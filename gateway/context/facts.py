@@ -21,6 +21,7 @@ __all__ = [
     "SESSION_KEY",
     "TRACE_KEY",
     "WORKSPACE_KEY",
+    "ContextMeta",
     "built_in",
     "context_meta",
     "correlation_id",
@@ -98,13 +99,22 @@ _FURTHER: Final[Mapping[str, Callable[[Session], str]]] = {
 """Facts that servers are told only where the configuration names them."""
 
 
-def context_meta(session: Session, correlation: str) -> msgspec.Raw:
-    """The value of `CONTEXT_KEY` in the `_meta` of messages to servers."""
-    # Only the end, the correlation id, differs between the messages of a session.
+class ContextMeta(msgspec.Struct, frozen=True):
+    """The value of `CONTEXT_KEY` in the `_meta` of messages to servers, for one session with one context. The messages
+    differ in the correlation id alone: `before` and `after` are the JSON around it."""
+
+    before: bytes
+    after: bytes = b'"}'
+
+    def of(self, correlation: str) -> msgspec.Raw:
+        """The value for the request with that correlation id."""
+        return msgspec.Raw(self.before + correlation.encode() + self.after)
+
+
+def context_meta(session: Session) -> ContextMeta:
+    """What servers are told of a session in `_meta`."""
     beginning = _context_beginning if len(session.context.workspace) <= _SHORT else _encoded_beginning
-    return msgspec.Raw(
-        beginning(session.id, session.principal, session.client.name, session.context) + correlation.encode() + b'"}'
-    )
+    return ContextMeta(beginning(session.id, session.principal, session.client.name, session.context))
 
 
 def _encoded_beginning(session_id: str, principal: Principal, agent: str, context: Context) -> bytes:

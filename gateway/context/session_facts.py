@@ -7,10 +7,8 @@ lives. All other values are decided when a session opens, or when its credential
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Literal
 
-import msgspec
-
 from gateway.config.context import ContextSettings, EnvironmentValue, FieldSettings
-from gateway.context.facts import built_in, context_meta, facts_of
+from gateway.context.facts import ContextMeta, built_in, context_meta, facts_of
 from session_store import Session, Source
 from transports.jsonrpc import encode
 
@@ -27,7 +25,7 @@ class SessionFacts:
         self._in_log = self._told("log")
         self._in_audit = self._told("audit")
         # Decided once: each call of a client needs it.
-        self.meta: Callable[[Session, str], msgspec.Raw] = self._meta if self._in_meta else context_meta
+        self.meta: Callable[[Session], ContextMeta] = self._meta if self._in_meta else context_meta
 
     def _told(self, where: Literal["meta", "log", "audit"]) -> tuple[str, ...]:
         return tuple(name for name, field in self._fields.items() if where in field.to)
@@ -83,10 +81,9 @@ class SessionFacts:
             "token_hash": session.token_hash,
         }
 
-    def _meta(self, session: Session, correlation: str) -> msgspec.Raw:
+    def _meta(self, session: Session) -> ContextMeta:
         """The value of `gateway.context.facts.CONTEXT_KEY` in the `_meta` of messages to servers."""
-        beginning = bytes(context_meta(session, correlation))[:-1]
-        return msgspec.Raw(beginning + b"," + encode(self._shown_in_meta(session))[1:])
+        return ContextMeta(context_meta(session).before, b'",' + encode(self._shown_in_meta(session))[1:])
 
     def _shown_in_meta(self, session: Session) -> dict[str, dict[str, str]]:
         if not self._in_meta:

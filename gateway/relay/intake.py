@@ -206,10 +206,13 @@ class Intake:
         held = 0
         if live is not None:
             held = self._room_for(live, request.body_bytes)  # no await from here to `CallReply`, which counts as use
-        seen = None if live is None else with_context(live.session, exchange.context)
         decision = decision_on(request, exchange)
-        said = without_our_keys(meta_of(params)) if decision is None else decision.meta
-        meta = self._watching.begin(exchange, request, self._with_facts(said, seen, who.correlation), who.correlation)
+        if decision is None:
+            seen = None if live is None else with_context(live.session, exchange.context)
+            meta = self.meta(params, seen, who.correlation)
+        else:
+            meta = decision.meta_with(who.correlation, self._context_meta)
+        meta = self._watching.begin(exchange, request, meta, who.correlation)
         events = self._events if request.era is LEGACY else None
         return CallReply(exchange, live, headers, events=events, cluster=self._cluster, held=held), meta
 
@@ -232,11 +235,8 @@ class Intake:
     def meta(self, params: Object, session: Session | None, correlation: str) -> Object:
         """The `_meta` for the server: the client's, without the gateway's keys, and with the facts of the session.
         `session` has the context of the request (`gateway.context.facts.with_context`)."""
-        return self._with_facts(without_our_keys(meta_of(params)), session, correlation)
-
-    def _with_facts(self, meta: Object, session: Session | None, correlation: str) -> Object:
-        """The client's `_meta` with the facts of the session."""
-        return meta if session is None else meta | {CONTEXT_KEY: self._context_meta(session, correlation)}
+        meta = without_our_keys(meta_of(params))
+        return meta if session is None else meta | {CONTEXT_KEY: self._context_meta(session).of(correlation)}
 
     def _room_for(self, live: LiveSession, size: int) -> int:
         """The bytes that count for one more call with a body of this size. Raises `Refused`: there is no room."""

@@ -5,15 +5,19 @@ until that way would come to another one: this is asked on each call, of the ses
 the server (`Route.conversation_for`).
 """
 
+from collections.abc import Callable
+
 from gateway.calls.exchange import Exchange
-from gateway.context.facts import without_our_keys
+from gateway.context.facts import CONTEXT_KEY, ContextMeta, with_context, without_our_keys
 from gateway.identity.request_context import RequestContext
 from gateway.protocol.capabilities import Caller
 from gateway.protocol.params import meta_of
 from gateway.relay.route import Route
 from gateway.sessions.attach import Resolved
 from gateway.sessions.resolve import SessionResolver
+from session_store import Session
 from transports.inbound_port import Request
+from transports.jsonrpc import Object
 
 __all__ = ["StandingDecision", "decision_on", "standing_decision"]
 
@@ -24,11 +28,11 @@ class StandingDecision:
     """The session of a call, and what its client says of itself in the head and in `_meta`.
 
     `resolved` is None for a request without a session. `caller` is None for a legacy client, `headers` give the client
-    its session. `takes_tasks`: the client declares that it does; `names_session`: results have the session. `meta` is
-    what the server gets of the client's `_meta`. `route` is None until a call was sent at once.
+    its session. `takes_tasks`: the client declares that it does; `names_session`: results have the session.
+    `route` is None until a call was sent at once.
     """
 
-    __slots__ = ("caller", "headers", "meta", "names_session", "resolved", "route", "takes_tasks")
+    __slots__ = ("_facts", "_meta", "caller", "headers", "names_session", "resolved", "route", "takes_tasks")
 
     def __init__(
         self,
@@ -41,7 +45,8 @@ class StandingDecision:
         names_session: bool = False,
     ) -> None:
         self.resolved = resolved
-        self.meta = without_our_keys(meta_of(request.params))
+        self._meta = without_our_keys(meta_of(request.params))
+        self._facts: ContextMeta | None = None
         self.headers = headers
         self.caller = caller
         self.takes_tasks = takes_tasks
@@ -49,6 +54,14 @@ class StandingDecision:
         self.route: Route | None = None
         if request.standing is not None:
             request.standing.keep(self)
+
+    def meta_with(self, correlation: str, facts_of: Callable[[Session], ContextMeta]) -> Object:
+        """The `_meta` for the server: the client's, and the facts of the session, which has the context of the request.
+        `facts_of` is `SessionFacts.meta`."""
+        assert self.resolved is not None
+        if self._facts is None:
+            self._facts = facts_of(with_context(self.resolved.live.session, self.resolved.context))
+        return self._meta | {CONTEXT_KEY: self._facts.of(correlation)}
 
     def sent_by(self, route: Route) -> None:
         """A call was sent by that route."""

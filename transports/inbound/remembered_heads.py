@@ -57,21 +57,27 @@ _ABOUT_FRAMING: Final = frozenset({b"expect", b"te", b"trailer", b"transfer-enco
 class Template(msgspec.Struct, frozen=True):
     """A head without the digits of its Content-Length, and without its `traceparent` if it has one of the usual form.
 
-    `parts` are the bytes around these holes. `holes` says of each whether it is the trace.
+    `before` has the bytes before each of these holes, how many they are, and whether the hole is the trace. `last` are
+    the bytes behind the last one. `headers` is how many headers it has.
     """
 
-    parts: tuple[bytes, ...]
-    holes: tuple[bool, ...]
+    before: tuple[tuple[bytes, int, bool], ...]
+    last: bytes
     headers: int
+
+    @property
+    def parts(self) -> tuple[bytes, ...]:
+        """The bytes around the holes."""
+        return (*(part for part, _, _ in self.before), self.last)
 
     def read(self, data: bytes) -> tuple[int, int, bytes] | None:
         """Where the head ends in data that begins with it, the length of its body, and its trace. None: the data begins
         with something else, or the head is not complete."""
         place, length, trace = 0, 0, b""
-        for part, is_trace in zip(self.parts, self.holes, strict=False):  # behind the last part is no hole
+        for part, size, is_trace in self.before:
             if not data.startswith(part, place):
                 return None
-            place += len(part)
+            place += size
             if is_trace:
                 end = place + _TRACE_BYTES
                 trace = data[place:end]
@@ -82,7 +88,7 @@ class Template(msgspec.Struct, frozen=True):
                 if end < 0 or (length := _length(data[place:end])) < 0:
                     return None
             place = end
-        last = self.parts[-1]
+        last = self.last
         return (place + len(last), length, trace) if data.startswith(last, place) else None
 
     @property
@@ -126,7 +132,8 @@ def _cut(head: bytes) -> Template | None:
     ends = [0, *(end for (_, end), _ in holes)]
     begins = [*(begin for (begin, _), _ in holes), len(head)]
     parts = tuple(head[begin:end] for begin, end in zip(ends, begins, strict=True))
-    return Template(parts, tuple(is_trace for _, is_trace in holes), head.count(b"\r\n") - 2)
+    before = tuple((part, len(part), is_trace) for part, (_, is_trace) in zip(parts, holes, strict=False))
+    return Template(before, parts[-1], head.count(b"\r\n") - 2)
 
 
 def _length(digits: bytes) -> int:

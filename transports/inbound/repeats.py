@@ -204,9 +204,8 @@ class Repeats:
         else:
             begun.answer.replies.when_ready(functools.partial(self._ready, begun), begun.quiet_at)
 
-    def _ready(self, begun: BegunPost, waited: asyncio.Future[None]) -> None:
+    def _ready(self, begun: BegunPost, is_quiet: bool) -> None:  # the queue calls it
         """A frame has come, or none for too long, or none will."""
-        is_quiet = waited.exception() is not None
         if begun is not self._begun:
             return  # its task has it
         if is_quiet:

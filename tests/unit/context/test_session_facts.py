@@ -59,14 +59,14 @@ def test_each_field_says_where_its_value_comes_from() -> None:
 @requirement("ctx.open")
 def test_only_fields_that_are_opted_in_leave_by_meta_log_and_audit() -> None:
     one = session(metadata={"ticket": "T"})
-    told = json.loads(bytes(FACTS.meta(one, "c-1")))
+    told = json.loads(bytes(FACTS.meta(one).of("c-1")))
     assert told["fields"] == {"team": "red", "ticket": "T", "said": "nothing"}
     assert told["fields_provenance"] == {"team": "authenticated", "ticket": "configured", "said": "configured"}
     assert told["correlation_id"] == "c-1" and told["workspace"] == "w"
     assert FACTS.all_of(one, "c-1")["fields"] == FACTS.claims(one)["fields"] == told["fields"]
     assert (FACTS.logged(one), FACTS.audited(one)) == ({"team": "red"}, {"ticket": "T"})
     plain = SessionFacts(ContextSettings(), {})
-    assert "fields" not in json.loads(bytes(plain.meta(one, "c-1"))) and plain.claims(one) == {}
+    assert "fields" not in json.loads(bytes(plain.meta(one).of("c-1"))) and plain.claims(one) == {}
 
 
 @requirement("ctx.env")
@@ -80,7 +80,7 @@ def test_a_missing_fact_is_an_empty_string() -> None:
 def test_a_workspace_that_nobody_names_has_no_provenance() -> None:
     for workspace, source in (("w", "announced"), ("", "")):
         one = session(context=Context(workspace=workspace))
-        for told in (FACTS.all_of(one, "c-1"), json.loads(bytes(FACTS.meta(one, "c-1")))):
+        for told in (FACTS.all_of(one, "c-1"), json.loads(bytes(FACTS.meta(one).of("c-1")))):
             assert (told["workspace"], told["workspace_provenance"]) == (workspace, source)
 
 
