@@ -102,6 +102,8 @@ class RateLimits:
         Raises:
             Refused: 429, with the time to wait.
         """
+        if self._principals is None:  # and none of addresses: they have one setting
+            return None
         if principal.is_anonymous:
             return self._count(self._addresses, client)
         return self._count(self._principals, principal)

@@ -76,9 +76,11 @@ class Dispatch:
     def send_in(conversation: Conversation, route: Route, call: Call) -> bool:
         """Send a call by a route that is decided, in its conversation. If False, nothing was sent: something has to be
         awaited first. Raises: as `send_now`."""
-        upstream, live = route.upstream, call.live
-        if conversation.era is not call.era and (live is None or _waits_between_eras(upstream, live, call)):
-            return False
+        upstream = route.upstream
+        if conversation.era is not call.era:
+            live = call.live
+            if live is None or _waits_between_eras(upstream, live, call):
+                return False
         params = params_of(route.admitted, call)
         if not isinstance(params, dict):
             params = at_once(params)

@@ -65,6 +65,11 @@ class CallReply:
     body in bytes, which counts for the session until `done`.
     """
 
+    __slots__ = (
+        *("_cluster", "_events", "_exchange", "_is_recorded", "_stream", "_use"),
+        *("headers", "live", "replies"),
+    )
+
     def __init__(
         self,
         exchange: Exchange,

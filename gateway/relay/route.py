@@ -6,6 +6,7 @@ import msgspec
 
 from gateway.calls.call import Call
 from gateway.calls.conversation import Conversation
+from gateway.calls.live_session import live_session_of
 from gateway.relay.admission import Admitted
 from gateway.relay.admitted_tool import AdmittedTool
 from gateway.upstreams.upstream import ConfiguredUpstream
@@ -40,7 +41,7 @@ class Route:
         Raises:
             UpstreamUnavailable: the session has ended.
         """
-        live, upstream, tool = call.live, self.upstream, self.admitted
+        live, upstream, tool = live_session_of(call.exchange), self.upstream, self.admitted
         era = upstream.era_now(call.era)
         if live is None or era is None or not isinstance(tool, AdmittedTool):
             return None

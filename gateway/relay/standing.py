@@ -82,6 +82,6 @@ def decision_on(request: Request, exchange: Exchange) -> StandingDecision | None
     """The decision on a call that is about to be sent; None if none is kept for those that are like it."""
     found: StandingDecision | None = None if request.standing is None else request.standing.kept
     resolved = None if found is None else found.resolved
-    if resolved is None or exchange.live is not resolved.live or type(exchange) is not Exchange:
+    if resolved is None or exchange.live is not resolved.live or exchange.context is not resolved.context:
         return None
-    return found if exchange.context is resolved.context else None
+    return found if type(exchange) is Exchange else None
