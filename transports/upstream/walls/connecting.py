@@ -1,0 +1,151 @@
+"""Makes connections on the sockets of another process, and says later how they went if they take long.
+
+A socket that is shared between two processes has one set of flags. So that no server can hold the gate up, a blocking
+socket is non-blocking while its connection is made, and its process goes on waiting. Knows no policy.
+"""
+
+import contextlib
+import ctypes
+import errno
+import os
+import select
+import socket
+import struct
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Final
+
+from transports.upstream.walls.notifications import Listener, Notification
+
+__all__ = ["MAX_WAITING", "Connections", "connect"]
+
+MAX_WAITING: Final = 128
+"""Blocking sockets of one server whose connections are being made, at most. Each costs a descriptor."""
+
+_RETRY_S: Final = 0.02
+_SWEEP_S: Final = 1.0
+_TIME: Final = struct.Struct("@ll")  # struct timeval
+
+_libc: Any = ctypes.CDLL(None, use_errno=True)
+
+
+@dataclass(slots=True)
+class _Waiting:
+    """A process that waits for its connection. `again` is called until it no longer answers EAGAIN (Unix sockets)."""
+
+    notification: Notification
+    socket: socket.socket
+    deadline: float | None
+    again: Callable[[], int] | None
+
+
+def connect(fd: int, address: bytes) -> int:
+    """connect(2) with an address as bytes. The errno, or 0."""
+    return 0 if _libc.connect(fd, address, len(address)) == 0 else ctypes.get_errno()
+
+
+class Connections:
+    """The connections that are being made. `poller` is told which sockets to wait for."""
+
+    def __init__(self, listener: Listener, poller: select.poll) -> None:
+        self._listener = listener
+        self._poller = poller
+        self._waiting: dict[int, _Waiting] = {}
+        self._inodes: dict[int, int] = {}
+        self._next_sweep = 0.0
+
+    def make(self, notification: Notification, theirs: socket.socket, attempt: Callable[[], int]) -> None:
+        """Run the attempt, which returns an errno or 0, and answer now or when the socket is ready. Owns the socket."""
+        fd = theirs.fileno()
+        if (earlier := self._inodes.get(os.fstat(fd).st_ino)) is not None:
+            self._repeat(notification, theirs, self._waiting[earlier])
+            return
+        blocking = os.get_blocking(fd)
+        if blocking and len(self._waiting) >= MAX_WAITING:
+            self._forget_dead()
+        if blocking and len(self._waiting) >= MAX_WAITING:
+            self._end(notification, theirs, errno.EAGAIN)
+            return
+        os.set_blocking(fd, False)  # also where it was: a process that changes this now must not make us wait
+        error = attempt()
+        if not blocking:
+            self._end(notification, theirs, error)
+        elif error in (errno.EINPROGRESS, errno.EALREADY):
+            self._wait(notification, theirs, None)
+            self._poller.register(fd, select.POLLOUT)
+        elif error == errno.EAGAIN and theirs.family == socket.AF_UNIX:  # its listener is busy
+            self._wait(notification, theirs, attempt)
+        else:
+            self._restore(theirs)
+            self._end(notification, theirs, error)
+
+    def ready(self, fd: int) -> None:
+        """A socket that is waited for has been connected, or has failed."""
+        waiting = self._waiting.get(fd)
+        if waiting is None:
+            return
+        if not self._listener.is_valid(waiting.notification):  # a signal: the process asks for the result itself
+            self._finish(fd, None)
+        else:
+            self._finish(fd, waiting.socket.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR))
+
+    def sweep(self) -> float | None:
+        """Do what is due, and return the seconds until something is: None if nothing waits."""
+        now = time.monotonic()
+        if now >= self._next_sweep:
+            self._next_sweep = now + _SWEEP_S
+            self._forget_dead()
+        for fd, waiting in tuple(self._waiting.items()):
+            if waiting.deadline is not None and now >= waiting.deadline:
+                self._finish(fd, errno.EAGAIN if waiting.again else errno.EINPROGRESS)
+            elif waiting.again is not None and (error := waiting.again()) != errno.EAGAIN:
+                self._finish(fd, error)
+        if any(waiting.again or waiting.deadline for waiting in self._waiting.values()):
+            return _RETRY_S
+        return _SWEEP_S if self._waiting else None
+
+    def close(self) -> None:
+        """Give up all that wait."""
+        for fd in tuple(self._waiting):
+            self._finish(fd, None)
+
+    def _forget_dead(self) -> None:
+        for fd, waiting in tuple(self._waiting.items()):
+            if not self._listener.is_valid(waiting.notification):
+                self._finish(fd, None)
+
+    def _repeat(self, notification: Notification, theirs: socket.socket, earlier: _Waiting) -> None:
+        """A second call for a socket whose connection is being made: after a signal, or by another thread."""
+        if self._listener.is_valid(earlier.notification):
+            self._end(notification, theirs, errno.EALREADY)
+        else:
+            earlier.notification = notification
+            theirs.close()
+
+    def _wait(self, notification: Notification, theirs: socket.socket, again: Callable[[], int] | None) -> None:
+        seconds, micros = _TIME.unpack(theirs.getsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, _TIME.size))
+        limit = seconds + micros / 1e6
+        fd = theirs.fileno()
+        self._waiting[fd] = _Waiting(notification, theirs, time.monotonic() + limit if limit else None, again)
+        self._inodes[os.fstat(fd).st_ino] = fd
+
+    def _finish(self, fd: int, error: int | None) -> None:
+        """Forget the socket. None: nobody waits for an answer."""
+        waiting = self._waiting.pop(fd)
+        self._inodes.pop(os.fstat(fd).st_ino, None)
+        with contextlib.suppress(KeyError):  # retried sockets are not polled
+            self._poller.unregister(fd)
+        self._restore(waiting.socket)
+        if error is None:
+            waiting.socket.close()
+        else:
+            self._end(waiting.notification, waiting.socket, error)
+
+    @staticmethod
+    def _restore(theirs: socket.socket) -> None:
+        os.set_blocking(theirs.fileno(), True)
+
+    def _end(self, notification: Notification, theirs: socket.socket, error: int) -> None:
+        theirs.close()
+        self._listener.answer(notification, error)

@@ -1,0 +1,132 @@
+"""The gate: answers the calls with which a walled process connects and listens.
+
+Runs as a thread of the process's own reaper, so a server that floods its gate slows down nobody else's, and one that
+holds it up is still ended by the reaper's main thread. What is answered stands in `network_calls.py`.
+
+The *channel* leads to the gateway: a Unix socket of packets (SOCK_SEQPACKET), each a JSON object. To the gateway:
+`{"resolve": true}` with the descriptor of a stream on which a program asks a resolver (DNS over TCP), and
+`{"refused": [{"kind", "what", "why", "count"}]}`. From it: `{"reachable": [[address, ports or null, seconds]]}`.
+"""
+
+import _thread
+import errno
+import json
+import select
+import socket
+import time
+from typing import Final
+
+from transports.upstream.walls.connecting import Connections
+from transports.upstream.walls.network_calls import NetworkCalls
+from transports.upstream.walls.notifications import Listener
+from transports.upstream.walls.reach import ReachRules
+from transports.upstream.walls.refusals import Refusals
+from transports.upstream.walls.routes import is_local
+from transports.upstream.walls.spec import Reach
+
+__all__ = ["NOTIFIED", "Gate"]
+
+NOTIFIED: Final = ("connect", "listen")
+"""The system calls that the filter of a process with a `Reach` has to announce."""
+
+_MAX_PACKET_BYTES: Final = 65_536
+_MAX_PACKETS: Final = 64
+
+
+class Gate:
+    """The gate of one server. `fd` is the listener of its filter, `channel` leads to the gateway. Owns both."""
+
+    def __init__(self, fd: int, reach: Reach, channel: socket.socket) -> None:
+        self._listener = Listener(fd)
+        self._channel = channel
+        channel.setblocking(False)
+        self._rules = ReachRules(reach, is_local=is_local, clock=time.monotonic)
+        self._poller = select.poll()
+        self._poller.register(fd, select.POLLIN)
+        self._poller.register(channel, select.POLLIN)
+        self._is_heard = True  # the gateway has not closed its end of the channel
+        self._refusals = Refusals()
+        self._connections = Connections(self._listener, self._poller)
+        self._calls = NetworkCalls(
+            reach,
+            listener=self._listener,
+            connections=self._connections,
+            rules=self._rules,
+            refused=self._refusals.add,
+            resolve=self._send_client,
+        )
+        self._ended = _thread.allocate_lock()
+
+    def start(self) -> None:
+        """Serve in a thread, until no process with the filter is left."""
+        self._ended.acquire()
+        _thread.start_new_thread(self._run, ())
+
+    def finish(self, timeout_s: float) -> None:
+        """Wait until the last refusals have been sent. Called once every process with the filter has ended."""
+        self._ended.acquire(timeout=timeout_s)
+
+    def _run(self) -> None:
+        try:
+            while self._turn():
+                pass
+        finally:
+            # Calls that wait, and later ones, now fail with ENOSYS: without a gate nothing is reached.
+            self._connections.close()
+            self._listener.close()
+            self._send_refusals(everything=True)
+            self._channel.close()
+            self._ended.release()
+
+    def _turn(self) -> bool:
+        times = (self._connections.sweep(), self._refusals.due_in(time.monotonic()))
+        ready = dict(self._poller.poll(min((1_000 * each + 1 for each in times if each is not None), default=None)))
+        announced = ready.pop(self._listener.fd, 0)
+        self._learn()  # before the calls: an address is announced here before the program learns it
+        for fd in ready:
+            self._connections.ready(fd)
+        if announced & select.POLLIN:
+            notification = self._listener.receive()
+            if notification is not None:
+                self._calls.decide(notification)
+        elif announced:  # every process with the filter has ended
+            return False
+        self._send_refusals(everything=False)
+        return True
+
+    def _learn(self) -> None:
+        """Take what the gateway says is reachable."""
+        for _ in range(_MAX_PACKETS if self._is_heard else 0):
+            try:
+                packet = self._channel.recv(_MAX_PACKET_BYTES)
+            except BlockingIOError:
+                return
+            except OSError:
+                packet = b""
+            if not packet:
+                self._is_heard = False
+                self._poller.unregister(self._channel)
+                return
+            for address, ports, seconds in json.loads(packet)["reachable"]:
+                self._rules.learn(address, ports, seconds)
+
+    def _send_client(self, client: socket.socket) -> int:
+        """Hand a program that asks a resolver to the gateway's. An errno, or 0."""
+        try:
+            socket.send_fds(self._channel, [b'{"resolve": true}'], [client.fileno()])
+        except BlockingIOError:  # the gateway has enough of them
+            return errno.ECONNREFUSED
+        except OSError as error:
+            return error.errno or errno.EIO
+        return 0
+
+    def _send_refusals(self, *, everything: bool) -> None:
+        refused = self._refusals.take(time.monotonic(), everything=everything)
+        if refused:
+            try:
+                self._channel.send(json.dumps({"refused": refused}).encode())
+            except BlockingIOError:
+                for each in refused:
+                    self._refusals.add(each["kind"], each["what"], each["why"], each["count"])
+            except OSError:
+                pass  # the gateway is gone

@@ -1,0 +1,209 @@
+"""Decides and makes connect(2) and listen(2) for a walled process.
+
+The address is copied from the process, and the socket is a descriptor of our own: whatever the process changes while
+the decision is made changes nothing. A connection to port 53, wherever it is meant to go, is made with a new socket on
+loopback instead, whose other end goes to the gateway's resolver. So a program keeps the socket that it has made, with
+all options, and finds an Internet address on both of its ends, as resolver libraries want it.
+"""
+
+import contextlib
+import errno
+import ipaddress
+import os
+import socket
+import struct
+from collections.abc import Callable
+from typing import Final, Protocol
+
+from transports.upstream.walls.connecting import Connections, connect
+from transports.upstream.walls.notifications import Listener, Notification, duplicate, read_memory
+from transports.upstream.walls.reach import Address, ReachRules, kind_of, shown, unwrapped
+from transports.upstream.walls.routes import listeners
+from transports.upstream.walls.socket_addresses import MAX_BYTES, Disconnect, InternetAddress, UnixPath, read_address
+from transports.upstream.walls.spec import Reach
+from transports.upstream.walls.system_calls import numbers
+from transports.upstream.walls.unix_paths import is_within, open_socket, resolved
+
+__all__ = ["NetworkCalls"]
+
+_DNS_PORT: Final = 53
+_ACCEPT_S: Final = 0.5
+_MAX_OWN_LISTENERS: Final = 64
+_INTERNET: Final = (socket.AF_INET, socket.AF_INET6)
+_TCP: Final = (socket.IPPROTO_TCP, 262)  # 262: IPPROTO_MPTCP
+_QUIET: Final = ("/run/nscd/socket", "/var/run/nscd/socket", "/run/systemd/resolve/io.systemd.Resolve")
+"""The C library tries these before it asks a resolver. To refuse them is worth no message."""
+
+_DISCONNECT: Final = struct.pack("=H14x", socket.AF_UNSPEC)
+
+
+class Refused(Protocol):
+    def __call__(self, kind: str, what: str, why: str) -> None: ...
+
+
+class NetworkCalls:
+    """Answers the calls of one server. `resolve` takes a program that asks a resolver, and returns an errno or 0."""
+
+    def __init__(
+        self,
+        reach: Reach,
+        *,
+        listener: Listener,
+        connections: Connections,
+        rules: ReachRules,
+        refused: Refused,
+        resolve: Callable[[socket.socket], int],
+    ) -> None:
+        self._sockets = reach.sockets
+        self._ports = reach.listen
+        self._listener = listener
+        self._connections = connections
+        self._rules = rules
+        self._refused = refused
+        self._resolve = resolve
+        self._own_listeners: dict[int, None] = {}  # inodes, the oldest first
+        calls = numbers()
+        self._handlers = {calls["connect"]: self._connect, calls["listen"]: self._listen}
+
+    def decide(self, notification: Notification) -> None:
+        """Answer the call, now or when its connection has been made. No error of a call ends the gate."""
+        error: int | None = errno.EACCES
+        try:
+            with contextlib.ExitStack() as unless_kept:
+                theirs = self._theirs(notification)
+                unless_kept.callback(theirs.close)
+                if not self._listener.is_valid(notification):  # the thread's number may mean another one by now
+                    return
+                error = self._handlers[notification.number](notification, theirs)
+                if error is None:
+                    unless_kept.pop_all()
+        except OSError as failed:
+            error = failed.errno or errno.EACCES
+        except (ValueError, LookupError):
+            error = errno.EACCES
+        if error is not None:
+            self._listener.answer(notification, error)
+
+    @staticmethod
+    def _theirs(notification: Notification) -> socket.socket:
+        fd = notification.arguments[0] & 0xFFFF_FFFF  # the kernel takes it as an int
+        if fd > 0x7FFF_FFFF:
+            raise OSError(errno.EBADF, os.strerror(errno.EBADF))
+        ours = duplicate(notification.thread, fd)
+        try:
+            return socket.socket(fileno=ours)
+        except OSError:  # ENOTSOCK
+            os.close(ours)
+            raise
+
+    def _connect(self, notification: Notification, theirs: socket.socket) -> int | None:
+        """An errno, or None if the connection is being made."""
+        _, pointer, size, *_ = notification.arguments
+        size &= 0xFFFF_FFFF
+        if size > MAX_BYTES:
+            return errno.EINVAL
+        given = read_address(read_memory(notification.thread, pointer, size), theirs.family)
+        path = resolved(given.path, notification.thread) if isinstance(given, UnixPath) else ""
+        if not self._listener.is_valid(notification):  # that was read from another one
+            return errno.ESRCH
+        if isinstance(given, UnixPath):
+            return self._connect_unix(notification, theirs, given.path, path)
+        if theirs.type != socket.SOCK_STREAM or theirs.proto not in _TCP:
+            return errno.EACCES
+        if isinstance(given, Disconnect):
+            return connect(theirs.fileno(), _DISCONNECT)
+        return self._connect_internet(notification, theirs, given)
+
+    def _connect_internet(self, notification: Notification, theirs: socket.socket, to: InternetAddress) -> int | None:
+        if to.port == _DNS_PORT:
+            self._connections.make(notification, theirs, lambda: self._connect_resolver(theirs))
+            return None
+        final = unwrapped(to.address)
+        own: set[int] = set()
+        if (why := self._rules.refusal(to.address, to.port)) is not None:
+            own = self._own(final, to.port)
+            if not own:
+                self._refused("connect", shown(final, to.port), why)
+                return errno.EACCES
+        self._connections.make(notification, theirs, lambda: self._attempt(theirs, to, own))
+        return None
+
+    def _attempt(self, theirs: socket.socket, to: InternetAddress, own: set[int]) -> int:
+        error = connect(theirs.fileno(), to.raw)
+        if own and error in (0, errno.EINPROGRESS) and self._own(unwrapped(to.address), to.port) != own:
+            connect(theirs.fileno(), _DISCONNECT)  # another process has taken the port in between
+            return errno.ECONNREFUSED
+        return error
+
+    def _own(self, address: Address, port: int) -> set[int]:
+        """The sockets of this very server that listen there; empty if another process listens there too."""
+        if not self._own_listeners or kind_of(address)[0] != "loopback":
+            return set()
+        found = listeners(address, port)
+        return found if found <= self._own_listeners.keys() else set()
+
+    def _connect_resolver(self, theirs: socket.socket) -> int:
+        """Connect the socket to one of our own on loopback, and give the accepted end to the resolver."""
+        with socket.socket(theirs.family) as meeting:
+            meeting.bind(("127.0.0.1" if theirs.family == socket.AF_INET else "::1", 0))
+            meeting.listen(1)
+            meeting.settimeout(_ACCEPT_S)
+            error = connect(theirs.fileno(), _raw(meeting.getsockname(), theirs.family))
+            if error not in (0, errno.EINPROGRESS):
+                return error
+            try:
+                while True:  # whoever else finds the port is not let in
+                    client, peer = meeting.accept()
+                    with client:
+                        if peer == theirs.getsockname():
+                            return self._resolve(client) or error
+            except OSError:
+                return errno.ECONNREFUSED
+
+    def _connect_unix(self, notification: Notification, theirs: socket.socket, given: str, path: str) -> int | None:
+        if theirs.type not in (socket.SOCK_STREAM, socket.SOCK_SEQPACKET):
+            return errno.EACCES
+        if not is_within(path, self._sockets):
+            if given in _QUIET:
+                return errno.ENOENT
+            self._refused("socket", path, "not granted")
+            return errno.EACCES
+        self._connections.make(notification, theirs, lambda: _attempt_unix(theirs, path))
+        return None
+
+    def _listen(self, notification: Notification, theirs: socket.socket) -> int:
+        backlog = notification.arguments[1] & 0xFFFF
+        if theirs.family in _INTERNET:
+            address, port = theirs.getsockname()[:2]
+            is_loopback = kind_of(ipaddress.ip_address(address))[0] == "loopback"
+            if not port or (port not in self._ports and not (is_loopback and 0 in self._ports)):
+                self._refused("listen", str(port), "not granted")
+                return errno.EACCES
+        elif theirs.family != socket.AF_UNIX:
+            return errno.EACCES
+        theirs.listen(backlog)
+        self._own_listeners[os.fstat(theirs.fileno()).st_ino] = None
+        if len(self._own_listeners) > _MAX_OWN_LISTENERS:
+            del self._own_listeners[next(iter(self._own_listeners))]
+        return 0
+
+
+def _attempt_unix(theirs: socket.socket, path: str) -> int:
+    """Connect to what the path names now, through a descriptor: the path itself might be another's a moment later."""
+    try:
+        named = open_socket(path)
+    except OSError as error:
+        return error.errno or errno.EACCES
+    try:
+        at = struct.pack("=H", socket.AF_UNIX) + f"/proc/self/fd/{named}".encode() + b"\0"
+        return connect(theirs.fileno(), at)
+    finally:
+        os.close(named)
+
+
+def _raw(name: tuple[str, int], family: int) -> bytes:
+    """A socket's name as the kernel takes it."""
+    head = struct.pack("=H", family) + struct.pack("!H", name[1])
+    if family == socket.AF_INET:
+        return head + socket.inet_pton(family, name[0]) + bytes(8)
+    return head + bytes(4) + socket.inet_pton(family, name[0]) + bytes(4)

@@ -1,0 +1,125 @@
+"""Seccomp's user notifications (Linux 5.14): a process waits in a system call until another one has decided it.
+
+Knows the kernel's structures, and nothing of what is decided. What a process passes by pointer can change while the
+decision is made, so nothing here lets such a call go on: the decider acts itself, on copies, and answers the result.
+"""
+
+import contextlib
+import ctypes
+import errno
+import fcntl
+import os
+import struct
+from typing import Final, NamedTuple
+
+from transports.upstream.walls.system_calls import call
+
+__all__ = ["Listener", "Notification", "duplicate", "read_memory"]
+
+# linux/seccomp.h, as x86_64 and aarch64 number their ioctls.
+_RECEIVE: Final = 0xC050_2100
+_ANSWER: Final = 0xC018_2101
+_IS_VALID: Final = 0x4008_2102
+_NOTIFICATION: Final = struct.Struct("=QIIiIQ6Q")  # id, thread, flags, number, machine, instruction, arguments
+_RESPONSE: Final = struct.Struct("=QqiI")  # id, value, error, flags
+_CONTINUE: Final = 1
+_PIDFD_THREAD: Final = os.O_EXCL  # Linux 6.9
+
+
+class Notification(NamedTuple):
+    """A system call that waits. `thread` is the number of the calling thread, as this process sees it."""
+
+    id: int
+    thread: int
+    number: int
+    arguments: tuple[int, ...]
+
+
+class Listener:
+    """The descriptor on which the calls of a filter are announced. Owns it."""
+
+    def __init__(self, fd: int) -> None:
+        self.fd = fd
+        os.set_inheritable(fd, False)
+
+    def receive(self) -> Notification | None:
+        """Take the next call. None if its thread has died. Only called while the descriptor is readable."""
+        buffer = bytearray(_NOTIFICATION.size)
+        try:
+            fcntl.ioctl(self.fd, _RECEIVE, buffer, True)
+        except OSError as error:
+            if error.errno in (errno.ENOENT, errno.EINTR):
+                return None
+            raise
+        number, thread, _, system_call, _, _, *arguments = _NOTIFICATION.unpack(buffer)
+        return Notification(number, thread, system_call, tuple(arguments))
+
+    def is_valid(self, notification: Notification) -> bool:
+        """True if the thread still waits in this call: what was looked up by its number since was its own."""
+        try:
+            fcntl.ioctl(self.fd, _IS_VALID, struct.pack("=Q", notification.id))
+        except OSError:
+            return False
+        return True
+
+    def answer(self, notification: Notification, error: int = 0) -> bool:
+        """End the call: it returns 0 or this errno. False if its thread does not wait any more (killed, a signal)."""
+        return self._respond(notification, 0, -error, 0)
+
+    def proceed(self, notification: Notification) -> bool:
+        """Let the kernel make the call. Only for calls without pointers: their arguments cannot have changed."""
+        return self._respond(notification, 0, 0, _CONTINUE)
+
+    def close(self) -> None:
+        """Waiting and later calls fail with ENOSYS."""
+        with contextlib.suppress(OSError):
+            os.close(self.fd)
+
+    def _respond(self, notification: Notification, value: int, error: int, flags: int) -> bool:
+        try:
+            fcntl.ioctl(self.fd, _ANSWER, _RESPONSE.pack(notification.id, value, error, flags))
+        except OSError:
+            return False
+        return True
+
+
+class _Span(ctypes.Structure):
+    """struct iovec"""
+
+    _fields_ = (("base", ctypes.c_void_p), ("length", ctypes.c_size_t))
+
+
+def read_memory(thread: int, address: int, size: int) -> bytes:
+    """Copy memory of another process. Raises `OSError`: EFAULT if any of it is not readable there."""
+    buffer = ctypes.create_string_buffer(size)
+    here = _Span(ctypes.addressof(buffer), size)
+    there = _Span(address, size)
+    # An address beyond the address space is EFAULT as well, from the kernel itself.
+    if call("process_vm_readv", thread, ctypes.byref(here), 1, ctypes.byref(there), 1, 0) != size:
+        raise OSError(errno.EFAULT, os.strerror(errno.EFAULT))
+    return buffer.raw
+
+
+def duplicate(thread: int, fd: int) -> int:
+    """A descriptor of our own for what another process's descriptor refers to. Raises `OSError` (EBADF, ESRCH, EPERM).
+
+    EPERM: the process has made itself undumpable, so that we may not look into it.
+    """
+    try:
+        process = os.pidfd_open(thread, _PIDFD_THREAD)
+    except OSError as error:
+        if error.errno != errno.EINVAL:
+            raise
+        process = os.pidfd_open(_process_of(thread))
+    try:
+        return call("pidfd_getfd", process, fd, 0)
+    finally:
+        os.close(process)
+
+
+def _process_of(thread: int) -> int:
+    with open(f"/proc/{thread}/status", "rb") as file:
+        for line in file:
+            if line.startswith(b"Tgid:"):
+                return int(line[5:])
+    raise OSError(errno.ESRCH, os.strerror(errno.ESRCH))
