@@ -4,7 +4,8 @@ It runs beside the gateway as a process of its own (`python -I -S -X utf8 fork_s
 modules only: it knows nothing of asyncio, MCP or the gateway. It plays two parts.
 
 The *fork server* is the program as started. On the Unix stream socket FD it receives one byte per server to start, with
-four descriptors attached: a control socket, and the server's stdin, stdout and stderr. For each it forks a *reaper*.
+four descriptors attached: a control socket, and the server's stdin, stdout and stderr. For each it forks a *reaper*. A
+fifth descriptor is the channel of the server's gate (`walls/gate.py`).
 
 A *reaper* looks after one server. On its control socket it reads one specification, a 4-byte big-endian length and the
 JSON object `{"argv": [...], "env": {...}, "cwd": "..." | null, "walls": {...} | null}`, starts the server behind its
@@ -36,6 +37,7 @@ sys.path.append(os.path.abspath(__file__ + "/../../.."))  # where `transports` i
 
 from transports.upstream.process_tree import HAS_PROC, RESCAN_MS, Wakeups, below, children, kill, prctl
 from transports.upstream.walls.build import WallsFailed, build, check, prepare
+from transports.upstream.walls.gate import Gate
 from transports.upstream.walls.spec import Walls
 
 __all__ = ["main"]
@@ -44,6 +46,7 @@ _PR_SET_PDEATHSIG: Final = 1
 _PR_SET_DUMPABLE: Final = 4
 _PR_SET_CHILD_SUBREAPER: Final = 36
 _MOST_BYTES: Final = 4_000  # of the sentence that says why a start has failed
+_LAST_REFUSALS_S: Final = 1.0
 _RESCAN_MAX_MS: Final = 1_000  # ever less often for one that will not die (uninterruptible sleep, another user's)
 
 # --- the reaper -------------------------------------------------------------------------------------------------------
@@ -52,7 +55,7 @@ _RESCAN_MAX_MS: Final = 1_000  # ever less often for one that will not die (unin
 class _Reaper:
     """Starts, watches and ends one server. `gateway` is a pidfd of the gateway, or None."""
 
-    def __init__(self, control: socket.socket, stdio: list[int], gateway: int | None) -> None:
+    def __init__(self, control: socket.socket, stdio: list[int], channel: list[int], gateway: int | None) -> None:
         prctl(_PR_SET_CHILD_SUBREAPER, 1)  # not inherited through fork(2)
         self._wakeups = Wakeups()
         self._control = control
@@ -62,6 +65,9 @@ class _Reaper:
         self._code: int | None = None
         self._launch: socket.socket | None = None  # says how exec went; None once it has been reported
         self._failed = False
+        self._channel = channel  # at most one descriptor
+        self._walls: Walls | None = None
+        self._gate: Gate | None = None
 
     def run(self) -> None:
         spec = self._read_spec()
@@ -73,6 +79,8 @@ class _Reaper:
         self._kill_everything()  # what the server left behind
         while not self._hear_launch():
             pass
+        if self._gate is not None:
+            self._gate.finish(_LAST_REFUSALS_S)
         if not self._failed:
             self._report({"exited": self._code})
 
@@ -94,7 +102,7 @@ class _Reaper:
         reaper = os.getpid()
         with report:
             try:
-                walls = _walls(spec)
+                self._walls = _walls(spec)
                 self._server = os.fork()
             except (OSError, WallsFailed) as error:
                 why = f"cannot fork: {error.strerror}" if isinstance(error, OSError) else str(error)
@@ -102,7 +110,7 @@ class _Reaper:
                 self._code = -signal.SIGKILL
             else:
                 if self._server == 0:
-                    _become_server(spec, walls, self._stdio, report.fileno(), reaper)
+                    _become_server(spec, self._walls, self._stdio, report.fileno(), reaper)
         for fd in self._stdio:  # or the gateway would never see the end of the server's stdout
             os.close(fd)
 
@@ -170,14 +178,27 @@ class _Reaper:
         if self._launch is None:
             return True
         message, descriptors, _, _ = socket.recv_fds(self._launch, _MOST_BYTES, 1)
-        if descriptors:  # what its filter announces: until a gate answers, such calls fail
-            os.close(descriptors[0])
+        if descriptors:  # on which its filter announces calls
+            self._open_gate(descriptors[0])
             return False
         self._launch.close()
         self._launch = None
         self._failed = bool(message)
         self._report({"failed": message.decode(errors="replace")} if message else {"started": self._server})
         return True
+
+    def _open_gate(self, announced: int) -> None:
+        reach = None if self._walls is None else self._walls.reach
+        if reach is None:
+            os.close(announced)  # such calls fail
+            return
+        if self._channel:
+            channel = socket.socket(fileno=self._channel.pop())
+        else:  # nobody hears what is refused, or resolves names
+            channel, nobody = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+            nobody.close()
+        self._gate = Gate(announced, reach, channel)
+        self._gate.start()
 
     def _report(self, message: dict[str, Any]) -> None:
         with contextlib.suppress(OSError):  # nobody is listening any more: our poll() will see that
@@ -279,10 +300,10 @@ def _open_parent() -> int | None:
 def _fork_reaper(requests: socket.socket, gateway: int | None, wakeups: Wakeups, reapers: set[int]) -> bool:
     """Take one request and fork its reaper. False at the end of the requests."""
     try:
-        request, fds, _, _ = socket.recv_fds(requests, 1, 4)
+        request, fds, _, _ = socket.recv_fds(requests, 1, 5)
     except OSError:
         return False
-    if len(fds) == 4:  # fewer when we ran out of descriptors: closing them tells the gateway
+    if len(fds) >= 4:  # fewer when we ran out of descriptors: closing them tells the gateway
         try:
             pid = os.fork()
         except OSError as error:
@@ -301,7 +322,7 @@ def _become_reaper(fds: list[int], gateway: int | None, requests: socket.socket,
     try:
         requests.close()
         wakeups.close()
-        _Reaper(socket.socket(fileno=fds[0]), fds[1:], gateway).run()
+        _Reaper(socket.socket(fileno=fds[0]), fds[1:4], fds[4:], gateway).run()
         status = 0
     except BaseException:
         sys.excepthook(*sys.exc_info())

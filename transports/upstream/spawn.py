@@ -8,14 +8,16 @@ import os
 import socket
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from types import TracebackType
-from typing import Final, Self
+from typing import Any, Final, Protocol, Self
 
 from transports.upstream.process import KILL_TIMEOUT_S, REAPER_LOST, Command, LineSink, Process, ProcessFailed
+from transports.upstream.walls.spec import Reach
 
-__all__ = ["ForkServer"]
+__all__ = ["ForkServer", "Gates"]
 
 logger = logging.getLogger(__name__)
 
@@ -23,13 +25,24 @@ MAX_LINE_BYTES: Final = 16 << 20
 _PROGRAM: Final = str(Path(__file__).with_name("fork_server.py"))
 
 
+class Gates(Protocol):
+    """The gateway's side of the gates (`walls/gate.py`): resolves names, and hears what is refused."""
+
+    def open(self, channel: socket.socket, *, reach: Reach, fields: Callable[[], Mapping[str, Any]]) -> None:
+        """Serve the channel of a gate until its end. Owns the socket. `fields` returns those of log lines about its
+        process at that moment: "server", and "session" if it has one."""
+        ...
+
+
 class ForkServer:
     """Starts children through one small program, which outlives this process just long enough to end them all.
 
-    The program starts with the first child, and again if it was killed.
+    The program starts with the first child, and again if it was killed. `gates` serves the gates of walled children:
+    without it nothing resolves names for them, and nobody hears what is refused.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, gates: Gates | None = None) -> None:
+        self._gates = gates
         self._fork_server_process: subprocess.Popen[bytes] | None = None
         self._requests: socket.socket | None = None
         self._processes: set[Process] = set()
@@ -59,8 +72,9 @@ class ForkServer:
         *,
         max_line_bytes: int = MAX_LINE_BYTES,
         stderr: Callable[[bytes], None] | None = None,
+        fields: Callable[[], Mapping[str, Any]] = dict,
     ) -> Process:
-        """Start a child. Cancelled or failed, it leaves neither a process nor a descriptor.
+        """Start a child. Cancelled or failed, it leaves neither a process nor a descriptor. `fields` is for `Gates`.
 
         Raises:
             ProcessFailed: the command or its directory does not exist or may not be used, or a resource is exhausted.
@@ -71,7 +85,8 @@ class ForkServer:
         reason = REAPER_LOST
         for _ in range(2):  # a killed fork server may not have read the request
             try:
-                process = await self._request(sink, max_line_bytes, stderr)
+                open_gate = self._gate_of(command, fields)
+                process = await self._request(sink, max_line_bytes, stderr, open_gate)
             except OSError as error:
                 raise ProcessFailed(error.strerror or str(error), command.argv[0]) from error
             process.order(len(spec).to_bytes(4, "big") + spec)
@@ -91,10 +106,22 @@ class ForkServer:
                 break
         raise ProcessFailed(reason, command.argv[0])
 
+    def _gate_of(
+        self, command: Command, fields: Callable[[], Mapping[str, Any]]
+    ) -> Callable[[socket.socket], None] | None:
+        reach = None if command.walls is None else command.walls.reach
+        if self._gates is None or reach is None:
+            return None
+        return partial(self._gates.open, reach=reach, fields=lambda: {"server": command.argv[0], **fields()})
+
     async def _request(
-        self, sink: LineSink, max_line_bytes: int, receive_stderr: Callable[[bytes], None] | None
+        self,
+        sink: LineSink,
+        max_line_bytes: int,
+        receive_stderr: Callable[[bytes], None] | None,
+        open_gate: Callable[[socket.socket], None] | None,
     ) -> Process:
-        """Send four descriptors to the fork server, and keep their other ends."""
+        """Send four descriptors to the fork server, and one for a gate. Keep their other ends."""
         with contextlib.ExitStack() as opened:
             control, theirs = socket.socketpair()
             opened.callback(theirs.close)
@@ -109,8 +136,15 @@ class ForkServer:
                     kept.callback(os.close, mine)
                     ours.append(mine)
                     given.append(other)
+                if open_gate is not None:
+                    channel, other_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+                    opened.enter_context(other_end)
+                    kept.enter_context(channel)
+                    given.append(other_end.fileno())
                 await self._send(given)
                 kept.pop_all()
+        if open_gate is not None:
+            open_gate(channel)
         stdin, stdout, stderr = ours
         return Process(
             sink,

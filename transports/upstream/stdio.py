@@ -7,7 +7,7 @@ import logging
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import Final
+from typing import Any, Final
 
 from transports.jsonrpc import InvalidMessage, Message, parse_lenient
 from transports.upstream.process import Command, Process, ProcessFailed
@@ -80,7 +80,7 @@ class StdioUpstream:
         link = StdioLink(self._name, events, self._grace_s, self._scrubber(own))
         try:
             process = await self._fork_server.spawn(
-                command, link, max_line_bytes=self._max_line_bytes, stderr=link.stderr
+                command, link, max_line_bytes=self._max_line_bytes, stderr=link.stderr, fields=link.log_fields
             )
         except ProcessFailed as error:
             raise UpstreamUnavailable(f"server {self._name!r} could not be started: {error}") from error
@@ -107,6 +107,10 @@ class StdioLink:
     def attach(self, process: Process) -> None:
         """The child runs. Its lines come after this call."""
         self._process = process
+
+    def log_fields(self) -> Mapping[str, Any]:
+        """The fields of a log line about this child."""
+        return {"server": self._name, **self._events.log_fields()}
 
     @property
     def pid(self) -> int | None:
