@@ -78,12 +78,18 @@ class Incoming(Wire):
         self._server.entered(self)
 
     def data_received(self, data: bytes) -> None:
-        if self._working is not None:
-            self._cut()  # a connection carries one request at a time
-            return
         if self._is_refused:
             return  # the refusal has been sent, and the sender closes the connection
         self._rest += data
+        if self._working is None:
+            self._read_request()
+        elif not self._has_ended:
+            self._cut()  # a connection carries one request at a time
+        elif self.transport is not None:
+            self.transport.pause_reading()  # the sender has its answer already, and the handler is about to end
+
+    def _read_request(self) -> None:
+        """Read the request, as far as it has arrived."""
         if len(self._rest) < _PREFIX:
             return
         size = int.from_bytes(self._rest[1:HEAD_BYTES], "big")
@@ -140,6 +146,9 @@ class Incoming(Wire):
             self.body = b""
             self.since = asyncio.get_running_loop().time()
             self._server.active.discard(self)
+            if self._rest and self.transport is not None:
+                self.transport.resume_reading()
+                self._read_request()
 
     def check_deadline(self, now: float) -> None:
         """Close the connection if its request takes too long to arrive, or none comes."""

@@ -56,6 +56,44 @@ async def test_frames_of_any_size_arrive_whole_and_connections_are_used_again() 
             connection.done()
 
 
+@requirement("rep.any", "rep.honest")
+@pytest.mark.parametrize("size", [1, 1_000_000])
+async def test_a_request_that_comes_right_after_an_answer_waits_for_the_end_of_the_work(size: int) -> None:
+    at_work: list[bytes] = []
+    may_end = asyncio.Event()
+
+    async def ends_late(incoming: Incoming) -> None:
+        assert not at_work, "one at a time"
+        at_work.append(incoming.body)
+        await incoming.send(b"b", incoming.body[-1:])
+        await incoming.send(b"e")
+        await may_end.wait()
+        at_work.clear()
+
+    async with answering(ends_late) as (pool, address):
+        first = await asked(pool, address, b"1")
+        assert [await first.next(), await first.next()] == [(b"b", b"1"), (b"e", b"")]
+        first.done()
+        second = await asked(pool, address, b"x" * size + b"2")
+        assert second is first
+        answer = asyncio.ensure_future(second.next())
+        await asyncio.sleep(0)
+        may_end.set()
+        assert await answer == (b"b", b"2")
+
+
+@requirement("rep.any")
+async def test_a_request_before_the_answer_ends_closes_the_connection() -> None:
+    async def never(incoming: Incoming) -> None:
+        await incoming.left()
+
+    async with answering(never) as (pool, address):
+        connection = await asked(pool, address, b"1")
+        connection.ask(b"head", b"2")
+        with pytest.raises(PeerConnectionLost):
+            await connection.next()
+
+
 @requirement("rep.any")
 async def test_a_reader_that_is_slow_holds_up_who_writes_to_it_and_nobody_else() -> None:
     written = 0
