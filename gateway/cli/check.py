@@ -31,6 +31,7 @@ def check(
     """
     from gateway.config.keyring import key_ring
     from gateway.doctor.workspaces import check_workspaces
+    from gateway.sandbox.holding import holdings_of, refuse_unheld
 
     try:
         loaded = load(config)
@@ -39,6 +40,9 @@ def check(
         warnings = [note.text for note in loaded.notes if note.level == "warning"]
         warnings += [f"{one.what}; {one.do}" for one in check_workspaces(settings) if one.state != "ok"]
         warnings += [] if settings.mcpServers else ["nothing to serve: mcpServers is empty or missing"]
+        sandboxes = holdings_of(settings)
+        refuse_unheld(sandboxes)
+        warnings += [f"sandbox {one.title}: {what}" for one in sandboxes for what in (*one.missing, *one.left_out)]
         _import_targets(settings)
         unanswered, more = ([], []) if offline else asyncio.run(_compared(settings))
         warnings += more

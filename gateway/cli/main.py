@@ -16,6 +16,7 @@ from gateway.cli.operate import app as replicas_app
 from gateway.cli.operate import tail, top
 from gateway.cli.options import Caller, CommandArgument, ConfigOption, Overrides, options
 from gateway.cli.output import complain
+from gateway.cli.sandbox import app as sandbox_app
 from gateway.cli.sessions import app as sessions_app
 from gateway.cli.tasks import app as tasks_app
 from gateway.config.faults import Note, located
@@ -35,6 +36,7 @@ app = typer.Typer(
 app.add_typer(sessions_app, name="sessions")
 app.add_typer(tasks_app, name="tasks")
 app.add_typer(replicas_app, name="replicas")
+app.add_typer(sandbox_app, name="sandbox")
 app.command("top")(top)
 app.command("tail")(tail)
 app.command("doctor")(doctor)

@@ -13,6 +13,7 @@ from typing import Annotated, Any, Final, Literal
 from pydantic import AfterValidator, BeforeValidator, Field
 
 from gateway.config.model import Frozen, Trust
+from transports.upstream.walls.reach import destination
 
 __all__ = [
     "CONTAINER_ENGINES",
@@ -54,7 +55,13 @@ def _absolute(path: str) -> str:
     return path
 
 
+def _destination(text: str) -> str:
+    destination(text)
+    return text
+
+
 AbsolutePath = Annotated[str, AfterValidator(_absolute)]
+Host = Annotated[str, AfterValidator(_destination)]
 Port = Annotated[int, Field(ge=1, le=65_535)]
 Amount = Annotated[int, Field(ge=0)] | None
 
@@ -71,7 +78,7 @@ class SandboxSettings(Frozen):
     """Files and folders that the server may read, and execute programs of."""
     write: tuple[AbsolutePath, ...] = ()
     """Files and folders that the server may read and write. All its sessions share them."""
-    reach: tuple[str, ...] = ()
+    reach: tuple[Host, ...] = ()
     """Hosts that the server may connect to: `api.github.com:443`, `*.example.com`, `10.1.0.0/16:5432`,
     `localhost:8123`. Without a port: any port."""
     sockets: tuple[AbsolutePath, ...] = ()

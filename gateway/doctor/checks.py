@@ -12,6 +12,7 @@ from gateway.doctor.findings import Finding, failure, ok, warning
 from gateway.doctor.front_door import check_outside
 from gateway.doctor.machine import check_access, check_keys, check_limits
 from gateway.doctor.replicas import check_replicas
+from gateway.doctor.sandboxes import check_sandboxes
 from gateway.doctor.servers import check_servers
 from gateway.doctor.stores import check_store
 from gateway.doctor.workspaces import check_workspaces
@@ -68,6 +69,19 @@ async def check_settings(settings: Settings) -> AsyncIterator[Finding]:
     for check in OF_SETTINGS:
         for finding in check(settings):
             yield finding
+    unheld = False
+    for finding in check_sandboxes(settings):
+        unheld |= finding.state == "error"
+        yield finding
+    async for finding in _stored(settings):
+        yield finding
+    if not unheld:  # else the gateway does not start
+        async for finding in check_servers(settings):
+            yield finding
+
+
+async def _stored(settings: Settings) -> AsyncIterator[Finding]:
+    """Check the store, and what other gateways and clients have put into it."""
     url = settings.gateway.store
     try:
         backend = _backend(url)
@@ -81,8 +95,6 @@ async def check_settings(settings: Settings) -> AsyncIterator[Finding]:
         if backend.is_durable:
             async for finding in check_clients(_backend(url)):
                 yield finding
-    async for finding in check_servers(settings):
-        yield finding
 
 
 def _backend(url: str) -> Backend:

@@ -67,6 +67,9 @@ def named_paths(args: Sequence[str], env: Mapping[str, str], *, code: Iterable[s
     found = _Named(tuple(code), folder)
     option = ""
     for word in args:
+        if option == "-m":  # a module, which is code
+            option = ""
+            continue
         name, equals, value = word.partition("=")
         found.text(value if equals and name.startswith("-") else word, name if equals else option)
         option = word if word.startswith("-") else ""
@@ -120,12 +123,17 @@ class _Named:
             self.folder(parent, may_write=not is_settled)  # the server will make it
 
     def folder(self, path: str, *, may_write: bool) -> None:
-        """A folder. One that holds the server's code is for reading: sessions must not change what others run."""
-        holds_code = any(code == path or code.startswith(f"{path}/") for code in self._code)
-        self.paths.add_folder(path, writable=may_write and not holds_code)
+        """A folder. One that holds the server's code, or is a part of it, is for reading: sessions must not change what
+        others run."""
+        is_code = any(f"{code}/".startswith(f"{path}/") or path.startswith(f"{code}/") for code in self._code)
+        if is_code and may_write:
+            self._leave_out(
+                f"{path}: it belongs to the server's code, so it is only read; list it in write if it is data"
+            )
+        self.paths.add_folder(path, writable=may_write and not is_code)
 
     def _file(self, path: str, *, may_write: bool) -> None:
-        if not may_write or path in self._code:
+        if not may_write or path in self._code or os.access(path, os.X_OK):
             self.paths.read[path] = None
             return
         self.paths.write[path] = None

@@ -42,6 +42,8 @@ def build_servers(base: Foundation, sessions: SessionParts, given: Mapping[str, 
     assertions = Assertions(base.ring, issuer=options.issuer, clock=base.clock, fields=base.facts.claims)
     credentials = PrincipalSecrets(options.secrets, options.issuers)
 
+    enclosures = {name: enclosures_of(name, entry, options) for name, entry in settings.items()}
+
     def resources(name: str, entry: UpstreamSettings) -> SessionResources:
         return SessionResources(
             entry,
@@ -58,7 +60,7 @@ def build_servers(base: Foundation, sessions: SessionParts, given: Mapping[str, 
             ),
             quotas=base.quotas,
             take_prestarted=lambda session: prestarted.take(session, name),
-            enclosing=Enclosing(name, enclosures_of(name, entry, options), link_resources.folders),
+            enclosing=Enclosing(name, enclosures[name], link_resources.folders),
         )
 
     factory = UpstreamFactory(
@@ -81,6 +83,7 @@ def build_servers(base: Foundation, sessions: SessionParts, given: Mapping[str, 
     return Servers(
         upstreams=upstreams,
         fork_server=fork_server,
+        enclosures={name: enclosures[name] for name, entry in entries.items() if entry.command},
         prestarted=prestarted,
         link_resources=link_resources,
         assertions=assertions,

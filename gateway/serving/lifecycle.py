@@ -9,6 +9,7 @@ from typing import Final
 
 from gateway.config.settings import ConfigurationError
 from gateway.observability.otel import flush
+from gateway.sandbox.holding import holdings, log_holdings, refuse_unheld
 from gateway.serving.own_process import hide, why_in_sight
 from gateway.serving.parts import Parts
 from gateway.sessions.lifecycle import ENDED
@@ -55,13 +56,16 @@ class Lifecycle:
         tasks that work. `asks_servers`: ask them at the start what they speak and list.
 
         Raises:
-            ConfigurationError: the store or the advertised address cannot be used, or the policy does not fit what
-                servers list.
+            ConfigurationError: the store or the advertised address cannot be used, the policy does not fit what
+                servers list, or a sandbox that is required does not hold.
         """
         base, servers, http = self._parts.foundation, self._parts.servers, self._parts.http
         hide()  # an app that embeds the gateway has not closed its process to the servers yet
         if any(entry.settings.command for entry in servers.upstreams) and (why := why_in_sight()):
             logger.warning("%s", why)
+        found = holdings(servers.enclosures)
+        refuse_unheld(found)
+        log_holdings(found)
         await self._open_store()
         async with contextlib.AsyncExitStack() as stack:
             stack.push_async_callback(base.backend.close)

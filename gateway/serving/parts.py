@@ -28,6 +28,7 @@ from gateway.policy.rate_limits import RateLimits
 from gateway.policy.tool_calls import ToolCalls
 from gateway.relay.endpoint import Endpoint
 from gateway.relay.late_servers import LateServers
+from gateway.sandbox.enclosures import Enclosures
 from gateway.serving.drain import Drain
 from gateway.serving.state import ServingState
 from gateway.sessions.attach import SessionAttacher
@@ -116,6 +117,8 @@ class Servers:
 
     upstreams: list[ConfiguredUpstream]
     fork_server: ForkServer
+    enclosures: Mapping[str, Enclosures]
+    """The sandboxes of servers with a command, by name."""
     prestarted: PrestartedProcesses
     link_resources: LinkResourceProvider
     assertions: Assertions

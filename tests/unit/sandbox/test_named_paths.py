@@ -23,10 +23,20 @@ def found(*args: str, code: tuple[str, ...] = (), folder: str | None = "/", **en
 def test_a_folder_that_an_argument_names_is_written_and_a_folder_of_code_is_read(place: Path) -> None:
     for name in ("data", "app/src", "app/data"):
         (place / name).mkdir(parents=True)
-    code = (f"{place}/app/src/server.py",)
-    named = found(f"{place}/data", f"--directory={place}/app", f"{place}/app/data", code=code)
-    assert named.write.keys() == {f"{place}/data", f"{place}/app/data"}
-    assert named.read.keys() == {f"{place}/app"}, "a session must not change what other sessions run"
+    (place / "app/memory.json").touch()
+    named = found(
+        *(f"{place}/data", f"--directory={place}/app", f"{place}/app/src", "-m", "app", f"{place}/app/memory.json"),
+        code=(f"{place}/app/src/server.py", f"{place}/app"),
+        folder=str(place),
+    )
+    assert named.write.keys() == {f"{place}/data", f"{place}/app/memory.json"}
+    assert named.read.keys() == {f"{place}/app", f"{place}/app/src"}, "no session changes what other sessions run"
+    assert [*named.left_out] == [
+        f"{place}/{folder}: it belongs to the server's code, so it is only read; list it in write if it is data"
+        for folder in ("app", "app/src")
+    ]
+    (place / "tool").touch(mode=0o755)
+    assert found(f"{place}/tool").read.keys() == {f"{place}/tool"}, "a program"
 
 
 @requirement("box.arguments")

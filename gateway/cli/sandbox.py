@@ -1,0 +1,125 @@
+"""`mcp-session-gateway sandbox`: what a session of a server may touch."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Annotated, Any, Final
+
+import typer
+
+from gateway.cli.options import ConfigOption, JsonOption, options
+from gateway.cli.output import complain
+from gateway.config.faults import located
+from gateway.config.settings import ConfigurationError, load
+from gateway.observability.visible import as_json, visible_line
+from gateway.sandbox.enclosures import Enclosures, enclosures_of
+from gateway.sandbox.holding import Holding, holdings
+
+__all__ = ["app", "lines_of"]
+
+app = typer.Typer(help="Explain the sandboxes of servers.", no_args_is_help=True)
+
+OWN: Final = "a folder of its own in each session: HOME, TMPDIR, and the working directory if none is set"
+
+
+@app.callback()
+def sandbox() -> None:
+    """Explain the sandboxes of servers."""
+
+
+@app.command("explain")
+@options
+def explain(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="The name of the server in mcpServers.")],
+    config: ConfigOption = None,
+    in_json: JsonOption = False,
+) -> None:
+    """Print what a session of a server may touch, and what of it this machine cannot hold. Nothing is started."""
+    try:
+        settings = load(config).settings
+        entry = settings.mcpServers.get(name)
+        if entry is None:
+            known = ", ".join(settings.mcpServers) or "none"
+            raise ConfigurationError(f"there is no server {name!r} in mcpServers; servers: {known}")
+        if not entry.command:
+            raise ConfigurationError(f"server {name!r} has no command, so the gateway starts no process for it")
+        enclosures = enclosures_of(name, entry, settings.gateway)
+    except ConfigurationError as error:
+        raise complain(located(str(error), config)) from None
+    found = [_explained(one, enclosures) for one in holdings({name: enclosures})]
+    if in_json:
+        typer.echo(as_json({"server": name, "sandboxes": found}, indent=2))
+        return
+    for one in found:
+        for line in lines_of(name, one):
+            typer.echo(visible_line(line))
+
+
+def _explained(holding: Holding, enclosures: Enclosures) -> dict[str, Any]:
+    """One sandbox of a server, as JSON."""
+    sandbox, enclosure = holding.sandbox, enclosures.enclosure(holding.sandbox)
+    found: dict[str, Any] = {
+        "sessions": holding.trusts or ("direct", "sandboxed"),
+        "profile": sandbox.profile,
+        "chosen_by": sandbox.chosen_by,
+        "required": sandbox.required,
+        "launcher": sandbox.launcher,
+    }
+    if enclosure is None:
+        return found
+    walls, reach = enclosure.walls, enclosure.walls.reach
+    assert reach is not None  # every profile with walls has one
+    by_mode: dict[str, list[str]] = {"rx": [], "r": [], "rw": []}
+    for grant in walls.grants:
+        by_mode["rw" if "w" in grant.mode else grant.mode].append(grant.path)
+    return found | {
+        "execute": by_mode["rx"],
+        "read": by_mode["r"],
+        "write": by_mode["rw"],
+        "own": ["HOME", "TMPDIR", *(["cwd"] if enclosure.moves else [])],
+        "cwd": None if enclosure.moves else enclosure.cwd,
+        "reach": {"public": reach.public, "hosts": reach.hosts, "never": reach.refused},
+        "sockets": reach.sockets,
+        "listen": reach.listen,
+        "limits": {
+            "memory_mb": sandbox.memory_mb,
+            "processes": sandbox.processes,
+            "files": sandbox.files,
+            "cpu_s": sandbox.cpu_s,
+        },
+        "variables": dict(enclosure.env),
+        "not_granted": holding.left_out,
+        "missing": holding.missing,
+    }
+
+
+def lines_of(name: str, found: Mapping[str, Any]) -> Iterator[str]:
+    """One sandbox for people."""
+    whose = "all sessions" if len(found["sessions"]) == 2 else f"{found['sessions'][0]} sessions"
+    yield f"server {name}, {whose}: {found['profile']}, by {found['chosen_by']}"
+    if found["launcher"]:
+        yield f"  launcher: {' '.join(found['launcher'])}"
+    if found["profile"] == "off":
+        yield "  files, hosts, processes: whatever the gateway's user may touch"
+        return
+    yield f"  write: {OWN}"
+    devices = [path for path in found["write"] if path.startswith("/dev/")]
+    yield from (f"  write: {path}" for path in found["write"] if path not in devices)
+    yield f"  write: {_list(devices)}"
+    yield from (f"  read, execute: {path}" for path in found["execute"])
+    yield f"  read: {', '.join(found['read']) or 'nothing more'}"
+    reach = found["reach"]
+    yield from (f"  reach: {host}" for host in (*(["public hosts"] if reach["public"] else []), *reach["hosts"]))
+    if not reach["public"] and not reach["hosts"]:
+        yield "  reach: nothing"
+    yield from (f"  never: {host}, where the gateway listens" for host in reach["never"])
+    yield f"  Unix sockets: {_list(('that of its session', *found['sockets']))}"
+    yield f"  listen: {_list(found['listen']) or 'on no port'}"
+    yield f"  limits: {_list([f'{limit} {value}' for limit, value in found['limits'].items() if value]) or 'none'}"
+    yield from (f"  variable {variable} = {value}" for variable, value in found["variables"].items())
+    yield from (f"  not granted: {what}" for what in found["not_granted"])
+    yield from (f"  does not hold on this machine: {what}" for what in found["missing"])
+    if found["missing"] and found["required"]:
+        yield "  the gateway does not start here, because the sandbox is required"
+
+
+def _list(values: Sequence[Any]) -> str:
+    return ", ".join(map(str, values))

@@ -1,0 +1,32 @@
+"""Checks whether the sandboxes of servers hold on this machine, and whether they grant what servers are given."""
+
+from collections.abc import Iterator
+
+from gateway.config.settings import Settings
+from gateway.doctor.findings import Finding, failure, ok, warning
+from gateway.sandbox.holding import Holding, holdings_of
+
+__all__ = ["check_sandboxes"]
+
+
+def check_sandboxes(settings: Settings) -> Iterator[Finding]:
+    """One finding for each sandbox, and one for each thing that a server's configuration names in vain."""
+    for found in holdings_of(settings):
+        yield from _finding(found)
+
+
+def _finding(found: Holding) -> Iterator[Finding]:
+    check = f"sandbox {found.title}"
+    if not found.sandbox.has_walls:
+        yield ok(check, f"off, by {found.sandbox.chosen_by}")
+        return
+    summary = f"{found.sandbox.profile}, by {found.sandbox.chosen_by}"
+    if found.missing:
+        state = failure if found.sandbox.required else warning
+        do = "use a newer kernel or other limits of the container (docs/sandbox.md), or a launcher"
+        yield state(check, f"{summary}: {' '.join(found.missing)}", do)
+    else:
+        yield ok(check, f"{summary}; all of it holds on this machine")
+    for what in found.left_out:
+        name, _, advice = what.partition(": ")
+        yield warning(check, f"{name} is not granted", advice)

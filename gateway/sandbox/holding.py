@@ -1,0 +1,88 @@
+"""What of the configured sandboxes holds on this machine, and what a server's configuration names in vain."""
+
+import logging
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+
+from gateway.config.faults import ConfigurationError
+from gateway.config.sandbox import Sandbox
+from gateway.config.settings import Settings
+from gateway.sandbox.enclosures import TRUSTS, Enclosures, enclosures_of
+from transports.upstream.walls.kernel import Kernel, probe
+
+__all__ = ["Holding", "holdings", "holdings_of", "log_holdings", "refuse_unheld"]
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Holding:
+    """One sandbox of one server. `trusts` are the sessions that it is for, all of them if it is empty. `missing` says
+    what of it does not hold on this machine. `left_out` says what the server's configuration names and is not granted,
+    with the setting that would grant it."""
+
+    server: str
+    sandbox: Sandbox
+    trusts: tuple[str, ...]
+    missing: tuple[str, ...]
+    left_out: tuple[str, ...]
+
+    @property
+    def title(self) -> str:
+        """The server, and for whom the sandbox is if there are two."""
+        return " ".join((self.server, *(f"({trust})" for trust in self.trusts)))
+
+
+def holdings(servers: Mapping[str, Enclosures], kernel: Callable[[], Kernel] = probe) -> list[Holding]:
+    """The sandboxes of servers with a command, in the order of the servers. One for both trusts is there once."""
+    return [found for name, one in servers.items() for found in _of_server(name, one, kernel)]
+
+
+def holdings_of(settings: Settings) -> list[Holding]:
+    """The sandboxes of a configuration."""
+    entries = {name: entry for name, entry in settings.mcpServers.items() if entry.command}
+    return holdings({name: enclosures_of(name, entry, settings.gateway) for name, entry in entries.items()})
+
+
+def _of_server(name: str, enclosures: Enclosures, kernel: Callable[[], Kernel]) -> Iterable[Holding]:
+    sandboxes = {trust: enclosures.sandbox(trust) for trust in TRUSTS}
+    both = len(set(sandboxes.values())) == 1
+    for trust, sandbox in sandboxes.items():
+        if both and trust != TRUSTS[0]:
+            return
+        enclosure = enclosures.enclosure(sandbox)
+        yield Holding(
+            server=name,
+            sandbox=sandbox,
+            trusts=() if both else (trust,),
+            missing=() if enclosure is None else kernel().missing(enclosure.walls),
+            left_out=() if enclosure is None else enclosure.left_out,
+        )
+
+
+def refuse_unheld(found: Iterable[Holding]) -> None:
+    """Refuse what is required and does not hold.
+
+    Raises:
+        ConfigurationError: one line for each such sandbox, with all that does not hold.
+    """
+    faults = []
+    for one in found:
+        if one.sandbox.required and one.missing:
+            where = f"mcpServers.{one.server}.sandbox"
+            why = " ".join(one.missing)
+            faults.append(f"{where}: {one.sandbox.profile} is required, and does not hold on this machine. {why}")
+    if faults:
+        raise ConfigurationError("\n".join(dict.fromkeys(faults)))
+
+
+def log_holdings(found: Iterable[Holding]) -> None:
+    """Log which sandboxes there are, what of them does not hold, and what is named in vain."""
+    walled = [one for one in found if one.sandbox.has_walls]
+    if walled:
+        logger.info("sandboxes: %s", ", ".join(f"{one.title} {one.sandbox.profile}" for one in walled))
+    for sentence in dict.fromkeys(sentence for one in walled for sentence in one.missing):
+        concerned = dict.fromkeys(one.server for one in walled if sentence in one.missing)
+        logger.warning("the sandbox of %s does not hold as a whole: %s", ", ".join(concerned), sentence)
+    for name, what in dict.fromkeys((one.server, what) for one in walled for what in one.left_out):
+        logger.warning("mcpServers.%s: not granted to its sandbox: %s", name, what)

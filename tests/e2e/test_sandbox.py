@@ -1,0 +1,115 @@
+"""Sandboxes of servers behind a gateway: what a session's process touches, and what the commands say of it."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.requirements import requirement
+from tests.support.commands import run_command
+from tests.support.credentials import bearer, sha256
+from tests.support.gateway_process import ROOT, running_gateway
+from tests.support.mcp_clients import Legacy, tool_text
+from tests.support.waiting import eventually
+from transports.upstream.walls.kernel import probe
+
+KEYS = {"ada": "key-of-ada", "guest": "key-of-guest"}
+EVALUATING = str(ROOT / "tests/support/evaluating_server.py")
+
+pytestmark = pytest.mark.skipif(not probe().landlock, reason="this kernel has no Landlock, so it has no sandbox")
+
+
+def asked(client: Any, code: str, server: str = "box") -> str:
+    return tool_text(client.tool(f"{server}__python", {"code": code}))
+
+
+@requirement("box.default", "box.own-folder", "box.trust", "box.arguments")
+def test_a_session_sees_its_own_folder_and_what_it_was_granted(http: httpx.Client, tmp_path: Path) -> None:
+    data, secret = tmp_path / "data", tmp_path / "secret"
+    data.mkdir()
+    secret.write_text("a secret of the gateway's user")
+    entry = {"command": sys.executable, "args": [EVALUATING, str(data)]}
+    by_trust = {"direct": "standard", "sandboxed": "strict"}
+    options = {
+        "api_keys": {name: sha256(key) for name, key in KEYS.items()},
+        "policy": {"sandbox": by_trust, "rules": [{"principals": ["api-key:guest"], "trust": "sandboxed"}]},
+    }
+    with running_gateway({"box": entry, "free": {**entry, "sandbox": "off"}}, options=options) as gateway:
+        ada, other, guest = (Legacy(gateway.url, http, headers=bearer(KEYS[name])) for name in ("ada", "ada", "guest"))
+        for client in (ada, other, guest):
+            client.open()
+        homes = [asked(client, "os.environ['HOME']") for client in (ada, other, guest)]
+        assert len(set(homes)) == 3, homes
+        for client, home in zip((ada, other, guest), homes, strict=True):
+            assert asked(client, "os.getcwd()") == home and asked(client, "os.environ['TMPDIR']").startswith(home[:-5])
+            assert (
+                asked(client, "Path('note').write_text('mine')") == "4" and asked(client, "os.listdir()") == "['note']"
+            )
+            assert asked(client, "__import__('tempfile').mkstemp() and 1") == "1"
+            assert asked(client, f"Path({str(secret)!r}).read_text()") == "PermissionError"
+            assert asked(client, "Path('/etc/shadow').read_text()") == "PermissionError"
+            assert asked(client, "os.listdir(Path.home().parent.parent)") == "PermissionError"
+            assert asked(client, "subprocess.run(['cat', '/etc/hostname']).returncode") == "0"
+            assert asked(client, "len(os.listdir('/usr/bin')) > 9") == "True"
+        assert asked(ada, f"Path({homes[1]!r}, 'note').read_text()") == "PermissionError", "a sibling of one principal"
+        assert asked(ada, f"Path({str(data / 'x')!r}).write_text('x')") == "1", "an argument, under standard"
+        assert asked(guest, f"Path({str(data / 'x')!r}).read_text()") == "x"
+        assert asked(guest, f"Path({str(data / 'x')!r}).write_text('y')") == "PermissionError", "and under strict"
+        assert asked(ada, f"Path({str(secret)!r}).read_text()", "free") == "a secret of the gateway's user"
+        assert asked(ada, "os.environ['HOME']", "free") == str(Path.home())
+        ada.delete()
+        assert eventually(lambda: not Path(homes[0]).exists()), "it ends with its session"
+        assert Path(homes[1]).is_dir()
+
+
+@requirement("box.explained")
+def test_what_a_session_may_touch_is_explained(tmp_path: Path) -> None:
+    config = tmp_path / "mcp.json"
+    table = {"profile": "standard", "reach": ["10.0.0.1:5432"], "memory_mb": 64, "sandboxed": "strict"}
+    servers = {"box": {"command": "cat", "args": [str(tmp_path), "/etc"], "sandbox": table}, "web": {"url": "http://x"}}
+    config.write_text(json.dumps({"mcpServers": servers}))
+    told = run_command("sandbox", "explain", "box", "--json", "--config", str(config))
+    direct, guest = json.loads(told.stdout)["sandboxes"]
+    assert (direct["sessions"], direct["profile"], direct["reach"]["public"]) == (["direct"], "standard", True)
+    assert (guest["sessions"], guest["profile"], guest["reach"]["public"]) == (["sandboxed"], "strict", False)
+    assert direct["chosen_by"] == "mcpServers.box.sandbox" and guest["chosen_by"] == "mcpServers.box.sandbox.sandboxed"
+    assert str(tmp_path) in direct["write"] and str(tmp_path) in guest["read"]
+    assert direct["limits"]["memory_mb"] == 64 and direct["reach"]["hosts"] == ["10.0.0.1:5432"]
+    assert direct["not_granted"] == [
+        "/etc: it holds too much to be meant as a whole; grant what is needed in read or write"
+    ]
+    lines = run_command("sandbox", "explain", "box", "--config", str(config)).stdout.splitlines()
+    assert lines[0] == "server box, direct sessions: standard, by mcpServers.box.sandbox"
+    for line in (f"  write: {tmp_path}", "  reach: 10.0.0.1:5432", "  reach: public hosts", "  listen: on no port"):
+        assert line in lines
+    for name, why in (
+        ("web", "server 'web' has no command"),
+        ("x", "there is no server 'x' in mcpServers; servers: box"),
+    ):
+        refused = run_command("sandbox", "explain", name, "--config", str(config))
+        assert refused.returncode == 2 and why in " ".join(refused.stderr.split())
+
+
+@requirement("box.required", "box.told")
+def test_a_machine_that_cannot_hold_a_sandbox_is_told_and_refused_where_it_is_required(tmp_path: Path) -> None:
+    """The commands run on this kernel without Landlock."""
+    config = tmp_path / "mcp.json"
+
+    def ran(sandbox: Any, *arguments: str) -> tuple[int, str]:
+        config.write_text(json.dumps({"mcpServers": {"box": {"command": "cat", "sandbox": sandbox}}}))
+        without = [sys.executable, str(ROOT / "tests/support/without_landlock.py"), sys.executable, "-m", "gateway"]
+        done = subprocess.run(
+            [*without, *arguments, "--config", str(config)], capture_output=True, text=True, timeout=60, cwd=ROOT
+        )
+        return done.returncode, " ".join((done.stdout + done.stderr).split())
+
+    missing = "Files are not closed to the server: the kernel has no Landlock, or it is switched off."
+    code, words = ran("standard", "check", "--offline")
+    assert code == 0 and f"sandbox box: {missing}" in words
+    for arguments, expected in ((("check", "--offline"), 2), (("run",), 2), (("doctor",), 1)):
+        code, words = ran({"profile": "standard", "required": True}, *arguments)
+        assert code == expected and missing in words, (arguments, words)

@@ -1,0 +1,60 @@
+"""What of the sandboxes of servers holds on a machine, and who is told."""
+
+import logging
+from typing import Any
+
+import pytest
+
+from gateway.config.faults import ConfigurationError
+from gateway.config.settings import Settings
+from gateway.sandbox.enclosures import enclosures_of
+from gateway.sandbox.holding import Holding, holdings, holdings_of, log_holdings, refuse_unheld
+from tests.requirements import requirement
+from transports.upstream.walls.kernel import Kernel
+
+OLD = Kernel(landlock=0, filters="the kernel has no seccomp filters", gate="it has no gate", namespaces="it has none")
+NEW = Kernel(landlock=7, filters="", gate="", namespaces="")
+
+
+def found(kernel: Kernel, **sandboxes: Any) -> list[Holding]:
+    servers = {name: {"command": "cat", "sandbox": sandbox} for name, sandbox in sandboxes.items()}
+    settings = Settings.model_validate({"mcpServers": servers})
+    every = {name: enclosures_of(name, entry, settings.gateway) for name, entry in settings.mcpServers.items()}
+    return holdings(every, lambda: kernel)
+
+
+@requirement("box.told")
+def test_each_sandbox_of_a_server_is_there_once() -> None:
+    one, off, direct, guests = found(NEW, one="standard", off="off", two={"direct": "off", "sandboxed": "strict"})
+    assert [each.title for each in (one, off, direct, guests)] == ["one", "off", "two (direct)", "two (sandboxed)"]
+    assert [each.sandbox.profile for each in (one, off, direct, guests)] == ["standard", "off", "off", "strict"]
+    assert not any(each.missing for each in (one, off, direct, guests))
+
+
+@requirement("box.required")
+def test_a_required_sandbox_that_does_not_hold_is_refused_with_what_is_missing() -> None:
+    with pytest.raises(ConfigurationError) as refused:
+        refuse_unheld(found(OLD, a={"profile": "standard", "required": True}, b="strict", c={"required": True}))
+    [line] = str(refused.value).splitlines()
+    assert line.startswith("mcpServers.a.sandbox: standard is required, and does not hold on this machine. Files are")
+    refuse_unheld(found(OLD, b="strict"))
+    refuse_unheld(found(NEW, a={"profile": "strict", "required": True}))
+
+
+@requirement("box.told")
+def test_what_does_not_hold_and_what_is_not_granted_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    log_holdings(found(OLD, a="standard", b="standard", c="off"))
+    told = [record.message for record in caplog.records]
+    assert told[0] == "sandboxes: a standard, b standard"
+    assert told[1].startswith("the sandbox of a, b does not hold as a whole: Files are not closed")
+    assert len(told) == len(set(told))
+    caplog.clear()
+    log_holdings(found(OLD, c="off"))
+    assert not caplog.records
+    entry = {"command": "cat", "args": ["/etc"], "sandbox": {"direct": "standard", "sandboxed": "strict"}}
+    log_holdings(holdings_of(Settings.model_validate({"mcpServers": {"a": entry}})))
+    assert [record.message for record in caplog.records if "/etc" in record.message] == [
+        "mcpServers.a: not granted to its sandbox: /etc: it holds too much to be meant as a whole; grant what is "
+        "needed in read or write"
+    ]
