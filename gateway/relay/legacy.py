@@ -83,12 +83,12 @@ class LegacyClients:
 
     def call(self, request: Request, who: RequestContext) -> Soon[Answer]:
         """Answer a request."""
-        if message_of(request).method == "initialize":
-            return self._handshake.initialize(request, who)
         standing = standing_decision(request, who, self._resolver)
         if standing is not None and standing.resolved is not None:
             exchange = self._exchange(standing.resolved, request, who)
             return self._intake.accept(exchange, request, who, request.params, standing.headers)
+        if message_of(request).method == "initialize":
+            return self._handshake.initialize(request, who)
         resolving = self._resolver.require(request, who)
         if is_there(resolving):
             return self._in_session(resolving, request, who)
@@ -125,8 +125,7 @@ class LegacyClients:
         exchange = self._exchange(resolved, request, who)
         if said:
             exchange.filter_result(lambda _, result: with_meta(result, said))
-        StandingDecision(request, resolved, headers=[])
-        return self._accepting(exchange, request, who)
+        return self._accepting(exchange, request, who, resolved)
 
     def _exchange(self, resolved: Resolved, request: Request, who: RequestContext) -> Exchange:
         """The exchange of a call in that session."""
@@ -147,7 +146,7 @@ class LegacyClients:
             granted=who.claims,
         )
 
-    def _accepting(self, exchange: Exchange, request: Request, who: RequestContext) -> Soon[Answer]:
+    def _accepting(self, exchange: Exchange, request: Request, who: RequestContext, resolved: Resolved) -> Soon[Answer]:
         """Send a call to its server. It may ask for a task, or be one of the gateway's own tools."""
         params, tools = request.params, self._tasks.tools
         if tools is not None and tools.takes(exchange, params):
@@ -156,6 +155,7 @@ class LegacyClients:
             return self._tasks.begin(exchange, request, who)
         if self._tasks.asked.has_offers and exchange.method == "tools/list":
             self._tasks.asked.offer(exchange, request.endpoint)
+        StandingDecision(request, resolved, headers=[]).keep_for(request)
         return self._intake.accept(exchange, request, who, params, [])
 
     async def _record(self, resolved: Resolved, request: Request) -> None:

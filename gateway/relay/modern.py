@@ -157,7 +157,7 @@ class ModernClients:
         exchange = self._exchange(decision, request, who, binding)
         if said:
             exchange.filter_result(lambda _, result: with_meta(of_one_session(result), said))
-        return self._accepting(exchange, request, who, params, decision.headers)
+        return self._accepting(exchange, request, who, params, decision)
 
     def _exchange(
         self, decision: StandingDecision, request: Request, who: RequestContext, binding: Binding | None
@@ -180,16 +180,18 @@ class ModernClients:
         return exchange
 
     def _accepting(
-        self, exchange: Exchange, request: Request, who: RequestContext, params: Object, headers: Headers
+        self, exchange: Exchange, request: Request, who: RequestContext, params: Object, decision: StandingDecision
     ) -> Soon[Answer]:
         """Send a call to its server. It may become a task, or be one of the gateway's own tools."""
-        tools = self._task_calls.tools
+        tools, headers = self._task_calls.tools, decision.headers
         if tools is not None and tools.takes(exchange, params):
             return tools.call(exchange, request, who, params, headers)
-        accepting = self._intake.accept(exchange, request, who, params, headers)
         if type(exchange) is Exchange:  # as nearly all calls
-            return accepting
-        return self._task_calls.answer(exchange, request, headers, accepting)
+            decision.keep_for(request)
+            return self._intake.accept(exchange, request, who, params, headers)
+        return self._task_calls.answer(
+            exchange, request, headers, self._intake.accept(exchange, request, who, params, headers)
+        )
 
     async def notify(self, request: Request, who: RequestContext) -> Headers:
         """Relay a notification that MCP does not define. MCP 2026-07-28 itself has none of clients over HTTP. Returns

@@ -52,7 +52,11 @@ class StandingDecision:
         self.takes_tasks = takes_tasks
         self.names_session = names_session
         self.route: Route | None = None
-        if request.standing is not None:
+
+    def keep_for(self, request: Request) -> None:
+        """Keep it for the calls that are like this one. Only for a call that is about to be given to `Intake.accept` as
+        any other of its kind is: those that become tasks, or are answered here, are decided on one by one."""
+        if request.standing is not None and self.resolved is not None:
             request.standing.keep(self)
 
     def meta_with(self, correlation: str, facts_of: Callable[[Session], ContextMeta]) -> Object:

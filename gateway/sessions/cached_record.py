@@ -37,21 +37,18 @@ class CachedRecords:
     def is_recent(self, live: LiveSession, who: RequestContext) -> bool:
         """True if the record was read less than `CACHED_FOR_S` ago. If the message is lost that announces the end of
         the session, the session is served for that much longer."""
-        return self.is_at_hand(live) and self._fits(live, who.principal, who.claims)
+        return self.age_at_hand(live) is not None and self._fits(live, who.principal, who.claims)
 
-    def is_at_hand(self, live: LiveSession) -> bool:
-        """As `is_recent`, for a caller whom the record was found to fit. Asked on each call, whatever is remembered."""
-        cluster = self._cluster
-        return (
-            monotonic() - live.read_at < CACHED_FOR_S
-            and not live.ended
-            and (cluster is None or (cluster.is_fresh and not cluster.has_released(live.session.id)))
-        )
-
-    @staticmethod
-    def is_aging(live: LiveSession) -> bool:
-        """True if the record should be read again although it may still be used."""
-        return monotonic() - live.read_at >= AGING_AFTER_S
+    def age_at_hand(self, live: LiveSession) -> float | None:
+        """How many seconds ago the record was read, if it is recent enough to serve a caller whom it was found to fit;
+        None if it is not. Asked on each call, whatever is remembered. From `AGING_AFTER_S` on it should be read again
+        although it may still be used."""
+        cluster, age_s = self._cluster, monotonic() - live.read_at
+        if age_s >= CACHED_FOR_S or live.ended:
+            return None
+        if cluster is not None and (not cluster.is_fresh or cluster.has_released(live.session.id)):
+            return None
+        return age_s
 
     def is_confirmed_by(self, forwarded: Forwarded, live: LiveSession, who: RequestContext) -> bool:
         """True if the replica that forwarded the request has read the same version of the record from the store."""

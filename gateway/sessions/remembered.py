@@ -59,7 +59,8 @@ class Remembered:
             return None
         if known.principal is not who.principal or known.granted is not who.claims:
             return None
-        return resolved if self._has_record_of(resolved.live) else None
+        live = resolved.live
+        return resolved if live.session is self._record or self._has_record_of(live) else None
 
     def _has_record_of(self, live: LiveSession) -> bool:
         """Whether the session's record is that which was kept. Each time the store returns it, its use is later."""

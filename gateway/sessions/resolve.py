@@ -9,7 +9,7 @@ from gateway.errors import no_session
 from gateway.identity.request_context import RequestContext
 from gateway.sessions.aliases import Alias, Aliases
 from gateway.sessions.attach import Resolved, SessionAttacher
-from gateway.sessions.cached_record import CachedRecords
+from gateway.sessions.cached_record import AGING_AFTER_S, CachedRecords
 from gateway.sessions.carriers import asks_for_new, explicit_token, modern_client, names_token
 from gateway.sessions.lookup import SessionLookup
 from gateway.sessions.opening import SessionOpener
@@ -102,14 +102,16 @@ class SessionResolver:
         live = known.live
         if self._live.get(live.session.id) is not live or live.return_watch is not None:
             return None
-        if not self._cached.is_at_hand(live):
+        age_s = self._cached.age_at_hand(live)
+        if age_s is None:
             return None
-        self._refresh(live)
+        if age_s >= AGING_AFTER_S:
+            self._attacher.refresh(live)
         return known
 
     def _refresh(self, live: LiveSession) -> None:
         """Have the record that serves a call read again before it is too old."""
-        if self._cached.is_aging(live):
+        if (self._cached.age_at_hand(live) or 0.0) >= AGING_AFTER_S:
             self._attacher.refresh(live)
 
     def _returned(self, resolved: Resolved | None, request: Request) -> Soon[Resolved | None]:

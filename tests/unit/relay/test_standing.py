@@ -43,6 +43,11 @@ class Calls:
         self._ids = itertools.count(100)
         self.live: LiveSession | None = None
 
+    def like(self, **params: msgspec.Raw) -> "Calls":
+        """Calls with these params as well."""
+        more = replace(self._like, params=self._like.params | params, meta=_decoded(params.get("_meta", b"{}")))
+        return Calls(self._pipeline, more, self._taken, self.lives)
+
     async def call(self, key: Any = "k") -> Any:
         """The answer to one more call."""
         number = next(self._ids)
@@ -80,6 +85,10 @@ class Calls:
     def conversation(self) -> Conversation:
         (found,) = self.session.conversations.values()
         return found
+
+
+def _decoded(raw: msgspec.Raw | bytes) -> Any:
+    return msgspec.json.decode(raw)
 
 
 @asynccontextmanager
@@ -157,7 +166,7 @@ def _servers_stop(calls: Calls, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def _record_is_old(calls: Calls, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(CachedRecords, "is_at_hand", lambda cached, live: False)
+    monkeypatch.setattr(CachedRecords, "age_at_hand", lambda cached, live: None)
 
 
 def _server_is_of_another_era(calls: Calls, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -209,3 +218,21 @@ async def test_rates_count_calls_that_are_sent_as_decided(era: str, monkeypatch:
             for _ in range(10):
                 await calls.call()
         assert refused.value.status == 429
+
+
+@requirement("hot.standing")
+async def test_a_call_that_asks_for_a_task_is_decided_on_each_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with warm("legacy", monkeypatch, tasks={"enabled": False}) as calls:
+        asking = calls.like(task=msgspec.Raw(b'{"ttl":1000}'))
+        assert [await asking.stands() for _ in range(3)] == [False] * 3
+
+
+@requirement("hot.standing")
+@pytest.mark.parametrize("said", ["red", ""])
+async def test_an_announced_workspace_is_decided_on_each_time(said: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    rules = {"policy": {"rules": [{"principals": ["*"], "workspace": "blue"}]}}
+    async with warm("legacy", monkeypatch, **rules) as calls:
+        announced = {"_meta": msgspec.Raw(encode({"orbit": {"workspace": said}}))}
+        announcing = calls.like(**announced)
+        stood = [await announcing.stands() for _ in range(4)][-1]
+        assert stood is not bool(said), "each such call is told that its announcement has no effect"
