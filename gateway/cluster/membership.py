@@ -1,6 +1,7 @@
 """Makes this replica a member of its cluster: listens for peers, advertises the address, renews the lease."""
 
 import contextlib
+import os
 from collections.abc import AsyncIterator, Coroutine
 from typing import Any
 
@@ -43,8 +44,7 @@ class Membership:
         """Accept the requests of peers inside the block, and advertise the address to them.
 
         Raises:
-            ConfigurationError: peers could not reach the address.
-            OSError: the address cannot be bound.
+            ConfigurationError: the address cannot be bound, or peers could not reach it.
         """
         host, port = host_and_port(self._listen)
         if host in ("0.0.0.0", "::") and not self._advertise:
@@ -52,15 +52,18 @@ class Membership:
                 f"gateway.host is {host}: set gateway.advertise (or MCP_GATEWAY_ADVERTISE) to the HOST:PORT the "
                 "other gateways on this store reach this one"
             )
-        try:
-            async with self._listener.listening(host, port) as bound:
-                self._cluster.advertise(self._advertise or f"{host}:{bound}")
-                await self._reachability.check()
-                with contextlib.suppress(StoreUnavailable):
-                    await self._cluster.beat()
-                yield
-        finally:
-            self._peers.close()
+        async with contextlib.AsyncExitStack() as stack:
+            stack.callback(self._peers.close)
+            try:
+                bound = await stack.enter_async_context(self._listener.listening(host, port))
+            except OSError as error:
+                reason = os.strerror(error.errno) if error.errno else str(error)
+                raise ConfigurationError(f"gateway.internal: cannot listen on {self._listen}: {reason}") from None
+            self._cluster.advertise(self._advertise or f"{host}:{bound}")
+            await self._reachability.check()
+            with contextlib.suppress(StoreUnavailable):
+                await self._cluster.beat()
+            yield
 
     def upkeep(self) -> list[Coroutine[Any, Any, None]]:
         """The coroutines that have to run during the membership: lease renewal, and the check that peers reach this

@@ -149,7 +149,8 @@ def serve(settings: Settings) -> None:
 
 
 def _remembering(app: Any, refused: list[ConfigurationError]) -> Any:
-    """Wraps the app. An error that stops its start is recorded, to be reported to the person who started it."""
+    """Wraps the app. An error of the configuration that stops its start is recorded, to be reported to the person who
+    started it. Any other is logged."""
 
     async def lifespan(scope: Any, receive: Any, send: Any) -> None:
         async def telling(message: Any) -> None:
@@ -160,6 +161,9 @@ def _remembering(app: Any, refused: list[ConfigurationError]) -> Any:
             await app(scope, receive, telling)
         except ConfigurationError as error:
             refused.append(error)
+            raise
+        except Exception:
+            logger.exception("the gateway cannot start, or did not end well")
             raise
 
     def remembering(scope: Any, receive: Any, send: Any) -> Awaitable[None]:

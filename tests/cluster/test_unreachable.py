@@ -185,3 +185,14 @@ async def test_a_gateway_says_why_it_is_not_found(redis_server: RunningRedis) ->
     with socket.create_server(("127.0.0.1", 0)) as mute:
         port = mute.getsockname()[1]
         assert "no answer" in await reaching.why_not_found(f"127.0.0.1:{port}", name, Envelopes(ring))
+
+
+@requirement("rep.takeover")
+def test_an_internal_address_that_is_taken_is_named_at_the_start(redis_server: RunningRedis) -> None:
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        place = f"127.0.0.1:{other.getsockname()[1]}"
+        with pytest.raises(AssertionError, match=f"gateway.internal: cannot listen on {place}: Address already in use"):
+            with replica(redis_server, internal=place):
+                pass
