@@ -18,7 +18,9 @@ __all__ = ["MAX_BYTES", "CheckedRequests"]
 MAX_BYTES: Final = 1 << 10
 """The params that are kept for one head, together. Larger ones are compared with nothing."""
 
-_MAX_KEPT: Final = 8
+_MAX_KEPT: Final = 4
+"""Legacy clients do not name the tool in the head, and use some tools in turn."""
+
 _FREE: Final = "arguments"
 _NEVER_THE_SAME: Final = frozenset({"progressToken", "traceparent"})
 """Keys of `_meta` that clients give another value with each request."""

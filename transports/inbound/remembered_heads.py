@@ -93,8 +93,9 @@ class Template(msgspec.Struct, frozen=True):
 
     @property
     def memory_bytes(self) -> int:
-        """About what is held for the head: these bytes, the headers as text, and the objects around each."""
-        return 1_000 + 2 * sum(map(len, self.parts)) + 120 * self.headers
+        """About what is held for the head: these bytes, the headers as text, the objects around each, and what was
+        decided on calls with it (`CheckedRequests`)."""
+        return 2_500 + 2 * sum(map(len, self.parts)) + 120 * self.headers
 
 
 class Found(msgspec.Struct, Generic[T], frozen=True):
