@@ -171,7 +171,8 @@ class Endpoint:
             return False  # the app of a server has called, and the session may have opened another one
         if (conversation := route.conversation_for(call)) is None:
             return False
-        call = self._aggregation.named(route.upstream, call, route.named)
+        if route.named is not None:
+            call = self._aggregation.named(route.upstream, call, route.named)
         return self._dispatch.send_in(conversation, route, call)
 
     async def relay(self, call: Call) -> None:
