@@ -31,7 +31,7 @@ def check(
     """
     from gateway.config.keyring import key_ring
     from gateway.doctor.workspaces import check_workspaces
-    from gateway.sandbox.holding import holdings_of, refuse_unheld
+    from gateway.sandbox.holding import holdings_of, private_files, refuse_unheld
 
     try:
         loaded = load(config)
@@ -43,6 +43,10 @@ def check(
         sandboxes = holdings_of(settings)
         refuse_unheld(sandboxes)
         warnings += [f"sandbox {one.title}: {what}" for one in sandboxes for what in (*one.missing, *one.left_out)]
+        private = private_files(settings, config)
+        warnings += [
+            f"sandbox {one.title}: its processes can read {file}" for one in sandboxes for file in one.opens(private)
+        ]
         _import_targets(settings)
         unanswered, more = ([], []) if offline else asyncio.run(_compared(settings))
         warnings += more

@@ -43,7 +43,7 @@ async def check_everything(
     else:
         for finding in _configuration(config, loaded):
             yield finding
-        async for finding in check_settings(loaded.settings):
+        async for finding in check_settings(loaded.settings, config):
             yield finding if config is None else replace(finding, what=located(finding.what, config))
     if url:
         async for finding in check_outside(url, token):
@@ -64,13 +64,13 @@ def _configuration(config: Path | None, loaded: Loaded) -> Iterator[Finding]:
         yield ok("configuration", note.text) if note.level == "ignored" else warning("configuration", note.text, do)
 
 
-async def check_settings(settings: Settings) -> AsyncIterator[Finding]:
-    """Check what a gateway with these settings needs."""
+async def check_settings(settings: Settings, config: Path | None = None) -> AsyncIterator[Finding]:
+    """Check what a gateway with these settings needs. `config` is the file that they come from."""
     for check in OF_SETTINGS:
         for finding in check(settings):
             yield finding
     unheld = False
-    for finding in check_sandboxes(settings):
+    for finding in check_sandboxes(settings, config):
         unheld |= finding.state == "error"
         yield finding
     async for finding in _stored(settings):

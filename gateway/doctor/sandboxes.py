@@ -1,18 +1,24 @@
 """Checks whether the sandboxes of servers hold on this machine, and whether they grant what servers are given."""
 
 from collections.abc import Iterator
+from pathlib import Path
 
 from gateway.config.settings import Settings
 from gateway.doctor.findings import Finding, failure, ok, warning
-from gateway.sandbox.holding import Holding, holdings_of
+from gateway.sandbox.holding import Holding, holdings_of, private_files
 
 __all__ = ["check_sandboxes"]
 
 
-def check_sandboxes(settings: Settings) -> Iterator[Finding]:
-    """One finding for each sandbox, and one for each thing that a server's configuration names in vain."""
+def check_sandboxes(settings: Settings, config: Path | None = None) -> Iterator[Finding]:
+    """One finding for each sandbox, one for each thing that a server's configuration names in vain, and one for each
+    file with secrets of the gateway that a sandbox leaves open. `config` is the configuration's file."""
+    files = private_files(settings, config)
     for found in holdings_of(settings):
         yield from _finding(found)
+        for file in found.opens(files):
+            do = "move the file, or the server, out of a folder that holds both"
+            yield warning(f"sandbox {found.title}", f"its processes can read {file}, which is the gateway's", do)
 
 
 def _finding(found: Holding) -> Iterator[Finding]:

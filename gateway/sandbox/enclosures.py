@@ -1,5 +1,6 @@
 """The sandboxes of one configured server: which one is for whom, and the walls of each."""
 
+import asyncio
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -19,9 +20,13 @@ _FRESH_S: Final = 10.0
 """How long the paths that were found count: programs and folders of a machine change while a gateway runs."""
 
 
+def _in_thread(work: Callable[[], object]) -> None:
+    asyncio.get_running_loop().run_in_executor(None, work)
+
+
 class Enclosures:
     """The enclosures of one server, by trust. `sandboxes` has its sandbox for each trust; `closed` are addresses that
-    no grant opens."""
+    no grant opens. `run` runs what it is given beside the event loop."""
 
     def __init__(
         self,
@@ -31,13 +36,15 @@ class Enclosures:
         inherited: Mapping[str, str],
         closed: Sequence[str] = (),
         clock: Callable[[], float] = monotonic,
+        run: Callable[[Callable[[], object]], None] = _in_thread,
     ) -> None:
         self._settings = settings
         self._sandboxes = sandboxes
         self._inherited = inherited
         self._closed = tuple(closed)
         self._clock = clock
-        self._made: dict[str, tuple[float, Enclosure]] = {}
+        self._run = run
+        self._made: dict[Sandbox, tuple[float, Enclosure]] = {}
 
     def sandbox(self, trust: str) -> Sandbox:
         """The sandbox for sessions of that trust."""
@@ -51,13 +58,21 @@ class Enclosures:
         return replace(found if found.has_walls else self._sandboxes["direct"], launcher=())
 
     def enclosure(self, sandbox: Sandbox) -> Enclosure | None:
-        """The walls of that sandbox; None if it has none."""
+        """The walls of that sandbox; None if it has none. To find their paths takes some milliseconds: once they are
+        known, they are found anew in the background."""
         if not sandbox.has_walls:
             return None
-        made_at, made = self._made.get(repr(sandbox), (0.0, None))
-        if made is None or self._clock() - made_at > _FRESH_S:
-            made = enclosure_of(self._settings, sandbox, inherited=self._inherited, closed=self._closed)
-            self._made[repr(sandbox)] = self._clock(), made
+        made_at, made = self._made.get(sandbox, (0.0, None))
+        if made is None:
+            return self._find(sandbox)
+        if self._clock() - made_at > _FRESH_S:
+            self._made[sandbox] = self._clock(), made  # one search at a time
+            self._run(lambda: self._find(sandbox))
+        return made
+
+    def _find(self, sandbox: Sandbox) -> Enclosure:
+        made = enclosure_of(self._settings, sandbox, inherited=self._inherited, closed=self._closed)
+        self._made[sandbox] = self._clock(), made
         return made
 
 

@@ -1,16 +1,20 @@
 """What of the configured sandboxes holds on this machine, and what a server's configuration names in vain."""
 
 import logging
+import os
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
 from gateway.config.faults import ConfigurationError
+from gateway.config.keyring import key_file
 from gateway.config.sandbox import Sandbox
 from gateway.config.settings import Settings
 from gateway.sandbox.enclosures import TRUSTS, Enclosures, enclosures_of
 from transports.upstream.walls.kernel import Kernel, probe
+from transports.upstream.walls.spec import Walls
 
-__all__ = ["Holding", "holdings", "holdings_of", "log_holdings", "refuse_unheld"]
+__all__ = ["Holding", "holdings", "holdings_of", "log_holdings", "private_files", "refuse_unheld"]
 
 logger = logging.getLogger(__name__)
 
@@ -26,6 +30,13 @@ class Holding:
     trusts: tuple[str, ...]
     missing: tuple[str, ...]
     left_out: tuple[str, ...]
+    walls: Walls | None = None
+
+    def opens(self, files: Iterable[Path]) -> list[str]:
+        """Those of the files that its processes may read."""
+        granted = () if self.walls is None else {grant.path for grant in self.walls.grants}
+        real = {str(file): Path(os.path.realpath(file)) for file in files}
+        return [name for name, path in real.items() if any(str(one) in granted for one in (path, *path.parents))]
 
     @property
     def title(self) -> str:
@@ -57,7 +68,17 @@ def _of_server(name: str, enclosures: Enclosures, kernel: Callable[[], Kernel]) 
             trusts=() if both else (trust,),
             missing=() if enclosure is None else kernel().missing(enclosure.walls),
             left_out=() if enclosure is None else enclosure.left_out,
+            walls=None if enclosure is None else enclosure.walls,
         )
+
+
+def private_files(settings: Settings, config: Path | None = None) -> list[Path]:
+    """The files with secrets of the gateway: its configuration, its keys, and its store if that is a file."""
+    options = settings.gateway
+    kind, _, path = options.store.partition(":///")
+    store = [Path(path), Path(f"{path}.keys")] if kind == "sqlite" and path else []
+    named = (config, key_file(), Path(options.store_file) if options.store_file else None, *store)
+    return [file for file in named if file is not None]
 
 
 def refuse_unheld(found: Iterable[Holding]) -> None:

@@ -4,19 +4,16 @@ import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Final
 
 from gateway.config.sandbox import Sandbox
 from gateway.config.upstreams import UpstreamSettings
 from gateway.sandbox.named_paths import NamedPaths, named_paths
 from gateway.sandbox.runtime_paths import RuntimePaths, module_of, runtime_paths
 from gateway.sandbox.system_paths import real, system_grants
+from transports.upstream.stdio import HOME
 from transports.upstream.walls.spec import Grant, Limits, Reach, Walls
 
-__all__ = ["HOME", "Enclosure", "OwnFolder", "Process", "enclosure_of"]
-
-HOME: Final = "~"
-"""The setting `cwd` of a server that starts in its HOME."""
+__all__ = ["Enclosure", "OwnFolder", "Process", "enclosure_of"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +36,7 @@ class OwnFolder:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Process:
     """What one process is started with. `env` are variables that any other source may set. `cwd` is None for the
-    working directory of the gateway."""
+    working directory of the gateway, and `~` for HOME, whoever sets it."""
 
     walls: Walls
     env: Mapping[str, str]
@@ -72,7 +69,7 @@ class Enclosure:
             temporary=real(str(own.temporary)),
         )
         env = {**self.env, "HOME": str(own.home), "TMPDIR": str(own.temporary)}
-        return Process(walls=walls, env=env, cwd=str(own.home) if self.moves else self.cwd)
+        return Process(walls=walls, env=env, cwd=HOME if self.moves else self.cwd)
 
 
 def enclosure_of(
@@ -80,7 +77,7 @@ def enclosure_of(
 ) -> Enclosure:
     """The walls of a sandbox for the processes of a server, found on this machine. `inherited` are the variables that
     they inherit."""
-    here = os.getcwd()
+    here = _working_directory()
     is_own = settings.cwd == HOME or (settings.cwd is None and not _is_relative(settings, here))
     folder = here if settings.cwd in (None, HOME) else os.path.join(here, settings.cwd)
     path = settings.env.get("PATH", inherited.get("PATH", os.defpath))
@@ -160,6 +157,13 @@ def _limits(sandbox: Sandbox) -> Limits:
         files=sandbox.files or None,
         cpu_s=sandbox.cpu_s or None,
     )
+
+
+def _working_directory() -> str:
+    try:
+        return os.getcwd()
+    except FileNotFoundError:  # somebody has removed it
+        return "/"
 
 
 def _is_relative(settings: UpstreamSettings, here: str) -> bool:

@@ -1,5 +1,6 @@
 """Paths of the system: what every sandboxed process may use, and folders that no grant is made for by itself."""
 
+import functools
 import os
 import pwd
 import tempfile
@@ -77,19 +78,15 @@ def system_grants() -> Iterator[Grant]:
 def is_broad(path: str) -> bool:
     """Whether a folder holds so much that only an operator who lists it in `read` or `write` can mean all of it: the
     folders of the system, home folders, and what holds the folders of sessions."""
-    if path in _BROAD or Path(_sessions()).is_relative_to(path):
-        return True
-    return any(path == real(str(home / part)) for home in _homes() for part in _BROAD_IN_HOME)
+    return path in _broad(os.environ.get("HOME", ""), tempfile.gettempdir())
 
 
-def _sessions() -> str:
-    """Where this process makes the folders of its sessions (`gateway.context.session_folders`)."""
-    return real(tempfile.gettempdir())
-
-
-def _homes() -> Iterator[Path]:
-    """The home folders of this process and of the machine's users."""
-    yield Path.home()
-    for user in pwd.getpwall():
-        if user.pw_uid == 0 or user.pw_uid >= 1_000:
-            yield Path(user.pw_dir)
+@functools.lru_cache(maxsize=8)
+def _broad(home: str, temporary: str) -> frozenset[str]:
+    """The broad folders of a process with that HOME, which makes the folders of its sessions in `temporary`
+    (`gateway.context.session_folders`). Home folders of the machine's users are among them."""
+    users = (user.pw_dir for user in pwd.getpwall() if user.pw_uid == 0 or user.pw_uid >= 1_000)
+    homes = dict.fromkeys(filter(None, (home, *users)))
+    of_homes = (real(os.path.join(one, part)) for one in homes for part in _BROAD_IN_HOME)
+    sessions = Path(real(temporary))
+    return frozenset((*_BROAD, *map(real, _BROAD), *of_homes, *map(str, (sessions, *sessions.parents))))

@@ -14,7 +14,6 @@ from gateway.config.limits import LimitSettings
 from gateway.config.settings import ConfigurationError
 from gateway.config.upstreams import UpstreamSettings
 from gateway.context.secrets import is_template
-from gateway.sandbox.profiles import HOME
 from gateway.upstreams.facts import KnownFacts
 from gateway.upstreams.inventory import Inventory
 from gateway.upstreams.link_source import Quotes, SessionRecorder, UpstreamLinks
@@ -149,7 +148,7 @@ class UpstreamFactory:
             command=Command(
                 argv=(*settings.resources.argv, *settings.argv),
                 env=_same_for_all(settings.env),
-                cwd=str(Path.home()) if settings.cwd == HOME else settings.cwd,
+                cwd=settings.cwd,
             ),
             fork_server=self._fork_server,
             max_line_bytes=limits.line_bytes,

@@ -14,7 +14,7 @@ from tests.support.commands import run_command
 from tests.support.credentials import bearer, sha256
 from tests.support.gateway_process import ROOT, running_gateway
 from tests.support.mcp_clients import Legacy, tool_text
-from tests.support.waiting import eventually
+from tests.support.waiting import descendants, eventually
 from transports.upstream.walls.kernel import probe
 
 KEYS = {"ada": "key-of-ada", "guest": "key-of-guest"}
@@ -64,6 +64,28 @@ def test_a_session_sees_its_own_folder_and_what_it_was_granted(http: httpx.Clien
         ada.delete()
         assert eventually(lambda: not Path(homes[0]).exists()), "it ends with its session"
         assert Path(homes[1]).is_dir()
+
+
+@requirement("box.own-folder", "proc.warm")
+def test_servers_of_a_session_share_its_folder_if_home_is_there_also_in_prestarted_processes(
+    http: httpx.Client,
+) -> None:
+    entry = {"command": sys.executable, "args": [EVALUATING], "cwd": "~", "sandbox": "strict", "warm": 1}
+    shared = {**entry, "context_env": {"HOME": "temp_dir"}}
+    with running_gateway({"one": shared, "two": shared, "own": entry}) as gateway:
+        for _ in range(2):  # the second session has the prestarted processes
+            client = Legacy(gateway.url, http).open()
+            assert asked(client, "Path('note').write_text('x')", "one") == "1"
+            assert asked(client, "os.listdir()", "two") == "['note']"
+            assert asked(client, "os.listdir()", "own") == "[]"
+            home = asked(client, "os.getcwd()", "one")
+            assert asked(client, "os.environ['HOME']", "two") == home
+            assert asked(client, f"os.listdir({home!r})", "own") == "PermissionError"
+            assert eventually(lambda: len(evaluating(gateway.process.pid)) >= 6, 10), "the next session's are there"
+
+
+def evaluating(gateway: int) -> list[int]:
+    return [child.pid for child in descendants(gateway) if EVALUATING in child.cmdline()]
 
 
 @requirement("box.explained")

@@ -22,6 +22,9 @@ logger = logging.getLogger(__name__)
 INHERITED: Final = ("HOME", "LANG", "LC_ALL", "LC_CTYPE", "LOGNAME", "PATH", "SHELL", "TERM", "TMPDIR", "TZ", "USER")
 """The variables of the gateway's environment that a child inherits: neither keys nor settings of the gateway."""
 
+HOME: Final = "~"
+"""The working directory of a child that starts in the HOME of its environment."""
+
 MAX_UNREAD_BYTES: Final = 16 << 20
 """Unsent bytes, at most, for a child that does not read its stdin."""
 
@@ -70,11 +73,13 @@ class StdioUpstream:
         """The environment is what the operator set for the server, over `given.env`, over the inherited variables."""
         inherited = {name: value for name in INHERITED if (value := os.environ.get(name)) is not None}
         own = {**given.env, **self._command.env}
+        env = {**inherited, **own}
+        cwd = self._command.cwd if given.cwd is None else given.cwd
         command = replace(
             self._command,
             argv=(*given.launcher, *self._command.argv),
-            env={**inherited, **own},
-            cwd=self._command.cwd if given.cwd is None else given.cwd,
+            env=env,
+            cwd=env.get("HOME") if cwd == HOME else cwd,
             walls=given.walls,
         )
         link = StdioLink(self._name, events, self._grace_s, self._scrubber(own))

@@ -1,5 +1,6 @@
 """Which sandbox of a server is for whom, and how long its paths count."""
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -43,12 +44,17 @@ def test_paths_are_looked_for_again_after_a_while(tmp_path: Path) -> None:
     now = [0.0]
     settings = UpstreamSettings.model_validate({"command": "cat", "sandbox": {"profile": "standard"}})
     sandbox = enclosures("standard").sandbox("direct")
-    found = Enclosures(settings, {"direct": sandbox}, inherited={"PATH": str(tmp_path)}, clock=lambda: now[0])
+    later: list[Callable[[], object]] = []
+    inherited = {"PATH": str(tmp_path)}
+    found = Enclosures(settings, {"direct": sandbox}, inherited=inherited, clock=lambda: now[0], run=later.append)
     first = found.enclosure(sandbox)
     (tmp_path / "cat").touch(mode=0o755)
     now[0] = 9.0
     assert found.enclosure(sandbox) is first
     now[0] = 11.0
+    assert found.enclosure(sandbox) is found.enclosure(sandbox) is first, "nobody waits for the search"
+    [search] = later
+    search()
     second = found.enclosure(sandbox)
     assert second is not first and second is not None
     assert str(tmp_path / "cat") in {grant.path for grant in second.walls.grants} | {

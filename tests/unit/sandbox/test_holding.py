@@ -1,6 +1,7 @@
 """What of the sandboxes of servers holds on a machine, and who is told."""
 
 import logging
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -8,7 +9,7 @@ import pytest
 from gateway.config.faults import ConfigurationError
 from gateway.config.settings import Settings
 from gateway.sandbox.enclosures import enclosures_of
-from gateway.sandbox.holding import Holding, holdings, holdings_of, log_holdings, refuse_unheld
+from gateway.sandbox.holding import Holding, holdings, holdings_of, log_holdings, private_files, refuse_unheld
 from tests.requirements import requirement
 from transports.upstream.walls.kernel import Kernel
 
@@ -58,3 +59,22 @@ def test_what_does_not_hold_and_what_is_not_granted_is_logged_once(caplog: pytes
         "mcpServers.a: not granted to its sandbox: /etc: it holds too much to be meant as a whole; grant what is "
         "needed in read or write"
     ]
+
+
+@requirement("box.told")
+def test_files_of_the_gateway_that_a_sandbox_leaves_open_are_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    project = tmp_path / "project"
+    project.mkdir()
+    for name in ("package.json", "server.js", "mcp.json"):
+        (project / name).touch()
+    monkeypatch.setenv("MCP_GATEWAY_KEYS_FILE", str(tmp_path / "keys"))
+    store = {"store": f"sqlite:///{project}/sessions.db"}
+    servers = {"a": {"command": "cat", "args": [str(project / "server.js")], "sandbox": "standard"}}
+    servers["b"] = {"command": "node", "args": [str(project / "server.js")], "sandbox": "standard"}
+    settings = Settings.model_validate({"mcpServers": servers | {"c": {"command": "cat"}}, "gateway": store})
+    files = private_files(settings, project / "mcp.json")
+    assert {file.name for file in files} == {"mcp.json", "keys", "sessions.db", "sessions.db.keys"}
+    opened = {one.server: {Path(file).name for file in one.opens(files)} for one in holdings_of(settings)}
+    assert opened == {"a": set(), "b": {"mcp.json", "sessions.db", "sessions.db.keys"}, "c": set()}

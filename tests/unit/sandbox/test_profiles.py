@@ -54,7 +54,7 @@ def test_a_process_reads_its_runtime_writes_its_own_folder_and_sees_no_secrets(p
     assert [path for path, mode in modes(walls).items() if "w" in mode and not path.startswith("/dev/")] == [
         str(own.path)
     ]
-    assert process.env["HOME"] == str(own.home) == process.cwd and process.env["TMPDIR"] == str(own.temporary)
+    assert process.env["HOME"] == str(own.home) and process.cwd == "~" and process.env["TMPDIR"] == str(own.temporary)
     assert walls.reach is not None and walls.reach.sockets == ("/run/own.sock",)
     assert walls.profile == profile and Walls.from_json(walls.to_json()) == walls
 
@@ -95,7 +95,7 @@ def test_a_server_starts_in_its_home_unless_it_names_something_where_the_gateway
     (tmp_path / "server.py").touch()
     (tmp_path / "notes").mkdir()
     moved = {"args": ["-m", "json.tool", "run"]}, {"args": ["/usr/bin/env"]}, {"cwd": "~", "args": ["server.py"]}
-    assert all(enclosed(entry).process(own).cwd == str(own.home) for entry in moved)
+    assert all(enclosed(entry).process(own).cwd == "~" for entry in moved)
     stays = {"args": ["server.py"]}, {"args": ["-m", "notes.main"]}, {"args": ["."]}, {"command": "./server.py"}
     assert all(enclosed(entry).process(own).cwd is None for entry in stays)
     assert mode_of(enclosed({"args": ["server.py"]}).walls, tmp_path / "server.py") == "rx"
