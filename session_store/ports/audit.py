@@ -8,7 +8,7 @@ import msgspec
 __all__ = ["AuditEvent", "AuditTrail"]
 
 
-class AuditEvent(msgspec.Struct, frozen=True, kw_only=True):
+class AuditEvent(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """Something that happened to a session or in it.
 
     `session` is the id as logs may show it; `at` is in seconds since the epoch. A call has its `tool` (server/name),
@@ -18,6 +18,7 @@ class AuditEvent(msgspec.Struct, frozen=True, kw_only=True):
     `context` has the fields of the session's context that the operator wants in events.
     `task`: a call became a task, or the task became what `outcome` says; `reason` begins with how the task's id begins.
     `warned`: a client returns to none of the sessions that it opens.
+    An event is in no cycle, so the collector need not look at the thousands that wait or are kept.
     """
 
     at: float
