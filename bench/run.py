@@ -45,7 +45,7 @@ FLOORS: Mapping[str, Sequence[tuple[str, str, float]]] = {
         ("modern client, legacy server", "modern client, modern server", 1 / 1.3),
         ("answers as event streams", "legacy client, legacy server", 1 / 1.5),
     ],
-    "features": [("everything, spans of 1 trace of 100", "nothing", 0.38)],
+    "features": [("everything, spans of 1 trace of 100", "nothing", 0.5)],
     "app": [("session untouched", "bare Starlette app", 0.70)],
     "peers": [("gateway, redis", "supergateway, stateful", 4.0), ("gateway, redis", "FastMCP proxy", 25.0)],
 }
