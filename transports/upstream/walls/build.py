@@ -42,8 +42,8 @@ def build(walls: Walls, reaper: int) -> None:
     kernel = probe()
     with _step(walls, "limits"):
         limits.limit(walls.limits, own_processes=False)
-        limits.drop_capabilities()
         limits.forbid_new_privileges()
+        limits.drop_capabilities()
     if kernel.landlock:
         with _step(walls, "files"):
             listen = None if walls.reach is None or kernel.gate else walls.reach.listen

@@ -1,19 +1,21 @@
 """What a server's processes may use up, and the authority that they lose: rlimits, capabilities, the OOM killer."""
 
 import ctypes
+import os
 import resource
 import struct
-from typing import Any, Final
+from typing import Final
 
 from transports.upstream.walls.spec import Limits
 from transports.upstream.walls.system_calls import call
 
 __all__ = ["drop_capabilities", "forbid_new_privileges", "limit"]
 
-_PR_SET_DUMPABLE, _PR_SET_NO_NEW_PRIVS, _PR_CAPBSET_READ, _PR_CAPBSET_DROP, _PR_CAP_AMBIENT = 4, 38, 23, 24, 47
+_PR_SET_DUMPABLE, _PR_SET_NO_NEW_PRIVS, _PR_CAP_AMBIENT = 4, 38, 47
 _AMBIENT_CLEAR_ALL: Final = 4
-_CAPABILITY_VERSION_3: Final = 0x2008_0522
-_KEPT: Final = (1,)  # DAC_OVERRIDE: which files there are is decided by the walls, not by their owner
+_OF_THIS_THREAD: Final = struct.pack("=Ii", 0x2008_0522, 0)  # struct cap_user_header, version 3
+_CapabilitySets: Final = ctypes.c_char * 24
+_KEPT: Final = 1 << 1  # DAC_OVERRIDE: the walls decide which files there are, not their owners
 _OOM_SCORE: Final = 500
 """Of 1000: a server is ended before the gateway and its reapers are when memory runs out."""
 _CPU_GRACE_S: Final = 5  # between SIGXCPU and SIGKILL
@@ -46,9 +48,10 @@ def _die_before_the_gateway() -> None:
     # The files of a process that is not dumpable belong to root. Nothing is secret in it that will not be in the
     # server itself, which is dumpable.
     call("prctl", _PR_SET_DUMPABLE, 1, 0, 0, 0)
-    with open("/proc/self/oom_score_adj", "r+", encoding="ascii") as file:
-        if int(file.read()) < _OOM_SCORE:
-            file.write(str(_OOM_SCORE))
+    file = os.open("/proc/self/oom_score_adj", os.O_RDWR)
+    if int(os.read(file, 16)) < _OOM_SCORE:
+        os.write(file, b"%d" % _OOM_SCORE)
+    os.close(file)
     call("prctl", _PR_SET_DUMPABLE, 0, 0, 0, 0)
 
 
@@ -62,25 +65,13 @@ def forbid_new_privileges() -> None:
 
 
 def drop_capabilities() -> None:
-    """Give up every capability but one that concerns files, for good: in a container the gateway may be root."""
-    kept = sum(1 << number for number in _KEPT)
-    header: Any = struct.pack("=Ii", _CAPABILITY_VERSION_3, 0)
-    held = ctypes.create_string_buffer(24)
-    call("capget", header, held)
-    if any(struct.unpack("=6I", held.raw)):
-        for number in range(64):
-            if number not in _KEPT and not _drop_from_bounding_set(number):
-                break
-        effective, permitted = struct.unpack("=6I", held.raw)[:2]
-        call("capset", header, struct.pack("=6I", effective & kept, permitted & kept, 0, 0, 0, 0))
-    call("prctl", _PR_CAP_AMBIENT, _AMBIENT_CLEAR_ALL, 0, 0, 0)
+    """Give up every capability but one that concerns files: in a container the gateway may be root.
 
-
-def _drop_from_bounding_set(number: int) -> bool:
-    """False past the last capability that the kernel knows, or if this process may not change the set."""
-    try:
-        if call("prctl", _PR_CAPBSET_READ, number, 0, 0, 0):
-            call("prctl", _PR_CAPBSET_DROP, number, 0, 0, 0)
-    except OSError:
-        return False
-    return True
+    `no_new_privs` must be set. Then no program that this process executes gets them back, whoever it runs as.
+    """
+    held = _CapabilitySets()
+    call("capget", _OF_THIS_THREAD, held)
+    effective, permitted, *others = struct.unpack("=6I", held)
+    if effective or permitted or any(others):
+        call("capset", _OF_THIS_THREAD, struct.pack("=6I", effective & _KEPT, permitted & _KEPT, 0, 0, 0, 0))
+        call("prctl", _PR_CAP_AMBIENT, _AMBIENT_CLEAR_ALL, 0, 0, 0)

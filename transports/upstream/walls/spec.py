@@ -86,14 +86,22 @@ class Walls:
 
     def to_json(self) -> dict[str, Any]:
         """Values that `json.dumps` takes."""
-        return asdict(self)
+        return {
+            "profile": self.profile,
+            "grants": [[grant.path, grant.mode, grant.optional] for grant in self.grants],
+            "reach": None if self.reach is None else asdict(self.reach),
+            "limits": asdict(self.limits),
+            "namespaces": self.namespaces,
+            "temporary": self.temporary,
+            "required": self.required,
+        }
 
     @classmethod
     def from_json(cls, given: dict[str, Any]) -> "Walls":
         """The value that `to_json` was called on."""
         reach: dict[str, Any] | None = given["reach"]
         parts = {
-            "grants": tuple(Grant(**grant) for grant in given["grants"]),
+            "grants": tuple(Grant(path=path, mode=mode, optional=optional) for path, mode, optional in given["grants"]),
             "reach": None if reach is None else Reach(**{name: _frozen(value) for name, value in reach.items()}),
             "limits": Limits(**given["limits"]),
         }

@@ -4,6 +4,7 @@ import ctypes
 import errno
 import os
 import sys
+from functools import cache
 from typing import Any, Final
 
 __all__ = ["AUDIT_ARCH", "LAST", "NUMBERS", "call", "machine", "numbers"]
@@ -68,6 +69,7 @@ _libc: Any = ctypes.CDLL(None, use_errno=True)
 _libc.syscall.restype = ctypes.c_long
 
 
+@cache
 def machine() -> str:
     """This machine, as `uname` calls it. Raises `OSError` (ENOSYS) for one that has no table."""
     name = os.uname().machine
@@ -76,6 +78,7 @@ def machine() -> str:
     return name
 
 
+@cache
 def numbers() -> dict[str, int]:
     """The numbers of this machine. Raises `OSError` (ENOSYS) for one that has no table."""
     return NUMBERS[machine()]
