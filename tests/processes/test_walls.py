@@ -71,8 +71,8 @@ def place(request: pytest.FixtureRequest) -> Iterator[Place]:
             (folder / "file").write_text("text", encoding="utf-8")
             (folder / "true").symlink_to(folder / "file")
         if user:
-            for path in (Path(name), *folders, *(folder / "file" for folder in folders)):
-                os.chown(path, user, user)
+            for path in (Path(name), *Path(name).rglob("*")):
+                os.chown(path, user, user, follow_symlinks=False)
         own, read, closed = folders
         grants = (*python_grants(user), Grant(path=str(own), mode="rw"), Grant(path=str(read), mode="r"))
         yield Place(user, own, read, closed, Walls(profile="tried", grants=grants))
@@ -121,6 +121,75 @@ def test_files_that_are_not_granted_are_closed(place: Place) -> None:
     assert (place.closed / "file").read_text("utf-8") == (place.read / "file").read_text("utf-8") == "text"
 
 
+ATTRIBUTES = """
+import ctypes, shutil, tempfile
+libc = ctypes.CDLL(None, use_errno=True)
+def call(name, *arguments):
+    result = getattr(libc, name)(*arguments)
+    if result == -1:
+        raise OSError(ctypes.get_errno(), "")
+    return result
+def opened(path, flags=os.O_RDONLY):
+    return os.open(path, flags)
+watcher = call("inotify_init")
+watched = lambda path: call("inotify_add_watch", watcher, path.encode(), 0x100)
+os.symlink(closed + "/file", own + "/to_closed")
+attempts(
+    mode_of_own=lambda: os.chmod(own + "/file", 0o640),
+    mode_in_folder=lambda: os.chmod("file", 0o640, dir_fd=opened(own)),
+    mode_by_descriptor=lambda: os.fchmod(opened(own + "/file"), 0o600),
+    mode_of_cwd=lambda: os.chmod("file", 0o644),
+    times_of_own=lambda: os.utime(own + "/file", (1_000, 2_000)),
+    times_by_descriptor=lambda: os.utime(opened(own + "/file"), ns=(5, 7)),
+    times_of_symlink=lambda: os.utime(own + "/true", (1, 1), follow_symlinks=False),
+    mode_of_memory=lambda: os.fchmod(os.memfd_create("m"), 0o600),
+    mode_of_pipe=lambda: os.fchmod(os.pipe()[0], 0o600),
+    copy_of_granted=lambda: shutil.copytree(read, own + "/copy", symlinks=True),
+    watch_own=lambda: watched(own) == 1 or 1 / 0,
+    watch_granted=lambda: watched(read) == 2 or 1 / 0,
+    mode_of_closed=lambda: os.chmod(closed, 0o777),
+    mode_of_granted=lambda: os.chmod(read + "/file", 0),
+    mode_of_granted_by_descriptor=lambda: os.fchmod(opened(read + "/file"), 0),
+    mode_by_symlink=lambda: os.chmod(own + "/to_closed", 0),
+    mode_by_dots=lambda: os.chmod("../closed/file", 0),
+    mode_by_folder=lambda: os.chmod("file", 0, dir_fd=opened(closed, os.O_PATH)),
+    mode_of_reaper=lambda: os.chmod("/proc/self/fd/0", 0),
+    mode_of_device=lambda: os.chmod("/dev/null", 0o666),
+    times_of_closed=lambda: os.utime(closed + "/file", (1, 1)),
+    times_of_granted=lambda: os.utime(opened(read + "/file"), (1, 1)),
+    watch_closed=lambda: watched(closed),
+    watch_by_symlink=lambda: watched(own + "/to_closed"),
+    owner_of_own=lambda: os.chown(own + "/file", 1, 1),
+    owner_of_closed=lambda: os.lchown(closed, 1, 1),
+    nothing=lambda: os.chmod(own + "/nothing", 0),
+    no_path=lambda: call("chmod", None, 0),
+    no_descriptor=lambda: os.fchmod(1_000, 0),
+    label_of_own=lambda: os.setxattr(own + "/file", "user.x", b"1"),
+    label_of_closed=lambda: os.setxattr(closed, "user.x", b"1"),
+)
+made = os.stat(own + "/file")
+print(json.dumps(["made", [made.st_mode & 0o7777, made.st_mtime_ns]]))
+"""
+
+
+@requirement("box.files")
+def test_attributes_of_files_that_are_not_granted_stay_as_they_are(place: Place) -> None:
+    paths = (place.closed, place.closed / "file", place.read, place.read / "file")
+    before = [(path.stat().st_mode, path.stat().st_mtime_ns, path.stat().st_uid) for path in paths]
+    tried = place.tries(ATTRIBUTES)
+    assert tried.pop("made") == [0o644, 7]
+    errors = {name: error for name, error in tried.items() if error}
+    assert set(errors) == {*tried} - {
+        "mode_of_own", "mode_in_folder", "mode_by_descriptor", "mode_of_cwd", "times_of_own", "times_by_descriptor",
+        "times_of_symlink", "mode_of_memory", "mode_of_pipe", "copy_of_granted", "watch_own", "watch_granted",
+    }  # fmt: skip
+    special = {"owner_of_own": "EPERM", "owner_of_closed": "EPERM", "nothing": "ENOENT", "no_path": "EFAULT"}
+    special |= {"no_descriptor": "EBADF", "label_of_own": "ENOTSUP", "label_of_closed": "ENOTSUP"}
+    assert {name: errors.pop(name) for name in special} == special
+    assert set(errors.values()) == {"EACCES"}
+    assert [(path.stat().st_mode, path.stat().st_mtime_ns, path.stat().st_uid) for path in paths] == before
+
+
 @requirement("box.files", "box.system")
 def test_what_it_starts_is_behind_the_same_walls(place: Place) -> None:
     script = f"""
@@ -143,6 +212,7 @@ def test_processes_that_it_did_not_start_are_out_of_reach(place: Place, abstract
                 f"import ctypes, resource\nother, abstract = {other.pid}, {abstract_socket!r}\n"
                 """
 libc = ctypes.CDLL(None, use_errno=True)
+child = subprocess.Popen(["/bin/sh", "-c", "read x"], stdin=subprocess.PIPE)
 def call(name, *arguments):
     if getattr(libc, name)(*arguments) == -1:
         raise OSError(ctypes.get_errno(), "")
@@ -163,6 +233,8 @@ attempts(
     nice=lambda: os.setpriority(os.PRIO_PROCESS, other, 19),
     nice_all=lambda: os.setpriority(os.PRIO_USER, os.getuid(), 19),
     affinity=lambda: os.sched_setaffinity(other, {0}),
+    affinity_of_child=lambda: os.sched_setaffinity(child.pid, {0}),
+    affinity_of_itself=lambda: os.sched_setaffinity(os.getpid(), {0}),
     shared_memory=lambda: call("shmget", 77, 10, 0o1600),
 )"""
             )
@@ -170,7 +242,7 @@ attempts(
         finally:
             other.communicate(b"\n")
     allowed = {name for name, error in tried.items() if not error}
-    assert allowed == {"signal_child"}
+    assert allowed == {"signal_child", "affinity_of_child", "affinity_of_itself"}
     assert {error for error in tried.values() if error} <= {"EPERM", "EACCES"}
 
 
@@ -223,6 +295,33 @@ attempts(memory=grow, cpu=spend)
     said = dict(place.run(script, replace(place.walls, limits=limits)).said)
     assert said["limits"] == [[64, 64], [0, 0]]
     assert (said["oom"], said["memory"], said["cpu"]) == (500, "ENOMEM", "EINTR")
+
+
+@requirement("box.system")
+def test_processes_and_threads_are_counted_together(place: Place) -> None:
+    script = """
+import threading, time
+bomb = "import os, time\\nfor _ in range(50):\\n    try: os.fork()\\n    except OSError: break\\ntime.sleep(60)"
+others = [subprocess.Popen([sys.executable, "-I", "-S", "-c", bomb]) for _ in range(2)]
+count = lambda: sum(1 for pid in os.listdir("/proc") if pid.isdigit() and mine(pid))
+def mine(pid):
+    try: return open(f"/proc/{pid}/stat").read().rpartition(")")[2].split()[3] == str(os.getsid(0))
+    except OSError: return False
+end = time.monotonic() + 20
+while count() < 20 and time.monotonic() < end: time.sleep(0.01)
+def grow():
+    while True: os.fork() or time.sleep(60)
+attempts(process=grow)
+try: threading.Thread(target=print).start()
+except RuntimeError: print(json.dumps(["thread", "refused"]), flush=True)
+print(json.dumps(["count", count()]), flush=True)
+os.killpg(0, signal.SIGKILL)
+"""
+    outcome = place.run(script, replace(place.walls, limits=Limits(processes=20)))
+    assert (outcome.failed, outcome.code) == ("", -9)
+    said = dict(outcome.said)
+    assert 20 <= said.pop("count") <= 30, "a few that were being started at the same time"
+    assert said == {"process": "EAGAIN", "thread": "refused"}
 
 
 @requirement("box.system")

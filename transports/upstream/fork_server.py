@@ -188,16 +188,14 @@ class _Reaper:
         return True
 
     def _open_gate(self, announced: int) -> None:
-        reach = None if self._walls is None else self._walls.reach
-        if reach is None:
-            os.close(announced)  # such calls fail
-            return
+        if self._walls is None:
+            raise AssertionError("only a process behind walls announces calls")
         if self._channel:
             channel = socket.socket(fileno=self._channel.pop())
         else:  # nobody hears what is refused, or resolves names
             channel, nobody = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
             nobody.close()
-        self._gate = Gate(announced, reach, channel)
+        self._gate = Gate(announced, self._walls, channel)
         self._gate.start()
 
     def _report(self, message: dict[str, Any]) -> None:

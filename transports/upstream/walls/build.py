@@ -60,7 +60,15 @@ def build(walls: Walls, reaper: int) -> None:
 
 
 def _filter_kind(walls: Walls, kernel: Kernel) -> seccomp.FilterKind:
-    return seccomp.FilterKind(connections=walls.reach is not None and not kernel.gate)
+    if kernel.gate:
+        return seccomp.FilterKind()
+    return seccomp.FilterKind(
+        connections=walls.reach is not None,
+        attributes=True,
+        others=True,
+        processes=walls.limits.processes is not None,
+        signals=kernel.landlock < 6,
+    )
 
 
 @contextmanager

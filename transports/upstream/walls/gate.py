@@ -1,7 +1,8 @@
-"""The gate: answers the calls with which a walled process connects and listens.
+"""The gate: answers the calls of a walled process that its filter alone cannot decide.
 
 Runs as a thread of the process's own reaper, so a server that floods its gate slows down nobody else's, and one that
-holds it up is still ended by the reaper's main thread. What is answered stands in `network_calls.py`.
+holds it up is still ended by the reaper's main thread. What is answered stands in `network_calls.py` (connections),
+`file_calls.py` (attributes of files) and `process_calls.py` (other processes, and how many there are).
 
 The *channel* leads to the gateway: a Unix socket of packets (SOCK_SEQPACKET), each a JSON object. To the gateway:
 `{"resolve": true}` with the descriptor of a stream on which a program asks a resolver (DNS over TCP), and
@@ -14,15 +15,20 @@ import json
 import select
 import socket
 import time
+from collections.abc import Callable
 from typing import Final
 
+from transports.upstream.walls import limits
 from transports.upstream.walls.connecting import Connections
+from transports.upstream.walls.file_calls import FileCalls
 from transports.upstream.walls.network_calls import NetworkCalls
-from transports.upstream.walls.notifications import Listener
+from transports.upstream.walls.notifications import Listener, Notification
+from transports.upstream.walls.process_calls import ProcessCalls
 from transports.upstream.walls.reach import ReachRules
 from transports.upstream.walls.refusals import Refusals
 from transports.upstream.walls.routes import is_local
-from transports.upstream.walls.spec import Reach
+from transports.upstream.walls.spec import Reach, Walls
+from transports.upstream.walls.system_calls import numbers
 
 __all__ = ["NOTIFIED", "Gate"]
 
@@ -36,7 +42,8 @@ _MAX_PACKETS: Final = 64
 class Gate:
     """The gate of one server. `fd` is the listener of its filter, `channel` leads to the gateway. Owns both."""
 
-    def __init__(self, fd: int, reach: Reach, channel: socket.socket) -> None:
+    def __init__(self, fd: int, walls: Walls, channel: socket.socket) -> None:
+        reach = walls.reach or Reach()
         self._listener = Listener(fd)
         self._channel = channel
         channel.setblocking(False)
@@ -47,7 +54,7 @@ class Gate:
         self._is_heard = True  # the gateway has not closed its end of the channel
         self._refusals = Refusals()
         self._connections = Connections(self._listener, self._poller)
-        self._calls = NetworkCalls(
+        network = NetworkCalls(
             reach,
             listener=self._listener,
             connections=self._connections,
@@ -55,6 +62,13 @@ class Gate:
             refused=self._refusals.add,
             resolve=self._send_client,
         )
+        files = FileCalls(walls.grants, self._listener, self._refusals.add)
+        processes = ProcessCalls(walls.limits.processes, self._listener, self._refusals.add)
+        self._deciders: dict[int, Callable[[Notification], None]] = {
+            **dict.fromkeys(files.numbers, files.decide),
+            **dict.fromkeys(processes.numbers, processes.decide),
+            **{numbers()[name]: network.decide for name in NOTIFIED},
+        }
         self._ended = _thread.allocate_lock()
 
     def start(self) -> None:
@@ -68,6 +82,7 @@ class Gate:
 
     def _run(self) -> None:
         try:
+            limits.drop_capabilities()  # of this thread: what the process may not do is not done for it either
             while self._turn():
                 pass
         finally:
@@ -88,7 +103,7 @@ class Gate:
         if announced & select.POLLIN:
             notification = self._listener.receive()
             if notification is not None:
-                self._calls.decide(notification)
+                self._deciders[notification.number](notification)
         elif announced:  # every process with the filter has ended
             return False
         self._send_refusals(everything=False)

@@ -66,6 +66,10 @@ class Listener:
         """End the call: it returns 0 or this errno. False if its thread does not wait any more (killed, a signal)."""
         return self._respond(notification, 0, -error, 0)
 
+    def succeed(self, notification: Notification, value: int) -> bool:
+        """End the call: it returns this value. False as for `answer`."""
+        return self._respond(notification, value, 0, 0)
+
     def proceed(self, notification: Notification) -> bool:
         """Let the kernel make the call. Only for calls without pointers: their arguments cannot have changed."""
         return self._respond(notification, 0, 0, _CONTINUE)

@@ -14,7 +14,7 @@ from typing import Final
 from transports.upstream.walls.bpf import ALLOW, NOTIFY, Decision, Match, assemble, refuse
 from transports.upstream.walls.system_calls import AUDIT_ARCH, LAST, call, machine, numbers
 
-__all__ = ["ATTRIBUTES", "CONNECTIONS", "OTHERS", "FilterKind", "filter_for", "install"]
+__all__ = ["ATTRIBUTES", "CONNECTIONS", "OTHERS", "SIGNALS", "FilterKind", "filter_for", "install"]
 
 _EPERM: Final = refuse(errno.EPERM)
 _ENOSYS: Final = refuse(errno.ENOSYS)
@@ -47,12 +47,14 @@ CONNECTIONS: Final = ("connect", "listen")
 """Answered by the gate: their meaning is in memory that the process may change, or in the state of a socket."""
 
 ATTRIBUTES: Final = (
-    "chmod", "fchmod", "fchmodat", "fchmodat2", "chown", "lchown", "fchown", "fchownat",
-    "utime", "utimes", "futimesat", "utimensat",
-    "setxattr", "lsetxattr", "fsetxattr", "setxattrat", "removexattr", "lremovexattr", "fremovexattr", "removexattrat",
-    "file_setattr", "inotify_add_watch",
+    "chmod", "fchmod", "fchmodat", "fchmodat2", "utime", "utimes", "futimesat", "utimensat", "inotify_add_watch",
 )  # fmt: skip
 """Answered by the gate: what the owner of a file may do to it, or see of it, without opening it. Landlock allows it."""
+
+_OWNERS: Final = ("chown", "lchown", "fchown", "fchownat")
+_EXTENDED: Final = ("setxattr", "lsetxattr", "fsetxattr", "removexattr", "lremovexattr", "fremovexattr")
+_NEW: Final = ("setxattrat", "removexattrat", "file_setattr")
+"""As `ATTRIBUTES`. Servers do without them, and programs that copy files expect file systems that lack them."""
 
 OTHERS: Final[Mapping[str, int]] = {
     "sched_setaffinity": 0, "sched_setattr": 0, "sched_setparam": 0, "sched_setscheduler": 0, "prlimit64": 0,
@@ -60,7 +62,9 @@ OTHERS: Final[Mapping[str, int]] = {
 }  # fmt: skip
 """What one process may do to another of its user, and which argument is the other's number. 0 is the caller."""
 
-_SIGNALS: Final[Mapping[str, int]] = {"kill": 0, "tkill": 0, "tgkill": 0, "rt_sigqueueinfo": 0, "rt_tgsigqueueinfo": 0}
+SIGNALS: Final[Mapping[str, int]] = {"kill": 0, "tkill": 0, "tgkill": 0, "rt_sigqueueinfo": 0, "rt_tgsigqueueinfo": 0}
+"""As `OTHERS`."""
+
 _ONE_PROCESS: Final = {"setpriority": 0, "ioprio_set": 1}  # their first argument: not a group, not all of a user
 
 _UNIX, _INET, _INET6, _NETLINK = 1, 2, 10, 16
@@ -100,6 +104,8 @@ def decisions(kind: FilterKind) -> dict[str, Decision]:
         found |= dict.fromkeys(_SHARED_MEMORY, _EPERM)
     if kind.attributes:
         found |= dict.fromkeys(ATTRIBUTES, NOTIFY)
+    found |= dict.fromkeys(_OWNERS, _EPERM) | dict.fromkeys(_EXTENDED, refuse(errno.EOPNOTSUPP))
+    found |= dict.fromkeys(_NEW, _ENOSYS)
     found |= _of_others(kind) | _of_sockets(kind)
     started = NOTIFY if kind.processes else ALLOW
     found["clone"] = Match(0, {0: started}, _EPERM, mask=_NEW_NAMESPACES)
@@ -125,7 +131,7 @@ def _of_others(kind: FilterKind) -> dict[str, Decision]:
     for name, process in _ONE_PROCESS.items():
         found[name] = Match(0, {process: found[name]}, _EPERM)
     if kind.signals:
-        found |= {name: Match(argument, {0: ALLOW}, NOTIFY) for name, argument in _SIGNALS.items()}
+        found |= {name: Match(argument, {0: ALLOW}, NOTIFY) for name, argument in SIGNALS.items()}
         found["pidfd_send_signal"] = _ENOSYS  # whom it means is in the state of a descriptor. Callers fall back to kill
         found["fcntl"] = Match(1, dict.fromkeys(_FCNTL_OWNER, _EPERM), ALLOW)
     return found

@@ -1,0 +1,206 @@
+"""Makes the calls that change or watch a file without opening it, for a walled process: chmod, utime, inotify.
+
+Landlock lets them pass for every file of the user, a sibling's and the gateway's own among them. The file is opened
+here, only to be named (O_PATH). Whether it may be changed is decided by the path of what was opened, and that is what
+the call is made on: whatever the process swaps in meanwhile changes nothing.
+"""
+
+import ctypes
+import errno
+import os
+import stat
+import struct
+from collections.abc import Callable, Iterable, Sequence
+from typing import Final, Protocol
+
+from transports.upstream.walls.notifications import Listener, Notification, duplicate, read_memory
+from transports.upstream.walls.spec import Grant
+from transports.upstream.walls.system_calls import call, numbers
+from transports.upstream.walls.unix_paths import is_within
+
+__all__ = ["FileCalls"]
+
+_MAX_PATH: Final = 4_096
+_PAGE: Final = 4_096
+_AT_FDCWD, _AT_SYMLINK_NOFOLLOW, _AT_EMPTY_PATH = -100, 0x100, 0x1000
+_IN_DONT_FOLLOW: Final = 0x0200_0000
+_TIMES: Final = struct.Struct("=4q")  # two times: seconds, and nanoseconds or microseconds
+_OLD_TIMES: Final = struct.Struct("=2q")
+_WITHOUT_A_PATH: Final = ("pipe:", "socket:", "anon_inode:", "/memfd:")  # as readlink shows them
+
+
+class Refused(Protocol):
+    def __call__(self, kind: str, what: str, why: str) -> None: ...
+
+
+class FileCalls:
+    """Answers the calls of one server by what was granted to it."""
+
+    def __init__(self, grants: Sequence[Grant], listener: Listener, refused: Refused) -> None:
+        self._listener = listener
+        self._refused = refused
+        self._readable = tuple(grant.path for grant in grants)
+        self._writable = tuple(grant.path for grant in grants if "w" in grant.mode)
+        handlers: dict[str, Callable[[Notification], int]] = {
+            "chmod": lambda made: self._chmod(made, (_AT_FDCWD, made.arguments[0], 0), made.arguments[1]),
+            "fchmod": self._fchmod,
+            "fchmodat": lambda made: self._chmod(made, (*made.arguments[:2], 0), made.arguments[2]),
+            "fchmodat2": lambda made: self._chmod(made, (*made.arguments[:2], made.arguments[3]), made.arguments[2]),
+            "utime": self._utime,
+            "utimes": lambda made: self._utimes(made, _AT_FDCWD, made.arguments[0], made.arguments[1]),
+            "futimesat": lambda made: self._utimes(made, made.arguments[0], made.arguments[1], made.arguments[2]),
+            "utimensat": self._utimensat,
+            "inotify_add_watch": self._watch,
+        }
+        table = numbers()
+        self._handlers = {table[name]: handler for name, handler in handlers.items() if name in table}
+
+    @property
+    def numbers(self) -> Iterable[int]:
+        """The system calls that are answered here."""
+        return self._handlers
+
+    def decide(self, made: Notification) -> None:
+        """Answer the call. No error of a call ends the gate.
+
+        Should the thread be gone and its number mean another one, then what is read of that one is used on a file that
+        this server may change anyway, and nobody gets the answer.
+        """
+        try:
+            value = self._handlers[made.number](made)
+        except OSError as error:
+            self._listener.answer(made, error.errno or errno.EACCES)
+        except (ValueError, OverflowError):
+            self._listener.answer(made, errno.EINVAL)
+        else:
+            self._listener.succeed(made, value)
+
+    def _chmod(self, made: Notification, named: tuple[int, ...], mode: int) -> int:
+        target = self._named(made, *named)
+        try:
+            if stat.S_ISLNK(os.fstat(target).st_mode):
+                raise OSError(errno.EOPNOTSUPP, "a symlink has no mode")
+            self._check(target, self._writable)
+            os.chmod(_by_descriptor(target), mode & 0o7777)
+        finally:
+            os.close(target)
+        return 0
+
+    def _fchmod(self, made: Notification) -> int:
+        target = duplicate(made.thread, _descriptor(made.arguments[0]))
+        try:
+            self._check(target, self._writable, is_named=False)
+            os.fchmod(target, made.arguments[1] & 0o7777)
+        finally:
+            os.close(target)
+        return 0
+
+    def _utimensat(self, made: Notification) -> int:
+        folder, path, pointer, flags = made.arguments[:4]
+        times = read_memory(made.thread, pointer, _TIMES.size) if pointer else None
+        return self._set_times(made, (folder, path, flags), times)
+
+    def _utimes(self, made: Notification, folder: int, path: int, pointer: int) -> int:
+        times = None
+        if pointer:
+            accessed, accessed_us, modified, modified_us = _TIMES.unpack(read_memory(made.thread, pointer, _TIMES.size))
+            if not (0 <= accessed_us < 1_000_000 and 0 <= modified_us < 1_000_000):
+                raise OSError(errno.EINVAL, "microseconds")
+            times = _TIMES.pack(accessed, 1_000 * accessed_us, modified, 1_000 * modified_us)
+        return self._set_times(made, (folder, path, 0), times)
+
+    def _utime(self, made: Notification) -> int:
+        path, pointer = made.arguments[:2]
+        times = None
+        if pointer:
+            accessed, modified = _OLD_TIMES.unpack(read_memory(made.thread, pointer, _OLD_TIMES.size))
+            times = _TIMES.pack(accessed, 0, modified, 0)
+        return self._set_times(made, (_AT_FDCWD, path, 0), times)
+
+    def _set_times(self, made: Notification, named: tuple[int, int, int], times: bytes | None) -> int:
+        folder, path, flags = named
+        if path:
+            target = self._named(made, folder, path, flags)
+        else:  # as futimens() has it: the descriptor itself
+            target = duplicate(made.thread, _descriptor(folder))
+        try:
+            self._check(target, self._writable, is_named=bool(path))
+            return call("utimensat", _AT_FDCWD, os.fsencode(_by_descriptor(target)), times, 0)
+        finally:
+            os.close(target)
+
+    def _watch(self, made: Notification) -> int:
+        watcher, path, mask = made.arguments[:3]
+        target = self._named(made, _AT_FDCWD, path, _AT_SYMLINK_NOFOLLOW if mask & _IN_DONT_FOLLOW else 0)
+        try:
+            self._check(target, self._readable)
+            ours = duplicate(made.thread, _descriptor(watcher))
+            try:
+                name = os.fsencode(_by_descriptor(target))
+                return call("inotify_add_watch", ours, name, mask & 0xFFFF_FFFF & ~_IN_DONT_FOLLOW)
+            finally:
+                os.close(ours)
+        finally:
+            os.close(target)
+
+    @staticmethod
+    def _named(made: Notification, folder: int, pointer: int, flags: int) -> int:
+        """A descriptor that only names the file, which the process means by a path in its memory."""
+        path = _read_path(made.thread, pointer)
+        if not path and flags & _AT_EMPTY_PATH:
+            return duplicate(made.thread, _descriptor(folder))
+        if not path:
+            raise OSError(errno.ENOENT, "an empty path")
+        how = os.O_PATH | os.O_CLOEXEC | (os.O_NOFOLLOW if flags & _AT_SYMLINK_NOFOLLOW else 0)
+        if path.startswith(b"/"):
+            return os.open(path, how)
+        if _signed(folder) == _AT_FDCWD:
+            base = os.open(f"/proc/{made.thread}/cwd", os.O_PATH | os.O_CLOEXEC)
+        else:
+            base = duplicate(made.thread, _descriptor(folder))
+        try:
+            return os.open(path, how, dir_fd=base)
+        finally:
+            os.close(base)
+
+    def _check(self, target: int, granted: Sequence[str], *, is_named: bool = True) -> None:
+        """Raise `OSError` unless the file lies where the grants say. A descriptor may also be of what has no path.
+
+        A device that may be written is not the server's to change: others use it as well.
+        """
+        path = os.readlink(_by_descriptor(target))
+        kind = os.fstat(target).st_mode
+        if not (stat.S_ISCHR(kind) or stat.S_ISBLK(kind)) and (
+            is_within(path, granted) or (not is_named and path.startswith(_WITHOUT_A_PATH))
+        ):
+            return
+        self._refused("file", path, "not granted" if granted is self._readable else "not granted to be written")
+        raise OSError(errno.EACCES, "not granted")
+
+
+def _by_descriptor(fd: int) -> str:
+    return f"/proc/self/fd/{fd}"
+
+
+def _signed(value: int) -> int:
+    """What the kernel takes as an int."""
+    return ctypes.c_int(value & 0xFFFF_FFFF).value
+
+
+def _descriptor(value: int) -> int:
+    fd = _signed(value)
+    if fd < 0:
+        raise OSError(errno.EBADF, "a negative descriptor")
+    return fd
+
+
+def _read_path(thread: int, pointer: int) -> bytes:
+    """A string of the process, which may end before the page after it exists."""
+    found = bytearray()
+    while len(found) < _MAX_PATH:
+        size = min(_PAGE - (pointer + len(found)) % _PAGE, _MAX_PATH - len(found))
+        text, end, _ = read_memory(thread, pointer + len(found), size).partition(b"\0")
+        found += text
+        if end:
+            return bytes(found)
+    raise OSError(errno.ENAMETOOLONG, "no end within 4096 bytes")
