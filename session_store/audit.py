@@ -26,6 +26,8 @@ def part_of(event: AuditEvent) -> Part:
     """Where an event belongs."""
     if event.event == "operated":
         return "operators"
+    if event.event == "blocked":
+        return "calls"  # of a server, whoever its session belongs to
     if event.principal in ("", "anonymous"):
         return "strangers"
     if event.event == "refused":

@@ -147,6 +147,23 @@ class Audit:
         # `task`, as in all other lines of the task: one search finds them.
         logger.info("task %s", what, extra=_shown(event) | {"task": name, "reason": task.message})
 
+    def blocked(self, *, session: str, server: str, reason: str, count: int) -> None:
+        """Record that a sandbox has refused a server something. `session` is the id as logs show it, `reason` says what
+        and what would allow it. The caller bounds how often, and writes the log line."""
+        self.counts["blocked"] += count
+        correlation = CORRELATION.get()
+        self._add(
+            AuditEvent(
+                at=self._clock(),
+                event="blocked",
+                session=session,
+                tool=server,
+                reason=reason,
+                count=count,
+                correlation=correlation,
+            )
+        )
+
     def _facts(self, session: Session) -> dict[str, Any]:
         """The fields that an event has of the record of its session."""
         return {

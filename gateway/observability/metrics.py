@@ -24,6 +24,7 @@ __all__ = [
     "COUNTERS",
     "LIFETIMES_S",
     "PAUSES_S",
+    "SANDBOX_REFUSALS",
     "CounterRow",
     "Durations",
     "History",
@@ -64,6 +65,9 @@ gateway that ran it is gone; `followed`: the gateway that ran it is gone, and th
 server has made of the call; `left`: its gateway has stopped, and another one decides; `refused`: a slow call became no
 task, because its client has as many as it may have."""
 
+SANDBOX_REFUSALS: Final = ("connect", "socket", "listen", "name", "other")
+"""What a sandbox refuses: an address, a Unix socket, a port, a name that is not resolved."""
+
 COUNTERS: Final[Mapping[str, CounterRow]] = {
     "argument_errors": CounterRow(
         "Tool calls that were answered because of their arguments, by what is wrong", "fault", get_args(ArgumentFault)
@@ -80,6 +84,7 @@ COUNTERS: Final[Mapping[str, CounterRow]] = {
     "limited": CounterRow(
         "Connections and requests refused or closed because of a limit", "limit", tuple(kind.value for kind in Limited)
     ),
+    "sandbox_refusals": CounterRow("What sandboxes refused to servers, by kind", "kind", SANDBOX_REFUSALS),
     "tasks": CounterRow("Tasks made of calls, by what became of them", "event", TASK_EVENTS),
 }
 """Counters with one label, exported as `mcp_gateway_NAME_total`. To add one, add a row, and count where it happens:

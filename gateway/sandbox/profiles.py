@@ -65,7 +65,7 @@ class Enclosure:
         walls = replace(
             self.walls,
             grants=(*self.walls.grants, *(Grant(path=real(path), mode=mode) for path in paths)),
-            reach=replace(reach, sockets=(*reach.sockets, *map(real, sockets))),
+            reach=replace(reach, sockets=(*reach.sockets, *map(real, (*sockets, *paths)))),
             temporary=real(str(own.temporary)),
         )
         env = {**self.env, "HOME": str(own.home), "TMPDIR": str(own.temporary)}
@@ -146,7 +146,8 @@ def _reach(sandbox: Sandbox, named: NamedPaths, closed: Sequence[str]) -> Reach:
         hosts=tuple(dict.fromkeys((*sandbox.reach, *(named.reach if standard else ())))),
         refused=tuple(closed),
         sockets=tuple(map(real, sandbox.sockets)),
-        listen=sandbox.listen,
+        # Under `standard` also ports that only the process itself reaches: browsers are driven over one.
+        listen=(*((0,) if standard else ()), *sandbox.listen),
     )
 
 

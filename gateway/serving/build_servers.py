@@ -1,6 +1,7 @@
 """Builds the servers and the paths that serve them."""
 
 from collections.abc import Mapping, Sequence
+from time import monotonic
 from typing import Any
 
 from gateway.config.upstreams import UpstreamSettings
@@ -19,6 +20,8 @@ from gateway.relay.extensions import ExtensionRelay
 from gateway.relay.late_servers import LateServers
 from gateway.relay.visible_servers import VisibleServers
 from gateway.sandbox.enclosures import enclosures_of
+from gateway.sandbox.gates import SandboxGates
+from gateway.sandbox.refused import Refusals
 from gateway.serving.parts import Foundation, Servers, SessionParts
 from gateway.serving.paths import ALL
 from gateway.sessions.child_sessions import ChildSessions
@@ -32,9 +35,13 @@ from transports.upstream.spawn import ForkServer
 __all__ = ["build_servers"]
 
 
+def _gates(base: Foundation) -> SandboxGates:
+    return SandboxGates(Refusals(base.metrics.counters["sandbox_refusals"], base.audit.blocked, monotonic))
+
+
 def build_servers(base: Foundation, sessions: SessionParts, given: Mapping[str, Any]) -> Servers:
     """The servers of the settings and those given as objects, and the paths that serve them."""
-    options, fork_server, prestarted = base.settings.gateway, ForkServer(), PrestartedProcesses()
+    options, fork_server, prestarted = base.settings.gateway, ForkServer(_gates(base)), PrestartedProcesses()
     entries, objects = base.settings.mcpServers, _objects(base, sessions, given)
     settings = entries | dict.fromkeys(objects, OBJECT)
     policy = Policy(options.policy, {name: server_policy(entry) for name, entry in settings.items()})

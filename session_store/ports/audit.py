@@ -17,13 +17,24 @@ class AuditEvent(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     `lasted_s` and the number of `calls` that its last replica has answered in it, None where that replica is not known.
     `context` has the fields of the session's context that the operator wants in events.
     `task`: a call became a task, or the task became what `outcome` says; `reason` begins with how the task's id begins.
+    `blocked`: a sandbox has refused a server what `reason` says; `tool` is the server.
     `warned`: a client returns to none of the sessions that it opens.
     An event is in no cycle, so the collector need not look at the thousands that wait or are kept.
     """
 
     at: float
     event: Literal[
-        "created", "resumed", "expired", "evicted", "ended", "refused", "called", "operated", "warned", "task"
+        "created",
+        "resumed",
+        "expired",
+        "evicted",
+        "ended",
+        "refused",
+        "called",
+        "operated",
+        "warned",
+        "task",
+        "blocked",
     ]
     session: str = ""
     principal: str = ""

@@ -113,6 +113,8 @@ def hang(address: str, others: list[Any]) -> list[Any]:
 
     def wait() -> None:
         with socket.socket() as fresh:
+            sys.stderr.write("connecting\n")
+            sys.stderr.flush()
             started.set()
             raw_connect(fresh.fileno(), bytes.fromhex(address))
 

@@ -33,6 +33,10 @@ class Gates(Protocol):
         process at that moment: "server", and "session" if it has one."""
         ...
 
+    async def close(self) -> None:
+        """End with the fork server: all its children are gone."""
+        ...
+
 
 class ForkServer:
     """Starts children through one small program, which outlives this process just long enough to end them all.
@@ -60,6 +64,8 @@ class ForkServer:
             await asyncio.gather(*(p.shutdown(grace_s=0) for p in tuple(self._processes)))
         finally:
             self._disconnect()  # the program ends after its last reaper
+            if self._gates is not None:
+                await self._gates.close()
         fork_server, self._fork_server_process = self._fork_server_process, None
         if fork_server is not None:
             with contextlib.suppress(subprocess.TimeoutExpired):
@@ -79,9 +85,7 @@ class ForkServer:
         Raises:
             ProcessFailed: the command or its directory does not exist or may not be used, or a resource is exhausted.
         """
-        walls = None if command.walls is None else command.walls.to_json()
-        described = {"argv": command.argv, "env": dict(command.env), "cwd": command.cwd, "walls": walls}
-        spec = json.dumps(described).encode()
+        spec = json.dumps(_described(command)).encode()
         reason = REAPER_LOST
         for _ in range(2):  # a killed fork server may not have read the request
             try:
@@ -198,3 +202,11 @@ class ForkServer:
         if self._requests is not None:
             self._requests.close()
             self._requests = None
+
+
+def _described(command: Command) -> dict[str, Any]:
+    """What the reaper reads. Names are resolved over streams behind a gate: there are no datagrams."""
+    walls, env = command.walls, dict(command.env)
+    if walls is not None and walls.reach is not None:
+        env["RES_OPTIONS"] = f"{env.get('RES_OPTIONS', '')} use-vc".strip()  # resolv.conf(5); c-ares reads it too
+    return {"argv": command.argv, "env": env, "cwd": command.cwd, "walls": None if walls is None else walls.to_json()}

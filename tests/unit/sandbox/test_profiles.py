@@ -55,7 +55,7 @@ def test_a_process_reads_its_runtime_writes_its_own_folder_and_sees_no_secrets(p
         str(own.path)
     ]
     assert process.env["HOME"] == str(own.home) and process.cwd == "~" and process.env["TMPDIR"] == str(own.temporary)
-    assert walls.reach is not None and walls.reach.sockets == ("/run/own.sock",)
+    assert walls.reach is not None and walls.reach.sockets == ("/run/own.sock", str(own.path))
     assert walls.profile == profile and Walls.from_json(walls.to_json()) == walls
 
 

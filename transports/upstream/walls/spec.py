@@ -44,7 +44,8 @@ class Reach:
     sockets: tuple[str, ...] = ()
     """Unix sockets, and folders with every Unix socket below them."""
     listen: tuple[int, ...] = ()
-    """TCP ports on which the process may listen."""
+    """TCP ports on which the process may listen. 0: any port of the kernel's choice on a loopback address, which of all
+    walled processes only this one reaches."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,0 +1,81 @@
+"""Reads the questions of programs that resolve names, and writes the answers (RFC 1035). No I/O.
+
+Addresses are all that is answered. Whatever else is asked for has no records.
+"""
+
+import functools
+import ipaddress
+from dataclasses import dataclass
+from types import ModuleType
+from typing import Any, Final, Literal
+
+import re2 as re
+
+__all__ = ["MAX_QUERY_BYTES", "TTL_S", "Query", "load", "read_query"]
+
+MAX_QUERY_BYTES: Final = 4_096
+"""A question has a name of 255 bytes at most. Programs add some options."""
+
+TTL_S: Final = 30
+_LABEL: Final = re.compile(r"[a-z0-9_](?:[a-z0-9_-]{0,61}[a-z0-9_])?")
+_ANSWERS: Final = {"found": 0, "failed": 2, "unknown": 3, "unsupported": 4, "refused": 5, "malformed": 1}
+"""Outcome → response code of DNS."""
+
+Outcome = Literal["found", "failed", "unknown", "unsupported", "refused", "malformed"]
+
+
+@functools.cache
+def load() -> ModuleType:
+    """dnspython. Loading it takes some 40 ms, so a gateway whose servers resolve no names does not."""
+    import dns.message
+    import dns.rrset
+
+    return dns
+
+
+@dataclass(frozen=True, slots=True)
+class Query:
+    """One question. `name` is in lower case, without the final dot. `kind` is "A", "AAAA" or "other"."""
+
+    message: Any
+    name: str
+    kind: str
+    problem: Outcome | None = None
+    """The outcome, where it is known without looking the name up."""
+
+    def reply(self, outcome: Outcome, addresses: tuple[str, ...] = ()) -> bytes:
+        """The answer as it goes over a stream: two bytes of length, then the message."""
+        dns = load()
+        response = dns.message.make_response(self.message, recursion_available=True)
+        response.set_rcode(_ANSWERS[outcome])
+        if wanted := [text for text in addresses if _kind(text) == self.kind]:
+            name = self.message.question[0].name
+            response.answer.append(dns.rrset.from_text(name, TTL_S, "IN", self.kind, *wanted))
+        # A name may have more addresses than a message holds. Sixteen bits of length do not matter below that.
+        wire: bytes = response.to_wire(max_size=65_535)
+        return len(wire).to_bytes(2, "big") + wire
+
+
+def _kind(address: str) -> str:
+    return "A" if ipaddress.ip_address(address).version == 4 else "AAAA"
+
+
+def read_query(wire: bytes) -> Query | None:
+    """Read a question. None if it is nothing that could be answered: then its sender is no resolver's client."""
+    dns = load()
+    try:
+        message = dns.message.from_wire(wire)
+    except dns.exception.DNSException:
+        return None
+    if message.flags & 0x8000:  # a response
+        return None
+    if message.opcode() != 0:
+        return Query(message, "", "other", "unsupported")
+    if len(message.question) != 1:
+        return Query(message, "", "other", "malformed")
+    question = message.question[0]
+    kind = {1: "A", 28: "AAAA"}.get(question.rdtype, "other") if question.rdclass == 1 else "other"
+    # Bytes that no host name has are written as escapes here.
+    name = question.name.to_text(omit_final_dot=True).lower()
+    is_host = len(name) <= 253 and all(map(_LABEL.fullmatch, name.split(".")))
+    return Query(message, name, kind, None if is_host else "unknown")

@@ -1,0 +1,125 @@
+"""The gateway's side of the gates of walled processes (`transports/upstream/walls/gate.py`): one channel for each."""
+
+import asyncio
+import json
+import logging
+import socket
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+
+import msgspec
+
+from gateway.sandbox.lookups import Lookups
+from gateway.sandbox.refused import ProcessRefusals, Refusals, Refused
+from gateway.sandbox.resolver import SessionResolver
+from transports.tasks import Tasks
+from transports.upstream.walls.spec import Reach
+
+__all__ = ["SandboxGates"]
+
+logger = logging.getLogger(__name__)
+
+_PACKET_BYTES: Final = 65_536
+_MOST_AT_ONCE: Final = 16
+
+
+class _Packet(msgspec.Struct, frozen=True):
+    """What a gate sends."""
+
+    resolve: bool = False
+    refused: tuple[Refused, ...] = ()
+
+
+_packets: Final = msgspec.json.Decoder(_Packet)
+
+
+class SandboxGates:
+    """Serves the gates of all walled processes of this gateway."""
+
+    def __init__(self, refusals: Refusals, lookups: Lookups | None = None) -> None:
+        self._refusals = refusals
+        self._lookups = lookups or Lookups()
+        self._channels: set[_Channel] = set()
+
+    def open(self, channel: socket.socket, *, reach: Reach, fields: Callable[[], Mapping[str, Any]]) -> None:
+        """Serve the channel of a gate until its end. Owns the socket."""
+        refusals = ProcessRefusals(self._refusals, fields)
+        self._channels.add(_Channel(channel, reach, refusals, self._lookups, ended=self._channels.discard))
+
+    async def close(self) -> None:
+        """Close all channels. Processes that still run reach what they could, and resolve no more names."""
+        for channel in tuple(self._channels):
+            await channel.close()
+        self._lookups.close()
+
+
+class _Channel:
+    """The channel of one gate."""
+
+    def __init__(
+        self,
+        channel: socket.socket,
+        reach: Reach,
+        refusals: ProcessRefusals,
+        lookups: Lookups,
+        *,
+        ended: Callable[["_Channel"], None],
+    ) -> None:
+        self._channel = channel
+        self._refusals = refusals
+        self._ended = ended
+        self._tasks = Tasks("resolver")
+        self._resolver = SessionResolver(reach, lookups, learn=self._learn, refused=self._refuse_name)
+        self._loop = asyncio.get_running_loop()
+        channel.setblocking(False)
+        self._loop.add_reader(channel.fileno(), self._read)
+
+    async def close(self) -> None:
+        self._end()
+        await self._tasks.close()
+
+    def _read(self) -> None:
+        for _ in range(_MOST_AT_ONCE):
+            if self._channel.fileno() < 0:
+                return
+            try:
+                packet, descriptors, _, _ = socket.recv_fds(self._channel, _PACKET_BYTES, 4)
+            except BlockingIOError:
+                return
+            except OSError:
+                packet, descriptors = b"", []
+            clients = [socket.socket(fileno=fd) for fd in descriptors]
+            if not packet:
+                self._end()
+                self._tasks.spawn(self._tasks.close())
+                return
+            self._take(packet, clients)
+
+    def _take(self, packet: bytes, clients: list[socket.socket]) -> None:
+        try:
+            said = _packets.decode(packet)
+        except msgspec.DecodeError as error:
+            logger.error("a gate sent a packet that cannot be read: %s", error)
+            said = _Packet()
+        for client in clients:
+            self._tasks.spawn(self._resolver.serve(client))
+        for refused in said.refused:
+            self._refusals.add(refused)
+
+    def _refuse_name(self, name: str) -> None:
+        self._refusals.add(Refused("name", name, "not listed"))
+
+    def _learn(self, addresses: tuple[str, ...], ports: frozenset[int] | None, seconds: float) -> bool:
+        open_ports = None if ports is None else sorted(ports)
+        packet = json.dumps({"reachable": [[address, open_ports, seconds] for address in addresses]}).encode()
+        try:
+            self._channel.send(packet)
+        except OSError:
+            return False
+        return True
+
+    def _end(self) -> None:
+        if self._channel.fileno() >= 0:
+            self._loop.remove_reader(self._channel.fileno())
+            self._channel.close()
+            self._ended(self)

@@ -1,0 +1,129 @@
+"""Looks up the addresses of names as this machine does (getaddrinfo), in a bounded number of threads."""
+
+import asyncio
+import contextlib
+import ipaddress
+import logging
+import socket
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from time import monotonic
+from typing import Final, Literal
+
+from cachetools import TTLCache
+
+__all__ = ["Found", "Lookups"]
+
+logger = logging.getLogger(__name__)
+
+MAX_THREADS: Final = 64
+MAX_WAITING: Final = 512
+"""Names that wait for a thread, at most. Further ones fail at once."""
+
+MAX_ADDRESSES: Final = 32
+_TIMEOUT_S: Final = 20.0
+_KEPT_S: Final = 5.0
+_KEPT: Final = 2_048
+_UNKNOWN: Final = {socket.EAI_NONAME, getattr(socket, "EAI_NODATA", socket.EAI_NONAME)}
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """What a look-up came to. "unknown": the name does not exist; "failed": nobody could say."""
+
+    outcome: Literal["found", "unknown", "failed"]
+    addresses: tuple[str, ...] = ()
+
+
+class Lookups:
+    """Looks names up. Those who ask for the same name at the same time share a look-up, and its result for seconds.
+
+    `resolve` returns the addresses of a name, or raises `socket.gaierror`. It runs in a thread.
+    """
+
+    def __init__(
+        self, resolve: Callable[[str], list[str]] | None = None, clock: Callable[[], float] = monotonic
+    ) -> None:
+        self._resolve = resolve or addresses_of
+        self._kept: TTLCache[str, Found] = TTLCache(_KEPT, _KEPT_S, clock)
+        self._running: dict[str, asyncio.Future[Found]] = {}
+        self._threads = asyncio.Semaphore(MAX_THREADS)
+
+    async def find(self, name: str) -> Found:
+        """The addresses of a name. Never raises."""
+        kept: Found | None = self._kept.get(name)
+        if kept is not None:
+            return kept
+        running = self._running.get(name)
+        if running is None:
+            if len(self._running) >= MAX_THREADS + MAX_WAITING:
+                return Found("failed")
+            running = self._running[name] = asyncio.ensure_future(self._look_up(name))
+            running.add_done_callback(lambda done: self._done(name, done))
+        with contextlib.suppress(asyncio.TimeoutError):
+            async with asyncio.timeout(_TIMEOUT_S):
+                return await asyncio.shield(running)
+        return Found("failed")
+
+    async def _look_up(self, name: str) -> Found:
+        await self._threads.acquire()
+        loop = asyncio.get_running_loop()
+        result: asyncio.Future[Found] = loop.create_future()
+
+        def finished(found: Found) -> None:  # not before the thread has ended, however long that takes
+            self._threads.release()
+            if not result.done():
+                result.set_result(found)
+
+        def run() -> None:
+            try:
+                found = Found("found", tuple(dict.fromkeys(self._resolve(name)))[:MAX_ADDRESSES])
+            except socket.gaierror as error:
+                found = Found("unknown" if error.errno in _UNKNOWN else "failed")
+            except Exception:
+                logger.exception("a name could not be looked up")
+                found = Found("failed")
+            with contextlib.suppress(RuntimeError):  # the loop is closed
+                loop.call_soon_threadsafe(finished, found)
+
+        # A daemon: a name server that does not answer must not hold up the end of the gateway.
+        try:
+            threading.Thread(target=run, name="look-up", daemon=True).start()
+        except RuntimeError:  # no more threads
+            finished(Found("failed"))
+        return await result
+
+    def _done(self, name: str, done: asyncio.Future[Found]) -> None:
+        del self._running[name]
+        if not done.cancelled() and done.exception() is None and done.result().outcome != "failed":
+            self._kept[name] = done.result()
+
+    def close(self) -> None:
+        """Give up what is being looked up."""
+        for running in tuple(self._running.values()):
+            running.cancel()
+
+
+def addresses_of(name: str) -> list[str]:
+    """The addresses of a name, the preferred ones first. Raises `socket.gaierror`. Takes its time.
+
+    A server's own library cannot find out that this machine has no way to IPv6, because it has no datagram sockets. So
+    such addresses are left out if there are others.
+    """
+    # Questions of DNS are about whole names: nothing is appended to them.
+    whole = f"{name}." if "." in name else name
+    found = [str(info[4][0]) for info in socket.getaddrinfo(whole, None, type=socket.SOCK_STREAM)]
+    usable = [address for address in found if ":" not in address or _has_route(address)]
+    return usable or found
+
+
+def _has_route(address: str) -> bool:
+    if ipaddress.ip_address(address).is_loopback:
+        return True
+    try:
+        with socket.socket(socket.AF_INET6, socket.SOCK_DGRAM) as probe:
+            probe.connect((address, 9))
+    except OSError:
+        return False
+    return True

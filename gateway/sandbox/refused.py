@@ -1,0 +1,103 @@
+"""Tells what sandboxes refuse to servers: a counter, a log line that says what would allow it, an event of the session.
+
+A server can be refused as often as it likes. Its first refusals of each kind are told, repetitions ever less often.
+"""
+
+import json
+import logging
+from collections import Counter
+from collections.abc import Callable, Mapping
+from typing import Any, Final, Protocol
+
+import msgspec
+from cachetools import TTLCache
+
+from gateway.observability.metrics import SANDBOX_REFUSALS
+from gateway.observability.visible import visible_line
+
+__all__ = ["BlockedEvent", "ProcessRefusals", "Refusals", "Refused", "sentence"]
+
+logger = logging.getLogger(__name__)
+
+MAX_TOLD: Final = 40
+"""Different refusals of one process that are told apart. All others are one more."""
+
+_AGAIN_S: Final = 60.0
+_LOGGED_S: Final = 3_600.0
+_LOGGED: Final = 1_024
+_GRANTS: Final = {"connect": "reach", "name": "reach", "socket": "sockets", "listen": "listen"}
+_NEVER: Final = ("the gateway listens there",)
+"""Why something is refused that no setting allows."""
+
+
+class Refused(msgspec.Struct, frozen=True):
+    """What was refused, `count` times. `what` is written as it would be granted."""
+
+    kind: str
+    what: str
+    why: str
+    count: int = 1
+
+
+class BlockedEvent(Protocol):
+    def __call__(self, *, session: str, server: str, reason: str, count: int) -> None: ...
+
+
+def sentence(server: str, refused: Refused) -> str:
+    """What was refused to the server, and the setting that allows it."""
+    if refused.kind not in _GRANTS or not refused.what:
+        return f"server {server!r} was refused more than is told apart"
+    what = "to listen on port " + refused.what if refused.kind == "listen" else refused.what
+    said = f"server {server!r} was refused {what} ({refused.why})"
+    if refused.why in _NEVER or (refused.kind == "listen" and refused.what == "0"):
+        return visible_line(said)
+    value = refused.what if refused.kind == "listen" else json.dumps(refused.what, ensure_ascii=False)
+    return visible_line(f"{said}; to allow it: sandbox.{_GRANTS[refused.kind]} = [{value}]")
+
+
+class Refusals:
+    """Of all servers of this gateway. `blocked` records an event of a session."""
+
+    def __init__(self, counts: Counter[Any], blocked: BlockedEvent, clock: Callable[[], float]) -> None:
+        self.clock = clock
+        self._counts = counts
+        self._blocked = blocked
+        self._logged: TTLCache[tuple[str, str, str], bool] = TTLCache(_LOGGED, _LOGGED_S, clock)
+
+    def count(self, refused: Refused) -> None:
+        """Add to the counter."""
+        self._counts[refused.kind if refused.kind in SANDBOX_REFUSALS else "other"] += refused.count
+
+    def tell(self, fields: Mapping[str, Any], refused: Refused) -> None:
+        """Write the log line, unless another session of the server has had it lately, and record the event."""
+        server = str(fields.get("server", ""))
+        said = sentence(server, refused)
+        key = (server, refused.kind, refused.what)
+        if key not in self._logged:
+            self._logged[key] = True
+            logger.warning("%s", said, extra=dict(fields))
+        self._blocked(session=str(fields.get("session", "")), server=server, reason=said, count=refused.count)
+
+
+class ProcessRefusals:
+    """Of one process. `fields` are those of its log lines at that moment."""
+
+    def __init__(self, all_of: Refusals, fields: Callable[[], Mapping[str, Any]]) -> None:
+        self._all = all_of
+        self._fields = fields
+        self._told: dict[tuple[str, str], tuple[float, float, int]] = {}  # when next, after how long, not told yet
+
+    def add(self, refused: Refused) -> None:
+        """Count, and tell if it is new or has been repeated for a while."""
+        self._all.count(refused)
+        key = (refused.kind, refused.what)
+        if key not in self._told and len(self._told) >= MAX_TOLD:
+            key, refused = ("other", ""), Refused("other", "", "", refused.count)
+        now = self._all.clock()
+        next_at, pause, before = self._told.get(key, (now, _AGAIN_S, 0))
+        count = before + refused.count
+        if now < next_at:
+            self._told[key] = (next_at, pause, count)
+            return
+        self._told[key] = (now + pause, 2 * pause, 0)
+        self._all.tell(self._fields(), msgspec.structs.replace(refused, count=count))

@@ -1,0 +1,131 @@
+"""Resolves names for walled processes: serves the streams on which their programs ask (DNS over TCP).
+
+One session cannot starve others: its streams, its questions at a time and its questions per second are bounded.
+"""
+
+import asyncio
+import contextlib
+import socket
+from collections.abc import Callable
+from time import monotonic
+from typing import Final, Protocol
+
+from gateway.sandbox.dns_messages import MAX_QUERY_BYTES, Query, load, read_query
+from gateway.sandbox.lookups import Lookups
+from transports.upstream.walls.reach import NameRules
+from transports.upstream.walls.spec import Reach
+
+__all__ = ["Learn", "SessionResolver"]
+
+MAX_STREAMS: Final = 32
+MAX_AT_ONCE: Final = 4
+"""Names of one process that are looked up at the same time."""
+
+PER_SECOND: Final = 50.0
+BURST: Final = 200.0
+REACHABLE_S: Final = 300.0
+"""How long an answered address is reachable: longer than its TTL, because programs connect after they have asked."""
+
+_IDLE_S: Final = 30.0
+_LOCALHOST: Final = ("127.0.0.1", "::1")
+
+
+class Learn(Protocol):
+    def __call__(self, addresses: tuple[str, ...], ports: frozenset[int] | None, seconds: float) -> bool:
+        """Make addresses reachable for the process, before anything else that is sent to it. False if that failed."""
+        ...
+
+
+class SessionResolver:
+    """The resolver of one walled process. `refused` is told of names that it may not ask for."""
+
+    def __init__(
+        self,
+        reach: Reach,
+        lookups: Lookups,
+        *,
+        learn: Learn,
+        refused: Callable[[str], None],
+        clock: Callable[[], float] = monotonic,
+    ) -> None:
+        self._rules = NameRules(reach)
+        self._lookups = lookups
+        self._learn = learn
+        self._refused = refused
+        self._clock = clock
+        self._streams = 0
+        self._at_once = asyncio.Semaphore(MAX_AT_ONCE)
+        self._allowance = BURST
+        self._counted_at = clock()
+
+    async def serve(self, client: socket.socket) -> None:
+        """Answer what is asked on a stream, until its end. Owns the socket."""
+        if self._streams >= MAX_STREAMS:
+            client.close()
+            return
+        self._streams += 1
+        try:
+            await asyncio.to_thread(load)
+            reader, writer = await asyncio.open_connection(sock=client, limit=2 * MAX_QUERY_BYTES)
+        except BaseException:
+            self._streams -= 1
+            client.close()
+            raise
+        try:
+            async with asyncio.TaskGroup() as answering:  # what was asked is answered, also after the last question
+                with contextlib.suppress(OSError, asyncio.IncompleteReadError, TimeoutError):
+                    await self._read_all(reader, writer, answering)
+        finally:
+            self._streams -= 1
+            writer.close()
+
+    async def _read_all(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, answering: asyncio.TaskGroup
+    ) -> None:
+        at_once = asyncio.Semaphore(2 * MAX_AT_ONCE)
+        while True:
+            async with asyncio.timeout(_IDLE_S):
+                await at_once.acquire()
+                size = int.from_bytes(await reader.readexactly(2), "big")
+                if size > MAX_QUERY_BYTES:
+                    return
+                query = read_query(await reader.readexactly(size))
+                if query is None:
+                    return
+                await writer.drain()
+            task = answering.create_task(self._answer(query, writer))
+            task.add_done_callback(lambda _: at_once.release())
+
+    async def _answer(self, query: Query, writer: asyncio.StreamWriter) -> None:
+        reply = await self.reply(query)
+        if not writer.is_closing():
+            writer.write(reply)
+
+    async def reply(self, query: Query) -> bytes:
+        """The answer to one question."""
+        if query.problem is not None:
+            return query.reply(query.problem)
+        if not self._spend():
+            return query.reply("refused")
+        if query.name == "localhost" or query.name.endswith(".localhost"):  # RFC 6761
+            return query.reply("found", _LOCALHOST)
+        if not self._rules.is_resolved(query.name):
+            self._refused(query.name)
+            return query.reply("unknown")
+        if query.kind == "other":
+            return query.reply("found")
+        async with self._at_once:
+            found = await self._lookups.find(query.name)
+        ports = self._rules.ports(query.name)
+        if found.addresses and (ports is None or ports) and not self._learn(found.addresses, ports, REACHABLE_S):
+            return query.reply("failed")
+        return query.reply(found.outcome, found.addresses)
+
+    def _spend(self) -> bool:
+        now = self._clock()
+        self._allowance = min(BURST, self._allowance + (now - self._counted_at) * PER_SECOND)
+        self._counted_at = now
+        if self._allowance < 1:
+            return False
+        self._allowance -= 1
+        return True

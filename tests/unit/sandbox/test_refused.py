@@ -1,0 +1,94 @@
+"""What sandboxes refuse to servers is told."""
+
+import logging
+from collections import Counter
+from typing import Any
+
+import pytest
+
+from gateway.sandbox.refused import MAX_TOLD, ProcessRefusals, Refusals, Refused, sentence
+from tests.requirements import requirement
+
+
+class Told:
+    def __init__(self) -> None:
+        self.now = 0.0
+        self.counts: Counter[Any] = Counter()
+        self.events: list[tuple[str, str, str, int]] = []
+        self.all = Refusals(self.counts, self._blocked, clock=lambda: self.now)
+
+    def _blocked(self, *, session: str, server: str, reason: str, count: int) -> None:
+        self.events.append((session, server, reason, count))
+
+    def process(self, session: str) -> ProcessRefusals:
+        return ProcessRefusals(self.all, lambda: {"server": "x", "session": session})
+
+
+CONNECT = Refused("connect", "10.0.0.5:443", "a private address")
+
+
+@requirement("box.refusals-seen")
+@pytest.mark.parametrize(
+    ("refused", "said"),
+    [
+        (
+            CONNECT,
+            "server 'x' was refused 10.0.0.5:443 (a private address); to allow it: sandbox.reach = [\"10.0.0.5:443\"]",
+        ),
+        (
+            Refused("name", "evil.test", "not listed"),
+            "server 'x' was refused evil.test (not listed); to allow it: sandbox.reach = [\"evil.test\"]",
+        ),
+        (
+            Refused("socket", '/run/"x"', "not granted"),
+            'server \'x\' was refused /run/"x" (not granted); to allow it: sandbox.sockets = ["/run/\\"x\\""]',
+        ),
+        (
+            Refused("listen", "8080", "not granted"),
+            "server 'x' was refused to listen on port 8080 (not granted); to allow it: sandbox.listen = [8080]",
+        ),
+        (
+            Refused("connect", "127.0.0.1:80", "the gateway listens there"),
+            "server 'x' was refused 127.0.0.1:80 (the gateway listens there)",
+        ),
+        (Refused("other", "", ""), "server 'x' was refused more than is told apart"),
+        (
+            Refused("socket", "/a\nb\x1b[2J", "not granted"),
+            "server 'x' was refused /a\\x0ab\\x1b[2J (not granted); to allow it: "
+            'sandbox.sockets = ["/a\\nb\\u001b[2J"]',
+        ),
+    ],
+)
+def test_a_refusal_says_what_would_allow_it(refused: Refused, said: str) -> None:
+    assert sentence("x", refused) == said
+
+
+@requirement("box.refusals-seen")
+def test_repetitions_are_counted_and_told_ever_less_often(caplog: pytest.LogCaptureFixture) -> None:
+    told = Told()
+    process = told.process("abcdefgh")
+    with caplog.at_level(logging.WARNING):
+        for second in range(1_000):
+            told.now = float(second)
+            process.add(Refused("connect", "10.0.0.5:443", "a private address", 3))
+    assert told.counts == {"connect": 3_000} and len(caplog.records) == 1
+    assert [count for _, _, _, count in told.events] == [3, 180, 360, 720, 1_440]
+    assert {session for session, *_ in told.events} == {"abcdefgh"}
+
+
+@requirement("box.refusals-seen")
+def test_a_flood_of_different_refusals_is_a_bounded_number_of_lines(caplog: pytest.LogCaptureFixture) -> None:
+    told = Told()
+    process = told.process("abcdefgh")
+    for port in range(5_000):
+        process.add(Refused("connect", f"10.0.0.5:{port}", "a private address"))
+    assert told.counts == {"connect": 5_000} and len(told.events) == MAX_TOLD + 1 == len(caplog.records)
+    assert told.events[-1][2] == "server 'x' was refused more than is told apart"
+
+
+@requirement("box.refusals-seen")
+def test_one_refusal_in_many_sessions_is_one_line_and_an_event_of_each(caplog: pytest.LogCaptureFixture) -> None:
+    told = Told()
+    for session in ("aaaaaaaa", "bbbbbbbb"):
+        told.process(session).add(CONNECT)
+    assert [event[0] for event in told.events] == ["aaaaaaaa", "bbbbbbbb"] and len(caplog.records) == 1
