@@ -8,6 +8,7 @@ else is logged at once, and after the lines that wait. A process that is killed 
 import asyncio
 import contextlib
 import functools
+import select
 from collections import deque
 from collections.abc import Callable, Mapping
 from typing import Final
@@ -68,13 +69,24 @@ class CallLines:
         self.flush()
 
     def flush(self) -> None:
-        """Write the lines that wait. Threads may call this."""
-        lines = []
+        """Write the lines that wait. Threads may call this.
+
+        Workers share a pipe. What one of them writes at once is no more than a pipe takes as a whole, and ends with a
+        line, so that none stands in another's line.
+        """
+        lines: list[str] = []
+        size = 0
         with contextlib.suppress(IndexError):  # of an empty queue
             while True:
-                lines.append(self.line(self._waiting.popleft()))
+                line = self.line(self._waiting.popleft()) + "\n"
+                length = len(line) if line.isascii() else len(line.encode("utf-8", "backslashreplace"))
+                if lines and size + length > select.PIPE_BUF:
+                    self._write("".join(lines))
+                    lines, size = [], 0
+                lines.append(line)
+                size += length
         if lines:
-            self._write("\n".join([*lines, ""]))
+            self._write("".join(lines))
 
     def line(self, call: CallLine) -> str:
         """The line of a call, as `log_lines.LineFormatter` formats its record."""

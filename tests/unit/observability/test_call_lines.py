@@ -3,6 +3,7 @@
 import asyncio
 import io
 import logging
+import select
 import sys
 from collections.abc import Callable, Iterator
 from time import time
@@ -109,7 +110,7 @@ def test_lines_that_wait_are_written_at_once_and_before_any_other(log: Log) -> N
 
         for number in range(MOST):
             lines.add(a_line(number))
-        assert len(stderr.writes) == 1 and stderr.writes[0].count("\n") == MOST
+        assert "".join(stderr.writes).count("\n") == MOST and len(stderr.writes) < MOST / 10
         stderr.writes.clear()
 
         stderr.written.clear()
@@ -150,3 +151,20 @@ def test_a_log_that_nobody_reads_stops_no_call(log: Log, monkeypatch: pytest.Mon
             lines.add(a_line(number))
 
     asyncio.run(call())
+
+
+@requirement("hot.lines")
+def test_processes_that_share_a_pipe_do_not_write_into_each_others_lines(log: Log) -> None:
+    stderr = log("info", "logfmt")
+    lines = call_lines()
+    assert lines is not None
+
+    async def calls() -> None:
+        for number in range(MOST):
+            lines.add(a_line(number, tool="\u00fc" * (20 * number)))
+
+    asyncio.run(calls())
+    assert all(text.endswith("\n") and len(text.encode()) <= select.PIPE_BUF for text in stderr.writes)
+    assert len(stderr.writes) < MOST
+    found = [line.rsplit("correlation=")[1] for line in "".join(stderr.writes).splitlines()]
+    assert found == [f"c-{number}" for number in range(MOST)]
