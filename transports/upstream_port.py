@@ -50,7 +50,8 @@ class LinkClosed(Exception):
 class ConnectOptions(msgspec.Struct, frozen=True, kw_only=True):
     """What a link gets for its session, in addition to what the operator configured for the server.
 
-    `env` is the environment of a process, `launcher` a command that starts it, and `walls` are around both. `cwd` is
+    `env` is the environment of a process, `launcher` a command that starts it, and `walls` are around both. `argv` is
+    started instead of the configured command, if it is not empty, and `path` are folders in front of its PATH. `cwd` is
     its working directory, instead of the command's. `headers` returns headers for every
     HTTP request. `schemas` returns the input schemas, by tool, of the tools that mirror arguments in headers. `resume`
     is the `Link.resume` of an earlier link of the same session, and `keep` tells whether a later link will resume this
@@ -60,6 +61,8 @@ class ConnectOptions(msgspec.Struct, frozen=True, kw_only=True):
 
     env: Mapping[str, str] = msgspec.field(default_factory=dict)
     launcher: tuple[str, ...] = ()
+    argv: tuple[str, ...] = ()
+    path: tuple[str, ...] = ()
     walls: Walls | None = None
     cwd: str | None = None
     headers: Callable[[], Mapping[str, str]] = dict

@@ -28,6 +28,7 @@ from gateway.config.limits import LimitSettings
 from gateway.config.load import Origins, explained, gathered
 from gateway.config.model import Frozen
 from gateway.config.operators import AdminSettings, AuditSettings
+from gateway.config.packages import PackageSettings
 from gateway.config.policy import PolicySettings
 from gateway.config.sandbox import Profile
 from gateway.config.secrets import SecretSettings
@@ -119,6 +120,8 @@ class GatewaySettings(Frozen):
     """What clients without a credential may find out ([discovery](configuration.md#discovery))."""
     tasks: TaskSettings = TaskSettings()
     """Tasks made of calls ([tasks](tasks.md))."""
+    packages: PackageSettings = PackageSettings()
+    """Packages that `npx` and `uvx` commands of sandboxed servers name ([packages](packages.md))."""
 
     @field_validator("store")
     @classmethod

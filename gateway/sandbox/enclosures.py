@@ -13,7 +13,7 @@ from gateway.config.upstreams import UpstreamSettings
 from gateway.sandbox.profiles import Enclosure, enclosure_of
 from transports.upstream.stdio import INHERITED
 
-__all__ = ["TRUSTS", "Enclosures", "enclosures_of"]
+__all__ = ["TRUSTS", "Enclosures", "enclosures_of", "own_listeners"]
 
 TRUSTS: Final = ("direct", "sandboxed")
 _FRESH_S: Final = 10.0
@@ -86,11 +86,11 @@ def enclosures_of(name: str, entry: UpstreamSettings, options: GatewaySettings) 
             for trust in TRUSTS
         },
         inherited={name: value for name in INHERITED if (value := os.environ.get(name)) is not None},
-        closed=_listeners(options),
+        closed=own_listeners(options),
     )
 
 
-def _listeners(options: GatewaySettings) -> tuple[str, ...]:
+def own_listeners(options: GatewaySettings) -> tuple[str, ...]:
     """Where the gateway itself listens: no server has business there."""
     own = [f"{f'[{host}]' if ':' in host else host}:{port}" for host, port in ((options.host, options.port),) if port]
     return tuple(dict.fromkeys(filter(None, (*own, options.advertise, options.internal, options.admin.listen))))

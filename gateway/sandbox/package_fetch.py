@@ -12,6 +12,7 @@ import hashlib
 import json
 import logging
 import os
+import re
 import shlex
 import shutil
 from collections.abc import Mapping, Sequence
@@ -39,7 +40,7 @@ exit 1
 _PYTHON: Final = "import sys; open(sys.argv[1], 'w', encoding='utf-8').write(sys.prefix)"
 
 _OF_THE_FETCH: Final = frozenset(
-    "COLOR EDITOR HOME INIT_CWD OLDPWD PATH PWD SHLVL _ npm_config_cache npm_config_globalconfig "
+    "COLOR EDITOR HOME INIT_CWD OLDPWD PATH PWD RES_OPTIONS SHLVL TMPDIR _ npm_config_cache npm_config_globalconfig "
     "npm_config_ignore_scripts npm_config_init_module npm_config_local_prefix npm_config_script_shell "
     "npm_config_update_notifier npm_config_userconfig npm_package_json".split()
 )
@@ -74,9 +75,11 @@ class FetchRequest:
 class FetchWalls(Protocol):
     """Makes the walls of one step of a fetch."""
 
-    def __call__(self, argv: Sequence[str], env: Mapping[str, str], *, read: Sequence[str], write: str) -> Walls | None:
+    def __call__(
+        self, argv: Sequence[str], env: Mapping[str, str], *, cwd: str, read: Sequence[str], write: str
+    ) -> Walls | None:
         """The walls of a command: it runs what it needs, reads `read` as well, writes to `write` only, and reaches
-        public hosts. None: no walls."""
+        registries. None: no walls."""
         ...
 
 
@@ -96,12 +99,13 @@ class PackageFetcher:
             NotForAll: it has to be fetched for each session.
             OSError: the folder cannot be written.
         """
-        home = copy / "home"
+        home, temporary = copy / "home", copy / "tmp"
         home.mkdir()
+        temporary.mkdir()
         started = await (self._npm(request, copy) if request.command.kind == "npm" else self._uv(request, copy))
         browsers = {name: str(home / place) for name, place in _BROWSERS.items() if (home / place).is_dir()}
-        if not browsers:
-            remove(home)
+        for folder in (temporary,) if browsers else (temporary, home):
+            remove(folder)
         return FetchedPackage(
             argv=started.argv,
             env=started.env | browsers,
@@ -115,7 +119,8 @@ class PackageFetcher:
     async def _run(
         self, argv: Sequence[str], env: Mapping[str, str], cwd: str, *, read: Sequence[str], write: Path
     ) -> None:
-        walls = self._walls(argv, env, read=read, write=str(write))
+        env = {**env, "TMPDIR": str(write / "tmp")}
+        walls = self._walls(argv, env, cwd=cwd, read=read, write=str(write))
         command = Command(argv=tuple(argv), env=env, cwd=cwd, walls=walls)
         await run(self._fork_server, command, timeout_s=self._timeout_s)
 
@@ -185,11 +190,13 @@ class PackageFetcher:
             "UV_CACHE_DIR": str(copy / "uv"),
             "UV_COMPILE_BYTECODE": "1",  # sessions could not write it
             "UV_NO_PROGRESS": "1",
+            "UV_TOOL_DIR": _uv_tools(request, copy),
         }
         if "UV_PYTHON_INSTALL_DIR" not in request.env:
             ours["UV_PYTHON_INSTALL_DIR"] = _uv_pythons(request) or str(copy / "python")
         env = {**request.env, **ours}
         read = [str(Path(request.home, name)) for name in (".config/uv", ".netrc", ".local/share/uv")]
+        read += [str(tool / "bin" / "python") for tool in (copy / "tools").iterdir()]
         noted = copy / "prefix"
         argv = (*request.command.within, "-c", _PYTHON, str(noted))
         await self._run(argv, env, request.cwd, read=read, write=copy)
@@ -310,15 +317,30 @@ def _uv_pythons(request: FetchRequest) -> str:
     return path if os.path.isdir(path) else ""
 
 
+def _installed_tools(request: FetchRequest) -> str:
+    """The folder of the tools that the operator has installed by uv."""
+    return request.env.get("UV_TOOL_DIR") or os.path.join(request.home, ".local/share/uv/tools")
+
+
+def _uv_tools(request: FetchRequest, copy: Path) -> str:
+    """A folder of tools for one fetch, because uv writes to it. It has the tool of that name, if one is installed."""
+    tools = copy / "tools"
+    tools.mkdir()
+    name = re.sub(r"[-_.]+", "-", re.split(r"[^\w.-]", request.command.package, maxsplit=1)[0]).lower()
+    installed = os.path.join(_installed_tools(request), name)
+    if os.path.isdir(installed):
+        (tools / name).symlink_to(installed)
+    return str(tools)
+
+
 def _started_by_uvx(request: FetchRequest, copy: Path, prefix: str) -> _Started:
     """The program in the environment that uv has made or found.
 
     The package's own code may have run when the prefix was noted, so only an environment below the copy or among the
     tools that the operator has installed is believed.
     """
-    tools = request.env.get("UV_TOOL_DIR") or str(Path(request.home, ".local/share/uv/tools"))
     root = os.path.realpath(prefix)
-    if not any(Path(root).is_relative_to(os.path.realpath(one)) for one in (copy / "uv", tools)):
+    if not any(Path(root).is_relative_to(os.path.realpath(one)) for one in (copy / "uv", _installed_tools(request))):
         raise FetchFailed("uv made no environment for it")
     program = os.path.join(root, "bin", request.command.program)
     if not (os.path.isfile(program) and os.access(program, os.X_OK)):

@@ -21,6 +21,7 @@ from gateway.sandbox.package_command import PackageCommand, parse
 from gateway.sandbox.package_fetch import FetchRequest, NotForAll, PackageFetcher
 from gateway.sandbox.package_folder import FetchedPackage, PackageFolder, usable_root
 from gateway.sandbox.package_run import FetchFailed
+from gateway.sandbox.runtime_paths import runtime_paths
 from transports.tasks import Tasks, TasksClosed
 from transports.upstream.stdio import INHERITED
 from transports.upstream_port import UpstreamUnavailable
@@ -48,16 +49,13 @@ class PackageInUse:
     """A fetched package that one process is started from. `release` is called when that process has ended.
 
     `argv` is the command in place of npx or uvx. `env` and `path` are what they would add to the environment and to the
-    front of PATH. `read` are the folders that the program needs beside its interpreter, to read and to execute.
-    `runtime` is the program that npx or uvx themselves need: the interpreter is found from it, never from the package,
-    whose files could name anything.
+    front of PATH. `code` are the folders and files of the program and its interpreter.
     """
 
     argv: tuple[str, ...]
     env: Mapping[str, str]
     path: tuple[str, ...]
-    read: tuple[str, ...]
-    runtime: tuple[str, ...]
+    code: tuple[str, ...]
     release: Callable[[], None]
 
 
@@ -84,15 +82,7 @@ class Packages:
         self._slots = asyncio.Semaphore(AT_ONCE)
         self._failures: dict[str, _Failure] = {}
         self._not_for_all: set[str] = set()
-
-    def prepare(self, server: str, argv: Sequence[str], env: Mapping[str, str], cwd: str | None) -> None:
-        """Fetch the package of a server in the background if it is not there or not fresh."""
-        command = parse(argv)
-        if command is not None:
-            folder, request = self._place(command, env, cwd)
-            current = folder.current()
-            if current is None or self._is_old(command, current):
-                self._refresh(server, folder, request)
+        self._interpreters: dict[str, tuple[str, ...]] = {}
 
     async def use(
         self, server: str, argv: Sequence[str], env: Mapping[str, str], cwd: str | None
@@ -126,8 +116,7 @@ class Packages:
                 argv=(*package.argv, *command.args),
                 env=package.env,
                 path=package.path,
-                read=package.read,
-                runtime=_runtime(command, package, request.env),
+                code=(*package.read, *self._interpreter(command, package, request)),
                 release=release,
             )
         raise UpstreamUnavailable(f"server {server!r}: the package {command.package} changes too often")
@@ -135,6 +124,24 @@ class Packages:
     async def close(self) -> None:
         """End the fetches that are under way."""
         await self._tasks.close()
+
+    def _interpreter(self, command: PackageCommand, package: FetchedPackage, request: FetchRequest) -> tuple[str, ...]:
+        """The files of the interpreter that a package runs on, as the operator has installed it. npx's own is that of
+        the server's command, which has its grants.
+
+        A Python environment names its interpreter by a symlink that code of the package could have changed, so only a
+        program named `python` in a folder `bin` counts: a fetch cannot make one outside of the package.
+        """
+        if command.kind == "npm":
+            return ()
+        python = os.path.realpath(os.path.join(package.path[0], "python"))
+        folder, name = os.path.split(python)
+        if not (name.startswith("python") and os.path.basename(folder) == "bin" and os.access(python, os.X_OK)):
+            return ()
+        if python not in self._interpreters:
+            found = runtime_paths((python,), "", "/", request.home)
+            self._interpreters[python] = tuple(found.code)
+        return self._interpreters[python]
 
     def _is_old(self, command: PackageCommand, package: FetchedPackage) -> bool:
         fresh_s = self._settings.fresh_s
@@ -256,17 +263,3 @@ def _state_of(program: str) -> tuple[str, int, int]:
     except OSError:
         return program, 0, 0
     return os.path.realpath(program), facts.st_size, facts.st_mtime_ns
-
-
-def _runtime(command: PackageCommand, package: FetchedPackage, env: Mapping[str, str]) -> tuple[str, ...]:
-    """The interpreter of a package, as the operator has installed it.
-
-    A Python environment names its interpreter by a symlink that code of the package could have changed, so only a
-    program named `python` in a folder `bin` outside of the package counts.
-    """
-    if command.kind == "npm":
-        return _tools(command, env)
-    python = os.path.realpath(os.path.join(package.path[0], "python"))
-    folder, name = os.path.split(python)
-    is_python = name.startswith("python") and os.path.basename(folder) == "bin"
-    return (python,) if is_python and os.access(python, os.X_OK) else ()

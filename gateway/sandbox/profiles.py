@@ -55,16 +55,22 @@ class Enclosure:
     moves: bool
     left_out: tuple[str, ...]
 
-    def process(self, own: OwnFolder, *, folders: Iterable[str] = (), sockets: Sequence[str] = ()) -> Process:
+    def process(
+        self, own: OwnFolder, *, folders: Iterable[str] = (), sockets: Sequence[str] = (), code: Iterable[str] = ()
+    ) -> Process:
         """What a process with that folder is started with. `folders` are others that its session has, and `sockets`
-        the Unix sockets that are its own."""
+        the Unix sockets that are its own. `code` are files and folders of its program that were found just now."""
         mode = "rwx" if self.sandbox.profile == "standard" else "rw"
         paths = dict.fromkeys((str(own.path), *folders))
         reach = self.walls.reach
         assert reach is not None  # every profile with walls has one
         walls = replace(
             self.walls,
-            grants=(*self.walls.grants, *(Grant(path=real(path), mode=mode) for path in paths)),
+            grants=(
+                *self.walls.grants,
+                *(Grant(path=real(path), mode="rx") for path in code),
+                *(Grant(path=real(path), mode=mode) for path in paths),
+            ),
             reach=replace(reach, sockets=(*reach.sockets, *map(real, (*sockets, *paths)))),
             temporary=real(str(own.temporary)),
         )

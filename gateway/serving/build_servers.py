@@ -1,14 +1,17 @@
 """Builds the servers and the paths that serve them."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
 from time import monotonic
 from typing import Any
 
+from gateway.config.settings import GatewaySettings
 from gateway.config.upstreams import UpstreamSettings
 from gateway.context.assertion import Assertions
 from gateway.context.child_environment import ChildEnvironment
 from gateway.context.link_resources import LinkResourceProvider
-from gateway.context.secrets import PrincipalSecrets
+from gateway.context.secrets import PrincipalSecrets, is_template
 from gateway.policy.decisions import Policy, server_policy
 from gateway.policy.tool_calls import ToolCalls
 from gateway.protocol.schemas import Schemas
@@ -19,8 +22,11 @@ from gateway.relay.endpoint import Endpoint
 from gateway.relay.extensions import ExtensionRelay
 from gateway.relay.late_servers import LateServers
 from gateway.relay.visible_servers import VisibleServers
-from gateway.sandbox.enclosures import enclosures_of
+from gateway.sandbox.enclosures import TRUSTS, Enclosures, enclosures_of, own_listeners
+from gateway.sandbox.fetch_walls import WallsOfFetches
 from gateway.sandbox.gates import SandboxGates
+from gateway.sandbox.package_fetch import PackageFetcher
+from gateway.sandbox.packages import PackageInUse, Packages
 from gateway.sandbox.refused import Refusals
 from gateway.serving.parts import Foundation, Servers, SessionParts
 from gateway.serving.paths import ALL
@@ -31,6 +37,7 @@ from gateway.upstreams.prestart import PrestartedProcesses
 from gateway.upstreams.session_resources import SessionResources
 from gateway.upstreams.upstream import ConfiguredUpstream
 from transports.upstream.spawn import ForkServer
+from transports.upstream.stdio import HOME
 
 __all__ = ["build_servers"]
 
@@ -67,9 +74,10 @@ def build_servers(base: Foundation, sessions: SessionParts, given: Mapping[str, 
             ),
             quotas=base.quotas,
             take_prestarted=lambda session: prestarted.take(session, name),
-            enclosing=Enclosing(name, enclosures[name], link_resources.folders),
+            enclosing=Enclosing(name, enclosures[name], link_resources.folders, _package(packages, name, entry)),
         )
 
+    packages = _packages(options, enclosures.values(), fork_server)
     factory = UpstreamFactory(
         options.limits,
         fork_server,
@@ -93,12 +101,36 @@ def build_servers(base: Foundation, sessions: SessionParts, given: Mapping[str, 
         enclosures={name: enclosures[name] for name, entry in entries.items() if entry.command},
         prestarted=prestarted,
         link_resources=link_resources,
+        packages=packages,
         assertions=assertions,
         policy=policy,
         tool_calls=tool_calls,
         late=late,
         endpoints=_endpoints(base, sessions, upstreams, late, policy=policy, tool_calls=tool_calls),
     )
+
+
+def _packages(options: GatewaySettings, enclosures: Iterable[Enclosures], fork_server: ForkServer) -> Packages:
+    """The packages that sandboxed servers are started from. Their walls are required if those of a server are."""
+    walls = WallsOfFetches(
+        reach=options.packages.reach,
+        closed=own_listeners(options),
+        required=any(each.sandbox(trust).required for each in enclosures for trust in TRUSTS),
+    )
+    return Packages(options.packages, PackageFetcher(fork_server, walls, timeout_s=options.packages.timeout_s))
+
+
+def _package(packages: Packages, name: str, entry: UpstreamSettings) -> Callable[[], Awaitable[PackageInUse | None]]:
+    """How a server's package is fetched. Its processes keep the limits of the setting `resources`."""
+    env = {variable: value for variable, value in entry.env.items() if not is_template(value)}
+    cwd = str(Path.home()) if entry.cwd == HOME else entry.cwd
+
+    async def fetched() -> PackageInUse | None:
+        package = await packages.use(name, entry.argv, env, cwd)
+        limits = entry.resources.argv
+        return package if package is None or not limits else replace(package, argv=(*limits, *package.argv))
+
+    return fetched
 
 
 def _objects(base: Foundation, sessions: SessionParts, given: Mapping[str, Any]) -> dict[str, Any]:

@@ -75,6 +75,7 @@ class Lifecycle:
             if base.loop_watch is not None:
                 stack.enter_context(base.loop_watch.running())
             await stack.enter_async_context(servers.fork_server)
+            stack.push_async_callback(servers.packages.close)
             if http.membership is not None:
                 await stack.enter_async_context(http.membership.joined())
             probes = {upstream.name: upstream.start_probe() for upstream in servers.upstreams if asks_servers}

@@ -29,6 +29,7 @@ from gateway.policy.tool_calls import ToolCalls
 from gateway.relay.endpoint import Endpoint
 from gateway.relay.late_servers import LateServers
 from gateway.sandbox.enclosures import Enclosures
+from gateway.sandbox.packages import Packages
 from gateway.serving.drain import Drain
 from gateway.serving.state import ServingState
 from gateway.sessions.attach import SessionAttacher
@@ -121,6 +122,7 @@ class Servers:
     """The sandboxes of servers with a command, by name."""
     prestarted: PrestartedProcesses
     link_resources: LinkResourceProvider
+    packages: Packages
     assertions: Assertions
     policy: Policy
     tool_calls: ToolCalls

@@ -1,5 +1,6 @@
 """Adds the sandbox of a server to the resources of its links: walls, a folder of their own, and what is in it."""
 
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 
 from msgspec import structs
@@ -8,7 +9,8 @@ from gateway.config.sandbox import Sandbox
 from gateway.context.link_resources import LinkResources
 from gateway.context.session_folders import SessionFolders
 from gateway.sandbox.enclosures import Enclosures
-from gateway.sandbox.profiles import OwnFolder
+from gateway.sandbox.packages import PackageInUse
+from gateway.sandbox.profiles import Enclosure, OwnFolder
 from session_store.tool_session import SOCKET_VARIABLE
 from transports.upstream_port import UpstreamUnavailable
 
@@ -16,31 +18,62 @@ __all__ = ["Enclosing"]
 
 
 class Enclosing:
-    """Encloses the processes of the server `name`. `sandbox` returns the sandbox for sessions of a trust."""
+    """Encloses the processes of the server `name`. `sandbox` returns the sandbox for sessions of a trust. `package`
+    fetches the package that the server's command names, if there is one."""
 
-    def __init__(self, name: str, enclosures: Enclosures, folders: SessionFolders) -> None:
+    def __init__(
+        self,
+        name: str,
+        enclosures: Enclosures,
+        folders: SessionFolders,
+        package: Callable[[], Awaitable[PackageInUse | None]],
+    ) -> None:
         self._name = name
         self._enclosures = enclosures
         self._folders = folders
+        self._package = package
         self.sandbox = enclosures.sandbox
 
-    def of_session(self, resources: LinkResources, session_id: str, sandbox: Sandbox) -> LinkResources:
+    async def of_session(self, resources: LinkResources, session_id: str, sandbox: Sandbox) -> LinkResources:
         """The resources of a link, with the walls of that sandbox. If they cannot be made, the link's resources are
         released. Raises `UpstreamUnavailable`."""
         try:
-            return self._enclosed(resources, session_id, sandbox)
+            return await self._enclosed(resources, session_id, sandbox)
         except BaseException:
             resources.close()
             raise
 
-    def shared(self) -> LinkResources:
+    async def shared(self) -> LinkResources:
         """The resources of a link that belongs to no session, or to many. Raises `UpstreamUnavailable`."""
-        return self._enclosed(LinkResources(), "", self._enclosures.shared)
+        return await self._enclosed(LinkResources(), "", self._enclosures.shared)
 
-    def _enclosed(self, resources: LinkResources, session_id: str, sandbox: Sandbox) -> LinkResources:
+    async def _enclosed(self, resources: LinkResources, session_id: str, sandbox: Sandbox) -> LinkResources:
         enclosure = self._enclosures.enclosure(sandbox)
         if enclosure is None:
             return resources
+        package = await self._package()
+        if package is None:
+            return self._in_walls(resources, session_id, enclosure)
+        try:
+            given = structs.replace(
+                resources.given,
+                argv=package.argv,
+                path=package.path,
+                env={**package.env, **resources.given.env},
+            )
+            return self._in_walls(
+                LinkResources(given=given, session=resources.session, close=_both(resources.close, package.release)),
+                session_id,
+                enclosure,
+                package.code,
+            )
+        except BaseException:
+            package.release()
+            raise
+
+    def _in_walls(
+        self, resources: LinkResources, session_id: str, enclosure: Enclosure, code: Sequence[str] = ()
+    ) -> LinkResources:
         given = resources.given
         try:
             own = OwnFolder(self._folders.use_own(session_id, self._name))
@@ -52,13 +85,20 @@ class Enclosing:
             own,
             folders=(shared,) if is_named else (),
             sockets=tuple(filter(None, (given.env.get(SOCKET_VARIABLE),))),
+            code=code,
         )
-
-        def close() -> None:
-            resources.close()
-            self._folders.release(session_id)
-
+        close = _both(resources.close, lambda: self._folders.release(session_id))
         env = {**process.env, **given.env}
         return replace(
             resources, given=structs.replace(given, env=env, walls=process.walls, cwd=process.cwd), close=close
         )
+
+
+def _both(first: Callable[[], None], second: Callable[[], None]) -> Callable[[], None]:
+    """Calls one after the other."""
+
+    def close() -> None:
+        first()
+        second()
+
+    return close

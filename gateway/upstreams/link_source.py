@@ -150,7 +150,7 @@ class SharedLinks:
         self.failed = links.failed
 
     async def resources(self) -> LinkResources:
-        return self._links.resources.shared()
+        return await self._links.resources.shared()
 
     async def connect(self, options: ConnectOptions, events: LinkEvents) -> Link:
         return await self._links.connect(options, events)

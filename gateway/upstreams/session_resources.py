@@ -113,11 +113,11 @@ class SessionResources:
         sandbox = self._enclosing.sandbox(session.context.trust)
         facts = self._environment.facts(session, correlation)
         resources = await self._grants.for_child(session, facts, env, sandbox.launcher, self._settings.env)
-        return self._enclosing.of_session(resources, session.id, sandbox)
+        return await self._enclosing.of_session(resources, session.id, sandbox)
 
-    def shared(self) -> LinkResources:
+    async def shared(self) -> LinkResources:
         """The resources of a link that belongs to no session, or to many. Raises `UpstreamUnavailable`."""
-        return self._enclosing.shared() if self._settings.command else LinkResources()
+        return await self._enclosing.shared() if self._settings.command else LinkResources()
 
     async def prestart(self, session: Session, upstream: PrestartingUpstream) -> PrestartedProcess:
         """Start a process for a session that is not open yet. Raises `UpstreamUnavailable`."""

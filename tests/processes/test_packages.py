@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from gateway.config.packages import PackageSettings
+from gateway.sandbox.fetch_walls import WallsOfFetches
 from gateway.sandbox.package_fetch import PackageFetcher
 from gateway.sandbox.packages import PackageInUse, Packages
 from tests.processes.children import until
@@ -44,7 +45,8 @@ class Site:
 
     def gateway(self) -> Packages:
         """One more gateway, or the same one after a restart."""
-        fetcher = PackageFetcher(self._fork_server, lambda *_, **__: None, timeout_s=60)
+        walls = WallsOfFetches(reach=[self.registry.url.removeprefix("http://")], closed=(), required=False)
+        fetcher = PackageFetcher(self._fork_server, walls, timeout_s=60)
         return Packages(PackageSettings(folder=str(self.folder)), fetcher, lambda: self.now)
 
     async def use(self, line: str, cwd: Path | None = None, packages: Packages | None = None) -> PackageInUse:
@@ -165,7 +167,7 @@ async def test_an_unchanged_package_stays_where_it_is(site: Site) -> None:
     old = await site.use("npx -y shown")
     (copy,) = site.folder.glob("*/*/")
     site.now += 2 * DAY_S
-    site.packages.prepare("shown", ["npx", "-y", "shown"], site.env, str(site.home))
+    await site.use("npx -y shown")
     assert await until(lambda: site.fetches() == 2 and [*site.folder.glob("*/*/")] == [copy], 30)
     assert (await site.use("npx -y shown")).argv == old.argv
 
@@ -201,10 +203,12 @@ async def test_a_package_without_the_program_is_an_error(site: Site) -> None:
 
 @requirement("box.package-scripts")
 async def test_install_scripts_run_without_the_keys_of_the_registry(site: Site) -> None:
-    """As npm does: an optional package whose script fails is left out, any other is an error."""
-    script = "env > environment; cat $npm_config_userconfig > settings"
+    """In walls, and as npm does: an optional package whose script fails is left out, any other is an error."""
+    (site.home / "secret").write_text("key-of-operator")
+    outside = site.folder.parent / "outside"
+    script = f"env > environment; cat $npm_config_userconfig > settings; cat {site.home}/secret > got; echo > {outside}"
     site.registry.npm("optional", "1.0.0", {}, scripts={"install": "exit 3"})
-    site.registry.npm("needed", "1.0.0", {}, scripts={"postinstall": script})
+    site.registry.npm("needed", "1.0.0", {}, scripts={"postinstall": f"{script}; true"})
     site.registry.npm(
         "built", "1.0.0", {"cli.js": SHOW.replace("VERSION", "'1'")}, bin="cli.js",
         dependencies={"needed": "1"}, optionalDependencies={"optional": "1"},
@@ -217,6 +221,7 @@ async def test_install_scripts_run_without_the_keys_of_the_registry(site: Site) 
     modules = Path(used.argv[0]).parents[1]
     assert "key-of-operator" not in (modules / "needed/environment").read_text()
     assert (modules / "needed/settings").read_text() == "fund=false\n"
+    assert (modules / "needed/got").read_text() == "" and not outside.exists(), "scripts run in walls"
     assert not (modules / "optional").exists()
     with pytest.raises(UpstreamUnavailable, match=r"the package broken could not be fetched: command failed; .*exit 3"):
         await site.use("npx -y broken")
@@ -232,7 +237,7 @@ async def test_npx_finds_what_the_project_has_installed(site: Site, tmp_path: Pa
     site.registry.npm("show", "6.6.6", {"cli.js": SHOW.replace("VERSION", "'stranger'")}, bin="cli.js")
     used = await site.use("npx -y show", tmp_path / "project")
     assert told(site.output(used))[2] == "mine"
-    assert used.read == (str(bins.parent),)
+    assert used.code == (str(bins.parent),)
 
 
 @requirement("box.package-shared")

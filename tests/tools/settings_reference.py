@@ -18,6 +18,7 @@ from gateway.config.auth import AuthSettings, ClaimNames, JwtSettings, ProxySett
 from gateway.config.discovery import CardSettings, DiscoverySettings
 from gateway.config.limits import LimitSettings
 from gateway.config.operators import AdminSettings, AuditSettings
+from gateway.config.packages import PackageSettings
 from gateway.config.policy import PolicySettings, RateSettings, RuleSettings, WorkspaceSettings
 from gateway.config.sandbox import SandboxTable
 from gateway.config.secrets import SecretSettings
@@ -34,6 +35,7 @@ _SECTIONS: list[tuple[str, type[BaseModel]]] = [
     ("gateway.session", SessionSettings),
     ("gateway.limits", LimitSettings),
     ("gateway.tasks", TaskSettings),
+    ("gateway.packages", PackageSettings),
     ("gateway.discovery", DiscoverySettings),
     ("gateway.discovery.cards.NAME", CardSettings),
     ("gateway.admin", AdminSettings),

@@ -74,10 +74,12 @@ class StdioUpstream:
         inherited = {name: value for name in INHERITED if (value := os.environ.get(name)) is not None}
         own = {**given.env, **self._command.env}
         env = {**inherited, **own}
+        if given.path:
+            env["PATH"] = os.pathsep.join([*given.path, env.get("PATH", os.defpath)])
         cwd = self._command.cwd if given.cwd is None else given.cwd
         command = replace(
             self._command,
-            argv=(*given.launcher, *self._command.argv),
+            argv=(*given.launcher, *(given.argv or self._command.argv)),
             env=env,
             cwd=env.get("HOME") if cwd == HOME else cwd,
             walls=given.walls,

@@ -10,6 +10,7 @@ from gateway.config.upstreams import UpstreamSettings
 from gateway.context.link_resources import LinkResources
 from gateway.context.session_folders import SessionFolders
 from gateway.sandbox.enclosures import enclosures_of
+from gateway.sandbox.packages import PackageInUse
 from gateway.upstreams.enclosed import Enclosing
 from session_store.tool_session import SOCKET_VARIABLE
 from tests.requirements import requirement
@@ -18,9 +19,15 @@ from transports.upstream_port import ConnectOptions, UpstreamUnavailable
 pytestmark = pytest.mark.anyio
 
 
-def enclosing(folders: SessionFolders, sandbox: Any, name: str = "notes") -> Enclosing:
+async def using(package: PackageInUse | None) -> PackageInUse | None:
+    return package
+
+
+def enclosing(
+    folders: SessionFolders, sandbox: Any, name: str = "notes", package: PackageInUse | None = None
+) -> Enclosing:
     settings = UpstreamSettings.model_validate({"command": "cat", "sandbox": sandbox})
-    return Enclosing(name, enclosures_of(name, settings, GatewaySettings()), folders)
+    return Enclosing(name, enclosures_of(name, settings, GatewaySettings()), folders, lambda: using(package))
 
 
 def is_folder(path: str) -> bool:
@@ -37,11 +44,11 @@ async def test_two_sessions_and_two_servers_have_no_folder_in_common() -> None:
     written = []
     for session, name in (("s1", "notes"), ("s2", "notes"), ("s1", "files")):
         one = enclosing(folders, "standard", name)
-        found = one.of_session(
+        found = await one.of_session(
             resources(closed, **{SOCKET_VARIABLE: f"/run/{session}"}), session, one.sandbox("direct")
         )
         walls = found.given.walls
-        assert walls is not None and walls.reach is not None and walls.reach.sockets == (f"/run/{session}",)
+        assert walls is not None and walls.reach is not None and walls.reach.sockets[0] == f"/run/{session}"
         written += [Path(grant.path) for grant in walls.grants if "w" in grant.mode and grant.path[:5] != "/dev/"]
         assert is_folder(found.given.env["HOME"]) and found.given.cwd == "~"
         found.close()
@@ -58,7 +65,7 @@ async def test_the_folder_of_the_whole_session_is_written_if_a_variable_names_it
     one = enclosing(folders, "strict")
     shared = str(folders.path("s1"))
     for env, is_granted in (({"TMPDIR": shared}, True), ({}, False)):
-        found = one.of_session(resources([], **env), "s1", one.sandbox("direct"))
+        found = await one.of_session(resources([], **env), "s1", one.sandbox("direct"))
         assert found.given.walls is not None
         assert (shared in {grant.path for grant in found.given.walls.grants}) is is_granted
         assert (found.given.env["TMPDIR"] == shared) is is_granted, "what the operator sets wins"
@@ -70,8 +77,9 @@ async def test_without_walls_a_link_is_left_as_it_was() -> None:
     folders = SessionFolders()
     one = enclosing(folders, {"direct": "off", "sandboxed": "strict"})
     given = resources([])
-    assert one.of_session(given, "s1", one.sandbox("direct")) is given
-    assert one.shared().given.walls is not None, "a process of nobody has the walls of the least trusted session"
+    assert await one.of_session(given, "s1", one.sandbox("direct")) is given
+    of_nobody = await one.shared()
+    assert of_nobody.given.walls is not None, "such a process has the walls of the least trusted session"
     await folders.close()
 
 
@@ -83,5 +91,53 @@ async def test_a_folder_that_cannot_be_made_releases_the_link(monkeypatch: pytes
     monkeypatch.setattr(folders, "use_own", full)
     one = enclosing(folders, "standard")
     with pytest.raises(UpstreamUnavailable, match="no folder for the session: No space left"):
-        one.of_session(resources(closed), "s1", one.sandbox("direct"))
+        await one.of_session(resources(closed), "s1", one.sandbox("direct"))
     assert closed == ["closed"]
+
+
+def package(released: list[str]) -> PackageInUse:
+    return PackageInUse(
+        argv=("/usr/bin/env", "x"),
+        env={"A": "package", "B": "package"},
+        path=("/usr/games",),
+        code=("/usr/share/doc",),
+        release=lambda: released.append("released"),
+    )
+
+
+@requirement("box.package-once", "box.package-equal")
+async def test_a_fetched_package_is_started_in_place_of_the_command_and_only_read() -> None:
+    folders, ended = SessionFolders(), list[str]()
+    one = enclosing(folders, "standard", package=package(ended))
+    found = await one.of_session(resources(ended, A="session"), "s1", one.sandbox("direct"))
+    assert (found.given.argv, found.given.path) == (("/usr/bin/env", "x"), ("/usr/games",))
+    assert (found.given.env["A"], found.given.env["B"]) == ("session", "package")
+    walls = found.given.walls
+    assert walls is not None and {grant.mode for grant in walls.grants if grant.path == "/usr/share/doc"} == {"rx"}
+    found.close()
+    assert sorted(ended) == ["closed", "released"]
+    await folders.close()
+
+
+@requirement("box.package-once")
+async def test_a_server_without_walls_fetches_nothing() -> None:
+    folders, ended = SessionFolders(), list[str]()
+    one = enclosing(folders, "off", package=package(ended))
+    given = resources(ended)
+    assert await one.of_session(given, "s1", one.sandbox("direct")) is given
+    await folders.close()
+
+
+@requirement("box.package-shared")
+async def test_a_package_is_released_if_the_walls_cannot_be_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    folders, ended = SessionFolders(), list[str]()
+    one = enclosing(folders, "standard", package=package(ended))
+    monkeypatch.setattr(folders, "use_own", refuse)
+    with pytest.raises(UpstreamUnavailable):
+        await one.of_session(resources(ended), "s1", one.sandbox("direct"))
+    assert sorted(ended) == ["closed", "released"]
+    await folders.close()
+
+
+def refuse(*_: object) -> None:
+    raise OSError(28, "No space left on device")

@@ -20,10 +20,13 @@ class Links:
 
     name = "fake"
     quotes = "none"
-    resources = SimpleNamespace(shared=LinkResources)
 
     def __init__(self) -> None:
         self.links: list[FakeLink] = []
+        self.resources = SimpleNamespace(shared=self.given)
+
+    async def given(self) -> LinkResources:
+        return LinkResources()
 
     async def connect(self, _: Any, events: Any) -> FakeLink:
         self.links.append(FakeLink(events))
