@@ -25,7 +25,18 @@ MAX_TOLD: Final = 40
 _AGAIN_S: Final = 60.0
 _LOGGED_S: Final = 3_600.0
 _LOGGED: Final = 1_024
-_GRANTS: Final = {"connect": "reach", "name": "reach", "socket": "sockets", "listen": "listen"}
+_GRANTS: Final = {
+    "connect": "reach",
+    "name": "reach",
+    "socket": "sockets",
+    "listen": "listen",
+    "file": "read",
+    "processes": "processes",
+}
+"""Kind → the field of `sandbox` that allows more."""
+
+_NUMBERS: Final = {"listen": "to listen on port {}", "processes": "more than {} processes and threads"}
+_TO_WRITE: Final = "not granted to be written"
 _NEVER: Final = ("the gateway listens there",)
 """Why something is refused that no setting allows."""
 
@@ -45,14 +56,17 @@ class BlockedEvent(Protocol):
 
 def sentence(server: str, refused: Refused) -> str:
     """What was refused to the server, and the setting that allows it."""
-    if refused.kind not in _GRANTS or not refused.what:
+    if not refused.what:
         return f"server {server!r} was refused more than is told apart"
-    what = "to listen on port " + refused.what if refused.kind == "listen" else refused.what
+    what = _NUMBERS.get(refused.kind, "{}").format(refused.what)
     said = f"server {server!r} was refused {what} ({refused.why})"
-    if refused.why in _NEVER or (refused.kind == "listen" and refused.what == "0"):
+    field = "write" if refused.why == _TO_WRITE else _GRANTS.get(refused.kind)
+    if field is None or refused.why in _NEVER or refused.what == "0":  # a port that the process has not chosen
         return visible_line(said)
-    value = refused.what if refused.kind == "listen" else json.dumps(refused.what, ensure_ascii=False)
-    return visible_line(f"{said}; to allow it: sandbox.{_GRANTS[refused.kind]} = [{value}]")
+    if refused.kind == "processes":
+        return visible_line(f"{said}; to allow more: sandbox.processes")
+    value = refused.what if refused.kind in _NUMBERS else json.dumps(refused.what, ensure_ascii=False)
+    return visible_line(f"{said}; to allow it: sandbox.{field} = [{value}]")
 
 
 class Refusals:

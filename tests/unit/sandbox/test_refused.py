@@ -51,6 +51,27 @@ CONNECT = Refused("connect", "10.0.0.5:443", "a private address")
             Refused("connect", "127.0.0.1:80", "the gateway listens there"),
             "server 'x' was refused 127.0.0.1:80 (the gateway listens there)",
         ),
+        (
+            Refused("file", "/srv/x", "not granted to be written"),
+            "server 'x' was refused /srv/x (not granted to be written); to allow it: sandbox.write = [\"/srv/x\"]",
+        ),
+        (
+            Refused("file", "/srv/x", "not granted"),
+            "server 'x' was refused /srv/x (not granted); to allow it: sandbox.read = [\"/srv/x\"]",
+        ),
+        (
+            Refused("processes", "128", "so many are running"),
+            "server 'x' was refused more than 128 processes and threads (so many are running); "
+            "to allow more: sandbox.processes",
+        ),
+        (
+            Refused("process", "kill", "a process that the server did not start"),
+            "server 'x' was refused kill (a process that the server did not start)",
+        ),
+        (
+            Refused("listen", "0", "not granted"),
+            "server 'x' was refused to listen on port 0 (not granted)",
+        ),
         (Refused("other", "", ""), "server 'x' was refused more than is told apart"),
         (
             Refused("socket", "/a\nb\x1b[2J", "not granted"),

@@ -21,7 +21,7 @@ class Refusals:
         self._burst = _BURST
 
     def add(self, kind: str, what: str, why: str, count: int = 1) -> None:
-        """`kind` is connect, socket, listen or name; `what` is written as it would be granted."""
+        """`kind` is a value of the label of the counter that they end in; `what` is written as it would be granted."""
         key = (kind, what[:_MAX_CHARS], why)
         if key not in self._counts and len(self._counts) >= MAX_KINDS:
             key = ("other", "", "")
