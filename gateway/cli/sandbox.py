@@ -112,7 +112,8 @@ def lines_of(name: str, found: Mapping[str, Any]) -> Iterator[str]:
         yield "  reach: nothing"
     yield from (f"  never: {host}, where the gateway listens" for host in reach["never"])
     yield f"  Unix sockets: {_list(('that of its session', *found['sockets']))}"
-    yield f"  listen: {_list(found['listen']) or 'on no port'}"
+    ports = ["on loopback, a port of the kernel's choice" if port == 0 else f"on {port}" for port in found["listen"]]
+    yield f"  listen: {_list(ports) or 'on no port'}"
     yield f"  limits: {_list([f'{limit} {value}' for limit, value in found['limits'].items() if value]) or 'none'}"
     yield from (f"  variable {variable} = {value}" for variable, value in found["variables"].items())
     yield from (f"  not granted: {what}" for what in found["not_granted"])

@@ -15,6 +15,7 @@ import httpx
 import pytest
 
 from tests.requirements import requirement
+from tests.support.commands import run_command
 from tests.support.gateway_process import ROOT, RunningGateway
 from tests.support.mcp_clients import Legacy, Modern, messages, tool_text
 
@@ -88,3 +89,31 @@ def test_cookies_alone_find_the_session(http: httpx.Client, tmp_path: Path) -> N
         texts = [json.loads(answer)["result"]["content"][0]["text"] for answer in answers]
         assert texts == ["apple", "apple, apple"]
         assert tool_text(Modern(gateway.url, http).tool("add", {"item": "pear"})) == "pear"
+
+
+@requirement("box.hosted")
+def test_hosted_gives_each_server_the_sandbox_that_its_readme_says(tmp_path: Path) -> None:
+    path = f"{tmp_path}{os.pathsep}{os.environ['PATH']}"
+    for name in ("npx", "uvx"):
+        (tmp_path / name).touch(mode=0o755)
+    config = str(EXAMPLES / "hosted/mcp.json")
+
+    def told(*arguments: str) -> str:
+        env = {**os.environ, "PATH": path}
+        done = run_command(*arguments, "--config", config, env=env)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    assert "ok (files, git, fetch, browser)" in told("check", "--offline")
+    found = {}
+    for name in ("files", "git", "fetch", "browser"):
+        [found[name]] = json.loads(told("sandbox", "explain", name, "--json"))["sandboxes"]
+    assert {name: one["profile"] for name, one in found.items()} == {
+        **dict.fromkeys(("files", "git"), "strict"),
+        **dict.fromkeys(("fetch", "browser"), "standard"),
+    }
+    assert [one["required"] for one in found.values()] == [False, False, True, True]
+    assert found["files"]["own"] == ["HOME", "TMPDIR", "cwd"] and found["browser"]["limits"]["memory_mb"] == 6_144
+    for name, one in found.items():
+        assert all(written.startswith("/dev/") for written in one["write"]), name
+        assert not one["reach"]["hosts"] and one["reach"]["public"] is (name in ("fetch", "browser"))
