@@ -17,6 +17,7 @@ import stat
 import subprocess
 import tempfile
 from collections import Counter
+from itertools import count
 from pathlib import Path
 from typing import Final
 
@@ -39,6 +40,8 @@ class SessionFolders:
         self._lock = -1
         self._uses: Counter[str] = Counter()
         self._ended: set[str] = set()
+        self._own: dict[str, dict[str, Path]] = {}
+        self._numbers = count()
         self._tasks = Tasks("session folders")
 
     def _opened(self) -> Path:
@@ -82,7 +85,7 @@ class SessionFolders:
 
     def path(self, session_id: str) -> Path:
         """Where the folder of a session is, or would be. Raises `OSError`: this process can have no folders."""
-        return self._opened() / "t" / _digest(session_id)
+        return self._opened() / "t" / hashlib.blake2b(session_id.encode(), digest_size=12).hexdigest()
 
     def use(self, session_id: str) -> None:
         """Make the folder of a session, if there is none yet, for one more link. Raises `OSError`."""
@@ -92,15 +95,16 @@ class SessionFolders:
     def use_own(self, session_id: str, server: str) -> Path:
         """Make the folder that only one server uses in a session, with `home` and `tmp` in it, for one more link. An
         empty session id stands for processes that belong to no session. Raises `OSError`."""
-        own = self._own(session_id) / _digest(server)
-        for one in (own.parent, own, own / "home", own / "tmp"):
-            one.mkdir(mode=_PRIVATE, exist_ok=True)
+        folders = self._own.setdefault(session_id, {})
+        own = folders.get(server)
+        if own is None:
+            # Short: browsers have sockets in folders below it, and the path of a socket has 107 bytes.
+            own = self._opened() / "o" / f"{next(self._numbers):x}"
+            for one in (own, own / "home", own / "tmp"):
+                one.mkdir(mode=_PRIVATE)
+            folders[server] = own
         self._count(session_id)
         return own
-
-    def _own(self, session_id: str) -> Path:
-        """The folders of single servers in a session."""
-        return self._opened() / "o" / _digest(session_id)
 
     def _count(self, session_id: str) -> None:
         self._ended.discard(session_id)
@@ -125,7 +129,7 @@ class SessionFolders:
 
     def _remove(self, session_id: str) -> None:
         self._ended.discard(session_id)
-        for folder in (self.path(session_id), self._own(session_id)):
+        for folder in (self.path(session_id), *self._own.pop(session_id, {}).values()):
             gone = folder.with_name(f"{secrets.token_hex(6)}.gone")
             try:
                 folder.rename(gone)  # at once: the session may come back and get a new folder
@@ -153,10 +157,6 @@ class SessionFolders:
                     _delete_if_free(path)
         except OSError as error:
             logger.warning("folders of earlier processes could not be removed: %s", error)
-
-
-def _digest(name: str) -> str:
-    return hashlib.blake2b(name.encode(), digest_size=12).hexdigest()
 
 
 def _root(base: Path) -> Path:

@@ -113,6 +113,7 @@ async def test_each_server_of_a_session_has_a_folder_of_its_own_that_ends_with_t
     other, nobodys = folders.use_own("s2", "notes"), folders.use_own("", "notes")
     assert len({notes, files, other, nobodys}) == 4 and not notes.is_relative_to(folders.path("s1"))
     assert {path.name: path.stat().st_mode & 0o777 for path in notes.iterdir()} == {"home": 0o700, "tmp": 0o700}
+    assert len(str(notes / "tmp")) < len(str(base)) + len("/mcp-session-gateway-65534/12345678/o/12345/tmp")
     (notes / "home/file").write_text("x")
     folders.release("s1")
     assert folders.use_own("s1", "notes") == notes and (notes / "home/file").exists(), "its server has started again"
