@@ -91,7 +91,7 @@ def test_a_program_of_another_machine_is_killed() -> None:
     assert subprocess.run(command, capture_output=True, timeout=30).returncode == -31  # SIGSYS
 
 
-FLAGS = ("connections", "attributes", "others", "processes", "own_ipc", "signals")
+FLAGS = ("connections", "attributes", "others", "processes", "apart", "signals")
 KINDS = [FilterKind(**dict(zip(FLAGS, each, strict=True))) for each in product((False, True), repeat=len(FLAGS))]
 REFUSED, ASKED = 99, 98
 
@@ -177,7 +177,7 @@ def test_calls_that_name_another_process_are_refused_or_asked_about() -> None:
 def test_shared_memory_that_has_no_path_is_refused_without_a_namespace() -> None:
     calls = [("shmget", 1, 0, 0), ("msgget", 1, 0), ("semget", 1, 0, 0), ("mq_open", 0, 0)]
     assert errors_of(FilterKind(), *calls) == [REFUSED] * 4
-    assert REFUSED not in errors_of(FilterKind(own_ipc=True), *calls)
+    assert REFUSED not in errors_of(FilterKind(apart=True), *calls)
 
 
 @requirement("box.siblings")

@@ -15,11 +15,10 @@ import pytest
 
 from tests.requirements import requirement
 from tests.support.walled import USERS, Outcome, python_for, python_grants, run_walled
-from transports.upstream.walls.kernel import probe
 from transports.upstream.walls.kernel_program import ask_kernel
 from transports.upstream.walls.spec import Grant, Limits, Walls
 
-KERNEL = probe()
+KERNEL = ask_kernel()
 pytestmark = pytest.mark.skipif(
     KERNEL.landlock < 6 or bool(KERNEL.filters), reason="this kernel has no Landlock of ABI 6, or no seccomp filters"
 )
@@ -58,13 +57,21 @@ class Place:
         """What became of each attempt: "" or the name of an error."""
         outcome = self.run(script, walls)
         assert (outcome.failed, outcome.code, outcome.errors) == ("", 0, []), outcome
-        return dict(outcome.said)
+        return {name: "EACCES" if error == "EROFS" else error for name, error in outcome.said}
 
 
-@pytest.fixture(scope="module", params=USERS, ids=lambda user: "unprivileged" if user else "own-user")
+WHO = {
+    f"{'unprivileged' if user else 'own-user'}{'-apart' * apart}": (user, apart) for user in USERS for apart in (0, 1)
+}
+
+
+@pytest.fixture(scope="module", params=WHO)
 def place(request: pytest.FixtureRequest) -> Iterator[Place]:
-    user = request.param
-    with tempfile.TemporaryDirectory() as name:
+    """For each user, without namespaces and with them."""
+    user, apart = WHO[request.param]
+    if apart and KERNEL.namespaces:
+        pytest.skip(f"here, {KERNEL.namespaces}")
+    with tempfile.TemporaryDirectory(dir="/var/tmp") as name:  # /tmp is another one with namespaces
         folders = [Path(name).resolve() / each for each in ("own", "read", "closed")]
         for folder in folders:
             folder.mkdir()
@@ -75,7 +82,7 @@ def place(request: pytest.FixtureRequest) -> Iterator[Place]:
                 os.chown(path, user, user, follow_symlinks=False)
         own, read, closed = folders
         grants = (*python_grants(user), Grant(path=str(own), mode="rw"), Grant(path=str(read), mode="r"))
-        yield Place(user, own, read, closed, Walls(profile="tried", grants=grants))
+        yield Place(user, own, read, closed, Walls(profile="tried", grants=grants, namespaces=bool(apart)))
 
 
 FILES = """
@@ -117,7 +124,8 @@ EXPECTED = {
 def test_files_that_are_not_granted_are_closed(place: Place) -> None:
     tried = place.tries(FILES)
     assert tried.pop("make_device") in ("EACCES", "EPERM")
-    assert tried == EXPECTED
+    other_mounts = {"rename_out": "EXDEV", "rename_in": "EXDEV"} if place.walls.namespaces else {}
+    assert tried == EXPECTED | other_mounts
     assert (place.closed / "file").read_text("utf-8") == (place.read / "file").read_text("utf-8") == "text"
 
 
@@ -239,11 +247,14 @@ attempts(
 )"""
             )
             assert other.poll() is None
+            assert os.getpriority(os.PRIO_PROCESS, other.pid) == 0
         finally:
             other.communicate(b"\n")
     allowed = {name for name, error in tried.items() if not error}
-    assert allowed == {"signal_child", "affinity_of_child", "affinity_of_itself"}
-    assert {error for error in tried.values() if error} <= {"EPERM", "EACCES"}
+    of_its_own = {"shared_memory"} if place.walls.namespaces else set()
+    assert allowed == {"signal_child", "affinity_of_child", "affinity_of_itself"} | of_its_own
+    unknown = {"ESRCH", "ENOENT"} if place.walls.namespaces else set()
+    assert {error for error in tried.values() if error} <= {"EPERM", "EACCES"} | unknown
 
 
 @pytest.fixture
@@ -342,5 +353,58 @@ def test_walls_that_cannot_be_built_start_nothing(place: Place) -> None:
 
 
 def test_the_kernel_is_asked_in_a_process_of_its_own() -> None:
-    assert ask_kernel() == KERNEL
     assert not KERNEL.gate
+    assert KERNEL.namespaces == "" or KERNEL.namespaces.startswith("namespaces")
+
+
+APART = """
+import ctypes
+print(json.dumps(["pids", [int(pid) for pid in os.listdir("/proc") if pid.isdigit()]]))
+print(json.dumps(["own", [os.getpid(), os.getppid(), os.listdir("/tmp"), os.listdir("/dev/shm")]]))
+for folder in ("/tmp", "/dev/shm"):
+    with open(folder + "/mine", "w") as file: file.write("x" * 10_000)
+segment = ctypes.CDLL(None).shmget(0x5A17, 4096, 0o1600)
+print(json.dumps(["segment", segment >= 0]))
+print(json.dumps(["mine", open("/tmp/mine").read() == "x" * 10_000]), flush=True)
+with open("/dev/shm/full", "wb") as file:
+    try:
+        while True: file.write(bytes(1 << 24))
+    except OSError as error: print(json.dumps(["full", [error.errno, file.tell() >> 20]]))
+"""
+
+
+@pytest.mark.parametrize("place", [name for name, (_, apart) in WHO.items() if apart], indirect=True)
+@requirement("box.siblings")
+def test_with_namespaces_it_sees_and_shares_nothing_of_others(place: Place) -> None:
+    for _ in range(2):  # and nothing is left for the next one
+        said = dict(place.run(APART).said)
+        assert said["pids"] == [1, 2], "the reaper and itself"
+        assert said["own"] == [2, 1, [], []]
+        assert (said["segment"], said["mine"]) == (True, True)
+        error, megabytes = said["full"]
+        assert error == errno.ENOSPC
+        assert megabytes <= 256
+    assert not Path("/dev/shm/mine").exists()
+
+
+@pytest.mark.parametrize("place", [name for name, (_, apart) in WHO.items() if apart], indirect=True)
+@requirement("box.files")
+def test_a_folder_below_tmp_is_there_and_a_temporary_folder_can_be_given(place: Place) -> None:
+    with tempfile.TemporaryDirectory(dir="/tmp") as name:
+        folder = Path(name) / "deep/er"
+        folder.mkdir(parents=True)
+        (folder / "file").write_text("text", encoding="utf-8")
+        if place.user:
+            for path in (Path(name), *Path(name).rglob("*")):
+                os.chown(path, place.user, place.user)
+        walls = replace(place.walls, grants=(*place.walls.grants, Grant(path=str(folder), mode="rw")))
+        script = f"""
+print(json.dumps(os.listdir("/tmp")))
+print(json.dumps([os.listdir({str(folder)!r}), os.listdir({name!r})]))
+write({str(folder / "new")!r})
+"""
+        assert place.run(script, walls).said == [[Path(name).name], [["file"], ["deep"]]]
+        assert (folder / "new").exists()
+        given = replace(walls, temporary=str(place.own))
+        assert place.run("write('/tmp/given'); print(os.path.exists('/tmp/file') * 1)", given).said == [1]
+    assert (place.own / "given").exists()

@@ -4,8 +4,9 @@ It runs beside the gateway as a process of its own (`python -I -S -X utf8 fork_s
 modules only: it knows nothing of asyncio, MCP or the gateway. It plays two parts.
 
 The *fork server* is the program as started. On the Unix stream socket FD it receives one byte per server to start, with
-four descriptors attached: a control socket, and the server's stdin, stdout and stderr. For each it forks a *reaper*. A
-fifth descriptor is the channel of the server's gate (`walls/gate.py`).
+four descriptors attached: a control socket, and the server's stdin, stdout and stderr. For each it forks a *reaper*: if
+the byte is `n`, as the first process of namespaces where that is possible (`walls/namespaces.py`). A fifth descriptor
+is the channel of the server's gate (`walls/gate.py`).
 
 A *reaper* looks after one server. On its control socket it reads one specification, a 4-byte big-endian length and the
 JSON object `{"argv": [...], "env": {...}, "cwd": "..." | null, "walls": {...} | null}`, starts the server behind its
@@ -36,8 +37,10 @@ from typing import Any, Final, NoReturn
 sys.path.append(os.path.abspath(__file__ + "/../../.."))  # where `transports` is: there are no site packages
 
 from transports.upstream.process_tree import HAS_PROC, RESCAN_MS, Wakeups, below, children, kill, prctl
-from transports.upstream.walls.build import WallsFailed, build, check, prepare
+from transports.upstream.walls.build import WallsFailed, arrange, build, prepare
 from transports.upstream.walls.gate import Gate
+from transports.upstream.walls.kernel import probe
+from transports.upstream.walls.namespaces import fork_apart, is_apart
 from transports.upstream.walls.spec import Walls
 
 __all__ = ["main"]
@@ -45,6 +48,9 @@ __all__ = ["main"]
 _PR_SET_PDEATHSIG: Final = 1
 _PR_SET_DUMPABLE: Final = 4
 _PR_SET_CHILD_SUBREAPER: Final = 36
+_CHANGED_SIGNALS: Final = [int(signal.SIGCHLD)]
+"""The signals that a server must not inherit as they are here. The others take time at each start."""
+
 _MOST_BYTES: Final = 4_000  # of the sentence that says why a start has failed
 _LAST_REFUSALS_S: Final = 1.0
 _RESCAN_MAX_MS: Final = 1_000  # ever less often for one that will not die (uninterruptible sleep, another user's)
@@ -64,6 +70,7 @@ class _Reaper:
         self._server = 0
         self._code: int | None = None
         self._launch: socket.socket | None = None  # says how exec went; None once it has been reported
+        self._heard = b""  # on that: its number outside of its namespaces, then why it failed
         self._failed = False
         self._channel = channel  # at most one descriptor
         self._walls: Walls | None = None
@@ -102,14 +109,17 @@ class _Reaper:
         reaper = os.getpid()
         with report:
             try:
+                outer = os.open("/proc", os.O_PATH) if is_apart() else None  # that of the gateway
                 self._walls = _walls(spec)
                 self._server = os.fork()
             except (OSError, WallsFailed) as error:
                 why = f"cannot fork: {error.strerror}" if isinstance(error, OSError) else str(error)
-                report.send(why.encode()[:_MOST_BYTES])
+                report.send(why.replace("\n", " ").encode()[:_MOST_BYTES])
                 self._code = -signal.SIGKILL
             else:
                 if self._server == 0:
+                    if outer is not None:
+                        report.send(os.readlink("self", dir_fd=outer).encode() + b"\n")
                     _become_server(spec, self._walls, self._stdio, report.fileno(), reaper)
         for fd in self._stdio:  # or the gateway would never see the end of the server's stdout
             os.close(fd)
@@ -140,7 +150,7 @@ class _Reaper:
         if not orders or b"K" in orders:
             self._kill_everything()
         elif b"T" in orders:
-            for pid in below([os.getpid()])[1:] or [self._server]:
+            for pid in _everyone() or [self._server]:
                 with contextlib.suppress(OSError):
                     os.kill(pid, signal.SIGTERM)
 
@@ -150,8 +160,8 @@ class _Reaper:
         poller = select.poll()
         poller.register(self._wakeups.fd, select.POLLIN)
         while True:
-            # Without /proc the list is empty: then the server's group is all we know of.
-            kill(below([os.getpid()])[1:] or ([self._server] if self._code is None else []))
+            # Without /proc the server's group is all we know of.
+            kill(_everyone() or ([self._server] if self._code is None else []))
             if not self._reap():
                 return
             if not poller.poll(pause_ms):
@@ -178,13 +188,17 @@ class _Reaper:
         if self._launch is None:
             return True
         message, descriptors, _, _ = socket.recv_fds(self._launch, _MOST_BYTES, 1)
+        self._heard += message
         if descriptors:  # on which its filter announces calls
             self._open_gate(descriptors[0])
+        if message:
             return False
         self._launch.close()
         self._launch = None
-        self._failed = bool(message)
-        self._report({"failed": message.decode(errors="replace")} if message else {"started": self._server})
+        pid, _, failure = self._heard.rpartition(b"\n")
+        self._failed = bool(failure)
+        started = {"started": int(pid.strip() or self._server)}
+        self._report({"failed": failure.decode(errors="replace")} if failure else started)
         return True
 
     def _open_gate(self, announced: int) -> None:
@@ -203,12 +217,17 @@ class _Reaper:
             self._control.send(json.dumps(message).encode() + b"\n")
 
 
+def _everyone() -> list[int]:
+    """All processes below this one. Without /proc none is known."""
+    return below([os.getpid()])[1:]
+
+
 def _walls(spec: dict[str, Any]) -> Walls | None:
     """The walls to build around the server. Raises `WallsFailed` if it must not start here."""
     if spec["walls"] is None:
         return None
     walls = Walls.from_json(spec["walls"])
-    check(walls)
+    arrange(walls)
     return walls
 
 
@@ -228,18 +247,18 @@ def _become_server(spec: dict[str, Any], walls: Walls | None, stdio: list[int], 
             report = 3
         os.closerange(4, os.sysconf("SC_OPEN_MAX"))
         # exec resets handlers but keeps what is ignored or blocked: Python's SIGPIPE, our SIGTERM, a `nohup`'s SIGHUP.
-        for number in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}:
+        for number in _CHANGED_SIGNALS:
             signal.signal(number, signal.SIG_DFL)
         signal.pthread_sigmask(signal.SIG_SETMASK, ())
         if spec["cwd"] is not None:
             subject = f"working directory {spec['cwd']!r}"
             os.chdir(spec["cwd"])
         if walls is not None:
-            build(walls, report)
+            build(walls, report, apart=reaper == 1)
         subject = repr(spec["argv"][0])
         os.execvpe(spec["argv"][0], spec["argv"], spec["env"])
     except Exception as error:
-        os.write(report, _failure(error, subject, spec).encode(errors="replace")[:_MOST_BYTES])
+        os.write(report, _failure(error, subject, spec).replace("\n", " ").encode(errors="replace")[:_MOST_BYTES])
     finally:
         os._exit(127)
 
@@ -303,7 +322,7 @@ def _fork_reaper(requests: socket.socket, gateway: int | None, wakeups: Wakeups,
         return False
     if len(fds) >= 4:  # fewer when we ran out of descriptors: closing them tells the gateway
         try:
-            pid = os.fork()
+            pid = fork_apart() if request == b"n" and not probe(namespaces=True).namespaces else os.fork()
         except OSError as error:
             os.write(fds[0], json.dumps({"failed": f"cannot fork: {error.strerror}"}).encode() + b"\n")
         else:
@@ -358,6 +377,11 @@ def main() -> None:
     while (fd := os.open(os.devnull, os.O_RDWR)) < 3:  # a gateway that closed its stderr left us a gap there
         pass
     os.close(fd)
+    _CHANGED_SIGNALS.extend(
+        int(number)
+        for number in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP, signal.SIGCHLD}
+        if signal.getsignal(number) != signal.SIG_DFL
+    )
     prepare()
     gc.disable()  # a collection would touch, and so copy, every page a reaper shares with us
     gc.freeze()

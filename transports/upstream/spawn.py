@@ -86,11 +86,12 @@ class ForkServer:
             ProcessFailed: the command or its directory does not exist or may not be used, or a resource is exhausted.
         """
         spec = json.dumps(_described(command)).encode()
+        kind = b"n" if command.walls is not None and command.walls.namespaces else b"s"
         reason = REAPER_LOST
         for _ in range(2):  # a killed fork server may not have read the request
             try:
                 open_gate = self._gate_of(command, fields)
-                process = await self._request(sink, max_line_bytes, stderr, open_gate)
+                process = await self._request(kind, sink, max_line_bytes, stderr, open_gate)
             except OSError as error:
                 raise ProcessFailed(error.strerror or str(error), command.argv[0]) from error
             process.order(len(spec).to_bytes(4, "big") + spec)
@@ -120,6 +121,7 @@ class ForkServer:
 
     async def _request(
         self,
+        kind: bytes,
         sink: LineSink,
         max_line_bytes: int,
         receive_stderr: Callable[[bytes], None] | None,
@@ -145,7 +147,7 @@ class ForkServer:
                     opened.enter_context(other_end)
                     kept.enter_context(channel)
                     given.append(other_end.fileno())
-                await self._send(given)
+                await self._send(kind, given)
                 kept.pop_all()
         if open_gate is not None:
             open_gate(channel)
@@ -160,13 +162,13 @@ class ForkServer:
             receive_stderr=receive_stderr,
         )
 
-    async def _send(self, fds: list[int]) -> None:
+    async def _send(self, kind: bytes, fds: list[int]) -> None:
         for last in (False, True):
             requests = self._connect()
             try:
                 while True:
                     try:
-                        socket.send_fds(requests, [b"s"], fds)
+                        socket.send_fds(requests, [kind], fds)
                         return
                     except BlockingIOError:
                         await asyncio.sleep(0.001)  # hundreds of requests are queued, each takes 1 ms

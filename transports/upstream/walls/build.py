@@ -4,12 +4,13 @@ import os
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import product
 
-from transports.upstream.walls import landlock, limits, seccomp
+from transports.upstream.walls import landlock, limits, namespaces, seccomp
 from transports.upstream.walls.kernel import Kernel, probe
-from transports.upstream.walls.spec import Reach, Walls
+from transports.upstream.walls.spec import Grant, Limits, Reach, Walls
 
-__all__ = ["WallsFailed", "build", "check", "prepare"]
+__all__ = ["WallsFailed", "arrange", "build", "prepare"]
 
 
 class WallsFailed(Exception):
@@ -17,57 +18,69 @@ class WallsFailed(Exception):
 
 
 def prepare() -> None:
-    """Find out what the kernel can, and assemble the usual filters: forked processes inherit both."""
+    """Find out what the kernel can, and assemble all filters that may be needed. Forked processes inherit both."""
     kernel = probe()
-    if not kernel.filters:
-        for reach in (None, Reach()):
-            seccomp.filter_for(_filter_kind(Walls(profile="", grants=(), reach=reach), kernel))
+    for reach, processes, apart in product((None, Reach()), (None, 1), (False, True)) if not kernel.filters else ():
+        walls = Walls(profile="", grants=(), reach=reach, limits=Limits(processes=processes))
+        seccomp.filter_for(_filter_kind(walls, kernel, apart=apart))
 
 
-def check(walls: Walls) -> None:
-    """Raise `WallsFailed` if nothing may be started behind these walls on this kernel."""
-    missing = probe().missing(walls) if walls.required else ()
+def arrange(walls: Walls) -> None:
+    """What the reaper does for the walls before it forks the server. In a reaper with namespaces: mounts.
+
+    Raises:
+        WallsFailed: nothing may be started behind these walls on this kernel, or a step failed.
+    """
+    missing = probe(namespaces=walls.namespaces).missing(walls) if walls.required else ()
     if missing:
         raise WallsFailed(f"The sandbox {walls.profile!r} is required, and cannot hold here. {' '.join(missing)}")
+    if namespaces.is_apart():
+        with _step(walls, "namespaces"):
+            namespaces.separate(walls)
 
 
-def build(walls: Walls, reaper: int) -> None:
+def build(walls: Walls, reaper: int, *, apart: bool) -> None:
     """Build what the kernel can of these walls. For good, and for all processes that this one will start.
 
-    What the filter asks about is announced on a descriptor. It is sent to the reaper, with one byte, on its socket.
+    What the filter asks about is announced on a descriptor. It is sent to the reaper with an empty line, on its socket.
+    `apart`: the reaper is the first process of its namespaces.
 
     Raises:
         WallsFailed: which step failed, and why.
     """
     kernel = probe()
+    grants = walls.grants
+    if apart:
+        grants += tuple(Grant(path=folder, mode="rw", optional=True) for folder in namespaces.OWN_FOLDERS)
     with _step(walls, "limits"):
-        limits.limit(walls.limits, own_processes=False)
+        limits.limit(walls.limits)
         limits.forbid_new_privileges()
         limits.drop_capabilities()
     if kernel.landlock:
         with _step(walls, "files"):
             listen = None if walls.reach is None or kernel.gate else walls.reach.listen
-            landlock.restrict(walls.grants, version=kernel.landlock, listen=listen)
+            landlock.restrict(grants, version=kernel.landlock, listen=listen)
     if not kernel.filters:
         with _step(walls, "system calls"):
-            kind = _filter_kind(walls, kernel)
+            kind = _filter_kind(walls, kernel, apart=apart)
             announced = seccomp.install(seccomp.filter_for(kind), listener=kind.asks)
             if announced is not None:
                 to_reaper = socket.socket(fileno=reaper)
-                socket.send_fds(to_reaper, [b"n"], [announced])
+                socket.send_fds(to_reaper, [b"\n"], [announced])
                 to_reaper.detach()
                 os.close(announced)
 
 
-def _filter_kind(walls: Walls, kernel: Kernel) -> seccomp.FilterKind:
+def _filter_kind(walls: Walls, kernel: Kernel, *, apart: bool) -> seccomp.FilterKind:
     if kernel.gate:
-        return seccomp.FilterKind()
+        return seccomp.FilterKind(apart=apart)
     return seccomp.FilterKind(
         connections=walls.reach is not None,
         attributes=True,
-        others=True,
+        others=not apart,
         processes=walls.limits.processes is not None,
-        signals=kernel.landlock < 6,
+        apart=apart,
+        signals=kernel.landlock < 6 and not apart,
     )
 
 

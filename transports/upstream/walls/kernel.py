@@ -10,6 +10,7 @@ from functools import cache
 from typing import Final
 
 from transports.upstream.walls import landlock
+from transports.upstream.walls.namespaces import why_not
 from transports.upstream.walls.spec import Walls
 from transports.upstream.walls.system_calls import call, machine
 
@@ -53,16 +54,16 @@ class Kernel:
         if walls.reach is not None:
             yield f"The server may connect to everything: {self.gate}."
         if not apart:
-            yield f"The server may change owner, mode and times of its user's files: {self.gate}."
+            yield f"The server may change mode and times of its user's files: {self.gate}."
             if self.landlock < 6:
                 yield "The server may send signals to its user's processes: that takes Landlock ABI 6 (Linux 6.12)."
-            if walls.limits.processes is not None:
-                yield f"The server's processes are not counted: {self.gate}."
+        if walls.limits.processes is not None:
+            yield f"The server's processes are not counted: {self.gate}."
 
 
 @cache
-def probe() -> Kernel:
-    """Try each part, once."""
+def probe(*, namespaces: bool = False) -> Kernel:
+    """Try each part, once. Namespaces only if asked: that takes a fork, of a process that has no threads."""
     try:
         machine()
     except OSError as error:
@@ -74,7 +75,7 @@ def probe() -> Kernel:
         landlock=landlock.abi(),
         filters=filters,
         gate=filters or notification or _tried("access to a server's memory and descriptors", _try_access),
-        namespaces="namespaces are not used yet",
+        namespaces=why_not() if namespaces else "namespaces were not tried",
     )
 
 

@@ -32,4 +32,4 @@ def ask_kernel() -> Kernel:
 
 def main() -> None:
     """Print what `probe` says."""
-    sys.stdout.write(json.dumps(asdict(probe())))
+    sys.stdout.write(json.dumps(asdict(probe(namespaces=True))))

@@ -15,7 +15,7 @@ from typing import Final
 from transports.upstream.walls.spec import Grant
 from transports.upstream.walls.system_calls import call
 
-__all__ = ["abi", "restrict"]
+__all__ = ["abi", "open_path", "restrict"]
 
 _EXECUTE, _WRITE_FILE, _READ_FILE, _READ_DIR = 1 << 0, 1 << 1, 1 << 2, 1 << 3
 _REMOVE_DIR, _REMOVE_FILE, _MAKE_CHAR, _MAKE_DIR, _MAKE_REG = 1 << 4, 1 << 5, 1 << 6, 1 << 7, 1 << 8
@@ -75,7 +75,7 @@ def restrict(grants: Iterable[Grant], *, version: int, listen: Iterable[int] | N
 
 def _allow(ruleset: int, grant: Grant, handled: int) -> None:
     try:
-        target = _open(grant.path)
+        target = open_path(grant.path)
     except FileNotFoundError:
         if grant.optional:
             return
@@ -94,7 +94,8 @@ def _allow(ruleset: int, grant: Grant, handled: int) -> None:
         os.close(target)
 
 
-def _open(path: str) -> int:
+def open_path(path: str) -> int:
+    """A descriptor that only names the file. Raises `OSError`: the path does not exist, or leads through a symlink."""
     how = struct.pack("=QQQ", os.O_PATH | os.O_CLOEXEC, 0, _NO_SYMLINKS | _NO_MAGIC_LINKS)
     try:
         return call("openat2", _CURRENT_FOLDER, ctypes.c_char_p(os.fsencode(path)), how, len(how))

@@ -21,10 +21,10 @@ _OOM_SCORE: Final = 500
 _CPU_GRACE_S: Final = 5  # between SIGXCPU and SIGKILL
 
 
-def limit(limits: Limits, *, own_processes: bool) -> None:
+def limit(limits: Limits) -> None:
     """Apply the limits to this process and everything it will start. A limit of the gateway's own stays if lower.
 
-    `own_processes`: the user's processes are counted for this server alone, as it has a user namespace.
+    The kernel would count processes for the whole user: the gate counts them.
 
     Raises:
         OSError, ValueError: the kernel refuses.
@@ -36,8 +36,6 @@ def limit(limits: Limits, *, own_processes: bool) -> None:
         wanted[resource.RLIMIT_NOFILE] = limits.files
     if limits.cpu_s is not None:
         wanted[resource.RLIMIT_CPU] = limits.cpu_s
-    if limits.processes is not None and own_processes:
-        wanted[resource.RLIMIT_NPROC] = limits.processes
     for which, most in wanted.items():
         hard = _lower(most + _CPU_GRACE_S if which == resource.RLIMIT_CPU else most, resource.getrlimit(which)[1])
         resource.setrlimit(which, (min(most, hard), hard))

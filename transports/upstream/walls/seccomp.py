@@ -86,8 +86,8 @@ class FilterKind:
     """`OTHERS` go to the gate. Else they are refused, but for the caller itself."""
     processes: bool = False
     """The gate counts processes and threads."""
-    own_ipc: bool = False
-    """The process has an IPC namespace of its own."""
+    apart: bool = False
+    """The process has namespaces of its own, so that it shares memory with nobody else and can name nobody else."""
     signals: bool = False
     """Signals go to the gate as well: the kernel does not keep them within (Landlock before ABI 6)."""
 
@@ -100,7 +100,7 @@ class FilterKind:
 def decisions(kind: FilterKind) -> dict[str, Decision]:
     """What is decided for each system call that is not simply allowed."""
     found: dict[str, Decision] = dict.fromkeys(_NEVER, _EPERM)
-    if not kind.own_ipc:
+    if not kind.apart:
         found |= dict.fromkeys(_SHARED_MEMORY, _EPERM)
     if kind.attributes:
         found |= dict.fromkeys(ATTRIBUTES, NOTIFY)
@@ -126,6 +126,8 @@ _FCNTL_OWNER: Final = (8, 15)  # F_SETOWN, F_SETOWN_EX
 
 def _of_others(kind: FilterKind) -> dict[str, Decision]:
     """Calls that name a process, by its number."""
+    if kind.apart:
+        return {}
     beyond = NOTIFY if kind.others else _EPERM
     found: dict[str, Decision] = {name: Match(argument, {0: ALLOW}, beyond) for name, argument in OTHERS.items()}
     for name, process in _ONE_PROCESS.items():

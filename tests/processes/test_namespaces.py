@@ -1,0 +1,98 @@
+"""Servers with namespaces of their own end as all others do, completely, and are known by their numbers outside."""
+
+import asyncio
+import os
+import signal
+import sys
+from collections.abc import AsyncIterator, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tests.processes.children import DAEMON, SETSID, STUBBORN, Family, Recorder, until
+from tests.requirements import requirement
+from tests.support.walled import python_grants
+from transports.upstream.process import Command, ProcessFailed
+from transports.upstream.spawn import ForkServer
+from transports.upstream.walls.kernel_program import ask_kernel
+from transports.upstream.walls.spec import Grant, Walls
+
+KERNEL = ask_kernel()
+pytestmark = [
+    pytest.mark.anyio,
+    pytest.mark.skipif(bool(KERNEL.namespaces), reason=f"here, {KERNEL.namespaces}"),
+]
+
+
+@pytest.fixture
+async def fork_server() -> AsyncIterator[ForkServer]:
+    async with ForkServer() as fork_server:
+        yield fork_server
+
+
+@pytest.fixture
+def family() -> Iterator[Family]:
+    family = Family()
+    yield family
+    for pid in family.members():
+        os.kill(pid, signal.SIGKILL)
+
+
+def walled(command: Command) -> Command:
+    return replace(command, walls=Walls(profile="strict", grants=python_grants(), namespaces=True, required=True))
+
+
+def parent(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/stat").read_text("utf-8").rpartition(")")[2].split()[1])
+
+
+@requirement("box.siblings")
+async def test_its_number_is_that_outside(fork_server: ForkServer, family: Family) -> None:
+    program = "import os, sys; print(os.getpid(), flush=True); sys.stdin.read(); sys.exit(7)"
+    sink = Recorder()
+    process = await fork_server.spawn(walled(family.python(program)), sink)
+    assert family.members() == [process.pid]
+    assert await until(lambda: sink.lines)
+    assert sink.lines == [b"2"]
+    process.stdin.finish()
+    assert await process.wait() == 7
+
+
+@pytest.mark.parametrize("program", [DAEMON, SETSID, STUBBORN], ids=["daemon", "setsid", "stubborn"])
+@requirement("box.siblings")
+async def test_nothing_of_it_survives_a_kill(fork_server: ForkServer, family: Family, program: str) -> None:
+    sink = Recorder()
+    process = await fork_server.spawn(walled(family.python(program)), sink)
+    assert await until(lambda: sink.lines)
+    process.kill()
+    assert await asyncio.wait_for(process.wait(), 5) == -signal.SIGKILL
+    assert family.members() == []
+
+
+async def test_it_is_asked_to_end_before_it_is_killed(fork_server: ForkServer, family: Family) -> None:
+    program = (
+        "import signal, sys; signal.signal(15, lambda *_: sys.exit(5)); print('ready', flush=True); signal.pause()"
+    )
+    sink = Recorder()
+    process = await fork_server.spawn(walled(family.python(program)), sink)
+    assert await until(lambda: sink.lines)
+    assert await process.shutdown(grace_s=0.5) == 5
+
+
+@requirement("box.siblings")
+async def test_the_kernel_ends_everything_with_a_reaper_that_is_killed(fork_server: ForkServer, family: Family) -> None:
+    sink = Recorder()
+    process = await fork_server.spawn(walled(family.python(DAEMON)), sink)
+    assert await until(lambda: sink.lines)
+    os.kill(parent(process.pid), signal.SIGKILL)
+    assert await family.gone()
+    await asyncio.wait_for(process.wait(), 5)
+
+
+async def test_a_failure_names_its_step(fork_server: ForkServer, family: Family) -> None:
+    gone = Walls(profile="strict", grants=(Grant(path="/does/not/exist", mode="rw"),), namespaces=True)
+    with pytest.raises(ProcessFailed, match=r"'strict' could not be built \(namespaces\): .*'/does/not/exist'"):
+        await fork_server.spawn(replace(family.command(sys.executable), walls=gone), Recorder())
+    with pytest.raises(ProcessFailed, match="No such file or directory: 'no-such-program'"):
+        await fork_server.spawn(walled(family.command("no-such-program")), Recorder())

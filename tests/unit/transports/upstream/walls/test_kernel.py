@@ -1,0 +1,53 @@
+"""What a kernel cannot do is said, for the walls that would need it."""
+
+from dataclasses import replace
+
+import pytest
+
+from tests.requirements import requirement
+from transports.upstream.walls.build import WallsFailed, arrange
+from transports.upstream.walls.kernel import Kernel, probe
+from transports.upstream.walls.spec import Limits, Reach, Walls
+
+NEW = Kernel(landlock=7, filters="", gate="", namespaces="")
+PLAIN = Walls(profile="standard", grants=())
+FULL = replace(PLAIN, reach=Reach(), limits=Limits(processes=9), namespaces=True)
+
+
+def words(kernel: Kernel, walls: Walls) -> list[str]:
+    return [" ".join(sentence.split()[:4]) for sentence in kernel.missing(walls)]
+
+
+@requirement("box.system")
+def test_nothing_is_missing_on_a_new_kernel() -> None:
+    assert NEW.missing(FULL) == ()
+    assert replace(NEW, landlock=3).missing(PLAIN) == (), "the gate keeps signals within"
+
+
+@requirement("box.system")
+def test_each_missing_part_has_its_sentence() -> None:
+    assert words(replace(NEW, landlock=0), PLAIN) == ["Files are not closed"]
+    assert words(replace(NEW, landlock=2), PLAIN) == ["Files that the server"]
+    no_gate = replace(NEW, gate="the kernel has no seccomp user notification")
+    assert words(no_gate, PLAIN) == ["The server may change"]
+    assert words(no_gate, FULL) == ["The server may connect", "The server's processes are"]
+    no_namespaces = replace(no_gate, namespaces="namespaces are refused", landlock=5)
+    assert words(no_namespaces, FULL) == [
+        "The server sees the", "The server may connect", "The server may change", "The server may send",
+        "The server's processes are",
+    ]  # fmt: skip
+    for sentence in no_namespaces.missing(FULL):
+        assert sentence.endswith(".")
+    assert words(Kernel(landlock=0, filters="x", gate="x", namespaces="x"), PLAIN)[1] == "No system call is"
+
+
+@requirement("box.system")
+def test_what_is_required_and_cannot_hold_starts_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("transports.upstream.walls.build.probe", lambda namespaces=False: replace(NEW, landlock=0))
+    arrange(PLAIN)
+    with pytest.raises(WallsFailed, match=r"'standard' is required, and cannot hold here\. Files are not closed"):
+        arrange(replace(PLAIN, required=True))
+
+
+def test_this_kernel_is_asked_once() -> None:
+    assert probe() is probe()
