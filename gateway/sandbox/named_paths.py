@@ -11,7 +11,7 @@ from ipaddress import IPv6Address, ip_address
 from typing import Final
 from urllib.parse import SplitResult, unquote, urlsplit
 
-from gateway.sandbox.system_paths import is_broad, real
+from gateway.sandbox.system_paths import OwnLink, followed, is_broad
 
 __all__ = ["NamedPaths", "named_paths"]
 
@@ -52,7 +52,7 @@ class NamedPaths:
     left_out: dict[str, None] = field(default_factory=dict)
 
     def add_folder(self, path: str, *, writable: bool = False) -> None:
-        """Grant a folder, unless it is broad."""
+        """Grant a folder without symlinks in its path, unless it is broad."""
         if is_broad(path):
             what = "it holds too much to be meant as a whole; grant what is needed in read or write"
             self.left_out[f"{path}: {what}"] = None
@@ -60,11 +60,15 @@ class NamedPaths:
             (self.write if writable else self.read)[path] = None
 
 
-def named_paths(args: Sequence[str], env: Mapping[str, str], *, code: Iterable[str], folder: str | None) -> NamedPaths:
+def named_paths(
+    args: Sequence[str], env: Mapping[str, str], *, code: Iterable[str], folder: str | None, cwd: str | None = None
+) -> NamedPaths:
     """What the arguments and the environment of a server name. `code` are the files and folders that the server runs
     from: a folder that holds some of them is not granted for writing. `folder` is where relative paths are meant; None:
-    in the session's own folder."""
+    in the session's own folder. `cwd` is a folder that is read."""
     found = _Named(tuple(code), folder)
+    if cwd is not None:
+        found.code(cwd)
     option = ""
     for word in args:
         if option == "-m":  # a module, which is code
@@ -90,8 +94,8 @@ class _Named:
 
     def code(self, text: str) -> None:
         """A file or folder of code."""
-        path = real(text)
-        if text.startswith("/") and os.path.exists(path):
+        path = self._followed(text) if text.startswith("/") else ""
+        if path and os.path.exists(path):
             self.folder(path, may_write=False)
 
     def text(self, text: str, name: str) -> None:
@@ -112,7 +116,9 @@ class _Named:
     def _path(self, text: str, *, is_settled: bool) -> None:
         if self._folder is None and not text.startswith("/"):
             return
-        path = real(os.path.join(self._folder or "/", text))
+        path = self._followed(os.path.join(self._folder or "/", text))
+        if not path:
+            return
         if os.path.isdir(path):
             self.folder(path, may_write=not is_settled)
         elif os.path.isfile(path):
@@ -121,6 +127,14 @@ class _Named:
             self._leave_out(f"{text}: a socket or device; grant it in sockets, or in write")
         elif text.startswith("/") and " " not in text and os.path.isdir(parent := os.path.dirname(path)):
             self.folder(parent, may_write=not is_settled)  # the server will make it
+
+    def _followed(self, path: str) -> str:
+        """The path without symlinks; empty if it leads through one that is not followed."""
+        try:
+            return followed(path)
+        except OwnLink as link:
+            self._leave_out(f"{path}: {link} is a symlink of the gateway's user; write the path that it leads to")
+            return ""
 
     def folder(self, path: str, *, may_write: bool) -> None:
         """A folder. One that holds the server's code, or is a part of it, is for reading: sessions must not change what

@@ -1,7 +1,7 @@
 """Makes the walls around a server's processes: of its profile, what its program needs, and the folder of a session."""
 
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -9,7 +9,7 @@ from gateway.config.sandbox import Sandbox
 from gateway.config.upstreams import UpstreamSettings
 from gateway.sandbox.named_paths import NamedPaths, named_paths
 from gateway.sandbox.runtime_paths import RuntimePaths, module_of, runtime_paths
-from gateway.sandbox.system_paths import real, system_grants
+from gateway.sandbox.system_paths import OwnLink, followed, real, system_grants
 from transports.upstream.stdio import HOME
 from transports.upstream.walls.spec import Grant, Limits, Reach, Walls
 
@@ -91,18 +91,21 @@ def enclosure_of(
     runtime = runtime_paths(settings.argv, path, folder, inherited.get("HOME", str(Path.home())))
     for command in sandbox.launcher[:1]:
         runtime.include(runtime_paths((command,), path, folder, "/"))
-    named = named_paths(argv[1:], settings.env, code=runtime.code, folder=None if is_own else folder)
-    if not is_own and settings.cwd is not None:
-        named.add_folder(real(folder))
-    missing = [
-        f"{path}: there is no such file or folder" for path in sandbox.read + sandbox.write if not os.path.exists(path)
+    where, cwd = (None, None) if is_own else (folder, None if settings.cwd is None else folder)
+    named = named_paths(argv[1:], settings.env, code=runtime.code, folder=where, cwd=cwd)
+    listed = _Listed()
+    grants = [
+        *_grants(sandbox, runtime, named),
+        *listed.grants(sandbox.read, "rx"),
+        *listed.grants(sandbox.write, "rw"),
     ]
+    sockets = tuple(listed.existing(sandbox.sockets))
     return Enclosure(
         sandbox=sandbox,
         walls=Walls(
             profile=sandbox.profile,
-            grants=_without_repeats(_grants(sandbox, runtime, named)),
-            reach=_reach(sandbox, named, closed),
+            grants=_without_repeats(grants),
+            reach=replace(_reach(sandbox, named, closed), sockets=sockets),
             limits=_limits(sandbox),
             namespaces=sandbox.profile == "strict",
             required=sandbox.required,
@@ -110,8 +113,34 @@ def enclosure_of(
         env={name: value for name, value in runtime.env.items() if name not in settings.env},
         cwd=None if is_own else settings.cwd,
         moves=is_own,
-        left_out=(*named.left_out, *missing),
+        left_out=(*named.left_out, *listed.left_out),
     )
+
+
+class _Listed:
+    """What an operator lists in a sandbox. `left_out` says what of it is not granted, and why."""
+
+    def __init__(self) -> None:
+        self.left_out: list[str] = []
+
+    def existing(self, paths: Iterable[str]) -> Iterator[str]:
+        """The paths without symlinks, as far as there is something and the links on the way are followed."""
+        for path in paths:
+            try:
+                found = followed(path)
+            except OwnLink as link:
+                self.left_out.append(
+                    f"{path}: {link} is a symlink of the gateway's user; list the path that it leads to"
+                )
+                continue
+            if os.path.exists(found):
+                yield found
+            else:
+                self.left_out.append(f"{path}: there is no such file or folder")
+
+    def grants(self, paths: Iterable[str], mode: str) -> list[Grant]:
+        """The grants of the paths."""
+        return [Grant(path=path, mode=mode, optional=True) for path in self.existing(paths)]
 
 
 def _grants(sandbox: Sandbox, runtime: RuntimePaths, named: NamedPaths) -> list[Grant]:
@@ -120,10 +149,8 @@ def _grants(sandbox: Sandbox, runtime: RuntimePaths, named: NamedPaths) -> list[
         (runtime.code, "rx"),
         (named.read, "rx"),
         (named.write, "rw" if standard else "r"),
-        (sandbox.read, "rx"),
-        (sandbox.write, "rw"),
     ]
-    found = [Grant(path=real(path), mode=mode, optional=True) for paths, mode in modes for path in paths]
+    found = [Grant(path=path, mode=mode, optional=True) for paths, mode in modes for path in paths]
     return [*system_grants(), *found]
 
 
@@ -151,7 +178,6 @@ def _reach(sandbox: Sandbox, named: NamedPaths, closed: Sequence[str]) -> Reach:
         names=standard,
         hosts=tuple(dict.fromkeys((*sandbox.reach, *(named.reach if standard else ())))),
         refused=tuple(closed),
-        sockets=tuple(map(real, sandbox.sockets)),
         # Under `standard` also ports that only the process itself reaches: browsers are driven over one.
         listen=(*((0,) if standard else ()), *sandbox.listen),
     )

@@ -3,6 +3,7 @@
 import functools
 import os
 import pwd
+import stat
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,7 +11,7 @@ from typing import Final
 
 from transports.upstream.walls.spec import Grant
 
-__all__ = ["is_broad", "real", "system_grants"]
+__all__ = ["OwnLink", "followed", "is_broad", "real", "system_grants"]
 
 _PROGRAMS: Final = (
     *("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32", "/opt"),
@@ -54,6 +55,8 @@ _FACTS: Final = (
 
 _DEVICES: Final = tuple(f"/dev/{name}" for name in ("null", "zero", "full", "random", "urandom", "tty"))
 
+_MOST_PARTS: Final = 400
+"""Of a path, with those of the symlinks in it."""
 _BROAD: Final = frozenset(
     "/ /bin /boot /dev /etc /home /lib /lib64 /opt /proc /root /run /sbin /sys /tmp /usr /usr/local /var /var/lib "
     "/var/log /var/run /var/spool /var/tmp /Users".split()
@@ -64,6 +67,42 @@ _BROAD_IN_HOME: Final = frozenset({"", ".config", ".local", ".local/share", ".lo
 def real(path: str) -> str:
     """The path without symlinks. It may not exist."""
     return os.path.realpath(path)
+
+
+class OwnLink(Exception):
+    """A path leads through a symlink that a session could have made. The message is the link."""
+
+
+def followed(path: str) -> str:
+    """An absolute path without symlinks, as `real`. What a configuration names may lie where sessions write, and a
+    session could put a symlink there, to be granted what it leads to. So the links of this process's own user are not
+    followed, unless they lie in a folder that no grant is made for.
+
+    Raises:
+        OwnLink: the path leads through such a link.
+    """
+    found, rest = "/", path.split("/")[::-1]
+    for _ in range(_MOST_PARTS):
+        if not rest:
+            return found
+        part = rest.pop()
+        if part in ("", ".", ".."):
+            found = os.path.dirname(found) if part == ".." else found
+            continue
+        step = os.path.join(found, part)
+        try:
+            is_link = stat.S_ISLNK((status := os.lstat(step)).st_mode)
+        except OSError:  # nothing is there, or nothing that this process may see
+            return os.path.join(step, *rest[::-1])
+        if not is_link:
+            found = step
+            continue
+        if status.st_uid == os.geteuid() and not is_broad(found):
+            raise OwnLink(step)
+        target = os.readlink(step)
+        found = "/" if target.startswith("/") else found
+        rest += target.split("/")[::-1]
+    raise OwnLink(path)  # links that lead to each other
 
 
 def system_grants() -> Iterator[Grant]:

@@ -48,9 +48,28 @@ def test_what_holds_too_much_is_left_out_and_told(place: Path, monkeypatch: pyte
     assert len(named.left_out) == 6 and all("write" in why for why in named.left_out)
 
 
-def test_a_link_to_a_broad_folder_is_that_folder(place: Path) -> None:
-    (place / "link").symlink_to("/etc")
-    assert not found(f"{place}/link").write
+@requirement("box.links")
+def test_links_that_a_session_could_have_made_are_not_followed(place: Path) -> None:
+    (place / "secret").mkdir()
+    (place / "secret/key").touch()
+    (place / "data").mkdir()
+    (place / "data/memory.json").symlink_to(place / "secret/key")
+    (place / "data/notes").symlink_to(place / "secret")
+    for named in (
+        f"{place}/data/memory.json",
+        f"{place}/data/notes",
+        f"{place}/data/notes/key",
+        f"{place}/data/notes/new",
+    ):
+        told = found(named)
+        assert not told.read and not told.write, named
+        assert "is a symlink of the gateway's user; write the path that it leads to" in next(iter(told.left_out))
+    assert (
+        not found(PYTHONPATH=f"{place}/data/notes").read
+        and not named_paths((), {}, code=(), folder=None, cwd=named).read
+    )
+    (place / "loop").symlink_to(place / "loop")
+    assert not found(f"{place}/loop").write
 
 
 @requirement("box.arguments")
