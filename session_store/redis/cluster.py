@@ -46,6 +46,7 @@ class ClusterCommands(Commands):
         self._connections: dict[Address, Connection] = {}
         self._masters: list[Address] = []
         self._slots: list[Address | None] = [None] * SLOTS
+        self._suspects: set[Address] = set()  # nodes whose last command failed: others may have taken over their slots
         self._is_stale = True
         self._read_at = 0.0
         self._reading = SharedRun(self._read_slot_table)
@@ -74,20 +75,17 @@ class ClusterCommands(Commands):
         A node that redirects a command has not executed it, so the command can be sent again.
         """
         for _ in range(_MOST_REDIRECTIONS):
+            address = self._address(slot)
             if self._is_stale:
-                await self._read_slots()
-            address = self._slots[slot] if slot is not None else self._any_master()
+                address = await self._read_again(slot, address)
             if address is None:
                 self._is_stale = True
                 raise StoreUnavailable("no node of Redis Cluster serves that slot now")
             try:
-                connection = self._connection_to(address)
-                if not connection.is_open:
-                    await connection.open()
-                return await connection.send(packed)
+                return await self._send_to(address, packed)
             except StoreUnavailable as error:
                 if not isinstance(error.__cause__, ServerError):
-                    self._is_stale = True  # another node may have taken over the slots
+                    self._suspect(address)
                     raise
                 refusal, details = error, str(error.__cause__).split(" ")
             match details:
@@ -99,9 +97,18 @@ class ClusterCommands(Commands):
                 case ["TRYAGAIN", *_]:
                     await asyncio.sleep(_TRY_AGAIN_S)
                 case _:
-                    self._is_stale = self._is_stale or details[0] in ("CLUSTERDOWN", "READONLY")
+                    if details[0] in ("CLUSTERDOWN", "READONLY"):
+                        self._suspect(address)
                     raise refusal
         raise StoreUnavailable("a slot of Redis Cluster moved several times during one command")
+
+    async def _send_to(self, address: Address, packed: bytes) -> Any:
+        connection = self._connection_to(address)
+        if not connection.is_open:
+            await connection.open()
+        reply = await connection.send(packed)
+        self._suspects.discard(address)
+        return reply
 
     async def _ask(self, address: Address, packed: bytes) -> Any:
         """Send a command to the node that imports the slot and has its key already.
@@ -118,22 +125,38 @@ class ClusterCommands(Commands):
 
     # -- the slot table
 
-    async def _read_slots(self) -> None:
-        """Read the slot table again, unless it has just been read. Concurrent callers share one read."""
-        loop = asyncio.get_running_loop()
-        if self._masters and loop.time() - self._read_at < _REFRESH_S:
-            return
-        await self._reading.done()
+    def _address(self, slot: int | None) -> Address | None:
+        return self._any_master() if slot is None else self._slots[slot]
+
+    def _suspect(self, address: Address) -> None:
+        """Another node may have taken over the slots of that one."""
+        self._suspects.add(address)
+        self._is_stale = True
+
+    async def _read_again(self, slot: int | None, known: Address | None) -> Address | None:
+        """Read the slot table again, unless it has just been read. Returns the node that serves the slot.
+
+        Concurrent callers share one read. Those whose node is not in doubt do not wait for it: a node that does not
+        answer costs the slots of the others nothing.
+        """
+        if self._masters and asyncio.get_running_loop().time() - self._read_at < _REFRESH_S:
+            return known
+        if known is None or known in self._suspects:
+            await self._reading.done()
+            return self._address(slot)
+        self._reading.start()
+        return known
 
     async def _read_slot_table(self) -> None:
         failure: StoreUnavailable | None = None
-        for address in dict.fromkeys([*self._masters, *self._seeds]):
+        for address in sorted(dict.fromkeys([*self._masters, *self._seeds]), key=self._suspects.__contains__):
             try:
                 connection = self._connection_to(address)
                 if not connection.is_open:
                     await connection.open()
                 ranges = await connection.send(_packed("CLUSTER", "SLOTS"))
             except StoreUnavailable as error:
+                self._suspects.add(address)
                 failure = error
                 continue
             slots: list[Address | None] = [None] * SLOTS
@@ -143,6 +166,7 @@ class ClusterCommands(Commands):
             if any(slots):
                 self._slots = slots
                 self._masters = list(dict.fromkeys(at for at in slots if at is not None))
+                self._suspects.intersection_update(self._masters)
                 self._is_stale = None in slots
                 self._read_at = asyncio.get_running_loop().time()
                 return
@@ -152,17 +176,17 @@ class ClusterCommands(Commands):
         raise failure or StoreUnavailable("no node of Redis Cluster is known")
 
     def _any_master(self) -> Address | None:
-        """One of the masters, each in turn, so that a dead one does not fail every command."""
+        """One of the masters, each in turn, but none that has just failed unless all have."""
         self._next += 1
-        return self._masters[self._next % len(self._masters)] if self._masters else None
+        masters = [at for at in self._masters if at not in self._suspects] if self._suspects else self._masters
+        masters = masters or self._masters
+        return masters[self._next % len(masters)] if masters else None
 
     # -- connections
 
     def client(self) -> Redis:
         """redis-py's client for one of the nodes, each in turn."""
-        addresses = self._masters or self._seeds
-        self._next += 1
-        return self._client_of(addresses[self._next % len(addresses)])
+        return self._client_of(self._any_master() or self._seeds[self._next % len(self._seeds)])
 
     def _client_of(self, address: Address) -> Redis:
         if address not in self._clients:

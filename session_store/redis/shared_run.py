@@ -16,10 +16,14 @@ class SharedRun:
 
     async def done(self) -> None:
         """Wait for the current run, or for a new one if there is none. Raises what the run raises."""
+        await asyncio.shield(self.start())
+
+    def start(self) -> asyncio.Task[None]:
+        """The current run, or a new one if there is none. What it raises is logged nowhere."""
         if self._running is None:
             self._running = asyncio.create_task(self._work())
             self._running.add_done_callback(self._ended)
-        await asyncio.shield(self._running)
+        return self._running
 
     def cancel(self) -> None:
         """Cancel the current run, if there is one. Its callers get `CancelledError`."""

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import signal
 import time
 from collections.abc import AsyncIterator, Iterator
 
@@ -17,6 +18,15 @@ from tests.support.gateway_process import PROBE, running_gateway, server
 from tests.support.mcp_clients import Legacy, tool_text
 from tests.support.redis_cluster import RunningCluster, running_cluster
 from tests.support.redis_server import RunningRedis
+
+
+def _place(session_id: str) -> int:
+    """Which of the three masters has the session."""
+    return slot_of(keys.of_session(session_id)[0]) * 3 // 16_384
+
+
+SESSIONS = [next(f"s{n}" for n in range(99) if _place(f"s{n}") == place) for place in range(3)]
+"""The id of a session for each of the three masters."""
 
 
 @pytest.fixture(scope="module")
@@ -117,6 +127,47 @@ async def test_a_master_that_dies_is_replaced_and_nothing_is_gone() -> None:
                         await backend.bus.publish("topic", b"again")
                     await asyncio.sleep(0.1)
         await backend.close()
+
+
+@requirement("rep.redis")
+@pytest.mark.anyio
+async def test_a_node_that_does_not_answer_delays_no_command_for_the_others(patient: RunningCluster) -> None:
+    backend = RedisBackend(patient.url)
+    await backend.open()
+    sick, healthy, _ = SESSIONS
+    await backend.events.unfinished(sick)
+    patient.processes[patient.masters[0]].send_signal(signal.SIGSTOP)
+
+    async def failing() -> None:
+        for _ in range(3):
+            with pytest.raises(StoreUnavailable):
+                await backend.events.unfinished(sick)
+
+    async with asyncio.timeout(20):
+        failures = asyncio.create_task(failing())
+        while not failures.done():
+            async with asyncio.timeout(0.7):  # less than the timeout of the node
+                await backend.events.unfinished(healthy)
+            await asyncio.sleep(0.02)
+        await failures
+    async with asyncio.timeout(0.7):
+        for _ in range(6):  # which any node answers: each has its turn
+            await backend.commands.run("TIME")
+    await backend.close()
+
+
+@pytest.fixture
+def patient(cluster: RunningCluster) -> Iterator[RunningCluster]:
+    """A cluster that waits for a node which does not answer, and serves the slots of the others meanwhile."""
+    cluster.flush()
+    for port in cluster.masters:
+        cluster.run(port, "CONFIG", "SET", "cluster-require-full-coverage", "no", "cluster-node-timeout", 60_000)
+    yield cluster
+    for process in cluster.processes.values():
+        process.send_signal(signal.SIGCONT)
+    for port in cluster.masters:
+        cluster.run(port, "CONFIG", "SET", "cluster-require-full-coverage", "yes", "cluster-node-timeout", 1_000)
+    cluster.wait(lambda: all(cluster.state(port) == "ok" for port in cluster.masters))
 
 
 @requirement("rep.redis")

@@ -36,7 +36,7 @@ class RunningCluster:
         self.wait(lambda: all(self._knows(port) == len(self.ports) for port in self.ports))
         for master, replica in zip(self.masters, self.ports[3:], strict=False):
             self.run(replica, "CLUSTER", "REPLICATE", self.id_of(master))
-        self.wait(lambda: all(self._state(port) == "ok" for port in self.ports))
+        self.wait(lambda: all(self.state(port) == "ok" for port in self.ports))
         self.wait(lambda: all(self._follows(port) for port in self.ports[3:]))
         self.url = "redis+cluster://" + ",".join(f"127.0.0.1:{port}" for port in self.masters[:2])
 
@@ -69,7 +69,8 @@ class RunningCluster:
     def _knows(self, port: int) -> int:
         return len(self.run(port, "CLUSTER", "NODES").splitlines())
 
-    def _state(self, port: int) -> str:
+    def state(self, port: int) -> str:
+        """What a node knows of the cluster: `ok` or not."""
         return "ok" if b"cluster_state:ok" in self.run(port, "CLUSTER", "INFO") else "not yet"
 
     def _follows(self, port: int) -> bool:
