@@ -3,7 +3,7 @@
 import asyncio
 import secrets
 from collections import deque
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -101,7 +101,7 @@ class MemoryEventLog:
         log.last = last
         return Reserved(log.nonce, last - count + 1)
 
-    async def write(self, entries: Mapping[str, Sequence[Entry]]) -> None:
+    async def write(self, entries: Mapping[str, Sequence[Entry]]) -> Mapping[str, Exception]:
         for session_id, events in entries.items():
             log = self._log(session_id)
             for number, stream, frame, ends, _ in events:
@@ -112,6 +112,10 @@ class MemoryEventLog:
                 if ends:
                     log.end(stream)
             log.wake()
+        return {}
+
+    def part_of(self, session_id: str) -> Hashable:
+        return None
 
     async def follow(self, session_id: str, stream: str, after: str | None) -> AsyncGenerator[Event, None]:
         log = self._log(session_id)

@@ -1,6 +1,6 @@
 """The store of events of a session's streams, from which a client can resume after a broken connection."""
 
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, NamedTuple, Protocol
 
@@ -106,12 +106,21 @@ class EventLog(EventStreams, Protocol):
         """
         ...
 
-    async def write(self, entries: Mapping[str, Sequence[Entry]]) -> None:
+    async def write(self, entries: Mapping[str, Sequence[Entry]]) -> Mapping[str, Exception]:
         """Store events of several sessions, by session, under reserved numbers in rising order.
 
         An event whose number is not above the last one in the log is left out: it is written already, or another
         process has written since. So a failed write can be repeated.
+
+        Returns, by session, why its events were not stored, or may not be: `StoreUnavailable` if a further try may
+        succeed, another exception if each would fail. All events of the other sessions are stored. What it raises means
+        the same for all sessions, or, unless it is `StoreUnavailable`, for one of them at least.
         """
+        ...
+
+    def part_of(self, session_id: str) -> Hashable:
+        """The part of the store that has the log of that session, as a node of a cluster: one part may be away while
+        the others answer. The same for all sessions in a store that has no parts."""
         ...
 
     async def kept(self, session_id: str, stream: str, after: str) -> list[Event]:

@@ -6,14 +6,14 @@ one for each node, as on a single server (docs/adr/0004-redis.md).
 
 import asyncio
 import binascii
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any, Final
 
 import hiredis
 from redis.asyncio import Redis
 
 from session_store.ports.errors import StoreUnavailable
-from session_store.redis.commands import Commands, Prepared, Script
+from session_store.redis.commands import Commands, Prepared, Script, failures_of
 from session_store.redis.connection import TIMEOUT_S, Connection, ServerError
 from session_store.redis.shared_run import SharedRun
 
@@ -66,8 +66,11 @@ class ClusterCommands(Commands):
         await self._send(slot, _packed("SCRIPT", "LOAD", script.source))
         return await self._send(slot, prepared.packed)
 
-    async def send_all(self, calls: Sequence[Prepared], script: Script) -> None:
-        await asyncio.gather(*(self.send(call, script) for call in calls))
+    async def send_all(self, calls: Sequence[Prepared], script: Script) -> list[StoreUnavailable | None]:
+        return await failures_of([self.send(call, script) for call in calls])
+
+    def node_of(self, key: str) -> Hashable:
+        return self._slots[slot_of(key)]
 
     async def _send(self, slot: int | None, packed: bytes) -> Any:
         """Send a command to the node that serves the slot, or to any master for None, and return the reply.

@@ -2,7 +2,7 @@
 
 import asyncio
 import hashlib
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Hashable, Sequence
 from importlib.resources import files
 from typing import Any, Final, NamedTuple, TypeVar
 
@@ -13,7 +13,7 @@ from redis.asyncio.sentinel import SentinelConnectionPool
 from session_store.ports.errors import StoreUnavailable
 from session_store.redis.connection import TIMEOUT_S, Connection
 
-__all__ = ["TIMEOUT_S", "Commands", "Prepared", "Script", "in_parts", "prepared", "script"]
+__all__ = ["TIMEOUT_S", "Commands", "Prepared", "Script", "failures_of", "in_parts", "prepared", "script"]
 
 _AT_ONCE: Final = 64
 
@@ -56,6 +56,16 @@ async def in_parts(work: Callable[[T], Awaitable[Result]], items: Sequence[T]) -
     return results
 
 
+async def failures_of(replies: Sequence[Awaitable[Any]]) -> list[StoreUnavailable | None]:
+    """Wait for all replies. Returns the failure of each command; None: it has succeeded."""
+    failures: list[StoreUnavailable | None] = []
+    for reply in await asyncio.gather(*replies, return_exceptions=True):
+        if isinstance(reply, BaseException) and not isinstance(reply, StoreUnavailable):
+            raise reply
+        failures.append(reply if isinstance(reply, StoreUnavailable) else None)
+    return failures
+
+
 class Commands:
     """Runs commands on one server."""
 
@@ -85,18 +95,23 @@ class Commands:
         await self.run("SCRIPT", "LOAD", script.source)
         return await self._connection.send(prepared.packed)
 
-    async def send_all(self, calls: Sequence[Prepared], script: Script) -> None:
-        """Send prepared calls of `script` together, and wait for all replies. Raises the first error."""
+    async def send_all(self, calls: Sequence[Prepared], script: Script) -> list[StoreUnavailable | None]:
+        """Send prepared calls of `script` together, and wait for all replies.
+
+        Returns the failure of each call; None: it has succeeded. Raises `StoreUnavailable` if none was sent.
+        """
         if not self._connection.is_open:
             await self._connection.open()
-        replies = [self._connection.send(call.packed) for call in calls]
-        await asyncio.wait(replies)
-        for call, reply in zip(calls, replies, strict=True):
-            error = reply.exception()
-            if error is not None and "NOSCRIPT" in str(error):
-                await self.send(call, script)
-            elif error is not None:
-                raise error
+        failures = await failures_of([self._connection.send(call.packed) for call in calls])
+        forgotten = [at for at, failure in enumerate(failures) if failure is not None and "NOSCRIPT" in str(failure)]
+        again = await failures_of([self.send(calls[at], script) for at in forgotten])
+        for at, failure in zip(forgotten, again, strict=True):
+            failures[at] = failure
+        return failures
+
+    def node_of(self, key: str) -> Hashable:
+        """The server that has the key. Each is away, or answers, by itself."""
+        return None
 
     def client(self) -> Redis:
         """redis-py's client for a server whose topics can be subscribed to."""

@@ -2,15 +2,16 @@
 
 import asyncio
 import random
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Hashable, Mapping, Sequence
 from typing import Final
 
 from session_store.embedded.events import MAX_LOG_BYTES, MAX_LOG_EVENTS, sequence_of
 from session_store.ports.cluster import Bus
-from session_store.ports.errors import UnknownEvent, UnwrittenEvent
+from session_store.ports.errors import StoreError, UnknownEvent, UnwrittenEvent
 from session_store.ports.events import NUMBERS_OF_AN_EPOCH, Entry, Event, Reserved, id_of_event
 from session_store.redis import keys
 from session_store.redis.commands import Commands, Prepared, prepared, script
+from session_store.redis.refusals import refuses_always
 
 __all__ = ["RedisEventLog"]
 
@@ -60,10 +61,17 @@ class RedisEventLog:
         reserved = await self._commands.call(_RESERVE, [session, log], _nonce(), count, _ORPHAN_MS, *most)
         return Reserved(reserved[0].decode(), reserved[1]) if reserved else None
 
-    async def write(self, entries: Mapping[str, Sequence[Entry]]) -> None:
-        await self._commands.send_all(
-            [self._written(*of_session) for of_session in entries.items() if of_session[1]], _WRITE
-        )
+    async def write(self, entries: Mapping[str, Sequence[Entry]]) -> Mapping[str, Exception]:
+        written = {session_id: events for session_id, events in entries.items() if events}
+        failures = await self._commands.send_all([self._written(*of_session) for of_session in written.items()], _WRITE)
+        return {
+            session_id: StoreError(str(failure)) if refuses_always(failure) else failure
+            for session_id, failure in zip(written, failures, strict=True)
+            if failure is not None
+        }
+
+    def part_of(self, session_id: str) -> Hashable:
+        return self._commands.node_of(keys.of_session(session_id)[0])
 
     def _written(self, session_id: str, entries: Sequence[Entry]) -> Prepared:
         """One call for the events of one session."""

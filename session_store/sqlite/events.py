@@ -3,7 +3,7 @@
 import asyncio
 import secrets
 import sqlite3
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Hashable, Mapping, Sequence
 
 from session_store.embedded.events import MAX_LOG_BYTES, MAX_LOG_EVENTS, sequence_of
 from session_store.ports.cluster import Bus
@@ -63,7 +63,7 @@ class SqliteEventLog:
     def _set_last(self, db: sqlite3.Connection, session_id: str, last: int) -> None:
         db.execute("UPDATE logs SET last = ?, written_at = ? WHERE session = ?", (last, self._clock(), session_id))
 
-    async def write(self, entries: Mapping[str, Sequence[Entry]]) -> None:
+    async def write(self, entries: Mapping[str, Sequence[Entry]]) -> Mapping[str, Exception]:
         def work(db: sqlite3.Connection) -> None:
             for session_id, events in entries.items():
                 self._write(db, session_id, events)
@@ -71,6 +71,10 @@ class SqliteEventLog:
         await self._database.run(work)
         for session_id in entries:
             await self._bus.publish(_topic(session_id), b"n")
+        return {}
+
+    def part_of(self, session_id: str) -> Hashable:
+        return None
 
     def _write(self, db: sqlite3.Connection, session_id: str, entries: Sequence[Entry]) -> None:
         self._nonce(db, session_id)

@@ -1,12 +1,13 @@
 """Every backend keeps the one contract."""
 
 import asyncio
+import gc
 from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
 
-from session_store import Backend, EventLog, MemoryBackend, MemoryEventLog, UnknownEvent
+from session_store import Backend, EventLog, MemoryBackend, MemoryEventLog, StoreUnavailable, UnknownEvent
 from session_store.ports.events import Entry, id_of_event
 from session_store.redis import RedisBackend, RedisEventLog, keys
 from session_store.sqlite import SqliteBackend, SqliteEventLog
@@ -136,3 +137,34 @@ class TestRedisEvents(EventLogContract):
         await log.finish("s", "one")
         assert await reading == [b"b"]
         await elsewhere.close()
+
+    async def test_each_session_of_a_batch_has_its_own_outcome(self, log: EventLog, redis_server: RunningRedis) -> None:
+        client = redis_server.client()
+        entries = {}
+        for session in ("s", "spoiled", "t"):
+            reserved = await log.reserve(session, 2)
+            assert reserved is not None
+            entries[session] = [Entry(reserved.first, "one", b"a", nonce=reserved.nonce)]
+        client.set(keys.of_session("spoiled")[2], "no stream")
+        for _ in range(2):
+            client.script_flush()  # as after a restart
+            failures = await log.write(entries)
+            assert failures.keys() == {"spoiled"} and "WRONGTYPE" in str(failures["spoiled"])
+            assert not isinstance(failures["spoiled"], StoreUnavailable), "no further try would succeed"
+        assert await log.unfinished("s") == await log.unfinished("t") == ["one"]
+
+    async def test_every_refusal_of_a_batch_is_heard(self, log: EventLog, redis_server: RunningRedis) -> None:
+        entries = {f"s{n}": [Entry(1, "one", b"a")] for n in range(20)}
+        unheard: list[str] = []
+        asyncio.get_running_loop().set_exception_handler(lambda _, context: unheard.append(context["message"]))
+        client = redis_server.client()
+        client.config_set("maxmemory", 1)
+        try:
+            failures = await log.write(entries)
+        finally:
+            client.config_set("maxmemory", 0)
+        assert failures.keys() == entries.keys()
+        assert {type(failure) for failure in failures.values()} == {StoreUnavailable}, "there will be room again"
+        gc.collect()
+        await asyncio.sleep(0)
+        assert unheard == []

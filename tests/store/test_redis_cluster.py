@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator, Iterator
 import httpx
 import pytest
 
+from gateway.calls.event_writer import EventWriter
 from session_store import Backend, StoreError, StoreUnavailable
 from session_store.redis import RedisBackend, keys
 from session_store.redis.cluster import slot_of
@@ -18,6 +19,7 @@ from tests.support.gateway_process import PROBE, running_gateway, server
 from tests.support.mcp_clients import Legacy, tool_text
 from tests.support.redis_cluster import RunningCluster, running_cluster
 from tests.support.redis_server import RunningRedis
+from transports.soon import arrived
 
 
 def _place(session_id: str) -> int:
@@ -153,6 +155,40 @@ async def test_a_node_that_does_not_answer_delays_no_command_for_the_others(pati
     async with asyncio.timeout(0.7):
         for _ in range(6):  # which any node answers: each has its turn
             await backend.commands.run("TIME")
+    await backend.close()
+
+
+@requirement("rep.redis", "spec.stream-log")
+@pytest.mark.anyio
+async def test_a_node_that_does_not_answer_keeps_back_no_events_of_the_others(patient: RunningCluster) -> None:
+    backend = RedisBackend(patient.url)
+    await backend.open()
+    sick, *healthy = SESSIONS
+    writer = EventWriter(backend.events, lambda _: 1)
+    for session in (sick, *healthy):
+        await writer.append(session, "one", b"before")
+    frozen = patient.processes[patient.masters[0]]
+    frozen.send_signal(signal.SIGSTOP)
+    begun = time.monotonic()
+    ids: dict[str, list[str | None]] = {session: [] for session in (sick, *healthy)}
+    while time.monotonic() - begun < 3.0:  # several of its timeouts
+        ids[sick] += await arrived(writer.record(sick, "one", [(b"a", False)]))
+        for session in healthy:
+            async with asyncio.timeout(0.7):  # less than one of its timeouts
+                ids[session].append(await writer.append(session, "one", b"a"))
+    with pytest.raises(StoreUnavailable):
+        await writer.settle(sick)
+    frozen.send_signal(signal.SIGCONT)
+    async with asyncio.timeout(20):
+        while True:
+            with contextlib.suppress(StoreUnavailable):
+                await writer.settle(sick)
+                break
+    for session, of_session in ids.items():
+        first = of_session[0]
+        assert first is not None
+        kept = [event.id for event in await backend.events.kept(session, "one", first)]
+        assert [first, *kept][-256:] == of_session[-256:], "each is there, and once"
     await backend.close()
 
 

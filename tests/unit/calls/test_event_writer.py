@@ -6,7 +6,7 @@ from typing import cast
 
 import pytest
 
-from gateway.calls import event_writer
+from gateway.calls import event_batches, event_writer
 from gateway.calls.event_writer import MAX_WAITING_BYTES, EventWriter, Kept
 from session_store import Entry, EventLog, MemoryEventLog, Reserved, StoreUnavailable, UnknownEvent
 from session_store.embedded.events import MAX_LOG_BYTES, MAX_LOG_EVENTS
@@ -30,6 +30,8 @@ class Log:
         self.has_begun = asyncio.Event()
         self.fails = False
         self.refused: str | None = None  # the session whose events cannot be written
+        self.failures: dict[str, Exception] = {}  # why events of which sessions are not taken
+        self.away: dict[str, asyncio.Event] = {}  # the sessions of which part do not get an answer yet
         self.stream_of, self.follow, self.unfinished = self.kept.stream_of, self.kept.follow, self.kept.unfinished
         self.drop = self.kept.drop
 
@@ -39,7 +41,7 @@ class Log:
             raise StoreUnavailable("it is gone")
         return await self.kept.reserve(session_id, count, epoch)
 
-    async def write(self, entries: Mapping[str, Sequence[Entry]]) -> None:
+    async def write(self, entries: Mapping[str, Sequence[Entry]]) -> Mapping[str, Exception]:
         self.batches.append(entries)
         self.has_begun.set()
         await self.may_write.wait()
@@ -47,7 +49,13 @@ class Log:
             raise StoreUnavailable("it is gone")
         if self.refused in entries:
             raise TypeError("not a frame")
-        await self.kept.write(entries)
+        for part in {self.part_of(session_id) for session_id in entries} & self.away.keys():
+            await self.away[part].wait()
+        await self.kept.write({name: events for name, events in entries.items() if name not in self.failures})
+        return {name: failure for name, failure in self.failures.items() if name in entries}
+
+    def part_of(self, session_id: str) -> str:
+        return session_id.rpartition("/")[0]
 
 
 @pytest.fixture
@@ -72,7 +80,7 @@ def epochs() -> Epochs:
 
 @pytest.fixture
 def writer(log: Log, epochs: Epochs, monkeypatch: pytest.MonkeyPatch) -> EventWriter:
-    monkeypatch.setattr(event_writer, "_RETRY_S", 0.01)
+    monkeypatch.setattr(event_batches, "_RETRY_S", 0.01)
     return EventWriter(cast("EventLog", log), epochs.of)
 
 
@@ -214,7 +222,7 @@ async def test_a_session_that_is_released_is_in_the_store_and_has_no_more_ids(
 async def test_whoever_waits_does_not_wait_for_the_pause(
     writer: EventWriter, log: Log, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(event_writer, "_PAUSE_S", 60.0)
+    monkeypatch.setattr(event_batches, "_PAUSE_S", 60.0)
     async with asyncio.timeout(30.0):
         for number in range(5):
             await writer.append("s", "one", b"%d" % number)
@@ -308,3 +316,85 @@ async def test_a_former_owner_that_wakes_up_costs_the_next_one_nothing(
     await recorded(writer, "s", LAST)
     await writer.settle("s")
     assert await frames_after(log, first) == [b"b", b"last"]
+
+
+async def test_a_part_of_the_store_that_is_away_keeps_back_only_its_own_sessions(writer: EventWriter, log: Log) -> None:
+    for name in ("bad/s", "good/s", "good/t"):
+        await recorded(writer, name, A)
+        await writer.settle(name)
+    log.away["bad"] = asyncio.Event()
+    async with asyncio.timeout(5.0):
+        (lost,) = await recorded(writer, "bad/s", (b"b", False))
+        waiting = asyncio.create_task(writer.settle("bad/s"))
+        for name in ("good/s", "good/t"):
+            event_id = await writer.append(name, "one", b"b")
+            assert await writer.stream_of(name, event_id) == "one"
+        assert not waiting.done()
+        log.away["bad"].set()
+        await waiting
+        assert await log.kept.stream_of("bad/s", lost) == "one"
+
+
+async def test_a_session_that_fails_alone_is_tried_again_alone(writer: EventWriter, log: Log) -> None:
+    ids = {name: (await recorded(writer, name, A))[0] for name in ("s", "t", "u")}
+    for name in ids:
+        await writer.settle(name)
+    log.batches.clear()
+    log.may_write.clear()
+    log.failures["t"] = StoreUnavailable("its slot moves")
+    for name in ids:
+        await recorded(writer, name, (b"b", False))
+    outcomes = asyncio.gather(*(writer.append(name, "one", b"c") for name in ids), return_exceptions=True)
+    await asyncio.sleep(0)
+    log.may_write.set()
+    async with asyncio.timeout(5.0):
+        assert [type(outcome) for outcome in await outcomes] == [str, StoreUnavailable, str]
+        await recorded(writer, "t", LAST)
+        await writer.append("s", "one", b"d")
+        with pytest.raises(StoreUnavailable):
+            await writer.settle("t")
+        log.failures.clear()
+        await writer.settle("t")
+        await writer.append("t", "one", b"e")
+    for name, frames in (("s", [b"b", b"c", b"d"]), ("t", [b"b", b"last", b"e"]), ("u", [b"b", b"c"])):
+        assert await frames_after(log, ids[name], name) == frames
+    written = [entry.number for batch in log.batches for entry in batch.get("s", ())]
+    assert len(written) == len(set(written)), "what is written is not written again"
+    with_t = [batch for batch in log.batches if "t" in batch]
+    assert all(batch.keys() == {"t"} for batch in with_t[1:])
+
+
+async def test_events_that_the_store_refuses_for_good_are_given_up(
+    writer: EventWriter, log: Log, caplog: pytest.LogCaptureFixture
+) -> None:
+    ids = {name: (await recorded(writer, name, A))[0] for name in ("s", "t")}
+    for name in ids:
+        await writer.settle(name)
+    log.failures["t"] = ValueError("not a stream")
+    for name in ids:
+        await recorded(writer, name, LAST)
+    async with asyncio.timeout(5.0):
+        refused, kept = await asyncio.gather(writer.settle("t"), writer.settle("s"), return_exceptions=True)
+        assert isinstance(refused, StoreUnavailable) and kept is None
+        assert [record.exc_info for record in caplog.records] == [None], "one line, for a person"
+        log.failures.clear()
+        await writer.append("t", "one", b"later")
+    assert await frames_after(log, ids["s"], "s") == [b"last"]
+    assert await frames_after(log, ids["t"], "t") == [b"later"]
+
+
+async def test_nothing_is_kept_of_a_batch_that_is_cancelled(writer: EventWriter, log: Log) -> None:
+    await recorded(writer, "s", A)
+    await writer.settle("s")
+    log.may_write.clear()
+    log.has_begun.clear()
+    await recorded(writer, "s", A)
+    waiting = asyncio.create_task(writer.settle("s"))
+    await log.has_begun.wait()
+    for task in asyncio.all_tasks() - {waiting, asyncio.current_task()}:
+        if task.get_name() == "EventBatches._write":
+            task.cancel()
+    with pytest.raises(StoreUnavailable, match="stops"):
+        await waiting
+    log.may_write.set()
+    await writer.append("s", "one", b"b")

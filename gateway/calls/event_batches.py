@@ -1,0 +1,290 @@
+"""What the event log does not have yet of each session, and the batches in which it gets that.
+
+Each part of the store, as a node of a cluster, has batches of its own: one is under way, and what comes meanwhile is
+the next one. Sessions whose last write has failed are tried again in batches apart. So a part that is away, or a
+session that the store refuses, keeps nobody else waiting. Does not know who owns a session.
+"""
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Hashable, Mapping, Sequence
+from typing import Final
+
+from session_store import Entry, EventLog, StoreUnavailable, id_of_event
+from session_store.embedded.events import MAX_LOG_BYTES, MAX_LOG_EVENTS
+from transports.tasks import Tasks
+
+__all__ = ["EventBatches"]
+
+_ENTRY_BYTES: Final = 256
+"""What an entry takes beside its frame."""
+_BATCH_BYTES: Final = 4 << 20
+"""What is written at once, so that a store which comes back is not given all that has waited for it."""
+_PAUSE_S: Final = 0.005
+"""The pause between two batches that nobody waits for: events of calls that follow each other quickly cost the store
+less together."""
+_RETRY_S: Final = 0.5
+"""The pause before a session whose write has failed is tried again."""
+_SESSION_BYTES: Final = MAX_LOG_BYTES + MAX_LOG_EVENTS * _ENTRY_BYTES
+_STOPS: Final = StoreUnavailable("the gateway stops")
+
+logger = logging.getLogger(__name__)
+
+
+class _Backlog:
+    """The events of one session that the store does not have: those of the batch under way, and those after them."""
+
+    __slots__ = ("_due_bytes", "_waiting", "_writing_bytes", "due", "is_given_up", "queue", "writing")
+
+    def __init__(self) -> None:
+        self.due: list[Entry] = []
+        self.writing: Sequence[Entry] = ()
+        self.is_given_up = False  # what is under way is not tried again
+        self.queue: _Queue | None = None
+        self._due_bytes = self._writing_bytes = 0
+        self._waiting: list[tuple[int, asyncio.Future[None]]] = []  # the last number for which each caller waits
+
+    @property
+    def size(self) -> int:
+        return self._due_bytes + self._writing_bytes
+
+    def add(self, entries: Sequence[Entry]) -> int:
+        """Returns how many bytes more there are."""
+        before = self._due_bytes
+        for entry in entries:
+            self._due_bytes += len(entry.frame) + _ENTRY_BYTES
+        self.due += entries
+        self._trim()
+        return self._due_bytes - before
+
+    def _trim(self) -> None:
+        """Leave out what the log would drop at once, because a session has many events or large ones."""
+        while len(self.due) > MAX_LOG_EVENTS or (self._due_bytes > _SESSION_BYTES and len(self.due) > 1):
+            self._due_bytes -= _size(self.due.pop(0))
+
+    def begin(self) -> None:
+        """All that is due is being written."""
+        self.writing, self._writing_bytes = self.due, self._due_bytes
+        self.due, self._due_bytes = [], 0
+
+    def end(self, failure: Exception | None) -> None:
+        """The write has ended. What failed is due again unless it is given up: a write can be repeated."""
+        written, size = self.writing, self._writing_bytes
+        self.writing, self._writing_bytes = (), 0
+        if failure is None:
+            self._tell_waiting()
+        else:
+            if isinstance(failure, StoreUnavailable) and not self.is_given_up:
+                self.due, self._due_bytes = [*written, *self.due], self._due_bytes + size
+                self._trim()
+            self.fail(failure)
+        self.is_given_up = False
+
+    def withdraw(self, event_id: str) -> None:
+        """Write an event no more, if no write with it has begun."""
+        for entry in self.due:
+            if id_of_event(entry.nonce, entry.number) == event_id:
+                self.due.remove(entry)
+                self._due_bytes -= _size(entry)
+                self._tell_waiting()
+                return
+
+    def give_up(self, failure: StoreUnavailable | None) -> None:
+        """Try nothing again. Who waits is told that failure. None: nobody needs the events."""
+        self.due, self._due_bytes = [], 0
+        self.is_given_up = True
+        if failure is None:
+            self._tell_waiting()
+        else:
+            self.fail(failure)
+
+    async def stored(self) -> None:
+        """Wait until the store has what was added before this call. Raises `StoreUnavailable`."""
+        unwritten = self.due or self.writing
+        if unwritten:
+            told: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            self._waiting.append((unwritten[-1].number, told))
+            await told
+
+    def _tell_waiting(self) -> None:
+        """Tell those who wait for nothing any more."""
+        unwritten = self.writing or self.due
+        waiting, self._waiting = self._waiting, []
+        for number, told in waiting:
+            if unwritten and unwritten[0].number <= number:
+                self._waiting.append((number, told))
+            elif not told.done():
+                told.set_result(None)
+
+    def fail(self, failure: Exception) -> None:
+        """Tell all who wait that the store may lack what they wait for."""
+        waiting, self._waiting = self._waiting, []
+        for _, told in waiting:
+            if not told.done():
+                told.set_exception(StoreUnavailable(str(failure)))
+
+
+def _size(entry: Entry) -> int:
+    return len(entry.frame) + _ENTRY_BYTES
+
+
+class _Queue:
+    """The sessions of one part of the store that have a backlog. `is_retry`: their last write has failed."""
+
+    __slots__ = ("due", "is_retry", "part", "wanted", "writing")
+
+    def __init__(self, part: Hashable, *, is_retry: bool) -> None:
+        self.part = part
+        self.is_retry = is_retry
+        self.due: dict[str, _Backlog] = {}
+        self.writing: dict[str, _Backlog] = {}
+        self.wanted = asyncio.Event()
+
+    def begin(self) -> dict[str, Sequence[Entry]]:
+        """The next batch."""
+        size = 0
+        while self.due and size < _BATCH_BYTES:
+            session_id = next(iter(self.due))
+            self.writing[session_id] = backlog = self.due.pop(session_id)
+            backlog.begin()
+            size += backlog.size
+        return {session_id: backlog.writing for session_id, backlog in self.writing.items()}
+
+    async def pause(self, *, has_failed: bool) -> None:
+        """Let events gather, unless somebody waits for them. What has failed again waits longer."""
+        if self.is_retry and has_failed:
+            await asyncio.sleep(_RETRY_S)
+            return
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_PAUSE_S):
+                await self.wanted.wait()
+
+
+class EventBatches:
+    """Writes events to `log`. `size`: what waits for it, in bytes."""
+
+    def __init__(self, log: EventLog) -> None:
+        self.size = 0
+        self._log = log
+        self._backlogs: dict[str, _Backlog] = {}
+        self._queues: dict[tuple[Hashable, bool], _Queue] = {}
+        self._tasks = Tasks("event log")
+
+    def add(self, session_id: str, entries: Sequence[Entry]) -> None:
+        """Write these events of a session soon. Their numbers are above those that were added before."""
+        backlog = self._backlogs.get(session_id)
+        if backlog is None:
+            backlog = self._backlogs[session_id] = _Backlog()
+        self.size += backlog.add(entries)
+        if backlog.queue is None:
+            self._enqueue(session_id, backlog, is_retry=False)
+        else:  # never in two queues: its events have to be written in their order
+            backlog.queue.due[session_id] = backlog
+
+    async def settle(self, session_id: str) -> None:
+        """Wait until the store has what was added of a session before this call. Raises `StoreUnavailable`."""
+        backlog = self._backlogs.get(session_id)
+        if backlog is not None:
+            if backlog.due and backlog.queue is not None:
+                backlog.queue.wanted.set()
+            await backlog.stored()
+
+    def withdraw(self, session_id: str, event_id: str) -> None:
+        """Write an event no more, if no write with it has begun."""
+        backlog = self._backlogs.get(session_id)
+        if backlog is not None:
+            before = backlog.size
+            backlog.withdraw(event_id)
+            self.size += backlog.size - before
+            self._leave(session_id, backlog)
+
+    def give_up(self, session_id: str, failure: StoreUnavailable | None = None) -> None:
+        """Try nothing of a session again. Who waits for its events is told that failure. None: nobody needs them."""
+        backlog = self._backlogs.get(session_id)
+        if backlog is not None:
+            before = backlog.size
+            backlog.give_up(failure)
+            self.size += backlog.size - before
+            self._leave(session_id, backlog)
+
+    def _leave(self, session_id: str, backlog: _Backlog) -> None:
+        """Forget a session of which nothing is left to write."""
+        if backlog.due or backlog.queue is None:
+            return
+        backlog.queue.due.pop(session_id, None)
+        if not backlog.writing:
+            del self._backlogs[session_id]
+
+    # -- writing
+
+    def _enqueue(self, session_id: str, backlog: _Backlog, *, is_retry: bool) -> None:
+        key = self._log.part_of(session_id), is_retry
+        queue = self._queues.get(key)
+        if queue is None:
+            queue = self._queues[key] = _Queue(key[0], is_retry=is_retry)
+            self._tasks.spawn(self._write(queue))
+        queue.due[session_id] = backlog
+        backlog.queue = queue
+
+    async def _write(self, queue: _Queue) -> None:
+        """Write what is due in a queue, until nothing is."""
+        try:
+            if queue.is_retry:
+                await asyncio.sleep(_RETRY_S)
+            while queue.due:
+                queue.wanted.clear()
+                await queue.pause(has_failed=await self._write_batch(queue))
+        finally:
+            del self._queues[queue.part, queue.is_retry]
+            for session_id, backlog in (queue.writing | queue.due).items():  # it was cancelled
+                self.size -= backlog.size
+                del self._backlogs[session_id]
+                backlog.fail(_STOPS)
+
+    async def _write_batch(self, queue: _Queue) -> bool:
+        """Write some of what is due. True if the store did not take all of it."""
+        failures = await self._failures(queue.begin())
+        batch, queue.writing = queue.writing, {}
+        for session_id, backlog in batch.items():
+            self._end(session_id, backlog, failures.get(session_id))
+        if queue.is_retry and len(failures) == len(batch):  # it is still away: nobody waits for a further try
+            for backlog in queue.due.values():
+                backlog.fail(next(iter(failures.values())))
+        return bool(failures)
+
+    def _end(self, session_id: str, backlog: _Backlog, failure: Exception | None) -> None:
+        """The write of a session's events has ended."""
+        if failure is not None and not isinstance(failure, StoreUnavailable):
+            logger.error("event log: %d events of a session are given up: %r", len(backlog.writing), failure)
+        assert backlog.queue is not None
+        backlog.queue.due.pop(session_id, None)
+        backlog.queue = None
+        before = backlog.size
+        backlog.end(failure)
+        self.size += backlog.size - before
+        if backlog.due:
+            self._enqueue(session_id, backlog, is_retry=isinstance(failure, StoreUnavailable))
+        else:
+            del self._backlogs[session_id]
+
+    async def _failures(self, entries: Mapping[str, Sequence[Entry]]) -> Mapping[str, Exception]:
+        """Write a batch. Returns why events of which sessions are not in the store, or may not be."""
+        try:
+            return await self._log.write(entries)
+        except StoreUnavailable as error:
+            return dict.fromkeys(entries, error)
+        except Exception:
+            logger.exception("event log: a batch cannot be written; each of its sessions is written by itself")
+        failures: dict[str, Exception] = {}
+        left = dict(entries)
+        while left:
+            session_id = next(iter(left))
+            try:
+                failures.update(await self._log.write({session_id: left[session_id]}))
+            except StoreUnavailable as error:
+                return failures | dict.fromkeys(left, error)
+            except Exception as error:  # would be raised by each further try
+                failures[session_id] = error
+            del left[session_id]
+        return failures
