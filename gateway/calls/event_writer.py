@@ -20,6 +20,8 @@ MAX_WAITING_BYTES: Final = 32 << 20
 _RESERVED: Final = 1 << 16
 """Numbers that are reserved at once for one session."""
 
+_LEFT: Final = StoreUnavailable("another process serves the session")
+
 Kept = tuple[bytes | None, bool]
 """A frame, or None if it cannot be kept, and whether its stream ends with it."""
 
@@ -156,8 +158,8 @@ class EventWriter:
     async def release(self, session_id: str) -> None:
         """Another process serves the session from now on. Returns when the store has its events, or does not answer:
         then they are given up. What comes later has no id."""
+        self._numbers.pop(session_id, None)
         with contextlib.suppress(StoreUnavailable):
             await self._batches.settle(session_id)
         if self._epoch_of(session_id) is None:  # else the session has come back meanwhile
-            self._numbers.pop(session_id, None)
-            self._batches.give_up(session_id)
+            self._batches.give_up(session_id, _LEFT)

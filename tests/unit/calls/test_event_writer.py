@@ -398,3 +398,32 @@ async def test_nothing_is_kept_of_a_batch_that_is_cancelled(writer: EventWriter,
         await waiting
     log.may_write.set()
     await writer.append("s", "one", b"b")
+
+
+@pytest.mark.parametrize("fails", [False, True])
+async def test_what_is_said_to_be_stored_while_its_session_leaves_is_stored(
+    writer: EventWriter, log: Log, epochs: Epochs, *, fails: bool
+) -> None:
+    await recorded(writer, "s", A)
+    await writer.settle("s")
+    epochs.released.add("s")
+    log.has_begun.clear()
+    log.may_write.clear()
+    before = asyncio.create_task(writer.append("s", "one", b"before"))
+    await log.has_begun.wait()
+    behind = asyncio.create_task(writer.append("s", "one", b"behind"))
+    await asyncio.sleep(0)
+    releasing = asyncio.create_task(writer.release("s"))
+    await asyncio.sleep(0)
+    late = asyncio.create_task(writer.append("s", "one", b"late"))
+    await asyncio.sleep(0)
+    log.fails = fails
+    log.may_write.set()
+    async with asyncio.timeout(5.0):
+        await releasing
+        for appended in await asyncio.gather(before, behind, late, return_exceptions=True):
+            if isinstance(appended, str):
+                assert await log.kept.stream_of("s", appended) == "one"
+            else:
+                assert isinstance(appended, StoreUnavailable)
+        assert isinstance(late.exception(), StoreUnavailable), "what comes later has no id"
