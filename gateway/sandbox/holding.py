@@ -2,8 +2,10 @@
 
 import logging
 import os
+import subprocess
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 from gateway.config.faults import ConfigurationError
@@ -12,6 +14,7 @@ from gateway.config.sandbox import Sandbox
 from gateway.config.settings import Settings
 from gateway.sandbox.enclosures import TRUSTS, Enclosures, enclosures_of
 from transports.upstream.walls.kernel import Kernel, probe
+from transports.upstream.walls.kernel_program import ask_kernel
 from transports.upstream.walls.spec import Walls
 
 __all__ = ["Holding", "holdings", "holdings_of", "log_holdings", "private_files", "refuse_unheld"]
@@ -44,8 +47,20 @@ class Holding:
         return " ".join((self.server, *(f"({trust})" for trust in self.trusts)))
 
 
-def holdings(servers: Mapping[str, Enclosures], kernel: Callable[[], Kernel] = probe) -> list[Holding]:
-    """The sandboxes of servers with a command, in the order of the servers. One for both trusts is there once."""
+@cache
+def kernel_for(namespaces: bool) -> Kernel:
+    """What the kernel can. To try namespaces takes a tenth of a second."""
+    if namespaces:
+        try:
+            return ask_kernel()
+        except (OSError, subprocess.SubprocessError) as error:
+            logger.warning("namespaces could not be tried: %s", error)
+    return probe()
+
+
+def holdings(servers: Mapping[str, Enclosures], kernel: Callable[[bool], Kernel] = kernel_for) -> list[Holding]:
+    """The sandboxes of servers with a command, in the order of the servers. One for both trusts is there once. `kernel`
+    returns what the kernel can, and whether it has namespaces if that is asked for."""
     return [found for name, one in servers.items() for found in _of_server(name, one, kernel)]
 
 
@@ -55,7 +70,7 @@ def holdings_of(settings: Settings) -> list[Holding]:
     return holdings({name: enclosures_of(name, entry, settings.gateway) for name, entry in entries.items()})
 
 
-def _of_server(name: str, enclosures: Enclosures, kernel: Callable[[], Kernel]) -> Iterable[Holding]:
+def _of_server(name: str, enclosures: Enclosures, kernel: Callable[[bool], Kernel]) -> Iterable[Holding]:
     sandboxes = {trust: enclosures.sandbox(trust) for trust in TRUSTS}
     both = len(set(sandboxes.values())) == 1
     for trust, sandbox in sandboxes.items():
@@ -66,7 +81,7 @@ def _of_server(name: str, enclosures: Enclosures, kernel: Callable[[], Kernel]) 
             server=name,
             sandbox=sandbox,
             trusts=() if both else (trust,),
-            missing=() if enclosure is None else kernel().missing(enclosure.walls),
+            missing=() if enclosure is None else kernel(enclosure.walls.namespaces).missing(enclosure.walls),
             left_out=() if enclosure is None else enclosure.left_out,
             walls=None if enclosure is None else enclosure.walls,
         )

@@ -18,6 +18,10 @@ from tests.support.waiting import descendants, eventually
 from transports.upstream.walls.kernel import probe
 
 KEYS = {"ada": "key-of-ada", "guest": "key-of-guest"}
+CLOSED = ("PermissionError", "FileNotFoundError")
+"""In namespaces of its own, what is not granted below /tmp is not there."""
+REFUSED = ("PermissionError", "OSError")
+"""A mount that is read-only answers EROFS."""
 LISTENS = "  listen: on loopback, a port of the kernel's choice"
 EVALUATING = str(ROOT / "tests/support/evaluating_server.py")
 
@@ -51,15 +55,18 @@ def test_a_session_sees_its_own_folder_and_what_it_was_granted(http: httpx.Clien
                 asked(client, "Path('note').write_text('mine')") == "4" and asked(client, "os.listdir()") == "['note']"
             )
             assert asked(client, "__import__('tempfile').mkstemp() and 1") == "1"
-            assert asked(client, f"Path({str(secret)!r}).read_text()") == "PermissionError"
+            assert asked(client, f"Path({str(secret)!r}).read_text()") in CLOSED
             assert asked(client, "Path('/etc/shadow').read_text()") == "PermissionError"
-            assert asked(client, "os.listdir(Path.home().parent.parent)") == "PermissionError"
+            assert asked(client, "os.listdir(Path.home().parent.parent)") in (
+                "PermissionError",
+                f"['{Path(home).parent.name}']",
+            )
             assert asked(client, "subprocess.run(['cat', '/etc/hostname']).returncode") == "0"
             assert asked(client, "len(os.listdir('/usr/bin')) > 9") == "True"
         assert asked(ada, f"Path({homes[1]!r}, 'note').read_text()") == "PermissionError", "a sibling of one principal"
         assert asked(ada, f"Path({str(data / 'x')!r}).write_text('x')") == "1", "an argument, under standard"
         assert asked(guest, f"Path({str(data / 'x')!r}).read_text()") == "x"
-        assert asked(guest, f"Path({str(data / 'x')!r}).write_text('y')") == "PermissionError", "and under strict"
+        assert asked(guest, f"Path({str(data / 'x')!r}).write_text('y')") in REFUSED, "and under strict"
         assert asked(ada, f"Path({str(secret)!r}).read_text()", "free") == "a secret of the gateway's user"
         assert asked(ada, "os.environ['HOME']", "free") == str(Path.home())
         ada.delete()
@@ -81,7 +88,7 @@ def test_servers_of_a_session_share_its_folder_if_home_is_there_also_in_prestart
             assert asked(client, "os.listdir()", "own") == "[]"
             home = asked(client, "os.getcwd()", "one")
             assert asked(client, "os.environ['HOME']", "two") == home
-            assert asked(client, f"os.listdir({home!r})", "own") == "PermissionError"
+            assert asked(client, f"os.listdir({home!r})", "own") in CLOSED
             assert eventually(lambda: len(evaluating(gateway.process.pid)) >= 6, 10), "the next session's are there"
 
 

@@ -21,7 +21,7 @@ def found(kernel: Kernel, **sandboxes: Any) -> list[Holding]:
     servers = {name: {"command": "cat", "sandbox": sandbox} for name, sandbox in sandboxes.items()}
     settings = Settings.model_validate({"mcpServers": servers})
     every = {name: enclosures_of(name, entry, settings.gateway) for name, entry in settings.mcpServers.items()}
-    return holdings(every, lambda: kernel)
+    return holdings(every, lambda _: kernel)
 
 
 @requirement("box.told")
