@@ -11,7 +11,7 @@ from typing import Any, Final, Literal
 
 import re2 as re
 
-__all__ = ["MAX_QUERY_BYTES", "TTL_S", "Query", "load", "read_query"]
+__all__ = ["MAX_QUERY_BYTES", "TTL_S", "Outcome", "Query", "load", "read_query"]
 
 MAX_QUERY_BYTES: Final = 4_096
 """A question has a name of 255 bytes at most. Programs add some options."""
@@ -20,6 +20,8 @@ TTL_S: Final = 30
 _LABEL: Final = re.compile(r"[a-z0-9_](?:[a-z0-9_-]{0,61}[a-z0-9_])?")
 _ANSWERS: Final = {"found": 0, "failed": 2, "unknown": 3, "unsupported": 4, "refused": 5, "malformed": 1}
 """Outcome → response code of DNS."""
+
+_TRUNCATED: Final = 0x02  # in the third byte of a message
 
 Outcome = Literal["found", "failed", "unknown", "unsupported", "refused", "malformed"]
 
@@ -45,15 +47,28 @@ class Query:
 
     def reply(self, outcome: Outcome, addresses: tuple[str, ...] = ()) -> bytes:
         """The answer as it goes over a stream: two bytes of length, then the message."""
+        wire = self._written(outcome, addresses, 65_535)
+        return len(wire).to_bytes(2, "big") + wire
+
+    def datagram(self, outcome: Outcome, addresses: tuple[str, ...] = ()) -> bytes:
+        """The answer as a datagram of the size that the program takes. If it does not fit, it says to ask by stream."""
+        size = max(512, min(self.message.payload, MAX_QUERY_BYTES))
+        try:
+            return self._written(outcome, addresses, size)
+        except load().exception.TooBig:
+            cut = bytearray(self._written(outcome, (), size))
+            cut[2] |= _TRUNCATED
+            return bytes(cut)
+
+    def _written(self, outcome: Outcome, addresses: tuple[str, ...], size: int) -> bytes:
         dns = load()
         response = dns.message.make_response(self.message, recursion_available=True)
         response.set_rcode(_ANSWERS[outcome])
         if wanted := [text for text in addresses if _kind(text) == self.kind]:
             name = self.message.question[0].name
             response.answer.append(dns.rrset.from_text(name, TTL_S, "IN", self.kind, *wanted))
-        # A name may have more addresses than a message holds. Sixteen bits of length do not matter below that.
-        wire: bytes = response.to_wire(max_size=65_535)
-        return len(wire).to_bytes(2, "big") + wire
+        wire: bytes = response.to_wire(max_size=size)
+        return wire
 
 
 def _kind(address: str) -> str:

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from time import monotonic
 from typing import Final, Protocol
 
-from gateway.sandbox.dns_messages import MAX_QUERY_BYTES, Query, load, read_query
+from gateway.sandbox.dns_messages import MAX_QUERY_BYTES, Outcome, Query, load, read_query
 from gateway.sandbox.lookups import Lookups
 from transports.upstream.walls.reach import NameRules
 from transports.upstream.walls.spec import Reach
@@ -59,16 +59,39 @@ class SessionResolver:
         self._counted_at = clock()
 
     async def serve(self, client: socket.socket) -> None:
-        """Answer what is asked on a stream, until its end. Owns the socket."""
+        """Answer what is asked on a stream, or a socket of packets, until its end. Owns the socket."""
         if self._streams >= MAX_STREAMS:
             client.close()
             return
         self._streams += 1
         try:
-            await asyncio.to_thread(load)
+            with contextlib.ExitStack() as unless_served:
+                unless_served.callback(client.close)
+                await asyncio.to_thread(load)
+                unless_served.pop_all()
+            await (self._serve_packets if client.type == socket.SOCK_SEQPACKET else self._serve_stream)(client)
+        finally:
+            self._streams -= 1
+
+    async def _serve_packets(self, client: socket.socket) -> None:
+        """Questions as datagrams: one after the other, because a program has a socket for each."""
+        loop = asyncio.get_running_loop()
+        client.setblocking(False)
+        with client, contextlib.suppress(OSError, TimeoutError):
+            while True:
+                async with asyncio.timeout(_IDLE_S):
+                    packet = await loop.sock_recv(client, MAX_QUERY_BYTES)
+                    query = read_query(packet)
+                    if query is not None:
+                        outcome, addresses = await self._outcome(query)
+                        client.send(query.datagram(outcome, addresses))
+                    elif not packet:
+                        return
+
+    async def _serve_stream(self, client: socket.socket) -> None:
+        try:
             reader, writer = await asyncio.open_connection(sock=client, limit=2 * MAX_QUERY_BYTES)
         except BaseException:
-            self._streams -= 1
             client.close()
             raise
         try:
@@ -76,7 +99,6 @@ class SessionResolver:
                 with contextlib.suppress(OSError, asyncio.IncompleteReadError, TimeoutError):
                     await self._read_all(reader, writer, answering)
         finally:
-            self._streams -= 1
             writer.close()
 
     async def _read_all(
@@ -103,23 +125,26 @@ class SessionResolver:
 
     async def reply(self, query: Query) -> bytes:
         """The answer to one question."""
+        return query.reply(*await self._outcome(query))
+
+    async def _outcome(self, query: Query) -> tuple[Outcome, tuple[str, ...]]:
         if query.problem is not None:
-            return query.reply(query.problem)
+            return query.problem, ()
         if not self._spend():
-            return query.reply("refused")
+            return "refused", ()
         if query.name == "localhost" or query.name.endswith(".localhost"):  # RFC 6761
-            return query.reply("found", _LOCALHOST)
+            return "found", _LOCALHOST
         if not self._rules.is_resolved(query.name):
             self._refused(query.name)
-            return query.reply("unknown")
+            return "unknown", ()
         if query.kind == "other":
-            return query.reply("found")
+            return "found", ()
         async with self._at_once:
             found = await self._lookups.find(query.name)
         ports = self._rules.ports(query.name)
         if found.addresses and (ports is None or ports) and not self._learn(found.addresses, ports, REACHABLE_S):
-            return query.reply("failed")
-        return query.reply(found.outcome, found.addresses)
+            return "failed", ()
+        return found.outcome, found.addresses
 
     def _spend(self) -> bool:
         now = self._clock()

@@ -135,13 +135,16 @@ def test_only_streams_are_made_where_the_gate_looks_at_connections() -> None:
     unix, inet, inet6, netlink, packet, vsock, alg = 1, 2, 10, 16, 17, 40, 38
     cloexec = int(socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK)
     refused = [
-        *((family, kind, 0) for family in (inet, inet6) for kind in (2, 2 | cloexec, 3, 5)),
+        *((family, kind, 0) for family in (inet, inet6) for kind in (3, 5, 4)),
         *((inet, 1, protocol) for protocol in (132, 262, 255)),
+        *((inet6, 2, protocol) for protocol in (6, 58, 136)),
         *((unix, kind, 0) for kind in (2, 3, 2 | cloexec)),
         *((netlink, 3, protocol) for protocol in (4, 9, 15)),
         *((family, kind, 0) for family in (packet, vsock, alg, 0, 99) for kind in (1, 2, 3)),
     ]
     assert errors_of(FilterKind(connections=True), *(("socket", *each) for each in refused)) == [REFUSED] * len(refused)
+    asked = [(family, kind, protocol) for family in (inet, inet6) for kind in (2, 2 | cloexec) for protocol in (0, 17)]
+    assert errors_of(FilterKind(connections=True), *(("socket", *each) for each in asked)) == [ASKED] * len(asked)
     made = [(unix, 1, 0), (unix, 5 | cloexec, 0), (inet, 1 | cloexec, 6), (inet6, 1, 0), (netlink, 3 | cloexec, 0)]
     assert errors_of(FilterKind(connections=True), *(("socket", *each) for each in made)) == [0] * len(made)
     pairs = [("socketpair", unix, kind, 0, 0) for kind in (1, 5, 2)]

@@ -25,7 +25,7 @@ from transports.upstream.walls.spec import Grant, Reach, Walls
 
 pytestmark = pytest.mark.anyio
 PROGRAM = Path(tests.support.connecting_program.__file__).read_text(encoding="utf-8")
-NAMES = {"api.test": ["127.0.0.1"], "rebound.test": ["10.0.0.5"]}
+NAMES = {"many.test": [f"2600::{n:x}" for n in range(30)], "api.test": ["127.0.0.1"], "rebound.test": ["10.0.0.5"]}
 
 
 def resolve(name: str) -> list[str]:
@@ -98,11 +98,15 @@ async def test_a_walled_process_resolves_connects_and_is_refused(caplog: pytest.
         port = listener.getsockname()[1]
         results = await run(
             heard,
-            Reach(hosts=("api.test", "rebound.test:443", f"127.0.0.1:{port}"), listen=(0,)),
+            Reach(hosts=("api.test", "many.test", "rebound.test:443", f"127.0.0.1:{port}"), listen=(0,)),
             [
                 ["resolve", "api.test"],
                 ["resolve", "other.test"],
                 ["connect", 2, v4("127.0.0.1", port), {"bytes": True}],
+                ["ask_by_datagram", "api.test", 1],
+                ["ask_by_datagram", "other.test", 1],
+                ["ask_by_datagram", "many.test", 28],
+                ["datagrams"],
                 ["resolve", "rebound.test"],
                 ["flood", v4("10.0.0.5", 443), 50],
                 ["connect", 2, v4("169.254.169.254", 80), {}],
@@ -113,7 +117,10 @@ async def test_a_walled_process_resolves_connects_and_is_refused(caplog: pytest.
         thread.join(5)
     unknown = results[1]
     assert results == [
-        *(["127.0.0.1"], unknown, "ok", ["10.0.0.5"], "EACCES", "EACCES"),
+        *(["127.0.0.1"], unknown, "ok"),
+        *([0, False, "127.0.0.1"], [3, False, ""], [0, True, ""]),
+        ["ENOTCONN", "ENOTCONN", "ENETUNREACH", "ENETUNREACH", "EINVAL", "ENOTCONN"],
+        *(["10.0.0.5"], "EACCES", "EACCES"),
         *(["EACCES", "", "own", "EACCES"], "EACCES"),
     ]
     assert unknown == ["Name or service not known"]

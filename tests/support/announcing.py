@@ -1,7 +1,7 @@
 """A reaper's part in miniature: `announcing.py CHANNEL REACH UID COMMAND...` a command behind a gate, as that user.
 
-The filter is the smallest with which a gate can be tested without the other walls: connect(2) and listen(2) are
-announced, and datagrams are refused. Exits as the command does.
+The filter is the smallest with which a gate can be tested without the other walls: connect(2), listen(2)
+and socket(2) for datagrams are announced. Exits as the command does.
 """
 
 import ctypes
@@ -18,7 +18,7 @@ from transports.upstream.walls.spec import Reach, Walls
 from transports.upstream.walls.system_calls import call, numbers
 
 LOAD, AND, EQUAL, RETURN = 0x20, 0x54, 0x15, 0x06
-NOTIFY, ALLOW, REFUSE = 0x7FC0_0000, 0x7FFF_0000, 0x0005_0001
+NOTIFY, ALLOW = 0x7FC0_0000, 0x7FFF_0000
 SET_FILTER, NEW_LISTENER, WAIT_KILLABLE = 1, 8, 32
 DUMPABLE, NO_NEW_PRIVS = 4, 38
 
@@ -30,16 +30,15 @@ def announce() -> int:
     calls = numbers()
     code = [
         (LOAD, 0, 0, 0),
-        (EQUAL, 9, 0, calls["connect"]),
-        (EQUAL, 8, 0, calls["listen"]),
-        (EQUAL, 0, 8, calls["socket"]),
+        (EQUAL, 8, 0, calls["connect"]),
+        (EQUAL, 7, 0, calls["listen"]),
+        (EQUAL, 0, 7, calls["socket"]),
         (LOAD, 0, 0, 24),
         (AND, 0, 0, 0xF),
-        (EQUAL, 0, 5, socket.SOCK_DGRAM),
+        (EQUAL, 0, 4, socket.SOCK_DGRAM),
         (LOAD, 0, 0, 16),
         (EQUAL, 1, 0, socket.AF_INET),
-        (EQUAL, 0, 2, socket.AF_INET6),
-        (RETURN, 0, 0, REFUSE),
+        (EQUAL, 0, 1, socket.AF_INET6),
         (RETURN, 0, 0, NOTIFY),
         (RETURN, 0, 0, ALLOW),
     ]

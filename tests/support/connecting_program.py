@@ -207,10 +207,49 @@ def resolve(name: str) -> list[str]:
         return [str(error.args[1])]
 
 
+def ask_by_datagram(name: str, kind: int) -> list[Any]:
+    """Ask a resolver as Go's own does, over UDP: the response code, whether the answer is cut, the last address."""
+    labels = b"".join(bytes((len(label),)) + label.encode() for label in name.split("."))
+    query = b"\x12\x34\x01\x00\x00\x01" + bytes(6) + labels + b"\0" + kind.to_bytes(2, "big") + b"\0\1"
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC) as fresh:
+        fresh.setsockopt(socket.SOL_SOCKET, socket.SO_BROADCAST, 1)
+        fresh.connect(("10.255.255.53", 53))
+        assert fcntl.fcntl(fresh.fileno(), fcntl.F_GETFL) & os.O_NONBLOCK
+        fresh.send(query)
+        select.select([fresh], [], [], 10)
+        reply = fresh.recv(4_096)
+        assert reply[:2] == query[:2]
+        size = 4 if kind == 1 else 16
+        found = reply[-size:] if int.from_bytes(reply[6:8], "big") else b""
+        address = socket.inet_ntop(socket.AF_INET if kind == 1 else socket.AF_INET6, found) if found else ""
+        return [reply[3] & 0xF, bool(reply[2] & 2), address]
+
+
+def datagrams() -> list[str]:
+    """What a socket for datagrams does otherwise."""
+    results = []
+    attempts: list[Callable[[socket.socket], object]] = [
+        lambda s: s.sendto(b"x", ("93.184.216.34", 53)),
+        lambda s: s.sendmsg([b"x"], [], 0, ("93.184.216.34", 53)),
+        lambda s: s.connect(("93.184.216.34", 443)),
+        lambda s: s.connect(("10.0.0.5", 443)),
+        lambda s: s.bind(("127.0.0.1", 0)),
+        lambda s: s.send(b"x"),
+    ]
+    for attempt in attempts:
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as fresh:
+            try:
+                attempt(fresh)
+                results.append("")
+            except OSError as error:
+                results.append(named(error.errno or 0))
+    return results
+
+
 def run(attempt: list[Any]) -> Any:
     functions: list[Callable[..., Any]] = [
         connect, odd_descriptors, disconnect, listen, own_listener, hang, timeout, race, die, many, flood, undumpable,
-        resolve,
+        resolve, ask_by_datagram, datagrams,
     ]  # fmt: skip
     return {function.__name__: function for function in functions}[attempt[0]](*attempt[1:])
 

@@ -5,7 +5,7 @@ holds it up is still ended by the reaper's main thread. What is answered stands 
 `file_calls.py` (attributes of files) and `process_calls.py` (other processes, and how many there are).
 
 The *channel* leads to the gateway: a Unix socket of packets (SOCK_SEQPACKET), each a JSON object. To the gateway:
-`{"resolve": true}` with the descriptor of a stream on which a program asks a resolver (DNS over TCP), and
+`{"resolve": true}` with the descriptor of a stream or of a socket of packets on which a program asks a resolver, and
 `{"refused": [{"kind", "what", "why", "count"}]}`. From it: `{"reachable": [[address, ports or null, seconds]]}`.
 """
 
@@ -32,8 +32,9 @@ from transports.upstream.walls.system_calls import numbers
 
 __all__ = ["NOTIFIED", "Gate"]
 
-NOTIFIED: Final = ("connect", "listen")
-"""The system calls that the filter of a process with a `Reach` has to announce."""
+NOTIFIED: Final = ("connect", "listen", "socket")
+"""The system calls that the filter of a process with a `Reach` has to announce. Of socket(2): for datagrams of the
+Internet."""
 
 _MAX_PACKET_BYTES: Final = 65_536
 _MAX_PACKETS: Final = 64

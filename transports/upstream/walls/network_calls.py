@@ -16,6 +16,7 @@ from collections.abc import Callable
 from typing import Final, Protocol
 
 from transports.upstream.walls.connecting import Connections, connect
+from transports.upstream.walls.datagrams import StandIns
 from transports.upstream.walls.notifications import Listener, Notification, duplicate, read_memory
 from transports.upstream.walls.reach import Address, ReachRules, kind_of, shown, unwrapped
 from transports.upstream.walls.routes import listeners
@@ -63,10 +64,15 @@ class NetworkCalls:
         self._resolve = resolve
         self._own_listeners: dict[int, None] = {}  # inodes, the oldest first
         calls = numbers()
+        self._stand_ins = StandIns(listener, resolve)
+        self._datagrams = calls["socket"]
         self._handlers = {calls["connect"]: self._connect, calls["listen"]: self._listen}
 
     def decide(self, notification: Notification) -> None:
         """Answer the call, now or when its connection has been made. No error of a call ends the gate."""
+        if notification.number == self._datagrams:
+            self._stand_ins.make(notification)
+            return
         error: int | None = errno.EACCES
         try:
             with contextlib.ExitStack() as unless_kept:
@@ -102,7 +108,11 @@ class NetworkCalls:
         size &= 0xFFFF_FFFF
         if size > MAX_BYTES:
             return errno.EINVAL
-        given = read_address(read_memory(notification.thread, pointer, size), theirs.family)
+        raw = read_memory(notification.thread, pointer, size)
+        if StandIns.is_one(theirs, raw):
+            is_valid = self._listener.is_valid(notification)
+            return self._stand_ins.connect(notification, theirs, raw) if is_valid else errno.ESRCH
+        given = read_address(raw, theirs.family)
         path = resolved(given.path, notification.thread) if isinstance(given, UnixPath) else ""
         if not self._listener.is_valid(notification):  # that was read from another one
             return errno.ESRCH

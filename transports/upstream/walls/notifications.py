@@ -22,6 +22,9 @@ _ANSWER: Final = 0xC018_2101
 _IS_VALID: Final = 0x4008_2102
 _NOTIFICATION: Final = struct.Struct("=QIIiIQ6Q")  # id, thread, flags, number, machine, instruction, arguments
 _RESPONSE: Final = struct.Struct("=QqiI")  # id, value, error, flags
+_PLACE: Final = 0x4018_2103
+_PLACEMENT: Final = struct.Struct("=QIIII")  # id, flags, our descriptor, its number there, its flags there
+_AT_NUMBER, _AND_ANSWER = 1, 2
 _CONTINUE: Final = 1
 _PIDFD_THREAD: Final = os.O_EXCL  # Linux 6.9
 
@@ -70,6 +73,14 @@ class Listener:
         """End the call: it returns this value. False as for `answer`."""
         return self._respond(notification, value, 0, 0)
 
+    def give(self, notification: Notification, fd: int, *, closes_on_exec: bool) -> None:
+        """End the call: the process gets a duplicate of our descriptor, and its number. Raises `OSError`."""
+        self._place(notification, _AND_ANSWER, fd, 0, closes_on_exec)
+
+    def replace(self, notification: Notification, fd: int, number: int) -> None:
+        """Let the process's descriptor of that number be a duplicate of ours. Raises `OSError`."""
+        self._place(notification, _AT_NUMBER, fd, number, True)
+
     def proceed(self, notification: Notification) -> bool:
         """Let the kernel make the call. Only for calls without pointers: their arguments cannot have changed."""
         return self._respond(notification, 0, 0, _CONTINUE)
@@ -78,6 +89,10 @@ class Listener:
         """Waiting and later calls fail with ENOSYS."""
         with contextlib.suppress(OSError):
             os.close(self.fd)
+
+    def _place(self, notification: Notification, how: int, fd: int, number: int, closes_on_exec: bool) -> None:
+        flags = os.O_CLOEXEC if closes_on_exec else 0
+        fcntl.ioctl(self.fd, _PLACE, _PLACEMENT.pack(notification.id, how, fd, number, flags))
 
     def _respond(self, notification: Notification, value: int, error: int, flags: int) -> bool:
         try:

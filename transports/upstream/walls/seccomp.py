@@ -68,8 +68,8 @@ SIGNALS: Final[Mapping[str, int]] = {"kill": 0, "tkill": 0, "tgkill": 0, "rt_sig
 _ONE_PROCESS: Final = {"setpriority": 0, "ioprio_set": 1}  # their first argument: not a group, not all of a user
 
 _UNIX, _INET, _INET6, _NETLINK = 1, 2, 10, 16
-_STREAM, _SEQPACKET, _TYPE = 1, 5, 0xF
-_TCP, _NETLINK_ROUTE = 6, 0
+_STREAM, _DATAGRAM, _SEQPACKET, _TYPE = 1, 2, 5, 0xF
+_TCP, _UDP, _NETLINK_ROUTE = 6, 17, 0
 _FAST_OPEN: Final = 0x2000_0000  # a flag that makes a connection out of sending
 _NEW_NAMESPACES: Final = 0x7E02_0000
 
@@ -143,14 +143,16 @@ def _of_sockets(kind: FilterKind) -> dict[str, Decision]:
     if not kind.connections:
         return {"socket": Match(0, dict.fromkeys((_UNIX, _INET, _INET6, _NETLINK), ALLOW), _EPERM)}
     unix = Match(1, dict.fromkeys((_STREAM, _SEQPACKET), ALLOW), _EPERM, mask=_TYPE)
-    tcp = Match(1, {_STREAM: Match(2, dict.fromkeys((0, _TCP), ALLOW), _EPERM)}, _EPERM, mask=_TYPE)
+    tcp = Match(2, dict.fromkeys((0, _TCP), ALLOW), _EPERM)
+    udp = Match(2, dict.fromkeys((0, _UDP), NOTIFY), _EPERM)  # the gate gives a socket that reaches a resolver only
+    inet = Match(1, {_STREAM: tcp, _DATAGRAM: udp}, _EPERM, mask=_TYPE)
     routes = Match(2, {_NETLINK_ROUTE: ALLOW}, _EPERM)  # getifaddrs() reads them
     slow = refuse(errno.EOPNOTSUPP)  # as a kernel that has fast open switched off
     # IP_OPTIONS, and IPV6_2292RTHDR, IPV6_2292PKTOPTIONS and IPV6_RTHDR: a route by way of other hosts
     by_way_of = {0: Match(2, {4: _EPERM}, ALLOW), 41: Match(2, dict.fromkeys((5, 6, 57), _EPERM), ALLOW)}
     return {
         **dict.fromkeys(CONNECTIONS, NOTIFY),
-        "socket": Match(0, {_UNIX: unix, _INET: tcp, _INET6: tcp, _NETLINK: routes}, _EPERM),
+        "socket": Match(0, {_UNIX: unix, _INET: inet, _INET6: inet, _NETLINK: routes}, _EPERM),
         "socketpair": unix,
         "sendto": Match(3, {0: ALLOW}, slow, mask=_FAST_OPEN),
         "sendmsg": Match(2, {0: ALLOW}, slow, mask=_FAST_OPEN),
