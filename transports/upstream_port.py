@@ -55,8 +55,10 @@ class ConnectOptions(msgspec.Struct, frozen=True, kw_only=True):
     its working directory, instead of the command's. `headers` returns headers for every
     HTTP request. `schemas` returns the input schemas, by tool, of the tools that mirror arguments in headers. `resume`
     is the `Link.resume` of an earlier link of the same session, and `keep` tells whether a later link will resume this
-    one. `started` is a link that the same upstream has prestarted with these options. `in_context` returns the context
-    variables with which an object in this process handles the message that is sent now.
+    one. `started` is a link that the same upstream has prestarted with these options. `began` is called with the id of
+    a process that was started; None: it has no walls, and its work may be done by processes that are not below it.
+    `in_context` returns the context variables with which an object in this process handles the message that is sent
+    now.
     """
 
     env: Mapping[str, str] = msgspec.field(default_factory=dict)
@@ -70,6 +72,7 @@ class ConnectOptions(msgspec.Struct, frozen=True, kw_only=True):
     resume: str = ""
     keep: Callable[[], bool] = lambda: False
     started: Any = None
+    began: Callable[[int | None], None] = lambda pid: None
     in_context: Callable[[], Context] = copy_context
 
 

@@ -3,9 +3,10 @@
 import json
 import secrets
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
+from gateway.context.process_tree import ProcessTree
 from gateway.context.session_folders import SessionFolders
 from gateway.context.state_api import StateAccess, by_connection, state_api
 from session_store import Session, StateStore
@@ -72,7 +73,8 @@ class LinkResourceProvider:
             UpstreamUnavailable: the socket or the folder cannot be made.
         """
         secret = secrets.token_urlsafe(24)
-        access = self.state_of(session, secret)
+        processes = ProcessTree()
+        access = replace(self.state_of(session, secret), processes=processes)
         try:
             path = str(self.folders.sockets / secrets.token_hex(8))
             folder = str(self.folders.path(session.id))
@@ -85,7 +87,9 @@ class LinkResourceProvider:
         # Clients must not choose these values, because they become paths.
         values = {"{socket}": path, "{session_id}": session.id, "{temp_dir}": folder}
         starts = tuple(_filled(launcher, values, [*named, *env, *ours]))
-        return LinkResources(given=ConnectOptions(env={**env, **ours}, launcher=starts), close=close)
+        return LinkResources(
+            given=ConnectOptions(env={**env, **ours}, launcher=starts, began=processes.started), close=close
+        )
 
     def _with_folder(self, session_id: str, close: Callable[[], None]) -> Callable[[], None]:
         """Make the session's folder. The result closes the link's resources and releases the folder."""

@@ -17,9 +17,11 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from gateway.context.facts import workspace_source
+from gateway.context.process_tree import ProcessTree
 from session_store import InvalidState, SessionGone, StateStore, StoreUnavailable
 from session_store.limits import MAX_VALUE_BYTES
 from session_store.tool_session import ToolSession, to_json
+from transports.inbound.app_server import PEER_PID
 
 __all__ = ["StateAccess", "by_connection", "state_api"]
 
@@ -28,11 +30,13 @@ _MOST_BODY: Final = 2 * MAX_VALUE_BYTES + 4_096
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StateAccess:
-    """The session that one connection may access. `secret` is known to the session's child only."""
+    """The session that one connection may access. `secret` is known to the session's child only. `processes` are those
+    that may use it; None: it is not asked where a request comes from."""
 
     session: ToolSession
     store: StateStore
     secret: str
+    processes: ProcessTree | None = None
 
 
 Allowing = Callable[[Request], Awaitable[StateAccess]]
@@ -40,11 +44,15 @@ Allowing = Callable[[Request], Awaitable[StateAccess]]
 
 
 async def by_connection(request: Request) -> StateAccess:
-    """The session of the socket on which the request arrived, if the request has the socket's secret."""
+    """The session of the socket on which the request arrived, if the request has the socket's secret, and comes from a
+    process of the server that has been given it."""
     access: StateAccess = request.scope["state"]["access"]
     given = request.headers.get("authorization", "").encode()
     if not hmac.compare_digest(given, f"Bearer {access.secret}".encode()):
         raise HTTPException(401, "send Authorization: Bearer with the access token from this process's environment")
+    pid: int | None = request.scope["state"].get(PEER_PID)
+    if access.processes is not None and pid is not None and not await access.processes.has(pid):
+        raise HTTPException(403, "this socket serves the processes of one server, and this process is none of them")
     return access
 
 

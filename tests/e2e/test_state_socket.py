@@ -18,7 +18,7 @@ from session_store.child import SocketState, child_session
 from session_store.context import MISSING, current_session
 from session_store.limits import MAX_VALUE_BYTES
 from tests.requirements import requirement
-from tests.support.gateway_process import RunningGateway
+from tests.support.gateway_process import DEMO, PROBE, RunningGateway, running_gateway, server
 from tests.support.mcp_clients import Legacy, tool_text
 from tests.support.waiting import eventually
 from tests.tools.obtain import node
@@ -157,3 +157,19 @@ def test_the_node_example_in_the_document_works(child: Child, tmp_path: Path) ->
     )
     assert ran.stdout.split() == ["undefined", "hello"], ran.stderr
     assert child.ask("GET", "/v1/state/greeting").json() == "hello"
+
+
+@requirement("box.siblings", "ctx.state")
+def test_the_socket_of_a_walled_server_serves_its_own_processes(http: httpx.Client) -> None:
+    servers = {
+        "demo": {**server(DEMO), "sandbox": "standard"},
+        "probe": {**server(PROBE), "sandbox": "standard"},
+    }
+    with running_gateway(servers) as gateway:
+        own = Legacy(f"{gateway.base}/servers/demo/mcp", http).open()
+        assert tool_text(own.tool("remember", {"key": "k", "value": "mine"})) == "Remembered."
+        assert tool_text(own.tool("recall", {"key": "k"})) == "mine"
+        stolen = Child(gateway, http)
+        refused = stolen.ask("GET", "/v1/state")
+        stolen.http.close()
+        assert refused.status_code == 403 and "processes of one server" in refused.json()["error"]

@@ -16,22 +16,25 @@ from transports.inbound.connections import Connections
 from transports.inbound.http_connection import HttpConnection
 from transports.inbound.limits import Limits, Refusals
 
-__all__ = ["AppServer"]
+__all__ = ["PEER_PID", "AppServer"]
 
+PEER_PID: Final = "peer_pid"
+"""Key of `scope["state"]`: the id of the process that has connected, where the system tells it."""
 
 _OF_ONE_SOCKET: Final = 64
 """Connections to one socket: a child needs one or a few, and its code is not trusted."""
 
 
-def may_connect(peer: socket.socket) -> bool:
-    """True if the process at the other end runs as this user or as root.
-
-    Checked beside the mode of the socket's file, which can be changed. Only Linux reports the user (unix(7),
-    SO_PEERCRED). Elsewhere the result is always True.
-    """
+def process_behind(peer: socket.socket) -> tuple[int, int] | None:
+    """The id and the user of the process that has connected. Only Linux reports them (unix(7), SO_PEERCRED)."""
     if not hasattr(socket, "SO_PEERCRED"):
-        return True
-    _, uid, _ = struct.unpack("3i", peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i")))
+        return None
+    pid, uid, _ = struct.unpack("3i", peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i")))
+    return pid, uid
+
+
+def may_connect(uid: int) -> bool:
+    """True for this user and for root. Checked beside the mode of the socket's file, which can be changed."""
     return uid in (os.geteuid(), 0)
 
 
@@ -40,7 +43,10 @@ class _OwnUsers(HttpConnection):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)
-        if not may_connect(transport.get_extra_info("socket")):
+        if (process := process_behind(transport.get_extra_info("socket"))) is None:
+            return
+        self.app_state[PEER_PID] = process[0]
+        if not may_connect(process[1]):
             cast("asyncio.Transport", transport).abort()
 
 

@@ -91,6 +91,7 @@ class StdioUpstream:
             )
         except ProcessFailed as error:
             raise UpstreamUnavailable(f"server {self._name!r} could not be started: {error}") from error
+        given.began(None if given.walls is None else process.pid)
         link.attach(process)
         return link
 
