@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from time import time
 from typing import Any, Final, Protocol
 
@@ -12,13 +13,15 @@ from gateway.calls.conversation import Conversation
 from gateway.calls.live_session import LiveSession, LiveSessions
 from gateway.cluster.ownership import Cluster
 from gateway.observability.metrics import Metrics
+from gateway.sandbox.session_refusals import RefusedRow
 from gateway.sessions.returns import UnreturningClient
 from gateway.upstreams.upstream import ConfiguredUpstream
 from gateway.version import __version__
 from session_store.metadata import scrubbed_text
+from session_store.session import redact
 from transports.turns import SCANNED_AT_ONCE, others_first, slices
 
-__all__ = ["Held", "Replica", "Serving"]
+__all__ = ["Held", "Replica", "Seen", "Serving"]
 
 _MOST_FAILING: Final = 200
 _MOST_UNRETURNING: Final = 50
@@ -46,6 +49,15 @@ class Serving(Protocol):
         ...
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Seen:
+    """What other parts of this process have seen: clients that return to no session, and what sandboxes have refused to
+    a session, by how its id begins."""
+
+    unreturning: Callable[[], list[UnreturningClient]] = list
+    refused: Callable[[str], list[RefusedRow]] = lambda session: []
+
+
 class Held(msgspec.Struct):
     """What a replica holds: numbers of sessions, exchanges in flight, suspended exchanges among them, standalone
     streams, and running processes by server."""
@@ -69,7 +81,7 @@ class Replica:
         metrics: Metrics,
         cluster: Cluster | None,
         serving: Serving,
-        unreturning: Callable[[], list[UnreturningClient]] = list,
+        seen: Seen | None = None,
         cancel_task: Callable[[str, str], bool] = lambda name, reason: False,
     ) -> None:
         self._cancel_task = cancel_task
@@ -79,7 +91,7 @@ class Replica:
         self._live = live
         self._cluster = cluster
         self._serving = serving
-        self._unreturning = unreturning
+        self._seen = seen or Seen()
         self._began = time()
 
     @property
@@ -130,7 +142,7 @@ class Replica:
             forwarded=self.metrics.forwarded["answered"],
             restarts=sum(upstream.restarts.total() for upstream in self.upstreams),
             history=list(self.metrics.history.samples),
-            unreturning=self._unreturning()[:_MOST_UNRETURNING],
+            unreturning=self._seen.unreturning()[:_MOST_UNRETURNING],
             unavailable=[_unavailable(upstream) for upstream in self.upstreams if not upstream.has_answered],
         )
 
@@ -152,7 +164,8 @@ class Replica:
 
     def parts(self, session_ids: Iterable[str]) -> list[SessionPart]:
         """The facts that this replica knows about these sessions."""
-        return [_part(live, deep=True) for one in session_ids if (live := self._live.get(one)) is not None]
+        found = [live for one in session_ids if (live := self._live.get(one)) is not None]
+        return [_part(live, deep=True, refused=self._seen.refused(redact(live.session.id))) for live in found]
 
     def notable(self, kind: str) -> list[SessionPart]:
         """Sessions with failed calls, latest failure first, or busy sessions, busiest first."""
@@ -191,7 +204,7 @@ def _suspended(live: LiveSession) -> int:
     return sum(exchange.is_suspended for exchange in live.suspended.values())
 
 
-def _part(live: LiveSession, *, deep: bool) -> SessionPart:
+def _part(live: LiveSession, *, deep: bool, refused: list[RefusedRow] | None = None) -> SessionPart:
     return SessionPart(
         id=live.session.id,
         calls=live.calls,
@@ -201,6 +214,7 @@ def _part(live: LiveSession, *, deep: bool) -> SessionPart:
         streams=live.open_streams,
         processes=[_process(conversation) for conversation in live.conversations.values()] if deep else [],
         failures=[*reversed(live.failures or ())],
+        refused=refused or [],
     )
 
 

@@ -9,6 +9,7 @@ import msgspec
 
 from gateway.observability.metrics import Sample
 from gateway.observability.observed import Failure
+from gateway.sandbox.session_refusals import RefusedRow
 from gateway.sessions.returns import UnreturningClient
 from session_store import Session
 from session_store.session import redact
@@ -39,6 +40,7 @@ class SessionPart(msgspec.Struct, frozen=True, kw_only=True):
     streams: int = 0
     processes: list[ProcessFacts] = []
     failures: list[Failure] = []
+    refused: list[RefusedRow] = []
 
 
 class SessionRow(msgspec.Struct, frozen=True, kw_only=True):
@@ -66,6 +68,7 @@ class SessionRow(msgspec.Struct, frozen=True, kw_only=True):
     metadata: Mapping[str, str] = {}
     processes: list[ProcessFacts] = []
     failures: list[Failure] = []
+    refused: list[RefusedRow] = []
     state_keys: list[str] = []
 
 
@@ -168,4 +171,5 @@ def row_of(session: Session, part: SessionPart | None, now: float, *, state_byte
         metadata=session.metadata,
         processes=part.processes,
         failures=part.failures,
+        refused=part.refused,
     )

@@ -223,7 +223,7 @@ _OPERATIONS: Final = (
     _Operation(
         method="GET",
         path="/sessions/{session}",
-        summary="One session: its record, its processes, its last failures, the keys of its state",
+        summary="One session: its record, its processes, last failures, what its sandboxes refused, keys of its state",
         work=Rest.session,
         gives=SessionRow,
         takes=(_SESSION,),

@@ -14,8 +14,9 @@ from cachetools import TTLCache
 
 from gateway.observability.metrics import SANDBOX_REFUSALS
 from gateway.observability.visible import visible_line
+from gateway.sandbox.session_refusals import RefusedRow, SessionRefusals
 
-__all__ = ["BlockedEvent", "ProcessRefusals", "Refusals", "Refused", "sentence"]
+__all__ = ["BlockedEvent", "ProcessRefusals", "Refusals", "Refused", "allowed_by", "sentence"]
 
 logger = logging.getLogger(__name__)
 
@@ -54,33 +55,49 @@ class BlockedEvent(Protocol):
     def __call__(self, *, session: str, server: str, reason: str, count: int) -> None: ...
 
 
+def allowed_by(refused: Refused) -> str:
+    """The setting that allows what was refused; empty if none does."""
+    field = "write" if refused.why == _TO_WRITE else _GRANTS.get(refused.kind)
+    if not refused.what or field is None or refused.why in _NEVER:
+        return ""
+    if refused.kind == "processes":
+        return "sandbox.processes"
+    if refused.what == "0":  # a port that the process has not chosen
+        return ""
+    value = refused.what if refused.kind in _NUMBERS else json.dumps(refused.what, ensure_ascii=False)
+    return f"sandbox.{field} = [{value}]"
+
+
 def sentence(server: str, refused: Refused) -> str:
     """What was refused to the server, and the setting that allows it."""
     if not refused.what:
         return f"server {server!r} was refused more than is told apart"
     what = _NUMBERS.get(refused.kind, "{}").format(refused.what)
     said = f"server {server!r} was refused {what} ({refused.why})"
-    field = "write" if refused.why == _TO_WRITE else _GRANTS.get(refused.kind)
-    if field is None or refused.why in _NEVER or refused.what == "0":  # a port that the process has not chosen
-        return visible_line(said)
-    if refused.kind == "processes":
-        return visible_line(f"{said}; to allow more: sandbox.processes")
-    value = refused.what if refused.kind in _NUMBERS else json.dumps(refused.what, ensure_ascii=False)
-    return visible_line(f"{said}; to allow it: sandbox.{field} = [{value}]")
+    if allowed := allowed_by(refused):
+        said += f"; to allow {'more' if refused.kind == 'processes' else 'it'}: {allowed}"
+    return visible_line(said)
 
 
 class Refusals:
-    """Of all servers of this gateway. `blocked` records an event of a session."""
+    """Of all servers of this gateway. `blocked` records an event of a session, `shown` is what its page shows."""
 
-    def __init__(self, counts: Counter[Any], blocked: BlockedEvent, clock: Callable[[], float]) -> None:
+    def __init__(
+        self, counts: Counter[Any], blocked: BlockedEvent, clock: Callable[[], float], shown: SessionRefusals
+    ) -> None:
         self.clock = clock
+        self._shown = shown
         self._counts = counts
         self._blocked = blocked
         self._logged: TTLCache[tuple[str, str, str], bool] = TTLCache(_LOGGED, _LOGGED_S, clock)
 
-    def count(self, refused: Refused) -> None:
-        """Add to the counter."""
+    def count(self, fields: Mapping[str, Any], refused: Refused) -> None:
+        """Add to the counter, and to what the page of the session shows."""
         self._counts[refused.kind if refused.kind in SANDBOX_REFUSALS else "other"] += refused.count
+        if session := str(fields.get("session", "")):
+            server, allows = str(fields.get("server", "")), allowed_by(refused)
+            row = RefusedRow(0.0, server, refused.kind, refused.what, refused.why, allows, refused.count)
+            self._shown.add(session, row)
 
     def tell(self, fields: Mapping[str, Any], refused: Refused) -> None:
         """Write the log line, unless another session of the server has had it lately, and record the event."""
@@ -103,7 +120,8 @@ class ProcessRefusals:
 
     def add(self, refused: Refused) -> None:
         """Count, and tell if it is new or has been repeated for a while."""
-        self._all.count(refused)
+        fields = self._fields()
+        self._all.count(fields, refused)
         key = (refused.kind, refused.what)
         if key not in self._told and len(self._told) >= MAX_TOLD:
             key, refused = ("other", ""), Refused("other", "", "", refused.count)
@@ -114,4 +132,4 @@ class ProcessRefusals:
             self._told[key] = (next_at, pause, count)
             return
         self._told[key] = (now + pause, 2 * pause, 0)
-        self._all.tell(self._fields(), msgspec.structs.replace(refused, count=count))
+        self._all.tell(fields, msgspec.structs.replace(refused, count=count))

@@ -28,6 +28,7 @@ from gateway.sandbox.gates import SandboxGates
 from gateway.sandbox.package_fetch import PackageFetcher
 from gateway.sandbox.packages import PackageInUse, Packages
 from gateway.sandbox.refused import Refusals
+from gateway.sandbox.session_refusals import SessionRefusals
 from gateway.serving.parts import Foundation, Servers, SessionParts
 from gateway.serving.paths import ALL
 from gateway.sessions.child_sessions import ChildSessions
@@ -36,19 +37,21 @@ from gateway.upstreams.factory import OBJECT, UpstreamFactory
 from gateway.upstreams.prestart import PrestartedProcesses
 from gateway.upstreams.session_resources import SessionResources
 from gateway.upstreams.upstream import ConfiguredUpstream
+from session_store.session import redact
 from transports.upstream.spawn import ForkServer
 from transports.upstream.stdio import HOME
 
 __all__ = ["build_servers"]
 
 
-def _gates(base: Foundation) -> SandboxGates:
-    return SandboxGates(Refusals(base.metrics.counters["sandbox_refusals"], base.audit.blocked, monotonic))
+def _gates(base: Foundation, shown: SessionRefusals) -> SandboxGates:
+    return SandboxGates(Refusals(base.metrics.counters["sandbox_refusals"], base.audit.blocked, monotonic, shown))
 
 
 def build_servers(base: Foundation, sessions: SessionParts, given: Mapping[str, Any]) -> Servers:
     """The servers of the settings and those given as objects, and the paths that serve them."""
-    options, fork_server, prestarted = base.settings.gateway, ForkServer(_gates(base)), PrestartedProcesses()
+    refused = SessionRefusals(base.clock)
+    options, fork_server, prestarted = base.settings.gateway, ForkServer(_gates(base, refused)), PrestartedProcesses()
     entries, objects = base.settings.mcpServers, _objects(base, sessions, given)
     settings = entries | dict.fromkeys(objects, OBJECT)
     policy = Policy(options.policy, {name: server_policy(entry) for name, entry in settings.items()})
@@ -91,6 +94,7 @@ def build_servers(base: Foundation, sessions: SessionParts, given: Mapping[str, 
     upstreams += [factory.of_object(name, server) for name, server in objects.items()]
     late = LateServers(wait_s=options.limits.list_timeout_s, read_s=options.limits.start_timeout_s)
     sessions.closed.add(lambda live: prestarted.forget(live.session.id))
+    sessions.closed.add(lambda live: refused.forget(redact(live.session.id)))
     sessions.closed.add(lambda live: link_resources.folders.forget(live.session.id))
     for forget in (late.forget, *(each.forget for each in upstreams)):
         sessions.closed.add(forget)
@@ -99,6 +103,7 @@ def build_servers(base: Foundation, sessions: SessionParts, given: Mapping[str, 
         upstreams=upstreams,
         fork_server=fork_server,
         enclosures={name: enclosures[name] for name, entry in entries.items() if entry.command},
+        refused=refused,
         prestarted=prestarted,
         link_resources=link_resources,
         packages=packages,

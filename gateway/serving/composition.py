@@ -9,7 +9,7 @@ from gateway.admin.auth import Access
 from gateway.admin.operations import Operations
 from gateway.admin.peers import PeerQueries
 from gateway.admin.prometheus import PrometheusExporter
-from gateway.admin.replica import Replica
+from gateway.admin.replica import Replica, Seen
 from gateway.admin.replicas import PeerReplicas
 from gateway.admin.routes import operator_routes
 from gateway.bridge.suspended_calls import ask_modern
@@ -175,7 +175,7 @@ def _replica(base: Foundation, servers: Servers, drain: Drain, returns: Returns,
         metrics=base.metrics,
         cluster=base.cluster,
         serving=drain,
-        unreturning=returns.unreturning,
+        seen=Seen(unreturning=returns.unreturning, refused=servers.refused.of),
         cancel_task=tasks.table.cancel,
     )
 

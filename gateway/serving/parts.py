@@ -30,6 +30,7 @@ from gateway.relay.endpoint import Endpoint
 from gateway.relay.late_servers import LateServers
 from gateway.sandbox.enclosures import Enclosures
 from gateway.sandbox.packages import Packages
+from gateway.sandbox.session_refusals import SessionRefusals
 from gateway.serving.drain import Drain
 from gateway.serving.state import ServingState
 from gateway.sessions.attach import SessionAttacher
@@ -120,6 +121,7 @@ class Servers:
     fork_server: ForkServer
     enclosures: Mapping[str, Enclosures]
     """The sandboxes of servers with a command, by name."""
+    refused: SessionRefusals
     prestarted: PrestartedProcesses
     link_resources: LinkResourceProvider
     packages: Packages

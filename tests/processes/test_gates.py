@@ -16,6 +16,7 @@ import tests.support.connecting_program
 from gateway.sandbox.gates import SandboxGates
 from gateway.sandbox.lookups import Lookups
 from gateway.sandbox.refused import Refusals
+from gateway.sandbox.session_refusals import SessionRefusals
 from tests.processes.children import Recorder
 from tests.requirements import requirement
 from tests.support.walled import python_for, python_grants
@@ -40,7 +41,8 @@ class Heard:
     def __init__(self) -> None:
         self.counts: Counter[Any] = Counter()
         self.events: list[dict[str, Any]] = []
-        self.gates = SandboxGates(Refusals(self.counts, self._blocked, monotonic), Lookups(resolve))
+        self.shown = SessionRefusals(monotonic)
+        self.gates = SandboxGates(Refusals(self.counts, self._blocked, monotonic, self.shown), Lookups(resolve))
 
     def _blocked(self, **event: Any) -> None:
         self.events.append(event)

@@ -1,4 +1,4 @@
-"""One session: its facts, failures, processes, tasks and events, and the form that ends it."""
+"""One session: its facts, failures, refusals, processes, tasks and events, and the form that ends it."""
 
 import asyncio
 from typing import Any, Final
@@ -76,6 +76,24 @@ PAGE: Final = ConsolePage(
 <p>None on the replica that serves it.</p>
 {% endif %}
 </section>
+{% if s.refused %}
+<section aria-labelledby="blocked">
+<h2 id="blocked">Refused by sandboxes</h2>
+<div class="wide"><table>
+<thead><tr>
+<th scope="col">Last (UTC)</th><th scope="col">Server</th><th scope="col">What</th><th scope="col">Why</th>
+<th scope="col" class="n">Times</th><th scope="col">To allow it</th>
+</tr></thead>
+<tbody>
+{% for r in s.refused %}
+<tr>
+<td><time>{{ r.at | clock }}</time></td><td>{{ r.server }}</td><td class="words">{{ r.kind }} {{ r.what }}</td>
+<td class="words">{{ r.why }}</td><td class="n">{{ r.count }}</td><td class="words"><code>{{ r.allows }}</code></td>
+</tr>
+{% endfor %}
+</tbody></table></div>
+</section>
+{% endif %}
 <section aria-labelledby="processes">
 <h2 id="processes">Servers</h2>
 {% for p in s.processes %}

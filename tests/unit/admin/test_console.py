@@ -18,6 +18,7 @@ from gateway.admin.pages import console_pages
 from gateway.admin.reports import ProcessFacts, SessionPart
 from gateway.observability.audit import Audit
 from gateway.observability.observed import Failure
+from gateway.sandbox.session_refusals import RefusedRow
 from session_store import AuditEvent, KeyRing, MemoryBackend
 from session_store.session import ClientFacts
 from session_store.testing import FakeClock, a_session, a_task
@@ -61,7 +62,8 @@ async def operator(ending: FakeEnding) -> AsyncIterator[httpx.AsyncClient]:
     await backend.audit.record([event])
     failure = Failure(at=1.0, name=HOSTILE, server=HOSTILE, outcome="failed", why=HOSTILE, correlation="c")
     process = ProcessFacts(server=HOSTILE, era="legacy", stderr=[HOSTILE])
-    replicas = Draining(SessionPart(id=SESSION, failures=[failure], processes=[process]))
+    refused = RefusedRow(at=1.0, server="x", kind="name", what=HOSTILE, why="not listed", allows=HOSTILE, count=3)
+    replicas = Draining(SessionPart(id=SESSION, failures=[failure], processes=[process], refused=[refused]))
     operations = Operations(backend=backend, replicas=replicas, ending=ending, record=lambda _: None, clock=clock)
     audit = Audit(backend.audit, time)
     access = Access({"ann": [sha256("key")]}, KeyRing.ephemeral(), guard=Guard(), marks=backend.marks, audit=audit)
