@@ -482,3 +482,13 @@ async def test_signals_meant_for_the_gateway_do_not_end_reapers(
     assert await until(lambda: sink.lines == [b"unimpressed"])
     assert await process.shutdown(grace_s=10) == 0
     assert await (await fork_server.spawn(family.command("true"), Recorder())).wait() == 0
+
+
+async def test_a_server_starts_with_all_signals_as_the_system_has_them(family: Family, sink: Recorder) -> None:
+    ours = signal.signal(signal.SIGUSR2, signal.SIG_IGN)  # as `nohup` leaves SIGHUP to the gateway
+    try:
+        async with ForkServer() as fork_server:
+            await (await fork_server.spawn(family.command("grep", "^Sig[BI]", "/proc/self/status"), sink)).wait()
+    finally:
+        signal.signal(signal.SIGUSR2, ours)
+    assert [line.split() for line in sink.lines] == [[b"SigBlk:", b"0" * 16], [b"SigIgn:", b"0" * 16]]
