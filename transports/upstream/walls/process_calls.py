@@ -3,6 +3,7 @@
 These calls carry numbers only, so the kernel makes them itself once they are allowed.
 """
 
+import ctypes
 import errno
 import os
 import time
@@ -54,8 +55,10 @@ class ProcessCalls:
 
     def _name(self, made: Notification) -> int:
         name, argument = self._named[made.number]
-        pid = made.arguments[argument] & 0xFFFF_FFFF  # the kernel takes it as an int
-        if pid <= 0x7FFF_FFFF and _is_below(pid, os.getpid()):
+        pid = ctypes.c_int(made.arguments[argument] & 0xFFFF_FFFF).value  # as the kernel takes it
+        if pid > 0 and _parent(pid) is None:
+            return errno.ESRCH
+        if _is_below(pid, os.getpid()) if pid > 0 else _is_group_below(-pid):
             return 0
         self._refused("process", name, "a process that the server did not start")
         return errno.EPERM
@@ -95,19 +98,31 @@ def _count() -> int:
 def _is_below(pid: int, ancestor: int) -> bool:
     """True if a process or thread was started, directly or not, by the ancestor."""
     for _ in range(_MAX_DEPTH):
-        pid = _parent(pid)
-        if pid == ancestor:
+        above = _parent(pid)
+        if above == ancestor:
             return True
-        if pid <= 1:
+        if not above:
             return False
+        pid = above
     return False
 
 
-def _parent(pid: int) -> int:
-    """0 if there is no such process any more."""
+def _is_group_below(group: int) -> bool:
+    """True if a process below this one is in the group. Then all of it are: groups do not cross process sessions."""
+    for pid in below([os.getpid()])[1:] if group > 1 else ():
+        try:
+            if os.getpgid(pid) == group:
+                return True
+        except OSError:  # it has just ended
+            continue
+    return False
+
+
+def _parent(pid: int) -> int | None:
+    """None if there is no such process any more, 0 for the first of all."""
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
             # The command name may hold spaces and brackets; state and parent follow the last bracket.
             return int(file.read().rpartition(b")")[2].split()[1])
     except OSError:
-        return 0
+        return None

@@ -1,0 +1,102 @@
+"""Which processes the gate lets a server name, and what it answers about others and about those that are gone."""
+
+import errno
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import pytest
+
+from tests.requirements import requirement
+from transports.upstream.process_tree import below
+from transports.upstream.walls.notifications import Listener, Notification
+from transports.upstream.walls.process_calls import ProcessCalls
+from transports.upstream.walls.system_calls import NUMBERS, numbers
+
+pytestmark = pytest.mark.skipif(
+    sys.platform != "linux" or os.uname().machine not in NUMBERS, reason="the gate is made for two machines"
+)
+
+
+class Answers(Listener):
+    """A listener without a kernel: keeps the errno of the last answer, 0 if the kernel may make the call."""
+
+    def __init__(self) -> None:
+        self.last = -1
+
+    def answer(self, notification: Notification, error: int = 0) -> bool:
+        self.last = error
+        return True
+
+    def proceed(self, notification: Notification) -> bool:
+        self.last = 0
+        return True
+
+
+class Asked:
+    """The calls of a server whose reaper is this process."""
+
+    def __init__(self, most: int | None = None) -> None:
+        self.refused: list[tuple[str, str]] = []
+        self._answers = Answers()
+        self._calls = ProcessCalls(most, self._answers, lambda kind, what, why: self.refused.append((kind, what)))
+
+    def __call__(self, name: str, *arguments: int) -> int:
+        padded = (*(each & 0xFFFF_FFFF_FFFF_FFFF for each in arguments), 0, 0, 0, 0, 0, 0)[:6]
+        self._calls.decide(Notification(1, os.getpid(), numbers()[name], padded))
+        return self._answers.last
+
+
+@pytest.fixture
+def child() -> Iterator[subprocess.Popen[bytes]]:
+    """A child in a group of its own, with a child."""
+    command = ["/bin/sh", "-c", "sleep 60 & echo; wait"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, start_new_session=True) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        yield process
+        os.killpg(process.pid, signal.SIGKILL)
+
+
+@requirement("box.siblings")
+def test_its_own_processes_and_their_groups_may_be_named(child: subprocess.Popen[bytes]) -> None:
+    asked = Asked()
+    [grandchild] = below([child.pid])[1:]
+    for pid in (child.pid, grandchild, -child.pid):
+        assert asked("kill", pid, 15) == 0, pid
+    assert asked("prlimit64", grandchild) == asked("setpriority", 0, child.pid) == asked("tgkill", child.pid, 1) == 0
+    assert asked.refused == []
+
+
+@requirement("box.siblings")
+def test_all_others_may_not(child: subprocess.Popen[bytes]) -> None:
+    asked = Asked()
+    others = (1, os.getpid(), os.getppid(), -1, -os.getpgrp(), -os.getpgid(os.getppid()))
+    assert {pid: asked("kill", pid, 0) for pid in others} == dict.fromkeys(others, errno.EPERM)
+    assert asked("sched_setaffinity", os.getppid()) == errno.EPERM
+    assert asked.refused == [("process", "kill")] * len(others) + [("process", "sched_setaffinity")]
+
+
+@requirement("box.siblings")
+def test_a_process_that_is_gone_is_not_there_rather_than_forbidden() -> None:
+    """Programs ask with signal 0 whether a process lives: EPERM would be a yes."""
+    with subprocess.Popen(["/bin/true"]) as gone:
+        gone.wait()
+    asked = Asked()
+    assert asked("kill", gone.pid, 0) == errno.ESRCH
+    assert asked.refused == []
+
+
+@requirement("box.system")
+def test_starts_are_allowed_up_to_the_limit_and_again_when_some_have_ended(child: subprocess.Popen[bytes]) -> None:
+    running = 2
+    asked = Asked(running + 1)
+    assert asked("clone", 17) == 0
+    with subprocess.Popen(["/bin/sleep", "60"]) as another:  # what was allowed
+        assert asked("clone", 17) == errno.EAGAIN
+        assert asked.refused == [("processes", "3")]
+        another.kill()
+    assert asked("clone", 17) == 0
+    assert Asked(None)("clone", 17) == 0
