@@ -48,7 +48,7 @@ class Heard:
         self.events.append(event)
 
 
-def command(reach: Reach, attempts: list[list[Any]]) -> Command:
+def command(reach: Reach, attempts: list[list[Any]], *, namespaces: bool = False) -> Command:
     """A program that makes these attempts behind walls with this reach."""
     files = (
         "/etc/hosts",
@@ -62,11 +62,11 @@ def command(reach: Reach, attempts: list[list[Any]]) -> Command:
     return Command(
         argv=(python_for(None), "-I", "-S", "-c", PROGRAM, json.dumps(attempts)),
         env={"PATH": "/usr/bin:/bin"},
-        walls=Walls(profile="test", grants=(*python_grants(), *names), reach=reach),
+        walls=Walls(profile="test", grants=(*python_grants(), *names), reach=reach, namespaces=namespaces),
     )
 
 
-async def run(heard: Heard, reach: Reach, attempts: list[list[Any]]) -> list[Any]:
+async def run(heard: Heard, reach: Reach, attempts: list[list[Any]], *, namespaces: bool) -> list[Any]:
     """What the attempts of a program behind walls with this reach came to."""
     recorder = Recorder()
     async with ForkServer(heard.gates) as fork_server:
@@ -83,7 +83,11 @@ def v4(host: str, port: int) -> str:
 
 
 @requirement("box.network", "box.names", "box.refusals-seen")
-async def test_a_walled_process_resolves_connects_and_is_refused(caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize("namespaces", [False, True])
+async def test_a_walled_process_resolves_connects_and_is_refused(
+    caplog: pytest.LogCaptureFixture, namespaces: bool
+) -> None:
+    """With namespaces of its own where the kernel allows them, the gate is within them."""
     heard = Heard()
     with socket.socket() as listener, caplog.at_level(logging.WARNING):
         listener.bind(("127.0.0.1", 0))
@@ -115,6 +119,7 @@ async def test_a_walled_process_resolves_connects_and_is_refused(caplog: pytest.
                 ["own_listener"],
                 ["listen", 2, "0.0.0.0", 0],
             ],
+            namespaces=namespaces,
         )
         thread.join(5)
     unknown = results[1]

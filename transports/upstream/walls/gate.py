@@ -38,6 +38,8 @@ Internet."""
 
 _MAX_PACKET_BYTES: Final = 65_536
 _MAX_PACKETS: Final = 64
+_REFUSALS_IN_PACKET: Final = 16
+"""So a packet stays below its limit, whatever characters are in what was refused."""
 
 
 class Gate:
@@ -138,11 +140,12 @@ class Gate:
 
     def _send_refusals(self, *, everything: bool) -> None:
         refused = self._refusals.take(time.monotonic(), everything=everything)
-        if refused:
+        for start in range(0, len(refused), _REFUSALS_IN_PACKET):
             try:
-                self._channel.send(json.dumps({"refused": refused}).encode())
+                self._channel.send(json.dumps({"refused": refused[start : start + _REFUSALS_IN_PACKET]}).encode())
             except BlockingIOError:
-                for each in refused:
+                for each in refused[start:]:
                     self._refusals.add(each["kind"], each["what"], each["why"], each["count"])
+                return
             except OSError:
-                pass  # the gateway is gone
+                return  # the gateway is gone

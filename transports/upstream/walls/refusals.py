@@ -22,7 +22,8 @@ class Refusals:
 
     def add(self, kind: str, what: str, why: str, count: int = 1) -> None:
         """`kind` is a value of the label of the counter that they end in; `what` is written as it would be granted."""
-        key = (kind, what[:_MAX_CHARS], why)
+        # A path may have bytes that are no text: what the gateway reads is.
+        key = (kind, what[:_MAX_CHARS].encode("utf-8", "backslashreplace").decode(), why)
         if key not in self._counts and len(self._counts) >= MAX_KINDS:
             key = ("other", "", "")
         self._counts[key] = self._counts.get(key, 0) + count

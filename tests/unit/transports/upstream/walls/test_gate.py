@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 import tests.support.connecting_program
@@ -335,3 +336,15 @@ def test_an_address_is_reachable_once_the_resolver_has_answered_it() -> None:
         learn=True,
     )
     assert after[1] != "EACCES" and told == []
+
+
+@requirement("box.refusals-seen")
+def test_paths_of_any_bytes_are_counted() -> None:
+    paths = [b"/" + bytes((1 + n % 31, 0x80 + n % 128)) * 40 + str(n).encode() for n in range(150)]
+    attempts = [["connect", UNIX, unix(path), {}] for path in paths]
+    with gated(PYTHON, "-c", PROGRAM, json.dumps(attempts), reach=Reach()) as program:
+        assert json.loads(program.output()) == ["EACCES"] * len(paths)
+        refused = program.gateway.refused
+    assert sum(each["count"] for each in refused) == len(paths)
+    packets = msgspec.json.encode([each["what"] for each in refused])
+    assert msgspec.json.decode(packets, type=list[str]), "they are text"
