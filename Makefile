@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 # Tests and tools start hundreds of processes. Without bytecode files, each of them would compile the sources again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help run test unit check clients conformance cluster chaos tasks attack hostile fuzz matrix bench bench-peers reference clean
+.PHONY: help run test unit check clients published conformance cluster chaos tasks attack hostile fuzz matrix bench bench-peers reference clean
 
 help: ## List the commands
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -53,6 +53,9 @@ matrix: $(VENV)/.installed-dev ## Test every feature for every pair of client er
 
 clients: $(VENV)/.installed-dev ## Run the client libraries of docs/clients.md, and print what each does (4 minutes)
 	$(BIN)/python -m tests.clients.client_table
+
+published: $(VENV)/.installed-dev ## Run published servers of npm and PyPI in sandboxes, and print what each does (4 minutes)
+	$(BIN)/python -m tests.published.run $(if $(REACH),--reach $(REACH))
 
 bench: $(VENV)/.installed-dev ## Measure speed, compared with the limits of the machine (15 minutes)
 	$(BIN)/python -m bench.run

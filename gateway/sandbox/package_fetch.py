@@ -8,6 +8,7 @@ Code of the package runs while it is fetched: install scripts of npm, builds of 
 if it would widen what the package's sessions may read.
 """
 
+import asyncio
 import hashlib
 import json
 import logging
@@ -15,7 +16,7 @@ import os
 import re
 import shlex
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Protocol
@@ -51,6 +52,9 @@ _BROWSERS: Final[Mapping[str, str]] = {
     "PUPPETEER_CACHE_DIR": ".cache/puppeteer",
 }
 """Where install scripts put browsers in the home folder, and how the package is told of the place."""
+
+_INSTALL_BY_NPM: Final = ("lib/python3*/site-packages/readabilipy/javascript",)
+"""Folders of Python packages that run `npm install` in them at their first use. mcp-server-fetch has the first one."""
 
 _SECRET_NPM_SETTINGS: Final = ("_", "cert", "email", "key", "otp", "password", "username")
 _UV_START: Final = b"#!/bin/sh\n'''exec' \"$(dirname -- \"$(realpath -- \"$0\")\")\"/'python' \"$0\" \"$@\"\n' '''\n"
@@ -104,8 +108,7 @@ class PackageFetcher:
         temporary.mkdir()
         started = await (self._npm(request, copy) if request.command.kind == "npm" else self._uv(request, copy))
         browsers = {name: str(home / place) for name, place in _BROWSERS.items() if (home / place).is_dir()}
-        for folder in (temporary,) if browsers else (temporary, home):
-            remove(folder)
+        await _remove_all((temporary,) if browsers else (temporary, home))
         return FetchedPackage(
             argv=started.argv,
             env=started.env | browsers,
@@ -144,8 +147,7 @@ class PackageFetcher:
         started = _started_by_npx(request, copy)
         for tree in (copy / "npm" / "_npx").glob("*"):
             await self._run_scripts(tree, request, copy)
-        for name in ("_cacache", "_logs", "_prebuilds"):
-            remove(copy / "npm" / name)
+        await _remove_all(copy / "npm" / name for name in ("_cacache", "_logs", "_prebuilds"))
         return started
 
     async def _run_scripts(self, tree: Path, request: FetchRequest, copy: Path) -> None:
@@ -158,15 +160,7 @@ class PackageFetcher:
         with_scripts = {place: one for place, one in _packages_of(tree).items() if one.get("hasInstallScript")}
         if not with_scripts:
             return
-        settings = copy / "npmrc"
-        settings.write_text(_without_keys(_npm_settings(request)), encoding="utf-8")
-        ours = {
-            "HOME": str(copy / "home"),
-            "npm_config_cache": str(copy / "npm"),
-            "npm_config_update_notifier": "false",
-            "npm_config_userconfig": str(settings),
-        }
-        env = {k: v for k, v in request.env.items() if not _gives_access(_npm_setting(k))} | ours
+        env = _without_keys_of_npm(request, copy)
         npm = _beside(request.command.head[0], "npm")
 
         async def rebuild(*names: str) -> None:
@@ -181,7 +175,7 @@ class PackageFetcher:
                 await rebuild(_name_in(place, with_scripts[place]))
             except FetchFailed as error:
                 logger.info("package %s: %s is left out: %s", request.command.package, place, error)
-                remove(tree / place)
+                await _remove_all([tree / place])
 
     # -- uv
 
@@ -201,10 +195,26 @@ class PackageFetcher:
         argv = (*request.command.within, "-c", _PYTHON, str(noted))
         await self._run(argv, env, request.cwd, read=read, write=copy)
         started = _started_by_uvx(request, copy, noted.read_text("utf-8"))
-        for name in ("simple-v*", "wheels-v*", "sdists-v*", "builds-v*"):
-            for path in (copy / "uv").glob(name):
-                remove(path)
+        await self._first_use(started.path[0], request, copy)
+        unused = ("simple-v*", "wheels-v*", "sdists-v*", "builds-v*")
+        await _remove_all(path for name in unused for path in (copy / "uv").glob(name))
         return started
+
+    async def _first_use(self, programs: str, request: FetchRequest, copy: Path) -> None:
+        """Do what packages do in their own folder when they are used first: sessions could not.
+
+        A failure leaves the package as it was published, and its program says what it is missing.
+        """
+        npm = shutil.which("npm", path=request.env.get("PATH"))
+        env = _without_keys_of_npm(request, copy)
+        for place in _INSTALL_BY_NPM if npm else ():
+            for folder in Path(programs).parent.glob(place):
+                if (folder / "package.json").is_file() and not (folder / "node_modules").exists():
+                    try:
+                        await self._run((npm or "npm", "install"), env, str(folder), read=(), write=copy)
+                    except FetchFailed as error:
+                        logger.warning("package %s: npm install in %s: %s", request.command.package, place, error)
+        await _remove_all([copy / "npm"])
 
 
 @dataclass(frozen=True, slots=True)
@@ -268,6 +278,20 @@ def _npm_settings(request: FetchRequest) -> list[str]:
     given = next((v for k, v in request.env.items() if k.lower() == "npm_config_userconfig"), "")
     path = given or str(Path(request.home, ".npmrc"))
     return [path] if os.path.isfile(path) else []
+
+
+def _without_keys_of_npm(request: FetchRequest, copy: Path) -> dict[str, str]:
+    """The environment of an npm that runs code of packages: with the operator's settings, without access to
+    registries."""
+    settings = copy / "npmrc"
+    settings.write_text(_without_keys(_npm_settings(request)), encoding="utf-8")
+    ours = {
+        "HOME": str(copy / "home"),
+        "npm_config_cache": str(copy / "npm"),
+        "npm_config_update_notifier": "false",
+        "npm_config_userconfig": str(settings),
+    }
+    return {k: v for k, v in request.env.items() if not _gives_access(_npm_setting(k))} | ours
 
 
 def _npm_setting(variable: str) -> str:
@@ -355,6 +379,12 @@ def _started_by_uvx(request: FetchRequest, copy: Path, prefix: str) -> _Started:
         read=(str(copy),) if Path(root).is_relative_to(os.path.realpath(copy)) else (root,),
         content=_digest(sorted(path.name for path in Path(root).glob("lib/python3*/site-packages/*.dist-info"))),
     )
+
+
+async def _remove_all(folders: Iterable[Path]) -> None:
+    """Remove folders beside the event loop: some have thousands of files."""
+    for folder in folders:
+        await asyncio.to_thread(remove, folder)
 
 
 def _digest(facts: Any) -> str:

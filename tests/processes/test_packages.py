@@ -227,6 +227,18 @@ async def test_install_scripts_run_without_the_keys_of_the_registry(site: Site) 
         await site.use("npx -y broken")
 
 
+@requirement("box.package-once")
+async def test_what_a_package_fetches_at_its_first_use_is_fetched_with_it(site: Site) -> None:
+    """A session could not write it into the package."""
+    wanted = json.dumps({"dependencies": {"shown": "1"}})
+    place = "readabilipy/javascript/package.json"
+    site.registry.wheel("reader", "1.0.0", SHOW_PYTHON.replace("VERSION", "'1'"), {place: wanted})
+    used = await site.use("uvx reader")
+    (found,) = Path(used.path[0]).parent.glob("lib/python3*/site-packages/readabilipy/javascript/node_modules/shown")
+    assert (found / "cli.js").is_file()
+    assert told(site.output(used))[2] == "1"
+
+
 @requirement("box.package-equal")
 async def test_npx_finds_what_the_project_has_installed(site: Site, tmp_path: Path) -> None:
     """A private program of a project is never looked for in the registry, where a stranger could have its name."""

@@ -57,13 +57,14 @@ class PackageRegistry:
             "dist": {"tarball": f"{self.url}{path}", "integrity": integrity},
         }
 
-    def wheel(self, name: str, version: str, source: str) -> None:
-        """Publish a Python package with a module of its name, whose `main` is the program of its name."""
+    def wheel(self, name: str, version: str, source: str, files: Mapping[str, str] | None = None) -> None:
+        """Publish a Python package with a module of its name, whose `main` is the program of its name, and `files`."""
         module = name.replace("-", "_")
         info = f"{module}-{version}.dist-info"
         packed = io.BytesIO()
         with zipfile.ZipFile(packed, "w") as archive:
-            archive.writestr(f"{module}.py", source)
+            for path, text in {f"{module}.py": source, **(files or {})}.items():
+                archive.writestr(path, text)
             archive.writestr(f"{info}/METADATA", f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
             archive.writestr(f"{info}/WHEEL", _VERSION_2)
             archive.writestr(f"{info}/entry_points.txt", f"[console_scripts]\n{name} = {module}:main\n")

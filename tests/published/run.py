@@ -1,0 +1,190 @@
+"""Run the published servers behind a gateway, and print what each did.
+
+`make published` runs all of them under the profile `standard`. Packages are fetched once, into `.cache/published`.
+"""
+
+import argparse
+import asyncio
+import http.server
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import httpx2
+from mcp import types
+from mcp.client import Client
+from mcp.client.streamable_http import streamable_http_client
+
+from tests.published.servers import CHROMIUM, SERVERS, PublishedServer, Site
+from tests.support.gateway_process import RunningGateway, running_gateway
+from tests.tools.obtain import CACHE, npx, python_with
+
+__all__ = ["PROFILES", "Outcome", "site", "try_server"]
+
+PROFILES: Final = ("off", "standard", "strict")
+_PAGE: Final = """<!doctype html><title>A page of the site</title><main><article><h1>A page of the site</h1><p id=p></p>
+<p>It has a text that is long enough to be taken for an article. A server that turns pages into Markdown looks for the
+part that people read, and leaves out the rest: menus, footers and notes beside the text.</p>
+<p>A second paragraph says that the first one was no accident, and that the page is worth a reader's time, too.</p>
+</article></main>
+<script>document.getElementById("p").textContent = "written by a " + "script"</script>"""
+_CALL_S: Final = 90.0
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What one server did: `why` is empty if all its calls did what they should. Times are seconds."""
+
+    server: PublishedServer
+    why: str
+    ready_s: float
+    calls_s: float
+    stderr: str
+
+
+@contextmanager
+def site() -> Iterator[Site]:
+    """A folder with files and a repository, and a web page."""
+    with tempfile.TemporaryDirectory(dir=_outside_of_temporary()) as made:
+        folder = Path(made)
+        (folder / "page.html").write_text(_PAGE, encoding="utf-8")
+        (folder / "lint").mkdir()
+        (folder / "lint/bad.js").write_text("const unused = 1\n", encoding="utf-8")
+        rules = 'export default [{ rules: { "no-unused-vars": "error" } }]\n'
+        (folder / "lint/eslint.config.mjs").write_text(rules, encoding="utf-8")
+        _make_repository(folder / "repository")
+        with _serve(folder) as port:
+            yield Site(folder, f"http://127.0.0.1:{port}/page.html")
+
+
+def _outside_of_temporary() -> str:
+    """A place for the folder: one for temporary files is each session's own in a sandbox."""
+    path = CACHE / "sites"
+    path.mkdir(parents=True, exist_ok=True)
+    return str(path)
+
+
+def _make_repository(path: Path) -> None:
+    path.mkdir()
+    (path / "hello.py").write_text('print("hello")\n', encoding="utf-8")
+    who = ("-c", "user.name=Ada", "-c", "user.email=ada@example.com")
+    for command in (("init", "-q"), ("add", "."), (*who, "commit", "-q", "-m", "The first commit")):
+        subprocess.run(["git", *command], cwd=path, check=True)
+
+
+@contextmanager
+def _serve(folder: Path) -> Iterator[int]:
+    class Handler(http.server.SimpleHTTPRequestHandler):
+        def __init__(self, *given: Any) -> None:
+            super().__init__(*given, directory=str(folder))
+
+        def log_message(self, *_: object) -> None:
+            """The outcome says what matters."""
+
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True).start()
+    try:
+        yield server.server_address[1]
+    finally:
+        server.shutdown()
+        server.server_close()
+
+
+def try_server(server: PublishedServer, site: Site, profile: str, reach: Sequence[str] = ()) -> Outcome:
+    """Start a gateway with one server, and let a client make its calls. `reach` are registries that are not public."""
+    path = os.pathsep.join([str(Path(npx()[0]).parent), str(python_with({"uv": ">=0.9"}).parent), "/usr/bin", "/bin"])
+    entry = {
+        "command": server.command[0],
+        "args": [*server.command[1:], *server.args(site)],
+        "env": {"PATH": path, "UV_SYSTEM_CERTS": "1", **server.env(site)},
+        "sandbox": "off" if profile == "off" else _sandbox(profile, server.sandbox(site), reach),
+    }
+    options = {
+        "packages": {"folder": str(CACHE / "published"), "reach": list(reach)},
+        "limits": {"start_timeout_s": _CALL_S},
+    }
+    began = time.monotonic()
+    with running_gateway({"server": entry}, options=options, must_stop=False) as gateway:
+        ready_s = time.monotonic() - began
+        began = time.monotonic()
+        try:
+            asyncio.run(_call(gateway, server, site))
+            why = ""
+        except Exception as error:
+            why = _reason(error)
+        return Outcome(server, why, ready_s, time.monotonic() - began, gateway.stderr())
+
+
+def _sandbox(profile: str, grants: Mapping[str, Any], public: Sequence[str]) -> dict[str, Any]:
+    """`public` are addresses that stand for public hosts, which `standard` reaches without a grant."""
+    reach = [*grants.get("reach", ()), *(public if profile == "standard" else ())]
+    return {**grants, "profile": profile, "reach": reach}
+
+
+async def _call(gateway: RunningGateway, server: PublishedServer, site: Site) -> None:
+    async with (
+        httpx2.AsyncClient(timeout=_CALL_S) as client,
+        Client(streamable_http_client(gateway.url, http_client=client)) as connected,
+    ):
+        for call in server.calls(site):
+            result = await connected.call_tool(call.tool, dict(call.arguments))
+            text = "\n".join(_text(one) for one in result.content)
+            if result.is_error or call.expected not in text:
+                raise AssertionError(f"{call.tool}: {text[:600]!r}")
+
+
+def _text(content: Any) -> str:
+    if isinstance(content, types.EmbeddedResource):
+        return str(getattr(content.resource, "text", ""))
+    return content.text if isinstance(content, types.TextContent) else f"({content.type})"
+
+
+def _reason(error: BaseException) -> str:
+    """The first error of a group says most."""
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return f"{type(error).__name__}: {error}"
+
+
+def _table(outcomes: Sequence[Outcome]) -> Iterator[str]:
+    width = max(len(outcome.server.name) for outcome in outcomes)
+    for outcome in outcomes:
+        state = f"FAILED  {outcome.why}" if outcome.why else outcome.server.shows
+        yield f"{outcome.server.name:{width}}  {outcome.ready_s:5.1f} s  {outcome.calls_s:5.1f} s  {state}"
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--profile", choices=PROFILES, default="standard")
+    parser.add_argument("--only", nargs="*", default=[], help="names of servers")
+    parser.add_argument(
+        "--reach", nargs="*", default=[], help="addresses of registries that are not public: a mirror or a proxy"
+    )
+    parser.add_argument("--verbose", action="store_true", help="print what the gateway has written about failures")
+    options = parser.parse_args()
+    chosen = [server for server in SERVERS if not options.only or server.name in options.only]
+    if shutil.which(CHROMIUM) is None:
+        print(f"{CHROMIUM} is missing: servers with a browser will fail")
+    outcomes = []
+    with site() as place:
+        for server in chosen:
+            outcomes.append(try_server(server, place, options.profile, options.reach))
+            print(*_table(outcomes[-1:]), sep="\n", flush=True)
+            if outcomes[-1].why and options.verbose:
+                print(outcomes[-1].stderr)
+    failed = sum(bool(outcome.why) for outcome in outcomes)
+    print(f"{len(outcomes) - failed} of {len(outcomes)} servers work under {options.profile!r}")
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
