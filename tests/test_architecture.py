@@ -165,6 +165,7 @@ OF_LIBRARIES: set[tuple[str, str]] = {
     ("gateway/demo_server.py", "connection.sock"),
     ("gateway/protocol/uris.py", "options.log_errors"),
     ("gateway/protocol/uris.py", "options.max_mem"),
+    ("gateway/sandbox/shell_commands.py", "reader.whitespace_split"),
     ("gateway/serving/uvicorn_server.py", "self._operators[0].should_exit"),
     ("session_store/redis/connection.py", "error.__cause__"),
     ("transports/inbound/http_connection.py", "cycle.transport"),

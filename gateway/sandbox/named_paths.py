@@ -11,7 +11,7 @@ from ipaddress import IPv6Address, ip_address
 from typing import Final
 from urllib.parse import SplitResult, unquote, urlsplit
 
-from gateway.sandbox.system_paths import OwnLink, followed, is_broad
+from gateway.sandbox.system_paths import OwnLink, followed, is_broad, real
 
 __all__ = ["NamedPaths", "named_paths"]
 
@@ -39,6 +39,7 @@ _PORTS: Final[Mapping[str, int]] = {
     "ldap": 389, "ldaps": 636, "imap": 143, "imaps": 993, "smtp": 25, "smtps": 465,
 }  # fmt: skip
 _LONGEST: Final = 4_096
+_LINK: Final = "{}: {} is a symlink of the gateway's user; write the path that it leads to"
 
 
 @dataclass(slots=True)
@@ -67,8 +68,6 @@ def named_paths(
     from: a folder that holds some of them is not granted for writing. `folder` is where relative paths are meant; None:
     in the session's own folder. `cwd` is a folder that is read."""
     found = _Named(tuple(code), folder)
-    if cwd is not None:
-        found.code(cwd)
     option = ""
     for word in args:
         if option == "-m":  # a module, which is code
@@ -83,6 +82,8 @@ def named_paths(
                 found.code(part)
         else:
             found.text(value, name)
+    if cwd is not None:
+        found.working_directory(cwd)
     return found.paths
 
 
@@ -97,6 +98,19 @@ class _Named:
         path = self._followed(text) if text.startswith("/") else ""
         if path and os.path.exists(path):
             self.folder(path, may_write=False)
+
+    def working_directory(self, path: str) -> None:
+        """The folder that the server starts in. Its links are followed, unless the server's sessions may write them:
+        many a project lies behind one."""
+        try:
+            found = followed(path)
+        except OwnLink as link:
+            if any(str(link).startswith(f"{folder}/") for folder in self.paths.write):
+                self._leave_out(_LINK.format(path, link))
+                return
+            found = real(path)
+        if os.path.isdir(found):
+            self.folder(found, may_write=False)
 
     def text(self, text: str, name: str) -> None:
         """An argument or the value of a variable, and the name of its option or variable."""
@@ -133,7 +147,7 @@ class _Named:
         try:
             return followed(path)
         except OwnLink as link:
-            self._leave_out(f"{path}: {link} is a symlink of the gateway's user; write the path that it leads to")
+            self._leave_out(_LINK.format(path, link))
             return ""
 
     def folder(self, path: str, *, may_write: bool) -> None:

@@ -4,16 +4,21 @@ import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Final
 
 from gateway.config.sandbox import Sandbox
 from gateway.config.upstreams import UpstreamSettings
 from gateway.sandbox.named_paths import NamedPaths, named_paths
 from gateway.sandbox.runtime_paths import RuntimePaths, module_of, runtime_paths
+from gateway.sandbox.shell_commands import placed_commands
 from gateway.sandbox.system_paths import OwnLink, followed, real, system_grants
 from transports.upstream.stdio import HOME
 from transports.upstream.walls.spec import Grant, Limits, Reach, Walls
 
 __all__ = ["Enclosure", "OwnFolder", "Process", "enclosure_of"]
+
+_LONGEST_NAME: Final = 1_024
+"""A longer argument is text."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +97,8 @@ def enclosure_of(
     for command in sandbox.launcher[:1]:
         runtime.include(runtime_paths((command,), path, folder, "/"))
     where, cwd = (None, None) if is_own else (folder, None if settings.cwd is None else folder)
-    named = named_paths(argv[1:], settings.env, code=runtime.code, folder=where, cwd=cwd)
+    words = (*argv[1:], *_words_within(argv, folder))
+    named = named_paths(words, settings.env, code=runtime.code, folder=where, cwd=cwd)
     listed = _Listed()
     grants = [
         *_grants(sandbox, runtime, named),
@@ -201,8 +207,16 @@ def _working_directory() -> str:
 
 def _is_relative(settings: UpstreamSettings, here: str) -> bool:
     """Whether the command or an argument names something in the working directory of the gateway."""
-    words = [word for word in settings.args if word and not word.startswith(("-", "/"))]
-    words += [settings.command] if "/" in settings.command and not settings.command.startswith("/") else []
-    module = module_of(settings.args)
-    names = [*words, *((module, f"{module}.py") if module else ())]
-    return any(os.path.exists(os.path.join(here, name)) for name in names)
+    names: list[str] = []
+    for command, folder in placed_commands(settings.argv, here):
+        if folder == here:
+            names += (*command[1:], *(command[:1] if "/" in command[0] else ()))
+            names += (module, f"{module}.py") if (module := module_of(command)) else ()
+    named = (name for name in names if name and not name.startswith(("-", "/")) and len(name) < _LONGEST_NAME)
+    return any(os.path.exists(os.path.join(here, name)) for name in named)
+
+
+def _words_within(argv: Sequence[str], folder: str) -> Iterator[str]:
+    """The paths that commands of a shell in the arguments name."""
+    for command, place in list(placed_commands(argv, folder))[1:]:
+        yield from (os.path.join(place, word) for word in command if "/" in word and not word.startswith(("-", "~")))

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Final
 from urllib.parse import unquote, urlsplit
 
+from gateway.sandbox.shell_commands import placed_commands
 from gateway.sandbox.system_paths import is_broad, real
 
 __all__ = ["RuntimePaths", "module_of", "runtime_paths"]
@@ -82,12 +83,13 @@ class RuntimePaths:
 def runtime_paths(argv: Sequence[str], path: str, cwd: str, home: str) -> RuntimePaths:
     """The files that a command needs. `path` is its PATH, `home` the home folder in which tools were installed."""
     found = RuntimePaths()
-    program = _which(argv[0], path, cwd)
-    if program:
-        found.program = real(program)
-        _Search(found, path, home).program(program)
-    for code in _code_of(argv, cwd):
-        _Search(found, path, home).code(code)
+    for number, (command, folder) in enumerate(placed_commands(argv, cwd)):
+        program = _which(command[0], path, folder)
+        if program:
+            found.program = found.program if number else real(program)
+            _Search(found, path, home).program(program)
+        for code in _code_of(command, folder):
+            _Search(found, path, home).code(code)
     for folder in path.split(os.pathsep):  # the programs that servers start: git, node
         if folder:
             found.add(folder)
@@ -248,6 +250,8 @@ def _words(line: str) -> list[str]:
 def _code_of(argv: Sequence[str], cwd: str) -> Iterator[str]:
     """The scripts and folders of code that the arguments of an interpreter or of a runner name."""
     name, words = Path(argv[0]).name, argv[1:]
+    if name == "cd" and len(words) == 1:
+        yield os.path.join(cwd, words[0])
     if name in _RUNNERS:
         for option, value in pairwise(words):
             if option in _FOLDER_OPTIONS:

@@ -101,6 +101,20 @@ def test_a_server_starts_in_its_home_unless_it_names_something_where_the_gateway
     assert mode_of(enclosed({"args": ["server.py"]}).walls, tmp_path / "server.py") == "rx"
 
 
+@requirement("box.runtime", "box.arguments")
+def test_a_shell_in_front_of_a_server_changes_nothing(tmp_path: Path) -> None:
+    place = Path(os.path.realpath(tmp_path))
+    for name in ("app/server.py", "env/bin/python3"):
+        (place / name).parent.mkdir(parents=True)
+        (place / name).touch(mode=0o755)
+    (place / "env/pyvenv.cfg").write_text("home = /usr/bin\n")
+    (place / "data").mkdir()
+    text = f"cd {place}/app && exec {place}/env/bin/python3 server.py {place}/data 2>> {place}/data/log"
+    found = enclosed({"command": "sh", "args": ["-c", text]})
+    assert mode_of(found.walls, place / "env/bin/python3") == mode_of(found.walls, place / "app/server.py") == "rx"
+    assert mode_of(found.walls, place / "data") == "rw" and not mode_of(found.walls, place)
+
+
 def test_what_is_not_granted_is_told(tmp_path: Path) -> None:
     found = enclosed({"args": ["/etc"]}, read=(f"{tmp_path}/none",))
     assert [line.partition(":")[0] for line in found.left_out] == ["/etc", f"{tmp_path}/none"]
