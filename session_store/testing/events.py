@@ -67,6 +67,15 @@ class EventLogContract:
             await log.stream_of("s", ids[15])
         assert await log.stream_of("s", big) == "two"
 
+    async def test_events_without_a_frame_are_dropped_as_others(self, log: EventLog) -> None:
+        nonce, number = await _reserved(log, "s", 60)
+        for n in range(40):
+            assert await log.write({"s": [Entry(number + n, "one", b"", nonce=nonce)]}) == {}
+        last = [await log.append("s", "one", b"") for _ in range(3)][-1]
+        assert await log.stream_of("s", last) == "one"
+        with pytest.raises(UnknownEvent):
+            await log.stream_of("s", id_of_event(nonce, number + 26))
+
     async def test_who_names_no_event_gets_what_nobody_was_given(self, log: EventLog) -> None:
         await log.append("s", "one", b"a")
         given = await log.append("s", "one", b"b")

@@ -55,7 +55,7 @@ local function logged(keys, added, about)
     local freed = 0
     for _, entry in ipairs(first) do freed = freed + #entry[2][4] end
     redis.call('XTRIM', keys[2], 'MAXLEN', redis.call('XLEN', keys[2]) - #first)
-    size = redis.call('HINCRBY', keys[3], 'size', -freed)
+    size = redis.call('HINCRBY', keys[3], 'size', 0 - freed) -- Redis refuses -0
     over = 0
   end
   live_with(keys[1], keys[2], about[4])
