@@ -1,5 +1,6 @@
 """The answers to calls whose process died: what became of them is unknown."""
 
+import secrets
 from typing import Final
 
 from gateway.calls.streams import stream_of_call
@@ -23,7 +24,7 @@ async def end_lost(events: EventStreams, session_id: str, stream: str, request_i
 
 async def answer_lost(events: EventStreams, session: Session, call: RequestId) -> str:
     """Answer a call of an earlier process, which has given its client an event and died before the store had it.
-    Returns the name of the stream of the answer."""
-    stream = stream_of_call(session, 0, "", call)
+    Returns the name of the stream of the answer, which has nothing else: who asks again gets another stream."""
+    stream = stream_of_call(session, 0, secrets.token_hex(4), call)
     await end_lost(events, session.id, stream, encode(call))
     return stream

@@ -235,22 +235,25 @@ class LegacyClients:
         """The standalone stream of a session, or the rest of a broken stream."""
         live = (await arrived(self._resolver.require(request, who))).live
         await arrived(self._intake.count(live))
-        stream, after = STANDALONE, None
+        stream: str = STANDALONE
+        after: str | None = None
         if last_event_id is not None:
-            stream, after = await self._resumed(live, last_event_id), id_in_log(last_event_id)
+            stream, after = await self._resumed(live, last_event_id)
         if stream == STANDALONE and live.open_streams:
             raise stream_taken()
         return StreamReply(live, stream, after, events=self._events)
 
-    async def _resumed(self, live: LiveSession, last_event_id: str) -> str:
-        """The name of the stream of that event. Raises `Refused`: the event is unknown."""
+    async def _resumed(self, live: LiveSession, last_event_id: str) -> tuple[str, str | None]:
+        """The name of the stream to go on with, and the event behind which. None: from its beginning. Raises `Refused`:
+        the event is unknown."""
+        event_id = id_in_log(last_event_id)
         try:
-            return await self._events.stream_of(live.session.id, id_in_log(last_event_id))
+            return await self._events.stream_of(live.session.id, event_id), event_id
         except UnwrittenEvent:
             call = call_of_event(last_event_id)
             if call is None:
                 raise unknown_event() from None
-            return await answer_lost(self._events, live.session, call)
+            return await answer_lost(self._events, live.session, call), None
         except UnknownEvent:
             raise unknown_event() from None
 

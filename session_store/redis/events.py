@@ -3,7 +3,7 @@
 import asyncio
 import random
 from collections.abc import AsyncGenerator, AsyncIterator, Hashable, Mapping, Sequence
-from typing import Final
+from typing import Final, NamedTuple
 
 from session_store.embedded.events import MAX_LOG_BYTES, MAX_LOG_EVENTS, sequence_of
 from session_store.ports.cluster import Bus
@@ -96,14 +96,16 @@ class RedisEventLog:
                 position = last if after is None else sequence_of(nonce, after)
             except UnknownEvent:
                 return  # the log was dropped after the caller got that id
+            read = await self._read_before(session_id, stream, position)
             while True:
                 news.clear()
-                async for number, frame, ends in self._entries(session_id, stream, position):
-                    position = number
-                    if ends != _END:
-                        yield Event(id=id_of_event(nonce, number), frame=frame)
-                    if ends in _ENDS:
-                        return
+                async for entry in self._entries(session_id, read):
+                    read = entry.number
+                    if entry.stream == stream:
+                        if entry.number > position and entry.ends != _END:
+                            yield Event(id=id_of_event(nonce, entry.number), frame=entry.frame)
+                        if entry.ends in _ENDS:
+                            return
                 if dropped or (await self._log(session_id, stream))[0] != nonce:
                     return
                 try:
@@ -112,12 +114,19 @@ class RedisEventLog:
                 except TimeoutError:
                     pass
 
-    async def _entries(self, session_id: str, stream: str, after: int) -> AsyncIterator[tuple[int, bytes, str]]:
-        entries = await self._commands.run("XRANGE", keys.of_session(session_id)[2], f"{after + 1}-0", "+")
-        for entry_id, values in entries:
-            fields = _fields(values)
-            if fields[b"s"] == stream.encode():
-                yield int(entry_id.partition(b"-")[0]), fields[b"f"], fields[b"e"].decode()
+    async def _read_before(self, session_id: str, stream: str, position: int) -> int:
+        """The number behind which a follower begins to read: it has the event at `position`, and looks whether that is
+        the last one. Without such an event the end may be anywhere, as the number is a client's word."""
+        events = keys.of_session(session_id)[2]
+        for found in await self._commands.run("XRANGE", events, f"{position}-0", f"{position}-0"):
+            if _entry(*found).stream == stream:
+                return position - 1
+        return 0
+
+    async def _entries(self, session_id: str, after: int) -> AsyncIterator["_Logged"]:
+        """All that is in the log of a session behind that number."""
+        for found in await self._commands.run("XRANGE", keys.of_session(session_id)[2], f"{after + 1}-0", "+"):
+            yield _entry(*found)
 
     async def _log(self, session_id: str, stream: str) -> tuple[str, int]:
         """The nonce of the session's log, which is created if need be, and the number of the last delivered event."""
@@ -127,9 +136,11 @@ class RedisEventLog:
 
     async def kept(self, session_id: str, stream: str, after: str) -> list[Event]:
         nonce, _ = await self._log(session_id, stream)
-        entries = self._entries(session_id, stream, sequence_of(nonce, after))
+        entries = self._entries(session_id, sequence_of(nonce, after))
         return [
-            Event(id=id_of_event(nonce, number), frame=frame) async for number, frame, ends in entries if ends != _END
+            Event(id=id_of_event(nonce, entry.number), frame=entry.frame)
+            async for entry in entries
+            if entry.stream == stream and entry.ends != _END
         ]
 
     async def stream_of(self, session_id: str, event_id: str) -> str:
@@ -138,20 +149,20 @@ class RedisEventLog:
         if nonce is None:
             raise UnknownEvent(event_id)
         number = sequence_of(nonce.decode(), event_id)
-        for _, values in await self._commands.run("XRANGE", events, f"{number}-0", f"{number}-0"):
-            return _fields(values)[b"s"].decode()
+        for found in await self._commands.run("XRANGE", events, f"{number}-0", f"{number}-0"):
+            entry = _entry(*found)
+            if entry.ends != _END:
+                return entry.stream
         first = [entry for entry, _ in await self._commands.run("XRANGE", events, "-", "+", "COUNT", 1)]
         if number <= int(last or 0) and (not first or number > int(first[0].partition(b"-")[0])):
             raise UnwrittenEvent(event_id)
         raise UnknownEvent(event_id)
 
     async def unfinished(self, session_id: str) -> list[str]:
-        entries = await self._commands.run("XRANGE", keys.of_session(session_id)[2], "-", "+")
         open_streams: set[str] = set()
-        for _, values in entries:
-            fields = _fields(values)
-            change = open_streams.discard if fields[b"e"].decode() in _ENDS else open_streams.add
-            change(fields[b"s"].decode())
+        async for entry in self._entries(session_id, 0):
+            change = open_streams.discard if entry.ends in _ENDS else open_streams.add
+            change(entry.stream)
         return sorted(open_streams)
 
     async def delivered(self, session_id: str, stream: str, event_id: str) -> None:
@@ -167,11 +178,20 @@ class RedisEventLog:
         """Do nothing: each event is in the store."""
 
 
-def _fields(values: "list[bytes] | dict[bytes, bytes]") -> dict[bytes, bytes]:
-    if isinstance(values, dict):
-        return values
-    pairs = iter(values)
-    return dict(zip(pairs, pairs, strict=True))
+class _Logged(NamedTuple):
+    """An entry of the log. `ends`: how it ends its stream."""
+
+    number: int
+    stream: str
+    frame: bytes
+    ends: str
+
+
+def _entry(entry_id: bytes, values: "list[bytes] | dict[bytes, bytes]") -> _Logged:
+    if not isinstance(values, dict):
+        pairs = iter(values)
+        values = dict(zip(pairs, pairs, strict=True))
+    return _Logged(int(entry_id.partition(b"-")[0]), values[b"s"].decode(), values[b"f"], values[b"e"].decode())
 
 
 def _topic(session_id: str) -> str:

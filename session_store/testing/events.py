@@ -34,6 +34,37 @@ class EventLogContract:
         assert [event.frame for event in await log.kept("s", "one", ids[0])] == [b"b", b"c"]
         assert await self._read(log, "s", "one", ids[0]) == [b"b", b"c"]
 
+    async def test_who_has_the_last_event_of_a_finished_stream_waits_for_nothing(self, log: EventLog) -> None:
+        last = await log.append("s", "appended", b"a")
+        await log.finish("s", "appended")
+        nonce, number = await _reserved(log, "s", 3)
+        entries = [
+            Entry(number, "two", b"other"),
+            Entry(number + 1, "written", b"b", nonce=nonce),
+            Entry(number + 2, "written", b"c", ends=True, nonce=nonce),
+        ]
+        await log.write({"s": entries})
+        for stream, event in (("appended", last), ("written", id_of_event(nonce, number + 2))):
+            assert await self._read(log, "s", stream, event) == []
+            await log.delivered("s", stream, event)
+            assert await self._read(log, "s", stream, None) == []
+
+    async def test_a_stream_ends_for_who_names_a_number_above_its_own(self, log: EventLog) -> None:
+        nonce, number = await _reserved(log, "s", 40)
+        await log.write({"s": [Entry(number, "one", b"a", nonce=nonce)]})
+        early = asyncio.create_task(self._read(log, "s", "one", id_of_event(nonce, number + 30)))
+        await asyncio.sleep(0.05)  # it reads, or does so later: both have to do
+        await log.write({"s": [Entry(number + 1, "one", b"b", ends=True, nonce=nonce)]})
+        assert await early == []
+        assert await self._read(log, "s", "one", id_of_event(nonce, number + 30)) == []
+
+    async def test_the_end_of_a_stream_is_no_event(self, log: EventLog) -> None:
+        nonce, number = await _reserved(log, "s", 2)
+        entries = [Entry(number, "one", b"a", nonce=nonce), Entry(number + 1, "one", b"", ends=True, nonce=nonce)]
+        await log.write({"s": entries})
+        with pytest.raises(UnwrittenEvent):
+            await log.stream_of("s", id_of_event(nonce, number + 1))
+
     async def test_a_follower_hears_what_comes_later(self, log: EventLog) -> None:
         first = await log.append("s", "one", b"a")
         reading = asyncio.create_task(self._read(log, "s", "one", first))

@@ -2,7 +2,9 @@
 
 import contextlib
 import json
+import time
 from collections.abc import Iterator
+from typing import Any
 
 import httpx
 import pytest
@@ -36,6 +38,18 @@ def seen_until(chunks: Iterator[str], text: str, count: int) -> str:
     return text
 
 
+def resumed_to_its_end(client: Legacy, event_id: str) -> list[tuple[str, dict[str, Any]]]:
+    """The ids and messages behind that event."""
+    with client.get(last_event_id=event_id) as resumed:
+        assert resumed.status_code == 200, resumed.read()
+        begun = time.monotonic()
+        text = ""
+        for chunk in resumed.iter_text():
+            text += chunk
+            assert time.monotonic() - begun < 20, "it has no end"
+    return [(name, json.loads(data)) for name, data in events(text) if data]
+
+
 @requirement("spec.stream-log", "rep.honest", "spec.priming")
 def test_a_client_whose_events_died_with_their_owner_is_told_that_the_outcome_is_unknown(
     two: list[RunningGateway], redis_server: RunningRedis, http: httpx.Client
@@ -58,13 +72,18 @@ def test_a_client_whose_events_died_with_their_owner_is_told_that_the_outcome_is
     client.url = other.url
     answers = {}
     for event_id in (ids[-1], ids[0], ids[-1]):
-        with client.get(last_event_id=event_id) as resumed:
-            assert resumed.status_code == 200, resumed.read()
-            answers[event_id] = [json.loads(data) for _, data in events("".join(resumed.iter_text())) if data]
-    assert [message["id"] for message in answers[ids[-1]]] == ["call/5"], "one answer: its events are lost"
-    for answer in answers.values():
-        assert (answer[-1]["id"], answer[-1]["error"]["code"]) == ("call/5", -32014)
-    assert len(answers[ids[0]]) > 1 and "method" in answers[ids[0]][0], "what was stored is there"
+        answers[event_id] = resumed_to_its_end(client, event_id)
+        answer = answers[event_id][-1][1]
+        assert (answer["id"], answer["error"]["code"]) == ("call/5", -32014)
+    assert len(answers[ids[-1]]) == 1, "one answer: its events are lost"
+    assert len(answers[ids[0]]) > 1 and "method" in answers[ids[0]][0][1], "what was stored is there"
+    answered = answers[ids[-1]][-1][0]
+    assert resumed_to_its_end(client, answered) == [], "the stream ends with its answer"
+    nonce, _, rest = answered.partition("-")
+    ahead = f"{nonce}-{int(rest.partition('.')[0]) + 5_000}.NQ"  # above the owner's numbers, and reserved by it
+    for _ in range(2):
+        ((_, answer),) = resumed_to_its_end(client, ahead)
+        assert (answer["id"], answer["error"]["code"]) == (5, -32014)
     made_up = ids[-1].partition("-")[0] + "-99999999.NQ"
     with client.get(last_event_id=made_up) as refused:
         assert refused.status_code == 404
