@@ -91,7 +91,7 @@ def test_a_program_of_another_machine_is_killed() -> None:
     assert subprocess.run(command, capture_output=True, timeout=30).returncode == -31  # SIGSYS
 
 
-FLAGS = ("connections", "attributes", "others", "processes", "apart", "signals")
+FLAGS = ("connections", "attributes", "others", "processes", "apart", "signals", "truncation")
 KINDS = [FilterKind(**dict(zip(FLAGS, each, strict=True))) for each in product((False, True), repeat=len(FLAGS))]
 REFUSED, ASKED = 99, 98
 
@@ -189,6 +189,15 @@ def test_signals_are_asked_about_where_the_kernel_does_not_keep_them_within() ->
     assert errors_of(FilterKind(signals=True), *calls, ("kill", 0, 0)) == [ASKED] * 3 + [0]
     owner = [("pidfd_send_signal", -1, 0), ("fcntl", 0, 8, 1), ("ioctl", 0, 0x8901)]
     assert errors_of(FilterKind(signals=True), *owner) == [errno.ENOSYS, REFUSED, REFUSED]
+
+
+@requirement("box.files")
+def test_truncation_is_asked_about_where_the_kernel_does_not_look_at_it() -> None:
+    opened = [("openat", -1, 0, flags) for flags in (0o1000, 0o2001000, 0o1001, 0o1102, 0)]
+    assert errors_of(FilterKind(truncation=True), ("truncate", 0, 0), *opened, ("openat2", -1, 0, 0, 0)) == [
+        ASKED, REFUSED, REFUSED, errno.EFAULT, errno.EFAULT, errno.EFAULT, errno.ENOSYS,
+    ]  # fmt: skip
+    assert errors_of(FilterKind(), ("truncate", 0, 0), *opened) == [errno.EFAULT] * 6
 
 
 @requirement("box.files")

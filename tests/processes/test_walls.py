@@ -99,6 +99,8 @@ attempts(
     write_closed=lambda: write(closed + "/file"),
     make_in_granted=lambda: write(read + "/new"),
     truncate_granted=lambda: os.truncate(read + "/file", 0),
+    truncate_while_reading=lambda: os.open(read + "/file", os.O_RDONLY | os.O_TRUNC),
+    truncate_own=lambda: os.truncate(own + "/new", 3),
     remove_granted=lambda: os.unlink(read + "/file"),
     folder_in_closed=lambda: os.mkdir(closed + "/folder"),
     rename_out=lambda: os.rename(own + "/new", closed + "/new"),
@@ -116,7 +118,8 @@ EXPECTED = {
     "read_closed_by_symlink": "EACCES", "read_closed_by_dots": "EACCES", "read_passwords": "EACCES", "write_own": "",
     "write_granted": "EACCES", "write_closed": "EACCES", "make_in_granted": "EACCES", "truncate_granted": "EACCES",
     "remove_granted": "EACCES", "folder_in_closed": "EACCES", "rename_out": "EACCES", "rename_in": "EACCES",
-    "link_in": "EXDEV", "link_granted": "EXDEV", "rename_own": "", "execute_own": "EACCES", "write_device": "",
+    "link_in": "EXDEV", "link_granted": "EXDEV", "rename_own": "", "truncate_own": "",
+    "execute_own": "EACCES", "write_device": "",
 }  # fmt: skip
 
 
@@ -125,6 +128,7 @@ def test_files_that_are_not_granted_are_closed(place: Place) -> None:
     tried = place.tries(FILES)
     assert tried.pop("make_device") in ("EACCES", "EPERM")
     other_mounts = {"rename_out": "EXDEV", "rename_in": "EXDEV"} if place.walls.namespaces else {}
+    assert tried.pop("truncate_while_reading") in ("EACCES", "EPERM")
     assert tried == EXPECTED | other_mounts
     assert (place.closed / "file").read_text("utf-8") == (place.read / "file").read_text("utf-8") == "text"
 

@@ -81,6 +81,7 @@ def _filter_kind(walls: Walls, kernel: Kernel, *, apart: bool) -> seccomp.Filter
         processes=walls.limits.processes is not None,
         apart=apart,
         signals=kernel.landlock < 6 and not apart,
+        truncation=kernel.landlock < 3 and not apart,
     )
 
 

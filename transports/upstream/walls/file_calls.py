@@ -51,6 +51,7 @@ class FileCalls:
             "futimesat": lambda made: self._utimes(made, made.arguments[0], made.arguments[1], made.arguments[2]),
             "utimensat": self._utimensat,
             "inotify_add_watch": self._watch,
+            "truncate": self._truncate,
         }
         table = numbers()
         self._handlers = {table[name]: handler for name, handler in handlers.items() if name in table}
@@ -82,6 +83,15 @@ class FileCalls:
                 raise OSError(errno.EOPNOTSUPP, "a symlink has no mode")
             self._check(target, self._writable)
             os.chmod(_by_descriptor(target), mode & 0o7777)
+        finally:
+            os.close(target)
+        return 0
+
+    def _truncate(self, made: Notification) -> int:
+        target = self._named(made, _AT_FDCWD, made.arguments[0], 0)
+        try:
+            self._check(target, self._writable)
+            os.truncate(_by_descriptor(target), ctypes.c_long(made.arguments[1]).value)
         finally:
             os.close(target)
         return 0

@@ -41,7 +41,7 @@ class Kernel:
         apart = walls.namespaces and not self.namespaces
         if not self.landlock:
             yield "Files are not closed to the server: the kernel has no Landlock, or it is switched off."
-        elif self.landlock < 3 and not apart:
+        elif self.landlock < 3 and not apart and self.gate:
             yield "Files that the server may not write can be truncated by it: that takes Landlock ABI 3 (Linux 6.2)."
         if self.filters:
             yield f"No system call is refused: {self.filters}."

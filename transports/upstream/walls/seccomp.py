@@ -90,11 +90,13 @@ class FilterKind:
     """The process has namespaces of its own, so that it shares memory with nobody else and can name nobody else."""
     signals: bool = False
     """Signals go to the gate as well: the kernel does not keep them within (Landlock before ABI 6)."""
+    truncation: bool = False
+    """Truncation goes to the gate as well: the kernel lets it pass for all files (Landlock before ABI 3)."""
 
     @property
     def asks(self) -> bool:
         """True if anything goes to the gate."""
-        return self.connections or self.attributes or self.others or self.processes or self.signals
+        return self.connections or self.attributes or self.others or self.processes or self.signals or self.truncation
 
 
 def decisions(kind: FilterKind) -> dict[str, Decision]:
@@ -104,6 +106,12 @@ def decisions(kind: FilterKind) -> dict[str, Decision]:
         found |= dict.fromkeys(_SHARED_MEMORY, _EPERM)
     if kind.attributes:
         found |= dict.fromkeys(ATTRIBUTES, NOTIFY)
+    if kind.truncation:
+        while_reading = {0o1000: _EPERM}  # O_TRUNC with O_RDONLY
+        found["truncate"] = NOTIFY
+        found["open"] = Match(1, while_reading, ALLOW, mask=0o1003)
+        found["openat"] = Match(2, while_reading, ALLOW, mask=0o1003)
+        found["openat2"] = _ENOSYS  # its flags are in memory. Callers fall back to openat
     found |= dict.fromkeys(_OWNERS, _EPERM) | dict.fromkeys(_EXTENDED, refuse(errno.EOPNOTSUPP))
     found |= dict.fromkeys(_NEW, _ENOSYS)
     found |= _of_others(kind) | _of_sockets(kind)
