@@ -64,10 +64,10 @@ def test_links_that_a_session_could_have_made_are_not_followed(place: Path) -> N
         told = found(named)
         assert not told.read and not told.write, named
         assert "is a symlink of the gateway's user; write the path that it leads to" in next(iter(told.left_out))
-    assert (
-        not found(PYTHONPATH=f"{place}/data/notes").read
-        and not named_paths((), {}, code=(), folder=None, cwd=named).read
-    )
+    assert not found(PYTHONPATH=f"{place}/data/notes").read
+    within = f"{place}/data/notes"
+    assert not named_paths([f"{place}/data"], {}, code=(), folder="/", cwd=within).read, "its sessions write there"
+    assert named_paths([], {}, code=(), folder="/", cwd=within).read.keys() == {f"{place}/secret"}, "nobody does"
     (place / "loop").symlink_to(place / "loop")
     assert not found(f"{place}/loop").write
 
