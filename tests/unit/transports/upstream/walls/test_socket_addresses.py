@@ -1,0 +1,47 @@
+"""Socket addresses are read from any bytes."""
+
+import ipaddress
+import socket
+import struct
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.requirements import requirement
+from transports.upstream.walls.socket_addresses import Disconnect, InternetAddress, UnixPath, read_address
+
+FAMILIES = (socket.AF_INET, socket.AF_INET6, socket.AF_UNIX, socket.AF_NETLINK, socket.AF_UNSPEC)
+
+
+@requirement("box.network")
+@given(st.sampled_from(FAMILIES), st.sampled_from(FAMILIES), st.binary(max_size=130), st.booleans())
+def test_any_bytes_are_an_address_or_an_errno(family: int, domain: int, rest: bytes, is_headed: bool) -> None:
+    raw = (struct.pack("=H", family) if is_headed else b"") + rest
+    try:
+        found = read_address(raw, domain)
+    except OSError as error:
+        assert error.errno
+    else:
+        assert isinstance(found, Disconnect | InternetAddress | UnixPath)
+        if isinstance(found, InternetAddress):
+            assert found.raw[:8] == raw[:8] and found.address.packed in found.raw
+
+
+@requirement("box.network")
+def test_what_is_given_to_the_kernel_is_what_was_decided_on() -> None:
+    packed = ipaddress.IPv6Address("fe80::1").packed
+    raw = struct.pack("=H", socket.AF_INET6) + struct.pack("!HI", 443, 7) + packed + struct.pack("=I", 3) + b"more"
+    found = read_address(raw, socket.AF_INET6)
+    assert isinstance(found, InternetAddress) and found.port == 443 and found.raw == raw[:28]
+    assert found.address == ipaddress.IPv6Address("fe80::1")
+    short = read_address(raw[:24], socket.AF_INET6)
+    assert isinstance(short, InternetAddress) and short.raw == raw[:24] + bytes(4)
+
+
+@requirement("box.sockets")
+@pytest.mark.parametrize(
+    ("tail", "path"), [(b"/a\0b", "/a"), (b"/a", "/a"), (b"a/../b\0", "a/../b"), (b"/\xff", "/\udcff")]
+)
+def test_a_path_ends_with_the_first_zero_byte(tail: bytes, path: str) -> None:
+    assert read_address(struct.pack("=H", socket.AF_UNIX) + tail, socket.AF_UNIX) == UnixPath(path)
