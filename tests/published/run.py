@@ -38,6 +38,8 @@ part that people read, and leaves out the rest: menus, footers and notes beside 
 </article></main>
 <script>document.getElementById("p").textContent = "written by a " + "script"</script>"""
 _CALL_S: Final = 90.0
+_CACHE: Final = CACHE.resolve()
+"""A sandbox grants nothing through symlinks of the gateway's user."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +70,7 @@ def site() -> Iterator[Site]:
 
 def _outside_of_temporary() -> str:
     """A place for the folder: one for temporary files is each session's own in a sandbox."""
-    path = CACHE / "sites"
+    path = _CACHE / "sites"
     path.mkdir(parents=True, exist_ok=True)
     return str(path)
 
@@ -101,7 +103,9 @@ def _serve(folder: Path) -> Iterator[int]:
 
 def try_server(server: PublishedServer, site: Site, profile: str, reach: Sequence[str] = ()) -> Outcome:
     """Start a gateway with one server, and let a client make its calls. `reach` are registries that are not public."""
-    path = os.pathsep.join([str(Path(npx()[0]).parent), str(python_with({"uv": ">=0.9"}).parent), "/usr/bin", "/bin"])
+    path = os.pathsep.join(
+        [str(Path(npx()[0]).parent), str(python_with({"uv": ">=0.9"}).parent.resolve()), "/usr/bin", "/bin"]
+    )
     entry = {
         "command": server.command[0],
         "args": [*server.command[1:], *server.args(site)],
@@ -109,7 +113,7 @@ def try_server(server: PublishedServer, site: Site, profile: str, reach: Sequenc
         "sandbox": "off" if profile == "off" else _sandbox(profile, server.sandbox(site), reach),
     }
     options = {
-        "packages": {"folder": str(CACHE / "published"), "reach": list(reach)},
+        "packages": {"folder": str(_CACHE / "published"), "reach": list(reach)},
         "limits": {"start_timeout_s": _CALL_S},
     }
     began = time.monotonic()
