@@ -115,6 +115,7 @@ def enclosure_of(
             limits=_limits(sandbox),
             namespaces=sandbox.profile == "strict",
             required=sandbox.required,
+            watch="refused" if sandbox.watch else "nothing",
         ),
         env={name: value for name, value in runtime.env.items() if name not in settings.env},
         cwd=None if is_own else settings.cwd,

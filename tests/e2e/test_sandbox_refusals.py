@@ -34,19 +34,20 @@ def session_of(http: httpx.Client, gateway: RunningGateway, name: str) -> dict[s
     return found
 
 
-@requirement("box.refusals-seen")
+@requirement("box.refusals-seen", "box.files-seen")
 def test_what_a_sandbox_refuses_is_on_the_page_of_the_session(http: httpx.Client) -> None:
-    servers = {"box": {"command": sys.executable, "args": [EVALUATING], "sandbox": "standard"}}
+    servers: dict[str, Any] = {"box": {"command": sys.executable, "args": [EVALUATING], "sandbox": "standard"}}
+    servers["seen"] = {**servers["box"], "sandbox": {"profile": "strict", "watch": True}}
     with running_gateway(servers, options={"admin": {"keys": {"olga": sha256(OPERATOR)}}}) as gateway:
         client, other = (Legacy(gateway.url, http).open(name=name) for name in ("reaching-agent", "honest-agent"))
-        other.tool("python", {"code": "1"})
+        other.tool("box__python", {"code": "1"})
         for _ in range(3):
-            assert tool_text(client.tool("python", {"code": METADATA})) == "PermissionError"
+            assert tool_text(client.tool("box__python", {"code": METADATA})) == "PermissionError"
         assert eventually(
             lambda: sum(row["count"] for row in session_of(http, gateway, "reaching-agent")["refused"]) == 3
         )
         found = session_of(http, gateway, "reaching-agent")
-        [row] = found["refused"]
+        [row] = [row for row in found["refused"] if row["kind"] != "file"]
         assert (row["server"], row["kind"], row["what"]) == ("box", "connect", "169.254.169.254:80")
         assert row["why"] == "a metadata address" and row["allows"] == 'sandbox.reach = ["169.254.169.254:80"]'
         assert session_of(http, gateway, "honest-agent")["refused"] == []
@@ -58,4 +59,12 @@ def test_what_a_sandbox_refuses_is_on_the_page_of_the_session(http: httpx.Client
             return [event["reason"] for event in events if event["event"] == "blocked"]
 
         assert eventually(lambda: len(told()) == 1 and "169.254.169.254:80" in told()[0])
+        assert tool_text(client.tool("seen__python", {"code": "Path('/etc/shadow').read_text()"})) == "PermissionError"
+        assert tool_text(client.tool("box__python", {"code": "Path('/etc/gshadow').read_text()"})) == "PermissionError"
+
+        def files() -> list[tuple[str, str]]:
+            rows = session_of(http, gateway, "reaching-agent")["refused"]
+            return [(row["what"], row["allows"]) for row in rows if "shadow" in row["what"]]
+
+        assert eventually(lambda: files() == [("/etc/shadow", 'sandbox.read = ["/etc/shadow"]')]), files()
         client.delete()

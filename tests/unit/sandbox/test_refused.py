@@ -115,26 +115,3 @@ def test_one_refusal_in_many_sessions_is_one_line_and_an_event_of_each(caplog: p
     for session in ("aaaaaaaa", "bbbbbbbb"):
         told.process(session).add(CONNECT)
     assert [event[0] for event in told.events] == ["aaaaaaaa", "bbbbbbbb"] and len(caplog.records) == 1
-
-
-@requirement("box.refusals-seen")
-def test_the_page_of_a_session_has_what_its_servers_were_refused() -> None:
-    told = Told()
-    process = told.process("abcdefgh")
-    told.process("").add(CONNECT)  # a process of no session
-    for second in range(100):
-        told.now = float(second)
-        process.add(CONNECT)
-    process.add(Refused("process", "kill", "a process that the server did not start"))
-    rows = [(row.at, row.server, row.kind, row.what, row.allows, row.count) for row in told.shown.of("abcdefgh")]
-    assert sorted(rows) == [
-        (99.0, "x", "connect", "10.0.0.5:443", 'sandbox.reach = ["10.0.0.5:443"]', 100),
-        (99.0, "x", "process", "kill", "", 1),
-    ]
-    for port in range(5_000):
-        process.add(Refused("connect", f"10.0.0.6:{port}", "a private address"))
-    rest = [row for row in told.shown.of("abcdefgh") if row.kind == "other"]
-    assert len(told.shown.of("abcdefgh")) == MAX_TOLD + 1
-    assert [(row.what, row.allows, row.count) for row in rest] == [("", "", 5_000 - MAX_TOLD + 2)]
-    told.shown.forget("abcdefgh")
-    assert told.shown.of("abcdefgh") == [] == told.shown.of("")

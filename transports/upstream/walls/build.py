@@ -7,8 +7,9 @@ from contextlib import contextmanager
 from itertools import product
 
 from transports.upstream.walls import landlock, limits, namespaces, seccomp
+from transports.upstream.walls.file_watch import watches
 from transports.upstream.walls.kernel import Kernel, probe
-from transports.upstream.walls.spec import Grant, Limits, Reach, Walls
+from transports.upstream.walls.spec import Limits, Reach, Walls
 
 __all__ = ["WallsFailed", "arrange", "build", "prepare"]
 
@@ -51,7 +52,7 @@ def build(walls: Walls, reaper: int, *, apart: bool) -> None:
     kernel = probe()
     grants = walls.grants
     if apart:
-        grants += tuple(Grant(path=folder, mode="rw", optional=True) for folder in namespaces.OWN_FOLDERS)
+        grants += namespaces.own_grants()
     with _step(walls, "limits"):
         limits.limit(walls.limits)
         limits.forbid_new_privileges()
@@ -79,9 +80,10 @@ def _filter_kind(walls: Walls, kernel: Kernel, *, apart: bool) -> seccomp.Filter
         attributes=True,
         others=not apart,
         processes=walls.limits.processes is not None,
+        files=watches(walls, kernel.landlock),
         apart=apart,
         signals=kernel.landlock < 6 and not apart,
-        truncation=kernel.landlock < 3 and not apart,
+        truncation=kernel.landlock < 3 and not apart and walls.watch != "everything",
     )
 
 

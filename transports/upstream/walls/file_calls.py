@@ -13,15 +13,13 @@ import struct
 from collections.abc import Callable, Iterable, Sequence
 from typing import Final, Protocol
 
-from transports.upstream.walls.notifications import Listener, Notification, duplicate, read_memory
+from transports.upstream.walls.notifications import Listener, Notification, duplicate, read_memory, read_path
 from transports.upstream.walls.spec import Grant
 from transports.upstream.walls.system_calls import call, numbers
 from transports.upstream.walls.unix_paths import is_within
 
 __all__ = ["FileCalls"]
 
-_MAX_PATH: Final = 4_096
-_PAGE: Final = 4_096
 _AT_FDCWD, _AT_SYMLINK_NOFOLLOW, _AT_EMPTY_PATH = -100, 0x100, 0x1000
 _IN_DONT_FOLLOW: Final = 0x0200_0000
 _TIMES: Final = struct.Struct("=4q")  # two times: seconds, and nanoseconds or microseconds
@@ -156,7 +154,7 @@ class FileCalls:
     @staticmethod
     def _named(made: Notification, folder: int, pointer: int, flags: int) -> int:
         """A descriptor that only names the file, which the process means by a path in its memory."""
-        path = _read_path(made.thread, pointer)
+        path = read_path(made.thread, pointer)
         if not path and flags & _AT_EMPTY_PATH:
             return duplicate(made.thread, _descriptor(folder))
         if not path:
@@ -202,15 +200,3 @@ def _descriptor(value: int) -> int:
     if fd < 0:
         raise OSError(errno.EBADF, "a negative descriptor")
     return fd
-
-
-def _read_path(thread: int, pointer: int) -> bytes:
-    """A string of the process, which may end before the page after it exists."""
-    found = bytearray()
-    while len(found) < _MAX_PATH:
-        size = min(_PAGE - (pointer + len(found)) % _PAGE, _MAX_PATH - len(found))
-        text, end, _ = read_memory(thread, pointer + len(found), size).partition(b"\0")
-        found += text
-        if end:
-            return bytes(found)
-    raise OSError(errno.ENAMETOOLONG, "no end within 4096 bytes")

@@ -6,7 +6,8 @@ holds it up is still ended by the reaper's main thread. What is answered stands 
 
 The *channel* leads to the gateway: a Unix socket of packets (SOCK_SEQPACKET), each a JSON object. To the gateway:
 `{"resolve": true}` with the descriptor of a stream or of a socket of packets on which a program asks a resolver, and
-`{"refused": [{"kind", "what", "why", "count"}]}`. From it: `{"reachable": [[address, ports or null, seconds]]}`.
+`{"refused": [{"kind", "what", "why", "count"}]}`, and `{"touched": [[kind, what]]}` if the walls watch everything. From
+it: `{"reachable": [[address, ports or null, seconds]]}`.
 """
 
 import _thread
@@ -18,9 +19,11 @@ import time
 from collections.abc import Callable
 from typing import Final
 
-from transports.upstream.walls import limits
+from transports.upstream.walls import landlock, limits
 from transports.upstream.walls.connecting import Connections
 from transports.upstream.walls.file_calls import FileCalls
+from transports.upstream.walls.file_watch import FileWatch, watches
+from transports.upstream.walls.namespaces import is_apart, own_grants
 from transports.upstream.walls.network_calls import NetworkCalls
 from transports.upstream.walls.notifications import Listener, Notification
 from transports.upstream.walls.process_calls import ProcessCalls
@@ -29,6 +32,7 @@ from transports.upstream.walls.refusals import Refusals
 from transports.upstream.walls.routes import is_local
 from transports.upstream.walls.spec import Reach, Walls
 from transports.upstream.walls.system_calls import numbers
+from transports.upstream.walls.touched import Touched
 
 __all__ = ["NOTIFIED", "Gate"]
 
@@ -40,6 +44,7 @@ _MAX_PACKET_BYTES: Final = 65_536
 _MAX_PACKETS: Final = 64
 _REFUSALS_IN_PACKET: Final = 16
 """So a packet stays below its limit, whatever characters are in what was refused."""
+_LAST_S: Final = 0.5
 
 
 class Gate:
@@ -57,6 +62,8 @@ class Gate:
         self._is_heard = True  # the gateway has not closed its end of the channel
         self._refusals = Refusals()
         self._connections = Connections(self._listener, self._poller)
+        self._touched = Touched()
+        touched = self._touched.add if walls.watch == "everything" else None
         network = NetworkCalls(
             reach,
             listener=self._listener,
@@ -64,11 +71,15 @@ class Gate:
             rules=self._rules,
             refused=self._refusals.add,
             resolve=self._send_client,
+            touched=touched,
         )
         files = FileCalls(walls.grants, self._listener, self._refusals.add)
+        grants = (*walls.grants, *own_grants()) if is_apart() else walls.grants
+        watch = FileWatch(grants, self._listener, self._refusals.add, touched)
         processes = ProcessCalls(walls.limits.processes, self._listener, self._refusals.add)
         self._deciders: dict[int, Callable[[Notification], None]] = {
             **dict.fromkeys(files.numbers, files.decide),
+            **dict.fromkeys(watch.numbers if watches(walls, landlock.abi()) else (), watch.decide),
             **dict.fromkeys(processes.numbers, processes.decide),
             **{numbers()[name]: network.decide for name in NOTIFIED},
         }
@@ -93,11 +104,13 @@ class Gate:
             self._connections.close()
             self._listener.close()
             self._send_refusals(everything=True)
+            self._send_touched(everything=True)
             self._channel.close()
             self._ended.release()
 
     def _turn(self) -> bool:
-        times = (self._connections.sweep(), self._refusals.due_in(time.monotonic()))
+        now = time.monotonic()
+        times = (self._connections.sweep(), self._refusals.due_in(now), self._touched.due_in(now))
         ready = dict(self._poller.poll(min((1_000 * each + 1 for each in times if each is not None), default=None)))
         announced = ready.pop(self._listener.fd, 0)
         self._learn()  # before the calls: an address is announced here before the program learns it
@@ -110,6 +123,7 @@ class Gate:
         elif announced:  # every process with the filter has ended
             return False
         self._send_refusals(everything=False)
+        self._send_touched(everything=False)
         return True
 
     def _learn(self) -> None:
@@ -149,3 +163,16 @@ class Gate:
                 return
             except OSError:
                 return  # the gateway is gone
+
+    def _send_touched(self, *, everything: bool) -> None:
+        while touched := self._touched.peek(time.monotonic(), everything=everything):
+            if everything:
+                self._channel.settimeout(_LAST_S)
+            try:
+                self._channel.send(json.dumps({"touched": touched}).encode())
+            except BlockingIOError:  # the gateway has enough for now
+                return
+            except OSError:  # it is gone
+                self._touched.sent(len(touched))
+                return
+            self._touched.sent(len(touched))

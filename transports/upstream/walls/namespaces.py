@@ -19,7 +19,7 @@ from transports.upstream.walls.landlock import open_path
 from transports.upstream.walls.spec import Grant, Walls
 from transports.upstream.walls.system_calls import call, numbers
 
-__all__ = ["OWN_FOLDERS", "fork_apart", "is_apart", "separate", "why_not"]
+__all__ = ["fork_apart", "is_apart", "own_grants", "separate", "why_not"]
 
 _NEW_MOUNTS, _NEW_IPC, _NEW_USER, _NEW_PROCESSES = 0x0002_0000, 0x0800_0000, 0x1000_0000, 0x2000_0000
 _PR_SET_DUMPABLE: Final = 4
@@ -32,6 +32,11 @@ OWN_FOLDERS: Final = ("/dev/shm", "/tmp")
 
 _OWN_BYTES: Final = 256 << 20
 _OWN_FILES: Final = 65_536
+
+
+def own_grants() -> tuple[Grant, ...]:
+    """What a process in namespaces of its own may use because nobody else has it."""
+    return tuple(Grant(path=folder, mode="rw", optional=True) for folder in OWN_FOLDERS)
 
 
 def is_apart() -> bool:

@@ -43,7 +43,8 @@ class Refused(Protocol):
 
 
 class NetworkCalls:
-    """Answers the calls of one server. `resolve` takes a program that asks a resolver, and returns an errno or 0."""
+    """Answers the calls of one server. `resolve` takes a program that asks a resolver, and returns an errno or 0. With
+    `touched`, nothing is refused: it is told of each address, Unix socket and port."""
 
     def __init__(
         self,
@@ -54,7 +55,9 @@ class NetworkCalls:
         rules: ReachRules,
         refused: Refused,
         resolve: Callable[[socket.socket], int],
+        touched: Callable[[str, str], None] | None = None,
     ) -> None:
+        self._touched = touched
         self._sockets = reach.sockets
         self._ports = reach.listen
         self._listener = listener
@@ -130,7 +133,9 @@ class NetworkCalls:
             return None
         final = unwrapped(to.address)
         own: set[int] = set()
-        if (why := self._rules.refusal(to.address, to.port)) is not None:
+        if self._touched is not None:
+            self._touched("connect", shown(final, to.port))
+        elif (why := self._rules.refusal(to.address, to.port)) is not None:
             own = self._own(final, to.port)
             if not own:
                 self._refused("connect", shown(final, to.port), why)
@@ -173,7 +178,9 @@ class NetworkCalls:
     def _connect_unix(self, notification: Notification, theirs: socket.socket, given: str, path: str) -> int | None:
         if theirs.type not in (socket.SOCK_STREAM, socket.SOCK_SEQPACKET):
             return errno.EACCES
-        if not is_within(path, self._sockets):
+        if self._touched is not None and given not in _QUIET:
+            self._touched("socket", path)
+        elif not is_within(path, self._sockets):
             if given in _QUIET:
                 return errno.ENOENT
             self._refused("socket", path, "not granted")
@@ -186,7 +193,9 @@ class NetworkCalls:
         if theirs.family in _INTERNET:
             address, port = theirs.getsockname()[:2]
             is_loopback = kind_of(ipaddress.ip_address(address))[0] == "loopback"
-            if not port or (port not in self._ports and not (is_loopback and 0 in self._ports)):
+            if self._touched is not None:
+                self._touched("listen", f"{address} {port}")
+            elif not port or (port not in self._ports and not (is_loopback and 0 in self._ports)):
                 self._refused("listen", str(port), "not granted")
                 return errno.EACCES
         elif theirs.family != socket.AF_UNIX:

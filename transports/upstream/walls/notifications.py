@@ -14,7 +14,7 @@ from typing import Final, NamedTuple
 
 from transports.upstream.walls.system_calls import call
 
-__all__ = ["Listener", "Notification", "duplicate", "read_memory"]
+__all__ = ["Listener", "Notification", "duplicate", "read_memory", "read_path"]
 
 # linux/seccomp.h, as x86_64 and aarch64 number their ioctls.
 _RECEIVE: Final = 0xC050_2100
@@ -26,6 +26,8 @@ _PLACE: Final = 0x4018_2103
 _PLACEMENT: Final = struct.Struct("=QIIII")  # id, flags, our descriptor, its number there, its flags there
 _AT_NUMBER, _AND_ANSWER = 1, 2
 _CONTINUE: Final = 1
+_MAX_PATH: Final = 4_096
+_PAGE: Final = 4_096
 _PIDFD_THREAD: Final = os.O_EXCL  # Linux 6.9
 
 
@@ -82,7 +84,8 @@ class Listener:
         self._place(notification, _AT_NUMBER, fd, number, True)
 
     def proceed(self, notification: Notification) -> bool:
-        """Let the kernel make the call. Only for calls without pointers: their arguments cannot have changed."""
+        """Let the kernel make the call. Only for calls without pointers, whose arguments cannot have changed, and for
+        those that something else decides."""
         return self._respond(notification, 0, 0, _CONTINUE)
 
     def close(self) -> None:
@@ -117,6 +120,18 @@ def read_memory(thread: int, address: int, size: int) -> bytes:
     if call("process_vm_readv", thread, ctypes.byref(here), 1, ctypes.byref(there), 1, 0) != size:
         raise OSError(errno.EFAULT, os.strerror(errno.EFAULT))
     return buffer.raw
+
+
+def read_path(thread: int, pointer: int) -> bytes:
+    """A string of another process, which may end before the page after it exists. Raises `OSError`."""
+    found = bytearray()
+    while len(found) < _MAX_PATH:
+        size = min(_PAGE - (pointer + len(found)) % _PAGE, _MAX_PATH - len(found))
+        text, end, _ = read_memory(thread, pointer + len(found), size).partition(b"\0")
+        found += text
+        if end:
+            return bytes(found)
+    raise OSError(errno.ENAMETOOLONG, "no end within 4096 bytes")
 
 
 def duplicate(thread: int, fd: int) -> int:

@@ -14,7 +14,7 @@ from typing import Final
 from transports.upstream.walls.bpf import ALLOW, NOTIFY, Decision, Match, assemble, refuse
 from transports.upstream.walls.system_calls import AUDIT_ARCH, LAST, call, machine, numbers
 
-__all__ = ["ATTRIBUTES", "CONNECTIONS", "OTHERS", "SIGNALS", "FilterKind", "filter_for", "install"]
+__all__ = ["ATTRIBUTES", "CONNECTIONS", "FILES", "OTHERS", "SIGNALS", "FilterKind", "filter_for", "install"]
 
 _EPERM: Final = refuse(errno.EPERM)
 _ENOSYS: Final = refuse(errno.ENOSYS)
@@ -50,6 +50,12 @@ ATTRIBUTES: Final = (
     "chmod", "fchmod", "fchmodat", "fchmodat2", "utime", "utimes", "futimesat", "utimensat", "inotify_add_watch",
 )  # fmt: skip
 """Answered by the gate: what the owner of a file may do to it, or see of it, without opening it. Landlock allows it."""
+
+FILES: Final = (
+    "open", "openat", "openat2", "creat", "execve", "execveat", "truncate", "mkdir", "mkdirat", "mknod", "mknodat",
+    "symlink", "symlinkat", "unlink", "unlinkat", "rmdir", "rename", "renameat", "renameat2", "link", "linkat",
+)  # fmt: skip
+"""What Landlock decides, where somebody wants to see it (`file_watch.py`)."""
 
 _OWNERS: Final = ("chown", "lchown", "fchown", "fchownat")
 _EXTENDED: Final = ("setxattr", "lsetxattr", "fsetxattr", "removexattr", "lremovexattr", "fremovexattr")
@@ -88,6 +94,8 @@ class FilterKind:
     """The gate counts processes and threads."""
     apart: bool = False
     """The process has namespaces of its own, so that it shares memory with nobody else and can name nobody else."""
+    files: bool = False
+    """`FILES` are announced to the gate, which only looks at them."""
     signals: bool = False
     """Signals go to the gate as well: the kernel does not keep them within (Landlock before ABI 6)."""
     truncation: bool = False
@@ -96,7 +104,8 @@ class FilterKind:
     @property
     def asks(self) -> bool:
         """True if anything goes to the gate."""
-        return self.connections or self.attributes or self.others or self.processes or self.signals or self.truncation
+        asked = (self.connections, self.attributes, self.others, self.processes, self.signals, self.truncation)
+        return any(asked) or self.files
 
 
 def decisions(kind: FilterKind) -> dict[str, Decision]:
@@ -112,6 +121,8 @@ def decisions(kind: FilterKind) -> dict[str, Decision]:
         found["open"] = Match(1, while_reading, ALLOW, mask=0o1003)
         found["openat"] = Match(2, while_reading, ALLOW, mask=0o1003)
         found["openat2"] = _ENOSYS  # its flags are in memory. Callers fall back to openat
+    if kind.files:
+        found |= dict.fromkeys(FILES, NOTIFY)
     found |= dict.fromkeys(_OWNERS, _EPERM) | dict.fromkeys(_EXTENDED, refuse(errno.EOPNOTSUPP))
     found |= dict.fromkeys(_NEW, _ENOSYS)
     found |= _of_others(kind) | _of_sockets(kind)

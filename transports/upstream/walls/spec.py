@@ -84,6 +84,9 @@ class Walls:
     """The folder that is `/tmp` within its own mounts. None: an empty one in memory."""
     required: bool = False
     """True if it must not start where the kernel lacks a part of these walls."""
+    watch: str = "nothing"
+    """Which uses of files are told: `nothing`, `refused` ones, or `everything` that the process touches, addresses,
+    sockets and ports included."""
 
     def to_json(self) -> dict[str, Any]:
         """Values that `json.dumps` takes."""
@@ -95,6 +98,7 @@ class Walls:
             "namespaces": self.namespaces,
             "temporary": self.temporary,
             "required": self.required,
+            "watch": self.watch,
         }
 
     @classmethod

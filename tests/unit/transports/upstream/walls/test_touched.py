@@ -1,0 +1,34 @@
+"""What a watched process touches is sent once, in order, and a bounded number of things."""
+
+import json
+
+from tests.requirements import requirement
+from transports.upstream.walls.touched import MAX_THINGS, Touched
+
+
+@requirement("box.learn")
+def test_each_thing_is_sent_once_and_stays_until_it_is_sent() -> None:
+    touched = Touched()
+    assert touched.due_in(5.0) is None and touched.peek(5.0) == []
+    for _ in range(3):
+        touched.add("r", "/a")
+        touched.add("w", "/a")
+    assert touched.peek(5.0) == [("r", "/a"), ("w", "/a")]
+    assert touched.peek(5.01) == [] and touched.due_in(5.01) is not None, "one packet in a tenth of a second"
+    assert touched.peek(5.2) == [("r", "/a"), ("w", "/a")], "it has not been sent"
+    touched.sent(2)
+    touched.add("r", "/a")
+    assert touched.due_in(5.2) is None and touched.peek(9.0, everything=True) == []
+
+
+@requirement("box.learn")
+def test_packets_and_memory_are_bounded() -> None:
+    touched = Touched()
+    for number in range(MAX_THINGS + 500):
+        touched.add("r", f"/{number}" + 4_000 * "\x01")
+    count = 0
+    while packet := touched.peek(0.0, everything=True):
+        assert len(json.dumps(packet)) < 60_000
+        touched.sent(len(packet))
+        count += len(packet)
+    assert count == MAX_THINGS

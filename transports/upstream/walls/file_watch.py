@@ -1,0 +1,176 @@
+"""Sees which files a walled process opens, executes, makes and removes, and tells which of them its walls refuse.
+
+Nothing is decided here: Landlock decides, and tells nobody. So the kernel makes each call itself, after it was looked
+at, and what a process changes meanwhile changes a report at most. Each such call costs a notification, which is why
+only walls that say so (`Walls.watch`) have it.
+"""
+
+import os
+import struct
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Final, Protocol
+
+from transports.upstream.walls.notifications import Listener, Notification, read_memory, read_path
+from transports.upstream.walls.spec import Grant, Walls
+from transports.upstream.walls.system_calls import numbers
+from transports.upstream.walls.unix_paths import is_within
+
+__all__ = ["FileWatch", "watches"]
+
+_AT_FDCWD, _AT_EMPTY_PATH = -100, 0x1000
+_O_PATH, _O_TMPFILE = os.O_PATH, 0x40_0000
+_FLAGS: Final = struct.Struct("=Q")
+_MOST_REMEMBERED: Final = 4_096
+_UNWATCHED: Final = ("/proc/", "/dev/fd/", "/dev/std")
+"""What each process means by these is its own affair."""
+
+_WHY: Final = {"r": "not granted", "w": "not granted to be written", "x": "not granted to be executed"}
+
+Use = tuple[str, str]
+"""A path without links, and what is done to it: a letter of `Grant.mode`."""
+
+
+def watches(walls: Walls, landlock: int) -> bool:
+    """Whether uses of files are announced, on a kernel with that version of Landlock. Before version 3 the gate itself
+    decides some of these calls."""
+    return walls.watch == "everything" or (walls.watch == "refused" and landlock >= 3)
+
+
+class Refused(Protocol):
+    def __call__(self, kind: str, what: str, why: str) -> None: ...
+
+
+class FileWatch:
+    """The files of one server. `touched` is told of each use, and `refused` of those that no grant allows."""
+
+    def __init__(
+        self,
+        grants: Sequence[Grant],
+        listener: Listener,
+        refused: Refused,
+        touched: Callable[[str, str], None] | None = None,
+    ) -> None:
+        self._granted = {letter: tuple(one.path for one in grants if letter in one.mode) for letter in _WHY}
+        self._listener = listener
+        self._refused = refused
+        self._touched = touched
+        self._allowed: dict[tuple[int, bytes, int], None] = {}  # calls with absolute paths that were fine, oldest first
+        at = _AT_FDCWD
+        handlers: dict[str, Callable[[Notification, tuple[int, ...]], Iterable[Use]]] = {
+            "open": lambda made, given: self._opened(made, at, given[0], given[1]),
+            "openat": lambda made, given: self._opened(made, given[0], given[1], given[2]),
+            "openat2": lambda made, given: self._opened(made, given[0], given[1], _flags(made.thread, given[2])),
+            "creat": lambda made, given: self._opened(made, at, given[0], os.O_CREAT | os.O_WRONLY),
+            "execve": lambda made, given: _existing(made, at, given[0], "x"),
+            "execveat": lambda made, given: (
+                () if given[4] & _AT_EMPTY_PATH else _existing(made, given[0], given[1], "x")
+            ),
+            "truncate": lambda made, given: _existing(made, at, given[0], "w"),
+            "mkdir": lambda made, given: _made(made, at, given[0]),
+            "mkdirat": lambda made, given: _made(made, given[0], given[1]),
+            "mknod": lambda made, given: _made(made, at, given[0]),
+            "mknodat": lambda made, given: _made(made, given[0], given[1]),
+            "symlink": lambda made, given: _made(made, at, given[1]),
+            "symlinkat": lambda made, given: _made(made, given[1], given[2]),
+            "unlink": lambda made, given: _removed(made, at, given[0]),
+            "unlinkat": lambda made, given: _removed(made, given[0], given[1]),
+            "rmdir": lambda made, given: _removed(made, at, given[0]),
+            "rename": lambda made, given: _moved(made, (at, given[0]), (at, given[1])),
+            "renameat": lambda made, given: _moved(made, given[:2], given[2:4]),
+            "renameat2": lambda made, given: _moved(made, given[:2], given[2:4]),
+            "link": lambda made, given: _moved(made, (at, given[0]), (at, given[1])),
+            "linkat": lambda made, given: _moved(made, given[:2], given[2:4]),
+        }
+        table = numbers()
+        self._handlers = {table[name]: handler for name, handler in handlers.items() if name in table}
+
+    @property
+    def numbers(self) -> Iterable[int]:
+        """The system calls that are seen."""
+        return self._handlers
+
+    def decide(self, made: Notification) -> None:
+        """Look at the call, and let the kernel make it."""
+        try:
+            for path, letter in self._handlers[made.number](made, made.arguments):
+                self._see(path, letter)
+        except (OSError, ValueError):  # the kernel will say what is wrong
+            pass
+        finally:
+            self._listener.proceed(made)
+
+    def _see(self, path: str, letter: str) -> None:
+        if self._touched is not None:
+            self._touched(letter, path)
+        if not is_within(path, self._granted[letter]):
+            self._refused("file", path, _WHY[letter])
+
+    def _opened(self, made: Notification, folder: int, pointer: int, flags: int) -> Iterator[Use]:
+        if flags & _O_PATH == _O_PATH:  # it only names the file
+            return
+        raw = read_path(made.thread, pointer)
+        known = (made.number, raw, flags) if raw.startswith(b"/") else None
+        if known in self._allowed:
+            return
+        path = _path(made.thread, folder, raw, follows=not flags & os.O_NOFOLLOW)
+        writes = flags & os.O_ACCMODE != os.O_RDONLY or flags & (os.O_TRUNC | _O_TMPFILE)
+        uses: list[Use] = []
+        if not path:
+            return
+        if os.path.lexists(path):
+            uses += [(path, "r")] if flags & os.O_ACCMODE != os.O_WRONLY else []
+            uses += [(path, "w")] if writes else []
+        elif flags & os.O_CREAT:
+            uses.append((os.path.dirname(path), "w"))
+        else:
+            return
+        if known is not None and all(is_within(path, self._granted[letter]) for path, letter in uses):
+            self._allowed[known] = None
+            if len(self._allowed) > _MOST_REMEMBERED:
+                del self._allowed[next(iter(self._allowed))]
+        yield from uses
+
+
+def _flags(thread: int, pointer: int) -> int:
+    flags: int = _FLAGS.unpack(read_memory(thread, pointer, _FLAGS.size))[0]
+    return flags
+
+
+def _existing(made: Notification, folder: int, pointer: int, letter: str) -> Iterator[Use]:
+    path = _path(made.thread, folder, read_path(made.thread, pointer), follows=True)
+    if path and os.path.lexists(path):
+        yield path, letter
+
+
+def _made(made: Notification, folder: int, pointer: int) -> Iterator[Use]:
+    """What is made in a folder is a change of the folder. What is there already is an error that no grant mends."""
+    path = _path(made.thread, folder, read_path(made.thread, pointer), follows=False)
+    if path and not os.path.lexists(path) and os.path.isdir(os.path.dirname(path)):
+        yield os.path.dirname(path), "w"
+
+
+def _removed(made: Notification, folder: int, pointer: int) -> Iterator[Use]:
+    path = _path(made.thread, folder, read_path(made.thread, pointer), follows=False)
+    if path and os.path.lexists(path):
+        yield os.path.dirname(path), "w"
+
+
+def _moved(made: Notification, source: Sequence[int], target: Sequence[int]) -> Iterator[Use]:
+    ends = [_path(made.thread, folder, read_path(made.thread, at), follows=False) for folder, at in (source, target)]
+    if all(ends) and os.path.lexists(ends[0]):
+        yield from ((os.path.dirname(path), "w") for path in ends)
+
+
+def _path(thread: int, folder: int, raw: bytes, *, follows: bool) -> str:
+    """The path that a process means, without links; empty for what is not watched. Raises `OSError`, `ValueError`."""
+    path = os.fsdecode(raw)
+    if not path or path.startswith(_UNWATCHED):
+        return ""
+    if not path.startswith("/"):
+        signed = (folder & 0xFFFF_FFFF) - (1 << 32 if folder & 0x8000_0000 else 0)
+        base = os.readlink(f"/proc/{thread}/cwd" if signed == _AT_FDCWD else f"/proc/{thread}/fd/{signed}")
+        path = os.path.join(base, path)
+    if follows:
+        return os.path.realpath(path)
+    above, name = os.path.split(path.rstrip("/"))
+    return os.path.join(os.path.realpath(above), name)
