@@ -54,6 +54,7 @@ class RedisBus:
         confirmed = self._subscribed.setdefault(topic, asyncio.Event())
         if confirmed.is_set():
             return
+        asked = self._pubsub
         try:
             async with asyncio.timeout(TIMEOUT_S):
                 async with self._lock:
@@ -66,7 +67,17 @@ class RedisBus:
                         self._reader = asyncio.create_task(self._read())
                 await confirmed.wait()
         except (RedisError, OSError, TimeoutError) as error:
+            if isinstance(error, TimeoutError) and asked in (None, self._pubsub):  # else it has been left already
+                self._leave_node()
             raise StoreUnavailable(f"Redis cannot be reached: {type(error).__name__}") from error
+
+    def _leave_node(self) -> None:
+        """Subscribe at another node of a cluster: a connection to one that does not answer can stay open for hours."""
+        client = self._commands.client()
+        if client is not self._client:
+            if self._reader is not None:
+                self._reader.cancel()
+            self._reader = asyncio.create_task(self._read(client))
 
     async def _unsubscribe(self, topic: str) -> None:
         if self._pubsub is not None and self._reader is not None:
@@ -75,12 +86,13 @@ class RedisBus:
                 async with asyncio.timeout(TIMEOUT_S):
                     await self._pubsub.unsubscribe(topic)
 
-    async def _read(self) -> None:
-        is_broken = False
+    async def _read(self, moving_to: Redis | None = None) -> None:
+        is_broken = moving_to is not None
         while True:
             try:
                 if is_broken:
-                    await self._move()
+                    client, moving_to = moving_to or self._commands.client(), None
+                    await self._move(client)
                 assert self._pubsub is not None
                 message = await self._pubsub.get_message(timeout=None)
                 if is_broken:
@@ -94,12 +106,11 @@ class RedisBus:
                 is_broken = True
                 await asyncio.sleep(_RETRY_S)
 
-    async def _move(self) -> None:
+    async def _move(self, client: Redis) -> None:
         """Subscribe at another node of a cluster. redis-py reconnects to the same server by itself."""
-        client = self._commands.client()
         if client is self._client or self._pubsub is None:
             return
-        async with self._lock:
+        async with asyncio.timeout(TIMEOUT_S), self._lock:
             broken, self._client, self._pubsub = self._pubsub, client, client.pubsub()
             with contextlib.suppress(RedisError, OSError):
                 await broken.aclose()  # type: ignore[no-untyped-call]  # the driver has no hint here

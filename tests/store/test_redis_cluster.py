@@ -192,6 +192,32 @@ async def test_a_node_that_does_not_answer_keeps_back_no_events_of_the_others(pa
     await backend.close()
 
 
+@requirement("rep.redis", "spec.stream-log")
+@pytest.mark.anyio
+async def test_streams_are_followed_although_the_node_of_the_bus_does_not_answer(patient: RunningCluster) -> None:
+    backend = RedisBackend(patient.url)
+    await backend.open()
+    heard: asyncio.Queue[bytes | None] = asyncio.Queue()
+    async with backend.bus.subscribed("topic", heard.put_nowait):
+        place = next(n for n, port in enumerate(patient.masters) if b"topic" in patient.run(port, "PUBSUB", "CHANNELS"))
+        healthy = next(session for session in SESSIONS if _place(session) != place)
+        first = await backend.events.append(healthy, "one", b"a")
+        await backend.events.append(healthy, "one", b"b")
+        patient.processes[patient.masters[place]].send_signal(signal.SIGSTOP)
+        async with asyncio.timeout(10):
+            while True:
+                with contextlib.suppress(StoreUnavailable):
+                    async with contextlib.aclosing(backend.events.follow(healthy, "one", first)) as following:
+                        assert (await anext(following)).frame == b"b"
+                        break
+            assert await heard.get() is None, "messages may have been missed"
+            while b"again" not in [heard.get_nowait() for _ in range(heard.qsize())]:
+                with contextlib.suppress(StoreUnavailable):
+                    await backend.bus.publish("topic", b"again")
+                await asyncio.sleep(0.05)
+    await backend.close()
+
+
 @pytest.fixture
 def patient(cluster: RunningCluster) -> Iterator[RunningCluster]:
     """A cluster that waits for a node which does not answer, and serves the slots of the others meanwhile."""
