@@ -5,6 +5,7 @@ import functools
 import os
 import platform
 import subprocess
+from pathlib import Path
 from typing import Final
 
 __all__ = ["missing_feature"]
@@ -32,4 +33,6 @@ def missing_feature(needs: str) -> str:
         return "user namespaces (this kernel refuses them)"
     if name == "user_notif" and tuple(map(int, platform.release().split(".")[:2])) < (5, 14):
         return f"Linux 5.14 (this kernel: {platform.release()})"
+    if name == "cgroup" and not Path("/sys/fs/cgroup/cgroup.controllers").exists():
+        return "cgroups (none is delegated here)"
     return ""

@@ -33,6 +33,9 @@ ADDRESSES: Final = {
     "unique": "fd12:3456::1",
     "nat64": "64:ff9b::a9fe:a9fe",
     "sixtofour": "2002:a9fe:a9fe::1",
+    "nat64local": "64:ff9b:1::a9fe:a9fe",
+    "siit": "::ffff:0:a9fe:a9fe",
+    "neighbour": "fe80::77",
     "public": "93.184.215.14",
     "public6": "2606:2800:21f:cb07::1",
     "other": "9.9.9.9",
@@ -104,7 +107,10 @@ class Outside:
             for command in ("link set lo up", f"addr add {_HERE[0]}/24 dev outside", "link set outside up"):
                 _ip(command)
             _ip(f"-6 addr add {_HERE[1]}/64 dev outside nodad")
+            _ip(f"-6 addr add {ADDRESSES['neighbour']}/64 dev outside nodad")
             for address in (*ADDRESSES.values(), NAME_SERVER):
+                if address == ADDRESSES["neighbour"]:
+                    continue
                 bits = "/32" if ":" not in address else "/128 nodad"
                 _ip(f"addr add {address.split('/')[0]}{bits.split()[0]} dev lo {' '.join(bits.split()[1:])}".strip())
             # MSG_FASTOPEN must be able to bring data with the first packet.

@@ -7,9 +7,9 @@ import argparse
 import json
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Final
+from typing import Any, Final
 
 from rich.console import Console
 from rich.table import Table
@@ -33,8 +33,9 @@ _WIDTH: Final = 230
 class Tried:
     """What one row did under one profile, as one user.
 
-    `verdict`: `held`, `OPEN` (got through, and must not), `open` (got through, and may), `shows nothing` (fails without
-    walls), or `not here`.
+    `verdict` is one of `held`, `open` (got through, and may), `OPEN` (got through, and must not), `works`, `BROKEN`
+    (refused, and must not be), `unseen` (held, but the console does not show it), `shows nothing` (fails without walls
+    too), `not here` (this machine lacks what refuses it).
     """
 
     row: str
@@ -42,6 +43,7 @@ class Tried:
     user: str
     verdict: str
     told: str
+    seen: bool
     broken: list[str]
     p99_ms: float
     failed: int
@@ -50,7 +52,7 @@ class Tried:
 
     @property
     def is_bad(self) -> bool:
-        return self.verdict in ("OPEN", "shows nothing")
+        return self.verdict in ("OPEN", "BROKEN", "shows nothing", "unseen")
 
 
 def tried(stage: Stage, user: str, rows: Sequence[Row]) -> Iterator[Tried]:
@@ -59,19 +61,22 @@ def tried(stage: Stage, user: str, rows: Sequence[Row]) -> Iterator[Tried]:
         stage.outside.forget()
         stage.local.heard.clear()
         facts = {**stage.facts(), **row.facts(stage)}
-        began = time.monotonic()
+        began, at = time.monotonic(), time.time()
         with stage.watched() as felt:
             called = stage.attack(row.server, row.attack, facts, row.way)
             outcome = row.refused(stage, called, facts)
         took = time.monotonic() - began
+        seen = _seen(stage, row, facts, at)
         fatal = stage.gateway.process.poll() is not None
         broken = stage.mend(facts["before"])
         harmed = stage.profile != "off" and (felt.failed > 0 or felt.p99() > row.p99_s or bool(broken))
+        verdict = _verdict(row, stage.profile, user, outcome, harmed)
         yield Tried(
             row=row.name,
             profile=stage.profile,
             user=user,
-            verdict=_verdict(row, stage.profile, user, outcome, harmed),
+            verdict=verdict if seen or verdict != "held" else "unseen",
+            seen=seen,
             told=outcome.told,
             broken=broken,
             p99_ms=felt.p99() * 1000,
@@ -79,6 +84,14 @@ def tried(stage: Stage, user: str, rows: Sequence[Row]) -> Iterator[Tried]:
             calls=len(felt.times),
             took_s=took,
         )
+
+
+def _seen(stage: Stage, row: Row, facts: Mapping[str, Any], since: float) -> bool:
+    """Whether the console shows what it must show of the row."""
+    what = row.seen.partition(" ")[2].format_map(facts)
+    if not row.seen or stage.profile == "off" or stage.gateway.process.poll() is not None:
+        return True
+    return stage.eventually(lambda: any(what in reason for reason in stage.blocked(since)), 3.0)
 
 
 def _verdict(row: Row, profile: str, user: str, outcome: Outcome, harmed: bool) -> str:
@@ -92,6 +105,8 @@ def _verdict(row: Row, profile: str, user: str, outcome: Outcome, harmed: bool) 
         return "held" if held else "OPEN" if row.already and user != "root" else "open"
     if harmed:
         return "OPEN"
+    if profile in row.works:
+        return "BROKEN" if held else "works"
     if held:
         return "held"
     if lacking:

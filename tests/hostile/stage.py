@@ -30,6 +30,7 @@ LIMITS: Final = {"memory_mb": 256, "processes": 64, "files": 256}
 """Of the hostile server, so that small bombs are bombs."""
 
 _KEYS: Final = {name: f"{name}-key-0123456789" for name in ("mallory", "victim", "calm")}
+_OPERATOR: Final = "operator-key-0123456789-0123456789"
 _LOCAL_PORT: Final = 8_123
 _HOSTILE: Final = ("hostile.py", "hostile.mjs", "hostile.sh")
 _PATIENCE_S: Final = 45.0
@@ -101,6 +102,8 @@ class Stage:
         self.bystander = Bystander()
         self.sibling: dict[str, Any] = {}
         self.key = 7_700 + user % 100
+        self.most_at_once = 0
+        """How many processes an attack had at a time, counted from outside."""
         self._gateway: RunningGateway | None = None
         self._http = httpx.Client(timeout=_PATIENCE_S, trust_env=False)
         self._sessions: dict[str, Legacy] = {}
@@ -170,6 +173,7 @@ class Stage:
             "api_keys": {name: hashlib.sha256(key.encode()).hexdigest() for name, key in _KEYS.items()},
             "policy": UNLIMITED,
             "log_level": "warning",
+            "admin": {"keys": {"operator": hashlib.sha256(_OPERATOR.encode()).hexdigest()}},
             "store": f"sqlite:///{HOME}/gateway/sessions.db",
         }
         return {"mcpServers": servers, "gateway": options, "//": word_of("configuration")}
@@ -187,7 +191,6 @@ class Stage:
         answer = self.tell("sibling", "place", {"word": word_of("sibling"), "key": self.key})
         assert isinstance(answer, dict), f"the sibling cannot place its secrets: {answer}"
         self.sibling = answer
-        assert "200" in self.sibling["state"] or "204" in self.sibling["state"], self.sibling["state"]
         self.tell("calm", "keep")
 
     def stop(self) -> None:
@@ -264,11 +267,23 @@ class Stage:
             with contextlib.suppress(httpx.HTTPError):
                 session.delete()
 
+    def blocked(self, since: float) -> list[str]:
+        """What the console shows of refusals since then."""
+        headers = {"Authorization": f"Bearer {_OPERATOR}"}
+        reply = self._http.get(f"{self.gateway.base}/admin/api/events?limit=200", headers=headers)
+        return [each["reason"] for each in reply.json() if each["event"] == "blocked" and each["at"] >= since]
+
     @contextlib.contextmanager
     def watched(self) -> Iterator[Bystander]:
         """What the bystander feels meanwhile."""
         self.bystander = Bystander()
-        yield self.bystander
+        self.most_at_once = 0
+        over = threading.Event()
+        threading.Thread(target=self._count, args=(psutil.pids(), over), daemon=True).start()
+        try:
+            yield self.bystander
+        finally:
+            over.set()
 
     def _ask_bystander(self, over: threading.Event) -> None:
         with httpx.Client(timeout=20.0, trust_env=False) as http:
@@ -289,13 +304,27 @@ class Stage:
 
     # -- processes, seen from outside
 
+    def slowed(self) -> int:
+        """How many of the gateway's processes run with a lower priority than they had; they get it back if root runs
+        this."""
+        found = 0
+        for process in psutil.process_iter():
+            with contextlib.suppress(psutil.Error):
+                if process.pid != os.getpid() and process.nice() >= 15 and not _is_hostile(process):
+                    found += 1
+                    process.nice(0)
+        return found
+
+    def _count(self, before: Collection[int], over: threading.Event) -> None:
+        while not over.wait(0.1):
+            self.most_at_once = max(self.most_at_once, len(set(psutil.pids()) - set(before)))
+
     def left_since(self, before: Collection[int]) -> list[int]:
         """Processes of hostile servers that were not there before. Also those that are below nobody any more."""
         found = []
         for process in psutil.process_iter():
             with contextlib.suppress(psutil.Error):
-                line = process.cmdline()
-                if process.pid not in before and any(part.endswith(_HOSTILE) or part == "60" for part in line):
+                if process.pid not in before and _is_hostile(process):
                     found.append(process.pid)
         return found
 
@@ -346,6 +375,10 @@ class Stage:
     @property
     def own_listener(self) -> int:
         return _LOCAL_PORT
+
+
+def _is_hostile(process: psutil.Process) -> bool:
+    return any(part.endswith(_HOSTILE) or part == "60" for part in process.cmdline())
 
 
 def _called(text: str) -> Called:

@@ -2,12 +2,19 @@
 
 from typing import Final
 
-from tests.hostile.rows import files, network, privilege, processes, resources
+from tests.hostile.rows import files, gate, network, privilege, processes, resources
 from tests.hostile.rows.row import Row
 
 __all__ = ["ALL", "QUICK", "Row"]
 
-ALL: Final[tuple[Row, ...]] = (*files.ROWS, *processes.ROWS, *network.ROWS, *resources.ROWS, *privilege.ROWS)
+ALL: Final[tuple[Row, ...]] = (
+    *files.ROWS,
+    *processes.ROWS,
+    *network.ROWS,
+    *gate.ROWS,
+    *resources.ROWS,
+    *privilege.ROWS,
+)
 
 QUICK: Final = frozenset(
     {
@@ -20,6 +27,8 @@ QUICK: Final = frozenset(
         *("private ranges", "loopback", "loopback's other names", "gateway's listener", "rebinding", "UDP"),
         *("fast open", "io_uring", "other tables", "own listener", "reconnected", "DNS tunnel back"),
         *("descriptor bomb", "setuid", "namespaces", "mount", "system calls", "daemon", "kernel objects", "notes"),
+        *("TIOCSTI, high half", "sockets, high half", "attributes by descriptor", "inherited", "honest work"),
+        *("allowed host", "public host", "odd queries"),
     }
 )
 """The names of the rows of `make test`: one of each kind, and none that takes its time."""

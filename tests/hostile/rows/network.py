@@ -160,6 +160,7 @@ _TO = [
         "tcp",
         "public",
         profiles=STRICT,
+        works=("standard",),
         seen="connect 93.184.215.14:80",
     ),
     _row("public host by IPv6", "the same, by IPv6", "tcp", "public6", profiles=STRICT, seen="connect"),
@@ -171,6 +172,7 @@ _TO = [
         refused=unreached("public"),
         needs="user_notif",
         profiles=STRICT,
+        works=("standard",),
         seen="name public.example.com",
     ),
     Row(

@@ -183,7 +183,7 @@ _SHARES = [
         attack="ipc.state_with_secret",
         refused=keeps("sibling"),
         needs="user_notif",
-        seen="connect unix",
+        seen="socket {sibling[socket]}",
     ),
     Row(
         name="state socket names",
@@ -198,7 +198,7 @@ _SHARES = [
         facts=lambda stage: {"path": stage.sibling["path"]},
         refused=unheard_by_sibling,
         needs="user_notif",
-        seen="connect unix",
+        seen="socket {path}",
     ),
     Row(
         name="sibling's datagrams",
@@ -263,7 +263,7 @@ _SHARES = [
         facts=lambda stage: {"path": "/run/docker.sock"},
         refused=not_heard("docker.sock"),
         needs="user_notif",
-        seen="connect unix",
+        seen="socket {path}",
     ),
     Row(
         name="dbus",
@@ -273,7 +273,7 @@ _SHARES = [
         facts=lambda stage: {"path": "/run/dbus"},
         refused=not_heard("dbus"),
         needs="user_notif",
-        seen="connect unix",
+        seen="socket {path}",
     ),
     Row(
         name="netlink",

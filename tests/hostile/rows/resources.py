@@ -60,7 +60,7 @@ _BOUNDED = [
         attack="resources.memory_files",
         facts=lambda stage: {"most_mb": 1024},
         refused=both(at_most(_MB), serves_on),
-        needs="rlimit",
+        needs="cgroup",
     ),
     Row(
         name="shared mappings",

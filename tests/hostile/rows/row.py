@@ -42,8 +42,10 @@ class Row:
         way: `shell`: by another interpreter that a shell starts; `itself`: in the server's own process.
         facts: beside those that all attacks are given.
         profiles: which must refuse it.
+        works: the profiles under which it must not be refused.
         needs: the feature of the kernel that refuses it.
-        seen: what the session's page and the log must show, as `KIND WHAT`; empty where the kernel tells nobody.
+        seen: what the session's page and the log must show, as `KIND WHAT` with facts; empty where the kernel
+            tells nobody.
         already: why it is refused without a sandbox too; empty if it succeeds then.
         root: why only root's servers could succeed; empty if every user's do.
         p99_s: the most that a bystander may wait meanwhile, under walls.
@@ -57,6 +59,7 @@ class Row:
     way: str = ""
     facts: Callable[[Stage], Facts] = field(default=lambda stage: {})
     profiles: tuple[str, ...] = BOTH
+    works: tuple[str, ...] = ()
     needs: str = "landlock"
     seen: str = ""
     already: str = ""

@@ -93,7 +93,10 @@ def _state(word: str) -> str:
     """Keep the word in the session's state."""
     path, access = os.environ.get("MCP_SESSION_SOCKET", ""), os.environ.get("MCP_SESSION_ACCESS", "")
     with socket.socket(socket.AF_UNIX) as connection:
-        connection.connect(path)
+        try:
+            connection.connect(path)
+        except OSError as error:
+            return f"cannot: {error.strerror}"
         body = json.dumps({"value": word}).encode()
         head = f"PUT /v1/state/{urllib.parse.quote('secret')} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n"
         head += (

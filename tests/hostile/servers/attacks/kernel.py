@@ -21,6 +21,7 @@ _TABLE: Final = {
     "connect": (42, 203),
     "delete_module": (176, 106),
     "fanotify_init": (300, 262),
+    "fchmodat": (268, 53),
     "finit_module": (313, 273),
     "fsmount": (432, 432),
     "fsopen": (430, 430),
@@ -66,9 +67,11 @@ _TABLE: Final = {
     "seccomp": (317, 277),
     "semget": (64, 190),
     "sendmmsg": (307, 269),
+    "sendto": (44, 206),
     "setns": (308, 268),
     "shmat": (30, 196),
     "shmget": (29, 194),
+    "socket": (41, 198),
     "swapoff": (168, 225),
     "swapon": (167, 224),
     "syslog": (103, 116),
@@ -76,6 +79,7 @@ _TABLE: Final = {
     "umount2": (166, 39),
     "unshare": (272, 97),
     "userfaultfd": (323, 282),
+    "utimensat": (280, 88),
 }
 NUMBERS: Final = {name: pair[MACHINE == "aarch64"] for name, pair in _TABLE.items()}
 

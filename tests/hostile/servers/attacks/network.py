@@ -21,7 +21,8 @@ def _request(facts: Facts) -> bytes:
     return f"GET /latest/meta-data HTTP/1.0\r\nHost: x\r\nX-Token: {facts['token']}\r\n\r\n".encode()
 
 
-def _talk(connection: socket.socket, facts: Facts) -> str:
+def talk(connection: socket.socket, facts: Facts) -> str:
+    """Send the request, and return the beginning of the answer."""
     connection.settimeout(_WAIT_S)
     connection.sendall(_request(facts))
     return text(connection.recv(1000))
@@ -39,7 +40,7 @@ def tcp(facts: Facts) -> str:
             with socket.socket(_family(host), socket.SOCK_STREAM) as connection:
                 connection.settimeout(_WAIT_S)
                 connection.connect((host, facts["port"]))
-                found.append(_talk(connection, facts))
+                found.append(talk(connection, facts))
         except OSError as error:
             failed = error
     if not found:
@@ -59,7 +60,7 @@ def by_name(facts: Facts) -> str:
                     with socket.socket(family, kind, number) as connection:
                         connection.settimeout(_WAIT_S)
                         connection.connect(address)
-                        found.append(_talk(connection, facts))
+                        found.append(talk(connection, facts))
                 except OSError as error:
                     failed = error
         except OSError as error:
@@ -92,13 +93,14 @@ def udp(facts: Facts) -> str:
 def udp_by_sendmmsg(facts: Facts) -> str:
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as connection:
         data = ctypes.create_string_buffer(facts["token"].encode())
-        address = ctypes.create_string_buffer(_sockaddr(facts["hosts"][0], facts["port"]))
+        address = ctypes.create_string_buffer(address_of(facts["hosts"][0], facts["port"]))
         part = (ctypes.c_void_p * 2)(ctypes.addressof(data), len(facts["token"]))
         message = struct.pack("PI4xPNPNi4xI4x", ctypes.addressof(address), 16, ctypes.addressof(part), 1, 0, 0, 0, 0)
         return f"{syscall('sendmmsg', connection.fileno(), ctypes.create_string_buffer(message), 1, 0)} sent"
 
 
-def _sockaddr(host: str, port: int) -> bytes:
+def address_of(host: str, port: int) -> bytes:
+    """As connect(2) takes it."""
     if ":" in host:
         return (
             struct.pack("=H", socket.AF_INET6)
@@ -212,7 +214,7 @@ def ring(facts: Facts) -> str:
     sqes = mmap.mmap(ring_fd, entries * 64, offset=0x1000_0000)
     cq = mmap.mmap(ring_fd, cq_off[5] + cq_entries * 16, offset=0x800_0000)
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as connection:
-        address = ctypes.create_string_buffer(_sockaddr(facts["hosts"][0], facts["port"]), 16)
+        address = ctypes.create_string_buffer(address_of(facts["hosts"][0], facts["port"]), 16)
         # struct io_uring_sqe: opcode 16 is CONNECT; `off` holds the address's length.
         sqes[:64] = struct.pack(
             "BBHiQQIIQ", 16, 0, 0, connection.fileno(), 16, ctypes.addressof(address), 0, 0, 7
@@ -224,12 +226,12 @@ def ring(facts: Facts) -> str:
         result = struct.unpack_from("Qi", cq, cq_off[5])[1]
         if result < 0:
             raise OSError(-result, "io_uring: " + os.strerror(-result))
-        return _talk(connection, facts)
+        return talk(connection, facts)
 
 
 def changed_address(facts: Facts) -> str:
     """A second thread changes the address between the look and the use, many times a second."""
-    good, bad = _sockaddr(facts["hosts"][0], facts["port"]), _sockaddr(facts["hosts"][1], facts["port"])
+    good, bad = address_of(facts["hosts"][0], facts["port"]), address_of(facts["hosts"][1], facts["port"])
     address = ctypes.create_string_buffer(good, 16)
     over = threading.Event()
 
@@ -266,7 +268,7 @@ def changed_socket(facts: Facts) -> str:
                 os.dup2(unix.fileno(), number)
 
     threading.Thread(target=flip, daemon=True).start()
-    address = ctypes.create_string_buffer(_sockaddr(facts["hosts"][0], facts["port"]), 16)
+    address = ctypes.create_string_buffer(address_of(facts["hosts"][0], facts["port"]), 16)
     until = time.monotonic() + 1.0
     tried = 0
     while time.monotonic() < until:
@@ -284,13 +286,13 @@ def reconnected(facts: Facts) -> str:
             connection.connect((facts["hosts"][0], facts["port"]))
             libc.connect(connection.fileno(), ctypes.create_string_buffer(bytes(16), 16), 16)
         connection.connect((facts["hosts"][1], facts["port"]))
-        return _talk(connection, facts)
+        return talk(connection, facts)
 
 
 def half_length(facts: Facts) -> str:
     """Address lengths and families that do not fit each other."""
     found = []
-    address = _sockaddr(facts["hosts"][0], facts["port"])
+    address = address_of(facts["hosts"][0], facts["port"])
     for family in (socket.AF_INET, socket.AF_INET6):
         for length in (8, 16, 24, 28, 128):
             with socket.socket(family, socket.SOCK_STREAM) as connection:
@@ -311,7 +313,7 @@ def other_table(facts: Facts) -> str:
     import mmap
 
     done = []
-    address = _sockaddr(facts["hosts"][0], facts["port"])
+    address = address_of(facts["hosts"][0], facts["port"])
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as connection:
         buffer = ctypes.create_string_buffer(address, 16)
         if libc.syscall(NUMBERS["connect"] | 0x4000_0000, connection.fileno(), buffer, 16) == 0:
@@ -329,7 +331,7 @@ def other_table(facts: Facts) -> str:
         answer = ctypes.CFUNCTYPE(ctypes.c_int)(page)()
         if answer == 0:
             done.append("int 0x80")
-            _talk(connection, facts)
+            talk(connection, facts)
     del mmap
     if not done:
         raise PermissionError(f"x32 and int 0x80: {answer}")

@@ -211,7 +211,7 @@ def typed_for_others(facts: Facts) -> str:
 def higher_limits(facts: Facts) -> str:
     """Its own limits, raised again."""
     done = []
-    for name in ("RLIMIT_DATA", "RLIMIT_NOFILE", "RLIMIT_NPROC", "RLIMIT_FSIZE", "RLIMIT_CORE"):
+    for name in ("RLIMIT_DATA", "RLIMIT_NOFILE", "RLIMIT_CORE"):
         number = getattr(resource, name)
         _, hard = resource.getrlimit(number)
         if hard == resource.RLIM_INFINITY:
