@@ -41,7 +41,7 @@ def _to(host: str, port: int = 80) -> Any:
 
 def _worked(stage: Stage, called: Called, facts: Facts) -> Outcome:
     """Held here means that it was refused, which it must not be."""
-    return Outcome(not called.got, " ".join(called.text.split())[:100])
+    return Outcome("worked" not in called.got and "HTTP/" not in called.got, " ".join(called.text.split())[:100])
 
 
 def _honest_after(stage: Stage, called: Called, facts: Facts) -> Outcome:
@@ -175,6 +175,26 @@ ROWS = [
         name="honest work",
         what="uses its folder, processes, threads, memory and state",
         attack="gate.honest",
+        refused=_worked,
+        profiles=(),
+        works=BOTH,
+        needs="",
+    ),
+    Row(
+        name="honest work, Node",
+        what="the same, by Node: a folder, a program, a thread, the list of interfaces",
+        server="node",
+        attack="honest",
+        refused=_worked,
+        profiles=(),
+        works=BOTH,
+        needs="",
+    ),
+    Row(
+        name="honest work, sh",
+        what="the same, by sh: programs and a pipe",
+        server="sh",
+        attack="honest",
         refused=_worked,
         profiles=(),
         works=BOTH,

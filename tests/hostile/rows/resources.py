@@ -102,7 +102,8 @@ _BOUNDED = [
         attack="resources.disk",
         facts=lambda stage: {"most_mb": 300},
         refused=both(at_most(_MB), serves_on),
-        needs="rlimit",
+        profiles=(),
+        needs="quota of the file system",
     ),
     Row(
         name="many files",
@@ -110,7 +111,7 @@ _BOUNDED = [
         attack="resources.many_files",
         facts=lambda stage: {"most_mb": 300},
         refused=both(at_most(_MB), serves_on),
-        needs="mount namespace",
+        needs="quota of the file system",
         profiles=(),
     ),
 ]

@@ -12,6 +12,15 @@ import { Worker } from "node:worker_threads";
 const wait = (ms) => new Promise((done) => setTimeout(done, ms));
 
 const attacks = {
+  "honest": async () => {
+    const folder = fs.mkdtempSync(`${os.tmpdir()}/work-`);
+    fs.writeFileSync(`${folder}/file`, "work");
+    const child = spawn("true", [], { stdio: "ignore" });
+    await new Promise((done, fail) => (child.on("exit", done), child.on("error", fail)));
+    const worker = new Worker("process.exit(0)", { eval: true });
+    await new Promise((done, fail) => (worker.on("exit", done), worker.on("error", fail)));
+    return os.networkInterfaces() ? "worked" : "";
+  },
   "files.read": async (facts) => fs.readFileSync(facts.path, "utf8"),
   "files.write": async (facts) => (fs.appendFileSync(facts.path, facts.token), "written"),
   "network.tcp": (facts) =>

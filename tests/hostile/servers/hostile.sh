@@ -5,6 +5,7 @@ field() { printf '%s' "$line" | sed -n "s/.*\"$1\":[[:space:]]*\"\{0,1\}\([^\",}
 attack() {
     path=$(field path) token=$(field token)
     case $(field attack) in
+        honest) (echo a | cat; (echo worked)) ;;
         files.read) cat "$path" ;;
         files.write) printf '%s' "$token" >>"$path" && echo written ;;
         files.through_symlink) ln -s "$path" "${TMPDIR:-/tmp}/link-$$" && cat "${TMPDIR:-/tmp}/link-$$" ;;
