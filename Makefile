@@ -42,7 +42,7 @@ cluster: $(VENV)/.installed-dev ## Run Redis, three gateways and HAProxy as loca
 attack: $(VENV)/.installed-dev ## Run known attacks and measure their effect on other clients (6 minutes)
 	$(BIN)/python -m tests.attack.run
 
-hostile: $(VENV)/.installed-dev ## Run hostile servers in the sandbox, and without it (6 minutes)
+hostile: $(VENV)/.installed-dev ## Run hostile servers in the sandbox, and without it (10 minutes)
 	$(BIN)/python -m tests.hostile.run
 
 fuzz: $(VENV)/.installed-dev ## Fuzz the HTTP and JSON parsers for a minute, compared with h11 and json

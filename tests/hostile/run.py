@@ -178,7 +178,7 @@ def _inside(arguments: argparse.Namespace) -> int:
 def main() -> int:
     parser = argparse.ArgumentParser(description="Run hostile servers in the sandbox.")
     parser.add_argument("--profile", action="append", choices=("off", "standard", "strict"))
-    parser.add_argument("--user", action="append", choices=tuple(_USERS), help="of the gateway (nobody)")
+    parser.add_argument("--user", action="append", choices=tuple(_USERS), help="of the gateway (both)")
     parser.add_argument("--only", default="", metavar="TEXT", help="rows with that in their name")
     parser.add_argument("--quick", action="store_true", help="the rows of `make test`")
     parser.add_argument("--json", action="store_true", help="one JSON list on standard output")
@@ -189,8 +189,8 @@ def main() -> int:
             return 2
         return enter(sys.argv[1:])
     arguments = parser.parse_args()
-    arguments.profile = arguments.profile or ["off"]
-    arguments.user = arguments.user or ["nobody"]
+    arguments.profile = arguments.profile or ["off", "standard", "strict"]
+    arguments.user = arguments.user or list(_USERS)
     return _inside(arguments)
 
 

@@ -201,6 +201,15 @@ ROWS = [
         needs="",
     ),
     Row(
+        name="honest forks",
+        what="starts processes while others end, as shells do",
+        attack="gate.honest_forks",
+        refused=_worked,
+        profiles=(),
+        works=BOTH,
+        needs="",
+    ),
+    Row(
         name="allowed host",
         what="connects to a host that it may reach, by name",
         attack="gate.honest_name",
