@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from gateway.sandbox.runtime_paths import runtime_paths
@@ -22,7 +23,14 @@ class WallsOfFetches:
         self._required = required
 
     def __call__(
-        self, argv: Sequence[str], env: Mapping[str, str], *, cwd: str, read: Sequence[str], write: str
+        self,
+        argv: Sequence[str],
+        env: Mapping[str, str],
+        *,
+        cwd: str,
+        read: Sequence[str],
+        write: str,
+        reach: Sequence[str],
     ) -> Walls:
         """The walls of one step (`FetchWalls`)."""
         runtime = runtime_paths(argv[:1], env.get("PATH", ""), cwd, env.get("HOME", "/"))
@@ -36,7 +44,7 @@ class WallsOfFetches:
                 *(Grant(path=real(path), mode="rx", optional=True) for path in dict.fromkeys(map(real, read))),
                 Grant(path=real(write), mode="rwx"),
             ),
-            reach=self._reach,
+            reach=replace(self._reach, hosts=(*self._reach.hosts, *reach)),
             limits=Limits(files=_FILES),
             temporary=real(write),
             required=self._required,

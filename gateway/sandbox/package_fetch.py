@@ -17,13 +17,16 @@ import re
 import shlex
 import shutil
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final, Protocol
 
+from gateway.sandbox.lookups import Lookups
+from gateway.sandbox.npm_settings import npm_settings, without_keys
 from gateway.sandbox.package_command import PackageCommand
 from gateway.sandbox.package_folder import FetchedPackage, remove
 from gateway.sandbox.package_run import FetchFailed, run
+from gateway.sandbox.registries import places_of, registries_of
 from transports.upstream.process import Command
 from transports.upstream.spawn import ForkServer
 from transports.upstream.walls.spec import Walls
@@ -56,7 +59,9 @@ _BROWSERS: Final[Mapping[str, str]] = {
 _INSTALL_BY_NPM: Final = ("lib/python3*/site-packages/readabilipy/javascript",)
 """Folders of Python packages that run `npm install` in them at their first use. mcp-server-fetch has the first one."""
 
-_SECRET_NPM_SETTINGS: Final = ("_", "cert", "email", "key", "otp", "password", "username")
+_IMPATIENT: Final = {"npm_config_fetch_retry_mintimeout": "1000", "npm_config_fetch_retry_maxtimeout": "5000"}
+"""npm waits 10 s before it tries again, and a minute before the third time: longer than the client of a session."""
+
 _UV_START: Final = b"#!/bin/sh\n'''exec' \"$(dirname -- \"$(realpath -- \"$0\")\")\"/'python' \"$0\" \"$@\"\n' '''\n"
 """The first lines of a program in an environment of uv: a shell looks up where the environment's Python is."""
 
@@ -68,22 +73,31 @@ class NotForAll(Exception):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FetchRequest:
     """A package to be fetched. `env` is the whole environment of npx or uvx, and `cwd` their working directory: npx
-    looks for installed packages there. `home` is the folder with the operator's settings of both."""
+    looks for installed packages there. `home` is the folder with the operator's settings of both. `registries` are the
+    places of registries and proxies."""
 
     command: PackageCommand
     env: Mapping[str, str]
     cwd: str
     home: str
+    registries: tuple[str, ...] = ()
 
 
 class FetchWalls(Protocol):
     """Makes the walls of one step of a fetch."""
 
     def __call__(
-        self, argv: Sequence[str], env: Mapping[str, str], *, cwd: str, read: Sequence[str], write: str
+        self,
+        argv: Sequence[str],
+        env: Mapping[str, str],
+        *,
+        cwd: str,
+        read: Sequence[str],
+        write: str,
+        reach: Sequence[str],
     ) -> Walls | None:
         """The walls of a command: it runs what it needs, reads `read` as well, writes to `write` only, and reaches
-        registries. None: no walls."""
+        public hosts and `reach`. None: no walls."""
         ...
 
 
@@ -94,6 +108,7 @@ class PackageFetcher:
         self._fork_server = fork_server
         self._walls = walls
         self._timeout_s = timeout_s
+        self._lookups = Lookups()
 
     async def fetch(self, request: FetchRequest, copy: Path, now: float) -> FetchedPackage:
         """Fetch a package into an empty folder.
@@ -103,6 +118,12 @@ class PackageFetcher:
             NotForAll: it has to be fetched for each session.
             OSError: the folder cannot be written.
         """
+        words, files = (
+            request.command.head,
+            [*map(Path, npm_settings(request.env, request.home)), Path(request.home, ".config/uv/uv.toml")],
+        )
+        named = registries_of(request.command.kind, words, request.env, files)
+        request = replace(request, registries=await places_of(named, self._lookups))
         home, temporary = copy / "home", copy / "tmp"
         home.mkdir()
         temporary.mkdir()
@@ -120,12 +141,19 @@ class PackageFetcher:
         )
 
     async def _run(
-        self, argv: Sequence[str], env: Mapping[str, str], cwd: str, *, read: Sequence[str], write: Path
+        self,
+        argv: Sequence[str],
+        env: Mapping[str, str],
+        cwd: str,
+        *,
+        read: Sequence[str] = (),
+        write: Path,
+        request: FetchRequest,
     ) -> None:
         env = {**env, "TMPDIR": str(write / "tmp")}
-        walls = self._walls(argv, env, cwd=cwd, read=read, write=str(write))
+        walls = self._walls(argv, env, cwd=cwd, read=read, write=str(write), reach=request.registries)
         command = Command(argv=tuple(argv), env=env, cwd=cwd, walls=walls)
-        await run(self._fork_server, command, timeout_s=self._timeout_s)
+        await run(self._fork_server, command, timeout_s=self._timeout_s, package=request.command.package)
 
     # -- npm
 
@@ -141,9 +169,9 @@ class PackageFetcher:
             "npm_config_script_shell": str(shell),
             "npm_config_update_notifier": "false",
         }
-        env = {**request.env, **ours}
-        read = [*_npm_settings(request), *_project(request.cwd)]
-        await self._run(request.command.head, env, request.cwd, read=read, write=copy)
+        env = {**_IMPATIENT, **request.env, **ours}
+        read = [*npm_settings(request.env, request.home), *_project(request.cwd)]
+        await self._run(request.command.head, env, request.cwd, read=read, write=copy, request=request)
         started = _started_by_npx(request, copy)
         for tree in (copy / "npm" / "_npx").glob("*"):
             await self._run_scripts(tree, request, copy)
@@ -160,11 +188,11 @@ class PackageFetcher:
         with_scripts = {place: one for place, one in _packages_of(tree).items() if one.get("hasInstallScript")}
         if not with_scripts:
             return
-        env = _without_keys_of_npm(request, copy)
+        env = without_keys(request.env, request.home, copy)
         npm = _beside(request.command.head[0], "npm")
 
         async def rebuild(*names: str) -> None:
-            await self._run((npm, "rebuild", *names), env, str(tree), read=(), write=copy)
+            await self._run((npm, "rebuild", *names), env, str(tree), write=copy, request=request)
 
         optional = {place for place, one in with_scripts.items() if one.get("optional") or one.get("devOptional")}
         needed = [_name_in(place, with_scripts[place]) for place in with_scripts if place not in optional]
@@ -193,7 +221,7 @@ class PackageFetcher:
         read += [str(tool / "bin" / "python") for tool in (copy / "tools").iterdir()]
         noted = copy / "prefix"
         argv = (*request.command.within, "-c", _PYTHON, str(noted))
-        await self._run(argv, env, request.cwd, read=read, write=copy)
+        await self._run(argv, env, request.cwd, read=read, write=copy, request=request)
         started = _started_by_uvx(request, copy, noted.read_text("utf-8"))
         await self._first_use(started.path[0], request, copy)
         unused = ("simple-v*", "wheels-v*", "sdists-v*", "builds-v*")
@@ -206,12 +234,12 @@ class PackageFetcher:
         A failure leaves the package as it was published, and its program says what it is missing.
         """
         npm = shutil.which("npm", path=request.env.get("PATH"))
-        env = _without_keys_of_npm(request, copy)
+        env = without_keys(request.env, request.home, copy)
         for place in _INSTALL_BY_NPM if npm else ():
             for folder in Path(programs).parent.glob(place):
                 if (folder / "package.json").is_file() and not (folder / "node_modules").exists():
                     try:
-                        await self._run((npm or "npm", "install"), env, str(folder), read=(), write=copy)
+                        await self._run((npm or "npm", "install"), env, str(folder), write=copy, request=request)
                     except FetchFailed as error:
                         logger.warning("package %s: npm install in %s: %s", request.command.package, place, error)
         await _remove_all([copy / "npm"])
@@ -252,7 +280,7 @@ def _started_by_npx(request: FetchRequest, copy: Path) -> _Started:
         raise NotForAll("a package in it comes from a git repository, which npm builds before it installs it")
     return _Started(
         argv=(program,),
-        env={k: v for k, v in env.items() if request.env.get(k) != v and k not in _OF_THE_FETCH},
+        env={k: v for k, v in env.items() if request.env.get(k) != v and k not in _OF_THE_FETCH | _IMPATIENT.keys()},
         path=path,
         read=(str(copy),) if Path(program).is_relative_to(copy) else _installed_around(program),
         content=_digest(locks if locks else program),
@@ -271,44 +299,6 @@ def _name_in(place: str, package: Mapping[str, Any]) -> str:
     """How npm is told of one package of a tree."""
     name = package.get("name") or place.rpartition("node_modules/")[2]
     return f"{name}@{package['version']}"
-
-
-def _npm_settings(request: FetchRequest) -> list[str]:
-    """The operator's file of npm's settings."""
-    given = next((v for k, v in request.env.items() if k.lower() == "npm_config_userconfig"), "")
-    path = given or str(Path(request.home, ".npmrc"))
-    return [path] if os.path.isfile(path) else []
-
-
-def _without_keys_of_npm(request: FetchRequest, copy: Path) -> dict[str, str]:
-    """The environment of an npm that runs code of packages: with the operator's settings, without access to
-    registries."""
-    settings = copy / "npmrc"
-    settings.write_text(_without_keys(_npm_settings(request)), encoding="utf-8")
-    ours = {
-        "HOME": str(copy / "home"),
-        "npm_config_cache": str(copy / "npm"),
-        "npm_config_update_notifier": "false",
-        "npm_config_userconfig": str(settings),
-    }
-    return {k: v for k, v in request.env.items() if not _gives_access(_npm_setting(k))} | ours
-
-
-def _npm_setting(variable: str) -> str:
-    """The setting of npm that a variable has; empty if it has none."""
-    name = variable.lower()
-    return name.removeprefix("npm_config_") if name.startswith("npm_config_") else ""
-
-
-def _without_keys(files: Sequence[str]) -> str:
-    """npm's settings without what gives access to a registry: install scripts can read them."""
-    lines = [line for path in files for line in Path(path).read_text("utf-8", "replace").splitlines()]
-    return "".join(f"{line}\n" for line in lines if not _gives_access(line.partition("=")[0]))
-
-
-def _gives_access(setting: str) -> bool:
-    """Whether a setting of npm belongs to one registry, or is secret by its name."""
-    return setting.strip().lower().startswith(("//", *_SECRET_NPM_SETTINGS))
 
 
 def _project(cwd: str) -> list[str]:

@@ -51,8 +51,8 @@ class _Lines:
         """`Process.wait` returns."""
 
 
-async def run(fork_server: ForkServer, command: Command, *, timeout_s: float) -> None:
-    """Run a command to its end.
+async def run(fork_server: ForkServer, command: Command, *, timeout_s: float, package: str) -> None:
+    """Run a command that fetches a package to its end.
 
     Raises:
         FetchFailed: it could not be started, took too long, or ended with an error.
@@ -60,7 +60,7 @@ async def run(fork_server: ForkServer, command: Command, *, timeout_s: float) ->
     lines = _Lines(deque(maxlen=_KEPT_LINES))
     name = command.argv[0].rpartition("/")[2]
     try:
-        process = await fork_server.spawn(command, lines)
+        process = await fork_server.spawn(command, lines, fields=lambda: {"package": package})
     except ProcessFailed as error:
         raise FetchFailed(f"{name} could not be started: {error}") from error
     try:

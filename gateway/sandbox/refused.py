@@ -68,13 +68,17 @@ def allowed_by(refused: Refused) -> str:
     return f"sandbox.{field} = [{value}]"
 
 
-def sentence(server: str, refused: Refused) -> str:
-    """What was refused to the server, and the setting that allows it."""
+def sentence(server: str, refused: Refused, package: str = "") -> str:
+    """What was refused to the server, or to the fetch of a package, and the setting that allows it."""
+    who = f"the fetch of package {package!r}" if package else f"server {server!r}"
     if not refused.what:
-        return f"server {server!r} was refused more than is told apart"
+        return f"{who} was refused more than is told apart"
     what = _NUMBERS.get(refused.kind, "{}").format(refused.what)
-    said = f"server {server!r} was refused {what} ({refused.why})"
-    if allowed := allowed_by(refused):
+    said = f"{who} was refused {what} ({refused.why})"
+    allowed = allowed_by(refused)
+    if package:  # a fetch has one setting, and no session
+        allowed = allowed.replace("sandbox.", "gateway.packages.") if allowed.startswith("sandbox.reach") else ""
+    if allowed:
         said += f"; to allow {'more' if refused.kind == 'processes' else 'it'}: {allowed}"
     return visible_line(said)
 
@@ -102,8 +106,8 @@ class Refusals:
     def tell(self, fields: Mapping[str, Any], refused: Refused) -> None:
         """Write the log line, unless another session of the server has had it lately, and record the event."""
         server = str(fields.get("server", ""))
-        said = sentence(server, refused)
-        key = (server, refused.kind, refused.what)
+        said = sentence(server, refused, str(fields.get("package", "")))
+        key = (said, refused.kind, refused.what)
         if key not in self._logged:
             self._logged[key] = True
             logger.warning("%s", said, extra=dict(fields))

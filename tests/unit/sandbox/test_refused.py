@@ -86,6 +86,16 @@ def test_a_refusal_says_what_would_allow_it(refused: Refused, said: str) -> None
     assert sentence("x", refused) == said
 
 
+@requirement("box.package-registries")
+def test_a_refusal_of_a_fetch_names_the_setting_of_fetches() -> None:
+    said = sentence("npx", Refused("connect", "10.0.0.5:4873", "a private address"), "notes@1")
+    assert said == (
+        "the fetch of package 'notes@1' was refused 10.0.0.5:4873 (a private address); "
+        'to allow it: gateway.packages.reach = ["10.0.0.5:4873"]'
+    )
+    assert "to allow" not in sentence("npx", Refused("file", "/etc/shadow", "not granted"), "notes@1")
+
+
 @requirement("box.refusals-seen")
 def test_repetitions_are_counted_and_told_ever_less_often(caplog: pytest.LogCaptureFixture) -> None:
     told = Told()

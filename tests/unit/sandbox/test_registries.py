@@ -1,0 +1,47 @@
+"""A fetch reaches the registries and proxies that the operator has named, wherever they are."""
+
+from pathlib import Path
+
+import pytest
+
+from gateway.sandbox.lookups import Lookups
+from gateway.sandbox.registries import places_of, registries_of
+from tests.requirements import requirement
+from transports.upstream.walls.reach import destination
+
+pytestmark = pytest.mark.anyio
+
+
+@requirement("box.package-registries")
+def test_registries_are_found_in_words_variables_and_files(tmp_path: Path) -> None:
+    npmrc, absent = tmp_path / ".npmrc", tmp_path / "uv.toml"
+    npmrc.write_text("@me:registry=https://npm.example.com:4873/\nproxy=http://10.0.0.1:3128\nx=http://[::1\n")
+    found = registries_of(
+        "uv",
+        ("uvx", "--index-url=https://mirror.example.com/simple", "server"),
+        {"HTTPS_PROXY": "http://user:secret@proxy.example.com:8080", "UV_INDEX": "a=https://b.example.com/s,c"},
+        [npmrc, absent],
+    )
+    own = {("pypi.org", 443), ("files.pythonhosted.org", 443), ("registry.npmjs.org", 443)}
+    assert found - own == {
+        ("npm.example.com", 4873),
+        ("10.0.0.1", 3128),
+        ("mirror.example.com", 443),
+        ("proxy.example.com", 8080),
+        ("b.example.com", 443),
+    }
+    assert own <= found and ("pypi.org", 443) not in registries_of("npm", (), {}, [])
+
+
+@requirement("box.package-registries")
+async def test_their_addresses_are_grants_whatever_they_are() -> None:
+    hosts = {"a.example.com": ["10.0.0.7", "fd00::7"], "10.0.0.1": ["10.0.0.1"]}
+
+    def resolve(name: str) -> list[str]:
+        return hosts[name]
+
+    lookups = Lookups(resolve)
+    places = await places_of([("a.example.com", 4873), ("10.0.0.1", 80)], lookups)
+    assert sorted(places) == ["10.0.0.1:80", "10.0.0.7:4873", "[fd00::7]:4873"]
+    assert all(destination(place).network is not None for place in places)
+    lookups.close()
