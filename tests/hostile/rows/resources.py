@@ -34,8 +34,7 @@ _BOUNDED = [
         attack="resources.threads",
         facts=lambda stage: {"most": 600},
         refused=both(at_most(_PROCESSES), serves_on),
-        needs="user namespace",
-        profiles=("strict",),
+        needs="user_notif",
     ),
     Row(
         name="memory bomb",

@@ -121,7 +121,7 @@ def unreached(*hosts: str, port: int | None = None, protocol: str = "") -> Judge
         came = [packet for packet in came if protocol in ("", packet.protocol)]
         if came:
             return Outcome(False, f"{len(came)} packets, the first {came[0].protocol} to {came[0].to}:{came[0].port}")
-        return Outcome(CREDENTIAL not in called.text, _brief(called))
+        return Outcome(True, _brief(called))
 
     return judge
 
