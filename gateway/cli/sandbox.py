@@ -5,6 +5,7 @@ from typing import Annotated, Any, Final
 
 import typer
 
+from gateway.cli.learn import learn
 from gateway.cli.options import ConfigOption, JsonOption, options
 from gateway.cli.output import complain
 from gateway.config.faults import located
@@ -23,6 +24,9 @@ OWN: Final = "a folder of its own in each session: HOME, TMPDIR, and the working
 @app.callback()
 def sandbox() -> None:
     """Explain the sandboxes of servers."""
+
+
+app.command("learn")(learn)
 
 
 @app.command("explain")

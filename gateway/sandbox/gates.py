@@ -28,6 +28,7 @@ class _Packet(msgspec.Struct, frozen=True):
 
     resolve: bool = False
     refused: tuple[Refused, ...] = ()
+    touched: tuple[tuple[str, str], ...] = ()
 
 
 _packets: Final = msgspec.json.Decoder(_Packet)
@@ -103,6 +104,8 @@ class _Channel:
             said = _Packet()
         for client in clients:
             self._tasks.spawn(self._resolver.serve(client))
+        for kind, what in said.touched:
+            self._refusals.touched(kind, what)
         for refused in said.refused:
             self._refusals.add(refused)
 

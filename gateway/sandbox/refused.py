@@ -84,12 +84,19 @@ def sentence(server: str, refused: Refused, package: str = "") -> str:
 
 
 class Refusals:
-    """Of all servers of this gateway. `blocked` records an event of a session, `shown` is what its page shows."""
+    """Of all servers of this gateway. `blocked` records an event of a session, `shown` is what its page shows.
+    `touched` is told, by kind and name, of what processes touch whose walls watch everything."""
 
     def __init__(
-        self, counts: Counter[Any], blocked: BlockedEvent, clock: Callable[[], float], shown: SessionRefusals
+        self,
+        counts: Counter[Any],
+        blocked: BlockedEvent,
+        clock: Callable[[], float],
+        shown: SessionRefusals,
+        touched: Callable[[str, str], None] = lambda kind, what: None,
     ) -> None:
         self.clock = clock
+        self.touched = touched
         self._shown = shown
         self._counts = counts
         self._blocked = blocked
@@ -120,6 +127,7 @@ class ProcessRefusals:
     def __init__(self, all_of: Refusals, fields: Callable[[], Mapping[str, Any]]) -> None:
         self._all = all_of
         self._fields = fields
+        self.touched = all_of.touched
         self._told: dict[tuple[str, str], tuple[float, float, int]] = {}  # when next, after how long, not told yet
 
     def add(self, refused: Refused) -> None:

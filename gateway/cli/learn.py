@@ -1,0 +1,141 @@
+"""`mcp-session-gateway sandbox learn`: what a server needs under `strict`, found out by watching it."""
+
+import asyncio
+import json
+import signal
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Any, Final
+
+import typer
+
+from gateway.cli.options import ConfigOption, options
+from gateway.cli.output import complain
+from gateway.config.faults import located
+from gateway.config.settings import ConfigurationError, load
+from gateway.config.upstreams import UpstreamSettings
+from gateway.observability.visible import as_json, visible_line
+from gateway.sandbox.learning import watched
+from gateway.sandbox.learnt import Learnt
+from transports.upstream.process import Process, ProcessFailed
+from transports.upstream.walls.kernel import probe
+
+__all__ = ["learn"]
+
+_VERSION: Final = "2025-11-25"
+_QUESTIONS: Final = ("tools/list", "resources/list", "prompts/list")
+
+
+@options
+def learn(
+    words: Annotated[list[str], typer.Argument(metavar="NAME | -- COMMAND ARG...", help="A server to run.")],
+    config: ConfigOption = None,
+    seconds: Annotated[float, typer.Option(min=0, help="End after this time; 0: at Ctrl-C, or with the client.")] = 0.0,
+    write: Annotated[Path | None, typer.Option("--write", help="Write the table to this file as well.")] = None,
+) -> None:
+    """Run a server that may touch everything, and print the grants that it needs under `strict`.
+
+    On a terminal, the server is asked for its lists. Else its stdin and stdout are those of this command, so that a
+    client can use the server meanwhile: then the grants are printed to stderr.
+    """
+    try:
+        name, settings = _server(words, config)
+        if probe().gate:
+            raise ConfigurationError(f"a server cannot be watched on this machine: {probe().gate}")
+    except ConfigurationError as error:
+        raise complain(located(str(error), config)) from None
+    try:
+        found = asyncio.run(_learn(settings, seconds))
+    except ProcessFailed as error:
+        raise complain(f"{name} could not be started: {error}") from None
+    entry: dict[str, Any] = {"command": settings.command, "args": [*settings.args]}
+    if settings.env:
+        entry["env"] = dict.fromkeys(settings.env, "...")  # values are often secrets
+    shown = as_json({"mcpServers": {name: {**entry, "sandbox": found.table}}}, indent=2)
+    aside = not sys.stdin.isatty()
+    for remark in found.remarks:
+        typer.echo(visible_line(f"# {remark}"), err=True)
+    typer.echo(shown, err=aside)
+    if write is not None:
+        write.write_text(json.dumps(found.table, indent=2) + "\n", encoding="utf-8")
+
+
+def _server(words: list[str], config: Path | None) -> tuple[str, UpstreamSettings]:
+    """The server that is meant: a name in the configuration that is given, or a command."""
+    if config is None:
+        return Path(words[0]).name, UpstreamSettings(command=words[0], args=tuple(words[1:]))
+    entries = load(config).settings.mcpServers
+    entry = entries.get(words[0])
+    if len(words) > 1 or entry is None or not entry.command:
+        known = ", ".join(name for name, one in entries.items() if one.command) or "none"
+        raise ConfigurationError(f"name one server of mcpServers that has a command: {known}")
+    return words[0], entry
+
+
+async def _learn(settings: UpstreamSettings, seconds: float) -> Learnt:
+    loop, stop = asyncio.get_running_loop(), asyncio.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, stop.set)
+    by_hand = sys.stdin.isatty()
+    sink = _Output(stop.set, shows=not by_hand)
+    async with watched(settings, sink, lambda line: _put(sys.stderr.buffer, line)) as (process, lesson):
+        if by_hand:
+            typer.echo("The server runs and is watched. End with Ctrl-C.", err=True)
+            _ask(process)
+        else:
+            threading.Thread(target=_copy, args=(loop, process, stop.set), daemon=True).start()
+        try:
+            async with asyncio.timeout(seconds or None):
+                await stop.wait()
+        except TimeoutError:
+            pass
+    return lesson.result()
+
+
+class _Output:
+    """What the server writes goes to stdout, where a client listens."""
+
+    def __init__(self, ended: Callable[[], None], *, shows: bool) -> None:
+        self._ended = ended
+        self._shows = shows
+
+    def line(self, line: bytes) -> None:
+        if self._shows:
+            _put(sys.stdout.buffer, line)
+
+    def oversized(self, head: bytes, tail: bytes) -> None:
+        _put(sys.stderr.buffer, b"a message beyond the line limit was thrown away")
+
+    def exited(self, code: int | None) -> None:
+        self._ended()
+
+
+def _put(stream: Any, line: bytes) -> None:
+    stream.write(line + b"\n")
+    stream.flush()
+
+
+def _ask(process: Process) -> None:
+    """Ask for what every server has. Nobody reads the answers: what the server touches for them is seen."""
+    client = {"name": "sandbox-learn", "version": "1"}
+    opening = {"protocolVersion": _VERSION, "capabilities": {}, "clientInfo": client}
+    _send(process, {"id": 0, "method": "initialize", "params": opening})
+    _send(process, {"method": "notifications/initialized"})
+    for number, method in enumerate(_QUESTIONS, 1):
+        _send(process, {"id": number, "method": method, "params": {}})
+
+
+def _send(process: Process, message: dict[str, Any]) -> None:
+    process.stdin.write(json.dumps({"jsonrpc": "2.0", **message}).encode() + b"\n")
+
+
+def _copy(loop: asyncio.AbstractEventLoop, process: Process, ended: Callable[[], None]) -> None:
+    """Pass on what a client writes, until its end."""
+    try:
+        for line in sys.stdin.buffer:
+            loop.call_soon_threadsafe(process.stdin.write, line)
+        loop.call_soon_threadsafe(ended)
+    except RuntimeError:  # the loop has ended
+        pass
