@@ -91,7 +91,9 @@ def _seen(stage: Stage, row: Row, facts: Mapping[str, Any], since: float) -> boo
     what = row.seen.partition(" ")[2].format_map(facts)
     if not row.seen or stage.profile == "off" or stage.gateway.process.poll() is not None:
         return True
-    return stage.eventually(lambda: any(what in reason for reason in stage.blocked(since)), 3.0)
+    # Under `strict` the name is refused, so no address is tried.
+    words = (what, *([facts["name"]] if "name" in facts and stage.profile == "strict" else ()))
+    return stage.eventually(lambda: any(word in reason for reason in stage.blocked(since) for word in words), 3.0)
 
 
 def _verdict(row: Row, profile: str, user: str, outcome: Outcome, harmed: bool) -> str:
