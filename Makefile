@@ -61,6 +61,7 @@ bench: $(VENV)/.installed-dev ## Measure speed, compared with the limits of the 
 	$(BIN)/python -m bench.run
 	$(BIN)/python -m bench.sessions
 	$(BIN)/python -m bench.cold --rounds 6
+	$(BIN)/python -m bench.sandbox
 	$(BIN)/python -m bench.tasks
 
 bench-peers: $(VENV)/.installed-dev ## Measure speed compared with other gateways, which are downloaded

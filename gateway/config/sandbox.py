@@ -30,7 +30,7 @@ __all__ = [
 
 Profile = Literal["off", "standard", "strict"]
 
-DEFAULT_PROFILE: Final[Profile] = "off"
+DEFAULT_PROFILE: Final[Profile] = "standard"
 """The profile of servers for which no setting names one."""
 
 LIMITS: Final[Mapping[Profile, Mapping[str, int]]] = {

@@ -105,7 +105,7 @@ class GatewaySettings(Frozen):
     """How callers authenticate, in addition to API keys."""
     sandbox: Profile | None = None
     """The profile of the servers for which neither their own `sandbox` nor `policy.sandbox` names one. If not set:
-    `off`."""
+    `standard`."""
     policy: PolicySettings = PolicySettings()
     """What sessions may do, and what they are given."""
     context: ContextSettings = ContextSettings()

@@ -29,7 +29,7 @@ def _finding(found: Holding) -> Iterator[Finding]:
     summary = f"{found.sandbox.profile}, by {found.sandbox.chosen_by}"
     if found.missing:
         state = failure if found.sandbox.required else warning
-        do = "use a newer kernel or other limits of the container (docs/sandbox.md), or a launcher"
+        do = "use a newer kernel (docs/sandbox.md), other limits of the container (docs/deploying.md), or a launcher"
         yield state(check, f"{summary}: {' '.join(found.missing)}", do)
     else:
         yield ok(check, f"{summary}; all of it holds on this machine")

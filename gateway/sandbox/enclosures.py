@@ -91,6 +91,8 @@ def enclosures_of(name: str, entry: UpstreamSettings, options: GatewaySettings) 
 
 
 def own_listeners(options: GatewaySettings) -> tuple[str, ...]:
-    """Where the gateway itself listens: no server has business there."""
-    own = [f"{f'[{host}]' if ':' in host else host}:{port}" for host, port in ((options.host, options.port),) if port]
-    return tuple(dict.fromkeys(filter(None, (*own, options.advertise, options.internal, options.admin.listen))))
+    """Where the gateway itself listens: no server has business there. A port of the kernel's choice is not among them:
+    it is on an address of this machine, which is closed unless the operator opens that port, or all of them."""
+    host = f"[{options.host}]" if ":" in options.host else options.host
+    own = (f"{host}:{options.port}", options.advertise, options.internal, options.admin.listen)
+    return tuple(dict.fromkeys(address for address in own if address and not address.endswith(":0")))

@@ -44,6 +44,8 @@ POD = MANIFESTS["Deployment"]["spec"]["template"]["spec"]
 def test_no_container_of_the_compose_file_has_more_than_it_needs(name: str) -> None:
     service = COMPOSE["services"][name]
     assert service["read_only"] and service["cap_drop"] == ["ALL"]
+    # For sandboxes: without privileges of their own, the gateway's processes never get it.
+    assert service.get("cap_add", []) == (["SYS_PTRACE"] if name in GATEWAYS else [])
     assert service["security_opt"] == ["no-new-privileges:true"]
     assert all(port.startswith("127.0.0.1:") for port in service.get("ports", ())), "published at loopback only"
     assert not service.get("privileged") and "network_mode" not in service

@@ -111,7 +111,8 @@ def telling(folder: Path) -> tuple[Path, Path]:
     """A configuration whose server leaves a line in a file when its stdin is closed, unless a signal comes first."""
     told, config = folder / "told", folder / "mcp.json"
     script = f"{shlex.join(DEMO)}; echo closed >> {shlex.quote(str(told))}"
-    entry = {"command": "sh", "args": ["-c", script], "env": {"PYTHONPATH": str(ROOT)}}
+    sandbox = {"write": [str(folder)]}
+    entry = {"command": "sh", "args": ["-c", script], "env": {"PYTHONPATH": str(ROOT)}, "sandbox": sandbox}
     config.write_text(json.dumps({"mcpServers": {"stage": entry}}), encoding="utf-8")
     return config, told
 

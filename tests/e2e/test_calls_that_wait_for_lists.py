@@ -46,7 +46,8 @@ for line in sys.stdin:
 def test_a_call_that_waits_for_a_list_is_in_flight_and_can_be_cancelled(tmp_path: Path, http: httpx.Client) -> None:
     file = tmp_path / "late.py"
     file.write_text(SERVER)
-    entry, options = server((sys.executable, str(file), str(tmp_path))), {"limits": {"exchanges": EXCHANGES}}
+    entry = server((sys.executable, str(file), str(tmp_path)), sandbox={"write": [str(tmp_path)]})
+    options = {"limits": {"exchanges": EXCHANGES}}
     answers: dict[str, Any] = {}
     with running_gateway({"late": entry}, options=options) as gateway:
         client = Tasks(gateway.url, http)

@@ -54,7 +54,8 @@ def started(**limits: object) -> Iterator[RunningGateway]:
         "limits": limits,
         "anonymous": True,
     }
-    with running_gateway({"probe": server(PROBE)}, options=options) as running:
+    # The socket to the state of a sandboxed server serves that server alone, and here we ask it ourselves.
+    with running_gateway({"probe": server(PROBE, sandbox="off")}, options=options) as running:
         yield running
 
 

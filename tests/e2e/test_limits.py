@@ -166,7 +166,7 @@ def test_a_sandboxed_sessions_child_sees_its_context_and_nothing_else(http: http
     options = {
         "api_keys": {name: sha256(key) for name, key in KEYS.items()},
         "policy": {
-            "sandbox": bubblewrap(),
+            "sandbox": {"direct": "off", "sandboxed": {"launcher": bubblewrap()}},
             "rules": [{"principals": ["api-key:bob"], "trust": "sandboxed", "workspace": "box"}],
         },
     }

@@ -40,6 +40,13 @@ class Child:
         return self.http.request(method, path, headers=self.access, **more)
 
 
+@pytest.fixture(scope="module")
+def probe() -> Iterator[RunningGateway]:
+    """Servers without a sandbox: the socket of a sandboxed server serves that server alone, and here we ask it."""
+    with running_gateway({"probe": server(PROBE, sandbox="off")}) as gateway:
+        yield gateway
+
+
 @pytest.fixture
 def child(probe: RunningGateway, http: httpx.Client) -> Iterator[Child]:
     made = Child(probe, http)

@@ -77,7 +77,9 @@ class Hostile:
 def hostile(user: Unprivileged, *arguments: str, word: str, env: Mapping[str, str]) -> Iterator[Hostile]:
     with tempfile.TemporaryDirectory() as folder:
         os.chmod(folder, 0o777)
-        report = Path(folder, "found")
+        report = Path(folder, "reports", "found")  # the folder of the gateway's temporary files is granted to nobody
+        report.parent.mkdir()
+        os.chmod(report.parent, 0o777)
         half = len(word) // 2
         server = [user.python, str(HOSTILE), str(report), word[:half], word[half:]]
         process = subprocess.Popen(
@@ -95,17 +97,20 @@ def hostile(user: Unprivileged, *arguments: str, word: str, env: Mapping[str, st
 
 
 @requirement("wall.secrets", "proc.gone")
-@pytest.mark.parametrize("way", ["run", "workers", "stdio"])
+@pytest.mark.parametrize(
+    ("way", "sandbox"), [("run", "off"), ("run", "standard"), ("workers", "off"), ("stdio", "off")]
+)
 def test_a_server_finds_nothing_of_the_gateways(
-    way: str, unprivileged: Unprivileged, redis_server: RunningRedis
+    way: str, sandbox: str, unprivileged: Unprivileged, redis_server: RunningRedis
 ) -> None:
+    """Without a sandbox, too: the gateway closes itself."""
     word = secrets.token_urlsafe(32)
     arguments = {
         "run": ("run", "--port", "0"),
         "workers": ("run", "--port", "0", "--workers", "2", "--store", redis_server.url),
         "stdio": ("stdio",),
     }[way]
-    planted = {"MCP_GATEWAY_KEYS": word, "CLOUD_SECRET": word}
+    planted = {"MCP_GATEWAY_KEYS": word, "CLOUD_SECRET": word, "MCP_GATEWAY_SANDBOX": sandbox}
     with hostile(unprivileged, *arguments, word=word, env=planted) as running:
         found = running.found()
         limits = Path(f"/proc/{running.process.pid}/limits").read_text(encoding="ascii")
@@ -116,7 +121,8 @@ def test_a_server_finds_nothing_of_the_gateways(
     assert {pid: found["above"][pid]["opened"] for pid in ours} == {pid: [] for pid in ours}
     assert found["leaks"] == [] and found["uid"] != 0
     assert found["fds"] == [0, 1, 2]
-    assert set(found["own"]) <= {*INHERITED, *GIVEN} | {
+    resolver = set() if sandbox == "off" else {"RES_OPTIONS"}
+    assert set(found["own"]) <= {*INHERITED, *GIVEN, *resolver} | {
         name for name in found["own"] if name.startswith("MCP_SESSION_")
     }
     assert any(line.split()[:5] == ["Max", "core", "file", "size", "0"] for line in limits.splitlines())

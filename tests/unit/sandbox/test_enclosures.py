@@ -6,7 +6,7 @@ from typing import Any
 
 from gateway.config.settings import GatewaySettings
 from gateway.config.upstreams import UpstreamSettings
-from gateway.sandbox.enclosures import Enclosures, enclosures_of
+from gateway.sandbox.enclosures import Enclosures, enclosures_of, own_listeners
 from tests.requirements import requirement
 
 
@@ -36,6 +36,8 @@ def test_no_server_reaches_the_gateway_itself() -> None:
     enclosure = found.enclosure(found.sandbox("direct"))
     assert enclosure is not None and enclosure.walls.reach is not None
     assert enclosure.walls.reach.refused == ("127.0.0.1:8123", "127.0.0.1:9000")
+    chosen = {"port": 0, "admin": {"listen": "127.0.0.1:0"}, "internal": "[::1]:9001"}
+    assert own_listeners(GatewaySettings.model_validate(chosen)) == ("[::1]:9001",), "port 0 is no destination"
     off = enclosures("off")
     assert off.enclosure(off.sandbox("direct")) is None
 

@@ -35,7 +35,9 @@ def test_each_sandbox_of_a_server_is_there_once() -> None:
 @requirement("box.required")
 def test_a_required_sandbox_that_does_not_hold_is_refused_with_what_is_missing() -> None:
     with pytest.raises(ConfigurationError) as refused:
-        refuse_unheld(found(OLD, a={"profile": "standard", "required": True}, b="strict", c={"required": True}))
+        refuse_unheld(
+            found(OLD, a={"profile": "standard", "required": True}, b="strict", c={"profile": "off", "required": True})
+        )
     [line] = str(refused.value).splitlines()
     assert line.startswith("mcpServers.a.sandbox: standard is required, and does not hold on this machine. Files are")
     refuse_unheld(found(OLD, b="strict"))
