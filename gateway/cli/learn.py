@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import os
 import signal
 import sys
 import threading
@@ -17,7 +18,6 @@ from gateway.config.faults import located
 from gateway.config.settings import ConfigurationError, load
 from gateway.config.upstreams import UpstreamSettings
 from gateway.observability.visible import as_json, visible_line
-from gateway.sandbox.learning import watched
 from gateway.sandbox.learnt import Learnt
 from transports.upstream.process import Process, ProcessFailed
 from transports.upstream.walls.kernel import probe
@@ -75,6 +75,8 @@ def _server(words: list[str], config: Path | None) -> tuple[str, UpstreamSetting
 
 
 async def _learn(settings: UpstreamSettings, seconds: float) -> Learnt:
+    from gateway.sandbox.learning import watched  # other commands need not wait for what it loads
+
     loop, stop = asyncio.get_running_loop(), asyncio.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, stop.set)
@@ -134,8 +136,8 @@ def _send(process: Process, message: dict[str, Any]) -> None:
 def _copy(loop: asyncio.AbstractEventLoop, process: Process, ended: Callable[[], None]) -> None:
     """Pass on what a client writes, until its end."""
     try:
-        for line in sys.stdin.buffer:
-            loop.call_soon_threadsafe(process.stdin.write, line)
+        while data := os.read(sys.stdin.fileno(), 65_536):  # a buffered reader could not be left at the end
+            loop.call_soon_threadsafe(process.stdin.write, data)
         loop.call_soon_threadsafe(ended)
-    except RuntimeError:  # the loop has ended
+    except (RuntimeError, OSError):  # the loop has ended
         pass

@@ -41,6 +41,7 @@ class Lesson:
         self._own = own
         self._touched: dict[tuple[str, str], None] = {}
         self._names: dict[str, str] = {}
+        self._asked: dict[str, None] = {}
 
     def add(self, kind: str, what: str) -> None:
         """The gate tells of it."""
@@ -48,6 +49,7 @@ class Lesson:
 
     def resolve(self, name: str) -> list[str]:
         """The addresses of a name, which are remembered. Runs in a thread."""
+        self._asked[name] = None
         found = addresses_of(name)
         self._names.update(dict.fromkeys(found, name))
         return found
@@ -55,7 +57,9 @@ class Lesson:
     def result(self) -> Learnt:
         """The grants that the server needs under `strict`."""
         own = (os.path.realpath(self._own.path),)
-        return learnt(self._touched, names=self._names, grants=self._enclosure.walls.grants, own=own)
+        found = learnt(self._touched, names=self._names, grants=self._enclosure.walls.grants, own=own)
+        found.add_unused(self._asked)
+        return found
 
 
 @asynccontextmanager

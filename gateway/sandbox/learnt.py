@@ -4,6 +4,7 @@ import ipaddress
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from pathlib import PurePosixPath
 from typing import Any, Final
 
@@ -22,6 +23,7 @@ _KEYS: Final = frozenset(
     "S.gpg-agent".split()
 )
 """Names in a path that lead to credentials, or to somebody else's authority."""
+_MOST_NAMES: Final = 50
 _IGNORED: Final = ("/proc", "/dev/pts", "/dev/tty", "/dev/ptmx")
 _CHOSEN_BY_KERNEL: Final = 32_768
 
@@ -32,6 +34,14 @@ class Learnt:
 
     table: dict[str, Any]
     remarks: list[str] = field(default_factory=list)
+
+    def add_unused(self, names: Iterable[str]) -> None:
+        """Remark on names that the server has asked for, and that are not among the hosts."""
+        hosts = {host.rpartition(":")[0] for host in self.table.get("reach", ())}
+        for name in islice((name for name in dict.fromkeys(names) if name not in hosts), _MOST_NAMES):
+            self.remarks.append(
+                f"it asked for the name {name} and reached no public address of it: reach, if it should"
+            )
 
 
 def learnt(

@@ -70,5 +70,9 @@ def test_hosts_are_named_as_they_were_found() -> None:
         "sockets": ["/run/postgresql/.s.PGSQL.5432"],
         "listen": [8080, 9000],
     }
+    found.add_unused(["api.example.com", "telemetry.example.com", "telemetry.example.com"])
+    assert [remark for remark in found.remarks if "asked for" in remark] == [
+        "it asked for the name telemetry.example.com and reached no public address of it: reach, if it should"
+    ]
     assert any(remark.startswith("db.internal is 10.0.0.5, a private address") for remark in found.remarks)
     assert any("port 45123, which the kernel may have chosen" in remark for remark in found.remarks)
