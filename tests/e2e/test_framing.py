@@ -38,7 +38,9 @@ class Place:
 
 @pytest.fixture(scope="module")
 def gateway() -> Iterator[RunningGateway]:
-    with running_gateway({"probe": server(PROBE)}, options={"admin": {"listen": "127.0.0.1:0"}}) as running:
+    # The socket to the state of a sandboxed server serves that server alone, and here we ask it ourselves.
+    servers = {"probe": server(PROBE, sandbox="off")}
+    with running_gateway(servers, options={"admin": {"listen": "127.0.0.1:0"}}) as running:
         yield running
 
 
