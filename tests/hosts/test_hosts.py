@@ -192,6 +192,7 @@ def test_the_file_of_a_host_is_served_as_it_is(
     (tmp_path / "project/.env").write_text("FROM_FILE='a b'\nAPI_KEY=overridden\n", encoding="utf-8")
     variables = {key: value.format(http=remote.url.removesuffix("/mcp")) for key, value in host.variables.items()}
     env = {**os.environ, "PATH": f"{programs}{os.pathsep}{os.environ['PATH']}", "PYTHONPATH": str(ROOT), **variables}
+    env["MCP_GATEWAY_SANDBOX"] = "off"  # where packages are fetched for sandboxes, stand-ins are no npx
     with serving(config, env) as gateway:
         served = {*host.commands, *([host.remote[0]] if host.remote else [])}
         listed = tools_of(Legacy(gateway.url, http).open())

@@ -5,6 +5,7 @@ import os
 import socket
 import subprocess
 import tempfile
+import threading
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -16,7 +17,7 @@ import pytest
 from tests.requirements import requirement
 from tests.support.walled import USERS, Outcome, python_for, python_grants, run_walled
 from transports.upstream.walls.kernel_program import ask_kernel
-from transports.upstream.walls.spec import Grant, Limits, Walls
+from transports.upstream.walls.spec import Grant, Limits, Reach, Walls
 
 KERNEL = ask_kernel()
 pytestmark = pytest.mark.skipif(
@@ -337,6 +338,19 @@ os.killpg(0, signal.SIGKILL)
     said = dict(outcome.said)
     assert 20 <= said.pop("count") <= 30, "a few that were being started at the same time"
     assert said == {"process": "EAGAIN", "thread": "refused"}
+
+
+@requirement("box.system")
+def test_a_start_waits_while_too_many_descriptors_of_its_user_are_on_their_way(place: Place) -> None:
+    """The kernel counts those that nobody has received yet against the limit of the process that sends one more."""
+    sender, receiver = socket.socketpair()
+    socket.send_fds(sender, [b"x"], [sender.fileno()] * 100)
+    received = threading.Timer(0.5, receiver.close)
+    received.start()
+    with sender:
+        outcome = place.run("print(1)", replace(place.walls, reach=Reach(), limits=Limits(files=64)))
+    received.join()
+    assert (outcome.failed, outcome.said) == ("", [1])
 
 
 @requirement("box.system")

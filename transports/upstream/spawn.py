@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import errno
 import json
 import logging
 import os
@@ -170,7 +171,9 @@ class ForkServer:
                     try:
                         socket.send_fds(requests, [kind], fds)
                         return
-                    except BlockingIOError:
+                    except OSError as error:
+                        if error.errno not in (errno.EAGAIN, errno.ETOOMANYREFS):
+                            raise
                         await asyncio.sleep(0.001)  # hundreds of requests are queued, each takes 1 ms
             except OSError:
                 if last:

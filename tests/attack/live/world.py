@@ -147,7 +147,8 @@ def servers() -> dict[str, Any]:
         "tool": server(_SERVER, shared=True, tools=_TOOLS),
         "other": server(_SERVER, shared=True),
         "odd": server((*_SERVER, "escapes"), shared=True),
-        "own": server(_SERVER, handles=True),
+        # Without a sandbox, whose socket to the session's state answers nobody here: the attack is on that socket.
+        "own": server(_SERVER, handles=True, sandbox="off"),
         "calm": server(_SERVER),
     }
 

@@ -1,10 +1,13 @@
 """Builds the walls around the process that calls, in the order in which each step still has the rights it needs."""
 
+import errno
 import os
 import socket
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import product
+from typing import Final
 
 from transports.upstream.walls import landlock, limits, namespaces, seccomp
 from transports.upstream.walls.file_watch import watches
@@ -12,6 +15,8 @@ from transports.upstream.walls.kernel import Kernel, probe
 from transports.upstream.walls.spec import Limits, Reach, Walls
 
 __all__ = ["WallsFailed", "arrange", "build", "prepare"]
+
+_LONGEST_WAIT_S: Final = 20.0
 
 
 class WallsFailed(Exception):
@@ -66,10 +71,24 @@ def build(walls: Walls, reaper: int, *, apart: bool) -> None:
             kind = _filter_kind(walls, kernel, apart=apart)
             announced = seccomp.install(seccomp.filter_for(kind), listener=kind.asks)
             if announced is not None:
-                to_reaper = socket.socket(fileno=reaper)
-                socket.send_fds(to_reaper, [b"\n"], [announced])
-                to_reaper.detach()
+                _announce(reaper, announced)
                 os.close(announced)
+
+
+def _announce(reaper: int, fd: int) -> None:
+    """Send the descriptor. So many of a user's descriptors may be on their way as one process may have open, which here
+    is the sandbox's limit: while hundreds of servers start at once, some have to wait."""
+    to_reaper = socket.socket(fileno=reaper)
+    until = time.monotonic() + _LONGEST_WAIT_S
+    while True:
+        try:
+            socket.send_fds(to_reaper, [b"\n"], [fd])
+            break
+        except OSError as error:
+            if error.errno != errno.ETOOMANYREFS or time.monotonic() > until:
+                raise
+            time.sleep(0.002)
+    to_reaper.detach()
 
 
 def _filter_kind(walls: Walls, kernel: Kernel, *, apart: bool) -> seccomp.FilterKind:
