@@ -88,7 +88,8 @@ class SandboxSettings(Frozen):
     memory_mb: Amount = None
     """Memory in MiB that each process may allocate; 0: no limit."""
     processes: Amount = None
-    """Maximum number of processes and threads of one session's server at a time; 0: no limit."""
+    """Maximum number of processes and threads of one session's server at a time; 0: no limit. A server that has more is
+    ended."""
     files: Amount = None
     """Maximum number of open files of each process; 0: no limit."""
     cpu_s: Amount = None

@@ -91,7 +91,7 @@ def test_a_program_of_another_machine_is_killed() -> None:
     assert subprocess.run(command, capture_output=True, timeout=30).returncode == -31  # SIGSYS
 
 
-FLAGS = ("connections", "attributes", "others", "processes", "apart", "signals", "truncation")
+FLAGS = ("connections", "attributes", "others", "apart", "signals", "truncation")
 KINDS = [FilterKind(**dict(zip(FLAGS, each, strict=True))) for each in product((False, True), repeat=len(FLAGS))]
 REFUSED, ASKED = 99, 98
 
@@ -119,7 +119,7 @@ request_key io_uring_setup io_uring_enter io_uring_register vhangup acct quotact
 
 @requirement("box.system")
 def test_what_servers_never_need_is_refused_by_the_filter_itself() -> None:
-    for kind in (FilterKind(), FilterKind(connections=True, attributes=True, others=True, processes=True)):
+    for kind in (FilterKind(), FilterKind(connections=True, attributes=True, others=True)):
         assert errors_of(kind, *((name, -1, -1, -1) for name in NEVER)) == [REFUSED] * len(NEVER)
 
 
@@ -127,7 +127,6 @@ def test_what_servers_never_need_is_refused_by_the_filter_itself() -> None:
 def test_new_namespaces_are_refused_and_clone3_does_not_exist() -> None:
     calls = [("clone", flag | 17) for flag in (1 << 17, 1 << 25, 1 << 26, 1 << 27, 1 << 28, 1 << 29, 1 << 30)]
     assert errors_of(FilterKind(), *calls, ("clone3", 0, 0)) == [REFUSED] * 7 + [errno.ENOSYS]
-    assert errors_of(FilterKind(processes=True), ("clone", 17), ("clone", 0x3D0F00)) == [ASKED] * 2
 
 
 @requirement("box.system")

@@ -38,10 +38,10 @@ class Answers(Listener):
 class Asked:
     """The calls of a server whose reaper is this process."""
 
-    def __init__(self, most: int | None = None) -> None:
+    def __init__(self) -> None:
         self.refused: list[tuple[str, str]] = []
         self._answers = Answers()
-        self._calls = ProcessCalls(most, self._answers, lambda kind, what, why: self.refused.append((kind, what)))
+        self._calls = ProcessCalls(self._answers, lambda kind, what, why: self.refused.append((kind, what)))
 
     def __call__(self, name: str, *arguments: int) -> int:
         padded = (*(each & 0xFFFF_FFFF_FFFF_FFFF for each in arguments), 0, 0, 0, 0, 0, 0)[:6]
@@ -87,16 +87,3 @@ def test_a_process_that_is_gone_is_not_there_rather_than_forbidden() -> None:
     asked = Asked()
     assert asked("kill", gone.pid, 0) == errno.ESRCH
     assert asked.refused == []
-
-
-@requirement("box.system")
-def test_starts_are_allowed_up_to_the_limit_and_again_when_some_have_ended(child: subprocess.Popen[bytes]) -> None:
-    running = 2
-    asked = Asked(running + 1)
-    assert asked("clone", 17) == 0
-    with subprocess.Popen(["/bin/sleep", "60"]) as another:  # what was allowed
-        assert asked("clone", 17) == errno.EAGAIN
-        assert asked.refused == [("processes", "3")]
-        another.kill()
-    assert asked("clone", 17) == 0
-    assert Asked(None)("clone", 17) == 0

@@ -5,8 +5,8 @@ modules only: it knows nothing of asyncio, MCP or the gateway. It plays two part
 
 The *fork server* is the program as started. On the Unix stream socket FD it receives one byte per server to start, with
 four descriptors attached: a control socket, and the server's stdin, stdout and stderr. For each it forks a *reaper*: if
-the byte is `n`, as the first process of namespaces where that is possible (`walls/namespaces.py`). A fifth descriptor
-is the channel of the server's gate (`walls/gate.py`).
+the byte is `n`, as the first process of namespaces where that is possible (`walls/namespaces.py`). `w` is a server with
+walls, `s` one without. A fifth descriptor is the channel of the server's gate (`walls/gate.py`).
 
 A *reaper* looks after one server. On its control socket it reads one specification, a 4-byte big-endian length and the
 JSON object `{"argv": [...], "env": {...}, "cwd": "..." | null, "walls": {...} | null}`, starts the server behind its
@@ -24,7 +24,6 @@ Without prctl(2) and /proc (macOS), a server is ended with its process group, an
 """
 
 import contextlib
-import errno
 import gc
 import json
 import os
@@ -32,12 +31,15 @@ import select
 import signal
 import socket
 import sys
+from collections.abc import Container, Mapping
 from typing import Any, Final, NoReturn
 
 sys.path.append(os.path.abspath(__file__ + "/../../.."))  # where `transports` is: there are no site packages
 
+from transports.upstream.head_count import LOOK_MS, Starts, count
 from transports.upstream.process_tree import HAS_PROC, RESCAN_MS, Wakeups, below, children, kill, prctl
-from transports.upstream.walls.build import WallsFailed, arrange, build, prepare
+from transports.upstream.server_process import MOST_BYTES, become_server, note_signals
+from transports.upstream.walls.build import WallsFailed, arrange, prepare
 from transports.upstream.walls.gate import Gate
 from transports.upstream.walls.kernel import probe
 from transports.upstream.walls.namespaces import fork_apart, is_apart
@@ -45,13 +47,8 @@ from transports.upstream.walls.spec import Walls
 
 __all__ = ["main"]
 
-_PR_SET_PDEATHSIG: Final = 1
 _PR_SET_DUMPABLE: Final = 4
 _PR_SET_CHILD_SUBREAPER: Final = 36
-_CHANGED_SIGNALS: Final = [int(signal.SIGCHLD)]
-"""The signals that a server must not inherit as they are here. The others take time at each start."""
-
-_MOST_BYTES: Final = 4_000  # of the sentence that says why a start has failed
 _LAST_REFUSALS_S: Final = 1.0
 _RESCAN_MAX_MS: Final = 1_000  # ever less often for one that will not die (uninterruptible sleep, another user's)
 
@@ -75,6 +72,7 @@ class _Reaper:
         self._channel = channel  # at most one descriptor
         self._walls: Walls | None = None
         self._gate: Gate | None = None
+        self._has_to_count = False
 
     def run(self) -> None:
         spec = self._read_spec()
@@ -111,16 +109,18 @@ class _Reaper:
             try:
                 outer = os.open("/proc", os.O_PATH) if is_apart() else None  # that of the gateway
                 self._walls = _walls(spec)
+                if self._walls is not None and self._walls.limits.processes is not None:
+                    signal.signal(signal.SIGUSR1, self._count_soon)
                 self._server = os.fork()
             except (OSError, WallsFailed) as error:
                 why = f"cannot fork: {error.strerror}" if isinstance(error, OSError) else str(error)
-                report.send(why.replace("\n", " ").encode()[:_MOST_BYTES])
+                report.send(why.replace("\n", " ").encode()[:MOST_BYTES])
                 self._code = -signal.SIGKILL
             else:
                 if self._server == 0:
                     if outer is not None:
                         report.send(os.readlink("self", dir_fd=outer).encode() + b"\n")
-                    _become_server(spec, self._walls, self._stdio, report.fileno(), reaper)
+                    become_server(spec, self._walls, self._stdio, report.fileno(), reaper)
         for fd in self._stdio:  # or the gateway would never see the end of the server's stdout
             os.close(fd)
 
@@ -138,9 +138,22 @@ class _Reaper:
                 poller.unregister(launch)
             if self._control.fileno() in ready:
                 self._obey()
-            if self._gateway in ready:
+            if self._gateway in ready or (self._has_to_count and self._has_too_many()):
                 self._kill_everything()
             self._reap()
+
+    def _count_soon(self, *_: object) -> None:
+        self._has_to_count = True
+
+    def _has_too_many(self) -> bool:
+        """Whether the server has more processes and threads than it may."""
+        self._has_to_count = False
+        most = None if self._walls is None else self._walls.limits.processes
+        if most is None or count() <= most:
+            return False
+        if self._gate is not None:
+            self._gate.refuse("processes", str(most), "it had more, and was ended")
+        return True
 
     def _obey(self) -> None:
         try:
@@ -187,7 +200,7 @@ class _Reaper:
         """Take one message of the process that becomes the server. True if it was the last: exec is done or failed."""
         if self._launch is None:
             return True
-        message, descriptors, _, _ = socket.recv_fds(self._launch, _MOST_BYTES, 1)
+        message, descriptors, _, _ = socket.recv_fds(self._launch, MOST_BYTES, 1)
         self._heard += message
         if descriptors:  # on which its filter announces calls
             self._open_gate(descriptors[0])
@@ -231,56 +244,6 @@ def _walls(spec: dict[str, Any]) -> Walls | None:
     return walls
 
 
-def _become_server(spec: dict[str, Any], walls: Walls | None, stdio: list[int], report: int, reaper: int) -> NoReturn:
-    """Turn this freshly forked process into the server, or write to `report` why that failed."""
-    subject = "the command"
-    try:
-        prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-        if os.getppid() != reaper:  # it was killed before the line above took effect
-            os._exit(127)
-        os.setsid()
-        signal.set_wakeup_fd(-1)
-        for target, fd in enumerate(stdio):  # all are above 2: the fork server's own 0, 1 and 2 are open
-            os.dup2(fd, target)
-        if report != 3:
-            os.dup2(report, 3, inheritable=False)
-            report = 3
-        os.closerange(4, os.sysconf("SC_OPEN_MAX"))
-        # exec resets handlers but keeps what is ignored or blocked: Python's SIGPIPE, our SIGTERM, a `nohup`'s SIGHUP.
-        for number in _CHANGED_SIGNALS:
-            signal.signal(number, signal.SIG_DFL)
-        signal.pthread_sigmask(signal.SIG_SETMASK, ())
-        if spec["cwd"] is not None:
-            subject = f"working directory {spec['cwd']!r}"
-            os.chdir(spec["cwd"])
-        if walls is not None:
-            build(walls, report, apart=reaper == 1)
-        subject = repr(spec["argv"][0])
-        os.execvpe(spec["argv"][0], spec["argv"], spec["env"])
-    except Exception as error:
-        os.write(report, _failure(error, subject, spec).replace("\n", " ").encode(errors="replace")[:_MOST_BYTES])
-    finally:
-        os._exit(127)
-
-
-def _failure(error: Exception, subject: str, spec: dict[str, Any]) -> str:
-    if not isinstance(error, OSError):  # a wall; a null byte, an empty argv, "=" in a variable's name
-        return str(error) if isinstance(error, WallsFailed) else f"{error}: {subject}"
-    is_of_program = subject == repr(spec["argv"][0])
-    if error.errno == errno.ENOENT and is_of_program and _exists(spec):
-        return f"The interpreter that the first line of {subject} names does not exist"
-    sentence = f"{os.strerror(error.errno or errno.EIO)}: {subject}"
-    if error.errno == errno.EACCES and is_of_program and spec["walls"] is not None:
-        sentence += f" (the sandbox {spec['walls']['profile']!r} has to let it be executed, and its interpreter)"
-    return sentence
-
-
-def _exists(spec: dict[str, Any]) -> bool:
-    command = spec["argv"][0]
-    folders = [""] if "/" in command else os.get_exec_path(spec["env"])
-    return any(os.path.isfile(os.path.join(folder, command)) for folder in folders)
-
-
 # --- the fork server --------------------------------------------------------------------------------------------------
 
 
@@ -288,15 +251,19 @@ def _serve(requests: socket.socket) -> None:
     """Fork a reaper per request until the gateway is gone, then wait for the last reaper to be done."""
     gateway = _open_parent()
     wakeups = Wakeups()
-    reapers: set[int] = set()
+    reapers: dict[int, bool] = {}  # True: its server has walls, and may have to count
+    starts = Starts()
     poller = select.poll()
     lifelines = [fd for fd in (requests.fileno(), gateway) if fd is not None]
     for fd in (*lifelines, wakeups.fd):
         poller.register(fd, select.POLLIN)
     serving, orphans = True, False
     while serving or reapers or orphans:
-        ready = {fd for fd, _ in poller.poll(RESCAN_MS if orphans else None)}
+        pause_ms = RESCAN_MS if orphans else LOOK_MS if any(reapers.values()) else None
+        ready = {fd for fd, _ in poller.poll(pause_ms)}
         wakeups.drain()
+        if starts.are_many():
+            _have_counted(reapers)
         if serving and not ready.isdisjoint(lifelines):
             serving = gateway not in ready and _fork_reaper(requests, gateway, wakeups, reapers)
             if not serving:
@@ -314,7 +281,7 @@ def _open_parent() -> int | None:
         return None
 
 
-def _fork_reaper(requests: socket.socket, gateway: int | None, wakeups: Wakeups, reapers: set[int]) -> bool:
+def _fork_reaper(requests: socket.socket, gateway: int | None, wakeups: Wakeups, reapers: dict[int, bool]) -> bool:
     """Take one request and fork its reaper. False at the end of the requests."""
     try:
         request, fds, _, _ = socket.recv_fds(requests, 1, 5)
@@ -328,7 +295,7 @@ def _fork_reaper(requests: socket.socket, gateway: int | None, wakeups: Wakeups,
         else:
             if pid == 0:
                 _become_reaper(fds, gateway, requests, wakeups)
-            reapers.add(pid)
+            reapers[pid] = request != b"s"
     for fd in fds:
         os.close(fd)
     return bool(request)
@@ -347,18 +314,26 @@ def _become_reaper(fds: list[int], gateway: int | None, requests: socket.socket,
         os._exit(status)
 
 
-def _collect_reapers(reapers: set[int]) -> bool:
+def _have_counted(reapers: Mapping[int, bool]) -> None:
+    """Have those count whose servers have walls."""
+    for pid, is_walled in reapers.items():
+        if is_walled:
+            with contextlib.suppress(OSError):  # it has just ended
+                os.kill(pid, signal.SIGUSR1)
+
+
+def _collect_reapers(reapers: dict[int, bool]) -> bool:
     """Collect the children that have exited. True if one may have left orphans: any but a reaper that was done."""
     suspicious = False
     with contextlib.suppress(ChildProcessError):
         while (ended := os.waitpid(-1, os.WNOHANG))[0]:
             pid, status = ended
             suspicious |= pid not in reapers or status != 0
-            reapers.discard(pid)
+            reapers.pop(pid, None)
     return suspicious
 
 
-def _kill_orphans(reapers: set[int]) -> bool:
+def _kill_orphans(reapers: Container[int]) -> bool:
     """Kill every child that is not a reaper. True if there was one."""
     orphans = [pid for pid in children() if pid not in reapers]
     kill(below(orphans))
@@ -377,11 +352,7 @@ def main() -> None:
     while (fd := os.open(os.devnull, os.O_RDWR)) < 3:  # a gateway that closed its stderr left us a gap there
         pass
     os.close(fd)
-    _CHANGED_SIGNALS.extend(
-        int(number)
-        for number in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP, signal.SIGCHLD}
-        if signal.getsignal(number) != signal.SIG_DFL
-    )
+    note_signals()
     prepare()
     gc.disable()  # a collection would touch, and so copy, every page a reaper shares with us
     gc.freeze()

@@ -87,7 +87,7 @@ class ForkServer:
             ProcessFailed: the command or its directory does not exist or may not be used, or a resource is exhausted.
         """
         spec = json.dumps(_described(command)).encode()
-        kind = b"n" if command.walls is not None and command.walls.namespaces else b"s"
+        kind = b"s" if command.walls is None else b"n" if command.walls.namespaces else b"w"
         reason = REAPER_LOST
         for _ in range(2):  # a killed fork server may not have read the request
             try:

@@ -12,7 +12,7 @@ from typing import Final
 from transports.upstream.walls import landlock, limits, namespaces, seccomp
 from transports.upstream.walls.file_watch import watches
 from transports.upstream.walls.kernel import Kernel, probe
-from transports.upstream.walls.spec import Limits, Reach, Walls
+from transports.upstream.walls.spec import Reach, Walls
 
 __all__ = ["WallsFailed", "arrange", "build", "prepare"]
 
@@ -26,8 +26,8 @@ class WallsFailed(Exception):
 def prepare() -> None:
     """Find out what the kernel can, and assemble all filters that may be needed. Forked processes inherit both."""
     kernel = probe()
-    for reach, processes, apart in product((None, Reach()), (None, 1), (False, True)) if not kernel.filters else ():
-        walls = Walls(profile="", grants=(), reach=reach, limits=Limits(processes=processes))
+    for reach, apart in product((None, Reach()), (False, True)) if not kernel.filters else ():
+        walls = Walls(profile="", grants=(), reach=reach)
         seccomp.filter_for(_filter_kind(walls, kernel, apart=apart))
 
 
@@ -98,7 +98,6 @@ def _filter_kind(walls: Walls, kernel: Kernel, *, apart: bool) -> seccomp.Filter
         connections=walls.reach is not None,
         attributes=True,
         others=not apart,
-        processes=walls.limits.processes is not None,
         files=watches(walls, kernel.landlock),
         apart=apart,
         signals=kernel.landlock < 6 and not apart,

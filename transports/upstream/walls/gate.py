@@ -2,7 +2,7 @@
 
 Runs as a thread of the process's own reaper, so a server that floods its gate slows down nobody else's, and one that
 holds it up is still ended by the reaper's main thread. What is answered stands in `network_calls.py` (connections),
-`file_calls.py` (attributes of files) and `process_calls.py` (other processes, and how many there are).
+`file_calls.py` (attributes of files) and `process_calls.py` (other processes).
 
 The *channel* leads to the gateway: a Unix socket of packets (SOCK_SEQPACKET), each a JSON object. To the gateway:
 `{"resolve": true}` with the descriptor of a stream or of a socket of packets on which a program asks a resolver, and
@@ -76,7 +76,7 @@ class Gate:
         files = FileCalls(walls.grants, self._listener, self._refusals.add)
         grants = (*walls.grants, *own_grants()) if is_apart() else walls.grants
         watch = FileWatch(grants, self._listener, self._refusals.add, touched)
-        processes = ProcessCalls(walls.limits.processes, self._listener, self._refusals.add)
+        processes = ProcessCalls(self._listener, self._refusals.add)
         self._deciders: dict[int, Callable[[Notification], None]] = {
             **dict.fromkeys(files.numbers, files.decide),
             **dict.fromkeys(watch.numbers if watches(walls, landlock.abi()) else (), watch.decide),
@@ -93,6 +93,10 @@ class Gate:
     def finish(self, timeout_s: float) -> None:
         """Wait until the last refusals have been sent. Called once every process with the filter has ended."""
         self._ended.acquire(timeout=timeout_s)
+
+    def refuse(self, kind: str, what: str, why: str) -> None:
+        """Tell what the reaper itself refuses. It is sent with the next refusal, or at the end."""
+        self._refusals.add(kind, what, why)
 
     def _run(self) -> None:
         try:

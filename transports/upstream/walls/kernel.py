@@ -57,8 +57,6 @@ class Kernel:
             yield f"The server may change mode and times of its user's files: {self.gate}."
             if self.landlock < 6:
                 yield "The server may send signals to its user's processes: that takes Landlock ABI 6 (Linux 6.12)."
-        if walls.limits.processes is not None:
-            yield f"The server's processes are not counted: {self.gate}."
 
 
 @cache

@@ -1,4 +1,4 @@
-"""Decides which processes a walled one may name, and how many it may start.
+"""Decides which processes a walled one may name.
 
 These calls carry numbers only, so the kernel makes them itself once they are allowed.
 """
@@ -6,7 +6,6 @@ These calls carry numbers only, so the kernel makes them itself once they are al
 import ctypes
 import errno
 import os
-import time
 from collections.abc import Iterable
 from typing import Final, Protocol
 
@@ -17,7 +16,6 @@ from transports.upstream.walls.system_calls import numbers
 
 __all__ = ["ProcessCalls"]
 
-_START_S: Final = 0.02  # until a process that may be started is there, on most machines
 _MAX_DEPTH: Final = 10_000  # a chain of parents longer than that is a circle of reused numbers
 
 
@@ -26,28 +24,24 @@ class Refused(Protocol):
 
 
 class ProcessCalls:
-    """Answers the calls of one server, from its reaper. `most`: processes and threads at a time, or None."""
+    """Answers the calls of one server, from its reaper."""
 
-    def __init__(self, most: int | None, listener: Listener, refused: Refused) -> None:
-        self._most = most
+    def __init__(self, listener: Listener, refused: Refused) -> None:
         self._listener = listener
         self._refused = refused
-        self._free = 0  # how many may still start before they are counted again
-        self._counted = 0  # how many were free when they were last counted
         table = numbers()
         self._named = {
             table[name]: (name, argument) for name, argument in {**OTHERS, **SIGNALS}.items() if name in table
         }
-        self._starts = {table[name] for name in ("clone", "fork", "vfork") if name in table}
 
     @property
     def numbers(self) -> Iterable[int]:
         """The system calls that are decided here."""
-        return {*self._named, *self._starts}
+        return self._named.keys()
 
     def decide(self, made: Notification) -> None:
         """Let the kernel make the call, or refuse it."""
-        error = self._start() if made.number in self._starts else self._name(made)
+        error = self._name(made)
         if error:
             self._listener.answer(made, error)
         else:
@@ -62,37 +56,6 @@ class ProcessCalls:
             return 0
         self._refused("process", name, "a process that the server did not start")
         return errno.EPERM
-
-    def _start(self) -> int:
-        if self._has_room():
-            return 0
-        self._refused("processes", str(self._most), "so many are running")
-        return errno.EAGAIN
-
-    def _has_room(self) -> bool:
-        if self._most is None:
-            return True
-        if self._free == 0:  # processes end unnoticed: count again, but not for each one that starts
-            self._free = max(0, self._most - _count())
-            if 0 < self._free <= self._counted:  # what was just allowed may not be there yet
-                time.sleep(_START_S)
-                self._free = max(0, self._most - _count())
-            self._counted = self._free
-        if self._free == 0:
-            return False
-        self._free -= 1
-        return True
-
-
-def _count() -> int:
-    """The threads of all processes below this one."""
-    count = 0
-    for pid in below([os.getpid()])[1:]:
-        try:
-            count += len(os.listdir(f"/proc/{pid}/task"))
-        except OSError:  # it has just ended
-            continue
-    return count
 
 
 def _is_below(pid: int, ancestor: int) -> bool:

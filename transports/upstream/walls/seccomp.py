@@ -90,8 +90,6 @@ class FilterKind:
     """`ATTRIBUTES` go to the gate. Else they are allowed."""
     others: bool = False
     """`OTHERS` go to the gate. Else they are refused, but for the caller itself."""
-    processes: bool = False
-    """The gate counts processes and threads."""
     apart: bool = False
     """The process has namespaces of its own, so that it shares memory with nobody else and can name nobody else."""
     files: bool = False
@@ -104,8 +102,8 @@ class FilterKind:
     @property
     def asks(self) -> bool:
         """True if anything goes to the gate."""
-        asked = (self.connections, self.attributes, self.others, self.processes, self.signals, self.truncation)
-        return any(asked) or self.files
+        asked = (self.connections, self.attributes, self.others, self.files, self.signals, self.truncation)
+        return any(asked)
 
 
 def decisions(kind: FilterKind) -> dict[str, Decision]:
@@ -126,10 +124,8 @@ def decisions(kind: FilterKind) -> dict[str, Decision]:
     found |= dict.fromkeys(_OWNERS, _EPERM) | dict.fromkeys(_EXTENDED, refuse(errno.EOPNOTSUPP))
     found |= dict.fromkeys(_NEW, _ENOSYS)
     found |= _of_others(kind) | _of_sockets(kind)
-    started = NOTIFY if kind.processes else ALLOW
-    found["clone"] = Match(0, {0: started}, _EPERM, mask=_NEW_NAMESPACES)
+    found["clone"] = Match(0, {0: ALLOW}, _EPERM, mask=_NEW_NAMESPACES)
     found["clone3"] = _ENOSYS  # its flags are in memory. Every caller falls back to clone
-    found |= {"fork": started, "vfork": started}
     found["personality"] = Match(0, {0: ALLOW, 0xFFFF_FFFF: ALLOW}, _EPERM)
     forgery = (0x5412, 0x541C)  # TIOCSTI, TIOCLINUX: input for a terminal
     owners = (0x4008_6602, 0x401C_5820, 0x800C_6613)  # FS_IOC_SETFLAGS, _FSSETXATTR, _SET_ENCRYPTION_POLICY
