@@ -23,7 +23,8 @@ from transports.replica_wire import frame
 
 KEYS = {"MCP_GATEWAY_KEYS": "k" * 40}
 RESTARTED = "io.github.mcp-session-gateway/restarted"
-SERVERS = {"demo": server(DEMO), "probe": server(PROBE)}
+# Without a sandbox: calls tell the probe of files to leave a note in.
+SERVERS = {"demo": server(DEMO), "probe": server(PROBE, sandbox="off")}
 LEASE_S = 5.0
 
 
