@@ -5,6 +5,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
+from gateway.sandbox.foreign_files import write_new
+
 __all__ = ["npm_settings", "without_keys"]
 
 _SECRET_NPM_SETTINGS: Final = ("_", "cert", "email", "key", "otp", "password", "username")
@@ -19,9 +21,9 @@ def npm_settings(variables: Mapping[str, str], home: str) -> list[str]:
 
 def without_keys(variables: Mapping[str, str], home: str, copy: Path) -> dict[str, str]:
     """The environment of an npm that runs code of packages: with the operator's settings, without access to
-    registries."""
+    registries. Raises `OSError`."""
     settings = copy / "npmrc"
-    settings.write_text(_without_access(npm_settings(variables, home)), encoding="utf-8")
+    write_new(copy, settings, _without_access(npm_settings(variables, home)))
     ours = {
         "HOME": str(copy / "home"),
         "npm_config_cache": str(copy / "npm"),

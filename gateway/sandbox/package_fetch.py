@@ -21,8 +21,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final, Protocol
 
+from gateway.sandbox.foreign_files import plain, read_plain
 from gateway.sandbox.lookups import Lookups
 from gateway.sandbox.npm_settings import npm_settings, without_keys
+from gateway.sandbox.npm_tree import name_in, packages_of
 from gateway.sandbox.package_command import PackageCommand
 from gateway.sandbox.package_folder import FetchedPackage, remove
 from gateway.sandbox.package_run import FetchFailed, run
@@ -49,6 +51,8 @@ _OF_THE_FETCH: Final = frozenset(
     "npm_config_update_notifier npm_config_userconfig npm_package_json".split()
 )
 """Variables that npx sets and that name folders of the fetch, or settings that are ours. A session has its own."""
+
+_MAX_PATH, _MAX_NOTED = 4_096, 1 << 20
 
 _BROWSERS: Final[Mapping[str, str]] = {
     "PLAYWRIGHT_BROWSERS_PATH": ".cache/ms-playwright",
@@ -185,7 +189,7 @@ class PackageFetcher:
         Raises:
             FetchFailed: the script of another package fails.
         """
-        with_scripts = {place: one for place, one in _packages_of(tree).items() if one.get("hasInstallScript")}
+        with_scripts = {place: one for place, one in packages_of(tree, copy).items() if one.get("hasInstallScript")}
         if not with_scripts:
             return
         env = without_keys(request.env, request.home, copy)
@@ -195,14 +199,16 @@ class PackageFetcher:
             await self._run((npm, "rebuild", *names), env, str(tree), write=copy, request=request)
 
         optional = {place for place, one in with_scripts.items() if one.get("optional") or one.get("devOptional")}
-        needed = [_name_in(place, with_scripts[place]) for place in with_scripts if place not in optional]
+        needed = [name_in(place, with_scripts[place]) for place in with_scripts if place not in optional]
         if needed:
             await rebuild(*needed)
         for place in sorted(optional):
             try:
-                await rebuild(_name_in(place, with_scripts[place]))
+                await rebuild(name_in(place, with_scripts[place]))
             except FetchFailed as error:
                 logger.info("package %s: %s is left out: %s", request.command.package, place, error)
+                if not plain(copy, tree / place):
+                    raise FetchFailed(f"the folder of {place} was replaced by a link") from None
                 await _remove_all([tree / place])
 
     # -- uv
@@ -222,7 +228,7 @@ class PackageFetcher:
         noted = copy / "prefix"
         argv = (*request.command.within, "-c", _PYTHON, str(noted))
         await self._run(argv, env, request.cwd, read=read, write=copy, request=request)
-        started = _started_by_uvx(request, copy, noted.read_text("utf-8"))
+        started = _started_by_uvx(request, copy, _noted_prefix(copy, noted))
         await self._first_use(started.path[0], request, copy)
         unused = ("simple-v*", "wheels-v*", "sdists-v*", "builds-v*")
         await _remove_all(path for name in unused for path in (copy / "uv").glob(name))
@@ -262,8 +268,8 @@ class _Started:
 def _started_by_npx(request: FetchRequest, copy: Path) -> _Started:
     """What the shell of ours has noted. No code of a package has run before."""
     try:
-        script = (copy / "script").read_text("utf-8")
-        noted = (copy / "environment").read_text("utf-8", "surrogateescape")
+        script = read_plain(copy, copy / "script", _MAX_NOTED).decode("utf-8", "surrogateescape")
+        noted = read_plain(copy, copy / "environment", _MAX_NOTED).decode("utf-8", "surrogateescape")
     except FileNotFoundError:
         raise FetchFailed("npx started no program") from None
     for name in ("script", "environment", "shell"):
@@ -275,7 +281,7 @@ def _started_by_npx(request: FetchRequest, copy: Path) -> _Started:
     program = shutil.which(words[0], path=os.pathsep.join([*path, *before])) if len(words) == 1 else None
     if program is None:
         raise FetchFailed(f"the package has no program {script}")
-    locks = [_packages_of(tree) for tree in (copy / "npm" / "_npx").glob("*")]
+    locks = [packages_of(tree, copy) for tree in (copy / "npm" / "_npx").glob("*")]
     if any(str(one.get("resolved", "")).startswith("git") for packages in locks for one in packages.values()):
         raise NotForAll("a package in it comes from a git repository, which npm builds before it installs it")
     return _Started(
@@ -285,20 +291,6 @@ def _started_by_npx(request: FetchRequest, copy: Path) -> _Started:
         read=(str(copy),) if Path(program).is_relative_to(copy) else _installed_around(program),
         content=_digest(locks if locks else program),
     )
-
-
-def _packages_of(tree: Path) -> dict[str, dict[str, Any]]:
-    """The packages of a tree by their place in it, as npm has noted them."""
-    try:
-        return dict(json.loads((tree / "node_modules" / ".package-lock.json").read_bytes())["packages"])
-    except FileNotFoundError:
-        return {}
-
-
-def _name_in(place: str, package: Mapping[str, Any]) -> str:
-    """How npm is told of one package of a tree."""
-    name = package.get("name") or place.rpartition("node_modules/")[2]
-    return f"{name}@{package['version']}"
 
 
 def _project(cwd: str) -> list[str]:
@@ -345,6 +337,14 @@ def _uv_tools(request: FetchRequest, copy: Path) -> str:
     if os.path.isdir(installed):
         (tools / name).symlink_to(installed)
     return str(tools)
+
+
+def _noted_prefix(copy: Path, noted: Path) -> str:
+    """What Python has noted of its environment. Code of the package may have run beside it."""
+    try:
+        return read_plain(copy, noted, _MAX_PATH).decode("utf-8")
+    except (OSError, ValueError) as error:
+        raise FetchFailed(f"what uv has started cannot be read: {error}") from None
 
 
 def _started_by_uvx(request: FetchRequest, copy: Path, prefix: str) -> _Started:

@@ -12,7 +12,6 @@ import fcntl
 import logging
 import os
 import secrets
-import shutil
 import stat
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -20,6 +19,8 @@ from pathlib import Path
 from typing import Final
 
 import msgspec
+
+from gateway.sandbox.foreign_files import remove_inside
 
 __all__ = ["FetchedPackage", "PackageFolder", "usable_root"]
 
@@ -127,13 +128,14 @@ def remove(folder: Path) -> None:
     """Remove a folder that foreign programs have written to, as far as possible."""
     for _ in range(2):
         try:
-            shutil.rmtree(folder)
+            remove_inside(folder)
         except FileNotFoundError:
             return
         except (OSError, RecursionError):
             for inside, _, _ in os.walk(folder):  # a package may have taken permissions away
                 with contextlib.suppress(OSError):
-                    Path(inside).chmod(_PRIVATE)
+                    if not os.path.islink(inside):
+                        Path(inside).chmod(_PRIVATE)
         else:
             return
     logger.warning("%s could not be removed", folder)

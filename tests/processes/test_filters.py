@@ -129,6 +129,15 @@ def test_new_namespaces_are_refused_and_clone3_does_not_exist() -> None:
     assert errors_of(FilterKind(), *calls, ("clone3", 0, 0)) == [REFUSED] * 7 + [errno.ENOSYS]
 
 
+@requirement("box.network", "box.system")
+def test_a_connection_cannot_be_put_off_and_a_file_cannot_be_held_from_others() -> None:
+    kind = FilterKind(connections=True)
+    fast_open = [("setsockopt", -1, 6, option) for option in (23, 30, 34)]
+    assert errors_of(kind, *fast_open, ("setsockopt", -1, 6, 1)) == [errno.EOPNOTSUPP] * 3 + [errno.EBADF]
+    held = [("fcntl", -1, command) for command in (1024, 1026)]
+    assert errors_of(kind, *held, ("fcntl", -1, 1)) == [REFUSED] * 2 + [errno.EBADF]
+
+
 @requirement("box.system")
 def test_only_streams_are_made_where_the_gate_looks_at_connections() -> None:
     unix, inet, inet6, netlink, packet, vsock, alg = 1, 2, 10, 16, 17, 40, 38

@@ -152,6 +152,7 @@ attempts(
     mode_in_folder=lambda: os.chmod("file", 0o640, dir_fd=opened(own)),
     mode_by_descriptor=lambda: os.fchmod(opened(own + "/file"), 0o600),
     mode_of_cwd=lambda: os.chmod("file", 0o644),
+    mode_by_own_name=lambda: os.chmod(f"/proc/self/fd/{opened(own + '/file')}", 0o644),
     times_of_own=lambda: os.utime(own + "/file", (1_000, 2_000)),
     times_by_descriptor=lambda: os.utime(opened(own + "/file"), ns=(5, 7)),
     times_of_symlink=lambda: os.utime(own + "/true", (1, 1), follow_symlinks=False),
@@ -194,7 +195,8 @@ def test_attributes_of_files_that_are_not_granted_stay_as_they_are(place: Place)
     errors = {name: error for name, error in tried.items() if error}
     assert set(errors) == {*tried} - {
         "mode_of_own", "mode_in_folder", "mode_by_descriptor", "mode_of_cwd", "times_of_own", "times_by_descriptor",
-        "times_of_symlink", "mode_of_memory", "mode_of_pipe", "copy_of_granted", "watch_own", "watch_granted",
+        "mode_by_own_name", "times_of_symlink", "mode_of_memory", "mode_of_pipe", "copy_of_granted", "watch_own",
+        "watch_granted",
     }  # fmt: skip
     special = {"owner_of_own": "EPERM", "owner_of_closed": "EPERM", "nothing": "ENOENT", "no_path": "EFAULT"}
     special |= {"no_descriptor": "EBADF", "label_of_own": "ENOTSUP", "label_of_closed": "ENOTSUP"}

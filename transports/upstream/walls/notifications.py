@@ -123,7 +123,21 @@ def read_memory(thread: int, address: int, size: int) -> bytes:
 
 
 def read_path(thread: int, pointer: int) -> bytes:
-    """A string of another process, which may end before the page after it exists. Raises `OSError`."""
+    """A path in the memory of another process, as this process means it. Raises `OSError`."""
+    return _as_meant(thread, _read_string(thread, pointer))
+
+
+def _as_meant(thread: int, path: bytes) -> bytes:
+    """What names the process that uses the path is its own, and not this one's."""
+    own = b"/proc/%d" % thread
+    for prefix, place in ((b"/proc/self", own), (b"/proc/thread-self", own), (b"/dev/fd", own + b"/fd")):
+        if path == prefix or path.startswith(prefix + b"/"):
+            return place + path[len(prefix) :]
+    return path
+
+
+def _read_string(thread: int, pointer: int) -> bytes:
+    """A string of another process, which may end before the page after it exists."""
     found = bytearray()
     while len(found) < _MAX_PATH:
         size = min(_PAGE - (pointer + len(found)) % _PAGE, _MAX_PATH - len(found))

@@ -126,6 +126,8 @@ def decisions(kind: FilterKind) -> dict[str, Decision]:
     found |= _of_others(kind) | _of_sockets(kind)
     found["clone"] = Match(0, {0: ALLOW}, _EPERM, mask=_NEW_NAMESPACES)
     found["clone3"] = _ENOSYS  # its flags are in memory. Every caller falls back to clone
+    fcntl = (*_FCNTL_LEASE, *(_FCNTL_OWNER if kind.signals and not kind.apart else ()))
+    found["fcntl"] = Match(1, dict.fromkeys(fcntl, _EPERM), ALLOW)
     found["personality"] = Match(0, {0: ALLOW, 0xFFFF_FFFF: ALLOW}, _EPERM)
     forgery = (0x5412, 0x541C)  # TIOCSTI, TIOCLINUX: input for a terminal
     owners = (0x4008_6602, 0x401C_5820, 0x800C_6613)  # FS_IOC_SETFLAGS, _FSSETXATTR, _SET_ENCRYPTION_POLICY
@@ -137,6 +139,7 @@ def decisions(kind: FilterKind) -> dict[str, Decision]:
 
 _IOCTL_OWNER: Final = (0x8901, 0x8902)  # FIOSETOWN, SIOCSPGRP: who gets a socket's signals
 _FCNTL_OWNER: Final = (8, 15)  # F_SETOWN, F_SETOWN_EX
+_FCNTL_LEASE: Final = (1024, 1026)  # F_SETLEASE, F_NOTIFY: others would wait to open the file
 
 
 def _of_others(kind: FilterKind) -> dict[str, Decision]:
@@ -150,7 +153,6 @@ def _of_others(kind: FilterKind) -> dict[str, Decision]:
     if kind.signals:
         found |= {name: Match(argument, {0: ALLOW}, NOTIFY) for name, argument in SIGNALS.items()}
         found["pidfd_send_signal"] = _ENOSYS  # whom it means is in the state of a descriptor. Callers fall back to kill
-        found["fcntl"] = Match(1, dict.fromkeys(_FCNTL_OWNER, _EPERM), ALLOW)
     return found
 
 
@@ -165,6 +167,8 @@ def _of_sockets(kind: FilterKind) -> dict[str, Decision]:
     slow = refuse(errno.EOPNOTSUPP)  # as a kernel that has fast open switched off
     # IP_OPTIONS, and IPV6_2292RTHDR, IPV6_2292PKTOPTIONS and IPV6_RTHDR: a route by way of other hosts
     by_way_of = {0: Match(2, {4: _EPERM}, ALLOW), 41: Match(2, dict.fromkeys((5, 6, 57), _EPERM), ALLOW)}
+    # TCP_FASTOPEN, TCP_FASTOPEN_CONNECT, TCP_FASTOPEN_NO_COOKIE: connect(2) would only note where data is sent later
+    later = {6: Match(2, dict.fromkeys((23, 30, 34), slow), ALLOW)}
     return {
         **dict.fromkeys(CONNECTIONS, NOTIFY),
         "socket": Match(0, {_UNIX: unix, _INET: inet, _INET6: inet, _NETLINK: routes}, _EPERM),
@@ -172,7 +176,7 @@ def _of_sockets(kind: FilterKind) -> dict[str, Decision]:
         "sendto": Match(3, {0: ALLOW}, slow, mask=_FAST_OPEN),
         "sendmsg": Match(2, {0: ALLOW}, slow, mask=_FAST_OPEN),
         "sendmmsg": Match(3, {0: ALLOW}, slow, mask=_FAST_OPEN),
-        "setsockopt": Match(1, by_way_of, ALLOW),
+        "setsockopt": Match(1, by_way_of | later, ALLOW),
     }
 
 

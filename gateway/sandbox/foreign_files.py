@@ -1,0 +1,58 @@
+"""Files in a folder that foreign programs have written to, and that no longer run: nothing leads out of the folder."""
+
+import errno
+import os
+import shutil
+import stat
+from pathlib import Path
+
+__all__ = ["plain", "read_plain", "remove_inside", "write_new"]
+
+
+def plain(folder: Path, path: Path) -> bool:
+    """Whether the way from the folder to a path in it has no links. What the path itself is, is not asked."""
+    parent = os.path.join(os.path.realpath(folder), os.path.relpath(path.parent, folder))
+    return os.path.realpath(path.parent) == os.path.normpath(parent)
+
+
+def read_plain(folder: Path, path: Path, most: int) -> bytes:
+    """The content of a file below the folder.
+
+    Raises:
+        OSError: it is not there (FileNotFoundError), or is no plain file of at most so many bytes.
+    """
+    if not plain(folder, path):
+        raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), str(path))
+    # Without waiting: a named pipe that nobody writes to would hold up the reader for ever.
+    descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    with open(descriptor, "rb") as file:
+        found = os.fstat(descriptor)
+        if not stat.S_ISREG(found.st_mode) or found.st_size > most:
+            raise OSError(errno.EINVAL, f"no file of at most {most} bytes", str(path))
+        return file.read(most + 1)[:most]
+
+
+def write_new(folder: Path, path: Path, content: str) -> None:
+    """Write a file below the folder, in place of whatever has its name.
+
+    Raises:
+        OSError: a folder has its name, or a link leads to its own folder.
+    """
+    if not plain(folder, path):
+        raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), str(path))
+    path.unlink(missing_ok=True)
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    with open(descriptor, "w", encoding="utf-8") as file:
+        file.write(content)
+
+
+def remove_inside(path: Path) -> None:
+    """Remove a folder as far as possible, and never what a link in it leads to.
+
+    Raises:
+        OSError, RecursionError: not all of it could be removed.
+    """
+    if path.is_symlink():
+        path.unlink()
+        return
+    shutil.rmtree(path)
