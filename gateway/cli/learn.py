@@ -18,6 +18,7 @@ from gateway.config.faults import located
 from gateway.config.settings import ConfigurationError, load
 from gateway.config.upstreams import UpstreamSettings
 from gateway.observability.visible import as_json, visible_line
+from gateway.protocol.methods import METHODS
 from gateway.sandbox.learnt import Learnt
 from transports.upstream.process import Process, ProcessFailed
 from transports.upstream.walls.kernel import probe
@@ -25,7 +26,8 @@ from transports.upstream.walls.kernel import probe
 __all__ = ["learn"]
 
 _VERSION: Final = "2025-11-25"
-_QUESTIONS: Final = ("tools/list", "resources/list", "prompts/list")
+_QUESTIONS: Final = tuple(method.name for method in METHODS.values() if method.listed and method.name.count("/") == 1)
+"""The requests for lists: a server makes them as it makes them for any client."""
 
 
 @options

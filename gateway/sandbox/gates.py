@@ -10,7 +10,7 @@ from typing import Any, Final
 import msgspec
 
 from gateway.sandbox.lookups import Lookups
-from gateway.sandbox.refused import ProcessRefusals, Refusals, Refused
+from gateway.sandbox.refused import ProcessRefusals, Refusal, Refusals
 from gateway.sandbox.resolver import SessionResolver
 from transports.tasks import Tasks
 from transports.upstream.walls.spec import Reach
@@ -27,7 +27,7 @@ class _Packet(msgspec.Struct, frozen=True):
     """What a gate sends."""
 
     resolve: bool = False
-    refused: tuple[Refused, ...] = ()
+    refused: tuple[Refusal, ...] = ()
     touched: tuple[tuple[str, str], ...] = ()
 
 
@@ -110,7 +110,7 @@ class _Channel:
             self._refusals.add(refused)
 
     def _refuse_name(self, name: str) -> None:
-        self._refusals.add(Refused("name", name, "not listed"))
+        self._refusals.add(Refusal("name", name, "not listed"))
 
     def _learn(self, addresses: tuple[str, ...], ports: frozenset[int] | None, seconds: float) -> bool:
         open_ports = None if ports is None else sorted(ports)

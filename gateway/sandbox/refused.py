@@ -16,7 +16,7 @@ from gateway.observability.metrics import SANDBOX_REFUSALS
 from gateway.observability.visible import visible_line
 from gateway.sandbox.session_refusals import RefusedRow, SessionRefusals
 
-__all__ = ["BlockedEvent", "ProcessRefusals", "Refusals", "Refused", "allowed_by", "sentence"]
+__all__ = ["BlockedEvent", "ProcessRefusals", "Refusal", "Refusals", "allowed_by", "sentence"]
 
 logger = logging.getLogger(__name__)
 
@@ -42,7 +42,7 @@ _NEVER: Final = ("the gateway listens there",)
 """Why something is refused that no setting allows."""
 
 
-class Refused(msgspec.Struct, frozen=True):
+class Refusal(msgspec.Struct, frozen=True):
     """What was refused, `count` times. `what` is written as it would be granted."""
 
     kind: str
@@ -55,7 +55,7 @@ class BlockedEvent(Protocol):
     def __call__(self, *, session: str, server: str, reason: str, count: int) -> None: ...
 
 
-def allowed_by(refused: Refused) -> str:
+def allowed_by(refused: Refusal) -> str:
     """The setting that allows what was refused; empty if none does."""
     field = "write" if refused.why == _TO_WRITE else _GRANTS.get(refused.kind)
     if not refused.what or field is None or refused.why in _NEVER:
@@ -68,7 +68,7 @@ def allowed_by(refused: Refused) -> str:
     return f"sandbox.{field} = [{value}]"
 
 
-def sentence(server: str, refused: Refused, package: str = "") -> str:
+def sentence(server: str, refused: Refusal, package: str = "") -> str:
     """What was refused to the server, or to the fetch of a package, and the setting that allows it."""
     who = f"the fetch of package {package!r}" if package else f"server {server!r}"
     if not refused.what:
@@ -102,7 +102,7 @@ class Refusals:
         self._blocked = blocked
         self._logged: TTLCache[tuple[str, str, str], bool] = TTLCache(_LOGGED, _LOGGED_S, clock)
 
-    def count(self, fields: Mapping[str, Any], refused: Refused) -> None:
+    def count(self, fields: Mapping[str, Any], refused: Refusal) -> None:
         """Add to the counter, and to what the page of the session shows."""
         self._counts[refused.kind if refused.kind in SANDBOX_REFUSALS else "other"] += refused.count
         if session := str(fields.get("session", "")):
@@ -110,7 +110,7 @@ class Refusals:
             row = RefusedRow(0.0, server, refused.kind, refused.what, refused.why, allows, refused.count)
             self._shown.add(session, row)
 
-    def tell(self, fields: Mapping[str, Any], refused: Refused) -> None:
+    def tell(self, fields: Mapping[str, Any], refused: Refusal) -> None:
         """Write the log line, unless another session of the server has had it lately, and record the event."""
         server = str(fields.get("server", ""))
         said = sentence(server, refused, str(fields.get("package", "")))
@@ -130,13 +130,13 @@ class ProcessRefusals:
         self.touched = all_of.touched
         self._told: dict[tuple[str, str], tuple[float, float, int]] = {}  # when next, after how long, not told yet
 
-    def add(self, refused: Refused) -> None:
+    def add(self, refused: Refusal) -> None:
         """Count, and tell if it is new or has been repeated for a while."""
         fields = self._fields()
         self._all.count(fields, refused)
         key = (refused.kind, refused.what)
         if key not in self._told and len(self._told) >= MAX_TOLD:
-            key, refused = ("other", ""), Refused("other", "", "", refused.count)
+            key, refused = ("other", ""), Refusal("other", "", "", refused.count)
         now = self._all.clock()
         next_at, pause, before = self._told.get(key, (now, _AGAIN_S, 0))
         count = before + refused.count

@@ -32,13 +32,21 @@ class Gateways:
         """How many requests were forwarded."""
         return sum(map(_forwarded, self._operators))
 
+    def sessions_of_first(self) -> int:
+        """How many sessions the first gateway serves."""
+        return _metric(self._operators[0], r"mcp_gateway_sessions")
+
 
 def _forwarded(port: int) -> int:
     try:
-        text = httpx.get(f"http://127.0.0.1:{port}/metrics", timeout=30).text
+        return _metric(port, r"mcp_gateway_forwarded_total\{.*\}")
     except httpx.ConnectError:
         return 0  # it was killed
-    return int(sum(map(float, re.findall(r"^mcp_gateway_forwarded_total\{.*\} (\S+)$", text, re.MULTILINE))))
+
+
+def _metric(port: int, name: str) -> int:
+    text = httpx.get(f"http://127.0.0.1:{port}/metrics", timeout=30).text
+    return int(sum(map(float, re.findall(rf"^{name} (\S+)$", text, re.MULTILINE))))
 
 
 @pytest.fixture(scope="module")
@@ -176,12 +184,15 @@ def test_a_lost_gateway_moves_its_own_sessions_only(
 ) -> None:
     sessions = [by_gateway_header(by_session, fresh()) for _ in range(SESSIONS)]
     sessions += [by_key(url, fresh()) for url in (by_session, by_client) for _ in range(SESSIONS)]
+    earlier = gateways.sessions_of_first()
     for number in (1, 2):
         assert [next(session) for session in sessions] == [str(number)] * len(sessions)
+    lost = gateways.sessions_of_first() - earlier
+    assert 0 < lost < len(sessions)
     gateways.running[0].kill()
     counts = [next(session) for session in sessions]
     assert set(counts) == {"1", "3"}, "those of the lost gateway have a new process"
-    assert 2 <= counts.count("1") <= len(sessions) // 2
+    assert counts.count("1") == lost
     before = gateways.forwarded()
     assert [next(session) for session in sessions] == [{"1": "2", "3": "4"}[count] for count in counts]
     assert gateways.forwarded() == before

@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 
 import pytest
@@ -70,10 +71,22 @@ def test_its_own_processes_and_their_groups_may_be_named(child: subprocess.Popen
     assert asked.refused == []
 
 
+@pytest.fixture
+def stranger() -> Iterator[int]:
+    """A process in a group of its own that is not below this one: its parent has ended."""
+    command = ["/bin/sh", "-c", "setsid sleep 60 > /dev/null 2>&1 & echo $!"]
+    pid = int(subprocess.run(command, capture_output=True, check=True, timeout=30).stdout)
+    deadline = time.monotonic() + 10
+    while os.getpgid(pid) != pid:
+        assert time.monotonic() < deadline
+    yield pid
+    os.kill(pid, signal.SIGKILL)
+
+
 @requirement("box.siblings")
-def test_all_others_may_not(child: subprocess.Popen[bytes]) -> None:
+def test_all_others_may_not(child: subprocess.Popen[bytes], stranger: int) -> None:
     asked = Asked()
-    others = (1, os.getpid(), os.getppid(), -1, -os.getpgrp(), -os.getpgid(os.getppid()))
+    others = (1, os.getpid(), os.getppid(), -1, stranger, -stranger)
     assert {pid: asked("kill", pid, 0) for pid in others} == dict.fromkeys(others, errno.EPERM)
     assert asked("sched_setaffinity", os.getppid()) == errno.EPERM
     assert asked.refused == [("process", "kill")] * len(others) + [("process", "sched_setaffinity")]

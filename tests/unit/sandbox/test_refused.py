@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from gateway.sandbox.refused import MAX_TOLD, ProcessRefusals, Refusals, Refused, sentence
+from gateway.sandbox.refused import MAX_TOLD, ProcessRefusals, Refusal, Refusals, sentence
 from gateway.sandbox.session_refusals import SessionRefusals
 from tests.requirements import requirement
 
@@ -26,7 +26,7 @@ class Told:
         return ProcessRefusals(self.all, lambda: {"server": "x", "session": session})
 
 
-CONNECT = Refused("connect", "10.0.0.5:443", "a private address")
+CONNECT = Refusal("connect", "10.0.0.5:443", "a private address")
 
 
 @requirement("box.refusals-seen")
@@ -38,62 +38,62 @@ CONNECT = Refused("connect", "10.0.0.5:443", "a private address")
             "server 'x' was refused 10.0.0.5:443 (a private address); to allow it: sandbox.reach = [\"10.0.0.5:443\"]",
         ),
         (
-            Refused("name", "evil.test", "not listed"),
+            Refusal("name", "evil.test", "not listed"),
             "server 'x' was refused evil.test (not listed); to allow it: sandbox.reach = [\"evil.test\"]",
         ),
         (
-            Refused("socket", '/run/"x"', "not granted"),
+            Refusal("socket", '/run/"x"', "not granted"),
             'server \'x\' was refused /run/"x" (not granted); to allow it: sandbox.sockets = ["/run/\\"x\\""]',
         ),
         (
-            Refused("listen", "8080", "not granted"),
+            Refusal("listen", "8080", "not granted"),
             "server 'x' was refused to listen on port 8080 (not granted); to allow it: sandbox.listen = [8080]",
         ),
         (
-            Refused("connect", "127.0.0.1:80", "the gateway listens there"),
+            Refusal("connect", "127.0.0.1:80", "the gateway listens there"),
             "server 'x' was refused 127.0.0.1:80 (the gateway listens there)",
         ),
         (
-            Refused("file", "/srv/x", "not granted to be written"),
+            Refusal("file", "/srv/x", "not granted to be written"),
             "server 'x' was refused /srv/x (not granted to be written); to allow it: sandbox.write = [\"/srv/x\"]",
         ),
         (
-            Refused("file", "/srv/x", "not granted"),
+            Refusal("file", "/srv/x", "not granted"),
             "server 'x' was refused /srv/x (not granted); to allow it: sandbox.read = [\"/srv/x\"]",
         ),
         (
-            Refused("processes", "128", "so many are running"),
+            Refusal("processes", "128", "so many are running"),
             "server 'x' was refused more than 128 processes and threads (so many are running); "
             "to allow more: sandbox.processes",
         ),
         (
-            Refused("process", "kill", "a process that the server did not start"),
+            Refusal("process", "kill", "a process that the server did not start"),
             "server 'x' was refused kill (a process that the server did not start)",
         ),
         (
-            Refused("listen", "0", "not granted"),
+            Refusal("listen", "0", "not granted"),
             "server 'x' was refused to listen on port 0 (not granted)",
         ),
-        (Refused("other", "", ""), "server 'x' was refused more than is told apart"),
+        (Refusal("other", "", ""), "server 'x' was refused more than is told apart"),
         (
-            Refused("socket", "/a\nb\x1b[2J", "not granted"),
+            Refusal("socket", "/a\nb\x1b[2J", "not granted"),
             "server 'x' was refused /a\\x0ab\\x1b[2J (not granted); to allow it: "
             'sandbox.sockets = ["/a\\nb\\u001b[2J"]',
         ),
     ],
 )
-def test_a_refusal_says_what_would_allow_it(refused: Refused, said: str) -> None:
+def test_a_refusal_says_what_would_allow_it(refused: Refusal, said: str) -> None:
     assert sentence("x", refused) == said
 
 
 @requirement("box.package-registries")
 def test_a_refusal_of_a_fetch_names_the_setting_of_fetches() -> None:
-    said = sentence("npx", Refused("connect", "10.0.0.5:4873", "a private address"), "notes@1")
+    said = sentence("npx", Refusal("connect", "10.0.0.5:4873", "a private address"), "notes@1")
     assert said == (
         "the fetch of package 'notes@1' was refused 10.0.0.5:4873 (a private address); "
         'to allow it: gateway.packages.reach = ["10.0.0.5:4873"]'
     )
-    assert "to allow" not in sentence("npx", Refused("file", "/etc/shadow", "not granted"), "notes@1")
+    assert "to allow" not in sentence("npx", Refusal("file", "/etc/shadow", "not granted"), "notes@1")
 
 
 @requirement("box.refusals-seen")
@@ -103,7 +103,7 @@ def test_repetitions_are_counted_and_told_ever_less_often(caplog: pytest.LogCapt
     with caplog.at_level(logging.WARNING):
         for second in range(1_000):
             told.now = float(second)
-            process.add(Refused("connect", "10.0.0.5:443", "a private address", 3))
+            process.add(Refusal("connect", "10.0.0.5:443", "a private address", 3))
     assert told.counts == {"connect": 3_000} and len(caplog.records) == 1
     assert [count for _, _, _, count in told.events] == [3, 180, 360, 720, 1_440]
     assert {session for session, *_ in told.events} == {"abcdefgh"}
@@ -114,7 +114,7 @@ def test_a_flood_of_different_refusals_is_a_bounded_number_of_lines(caplog: pyte
     told = Told()
     process = told.process("abcdefgh")
     for port in range(5_000):
-        process.add(Refused("connect", f"10.0.0.5:{port}", "a private address"))
+        process.add(Refusal("connect", f"10.0.0.5:{port}", "a private address"))
     assert told.counts == {"connect": 5_000} and len(told.events) == MAX_TOLD + 1 == len(caplog.records)
     assert told.events[-1][2] == "server 'x' was refused more than is told apart"
 
