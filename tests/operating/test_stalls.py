@@ -40,6 +40,9 @@ def test_a_stall_is_in_metrics_and_log(http: httpx.Client, ops: httpx.Client) ->
 def test_a_process_that_was_stopped_blames_no_code(http: httpx.Client) -> None:
     with running_gateway(SERVERS, options={"stall_log_s": 0.5}) as gateway:
         process = psutil.Process(gateway.pid)
+        assert (
+            http.get(f"{gateway.base}/healthz").status_code == 200
+        )  # it is past its start, whose last line it is busy with
         process.send_signal(signal.SIGSTOP)
         assert eventually(lambda: process.status() == psutil.STATUS_STOPPED)
         assert not eventually(lambda: "was blocked" in gateway.stderr(), 1.5)

@@ -94,6 +94,9 @@ async def test_line_ends_and_a_last_line_without_one(fork_server: ForkServer, fa
     assert sink.lines == [b"a", b"b", b"\xff\x00garbage", b"last"]
 
 
+_OF_THE_LIBRARY = 0b11 << 31  # signals 32 and 33: no program can set them, and they stay as a parent has left them
+
+
 @requirement("proc.noise")
 async def test_a_giant_line_is_discarded_and_the_next_one_is_heard(
     fork_server: ForkServer, family: Family, sink: Recorder
@@ -491,4 +494,5 @@ async def test_a_server_starts_with_all_signals_as_the_system_has_them(family: F
             await (await fork_server.spawn(family.command("grep", "^Sig[BI]", "/proc/self/status"), sink)).wait()
     finally:
         signal.signal(signal.SIGUSR2, ours)
-    assert [line.split() for line in sink.lines] == [[b"SigBlk:", b"0" * 16], [b"SigIgn:", b"0" * 16]]
+    found = {name: int(mask, 16) & ~_OF_THE_LIBRARY for name, mask in map(bytes.split, sink.lines)}
+    assert found == {b"SigBlk:": 0, b"SigIgn:": 0}
