@@ -104,7 +104,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     `check_mirrored` takes the schema of a tool that mirrors arguments in headers, and raises `Refused` if headers and
     arguments disagree. It is called only after the caller is known to see the tool. `memory` is None unless the
     connection repeats the head. `standing` is that of the requests with this head which have the same method and the
-    same params as well, but for `arguments`; None if the connection does not remember these.
+    same params as well, but for `arguments` and a progress token; None if the connection does not remember these.
     """
 
     era: Era

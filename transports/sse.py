@@ -17,6 +17,8 @@ _LINE_END: Final = re.compile(rb"\r\n|\n|\r(?!\n|$)")
 
 def encode_event(data: bytes, event_id: str | None = None, retry_ms: int | None = None) -> bytes:
     """One event. `data` holds no line break (a JSON-RPC frame, or nothing for a priming event)."""
+    if event_id is not None and data and retry_ms is None:
+        return b"id: %b\nevent: message\ndata: %b\n\n" % (event_id.encode(), data)
     head = b"" if event_id is None else b"id: " + event_id.encode() + b"\n"
     if retry_ms is not None:
         head += b"retry: %d\n" % retry_ms

@@ -6,7 +6,7 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Final
 
@@ -19,7 +19,7 @@ from gateway.config.settings import ConfigurationError, load
 from gateway.config.upstreams import UpstreamSettings
 from gateway.observability.visible import as_json, visible_line
 from gateway.protocol.methods import METHODS
-from gateway.sandbox.learnt import Learnt
+from gateway.sandbox.learnt import Learnt, united
 from transports.upstream.process import Process, ProcessFailed
 from transports.upstream.walls.kernel import probe
 
@@ -35,7 +35,10 @@ def learn(
     words: Annotated[list[str], typer.Argument(metavar="NAME | -- COMMAND ARG...", help="A server to run.")],
     config: ConfigOption = None,
     seconds: Annotated[float, typer.Option(min=0, help="End after this time; 0: at Ctrl-C, or with the client.")] = 0.0,
-    write: Annotated[Path | None, typer.Option("--write", help="Write the table to this file as well.")] = None,
+    write: Annotated[
+        Path | None,
+        typer.Option("--write", help="Write the table to this file as well. One that is there gets what is new."),
+    ] = None,
 ) -> None:
     """Run a server that may touch everything, and print the grants that it needs under `strict`.
 
@@ -44,6 +47,7 @@ def learn(
     """
     try:
         name, settings = _server(words, config)
+        earlier = {} if write is None else _table_in(write)
         if probe().gate:
             raise ConfigurationError(f"a server cannot be watched on this machine: {probe().gate}")
     except ConfigurationError as error:
@@ -55,13 +59,28 @@ def learn(
     entry: dict[str, Any] = {"command": settings.command, "args": [*settings.args]}
     if settings.env:
         entry["env"] = dict.fromkeys(settings.env, "...")  # values are often secrets
-    shown = as_json({"mcpServers": {name: {**entry, "sandbox": found.table}}}, indent=2)
+    table = united(earlier, found.table)
+    shown = as_json({"mcpServers": {name: {**entry, "sandbox": table}}}, indent=2)
     aside = not sys.stdin.isatty()
     for remark in found.remarks:
         typer.echo(visible_line(f"# {remark}"), err=True)
     typer.echo(shown, err=aside)
     if write is not None:
-        write.write_text(json.dumps(found.table, indent=2) + "\n", encoding="utf-8")
+        write.write_text(json.dumps(table, indent=2) + "\n", encoding="utf-8")
+
+
+def _table_in(file: Path) -> Mapping[str, Any]:
+    """What earlier runs have written to a file. It is looked at before the server runs: watching may take a day."""
+    try:
+        found = json.loads(file.read_bytes() or b"{}")
+        if not isinstance(found, dict):
+            raise ValueError("it is no JSON object")
+        united(found, {"profile": "strict"})
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError) as error:
+        raise ConfigurationError(f"--write {file}: this is no table of an earlier run: {error}") from None
+    return found
 
 
 def _server(words: list[str], config: Path | None) -> tuple[str, UpstreamSettings]:

@@ -13,6 +13,8 @@ from gateway.config.settings import ConfigurationError, load
 from gateway.observability.visible import as_json, visible_line
 from gateway.sandbox.enclosures import Enclosures, enclosures_of
 from gateway.sandbox.holding import Holding, holdings
+from gateway.sandbox.package_folder import PackageFolder
+from gateway.sandbox.packages import package_folder
 
 __all__ = ["app", "lines_of"]
 
@@ -48,7 +50,8 @@ def explain(
         enclosures = enclosures_of(name, entry, settings.gateway)
     except ConfigurationError as error:
         raise complain(located(str(error), config)) from None
-    found = [_explained(one, enclosures) for one in holdings({name: enclosures})]
+    package = package_folder(settings.gateway.packages, entry)
+    found = [_explained(one, enclosures, package) for one in holdings({name: enclosures})]
     if in_json:
         typer.echo(as_json({"server": name, "sandboxes": found}, indent=2))
         return
@@ -57,8 +60,8 @@ def explain(
             typer.echo(visible_line(line))
 
 
-def _explained(holding: Holding, enclosures: Enclosures) -> dict[str, Any]:
-    """One sandbox of a server, as JSON."""
+def _explained(holding: Holding, enclosures: Enclosures, package: PackageFolder | None) -> dict[str, Any]:
+    """One sandbox of a server, as JSON. `package` is the folder of the package that its command names."""
     sandbox, enclosure = holding.sandbox, enclosures.enclosure(holding.sandbox)
     found: dict[str, Any] = {
         "sessions": holding.trusts or ("direct", "sandboxed"),
@@ -76,6 +79,7 @@ def _explained(holding: Holding, enclosures: Enclosures) -> dict[str, Any]:
         by_mode["rw" if "w" in grant.mode else grant.mode].append(grant.path)
     return found | {
         "execute": by_mode["rx"],
+        "package": None if package is None else _package(package),
         "read": by_mode["r"],
         "write": by_mode["rw"],
         "own": ["HOME", "TMPDIR", *(["cwd"] if enclosure.moves else [])],
@@ -89,10 +93,18 @@ def _explained(holding: Holding, enclosures: Enclosures) -> dict[str, Any]:
             "files": sandbox.files,
             "cpu_s": sandbox.cpu_s,
         },
+        "watch": sandbox.watch,
         "variables": dict(enclosure.env),
         "not_granted": holding.left_out,
         "missing": holding.missing,
     }
+
+
+def _package(folder: PackageFolder) -> dict[str, Any]:
+    """A fetched package, as JSON: when it was fetched (Unix time), and the folders of its program."""
+    current = folder.current()
+    fetched = {} if current is None else {"fetched_at": current.fetched_at, "execute": current.read}
+    return {"folder": str(folder.path), "fetched_at": None, "execute": (), **fetched}
 
 
 def lines_of(name: str, found: Mapping[str, Any]) -> Iterator[str]:
@@ -109,6 +121,10 @@ def lines_of(name: str, found: Mapping[str, Any]) -> Iterator[str]:
     yield from (f"  write: {path}" for path in found["write"] if path not in devices)
     yield f"  write: {_list(devices)}"
     yield from (f"  read, execute: {path}" for path in found["execute"])
+    if (package := found["package"]) is not None:
+        if package["fetched_at"] is None:
+            yield f"  read, execute: its package, which is fetched into {package['folder']}"
+        yield from (f"  read, execute: {path}, its package" for path in package["execute"])
     yield f"  read: {', '.join(found['read']) or 'nothing more'}"
     reach = found["reach"]
     yield from (f"  reach: {host}" for host in (*(["public hosts"] if reach["public"] else []), *reach["hosts"]))
@@ -119,6 +135,8 @@ def lines_of(name: str, found: Mapping[str, Any]) -> Iterator[str]:
     ports = ["on loopback, a port of the kernel's choice" if port == 0 else f"on {port}" for port in found["listen"]]
     yield f"  listen: {_list(ports) or 'on no port'}"
     yield f"  limits: {_list([f'{limit} {value}' for limit, value in found['limits'].items() if value]) or 'none'}"
+    if found["watch"]:
+        yield "  watch: refused files are counted and logged, as refused connections are"
     yield from (f"  variable {variable} = {value}" for variable, value in found["variables"].items())
     yield from (f"  not granted: {what}" for what in found["not_granted"])
     yield from (f"  does not hold on this machine: {what}" for what in found["missing"])

@@ -3,6 +3,8 @@
 import asyncio
 from typing import Final
 
+from transports.upstream.process_tree import parent
+
 __all__ = ["ProcessTree"]
 
 _START_S: Final = 10.0
@@ -22,7 +24,7 @@ class ProcessTree:
         """The server has that process id. None: it may hand its work to processes that are not below it, as a client
         of a container engine does."""
         if not self._top.done():
-            self._top.set_result(None if pid is None else _parent(pid))
+            self._top.set_result(None if pid is None else parent(pid) or 0)
 
     async def has(self, pid: int) -> bool:
         """Whether a process is the server's, or its reaper, which connects in the name of a walled server. True for all
@@ -38,15 +40,5 @@ class ProcessTree:
                 return False
             if pid == top:
                 return True
-            pid = _parent(pid)
+            pid = parent(pid) or 0
         return False
-
-
-def _parent(pid: int) -> int:
-    """The parent of a process; 0 if the process is gone."""
-    try:
-        with open(f"/proc/{pid}/stat", "rb") as file:
-            # The name of the command may hold spaces and brackets; state and parent follow the last bracket.
-            return int(file.read().rpartition(b")")[2].split()[1])
-    except (OSError, IndexError, ValueError):
-        return 0

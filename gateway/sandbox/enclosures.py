@@ -76,8 +76,8 @@ class Enclosures:
         return made
 
 
-def enclosures_of(name: str, entry: UpstreamSettings, options: GatewaySettings) -> Enclosures:
-    """The sandboxes of a server of the configuration."""
+def enclosures_of(name: str, entry: UpstreamSettings, options: GatewaySettings, *, workers: int = 1) -> Enclosures:
+    """The sandboxes of a server of the configuration. `workers` is how many processes serve it."""
     policy = options.policy.sandbox
     return Enclosures(
         entry,
@@ -86,13 +86,18 @@ def enclosures_of(name: str, entry: UpstreamSettings, options: GatewaySettings) 
             for trust in TRUSTS
         },
         inherited={name: value for name in INHERITED if (value := os.environ.get(name)) is not None},
-        closed=own_listeners(options),
+        closed=own_listeners(options, workers=workers),
     )
 
 
-def own_listeners(options: GatewaySettings) -> tuple[str, ...]:
-    """Where the gateway itself listens: no server has business there. A port of the kernel's choice is not among them:
-    it is on an address of this machine, which is closed unless the operator opens that port, or all of them."""
+def own_listeners(options: GatewaySettings, *, workers: int = 1) -> tuple[str, ...]:
+    """Where the gateway itself listens, each of its workers included: no server has business there. A port of the
+    kernel's choice is not among them: it is on an address of this machine, which is closed unless the operator opens
+    that port, or all of them."""
     host = f"[{options.host}]" if ":" in options.host else options.host
-    own = (f"{host}:{options.port}", options.advertise, options.internal, options.admin.listen)
+    own = [f"{host}:{options.port}", options.advertise, options.internal]
+    if options.admin.listen:
+        name, _, port = options.admin.listen.rpartition(":")
+        # Each worker serves its operators on a port of its own.
+        own += [f"{name}:{int(port) + number}" for number in range(workers if int(port) else 0)]
     return tuple(dict.fromkeys(address for address in own if address and not address.endswith(":0")))

@@ -81,7 +81,8 @@ async def watched(
         for made in (own.home, own.temporary):
             made.mkdir()
         given = enclosure.process(own)
-        env = {**inherited, **given.env, **settings.env}
+        # Python does without compiled files. A grant to write them would let each session change what others run.
+        env = {**inherited, "PYTHONDONTWRITEBYTECODE": "1", **given.env, **settings.env}
         lesson = Lesson(enclosure, own)
         refusals = Refusals(Counter(), _unheard, monotonic, SessionRefusals(monotonic), lesson.add)
         command = Command(

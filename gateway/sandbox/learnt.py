@@ -9,10 +9,11 @@ from pathlib import PurePosixPath
 from typing import Any, Final
 
 from gateway.sandbox.system_paths import is_broad
+from transports.upstream.walls.paths import is_within
 from transports.upstream.walls.reach import kind_of
 from transports.upstream.walls.spec import Grant
 
-__all__ = ["Learnt", "learnt"]
+__all__ = ["Learnt", "learnt", "united"]
 
 _MANY: Final = 4
 """So many files of one folder are granted as the folder."""
@@ -23,6 +24,8 @@ _KEYS: Final = frozenset(
     "S.gpg-agent".split()
 )
 """Names in a path that lead to credentials, or to somebody else's authority."""
+_ROWS: Final = {"read": str, "write": str, "reach": str, "sockets": str, "listen": int}
+"""The lists of a table, and of what they are."""
 _MOST_NAMES: Final = 50
 _IGNORED: Final = ("/proc", "/dev/pts", "/dev/tty", "/dev/ptmx")
 _CHOSEN_BY_KERNEL: Final = 32_768
@@ -61,12 +64,12 @@ def learnt(
         letter: [
             what
             for kind, what in things
-            if kind == letter and not _is_within(what, _IGNORED) and not _is_within(what, free[letter])
+            if kind == letter and not is_within(what, _IGNORED) and not is_within(what, free[letter])
         ]
         for letter in "rwx"
     }
     write = _folded(found, wanted["w"], "writes")
-    read = _folded(found, [path for path in wanted["r"] + wanted["x"] if not _is_within(path, write)], "reads")
+    read = _folded(found, [path for path in wanted["r"] + wanted["x"] if not is_within(path, write)], "reads")
     listens = [(address, int(port)) for kind, what in things if kind == "listen" for address, port in [what.split(" ")]]
     rows = {
         "read": read,
@@ -82,8 +85,24 @@ def learnt(
     return found
 
 
-def _is_within(path: str, folders: Iterable[str]) -> bool:
-    return any(path == folder or path.startswith(folder.rstrip("/") + "/") for folder in folders)
+def united(earlier: Mapping[str, Any], table: Mapping[str, Any]) -> dict[str, Any]:
+    """The grants of two tables, of which each was learnt in a run of its own.
+
+    Raises:
+        ValueError: the earlier one is no such table.
+    """
+    both: dict[str, Any] = {"profile": table["profile"]}
+    for name, kind in _ROWS.items():
+        before = earlier.get(name, [])
+        if not (isinstance(before, list) and all(isinstance(one, kind) for one in before)):
+            raise ValueError(f"its {name} is no list of grants")
+        both[name] = sorted({*before, *table.get(name, ())})
+    if unknown := earlier.keys() - both.keys():
+        raise ValueError(f"it has {min(unknown)!r}, which is never learnt")
+    write = both["write"]
+    both["write"] = [path for path in write if not is_within(path, {*write} - {path})]
+    both["read"] = [path for path in both["read"] if not is_within(path, ({*both["read"]} - {path}) | {*write})]
+    return {name: row for name, row in both.items() if row}
 
 
 def _is_of_keys(path: str) -> bool:
@@ -110,7 +129,7 @@ def _folded(found: Learnt, paths: Sequence[str], does: str) -> list[str]:
         folded += [folder] if folds else files
         if folds:
             found.remarks.append(f"it {does} {len(files)} things in {folder}: the folder is granted as a whole")
-    return sorted(path for path in set(folded) if not _is_within(path, set(folded) - {path}))
+    return sorted(path for path in set(folded) if not is_within(path, set(folded) - {path}))
 
 
 def _hosts(found: Learnt, addresses: Iterable[str], names: Mapping[str, str], own_ports: Iterable[int]) -> list[str]:
@@ -147,7 +166,7 @@ def _sockets(found: Learnt, paths: Iterable[str], own: Sequence[str]) -> list[st
                 f"DANGER: it connects to {path}, which acts with another's authority. This is not granted. If you mean "
                 "it: sockets"
             )
-        elif not _is_within(path, own):
+        elif not is_within(path, own):
             kept.append(path)
     return sorted(kept)
 

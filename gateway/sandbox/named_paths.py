@@ -8,10 +8,12 @@ import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from ipaddress import IPv6Address, ip_address
+from pathlib import Path
 from typing import Final
 from urllib.parse import SplitResult, unquote, urlsplit
 
-from gateway.sandbox.system_paths import OwnLink, followed, is_broad, real
+from gateway.sandbox.foreign_files import read_plain
+from gateway.sandbox.system_paths import OwnLink, followed, is_broad, is_of_system, real
 
 __all__ = ["NamedPaths", "named_paths"]
 
@@ -45,12 +47,14 @@ _LINK: Final = "{}: {} is a symlink of the gateway's user; write the path that i
 @dataclass(slots=True)
 class NamedPaths:
     """`read` and `write` are files and folders without symlinks, `reach` hosts with ports. `left_out` says, for each
-    named thing that is not granted, what it is and which setting would grant it."""
+    named thing that is not granted, what it is and which setting would grant it. `repositories` are folders of git that
+    a named folder keeps its history in, with what says so."""
 
     read: dict[str, None] = field(default_factory=dict)
     write: dict[str, None] = field(default_factory=dict)
     reach: dict[str, None] = field(default_factory=dict)
     left_out: dict[str, None] = field(default_factory=dict)
+    repositories: dict[str, str] = field(default_factory=dict)
 
     def add_folder(self, path: str, *, writable: bool = False) -> None:
         """Grant a folder without symlinks in its path, unless it is broad."""
@@ -79,7 +83,7 @@ def named_paths(
     for name, value in env.items():
         if name in _CODE_VARIABLES:
             for part in value.split(os.pathsep):
-                found.code(part)
+                found.code(part, name)
         else:
             found.text(value, name)
     if cwd is not None:
@@ -93,10 +97,14 @@ class _Named:
         self._code = code
         self._folder = folder
 
-    def code(self, text: str) -> None:
-        """A file or folder of code."""
+    def code(self, text: str, name: str) -> None:
+        """A file or folder of code, and the variable that names it. The system's are granted anyway."""
         path = self._followed(text) if text.startswith("/") else ""
-        if path and os.path.exists(path):
+        if not path or not os.path.exists(path) or is_of_system(path):
+            return
+        if is_broad(path):
+            self._leave_out(f"{path}, in {name}: list what the server runs from there in read")
+        else:
             self.folder(path, may_write=False)
 
     def working_directory(self, path: str) -> None:
@@ -159,6 +167,9 @@ class _Named:
                 f"{path}: it belongs to the server's code, so it is only read; list it in write if it is data"
             )
         self.paths.add_folder(path, writable=may_write and not is_code)
+        if may_write and (repository := _repository_of(path)):
+            why = f"{path} is a part of this git repository: list it in write if the server uses git there"
+            self.paths.repositories[repository] = f"{repository}: {why}"
 
     def _file(self, path: str, *, may_write: bool) -> None:
         if not may_write or path in self._code or os.access(path, os.X_OK):
@@ -182,6 +193,20 @@ class _Named:
 
     def _leave_out(self, what: str) -> None:
         self.paths.left_out[what] = None
+
+
+def _repository_of(folder: str) -> str:
+    """The folder in which git keeps the history of a worktree or submodule, which has a file that names it; empty for
+    others. Sessions may have written that file, so what it names is shown and not granted."""
+    try:
+        noted = read_plain(Path(folder), Path(folder, ".git"), _LONGEST).decode("utf-8")
+    except (OSError, ValueError):
+        return ""
+    name, _, place = noted.partition("\n")[0].partition(": ")
+    if name != "gitdir" or not place.strip() or "\0" in place:
+        return ""
+    path = Path(os.path.normpath(os.path.join(folder, place.strip())))
+    return str(path.parents[1] if path.parent.name == "worktrees" else path)
 
 
 def _url(text: str) -> SplitResult | None:

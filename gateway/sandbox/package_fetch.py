@@ -131,7 +131,10 @@ class PackageFetcher:
         home, temporary = copy / "home", copy / "tmp"
         home.mkdir()
         temporary.mkdir()
-        started = await (self._npm(request, copy) if request.command.kind == "npm" else self._uv(request, copy))
+        try:
+            started = await (self._npm(request, copy) if request.command.kind == "npm" else self._uv(request, copy))
+        except (ValueError, KeyError) as error:  # the notes were written beside code of the package
+            raise FetchFailed(f"what the fetch has noted means nothing: {error!r}") from error
         browsers = {name: str(home / place) for name, place in _BROWSERS.items() if (home / place).is_dir()}
         await _remove_all((temporary,) if browsers else (temporary, home))
         return FetchedPackage(
@@ -155,7 +158,8 @@ class PackageFetcher:
         request: FetchRequest,
     ) -> None:
         env = {**env, "TMPDIR": str(write / "tmp")}
-        walls = self._walls(argv, env, cwd=cwd, read=read, write=str(write), reach=request.registries)
+        reach = request.registries
+        walls = await asyncio.to_thread(self._walls, argv, env, cwd=cwd, read=read, write=str(write), reach=reach)
         command = Command(argv=tuple(argv), env=env, cwd=cwd, walls=walls)
         await run(self._fork_server, command, timeout_s=self._timeout_s, package=request.command.package)
 
@@ -343,8 +347,8 @@ def _noted_prefix(copy: Path, noted: Path) -> str:
     """What Python has noted of its environment. Code of the package may have run beside it."""
     try:
         return read_plain(copy, noted, _MAX_PATH).decode("utf-8")
-    except (OSError, ValueError) as error:
-        raise FetchFailed(f"what uv has started cannot be read: {error}") from None
+    except OSError as error:
+        raise FetchFailed(f"what uv has started cannot be read: {error.strerror}") from None
 
 
 def _started_by_uvx(request: FetchRequest, copy: Path, prefix: str) -> _Started:

@@ -13,20 +13,24 @@ import re
 import shutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
 from time import time
 from typing import Final
 
 from gateway.config.packages import PackageSettings
+from gateway.config.upstreams import UpstreamSettings
+from gateway.context.secrets import is_template
 from gateway.sandbox.package_command import PackageCommand, parse
 from gateway.sandbox.package_fetch import FetchRequest, NotForAll, PackageFetcher
 from gateway.sandbox.package_folder import FetchedPackage, PackageFolder, usable_root
 from gateway.sandbox.package_run import FetchFailed
 from gateway.sandbox.runtime_paths import runtime_paths
 from transports.tasks import Tasks, TasksClosed
-from transports.upstream.stdio import INHERITED
+from transports.upstream.stdio import HOME, INHERITED
 from transports.upstream_port import UpstreamUnavailable
 
-__all__ = ["PackageInUse", "Packages"]
+__all__ = ["PackageInUse", "Packages", "fetched_with", "package_folder"]
 
 logger = logging.getLogger(__name__)
 
@@ -98,7 +102,7 @@ class Packages:
         command = parse(argv)
         if command is None:
             return None
-        folder, request = self._place(command, env, cwd)
+        folder, request = _place(self._settings, command, env, cwd)
         for _ in range(3):  # another gateway may remove a copy as soon as it has a newer one
             if folder.path.name in self._not_for_all:
                 return None
@@ -217,27 +221,51 @@ class Packages:
             package = await self._fetcher.fetch(request, folder.new_copy(), started_at)
             if before is not None and before.content == package.content:  # nothing new: the new copy is removed
                 package = replace(before, fetched_at=started_at)
-            folder.publish(package)
+            await _done(partial(folder.publish, package))
         finally:
             try:
-                await asyncio.to_thread(folder.remove_unused)
+                await _done(folder.remove_unused)
             finally:
                 os.close(lock)
 
-    def _place(
-        self, command: PackageCommand, own: Mapping[str, str], cwd: str | None
-    ) -> tuple[PackageFolder, FetchRequest]:
-        """The folder of a command, and what is to be fetched into it."""
-        inherited = {k: v for k, v in os.environ.items() if k in INHERITED or _OF_FETCHES.fullmatch(k)}
-        chosen = {k: v for k, v in own.items() if k in _OF_SERVERS or _OF_FETCHES.fullmatch(k)}
-        env = {**inherited, **chosen}
-        request = FetchRequest(
-            command=command, env=env, cwd=os.path.abspath(cwd or "."), home=env.get("HOME") or "/nonexistent"
-        )
-        facts = [command.head, sorted(chosen.items()), request.cwd, [*map(_state_of, _tools(command, env))]]
-        digest = hashlib.blake2b(json.dumps(facts).encode(), digest_size=10).hexdigest()
-        readable = re.sub(r"[^A-Za-z0-9.]+", "-", command.package).strip("-.")[-40:]
-        return PackageFolder(self._settings.path / f"{readable}-{digest}"), request
+
+async def _done(work: Callable[[], None]) -> None:
+    """Do blocking work in a thread. Cancelled, it is waited for: the lock of its folder is released after it."""
+    task = asyncio.ensure_future(asyncio.to_thread(work))
+    try:
+        await asyncio.shield(task)
+    except asyncio.CancelledError:
+        await asyncio.wait((task,))
+        raise
+
+
+def fetched_with(entry: UpstreamSettings) -> tuple[dict[str, str], str | None]:
+    """The variables and the working directory that count when the package of a server is fetched, for all sessions."""
+    env = {variable: value for variable, value in entry.env.items() if not is_template(value)}
+    return env, str(Path.home()) if entry.cwd == HOME else entry.cwd
+
+
+def package_folder(settings: PackageSettings, entry: UpstreamSettings) -> PackageFolder | None:
+    """The folder of the package that a server's command names, fetched or not, as a gateway uses it that is started
+    where this process was; None if it names none."""
+    command = parse(entry.argv)
+    return None if command is None else _place(settings, command, *fetched_with(entry))[0]
+
+
+def _place(
+    settings: PackageSettings, command: PackageCommand, own: Mapping[str, str], cwd: str | None
+) -> tuple[PackageFolder, FetchRequest]:
+    """The folder of a command, and what is to be fetched into it."""
+    inherited = {k: v for k, v in os.environ.items() if k in INHERITED or _OF_FETCHES.fullmatch(k)}
+    chosen = {k: v for k, v in own.items() if k in _OF_SERVERS or _OF_FETCHES.fullmatch(k)}
+    env = {**inherited, **chosen}
+    request = FetchRequest(
+        command=command, env=env, cwd=os.path.abspath(cwd or "."), home=env.get("HOME") or "/nonexistent"
+    )
+    facts = [command.head, sorted(chosen.items()), request.cwd, [*map(_state_of, _tools(command, env))]]
+    digest = hashlib.blake2b(json.dumps(facts).encode(), digest_size=10).hexdigest()
+    readable = re.sub(r"[^A-Za-z0-9.]+", "-", command.package).strip("-.")[-40:]
+    return PackageFolder(settings.path / f"{readable}-{digest}"), request
 
 
 async def _lock_of(folder: PackageFolder) -> int:

@@ -1,6 +1,7 @@
 """Makes the walls around a server's processes: of its profile, what its program needs, and the folder of a session."""
 
 import os
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -9,14 +10,19 @@ from typing import Final
 from gateway.config.sandbox import Sandbox
 from gateway.config.upstreams import UpstreamSettings
 from gateway.sandbox.named_paths import NamedPaths, named_paths
+from gateway.sandbox.package_command import parse
 from gateway.sandbox.runtime_paths import RuntimePaths, module_of, runtime_paths
 from gateway.sandbox.shell_commands import placed_commands
 from gateway.sandbox.system_paths import OwnLink, followed, real, system_grants
 from transports.upstream.stdio import HOME
+from transports.upstream.walls.paths import is_within
 from transports.upstream.walls.spec import Grant, Limits, Reach, Walls
 
 __all__ = ["Enclosure", "OwnFolder", "Process", "enclosure_of"]
 
+_OWN_FILES: Final[Mapping[str, str]] = {"@modelcontextprotocol/server-memory": "MEMORY_FILE_PATH"}
+"""Packages whose program keeps its data beside itself, and the variable that names another file."""
+_NAME_IN: Final = re.compile(r"(?<=.)@.*")
 _LONGEST_NAME: Final = 1_024
 """A longer argument is text."""
 
@@ -106,6 +112,8 @@ def enclosure_of(
         *listed.grants(sandbox.write, "rw"),
     ]
     sockets = tuple(listed.existing(sandbox.sockets))
+    writable = [grant.path for grant in grants if "w" in grant.mode]
+    unlisted = [why for path, why in named.repositories.items() if not is_within(path, writable)]
     return Enclosure(
         sandbox=sandbox,
         walls=Walls(
@@ -120,8 +128,19 @@ def enclosure_of(
         env={name: value for name, value in runtime.env.items() if name not in settings.env},
         cwd=None if is_own else settings.cwd,
         moves=is_own,
-        left_out=(*named.left_out, *listed.left_out),
+        left_out=(*named.left_out, *unlisted, *listed.left_out, *_own_files(settings)),
     )
+
+
+def _own_files(settings: UpstreamSettings) -> Iterator[str]:
+    """What a package writes beside its own program unless a variable names another place."""
+    command = parse(settings.argv)
+    variable = "" if command is None else _OWN_FILES.get(_NAME_IN.sub("", command.package), "")
+    if variable and variable not in {*settings.env, *(settings.context_env or ())}:
+        yield (
+            f"{variable} is not set, so the server writes beside its own program, where it may not: set the variable "
+            "in env, to a file in an existing folder, which all its sessions then share"
+        )
 
 
 class _Listed:

@@ -38,7 +38,7 @@ _GRANTS: Final = {
 
 _NUMBERS: Final = {"listen": "to listen on port {}", "processes": "more than {} processes and threads"}
 _TO_WRITE: Final = "not granted to be written"
-_NEVER: Final = ("the gateway listens there",)
+_NEVER: Final = ("the gateway listens there", "a setuid or setgid bit", "datagrams", "an abstract name")
 """Why something is refused that no setting allows."""
 
 

@@ -12,7 +12,7 @@ import shlex
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import pairwise
+from itertools import islice, pairwise
 from pathlib import Path
 from typing import Final
 from urllib.parse import unquote, urlsplit
@@ -26,6 +26,8 @@ _MOST_STEPS: Final = 64
 """A script names its interpreter, which may be a script, which has packages elsewhere, and so on."""
 _HEAD_BYTES: Final = 4_096
 _EXEC: Final = "'''exec' "
+_EXEC_BY_PATH: Final = re.compile(r"""\s*exec\s+(["']?)(/[^"'\s$`]+)\1(?:\s|$)""")
+"""How a wrapper in sh starts another program, as those that pyenv has for each program do."""
 
 _TOOL_ROOTS: Final[Mapping[str, str]] = {
     ".nvm": "NVM_DIR",
@@ -90,9 +92,9 @@ def runtime_paths(argv: Sequence[str], path: str, cwd: str, home: str) -> Runtim
             _Search(found, path, home).program(program)
         for code in _code_of(command, folder):
             _Search(found, path, home).code(code)
-    for folder in path.split(os.pathsep):  # the programs that servers start: git, node
-        if folder:
-            found.add(folder)
+    for folder in filter(None, path.split(os.pathsep)):  # the programs that servers start: git, node
+        found.add(folder)
+        _Search(found, path, home).folder(folder)
     for folder, variable in _BROWSERS.items():
         if (place := Path(home, folder)).is_dir():
             found.add(place)
@@ -141,7 +143,25 @@ class _Search:
             self._found.add(modules[-1])
         elif program.parent.name in ("bin", "sbin"):
             self._prefix(program.parent.parent)
+        elif program.parent.name in ("shims", "libexec"):  # of pyenv and its kin, wherever they are installed
+            self._found.add(program.parent)
+            self._versions(program.parent.parent)
         elif (root := _project(program)) is not None:
+            self._found.add(root)
+
+    def folder(self, path: str) -> None:
+        """A folder of programs that is searched by name. pyenv and its kin start what is elsewhere from there."""
+        self._installed(path)
+        if (folder := Path(path)).name == "shims":
+            self._versions(folder.parent)
+            with contextlib.suppress(OSError):  # all of them are alike
+                for shim in islice((one for one in folder.iterdir() if one.is_file()), 1):
+                    for tool in _interpreters(str(shim), self._path):
+                        self.program(tool)
+
+    def _versions(self, root: Path) -> None:
+        """The folder of a tool that keeps versions of programs."""
+        if any((root / name).is_dir() for name in ("versions", "installs")):
             self._found.add(root)
 
     def _prefix(self, prefix: Path) -> None:
@@ -238,6 +258,9 @@ def _interpreters(path: str, search: str) -> Iterator[str]:
         yield found
     if len(lines) > 1 and lines[1].startswith(_EXEC) and (hidden := _words(lines[1].removeprefix(_EXEC))):
         yield hidden[0]
+    for line in lines[1:]:
+        if (started := _EXEC_BY_PATH.match(line)) is not None:
+            yield started[2]
 
 
 def _words(line: str) -> list[str]:

@@ -11,7 +11,7 @@ from typing import Final
 
 from transports.upstream.walls.spec import Grant
 
-__all__ = ["OwnLink", "followed", "is_broad", "real", "system_grants"]
+__all__ = ["OwnLink", "followed", "is_broad", "is_of_system", "real", "system_grants"]
 
 _PROGRAMS: Final = (
     *("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32", "/opt"),
@@ -112,6 +112,11 @@ def system_grants() -> Iterator[Grant]:
         for path in paths:
             if os.path.exists(path):
                 yield Grant(path=real(path), mode=mode, optional=True)
+
+
+def is_of_system(path: str) -> bool:
+    """Whether every sandboxed process may read and execute a path without symlinks, because it is the system's."""
+    return any(path == folder or path.startswith(f"{folder}/") for folder in (*_PROGRAMS, *map(real, _PROGRAMS)))
 
 
 def is_broad(path: str) -> bool:

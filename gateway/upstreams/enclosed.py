@@ -74,12 +74,21 @@ class Enclosing:
     def _in_walls(
         self, resources: LinkResources, session_id: str, enclosure: Enclosure, code: Sequence[str] = ()
     ) -> LinkResources:
-        given = resources.given
         try:
             own = OwnFolder(self._folders.use_own(session_id, self._name))
-            shared = str(self._folders.path(session_id))
         except OSError as error:
             raise UpstreamUnavailable(f"no folder for the session: {error.strerror or error}") from error
+        try:
+            return self._in_folder(own, resources, session_id, enclosure, code)
+        except BaseException:
+            self._folders.release(session_id)
+            raise
+
+    def _in_folder(
+        self, own: OwnFolder, resources: LinkResources, session_id: str, enclosure: Enclosure, code: Sequence[str]
+    ) -> LinkResources:
+        given = resources.given
+        shared = str(self._folders.path(session_id))
         is_named = shared in given.env.values() or any(shared in part for part in given.launcher)
         process = enclosure.process(
             own,
@@ -98,7 +107,9 @@ def _both(first: Callable[[], None], second: Callable[[], None]) -> Callable[[],
     """Calls one after the other."""
 
     def close() -> None:
-        first()
-        second()
+        try:
+            first()
+        finally:
+            second()
 
     return close

@@ -2,8 +2,9 @@
 
 import asyncio
 import logging
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable
+from time import time
 from typing import Any, Final, Literal, Protocol
 
 import msgspec
@@ -15,7 +16,7 @@ from gateway.context.link_resources import LinkResources
 from gateway.protocol.capabilities import Caller
 from gateway.upstreams.facts import KnownFacts
 from gateway.upstreams.session_resources import SessionResources
-from session_store import Context
+from session_store import Context, Session, TimelineEntry
 from session_store.session import redact
 from transports.era import Era
 from transports.jsonrpc import encode, encode_notification, encode_request
@@ -34,6 +35,7 @@ Start = Literal["started", "failed"]
 Quotes = Literal["own", "all", "none"]
 Permits = Callable[[Context, frozenset[str]], frozenset[str]]
 
+_START_TIMES: Final = 100
 _SHARED_HANDSHAKE: Final = encode(
     {
         "protocolVersion": "2025-11-25",
@@ -55,10 +57,14 @@ class SessionRecorder(Protocol):
         """Record what a later link can resume with, in place of `old`."""
         ...
 
+    def happened(self, session: Session, entry: TimelineEntry) -> None:
+        """Keep that in the timeline of the session."""
+        ...
+
 
 class UpstreamLinks:
     """The facts that all links to one server share. `restarts` counts replaced links by reason, `starts` opened links
-    by outcome.
+    by outcome. `start_times_s` has how long the last of them took to open.
 
     `records` writes to the record of a session. `permits` returns those URIs of resources that a context may subscribe
     to. `known` has what the last probe found. `quotes`: the processes whose output errors quote to clients, those of
@@ -80,6 +86,7 @@ class UpstreamLinks:
         self.name = name
         self.restarts: Counter[str] = Counter()
         self.starts: Counter[Start] = Counter()
+        self.start_times_s: deque[float] = deque(maxlen=_START_TIMES)
         self._awaited: dict[LiveSession | None, list[Callable[[], None]]] = {}
         self.resources = resources
         self.remote_session_changed = records.remote_session_changed
@@ -88,6 +95,7 @@ class UpstreamLinks:
         self._upstream = upstream
         self._is_url = is_url
         self._record_use = records.record_use
+        self._happened = records.happened
         self.known_handshake = known.handshake
         self._known = known
 
@@ -116,6 +124,7 @@ class UpstreamLinks:
     def started(self, pid: int | None, took_s: float, correlation: str, live: LiveSession | None) -> None:
         """Count a link that was opened, and log it with the session that it belongs to."""
         self.starts["started"] += 1
+        self.start_times_s.append(took_s)
         for callback in self._awaited.pop(live, ()):
             asyncio.get_running_loop().call_soon(callback)
         session = None if live is None else live.session
@@ -124,6 +133,7 @@ class UpstreamLinks:
             fields["pid"] = pid
         if session is not None:
             context = session.context
+            self.note(session, "started", correlation, took_s=took_s)
             fields |= {"session": redact(session.id), "workspace": context.workspace, "trust": context.trust}
         what = "server connected" if pid is None else "process started"
         logger.info(what, extra={name: value for name, value in fields.items() if value != "" or name == "correlation"})
@@ -131,6 +141,13 @@ class UpstreamLinks:
     def failed(self) -> None:
         """Count a link that could not be opened."""
         self.starts["failed"] += 1
+
+    def note(self, session: Session, name: str, correlation: str = "", *, took_s: float = 0.0, why: str = "") -> None:
+        """Keep in the timeline of a session what became of its link."""
+        at, took_s = round(time() - took_s, 3), round(took_s, 3)
+        self._happened(
+            session, TimelineEntry(at, "server", self.name, name, took_s=took_s, correlation=correlation, why=why)
+        )
 
     async def record_use(self, live: LinkSession, era: Era) -> bool:
         """Record that a session uses the server; the result is that of `SessionRecorder`. A server behind a URL is not
@@ -252,9 +269,11 @@ class SessionLinks:
 
     def failed(self) -> None:
         self._links.failed()
+        self._links.note(self._live.session, "failed to start")
 
     def restarted(self, reason: str) -> None:
         self._links.restarts[reason] += 1
+        self._links.note(self._live.session, "replaced", why=reason)
 
 
 def _recorded(live: LiveSession, key: Key) -> tuple[str, str]:

@@ -69,6 +69,7 @@ class ConfiguredUpstream:
         self._by_sessions = SessionDiscovery(links.name, known, probe)
         self._takes_secrets = any(map(is_template, settings.headers.values()))
         self.permits = links.permits
+        self.start_times_s = links.start_times_s
         self.start_probe = probe.start
         self.facts = probe.facts
         self.discovery_for_clients = probe.discovery

@@ -21,6 +21,8 @@ from tests.support.waiting import eventually
 
 MISSING = "io.github.mcp-session-gateway/missing"
 LIST_S = 2.0
+START_S = 30.0
+"""What a server has to start, if no setting has another time."""
 SPARE_S = 1.5
 """This machine may be busy: what a list takes beyond its limit."""
 
@@ -123,8 +125,8 @@ def test_a_program_that_is_no_server_is_given_up_in_seconds_with_the_line_it_wro
     gateway, _ = failing
     began = time.monotonic()
     told = error_of(of(gateway, "usage", http).initialize())
-    assert time.monotonic() - began < 15, "long before the time that a server has to start"
-    assert "not MCP messages" in told and "Usage: bad_server [options]" in told
+    assert "not MCP messages, and did not answer within 0.5 s" in told and "Usage: bad_server [options]" in told
+    assert time.monotonic() - began < START_S, "nobody waits for the time that a server has to start"
     banner = of(gateway, "banner", http).open()
     assert [tool["name"] for tool in messages(banner.call("tools/list"))[-1]["result"]["tools"]] == ["who"]
 
@@ -175,11 +177,7 @@ def test_a_server_that_failed_is_tried_again_and_those_who_missed_it_are_notifie
     missing = missing_of(listed)
     assert {"later", "exit", "usage"} <= {*missing}
     later = missing["later"]
-    # Its end may be noticed by what is written to it, before its exit is known.
-    assert (
-        any(why in later["reason"] for why in ("exited with code 3", "closed its input"))
-        and 0 <= later["retryAfterMs"] <= 60_000
-    )
+    assert "exited with code 3" in later["reason"] and 0 <= later["retryAfterMs"] <= 60_000
     assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\+00:00", later["since"])
     assert TOKEN not in str(listed)
     sessionless = messages(modern.send("tools/list"))[-1]["result"]

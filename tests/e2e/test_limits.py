@@ -6,7 +6,9 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
 from concurrent.futures import ThreadPoolExecutor
+from math import ceil
 from pathlib import Path
 
 import httpx
@@ -55,10 +57,10 @@ def test_a_session_that_asks_too_often_is_told_when_to_come_back(http: httpx.Cli
 
 @requirement("pol.limits", "rep.any")
 def test_a_principals_rate_is_one_on_all_replicas(redis_server: RunningRedis, http: httpx.Client) -> None:
-    redis_server.client().flushall()  # what others have used of the rate counts as well
+    keys = {"quick": "key-of-quick", "calm": "key-of-calm"}  # of principals whose rate no other test uses
     options = {
         "store": redis_server.url,
-        "api_keys": {name: sha256(key) for name, key in KEYS.items()},
+        "api_keys": {name: sha256(key) for name, key in keys.items()},
         "policy": {"principal_rate": {"per_s": 0.5, "burst": 6}},
     }
     servers = {"demo": server(DEMO)}
@@ -66,12 +68,13 @@ def test_a_principals_rate_is_one_on_all_replicas(redis_server: RunningRedis, ht
         running_gateway(servers, options=options, env=SIGNED, must_stop=False) as first,
         running_gateway(servers, options=options, env=SIGNED, must_stop=False) as second,
     ):
-        statuses = []
+        statuses, began = [], time.monotonic()
         for n in range(12):
-            client = Modern((first, second)[n % 2].url, http, headers=bearer(KEYS["alice"]))
+            client = Modern((first, second)[n % 2].url, http, headers=bearer(keys["quick"]))
             statuses.append(client.tool("count").status_code)
-        assert 6 <= statuses.count(200) <= 8 and statuses.count(429) >= 4, statuses
-        assert Modern(first.url, http, headers=bearer(KEYS["bob"])).tool("count").status_code == 200
+        most = 6 + ceil(0.5 * (time.monotonic() - began))
+        assert 6 <= statuses.count(200) <= most and {*statuses} <= {200, 429}, statuses
+        assert Modern(first.url, http, headers=bearer(keys["calm"])).tool("count").status_code == 200
 
 
 @requirement("pol.limits", "rep.any")

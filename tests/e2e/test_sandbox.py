@@ -100,7 +100,11 @@ def evaluating(gateway: int) -> list[int]:
 def test_what_a_session_may_touch_is_explained(tmp_path: Path) -> None:
     config = tmp_path / "mcp.json"
     table = {"profile": "standard", "reach": ["10.0.0.1:5432"], "memory_mb": 64, "sandboxed": "strict"}
-    servers = {"box": {"command": "cat", "args": [str(tmp_path), "/etc"], "sandbox": table}, "web": {"url": "http://x"}}
+    servers = {
+        "box": {"command": "cat", "args": [str(tmp_path), "/etc"], "sandbox": table},
+        "web": {"url": "http://x"},
+        "package": {"command": "npx", "args": ["-y", "notes@1"], "sandbox": {"profile": "strict", "watch": True}},
+    }
     config.write_text(json.dumps({"mcpServers": servers}))
     told = run_command("sandbox", "explain", "box", "--json", "--config", str(config))
     direct, guest = json.loads(told.stdout)["sandboxes"]
@@ -116,9 +120,17 @@ def test_what_a_session_may_touch_is_explained(tmp_path: Path) -> None:
     assert lines[0] == "server box, direct sessions: standard, by mcpServers.box.sandbox"
     for line in (f"  write: {tmp_path}", "  reach: 10.0.0.1:5432", "  reach: public hosts", LISTENS):
         assert line in lines
+    [package] = json.loads(run_command("sandbox", "explain", "package", "--json", "--config", str(config)).stdout)[
+        "sandboxes"
+    ]
+    assert package["watch"] is True and direct["watch"] is False and direct["package"] is None
+    assert package["package"]["fetched_at"] is None and "/packages/notes-" in package["package"]["folder"]
+    lines = run_command("sandbox", "explain", "package", "--config", str(config)).stdout.splitlines()
+    assert f"  read, execute: its package, which is fetched into {package['package']['folder']}" in lines
+    assert "  watch: refused files are counted and logged, as refused connections are" in lines
     for name, why in (
         ("web", "server 'web' has no command"),
-        ("x", "there is no server 'x' in mcpServers; servers: box"),
+        ("x", "there is no server 'x' in mcpServers; servers: box, web, package"),
     ):
         refused = run_command("sandbox", "explain", name, "--config", str(config))
         assert refused.returncode == 2 and why in " ".join(refused.stderr.split())

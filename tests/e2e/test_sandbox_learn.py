@@ -76,6 +76,10 @@ def test_a_server_works_under_strict_with_what_was_learnt_of_it(http: httpx.Clie
             "write": [str(tmp_path / "out")],
             "reach": [f"localhost:{port}"],
         }
+        with_earlier = {"profile": "strict", "read": ["/srv/earlier", str(tmp_path / "data/in")]}
+        (tmp_path / "learnt.json").write_text(json.dumps(with_earlier))
+        subprocess.run([*command, "--", "true"], check=True, stdin=subprocess.DEVNULL, capture_output=True, cwd=ROOT)
+        assert json.loads((tmp_path / "learnt.json").read_text()) == with_earlier, "runs add up"
         assert f"DANGER: it reads {tmp_path}/.ssh/id_ed25519" in told and '"sandbox": {' in told
         entry = {"command": sys.executable, "args": [EVALUATING]}
         (tmp_path / "out/new").unlink()

@@ -6,6 +6,7 @@ program again inside mount, network, pid, ipc and uts namespaces; `build` covers
 
 import ctypes
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -51,7 +52,9 @@ def enter(arguments: Sequence[str]) -> int:
     """Run this program inside the namespaces, and return its exit code. Everything ends with it."""
     command = [*_unshare(), sys.executable, "-m", "tests.hostile.run", *arguments]
     env = {**os.environ, _MARK: "1", "PYTHONPATH": str(_ROOT)}
-    return subprocess.run(command, env=env, cwd=_ROOT, check=False).returncode
+    with subprocess.Popen(command, env=env, cwd=_ROOT) as inside:
+        signal.signal(signal.SIGTERM, lambda *_: inside.kill())  # unshare(1) itself waits for the end
+        return inside.wait()
 
 
 def cover(folder: str, *, size_mb: int, mode: str = "0755") -> None:

@@ -7,8 +7,8 @@ import argparse
 import json
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Final
 
 from rich.console import Console
@@ -56,27 +56,27 @@ class Tried:
 
 
 def tried(stage: Stage, user: str, rows: Sequence[Row]) -> Iterator[Tried]:
-    """Try these rows, one after the other. Each begins with a whole world."""
+    """Try these rows, one after the other. Each begins with a whole world. What the console shows is looked at when all
+    are through: an event may come a second after what it tells of."""
+    shown: list[tuple[Tried, Callable[[], bool]]] = []
     for row in rows:
         stage.outside.forget()
         stage.local.heard.clear()
-        facts = {**stage.facts(), **row.facts(stage)}
-        began, at = time.monotonic(), time.time()
+        facts = {**stage.facts(), **row.facts_on(stage)}
+        began = time.monotonic()
         with stage.watched() as felt:
             called = stage.attack(row.server, row.attack, facts, row.way)
             outcome = row.refused(stage, called, facts)
         took = time.monotonic() - began
-        seen = _seen(stage, row, facts, at)
         fatal = stage.gateway.process.poll() is not None
         broken = stage.mend(facts["before"])
         harmed = stage.profile != "off" and (felt.failed > 0 or felt.p99() > row.p99_s or bool(broken))
-        verdict = _verdict(row, stage.profile, user, outcome, harmed)
-        yield Tried(
+        one = Tried(
             row=row.name,
             profile=stage.profile,
             user=user,
-            verdict=verdict if seen or verdict != "held" else "unseen",
-            seen=seen,
+            verdict=_verdict(row, stage.profile, user, outcome, harmed),
+            seen=True,
             told=outcome.told,
             broken=broken,
             p99_ms=felt.p99() * 1000,
@@ -84,16 +84,22 @@ def tried(stage: Stage, user: str, rows: Sequence[Row]) -> Iterator[Tried]:
             calls=len(felt.times),
             took_s=took,
         )
+        if row.seen and stage.profile != "off" and not fatal:
+            shown.append((one, _shows(stage, row, facts)))
+        else:
+            yield one
+    for one, is_shown in shown:
+        seen = stage.eventually(is_shown, 3.0)
+        yield one if seen else replace(one, seen=False, verdict="unseen" if one.verdict == "held" else one.verdict)
 
 
-def _seen(stage: Stage, row: Row, facts: Mapping[str, Any], since: float) -> bool:
-    """Whether the console shows what it must show of the row."""
+def _shows(stage: Stage, row: Row, facts: Mapping[str, Any]) -> Callable[[], bool]:
+    """Whether the console shows of the attacker's session what it must show of the row."""
+    session = stage.attacker
     what = row.seen.partition(" ")[2].format_map(facts)
-    if not row.seen or stage.profile == "off" or stage.gateway.process.poll() is not None:
-        return True
     # Under `strict` the name is refused, so no address is tried.
     words = (what, *([facts["name"]] if "name" in facts and stage.profile == "strict" else ()))
-    return stage.eventually(lambda: any(word in reason for reason in stage.blocked(since) for word in words), 3.0)
+    return lambda: any(word in reason for reason in stage.blocked(session) for word in words)
 
 
 def _verdict(row: Row, profile: str, user: str, outcome: Outcome, harmed: bool) -> str:

@@ -18,6 +18,7 @@ from typing import Any, Final
 import httpx
 import psutil
 
+from session_store.session import redact
 from tests.hostile.home import HOME, TEMPORARY, Home, word_of
 from tests.hostile.outside import ADDRESSES, Outside
 from tests.support.gateway_process import ROOT, UNLIMITED, RunningGateway
@@ -104,6 +105,8 @@ class Stage:
         self.key = 7_700 + user % 100
         self.most_at_once = 0
         """How many processes an attack had at a time, counted from outside."""
+        self.attacker = ""
+        """The session of the last attack, as the console shows it."""
         self._gateway: RunningGateway | None = None
         self._http = httpx.Client(timeout=_PATIENCE_S, trust_env=False)
         self._sessions: dict[str, Legacy] = {}
@@ -180,7 +183,7 @@ class Stage:
 
     def _walls(self) -> dict[str, Any]:
         if self.profile == "off":
-            return {}
+            return {"sandbox": "off"}
         reach = ["allowed.example.com:443", "*.allowed-rebind.example.com:443"]
         return {
             "sandbox": {"profile": self.profile, **LIMITS, **({"reach": reach} if self.profile == "strict" else {})}
@@ -255,6 +258,7 @@ class Stage:
             session = self.session(server, "mallory")
         except (AssertionError, httpx.HTTPError) as error:
             return Called(met=f"no session: {error}"[:300])
+        self.attacker = redact(session.session)
         try:
             reply = session.tool("attack", {"attack": name, "facts": facts, "way": way})
             answer = messages(reply)[-1]
@@ -267,11 +271,11 @@ class Stage:
             with contextlib.suppress(httpx.HTTPError):
                 session.delete()
 
-    def blocked(self, since: float) -> list[str]:
-        """What the console shows of refusals since then."""
-        headers = {"Authorization": f"Bearer {_OPERATOR}"}
-        reply = self._http.get(f"{self.gateway.base}/admin/api/events?limit=200", headers=headers)
-        return [each["reason"] for each in reply.json() if each["event"] == "blocked" and each["at"] >= since]
+    def blocked(self, session: str) -> list[str]:
+        """What the console shows of refusals in a session."""
+        headers, wanted = {"Authorization": f"Bearer {_OPERATOR}"}, {"session": session, "limit": "200"}
+        reply = self._http.get(f"{self.gateway.base}/admin/api/events", params=wanted, headers=headers)
+        return [each["reason"] for each in reply.json() if each["event"] == "blocked"]
 
     @contextlib.contextmanager
     def watched(self) -> Iterator[Bystander]:
@@ -306,13 +310,14 @@ class Stage:
 
     def slowed(self) -> int:
         """How many of the gateway's processes run with a lower priority than they had; they get it back if root runs
-        this."""
+        this. So does this one, from which a later gateway would have it."""
         found = 0
         for process in psutil.process_iter():
             with contextlib.suppress(psutil.Error):
-                if process.pid != os.getpid() and process.nice() >= 15 and not _is_hostile(process):
-                    found += 1
-                    process.nice(0)
+                if process.nice() >= 15 and not _is_hostile(process):
+                    found += process.pid != os.getpid()
+                    for thread in process.threads():
+                        os.setpriority(os.PRIO_PROCESS, thread.id, 0)
         return found
 
     def _count(self, before: Collection[int], over: threading.Event) -> None:

@@ -10,7 +10,7 @@ from uuid import uuid4
 
 from transports.upstream.process import Command
 
-__all__ = ["DAEMON", "ECHO", "SETSID", "STUBBORN", "Family", "Recorder", "open_fds", "until"]
+__all__ = ["DAEMON", "ECHO", "SETSID", "STUBBORN", "Family", "Recorder", "ignored_signals", "open_fds", "until"]
 
 ECHO = "import sys\nfor line in sys.stdin: print(line, end='', flush=True)\n"
 
@@ -100,3 +100,9 @@ async def until(condition: Callable[[], object], within_s: float = 10.0) -> bool
 def open_fds() -> int:
     """The number of file descriptors that this process has open."""
     return len(os.listdir("/proc/self/fd"))
+
+
+def ignored_signals() -> int:
+    """The signals that this process ignores, as a mask."""
+    status = Path("/proc/self/status").read_text(encoding="ascii")
+    return int(next(line.split()[1] for line in status.splitlines() if line.startswith("SigIgn:")), 16)

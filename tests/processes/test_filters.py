@@ -208,6 +208,27 @@ def test_truncation_is_asked_about_where_the_kernel_does_not_look_at_it() -> Non
     assert errors_of(FilterKind(), ("truncate", 0, 0), *opened) == [errno.EFAULT] * 6
 
 
+@requirement("box.files", "box.system")
+def test_no_file_is_made_with_the_bits_of_setuid_programs() -> None:
+    calls: list[tuple[str | int, ...]] = [
+        (name, *arguments, mode)
+        for mode in (0o4755, 0o102755, 0o6000)
+        for name, *arguments in (
+            ("openat", -1, 0, 0o101), ("openat", -1, 0, 0o2020_0002), ("mknodat", -1, 0), ("mkdirat", -1, 0),
+            ("fchmod", -1), ("fchmodat", -1, 0),
+        )
+    ]  # fmt: skip
+    if "creat" in numbers():
+        calls += [("open", 0, 0o100, 0o4755), ("creat", 0, 0o2755), ("mkdir", 0, 0o2755), ("chmod", 0, 0o4755)]
+    assert errors_of(FilterKind(), *calls) == [REFUSED] * len(calls)
+    plain = [("openat", -1, 0, 0, 0o4755), ("openat", -1, 0, 0o101, 0o1755), ("mkdirat", -1, 0, 0o1777)]
+    assert errors_of(FilterKind(), *plain, ("openat2", -1, 0, 0, 0)) == [errno.EFAULT] * 3 + [errno.ENOSYS]
+    watched = FilterKind(files=True, attributes=True)
+    assert errors_of(watched, ("openat", -1, 0, 0), ("openat", -1, 0, 0o100, 0o644), *calls[:1]) == [
+        ASKED, ASKED, REFUSED,
+    ]  # fmt: skip
+
+
 @requirement("box.files")
 def test_attributes_of_files_are_asked_about() -> None:
     asked = [name for name in ATTRIBUTES if name in numbers()]

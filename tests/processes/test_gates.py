@@ -137,6 +137,7 @@ async def test_a_walled_process_resolves_connects_and_is_refused(
         "server 'x' was refused other.test (not listed); to allow it: sandbox.reach = [\"other.test\"]",
         "server 'x' was refused 169.254.169.254:80 (a metadata address); to allow it: "
         'sandbox.reach = ["169.254.169.254:80"]',
+        "server 'x' was refused udp 10.0.0.5:443 (datagrams)",
     ):
         assert sentence in said, said
         assert sentence in {event["reason"] for event in heard.events}

@@ -6,8 +6,10 @@ import json
 import os
 import shutil
 import subprocess
-from collections.abc import AsyncIterator, Iterator, Mapping
+import threading
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -15,6 +17,7 @@ from gateway.config.packages import PackageSettings
 from gateway.sandbox.fetch_walls import WallsOfFetches
 from gateway.sandbox.package_fetch import PackageFetcher
 from gateway.sandbox.packages import PackageInUse, Packages
+from gateway.sandbox.runtime_paths import runtime_paths
 from tests.processes.children import until
 from tests.requirements import requirement
 from tests.support.package_registry import PackageRegistry, package_registry
@@ -92,6 +95,26 @@ async def site(tmp_path: Path, registry: PackageRegistry) -> AsyncIterator[Site]
 def told(output: str) -> tuple[list[str], Mapping[str, str], str]:
     args, env, version = json.loads(output)
     return args, env, version
+
+
+@requirement("box.package-once")
+async def test_the_loop_waits_for_no_disk_while_a_package_is_fetched(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loops = threading.get_ident()
+    threads: dict[str, int] = {}
+
+    def noted(name: str, work: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*arguments: Any) -> Any:
+            threads[name] = threading.get_ident()
+            return work(*arguments)
+
+        return call
+
+    monkeypatch.setattr(os, "fsync", noted("publish", os.fsync))
+    monkeypatch.setattr("gateway.sandbox.fetch_walls.runtime_paths", noted("paths", runtime_paths))
+    await site.use("uvx shown")
+    assert threads.keys() == {"publish", "paths"} and loops not in threads.values()
 
 
 @requirement("box.package-once", "box.package-equal")
@@ -199,6 +222,29 @@ async def test_a_package_without_the_program_is_an_error(site: Site) -> None:
             UpstreamUnavailable, match="the package shown could not be fetched: the package has no program"
         ):
             await site.use(line)
+
+
+@requirement("box.package-errors", "box.package-whole")
+async def test_a_note_that_a_package_has_changed_is_an_error_like_any_other(site: Site) -> None:
+    """Code of a Python package runs beside the fetch. It could hold up the gateway, or have it fetch without end."""
+    changed = {
+        "piped": "os.remove(note); os.mkfifo(note)",
+        "endless": "os.remove(note); os.symlink('/dev/zero', note)",
+        "bytes": "open(note, 'wb').write(b'/caf\\xe9')",
+        "zero": "open(note, 'w').write('/a\\0b')",
+        "elsewhere": "open(note, 'w').write('/etc')",
+    }
+    for name, does in changed.items():
+        hook = f"import atexit, os, sys\ndef change():\n    note = sys.argv[-1]\n    {does}\natexit.register(change)\n"
+        site.registry.wheel(
+            name, "1.0.0", SHOW_PYTHON, {"hook.pth": f"import hook_of_{name}", f"hook_of_{name}.py": hook}
+        )
+    for name in changed:
+        for _ in range(2):
+            with pytest.raises(UpstreamUnavailable, match=r"could not be fetched: (what|uv made no environment)"):
+                async with asyncio.timeout(50):
+                    await site.use(f"uvx {name}")
+        assert sum(f"/simple/{name}/" == path for path in site.registry.asked) == 1, "not fetched again at once"
 
 
 @requirement("box.package-scripts")

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from tests.processes.children import DAEMON, ECHO, SETSID, STUBBORN, Family, Recorder, open_fds, until
+from tests.processes.children import DAEMON, ECHO, SETSID, STUBBORN, Family, Recorder, ignored_signals, open_fds, until
 from tests.requirements import requirement
 from transports.upstream.process import Process, ProcessFailed
 from transports.upstream.spawn import ForkServer
@@ -92,9 +92,6 @@ async def test_line_ends_and_a_last_line_without_one(fork_server: ForkServer, fa
     process = await fork_server.spawn(family.command("printf", r"a\r\n\n\r\nb\n\377\000garbage\nlast"), sink)
     assert await process.wait() == 0
     assert sink.lines == [b"a", b"b", b"\xff\x00garbage", b"last"]
-
-
-_OF_THE_LIBRARY = 0b11 << 31  # signals 32 and 33: no program can set them, and they stay as a parent has left them
 
 
 @requirement("proc.noise")
@@ -358,7 +355,8 @@ async def test_a_shell_and_what_it_runs_in_the_background_go_together(
 ) -> None:
     process = await fork_server.spawn(family.command("sh", "-c", "sleep 600 & sleep 601 & echo ready; wait"), sink)
     assert await until(lambda: sink.lines)
-    assert len(family.members()) == 3
+    # A process that becomes another program has no environment for a moment.
+    assert await until(lambda: len(family.members()) == 3)
     await process.shutdown(grace_s=0.05)
     assert family.members() == []
 
@@ -494,5 +492,7 @@ async def test_a_server_starts_with_all_signals_as_the_system_has_them(family: F
             await (await fork_server.spawn(family.command("grep", "^Sig[BI]", "/proc/self/status"), sink)).wait()
     finally:
         signal.signal(signal.SIGUSR2, ours)
-    found = {name: int(mask, 16) & ~_OF_THE_LIBRARY for name, mask in map(bytes.split, sink.lines)}
-    assert found == {b"SigBlk:": 0, b"SigIgn:": 0}
+    found = {name: int(mask, 16) for name, mask in map(bytes.split, sink.lines)}
+    # glibc ignores two signals of its own, 32 and 33, in whatever posix_spawn(3) starts, and lets no program set them:
+    # who starts these tests in that way, as make does, has left them to this process.
+    assert found == {b"SigBlk:": 0, b"SigIgn:": ignored_signals() & 0b11 << 31}

@@ -1,90 +1,28 @@
 """Walls around real processes: what a server that tries can do, as root and as a user without privileges."""
 
 import errno
+import json
 import os
+import resource
+import shutil
 import socket
 import subprocess
 import tempfile
-import threading
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.processes.places import KERNEL, TRY, WHO, Place, needs_walls
 from tests.requirements import requirement
-from tests.support.walled import USERS, Outcome, python_for, python_grants, run_walled
-from transports.upstream.walls.kernel_program import ask_kernel
+from tests.support.gateway_process import ROOT
+from tests.support.walled import python_for, python_grants, run_walled
 from transports.upstream.walls.spec import Grant, Limits, Reach, Walls
 
-KERNEL = ask_kernel()
-pytestmark = pytest.mark.skipif(
-    KERNEL.landlock < 6 or bool(KERNEL.filters), reason="this kernel has no Landlock of ABI 6, or no seccomp filters"
-)
-
-TRY = """
-import errno, json, os, signal, socket, subprocess, sys
-def attempt(name, call):
-    try:
-        call()
-        print(json.dumps([name, ""]), flush=True)
-    except OSError as error:
-        print(json.dumps([name, errno.errorcode.get(error.errno, "?")]), flush=True)
-def attempts(**calls):
-    for name, call in calls.items():
-        attempt(name, call)
-def write(path, flags=os.O_WRONLY | os.O_CREAT):
-    os.close(os.open(path, flags, 0o600))
-"""
-
-
-@dataclass(frozen=True, slots=True)
-class Place:
-    """A user, a folder that is granted to be written, one to be read, and one that is not granted."""
-
-    user: int | None
-    own: Path
-    read: Path
-    closed: Path
-    walls: Walls
-
-    def run(self, script: str, walls: Walls | None = None) -> Outcome:
-        folders = f"own, read, closed = {str(self.own)!r}, {str(self.read)!r}, {str(self.closed)!r}\n"
-        return run_walled(TRY + folders + script, walls or self.walls, user=self.user, cwd=str(self.own))
-
-    def tries(self, script: str, walls: Walls | None = None) -> dict[str, Any]:
-        """What became of each attempt: "" or the name of an error."""
-        outcome = self.run(script, walls)
-        assert (outcome.failed, outcome.code, outcome.errors) == ("", 0, []), outcome
-        return {name: "EACCES" if error == "EROFS" else error for name, error in outcome.said}
-
-
-WHO = {
-    f"{'unprivileged' if user else 'own-user'}{'-apart' * apart}": (user, apart) for user in USERS for apart in (0, 1)
-}
-
-
-@pytest.fixture(scope="module", params=WHO)
-def place(request: pytest.FixtureRequest) -> Iterator[Place]:
-    """For each user, without namespaces and with them."""
-    user, apart = WHO[request.param]
-    if apart and KERNEL.namespaces:
-        pytest.skip(f"here, {KERNEL.namespaces}")
-    with tempfile.TemporaryDirectory(dir="/var/tmp") as name:  # /tmp is another one with namespaces
-        folders = [Path(name).resolve() / each for each in ("own", "read", "closed")]
-        for folder in folders:
-            folder.mkdir()
-            (folder / "file").write_text("text", encoding="utf-8")
-            (folder / "true").symlink_to(folder / "file")
-        if user:
-            for path in (Path(name), *Path(name).rglob("*")):
-                os.chown(path, user, user, follow_symlinks=False)
-        own, read, closed = folders
-        grants = (*python_grants(user), Grant(path=str(own), mode="rw"), Grant(path=str(read), mode="r"))
-        yield Place(user, own, read, closed, Walls(profile="tried", grants=grants, namespaces=bool(apart)))
-
+pytestmark = needs_walls
 
 FILES = """
 attempts(
@@ -132,77 +70,6 @@ def test_files_that_are_not_granted_are_closed(place: Place) -> None:
     assert tried.pop("truncate_while_reading") in ("EACCES", "EPERM")
     assert tried == EXPECTED | other_mounts
     assert (place.closed / "file").read_text("utf-8") == (place.read / "file").read_text("utf-8") == "text"
-
-
-ATTRIBUTES = """
-import ctypes, shutil, tempfile
-libc = ctypes.CDLL(None, use_errno=True)
-def call(name, *arguments):
-    result = getattr(libc, name)(*arguments)
-    if result == -1:
-        raise OSError(ctypes.get_errno(), "")
-    return result
-def opened(path, flags=os.O_RDONLY):
-    return os.open(path, flags)
-watcher = call("inotify_init")
-watched = lambda path: call("inotify_add_watch", watcher, path.encode(), 0x100)
-os.symlink(closed + "/file", own + "/to_closed")
-attempts(
-    mode_of_own=lambda: os.chmod(own + "/file", 0o640),
-    mode_in_folder=lambda: os.chmod("file", 0o640, dir_fd=opened(own)),
-    mode_by_descriptor=lambda: os.fchmod(opened(own + "/file"), 0o600),
-    mode_of_cwd=lambda: os.chmod("file", 0o644),
-    mode_by_own_name=lambda: os.chmod(f"/proc/self/fd/{opened(own + '/file')}", 0o644),
-    times_of_own=lambda: os.utime(own + "/file", (1_000, 2_000)),
-    times_by_descriptor=lambda: os.utime(opened(own + "/file"), ns=(5, 7)),
-    times_of_symlink=lambda: os.utime(own + "/true", (1, 1), follow_symlinks=False),
-    mode_of_memory=lambda: os.fchmod(os.memfd_create("m"), 0o600),
-    mode_of_pipe=lambda: os.fchmod(os.pipe()[0], 0o600),
-    copy_of_granted=lambda: shutil.copytree(read, own + "/copy", symlinks=True),
-    watch_own=lambda: watched(own) == 1 or 1 / 0,
-    watch_granted=lambda: watched(read) == 2 or 1 / 0,
-    mode_of_closed=lambda: os.chmod(closed, 0o777),
-    mode_of_granted=lambda: os.chmod(read + "/file", 0),
-    mode_of_granted_by_descriptor=lambda: os.fchmod(opened(read + "/file"), 0),
-    mode_by_symlink=lambda: os.chmod(own + "/to_closed", 0),
-    mode_by_dots=lambda: os.chmod("../closed/file", 0),
-    mode_by_folder=lambda: os.chmod("file", 0, dir_fd=opened(closed, os.O_PATH)),
-    mode_of_reaper=lambda: os.chmod("/proc/self/fd/0", 0),
-    mode_of_device=lambda: os.chmod("/dev/null", 0o666),
-    times_of_closed=lambda: os.utime(closed + "/file", (1, 1)),
-    times_of_granted=lambda: os.utime(opened(read + "/file"), (1, 1)),
-    watch_closed=lambda: watched(closed),
-    watch_by_symlink=lambda: watched(own + "/to_closed"),
-    owner_of_own=lambda: os.chown(own + "/file", 1, 1),
-    owner_of_closed=lambda: os.lchown(closed, 1, 1),
-    nothing=lambda: os.chmod(own + "/nothing", 0),
-    no_path=lambda: call("chmod", None, 0),
-    no_descriptor=lambda: os.fchmod(1_000, 0),
-    label_of_own=lambda: os.setxattr(own + "/file", "user.x", b"1"),
-    label_of_closed=lambda: os.setxattr(closed, "user.x", b"1"),
-)
-made = os.stat(own + "/file")
-print(json.dumps(["made", [made.st_mode & 0o7777, made.st_mtime_ns]]))
-"""
-
-
-@requirement("box.files")
-def test_attributes_of_files_that_are_not_granted_stay_as_they_are(place: Place) -> None:
-    paths = (place.closed, place.closed / "file", place.read, place.read / "file")
-    before = [(path.stat().st_mode, path.stat().st_mtime_ns, path.stat().st_uid) for path in paths]
-    tried = place.tries(ATTRIBUTES)
-    assert tried.pop("made") == [0o644, 7]
-    errors = {name: error for name, error in tried.items() if error}
-    assert set(errors) == {*tried} - {
-        "mode_of_own", "mode_in_folder", "mode_by_descriptor", "mode_of_cwd", "times_of_own", "times_by_descriptor",
-        "mode_by_own_name", "times_of_symlink", "mode_of_memory", "mode_of_pipe", "copy_of_granted", "watch_own",
-        "watch_granted",
-    }  # fmt: skip
-    special = {"owner_of_own": "EPERM", "owner_of_closed": "EPERM", "nothing": "ENOENT", "no_path": "EFAULT"}
-    special |= {"no_descriptor": "EBADF", "label_of_own": "ENOTSUP", "label_of_closed": "ENOTSUP"}
-    assert {name: errors.pop(name) for name in special} == special
-    assert set(errors.values()) == {"EACCES"}
-    assert [(path.stat().st_mode, path.stat().st_mtime_ns, path.stat().st_uid) for path in paths] == before
 
 
 @requirement("box.files", "box.system")
@@ -353,16 +220,19 @@ print(json.dumps(["interrupted", failed]))
 
 
 @requirement("box.system")
-def test_a_start_waits_while_too_many_descriptors_of_its_user_are_on_their_way(place: Place) -> None:
-    """The kernel counts those that nobody has received yet against the limit of the process that sends one more."""
-    sender, receiver = socket.socketpair()
-    socket.send_fds(sender, [b"x"], [sender.fileno()] * 100)
-    received = threading.Timer(0.5, receiver.close)
-    received.start()
-    with sender:
-        outcome = place.run("print(1)", replace(place.walls, reach=Reach(), limits=Limits(files=64)))
-    received.join()
+def test_descriptors_that_a_server_leaves_on_their_way_stop_no_start(place: Place) -> None:
+    """The kernel counts a user's that nobody has received yet against the limit of the process that sends one more."""
+    walls = replace(place.walls, reach=Reach(), limits=Limits(files=64))
+    outcome = run_walled(TRY + "print(1)", walls, user=place.user, cwd=str(place.own), in_flight=200)
     assert (outcome.failed, outcome.said) == ("", [1])
+
+
+@requirement("box.system")
+def test_a_server_may_have_fewer_descriptors_on_their_way_than_its_gate(place: Place) -> None:
+    most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    script = "import resource; print(resource.getrlimit(resource.RLIMIT_NOFILE)[1])"
+    outcome = place.run(script, replace(place.walls, limits=Limits(files=most)))
+    assert outcome.said == [most * 3 // 4]
 
 
 @requirement("box.system")
@@ -385,6 +255,27 @@ def test_walls_that_cannot_be_built_start_nothing(place: Place) -> None:
 def test_the_kernel_is_asked_in_a_process_of_its_own() -> None:
     assert not KERNEL.gate
     assert KERNEL.namespaces == "" or KERNEL.namespaces.startswith("namespaces")
+
+
+@requirement("box.required", "box.siblings")
+@pytest.mark.skipif(bool(KERNEL.namespaces) or shutil.which("unshare") is None, reason="no namespaces, or no unshare")
+@pytest.mark.parametrize("required", [False, True])
+def test_a_server_that_gets_no_namespaces_for_a_moment_is_not_started_unseen(required: bool) -> None:
+    """A user namespace may contain no further one, as where a limit of the machine is reached."""
+    walls = Walls(profile="tried", grants=python_grants(), namespaces=True, required=required)
+    given = {"argv": [python_for(None), "-I", "-S", "-c", "print(1)"], "walls": walls.to_json(), "cwd": None}
+    limited = 'echo 0 > /proc/sys/user/max_user_namespaces; exec "$0" -m tests.support.walled'
+    done = subprocess.run(
+        ["unshare", "--user", "--map-root-user", "sh", "-c", limited, python_for(None)],
+        input=json.dumps({**given, "in_flight": 0}), capture_output=True, text=True, timeout=60, check=True,
+        env={"PYTHONPATH": str(ROOT), "PATH": "/usr/bin:/bin:/usr/sbin"},
+    )  # fmt: skip
+    outcome = json.loads(done.stdout)
+    if required:
+        assert "is required, and cannot hold here. The server sees the names" in outcome["failed"]
+    else:
+        assert (outcome["said"], outcome["failed"]) == ([1], "")
+        assert "has no /tmp of its own: namespaces are refused (No space left on device)" in done.stderr
 
 
 APART = """

@@ -13,13 +13,15 @@ from gateway.context.link_resources import LinkResources
 from transports.era import Era
 from transports.jsonrpc import Message, encode, parse
 from transports.reply_queue import ReplyQueue
-from transports.upstream_port import ConnectOptions, Link, LinkEvents
+from transports.upstream_port import ConnectOptions, Link, LinkClosed, LinkEvents
 
 __all__ = ["FakeLink", "FakeUpstream", "a_call", "answer_of"]
 
 
 class FakeLink:
-    pid = None
+    """`refusal` is raised for whatever is sent."""
+
+    pid: int | None = None
     resume = ""
     may_forget = True
 
@@ -28,8 +30,11 @@ class FakeLink:
         self.sent: list[Any] = []
         self.events = events
         self.was_sent = asyncio.Event()
+        self.refusal: LinkClosed | None = None
 
     def send(self, frame: bytes) -> None:
+        if self.refusal is not None:
+            raise self.refusal
         self.sent.append(msgspec.json.decode(frame))
         self.was_sent.set()
 

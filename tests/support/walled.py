@@ -5,11 +5,14 @@ and prints what became of it.
 """
 
 import asyncio
+import contextlib
 import json
 import os
+import resource
+import socket
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -38,11 +41,14 @@ class Outcome:
     """Why it was not started."""
 
 
-def run_walled(script: str, walls: Walls | None, *, user: int | None = None, cwd: str | None = None) -> Outcome:
-    """Run a Python script as a server behind walls, to its end."""
+def run_walled(
+    script: str, walls: Walls | None, *, user: int | None = None, cwd: str | None = None, in_flight: int = 0
+) -> Outcome:
+    """Run a Python script as a server behind walls, to its end. Meanwhile the user has so many descriptors on their way
+    that nobody receives, which are more than who starts it may have open."""
     python = python_for(user)
     walls_json = None if walls is None else walls.to_json()
-    described = {"argv": [python, "-I", "-S", "-c", script], "walls": walls_json, "cwd": cwd}
+    described = {"argv": [python, "-I", "-S", "-c", script], "walls": walls_json, "cwd": cwd, "in_flight": in_flight}
     done = subprocess.run(
         [python, "-m", "tests.support.walled"],
         input=json.dumps(described),
@@ -118,10 +124,23 @@ async def _run(argv: list[str], walls: dict[str, Any] | None, cwd: str | None) -
     return Outcome(heard.said, errors.decode().splitlines(), code, "")
 
 
+@contextlib.contextmanager
+def _in_flight(most: int) -> Iterator[None]:
+    sender, receiver = socket.socketpair()
+    with sender, receiver:
+        for _ in range(0, most, 100):
+            socket.send_fds(sender, [b"x"], [sender.fileno()] * 100)
+        if most:
+            hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+            resource.setrlimit(resource.RLIMIT_NOFILE, (most - 50, hard))
+        yield
+
+
 def main() -> None:
     """Read what to start from stdin."""
     given = json.load(sys.stdin)
-    outcome = asyncio.run(_run(given["argv"], given["walls"], given["cwd"]))
+    with _in_flight(given["in_flight"]):
+        outcome = asyncio.run(_run(given["argv"], given["walls"], given["cwd"]))
     sys.stdout.write(json.dumps({name: getattr(outcome, name) for name in Outcome.__slots__}))
 
 

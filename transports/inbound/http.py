@@ -185,6 +185,12 @@ class Guard:
         if origin is not None and (len(origin) > MAX_LABEL_CHARS or not self._allows(origin, headers)):
             raise Refused(403, INVALID_REQUEST, _FORBIDDEN_ORIGIN)
 
+    @property
+    def served_host(self) -> str:
+        """A host name that is served, for requests that come from within the process."""
+        named = sorted(host for host in self.hosts if "*" not in host)
+        return named[0] if named else f"gateway{self.domains[0]}" if self.domains else "localhost"
+
     def _serves(self, host: str) -> bool:
         if self.hosts:
             return host in self.hosts or "*" in self.hosts or host.endswith(self.domains)

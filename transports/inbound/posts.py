@@ -90,12 +90,14 @@ class Posts:
         checked = head.checked
         if checked is None:
             return self._checked(head, message, params, body_bytes)
-        if (like := checked.like(message, params)) is not None:
+        if (found := checked.like(message, params)) is not None:
+            like, meta = found
             return replace(
                 like,
                 headers=head.headers,
                 message=message,
                 params=params,
+                meta=meta,
                 arrived_at=monotonic(),
                 body_bytes=body_bytes,
                 check_mirrored=_check_of(like.era, head, message, params),

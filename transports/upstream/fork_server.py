@@ -11,7 +11,8 @@ walls, `s` one without. A fifth descriptor is the channel of the server's gate (
 A *reaper* looks after one server. On its control socket it reads one specification, a 4-byte big-endian length and the
 JSON object `{"argv": [...], "env": {...}, "cwd": "..." | null, "walls": {...} | null}`, starts the server behind its
 walls (`walls/spec.py`), and answers in JSON lines:
-`{"started": pid}` or `{"failed": sentence}`, and later `{"exited": code}` (minus the signal number if one ended it).
+`{"started": pid, "lacks": sentence}` (why it has no namespaces, if it should have some) or `{"failed": sentence}`, and
+later `{"exited": code}` (minus the signal number if one ended it).
 After the specification it obeys single bytes: `T` sends SIGTERM to the server and all its descendants, `K` kills them
 all. The end of the control socket means that the gateway is gone, and is `K` as well.
 
@@ -31,14 +32,15 @@ import select
 import signal
 import socket
 import sys
-from collections.abc import Container, Mapping
+from collections.abc import Container
 from typing import Any, Final, NoReturn
 
 sys.path.append(os.path.abspath(__file__ + "/../../.."))  # where `transports` is: there are no site packages
 
 from transports.upstream.head_count import LOOK_MS, Starts, count
+from transports.upstream.launch import Launch, report_failure, report_number
 from transports.upstream.process_tree import HAS_PROC, RESCAN_MS, Wakeups, below, children, kill, prctl
-from transports.upstream.server_process import MOST_BYTES, become_server, note_signals
+from transports.upstream.server_process import become_server, note_signals
 from transports.upstream.walls.build import WallsFailed, arrange, prepare
 from transports.upstream.walls.gate import Gate
 from transports.upstream.walls.kernel import probe
@@ -58,16 +60,18 @@ _RESCAN_MAX_MS: Final = 1_000  # ever less often for one that will not die (unin
 class _Reaper:
     """Starts, watches and ends one server. `gateway` is a pidfd of the gateway, or None."""
 
-    def __init__(self, control: socket.socket, stdio: list[int], channel: list[int], gateway: int | None) -> None:
+    def __init__(
+        self, control: socket.socket, stdio: list[int], channel: list[int], gateway: int | None, lacks: str
+    ) -> None:
         prctl(_PR_SET_CHILD_SUBREAPER, 1)  # not inherited through fork(2)
         self._wakeups = Wakeups()
         self._control = control
         self._stdio = stdio
         self._gateway = gateway
+        self._lacks = lacks  # why it has no namespaces
         self._server = 0
         self._code: int | None = None
-        self._launch: socket.socket | None = None  # says how exec went; None once it has been reported
-        self._heard = b""  # on that: its number outside of its namespaces, then why it failed
+        self._launch: Launch | None = None  # None once it has been reported
         self._failed = False
         self._channel = channel  # at most one descriptor
         self._walls: Walls | None = None
@@ -82,7 +86,7 @@ class _Reaper:
         self._control.setblocking(False)
         self._watch()
         self._kill_everything()  # what the server left behind
-        while not self._hear_launch():
+        while self._is_launching():
             pass
         if self._gate is not None:
             self._gate.finish(_LAST_REFUSALS_S)
@@ -103,24 +107,27 @@ class _Reaper:
         return spec
 
     def _start(self, spec: dict[str, Any]) -> None:
-        self._launch, report = socket.socketpair()  # closes itself on exec
+        reports, report = socket.socketpair()  # closes itself on exec
         reaper = os.getpid()
         with report:
             try:
                 outer = os.open("/proc", os.O_PATH) if is_apart() else None  # that of the gateway
-                self._walls = _walls(spec)
+                self._walls = _walls(spec, self._lacks)
                 if self._walls is not None and self._walls.limits.processes is not None:
                     signal.signal(signal.SIGUSR1, self._count_soon)
                 self._server = os.fork()
             except (OSError, WallsFailed) as error:
                 why = f"cannot fork: {error.strerror}" if isinstance(error, OSError) else str(error)
-                report.send(why.replace("\n", " ").encode()[:MOST_BYTES])
+                report_failure(report.fileno(), why)
                 self._code = -signal.SIGKILL
             else:
                 if self._server == 0:
                     if outer is not None:
-                        report.send(os.readlink("self", dir_fd=outer).encode() + b"\n")
+                        report_number(report, outer)
                     become_server(spec, self._walls, self._stdio, report.fileno(), reaper)
+                if outer is not None:
+                    os.close(outer)
+        self._launch = Launch(reports, self._server, self._open_gate)
         for fd in self._stdio:  # or the gateway would never see the end of the server's stdout
             os.close(fd)
 
@@ -134,7 +141,7 @@ class _Reaper:
         while self._code is None:
             ready = {fd for fd, _ in poller.poll()}
             self._wakeups.drain()
-            if launch in ready and self._hear_launch():
+            if launch in ready and not self._is_launching():
                 poller.unregister(launch)
             if self._control.fileno() in ready:
                 self._obey()
@@ -196,23 +203,16 @@ class _Reaper:
         except ChildProcessError:
             return False
 
-    def _hear_launch(self) -> bool:
-        """Take one message of the process that becomes the server. True if it was the last: exec is done or failed."""
-        if self._launch is None:
-            return True
-        message, descriptors, _, _ = socket.recv_fds(self._launch, MOST_BYTES, 1)
-        self._heard += message
-        if descriptors:  # on which its filter announces calls
-            self._open_gate(descriptors[0])
-        if message:
-            return False
-        self._launch.close()
+    def _is_launching(self) -> bool:
+        """Read from the process that becomes the server. False once that is done or has failed, which is reported."""
+        launch = self._launch
+        if launch is None or launch.read():
+            return launch is not None
         self._launch = None
-        pid, _, failure = self._heard.rpartition(b"\n")
-        self._failed = bool(failure)
-        started = {"started": int(pid.strip() or self._server)}
-        self._report({"failed": failure.decode(errors="replace")} if failure else started)
-        return True
+        self._failed = bool(launch.failure)
+        started = {"started": launch.outer_pid, "lacks": self._lacks}
+        self._report({"failed": launch.failure} if launch.failure else started)
+        return False
 
     def _open_gate(self, announced: int) -> None:
         if self._walls is None:
@@ -235,12 +235,12 @@ def _everyone() -> list[int]:
     return below([os.getpid()])[1:]
 
 
-def _walls(spec: dict[str, Any]) -> Walls | None:
+def _walls(spec: dict[str, Any], no_namespaces: str) -> Walls | None:
     """The walls to build around the server. Raises `WallsFailed` if it must not start here."""
     if spec["walls"] is None:
         return None
     walls = Walls.from_json(spec["walls"])
-    arrange(walls)
+    arrange(walls, no_namespaces)
     return walls
 
 
@@ -262,8 +262,9 @@ def _serve(requests: socket.socket) -> None:
         pause_ms = RESCAN_MS if orphans else LOOK_MS if any(reapers.values()) else None
         ready = {fd for fd, _ in poller.poll(pause_ms)}
         wakeups.drain()
-        if starts.are_many():
-            _have_counted(reapers)
+        for pid in starts.below(reapers):
+            if reapers[pid]:
+                _have_counted(pid)
         if serving and not ready.isdisjoint(lifelines):
             serving = gateway not in ready and _fork_reaper(requests, gateway, wakeups, reapers)
             if not serving:
@@ -288,25 +289,28 @@ def _fork_reaper(requests: socket.socket, gateway: int | None, wakeups: Wakeups,
     except OSError:
         return False
     if len(fds) >= 4:  # fewer when we ran out of descriptors: closing them tells the gateway
+        lacks = probe(namespaces=True).namespaces if request == b"n" else ""
         try:
-            pid = fork_apart() if request == b"n" and not probe(namespaces=True).namespaces else os.fork()
+            pid = fork_apart() if request == b"n" and not lacks else os.fork()
         except OSError as error:
             os.write(fds[0], json.dumps({"failed": f"cannot fork: {error.strerror}"}).encode() + b"\n")
         else:
             if pid == 0:
-                _become_reaper(fds, gateway, requests, wakeups)
+                _become_reaper(fds, gateway, requests, wakeups, lacks)
             reapers[pid] = request != b"s"
     for fd in fds:
         os.close(fd)
     return bool(request)
 
 
-def _become_reaper(fds: list[int], gateway: int | None, requests: socket.socket, wakeups: Wakeups) -> NoReturn:
+def _become_reaper(
+    fds: list[int], gateway: int | None, requests: socket.socket, wakeups: Wakeups, lacks: str
+) -> NoReturn:
     status = 1
     try:
         requests.close()
         wakeups.close()
-        _Reaper(socket.socket(fileno=fds[0]), fds[1:4], fds[4:], gateway).run()
+        _Reaper(socket.socket(fileno=fds[0]), fds[1:4], fds[4:], gateway, lacks).run()
         status = 0
     except BaseException:
         sys.excepthook(*sys.exc_info())
@@ -314,12 +318,9 @@ def _become_reaper(fds: list[int], gateway: int | None, requests: socket.socket,
         os._exit(status)
 
 
-def _have_counted(reapers: Mapping[int, bool]) -> None:
-    """Have those count whose servers have walls."""
-    for pid, is_walled in reapers.items():
-        if is_walled:
-            with contextlib.suppress(OSError):  # it has just ended
-                os.kill(pid, signal.SIGUSR1)
+def _have_counted(reaper: int) -> None:
+    with contextlib.suppress(OSError):  # it has just ended
+        os.kill(reaper, signal.SIGUSR1)
 
 
 def _collect_reapers(reapers: dict[int, bool]) -> bool:

@@ -2,19 +2,25 @@
 
 The kernel's own limit counts all processes of a user. A filter that announced each start to the gate would have starts
 interrupted by signals before the gate hears of them, and shells take that for a failure. So the fork server looks ten
-times a second how many processes the machine has started, and after many of them has each reaper count its own.
+times a second how many processes the machine has started, and after many of them has the reapers count below which
+something was started.
 """
 
 import os
+from collections.abc import Collection, Iterable
 from typing import Final
 
-from transports.upstream.process_tree import below
+from transports.upstream.process_tree import below, parent
 
 __all__ = ["LOOK_MS", "Starts", "count"]
 
 LOOK_MS: Final = 100
 _MANY: Final = 64
 """As many starts may pass before the reapers count again: a server may exceed its limit by these for a moment."""
+_TRIES: Final = 5
+_MAX_DEPTH: Final = 10_000  # a chain of parents longer than that is a circle of reused numbers
+_SEES_ALL: Final = os.path.exists("/proc/1/stat")
+"""False where /proc shows no processes of others (`hidepid`). Then it may not show those of servers either."""
 
 
 class Starts:
@@ -23,13 +29,20 @@ class Starts:
     def __init__(self) -> None:
         self._seen = _last_number()
 
-    def are_many(self) -> bool:
-        """True if there were many since it was last said that there were. Numbers rise, and begin again at the end."""
+    def below(self, reapers: Collection[int]) -> Iterable[int]:
+        """After many starts: those of the reapers below which something was started. Else none.
+
+        The work grows with the starts, not with the reapers: a machine on which many processes start and end would
+        otherwise have thousands of reapers count at once, several times a second, and everything else would wait.
+        """
         last = _last_number()
-        if 0 <= last - self._seen < _MANY:
-            return False
-        self._seen = last
-        return True
+        number = last - self._seen  # numbers rise, and begin again at the end
+        if 0 <= number < _MANY:
+            return ()
+        first, self._seen = self._seen + 1, last
+        if not 0 < number < _MANY * len(reapers) or not _SEES_ALL:
+            return reapers  # counting is less work, or nobody knows what was started
+        return _above(range(first, last + 1), reapers)
 
 
 def _last_number() -> int:
@@ -39,6 +52,35 @@ def _last_number() -> int:
             return int(file.read().split()[-1])
     except OSError:
         return 0
+
+
+def _above(pids: Iterable[int], reapers: Collection[int]) -> Iterable[int]:
+    """The reapers below which these processes and threads are; all, if that could not be found out."""
+    owners: dict[int, int] = {}
+    for pid in pids:
+        for _ in range(_TRIES):
+            if _note_owner(pid, reapers, owners):
+                break
+        else:
+            return reapers
+    return {owner for owner in owners.values() if owner}
+
+
+def _note_owner(pid: int, reapers: Collection[int], owners: dict[int, int]) -> bool:
+    """Note to which reaper a process and all above it belong, 0 for none. False if one of those above has just ended:
+    what was below it has another parent now."""
+    walked: list[int] = []
+    while pid not in owners and pid not in reapers:
+        above = parent(pid)
+        if (above is None and walked) or len(walked) > _MAX_DEPTH:
+            return False
+        walked.append(pid)
+        pid = above or 0
+        if not above:
+            break
+    owner = owners.get(pid, pid if pid in reapers else 0)
+    owners.update(dict.fromkeys(walked, owner))
+    return True
 
 
 def count() -> int:

@@ -76,6 +76,8 @@ class Process:
     ) -> None:
         loop = asyncio.get_running_loop()
         self.pid = 0
+        self.lacks = ""
+        """Why it has no namespaces, if it should have some."""
         self.returncode: int | None = None
         self.started: asyncio.Future[str] = loop.create_future()
         self._loop = loop
@@ -153,7 +155,7 @@ class Process:
     def _report(self, line: bytes) -> None:
         report = json.loads(line)
         if "started" in report:
-            self.pid = report["started"]
+            self.pid, self.lacks = report["started"], report["lacks"]
             if not self.started.done():
                 self.started.set_result("")
         elif "failed" in report:

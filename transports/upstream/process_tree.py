@@ -6,7 +6,7 @@ import signal
 from collections.abc import Iterable
 from typing import Any, Final
 
-__all__ = ["HAS_PROC", "RESCAN_MS", "Wakeups", "below", "children", "kill", "prctl"]
+__all__ = ["HAS_PROC", "RESCAN_MS", "Wakeups", "below", "children", "kill", "parent", "prctl"]
 
 RESCAN_MS: Final = 20
 """A process forked while we were looking sends us no SIGCHLD: look again this soon."""
@@ -44,10 +44,19 @@ def _children_of_all() -> dict[int, list[int]]:
     found: dict[int, list[int]] = {}
     with contextlib.suppress(OSError):
         for name in filter(str.isdigit, os.listdir("/proc")):
-            with contextlib.suppress(OSError), open(f"/proc/{name}/stat", "rb") as file:
-                # The command name may hold spaces and brackets; state and parent follow the last bracket.
-                found.setdefault(int(file.read().rpartition(b")")[2].split()[1]), []).append(int(name))
+            if (above := parent(int(name))) is not None:
+                found.setdefault(above, []).append(int(name))
     return found
+
+
+def parent(pid: int) -> int | None:
+    """The parent of a process or thread: None if there is no such process any more, 0 for the first of all."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            # The command name may hold spaces and brackets; state and parent follow the last bracket.
+            return int(file.read().rpartition(b")")[2].split()[1])
+    except (OSError, IndexError):  # it may have ended while it is read
+        return None
 
 
 def children() -> list[int]:

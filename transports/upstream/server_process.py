@@ -3,16 +3,15 @@
 import errno
 import os
 import signal
+from functools import partial
 from typing import Any, Final, NoReturn
 
+from transports.upstream.launch import hand_over, report_failure
 from transports.upstream.process_tree import prctl
 from transports.upstream.walls.build import WallsFailed, build
 from transports.upstream.walls.spec import Walls
 
-__all__ = ["MOST_BYTES", "become_server", "note_signals"]
-
-MOST_BYTES: Final = 4_000
-"""Of the sentence that says why a start has failed."""
+__all__ = ["become_server", "note_signals"]
 
 _PR_SET_PDEATHSIG: Final = 1
 _CHANGED_SIGNALS: Final = [int(signal.SIGCHLD)]
@@ -51,11 +50,11 @@ def become_server(spec: dict[str, Any], walls: Walls | None, stdio: list[int], r
             subject = f"working directory {spec['cwd']!r}"
             os.chdir(spec["cwd"])
         if walls is not None:
-            build(walls, report, apart=reaper == 1)
+            build(walls, partial(hand_over, report), apart=reaper == 1)
         subject = repr(spec["argv"][0])
         os.execvpe(spec["argv"][0], spec["argv"], spec["env"])
     except Exception as error:
-        os.write(report, _failure(error, subject, spec).replace("\n", " ").encode(errors="replace")[:MOST_BYTES])
+        report_failure(report, _failure(error, subject, spec))
     finally:
         os._exit(127)
 

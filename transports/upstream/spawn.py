@@ -15,6 +15,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Protocol, Self
 
+from transports.upstream import in_flight
 from transports.upstream.process import KILL_TIMEOUT_S, REAPER_LOST, Command, LineSink, Process, ProcessFailed
 from transports.upstream.walls.spec import Reach
 
@@ -51,6 +52,7 @@ class ForkServer:
         self._fork_server_process: subprocess.Popen[bytes] | None = None
         self._requests: socket.socket | None = None
         self._processes: set[Process] = set()
+        self._lacks = ""
 
     async def __aenter__(self) -> Self:
         self._connect()
@@ -104,6 +106,7 @@ class ForkServer:
                 self._processes.discard(process)
                 raise
             if not reason:
+                self._note(command, process.lacks)
                 process.when_done(self._processes.discard)
                 process.listen()
                 return process
@@ -111,6 +114,16 @@ class ForkServer:
             if reason != REAPER_LOST:
                 break
         raise ProcessFailed(reason, command.argv[0])
+
+    def _note(self, command: Command, lacks: str) -> None:
+        """Log that a server has no namespaces: once, until one has some again. It is known from the start where there
+        are none at all; a limit can be reached later."""
+        if lacks and lacks != self._lacks:
+            logger.warning(
+                "server %r sees the names of other processes, and has no /tmp of its own: %s", command.argv[0], lacks
+            )
+        if command.walls is not None and command.walls.namespaces:
+            self._lacks = lacks
 
     def _gate_of(
         self, command: Command, fields: Callable[[], Mapping[str, Any]]
@@ -149,19 +162,25 @@ class ForkServer:
                     kept.enter_context(channel)
                     given.append(other_end.fileno())
                 await self._send(kind, given)
+                stdin, stdout, stderr = ours
+                process = Process(
+                    sink,
+                    control=control,
+                    stdin=stdin,
+                    stdout=stdout,
+                    stderr=stderr,
+                    max_line_bytes=max_line_bytes,
+                    receive_stderr=receive_stderr,
+                )
                 kept.pop_all()
         if open_gate is not None:
-            open_gate(channel)
-        stdin, stdout, stderr = ours
-        return Process(
-            sink,
-            control=control,
-            stdin=stdin,
-            stdout=stdout,
-            stderr=stderr,
-            max_line_bytes=max_line_bytes,
-            receive_stderr=receive_stderr,
-        )
+            try:
+                open_gate(channel)
+            except BaseException:
+                channel.close()
+                process.abandon()
+                raise
+        return process
 
     async def _send(self, kind: bytes, fds: list[int]) -> None:
         for last in (False, True):
@@ -169,7 +188,8 @@ class ForkServer:
             try:
                 while True:
                     try:
-                        socket.send_fds(requests, [kind], fds)
+                        with in_flight.raised():
+                            socket.send_fds(requests, [kind], fds)
                         return
                     except OSError as error:
                         if error.errno not in (errno.EAGAIN, errno.ETOOMANYREFS):

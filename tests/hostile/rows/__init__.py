@@ -18,17 +18,21 @@ ALL: Final[tuple[Row, ...]] = (
 
 QUICK: Final = frozenset(
     {
-        *("ssh", "ssh, Node", "ssh, sh", "ssh, shell's child", "cloud credentials", "gateway configuration"),
-        *("other server", "sibling's folder", "folders of all", "symlink", "hard link", "O_PATH", "/proc/PID/root"),
-        *("write bashrc", "write cron", "write npm cache", "write site-packages", "write program", "rename out"),
-        *("exchange", "mode and times", "operator's terminal", "environments", "memory", "ptrace", "sibling's output"),
-        *("kill", "kill gateway", "kill by F_SETOWN", "prlimit", "stolen state secret", "abstract socket", "shmget"),
-        *("passed descriptor", "docker.sock", "metadata", "metadata, Node", "metadata by IPv6", "mapped", "NAT64"),
-        *("private ranges", "loopback", "loopback's other names", "gateway's listener", "rebinding", "UDP"),
-        *("fast open", "io_uring", "other tables", "own listener", "reconnected", "DNS tunnel back"),
-        *("descriptor bomb", "setuid", "namespaces", "mount", "system calls", "daemon", "kernel objects", "notes"),
-        *("TIOCSTI, high half", "sockets, high half", "attributes by descriptor", "inherited", "honest work"),
-        *("allowed host", "public host", "odd queries"),
+        *("ssh", "ssh, Node", "ssh, sh", "cloud credentials", "sibling's folder", "symlink", "hard link", "O_PATH"),
+        *("/proc/PID/root", "write bashrc", "write site-packages", "write program", "rename out", "mode and times"),
+        *("operator's terminal", "environments", "memory", "ptrace", "sibling's output", "kill", "kill gateway"),
+        *("kill by F_SETOWN", "stolen state secret", "abstract socket", "shmget", "passed descriptor", "docker.sock"),
+        *(
+            "metadata",
+            "metadata, Node",
+            "metadata by IPv6",
+            "NAT64",
+            "private ranges",
+            "loopback",
+            "gateway's listener",
+        ),
+        *("rebinding", "UDP", "fast open", "io_uring", "own listener", "DNS tunnel back", "setuid", "namespaces"),
+        *("system calls", "daemon", "notes", "honest work", "allowed host", "public host"),
     }
 )
 """The names of the rows of `make test`: one of each kind, and none that takes its time."""

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.hostile.home import SECRETS
-from tests.hostile.rows.row import Facts, Outcome, Row, keeps, no_answer
+from tests.hostile.rows.row import Facts, Judge, Outcome, Row, keeps, no_answer
 from tests.hostile.stage import Called, Stage
 
 __all__ = ["ROWS"]
@@ -66,45 +66,45 @@ def _raised(stage: Stage, called: Called, facts: Facts) -> Outcome:
     return Outcome("has none" not in called.got and "RLIMIT" not in called.got, called.text[:100])
 
 
-def _row(name: str, what: str, attack: str, **more: Any) -> Row:
-    given: dict[str, Any] = {"needs": "seccomp", "refused": no_answer, **more}
-    return Row(name=name, what=what, attack=f"privilege.{attack}", **given)
+def _row(name: str, what: str, attack: str, refused: Judge = no_answer, **more: Any) -> Row:
+    given: dict[str, Any] = {"needs": "seccomp", **more}
+    return Row(name, what, f"privilege.{attack}", refused, **given)
 
 
 _MORE = [
     Row(
-        name="setuid",
-        what="runs a program with another user's rights",
-        attack="privilege.setuid_program",
-        facts=lambda stage: {"path": "/home/id"},
-        refused=_same_user,
+        "setuid",
+        "runs a program with another user's rights",
+        "privilege.setuid_program",
+        _same_user,
+        facts={"path": "/home/id"},
         needs="no_new_privs",
     ),
     Row(
-        name="setuid, sh",
-        what="the same, by sh",
+        "setuid, sh",
+        "the same, by sh",
+        "privilege.setuid_program",
+        _same_user,
         server="sh",
-        attack="privilege.setuid_program",
-        facts=lambda stage: {"path": "/home/id"},
-        refused=_same_user,
+        facts={"path": "/home/id"},
         needs="no_new_privs",
     ),
     Row(
-        name="no_new_privs",
-        what="asks the kernel whether it may get rights by exec",
-        attack="privilege.new_privileges",
-        refused=_unprivileged,
+        "no_new_privs",
+        "asks the kernel whether it may get rights by exec",
+        "privilege.new_privileges",
+        _unprivileged,
         needs="no_new_privs",
     ),
     _row("namespaces", "unshare, clone and clone3 with new namespaces", "new_namespaces"),
     _row("setns", "joins the namespaces of others", "joined_namespace", root="it needs a capability"),
     _row("mount", "mounts, with a user namespace of its own", "mounted"),
     Row(
-        name="chroot",
-        what="leaves by chroot and reads ~/.ssh",
-        attack="privilege.out_of_chroot",
-        facts=lambda stage: {"path": str(SECRETS["ssh"])},
-        refused=keeps("ssh"),
+        "chroot",
+        "leaves by chroot and reads ~/.ssh",
+        "privilege.out_of_chroot",
+        keeps("ssh"),
+        facts={"path": str(SECRETS["ssh"])},
         needs="seccomp",
     ),
     _row(
@@ -123,7 +123,7 @@ _MORE = [
     _row("kernel setting", "writes to /proc/sys", "kernel_setting", needs="landlock", root="the files are root's"),
     _row("host name", "changes the host's name", "host_name", root="it needs a capability"),
     _row("TIOCSTI", "types into a terminal", "typed_for_others"),
-    _row("own limits", "raises its own limits", "higher_limits", needs="rlimit", refused=_raised),
+    _row("own limits", "raises its own limits", "higher_limits", _raised, needs="rlimit"),
     _row(
         "devices",
         "opens the machine's memory, disks, /dev/kvm, /dev/fuse",
@@ -134,48 +134,43 @@ _MORE = [
 ]
 _STAYS = [
     Row(
-        name="daemon",
-        what="leaves a daemon that ignores signals",
-        attack="persistence.daemon",
-        refused=_processes_gone,
+        "daemon",
+        "leaves a daemon that ignores signals",
+        "persistence.daemon",
+        _processes_gone,
         needs="",
         already="the reaper ends it",
     ),
     Row(
-        name="daemon, sh",
-        what="the same, by setsid",
+        "daemon, sh",
+        "the same, by setsid",
+        "persistence.daemon",
+        _processes_gone,
         server="sh",
-        attack="persistence.daemon",
-        refused=_processes_gone,
         needs="",
         already="the reaper ends it",
     ),
     Row(
-        name="runner",
-        what="leaves a process that forks and ends for ever",
-        attack="persistence.runner",
-        refused=_processes_gone,
+        "runner",
+        "leaves a process that forks and ends for ever",
+        "persistence.runner",
+        _processes_gone,
         needs="",
         already="the reaper ends it",
     ),
     Row(
-        name="kernel objects",
-        what="leaves shared memory and queues for its next session",
-        attack="ipc.left_behind",
-        refused=_no_objects,
+        "kernel objects",
+        "leaves shared memory and queues for its next session",
+        "ipc.left_behind",
+        _no_objects,
         needs="seccomp",
     ),
+    Row("notes", "leaves a word for its next session wherever it may write", "persistence.note_for_next", _no_note),
     Row(
-        name="notes",
-        what="leaves a word for its next session wherever it may write",
-        attack="persistence.note_for_next",
-        refused=_no_note,
-    ),
-    Row(
-        name="oom_score_adj of its own",
-        what="lowers its own oom_score_adj",
-        attack="processes.live_longest",
-        refused=lambda stage, called, facts: Outcome(called.got.strip() != "0", called.text[:80]),
+        "oom_score_adj of its own",
+        "lowers its own oom_score_adj",
+        "processes.live_longest",
+        lambda stage, called, facts: Outcome(called.got.strip() != "0", called.text[:80]),
         needs="oom_score_adj",
         root="lowering it needs a capability, and without walls it is never raised",
     ),

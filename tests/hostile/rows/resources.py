@@ -1,5 +1,7 @@
 """Bombs and floods. Whatever they do to themselves, a bystander is served."""
 
+from typing import Any
+
 from tests.hostile.outside import ADDRESSES
 from tests.hostile.rows.row import Row, at_most, both, serves_on
 from tests.hostile.stage import LIMITS
@@ -9,195 +11,50 @@ __all__ = ["ROWS"]
 _PROCESSES = LIMITS["processes"] + 4
 _MB = LIMITS["memory_mb"] + 32
 _FILES = LIMITS["files"] + 4
+_UNBOUNDED: dict[str, Any] = {"profiles": (), "needs": "quota of the file system"}
 
-_BOUNDED = [
-    Row(
-        name="fork bomb",
-        what="300 processes",
-        attack="resources.processes",
-        facts=lambda stage: {"most": 300},
-        refused=both(at_most(_PROCESSES), serves_on),
-        needs="user_notif",
-    ),
-    Row(
-        name="fork bomb, Node",
-        what="150 programs, by Node",
-        server="node",
-        attack="resources.processes",
-        facts=lambda stage: {"most": 150},
-        refused=both(at_most(_PROCESSES), serves_on),
-        needs="user_notif",
-    ),
-    Row(
-        name="thread bomb",
-        what="600 threads",
-        attack="resources.threads",
-        facts=lambda stage: {"most": 600},
-        refused=both(at_most(_PROCESSES), serves_on),
-        needs="user_notif",
-    ),
-    Row(
-        name="memory bomb",
-        what="1 GiB of memory",
-        attack="resources.memory",
-        facts=lambda stage: {"most_mb": 1024},
-        refused=both(at_most(_MB), serves_on),
-        needs="rlimit",
-    ),
-    Row(
-        name="memory bomb, Node",
-        what="1 GiB of buffers, by Node",
-        server="node",
-        attack="resources.memory",
-        facts=lambda stage: {"most_mb": 1024},
-        refused=both(at_most(_MB), serves_on),
-        needs="rlimit",
-    ),
-    Row(
-        name="memory files",
-        what="1 GiB in files without a name (memfd)",
-        attack="resources.memory_files",
-        facts=lambda stage: {"most_mb": 1024},
-        refused=both(at_most(_MB), serves_on),
-        needs="cgroup",
-    ),
-    Row(
-        name="shared mappings",
-        what="512 MiB of anonymous shared memory",
-        attack="resources.shared_mappings",
-        facts=lambda stage: {"most_mb": 512},
-        refused=both(at_most(_MB), serves_on),
-        needs="cgroup",
-    ),
-    Row(
-        name="memory of many",
-        what="1 GiB in eight processes",
-        attack="resources.by_children",
-        facts=lambda stage: {"most_mb": 1024},
-        refused=both(at_most(8 * _MB), serves_on),
-        needs="cgroup",
-        already="a limit of each process does not bound the sum; 1 GiB is below eight of them",
-    ),
-    Row(
-        name="locked memory",
-        what="locks 512 MiB",
-        attack="resources.locked_memory",
-        facts=lambda stage: {"most_mb": 512},
-        refused=both(at_most(_MB), serves_on),
-        needs="rlimit",
-        root="it needs a capability",
-    ),
-    Row(
-        name="descriptor bomb",
-        what="4,000 descriptors",
-        attack="resources.descriptors",
-        facts=lambda stage: {"most": 4_000},
-        refused=both(at_most(_FILES), serves_on),
-        needs="rlimit",
-    ),
-    Row(
-        name="disk",
-        what="a file of 300 MiB in its own folder",
-        attack="resources.disk",
-        facts=lambda stage: {"most_mb": 300},
-        refused=both(at_most(_MB), serves_on),
-        profiles=(),
-        needs="quota of the file system",
-    ),
-    Row(
-        name="many files",
-        what="300 files of 1 MiB in its own folder",
-        attack="resources.many_files",
-        facts=lambda stage: {"most_mb": 300},
-        refused=both(at_most(_MB), serves_on),
-        needs="quota of the file system",
-        profiles=(),
-    ),
+
+def _bomb(name: str, what: str, attack: str, bound: int, needs: str = "rlimit", **more: Any) -> Row:
+    """It may get no more than the bound, by its own count."""
+    amount = {key: more.pop(key) for key in ("most", "most_mb") if key in more}
+    given: dict[str, Any] = {"needs": needs, "facts": amount, **more}
+    return Row(name, what, f"resources.{attack}", both(at_most(bound), serves_on), **given)
+
+
+def _flood(
+    name: str, what: str, attack: str, facts: Any, already: str = "nothing to refuse", p99_s: float = 2.0
+) -> Row:
+    """It may get what it wants. Others must not feel it."""
+    return Row(name, what, f"resources.{attack}", serves_on, facts=facts, needs="", already=already, p99_s=p99_s)
+
+
+_SUM = "a limit of each process does not bound the sum; 1 GiB is below eight of them"
+_BOMBS = [
+    _bomb("fork bomb", "300 processes", "processes", _PROCESSES, "user_notif", most=300),
+    _bomb("fork bomb, Node", "150 programs, by Node", "processes", _PROCESSES, "user_notif", server="node", most=150),
+    _bomb("thread bomb", "600 threads", "threads", _PROCESSES, "user_notif", most=600),
+    _bomb("memory bomb", "1 GiB of memory", "memory", _MB, most_mb=1024),
+    _bomb("memory bomb, Node", "1 GiB of buffers, by Node", "memory", _MB, server="node", most_mb=1024),
+    _bomb("memory files", "1 GiB in files without a name (memfd)", "memory_files", _MB, "cgroup", most_mb=1024),
+    _bomb("shared mappings", "512 MiB of anonymous shared memory", "shared_mappings", _MB, "cgroup", most_mb=512),
+    _bomb("memory of many", "1 GiB in eight processes", "by_children", 8 * _MB, "cgroup", most_mb=1024, already=_SUM),
+    _bomb("locked memory", "locks 512 MiB", "locked_memory", _MB, most_mb=512, root="it needs a capability"),
+    _bomb("descriptor bomb", "4,000 descriptors", "descriptors", _FILES, most=4_000),
+    _bomb("disk", "a file of 300 MiB in its own folder", "disk", _MB, most_mb=300, **_UNBOUNDED),
+    _bomb("many files", "300 files of 1 MiB in its own folder", "many_files", _MB, most_mb=300, **_UNBOUNDED),
 ]
+_SILENT = "120 connections to the name server that say nothing"
+_HANGING = {"hosts": ["93.184.216.200"], "port": 8000, "most": 200}
 _FLOODS = [
-    Row(
-        name="processor",
-        what="busy loops on all processors for 3 s",
-        attack="resources.processor",
-        facts=lambda stage: {"seconds": 3.0},
-        refused=serves_on,
-        needs="",
-        already="nothing to refuse",
-        p99_s=3.0,
-    ),
-    Row(
-        name="standard error",
-        what="200,000 lines of standard error",
-        attack="resources.error_output",
-        facts=lambda stage: {"lines": 200_000},
-        refused=serves_on,
-        needs="",
-        already="nothing to refuse",
-    ),
-    Row(
-        name="standard output",
-        what="100,000 messages that nobody asked for",
-        attack="resources.standard_output",
-        facts=lambda stage: {"lines": 100_000},
-        refused=serves_on,
-        needs="",
-        already="nothing to refuse",
-    ),
-    Row(
-        name="endless line",
-        what="one line of 64 MiB",
-        attack="resources.endless_line",
-        facts=lambda stage: {"most_mb": 64},
-        refused=serves_on,
-        needs="",
-        already="the gateway ends the server",
-    ),
-    Row(
-        name="refusals",
-        what="asks for what is refused, for 3 s",
-        attack="resources.refusals",
-        facts=lambda stage: {"seconds": 3.0},
-        refused=serves_on,
-        needs="",
-        already="nothing to refuse",
-        p99_s=3.0,
-    ),
-    Row(
-        name="hanging connections",
-        what="200 connections that never come about",
-        attack="resources.hanging_connections",
-        facts=lambda stage: {"hosts": ["93.184.216.200"], "port": 8000, "most": 200},
-        refused=serves_on,
-        needs="",
-        already="nothing to refuse",
-    ),
-    Row(
-        name="many names",
-        what="200 names at once",
-        attack="resources.many_names",
-        facts=lambda stage: {"most": 200},
-        refused=serves_on,
-        needs="",
-        already="nothing to refuse",
-    ),
-    Row(
-        name="half queries",
-        what="120 connections to the name server that say nothing",
-        attack="resources.half_queries",
-        facts=lambda stage: {"hosts": [ADDRESSES["other"]], "most": 120},
-        refused=serves_on,
-        needs="",
-        already="nothing to refuse",
-    ),
-    Row(
-        name="deep folders",
-        what="2,000 folders inside each other, for others to remove",
-        attack="resources.recursion",
-        facts=lambda stage: {"most": 2_000},
-        refused=serves_on,
-        needs="",
-        already="nothing to refuse",
-    ),
+    _flood("processor", "busy loops on all processors for 3 s", "processor", {"seconds": 3.0}, p99_s=3.0),
+    _flood("standard error", "200,000 lines of standard error", "error_output", {"lines": 200_000}),
+    _flood("standard output", "100,000 messages that nobody asked for", "standard_output", {"lines": 100_000}),
+    _flood("endless line", "one line of 64 MiB", "endless_line", {"most_mb": 64}, "the gateway ends the server"),
+    _flood("refusals", "asks for what is refused, for 3 s", "refusals", {"seconds": 3.0}, p99_s=3.0),
+    _flood("hanging connections", "200 connections that never come about", "hanging_connections", _HANGING),
+    _flood("many names", "200 names at once", "many_names", {"most": 200}),
+    _flood("half queries", _SILENT, "half_queries", {"hosts": [ADDRESSES["other"]], "most": 120}),
+    _flood("deep folders", "2,000 folders inside each other, for others to remove", "recursion", {"most": 2_000}),
 ]
 
-ROWS = [*_BOUNDED, *_FLOODS]
+ROWS = [*_BOMBS, *_FLOODS]

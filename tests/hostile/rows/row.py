@@ -3,7 +3,7 @@
 import re
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
@@ -29,7 +29,7 @@ Facts = Mapping[str, Any]
 Judge = Callable[[Stage, Called, Facts], Outcome]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Row:
     """One behaviour of one server.
 
@@ -40,11 +40,11 @@ class Row:
         refused: whether it was, by its effect.
         server: the language of the server.
         way: `shell`: by another interpreter that a shell starts; `itself`: in the server's own process.
-        facts: beside those that all attacks are given.
+        facts: beside those that all attacks are given, or how they are found.
         profiles: which must refuse it.
         works: the profiles under which it must not be refused.
         needs: the feature of the kernel that refuses it.
-        seen: what the session's page and the log must show, as `KIND WHAT` with facts; empty where the kernel
+        seen: what the console and the log must show of the session, as `KIND WHAT` with facts; empty where the kernel
             tells nobody.
         already: why it is refused without a sandbox too; empty if it succeeds then.
         root: why only root's servers could succeed; empty if every user's do.
@@ -55,9 +55,10 @@ class Row:
     what: str
     attack: str
     refused: Judge
+    _: KW_ONLY
     server: str = "python"
     way: str = ""
-    facts: Callable[[Stage], Facts] = field(default=lambda stage: {})
+    facts: Facts | Callable[[Stage], Facts] = field(default_factory=dict)
     profiles: tuple[str, ...] = BOTH
     works: tuple[str, ...] = ()
     needs: str = "landlock"
@@ -65,6 +66,10 @@ class Row:
     already: str = ""
     root: str = ""
     p99_s: float = 2.0
+
+    def facts_on(self, stage: Stage) -> Facts:
+        """What the attack is given beside what all are given."""
+        return self.facts(stage) if callable(self.facts) else self.facts
 
     def must_refuse(self, profile: str) -> bool:
         return profile in self.profiles or bool(self.already)

@@ -38,6 +38,8 @@ def test_no_server_reaches_the_gateway_itself() -> None:
     assert enclosure.walls.reach.refused == ("127.0.0.1:8123", "127.0.0.1:9000")
     chosen = {"port": 0, "admin": {"listen": "127.0.0.1:0"}, "internal": "[::1]:9001"}
     assert own_listeners(GatewaySettings.model_validate(chosen)) == ("[::1]:9001",), "port 0 is no destination"
+    workers = own_listeners(GatewaySettings.model_validate({"admin": {"listen": "[::1]:9100"}}), workers=3)
+    assert workers[-3:] == ("[::1]:9100", "[::1]:9101", "[::1]:9102"), "each worker has operators of its own"
     off = enclosures("off")
     assert off.enclosure(off.sandbox("direct")) is None
 

@@ -1,8 +1,10 @@
 """What a server has touched becomes the fewest grants, and nothing dangerous among them."""
 
+from typing import Any
+
 import pytest
 
-from gateway.sandbox.learnt import Learnt, learnt
+from gateway.sandbox.learnt import Learnt, learnt, united
 from tests.requirements import requirement
 from transports.upstream.walls.spec import Grant
 
@@ -76,3 +78,22 @@ def test_hosts_are_named_as_they_were_found() -> None:
     ]
     assert any(remark.startswith("db.internal is 10.0.0.5, a private address") for remark in found.remarks)
     assert any("port 45123, which the kernel may have chosen" in remark for remark in found.remarks)
+
+
+@requirement("box.learn")
+def test_what_was_learnt_in_several_runs_adds_up() -> None:
+    first = {"profile": "strict", "read": ["/srv/a", "/srv/b/x"], "reach": ["localhost:1"], "listen": [80]}
+    second = {"profile": "strict", "read": ["/srv/b", "/srv/c/y"], "write": ["/srv/c"], "listen": [80, 443]}
+    both = {
+        "profile": "strict",
+        "read": ["/srv/a", "/srv/b"],
+        "write": ["/srv/c"],
+        "reach": ["localhost:1"],
+        "listen": [80, 443],
+    }
+    assert united(first, second) == both == united(second, first) == united(both, second)
+    assert united({}, first) == first
+    wrong: dict[str, Any]
+    for wrong in ({"mcpServers": {}}, {"read": "/srv"}, {"listen": ["80"]}):
+        with pytest.raises(ValueError):
+            united(wrong, first)

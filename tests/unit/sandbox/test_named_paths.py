@@ -127,6 +127,37 @@ def test_variables_of_code_are_lists_that_are_read(place: Path) -> None:
     assert named.read.keys() == {f"{place}/one", f"{place}/two"} and not named.write
 
 
+def test_folders_of_the_system_in_path_are_granted_anyway_and_a_home_folder_is_not(
+    place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(place))
+    (place / "tools").mkdir()
+    named = found(PATH=f"/usr/local/bin:/usr/bin:/bin:/usr:/opt:{place}:{place}/tools", PYTHONHOME="/usr")
+    assert named.read.keys() == {f"{place}/tools"} and not named.write
+    assert [*named.left_out] == [f"{place}, in PATH: list what the server runs from there in read"]
+
+
+@requirement("box.arguments")
+def test_a_worktree_of_git_names_the_repository_that_it_needs(place: Path) -> None:
+    # As `git worktree add` makes them (gitrepository-layout(5)).
+    (place / "main/.git/worktrees/tree").mkdir(parents=True)
+    (place / "tree").mkdir()
+    (place / "tree/.git").write_text(f"gitdir: {place}/main/.git/worktrees/tree\n")
+    named = found(f"{place}/tree", f"{place}/main")
+    assert named.write.keys() == {f"{place}/tree", f"{place}/main"}, "never granted: a session can write the file"
+    why = f"{place}/tree is a part of this git repository: list it in write if the server uses git there"
+    assert named.repositories == {f"{place}/main/.git": f"{place}/main/.git: {why}"}
+    (place / "module").mkdir()
+    (place / "module/.git").write_text("gitdir: ../main/.git/modules/module\n")
+    assert [*found(f"{place}/module").repositories] == [f"{place}/main/.git/modules/module"]
+    for text in ("", "gitdir: \n", "gitdir", "gitdir: a\0b", "x" * 9_999):
+        (place / "module/.git").write_text(text)
+        assert not found(f"{place}/module").repositories
+    (place / "module/.git").unlink()
+    os.mkfifo(place / "module/.git")
+    assert not found(f"{place}/module").repositories, "and nobody waits for it"
+
+
 def test_relative_words_are_meant_in_the_working_directory(place: Path) -> None:
     (place / "data").mkdir()
     assert found("data", "no-such-thing", "-y", folder=str(place)).write.keys() == {f"{place}/data"}

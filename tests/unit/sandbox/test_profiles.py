@@ -120,6 +120,26 @@ def test_what_is_not_granted_is_told(tmp_path: Path) -> None:
     assert [line.partition(":")[0] for line in found.left_out] == ["/etc", f"{tmp_path}/none"]
 
 
+def test_a_repository_is_asked_for_until_it_is_listed(tmp_path: Path) -> None:
+    place = Path(os.path.realpath(tmp_path))
+    (place / "tree").mkdir()
+    (place / "main/.git").mkdir(parents=True)
+    (place / "tree/.git").write_text(f"gitdir: {place}/main/.git/worktrees/tree\n")
+    assert [line.partition(":")[0] for line in enclosed({"args": [f"{place}/tree"]}).left_out] == [f"{place}/main/.git"]
+    found = enclosed({"args": [f"{place}/tree"]}, write=(f"{place}/main/.git",))
+    assert not found.left_out and mode_of(found.walls, place / "main/.git/objects") == "rw"
+    assert not enclosed({"args": [f"{place}/tree"]}, write=(f"{place}/main",)).left_out
+
+
+@pytest.mark.parametrize("package", ["@modelcontextprotocol/server-memory", "@modelcontextprotocol/server-memory@1.2"])
+def test_a_server_that_writes_beside_its_program_says_which_variable_to_set(tmp_path: Path, package: str) -> None:
+    entry = {"command": "npx", "args": ["-y", package]}
+    [why] = enclosed(entry).left_out
+    assert why.startswith("MEMORY_FILE_PATH is not set")
+    for set_by in ({"env": {"MEMORY_FILE_PATH": f"{tmp_path}/m.json"}}, {"context_env": {"MEMORY_FILE_PATH": "id"}}):
+        assert not enclosed({**entry, **set_by}).left_out
+
+
 def test_no_grant_repeats_what_one_above_it_allows() -> None:
     given = modes(enclosed({"args": ["--x", "/usr/lib"]}, read=("/usr/share", "/usr/bin/env")).walls)
     assert given["/usr"] == "rx" and not any(path.startswith("/usr/") and mode != "rw" for path, mode in given.items())

@@ -84,6 +84,21 @@ def test_a_tool_that_looks_below_home_is_told_where_it_is(home: Path) -> None:
     assert {f"{home}/.nvm", f"{home}/.cache/ms-playwright"} <= told.code.keys()
 
 
+def test_a_shim_brings_the_tool_that_it_starts_and_what_that_has_installed(home: Path) -> None:
+    root, tool = home.parent / "srv/pyenv", home.parent / "srv/cellar/pyenv/libexec"
+    shim = f'#!/usr/bin/env bash\nset -e\nexport PYENV_ROOT="{root}"\nexec "{tool}/pyenv" exec "$program" "$@"\n'
+    program(root / "shims/python", shim)
+    program(root / "versions/3.12/bin/python3.12")
+    program(tool / "pyenv", "#!/usr/bin/env bash\n")
+    code = found(home, "python", path=str(root / "shims")).code
+    assert {str(root), str(tool), str(tool / "pyenv")} <= code.keys()
+    assert str(tool.parent) not in code and str(root.parent) not in code
+    started = found(home, "/bin/sh", path=f"{root}/shims:/usr/bin").code
+    assert {str(root), str(tool / "pyenv")} <= started.keys(), "a server starts it by name"
+    program(home / "bin/wrapper", "#!/bin/sh\nexec $HOME/bin/other\nexec '/etc/pass wd'\n")
+    assert not any("other" in path or "pass" in path for path in found(home, str(home / "bin/wrapper")).code)
+
+
 def test_packages_of_a_user_stay_where_python_finds_them(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", str(home))
     program(home / ".local/bin/server", "#!/usr/bin/python3\n")

@@ -1,13 +1,9 @@
 """Builds the walls around the process that calls, in the order in which each step still has the rights it needs."""
 
-import errno
-import os
-import socket
-import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from itertools import product
-from typing import Final
 
 from transports.upstream.walls import landlock, limits, namespaces, seccomp
 from transports.upstream.walls.file_watch import watches
@@ -15,8 +11,6 @@ from transports.upstream.walls.kernel import Kernel, probe
 from transports.upstream.walls.spec import Reach, Walls
 
 __all__ = ["WallsFailed", "arrange", "build", "prepare"]
-
-_LONGEST_WAIT_S: Final = 20.0
 
 
 class WallsFailed(Exception):
@@ -31,13 +25,14 @@ def prepare() -> None:
         seccomp.filter_for(_filter_kind(walls, kernel, apart=apart))
 
 
-def arrange(walls: Walls) -> None:
+def arrange(walls: Walls, no_namespaces: str = "") -> None:
     """What the reaper does for the walls before it forks the server. In a reaper with namespaces: mounts.
+    `no_namespaces` says why it has none although these walls want them.
 
     Raises:
         WallsFailed: nothing may be started behind these walls on this kernel, or a step failed.
     """
-    missing = probe(namespaces=walls.namespaces).missing(walls) if walls.required else ()
+    missing = replace(probe(), namespaces=no_namespaces).missing(walls) if walls.required else ()
     if missing:
         raise WallsFailed(f"The sandbox {walls.profile!r} is required, and cannot hold here. {' '.join(missing)}")
     if namespaces.is_apart():
@@ -45,10 +40,10 @@ def arrange(walls: Walls) -> None:
             namespaces.separate(walls)
 
 
-def build(walls: Walls, reaper: int, *, apart: bool) -> None:
+def build(walls: Walls, hand_over: Callable[[int], None], *, apart: bool) -> None:
     """Build what the kernel can of these walls. For good, and for all processes that this one will start.
 
-    What the filter asks about is announced on a descriptor. It is sent to the reaper with an empty line, on its socket.
+    What the filter asks about is announced on a descriptor, which `hand_over` has to give to the reaper, and to close.
     `apart`: the reaper is the first process of its namespaces.
 
     Raises:
@@ -71,24 +66,7 @@ def build(walls: Walls, reaper: int, *, apart: bool) -> None:
             kind = _filter_kind(walls, kernel, apart=apart)
             announced = seccomp.install(seccomp.filter_for(kind), listener=kind.asks)
             if announced is not None:
-                _announce(reaper, announced)
-                os.close(announced)
-
-
-def _announce(reaper: int, fd: int) -> None:
-    """Send the descriptor. So many of a user's descriptors may be on their way as one process may have open, which here
-    is the sandbox's limit: while hundreds of servers start at once, some have to wait."""
-    to_reaper = socket.socket(fileno=reaper)
-    until = time.monotonic() + _LONGEST_WAIT_S
-    while True:
-        try:
-            socket.send_fds(to_reaper, [b"\n"], [fd])
-            break
-        except OSError as error:
-            if error.errno != errno.ETOOMANYREFS or time.monotonic() > until:
-                raise
-            time.sleep(0.002)
-    to_reaper.detach()
+                hand_over(announced)
 
 
 def _filter_kind(walls: Walls, kernel: Kernel, *, apart: bool) -> seccomp.FilterKind:

@@ -45,6 +45,20 @@ def connect(fd: int, address: bytes) -> int:
     return 0 if _libc.connect(fd, address, len(address)) == 0 else ctypes.get_errno()
 
 
+def _attempted(fd: int, attempt: Callable[[], int]) -> int:
+    """What an attempt with this socket came to. Also a socket that was not blocking may be by now: its process can
+    change that at any time, and must not make us wait."""
+    os.set_blocking(fd, False)
+    return attempt()
+
+
+def _retried(fd: int, attempt: Callable[[], int]) -> int:
+    try:
+        return _attempted(fd, attempt)
+    except OSError as error:
+        return error.errno or errno.EACCES
+
+
 class Connections:
     """The connections that are being made. `poller` is told which sockets to wait for."""
 
@@ -67,8 +81,12 @@ class Connections:
         if blocking and len(self._waiting) >= MAX_WAITING:
             self._end(notification, theirs, errno.EAGAIN)
             return
-        os.set_blocking(fd, False)  # also where it was: a process that changes this now must not make us wait
-        error = attempt()
+        try:
+            error = _attempted(fd, attempt)
+        except BaseException:
+            if blocking:
+                self._restore(theirs)
+            raise
         if not blocking:
             self._end(notification, theirs, error)
         elif error in (errno.EINPROGRESS, errno.EALREADY):
@@ -99,7 +117,7 @@ class Connections:
         for fd, waiting in tuple(self._waiting.items()):
             if waiting.deadline is not None and now >= waiting.deadline:
                 self._finish(fd, errno.EAGAIN if waiting.again else errno.EINPROGRESS)
-            elif waiting.again is not None and (error := waiting.again()) != errno.EAGAIN:
+            elif waiting.again is not None and (error := _retried(fd, waiting.again)) != errno.EAGAIN:
                 self._finish(fd, error)
         if any(waiting.again or waiting.deadline for waiting in self._waiting.values()):
             return _RETRY_S

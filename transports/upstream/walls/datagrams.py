@@ -13,21 +13,27 @@ from collections.abc import Callable
 from typing import Final
 
 from transports.upstream.walls.notifications import Listener, Notification
-from transports.upstream.walls.socket_addresses import InternetAddress, read_address
+from transports.upstream.walls.socket_addresses import INTERNET, InternetAddress, read_address
 
-__all__ = ["StandIns"]
+__all__ = ["DNS_PORT", "StandIns"]
 
-_DNS_PORT: Final = 53
-_INTERNET: Final = (socket.AF_INET, socket.AF_INET6)
+DNS_PORT: Final = 53
 _FAMILY: Final = struct.Struct("=H")
 
 
 class StandIns:
-    """The stand-ins of one server. `resolve` takes a program that asks a resolver, and returns an errno or 0."""
+    """The stand-ins of one server. `resolve` takes a program that asks a resolver, and returns an errno or 0. `refused`
+    is told of other destinations."""
 
-    def __init__(self, listener: Listener, resolve: Callable[[socket.socket], int]) -> None:
+    def __init__(
+        self,
+        listener: Listener,
+        resolve: Callable[[socket.socket], int],
+        refused: Callable[[InternetAddress], None],
+    ) -> None:
         self._listener = listener
         self._resolve = resolve
+        self._refused = refused
 
     def make(self, notification: Notification) -> None:
         """Answer a call of socket(2) for datagrams of the Internet, the only ones that are announced."""
@@ -44,15 +50,18 @@ class StandIns:
     def is_one(theirs: socket.socket, address: bytes) -> bool:
         """True if this is a stand-in that is connected as what it stands for."""
         is_packets = theirs.family == socket.AF_UNIX and theirs.type == socket.SOCK_SEQPACKET
-        return is_packets and len(address) >= _FAMILY.size and _FAMILY.unpack_from(address)[0] in _INTERNET
+        return is_packets and len(address) >= _FAMILY.size and _FAMILY.unpack_from(address)[0] in INTERNET
 
     def connect(self, notification: Notification, theirs: socket.socket, address: bytes) -> int:
         """Connect a stand-in. An errno, or 0."""
         to = read_address(address, _FAMILY.unpack_from(address)[0])
-        if not isinstance(to, InternetAddress) or to.port != _DNS_PORT:
+        if not isinstance(to, InternetAddress):
+            return errno.ENETUNREACH
+        if to.port != DNS_PORT:
+            self._refused(to)
             return errno.ENETUNREACH
         program, client = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with program, client:
             program.setblocking(os.get_blocking(theirs.fileno()))
-            self._listener.replace(notification, program.fileno(), notification.arguments[0] & 0x7FFF_FFFF)
+            self._listener.replace(notification, program.fileno(), notification.integer(0))
             return self._resolve(client)

@@ -11,12 +11,13 @@ import os
 import stat
 import struct
 from collections.abc import Callable, Iterable, Sequence
-from typing import Final, Protocol
+from typing import Final
 
-from transports.upstream.walls.notifications import Listener, Notification, duplicate, read_memory, read_path
+from transports.upstream.walls.notifications import Listener, Notification, duplicate, read_memory, read_path, signed
+from transports.upstream.walls.paths import as_meant, is_within
+from transports.upstream.walls.refusals import Refused
 from transports.upstream.walls.spec import Grant
 from transports.upstream.walls.system_calls import call, numbers
-from transports.upstream.walls.unix_paths import is_within
 
 __all__ = ["FileCalls"]
 
@@ -24,11 +25,8 @@ _AT_FDCWD, _AT_SYMLINK_NOFOLLOW, _AT_EMPTY_PATH = -100, 0x100, 0x1000
 _IN_DONT_FOLLOW: Final = 0x0200_0000
 _TIMES: Final = struct.Struct("=4q")  # two times: seconds, and nanoseconds or microseconds
 _OLD_TIMES: Final = struct.Struct("=2q")
+_HAS_OWN_PLACES: Final = (b"/proc", b"/dev")
 _WITHOUT_A_PATH: Final = ("pipe:", "socket:", "anon_inode:", "/memfd:")  # as readlink shows them
-
-
-class Refused(Protocol):
-    def __call__(self, kind: str, what: str, why: str) -> None: ...
 
 
 class FileCalls:
@@ -75,18 +73,19 @@ class FileCalls:
             self._listener.succeed(made, value)
 
     def _chmod(self, made: Notification, named: tuple[int, ...], mode: int) -> int:
-        target = self._named(made, *named)
+        target, is_named = self._named(made, *named)
         try:
             if stat.S_ISLNK(os.fstat(target).st_mode):
                 raise OSError(errno.EOPNOTSUPP, "a symlink has no mode")
-            self._check(target, self._writable)
+            self._check(target, self._writable, is_named=is_named)
+            self._check_mode(target, mode)
             os.chmod(_by_descriptor(target), mode & 0o7777)
         finally:
             os.close(target)
         return 0
 
     def _truncate(self, made: Notification) -> int:
-        target = self._named(made, _AT_FDCWD, made.arguments[0], 0)
+        target, _ = self._named(made, _AT_FDCWD, made.arguments[0], 0)
         try:
             self._check(target, self._writable)
             os.truncate(_by_descriptor(target), ctypes.c_long(made.arguments[1]).value)
@@ -95,9 +94,10 @@ class FileCalls:
         return 0
 
     def _fchmod(self, made: Notification) -> int:
-        target = duplicate(made.thread, _descriptor(made.arguments[0]))
+        target = duplicate(made.thread, made.arguments[0])
         try:
             self._check(target, self._writable, is_named=False)
+            self._check_mode(target, made.arguments[1])
             os.fchmod(target, made.arguments[1] & 0o7777)
         finally:
             os.close(target)
@@ -128,21 +128,21 @@ class FileCalls:
     def _set_times(self, made: Notification, named: tuple[int, int, int], times: bytes | None) -> int:
         folder, path, flags = named
         if path:
-            target = self._named(made, folder, path, flags)
+            target, is_named = self._named(made, folder, path, flags)
         else:  # as futimens() has it: the descriptor itself
-            target = duplicate(made.thread, _descriptor(folder))
+            target, is_named = duplicate(made.thread, folder), False
         try:
-            self._check(target, self._writable, is_named=bool(path))
+            self._check(target, self._writable, is_named=is_named)
             return call("utimensat", _AT_FDCWD, os.fsencode(_by_descriptor(target)), times, 0)
         finally:
             os.close(target)
 
     def _watch(self, made: Notification) -> int:
         watcher, path, mask = made.arguments[:3]
-        target = self._named(made, _AT_FDCWD, path, _AT_SYMLINK_NOFOLLOW if mask & _IN_DONT_FOLLOW else 0)
+        target, _ = self._named(made, _AT_FDCWD, path, _AT_SYMLINK_NOFOLLOW if mask & _IN_DONT_FOLLOW else 0)
         try:
             self._check(target, self._readable)
-            ours = duplicate(made.thread, _descriptor(watcher))
+            ours = duplicate(made.thread, watcher)
             try:
                 name = os.fsencode(_by_descriptor(target))
                 return call("inotify_add_watch", ours, name, mask & 0xFFFF_FFFF & ~_IN_DONT_FOLLOW)
@@ -152,22 +152,28 @@ class FileCalls:
             os.close(target)
 
     @staticmethod
-    def _named(made: Notification, folder: int, pointer: int, flags: int) -> int:
-        """A descriptor that only names the file, which the process means by a path in its memory."""
+    def _named(made: Notification, folder: int, pointer: int, flags: int) -> tuple[int, bool]:
+        """A descriptor that only names the file, which the process means by a path in its memory. False: the path is
+        that of one of its descriptors."""
         path = read_path(made.thread, pointer)
         if not path and flags & _AT_EMPTY_PATH:
-            return duplicate(made.thread, _descriptor(folder))
+            return duplicate(made.thread, folder), False
         if not path:
             raise OSError(errno.ENOENT, "an empty path")
         how = os.O_PATH | os.O_CLOEXEC | (os.O_NOFOLLOW if flags & _AT_SYMLINK_NOFOLLOW else 0)
+        own = b"/proc/%d/fd/" % made.thread
         if path.startswith(b"/"):
-            return os.open(path, how)
-        if _signed(folder) == _AT_FDCWD:
+            return os.open(path, how), not path.startswith(own)
+        if signed(folder) == _AT_FDCWD:
             base = os.open(f"/proc/{made.thread}/cwd", os.O_PATH | os.O_CLOEXEC)
         else:
-            base = duplicate(made.thread, _descriptor(folder))
+            base = duplicate(made.thread, folder)
         try:
-            return os.open(path, how, dir_fd=base)
+            where = os.fsencode(os.readlink(_by_descriptor(base)))
+            if where in _HAS_OWN_PLACES:
+                path = as_meant(made.thread, where + b"/" + path)
+                return os.open(path, how), not path.startswith(own)
+            return os.open(path, how, dir_fd=base), True
         finally:
             os.close(base)
 
@@ -182,21 +188,20 @@ class FileCalls:
             is_within(path, granted) or (not is_named and path.startswith(_WITHOUT_A_PATH))
         ):
             return
-        self._refused("file", path, "not granted" if granted is self._readable else "not granted to be written")
+        if path.startswith("/"):  # else no setting can name it
+            self._refused("file", path, "not granted" if granted is self._readable else "not granted to be written")
         raise OSError(errno.EACCES, "not granted")
+
+    def _check_mode(self, target: int, mode: int) -> None:
+        """Raise `OSError` for a program that whoever starts it would run as the gateway's user or group.
+
+        On a folder the group's bit says which group new files have.
+        """
+        is_folder = stat.S_ISDIR(os.fstat(target).st_mode)
+        if mode & (stat.S_ISUID if is_folder else stat.S_ISUID | stat.S_ISGID):
+            self._refused("file", os.readlink(_by_descriptor(target)), "a setuid or setgid bit")
+            raise OSError(errno.EPERM, "a setuid or setgid bit")
 
 
 def _by_descriptor(fd: int) -> str:
     return f"/proc/self/fd/{fd}"
-
-
-def _signed(value: int) -> int:
-    """What the kernel takes as an int."""
-    return ctypes.c_int(value & 0xFFFF_FFFF).value
-
-
-def _descriptor(value: int) -> int:
-    fd = _signed(value)
-    if fd < 0:
-        raise OSError(errno.EBADF, "a negative descriptor")
-    return fd

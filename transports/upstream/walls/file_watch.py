@@ -6,20 +6,19 @@ only walls that say so (`Walls.watch`) have it.
 """
 
 import os
-import struct
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Final, Protocol
+from typing import Final
 
-from transports.upstream.walls.notifications import Listener, Notification, read_memory, read_path
+from transports.upstream.walls.notifications import Listener, Notification, read_path
+from transports.upstream.walls.paths import is_within
+from transports.upstream.walls.refusals import Refused
 from transports.upstream.walls.spec import Grant, Walls
 from transports.upstream.walls.system_calls import numbers
-from transports.upstream.walls.unix_paths import is_within
 
 __all__ = ["FileWatch", "watches"]
 
 _AT_FDCWD, _AT_EMPTY_PATH = -100, 0x1000
 _O_PATH, _O_TMPFILE = os.O_PATH, 0x40_0000
-_FLAGS: Final = struct.Struct("=Q")
 _MOST_REMEMBERED: Final = 4_096
 _UNWATCHED: Final = ("/proc/", "/dev/fd/", "/dev/std")
 """What each process means by these is its own affair."""
@@ -34,10 +33,6 @@ def watches(walls: Walls, landlock: int) -> bool:
     """Whether uses of files are announced, on a kernel with that version of Landlock. Before version 3 the gate itself
     decides some of these calls."""
     return walls.watch == "everything" or (walls.watch == "refused" and landlock >= 3)
-
-
-class Refused(Protocol):
-    def __call__(self, kind: str, what: str, why: str) -> None: ...
 
 
 class FileWatch:
@@ -59,7 +54,6 @@ class FileWatch:
         handlers: dict[str, Callable[[Notification, tuple[int, ...]], Iterable[Use]]] = {
             "open": lambda made, given: self._opened(made, at, given[0], given[1]),
             "openat": lambda made, given: self._opened(made, given[0], given[1], given[2]),
-            "openat2": lambda made, given: self._opened(made, given[0], given[1], _flags(made.thread, given[2])),
             "creat": lambda made, given: self._opened(made, at, given[0], os.O_CREAT | os.O_WRONLY),
             "execve": lambda made, given: _existing(made, at, given[0], "x"),
             "execveat": lambda made, given: (
@@ -129,11 +123,6 @@ class FileWatch:
             if len(self._allowed) > _MOST_REMEMBERED:
                 del self._allowed[next(iter(self._allowed))]
         yield from uses
-
-
-def _flags(thread: int, pointer: int) -> int:
-    flags: int = _FLAGS.unpack(read_memory(thread, pointer, _FLAGS.size))[0]
-    return flags
 
 
 def _existing(made: Notification, folder: int, pointer: int, letter: str) -> Iterator[Use]:

@@ -2,7 +2,7 @@
 
 Runs as a thread of the process's own reaper, so a server that floods its gate slows down nobody else's, and one that
 holds it up is still ended by the reaper's main thread. What is answered stands in `network_calls.py` (connections),
-`file_calls.py` (attributes of files) and `process_calls.py` (other processes).
+`file_calls.py` (attributes of files), `watchers.py` (inotify) and `process_calls.py` (other processes).
 
 The *channel* leads to the gateway: a Unix socket of packets (SOCK_SEQPACKET), each a JSON object. To the gateway:
 `{"resolve": true}` with the descriptor of a stream or of a socket of packets on which a program asks a resolver, and
@@ -19,6 +19,7 @@ import time
 from collections.abc import Callable
 from typing import Final
 
+from transports.upstream import in_flight
 from transports.upstream.walls import landlock, limits
 from transports.upstream.walls.connecting import Connections
 from transports.upstream.walls.file_calls import FileCalls
@@ -33,6 +34,7 @@ from transports.upstream.walls.routes import is_local
 from transports.upstream.walls.spec import Reach, Walls
 from transports.upstream.walls.system_calls import numbers
 from transports.upstream.walls.touched import Touched
+from transports.upstream.walls.watchers import Watchers
 
 __all__ = ["NOTIFIED", "Gate"]
 
@@ -77,10 +79,12 @@ class Gate:
         grants = (*walls.grants, *own_grants()) if is_apart() else walls.grants
         watch = FileWatch(grants, self._listener, self._refusals.add, touched)
         processes = ProcessCalls(self._listener, self._refusals.add)
+        watchers = Watchers(self._listener, self._refusals.add)
         self._deciders: dict[int, Callable[[Notification], None]] = {
             **dict.fromkeys(files.numbers, files.decide),
             **dict.fromkeys(watch.numbers if watches(walls, landlock.abi()) else (), watch.decide),
             **dict.fromkeys(processes.numbers, processes.decide),
+            **dict.fromkeys(watchers.numbers, watchers.decide),
             **{numbers()[name]: network.decide for name in NOTIFIED},
         }
         self._ended = _thread.allocate_lock()
@@ -149,7 +153,8 @@ class Gate:
     def _send_client(self, client: socket.socket) -> int:
         """Hand a program that asks a resolver to the gateway's. An errno, or 0."""
         try:
-            socket.send_fds(self._channel, [b'{"resolve": true}'], [client.fileno()])
+            with in_flight.raised():
+                socket.send_fds(self._channel, [b'{"resolve": true}'], [client.fileno()])
         except BlockingIOError:  # the gateway has enough of them
             return errno.ECONNREFUSED
         except OSError as error:

@@ -5,7 +5,7 @@ import errno
 import os
 import struct
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import Final
 
@@ -18,6 +18,7 @@ __all__ = ["Kernel", "probe"]
 
 _GET_ACTION_AVAILABLE: Final = 2
 _REFUSE, _NOTIFY = 0x0005_0000, 0x7FC0_0000
+_NOT_TRIED: Final = "namespaces were not tried"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,9 +60,14 @@ class Kernel:
                 yield "The server may send signals to its user's processes: that takes Landlock ABI 6 (Linux 6.12)."
 
 
-@cache
 def probe(*, namespaces: bool = False) -> Kernel:
     """Try each part, once. Namespaces only if asked: that takes a fork, of a process that has no threads."""
+    found = _without_namespaces()
+    return replace(found, namespaces=why_not()) if namespaces and found.namespaces == _NOT_TRIED else found
+
+
+@cache
+def _without_namespaces() -> Kernel:
     try:
         machine()
     except OSError as error:
@@ -73,7 +79,7 @@ def probe(*, namespaces: bool = False) -> Kernel:
         landlock=landlock.abi(),
         filters=filters,
         gate=filters or notification or _tried("access to a server's memory and descriptors", _try_access),
-        namespaces=why_not() if namespaces else "namespaces were not tried",
+        namespaces=_NOT_TRIED,
     )
 
 

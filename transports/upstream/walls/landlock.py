@@ -4,7 +4,6 @@ What it does not look at: whether a file exists, its owner and size (stat), and 
 the gate answers for.
 """
 
-import ctypes
 import os
 import stat
 import struct
@@ -12,10 +11,11 @@ from collections.abc import Iterable
 from contextlib import suppress
 from typing import Final
 
+from transports.upstream.walls.paths import open_path
 from transports.upstream.walls.spec import Grant
 from transports.upstream.walls.system_calls import call
 
-__all__ = ["abi", "open_path", "restrict"]
+__all__ = ["abi", "restrict"]
 
 _EXECUTE, _WRITE_FILE, _READ_FILE, _READ_DIR = 1 << 0, 1 << 1, 1 << 2, 1 << 3
 _REMOVE_DIR, _REMOVE_FILE, _MAKE_CHAR, _MAKE_DIR, _MAKE_REG = 1 << 4, 1 << 5, 1 << 6, 1 << 7, 1 << 8
@@ -38,8 +38,6 @@ _ALLOWED: Final = {
 
 _VERSION: Final = 1  # a flag of landlock_create_ruleset
 _PATH_BENEATH, _NET_PORT = 1, 2
-_NO_SYMLINKS, _NO_MAGIC_LINKS = 0x04, 0x02  # of openat2
-_CURRENT_FOLDER: Final = -100
 
 
 def abi() -> int:
@@ -92,12 +90,3 @@ def _allow(ruleset: int, grant: Grant, handled: int) -> None:
         raise OSError(error.errno, error.strerror, grant.path) from None
     finally:
         os.close(target)
-
-
-def open_path(path: str) -> int:
-    """A descriptor that only names the file. Raises `OSError`: the path does not exist, or leads through a symlink."""
-    how = struct.pack("=QQQ", os.O_PATH | os.O_CLOEXEC, 0, _NO_SYMLINKS | _NO_MAGIC_LINKS)
-    try:
-        return call("openat2", _CURRENT_FOLDER, ctypes.c_char_p(os.fsencode(path)), how, len(how))
-    except OSError as error:
-        raise OSError(error.errno, error.strerror, path) from None

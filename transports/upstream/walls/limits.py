@@ -6,18 +6,22 @@ import resource
 import struct
 from typing import Final
 
+from transports.upstream.in_flight import below_ours
 from transports.upstream.walls.spec import Limits
-from transports.upstream.walls.system_calls import call
+from transports.upstream.walls.system_calls import call, dumpable
 
 __all__ = ["drop_capabilities", "forbid_new_privileges", "limit"]
 
-_PR_SET_DUMPABLE, _PR_SET_NO_NEW_PRIVS, _PR_CAP_AMBIENT = 4, 38, 47
+_PR_SET_NO_NEW_PRIVS, _PR_CAP_AMBIENT = 38, 47
 _AMBIENT_CLEAR_ALL: Final = 4
 _OF_THIS_THREAD: Final = struct.pack("=Ii", 0x2008_0522, 0)  # struct cap_user_header, version 3
 _CapabilitySets: Final = ctypes.c_char * 24
 _KEPT: Final = 1 << 1  # DAC_OVERRIDE: the walls decide which files there are, not their owners
 _OOM_SCORE: Final = 500
 """Of 1000: a server is ended before the gateway and its reapers are when memory runs out."""
+_MOST_TIMERS: Final = 16_384
+"""Timers and queued signals. The kernel counts them for a whole user, but asks each process for its own limit: where
+servers may make no more, there are some left for all else."""
 _CPU_GRACE_S: Final = 5  # between SIGXCPU and SIGKILL
 
 
@@ -33,9 +37,11 @@ def limit(limits: Limits) -> None:
     if limits.memory_bytes is not None:
         wanted[resource.RLIMIT_DATA] = limits.memory_bytes
     if limits.files is not None:
-        wanted[resource.RLIMIT_NOFILE] = limits.files
+        wanted[resource.RLIMIT_NOFILE] = below_ours(limits.files)
     if limits.cpu_s is not None:
         wanted[resource.RLIMIT_CPU] = limits.cpu_s
+    timers = resource.getrlimit(resource.RLIMIT_SIGPENDING)[1]
+    wanted[resource.RLIMIT_SIGPENDING] = _MOST_TIMERS if timers == resource.RLIM_INFINITY else timers // 4
     for which, most in wanted.items():
         hard = _lower(most + _CPU_GRACE_S if which == resource.RLIMIT_CPU else most, resource.getrlimit(which)[1])
         resource.setrlimit(which, (min(most, hard), hard))
@@ -43,14 +49,11 @@ def limit(limits: Limits) -> None:
 
 
 def _die_before_the_gateway() -> None:
-    # The files of a process that is not dumpable belong to root. Nothing is secret in it that will not be in the
-    # server itself, which is dumpable.
-    call("prctl", _PR_SET_DUMPABLE, 1, 0, 0, 0)
-    file = os.open("/proc/self/oom_score_adj", os.O_RDWR)
-    if int(os.read(file, 16)) < _OOM_SCORE:
-        os.write(file, b"%d" % _OOM_SCORE)
-    os.close(file)
-    call("prctl", _PR_SET_DUMPABLE, 0, 0, 0, 0)
+    with dumpable():  # nothing is secret in it that will not be in the server itself
+        file = os.open("/proc/self/oom_score_adj", os.O_RDWR)
+        if int(os.read(file, 16)) < _OOM_SCORE:
+            os.write(file, b"%d" % _OOM_SCORE)
+        os.close(file)
 
 
 def _lower(most: int, hard: int) -> int:

@@ -12,17 +12,15 @@ import stat
 import struct
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
-from functools import cache
 from typing import Any, Final, NoReturn
 
-from transports.upstream.walls.landlock import open_path
+from transports.upstream.walls.paths import open_path
 from transports.upstream.walls.spec import Grant, Walls
-from transports.upstream.walls.system_calls import call, numbers
+from transports.upstream.walls.system_calls import call, dumpable, numbers
 
 __all__ = ["fork_apart", "is_apart", "own_grants", "separate", "why_not"]
 
 _NEW_MOUNTS, _NEW_IPC, _NEW_USER, _NEW_PROCESSES = 0x0002_0000, 0x0800_0000, 0x1000_0000, 0x2000_0000
-_PR_SET_DUMPABLE: Final = 4
 
 _NO_SET_UID, _NO_DEVICES, _NO_EXECUTE, _BIND, _RECURSIVE, _PRIVATE = 2, 4, 8, 0x1000, 0x4000, 1 << 18
 _READ_ONLY, _HERE, _EMPTY_PATH, _BELOW_TOO = 0x1, -100, 0x1000, 0x8000  # of mount_setattr
@@ -72,13 +70,11 @@ def fork_apart() -> int:
 
 def _settle(user: int, group: int) -> None:
     """Keep the user's and the group's numbers in the new user namespace."""
-    # The files of a process that is not dumpable belong to root. It knows no secrets yet.
-    call("prctl", _PR_SET_DUMPABLE, 1, 0, 0, 0)
-    for name, text in (("setgroups", "deny"), ("uid_map", f"{user} {user} 1"), ("gid_map", f"{group} {group} 1")):
-        file = os.open(f"/proc/self/{name}", os.O_WRONLY)
-        os.write(file, text.encode())
-        os.close(file)
-    call("prctl", _PR_SET_DUMPABLE, 0, 0, 0, 0)
+    with dumpable():  # it knows no secrets yet
+        for name, text in (("setgroups", "deny"), ("uid_map", f"{user} {user} 1"), ("gid_map", f"{group} {group} 1")):
+            file = os.open(f"/proc/self/{name}", os.O_WRONLY)
+            os.write(file, text.encode())
+            os.close(file)
 
 
 def separate(walls: Walls) -> None:
@@ -161,19 +157,34 @@ def _set_read_only(at: int, path: str, *, on: bool, flags: int) -> None:
     call("mount_setattr", at, os.fsencode(path), flags, struct.pack("=4Q", *change, 0, 0), 32)
 
 
-@cache
+_known: Final[list[str]] = []
+_PASSING: Final = (errno.ENOSPC, errno.EUSERS, errno.EAGAIN, errno.ENOMEM, errno.EMFILE, errno.ENFILE)
+"""A limit is reached, perhaps for a moment only."""
+
+
 def why_not() -> str:
-    """Why namespaces cannot be used here, found out by using them in a process of its own. Empty if they can."""
+    """Why namespaces cannot be used here, found out by using them in a process of its own. Empty if they can. Found out
+    once, but for what may be otherwise at the next start."""
+    if not _known:
+        code, found = _tried()
+        if code in _PASSING:
+            return found
+        _known.append(found)
+    return _known[0]
+
+
+def _tried() -> tuple[int, str]:
+    """The error with which namespaces could not be used, 0 for none, and the sentence for it."""
     try:
         pid = fork_apart()
     except OSError as error:
-        return f"namespaces are refused ({error.strerror})"
+        return error.errno or errno.EIO, f"namespaces are refused ({error.strerror})"
     if pid == 0:
         _end_with(lambda: separate(Walls(profile="", grants=())))
     code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
     if code == 0:
-        return ""
-    return f"namespaces cannot be used ({os.strerror(code) if code > 0 else f'signal {-code}'})"
+        return 0, ""
+    return code, f"namespaces cannot be used ({os.strerror(code) if code > 0 else f'signal {-code}'})"
 
 
 def _end_with(work: Callable[[], None]) -> NoReturn:

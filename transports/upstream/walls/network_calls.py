@@ -13,33 +13,36 @@ import os
 import socket
 import struct
 from collections.abc import Callable
-from typing import Final, Protocol
+from typing import Final
 
 from transports.upstream.walls.connecting import Connections, connect
-from transports.upstream.walls.datagrams import StandIns
+from transports.upstream.walls.datagrams import DNS_PORT, StandIns
 from transports.upstream.walls.notifications import Listener, Notification, duplicate, read_memory
+from transports.upstream.walls.paths import is_within, open_path, resolved
 from transports.upstream.walls.reach import Address, ReachRules, kind_of, shown, unwrapped
+from transports.upstream.walls.refusals import Refused
 from transports.upstream.walls.routes import listeners
-from transports.upstream.walls.socket_addresses import MAX_BYTES, Disconnect, InternetAddress, UnixPath, read_address
+from transports.upstream.walls.socket_addresses import (
+    INTERNET,
+    MAX_BYTES,
+    AbstractName,
+    Disconnect,
+    InternetAddress,
+    UnixPath,
+    read_address,
+)
 from transports.upstream.walls.spec import Reach
 from transports.upstream.walls.system_calls import numbers
-from transports.upstream.walls.unix_paths import is_within, open_socket, resolved
 
 __all__ = ["NetworkCalls"]
 
-_DNS_PORT: Final = 53
 _ACCEPT_S: Final = 0.5
 _MAX_OWN_LISTENERS: Final = 64
-_INTERNET: Final = (socket.AF_INET, socket.AF_INET6)
 _TCP: Final = (socket.IPPROTO_TCP, 262)  # 262: IPPROTO_MPTCP
 _QUIET: Final = ("/run/nscd/socket", "/var/run/nscd/socket", "/run/systemd/resolve/io.systemd.Resolve")
 """The C library tries these before it asks a resolver. To refuse them is worth no message."""
 
 _DISCONNECT: Final = struct.pack("=H14x", socket.AF_UNSPEC)
-
-
-class Refused(Protocol):
-    def __call__(self, kind: str, what: str, why: str) -> None: ...
 
 
 class NetworkCalls:
@@ -67,7 +70,7 @@ class NetworkCalls:
         self._resolve = resolve
         self._own_listeners: dict[int, None] = {}  # inodes, the oldest first
         calls = numbers()
-        self._stand_ins = StandIns(listener, resolve)
+        self._stand_ins = StandIns(listener, resolve, self._refuse_datagrams)
         self._datagrams = calls["socket"]
         self._handlers = {calls["connect"]: self._connect, calls["listen"]: self._listen}
 
@@ -95,10 +98,7 @@ class NetworkCalls:
 
     @staticmethod
     def _theirs(notification: Notification) -> socket.socket:
-        fd = notification.arguments[0] & 0xFFFF_FFFF  # the kernel takes it as an int
-        if fd > 0x7FFF_FFFF:
-            raise OSError(errno.EBADF, os.strerror(errno.EBADF))
-        ours = duplicate(notification.thread, fd)
+        ours = duplicate(notification.thread, notification.arguments[0])
         try:
             return socket.socket(fileno=ours)
         except OSError:  # ENOTSOCK
@@ -116,6 +116,9 @@ class NetworkCalls:
             is_valid = self._listener.is_valid(notification)
             return self._stand_ins.connect(notification, theirs, raw) if is_valid else errno.ESRCH
         given = read_address(raw, theirs.family)
+        if isinstance(given, AbstractName):
+            self._refused("socket", f"@{given.name}", "an abstract name")
+            return errno.EACCES
         path = resolved(given.path, notification.thread) if isinstance(given, UnixPath) else ""
         if not self._listener.is_valid(notification):  # that was read from another one
             return errno.ESRCH
@@ -128,7 +131,7 @@ class NetworkCalls:
         return self._connect_internet(notification, theirs, given)
 
     def _connect_internet(self, notification: Notification, theirs: socket.socket, to: InternetAddress) -> int | None:
-        if to.port == _DNS_PORT:
+        if to.port == DNS_PORT:
             self._connections.make(notification, theirs, lambda: self._connect_resolver(theirs))
             return None
         final = unwrapped(to.address)
@@ -175,6 +178,12 @@ class NetworkCalls:
             except OSError:
                 return errno.ECONNREFUSED
 
+    def _refuse_datagrams(self, to: InternetAddress) -> None:
+        """Tell of datagrams that were refused. Not of those to where TCP is allowed: the C library connects a socket of
+        datagrams to each address of a name to learn the way there, and sends nothing."""
+        if self._touched is None and to.port and self._rules.refusal(to.address, to.port) is not None:
+            self._refused("connect", f"udp {shown(unwrapped(to.address), to.port)}", "datagrams")
+
     def _connect_unix(self, notification: Notification, theirs: socket.socket, given: str, path: str) -> int | None:
         if theirs.type not in (socket.SOCK_STREAM, socket.SOCK_SEQPACKET):
             return errno.EACCES
@@ -190,7 +199,7 @@ class NetworkCalls:
 
     def _listen(self, notification: Notification, theirs: socket.socket) -> int:
         backlog = notification.arguments[1] & 0xFFFF
-        if theirs.family in _INTERNET:
+        if theirs.family in INTERNET:
             address, port = theirs.getsockname()[:2]
             is_loopback = kind_of(ipaddress.ip_address(address))[0] == "loopback"
             if self._touched is not None:
@@ -210,9 +219,9 @@ class NetworkCalls:
 def _attempt_unix(theirs: socket.socket, path: str) -> int:
     """Connect to what the path names now, through a descriptor: the path itself might be another's a moment later."""
     try:
-        named = open_socket(path)
-    except OSError as error:
-        return error.errno or errno.EACCES
+        named = open_path(path)
+    except OSError as error:  # ELOOP: there is a link by now
+        return errno.EACCES if error.errno == errno.ELOOP else error.errno or errno.EACCES
     try:
         at = struct.pack("=H", socket.AF_UNIX) + f"/proc/self/fd/{named}".encode() + b"\0"
         return connect(theirs.fileno(), at)

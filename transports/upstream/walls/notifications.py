@@ -1,7 +1,8 @@
 """Seccomp's user notifications (Linux 5.14): a process waits in a system call until another one has decided it.
 
 Knows the kernel's structures, and nothing of what is decided. What a process passes by pointer can change while the
-decision is made, so nothing here lets such a call go on: the decider acts itself, on copies, and answers the result.
+decision is made. So a call with pointers goes on only if something else decides it (Landlock); for all others the
+decider acts itself, on copies, and answers the result.
 """
 
 import contextlib
@@ -12,9 +13,10 @@ import os
 import struct
 from typing import Final, NamedTuple
 
+from transports.upstream.walls.paths import as_meant
 from transports.upstream.walls.system_calls import call
 
-__all__ = ["Listener", "Notification", "duplicate", "read_memory", "read_path"]
+__all__ = ["Listener", "Notification", "duplicate", "read_memory", "read_path", "signed"]
 
 # linux/seccomp.h, as x86_64 and aarch64 number their ioctls.
 _RECEIVE: Final = 0xC050_2100
@@ -38,6 +40,10 @@ class Notification(NamedTuple):
     thread: int
     number: int
     arguments: tuple[int, ...]
+
+    def integer(self, place: int) -> int:
+        """An argument that the kernel takes as an int."""
+        return signed(self.arguments[place])
 
 
 class Listener:
@@ -124,16 +130,7 @@ def read_memory(thread: int, address: int, size: int) -> bytes:
 
 def read_path(thread: int, pointer: int) -> bytes:
     """A path in the memory of another process, as this process means it. Raises `OSError`."""
-    return _as_meant(thread, _read_string(thread, pointer))
-
-
-def _as_meant(thread: int, path: bytes) -> bytes:
-    """What names the process that uses the path is its own, and not this one's."""
-    own = b"/proc/%d" % thread
-    for prefix, place in ((b"/proc/self", own), (b"/proc/thread-self", own), (b"/dev/fd", own + b"/fd")):
-        if path == prefix or path.startswith(prefix + b"/"):
-            return place + path[len(prefix) :]
-    return path
+    return as_meant(thread, _read_string(thread, pointer))
 
 
 def _read_string(thread: int, pointer: int) -> bytes:
@@ -151,7 +148,8 @@ def _read_string(thread: int, pointer: int) -> bytes:
 def duplicate(thread: int, fd: int) -> int:
     """A descriptor of our own for what another process's descriptor refers to. Raises `OSError` (EBADF, ESRCH, EPERM).
 
-    EPERM: the process has made itself undumpable, so that we may not look into it.
+    `fd` may be an argument as it was passed. EPERM: the process has made itself undumpable, so that we may not look
+    into it.
     """
     try:
         process = os.pidfd_open(thread, _PIDFD_THREAD)
@@ -160,9 +158,14 @@ def duplicate(thread: int, fd: int) -> int:
             raise
         process = os.pidfd_open(_process_of(thread))
     try:
-        return call("pidfd_getfd", process, fd, 0)
+        return call("pidfd_getfd", process, signed(fd), 0)
     finally:
         os.close(process)
+
+
+def signed(value: int) -> int:
+    """What the kernel takes as an int."""
+    return ctypes.c_int(value & 0xFFFF_FFFF).value
 
 
 def _process_of(thread: int) -> int:

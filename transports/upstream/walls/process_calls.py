@@ -3,24 +3,20 @@
 These calls carry numbers only, so the kernel makes them itself once they are allowed.
 """
 
-import ctypes
 import errno
 import os
 from collections.abc import Iterable
-from typing import Final, Protocol
+from typing import Final
 
-from transports.upstream.process_tree import below
+from transports.upstream.process_tree import below, parent
 from transports.upstream.walls.notifications import Listener, Notification
+from transports.upstream.walls.refusals import Refused
 from transports.upstream.walls.seccomp import OTHERS, SIGNALS
 from transports.upstream.walls.system_calls import numbers
 
 __all__ = ["ProcessCalls"]
 
 _MAX_DEPTH: Final = 10_000  # a chain of parents longer than that is a circle of reused numbers
-
-
-class Refused(Protocol):
-    def __call__(self, kind: str, what: str, why: str) -> None: ...
 
 
 class ProcessCalls:
@@ -49,8 +45,8 @@ class ProcessCalls:
 
     def _name(self, made: Notification) -> int:
         name, argument = self._named[made.number]
-        pid = ctypes.c_int(made.arguments[argument] & 0xFFFF_FFFF).value  # as the kernel takes it
-        if pid > 0 and _parent(pid) is None:
+        pid = made.integer(argument)
+        if pid > 0 and parent(pid) is None:
             return errno.ESRCH
         if _is_below(pid, os.getpid()) if pid > 0 else _is_group_below(-pid):
             return 0
@@ -61,7 +57,7 @@ class ProcessCalls:
 def _is_below(pid: int, ancestor: int) -> bool:
     """True if a process or thread was started, directly or not, by the ancestor."""
     for _ in range(_MAX_DEPTH):
-        above = _parent(pid)
+        above = parent(pid)
         if above == ancestor:
             return True
         if not above:
@@ -79,13 +75,3 @@ def _is_group_below(group: int) -> bool:
         except OSError:  # it has just ended
             continue
     return False
-
-
-def _parent(pid: int) -> int | None:
-    """None if there is no such process any more, 0 for the first of all."""
-    try:
-        with open(f"/proc/{pid}/stat", "rb") as file:
-            # The command name may hold spaces and brackets; state and parent follow the last bracket.
-            return int(file.read().rpartition(b")")[2].split()[1])
-    except OSError:
-        return None

@@ -220,9 +220,9 @@ class ReachRules:
                 continue
             if entry.has_address(address, port, None):
                 return True
-            # A listener on 0.0.0.0 or :: has every address of this machine.
-            everywhere = entry.network is not None and entry.network.network_address.is_unspecified
-            if (everywhere or entry.name == "localhost") and (kind == "loopback" or self._is_local(address)):
+            # A listener on 0.0.0.0 or :: has every address of this machine. Which of them a name has is not asked.
+            everywhere = entry.network is None or entry.network.network_address.is_unspecified
+            if everywhere and (kind == "loopback" or self._is_local(address)):
                 return True
         return False
 

@@ -1,8 +1,8 @@
 """Gathers what was refused to a process, so that a flood of refusals costs a bounded number of messages."""
 
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
-__all__ = ["Refusals"]
+__all__ = ["Refusals", "Refused"]
 
 MAX_KINDS: Final = 64
 """Different refusals that are told apart between two messages. All others are one more, without what was refused."""
@@ -10,6 +10,12 @@ MAX_KINDS: Final = 64
 _EVERY_S: Final = 1.0
 _MAX_CHARS: Final = 300
 _BURST: Final = 8
+
+
+class Refused(Protocol):
+    def __call__(self, kind: str, what: str, why: str) -> None:
+        """Tell of one refusal, as `Refusals.add`."""
+        ...
 
 
 class Refusals:

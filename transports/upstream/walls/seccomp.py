@@ -6,7 +6,7 @@ more than numbers go to the gate, which the reaper of the server runs (seccomp's
 
 import ctypes
 import errno
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Final
@@ -48,18 +48,21 @@ CONNECTIONS: Final = ("connect", "listen")
 
 ATTRIBUTES: Final = (
     "chmod", "fchmod", "fchmodat", "fchmodat2", "utime", "utimes", "futimesat", "utimensat", "inotify_add_watch",
+    "inotify_init", "inotify_init1",
 )  # fmt: skip
 """Answered by the gate: what the owner of a file may do to it, or see of it, without opening it. Landlock allows it."""
 
 FILES: Final = (
-    "open", "openat", "openat2", "creat", "execve", "execveat", "truncate", "mkdir", "mkdirat", "mknod", "mknodat",
+    "open", "openat", "creat", "execve", "execveat", "truncate", "mkdir", "mkdirat", "mknod", "mknodat",
     "symlink", "symlinkat", "unlink", "unlinkat", "rmdir", "rename", "renameat", "renameat2", "link", "linkat",
 )  # fmt: skip
 """What Landlock decides, where somebody wants to see it (`file_watch.py`)."""
 
 _OWNERS: Final = ("chown", "lchown", "fchown", "fchownat")
 _EXTENDED: Final = ("setxattr", "lsetxattr", "fsetxattr", "removexattr", "lremovexattr", "fremovexattr")
-_NEW: Final = ("setxattrat", "removexattrat", "file_setattr")
+_LABELS: Final = ("getxattr", "lgetxattr", "listxattr", "llistxattr")
+"""They read what lies in closed files as well. With a descriptor of an open file they are allowed."""
+_NEW: Final = ("setxattrat", "getxattrat", "listxattrat", "removexattrat", "file_setattr")
 """As `ATTRIBUTES`. Servers do without them, and programs that copy files expect file systems that lack them."""
 
 OTHERS: Final[Mapping[str, int]] = {
@@ -118,10 +121,11 @@ def decisions(kind: FilterKind) -> dict[str, Decision]:
         found["truncate"] = NOTIFY
         found["open"] = Match(1, while_reading, ALLOW, mask=0o1003)
         found["openat"] = Match(2, while_reading, ALLOW, mask=0o1003)
-        found["openat2"] = _ENOSYS  # its flags are in memory. Callers fall back to openat
     if kind.files:
         found |= dict.fromkeys(FILES, NOTIFY)
-    found |= dict.fromkeys(_OWNERS, _EPERM) | dict.fromkeys(_EXTENDED, refuse(errno.EOPNOTSUPP))
+    found |= _of_modes(found, but=ATTRIBUTES if kind.attributes else ())
+    found["openat2"] = _ENOSYS  # its flags and mode are in memory. Callers fall back to openat
+    found |= dict.fromkeys(_OWNERS, _EPERM) | dict.fromkeys((*_EXTENDED, *_LABELS), refuse(errno.EOPNOTSUPP))
     found |= dict.fromkeys(_NEW, _ENOSYS)
     found |= _of_others(kind) | _of_sockets(kind)
     found["clone"] = Match(0, {0: ALLOW}, _EPERM, mask=_NEW_NAMESPACES)
@@ -140,6 +144,30 @@ def decisions(kind: FilterKind) -> dict[str, Decision]:
 _IOCTL_OWNER: Final = (0x8901, 0x8902)  # FIOSETOWN, SIOCSPGRP: who gets a socket's signals
 _FCNTL_OWNER: Final = (8, 15)  # F_SETOWN, F_SETOWN_EX
 _FCNTL_LEASE: Final = (1024, 1026)  # F_SETLEASE, F_NOTIFY: others would wait to open the file
+
+
+_SET_ID: Final = 0o6000
+_MODES: Final = {
+    "chmod": 1, "fchmod": 1, "fchmodat": 2, "fchmodat2": 2, "creat": 1, "mkdir": 1, "mkdirat": 2, "mknod": 1,
+    "mknodat": 2,
+}  # fmt: skip
+_OPENS: Final = {"open": (1, 2), "openat": (2, 3)}  # the argument of flags, and that of the mode if a file is made
+_MAKES: Final = 0o100 | 0o2000_0000  # O_CREAT, and the bit of O_TMPFILE that O_DIRECTORY has not
+
+
+def _of_modes(found: Mapping[str, Decision], but: Collection[str]) -> dict[str, Decision]:
+    """Modes with which a file would be a program that whoever starts it runs as the gateway's user or group."""
+    plain = {name: Match(mode, {0: found.get(name, ALLOW)}, _EPERM, mask=_SET_ID) for name, mode in _MODES.items()}
+    opens = {
+        name: Match(
+            flags,
+            {0: found.get(name, ALLOW)},
+            Match(mode, {0: found.get(name, ALLOW)}, _EPERM, mask=_SET_ID),
+            mask=_MAKES,
+        )
+        for name, (flags, mode) in _OPENS.items()
+    }
+    return {name: decision for name, decision in (plain | opens).items() if name not in but}
 
 
 def _of_others(kind: FilterKind) -> dict[str, Decision]:

@@ -8,7 +8,9 @@ import struct
 from dataclasses import dataclass
 from typing import Final
 
-__all__ = ["MAX_BYTES", "Disconnect", "InternetAddress", "UnixPath", "read_address"]
+__all__ = ["INTERNET", "MAX_BYTES", "AbstractName", "Disconnect", "InternetAddress", "UnixPath", "read_address"]
+
+INTERNET: Final = (socket.AF_INET, socket.AF_INET6)
 
 MAX_BYTES: Final = 128
 """`sizeof(struct sockaddr_storage)`; the kernel takes no longer address."""
@@ -37,23 +39,29 @@ class InternetAddress:
 
 
 @dataclass(frozen=True, slots=True)
+class AbstractName:
+    """The name of a Unix socket that has no path. It belongs to nobody's folder."""
+
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
 class UnixPath:
     """The path of a Unix socket, as the process wrote it."""
 
     path: str
 
 
-def read_address(raw: bytes, domain: int) -> Disconnect | InternetAddress | UnixPath:
+def read_address(raw: bytes, domain: int) -> Disconnect | InternetAddress | AbstractName | UnixPath:
     """Read an address that is meant for a socket of this domain.
 
     Raises:
-        OSError: with the errno that the kernel itself would give, and EACCES for abstract Unix sockets, which belong to
-            nobody's folder.
+        OSError: with the errno that the kernel itself would give.
     """
     if not _FAMILY.size <= len(raw) <= MAX_BYTES:
         raise _error(errno.EINVAL)
     family: int = _FAMILY.unpack_from(raw)[0]
-    if family == socket.AF_UNSPEC and domain in (socket.AF_INET, socket.AF_INET6):
+    if family == socket.AF_UNSPEC and domain in INTERNET:
         return Disconnect(raw)
     if family != domain:
         raise _error(errno.EINVAL if domain == socket.AF_UNIX else errno.EAFNOSUPPORT)
@@ -73,12 +81,12 @@ def read_address(raw: bytes, domain: int) -> Disconnect | InternetAddress | Unix
     raise _error(errno.EACCES)
 
 
-def _unix(raw: bytes) -> UnixPath:
+def _unix(raw: bytes) -> AbstractName | UnixPath:
     if len(raw) > _MAX_UNIX_BYTES or len(raw) == _FAMILY.size:
         raise _error(errno.EINVAL)
     path, _, _ = raw[_FAMILY.size :].partition(b"\0")
     if not path:
-        raise _error(errno.EACCES)
+        return AbstractName(os.fsdecode(raw[_FAMILY.size + 1 :]))
     return UnixPath(os.fsdecode(path))
 
 

@@ -4,17 +4,20 @@ import ctypes
 import errno
 import os
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cache
 from typing import Any, Final
 
-__all__ = ["AUDIT_ARCH", "LAST", "NUMBERS", "call", "machine", "numbers"]
+__all__ = ["AUDIT_ARCH", "LAST", "NUMBERS", "call", "dumpable", "machine", "numbers"]
 
 _BOTH: Final = {
     "clone3": 435, "fchmodat2": 452, "file_setattr": 469, "fsconfig": 431, "fsmount": 432, "fsopen": 430, "fspick": 433,
     "io_uring_enter": 426, "io_uring_register": 427, "io_uring_setup": 425, "landlock_add_rule": 445,
     "landlock_create_ruleset": 444, "landlock_restrict_self": 446, "listmount": 458, "mount_setattr": 442,
     "move_mount": 429, "open_tree": 428, "open_tree_attr": 467, "openat2": 437, "pidfd_getfd": 438, "pidfd_open": 434,
-    "pidfd_send_signal": 424, "process_madvise": 440, "quotactl_fd": 443, "removexattrat": 466, "setxattrat": 463,
+    "pidfd_send_signal": 424, "process_madvise": 440, "quotactl_fd": 443, "removexattrat": 466,
+    "setxattrat": 463, "getxattrat": 464, "listxattrat": 465,
     "statmount": 457,
 }  # fmt: skip
 _X86_64: Final = {
@@ -22,7 +25,9 @@ _X86_64: Final = {
     "chown": 92, "chroot": 161, "clock_adjtime": 305, "clock_settime": 227, "clone": 56, "connect": 42, "creat": 85,
     "delete_module": 176, "execve": 59, "execveat": 322, "fanotify_init": 300, "fanotify_mark": 301, "fchmod": 91,
     "fchmodat": 268, "fchown": 93, "fchownat": 260, "fcntl": 72, "finit_module": 313, "fork": 57, "fremovexattr": 199,
-    "fsetxattr": 190, "futimesat": 261, "init_module": 175, "inotify_add_watch": 254, "ioctl": 16, "ioperm": 173,
+    "fsetxattr": 190, "futimesat": 261, "init_module": 175, "inotify_add_watch": 254,
+    "getxattr": 191, "lgetxattr": 192, "listxattr": 194, "llistxattr": 195,
+    "inotify_init": 253, "inotify_init1": 294, "ioctl": 16, "ioperm": 173,
     "iopl": 172, "ioprio_set": 251, "kcmp": 312, "kexec_file_load": 320, "kexec_load": 246, "keyctl": 250, "kill": 62,
     "lchown": 94, "link": 86, "linkat": 265, "listen": 50, "lremovexattr": 198, "lsetxattr": 189, "migrate_pages": 256,
     "mkdir": 83, "mkdirat": 258, "mknod": 133, "mknodat": 259, "modify_ldt": 154, "mount": 165, "move_pages": 279,
@@ -45,7 +50,9 @@ _AARCH64: Final = {
     "clock_adjtime": 266, "clock_settime": 112, "clone": 220, "connect": 203, "delete_module": 106, "execve": 221,
     "execveat": 281, "fanotify_init": 262, "fanotify_mark": 263, "fchmod": 52, "fchmodat": 53, "fchown": 55,
     "fchownat": 54, "fcntl": 25, "finit_module": 273, "fremovexattr": 16, "fsetxattr": 7, "init_module": 105,
-    "inotify_add_watch": 27, "ioctl": 29, "ioprio_set": 30, "kcmp": 272, "kexec_file_load": 294, "kexec_load": 104,
+    "inotify_add_watch": 27,
+    "getxattr": 8, "lgetxattr": 9, "listxattr": 11, "llistxattr": 12,
+    "inotify_init1": 26, "ioctl": 29, "ioprio_set": 30, "kcmp": 272, "kexec_file_load": 294, "kexec_load": 104,
     "keyctl": 219, "kill": 129, "linkat": 37, "listen": 201, "lremovexattr": 15, "lsetxattr": 6, "migrate_pages": 238,
     "mkdirat": 34, "mknodat": 33, "mount": 40, "move_pages": 239, "mq_getsetattr": 185, "mq_notify": 184,
     "mq_open": 180, "mq_timedreceive": 183, "mq_timedsend": 182, "mq_unlink": 181, "msgctl": 187, "msgget": 186,
@@ -101,3 +108,17 @@ def call(name: str, *arguments: Any) -> int:
         number = ctypes.get_errno()
         raise OSError(number, os.strerror(number))
     return result
+
+
+_PR_SET_DUMPABLE: Final = 4
+
+
+@contextmanager
+def dumpable() -> Iterator[None]:
+    """Let other processes of the user look into this one, which else they may not, and nor may itself in /proc: the
+    files of a process that is not dumpable belong to root. Raises `OSError`."""
+    call("prctl", _PR_SET_DUMPABLE, 1, 0, 0, 0)
+    try:
+        yield
+    finally:
+        call("prctl", _PR_SET_DUMPABLE, 0, 0, 0, 0)

@@ -1,5 +1,6 @@
 """Gathers what a watched process touches until it can be sent: each thing once, and a bounded number of things."""
 
+import os
 from typing import Final
 
 __all__ = ["Touched"]
@@ -21,7 +22,7 @@ class Touched:
 
     def add(self, kind: str, what: str) -> None:
         """`kind` is a letter of `Grant.mode` for a path, or connect, socket or listen."""
-        thing = (kind, what[:_MAX_CHARS])
+        thing = (kind, _text(what[:_MAX_CHARS]))
         if thing not in self._known and len(self._known) < MAX_THINGS:
             self._known.add(thing)
             self._waiting.append(thing)
@@ -47,3 +48,18 @@ class Touched:
     def due_in(self, now: float) -> float | None:
         """Seconds until something is to be sent. None if nothing waits."""
         return max(0.0, self._next - now) if self._waiting else None
+
+
+def _text(what: str) -> str:
+    """A path with bytes that are no text cannot be granted in a configuration. The folder of such a file can."""
+    while not _is_text(what):
+        what = os.path.dirname(what)
+    return what
+
+
+def _is_text(what: str) -> bool:
+    try:
+        what.encode()
+    except UnicodeEncodeError:
+        return False
+    return True

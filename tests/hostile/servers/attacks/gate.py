@@ -291,6 +291,7 @@ def forks_at_once(facts: Facts) -> str:
     for thread in threads:
         with contextlib.suppress(RuntimeError):
             thread.join(10)
+    time.sleep(1)  # who is ended for it does not get to the answer
     return f"forks: {len(started)}"
 
 

@@ -1,4 +1,4 @@
-"""A request that differs from a checked one in id and arguments alone is not checked again; any other is."""
+"""A request that differs from a checked one in id, arguments and progress token alone is not checked again."""
 
 import json
 from typing import Any
@@ -68,9 +68,50 @@ def test_a_request_that_says_anything_else_shares_nothing(other: dict[str, Any])
 
 
 @requirement("hot.standing")
+@pytest.mark.parametrize("era", ["legacy", "modern"])
+def test_calls_with_other_progress_tokens_share_what_was_decided_and_have_their_own(era: str) -> None:
+    modern = era == "modern"
+    named = kept_head(**(MODERN_HEAD if modern else LEGACY_HEAD))
+    meta = MODERN_META if modern else {"note": {"x": 1}}
+    first = request(named, name="a", _meta={**meta, "progressToken": 1})
+    assert first.standing is not None
+    for token in (2, "2", 'a "b" \u20ac', -1):
+        found = request(named, name="a", _meta={**meta, "progressToken": token})
+        assert found.standing is first.standing
+        assert found.meta == {**meta, "progressToken": token} == json.loads(bytes(found.params["_meta"]))
+    assert first.meta["progressToken"] == 1
+
+
+@requirement("hot.standing")
+@pytest.mark.parametrize(
+    "meta",
+    [
+        {"note": 1, "progressToken": None},
+        {"note": 1, "progressToken": {}},
+        {"note": 1, "progressToken": 1.5},
+        {"note": 1, "progressToken": True},
+        {"note": 2, "progressToken": 1},
+        {"note": 1, "more": 1, "progressToken": 1},
+        {"progressToken": 1, "note": 1},
+        {"progressToken": 1},
+        {"note": 1},
+        {},
+    ],
+    ids=repr,
+)
+def test_another_meta_or_an_unusual_progress_token_shares_nothing(meta: dict[str, Any]) -> None:
+    named = kept_head(**LEGACY_HEAD)
+    first = request(named, name="a", _meta={"note": 1, "progressToken": 1})
+    found = request(named, name="a", _meta=meta)
+    assert found.standing is not first.standing
+    assert found.meta == meta
+    with pytest.raises(Refused, match="progressToken is longer"):
+        request(named, name="a", _meta={"note": 1, "progressToken": "x" * (MAX_ID_CHARS + 1)})
+
+
+@requirement("hot.standing")
 def test_what_each_request_has_of_its_own_is_not_kept() -> None:
     named = kept_head(**LEGACY_HEAD)
-    assert request(named, name="a", _meta={"progressToken": 1}).standing is None
     assert request(named, name="a", _meta={"traceparent": "00"}).standing is None
     assert request(named, name="a", note="x" * MAX_BYTES).standing is None
 

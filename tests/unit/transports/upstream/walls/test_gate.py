@@ -241,6 +241,8 @@ def test_unix_sockets_are_reached_below_granted_folders_only(tmp_path: Path) -> 
             unix(str(granted / "x").encode().replace(b"/x", b"/../granted/socket")),
             unix(exact.encode()),
             unix(b"granted/socket\0"),
+            unix(b"/proc/self/cwd/granted/socket\0"),
+            unix(b"/proc/thread-self/cwd/granted/socket\0"),
         ]
         refused = [
             unix(outside.encode() + b"\0"),
@@ -265,6 +267,7 @@ def test_unix_sockets_are_reached_below_granted_folders_only(tmp_path: Path) -> 
     assert results[len(ok) : -5] == ["EACCES"] * len(refused)
     assert results[-5:] == ["EPROTOTYPE", "EINVAL", "EINVAL", "ENOENT", "ENOENT"]
     assert ("socket", outside, "not granted") in told and len(told) <= len(refused)
+    assert ("socket", "@gate-test", "an abstract name") in told
 
 
 @requirement("box.sockets")

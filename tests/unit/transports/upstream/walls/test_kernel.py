@@ -1,10 +1,12 @@
 """What a kernel cannot do is said, for the walls that would need it."""
 
+import errno
 from dataclasses import replace
 
 import pytest
 
 from tests.requirements import requirement
+from transports.upstream.walls import namespaces
 from transports.upstream.walls.build import WallsFailed, arrange
 from transports.upstream.walls.kernel import Kernel, probe
 from transports.upstream.walls.spec import Limits, Reach, Walls
@@ -47,6 +49,20 @@ def test_what_is_required_and_cannot_hold_starts_nothing(monkeypatch: pytest.Mon
     arrange(PLAIN)
     with pytest.raises(WallsFailed, match=r"'standard' is required, and cannot hold here\. Files are not closed"):
         arrange(replace(PLAIN, required=True))
+
+
+@requirement("box.required")
+def test_a_limit_that_may_pass_is_asked_about_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    errors = [errno.ENOSPC, errno.EPERM, errno.EAGAIN]
+
+    def fork_apart() -> int:
+        raise OSError(errors.pop(0), "refused")
+
+    monkeypatch.setattr(namespaces, "_known", [])
+    monkeypatch.setattr(namespaces, "fork_apart", fork_apart)
+    for _ in range(4):
+        assert namespaces.why_not() == "namespaces are refused (refused)"
+    assert errors == [errno.EAGAIN], "the second error is for good"
 
 
 def test_this_kernel_is_asked_once() -> None:

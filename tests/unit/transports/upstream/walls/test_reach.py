@@ -136,6 +136,9 @@ def test_where_the_gateway_listens_stays_closed_whatever_is_granted() -> None:
     assert refusal(reach, "127.0.0.1", 8080) == why and refusal(reach, "0.0.0.0", 8080) == why
     assert refusal(reach, "198.51.101.7", 9000) == why and refusal(reach, "::1", 9000) == why
     assert refusal(reach, "127.0.0.1", 8081) is None and refusal(reach, "198.51.101.8", 9000) is None
+    named = Reach(public=True, hosts=("localhost", "198.51.101.7", "10.0.0.5"), refused=("gw.internal:8080",))
+    assert refusal(named, "127.0.0.1", 8080) == why == refusal(named, "198.51.101.7", 8080), "of whatever address it is"
+    assert refusal(named, "127.0.0.1", 8081) is None and refusal(named, "10.0.0.5", 8080) is None
 
 
 @requirement("box.names")

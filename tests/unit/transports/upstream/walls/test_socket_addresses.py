@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.requirements import requirement
-from transports.upstream.walls.socket_addresses import Disconnect, InternetAddress, UnixPath, read_address
+from transports.upstream.walls.socket_addresses import AbstractName, Disconnect, InternetAddress, UnixPath, read_address
 
 FAMILIES = (socket.AF_INET, socket.AF_INET6, socket.AF_UNIX, socket.AF_NETLINK, socket.AF_UNSPEC)
 
@@ -23,7 +23,7 @@ def test_any_bytes_are_an_address_or_an_errno(family: int, domain: int, rest: by
     except OSError as error:
         assert error.errno
     else:
-        assert isinstance(found, Disconnect | InternetAddress | UnixPath)
+        assert isinstance(found, AbstractName | Disconnect | InternetAddress | UnixPath)
         if isinstance(found, InternetAddress):
             assert found.raw[:8] == raw[:8] and found.address.packed in found.raw
 

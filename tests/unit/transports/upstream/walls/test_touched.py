@@ -1,6 +1,7 @@
 """What a watched process touches is sent once, in order, and a bounded number of things."""
 
 import json
+import os
 
 from tests.requirements import requirement
 from transports.upstream.walls.touched import MAX_THINGS, Touched
@@ -32,3 +33,12 @@ def test_packets_and_memory_are_bounded() -> None:
         touched.sent(len(packet))
         count += len(packet)
     assert count == MAX_THINGS
+
+
+@requirement("box.learn")
+def test_a_name_that_is_no_text_counts_as_its_folder() -> None:
+    touched = Touched()
+    for path in (b"/srv/caf\xe9.txt", b"/srv/\xff/\xfe/x", "/srv/caf\xe9.txt".encode()):
+        touched.add("r", os.fsdecode(path))
+    packet = touched.peek(0.0, everything=True)
+    assert json.loads(json.dumps(packet).encode()) == [["r", "/srv"], ["r", "/srv/caf\xe9.txt"]]

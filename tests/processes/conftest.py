@@ -1,0 +1,32 @@
+"""What process tests share."""
+
+import os
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.processes.places import KERNEL, WHO, Place
+from tests.support.walled import python_grants
+from transports.upstream.walls.spec import Grant, Walls
+
+
+@pytest.fixture(scope="module", params=WHO)
+def place(request: pytest.FixtureRequest) -> Iterator[Place]:
+    """For each user, without namespaces and with them."""
+    user, apart = WHO[request.param]
+    if apart and KERNEL.namespaces:
+        pytest.skip(f"here, {KERNEL.namespaces}")
+    with tempfile.TemporaryDirectory(dir="/var/tmp") as name:  # /tmp is another one with namespaces
+        folders = [Path(name).resolve() / each for each in ("own", "read", "closed")]
+        for folder in folders:
+            folder.mkdir()
+            (folder / "file").write_text("text", encoding="utf-8")
+            (folder / "true").symlink_to(folder / "file")
+        if user:
+            for path in (Path(name), *Path(name).rglob("*")):
+                os.chown(path, user, user, follow_symlinks=False)
+        own, read, closed = folders
+        grants = (*python_grants(user), Grant(path=str(own), mode="rw"), Grant(path=str(read), mode="r"))
+        yield Place(user, own, read, closed, Walls(profile="tried", grants=grants, namespaces=bool(apart)))

@@ -1,0 +1,59 @@
+"""Where servers behind walls are tried: each user, without namespaces and with them."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+
+from tests.support.walled import USERS, Outcome, run_walled
+from transports.upstream.walls.kernel_program import ask_kernel
+from transports.upstream.walls.spec import Walls
+
+__all__ = ["KERNEL", "TRY", "WHO", "Place", "needs_walls"]
+
+KERNEL: Final = ask_kernel()
+needs_walls: Final = pytest.mark.skipif(
+    KERNEL.landlock < 6 or bool(KERNEL.filters), reason="this kernel has no Landlock of ABI 6, or no seccomp filters"
+)
+
+TRY: Final = """
+import errno, json, os, signal, socket, subprocess, sys
+def attempt(name, call):
+    try:
+        call()
+        print(json.dumps([name, ""]), flush=True)
+    except OSError as error:
+        print(json.dumps([name, errno.errorcode.get(error.errno, "?")]), flush=True)
+def attempts(**calls):
+    for name, call in calls.items():
+        attempt(name, call)
+def write(path, flags=os.O_WRONLY | os.O_CREAT):
+    os.close(os.open(path, flags, 0o600))
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A user, a folder that is granted to be written, one to be read, and one that is not granted."""
+
+    user: int | None
+    own: Path
+    read: Path
+    closed: Path
+    walls: Walls
+
+    def run(self, script: str, walls: Walls | None = None) -> Outcome:
+        folders = f"own, read, closed = {str(self.own)!r}, {str(self.read)!r}, {str(self.closed)!r}\n"
+        return run_walled(TRY + folders + script, walls or self.walls, user=self.user, cwd=str(self.own))
+
+    def tries(self, script: str, walls: Walls | None = None) -> dict[str, Any]:
+        """What became of each attempt: "" or the name of an error."""
+        outcome = self.run(script, walls)
+        assert (outcome.failed, outcome.code, outcome.errors) == ("", 0, []), outcome
+        return {name: "EACCES" if error == "EROFS" else error for name, error in outcome.said}
+
+
+WHO: Final = {
+    f"{'unprivileged' if user else 'own-user'}{'-apart' * apart}": (user, apart) for user in USERS for apart in (0, 1)
+}

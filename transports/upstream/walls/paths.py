@@ -1,0 +1,63 @@
+"""Paths as a walled process means them, and files that are opened by a path only to be named.
+
+The gate and the reaper may open more than the process may. So a path is resolved first, and what is opened then is
+opened by its resolved path without following any link: what the process swaps in between leads nowhere else.
+"""
+
+import os
+import struct
+from collections.abc import Iterable
+from typing import Final
+
+from transports.upstream.walls.system_calls import call
+
+__all__ = ["as_meant", "is_within", "open_path", "resolved"]
+
+_OPEN_HOW: Final = struct.Struct("=QQQ")  # flags, mode, resolve
+_NO_MAGIC_LINKS, _NO_SYMLINKS = 0x02, 0x04
+_CURRENT_FOLDER: Final = -100
+
+_OWN: Final = tuple(
+    (tuple(path.split(b"/")), place.split(b"/"))
+    for path, place in (
+        (b"proc/self", b""),
+        (b"proc/thread-self", b""),
+        (b"dev/fd", b"fd"),
+        (b"dev/stdin", b"fd/0"),
+        (b"dev/stdout", b"fd/1"),
+        (b"dev/stderr", b"fd/2"),
+    )
+)
+"""What is another file for each process, and its place below the folder of the process in /proc."""
+
+
+def as_meant(thread: int, path: bytes) -> bytes:
+    """The same file for this process as the path is for that thread. Links on the way are not looked at."""
+    parts = [part for part in path.split(b"/") if part not in (b"", b".")] if path.startswith(b"/") else []
+    for own, place in _OWN:
+        if tuple(parts[: len(own)]) == own:
+            found = [b"/proc/%d" % thread, *filter(None, place), *parts[len(own) :]]
+            return b"/".join(found) + (b"/" if path.endswith((b"/", b"/.")) else b"")
+    return path
+
+
+def resolved(path: str, thread: int) -> str:
+    """The path without links. A relative one begins in the working directory of the thread. Raises `OSError`."""
+    if not path.startswith("/"):
+        path = os.path.join(os.readlink(f"/proc/{thread}/cwd"), path)
+    return os.path.realpath(os.fsdecode(as_meant(thread, os.fsencode(path))))
+
+
+def is_within(path: str, folders: Iterable[str]) -> bool:
+    """True if the resolved path is one of the paths or lies below one."""
+    return any(path == each or path.startswith(each.rstrip("/") + "/") for each in folders)
+
+
+def open_path(path: str) -> int:
+    """A descriptor that only names the file (O_PATH). Raises `OSError`: the path does not exist, or leads through a
+    symlink. The file name of the error is the path."""
+    how = _OPEN_HOW.pack(os.O_PATH | os.O_CLOEXEC, 0, _NO_MAGIC_LINKS | _NO_SYMLINKS)
+    try:
+        return call("openat2", _CURRENT_FOLDER, os.fsencode(path), how, len(how))
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, path) from None
