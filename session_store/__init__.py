@@ -19,9 +19,11 @@ from session_store.ports.errors import (
     UnwrittenEvent,
 )
 from session_store.ports.events import Entry, Event, EventLog, EventStreams, Reserved, id_of_event
+from session_store.ports.history import HistoryRecord, HistoryStore
 from session_store.ports.sessions import Gone, SessionStore
 from session_store.ports.state import StateStore
 from session_store.ports.tasks import Task, TaskStatus, TaskStore
+from session_store.ports.timelines import Timeline, TimelineEntry, TimelineHead, TimelinePart, TimelineStore
 from session_store.session import (
     ANONYMOUS,
     ClientFacts,
@@ -52,6 +54,8 @@ __all__ = [
     "EventLog",
     "EventStreams",
     "Gone",
+    "HistoryRecord",
+    "HistoryStore",
     "InvalidContext",
     "InvalidKeyRing",
     "InvalidMetadata",
@@ -80,6 +84,11 @@ __all__ = [
     "Task",
     "TaskStatus",
     "TaskStore",
+    "Timeline",
+    "TimelineEntry",
+    "TimelineHead",
+    "TimelinePart",
+    "TimelineStore",
     "TokenCodec",
     "ToolSession",
     "UnknownEvent",

@@ -7,6 +7,7 @@ from typing import Final
 
 __all__ = [
     "MAX_METADATA_BYTES",
+    "REDACTED",
     "InvalidMetadata",
     "checked_metadata",
     "merged_metadata",

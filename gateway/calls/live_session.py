@@ -13,6 +13,7 @@ from typing import Final, Protocol
 
 from gateway.calls.conversation import Conversation
 from gateway.calls.exchange import Exchange
+from gateway.calls.happened import Happened, ignored, question_notes
 from gateway.calls.live_state import GONE, LIVE, LiveEvent, LiveState
 from gateway.calls.lost_answers import end_lost
 from gateway.calls.outbox import Outbox
@@ -61,10 +62,12 @@ class LiveSession(Usage):
 
     # Without a dictionary each: there are as many as there are sessions.
     __slots__ = """__weakref__ _ask_modern _draining _events _outbox _questions alias calls conversations ended
-        _exchanges failed failures new_process read_at return_watch session state subscription_relays
+        _exchanges failed failures _happened new_process read_at return_watch session state subscription_relays
         subscriptions""".split()
 
-    def __init__(self, session: Session, events: EventStreams, ask_modern: AskModern | None = None) -> None:
+    def __init__(
+        self, session: Session, events: EventStreams, ask_modern: AskModern | None = None, happened: Happened = ignored
+    ) -> None:
         super().__init__()
         self.session = session
         self.conversations: dict[tuple[str, Era, bytes], Conversation] = {}
@@ -83,7 +86,7 @@ class LiveSession(Usage):
         self.new_process = "gateway_restart"  # why its servers have new processes, if it has used them before
         self._events = events
         self._questions: Questions | None = None
-        self._ask_modern = ask_modern
+        self._ask_modern, self._happened = ask_modern, happened
         self._outbox: Outbox | None = None
 
     @property
@@ -120,7 +123,7 @@ class LiveSession(Usage):
     def questions(self) -> Questions:
         """What servers have asked the client."""
         if self._questions is None:
-            self._questions = Questions(self.send_to_client)
+            self._questions = Questions(self.send_to_client, question_notes(self._happened, lambda: self.session))
         return self._questions
 
     @property
@@ -307,7 +310,8 @@ class LiveSession(Usage):
 class LiveSessions:
     """The live sessions of this replica, by id."""
 
-    def __init__(self, events: EventStreams, ask_modern: AskModern | None = None) -> None:
+    def __init__(self, events: EventStreams, ask_modern: AskModern | None = None, happened: Happened = ignored) -> None:
+        self._happened = happened
         self._events = events
         self._ask_modern = ask_modern
         self._live: dict[str, LiveSession] = {}
@@ -315,6 +319,11 @@ class LiveSessions:
 
     def __iter__(self) -> Iterator[LiveSession]:
         return iter(tuple(self._live.values()))
+
+    @property
+    def count(self) -> int:
+        """How many there are."""
+        return len(self._live)
 
     def ids(self) -> list[str]:
         """The ids of all."""
@@ -334,7 +343,7 @@ class LiveSessions:
         processes here, if it has used them before."""
         live = self._live.get(session.id)
         if live is None:
-            live = self._live[session.id] = LiveSession(session, self._events, self._ask_modern)
+            live = self._live[session.id] = LiveSession(session, self._events, self._ask_modern, self._happened)
         live.replace_record(session)
         if new_process:
             live.new_process = new_process

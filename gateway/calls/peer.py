@@ -38,6 +38,10 @@ __all__ = ["Peer"]
 logger = logging.getLogger(__name__)
 
 
+_EXIT_S: Final = 1.0
+"""How long after its input a process may end, so that errors say how it has ended."""
+
+
 class _Greeting(NamedTuple):
     """What is read of the server's answer to a handshake."""
 
@@ -195,7 +199,26 @@ class Peer:
 
     async def ask(self, method: str, params: bytes | None) -> Message:
         """Send a request of the gateway's own, and return the answer. Raises `LinkClosed` if the link ends first."""
-        return await self.answer_to(method, params)
+        try:
+            answer = self.answer_to(method, params)
+        except LinkClosed as closed:
+            raise await self._end_of(closed) from None
+        return await answer
+
+    async def _end_of(self, closed: LinkClosed) -> LinkClosed:
+        """How a process has ended whose input was found closed: its exit says more, and is reported a moment later."""
+        link = self._links.link
+        if link is None or link.pid is None:
+            return closed
+        end = self._own.expect(self.next_number())
+        try:
+            async with asyncio.timeout(_EXIT_S):
+                await end
+        except LinkClosed as ended:
+            return ended
+        except TimeoutError:  # it has only closed its input
+            pass
+        return closed
 
     def answer_to(self, method: str, params: bytes | None) -> asyncio.Future[Message]:
         """Send a request of the gateway's own at once. The future gets the answer, or `LinkClosed` if the link ends

@@ -6,7 +6,8 @@ modern client gets it as the result of that call, which is suspended until the c
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from time import monotonic
 from typing import Final
 
 import msgspec
@@ -60,15 +61,24 @@ class _ClientRequest:
     exchange: Exchange | None
     progress_token: msgspec.Raw | None
     answered: Callable[[Message], None]
+    method: str
+    at: float = field(default_factory=monotonic)
 
 
 class Questions:
-    """The questions to the client of one session. `send` puts a frame on the session's own stream."""
+    """The questions to the client of one session. `send` puts a frame on the session's own stream. `noted` gets the
+    call (None: a question that belongs to none), the method and what became of a question, and after how many
+    seconds."""
 
-    __slots__ = ("_last", "_open", "_send", "_unclear", "suspended")
+    __slots__ = ("_last", "_noted", "_open", "_send", "_unclear", "suspended")
 
-    def __init__(self, send: Callable[[bytes], bool]) -> None:
+    def __init__(
+        self,
+        send: Callable[[bytes], bool],
+        noted: Callable[[Exchange | None, str, str, float], None] = lambda exchange, method, outcome, took_s: None,
+    ) -> None:
         self._send = send
+        self._noted = noted
         self._open: dict[int, _ClientRequest] = {}
         self._last = 0
         self.suspended: dict[str, Exchange] = {}  # calls of a modern client by name; those that ended stay for a while
@@ -88,8 +98,8 @@ class Questions:
 
         given = None if message.params is msgspec.UNSET else message.params_object()
         params, token = self._with_progress_token(given)
-        question = _ClientRequest(server, server_id, exchange, token, answered)
-        if not self._put(question, str(message.method), params):
+        question = _ClientRequest(server, server_id, exchange, token, answered, str(message.method))
+        if not self._put(question, params):
             server.refuse(server_id, UNREAD, "The client does not read its messages.")
 
     def ask_for_result(
@@ -103,17 +113,18 @@ class Questions:
             conversation.cancel(exchange, "too many requests wait for this client already")
             return
         params, token = self._with_progress_token(params)
-        if not self._put(_ClientRequest(conversation, b"", exchange, token, answered), method, params):
+        if not self._put(_ClientRequest(conversation, b"", exchange, token, answered, method), params):
             conversation.cancel(exchange, "the client does not read its messages")
 
-    def _put(self, question: _ClientRequest, method: str, params: Object | None) -> bool:
+    def _put(self, question: _ClientRequest, params: Object | None) -> bool:
         self._last += 1
-        number, exchange = self._last, question.exchange
+        number, exchange, method = self._last, question.exchange, question.method
         self._open[number] = question
         frame = splice(encode_request(number, method, None if params is None else encode(params)))
         if not (self._send(frame) if exchange is None else exchange.emit(frame)):
             del self._open[number]
             return False
+        self._noted(exchange, method, "asked", 0.0)
         return True
 
     def _with_progress_token(self, params: Object | None) -> tuple[Object | None, msgspec.Raw | None]:
@@ -138,6 +149,7 @@ class Questions:
         question = self._open.pop(message.id, None) if isinstance(message.id, int) else None
         if question is None:
             return False
+        self._noted(question.exchange, question.method, "answered", monotonic() - question.at)
         question.answered(message)
         if question.exchange is not None:
             question.exchange.restart_deadline()
@@ -170,6 +182,7 @@ class Questions:
             self.suspended[suspended.call] = exchange
             self._forget_ended()
         suspended.add(question)
+        self._noted(exchange, question.method, "asked", 0.0)
         return True
 
     def _forget_ended(self) -> None:

@@ -2,6 +2,7 @@
 
 import base64
 import binascii
+from collections.abc import Iterable
 from typing import Final
 
 import msgspec
@@ -9,7 +10,7 @@ import msgspec
 from session_store import Session
 from transports.jsonrpc import RequestId, decode_id, encode
 
-__all__ = ["STANDALONE", "call_of_event", "call_of_stream", "event_name", "id_in_log", "stream_of_call"]
+__all__ = ["STANDALONE", "call_of_event", "call_of_stream", "event_name", "event_names", "id_in_log", "stream_of_call"]
 
 _MOST_NAMED_BYTES: Final = 256
 """A longer id of a call is not part of the names of its events."""
@@ -28,13 +29,21 @@ def call_of_stream(stream: str) -> bytes | None:
     return None if stream == STANDALONE else stream.split("/", 3)[-1].encode()
 
 
-def event_name(event_id: str, stream: str) -> str:
-    """The id by which a client knows an event: that of the log, and the id of the call whose stream it belongs to. So a
-    call has an answer even if the process that has sent the event dies before the store has the event."""
+def event_names(event_ids: Iterable[str | None], stream: str) -> list[str | None]:
+    """The ids by which a client knows the events of a stream: those of the log, and the id of the call to which the
+    stream belongs. So a call has an answer even if the process that has sent the event dies before the store has the
+    event. None stays None."""
     call = call_of_stream(stream)
     if call is None or len(call) > _MOST_NAMED_BYTES:
-        return event_id
-    return f"{event_id}.{base64.urlsafe_b64encode(call).rstrip(b'=').decode()}"
+        return list(event_ids)
+    end = f".{base64.urlsafe_b64encode(call).rstrip(b'=').decode()}"
+    return [None if event_id is None else event_id + end for event_id in event_ids]
+
+
+def event_name(event_id: str, stream: str) -> str:
+    """As `event_names`, for one event."""
+    (name,) = event_names([event_id], stream)
+    return name or event_id
 
 
 def id_in_log(name: str) -> str:

@@ -56,7 +56,8 @@ def _shown(event: AuditEvent) -> dict[str, Any]:
 class Audit:
     """Records audit events. They are buffered until the next `flush`, so a forged token costs the store nothing.
 
-    `fields` returns the fields of a session's context that events have.
+    `fields` returns the fields of a session's context that events have. `noted` gets every event but calls and those
+    that are summed up, with the record of its session if that is at hand.
     """
 
     def __init__(
@@ -65,7 +66,9 @@ class Audit:
         clock: Callable[[], float],
         settings: AuditSettings | None = None,
         fields: Callable[[Session], Mapping[str, str]] = lambda _: {},
+        noted: Callable[[AuditEvent, Session | None], None] = lambda event, session: None,
     ) -> None:
+        self._noted = noted
         self.counts: Counter[str] = Counter()  # events since the process began, by name
         self.durations: dict[Ended, Durations] = {how: Durations() for how in ENDS}  # of sessions, by how they ended
         self.lost = 0
@@ -114,6 +117,7 @@ class Audit:
             whose = "strangers" if part_of(recorded) == "strangers" else "named"
             if self._repeated[whose].take(recorded) is None:
                 return
+        self._noted(recorded, None if isinstance(session, str) else session)
         self._add_and_log(recorded)
 
     def over(self, how: Ended, session: Session, reason: str, calls: int | None) -> None:
@@ -123,11 +127,11 @@ class Audit:
         self.counts[how] += 1
         self.durations[how].add(lasted_s)
         correlation, facts = CORRELATION.get(), self._facts(session)
-        self._add_and_log(
-            AuditEvent(
-                at=now, event=how, reason=reason, correlation=correlation, lasted_s=lasted_s, calls=calls, **facts
-            )
+        event = AuditEvent(
+            at=now, event=how, reason=reason, correlation=correlation, lasted_s=lasted_s, calls=calls, **facts
         )
+        self._noted(event, session)
+        self._add_and_log(event)
 
     def task(self, task: Task, what: str) -> None:
         """Record what has become of a task (`gateway.observability.metrics.TASK_EVENTS`)."""
@@ -143,6 +147,7 @@ class Audit:
             tool=f"{task.server}/{task.tool}",
             outcome=what,
         )
+        self._noted(event, None)
         self._add(event)
         # `task`, as in all other lines of the task: one search finds them.
         logger.info("task %s", what, extra=_shown(event) | {"task": name, "reason": task.message})
@@ -152,17 +157,17 @@ class Audit:
         and what would allow it. The caller bounds how often, and writes the log line."""
         self.counts["blocked"] += count
         correlation = CORRELATION.get()
-        self._add(
-            AuditEvent(
-                at=self._clock(),
-                event="blocked",
-                session=session,
-                tool=server,
-                reason=reason,
-                count=count,
-                correlation=correlation,
-            )
+        event = AuditEvent(
+            at=self._clock(),
+            event="blocked",
+            session=session,
+            tool=server,
+            reason=reason,
+            count=count,
+            correlation=correlation,
         )
+        self._noted(event, None)
+        self._add(event)
 
     def _facts(self, session: Session) -> dict[str, Any]:
         """The fields that an event has of the record of its session."""

@@ -2,9 +2,10 @@
 
 import contextlib
 import logging
+import os
 import sys
 from contextvars import ContextVar
-from typing import Final, TextIO
+from typing import Final, Protocol
 
 from gateway.observability.call_lines import CallLines
 from gateway.observability.log_lines import LineFormatter
@@ -27,15 +28,26 @@ _KEPT = (
 )
 
 
-def configure_logging(level: str, form: str = "auto") -> None:
-    """Log to stderr: stdout may be a protocol's. Records of libraries are formatted as those of the gateway.
+class LogStream(Protocol):
+    """Where lines are written."""
+
+    def write(self, text: str, /) -> int: ...
+
+    def flush(self) -> None: ...
+
+
+def configure_logging(level: str, form: str = "auto", stream: LogStream | None = None) -> None:
+    """Log to `stream`, by default stderr: stdout may be a protocol's. Records of libraries are formatted as those of
+    the gateway.
 
     `form` is json, logfmt, pretty, or auto: pretty for a person at a terminal, else logfmt.
     """
     if form == "auto":
         form = "pretty" if sys.stderr.isatty() else "logfmt"
     root = logging.getLogger()
-    root.handlers[:] = [_LineHandler(sys.stderr, LineFormatter(form, _KEPT, _serving))]
+    has_colour = sys.stderr.isatty() and not os.environ.get("NO_COLOR")
+    formatter = LineFormatter(form, _KEPT, _serving, has_colour=has_colour)
+    root.handlers[:] = [_LineHandler(stream or sys.stderr, formatter)]
     root.setLevel(level.upper())
     for noisy in ("uvicorn.access", "uvicorn.error", "asyncio", "httpcore2", "httpx2"):
         logging.getLogger(noisy).setLevel(logging.WARNING)
@@ -50,10 +62,10 @@ def call_lines() -> CallLines | None:
     return None
 
 
-class _LineHandler(logging.StreamHandler[TextIO]):
+class _LineHandler(logging.StreamHandler[LogStream]):
     """Writes each record at once, after the lines of calls that ended before it."""
 
-    def __init__(self, stream: TextIO, formatter: LineFormatter) -> None:
+    def __init__(self, stream: LogStream, formatter: LineFormatter) -> None:
         super().__init__(stream)
         self.setFormatter(formatter)
         self.calls = None if formatter.form is None else CallLines(formatter.form, self._write)

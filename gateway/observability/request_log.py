@@ -11,6 +11,7 @@ from typing import Any, Final
 import msgspec
 
 from gateway.observability.call_lines import CallLine, CallLines
+from gateway.observability.ended_call import EndedCall
 from gateway.observability.logs import CORRELATION
 from gateway.observability.metrics import Metrics
 from gateway.observability.observed import Failure, LogFacts, ObservedExchange
@@ -46,7 +47,7 @@ class RequestLog:
     """Records the outcome of each request.
 
     `fields` returns the fields of a session's context that lines have. `lines` takes the lines of calls that went well;
-    None: they are logged as all others.
+    None: they are logged as all others. `ended` takes every call of a session that has ended.
     """
 
     def __init__(
@@ -57,7 +58,9 @@ class RequestLog:
         tracing: Tracing | None = None,
         fields: Callable[[Session], Mapping[str, str]] = lambda _: {},
         lines: CallLines | None = None,
+        ended: Callable[[EndedCall], None] = lambda call: None,
     ) -> None:
+        self._ended = ended
         self.metrics = metrics
         self._fields = fields
         self._lines = lines
@@ -99,6 +102,12 @@ class RequestLog:
         exchange.count(failure)
         if self.tracing is not None and (span := exchange.take_span()) is not None:
             span.finished(outcome, server)
+        if (session := exchange.session) is not None:
+            self._ended(
+                EndedCall(
+                    time(), exchange.method, exchange.tool, server, outcome, took_s, session, exchange.correlation, why
+                )
+            )
         if self._left > 0:
             self._left -= 1
             self._line_of(exchange, outcome, took_s, server, why)

@@ -211,7 +211,7 @@ class Intake:
             seen = None if live is None else with_context(live.session, exchange.context)
             meta = self.meta(params, seen, who.correlation)
         else:
-            meta = decision.meta_with(who.correlation, self._context_meta)
+            meta = decision.meta_with(params, who.correlation, self._context_meta)
         meta = self._watching.begin(exchange, request, meta, who.correlation)
         events = self._events if request.era is LEGACY else None
         return CallReply(exchange, live, headers, events=events, cluster=self._cluster, held=held), meta

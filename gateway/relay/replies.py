@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Sequence
 from gateway.calls.event_writer import EventWriter, Kept
 from gateway.calls.exchange import Exchange
 from gateway.calls.live_session import LiveSession
-from gateway.calls.streams import STANDALONE, event_name, id_in_log, stream_of_call
+from gateway.calls.streams import STANDALONE, event_name, event_names, id_in_log, stream_of_call
 from gateway.cluster.ownership import Cluster
 from gateway.errors import OUTCOME_UNKNOWN, error_of
 from gateway.observability.observed import LogFacts
@@ -129,7 +129,7 @@ class CallReply:
     def _recorded(self, ids: Sequence[str | None], frames: Sequence[Frame]) -> Sequence[str | None]:
         """The ids for the client. Without one it gets the frame, and a replay would not contain it."""
         self._is_recorded = frames[-1].final and ids[-1] is not None
-        return [None if event_id is None else event_name(event_id, self._stream) for event_id in ids]
+        return event_names(ids, self._stream)
 
     def _recordable(self, frame: Frame) -> bytes | None:
         """The data to record for a replay; None to record nothing. A frame must not be larger than a session's log: in

@@ -1,4 +1,4 @@
-"""Standing decisions: what was decided on a call, for the calls that differ from it in id and arguments alone.
+"""Standing decisions: what was decided on a call, for those that differ from it in id, arguments and progress token.
 
 Such calls have one `transports.inbound_port.Request.standing`. The usual way makes every decision. A decision stands
 until that way would come to another one: this is asked on each call, of the session (`SessionResolver.known`) and of
@@ -6,6 +6,7 @@ the server (`Route.conversation_for`).
 """
 
 from collections.abc import Callable
+from typing import Final
 
 from gateway.calls.exchange import Exchange
 from gateway.context.facts import CONTEXT_KEY, ContextMeta, with_context, without_our_keys
@@ -22,6 +23,7 @@ from transports.jsonrpc import Object
 __all__ = ["StandingDecision", "decision_on", "standing_decision"]
 
 Headers = list[tuple[bytes, bytes]]
+_TOKEN: Final = "progressToken"
 
 
 class StandingDecision:
@@ -59,13 +61,16 @@ class StandingDecision:
         if request.standing is not None and self.resolved is not None:
             request.standing.keep(self)
 
-    def meta_with(self, correlation: str, facts_of: Callable[[Session], ContextMeta]) -> Object:
-        """The `_meta` for the server: the client's, and the facts of the session, which has the context of the request.
-        `facts_of` is `SessionFacts.meta`."""
+    def meta_with(self, params: Object, correlation: str, facts_of: Callable[[Session], ContextMeta]) -> Object:
+        """The `_meta` for the server of a call with these params: the client's, and the facts of the session, which has
+        the context of the request. `facts_of` is `SessionFacts.meta`."""
         assert self.resolved is not None
         if self._facts is None:
             self._facts = facts_of(with_context(self.resolved.live.session, self.resolved.context))
-        return self._meta | {CONTEXT_KEY: self._facts.of(correlation)}
+        meta = self._meta | {CONTEXT_KEY: self._facts.of(correlation)}
+        if _TOKEN in meta:
+            meta[_TOKEN] = meta_of(params)[_TOKEN]
+        return meta
 
     def sent_by(self, route: Route) -> None:
         """A call was sent by that route."""

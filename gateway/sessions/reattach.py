@@ -3,6 +3,7 @@
 from gateway.config.sessions import SessionSettings
 from gateway.identity.request_context import RequestContext
 from gateway.observability.audit import Audit
+from gateway.observability.timelines import INITIALIZED_AGAIN
 from gateway.sessions.aliases import Alias, Aliases, reattach_alias
 from gateway.sessions.attach import Resolved, SessionAttacher
 from gateway.sessions.carriers import asks_for_new, explicit_token, same_client
@@ -63,7 +64,7 @@ class InitializeResolver:
         resolved = await self._resume(request, who, client, alias)
         if resolved is not None:
             if resolved.live.session.client.initialize_params:  # else an event stream has opened it a moment ago
-                self._audit.record("resumed", session=resolved.live.session, reason="initialized again")
+                self._audit.record("resumed", session=resolved.live.session, reason=INITIALIZED_AGAIN)
             return resolved
         if alias is None and "principal" in self._reattach and not asks_for_new(request):
             name = reattach_alias(who.principal, client.name, request.endpoint)

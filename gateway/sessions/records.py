@@ -1,20 +1,28 @@
 """Changes of a session's record: in the store, and in the copy that this replica has cached."""
 
+from collections.abc import Callable
 from typing import Any
 
 from gateway.calls.link_source import LinkSession
 from gateway.calls.live_session import LiveSession
 from gateway.sessions.record_limits import RecordLimits
-from session_store import SessionStore
+from session_store import Session, SessionStore, TimelineEntry
 from session_store.ports.sessions import SetField
 
 __all__ = ["SessionRecords"]
 
 
 class SessionRecords:
-    """Writes records; a session that has ended is left as it is. Every method may raise `StoreUnavailable`."""
+    """Writes records; a session that has ended is left as it is. Every method may raise `StoreUnavailable`, but for
+    `happened`, which keeps something in the timeline of a session."""
 
-    def __init__(self, store: SessionStore, limits: RecordLimits) -> None:
+    def __init__(
+        self,
+        store: SessionStore,
+        limits: RecordLimits,
+        happened: Callable[[Session, TimelineEntry], None] = lambda session, entry: None,
+    ) -> None:
+        self.happened = happened
         self._store = store
         self._limits = limits
 

@@ -12,6 +12,7 @@ from session_store.embedded.audit import MemoryAuditTrail
 from session_store.embedded.bus import MemoryBus
 from session_store.embedded.directory import MemoryDirectory
 from session_store.embedded.events import MemoryEventLog
+from session_store.embedded.history import MemoryHistory
 from session_store.embedded.marks import MemoryMarks
 from session_store.embedded.quotas import MemoryQuotas
 from session_store.embedded.rates import MemoryRates
@@ -19,12 +20,15 @@ from session_store.embedded.records import Result, Work
 from session_store.embedded.sessions import EmbeddedSessionStore
 from session_store.embedded.state import EmbeddedStateStore
 from session_store.embedded.tasks import MemoryTasks
+from session_store.embedded.timelines import MemoryTimelines
 from session_store.ports.accounting import Quotas
 from session_store.ports.audit import AuditTrail
 from session_store.ports.backend import Observation
 from session_store.ports.errors import StoreError
 from session_store.ports.events import EventLog
+from session_store.ports.history import HistoryStore
 from session_store.ports.tasks import TaskStore
+from session_store.ports.timelines import TimelineStore
 from session_store.tokens import KeyRing
 
 __all__ = ["EmbeddedBackend"]
@@ -34,9 +38,9 @@ class EmbeddedBackend(ABC):
     """A backend of one process: sessions and state on `Records`, everything else in memory.
 
     One process needs no more than memory for bus, leases, rates and marks. A durable backend may set `events`, `audit`,
-    `quotas` and `tasks` to parts of its own, after `super().__init__()`. Without them, after a restart, clients cannot
-    resume streams from before, the audit trail is empty, sessions from before do not count for quotas, and tasks are
-    unknown.
+    `timelines`, `history`, `quotas` and `tasks` to parts of its own, after `super().__init__()`. Without them, after a
+    restart, clients cannot resume streams from before, the audit trail, timelines and the history are empty, sessions
+    from before do not count for quotas, and tasks are unknown.
     """
 
     is_shared = False
@@ -47,6 +51,8 @@ class EmbeddedBackend(ABC):
         self.state = EmbeddedStateStore(self, clock)
         self.events: EventLog = MemoryEventLog()
         self.audit: AuditTrail = MemoryAuditTrail()
+        self.timelines: TimelineStore = MemoryTimelines(clock)
+        self.history: HistoryStore = MemoryHistory()
         self.quotas: Quotas = MemoryQuotas(clock)
         self.tasks: TaskStore = MemoryTasks(clock)
         self.bus = MemoryBus()

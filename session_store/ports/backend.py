@@ -8,9 +8,11 @@ from session_store.ports.accounting import Marks, Quotas, Rates
 from session_store.ports.audit import AuditTrail
 from session_store.ports.cluster import Bus, Directory
 from session_store.ports.events import EventLog
+from session_store.ports.history import HistoryStore
 from session_store.ports.sessions import SessionStore
 from session_store.ports.state import StateStore
 from session_store.ports.tasks import TaskStore
+from session_store.ports.timelines import TimelineStore
 from session_store.tokens import KeyRing
 
 __all__ = ["Backend", "Observation"]
@@ -84,6 +86,12 @@ class Backend(Protocol):
 
     @property
     def audit(self) -> AuditTrail: ...
+
+    @property
+    def timelines(self) -> TimelineStore: ...
+
+    @property
+    def history(self) -> HistoryStore: ...
 
     @property
     def rates(self) -> Rates: ...

@@ -22,12 +22,14 @@ from session_store.redis.connection import ServerError
 from session_store.redis.directory import RedisDirectory
 from session_store.redis.events import RedisEventLog
 from session_store.redis.health import inspect
+from session_store.redis.history import RedisHistory
 from session_store.redis.marks import RedisMarks
 from session_store.redis.quotas import RedisQuotas
 from session_store.redis.rates import RedisRates
 from session_store.redis.sessions import RedisSessionStore
 from session_store.redis.state import RedisStateStore
 from session_store.redis.tasks import RedisTasks
+from session_store.redis.timelines import RedisTimelines
 from session_store.tokens import KeyRing
 
 __all__ = ["RedisBackend", "RedisEventLog"]
@@ -57,6 +59,8 @@ class RedisBackend:
         self.directory = RedisDirectory(self.commands, self.sessions)
         self.tasks = RedisTasks(self.commands, clock or time)
         self.audit = RedisAuditTrail(self.commands)
+        self.timelines = RedisTimelines(self.commands, clock or time)
+        self.history = RedisHistory(self.commands)
         self.quotas = RedisQuotas(self.commands)
         self.marks = RedisMarks(self.commands)
         self.rates = RedisRates(self.commands, self.sessions)

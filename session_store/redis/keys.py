@@ -11,9 +11,11 @@ __all__ = [
     "REPLICAS",
     "SHARDS",
     "TASKS",
+    "TIMELINES",
     "alias",
     "audit",
     "fate",
+    "history",
     "lease",
     "lost",
     "mark",
@@ -24,6 +26,7 @@ __all__ = [
     "shard_of",
     "task",
     "tasks_of",
+    "timeline",
 ]
 
 SHARDS: Final = 16
@@ -33,6 +36,9 @@ REPLICAS: Final = "mcp:replicas"
 
 TASKS: Final = "mcp:tasks"
 """The names of the newest tasks, by age. A hint for operators: the tasks themselves may be gone."""
+
+TIMELINES: Final = "mcp:timelines"
+"""The sessions that have a timeline, by when it was written last. Some of them may have expired."""
 
 READY: Final = "mcp:ready"
 """Written to check that the store accepts writes."""
@@ -103,3 +109,14 @@ def task(session_id: str, task_id: str) -> str:
 def tasks_of(session_id: str) -> str:
     """The ids of a session's tasks, by age. Some of them may have expired."""
     return f"mcp:{{{session_id}}}:tasks"
+
+
+def timeline(session: str) -> tuple[str, str]:
+    """Facts and entries of the timeline of the session whose id begins like that."""
+    tag = f"mcp:{{timeline-{session}}}:"
+    return tag + "facts", tag + "entries"
+
+
+def history(step_s: int, stretch: int) -> str:
+    """What replicas counted in records of that length, in one stretch of time."""
+    return f"mcp:{{history-{step_s}-{stretch}}}"

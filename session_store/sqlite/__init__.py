@@ -13,9 +13,11 @@ from session_store.ports.errors import StoreError
 from session_store.sqlite.audit import SqliteAuditTrail
 from session_store.sqlite.database import FORMAT, Database
 from session_store.sqlite.events import SqliteEventLog
+from session_store.sqlite.history import SqliteHistory
 from session_store.sqlite.quotas import SqliteQuotas
 from session_store.sqlite.records import SqliteRecords
 from session_store.sqlite.tasks import SqliteTasks
+from session_store.sqlite.timelines import SqliteTimelines
 from session_store.tokens import InvalidKeyRing, KeyRing, generate_key
 
 __all__ = ["SqliteBackend", "SqliteEventLog", "keys_beside"]
@@ -38,6 +40,8 @@ class SqliteBackend(EmbeddedBackend):
         self._database = Database(path)
         self.events = SqliteEventLog(self._database, self.bus, clock)
         self.audit = SqliteAuditTrail(self._database)
+        self.timelines = SqliteTimelines(self._database, clock)
+        self.history = SqliteHistory(self._database)
         self.quotas = SqliteQuotas(self._database, clock)
         self.tasks = SqliteTasks(self._database, clock)
 

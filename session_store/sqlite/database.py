@@ -42,6 +42,11 @@ CREATE TABLE IF NOT EXISTS tasks (session TEXT NOT NULL, id TEXT NOT NULL, creat
     PRIMARY KEY (session, id));
 CREATE INDEX IF NOT EXISTS tasks_by_age ON tasks (created_at, session, id);
 CREATE INDEX IF NOT EXISTS tasks_by_deadline ON tasks (expires_at);
+CREATE TABLE IF NOT EXISTS timelines (session TEXT PRIMARY KEY, written_at REAL NOT NULL, head BLOB NOT NULL,
+    entries BLOB NOT NULL);
+CREATE INDEX IF NOT EXISTS timelines_by_age ON timelines (written_at);
+CREATE TABLE IF NOT EXISTS history (step INTEGER NOT NULL, at INTEGER NOT NULL, replica TEXT NOT NULL,
+    body BLOB NOT NULL, PRIMARY KEY (step, at, replica)) WITHOUT ROWID;
 """
 _AUDIT: Final = "CREATE TABLE IF NOT EXISTS {} (number INTEGER PRIMARY KEY AUTOINCREMENT, event BLOB NOT NULL);"
 

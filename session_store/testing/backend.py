@@ -11,12 +11,13 @@ from session_store.ports.errors import SessionGone
 from session_store.testing.samples import FakeClock, a_session
 from session_store.testing.sessions import SessionStoreContract
 from session_store.testing.tasks import TaskStoreContract
+from session_store.testing.timelines import HistoryContract
 
 __all__ = ["BackendContract"]
 
 
 @pytest.mark.anyio
-class BackendContract(SessionStoreContract, TaskStoreContract):
+class BackendContract(SessionStoreContract, TaskStoreContract, HistoryContract):
     """The contract of a backend's parts other than the session store."""
 
     async def test_state_is_there_key_by_key(self, backend: Backend, clock: FakeClock) -> None:

@@ -7,7 +7,18 @@ from pathlib import Path
 
 import pytest
 
-from session_store import Backend, EventLog, MemoryBackend, MemoryEventLog, StoreUnavailable, UnknownEvent
+from session_store import (
+    Backend,
+    EventLog,
+    HistoryRecord,
+    MemoryBackend,
+    MemoryEventLog,
+    StoreUnavailable,
+    TimelineEntry,
+    TimelineHead,
+    TimelinePart,
+    UnknownEvent,
+)
 from session_store.ports.events import Entry, id_of_event
 from session_store.redis import RedisBackend, RedisEventLog, keys
 from session_store.sqlite import SqliteBackend, SqliteEventLog
@@ -78,6 +89,10 @@ class TestRedis(BackendContract):
         await backend.directory.claim(sessions[0].id, "r2", epoch=epoch)
         await backend.sessions.end(sessions[1].id)
         await backend.audit.record([])
+        await backend.timelines.add(
+            [TimelinePart(head=TimelineHead(session="abcd"), entries=[TimelineEntry(1.0, "call")])]
+        )
+        await backend.history.write(60, HistoryRecord(60, "r1", b"x"))
         client = redis_server.client()
         names = client.keys("*")
         assert len(names) > 25

@@ -1,5 +1,6 @@
 """The calls of one conversation: each has one end, whatever becomes of its link."""
 
+import asyncio
 from typing import cast
 
 import msgspec
@@ -10,8 +11,10 @@ from gateway.calls.suspended_call import InputRequest
 from gateway.errors import CANCELLED, OUTCOME_UNKNOWN, TOO_OFTEN, UPSTREAM_UNAVAILABLE, too_many
 from session_store import EventLog
 from session_store.testing import FakeClock, a_session
+from tests.requirements import requirement
 from tests.support.fake_upstream import FakeUpstream, a_call, answer_of
 from transports.jsonrpc import HEADER_MISMATCH, INVALID_PARAMS, Message, encode
+from transports.upstream_port import LinkClosed
 
 pytestmark = pytest.mark.anyio
 
@@ -33,6 +36,34 @@ async def test_a_call_that_is_refused_for_its_headers_makes_the_list_of_tools_ol
     upstream.conversation.message(Message(jsonrpc="2.0", id=exchange.number, error=error))
     assert (await answer_of(exchange))["error"]["code"] == code
     assert upstream.refused_headers == is_old
+
+
+@requirement("proc.last-words")
+@pytest.mark.parametrize("pid", [7, None], ids=["process", "URL"])
+async def test_a_process_whose_input_is_found_closed_has_ended_as_it_says_a_moment_later(pid: int | None) -> None:
+    upstream = FakeUpstream()
+    await upstream.conversation.ready()
+    [link] = upstream.links
+    link.pid, link.refusal = pid, LinkClosed("it has closed its input")
+    asked = asyncio.create_task(upstream.conversation.ask("ping", None))
+    await asyncio.sleep(0)
+    assert asked.done() == (pid is None), "nothing else will be heard of a URL"
+    upstream.conversation.closed("it exited with code 3")
+    with pytest.raises(LinkClosed, match="closed its input" if pid is None else "exited with code 3"):
+        await asked
+    await asyncio.sleep(0)
+    assert upstream.conversation.is_idle
+
+
+@requirement("proc.last-words")
+async def test_a_process_that_has_only_closed_its_input_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gateway.calls.peer._EXIT_S", 0.01)
+    upstream = FakeUpstream()
+    await upstream.conversation.ready()
+    upstream.links[0].pid, upstream.links[0].refusal = 7, LinkClosed("it has closed its input")
+    with pytest.raises(LinkClosed, match="closed its input"):
+        await upstream.conversation.ask("ping", None)
+    assert upstream.conversation.is_idle
 
 
 async def test_a_cancellation_answers_a_call_that_is_no_longer_in_flight() -> None:

@@ -29,6 +29,8 @@ pytestmark = pytest.mark.anyio
 class Server:
     """A conversation, as questions use it."""
 
+    name = "s"
+
     def __init__(self) -> None:
         self.answers: list[tuple[bytes, Any]] = []
         self.refusals: list[tuple[bytes, int]] = []

@@ -30,7 +30,9 @@ class Server:
             "s",
             *cast("Any", [None] * 2),
             is_url=bool(url),
-            records=cast("Any", SimpleNamespace(remote_session_changed=None, record_use=None)),
+            records=cast(
+                "Any", SimpleNamespace(remote_session_changed=None, record_use=None, happened=lambda *_: None)
+            ),
             permits=cast("Any", None),
             known=cast("Any", SimpleNamespace(handshake=None)),
             quotes="own",

@@ -39,14 +39,14 @@ class Calls:
         self.lives = lives
         self._pipeline = pipeline
         self._like = replace(like, memory=Memory(), standing=Memory())
-        self._taken = taken
+        self.taken = taken
         self._ids = itertools.count(100)
         self.live: LiveSession | None = None
 
     def like(self, **params: msgspec.Raw) -> "Calls":
         """Calls with these params as well."""
         more = replace(self._like, params=self._like.params | params, meta=_decoded(params.get("_meta", b"{}")))
-        return Calls(self._pipeline, more, self._taken, self.lives)
+        return Calls(self._pipeline, more, self.taken, self.lives)
 
     async def call(self, key: Any = "k") -> Any:
         """The answer to one more call."""
@@ -63,11 +63,25 @@ class Calls:
         assert answer["id"] == number
         return answer
 
+    async def progress_of(self, token: bytes) -> Any:
+        """The progress token that the client gets with the progress of one more call, which has sent this one."""
+        meta = msgspec.json.decode(self._like.params.get("_meta", b"{}")) | {"progressToken": msgspec.Raw(token)}
+        arguments = {"arguments": msgspec.Raw(b'{"steps": 1, "interval_s": 0}'), "_meta": msgspec.Raw(encode(meta))}
+        message = Message(jsonrpc="2.0", id=next(self._ids), method="tools/call")
+        request = replace(self._like, message=message, params=self._like.params | arguments)
+        reply = await arrived(self._pipeline.call(request))
+        progress = frame = await reply.replies.next()
+        while frame is not None and not frame.final:
+            frame = await reply.replies.next()
+        await arrived(reply.done())
+        assert progress is not None and frame is not None
+        return msgspec.json.decode(progress.data)["params"]["progressToken"]
+
     async def stands(self) -> bool:
         """Whether the next call is sent as decided before. It is answered in any case."""
-        self._taken.clear()
+        self.taken.clear()
         assert "result" in await self.call()
-        return self._taken == [True]
+        return self.taken == [True]
 
     async def decided(self) -> None:
         """Call until the decision stands. The first calls may come before the server is known."""
@@ -138,6 +152,18 @@ async def warm(era: str, monkeypatch: pytest.MonkeyPatch, **options: Any) -> Asy
 
 
 BOTH = pytest.mark.parametrize("era", ["legacy", "modern"])
+
+
+@requirement("hot.standing")
+@BOTH
+async def test_each_call_has_its_own_progress_token(era: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with warm(era, monkeypatch) as calls:
+        slow = calls.like(name=msgspec.Raw(b'"slow"'))
+        assert await slow.progress_of(b"1") == 1
+        for token, expected in ((b"2", 2), (b'"a\\u0062"', "ab"), (b"2", 2)):
+            calls.taken.clear()
+            assert await slow.progress_of(token) == expected
+            assert calls.taken == [True]
 
 
 @requirement("hot.standing")

@@ -1,0 +1,251 @@
+"""What this gateway counts by tool, by principal and by client, minute by minute, for the history.
+
+Names come from clients, so their number is bounded: beyond it, all others are counted together as `OTHERS`. Pure but
+for `Figures.flush`.
+"""
+
+from bisect import bisect_left
+from collections.abc import Iterable, Sequence
+from typing import Final
+
+import msgspec
+
+from gateway.observability.ended_call import EndedCall
+from gateway.observability.metrics import BUCKETS_S
+from gateway.observability.outcome import OK
+from gateway.observability.visible import visible_line
+from gateway.protocol.methods import METHODS
+from session_store import HistoryRecord, HistoryStore, Session
+
+__all__ = ["OTHERS", "FigureRecord", "Figures", "ToolFigures", "WhoFigures", "merged", "read_record"]
+
+OTHERS: Final = "(others)"
+"""The name of all that are not told apart."""
+
+MOST_TOOLS: Final = 200
+MOST_WHO: Final = 200
+"""Of principals, and of clients."""
+
+_NAME_CHARS: Final = 128
+_SHORT_S, _LONG_S = 60, 600
+_MOST_UNWRITTEN: Final = 32
+_STREAMS: Final = frozenset(row.name for row in METHODS.values() if row.is_stream)
+
+
+class ToolFigures(msgspec.Struct, array_like=True):
+    """Calls of one tool, or of one method that is no tool. `counts`: how many took how long (`BUCKETS_S`), without
+    zeros at the end. `total_s`: the sum of the durations."""
+
+    server: str
+    name: str
+    calls: int = 0
+    failed: int = 0
+    total_s: float = 0.0
+    counts: list[int] = []
+
+    def add(self, other: "ToolFigures") -> None:
+        """Add those of another record."""
+        self.calls += other.calls
+        self.failed += other.failed
+        self.total_s += other.total_s
+        self.counts += [0] * (len(other.counts) - len(self.counts))
+        for place, count in enumerate(other.counts):
+            self.counts[place] += count
+
+
+class WhoFigures(msgspec.Struct, array_like=True):
+    """Calls of one principal, or of clients with one name, and the sessions that they have opened."""
+
+    name: str
+    calls: int = 0
+    failed: int = 0
+    sessions: int = 0
+
+    def add(self, other: "WhoFigures") -> None:
+        """Add those of another record."""
+        self.calls += other.calls
+        self.failed += other.failed
+        self.sessions += other.sessions
+
+
+class FigureRecord(msgspec.Struct):
+    """What one replica counted in one step. `live`: the sessions that it had at the end."""
+
+    tools: list[ToolFigures] = []
+    principals: list[WhoFigures] = []
+    clients: list[WhoFigures] = []
+    live: int = 0
+
+
+_records: Final = msgspec.json.Decoder(FigureRecord)
+
+
+class _Counted:
+    """The figures of one step."""
+
+    __slots__ = ("at", "clients", "is_written", "live", "principals", "tools")
+
+    def __init__(self, at: int) -> None:
+        self.at = at
+        self.tools: dict[tuple[str, str], ToolFigures] = {}
+        self.principals: dict[str, WhoFigures] = {}
+        self.clients: dict[str, WhoFigures] = {}
+        self.live = 0
+        self.is_written = True
+
+    def tool(self, key: tuple[str, str]) -> ToolFigures:
+        """The figures of that server and name."""
+        found = self.tools.get(key)
+        if found is None:
+            server, name = key = _bounded(key)
+            if len(self.tools) >= MOST_TOOLS:
+                server, name = key = ("", OTHERS)
+            found = self.tools.setdefault(key, ToolFigures(server, name, counts=[]))
+        return found
+
+    def add(self, record: FigureRecord) -> None:
+        """Add those of a shorter step."""
+        for tool in record.tools:
+            self.tool((tool.server, tool.name)).add(tool)
+        for own, others in ((self.principals, record.principals), (self.clients, record.clients)):
+            for who in others:
+                _who(own, who.name).add(who)
+        self.live = record.live
+
+    def record(self) -> FigureRecord:
+        """As it is written."""
+        return FigureRecord([*self.tools.values()], [*self.principals.values()], [*self.clients.values()], self.live)
+
+
+def _who(among: dict[str, WhoFigures], name: str) -> WhoFigures:
+    found = among.get(name)
+    if found is None:
+        name = visible_line(name[:_NAME_CHARS])
+        if len(among) >= MOST_WHO:
+            name = OTHERS
+        found = among.setdefault(name, WhoFigures(name))
+    return found
+
+
+def _bounded(key: tuple[str, str]) -> tuple[str, str]:
+    return key[0], visible_line(key[1][:_NAME_CHARS])
+
+
+class Figures:
+    """Counts, and writes a record of each minute and of each ten minutes for this replica."""
+
+    def __init__(self, store: HistoryStore, replica: str) -> None:
+        self._store = store
+        self._replica = replica
+        self._short = _Counted(0)
+        self._long = _Counted(0)
+        self._unwritten: dict[tuple[int, int], bytes] = {}
+
+    def take_calls(self, calls: Sequence[EndedCall]) -> None:
+        """Calls have ended."""
+        now = self._short
+        now.is_written = False
+        tools, find, buckets = now.tools, bisect_left, BUCKETS_S
+        for call in calls:
+            key = (call.server, call.tool or call.method)
+            figures = tools.get(key) or now.tool(key)
+            figures.calls += 1
+            if call.outcome is not OK and call.outcome.is_failure:
+                figures.failed += 1
+            if call.tool or call.method not in _STREAMS:  # a stream lasts as long as its client likes
+                took_s = call.took_s
+                figures.total_s += took_s
+                place, counts = find(buckets, took_s), figures.counts
+                if place >= len(counts):
+                    counts += [0] * (place + 1 - len(counts))
+                counts[place] += 1
+
+    def count(self, session: Session, *, calls: int = 0, failed: int = 0, opened: int = 0) -> None:
+        """Count for the principal and the client of a session."""
+        self._short.is_written = False
+        more = WhoFigures("", calls, failed, opened)
+        _who(self._short.principals, str(session.principal)).add(more)
+        _who(self._short.clients, session.client.name).add(more)
+
+    def ends_minute(self, at: float) -> bool:
+        """Whether another minute has begun."""
+        return int(at) // _SHORT_S * _SHORT_S != self._short.at
+
+    def tick(self, at: float, live: int) -> None:
+        """Close the minute if it is over. `live`: sessions on this replica. Called once a second, after what has ended
+        in it was counted."""
+        if self.ends_minute(at):
+            self._close(int(at) // _SHORT_S * _SHORT_S)
+        if live != self._short.live:
+            self._short.live, self._short.is_written = live, False
+
+    def _close(self, minute: int) -> None:
+        before, live = self._short, self._short.live
+        if not before.at:  # what came before the first second was over
+            before.at = minute
+            return
+        self._keep(before)
+        long_at = before.at // _LONG_S * _LONG_S
+        if long_at != self._long.at:
+            self._long = _Counted(long_at)
+        self._long.add(before.record())
+        self._short = _Counted(minute)
+        self._short.live, self._short.is_written = live, not live
+
+    def _keep(self, counted: _Counted) -> None:
+        """Have it written with the next `flush`."""
+        if not counted.is_written:
+            counted.is_written = True
+            self._unwritten[_SHORT_S, counted.at] = msgspec.json.encode(counted.record())
+            long = _Counted(counted.at // _LONG_S * _LONG_S)
+            if self._long.at == long.at:
+                long.add(self._long.record())
+            long.add(counted.record())
+            self._unwritten[_LONG_S, long.at] = msgspec.json.encode(long.record())
+            while len(self._unwritten) > _MOST_UNWRITTEN:
+                del self._unwritten[next(iter(self._unwritten))]
+
+    async def flush(self) -> None:
+        """Write what has changed, the present minute included. What cannot be written is written with the next one.
+
+        Raises:
+            StoreUnavailable: the store does not answer.
+        """
+        if self._short.at:
+            self._keep(self._short)
+        for (step_s, at), body in list(self._unwritten.items()):
+            await self._store.write(step_s, HistoryRecord(at, self._replica, body))
+            if self._unwritten.get((step_s, at)) is body:
+                del self._unwritten[step_s, at]
+
+    def present(self) -> FigureRecord:
+        """What was counted since the minute began."""
+        return self._short.record()
+
+
+def read_record(body: bytes) -> FigureRecord:
+    """A record of the store; an empty one if another version has written it differently."""
+    try:
+        return _records.decode(body)
+    except msgspec.MsgspecError:
+        return FigureRecord()
+
+
+def merged(records: Iterable[FigureRecord]) -> FigureRecord:
+    """All of them together, without a bound: what is read is bounded already. `live` is the sum."""
+    tools: dict[tuple[str, str], ToolFigures] = {}
+    principals: dict[str, WhoFigures] = {}
+    clients: dict[str, WhoFigures] = {}
+    live = 0
+    for record in records:
+        for tool in record.tools:
+            tools.setdefault((tool.server, tool.name), ToolFigures(tool.server, tool.name, counts=[])).add(tool)
+        for own, others in ((principals, record.principals), (clients, record.clients)):
+            _add_all(own, others)
+        live += record.live
+    return FigureRecord([*tools.values()], [*principals.values()], [*clients.values()], live)
+
+
+def _add_all(own: dict[str, WhoFigures], others: Iterable[WhoFigures]) -> None:
+    for who in others:
+        own.setdefault(who.name, WhoFigures(who.name)).add(who)

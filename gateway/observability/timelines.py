@@ -1,0 +1,310 @@
+"""Timelines of sessions: what happened in each, on its way to the store.
+
+Entries wait here for some seconds and are written together. Nothing of a session that rests stays in memory, and a
+session that calls without a pause costs about a hundred entries a write: calls that are alike are summed up.
+"""
+
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from typing import Final
+
+from msgspec.structs import replace
+
+from gateway.observability.ended_call import EndedCall
+from gateway.observability.outcome import OK, Outcome
+from gateway.observability.visible import visible_line
+from session_store import (
+    AuditEvent,
+    Session,
+    StoreUnavailable,
+    TimelineEntry,
+    TimelineHead,
+    TimelinePart,
+    TimelineStore,
+)
+from session_store.metadata import scrubbed_text
+from session_store.ports.timelines import MAX_ENTRIES, TimelineKind
+from session_store.session import redact
+from transports.turns import others_first, slices
+
+__all__ = ["INITIALIZED_AGAIN", "Timelines"]
+
+_NEWEST_ALONE: Final = 24
+_FAILED_ALONE: Final = 24
+"""Calls of one session that are entries of their own in one write: the newest, up to twice as many, and the newest
+failures before those."""
+_MOST_SUMS: Final = 40
+_MOST_SESSIONS: Final = 20_000
+_WRITTEN_AT_ONCE: Final = 64
+_NAME_CHARS: Final = 128
+_WHY_CHARS: Final = 300
+_KINDS: Final[dict[str, TimelineKind]] = {
+    "created": "session",
+    "resumed": "session",
+    "ended": "session",
+    "expired": "session",
+    "evicted": "session",
+    "refused": "refusal",
+    "blocked": "refusal",
+    "task": "task",
+}
+"""Events of the audit trail that are entries, too."""
+_ENDS: Final = frozenset({"ended", "expired", "evicted"})
+INITIALIZED_AGAIN: Final = "initialized again"
+"""The reason of the event `resumed` that is no move: the client has made its handshake again."""
+
+
+class _Sum:
+    """Calls that are alike, as one entry."""
+
+    __slots__ = ("began", "count", "ended", "took_s")
+
+    def __init__(self, call: EndedCall) -> None:
+        self.began = call.at - call.took_s
+        self.count = 0
+        self.took_s = self.ended = 0.0
+
+
+class _Waiting:
+    """What waits for one session."""
+
+    __slots__ = """_calls _counted _entries _failed _sums ended ended_at failed session total""".split()
+
+    def __init__(self) -> None:
+        self.session: Session | None = None
+        self._calls: list[EndedCall] = []  # the newest
+        self._failed: deque[EndedCall] = deque()  # the newest of those before
+        self._sums: dict[tuple[str, str, Outcome], _Sum] = {}  # all others
+        self._entries: list[TimelineEntry] = []
+        self.total = self.failed = 0
+        self._counted = (0, 0)
+        self.ended = ""
+        self.ended_at = 0.0
+
+    def add_call(self, call: EndedCall) -> None:
+        """A call has ended."""
+        self._calls.append(call)
+        if len(self._calls) >= 2 * _NEWEST_ALONE:
+            calls, self._calls = self._calls[:_NEWEST_ALONE], self._calls[_NEWEST_ALONE:]
+            self._sum_up(calls)
+
+    def _sum_up(self, calls: list[EndedCall]) -> None:
+        self.total += len(calls)
+        for call in calls:
+            if call.outcome is not OK and call.outcome.is_failure:
+                self.failed += 1
+                self._failed.append(call)
+                if len(self._failed) <= _FAILED_ALONE:
+                    continue
+                call = self._failed.popleft()
+            key = (call.server, call.tool or call.method, call.outcome)
+            summed = self._sums.get(key)
+            if summed is None:
+                if len(self._sums) >= _MOST_SUMS:
+                    key = ("", "(others)", OK)
+                summed = self._sums.setdefault(key, _Sum(call))
+            summed.count += 1
+            summed.took_s += call.took_s
+            summed.ended = call.at
+
+    @property
+    def known_session(self) -> Session | None:
+        """The record of the session, if something that has happened had it at hand."""
+        return self._calls[-1].session if self._calls else self.session
+
+    def add(self, entry: TimelineEntry) -> None:
+        """Something else has happened."""
+        self._entries.append(entry)
+        if len(self._entries) > 2 * MAX_ENTRIES:
+            del self._entries[:-MAX_ENTRIES]
+
+    def uncounted(self) -> tuple[int, int]:
+        """How many calls there were since this was asked last, and how many of them failed."""
+        total, failed = self.total + len(self._calls), self.failed + _failures(self._calls)
+        before, self._counted = self._counted, (total, failed)
+        return total - before[0], failed - before[1]
+
+    def part(self, name: str, replica: str) -> TimelinePart:
+        """All of them, as they are written."""
+        calls = [*self._failed, *self._calls]
+        entries = [*self._entries, *map(_entry, calls)]
+        entries += [_summed(key, some) for key, some in self._sums.items()]
+        entries = sorted((replace(entry, replica=replica) for entry in entries), key=lambda entry: entry.at)
+        head = replace(
+            _head(name, self.known_session),
+            ended=self.ended,
+            ended_at=self.ended_at,
+            calls=self.total + len(self._calls),
+            failed=self.failed + _failures(self._calls),
+        )
+        return TimelinePart(head=head, entries=entries[-MAX_ENTRIES:])
+
+    def add_later(self, since: "_Waiting", later: TimelinePart) -> None:
+        """Put in what came later (`later` is made of `since`), because all of it could not be written."""
+        for entry in later.entries:
+            self.add(entry)
+        self.session = since.known_session or self.known_session
+        self.total += later.head.calls
+        self.failed += later.head.failed
+        self._counted = (self._counted[0] + since._counted[0], self._counted[1] + since._counted[1])
+        self.ended, self.ended_at = later.head.ended or self.ended, later.head.ended_at or self.ended_at
+
+
+def _failures(calls: list[EndedCall]) -> int:
+    return sum(call.outcome is not OK and call.outcome.is_failure for call in calls)
+
+
+class Timelines:
+    """Collects entries by how the id of their session begins. `replica` is the name of this one. `count` is called with
+    the calls of a session and with how many of them failed, each call once, before they leave this process."""
+
+    def __init__(self, store: TimelineStore, replica: str, count: Callable[[Session, int, int], None]) -> None:
+        self._store = store
+        self._count = count
+        self._replica = replica
+        self._waiting: dict[str, _Waiting] = {}
+        self._written: dict[str, TimelinePart] = {}  # being written now
+        self.dropped = 0
+
+    def _of(self, name: str) -> _Waiting | None:
+        waiting = self._waiting.get(name)
+        if waiting is None:
+            if len(self._waiting) >= _MOST_SESSIONS:  # the store is away
+                self.dropped += 1
+                return None
+            waiting = self._waiting[name] = _Waiting()
+        return waiting
+
+    def take_calls(self, calls: Sequence[EndedCall]) -> None:
+        """Calls have ended."""
+        for call in calls:
+            if (waiting := self._of(redact(call.session.id))) is not None:
+                waiting.add_call(call)
+
+    def add(self, session: Session, entry: TimelineEntry) -> None:
+        """Something has happened in that session. Text of strangers is cut and made harmless here."""
+        if (waiting := self._of(redact(session.id))) is not None:
+            waiting.session = session
+            waiting.add(_harmless(entry))
+
+    def take_event(self, event: AuditEvent, session: Session | None) -> None:
+        """Keep an event of the audit trail that belongs to one session. `session` is its record, if that is at hand."""
+        kind = _KINDS.get(event.event)
+        if kind is None or not event.session or (waiting := self._of(event.session)) is None:
+            return
+        if session is not None:
+            waiting.session = session
+        server, name = "", str(event.event)
+        if kind in ("task", "refusal"):
+            is_server = "/" in event.tool or event.event == "blocked"
+            server, _, name = event.tool.partition("/") if is_server else ("", "", event.tool)
+        if event.event == "resumed" and event.reason != INITIALIZED_AGAIN:
+            kind = "move"
+        if event.event in _ENDS:
+            waiting.ended, waiting.ended_at = event.event, event.at
+        entry = TimelineEntry(
+            event.at,
+            kind,
+            server,
+            name,
+            event.outcome,
+            count=event.count,
+            correlation=event.correlation,
+            why=event.reason,
+        )
+        waiting.add(_harmless(entry))
+
+    def part_of(self, name: str) -> TimelinePart | None:
+        """What the store does not have yet of the session whose id begins like that."""
+        written, waiting = self._written.get(name), self._waiting.get(name)
+        if waiting is None:
+            return written
+        part = waiting.part(name, self._replica)
+        return part if written is None else replace(part, entries=[*written.entries, *part.entries])
+
+    def count(self) -> None:
+        """Count all calls so far."""
+        self._count_of(self._waiting.values())
+
+    def _count_of(self, some: Iterable[_Waiting]) -> None:
+        for waiting in some:
+            calls, failed = waiting.uncounted()
+            if calls and (session := waiting.known_session) is not None:
+                self._count(session, calls, failed)
+
+    async def flush(self) -> None:
+        """Write all that waits. What cannot be written waits on, within its bounds.
+
+        Raises:
+            StoreUnavailable: the store does not answer.
+        """
+        for names in slices(list(self._waiting), _WRITTEN_AT_ONCE):
+            taken = {name: self._waiting.pop(name) for name in names}
+            self._count_of(taken.values())
+            self._written = {name: waiting.part(name, self._replica) for name, waiting in taken.items()}
+            try:
+                await self._store.add([*self._written.values()])
+            except StoreUnavailable:
+                self._put_back(taken)
+                raise
+            finally:
+                self._written = {}
+            await others_first()
+
+    def _put_back(self, taken: dict[str, _Waiting]) -> None:
+        for name, before in taken.items():
+            if (since := self._waiting.get(name)) is not None:
+                before.add_later(since, since.part(name, self._replica))
+            self._waiting[name] = before
+
+
+def _head(name: str, session: Session | None) -> TimelineHead:
+    if session is None:
+        return TimelineHead(session=name)
+    return TimelineHead(
+        session=name,
+        principal=_short(str(session.principal)),
+        client=_short(session.client.name),
+        endpoint=session.endpoint,
+        era=session.era,
+        workspace=session.context.workspace,
+        created_at=session.created_at,
+    )
+
+
+def _entry(call: EndedCall) -> TimelineEntry:
+    took_s = call.took_s
+    return _harmless(
+        TimelineEntry(
+            round(call.at - took_s, 3),
+            "call",
+            call.server,
+            call.tool or call.method,
+            str(call.outcome),
+            round(took_s, 6),
+            until=round(call.at, 3),
+            correlation=call.correlation,
+            why=call.why,
+        )
+    )
+
+
+def _summed(key: tuple[str, str, Outcome], calls: _Sum) -> TimelineEntry:
+    server, name, outcome = key
+    took_s, until = round(calls.took_s, 6), round(calls.ended, 3)
+    return _harmless(
+        TimelineEntry(round(calls.began, 3), "call", server, name, str(outcome), took_s, calls.count, until)
+    )
+
+
+def _harmless(entry: TimelineEntry) -> TimelineEntry:
+    return replace(entry, name=_short(entry.name), why=scrubbed_text(_cut(entry.why, _WHY_CHARS)))
+
+
+def _short(text: str) -> str:
+    return _cut(text, _NAME_CHARS)
+
+
+def _cut(text: str, length: int) -> str:
+    """Cut before it is escaped, for the time that takes, and after it, for the room."""
+    return visible_line(text[:length])[:length]

@@ -1,0 +1,109 @@
+"""Requests of callers for whom the gateway itself vouches: they come from within the process, without a credential.
+
+They take the way of all requests from here on. Only the composition root makes such a handler: whoever has one can act
+as anybody.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol
+
+from msgspec.structs import replace
+
+from gateway.identity.authenticate import Authenticated
+from gateway.identity.credential_claims import CredentialClaims
+from gateway.sessions.remembered import Remembered
+from session_store import Principal
+from transports.inbound.inside import Inside, Reply
+from transports.inbound_port import Answer, Carried, EventSource, Handler, Memory, Refused, Request
+from transports.soon import Soon
+
+__all__ = ["Vouched", "VouchedRequests", "VouchesFor"]
+
+
+class VouchesFor(Protocol):
+    """Sends requests in the name of a principal."""
+
+    def __call__(
+        self,
+        path: str,
+        principal: Principal,
+        claims: CredentialClaims | None,
+        headers: Mapping[str, str],
+        body: bytes,
+        *,
+        peer: str = "",
+    ) -> Reply:
+        """Begin a POST to the endpoint at `path`. `peer` is the address of whoever caused it."""
+        ...
+
+
+class VouchedRequests:
+    """Implements `VouchesFor`. `endpoint` makes the endpoint of a path with that handler; `host` is a name that this
+    gateway and the others on its store serve."""
+
+    def __init__(self, handler: Handler, endpoint: Callable[[Handler, str], Any], *, host: str) -> None:
+        self._handler = handler
+        self._endpoint = endpoint
+        self._host = host
+
+    def __call__(
+        self,
+        path: str,
+        principal: Principal,
+        claims: CredentialClaims | None,
+        headers: Mapping[str, str],
+        body: bytes,
+        *,
+        peer: str = "",
+    ) -> Reply:
+        who = Authenticated(principal, claims, is_lasting=True)
+        app = self._endpoint(Vouched(self._handler, who), path)
+        return Inside(app, path).ask("POST", {**headers, "host": self._host}, body, peer)
+
+
+class Vouched:
+    """Hands requests to another handler as those of one caller (`transports.inbound_port.Handler`)."""
+
+    def __init__(self, handler: Handler, who: Authenticated) -> None:
+        self._handler = handler
+        self._who = who
+
+    def _of(self, request: Request) -> Request:
+        """The request, as one of a head whose caller is known."""
+        kept, memory = Remembered(), Memory()
+        kept.keep_caller(self._who)
+        memory.keep(kept)
+        return replace(request, memory=memory)
+
+    def refused(self, headers: Mapping[str, str], refused: Refused) -> None:
+        self._handler.refused(headers, refused)
+
+    def call(self, request: Request) -> Soon[Answer]:
+        return self._handler.call(self._of(request))
+
+    async def admit(self, request: Request) -> str:
+        return await self._handler.admit(self._of(request))
+
+    async def join(self, request: Request) -> Carried:
+        return await self._handler.join(self._of(request))
+
+    async def carried(self, request: Request) -> Carried:
+        return await self._handler.carried(self._of(request))
+
+    async def leave(self, token: str) -> None:
+        await self._handler.leave(token)
+
+    async def negotiated(self, request: Request) -> str:
+        return await self._handler.negotiated(self._of(request))
+
+    async def notify(self, request: Request) -> list[tuple[bytes, bytes]]:
+        return await self._handler.notify(self._of(request))
+
+    async def respond(self, request: Request) -> None:
+        await self._handler.respond(self._of(request))
+
+    async def stream(self, request: Request, last_event_id: str | None) -> EventSource:
+        return await self._handler.stream(self._of(request), last_event_id)
+
+    async def end(self, request: Request) -> None:
+        await self._handler.end(self._of(request))

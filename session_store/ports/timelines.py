@@ -1,0 +1,106 @@
+"""What happened in each session, kept for a day after the last of it, so that a session can be looked at afterwards."""
+
+from collections.abc import Sequence
+from typing import Final, Literal, Protocol
+
+import msgspec
+
+__all__ = [
+    "KEPT_S",
+    "MAX_ENTRIES",
+    "MAX_SESSIONS",
+    "Timeline",
+    "TimelineEntry",
+    "TimelineHead",
+    "TimelineKind",
+    "TimelinePart",
+    "TimelineStore",
+]
+
+KEPT_S: Final = 86_400.0
+"""How long a timeline is kept after its last entry was added, in seconds."""
+
+MAX_ENTRIES: Final = 200
+"""The newest entries of one session that are kept."""
+
+MAX_SESSIONS: Final = 10_000
+"""Timelines that are kept; beyond it those that were written longest ago go."""
+
+TimelineKind = Literal["call", "question", "task", "server", "move", "refusal", "session"]
+"""`server`: a process or a connection was started or replaced. `move`: another replica has the session since.
+`refusal`: of the policy or of a sandbox. `session`: it was opened, it came back, it ended."""
+
+
+class TimelineEntry(msgspec.Struct, frozen=True, gc=False, array_like=True):
+    """One thing that happened, or `count` alike between `at` and `until` (Unix time).
+
+    `name` is the tool or the method, or what a server asked its client. `took_s` is the duration, the sum of all of
+    them. `outcome` is empty where there is none. `why` is the message of an error or the reason. No entry has arguments
+    or results of calls, but a server's own error message may repeat some.
+    """
+
+    at: float
+    kind: TimelineKind
+    server: str = ""
+    name: str = ""
+    outcome: str = ""
+    took_s: float = 0.0
+    count: int = 1
+    until: float = 0.0
+    correlation: str = ""
+    why: str = ""
+    replica: str = ""
+
+
+class TimelineHead(msgspec.Struct, frozen=True, kw_only=True):
+    """Whose timeline it is. `session` is how the id begins, as logs show it. `ended` is empty while it has not ended:
+    how it ended, and `ended_at` when. `calls` and `failed` count those of all replicas."""
+
+    session: str
+    principal: str = ""
+    client: str = ""
+    endpoint: str = ""
+    era: str = ""
+    workspace: str = ""
+    created_at: float = 0.0
+    updated_at: float = 0.0
+    ended: str = ""
+    ended_at: float = 0.0
+    calls: int = 0
+    failed: int = 0
+
+
+class TimelinePart(msgspec.Struct, frozen=True, kw_only=True):
+    """What is added to one timeline. `calls` and `failed` of the head are added to those that are kept. A head without
+    a principal does not replace the facts that are known."""
+
+    head: TimelineHead
+    entries: list[TimelineEntry] = []
+
+
+class Timeline(msgspec.Struct, frozen=True, kw_only=True):
+    """The newest entries of a session, in order of time."""
+
+    head: TimelineHead
+    entries: list[TimelineEntry] = []
+
+
+class TimelineStore(Protocol):
+    """Timelines by how the id of their session begins (`session_store.session.redact`). Every method may raise
+    `StoreUnavailable`."""
+
+    async def add(self, parts: Sequence[TimelinePart]) -> None:
+        """Add entries. Parts of one session may come from several replicas, in any order."""
+        ...
+
+    async def read(self, session: str) -> Timeline | None:
+        """The timeline of that session; None if there is none, or no longer."""
+        ...
+
+    async def names(self, begins: str) -> list[str]:
+        """The sessions whose names begin like that and that have a timeline, in order of name."""
+        ...
+
+    async def newest(self, limit: int) -> list[TimelineHead]:
+        """Those that were written last, the newest first."""
+        ...

@@ -1,0 +1,159 @@
+"""Entries on their way to the store: bounded for sessions that call without a pause, lost by no outage."""
+
+import time
+
+import msgspec
+import pytest
+
+from gateway.observability.ended_call import EndedCall
+from gateway.observability.outcome import OK, TOOL_ERROR, Outcome
+from gateway.observability.timelines import INITIALIZED_AGAIN, Timelines
+from session_store import AuditEvent, MemoryBackend, Session, StoreUnavailable, TimelineEntry, TimelinePart
+from session_store.session import redact
+from session_store.testing import FakeClock, a_session
+from tests.requirements import requirement
+
+SESSION = a_session(FakeClock())
+NAME = redact(SESSION.id)
+
+
+def call(at: float, tool: str = "t", outcome: Outcome = OK, why: str = "", session: Session = SESSION) -> EndedCall:
+    return EndedCall(at, "tools/call", tool, "s", outcome, 0.5, session, "c" * 32, why)
+
+
+class Counting:
+    def __init__(self) -> None:
+        self.calls = self.failed = 0
+
+    def __call__(self, session: Session, calls: int, failed: int) -> None:
+        self.calls += calls
+        self.failed += failed
+
+
+class Store:
+    """Keeps parts, unless it is away."""
+
+    def __init__(self) -> None:
+        self.parts: list[TimelinePart] = []
+        self.is_away = False
+
+    async def add(self, parts: list[TimelinePart]) -> None:
+        if self.is_away:
+            raise StoreUnavailable("away")
+        self.parts += parts
+
+
+def a_recorder(store: object | None = None, count: Counting | None = None) -> Timelines:
+    return Timelines(store or Store(), "r1", count or Counting())  # type: ignore[arg-type]  # fakes
+
+
+@requirement("ops.timeline")
+def test_a_call_is_one_entry_from_its_begin_to_its_end() -> None:
+    timelines = a_recorder()
+    timelines.take_calls([call(10.0, outcome=TOOL_ERROR, why="key sk-live-0123456789abcdef0123456789abcdef\x1b[2J")])
+    part = timelines.part_of(NAME)
+    assert part is not None
+    [entry] = part.entries
+    assert (entry.at, entry.until, entry.took_s, entry.outcome) == (9.5, 10.0, 0.5, "tool error")
+    assert (entry.kind, entry.server, entry.name, entry.replica) == ("call", "s", "t", "r1")
+    assert "\x1b" not in entry.why and "0123456789abcdef" not in entry.why
+    assert (part.head.session, part.head.calls, part.head.failed) == (NAME, 1, 1)
+    assert SESSION.id not in msgspec.json.encode(part).decode()
+    assert timelines.part_of("other") is None
+
+
+@requirement("ops.timeline")
+@pytest.mark.anyio
+async def test_calls_without_a_pause_are_summed_up() -> None:
+    store, count = Store(), Counting()
+    timelines = a_recorder(store, count)
+    outcomes = dict.fromkeys(range(0, 10000, 100), TOOL_ERROR)
+    for n in range(10_000):
+        timelines.take_calls([call(float(n), f"t{n % 500}" if n % 2 else "often", outcomes.get(n, OK))])
+    timelines.count()
+    await timelines.flush()
+    [part] = store.parts
+    assert len(part.entries) < 130 and sum(entry.count for entry in part.entries) == 10_000
+    assert [entry.at for entry in part.entries] == sorted(entry.at for entry in part.entries)
+    assert part.entries[-1].until == 9_999.0 and part.entries[-1].count == 1
+    often = max(part.entries, key=lambda entry: entry.count)
+    assert often.count > 4_000 and often.took_s == pytest.approx(often.count / 2)
+    assert sum(entry.outcome == "tool error" and entry.count == 1 for entry in part.entries) >= 24
+    assert (part.head.calls, part.head.failed) == (10_000, 100) == (count.calls, count.failed)
+    assert timelines.part_of(NAME) is None
+
+
+@requirement("ops.timeline")
+@pytest.mark.anyio
+async def test_an_outage_of_the_store_loses_nothing_within_the_bounds() -> None:
+    store, count = Store(), Counting()
+    timelines = a_recorder(store, count)
+    store.is_away = True
+    timelines.take_calls([call(1.0)])
+    with pytest.raises(StoreUnavailable):
+        await timelines.flush()
+    timelines.take_calls([call(2.0, outcome=TOOL_ERROR)])
+    timelines.count()
+    with pytest.raises(StoreUnavailable):
+        await timelines.flush()
+    store.is_away = False
+    await timelines.flush()
+    await timelines.flush()
+    [part] = store.parts
+    assert [entry.until for entry in part.entries] == [1.0, 2.0]
+    assert (part.head.calls, part.head.failed) == (2, 1) == (count.calls, count.failed)
+    store.is_away = True
+    for n in range(20_010):
+        timelines.add(msgspec.structs.replace(SESSION, id=f"{n:08}"), TimelineEntry(1.0, "server"))
+    assert timelines.dropped == 10
+
+
+@requirement("ops.timeline")
+def test_events_of_a_session_are_entries() -> None:
+    timelines = a_recorder()
+    now = time.time()
+
+    def event(kind: str, **more: object) -> None:
+        timelines.take_event(AuditEvent(at=now, event=kind, session=NAME, **more), None)  # type: ignore[arg-type]  # names
+
+    event("created")
+    event("called", tool="s/t")
+    event("operated")
+    event("resumed", reason=INITIALIZED_AGAIN)
+    event("resumed", reason="taken over from a replica that does not answer")
+    event("blocked", tool="s", reason="no network", count=3)
+    event("refused", tool="s/t", reason="not allowed")
+    event("task", tool="s/t", outcome="made", reason="abcd")
+    event("expired")
+    timelines.take_event(AuditEvent(at=now, event="refused", reason="of nobody"), None)
+    part = timelines.part_of(NAME)
+    assert part is not None and (part.head.ended, part.head.ended_at) == ("expired", now)
+    assert [(entry.kind, entry.server, entry.name) for entry in part.entries] == [
+        ("session", "", "created"),
+        ("session", "", "resumed"),
+        ("move", "", "resumed"),
+        ("refusal", "s", ""),
+        ("refusal", "s", "t"),
+        ("task", "s", "t"),
+        ("session", "", "expired"),
+    ]
+    assert part.entries[3].count == 3 and part.entries[5].outcome == "made"
+
+
+@requirement("ops.timeline")
+@pytest.mark.anyio
+async def test_what_is_being_written_is_still_known() -> None:
+    backend = MemoryBackend()
+    timelines = Timelines(backend.timelines, "r1", Counting())
+    timelines.take_calls([call(1.0)])
+    await timelines.flush()
+    found = await backend.timelines.read(NAME)
+    assert found is not None and [entry.until for entry in found.entries] == [1.0] and found.head.calls == 1
+
+
+@requirement("ops.timeline")
+def test_text_that_grows_when_it_is_made_readable_is_cut_again() -> None:
+    timelines = a_recorder()
+    timelines.take_calls([call(1.0, tool="\U000e0001" * 500, outcome=TOOL_ERROR, why="\U000e0001" * 5_000)])
+    part = timelines.part_of(NAME)
+    assert part is not None and 400 < len(msgspec.json.encode(part.entries[0])) < 1_000
