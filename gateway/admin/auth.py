@@ -13,6 +13,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from gateway.admin.sign_in_attempts import SignInAttempts
+from gateway.admin.sign_in_link import OPERATOR, SignInLink
 from gateway.identity.key_digests import KeyDigests, digest_of
 from gateway.observability.audit import Audit
 from gateway.observability.logs import CLIENT
@@ -28,25 +29,45 @@ _PROOF: Final = 16
 
 
 class Access:
-    """Compares keys with the configured digests, and signs the cookies of operators who have sent a key."""
+    """Compares keys with the configured digests, and signs the cookies of operators who have sent a key, or used the
+    link."""
 
     def __init__(
-        self, keys: Mapping[str, Sequence[str]], ring: KeyRing, *, guard: Guard, marks: Marks, audit: Audit
+        self,
+        keys: Mapping[str, Sequence[str]],
+        ring: KeyRing,
+        *,
+        guard: Guard,
+        marks: Marks,
+        audit: Audit,
+        link: SignInLink | None = None,
     ) -> None:
         self._guard = guard
+        self._link = link
         self._marks = marks
         self._audit = audit
         self._attempts = SignInAttempts()
         self._keys = KeyDigests((name, digest) for name, digests in keys.items() for digest in digests)
         # What a cookie holds: the name, how the digest of its key begins, and the name of its mark.
         self._proofs = {(name, digest[:_PROOF]) for name, digests in keys.items() for digest in digests}
+        if link is not None:
+            self._proofs.add((OPERATOR, link.proof))
         # The newest key signs: itsdangerous takes the last one.
         self._serializer = URLSafeTimedSerializer(list(reversed(ring.derive(Purpose.OPERATOR))), salt=Purpose.OPERATOR)
 
     @property
     def is_open(self) -> bool:
+        """True if an operator can sign in, with a key or with the link."""
+        return self.has_keys or self._link is not None
+
+    @property
+    def has_keys(self) -> bool:
         """True if at least one operator's key is configured."""
         return len(self._keys) > 0
+
+    def is_secure(self, request: Request) -> bool:
+        """True if the browser asks over TLS, as far as a proxy that is trusted says so."""
+        return self._guard.is_secure(request.scope, request.headers)
 
     async def operator(self, request: Request) -> str | None:
         """The name of the operator that sends a request; None if there is no valid credential.
@@ -91,19 +112,43 @@ class Access:
         name = self._holder(request, key)
         if name is None:
             return False
+        sign_in = await self._marked()
+        self._give_cookie(request, response, [name, digest_of(key)[:_PROOF], sign_in])
+        self._audit.record("operated", reason=f"the operator {name} has signed in")
+        return True
+
+    async def sign_in_by_link(self, request: Request, response: Response, token: str) -> bool:
+        """Give the browser a cookie and use the link up, if the token is that of the link. Returns whether it is.
+
+        Raises:
+            StoreUnavailable: the link can be used again.
+        """
+        if self._link is None or not self._link.opens_with(token):
+            return False
+        sign_in = await self._marked()
+        if not self._link.take(token):  # another has been let in meanwhile
+            await self._marks.drop(_mark(sign_in))
+            return False
+        self._give_cookie(request, response, [OPERATOR, self._link.proof, sign_in])
+        self._audit.record("operated", reason="the one-time link of the terminal was used to sign in")
+        return True
+
+    async def _marked(self) -> str:
+        """The name of a new sign-in."""
         sign_in = secrets.token_urlsafe(18)
         await self._marks.set(_mark(sign_in), SIGNED_IN_S)
+        return sign_in
+
+    def _give_cookie(self, request: Request, response: Response, held: Sequence[str]) -> None:
         response.set_cookie(
             _COOKIE,
-            str(self._serializer.dumps([name, digest_of(key)[:_PROOF], sign_in])),
+            str(self._serializer.dumps(held)),
             max_age=SIGNED_IN_S,
             path=f"{request.scope.get('root_path', '')}/admin",
             secure=self._guard.is_secure(request.scope, request.headers),
             httponly=True,
             samesite="strict",
         )
-        self._audit.record("operated", reason=f"the operator {name} has signed in")
-        return True
 
     async def sign_out(self, request: Request, response: Response) -> None:
         """End the sign-in, also for copies of the cookie.

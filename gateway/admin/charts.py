@@ -5,10 +5,12 @@ from typing import Final
 
 from markupsafe import Markup, escape
 
-from gateway.admin.formatting import readable
+from gateway.admin.figures import HistoryView
+from gateway.admin.formatting import readable, took
+from gateway.admin.ranges import RANGE_WORDS
 from gateway.admin.reports import ReplicaReport
 
-__all__ = ["Chart", "charts_of"]
+__all__ = ["Chart", "charts_of", "charts_of_history"]
 
 _WIDTH: Final = 600
 _HEIGHT: Final = 120
@@ -16,35 +18,61 @@ _SECONDS: Final = 300
 
 
 class Chart:
-    """Lines over the last five minutes, the newest second at the right; `now` is the number beside it."""
+    """Lines over the last minutes or hours (`over`, in words), the newest at the right; `now` is the number beside the
+    title. `tone` is a class of the style sheet. A line with fewer values than `steps` begins
+    later."""
 
-    def __init__(self, title: str, unit: str, lines: Sequence[tuple[str, Sequence[float]]], now: str) -> None:
+    def __init__(
+        self,
+        title: str,
+        unit: str,
+        lines: Sequence[tuple[str, Sequence[float]]],
+        now: str,
+        *,
+        tone: str = "",
+        over: str = "5 min",
+        steps: int = 0,
+    ) -> None:
         self.title = title
         self.unit = unit
         self.now = now
+        self.tone = tone
+        self.over = over
+        self._steps = steps or max((len(values) for _, values in lines), default=0)
         self._lines = lines
 
     @property
     def svg(self) -> Markup:
-        """For a page."""
-        top = max((max(values, default=0.0) for _, values in self._lines), default=0.0)
+        """For a page. The first line has its area filled."""
+        top = self._top
         scale = _HEIGHT / top if top else 0.0
         parts = []
         for place, (name, values) in enumerate(self._lines):
-            step = _WIDTH / (_SECONDS - 1)
+            step = _WIDTH / max(self._steps - 1, 1)
             start = _WIDTH - step * (len(values) - 1) if values else 0.0
             points = " ".join(f"{start + step * i:.1f},{_HEIGHT - v * scale:.1f}" for i, v in enumerate(values))
-            parts.append(f'<polyline class="line{place}" points="{points}"><title>{escape(name)}</title></polyline>')
-        words = escape(f"{self.title}, last five minutes: now {self.now}, at most {readable(top, self.unit)}")
+            if place == 0 and values:
+                ground = f"{start:.1f},{_HEIGHT} {points} {_WIDTH},{_HEIGHT}"
+                parts.append(f'<polygon class="area" points="{ground}"/>')
+            title = f"<title>{escape(name)}</title>"
+            parts.append(f'<polyline class="line line{place}" points="{points}">{title}</polyline>')
+        words = escape(f"{self.title}, last {self.over}: now {self.now}, at most {self.top}")
+        rules = "".join(
+            f'<line class="rule" x1="0" y1="{y}" x2="{_WIDTH}" y2="{y}"/>' for y in (0, _HEIGHT // 2, _HEIGHT)
+        )
         return Markup(
             f'<svg role="img" aria-label="{words}" viewBox="0 -4 {_WIDTH} {_HEIGHT + 8}" preserveAspectRatio="none">'
-            f'<line class="ground" x1="0" y1="{_HEIGHT}" x2="{_WIDTH}" y2="{_HEIGHT}"/>{"".join(parts)}</svg>'
+            f"{rules}{''.join(parts)}</svg>"
         )
+
+    @property
+    def _top(self) -> float:
+        return max((max(values, default=0.0) for _, values in self._lines), default=0.0)
 
     @property
     def top(self) -> str:
         """The highest value shown."""
-        return readable(max((max(values, default=0.0) for _, values in self._lines), default=0.0), self.unit)
+        return readable(self._top, self.unit)
 
     @property
     def names(self) -> list[str]:
@@ -64,9 +92,25 @@ def charts_of(reports: Iterable[ReplicaReport], now: float) -> list[Chart]:
                 failed[place] += sample.failed
                 p50[place] = max(p50[place], sample.p50_s)
                 p99[place] = max(p99[place], sample.p99_s)
-    latency = f"{readable(p50[-1], 's')} · p99 {readable(p99[-1], 's')}" if calls[-1] else "no calls"
+    latency = f"p99 {took(p99[-1])}" if calls[-1] else "no calls"
     return [
-        Chart("Calls", "/s", [("calls", calls)], readable(calls[-1], "/s")),
-        Chart("Failures", "/s", [("failures", failed)], readable(failed[-1], "/s")),
-        Chart("Latency", "s", [("p50", p50), ("p99", p99)], latency),
+        Chart("Calls", "/s", [("calls", calls)], readable(calls[-1], "/s"), steps=_SECONDS),
+        Chart("Failures", "/s", [("failures", failed)], readable(failed[-1], "/s"), tone="tone-bad", steps=_SECONDS),
+        Chart("Latency", "s", [("p50", p50), ("p99", p99)], latency, steps=_SECONDS),
+    ]
+
+
+def charts_of_history(view: HistoryView) -> list[Chart]:
+    """Of a range, as calls in a minute."""
+    over, each = RANGE_WORDS[view.range], 60 / view.step_s
+    calls = [point.calls * each for point in view.points]
+    failed = [point.failed * each for point in view.points]
+    p50, p99 = [point.p50_s for point in view.points], [point.p99_s for point in view.points]
+    total = sum(point.calls for point in view.points)
+    lost = sum(point.failed for point in view.points)
+    slowest = f"p99 {took(p99[-1])}" if calls and calls[-1] else "no calls now" if total else "no calls"
+    return [
+        Chart("Calls", "/min", [("calls", calls)], f"{total:,}", over=over),
+        Chart("Failures", "/min", [("failures", failed)], f"{lost:,}", tone="tone-bad", over=over),
+        Chart("Latency", "s", [("p50", p50), ("p99", p99)], slowest, over=over),
     ]

@@ -9,18 +9,21 @@ from typing import Any, Final
 from urllib.parse import parse_qs
 
 from jinja2 import ChoiceLoader, DictLoader, Environment, PackageLoader, StrictUndefined
+from markupsafe import escape
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, PlainTextResponse, RedirectResponse, Response, StreamingResponse
 from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 
 from gateway.admin.auth import Access
-from gateway.admin.formatting import amount, clock, span
+from gateway.admin.formatting import amount, clock, moment, span, took
 from gateway.admin.operations import Operations
 from gateway.admin.operators import Ambiguous, NoSuch, OperatorError
-from gateway.admin.page import Action, ConsolePage
+from gateway.admin.page import BASE_URL, Action, Answer, ConsolePage
 from gateway.admin.pages import console_pages
 from gateway.admin.sign_in_attempts import TooManyAttempts
+from gateway.observability.visible import visible
+from gateway.version import __version__
 from session_store import StoreUnavailable
 from transports.inbound.http import Guard, read_body
 from transports.inbound_port import Refused
@@ -42,6 +45,11 @@ _HEADERS: Final = {
     "Referrer-Policy": "same-origin",
     "X-Content-Type-Options": "nosniff",
 }
+
+_WITH_IMAGES: Final = {
+    "Content-Security-Policy": _HEADERS["Content-Security-Policy"].replace("img-src 'self'", "img-src 'self' data:")
+}
+"""For pages with images that a server has sent. Scripts, styles and all else stay as they are."""
 
 Endpoint = Callable[[Request], Awaitable[Response]]
 _MAX_FORM_BYTES: Final = 16 << 10
@@ -65,11 +73,15 @@ class Console:
         shown, live, actions = [], [], []
         for name, page in self._pages.items():
             shown.append(Route(page.path, _explained(self._page(name, page)), methods=["GET"]))
-            live.append(Route(f"{page.path}/live", _explained(self._live(name, page)), methods=["GET"]))
+            if page.is_live:
+                live.append(Route(f"{page.path}/live", _explained(self._live(name, page)), methods=["GET"]))
             for path, action in page.actions.items():
                 actions.append(Route(path, _explained(self._action(action)), methods=["POST"]))
+            for path, answer in page.answers.items():
+                actions.append(Route(path, _explained(self._answer(name, page, answer)), methods=["POST"]))
         return [
             Route(_SIGN_IN, _explained(self._sign_in), methods=["GET", "POST"]),
+            Route(f"{_SIGN_IN}/{{token}}", _explained(self._link), methods=["GET"]),
             Route("/admin/sign-out", _explained(self._sign_out), methods=["POST"]),
             Mount("/admin/static", StaticFiles(packages=[("gateway.admin", "static")])),
             *actions,
@@ -85,12 +97,13 @@ class Console:
             if operator is None:
                 return _redirect(request, _SIGN_IN)
             template, status = f"pages/{name}", 200
+            self._tell(request)
             try:
                 facts = await page.facts(self._operations, request)
             except (OperatorError, StoreUnavailable) as error:
                 template, facts, status = "gone.html", {"message": _message(error)}, _status(error)
             query = f"?{request.url.query}" if request.url.query else ""
-            stream = f"{request.url.path}/live{query}"
+            stream = f"{request.url.path}/live{query}" if page.is_live else ""
             html = self._html(template, request, operator=operator, path=page.path, live=stream, **facts)
             return HTMLResponse(html, status, headers=_HEADERS)
 
@@ -111,6 +124,7 @@ class Console:
         """The live part of a page, each time it differs from the one before. The stream ends when the replica drains,
         so that the browser connects to another."""
         before = ""
+        self._tell(request)
         while True:
             began = monotonic()
             try:
@@ -126,6 +140,11 @@ class Console:
             if self._operations.is_draining:
                 return
             await asyncio.sleep(max(EVERY_S, (monotonic() - began) * _REST))
+
+    def _tell(self, request: Request) -> None:
+        """Tell the page at which URL the browser has this gateway."""
+        scheme = "https" if self._access.is_secure(request) else "http"
+        request.scope[BASE_URL] = f"{scheme}://{request.headers.get('host', '')}{_root(request)}"
 
     def _html(self, template: str, request: Request, **facts: Any) -> str:
         """A whole page."""
@@ -152,6 +171,24 @@ class Console:
 
         return endpoint
 
+    def _answer(self, name: str, page: ConsolePage, answer: Answer) -> Endpoint:
+        """A form that is answered by its page. What the operator has asked for is done once: a page that is loaded
+        again asks for it again, as browsers warn."""
+
+        async def endpoint(request: Request) -> Response:
+            operator = await self._access.operator(request)
+            if operator is None:
+                return Response(status_code=403, headers=_HEADERS)
+            template, status = f"pages/{name}", 200
+            try:
+                facts = await answer(self._operations, request, operator)
+            except (OperatorError, StoreUnavailable) as error:
+                template, facts, status = "gone.html", {"message": _message(error)}, _status(error)
+            html = self._html(template, request, operator=operator, path=page.path, live="", **facts)
+            return HTMLResponse(html, status, headers=_HEADERS | _WITH_IMAGES)
+
+        return endpoint
+
     async def _sign_in(self, request: Request) -> Response:
         is_wrong = False
         if request.method == "POST" and Guard.same_site(request.headers):
@@ -159,12 +196,32 @@ class Console:
             if await self._access.sign_in(request, response, await _key_of(request)):
                 return response
             is_wrong = True
-        html = self._html("sign_in.html", request, is_wrong=is_wrong, operator=None, path="", live="")
-        return HTMLResponse(html, 403 if is_wrong else 200, headers=_HEADERS)
+        return self._asking_for_key(request, "That is not an operator's key." if is_wrong else "")
+
+    async def _link(self, request: Request) -> Response:
+        """Sign in with the one-time link. What only looks at the address, as browsers do that load a page before it is
+        asked for, does not use the link up."""
+        if request.method == "HEAD" or "prefetch" in request.headers.get("sec-purpose", ""):
+            return Response(status_code=503, headers=_HEADERS)
+        # A page, and no redirect: the browser sends a strict cookie only where a page of ours has caused the request.
+        home = f"{_root(request)}{_HOME}"
+        response = HTMLResponse("Signed in.\n", headers=_HEADERS | {"Refresh": f"0; url={home}"})
+        if await self._access.sign_in_by_link(request, response, request.path_params["token"]):
+            return response
+        return self._asking_for_key(
+            request, "This link has been used, or is older than 10 minutes. Start the gateway again for a new one."
+        )
+
+    def _asking_for_key(self, request: Request, problem: str) -> Response:
+        """The page for signing in, and why it is shown again."""
+        facts = {"problem": problem, "has_keys": self._access.has_keys}
+        html = self._html("sign_in.html", request, operator=None, path="", live="", **facts)
+        return HTMLResponse(html, 403 if problem else 200, headers=_HEADERS)
 
     async def _sign_out(self, request: Request) -> Response:
         response = _redirect(request, _SIGN_IN)
-        await self._access.sign_out(request, response)
+        if Guard.same_site(request.headers):
+            await self._access.sign_out(request, response)
         return response
 
 
@@ -176,9 +233,17 @@ def _environment(pages: dict[str, str]) -> Environment:
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
+        finalize=_shown,
     )
-    environment.filters.update({"span": span, "bytes": amount, "clock": clock})
+    environment.filters.update({"span": span, "took": took, "bytes": amount, "clock": clock, "moment": moment})
+    environment.filters["exact"] = escape  # what a form sends back is what was given
+    environment.globals["version"] = __version__
     return environment
+
+
+def _shown(value: Any) -> Any:
+    """What stands on a page: texts of strangers turn nothing around them. Markup is ours."""
+    return value if isinstance(value, int | float) or hasattr(value, "__html__") else visible(str(value))
 
 
 def _message(error: Exception) -> str:

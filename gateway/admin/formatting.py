@@ -2,14 +2,25 @@
 
 from datetime import UTC, datetime
 
-__all__ = ["amount", "clock", "readable", "span"]
+from markupsafe import Markup
+
+__all__ = ["amount", "clock", "moment", "readable", "span", "took"]
 
 
 def readable(value: float, unit: str) -> str:
-    """A number with its unit: of seconds (`s`) milliseconds where they are few."""
+    """A number with its unit. Seconds (`s`) are shown as `took` shows them."""
     if unit == "s":
-        return f"{value * 1_000:.2f} ms" if value < 0.1 else f"{value:.2f} s"
+        return took(value)
     return f"{value:,.0f}{unit}"
+
+
+def took(seconds: float) -> str:
+    """How long something took, from microseconds to days, with about three digits."""
+    if seconds < 0.001:
+        return f"{seconds * 1_000_000:.0f} µs"
+    if seconds < 1:
+        return f"{seconds * 1_000:.3g} ms" if seconds < 0.0995 else f"{seconds * 1_000:.0f} ms"
+    return f"{seconds:.3g} s" if seconds < 59.95 else span(seconds)
 
 
 def span(seconds: float) -> str:
@@ -34,3 +45,8 @@ def amount(count: float) -> str:
 def clock(at: float) -> str:
     """A time, in UTC."""
     return datetime.fromtimestamp(at, UTC).strftime("%Y-%m-%d %H:%M:%S")
+
+
+def moment(at: float) -> Markup:
+    """A time as an element of a page: in UTC, which the console's script changes to the time of the reader's place."""
+    return Markup('<time datetime="{}Z">{} UTC</time>').format(clock(at).replace(" ", "T"), clock(at))

@@ -7,9 +7,8 @@ from typing import Any, Final, Protocol
 
 import msgspec
 
+from gateway.admin.insights import Insights
 from gateway.admin.operators import (
-    SHORTEST_PREFIX,
-    Ambiguous,
     NoSuch,
     Page,
     SessionFilter,
@@ -17,11 +16,14 @@ from gateway.admin.operators import (
     TaskPage,
     TaskQuery,
     TooLate,
-    TooShort,
+    UnknownHere,
 )
 from gateway.admin.replicas import Replicas
 from gateway.admin.reports import ReplicaReport, SessionPart, SessionRow, TaskRow, row_of
+from gateway.admin.session_finder import SessionFinder
 from gateway.admin.tasks import TaskList
+from gateway.admin.tried_calls import TriedCalls
+from gateway.config.settings import Settings
 from gateway.sessions.returns import UnreturningClient, together
 from session_store import AuditEvent, Backend, Session, SessionGone, StoreUnavailable
 from session_store.session import redact
@@ -64,7 +66,10 @@ class Operations:
         record: Callable[[str], None],
         clock: Callable[[], float],
         search_limit: int = SEARCH_LIMIT,
+        tried: TriedCalls | None = None,
+        settings: Settings | None = None,
     ) -> None:
+        self.settings = settings or Settings()
         self._backend = backend
         self._replicas = replicas
         self._ending = ending
@@ -72,6 +77,14 @@ class Operations:
         self._clock = clock
         self._search_limit = search_limit
         self._tasks = TaskList(backend.tasks, clock)
+        self._finder = SessionFinder(backend.sessions, clock)
+        self._tried = tried
+        insights = Insights(backend, replicas, clock)
+        self.timeline = insights.timeline
+        self.past_sessions = insights.past_sessions
+        self.history = insights.history
+        self.usage = insights.usage
+        self.servers = insights.servers
 
     @property
     def sees_calls(self) -> bool:
@@ -81,6 +94,13 @@ class Operations:
     def is_draining(self) -> bool:
         """True if this replica drains: streams to operators end, so that they ask another."""
         return self._replicas.is_draining
+
+    @property
+    def tried(self) -> TriedCalls:
+        """The tools of the servers, and calls of them."""
+        if self._tried is None:
+            raise UnknownHere("only a running gateway knows tools and calls them: use --url")
+        return self._tried
 
     # -- replicas
 
@@ -142,7 +162,7 @@ class Operations:
         return list({session.id: session for session in found if session is not None}.values())
 
     async def session(self, prefix: str) -> SessionRow:
-        session = await self._find(prefix)
+        session = await self._finder.find(prefix)
         row = (await self._rows([session]))[0]
         try:
             keys = await self._backend.state.keys(session.id)
@@ -151,7 +171,7 @@ class Operations:
         return msgspec.structs.replace(row, state_keys=keys)
 
     async def end(self, prefix: str, by: str = "") -> str:
-        session = await self._find(prefix)
+        session = await self._finder.find(prefix)
         part = (await self._replicas.parts([session.id])).get(session.id)
         calls = None if part is None else part.calls
         if not await self._ending.end(session.id, f"{_operator(by)} ended it", calls):
@@ -178,27 +198,6 @@ class Operations:
         while page := await self._backend.sessions.page(after=place, limit=_READ_AT_ONCE):
             place = f"{page[-1].id}~"
             yield [session for session in page if which.matches(session)]
-
-    async def _find(self, prefix: str) -> Session:
-        """The one session that is meant. Never a guess. Raises `NoSuch`, `Ambiguous`."""
-        if prefix and len(prefix) < SHORTEST_PREFIX:
-            raise TooShort("session")
-        exact = await self._backend.sessions.peek(prefix) if prefix else None
-        if exact is not None:
-            return exact
-        page = await self._backend.sessions.page(after=prefix, limit=_MOST_CANDIDATES + 1)
-        found = [session for session in page if session.id.startswith(prefix)]
-        if len(found) == 1:
-            return found[0]
-        if not found:
-            why = f"no session begins with {prefix[:64]!r}: it has ended, or never was"
-            raise NoSuch(why if prefix else "no session is live")
-        what = f"begins with {prefix!r}" if prefix else "is live"
-        now = self._clock()
-        raise Ambiguous(
-            f"more than one session {what}: give more characters of the id",
-            tuple(row_of(session, None, now) for session in found),
-        )
 
     async def _rows(self, found: list[Session]) -> list[SessionRow]:
         parts: dict[str, SessionPart] = await self._replicas.parts([session.id for session in found])

@@ -9,9 +9,11 @@ from typing import Any, Final, Literal, Protocol, get_args
 
 import msgspec
 
-from gateway.admin.reports import ReplicaReport, SessionRow, TaskRow
+from gateway.admin.figures import HistoryView, Range, UsageBy, UsageRow
+from gateway.admin.reports import ReplicaReport, SessionRow, SessionTimeline, TaskRow
+from gateway.admin.server_reports import ServerRow
 from gateway.sessions.returns import UnreturningClient
-from session_store import Session, Task, TaskStatus
+from session_store import Session, Task, TaskStatus, TimelineHead
 
 __all__ = [
     "ONLY",
@@ -23,6 +25,7 @@ __all__ = [
     "OperatorError",
     "Operators",
     "Page",
+    "PastQuery",
     "SessionFilter",
     "SessionQuery",
     "TaskPage",
@@ -159,6 +162,26 @@ class SessionFilter(msgspec.Struct, frozen=True, kw_only=True):
         return " and ".join(f"{name} {value}" for name, value in msgspec.structs.asdict(self).items() if value)
 
 
+class PastQuery(msgspec.Struct, frozen=True, kw_only=True):
+    """Which sessions of the last day an operator wants to see, live or ended. `query` holds words to find in their
+    facts, `principal` and `client` are exact."""
+
+    query: str = ""
+    principal: str = ""
+    client: str = ""
+    limit: int = 50
+
+    def matches(self, head: TimelineHead) -> bool:
+        """True if a session has what is given."""
+        facts = (head.session, head.principal, head.client, head.workspace, head.endpoint, head.era, head.ended)
+        text = "\n".join(facts).lower()
+        return (
+            self.principal in ("", head.principal)
+            and self.client in ("", head.client)
+            and all(word in text for word in self.query.lower().split())
+        )
+
+
 class Page(msgspec.Struct, frozen=True, kw_only=True):
     """Some sessions in order of id, and where the next page begins (empty: there is none)."""
 
@@ -214,6 +237,26 @@ class Operators(Protocol):
     async def cancel_task(self, prefix: str, by: str = "") -> str:
         """Cancel the call of a task, on whichever replica runs it. Returns how the id of the task begins. Raises
         `TooLate`: the task is over, or no replica runs it now."""
+        ...
+
+    async def timeline(self, prefix: str) -> SessionTimeline:
+        """What happened in a session that is live, or has ended in the last day."""
+        ...
+
+    async def past_sessions(self, query: PastQuery) -> list[TimelineHead]:
+        """Sessions of the last day, live and ended, those that were used last first."""
+        ...
+
+    async def history(self, over: Range, server: str = "", tool: str = "") -> HistoryView:
+        """Calls, failures and durations in that range, step by step; of one server or tool, where that is given."""
+        ...
+
+    async def usage(self, by: UsageBy, over: Range) -> list[UsageRow]:
+        """Who or what was used how much in that range, the most calls first."""
+        ...
+
+    async def servers(self, over: Range) -> list[ServerRow]:
+        """The configured servers on all replicas together, with their use in that range."""
         ...
 
     async def warnings(self) -> list[UnreturningClient]:

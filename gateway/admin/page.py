@@ -2,17 +2,33 @@
 
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 from starlette.requests import Request
 
 from gateway.admin.operators import Operators, SessionFilter
+from gateway.admin.tried_calls import TriedCalls
+from gateway.config.settings import Settings
 
-__all__ = ["Action", "ConsoleOperators", "ConsolePage", "Facts"]
+__all__ = ["BASE_URL", "Action", "Answer", "ConsoleOperators", "ConsolePage", "Facts"]
+
+
+BASE_URL: Final = "gateway.base_url"
+"""The key of `request.scope` that has the URL at which the browser has this gateway."""
 
 
 class ConsoleOperators(Operators, Protocol):
     """The operators' model in the gateway's own process."""
+
+    @property
+    def tried(self) -> TriedCalls:
+        """The tools of the servers, and calls of them."""
+        ...
+
+    @property
+    def settings(self) -> Settings:
+        """The settings of this process."""
+        ...
 
     async def count(self, which: SessionFilter) -> int:
         """How many sessions `end_all` would end."""
@@ -26,6 +42,9 @@ Action = Callable[[ConsoleOperators, Request, str], Awaitable[str]]
 """Do what a form of the page asks for, in the name of an operator (the last argument), and return the path of the page
 that is shown next. May raise what `Operators` raises."""
 
+Answer = Callable[[ConsoleOperators, Request, str], Awaitable[dict[str, Any]]]
+"""As `Action`, for what is answered on the page itself: return the variables of its template."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConsolePage:
@@ -38,7 +57,11 @@ class ConsolePage:
         uses macros of `tables.html` imports them itself, because `live` is also rendered alone.
     `label`: the name in the navigation; empty for a page that the navigation does not list.
     `position`: the place in the navigation, the lowest first.
+    `shortcut`: the letter that opens the page after `g`; empty for none.
+    `icon`: how the icon beside the label is drawn: the path of an SVG of 16 by 16, drawn as lines.
     `actions`: what the forms of the page can ask for: routes that accept POST, which begin with `/admin`.
+    `answers`: as `actions`, for forms whose outcome the page shows. Images in it may be of servers.
+    `is_live`: False if the page changes by its forms only.
     """
 
     path: str
@@ -46,4 +69,8 @@ class ConsolePage:
     template: str
     label: str = ""
     position: int = 0
+    shortcut: str = ""
+    icon: str = ""
     actions: Mapping[str, Action] = field(default_factory=dict)
+    answers: Mapping[str, Answer] = field(default_factory=dict)
+    is_live: bool = True

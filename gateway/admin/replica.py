@@ -1,7 +1,7 @@
 """What this replica reports of itself, and what it does by order of an operator of any replica."""
 
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
 from time import time
 from typing import Any, Final, Protocol
@@ -9,6 +9,7 @@ from typing import Any, Final, Protocol
 import msgspec
 
 from gateway.admin.reports import ProcessFacts, ReplicaReport, ServerReport, SessionPart
+from gateway.admin.server_reports import ServerPart, part_of_server
 from gateway.calls.conversation import Conversation
 from gateway.calls.live_session import LiveSession, LiveSessions
 from gateway.cluster.ownership import Cluster
@@ -17,6 +18,7 @@ from gateway.sandbox.session_refusals import RefusedRow
 from gateway.sessions.returns import UnreturningClient
 from gateway.upstreams.upstream import ConfiguredUpstream
 from gateway.version import __version__
+from session_store import TimelinePart
 from session_store.metadata import scrubbed_text
 from session_store.session import redact
 from transports.turns import SCANNED_AT_ONCE, others_first, slices
@@ -49,13 +51,20 @@ class Serving(Protocol):
         ...
 
 
+async def _nothing() -> None:
+    """What a process without figures writes."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Seen:
     """What other parts of this process have seen: clients that return to no session, and what sandboxes have refused to
-    a session, by how its id begins."""
+    a session, by how its id begins. `unwritten`: what is not in the store yet of the timeline of such a session.
+    `write_figures`: have the store get what was counted up to now."""
 
     unreturning: Callable[[], list[UnreturningClient]] = list
     refused: Callable[[str], list[RefusedRow]] = lambda session: []
+    unwritten: Callable[[str], TimelinePart | None] = lambda session: None
+    write_figures: Callable[[], Awaitable[None]] = _nothing
 
 
 class Held(msgspec.Struct):
@@ -111,6 +120,12 @@ class Replica:
                 return msgspec.to_builtins(self.parts(args))
             case "notable":
                 return msgspec.to_builtins(self.notable(args))
+            case "timeline":
+                return msgspec.to_builtins(self._seen.unwritten(args))
+            case "write figures":
+                await self._seen.write_figures()
+            case "servers":
+                return msgspec.to_builtins(await self.servers())
             case "drain":
                 await self._serving.drain()
             case "admit":
@@ -161,6 +176,18 @@ class Replica:
         for upstream in self.upstreams:
             _count_processes(upstream.shared, held.processes)
         return held
+
+    async def servers(self) -> list[ServerPart]:
+        """What this replica knows of each server. It is collected in steps, so that calls do not wait for it."""
+        links: dict[str, list[tuple[str, Conversation]]] = {upstream.name: [] for upstream in self.upstreams}
+        for some in slices(list(self._live), SCANNED_AT_ONCE // 2):
+            for live in some:
+                for one in live.conversations.values():
+                    links.setdefault(one.name, []).append((redact(live.session.id), one))
+            await others_first()
+        for upstream in self.upstreams:
+            links[upstream.name] += [("", one) for one in upstream.shared]
+        return [part_of_server(upstream, links[upstream.name]) for upstream in self.upstreams]
 
     def parts(self, session_ids: Iterable[str]) -> list[SessionPart]:
         """The facts that this replica knows about these sessions."""

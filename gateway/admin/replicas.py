@@ -9,7 +9,8 @@ from gateway.admin.operators import Ambiguous, NoSuch, Only, UnknownHere
 from gateway.admin.peers import PeerQueries
 from gateway.admin.replica import Replica
 from gateway.admin.reports import ReplicaReport, SessionPart
-from session_store import Backend
+from gateway.admin.server_reports import ServerPart
+from session_store import Backend, TimelinePart
 
 __all__ = ["NoReplicas", "PeerReplicas", "Replicas"]
 
@@ -39,6 +40,18 @@ class Replicas(Protocol):
 
     async def notable(self, only: Only) -> list[SessionPart]:
         """Sessions that are `failing`, the latest failure first, or `busy`, the busiest first."""
+        ...
+
+    async def unwritten(self, name: str) -> list[TimelinePart]:
+        """What is not in the store yet of the timeline of the session whose id begins like that."""
+        ...
+
+    async def write_figures(self) -> None:
+        """Have the gateways write to the store what they have counted up to now."""
+        ...
+
+    async def servers(self) -> list[ServerPart]:
+        """What each replica knows of each server."""
         ...
 
     async def cancel_task(self, name: str, reason: str) -> bool:
@@ -90,6 +103,17 @@ class PeerReplicas:
             return sorted(parts, key=lambda part: -part.failures[0].at)
         return sorted(parts, key=lambda part: -part.in_flight)
 
+    async def unwritten(self, name: str) -> list[TimelinePart]:
+        answers = await self._queries.ask("timeline", name, await self._names())
+        return [msgspec.convert(part, TimelinePart) for part in answers.values() if part is not None]
+
+    async def write_figures(self) -> None:
+        await self._queries.ask("write figures", None, await self._names())
+
+    async def servers(self) -> list[ServerPart]:
+        answers = await self._queries.ask("servers", None, await self._names())
+        return [msgspec.convert(part, ServerPart) for parts in answers.values() for part in parts]
+
     async def cancel_task(self, name: str, reason: str) -> bool:
         return any((await self._queries.ask("cancel task", [name, reason], await self._names())).values())
 
@@ -133,6 +157,15 @@ class NoReplicas:
 
     async def notable(self, only: Only) -> list[SessionPart]:
         raise UnknownHere("the store does not record which sessions fail or are busy: use --url with a running gateway")
+
+    async def unwritten(self, name: str) -> list[TimelinePart]:
+        return []
+
+    async def write_figures(self) -> None:
+        """Gateways write by themselves, a little later."""
+
+    async def servers(self) -> list[ServerPart]:
+        raise UnknownHere("the store does not record which servers run: use --url with a running gateway")
 
     async def cancel_task(self, name: str, reason: str) -> bool:
         raise UnknownHere("only a running gateway can cancel a task: use --url")

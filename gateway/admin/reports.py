@@ -11,10 +11,21 @@ from gateway.observability.metrics import Sample
 from gateway.observability.observed import Failure
 from gateway.sandbox.session_refusals import RefusedRow
 from gateway.sessions.returns import UnreturningClient
-from session_store import Session
+from session_store import Session, TimelineHead
+from session_store.ports.timelines import TimelineKind
 from session_store.session import redact
 
-__all__ = ["ProcessFacts", "ReplicaReport", "ServerReport", "SessionPart", "SessionRow", "TaskRow", "row_of"]
+__all__ = [
+    "ProcessFacts",
+    "ReplicaReport",
+    "ServerReport",
+    "SessionPart",
+    "SessionRow",
+    "SessionTimeline",
+    "TaskRow",
+    "TimelineRow",
+    "row_of",
+]
 
 
 class ProcessFacts(msgspec.Struct, frozen=True, kw_only=True):
@@ -143,6 +154,38 @@ class TaskRow(msgspec.Struct, frozen=True, kw_only=True):
     def has_failed(self) -> bool:
         """Whether the call has come to nothing good."""
         return self.tool_error or self.status == "failed"
+
+
+class TimelineRow(msgspec.Struct, frozen=True, kw_only=True):
+    """One thing that happened in a session, or `count` alike between `at` and `until` (Unix time).
+
+    `name`: the tool or the method; for a `session` or a `move` the event of the audit trail. `took_s`: the duration,
+    the sum of all of them. `why`: the message of an error, or the reason.
+    """
+
+    at: float
+    kind: TimelineKind
+    server: str = ""
+    name: str = ""
+    outcome: str = ""
+    took_s: float = 0.0
+    count: int = 1
+    until: float = 0.0
+    correlation: str = ""
+    why: str = ""
+    replica: str = ""
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether it went wrong."""
+        return self.kind == "refusal" or self.outcome.startswith(("error", "tool error", "refused", "failed"))
+
+
+class SessionTimeline(msgspec.Struct, frozen=True, kw_only=True):
+    """The newest entries of a session, in order of time."""
+
+    head: TimelineHead
+    entries: list[TimelineRow] = []
 
 
 def row_of(session: Session, part: SessionPart | None, now: float, *, state_bytes: int = 0) -> SessionRow:

@@ -1,7 +1,6 @@
 """The REST interface for operators, under `/admin/api`. Its description is made from the same table as its routes."""
 
 from collections.abc import AsyncIterator, Awaitable, Callable
-from dataclasses import dataclass
 from typing import Any, Final
 
 import msgspec
@@ -9,7 +8,9 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
+from gateway.admin.attempts import attempt_in, left
 from gateway.admin.auth import Access
+from gateway.admin.openapi import Operation, described
 from gateway.admin.operations import Operations
 from gateway.admin.operators import (
     ONLY,
@@ -25,50 +26,32 @@ from gateway.admin.operators import (
     TooLate,
 )
 from gateway.admin.reports import ReplicaReport, SessionRow, TaskRow
+from gateway.admin.rest_insights import INSIGHTS, InsightRest
+from gateway.admin.rest_parameters import SESSION, Problem, number
 from gateway.admin.sign_in_attempts import TooManyAttempts
+from gateway.admin.tool_catalog import CatalogPage
+from gateway.admin.tried_call import Attempt, TriedCall
 from gateway.sessions.returns import UnreturningClient
-from gateway.version import __version__
 from session_store import StoreUnavailable
+from transports.inbound.http import peer_of
 
-__all__ = ["Problem", "Rest"]
+__all__ = ["Problem", "Rest", "description"]
 
 API: Final = "/admin/api"
 
 
-class Problem(Exception):
-    """A request that gets no further (RFC 9457): status, and what the operator reads."""
-
-    def __init__(self, status: int, detail: str) -> None:
-        super().__init__(detail)
-        self.status = status
-
-
-Work = Callable[["Rest", Request, str], Awaitable[Any]]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Operation:
-    """One method of one path: what it does, what it takes, what it gives."""
-
-    method: str
-    path: str
-    summary: str
-    work: Work
-    gives: Any
-    takes: tuple[tuple[str, str, Any], ...] = ()
-
-
-class Rest:
+class Rest(InsightRest):
     """The routes."""
 
     def __init__(self, operations: Operations, access: Access) -> None:
+        super().__init__(operations)
         self.operations = operations
         self.access = access
 
     @property
     def routes(self) -> list[Route]:
         """For Starlette."""
-        paths: dict[str, dict[str, _Operation]] = {}
+        paths: dict[str, dict[str, Operation]] = {}
         for operation in _OPERATIONS:
             paths.setdefault(operation.path, {})[operation.method] = operation
         described = Route(f"{API}/openapi.json", self._describe)
@@ -80,7 +63,7 @@ class Rest:
     async def _describe(self, request: Request) -> Response:
         return JSONResponse(description())
 
-    def _endpoint(self, ways: dict[str, _Operation]) -> Callable[[Request], Awaitable[Response]]:
+    def _endpoint(self, ways: dict[str, Operation]) -> Callable[[Request], Awaitable[Response]]:
         async def endpoint(request: Request) -> Response:
             try:
                 operator = await self.access.operator(request)
@@ -112,7 +95,7 @@ class Rest:
         query = request.query_params
         if (only := query.get("only", "all")) not in ONLY:
             raise Problem(400, f"only: must be one of {', '.join(ONLY)}")
-        limit = _number(request, "limit", 50, 1_000)
+        limit = number(request, "limit", 50, 1_000)
         wanted = SessionQuery(query=query.get("q", ""), only=ONLY[only], limit=limit, after=query.get("after", ""))
         return await self.operations.sessions(wanted)
 
@@ -142,7 +125,7 @@ class Rest:
             wanted = TaskQuery(
                 query=query.get("q", ""),
                 status=query.get("status", ""),
-                limit=_number(request, "limit", 50, 1_000),
+                limit=number(request, "limit", 50, 1_000),
                 after=query.get("after", ""),
             )
         except OperatorError as error:
@@ -154,6 +137,15 @@ class Rest:
 
     async def cancel_task(self, request: Request, operator: str) -> dict[str, str]:
         return {"cancelled": await self.operations.cancel_task(request.path_params["task"], operator)}
+
+    async def catalog(self, request: Request, _: str) -> CatalogPage:
+        query = request.query_params
+        limit = number(request, "limit", 100, 1_000)
+        return self.operations.tried.catalog.page(query.get("q", ""), server=query.get("server", ""), limit=limit)
+
+    async def call(self, request: Request, operator: str) -> TriedCall:
+        attempt = await attempt_in(request)
+        return await self.operations.tried.call(attempt, operator, peer=peer_of(request.scope), left=left(request))
 
     async def replicas(self, _: Request, __: str) -> list[ReplicaReport]:
         return await self.operations.replicas()
@@ -171,21 +163,12 @@ class Rest:
         session = request.query_params.get("session", "")
         if "text/event-stream" in request.headers.get("accept", ""):
             return StreamingResponse(self._frames(session), media_type="text/event-stream", headers=_FRESH)
-        return await self.operations.events(_number(request, "limit", 100, 10_000), session)
+        return await self.operations.events(number(request, "limit", 100, 10_000), session)
 
     async def _frames(self, session: str) -> AsyncIterator[bytes]:
         yield b": what happens from now on\n\n"
         async for event in self.operations.follow(session):
             yield b"data: " + msgspec.json.encode(event) + b"\n\n"
-
-
-def _number(request: Request, name: str, default: int, most: int) -> int:
-    text = request.query_params.get(name, "")
-    if not text:
-        return default
-    if not text.isascii() or not text.isdigit() or not 1 <= int(text[:9]) <= most:
-        raise Problem(400, f"{name}: must be a number from 1 to {most}")
-    return int(text)
 
 
 _FRESH: Final = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
@@ -199,11 +182,11 @@ def _problem(status: int, detail: str, headers: dict[str, str] | None = None) ->
     )
 
 
-_SESSION: Final = ("session", "path", "How its id begins: 4 characters or more, as listed")
 _TASK: Final = ("task", "path", "How its id begins: 4 characters or more, as listed; or the id that its client has")
 _REPLICA: Final = ("replica", "path", "How its name begins")
-_OPERATIONS: Final = (
-    _Operation(
+_OPERATIONS: Final[tuple[Operation, ...]] = (
+    *INSIGHTS,
+    Operation(
         method="GET",
         path="/sessions",
         summary="Live sessions of all replicas, in order of id, page by page",
@@ -220,23 +203,23 @@ _OPERATIONS: Final = (
             ("after", "query", "Begin behind this one: `after` of the page before"),
         ),
     ),
-    _Operation(
+    Operation(
         method="GET",
         path="/sessions/{session}",
         summary="One session: its record, its processes, last failures, what its sandboxes refused, keys of its state",
         work=Rest.session,
         gives=SessionRow,
-        takes=(_SESSION,),
+        takes=(SESSION,),
     ),
-    _Operation(
+    Operation(
         method="DELETE",
         path="/sessions/{session}",
         summary="End a session at once, on every replica",
         work=Rest.end,
         gives=dict[str, str],
-        takes=(_SESSION,),
+        takes=(SESSION,),
     ),
-    _Operation(
+    Operation(
         method="DELETE",
         path="/sessions",
         summary="End all sessions that have every given value; at least one is required",
@@ -248,7 +231,7 @@ _OPERATIONS: Final = (
             ("workspace", "query", "The workspace"),
         ),
     ),
-    _Operation(
+    Operation(
         method="GET",
         path="/tasks",
         summary="Tasks of all sessions, newest first, page by page; those that are over until they expire",
@@ -261,7 +244,7 @@ _OPERATIONS: Final = (
             ("after", "query", "Begin behind this one: `after` of the page before"),
         ),
     ),
-    _Operation(
+    Operation(
         method="GET",
         path="/tasks/{task}",
         summary="One task: who made it, what it calls, and what became of it",
@@ -269,7 +252,7 @@ _OPERATIONS: Final = (
         gives=TaskRow,
         takes=(_TASK,),
     ),
-    _Operation(
+    Operation(
         method="DELETE",
         path="/tasks/{task}",
         summary="Cancel the call of a task on whichever replica runs it (409: it is over); its record stays",
@@ -277,21 +260,41 @@ _OPERATIONS: Final = (
         gives=dict[str, str],
         takes=(_TASK,),
     ),
-    _Operation(
+    Operation(
+        method="GET",
+        path="/catalog",
+        summary="The tools of all servers, with their schemas, as the servers have listed them to the gateway",
+        work=Rest.catalog,
+        gives=CatalogPage,
+        takes=(
+            ("q", "query", "Words in server, name, title, description"),
+            ("server", "query", "The tools of this server only"),
+            ("limit", "query", "Maximum number of items: 100 by default, at most 1000"),
+        ),
+    ),
+    Operation(
+        method="POST",
+        path="/calls",
+        summary="Call a tool, in a fresh session that ends after the call (or is kept), or in a live one",
+        work=Rest.call,
+        gives=TriedCall,
+        sends=Attempt,
+    ),
+    Operation(
         method="GET",
         path="/replicas",
         summary="All replicas: what they hold, and their last five minutes, second by second",
         work=Rest.replicas,
         gives=list[ReplicaReport],
     ),
-    _Operation(
+    Operation(
         method="GET",
         path="/warnings",
         summary="Clients that open sessions and return to none, each with the line of its configuration that mends it",
         work=Rest.warnings,
         gives=list[UnreturningClient],
     ),
-    _Operation(
+    Operation(
         method="POST",
         path="/replicas/{replica}/drain",
         summary="Have a replica hand its sessions to the others and be not ready; returns when it has",
@@ -299,7 +302,7 @@ _OPERATIONS: Final = (
         gives=dict[str, str],
         takes=(_REPLICA,),
     ),
-    _Operation(
+    Operation(
         method="DELETE",
         path="/replicas/{replica}/drain",
         summary="Have a drained replica take sessions again",
@@ -307,7 +310,7 @@ _OPERATIONS: Final = (
         gives=dict[str, str],
         takes=(_REPLICA,),
     ),
-    _Operation(
+    Operation(
         method="GET",
         path="/events",
         summary="What happened lately, newest first; as an event stream (Accept: text/event-stream), as it happens",
@@ -323,48 +326,4 @@ _OPERATIONS: Final = (
 
 def description() -> dict[str, Any]:
     """The interface in OpenAPI 3.1."""
-    schemas, components = msgspec.json.schema_components(
-        [operation.gives for operation in _OPERATIONS], ref_template="#/components/schemas/{name}"
-    )
-    problem = {
-        "description": "It gets no further",
-        "content": {
-            "application/problem+json": {
-                "schema": {
-                    "type": "object",
-                    "properties": {"status": {"type": "integer"}, "detail": {"type": "string"}},
-                    "required": ["status", "detail"],
-                }
-            }
-        },
-    }
-    paths: dict[str, Any] = {}
-    for operation, schema in zip(_OPERATIONS, schemas, strict=True):
-        paths.setdefault(API + operation.path, {})[operation.method.lower()] = {
-            "operationId": operation.work.__name__,
-            "summary": operation.summary,
-            "parameters": [
-                {
-                    "name": name,
-                    "in": place,
-                    "description": words,
-                    "required": place == "path",
-                    "schema": {"type": "integer" if name == "limit" else "string"},
-                }
-                for name, place, words in operation.takes
-            ],
-            "responses": {
-                "200": {"description": "Done", "content": {"application/json": {"schema": schema}}},
-                "default": problem,
-            },
-        }
-    return {
-        "openapi": "3.1.0",
-        "info": {"title": "MCP Session Gateway: operations", "version": __version__},
-        "paths": paths,
-        "components": {
-            "schemas": components,
-            "securitySchemes": {"key": {"type": "http", "scheme": "bearer"}},
-        },
-        "security": [{"key": []}],
-    }
+    return described(API, _OPERATIONS)

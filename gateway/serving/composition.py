@@ -12,6 +12,8 @@ from gateway.admin.prometheus import PrometheusExporter
 from gateway.admin.replica import Replica, Seen
 from gateway.admin.replicas import PeerReplicas
 from gateway.admin.routes import operator_routes
+from gateway.admin.sign_in_link import SignInLink
+from gateway.admin.tried_calls import TriedCalls
 from gateway.bridge.suspended_calls import ask_modern
 from gateway.calls.event_writer import EventWriter
 from gateway.calls.live_session import LiveSessions
@@ -22,6 +24,7 @@ from gateway.context.session_facts import SessionFacts
 from gateway.identity.access_tokens import AccessTokens
 from gateway.identity.authenticate import Identity
 from gateway.identity.resource_metadata import ResourceMetadata
+from gateway.observability.activity import Activity
 from gateway.observability.audit import Audit
 from gateway.observability.logs import call_lines
 from gateway.observability.loop_watch import LoopWatch
@@ -33,6 +36,7 @@ from gateway.policy.rate_limits import RateLimits
 from gateway.serving.build_http import build_http
 from gateway.serving.build_servers import build_servers
 from gateway.serving.build_sessions import build_resolution, build_sessions
+from gateway.serving.build_tried_calls import build_tried_calls
 from gateway.serving.drain import Drain
 from gateway.serving.guard import guard_of
 from gateway.serving.parts import Callers, Foundation, Operating, Parts, Servers, SessionParts, TaskParts
@@ -54,8 +58,9 @@ def compose(
     servers: Mapping[str, Any] | None = None,
     ring: KeyRing | None = None,
     clock: Callable[[], float] = time,
+    link: SignInLink | None = None,
 ) -> Parts:
-    """The parts of a gateway, in the order in which each needs the ones before.
+    """The parts of a gateway, in the order in which each needs the ones before. `link` signs in to the console.
 
     Raises:
         ConfigurationError: the settings cannot be served.
@@ -69,7 +74,8 @@ def compose(
     http = build_http(base, callers, sessions, served, resolution)
     drain = _drain(base, sessions, served, http.tasks)
     replica = _replica(base, served, drain, resolution.returns, http.tasks)
-    operating = _operating(base, callers, sessions, replica)
+    tried = build_tried_calls(base, sessions, served, resolution, http)
+    operating = _operating(base, callers, sessions, replica, tried, link)
     return Parts(
         foundation=base,
         callers=callers,
@@ -89,12 +95,14 @@ def _foundation(settings: Settings, ring: KeyRing, clock: Callable[[], float], s
     if backend is None:
         backend = backend_for(options.store, BackendOptions(max_sessions=options.session.max_sessions))
     events = EventWriter(backend.events, lambda session_id: live.epoch_of(session_id, replica))
-    live = LiveSessions(events, ask_modern)
+    live = LiveSessions(events, ask_modern, lambda session, entry: activity.timelines.add(session, entry))
     backend.protect(live.in_use)
     metrics = Metrics()
     taken_over: Listeners[str] = Listeners()
     cluster = Cluster(backend.directory, backend.sessions, taken_over=taken_over.notify) if backend.is_shared else None
     replica = "" if cluster is None else cluster.replica
+    name = replica or secrets.token_hex(6)
+    activity = Activity(backend, name, clock, lambda: live.count)
     rates = RateLimits(options.policy, backend.rates)
     facts = SessionFacts(options.context, options.session.metadata)
     return Foundation(
@@ -112,8 +120,11 @@ def _foundation(settings: Settings, ring: KeyRing, clock: Callable[[], float], s
             tracing=tracing(__version__) if options.tracing else None,
             fields=facts.logged,
             lines=call_lines(),
+            ended=activity.add_call,
         ),
-        audit=Audit(backend.audit, clock, options.audit, facts.audited),
+        audit=Audit(backend.audit, clock, options.audit, facts.audited, activity.add_event),
+        name=name,
+        activity=activity,
         facts=facts,
         cluster=cluster,
         taken_over=taken_over,
@@ -169,18 +180,30 @@ def _drain(base: Foundation, sessions: SessionParts, servers: Servers, tasks: Ta
 def _replica(base: Foundation, servers: Servers, drain: Drain, returns: Returns, tasks: TaskParts) -> Replica:
     """This process, as operators see it."""
     return Replica(
-        name=secrets.token_hex(6) if base.cluster is None else base.cluster.replica,
+        name=base.name,
         live=base.live,
         upstreams=servers.upstreams,
         metrics=base.metrics,
         cluster=base.cluster,
         serving=drain,
-        seen=Seen(unreturning=returns.unreturning, refused=servers.refused.of),
+        seen=Seen(
+            unreturning=returns.unreturning,
+            refused=servers.refused.of,
+            unwritten=base.activity.unwritten,
+            write_figures=base.activity.write_figures,
+        ),
         cancel_task=tasks.table.cancel,
     )
 
 
-def _operating(base: Foundation, callers: Callers, sessions: SessionParts, replica: Replica) -> Operating:
+def _operating(
+    base: Foundation,
+    callers: Callers,
+    sessions: SessionParts,
+    replica: Replica,
+    tried: TriedCalls,
+    link: SignInLink | None,
+) -> Operating:
     """What operators see and do."""
     backend, admin = base.backend, base.settings.gateway.admin
     queries = PeerQueries(backend.bus, replica.name, replica.answer)
@@ -190,10 +213,12 @@ def _operating(base: Foundation, callers: Callers, sessions: SessionParts, repli
         ending=sessions.lifecycle,
         record=lambda reason: base.audit.record("operated", reason=reason),
         clock=base.clock,
+        tried=tried,
+        settings=base.settings,
     )
     routes = operator_routes(
         operations=operations,
-        access=Access(admin.keys, base.ring, guard=callers.guard, marks=backend.marks, audit=base.audit),
+        access=Access(admin.keys, base.ring, guard=callers.guard, marks=backend.marks, audit=base.audit, link=link),
         exposition=PrometheusExporter(replica, base.audit),
         backend=backend,
         open_metrics=bool(admin.listen),

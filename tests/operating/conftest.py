@@ -2,15 +2,18 @@
 
 import contextlib
 import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
 
 import httpx
 import pytest
+from playwright.sync_api import Browser, BrowserContext, sync_playwright
 
 from tests.support.commands import run_command
 from tests.support.credentials import sha256
 from tests.support.gateway_process import DEMO, PROBE, RunningGateway, running_gateway, server
 from tests.support.redis_server import RunningRedis, running_redis
+from tests.tools.programs import program
 
 OPERATOR = "operator-key-of-the-tests"
 KEYS = {"MCP_GATEWAY_KEYS": "k" * 40}
@@ -28,10 +31,12 @@ def own_redis() -> Iterator[RunningRedis]:
 
 
 @contextlib.contextmanager
-def replica(redis: RunningRedis, **options: object) -> Iterator[RunningGateway]:
+def replica(
+    redis: RunningRedis, *, more_servers: Mapping[str, Any] | None = None, **options: object
+) -> Iterator[RunningGateway]:
     tasks = {"at_once": ["probe/sleep", "probe/fail"]}
     settings = {"store": redis.url, "admin": ADMIN, "audit": {"calls": True}, "tasks": tasks, **options}
-    with running_gateway(SERVERS, options=settings, env=KEYS, must_stop=False) as gateway:
+    with running_gateway({**SERVERS, **(more_servers or {})}, options=settings, env=KEYS, must_stop=False) as gateway:
         yield gateway
 
 
@@ -57,3 +62,20 @@ def cli() -> Cli:
         return run_command(*arguments, *more, env={"MCP_GATEWAY_ADMIN_KEY": key})
 
     return run
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    with sync_playwright() as playwright:
+        chromium = playwright.chromium.launch(
+            executable_path=str(program("chromium", "chromium")), args=["--no-sandbox"]
+        )
+        yield chromium
+        chromium.close()
+
+
+@pytest.fixture
+def context(browser: Browser) -> Iterator[BrowserContext]:
+    context = browser.new_context(viewport={"width": 1360, "height": 900})
+    yield context
+    context.close()

@@ -4,59 +4,26 @@ import asyncio
 import json
 import re
 import time
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import httpx
 import psutil
 import pytest
-from playwright.sync_api import Browser, BrowserContext, Page, expect, sync_playwright
+from playwright.sync_api import Browser, BrowserContext, expect
 
 from session_store.redis import RedisBackend
 from session_store.session import Principal
 from session_store.testing import FakeClock, a_session
 from tests.operating.conftest import OPERATOR, replica
+from tests.operating.console_browser import axe_violations, signed_in
 from tests.requirements import requirement
 from tests.support.gateway_process import RunningGateway
 from tests.support.mcp_clients import Legacy, tool_text
 from tests.support.redis_server import RunningRedis, running_redis
 from tests.support.waiting import gone
-from tests.tools.obtain import npm_packages
-from tests.tools.programs import program
 
 Pair = tuple[RunningGateway, RunningGateway]
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    with sync_playwright() as playwright:
-        chromium = playwright.chromium.launch(
-            executable_path=str(program("chromium", "chromium")), args=["--no-sandbox"]
-        )
-        yield chromium
-        chromium.close()
-
-
-@pytest.fixture
-def context(browser: Browser) -> Iterator[BrowserContext]:
-    context = browser.new_context(viewport={"width": 1360, "height": 900})
-    yield context
-    context.close()
-
-
-def signed_in(context: BrowserContext, gateway: RunningGateway) -> Page:
-    page = context.new_page()
-    page.set_default_timeout(15_000)
-    complaints: list[str] = []
-    page.on("console", lambda message: complaints.append(message.text) if message.type == "error" else None)
-    page.on("pageerror", lambda error: complaints.append(str(error)))
-    page.goto(f"{gateway.base}/admin")
-    page.get_by_label("Operator's key").fill(OPERATOR)
-    page.get_by_role("button", name="Sign in").click()
-    expect(page.get_by_role("heading", name="Overview")).to_be_visible()
-    assert complaints == []
-    return page
 
 
 @requirement("ops.console")
@@ -168,9 +135,9 @@ def test_a_thousand_sessions_stay_usable(context: BrowserContext) -> None:
 def test_a_replica_is_drained_and_admitted_in_the_console(own_redis: RunningRedis, context: BrowserContext) -> None:
     with replica(own_redis) as one, replica(own_redis) as other:
         page = signed_in(context, one)
+        page.get_by_role("link", name="Replicas", exact=True).click()
         told = httpx.get(f"{one.base}/admin/api/replicas", headers={"Authorization": f"Bearer {OPERATOR}"}).json()
         [name] = [report["replica"] for report in told if report["address"] and report["pid"] == other.pid]
-        # Other parts of the page may hold the name in their text. The header of the row is exact.
         header = page.locator("th[scope=row]").get_by_role("link", name=name, exact=True)
         row = page.locator("section[aria-labelledby=replicas] tbody tr").filter(has=header)
         row.get_by_text("Drain…").click()
@@ -202,30 +169,30 @@ def test_what_clients_say_of_themselves_is_text_in_the_console(
 @requirement("ops.console")
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_the_console_is_accessible(pair: Pair, browser: Browser, http: httpx.Client, scheme: str) -> None:
-    axe = (npm_packages({"axe-core": "4.10.3"}) / "node_modules/axe-core/axe.min.js").read_text(encoding="utf-8")
     client = Legacy(f"{pair[0].base}/servers/probe/mcp", http).open(name="accessible")
     client.tool("fail")
     context = browser.new_context(color_scheme=scheme, bypass_csp=True)  # type: ignore[arg-type]  # light or dark
     page = context.new_page()
     page.goto(f"{pair[0].base}/admin")
-    found = {"sign-in": _violations(page, axe)}
+    found = {"sign-in": axe_violations(page)}
     page.get_by_label("Operator's key").fill(OPERATOR)
     page.get_by_role("button", name="Sign in").click()
     expect(page.get_by_role("heading", name="Overview")).to_be_visible()
-    for path in ("", "/sessions", "/sessions?client=accessible", f"/sessions/{client.session[:8]}", "/events"):
+    for path in (
+        "",
+        "/sessions",
+        "/sessions?client=accessible",
+        f"/sessions/{client.session[:8]}",
+        "/events",
+        "/replicas",
+    ):
         page.goto(f"{pair[0].base}/admin{path}")
-        found[path] = _violations(page, axe)
+        found[path] = axe_violations(page)
     assert not any(found.values()), json.dumps(found, indent=1)
     # By keyboard alone: the first stop skips to the content.
     page.keyboard.press("Tab")
     assert page.evaluate("document.activeElement.textContent") == "Skip to content"
     context.close()
-
-
-def _violations(page: Page, axe: str) -> list[str]:
-    page.evaluate(axe)
-    found = page.evaluate("axe.run()")["violations"]
-    return [f"{v['id']}: {v['nodes'][0]['html'][:120]}" for v in found]
 
 
 @requirement("ops.console")

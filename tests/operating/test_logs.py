@@ -1,6 +1,7 @@
 """One line for each request, and never so many that they are the load."""
 
 import json
+import re
 
 import httpx
 
@@ -62,4 +63,9 @@ def test_at_a_terminal_lines_are_for_people(http: httpx.Client) -> None:
     with running_gateway({"probe": server(PROBE)}, options={"log_format": "pretty"}) as gateway:
         Legacy(gateway.url, http).open().tool("pid")
         gateway.stop()
-    assert any("tools/call" in line and "took_ms" in line for line in gateway.stderr().splitlines())
+    lines = gateway.stderr().splitlines()
+    (call,) = (line for line in lines if re.search(r"  pid +ok +[\d.]+ ms ", line))
+    assert len(call) < 120 and "probe" in call and "anonymous" not in call and "correlation" not in call
+    # The log goes to a file: the greeting has no link, and programs find their line.
+    assert any("MCP Session Gateway" in line for line in lines) and f"ready {gateway.url}" in lines
+    assert "sign-in" not in gateway.stderr()

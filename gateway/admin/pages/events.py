@@ -1,41 +1,72 @@
-"""The newest audit events, of all sessions or of one."""
+"""The newest audit events, with filters."""
 
-from typing import Any, Final
+from typing import Any, Final, get_args, get_type_hints
 
 from starlette.requests import Request
 
 from gateway.admin.operators import Operators
 from gateway.admin.page import ConsolePage
+from session_store import AuditEvent
 
 __all__ = ["PAGE"]
 
 _ROWS: Final = 200
+_SEARCHED: Final = 5_000
+"""Among how many of the newest events a filter looks."""
+
+_KINDS: Final[tuple[str, ...]] = get_args(get_type_hints(AuditEvent)["event"])
+_WORDS: Final = ("principal", "tool", "reason", "outcome", "correlation", "client", "workspace", "endpoint")
+_GOOD: Final = ("ok", "working", "completed", "cancelled", "")
 
 
 async def _facts(operators: Operators, request: Request) -> dict[str, Any]:
-    session = request.query_params.get("session", "")
-    return {"events": await operators.events(_ROWS, session), "session": session}
+    given = {name: request.query_params.get(name, "") for name in ("session", "q", "event", "failed")}
+    has_filter = any(given[name] for name in ("q", "event", "failed"))
+    events = await operators.events(_SEARCHED if has_filter else _ROWS, given["session"])
+    return {"events": [event for event in events if _matches(event, given)][:_ROWS], "kinds": _KINDS, **given}
+
+
+def _matches(event: dict[str, Any], given: dict[str, str]) -> bool:
+    if given["event"] and event["event"] != given["event"]:
+        return False
+    if given["failed"] and event["event"] not in ("refused", "blocked") and event.get("outcome", "") in _GOOD:
+        return False
+    text = "\n".join(str(event.get(name, "")) for name in _WORDS).lower()
+    return all(word in text for word in given["q"].lower().split())
 
 
 PAGE: Final = ConsolePage(
     path="/admin/events",
     label="Events",
-    position=4,
+    position=6,
+    shortcut="e",
+    icon="M1.5 8h3l2-5 3 10 2-5h3",
     facts=_facts,
     template="""\
 {% extends "layout.html" %}
 {% block title %}Events{% endblock %}
 {% block body %}
-<h1>Events</h1>
+<div class="head"><div><h1>Events</h1><p>The audit trail of all replicas, newest first.</p></div></div>
 <form class="search" role="search">
-<label for="session">Session</label>
-<input id="session" name="session" type="search" value="{{ session }}" placeholder="the first 8 characters of its id">
+<label class="grow">Find<input name="q" type="search" value="{{ q }}"
+placeholder="principal, tool, reason, correlation …"></label>
+<label>Session<input name="session" value="{{ session }}" placeholder="first 8 characters" size="16"></label>
+<label>Event<select name="event">
+<option value="">all</option>
+{% for kind in kinds %}<option{% if kind == event %} selected{% endif %}>{{ kind }}</option>
+{% endfor %}
+</select></label>
+<label>Outcome<select name="failed">
+<option value="">all</option><option value="1"{% if failed %} selected{% endif %}>failed or refused</option>
+</select></label>
 <button>Find</button>
 </form>
 {% endblock %}
 {% block live %}
 {% import "tables.html" as tables with context %}
+<section class="panel" aria-label="Events">
 {{ tables.events_table(events) }}
+</section>
 {% endblock %}
 """,
 )

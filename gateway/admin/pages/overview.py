@@ -1,4 +1,4 @@
-"""The first page: totals and charts of all replicas, the replicas, sessions with failures and the latest events."""
+"""The first page: totals and charts of all replicas, sessions with failures, what cannot be used, and latest events."""
 
 import asyncio
 from time import time
@@ -6,31 +6,47 @@ from typing import Any, Final
 
 from starlette.requests import Request
 
-from gateway.admin.charts import charts_of
+from gateway.admin.charts import charts_of, charts_of_history
 from gateway.admin.operators import Operators, SessionQuery
 from gateway.admin.page import ConsolePage
+from gateway.admin.ranges import RANGE_CHOICES, range_of
 
 __all__ = ["PAGE"]
 
 _MOST_FAILING: Final = 10
 _MOST_WARNINGS: Final = 10
-_LATEST_EVENTS: Final = 15
+_MOST_USED: Final = 5
+_LATEST_EVENTS: Final = 12
+_SEARCHED_EVENTS: Final = 200
+"""Where each call is an event, calls that went well would push everything else out."""
 
 
-async def _facts(operators: Operators, _: Request) -> dict[str, Any]:
+async def _facts(operators: Operators, request: Request) -> dict[str, Any]:
+    over = range_of(request, "5m")
     replicas, warnings, failing, events = await asyncio.gather(
         operators.replicas(),
         operators.warnings(),
         operators.sessions(SessionQuery(only="failing", limit=_MOST_FAILING)),
-        operators.events(_LATEST_EVENTS),
+        operators.events(_SEARCHED_EVENTS),
+    )
+    history, tools, who, clients = await asyncio.gather(
+        operators.history(over),
+        operators.usage("tool", over),
+        operators.usage("principal", over),
+        operators.usage("client", over),
     )
     return {
         "replicas": replicas,
-        "charts": charts_of(replicas, time()),
+        "charts": charts_of(replicas, time()) if over == "5m" else charts_of_history(history),
+        "tools": sorted(tools, key=lambda row: -row.p99_s)[:_MOST_USED],
+        "used": [("principal", who[:_MOST_USED]), ("client", clients[:_MOST_USED])],
+        "range": over,
+        "ranges": RANGE_CHOICES,
         "unavailable": [(r.replica, server) for r in replicas for server in r.unavailable][:_MOST_WARNINGS],
         "warnings": warnings[:_MOST_WARNINGS],
         "failing": failing.sessions,
-        "events": events,
+        "events": [e for e in events if e["event"] != "called" or e.get("outcome") != "ok"][:_LATEST_EVENTS],
+        "not_ready": [r for r in replicas if r.silent or not r.ready],
         "totals": {
             "sessions": sum(r.sessions for r in replicas),
             "in_flight": sum(r.in_flight for r in replicas),
@@ -42,128 +58,123 @@ async def _facts(operators: Operators, _: Request) -> dict[str, Any]:
     }
 
 
-async def _drain(operators: Operators, request: Request, operator: str) -> str:
-    await operators.drain(request.path_params["replica"], operator)
-    return PAGE.path
-
-
-async def _admit(operators: Operators, request: Request, operator: str) -> str:
-    await operators.admit(request.path_params["replica"], operator)
-    return PAGE.path
-
-
 PAGE: Final = ConsolePage(
     path="/admin",
     label="Overview",
     position=1,
+    shortcut="o",
+    icon="M2.5 2.5h4v4h-4zM9.5 2.5h4v4h-4zM2.5 9.5h4v4h-4zM9.5 9.5h4v4h-4z",
     facts=_facts,
-    actions={"/admin/replicas/{replica}/drain": _drain, "/admin/replicas/{replica}/admit": _admit},
     template="""\
 {% extends "layout.html" %}
 {% block title %}Overview{% endblock %}
-{% block body %}<h1>Overview</h1>{% endblock %}
+{% block body %}
+{% import "tables.html" as tables with context %}
+<div class="head"><h1>Overview</h1>
+<div class="actions">{{ tables.segments("Range", "range", ranges, range) }}</div></div>
+{% endblock %}
 {% block live %}
 {% import "tables.html" as tables with context %}
+{% if not_ready %}
+<p class="notice bad" role="status">{{ not_ready | length }} of {{ replicas | length }} replicas
+{{ "is" if not_ready | length == 1 else "are" }} not ready.
+<a href="{{ root }}/admin/replicas">Replicas</a></p>
+{% endif %}
 <dl class="tiles">
-<div><dt>Sessions</dt><dd>{{ totals.sessions }}</dd></div>
-<div><dt>In flight</dt><dd>{{ totals.in_flight }}</dd></div>
-<div><dt>Processes</dt><dd>{{ totals.processes }}</dd></div>
+<div><dt>Sessions</dt><dd>{{ "{:,}".format(totals.sessions) }}</dd></div>
+<div><dt>Replicas</dt><dd>{{ replicas | length }}</dd></div>
+<div><dt>Processes</dt><dd>{{ "{:,}".format(totals.processes) }}</dd></div>
+<div><dt>In flight</dt><dd>{{ "{:,}".format(totals.in_flight) }}</dd></div>
 <div><dt>Requests</dt><dd>{{ "{:,}".format(totals.calls) }}</dd></div>
 <div><dt>Failed</dt><dd{% if totals.failed %} class="bad"{% endif %}>{{ "{:,}".format(totals.failed) }}</dd></div>
 <div><dt>Restarts</dt><dd>{{ totals.restarts }}</dd></div>
 </dl>
-<div class="charts">
-{% for chart in charts %}
-<figure>
-<figcaption>
-{{ chart.title }} <b>{{ chart.now }}</b>
-{% for name in chart.names %} <span class="key{{ loop.index0 }}">{{ name }}</span>{% endfor %}
-</figcaption>
-{{ chart.svg }}
-<p class="axis"><span>5 min ago</span><span>at most {{ chart.top }}</span><span>now</span></p>
-</figure>
-{% endfor %}
-</div>
-<section aria-labelledby="replicas">
-<h2 id="replicas">Replicas</h2>
-<div class="wide"><table>
-<thead><tr>
-<th scope="col">Replica</th><th scope="col">State</th><th scope="col">Address</th><th scope="col">Up</th>
-<th scope="col" class="n">Sessions</th><th scope="col" class="n">Processes</th><th scope="col" class="n">In flight</th>
-<th scope="col" class="n">Requests</th><th scope="col" class="n">Failed</th><th scope="col" class="n">Forwarded</th>
-<th scope="col" class="n">Memory</th><th scope="col"><span class="hidden">What can be done</span></th>
-</tr></thead>
-<tbody>
-{% for r in replicas %}
-<tr>
-<th scope="row"><a href="{{ root }}/admin/sessions?q={{ r.replica | urlencode }}">{{ r.replica }}</a>
-{%- if r.here %} <small>this one</small>{% endif %}</th>
-{% if r.silent %}
-<td class="bad">no answer</td><td>{{ r.address }}</td>
-<td colspan="8">the replica holds a lease but does not answer</td><td></td>
-{% else %}
-<td{% if not r.ready %} class="bad"{% endif %}>
-{{- "draining" if r.draining else "ready" if r.ready else "not ready" }}</td>
-<td>{{ r.address or "alone" }}</td><td>{{ r.up_s | span }}</td>
-<td class="n">{{ r.sessions }}</td><td class="n">{{ r.processes }}</td><td class="n">{{ r.in_flight }}</td>
-<td class="n">{{ "{:,}".format(r.calls) }}</td><td class="n">{{ r.failed }}</td><td class="n">{{ r.forwarded }}</td>
-<td class="n">{{ r.memory_bytes | bytes }}</td>
-<td>
-{% if r.draining %}
-<form method="post" action="{{ root }}/admin/replicas/{{ r.replica }}/admit"><button>Admit</button></form>
-{% else %}
-<details><summary>Drain…</summary><form method="post" action="{{ root }}/admin/replicas/{{ r.replica }}/drain">
-<button class="danger">Hand over its sessions</button></form></details>
-{% endif %}
-</td>
-{% endif %}
-</tr>
-{% endfor %}
-</tbody></table></div>
-</section>
+{{ tables.charts(charts) }}
 {% if unavailable %}
-<section aria-labelledby="unavailable">
-<h2 id="unavailable">Servers that cannot be used</h2>
+<section class="panel" aria-labelledby="unavailable">
+<header><h2 id="unavailable">Servers that cannot be used</h2></header>
 <div class="wide"><table>
 <thead><tr>
-<th scope="col">Server</th><th scope="col">Replica</th><th scope="col">State</th><th scope="col">Reason</th>
+<th scope="col">Server</th><th scope="col">State</th><th scope="col">Replica</th><th scope="col">Reason</th>
 <th scope="col" class="n">Attempts</th>
 </tr></thead>
 <tbody>
 {% for replica, s in unavailable %}
 <tr>
-<th scope="row">{{ s.server }}</th><td>{{ replica }}</td><td class="bad">{{ s.state }}</td>
-<td>{{ s.reason }}{% if s.output %}<pre>{{ s.output | join("\n") }}</pre>{% endif %}</td>
+<th scope="row">{{ s.server }}</th>
+<td><span class="badge {{ "warn" if s.state == "starting" else "bad" }}">{{ s.state }}</span></td>
+<td class="id" title="{{ replica }}">{{ replica[:12] }}</td>
+<td class="words">{{ s.reason }}{% if s.output %}<pre>{{ s.output | join("\n") }}</pre>{% endif %}</td>
 <td class="n">{{ s.attempts }}</td>
 </tr>
 {% endfor %}
 </tbody></table></div>
 </section>
 {% endif %}
+<section class="panel" aria-labelledby="failing">
+<header><h2 id="failing">Sessions with failures</h2>
+<a href="{{ root }}/admin/sessions?only=failing">All with failures</a></header>
+{% if failing %}{{ tables.sessions_table(failing) }}{% else %}<p class="empty">No call of a live session has
+failed.</p>{% endif %}
+</section>
+<div class="grid">
+<section class="panel" aria-labelledby="slow">
+<header><h2 id="slow">Slowest tools</h2><a href="{{ root }}/admin/servers?range={{ range }}">All</a></header>
+{% if tools %}<div class="wide"><table>
+<thead><tr><th scope="col">Tool</th><th scope="col" class="n">Calls</th><th scope="col" class="n">p50</th>
+<th scope="col" class="n">p99</th></tr></thead>
+<tbody>
+{% for u in tools %}
+<tr data-key="{{ u.server }}/{{ u.name }}">
+<th scope="row" class="wrap"><a href="{{ root }}/admin/servers?{{ {"server": u.server, "range": range} | urlencode }}">
+{{- u.name }}</a><small>{{ u.server }}</small></th>
+<td class="n">{{ "{:,}".format(u.calls) }}</td><td class="n">{{ u.p50_s | took }}</td><td class="n">{{ u.p99_s | took
+}}</td>
+</tr>
+{% endfor %}
+</tbody></table></div>{% else %}<p class="empty">No call in this time.</p>{% endif %}
+</section>
+{% for by, rows in used %}
+<section class="panel" aria-labelledby="most-{{ by }}">
+<header><h2 id="most-{{ by }}">Most active {{ by }}s</h2>
+<a href="{{ root }}/admin/usage?by={{ by }}&amp;range={{ range }}">All</a></header>
+{% if rows %}<div class="wide"><table>
+<thead><tr><th scope="col">{{ by | capitalize }}</th><th scope="col" class="n">Calls</th>
+<th scope="col" class="n">Failed</th></tr></thead>
+<tbody>
+{% for u in rows %}
+<tr data-key="{{ u.name }}">
+<th scope="row" class="wrap"><a href="{{ root }}/admin/sessions?{{ {"when": "day", by: u.name} | urlencode }}">
+{{- u.name or "unnamed" }}</a></th>
+<td class="n">{{ "{:,}".format(u.calls) }}</td>
+<td class="n{% if u.failed %} bad{% endif %}">{{ "{:,}".format(u.failed) }}</td>
+</tr>
+{% endfor %}
+</tbody></table></div>{% else %}<p class="empty">No call in this time.</p>{% endif %}
+</section>
+{% endfor %}
+</div>
 {% if warnings %}
-<section aria-labelledby="warnings">
-<h2 id="warnings">Clients that return to no session</h2>
+<section class="panel" aria-labelledby="warnings">
+<header><h2 id="warnings">Clients that return to no session</h2></header>
 <div class="wide"><table>
 <thead><tr>
 <th scope="col">Client</th><th scope="col">User-Agent</th><th scope="col">Principal</th>
-<th scope="col" class="n">Sessions</th><th scope="col">Last</th><th scope="col">What mends it</th>
+<th scope="col" class="n">Sessions</th><th scope="col">Last</th><th scope="col">Setting that mends it</th>
 </tr></thead>
 <tbody>
 {% for w in warnings %}
 <tr>
-<th scope="row">{{ w.client or "no name" }}</th><td>{{ w.agent or "none" }}</td><td>{{ w.principal }}</td>
-<td class="n">{{ w.sessions }}</td><td>{{ w.last | clock }}</td><td><code>{{ w.line }}</code></td>
+<th scope="row">{{ w.client or "no name" }}</th><td class="wrap">{{ w.agent or "none" }}</td><td>{{ w.principal
+}}</td>
+<td class="n">{{ w.sessions }}</td><td>{{ w.last | moment }}</td><td class="words"><code>{{ w.line }}</code></td>
 </tr>
 {% endfor %}
 </tbody></table></div>
 </section>
 {% endif %}
-<section aria-labelledby="failing">
-<h2 id="failing">Sessions with failures</h2>
-{% if failing %}{{ tables.sessions_table(failing) }}{% else %}<p>None.</p>{% endif %}
-</section>
-<section aria-labelledby="latest">
-<h2 id="latest">Latest events</h2>
+<section class="panel" aria-labelledby="latest">
+<header><h2 id="latest">Latest events</h2><a href="{{ root }}/admin/events">All events</a></header>
 {{ tables.events_table(events) }}
 </section>
 {% endblock %}

@@ -1,24 +1,42 @@
-"""One session: its facts, failures, refusals, processes, tasks and events, and the form that ends it."""
+"""One session, live or of the last day: timeline, failures, refusals, processes, tasks, and the form that ends it."""
 
 import asyncio
 from typing import Any, Final
 
 from starlette.requests import Request
 
-from gateway.admin.operators import Operators, TaskQuery
+from gateway.admin.operators import NoSuch, Operators, TaskQuery
 from gateway.admin.page import ConsolePage
+from gateway.admin.reports import SessionRow
+from gateway.admin.timeline_picture import picture_of
 
 __all__ = ["PAGE"]
 
-_LATEST_EVENTS: Final = 20
+_LATEST_ENTRIES: Final = 100
 _LATEST_TASKS: Final = 20
 
 
 async def _facts(operators: Operators, request: Request) -> dict[str, Any]:
     session = request.path_params["session"]
-    row, events = await asyncio.gather(operators.session(session), operators.events(_LATEST_EVENTS, session))
-    page = await operators.tasks(TaskQuery(query=row.session, limit=_LATEST_TASKS))
-    return {"session": row, "events": events, "tasks": page.tasks, "has_more_tasks": bool(page.after)}
+    timeline, row = await asyncio.gather(operators.timeline(session), _live(operators, session))
+    page = await operators.tasks(TaskQuery(query=timeline.head.session, limit=_LATEST_TASKS))
+    return {
+        "head": timeline.head,
+        "session": row,
+        "picture": picture_of(timeline.entries),
+        "entries": timeline.entries[: -_LATEST_ENTRIES - 1 : -1],
+        "left_out": max(len(timeline.entries) - _LATEST_ENTRIES, 0),
+        "tasks": page.tasks,
+        "has_more_tasks": bool(page.after),
+    }
+
+
+async def _live(operators: Operators, session: str) -> SessionRow | None:
+    """None: it is not live. What is known of it is its timeline."""
+    try:
+        return await operators.session(session)
+    except NoSuch:
+        return None
 
 
 async def _end(operators: Operators, request: Request, operator: str) -> str:
@@ -32,104 +50,142 @@ PAGE: Final = ConsolePage(
     actions={"/admin/sessions/{session}/end": _end},
     template="""\
 {% extends "layout.html" %}
-{% block title %}Session {{ session.session }}{% endblock %}
+{% block title %}Session {{ head.session }}{% endblock %}
 {% block body %}
-<h1>Session {{ session.session }}</h1>
-<details class="end"><summary>End this session…</summary>
-<form method="post" action="{{ root }}/admin/sessions/{{ session.session }}/end">
-<p>Its processes stop at once, on every replica, and its state is gone. Its client has to open another.</p>
-<button class="danger">End session {{ session.session }}</button>
-</form></details>
+<div class="head"><div><h1>Session <span class="id">{{ head.session }}</span></h1>
+<p>{{ head.client or "unnamed client" }} · {{ head.principal }}</p></div>
+{% if session %}
+<div class="actions"><details><summary>End this session…</summary>
+<form method="post" action="{{ root }}/admin/sessions/{{ head.session }}/end">
+<p>Its processes stop at once, on every replica, and its state is deleted. Its client has to open another.</p>
+<button class="danger">End session {{ head.session }}</button>
+</form></details></div>
+{% endif %}
+</div>
 {% endblock %}
 {% block live %}
 {% import "tables.html" as tables with context %}
 {% set s = session %}
-<dl class="facts">
-{% for name, value in [
-    ("Principal", s.principal), ("Workspace", s.workspace or "none"), ("Trust", s.trust),
-    ("Permissions", s.permissions | join(" ") or "none"), ("Client", s.client or "unnamed"), ("Era", s.era),
-    ("Endpoint", s.endpoint), ("Servers", s.upstreams | join(", ") or "none yet"), ("Replica", s.owner or "this one"),
-    ("Age", s.age_s | span), ("Idle", s.idle_s | span), ("Ends in", s.expires_in_s | span),
-    ("State", s.state_bytes | bytes), ("Calls", s.calls), ("Failed", s.failed), ("In flight", s.in_flight),
-    ("Waits for its client", s.parked), ("Open streams", s.streams),
-] %}
-<div><dt>{{ name }}</dt><dd{% if name == "Failed" and value %} class="bad"{% endif %}>{{ value }}</dd></div>
-{% endfor %}
+{% if not s %}
+<p class="notice" role="status">This session is over{% if head.ended %}: {{ head.ended }}
+{%- if head.ended_at %} at {{ head.ended_at | moment }}{% endif %}{% endif %}. What happened in it is kept for a
+day.</p>
+<dl class="tiles">
+<div><dt>Calls</dt><dd>{{ "{:,}".format(head.calls) }}</dd></div>
+<div><dt>Failed</dt><dd{% if head.failed %} class="bad"{% endif %}>{{ "{:,}".format(head.failed) }}</dd></div>
+<div><dt>Principal</dt><dd><small>{{ head.principal }}</small></dd></div>
+<div><dt>Workspace</dt><dd><small>{{ head.workspace or "none" }}</small></dd></div>
+<div><dt>Era</dt><dd><small>{{ head.era }}</small></dd></div>
+<div><dt>Endpoint</dt><dd><small>{{ head.endpoint }}</small></dd></div>
 </dl>
-<section aria-labelledby="failures">
-<h2 id="failures">Failures</h2>
+{% else %}
+<dl class="tiles">
+<div><dt>State</dt><dd><small>{{ tables.session_state(s) }}</small></dd></div>
+<div><dt>Calls</dt><dd>{{ "{:,}".format(s.calls) }}</dd></div>
+<div><dt>Failed</dt><dd{% if s.failed %} class="bad"{% endif %}>{{ "{:,}".format(s.failed) }}</dd></div>
+<div><dt>In flight</dt><dd>{{ s.in_flight }}</dd></div>
+<div><dt>Idle</dt><dd>{{ s.idle_s | span }}</dd></div>
+<div><dt>Age</dt><dd>{{ s.age_s | span }}</dd></div>
+<div><dt>Stored</dt><dd>{{ s.state_bytes | bytes }}</dd></div>
+</dl>
 {% if s.failures %}
+<section class="panel" aria-labelledby="failures">
+<header><h2 id="failures">Failures</h2></header>
 <div class="wide"><table>
 <thead><tr>
-<th scope="col">When (UTC)</th><th scope="col">Server</th><th scope="col">What</th><th scope="col">Outcome</th>
+<th scope="col">When</th><th scope="col">Request</th><th scope="col">Server</th><th scope="col">Outcome</th>
 <th scope="col">Why</th><th scope="col">Correlation</th>
 </tr></thead>
 <tbody>
 {% for f in s.failures %}
-<tr>
-<td><time>{{ f.at | clock }}</time></td><td>{{ f.server }}</td><td>{{ f.name }}</td><td class="bad">{{ f.outcome }}</td>
-<td class="words">{{ f.why }}</td><td><code>{{ f.correlation }}</code></td>
+<tr data-key="{{ f.at }}-{{ f.correlation }}">
+<td>{{ f.at | moment }}</td><td>{{ f.name }}</td><td>{{ f.server }}</td>
+<td><span class="badge bad">{{ f.outcome }}</span></td>
+<td class="words">{{ f.why }}</td><td><a class="id" href="{{ root }}/admin/events?q={{ f.correlation | urlencode }}"
+title="{{ f.correlation }}">{{ f.correlation[:12] }}</a></td>
 </tr>
 {% endfor %}
 </tbody></table></div>
-{% else %}
-<p>None on the replica that serves it.</p>
+</section>
 {% endif %}
+<section class="panel" aria-labelledby="timeline">
+<header><h2 id="timeline">Timeline</h2>
+<a href="{{ root }}/admin/events?session={{ head.session | urlencode }}">Audit events of this session</a></header>
+{{ tables.timeline(picture, entries) }}
+{% if left_out %}<p class="soft">{{ left_out }} older entries are not shown.</p>{% endif %}
 </section>
 {% if s.refused %}
-<section aria-labelledby="blocked">
-<h2 id="blocked">Refused by sandboxes</h2>
+<section class="panel" aria-labelledby="blocked">
+<header><h2 id="blocked">Refused by sandboxes</h2></header>
 <div class="wide"><table>
 <thead><tr>
-<th scope="col">Last (UTC)</th><th scope="col">Server</th><th scope="col">What</th><th scope="col">Why</th>
-<th scope="col" class="n">Times</th><th scope="col">To allow it</th>
+<th scope="col">Last</th><th scope="col">Server</th><th scope="col">What</th><th scope="col">Why</th>
+<th scope="col" class="n">Times</th><th scope="col">Setting that allows it</th>
 </tr></thead>
 <tbody>
 {% for r in s.refused %}
 <tr>
-<td><time>{{ r.at | clock }}</time></td><td>{{ r.server }}</td><td class="words">{{ r.kind }} {{ r.what }}</td>
+<td>{{ r.at | moment }}</td><td>{{ r.server }}</td><td class="words">{{ r.kind }} {{ r.what }}</td>
 <td class="words">{{ r.why }}</td><td class="n">{{ r.count }}</td><td class="words"><code>{{ r.allows }}</code></td>
 </tr>
 {% endfor %}
 </tbody></table></div>
 </section>
 {% endif %}
-<section aria-labelledby="processes">
-<h2 id="processes">Servers</h2>
+<section class="panel" aria-labelledby="processes">
+<header><h2 id="processes">Servers of this session</h2></header>
 {% for p in s.processes %}
-<h3>{{ p.server }}</h3>
+<div data-key="server-{{ p.server }}">
+<h3>{{ p.server }}
+{% if p.pid is none %}<span class="badge bad">no process</span>{% elif p.in_flight %}<span
+class="badge busy">busy</span>
+{%- else %}<span class="badge good">runs</span>{% endif %}</h3>
 <dl class="facts">
-<div><dt>Process</dt><dd{% if p.pid is none %} class="bad"{% endif %}>{{ p.pid or "none running" }}</dd></div>
+<div><dt>Process</dt><dd>{{ p.pid or "none" }}</dd></div>
 <div><dt>Memory</dt><dd>{{ p.memory_bytes | bytes }}</dd></div>
 <div><dt>Restarts</dt><dd{% if p.restarts %} class="bad"{% endif %}>{{ p.restarts }}</dd></div>
 <div><dt>In flight</dt><dd>{{ p.in_flight }}</dd></div>
-<div><dt>Spoken to as</dt><dd>{{ p.era }}</dd></div>
+<div><dt>Era</dt><dd>{{ p.era }}</dd></div>
 </dl>
-{% if p.stderr %}<pre tabindex="0" aria-label="Last lines of stderr">{{ p.stderr | join("\\n") }}</pre>{% endif %}
+{% if p.stderr %}<pre tabindex="0" aria-label="Last lines of stderr of {{ p.server }}">{{ p.stderr | join("\\n")
+}}</pre>{% endif %}
+</div>
 {% else %}
-<p>None of its own now.</p>
+<p class="empty">No process of its own runs now. One starts with its first call.</p>
 {% endfor %}
 </section>
-{% if s.metadata or s.state_keys %}
-<section aria-labelledby="kept">
-<h2 id="kept">Metadata and state</h2>
+<section class="panel" aria-labelledby="facts">
+<header><h2 id="facts">Who and where</h2></header>
 <dl class="facts">
-{% for name, value in s.metadata.items() %}<div><dt>{{ name }}</dt><dd>{{ value }}</dd></div>{% endfor %}
+{% for name, value in [
+    ("Principal", s.principal), ("Workspace", s.workspace or "none"), ("Trust", s.trust),
+    ("Permissions", s.permissions | join(" ") or "none"), ("Client", s.client or "unnamed"), ("Era", s.era),
+    ("Endpoint", s.endpoint), ("Servers", s.upstreams | join(", ") or "none yet"), ("Replica", s.owner or "this one"),
+    ("Ends in", s.expires_in_s | span), ("Waits for its client", s.parked), ("Open streams", s.streams),
+] %}
+<div><dt>{{ name }}</dt><dd>{{ value }}</dd></div>
+{% endfor %}
+{% for name, value in s.metadata.items() %}<div><dt>Metadata {{ name }}</dt><dd>{{ value }}</dd></div>{% endfor %}
 {% if s.state_keys %}<div><dt>Keys of its state</dt><dd>{{ s.state_keys | join(", ") }}</dd></div>{% endif %}
 </dl>
 </section>
 {% endif %}
 {% if tasks %}
-<section aria-labelledby="tasks">
-<h2 id="tasks">Tasks</h2>
+<section class="panel" aria-labelledby="tasks">
+<header><h2 id="tasks">Tasks</h2>
+{% if has_more_tasks %}<a href="{{ root }}/admin/tasks?q={{ s.session | urlencode }}">All tasks</a>{% endif
+%}</header>
 {{ tables.tasks_table(tasks) }}
-{% if has_more_tasks %}<p><a href="{{ root }}/admin/tasks?q={{ s.session | urlencode }}">All tasks</a></p>{% endif %}
 </section>
 {% endif %}
-<section aria-labelledby="events">
-<h2 id="events">Events</h2>
-{{ tables.events_table(events) }}
+{% if not s %}
+<section class="panel" aria-labelledby="timeline">
+<header><h2 id="timeline">Timeline</h2>
+<a href="{{ root }}/admin/events?session={{ head.session | urlencode }}">Audit events of this session</a></header>
+{{ tables.timeline(picture, entries) }}
+{% if left_out %}<p class="soft">{{ left_out }} older entries are not shown.</p>{% endif %}
 </section>
+{% endif %}
 {% endblock %}
 """,
 )

@@ -27,29 +27,33 @@ PAGE: Final = ConsolePage(
 {% extends "layout.html" %}
 {% block title %}Task {{ task.task }}{% endblock %}
 {% block body %}
-<h1>Task {{ task.task }}</h1>
+<div class="head"><h1>Task <span class="id">{{ task.task }}</span></h1>
 {% if task.status in ("working", "input_required") %}
-<details class="end"><summary>Cancel this task…</summary>
+<div class="actions"><details><summary>Cancel this task…</summary>
 <form method="post" action="{{ root }}/admin/tasks/{{ task.task }}/cancel">
 <p>Its server is told to stop, and its client finds it cancelled. What the call has done until then stays done.</p>
 <button class="danger">Cancel task {{ task.task }}</button>
-</form></details>
+</form></details></div>
 {% endif %}
+</div>
 {% endblock %}
 {% block live %}
+{% import "tables.html" as tables with context %}
 {% set t = task %}
+<section class="panel" aria-label="Task">
 <dl class="facts">
-<div><dt>Session</dt><dd><a href="{{ root }}/admin/sessions/{{ t.session }}">{{ t.session }}</a></dd></div>
+<div><dt>Status</dt><dd>{{ tables.outcome(t.outcome, t.has_failed) }}</dd></div>
+<div><dt>Session</dt><dd>{{ tables.session_link(t.session) }}</dd></div>
 {% for name, value in [
-    ("Status", t.outcome), ("Message", t.message or "none"), ("Principal", t.principal),
-    ("Server", t.server), ("Tool", t.tool), ("Endpoint", t.endpoint), ("Age", t.age_s | span),
-    ("Last change", (t.idle_s | span) ~ " ago"), ("Kept for", t.expires_in_s | span), ("Runs", t.runs),
-    ("Questions to its client", t.asked),
+    ("Principal", t.principal), ("Server", t.server), ("Tool", t.tool), ("Endpoint", t.endpoint),
+    ("Message", t.message or "none"), ("Age", t.age_s | span), ("Last change", (t.idle_s | span) ~ " ago"),
+    ("Kept for", t.expires_in_s | span), ("Runs", t.runs), ("Questions to its client", t.asked),
 ] %}
-<div><dt>{{ name }}</dt><dd{% if name == "Status" and t.has_failed %} class="bad"{% endif %}>{{ value }}</dd></div>
+<div><dt>{{ name }}</dt><dd>{{ value }}</dd></div>
 {% endfor %}
-{% if t.error %}<div><dt>Error {{ t.error_code }}</dt><dd class="bad">{{ t.error }}</dd></div>{% endif %}
 </dl>
+{% if t.error %}<p class="notice bad"><b>Error {{ t.error_code }}</b> {{ t.error }}</p>{% endif %}
+</section>
 {% endblock %}
 """,
 )

@@ -27,35 +27,40 @@ PAGE: Final = ConsolePage(
     path="/admin/tasks",
     label="Tasks",
     position=3,
+    shortcut="a",
+    icon="M8 2a6 6 0 1 0 0 12a6 6 0 1 0 0-12zM5.5 8l2 2 3.2-3.6",
     facts=_facts,
     template="""\
 {% extends "layout.html" %}
 {% block title %}Tasks{% endblock %}
 {% block body %}
-<h1>Tasks</h1>
+<div class="head"><div><h1>Tasks</h1><p>Calls that go on while their client is away. What a task returned is its
+client's
+alone.</p></div></div>
 <form class="search" role="search">
-<label for="q">Find</label>
-<input id="q" name="q" type="search" value="{{ query }}" placeholder="id, session, principal, server, tool …">
-<label for="status">Status</label>
-<select id="status" name="status">
+<label class="grow">Find<input name="q" type="search" value="{{ query }}"
+placeholder="id, session, principal, server, tool …"></label>
+<label>Status<select name="status">
 <option value="">all</option>
 {% for value in statuses %}
 <option value="{{ value }}"{% if status == value %} selected{% endif %}>{{ value | replace("_", " ") }}</option>
 {% endfor %}
-</select>
+</select></label>
 <button>Find</button>
 </form>
 {% endblock %}
 {% block live %}
 {% import "tables.html" as tables with context %}
+<section class="panel" aria-label="Tasks">
 {% if tasks %}
 {{ tables.tasks_table(tasks) }}
 {% else %}
-<p>No task{% if query or status %} is like that{% endif %}.</p>
+<p class="empty">No task{% if query or status %} is like that{% endif %}.</p>
 {% endif %}
+</section>
 <p class="pages">
 {% if after %}<a href="?q={{ query | urlencode }}&amp;status={{ status | urlencode }}">First page</a>{% endif %}
-{% if next_page %}<a href="?{{ next_page }}" rel="next">Next {{ tasks | length }}</a>{% endif %}
+{% if next_page %}<a class="button" href="?{{ next_page }}" rel="next">Next {{ tasks | length }}</a>{% endif %}
 </p>
 {% endblock %}
 """,

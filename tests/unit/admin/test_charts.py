@@ -1,6 +1,7 @@
 """`gateway.admin.charts`: what the pictures show of the last five minutes."""
 
-from gateway.admin.charts import Chart, charts_of
+from gateway.admin.charts import Chart, charts_of, charts_of_history
+from gateway.admin.figures import HistoryPoint, HistoryView
 from gateway.admin.reports import ReplicaReport
 from gateway.observability.metrics import Sample
 
@@ -15,7 +16,7 @@ def test_calls_of_all_replicas_add_up_and_the_slowest_is_shown() -> None:
     one = report(Sample(999.9, 3, 1, 0.010, 0.020))
     other = report(Sample(999.1, 4, 0, 0.001, 2.0))
     calls, failures, latency = charts_of([one, other], NOW)
-    assert (calls.now, failures.now, latency.now) == ("7/s", "1/s", "10.00 ms · p99 2.00 s")
+    assert (calls.now, failures.now, latency.now) == ("7/s", "1/s", "p99 2 s")
     assert latency.names == ["p50", "p99"] and calls.names == []
 
 
@@ -25,8 +26,16 @@ def test_what_is_older_than_five_minutes_is_left_out() -> None:
 
 
 def test_the_highest_value_touches_the_top_and_names_are_text() -> None:
-    chart = Chart("<Calls>", "/s", [("<b>", [0.0, 5.0, 10.0])], "10/s")
+    chart = Chart("<Calls>", "/s", [("<b>", [0.0, 5.0, 10.0])], "10/s", steps=300)
     assert chart.top == "10/s"
     assert 'points="596.0,120.0 598.0,60.0 600.0,0.0"' in chart.svg
     assert "<b>" not in chart.svg and "&lt;b&gt;" in chart.svg and "&lt;Calls&gt;" in chart.svg
     assert 'points=""' in Chart("Calls", "/s", [("calls", [])], "0/s").svg
+
+
+def test_a_range_is_shown_as_calls_in_a_minute_and_counted_as_a_whole() -> None:
+    points = [HistoryPoint(at=0, calls=50, p99_s=0.5), HistoryPoint(at=600, calls=100, failed=3, p99_s=0.25)]
+    calls, failures, latency = charts_of_history(HistoryView(range="24h", step_s=600, points=points))
+    assert (calls.now, failures.now, latency.now) == ("150", "3", "p99 250 ms")
+    assert calls.top == "10/min" and calls.over == "24 hours"
+    assert 'points="0.0,60.0 600.0,0.0"' in calls.svg

@@ -4,6 +4,8 @@ import json
 from collections.abc import AsyncIterator
 from pathlib import Path
 from time import time
+from types import SimpleNamespace
+from typing import Any
 
 import httpx
 import msgspec
@@ -15,11 +17,16 @@ from gateway.admin.auth import Access
 from gateway.admin.console import Console
 from gateway.admin.operations import Operations
 from gateway.admin.pages import console_pages
-from gateway.admin.reports import ProcessFacts, SessionPart
+from gateway.admin.reports import ProcessFacts, ReplicaReport, SessionPart
+from gateway.admin.server_reports import ServerPart
+from gateway.admin.tool_catalog import ToolCatalog
+from gateway.config.settings import Settings
 from gateway.observability.audit import Audit
+from gateway.observability.figures import FigureRecord, ToolFigures, WhoFigures
 from gateway.observability.observed import Failure
+from gateway.protocol.listing import Tools
 from gateway.sandbox.session_refusals import RefusedRow
-from session_store import AuditEvent, KeyRing, MemoryBackend
+from session_store import AuditEvent, HistoryRecord, KeyRing, MemoryBackend
 from session_store.session import ClientFacts
 from session_store.testing import FakeClock, a_session, a_task
 from tests.requirements import requirement
@@ -29,15 +36,20 @@ from transports.inbound.http import Guard
 
 pytestmark = pytest.mark.anyio
 
-HOSTILE = "<script>alert(1)</script>"
+HOSTILE = "\u202e<script>alert(1)</script>"
 SESSION = "abcdefgh-the-secret-rest"
 TASK = "ijklmnop-the-secret-rest"
+HOSTILE_TOOL = {"name": HOSTILE, "title": HOSTILE, "description": HOSTILE, "inputSchema": {"title": HOSTILE}}
+HOSTILE_SERVER: Any = SimpleNamespace(name="hostile", probed_tools=Tools([HOSTILE_TOOL]))
 
 
 class Draining(FakeReplicas):
     """Replicas that drain: each stream of a page ends after its first event."""
 
     is_draining = True
+
+    async def reports(self) -> list[ReplicaReport]:
+        return [ReplicaReport(replica="abc", address=HOSTILE)]
 
 
 @pytest.fixture
@@ -63,8 +75,26 @@ async def operator(ending: FakeEnding) -> AsyncIterator[httpx.AsyncClient]:
     failure = Failure(at=1.0, name=HOSTILE, server=HOSTILE, outcome="failed", why=HOSTILE, correlation="c")
     process = ProcessFacts(server=HOSTILE, era="legacy", stderr=[HOSTILE])
     refused = RefusedRow(at=1.0, server="x", kind="name", what=HOSTILE, why="not listed", allows=HOSTILE, count=3)
+    figures = FigureRecord(
+        tools=[ToolFigures(HOSTILE, HOSTILE, 3, counts=[3])],
+        principals=[WhoFigures(HOSTILE, 3)],
+        clients=[WhoFigures(HOSTILE, 3)],
+    )
+    minute = int(clock()) // 60 * 60
+    await backend.history.write(60, HistoryRecord(minute, "abc", msgspec.json.encode(figures)))
+    await backend.history.write(600, HistoryRecord(minute // 600 * 600, "abc", msgspec.json.encode(figures)))
     replicas = Draining(SessionPart(id=SESSION, failures=[failure], processes=[process], refused=[refused]))
-    operations = Operations(backend=backend, replicas=replicas, ending=ending, record=lambda _: None, clock=clock)
+    tried: Any = SimpleNamespace(catalog=ToolCatalog([HOSTILE_SERVER], {}), where="any")
+    replicas.known_servers = [ServerPart(server=HOSTILE, kind="command", state="failing", reason=HOSTILE)]
+    operations = Operations(
+        backend=backend,
+        replicas=replicas,
+        ending=ending,
+        record=lambda _: None,
+        clock=clock,
+        settings=Settings.model_validate({"gateway": {"issuer": HOSTILE}}),
+        tried=tried,
+    )
     audit = Audit(backend.audit, time)
     access = Access({"ann": [sha256("key")]}, KeyRing.ephemeral(), guard=Guard(), marks=backend.marks, audit=audit)
     transport = httpx.ASGITransport(Starlette(routes=Console(operations, access).routes))
@@ -73,7 +103,7 @@ async def operator(ending: FakeEnding) -> AsyncIterator[httpx.AsyncClient]:
 
 
 @requirement("ops.console")
-@pytest.mark.parametrize("name", sorted(console_pages()))
+@pytest.mark.parametrize("name", sorted(name for name, page in console_pages().items() if page.is_live))
 async def test_a_page_is_shown_whole_and_its_live_part_is_sent_again(operator: httpx.AsyncClient, name: str) -> None:
     path = console_pages()[name].path.replace("{session}", "abcdefgh").replace("{task}", "ijklmnop")
     page = await operator.get(path)
@@ -83,8 +113,17 @@ async def test_a_page_is_shown_whole_and_its_live_part_is_sent_again(operator: h
     live = json.loads(stream.text.removeprefix("data: "))
     _, _, shown = page.text.partition(f'data-live="{path}/live">')
     assert live.strip() and shown.strip().startswith(live.strip())
-    assert "&lt;script&gt;" in live and HOSTILE not in page.text + live
+    assert ("&lt;script&gt;" in live or name == "connect") and HOSTILE not in page.text + live
+    assert "\u202e" not in live, "what turns the order of the text around it is an escape"
     assert "the-secret-rest" not in page.text + live
+
+
+@requirement("ops.try-tools")
+async def test_what_a_server_says_of_a_tool_is_text(operator: httpx.AsyncClient) -> None:
+    page = await operator.get("/admin/tools/hostile", params={"name": HOSTILE})
+    assert page.status_code == 200 and "&lt;script&gt;" in page.text and HOSTILE not in page.text
+    assert (await operator.get("/admin/tools/hostile/live")).status_code == 404
+    assert (await operator.get("/admin/tools/hostile", params={"name": "other"})).status_code == 404
 
 
 @requirement("ops.console")
@@ -119,7 +158,7 @@ async def test_an_action_is_an_operators_and_leads_to_the_next_page(
     assert ending.ended == [(SESSION, "the operator ann ended it")]
     failed = await operator.post("/admin/sessions/zzzzzzzz/end")
     assert failed.status_code == 409 and "No session begins with" in failed.text
-    assert (await operator.post("/admin/replicas/abc/drain")).headers["location"] == "/admin"
+    assert (await operator.post("/admin/replicas/abc/drain")).headers["location"] == "/admin/replicas"
 
 
 async def test_whoever_has_not_signed_in_sees_no_page(operator: httpx.AsyncClient) -> None:
@@ -129,13 +168,30 @@ async def test_whoever_has_not_signed_in_sees_no_page(operator: httpx.AsyncClien
     assert (await operator.get("/admin/events/live", headers=anonymous)).status_code == 401
 
 
+@requirement("ops.console")
+async def test_a_client_is_told_how_it_connects_at_the_address_that_the_browser_uses(
+    operator: httpx.AsyncClient,
+) -> None:
+    page = (await operator.get("/admin/connect")).text
+    assert "claude mcp add --transport http gateway http://gateway/mcp" in page and 'class="qrline"' in page
+    page = (await operator.get("/admin/connect?base=https://mcp.example.com/mcp&client=vscode")).text
+    assert 'href="vscode:mcp/install?' in page and "https://mcp.example.com/mcp" in page
+
+
+@requirement("ops.console")
+@pytest.mark.parametrize("base", ["javascript:alert(1)", "https://ann:secret@a.example", "http://", "http://[", "x y"])
+async def test_an_address_that_no_client_can_use_is_refused(operator: httpx.AsyncClient, base: str) -> None:
+    page = await operator.get("/admin/connect", params={"base": base})
+    assert page.status_code == 400 and "without credentials" in page.text and "javascript:" not in page.text
+
+
 TOY = """
 from gateway.admin.page import ConsolePage
 
 async def _facts(operators, request):
     return {"count": len(await operators.replicas())}
 
-PAGE = ConsolePage(path="/admin/toy", facts=_facts, label="Toy", position=9, template='''
+PAGE = ConsolePage(path="/admin/toy", facts=_facts, label="Toy", position=99, template='''
 {% extends "layout.html" %}{% block title %}Toy{% endblock %}{% block live %}{{ count }} replica{% endblock %}
 ''')
 """
@@ -168,7 +224,8 @@ async def test_a_form_that_does_not_say_which_sessions_ends_none(
 @requirement("ops.bulk-end")
 async def test_the_form_ends_what_the_page_has_counted(operator: httpx.AsyncClient, ending: FakeEnding) -> None:
     page = await operator.get("/admin/sessions", params={"client": HOSTILE})
-    assert "1 session of client &lt;script&gt;" in page.text and HOSTILE not in page.text
+    assert "1 session of client \\u202e&lt;script&gt;" in page.text and HOSTILE not in page.text
+    assert 'name="client" value="\u202e&lt;script&gt;' in page.text, "the form sends the name as it is"
     assert "0 sessions of client" in (await operator.get("/admin/sessions", params={"client": "no"})).text
     assert (await operator.get("/admin/sessions?client=a&client=b")).status_code == 400
     assert ending.ended == []

@@ -2,12 +2,12 @@
 
 import pytest
 
-from gateway.admin.formatting import amount, clock, readable, span
+from gateway.admin.formatting import amount, clock, moment, readable, span, took
 
 
 @pytest.mark.parametrize(
     ("value", "unit", "text"),
-    [(0.0004, "s", "0.40 ms"), (0.0999, "s", "99.90 ms"), (2.5, "s", "2.50 s"), (12_345.6, "/s", "12,346/s")],
+    [(0.0004, "s", "400 µs"), (2.5, "s", "2.5 s"), (12_345.6, "/s", "12,346/s")],
 )
 def test_a_number_has_its_unit(value: float, unit: str, text: str) -> None:
     assert readable(value, unit) == text
@@ -31,3 +31,25 @@ def test_bytes_are_counted_in_powers_of_two(count: float, text: str) -> None:
 
 def test_a_time_is_in_utc() -> None:
     assert clock(0.0) == "1970-01-01 00:00:00"
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [
+        (0.0, "0 µs"),
+        (0.000_25, "250 µs"),
+        (0.001_26, "1.26 ms"),
+        (0.0994, "99.4 ms"),
+        (0.0999, "100 ms"),
+        (0.25, "250 ms"),
+        (1.5, "1.5 s"),
+        (59.99, "59 s"),
+        (75, "1 min 15 s"),
+    ],
+)
+def test_a_duration_has_three_digits(seconds: float, text: str) -> None:
+    assert took(seconds) == text
+
+
+def test_a_time_of_a_page_is_in_utc_and_machines_can_read_it() -> None:
+    assert moment(0.0) == '<time datetime="1970-01-01T00:00:00Z">1970-01-01 00:00:00 UTC</time>'

@@ -19,9 +19,10 @@ from gateway.admin.operators import (
 )
 from gateway.admin.replicas import NoReplicas
 from gateway.admin.reports import ReplicaReport, SessionPart
+from gateway.admin.server_reports import ServerPart
 from gateway.admin.store_only import operations_on
 from gateway.observability.observed import Failure
-from session_store import AuditEvent, ClientFacts, Context, MemoryBackend, Principal, Session
+from session_store import AuditEvent, ClientFacts, Context, MemoryBackend, Principal, Session, TimelinePart
 from session_store.session import redact
 from session_store.testing import FakeClock, a_session, a_task
 from tests.requirements import requirement
@@ -38,6 +39,8 @@ class FakeReplicas:
     def __init__(self, part: SessionPart | None = None) -> None:
         self._parts = [] if part is None else [part]
         self.cancelled: list[tuple[str, str]] = []
+        self.waiting: list[TimelinePart] = []
+        self.known_servers: list[ServerPart] = []
         self.runs_tasks = True
 
     async def reports(self) -> list[ReplicaReport]:
@@ -49,6 +52,15 @@ class FakeReplicas:
 
     async def notable(self, only: Only) -> list[SessionPart]:
         return self._parts
+
+    async def unwritten(self, name: str) -> list[TimelinePart]:
+        return self.waiting
+
+    async def write_figures(self) -> None:
+        """Nothing is counted here."""
+
+    async def servers(self) -> list[ServerPart]:
+        return self.known_servers
 
     async def cancel_task(self, name: str, reason: str) -> bool:
         self.cancelled.append((name, reason))

@@ -1,0 +1,273 @@
+"""Forms from the input schemas of tools. Pure.
+
+Schemas come from servers, and are not trusted: what is not understood, or is large, becomes a field for JSON.
+`form_arguments.py` reads what was filled in.
+"""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import isfinite
+from typing import Any, Final, Literal
+
+__all__ = ["JSON_CONTROL", "PREFIX", "Field", "Form", "form_of", "skeleton_of"]
+
+PREFIX: Final = "argument."
+"""How the names of controls begin. The rest is the name of the argument."""
+JSON_CONTROL: Final = "arguments"
+"""The control that has all arguments as JSON, in place of the others."""
+
+_MOST_FIELDS: Final = 60
+_MOST_CHOICES: Final = 200
+_MOST_NAME: Final = 128
+_MOST_TEXT: Final = 2_000
+"""Characters of a description, a default or a choice. A longer text is cut, or gets a field for JSON."""
+_MOST_REFERENCES: Final = 8
+_EXACT: Final = 2**53
+_TYPES: Final = frozenset({"string", "boolean", "integer", "number", "array", "object", "null"})
+_COMBINED: Final = frozenset({"$ref", "$dynamicRef", "allOf", "anyOf", "oneOf", "if", "patternProperties"})
+
+Kind = Literal["text", "password", "integer", "number", "boolean", "choice", "json"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Field:
+    """One argument.
+
+    `kind`: which control it has. `types`: the JSON types that its value may have; empty for all. `choices`: the values
+    of a `choice`, as JSON. `value`: what the control holds at first. `hint`: what the schema says of the value, for
+    people. `minimum` and `maximum`: of a number, as the attributes of its control; empty for none.
+    """
+
+    name: str
+    kind: Kind
+    title: str
+    description: str = ""
+    hint: str = ""
+    is_required: bool = False
+    types: frozenset[str] = frozenset()
+    choices: tuple[str, ...] = ()
+    value: str = ""
+    minimum: str = ""
+    maximum: str = ""
+
+    @property
+    def control(self) -> str:
+        """The name of its control."""
+        return PREFIX + self.name
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Form:
+    """The form of a tool. `fields` is None if its arguments can only be given as JSON."""
+
+    fields: tuple[Field, ...] | None
+    skeleton: str
+    """All arguments as JSON, for who prefers that: the required ones, with values of their types."""
+
+
+def form_of(schema: Any) -> Form:
+    """The form for arguments that a tool's input schema describes."""
+    skeleton = json.dumps(skeleton_of(schema), indent=2, ensure_ascii=False)
+    if not isinstance(schema, dict) or not _COMBINED.isdisjoint(schema):
+        return Form(fields=None, skeleton=skeleton)
+    properties = schema.get("properties", {})
+    required = _required_of(schema)
+    if (
+        schema.get("type", "object") != "object"
+        or not isinstance(properties, dict)
+        or len(properties) > _MOST_FIELDS
+        or not all(map(_is_usable, properties))
+        or not required <= properties.keys()
+    ):
+        return Form(fields=None, skeleton=skeleton)
+    fields = [_field(name, part, schema, is_required=name in required) for name, part in properties.items()]
+    fields.sort(key=lambda field: not field.is_required)
+    return Form(fields=tuple(fields), skeleton=skeleton)
+
+
+def skeleton_of(schema: Any) -> dict[str, Any]:
+    """The required arguments, with a value of the type of each."""
+    properties = schema.get("properties") if isinstance(schema, dict) else None
+    if not isinstance(properties, dict):
+        return {}
+    names = [name for name in properties if name in _required_of(schema)][:_MOST_FIELDS]
+    return {name: _sample(_resolved(properties[name], schema)[0]) for name in names}
+
+
+def _required_of(schema: Mapping[str, Any]) -> set[str]:
+    required = schema.get("required")
+    return {name for name in required if isinstance(name, str)} if isinstance(required, list) else set()
+
+
+def _is_usable(name: str) -> bool:
+    """Whether browsers send a control of that name back as it is."""
+    return 0 < len(name) <= _MOST_NAME and name.isprintable() and name.strip() == name
+
+
+def _field(name: str, part: Any, root: Mapping[str, Any], *, is_required: bool) -> Field:
+    found, is_nullable = _resolved(part, root)
+    kind, types = _kind_of(found)
+    choices: tuple[str, ...] = ()
+    if kind == "choice":
+        choices = tuple(_json(value) for value in _listed(found))
+        if is_nullable and "null" not in choices:
+            choices = (*choices, "null")
+    default = found.get("default")
+    return Field(
+        name=name,
+        kind=kind,
+        title=_text(found.get("title")) or name,
+        description=_text(found.get("description")),
+        hint=_hint(found, kind, types),
+        is_required=is_required,
+        types=types | {"null"} if types and is_nullable else types,
+        choices=choices,
+        value=_shown(kind, default) if is_required and "default" in found else "",
+        minimum=_bound(kind, found.get("minimum")),
+        maximum=_bound(kind, found.get("maximum")),
+    )
+
+
+def _resolved(part: Any, root: Mapping[str, Any]) -> tuple[dict[str, Any], bool]:
+    """A schema without the references and choices that say no more than what it is, or null; and whether null is
+    allowed."""
+    found: dict[str, Any] = dict(part) if isinstance(part, dict) else {}
+    is_nullable = False
+    for _ in range(_MOST_REFERENCES):
+        inner: Any = None
+        for keyword in ("anyOf", "oneOf", "allOf"):
+            parts = found.get(keyword)
+            if not isinstance(parts, list):
+                continue
+            others = parts if keyword == "allOf" else [one for one in parts if not _is_null(one)]
+            others = others or parts[:1]  # null, however often it is said
+            if len(others) != 1:
+                return found, is_nullable
+            is_nullable |= any(map(_is_null, parts))
+            inner = others[0]
+            found.pop(keyword)
+        if "$ref" in found:
+            if inner is not None:
+                return found, is_nullable
+            inner = _at(root, found.pop("$ref"))
+        if not isinstance(inner, dict):
+            break
+        found = inner | found
+    kinds = found.get("type")
+    if isinstance(kinds, list):
+        is_nullable |= "null" in kinds
+        others = [kind for kind in kinds if kind != "null"] or kinds
+        found["type"] = others[0] if len(others) == 1 else others
+    return found, is_nullable
+
+
+def _is_null(part: Any) -> bool:
+    return isinstance(part, dict) and part.get("type") == "null"
+
+
+def _at(root: Mapping[str, Any], reference: Any) -> Any:
+    """What a reference within the document names; None if it names nothing."""
+    if not isinstance(reference, str) or not reference.startswith("#/"):
+        return None
+    found: Any = root
+    for step in reference[2:].split("/")[:_MOST_REFERENCES]:
+        if not isinstance(found, dict):
+            return None
+        found = found.get(step.replace("~1", "/").replace("~0", "~"))
+    return found
+
+
+def _kind_of(part: Mapping[str, Any]) -> tuple[Kind, frozenset[str]]:
+    """The control for a value, and the JSON types that the value may have."""
+    if _listed(part):
+        return "choice", frozenset()
+    kind = part.get("type")
+    kinds = kind if isinstance(kind, list) else [kind]
+    types = frozenset(one for one in kinds if isinstance(one, str) and one in _TYPES)
+    if not _COMBINED.isdisjoint(part) or len(types) != 1:
+        return "json", types
+    match kind:
+        case "string" if part.get("format") == "password" or part.get("writeOnly") is True:
+            return "password", types
+        case "string":
+            return "text", types
+        case "integer":
+            return "integer", types
+        case "number":
+            return "number", types
+        case "boolean":
+            return "boolean", types
+    return "json", types
+
+
+def _listed(part: Mapping[str, Any]) -> list[Any]:
+    """The values that a schema lists, if they are few and short."""
+    values = [part["const"]] if "const" in part else part.get("enum")
+    if not isinstance(values, list) or len(values) > _MOST_CHOICES:
+        return []
+    return values if all(len(_json(value)) <= _MOST_TEXT for value in values) else []
+
+
+def _hint(part: Mapping[str, Any], kind: Kind, types: frozenset[str]) -> str:
+    """What the schema says of the value, in a few words."""
+    said = [" or ".join(sorted(types))] if kind == "json" and types else []
+    said += [kind] if kind in ("integer", "number") else []
+    if isinstance(part.get("format"), str):
+        said.append(_text(part["format"]))
+    for keyword, words in (
+        ("minimum", "from"),
+        ("exclusiveMinimum", "more than"),
+        ("maximum", "up to"),
+        ("exclusiveMaximum", "less than"),
+        ("minLength", "characters at least:"),
+        ("maxLength", "characters at most:"),
+        ("pattern", "like"),
+    ):
+        value = part.get(keyword)
+        if isinstance(value, str | int | float) and not isinstance(value, bool):
+            said.append(f"{words} {_text(value)}")
+    items = part.get("items")
+    if isinstance(items, dict) and isinstance(items.get("type"), str):
+        said.append(f"items: {_text(items['type'])}")
+    if "default" in part:
+        said.append(f"default: {_text(_json(part['default']))}")
+    return " · ".join(said)
+
+
+def _bound(kind: Kind, value: Any) -> str:
+    if kind not in ("integer", "number") or isinstance(value, bool) or not isinstance(value, int | float):
+        return ""
+    return _json(value) if abs(value) < _EXACT and (isinstance(value, int) or isfinite(value)) else ""
+
+
+def _sample(part: Mapping[str, Any]) -> Any:
+    """A value of a schema's type."""
+    if "default" in part:
+        return part["default"]
+    if listed := _listed(part):
+        return listed[0]
+    kind = part.get("type")
+    samples: dict[str, Any] = {"string": "", "integer": 0, "number": 0, "boolean": False, "array": [], "object": {}}
+    return samples.get(kind) if isinstance(kind, str) else None
+
+
+def _shown(kind: Kind, value: Any) -> str:
+    """A value as the text of its control."""
+    if kind in ("text", "password"):
+        return value if isinstance(value, str) and len(value) <= _MOST_TEXT else ""
+    text = _json(value)
+    return text if len(text) <= _MOST_TEXT else ""
+
+
+def _text(value: Any) -> str:
+    """A text of a schema, cut."""
+    if isinstance(value, str):
+        text = value
+    else:
+        text = "" if value is None or isinstance(value, dict | list) else _json(value)
+    return text if len(text) <= _MOST_TEXT else f"{text[:_MOST_TEXT]}…"
+
+
+def _json(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False)

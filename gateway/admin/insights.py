@@ -1,0 +1,125 @@
+"""What happened, and how much: timelines of sessions, the history of the figures, and the servers, for operators."""
+
+from collections.abc import Callable
+from typing import Final
+
+import msgspec
+
+from gateway.admin.figures import RANGES, HistoryView, Range, UsageBy, UsageRow, points_of, usage_of
+from gateway.admin.operators import SHORTEST_PREFIX, Ambiguous, NoSuch, PastQuery, TooShort
+from gateway.admin.replicas import Replicas
+from gateway.admin.reports import SessionTimeline, TimelineRow
+from gateway.admin.server_reports import ServerRow, server_rows
+from session_store import Backend, HistoryRecord, Session, TimelineEntry, TimelineHead
+from session_store.session import redact
+from session_store.timelines import merged
+
+__all__ = ["Insights"]
+
+_MOST_CANDIDATES: Final = 10
+_SEARCHED: Final = 2_000
+"""Of how many timelines those that match are looked for: the ones that were written last."""
+
+
+class Insights:
+    """Reads what replicas have written to the store, and asks them for what they have not written yet."""
+
+    def __init__(self, backend: Backend, replicas: Replicas, clock: Callable[[], float]) -> None:
+        self._backend = backend
+        self._replicas = replicas
+        self._clock = clock
+
+    # -- timelines
+
+    async def timeline(self, prefix: str) -> SessionTimeline:
+        """The timeline of a session that is live, or has ended in the last day. Raises as `Operators.timeline`."""
+        name, session = await self._named(prefix)
+        stored = await self._backend.timelines.read(name)
+        head = None if stored is None else stored.head
+        entries = [] if stored is None else stored.entries
+        for part in await self._replicas.unwritten(name):
+            head = merged(head, part, self._clock())
+            entries = [*entries, *part.entries]
+        if session is not None:
+            head = msgspec.structs.replace(_head(session), **_counts(head))
+        if head is None:
+            raise NoSuch(f"no session of the last day begins with {prefix[:64]!r}")
+        # An entry that is written at this moment may have come from both.
+        unique = dict.fromkeys(entries)
+        return SessionTimeline(head=head, entries=[_row(entry) for entry in sorted(unique, key=lambda one: one.at)])
+
+    async def past_sessions(self, query: PastQuery) -> list[TimelineHead]:
+        """Sessions of the last day that match, those that were used last first."""
+        heads = await self._backend.timelines.newest(_SEARCHED)
+        return [head for head in heads if query.matches(head)][: query.limit]
+
+    async def _named(self, prefix: str) -> tuple[str, Session | None]:
+        """The name of the one timeline that is meant, and the record of its session if it is live."""
+        if prefix and len(prefix) < SHORTEST_PREFIX:
+            raise TooShort("session")
+        page = await self._backend.sessions.page(after=prefix, limit=_MOST_CANDIDATES + 1)
+        live = [session for session in page if session.id.startswith(prefix)]
+        if prefix and (exact := await self._backend.sessions.peek(prefix)) is not None:
+            live = [exact]
+        names = {redact(session.id) for session in live}
+        if prefix:
+            names |= set(await self._backend.timelines.names(redact(prefix)))
+        if not names and not prefix:
+            raise NoSuch("no session is live")
+        if not names:  # if it has just ended, its timeline is not in the store yet
+            names = {redact(prefix)}
+        if len(names) > 1 or len(live) > 1:
+            what = f"begins with {prefix!r}" if prefix else "is live"
+            raise Ambiguous(f"more than one session {what}: give more characters of the id")
+        return names.pop(), live[0] if live else None
+
+    # -- the history
+
+    async def history(self, over: Range, server: str = "", tool: str = "") -> HistoryView:
+        """The points of a range; of one server, or of one tool, where that is given."""
+        records, steps = await self._records(over)
+        _, step_s = RANGES[over]
+        return HistoryView(range=over, step_s=step_s, points=points_of(records, steps, server=server, tool=tool))
+
+    async def usage(self, by: UsageBy, over: Range) -> list[UsageRow]:
+        """Who or what was used in a range, the most calls first."""
+        records, _ = await self._records(over)
+        return usage_of(records, by, RANGES[over][0])
+
+    async def _records(self, over: Range) -> tuple[list[HistoryRecord], range]:
+        await self._replicas.write_figures()
+        length_s, step_s = RANGES[over]
+        until = int(self._clock()) // step_s * step_s + step_s
+        steps = range(until - length_s, until, step_s)
+        return await self._backend.history.read(step_s, steps.start, until), steps
+
+    # -- servers
+
+    async def servers(self, over: Range) -> list[ServerRow]:
+        """The configured servers on all replicas together, with their use in a range."""
+        parts = await self._replicas.servers()
+        records, _ = await self._records(over)
+        by_tool = usage_of(records, "tool", RANGES[over][0])
+        by_server = {row.server: row for row in usage_of(records, "server", RANGES[over][0])}
+        return server_rows(parts, by_server, by_tool)
+
+
+def _head(session: Session) -> TimelineHead:
+    return TimelineHead(
+        session=redact(session.id),
+        principal=str(session.principal),
+        client=session.client.name,
+        endpoint=session.endpoint,
+        era=session.era,
+        workspace=session.context.workspace,
+        created_at=session.created_at,
+        updated_at=session.used_at,
+    )
+
+
+def _counts(head: TimelineHead | None) -> dict[str, int]:
+    return {} if head is None else {"calls": head.calls, "failed": head.failed}
+
+
+def _row(entry: TimelineEntry) -> TimelineRow:
+    return TimelineRow(**msgspec.structs.asdict(entry))

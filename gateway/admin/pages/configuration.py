@@ -1,0 +1,80 @@
+"""The settings in effect, and where each comes from. Credentials are hidden."""
+
+from typing import Any, Final
+
+from starlette.requests import Request
+
+from gateway.admin.page import ConsoleOperators, ConsolePage
+from gateway.config.effective import Section, effective
+
+__all__ = ["PAGE"]
+
+
+async def _facts(operators: ConsoleOperators, request: Request) -> dict[str, Any]:
+    query, shows_all = request.query_params.get("q", ""), request.query_params.get("show") == "all"
+    sections = [_found(section, query, shows_all) for section in effective(operators.settings)]
+    return {
+        "sections": [section for section in sections if section.settings],
+        "query": query,
+        "show": "all" if shows_all else "set",
+    }
+
+
+def _found(section: Section, query: str, shows_all: bool) -> Section:
+    """The section with the settings whose name or value has every word of the query. A query searches defaults too."""
+    words = query.lower().split()
+    found = tuple(
+        setting
+        for setting in section.settings
+        if (shows_all or words or setting.is_set)
+        and all(word in f"{setting.name}\n{setting.value}\n{setting.origin}".lower() for word in words)
+    )
+    return Section(title=section.title, settings=found)
+
+
+PAGE: Final = ConsolePage(
+    path="/admin/configuration",
+    label="Configuration",
+    position=9,
+    shortcut="c",
+    icon="M2.5 5H8M11 5h2.5M2.5 11H5M8 11h5.5M8 5a1.5 1.5 0 1 0 3 0a1.5 1.5 0 1 0-3 0"
+    "M5 11a1.5 1.5 0 1 0 3 0a1.5 1.5 0 1 0-3 0",
+    facts=_facts,
+    template="""\
+{% extends "layout.html" %}
+{% block title %}Configuration{% endblock %}
+{% block body %}
+{% import "tables.html" as tables with context %}
+<div class="head"><div><h1>Configuration</h1><p>The settings of this replica, and where each comes from.
+Values of environments, headers and keys are hidden.</p></div>
+<div class="actions">{{ tables.segments("Settings", "show", [("set", "Set"), ("all", "All")], show) }}</div></div>
+<form class="search" role="search">
+<label class="grow">Find<input name="q" type="search" value="{{ query }}" placeholder="name, value or file"></label>
+<button>Find</button>
+</form>
+{% endblock %}
+{% block live %}
+{% if sections %}
+<section class="panel" aria-label="Settings">
+<div class="wide"><table class="settings">
+<thead><tr><th scope="col">Setting</th><th scope="col">Value</th><th scope="col">From</th></tr></thead>
+{% for section in sections %}
+<tbody data-key="{{ section.title }}">
+<tr class="group"><th colspan="3" scope="rowgroup"><code>{{ section.title }}</code></th></tr>
+{% for s in section.settings %}
+<tr>
+<th scope="row"><code>{{ s.name[section.title | length + 1:] }}</code></th>
+<td class="words"><code>{{ s.value }}</code></td>
+<td class="wrap{% if not s.is_set %} soft{% endif %}">{{ s.origin }}</td>
+</tr>
+{% endfor %}
+</tbody>
+{% endfor %}
+</table></div>
+</section>
+{% else %}
+<p class="panel empty">No setting {% if query %}is like that{% else %}differs from its default{% endif %}.</p>
+{% endif %}
+{% endblock %}
+""",
+)

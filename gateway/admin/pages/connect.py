@@ -1,0 +1,123 @@
+"""How clients connect: commands, entries of configuration files, links and a QR code."""
+
+from typing import Any, Final
+from urllib.parse import urlsplit
+
+import segno
+from markupsafe import Markup
+from starlette.requests import Request
+
+from gateway.admin.operators import OperatorError
+from gateway.admin.page import BASE_URL, ConsoleOperators, ConsolePage
+from gateway.config.addresses import is_loopback
+from gateway.config.client_snippets import CLIENTS, TOKEN_VARIABLE, snippets
+from gateway.config.settings import Settings
+
+__all__ = ["PAGE"]
+
+_MOST_CHARS: Final = 500
+
+
+async def _facts(operators: ConsoleOperators, request: Request) -> dict[str, Any]:
+    settings, given = operators.settings, request.query_params
+    base = _base(given.get("base", "") or _known_base(settings, request))
+    server = given.get("server", "")
+    path = f"/servers/{server}/mcp" if server in settings.mcpServers else "/mcp"
+    needs_token = not settings.gateway.allows_anonymous
+    found = {snippet.client: snippet for snippet in snippets(base + path, needs_token=needs_token)}
+    client = given.get("client", "")
+    return {
+        "base": base,
+        "url": base + path,
+        "server": server,
+        "servers": list(settings.mcpServers),
+        "needs_token": needs_token,
+        "variable": TOKEN_VARIABLE,
+        "clients": [(name, found[name].title) for name in CLIENTS],
+        "chosen": found.get(client, found[CLIENTS[0]]),
+        "is_local": is_loopback(urlsplit(base).hostname or ""),
+        "picture": _qr(base + path),
+    }
+
+
+def _known_base(settings: Settings, request: Request) -> str:
+    """Where the browser has this gateway; with a listener of the console's own, where the gateway listens."""
+    gateway = settings.gateway
+    host = f"[{gateway.host}]" if ":" in gateway.host else gateway.host
+    return f"http://{host}:{gateway.port}" if gateway.admin.listen else str(request.scope[BASE_URL])
+
+
+def _base(url: str) -> str:
+    """The URL without `/mcp` and slashes at its end. Raises `OperatorError`: no client can use it."""
+    url = url.strip().rstrip("/").removesuffix("/mcp")
+    try:
+        parts = urlsplit(url)
+        usable = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.username is None
+    except ValueError:
+        usable = False
+    if not usable or len(url) > _MOST_CHARS or not url.isprintable() or " " in url:
+        raise OperatorError("give the address as https://HOST or http://HOST:PORT, without credentials")
+    return url
+
+
+def _qr(url: str) -> Markup:
+    """Dark on light in both themes, because cameras expect that."""
+    code = segno.make_qr(url, error="m")
+    return Markup(code.svg_inline(scale=4, dark="#000", light="#fff", omitsize=True))
+
+
+PAGE: Final = ConsolePage(
+    path="/admin/connect",
+    label="Connect",
+    position=8,
+    shortcut="n",
+    icon="M6.5 9.5l3-3M7 4.5l1.3-1.3a3 3 0 0 1 4.5 4.5L11.5 9M9 11.5l-1.3 1.3a3 3 0 0 1-4.5-4.5L4.5 7",
+    facts=_facts,
+    template="""\
+{% extends "layout.html" %}
+{% block title %}Connect{% endblock %}
+{% block body %}
+<div class="head"><div><h1>Connect</h1><p>How a client uses this gateway.</p></div></div>
+<form class="search">
+<label class="grow">Address of the gateway<input name="base" type="url" value="{{ base }}"></label>
+<label>Servers<select name="server">
+<option value="">all</option>
+{% for name in servers %}<option{% if name == server %} selected{% endif %}>{{ name }}</option>
+{% endfor %}
+</select></label>
+<input type="hidden" name="client" value="{{ chosen.client | exact }}">
+<button>Show</button>
+</form>
+{% endblock %}
+{% block live %}
+{% import "tables.html" as tables with context %}
+<div class="connect">
+<div>
+{{ tables.segments("Client", "client", clients, chosen.client, {"base": base, "server": server}) }}
+<section class="panel" aria-labelledby="client">
+<header><h2 id="client">{{ chosen.title }}</h2>
+<a href="{{ chosen.documentation }}" rel="noreferrer">Its documentation</a></header>
+{% if needs_token %}
+<p class="notice">Callers need a credential: put an API key or an access token into the variable
+<code>{{ variable }}</code> where the client runs.</p>
+{% endif %}
+{% if chosen.link %}
+<p><a class="button primary" href="{{ chosen.link }}">Add to {{ chosen.title }}</a></p>
+{% endif %}
+{{ tables.code_block("text", "Run this" if chosen.language == "sh" else "A program"
+    if chosen.language in ("python", "typescript") else "In " ~ chosen.file.path, chosen.text) }}
+{% if chosen.file and chosen.file.text != chosen.text %}
+{{ tables.code_block("file", "Or in " ~ chosen.file.path, chosen.file.text) }}
+{% endif %}
+</section>
+</div>
+<aside class="panel" aria-labelledby="address">
+<header><h2 id="address">Address</h2></header>
+<div class="qr">{{ picture }}</div>
+<p><code id="url">{{ url }}</code></p>
+{% if is_local %}<p class="soft">This address works on this machine only.</p>{% endif %}
+</aside>
+</div>
+{% endblock %}
+""",
+)

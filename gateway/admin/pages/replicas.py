@@ -1,0 +1,89 @@
+"""The gateway processes that share the store: what each holds, and the forms that drain and admit them."""
+
+from typing import Any, Final
+
+from starlette.requests import Request
+
+from gateway.admin.operators import Operators
+from gateway.admin.page import ConsolePage
+
+__all__ = ["PAGE"]
+
+
+async def _facts(operators: Operators, _: Request) -> dict[str, Any]:
+    replicas = await operators.replicas()
+    return {"replicas": replicas, "most": max([r.sessions for r in replicas], default=0) or 1}
+
+
+async def _drain(operators: Operators, request: Request, operator: str) -> str:
+    await operators.drain(request.path_params["replica"], operator)
+    return PAGE.path
+
+
+async def _admit(operators: Operators, request: Request, operator: str) -> str:
+    await operators.admit(request.path_params["replica"], operator)
+    return PAGE.path
+
+
+PAGE: Final = ConsolePage(
+    path="/admin/replicas",
+    label="Replicas",
+    position=7,
+    shortcut="r",
+    icon="M8 2l6 3-6 3-6-3zM2 8l6 3 6-3M2 11l6 3 6-3",
+    facts=_facts,
+    actions={"/admin/replicas/{replica}/drain": _drain, "/admin/replicas/{replica}/admit": _admit},
+    template="""\
+{% extends "layout.html" %}
+{% block title %}Replicas{% endblock %}
+{% block body %}
+<div class="head"><div><h1>Replicas</h1><p>Gateway processes that share one store. A drained replica hands its
+sessions
+to the others and takes no new ones.</p></div></div>
+{% endblock %}
+{% block live %}
+<section class="panel" aria-labelledby="replicas">
+<h2 id="replicas" class="hidden">Replicas</h2>
+<div class="wide"><table>
+<thead><tr>
+<th scope="col">Replica</th><th scope="col">State</th><th scope="col">Address</th><th scope="col">Version</th>
+<th scope="col" class="n">Up</th><th scope="col">Sessions</th><th scope="col" class="n">Processes</th>
+<th scope="col" class="n">In flight</th><th scope="col" class="n">Requests</th><th scope="col" class="n">Failed</th>
+<th scope="col" class="n">Forwarded</th><th scope="col" class="n">Memory</th>
+<th scope="col"><span class="hidden">Actions</span></th>
+</tr></thead>
+<tbody>
+{% for r in replicas %}
+<tr data-key="{{ r.replica }}">
+<th scope="row"><a class="id" href="{{ root }}/admin/sessions?q={{ r.replica | urlencode }}">{{ r.replica }}</a>
+{%- if r.here %}<small>shows this page</small>{% endif %}</th>
+{% if r.silent %}
+<td><span class="badge bad">no answer</span></td><td class="id">{{ r.address }}</td>
+<td colspan="10">holds a lease but does not answer</td>
+{% else %}
+<td><span class="badge {{ "warn" if r.draining else "good" if r.ready else "bad" }}">
+{{- "draining" if r.draining else "ready" if r.ready else "not ready" }}</span></td>
+<td class="id">{{ r.address or "alone" }}</td><td>{{ r.version }}</td><td class="n">{{ r.up_s | span }}</td>
+<td><svg class="meter" viewBox="0 0 100 6" preserveAspectRatio="none" aria-hidden="true"><rect
+width="{{ 100 * r.sessions // most }}" height="6"/></svg>
+{{ "{:,}".format(r.sessions) }}</td>
+<td class="n">{{ r.processes }}</td><td class="n">{{ r.in_flight }}</td>
+<td class="n">{{ "{:,}".format(r.calls) }}</td>
+<td class="n{% if r.failed %} bad{% endif %}">{{ "{:,}".format(r.failed) }}</td>
+<td class="n">{{ "{:,}".format(r.forwarded) }}</td><td class="n">{{ r.memory_bytes | bytes }}</td>
+<td>
+{% if r.draining %}
+<form method="post" action="{{ root }}/admin/replicas/{{ r.replica }}/admit"><button>Admit</button></form>
+{% else %}
+<details><summary>Drain…</summary><form method="post" action="{{ root }}/admin/replicas/{{ r.replica }}/drain">
+<button class="danger">Hand over its sessions</button></form></details>
+{% endif %}
+</td>
+{% endif %}
+</tr>
+{% endfor %}
+</tbody></table></div>
+</section>
+{% endblock %}
+""",
+)

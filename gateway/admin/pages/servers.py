@@ -1,0 +1,110 @@
+"""The configured servers on all replicas: state, starts, processes, use by tool, and last words of dead processes."""
+
+import asyncio
+from typing import Any, Final
+
+from starlette.requests import Request
+
+from gateway.admin.charts import charts_of_history
+from gateway.admin.operators import NoSuch, Operators
+from gateway.admin.page import ConsolePage
+from gateway.admin.ranges import RANGE_CHOICES, range_of
+
+__all__ = ["PAGE"]
+
+
+async def _facts(operators: Operators, request: Request) -> dict[str, Any]:
+    over, name = range_of(request, "1h"), request.query_params.get("server", "")
+    servers, history = await asyncio.gather(operators.servers(over), operators.history(over, name))
+    if name and name not in [server.server for server in servers]:
+        raise NoSuch(f"no server is called {name[:64]!r}")
+    shown = [server for server in servers if name in ("", server.server)]
+    tools = [row for server in shown for row in server.usage]
+    return {
+        "servers": shown,
+        "tools": sorted(tools, key=lambda row: (-row.p99_s, row.server, row.name)),
+        "charts": charts_of_history(history),
+        "died": [(server.server, dead) for server in shown for dead in server.died],
+        "name": name,
+        "range": over,
+        "ranges": RANGE_CHOICES,
+    }
+
+
+PAGE: Final = ConsolePage(
+    path="/admin/servers",
+    label="Servers",
+    position=4,
+    shortcut="v",
+    icon="M2.5 3h11v4h-11zM2.5 9h11v4h-11zM5 5h.01M5 11h.01",
+    facts=_facts,
+    template="""\
+{% extends "layout.html" %}
+{% block title %}Servers{% endblock %}
+{% block body %}
+{% import "tables.html" as tables with context %}
+<div class="head"><div><h1>{% if name %}Server <span class="id">{{ name }}</span>{% else %}Servers{% endif %}</h1>
+{% if name %}<p><a href="{{ root }}/admin/servers?range={{ range }}">All servers</a></p>{% endif %}</div>
+<div class="actions">{{ tables.segments("Range", "range", ranges, range, {"server": name} if name else {})
+}}</div></div>
+{% endblock %}
+{% block live %}
+{% import "tables.html" as tables with context %}
+{{ tables.charts(charts) }}
+<section class="panel" aria-labelledby="servers">
+<header><h2 id="servers">{{ "State" if name else "All servers" }}</h2></header>
+<div class="wide"><table>
+<thead><tr>
+<th scope="col">Server</th><th scope="col">State</th><th scope="col">Kind</th><th scope="col" class="n">Tools</th>
+<th scope="col" class="n">Calls</th><th scope="col" class="n">Failed</th><th scope="col" class="n">p50</th>
+<th scope="col" class="n">p99</th><th scope="col" class="n">In flight</th><th scope="col" class="n">Processes</th>
+<th scope="col" class="n">Starts</th><th scope="col" class="n">Start takes</th><th scope="col">Restarts</th>
+</tr></thead>
+<tbody>
+{% for s in servers %}
+<tr data-key="{{ s.server }}">
+<th scope="row"><a href="{{ root }}/admin/servers?{{ {"server": s.server, "range": range} | urlencode }}">
+{{- s.server }}</a></th>
+<td><span class="badge {{ {"ok": "good", "starting": "warn"}.get(s.state, "bad") }}">{{ s.state }}</span>
+{%- if s.states | length > 1 %}<small>{% for state, count in s.states.items() %}{{ count }} {{ state }}
+{{- "" if loop.last else ", " }}{% endfor %}</small>{% endif %}</td>
+<td>{{ s.kind }}{% if s.shared %}<small>shared</small>{% endif %}</td>
+<td class="n">{{ s.tools or "" }}</td><td class="n">{{ "{:,}".format(s.calls) }}</td>
+<td class="n{% if s.failed %} bad{% endif %}">{{ "{:,}".format(s.failed) }}</td>
+<td class="n">{% if s.calls %}{{ s.p50_s | took }}{% endif %}</td>
+<td class="n">{% if s.calls %}{{ s.p99_s | took }}{% endif %}</td>
+<td class="n">{{ s.in_flight }}</td><td class="n">{{ s.processes }}</td>
+<td class="n{% if s.failed_starts %} bad{% endif %}">{{ s.started }}
+{%- if s.failed_starts %}<small>{{ s.failed_starts }} failed</small>{% endif %}</td>
+<td class="n">{% if s.start_max_s %}{{ s.start_p50_s | took }}<small>at most {{ s.start_max_s | took }}</small>{%
+endif %}</td>
+<td class="wrap">{% for why, count in s.restarts.items() %}{{ count }} {{ why }}{{ "" if loop.last else ", " }}
+{%- endfor %}</td>
+</tr>
+{% if s.state != "ok" and (s.reason or s.output) %}
+<tr data-key="why-{{ s.server }}"><td colspan="13" class="words"><b class="bad">{{ s.reason }}</b>
+{%- if s.attempts %} · {{ s.attempts }} attempts{% endif %}
+{%- if s.output %}<pre tabindex="0" aria-label="Last output of {{ s.server }}">{{ s.output | join("\\n") }}</pre>{%
+endif %}</td></tr>
+{% endif %}
+{% endfor %}
+</tbody></table></div>
+</section>
+<section class="panel" aria-labelledby="tools">
+<header><h2 id="tools">Tools and methods, slowest first</h2></header>
+{% if tools %}{{ tables.tool_usage_table(tools, range) }}{% else %}<p class="empty">No call in this time.</p>{% endif
+%}
+</section>
+{% if died %}
+<section class="panel" aria-labelledby="died">
+<header><h2 id="died">Processes that ended by themselves</h2></header>
+{% for server, dead in died %}
+<div class="code" data-key="dead-{{ dead.session }}-{{ server }}">
+<div><h3>{{ server }}{% if dead.session %} in session {{ tables.session_link(dead.session) }}{% endif %}</h3></div>
+<pre tabindex="0" aria-label="Last output of {{ server }}">{{ dead.output | join("\\n") }}</pre></div>
+{% endfor %}
+</section>
+{% endif %}
+{% endblock %}
+""",
+)

@@ -1,0 +1,61 @@
+"""Who and what was used how much in a range: principals, clients, servers and tools."""
+
+from typing import Any, Final
+
+from starlette.requests import Request
+
+from gateway.admin.figures import UsageBy
+from gateway.admin.operators import Operators
+from gateway.admin.page import ConsolePage
+from gateway.admin.ranges import RANGE_CHOICES, range_of
+
+__all__ = ["PAGE"]
+
+_ROWS: Final = 200
+_KINDS: Final[dict[str, UsageBy]] = {
+    "principal": "principal",
+    "client": "client",
+    "server": "server",
+    "tool": "tool",
+}
+
+
+async def _facts(operators: Operators, request: Request) -> dict[str, Any]:
+    over = range_of(request, "24h")
+    by = _KINDS.get(request.query_params.get("by", ""), "principal")
+    rows = await operators.usage(by, over)
+    most = max((row.calls for row in rows), default=0) or 1
+    choices = [(kind, f"{kind.capitalize()}s") for kind in _KINDS]
+    facts = {"rows": rows[:_ROWS], "left_out": max(len(rows) - _ROWS, 0), "most": most, "by": by, "kinds": choices}
+    return {**facts, "range": over, "ranges": RANGE_CHOICES}
+
+
+PAGE: Final = ConsolePage(
+    path="/admin/usage",
+    label="Usage",
+    position=6,
+    shortcut="u",
+    icon="M2.5 13.5v-4M6.2 13.5v-9M9.8 13.5v-6M13.5 13.5v-11",
+    facts=_facts,
+    template="""\
+{% extends "layout.html" %}
+{% block title %}Usage{% endblock %}
+{% block body %}
+{% import "tables.html" as tables with context %}
+<div class="head"><div><h1>Usage</h1><p>The most calls first.</p></div>
+<div class="actions">
+{{ tables.segments("Who or what", "by", kinds, by, {"range": range}) }}
+{{ tables.segments("Range", "range", ranges, range, {"by": by}) }}
+</div></div>
+{% endblock %}
+{% block live %}
+{% import "tables.html" as tables with context %}
+<section class="panel" aria-label="Usage">
+{% if not rows %}<p class="empty">No call in this time.</p>
+{% elif by in ("principal", "client") %}{{ tables.usage_table(rows, by, most) }}
+{% else %}{{ tables.tool_usage_table(rows, range, most) }}{% endif %}
+</section>
+{% if left_out %}<p class="soft">{{ left_out }} more are not shown.</p>{% endif %}
+{% endblock %}
+""",
+)

@@ -1,0 +1,226 @@
+"""The tools in the console, in a browser: found, understood, called, and their answers shown."""
+
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from playwright.sync_api import Browser, BrowserContext, Page, expect, sync_playwright
+
+from tests.operating.conftest import ADMIN, KEYS, OPERATOR
+from tests.requirements import requirement
+from tests.support.gateway_process import PROBE, RunningGateway, running_gateway, server
+from tests.support.mcp_clients import Legacy, tool_text
+from tests.tools.obtain import npm_packages
+from tests.tools.programs import program
+
+TOOLS = (sys.executable, str(Path(__file__).parents[1] / "support/hostile_tools.py"))
+
+
+@pytest.fixture(scope="module")
+def gateway() -> Iterator[RunningGateway]:
+    servers = {"tools": server(TOOLS), "probe": server(PROBE)}
+    with running_gateway(servers, options={"admin": ADMIN}, env=KEYS, must_stop=False) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    with sync_playwright() as playwright:
+        chromium = playwright.chromium.launch(
+            executable_path=str(program("chromium", "chromium")), args=["--no-sandbox"]
+        )
+        yield chromium
+        chromium.close()
+
+
+@pytest.fixture
+def context(browser: Browser) -> Iterator[BrowserContext]:
+    context = browser.new_context(viewport={"width": 1360, "height": 900})
+    yield context
+    context.close()
+
+
+def signed_in(context: BrowserContext, gateway: RunningGateway) -> Page:
+    page = context.new_page()
+    page.set_default_timeout(15_000)
+    page.on("dialog", lambda _: pytest.fail("a script of a server was executed"))
+    page.goto(f"{gateway.base}/admin")
+    page.get_by_label("Operator's key").fill(OPERATOR)
+    page.get_by_role("button", name="Sign in").click()
+    return page
+
+
+def sent(page: Page) -> Any:
+    """The arguments that the tool `kinds` got."""
+    return json.loads(
+        page.locator("section", has=page.get_by_role("heading", name="Result")).locator("> pre").inner_text()
+    )
+
+
+@requirement("ops.try-tools")
+def test_a_tool_is_found_and_called_with_arguments_of_every_kind(
+    gateway: RunningGateway, context: BrowserContext
+) -> None:
+    page = signed_in(context, gateway)
+    page.get_by_role("link", name="Tools").click()
+    page.get_by_label("Find").fill("all kinds")
+    page.get_by_role("button", name="Find").click()
+    page.get_by_role("link", name="kinds", exact=True).click()
+    expect(page.get_by_role("heading", name="All kinds")).to_be_visible()
+    page.get_by_label("text").fill("two\nlines ü")
+    page.get_by_label("count").fill("4")
+    page.get_by_label("share").fill("0.25")
+    page.get_by_label("exact").select_option("false")
+    page.get_by_label("unit").select_option("7")
+    page.get_by_label("tags").fill('["a", "b"]')
+    page.get_by_label('odd "name" & <b>').fill("<&>")
+    page.get_by_label("secret").fill("hunter2")
+    page.get_by_role("button", name="Call kinds").click()
+    expect(page.locator(".badge", has_text="Answered")).to_be_visible()
+    assert sent(page) == {
+        "text": "two\nlines ü",
+        "count": 4,
+        "share": 0.25,
+        "exact": False,
+        "unit": 7,
+        "tags": ["a", "b"],
+        'odd "name" & <b>': "<&>",
+        "secret": "hunter2",
+    }
+    # What was typed is still there for the next call, but for the secret.
+    expect(page.get_by_label("text")).to_have_value("two\nlines ü")
+    expect(page.get_by_label("secret")).to_have_value("")
+    expect(page.get_by_label("count")).to_have_value("4")
+
+
+@requirement("ops.try-tools")
+def test_what_cannot_be_sent_is_said_at_its_argument(gateway: RunningGateway, context: BrowserContext) -> None:
+    page = signed_in(context, gateway)
+    page.goto(f"{gateway.base}/admin/tools/tools?name=kinds")
+    page.get_by_label("text").fill("x")
+    page.get_by_label("tags").fill("[1, ")
+    page.get_by_role("button", name="Call kinds").click()
+    expect(page.get_by_role("alert")).to_contain_text("Nothing was called")
+    expect(page.get_by_label("tags")).to_have_accessible_description(
+        "is no JSON: Expecting value in line 1, column 5 array · items: string"
+    )
+    expect(page.get_by_label("tags")).to_have_value("[1, ")
+
+
+@requirement("ops.try-tools")
+def test_arguments_can_be_given_as_json(gateway: RunningGateway, context: BrowserContext) -> None:
+    page = signed_in(context, gateway)
+    page.goto(f"{gateway.base}/admin/tools/tools?name=kinds")
+    page.get_by_role("link", name="As JSON").click()
+    expect(page.get_by_label("Arguments")).to_have_value('{\n  "text": "",\n  "count": 3\n}')
+    page.get_by_label("Arguments").fill('{"text": "t", "count": 2, "deep": {"er": [null]}}')
+    page.get_by_role("button", name="Call kinds").click()
+    expect(page.locator(".badge", has_text="Answered")).to_be_visible()
+    assert sent(page) == {"text": "t", "count": 2, "deep": {"er": [None]}}
+    page.goto(f"{gateway.base}/admin/tools/tools?name=either")
+    page.get_by_label("Arguments").fill('{"a": 1}')
+    page.get_by_role("button", name="Call either").click()
+    assert sent(page) == {"a": 1}
+
+
+@requirement("ops.try-tools")
+def test_a_hostile_answer_is_text_and_only_known_images_are_drawn(
+    gateway: RunningGateway, context: BrowserContext
+) -> None:
+    page = signed_in(context, gateway)
+    complaints: list[str] = []
+    page.on("console", lambda message: complaints.append(message.text) if message.type == "error" else None)
+    page.goto(f"{gateway.base}/admin/tools")
+    expect(page.locator("tbody")).to_contain_text("<script>alert(3)</script>")
+    page.goto(f"{gateway.base}/admin/tools/tools?name=pictures")
+    page.get_by_role("button", name="Call pictures").click()
+    result = page.locator("section", has=page.get_by_role("heading", name="Result"))
+    images = result.locator("img")
+    expect(images).to_have_count(1)
+    assert images.evaluate("image => [image.complete, image.naturalWidth]") == [True, 1]
+    expect(result).to_contain_text("Only image/gif, image/jpeg, image/png, image/webp are shown.")
+    expect(result).to_contain_text("Its bytes are not of that type.")
+    expect(result.locator("> pre")).to_have_text("<script>alert(1)</script><img src=x onerror=alert(2)>\\u202etxet")
+    assert page.locator("main script").count() == 0
+    assert complaints == []
+
+
+@requirement("ops.try-tools")
+def test_a_fresh_session_is_kept_and_called_again(gateway: RunningGateway, context: BrowserContext) -> None:
+    page = signed_in(context, gateway)
+    page.goto(f"{gateway.base}/admin/tools/probe?name=pid")
+    page.get_by_label("Keep a fresh session").check()
+    page.get_by_role("button", name="Call pid").click()
+    result = page.locator("section", has=page.get_by_role("heading", name="Result"))
+    process = result.locator("> pre").inner_text()
+    session = page.get_by_role("textbox", name="Session").input_value()
+    page.get_by_role("button", name="Call pid").click()
+    expect(result.locator("> pre")).to_have_text(process)
+    result.get_by_role("link", name=session).click()
+    expect(page.locator("main")).to_contain_text("operator:olga")
+
+
+@requirement("ops.try-tools")
+def test_a_tool_is_called_in_the_session_of_a_client(
+    gateway: RunningGateway, context: BrowserContext, http: httpx.Client
+) -> None:
+    client = Legacy(f"{gateway.base}/mcp", http).open(name="watched")
+    page = signed_in(context, gateway)
+    page.goto(f"{gateway.base}/admin/tools?session={client.session[:8]}&q=probe+pid")
+    page.get_by_role("link", name="pid", exact=True).click()
+    page.get_by_role("button", name="Call pid").click()
+    result = page.locator("section", has=page.get_by_role("heading", name="Result"))
+    expect(result.locator("> pre")).to_have_text(tool_text(client.tool("probe__pid")))
+    page.get_by_role("textbox", name="Session").fill("gone-gone")
+    page.get_by_role("button", name="Call pid").click()
+    expect(page.get_by_role("alert")).to_contain_text("No session begins with 'gone-gone'")
+
+
+@requirement("ops.try-tools")
+def test_other_sites_call_nothing(gateway: RunningGateway, context: BrowserContext, http: httpx.Client) -> None:
+    signed_in(context, gateway).close()
+    cookie = "; ".join(f"{one['name']}={one['value']}" for one in context.cookies())
+    url, form = f"{gateway.base}/admin/tools/probe", {"name": "pid", "session": ""}
+    for site in ("cross-site", "same-site"):
+        elsewhere = {"Cookie": cookie, "Sec-Fetch-Site": site, "Origin": "https://elsewhere.example"}
+        assert http.post(url, data=form, headers=elsewhere).status_code == 403
+    own = http.post(url, data=form, headers={"Cookie": cookie})
+    assert own.status_code == 200 and "Answered" in own.text
+    assert http.post(url, data={"name": "pid", "x" * (2 << 20): ""}, headers={"Cookie": cookie}).status_code == 400
+
+
+@requirement("ops.try-tools")
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_the_pages_of_tools_are_accessible_and_fit_a_phone(
+    gateway: RunningGateway, browser: Browser, scheme: str
+) -> None:
+    axe = (npm_packages({"axe-core": "4.10.3"}) / "node_modules/axe-core/axe.min.js").read_text(encoding="utf-8")
+    context = browser.new_context(color_scheme=scheme, bypass_csp=True, viewport={"width": 390, "height": 844})  # type: ignore[arg-type]  # light or dark
+    page = signed_in(context, gateway)
+    found: dict[str, Any] = {}
+
+    def look(where: str) -> None:
+        page.evaluate(axe)
+        found[where] = [
+            f"{one['id']}: {one['nodes'][0]['html'][:200]}" for one in page.evaluate("axe.run()")["violations"]
+        ]
+        wide = page.evaluate("document.documentElement.scrollWidth - document.documentElement.clientWidth")
+        found[where] += [f"{wide} px too wide"] if wide > 0 else []
+
+    page.goto(f"{gateway.base}/admin/tools")
+    look("list")
+    page.goto(f"{gateway.base}/admin/tools/tools?name=kinds")
+    look("form")
+    page.get_by_label("text").fill("x")
+    page.get_by_label("tags").fill("{")
+    page.get_by_role("button", name="Call kinds").click()
+    look("faults")
+    page.goto(f"{gateway.base}/admin/tools/tools?name=pictures")
+    page.get_by_role("button", name="Call pictures").click()
+    look("result")
+    context.close()
+    assert not any(found.values()), json.dumps(found, indent=1)

@@ -1,0 +1,50 @@
+"""The history as operators are shown it: records of all replicas put together."""
+
+import msgspec
+
+from gateway.admin.figures import points_of, usage_of
+from gateway.observability.figures import FigureRecord, ToolFigures, WhoFigures
+from gateway.observability.metrics import BUCKETS_S
+from session_store import HistoryRecord
+from tests.requirements import requirement
+
+FAST, SLOW = [0] * 5 + [10], [0] * 12 + [10]
+
+
+def a_record(at: int, replica: str, *tools: ToolFigures, live: int = 1) -> HistoryRecord:
+    who = [WhoFigures("ann", sum(tool.calls for tool in tools), 0, 1)]
+    record = FigureRecord(tools=list(tools), principals=who, live=live)
+    return HistoryRecord(at, replica, msgspec.json.encode(record))
+
+
+@requirement("ops.history")
+def test_replicas_add_up_to_one_point_a_step_and_steps_without_calls_are_there() -> None:
+    records = [
+        a_record(60, "a", ToolFigures("s", "fast", 10, 1, 0.01, [*FAST])),
+        a_record(60, "b", ToolFigures("s", "slow", 10, 2, 1.0, [*SLOW]), live=2),
+        a_record(600, "b", ToolFigures("s", "slow", 10)),
+    ]
+    first, second = points_of(records, [60, 120])
+    assert (first.at, first.calls, first.failed, first.sessions) == (60, 20, 3, 3)
+    assert first.p50_s <= BUCKETS_S[5] and BUCKETS_S[11] <= first.p99_s <= BUCKETS_S[12]
+    assert (second.at, second.calls) == (120, 0), "and what is outside of the steps is left out"
+    (only,) = points_of(records, [60], server="s", tool="fast")
+    assert (only.calls, only.failed) == (10, 1)
+    assert points_of(records, [60], server="other")[0].calls == 0
+
+
+@requirement("ops.history")
+def test_use_is_by_tool_server_or_caller_the_most_calls_first() -> None:
+    records = [
+        a_record(60, "a", ToolFigures("s", "one", 3, 1, 0.3), ToolFigures("t", "two", 5)),
+        a_record(60, "b", ToolFigures("s", "one", 3), ToolFigures("s", "three", 1)),
+    ]
+    assert [(r.server, r.name, r.calls, r.failed) for r in usage_of(records, "tool", 60)] == [
+        ("s", "one", 6, 1),
+        ("t", "two", 5, 0),
+        ("s", "three", 1, 0),
+    ]
+    assert [(r.server, r.calls) for r in usage_of(records, "server", 60)] == [("s", 7), ("t", 5)]
+    (ann,) = usage_of(records, "principal", 120)
+    assert (ann.name, ann.calls, ann.sessions, ann.per_min) == ("ann", 12, 2, 6.0)
+    assert usage_of(records, "tool", 60)[0].mean_s == 0.05 and usage_of(records, "client", 60) == []

@@ -1,0 +1,108 @@
+"""The one-time link: it signs one browser in, once, and not for long."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from time import time
+
+import httpx
+import pytest
+from starlette.applications import Starlette
+
+from gateway.admin.auth import Access
+from gateway.admin.console import Console
+from gateway.admin.operations import Operations
+from gateway.admin.sign_in_link import VALID_S, SignInLink
+from gateway.observability.audit import Audit
+from session_store import KeyRing, MemoryBackend
+from session_store.testing import FakeClock
+from tests.requirements import requirement
+from tests.unit.admin.test_operations import FakeEnding, FakeReplicas
+from transports.inbound.http import Guard
+
+pytestmark = pytest.mark.anyio
+
+
+def test_a_link_opens_once_and_for_ten_minutes() -> None:
+    clock = FakeClock()
+    link = SignInLink(clock)
+    assert len(link.token) >= 43 and not link.opens_with("") and not link.take(link.token + "x")
+    assert not link.take("\ud800")
+    assert link.opens_with(link.token) and link.take(link.token) and not link.take(link.token)
+    late = SignInLink(clock)
+    clock.pass_time(VALID_S)
+    assert not late.take(late.token)
+
+
+class ConsoleWithLink:
+    """A console that no key opens, and clients of it."""
+
+    def __init__(self) -> None:
+        self.link = SignInLink()
+        backend = MemoryBackend(clock=FakeClock(time()))
+        operations = Operations(
+            backend=backend, replicas=FakeReplicas(), ending=FakeEnding(), record=lambda _: None, clock=time
+        )
+        self.audit = Audit(backend.audit, time)
+        self.access = Access(
+            {}, KeyRing.ephemeral(), guard=Guard(), marks=backend.marks, audit=self.audit, link=self.link
+        )
+        self.app = Starlette(routes=Console(operations, self.access).routes)
+
+    def client(self) -> httpx.AsyncClient:
+        return httpx.AsyncClient(transport=httpx.ASGITransport(self.app), base_url="http://127.0.0.1:8080")
+
+    @property
+    def path(self) -> str:
+        return f"/admin/sign-in/{self.link.token}"
+
+
+@pytest.fixture
+async def console() -> AsyncIterator[ConsoleWithLink]:
+    yield ConsoleWithLink()
+
+
+@requirement("first.link")
+async def test_the_link_signs_one_browser_in(console: ConsoleWithLink) -> None:
+    async with console.client() as browser, console.client() as other:
+        assert (await browser.get("/admin")).headers["location"].endswith("/admin/sign-in")
+        page = await browser.get("/admin/sign-in")
+        assert page.status_code == 200 and "gateway.admin.keys" in page.text and 'name="key"' not in page.text
+        signed_in = await browser.get(console.path)
+        assert signed_in.status_code == 200 and signed_in.headers["refresh"] == "0; url=/admin"
+        cookie = signed_in.headers["set-cookie"]
+        assert "HttpOnly" in cookie and "SameSite=strict" in cookie and console.link.token not in cookie
+        assert (await browser.get("/admin")).status_code == 200
+        for again in (other, browser):
+            refused = await again.get(console.path)
+            assert refused.status_code == 403 and "has been used" in refused.text
+            assert "set-cookie" not in refused.headers
+        assert (await other.get("/admin")).status_code == 303
+        await browser.post("/admin/sign-out")
+        assert (await browser.get("/admin")).status_code == 303
+
+
+@requirement("first.link")
+async def test_what_only_looks_at_the_link_does_not_use_it(console: ConsoleWithLink) -> None:
+    async with console.client() as browser:
+        looked = [
+            await browser.head(console.path),
+            await browser.get(console.path, headers={"Sec-Purpose": "prefetch;prerender"}),
+        ]
+        assert [(one.status_code, "set-cookie" in one.headers) for one in looked] == [(503, False)] * 2
+        assert (await browser.get(f"{console.path}x")).status_code == 403
+        assert "set-cookie" in (await browser.get(console.path)).headers
+
+
+@requirement("first.link")
+async def test_of_two_at_once_one_is_let_in(console: ConsoleWithLink) -> None:
+    async with console.client() as one, console.client() as other:
+        answers = await asyncio.gather(one.get(console.path), other.get(console.path))
+    assert sorted(answer.status_code for answer in answers) == [200, 403]
+
+
+@requirement("first.link")
+async def test_a_sign_in_by_link_ends_with_the_process_that_made_the_link(console: ConsoleWithLink) -> None:
+    async with console.client() as browser:
+        await browser.get(console.path)
+        console.access._proofs.clear()  # as in a new process, whose link has another proof
+        assert (await browser.get("/admin")).status_code == 303
