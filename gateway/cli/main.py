@@ -5,7 +5,7 @@ import logging
 import os
 import sys
 from collections.abc import Iterable
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -14,15 +14,21 @@ from gateway.cli.doctor import doctor
 from gateway.cli.explain import explain
 from gateway.cli.operate import app as replicas_app
 from gateway.cli.operate import tail, top
-from gateway.cli.options import Caller, CommandArgument, ConfigOption, Overrides, options
+from gateway.cli.options import Caller, CommandArgument, ConfigOption, Overrides, VerboseOption, options
 from gateway.cli.output import complain
 from gateway.cli.sandbox import app as sandbox_app
 from gateway.cli.sessions import app as sessions_app
+from gateway.cli.setting_up import add, connect, init
 from gateway.cli.tasks import app as tasks_app
+from gateway.cli.ui import ui
 from gateway.config.faults import Note, located
 from gateway.config.host_entries import command_fault
-from gateway.config.settings import ConfigurationError, Settings, load
+from gateway.config.settings import ConfigurationError, GatewaySettings, Settings, load
 from gateway.observability.visible import as_json as to_json
+from gateway.version import __version__
+
+if TYPE_CHECKING:
+    from gateway.serving.greeting import Welcome  # loads the server
 
 __all__ = ["app"]
 
@@ -30,7 +36,6 @@ app = typer.Typer(
     name="mcp-session-gateway",
     help="One durable, isolated session for every MCP client, in front of any MCP server.",
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
 )
 app.add_typer(sessions_app, name="sessions")
@@ -39,10 +44,30 @@ app.add_typer(replicas_app, name="replicas")
 app.add_typer(sandbox_app, name="sandbox")
 app.command("top")(top)
 app.command("tail")(tail)
+app.command("ui")(ui)
 app.command("doctor")(doctor)
 app.command("explain")(explain)
 app.command("check")(check)
+app.command("init")(init)
+app.command("add")(add)
+app.command("connect")(connect)
 logger = logging.getLogger(__name__)
+
+
+def _print_version(asked: bool) -> None:
+    if asked:
+        typer.echo(f"mcp-session-gateway {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def gateway(
+    version: Annotated[
+        bool,
+        typer.Option("--version", "-V", "-v", callback=_print_version, is_eager=True, help="Print the version."),
+    ] = False,
+) -> None:
+    """One durable, isolated session for every MCP client, in front of any MCP server."""
 
 
 @app.command()
@@ -54,21 +79,21 @@ def run(
     workers: Annotated[
         int, typer.Option(min=1, max=256, help="Worker processes that share the port; needs a redis store.")
     ] = 1,
+    verbose: VerboseOption = False,
 ) -> None:
     """Serve MCP over Streamable HTTP."""
-    from gateway.observability.logs import configure_logging
     from gateway.serving.uvicorn_server import serve
     from gateway.serving.workers import LISTENER, run_workers
 
     try:
         loaded = load(config, overrides.given())
         settings = _with_command(loaded.settings, command)
-        configure_logging(settings.gateway.log_level, settings.gateway.log_format)
+        welcome = _welcome(settings.gateway, workers=workers, verbose=verbose)
         if LISTENER not in os.environ:
             _log(loaded.notes)
         if workers > 1 and LISTENER not in os.environ:
             raise typer.Exit(run_workers(settings, sys.argv[1:], workers))
-        serve(settings)
+        serve(settings, welcome)
     except ConfigurationError as error:
         raise complain(located(str(error), config)) from None
     except OSError as error:
@@ -98,6 +123,26 @@ def stdio(
         raise complain(located(str(error), config)) from None
 
 
+def _welcome(options: GatewaySettings, *, workers: int, verbose: bool) -> "Welcome | None":
+    """Configure the log; and what greets a person, if one reads it. Workers are announced by the process that has
+    started them."""
+    from gateway.observability.logs import configure_logging
+    from gateway.observability.status_line import StatusLine
+    from gateway.serving.workers import LISTENER
+
+    level = "debug" if verbose else options.log_level
+    is_alone = workers == 1 and LISTENER not in os.environ
+    for_people = options.log_format == "pretty" or (options.log_format == "auto" and sys.stderr.isatty())
+    if not (is_alone and for_people):
+        configure_logging(level, options.log_format)
+        return None
+    from gateway.cli.greeting import TerminalWelcome
+
+    status = StatusLine(sys.stderr) if sys.stderr.isatty() else None
+    configure_logging(level, "pretty", status)
+    return TerminalWelcome(options, status=status, verbose=verbose)
+
+
 def _log(notes: Iterable[Note]) -> None:
     """The notes about the configuration, as `check` and `doctor` print them."""
     for note in notes:
@@ -113,7 +158,10 @@ def _with_command(settings: Settings, command: list[str] | None) -> Settings:
         entry = {"command": command[0], "args": command[1:]}
         return Settings.model_validate({"mcpServers": {"main": entry}, "gateway": settings.gateway})
     if not settings.mcpServers:
-        raise ConfigurationError("nothing to serve: give --config FILE with mcpServers, or a server's command after --")
+        raise ConfigurationError(
+            "nothing to serve: give --config FILE with mcpServers, or a server's command after --; "
+            "`mcp-session-gateway init` writes a file with the servers that your clients have"
+        )
     return settings
 
 

@@ -10,7 +10,17 @@ from typing import Annotated, Any, Final, TypeVar, get_type_hints
 
 import typer
 
-__all__ = ["AtGateway", "Caller", "CommandArgument", "ConfigOption", "JsonOption", "Overrides", "Where", "options"]
+__all__ = [
+    "AtGateway",
+    "Caller",
+    "CommandArgument",
+    "ConfigOption",
+    "JsonOption",
+    "Overrides",
+    "VerboseOption",
+    "Where",
+    "options",
+]
 
 _CONTEXT: Final = "typer_context"
 """The parameter by which typer hands in its context."""
@@ -23,6 +33,7 @@ ConfigOption = Annotated[
 CommandArgument = Annotated[
     list[str] | None, typer.Argument(metavar="[-- COMMAND ARG...]", help="A stdio server to serve, without a file.")
 ]
+VerboseOption = Annotated[bool, typer.Option("--verbose", "-v", help="Log everything, as gateway.log_level debug.")]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 

@@ -9,20 +9,24 @@ from urllib.parse import quote
 import httpx2
 import msgspec
 
+from gateway.admin.figures import HistoryView, Range, UsageBy, UsageRow
 from gateway.admin.operators import (
     SHORTEST_PREFIX,
     Ambiguous,
     NoSuch,
     OperatorError,
     Page,
+    PastQuery,
     SessionFilter,
     SessionQuery,
     TaskPage,
     TaskQuery,
     TooShort,
 )
-from gateway.admin.reports import ReplicaReport, SessionRow, TaskRow
+from gateway.admin.reports import ReplicaReport, SessionRow, SessionTimeline, TaskRow
+from gateway.admin.server_reports import ServerRow
 from gateway.sessions.returns import UnreturningClient
+from session_store import TimelineHead
 
 __all__ = ["RestClient"]
 
@@ -107,6 +111,25 @@ class RestClient:
 
     async def cancel_task(self, prefix: str, by: str = "") -> str:
         return (await self._ask("DELETE", _task_path(prefix), dict[str, str]))["cancelled"]
+
+    async def timeline(self, prefix: str) -> SessionTimeline:
+        return await self._ask("GET", f"sessions/{await self._one(prefix)}/timeline", SessionTimeline)
+
+    async def past_sessions(self, query: PastQuery) -> list[TimelineHead]:
+        params = {"q": query.query, "principal": query.principal, "client": query.client, "limit": str(query.limit)}
+        given = {name: value for name, value in params.items() if value}
+        return await self._ask("GET", "timelines", list[TimelineHead], given)
+
+    async def history(self, over: Range, server: str = "", tool: str = "") -> HistoryView:
+        params = {"range": over, "server": server, "tool": tool}
+        given: dict[str, str] = {name: value for name, value in params.items() if value}
+        return await self._ask("GET", "history", HistoryView, given)
+
+    async def usage(self, by: UsageBy, over: Range) -> list[UsageRow]:
+        return await self._ask("GET", "usage", list[UsageRow], {"by": by, "range": over})
+
+    async def servers(self, over: Range) -> list[ServerRow]:
+        return await self._ask("GET", "servers", list[ServerRow], {"range": over})
 
     async def replicas(self) -> list[ReplicaReport]:
         return await self._ask("GET", "replicas", list[ReplicaReport])

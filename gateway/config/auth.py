@@ -20,7 +20,9 @@ __all__ = [
 ]
 
 API_KEY_ISSUER: Final = "api-key"
-_RESERVED_ISSUERS: Final = (API_KEY_ISSUER, "anonymous")
+OPERATOR_ISSUER: Final = "operator"
+"""Of operators who try tools in sessions of their own."""
+_RESERVED_ISSUERS: Final = (API_KEY_ISSUER, OPERATOR_ISSUER, "anonymous")
 _HEADER: Final = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+")  # RFC 9110 §5.1
 _SHA256: Final = re.compile(r"[0-9a-f]{64}")
 # Signatures with a public key only: with a shared secret whoever verifies can also sign.

@@ -46,7 +46,7 @@ class CardSettings(Frozen):
 
 
 class DiscoverySettings(Frozen):
-    """What clients without a credential may find out. Nothing, unless there are cards."""
+    """What clients without a credential may find out. Nothing about servers, unless there are cards."""
 
     url: str = ""
     """The address at which clients reach the gateway, without a path of a server, for example
@@ -56,6 +56,10 @@ class DiscoverySettings(Frozen):
     cards: dict[str, CardSettings] = Field(default={})
     """Name of a server → its card. `*` is the card of `/mcp`, which serves all of them. A server without a card is not
     listed."""
+
+    home_page: bool = True
+    """Whether browsers that open `/` or the address of an endpoint get a page that says how to connect a client. It
+    names no server and no session."""
 
     @model_validator(mode="after")
     def _reachable(self) -> Self:

@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from gateway.config.faults import ConfigurationError
 
-__all__ = ["read_document"]
+__all__ = ["parsed_document", "read_document"]
 
 _MOST_BYTES: Final = 4 << 20
 _MOST_LEVELS: Final = 64
@@ -31,17 +31,22 @@ def read_document(path: Path) -> dict[str, Any]:
         raise ConfigurationError(f"{path}: {error.strerror or error}") from None
     if len(data) > _MOST_BYTES:
         raise ConfigurationError(f"{path}: larger than {_MOST_BYTES >> 20} MiB")
-    kind = "TOML" if path.suffix == ".toml" else "JSON"
+    hint = "; YAML files cannot be read" if path.suffix in (".yaml", ".yml") else ""
+    return parsed_document(data, str(path), is_toml=path.suffix == ".toml", hint=hint)
+
+
+def parsed_document(data: bytes | str, where: str, *, is_toml: bool, hint: str = "") -> dict[str, Any]:
+    """The object or table in the content of a file. `where` is its name in messages. Raises as `read_document`."""
+    kind = "TOML" if is_toml else "JSON"
     try:
-        text = data.decode("utf-8-sig")
-        document = tomllib.loads(text) if kind == "TOML" else _json(text)
+        text = data if isinstance(data, str) else data.decode("utf-8-sig")
+        document = tomllib.loads(text) if is_toml else _json(text)
     except RecursionError:
-        raise ConfigurationError(f"{path}: nested too deeply") from None
+        raise ConfigurationError(f"{where}: nested too deeply") from None
     except ValueError as error:
-        hint = "; YAML files cannot be read" if path.suffix in (".yaml", ".yml") else ""
-        raise ConfigurationError(f"{path}: not valid {kind}: {error}{hint}") from None
+        raise ConfigurationError(f"{where}: not valid {kind}: {error}{hint}") from None
     if not isinstance(document, dict):
-        raise ConfigurationError(f"{path}: must contain an object with mcpServers and, optionally, gateway")
+        raise ConfigurationError(f"{where}: must contain an object with mcpServers and, optionally, gateway")
     return document
 
 

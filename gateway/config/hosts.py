@@ -12,7 +12,7 @@ from gateway.config.host_entries import Findings, adapted_entry
 from gateway.config.placeholders import Place
 from gateway.config.spelling import meant
 
-__all__ = ["Adapted", "adapted"]
+__all__ = ["Adapted", "adapted", "served_name"]
 
 TABLES: Final = {
     "mcpServers": "Claude, Cursor, Windsurf, Cline, Roo Code, Gemini CLI, Kiro, LM Studio, Copilot CLI",
@@ -74,10 +74,15 @@ def _tables(given: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
         yield "mcp", within
 
 
+def served_name(name: str) -> str:
+    """The name under which a server of a host is served. Empty if nothing of its name can stand in a URL."""
+    return name if _NAME.fullmatch(name) else re.sub(r"[^A-Za-z0-9.-]+", "-", name).strip(".-")
+
+
 def _add(result: Adapted, where: tuple[str, str], entry: Any, place: Place) -> None:
     """Put the server into the document, under a name that can stand in URLs and in names of tools."""
     found, (key, name) = result.findings, where
-    served = name if _NAME.fullmatch(name) else re.sub(r"[^A-Za-z0-9.-]+", "-", name).strip(".-")
+    served = served_name(name)
     at, servers = f"{key}.{name}", result.document["mcpServers"]
     if isinstance(entry, dict):
         entry = adapted_entry(at, entry, place, found)

@@ -84,6 +84,15 @@ class Origins:
         """The place that wins."""
         return self._naming(setting)[-1]
 
+    @property
+    def file(self) -> str:
+        """The file that was read; empty: none was."""
+        return self._file
+
+    def places_of(self, setting: str) -> tuple[str, ...]:
+        """The places that give it, the winning one last."""
+        return tuple(self._naming(setting))
+
     def _naming(self, setting: str) -> list[str]:
         variable = f"the variable MCP_GATEWAY_{setting.upper().replace('.', '__')}"
         option = f"--{_OPTIONS.get(setting, setting)} on the command line"

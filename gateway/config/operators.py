@@ -32,7 +32,13 @@ class AdminSettings(Frozen):
 
     keys: KeyDigestSettings = Field(default={})
     """Operator name → SHA-256 of the operator's key as hex digits, or a list of them, as in `api_keys`. Empty: no
-    console and no REST interface."""
+    REST interface, and no console but for the one-time link that `run` shows on the terminal of a machine that alone
+    reaches it."""
     listen: ListenAddress = ""
     """`HOST:PORT` of a separate listener for console, REST and metrics; there, metrics need no key. Empty: they are
     served by the gateway's own listener. Worker n listens on a port that is higher by n."""
+    try_tools: Literal["any", "own", "off"] | None = None
+    """Where operators may call tools, from the console and by the REST interface: in `any` session, with the rights of
+    that session; in their `own` ones only, as the principal `operator:NAME`; or `off`. The audit trail has each such
+    call, with the operator's name. Default: `any` if the gateway listens on loopback and needs no credential of
+    clients, else `own`."""

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal, Self
 
-from pydantic import Field, ValidationError, ValidationInfo, field_validator, model_validator
+from pydantic import Field, PrivateAttr, ValidationError, ValidationInfo, field_validator, model_validator
 
 from gateway.config.addresses import HostNames, ListenAddress, is_loopback
 from gateway.config.auth import API_KEY_ISSUER, AuthSettings, KeyDigestSettings
@@ -122,6 +122,18 @@ class GatewaySettings(Frozen):
     """Tasks made of calls ([tasks](tasks.md))."""
     packages: PackageSettings = PackageSettings()
     """Packages that `npx` and `uvx` commands of sandboxed servers name ([packages](packages.md))."""
+
+    _origins: Origins | None = PrivateAttr(None)
+
+    @property
+    def origins(self) -> Origins | None:
+        """Where these settings come from. None: a program has made them."""
+        return self._origins
+
+    @model_validator(mode="after")
+    def _remember_origins(self, info: ValidationInfo) -> Self:
+        self._origins = (info.context or {}).get("origins")
+        return self
 
     @field_validator("store")
     @classmethod

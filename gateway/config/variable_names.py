@@ -13,7 +13,8 @@ __all__ = ["OTHER_NAMES", "unknown_variables"]
 _PREFIX: Final = "MCP_GATEWAY_"
 OTHER_NAMES: Final = frozenset(
     {"ADMIN_KEY", "API_KEY", "CREDENTIAL", "KEYS", "KEYS_FILE", "TOKEN", "URL"}
-    | {"WORKER_ENVIRONMENT", "WORKER_LIFELINE", "WORKER_LISTENER", "WORKER_NUMBER", "WORKER_READY", "WORKER_SIBLINGS"}
+    | {"WORKER_COUNT", "WORKER_ENVIRONMENT", "WORKER_LIFELINE", "WORKER_LISTENER", "WORKER_NUMBER", "WORKER_READY"}
+    | {"WORKER_SIBLINGS"}
 )
 """Names after the prefix that are read, but are not settings of `gateway`."""
 

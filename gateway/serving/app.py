@@ -8,10 +8,12 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import BaseRoute, Route
 
+from gateway.config.addresses import is_loopback
 from gateway.config.settings import Settings
 from gateway.observability.logs import CORRELATION
 from gateway.serving.gateway import Gateway
-from gateway.serving.paths import HEALTH, JWKS, READY
+from gateway.serving.home_page import HomePage, is_for_people
+from gateway.serving.paths import ALL, HEALTH, HOME, JWKS, READY
 from gateway.serving.server_cards import Documents, card_routes
 from session_store import Backend
 from transports.inbound.http import Receive, Scope, Send
@@ -24,10 +26,11 @@ __all__ = ["Gateway", "GatewayApp", "create_app", "operators_app"]
 class GatewayApp(Starlette):
     """A Starlette app whose MCP endpoints are reached without router and middleware, which cost as much as a call."""
 
-    def __init__(self, gateway: Gateway, routes: list[BaseRoute]) -> None:
+    def __init__(self, gateway: Gateway, routes: list[BaseRoute], home: HomePage | None = None) -> None:
         super().__init__(routes=routes, lifespan=gateway.lifespan)
         self._gateway = gateway
         self._state = gateway.state
+        self._home = home
         self._endpoints: dict[str, StreamableHttp | HttpSse] = {**gateway.fronts, **gateway.endpoints}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -41,7 +44,13 @@ class GatewayApp(Starlette):
                         "the gateway is not running: give its lifespan to the app that mounts it, as in "
                         "FastAPI(lifespan=gateway.lifespan)"
                     )
+                if scope["method"] == "GET" and path.endswith(ALL) and self._home is not None and is_for_people(scope):
+                    await self._home.serve(scope, receive, send, serves=self._state.may_serve())
+                    return
                 await endpoint(scope, receive, _closing(send) if self._state.is_draining else send)
+                return
+            if self._home is not None and path in HOME and is_for_people(scope):
+                await self._home.serve(scope, receive, send, serves=self._state.may_serve())
                 return
             if path.startswith("/v1/"):
                 await self._gateway.state_api(scope, receive, send)
@@ -107,6 +116,12 @@ def create_app(
     routes: list[BaseRoute] = [*_health(gateway, names_servers=False), Route(JWKS, jwks)]
     routes += [Route(path, metadata) for path in gateway.metadata.paths]
     routes += card_routes(Documents(settings.gateway.discovery), gateway.rates, gateway.guard)
-    if not settings.gateway.admin.listen:
+    options = settings.gateway
+    if not options.admin.listen:
         routes += gateway.operator_routes
-    return GatewayApp(gateway, routes)
+    home = None
+    if options.discovery.home_page:
+        has_console = is_loopback(options.host) and gateway.has_console and not options.admin.listen
+        needs_token = not options.allows_anonymous
+        home = HomePage(gateway.guard, gateway.rates, needs_token=needs_token, has_console=has_console)
+    return GatewayApp(gateway, routes, home)

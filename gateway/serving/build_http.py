@@ -23,6 +23,7 @@ from gateway.relay.task_calls import TaskCalls
 from gateway.relay.task_listening import TaskListening
 from gateway.relay.task_requests import TaskRequests
 from gateway.relay.task_tools import TaskTools
+from gateway.relay.vouched import VouchedRequests
 from gateway.serving.build_tasks import build_tasks
 from gateway.serving.parts import Callers, Foundation, Http, Resolution, Servers, SessionParts, TaskParts
 from gateway.tasks.handles import TaskHandles
@@ -36,6 +37,7 @@ from transports.inbound.event_stream import StreamTimes
 from transports.inbound.http_sse import HttpSse
 from transports.inbound.limits import Limited
 from transports.inbound.streamable_http import StreamableHttp
+from transports.inbound_port import Handler
 
 __all__ = ["build_http"]
 
@@ -52,9 +54,10 @@ def build_http(
     forwarding = None
     if cluster is not None and peers is not None:
         forwarding = Forwarding(cluster, peers, callers.guard, take_over=sessions.attacher.take_over)
-    endpoints = {
-        path: StreamableHttp(
-            pipeline,
+
+    def endpoint(handler: Handler, path: str) -> StreamableHttp:
+        return StreamableHttp(
+            handler,
             path,
             guard=callers.guard,
             bodies=bodies,
@@ -63,13 +66,14 @@ def build_http(
             times=StreamTimes(options.limits.priming_after_s, options.limits.poll_after_s),
             forwarder=forwarding,
         )
-        for path in servers.endpoints
-    }
+
+    endpoints = {path: endpoint(pipeline, path) for path in servers.endpoints}
+    vouched = VouchedRequests(pipeline, endpoint, host=callers.guard.served_host)
     membership = None
     if cluster is not None and peers is not None:
         membership = _membership(base, cluster, peers, envelopes, endpoints)
     sse = _sse(base, callers, pipeline, endpoints) if options.sse else {}
-    return Http(endpoints=endpoints, sse=sse, membership=membership, tasks=tasks)
+    return Http(endpoints=endpoints, sse=sse, membership=membership, tasks=tasks, vouched=vouched)
 
 
 def _pipeline(

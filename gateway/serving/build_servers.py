@@ -2,7 +2,6 @@
 
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
 from time import monotonic
 from typing import Any
 
@@ -11,7 +10,7 @@ from gateway.config.upstreams import UpstreamSettings
 from gateway.context.assertion import Assertions
 from gateway.context.child_environment import ChildEnvironment
 from gateway.context.link_resources import LinkResourceProvider
-from gateway.context.secrets import PrincipalSecrets, is_template
+from gateway.context.secrets import PrincipalSecrets
 from gateway.policy.decisions import Policy, server_policy
 from gateway.policy.tool_calls import ToolCalls
 from gateway.protocol.schemas import Schemas
@@ -26,11 +25,12 @@ from gateway.sandbox.enclosures import TRUSTS, Enclosures, enclosures_of, own_li
 from gateway.sandbox.fetch_walls import WallsOfFetches
 from gateway.sandbox.gates import SandboxGates
 from gateway.sandbox.package_fetch import PackageFetcher
-from gateway.sandbox.packages import PackageInUse, Packages
+from gateway.sandbox.packages import PackageInUse, Packages, fetched_with
 from gateway.sandbox.refused import Refusals
 from gateway.sandbox.session_refusals import SessionRefusals
 from gateway.serving.parts import Foundation, Servers, SessionParts
 from gateway.serving.paths import ALL
+from gateway.serving.workers import worker_count
 from gateway.sessions.child_sessions import ChildSessions
 from gateway.upstreams.enclosed import Enclosing
 from gateway.upstreams.factory import OBJECT, UpstreamFactory
@@ -39,7 +39,6 @@ from gateway.upstreams.session_resources import SessionResources
 from gateway.upstreams.upstream import ConfiguredUpstream
 from session_store.session import redact
 from transports.upstream.spawn import ForkServer
-from transports.upstream.stdio import HOME
 
 __all__ = ["build_servers"]
 
@@ -59,7 +58,7 @@ def build_servers(base: Foundation, sessions: SessionParts, given: Mapping[str, 
     assertions = Assertions(base.ring, issuer=options.issuer, clock=base.clock, fields=base.facts.claims)
     credentials = PrincipalSecrets(options.secrets, options.issuers)
 
-    enclosures = {name: enclosures_of(name, entry, options) for name, entry in settings.items()}
+    enclosures = {name: enclosures_of(name, entry, options, workers=worker_count()) for name, entry in settings.items()}
 
     def resources(name: str, entry: UpstreamSettings) -> SessionResources:
         return SessionResources(
@@ -119,7 +118,7 @@ def _packages(options: GatewaySettings, enclosures: Iterable[Enclosures], fork_s
     """The packages that sandboxed servers are started from. Their walls are required if those of a server are."""
     walls = WallsOfFetches(
         reach=options.packages.reach,
-        closed=own_listeners(options),
+        closed=own_listeners(options, workers=worker_count()),
         required=any(each.sandbox(trust).required for each in enclosures for trust in TRUSTS),
     )
     return Packages(options.packages, PackageFetcher(fork_server, walls, timeout_s=options.packages.timeout_s))
@@ -127,8 +126,7 @@ def _packages(options: GatewaySettings, enclosures: Iterable[Enclosures], fork_s
 
 def _package(packages: Packages, name: str, entry: UpstreamSettings) -> Callable[[], Awaitable[PackageInUse | None]]:
     """How a server's package is fetched. Its processes keep the limits of the setting `resources`."""
-    env = {variable: value for variable, value in entry.env.items() if not is_template(value)}
-    cwd = str(Path.home()) if entry.cwd == HOME else entry.cwd
+    env, cwd = fetched_with(entry)
 
     async def fetched() -> PackageInUse | None:
         package = await packages.use(name, entry.argv, env, cwd)

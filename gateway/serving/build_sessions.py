@@ -73,7 +73,7 @@ def build_sessions(base: Foundation) -> SessionParts:
     return SessionParts(
         rules=rules,
         record_limits=record_limits,
-        records=SessionRecords(store, record_limits),
+        records=SessionRecords(store, record_limits, base.activity.timelines.add),
         lifecycle=lifecycle,
         announcements=announcements,
         attacher=SessionAttacher(

@@ -5,6 +5,7 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from time import time
 from typing import Any
 
+from gateway.admin.sign_in_link import SignInLink
 from gateway.config.settings import Settings
 from gateway.context.state_api import state_api
 from gateway.serving.asserted_state import AssertedState
@@ -28,8 +29,9 @@ class Gateway:
         servers: Mapping[str, Any] | None = None,
         ring: KeyRing | None = None,
         clock: Callable[[], float] = time,
+        link: SignInLink | None = None,
     ) -> None:
-        parts = compose(settings, store=store, servers=servers, ring=ring, clock=clock)
+        parts = compose(settings, store=store, servers=servers, ring=ring, clock=clock, link=link)
         base, callers, served, resolution = parts.foundation, parts.callers, parts.servers, parts.resolution
         self.parts = parts
         self._lifecycle = Lifecycle(parts)
@@ -52,6 +54,7 @@ class Gateway:
         self.fronts = parts.http.sse
         self.paths = (*self.endpoints, *self.fronts, HEALTH, READY)
         self.operator_routes = parts.operating.routes
+        self.has_console = link is not None or bool(settings.gateway.admin.keys)
         asserted = AssertedState(served.assertions, base.backend.sessions, served.link_resources, base.audit)
         self.state_api = state_api(asserted.of)
 

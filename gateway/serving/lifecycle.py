@@ -111,7 +111,15 @@ class Lifecycle:
     def _start_upkeep(self) -> Tasks:
         """What runs for as long as the gateway does."""
         tasks, membership = Tasks("gateway"), self._parts.http.membership
-        work = [self._sweep(), self._renew_tasks(), self._sweep_tasks(), self._follow_ends(), self._end_seconds()]
+        activity = self._parts.foundation.activity
+        work = [
+            activity.upkeep(),
+            self._sweep(),
+            self._renew_tasks(),
+            self._sweep_tasks(),
+            self._follow_ends(),
+            self._end_seconds(),
+        ]
         if membership is not None:
             work += [*membership.upkeep(), self._parts.operating.queries.listen()]
         for one in work:
@@ -137,6 +145,7 @@ class Lifecycle:
         with contextlib.suppress(StoreUnavailable):
             await base.audit.flush()  # what has become of the tasks
         base.request_log.another_second(time())
+        await base.activity.write()
         await self._parts.resolution.prestart.close()
         await base.quotas.settled()
         if base.cluster is not None:
@@ -192,6 +201,7 @@ class Lifecycle:
             await asyncio.sleep(1.0)
             base.metrics.record_loop_lag(loop.time() - began - 1.0)
             base.request_log.another_second(time())
+            base.activity.end_second()
 
     async def _follow_ends(self) -> None:
         """Close the sessions that end on other replicas."""

@@ -18,6 +18,7 @@ from gateway.context.session_facts import SessionFacts
 from gateway.identity.authenticate import Identity
 from gateway.identity.context_rules import ContextRules
 from gateway.identity.resource_metadata import ResourceMetadata
+from gateway.observability.activity import Activity
 from gateway.observability.audit import Audit
 from gateway.observability.loop_watch import LoopWatch
 from gateway.observability.metrics import Metrics
@@ -28,6 +29,7 @@ from gateway.policy.rate_limits import RateLimits
 from gateway.policy.tool_calls import ToolCalls
 from gateway.relay.endpoint import Endpoint
 from gateway.relay.late_servers import LateServers
+from gateway.relay.vouched import VouchedRequests
 from gateway.sandbox.enclosures import Enclosures
 from gateway.sandbox.packages import Packages
 from gateway.sandbox.session_refusals import SessionRefusals
@@ -66,12 +68,13 @@ __all__ = ["Callers", "Foundation", "Http", "Operating", "Parts", "Resolution", 
 class Foundation:
     """What all others build on: the store, the keys, the clock, what is observed, and whether this process serves.
 
-    `cluster` is None where the store serves one gateway only.
+    `cluster` is None where the store serves one gateway only. `name` is that of this replica, for operators.
     """
 
     settings: Settings
     ring: KeyRing
     clock: Callable[[], float]
+    name: str
     backend: Backend
     events: EventWriter
     live: LiveSessions
@@ -79,6 +82,7 @@ class Foundation:
     loop_watch: LoopWatch | None
     request_log: RequestLog
     audit: Audit
+    activity: Activity
     facts: SessionFacts
     cluster: Cluster | None
     taken_over: Listeners[str]
@@ -167,6 +171,8 @@ class Http:
     """HTTP+SSE by path, where it is switched on."""
     membership: Membership | None
     tasks: TaskParts
+    vouched: VouchedRequests
+    """Requests without a credential, from within the process."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

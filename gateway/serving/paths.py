@@ -2,10 +2,13 @@
 
 from typing import Final
 
-__all__ = ["ALL", "CATALOG", "HEALTH", "JWKS", "READY"]
+__all__ = ["ALL", "CATALOG", "HEALTH", "HOME", "JWKS", "READY"]
 
 ALL: Final = "/mcp"
 """Serves every upstream; `/servers/NAME/mcp` serves one."""
+
+HOME: Final = frozenset({"/", ""})
+"""The page for people; without a slash where another app mounts the gateway."""
 
 HEALTH: Final = "/healthz"
 READY: Final = "/readyz"

@@ -16,6 +16,7 @@ from gateway.admin.routes import ADMIN
 from gateway.config.addresses import host_and_port, is_loopback
 from gateway.config.settings import ConfigurationError, Settings
 from gateway.serving.app import Gateway, create_app, operators_app
+from gateway.serving.greeting import PlainWelcome, Welcome
 from gateway.serving.handed_connections import HandedConnections
 from gateway.serving.paths import ALL
 from gateway.serving.sibling_workers import SiblingWorkers, inherited_siblings
@@ -62,9 +63,11 @@ class _Server(uvicorn.Server):
         gateway: Gateway,
         url: str,
         operators: tuple[_Beside, socket.socket] | None,
-        handed: HandedConnections | None = None,
+        handed: HandedConnections | None,
+        welcome: Welcome,
     ) -> None:
         super().__init__(config)
+        self._welcome = welcome
         self._handed = handed
         self._gateway = gateway
         self._url = url
@@ -72,7 +75,8 @@ class _Server(uvicorn.Server):
         self._tasks = Tasks("the operators' listener")
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        await super().startup(sockets)
+        with self._welcome.starting(self._gateway):
+            await super().startup(sockets)
         if self.started and self._operators is not None:
             server, listener = self._operators
             self._tasks.spawn(server.serve(sockets=[listener]))
@@ -86,7 +90,7 @@ class _Server(uvicorn.Server):
             # objects takes a millisecond, and one through those that have outlived it 3. The oldest generation, which
             # takes 1 µs for each object of a session, is looked through once it has grown by a quarter and a million.
             gc.set_threshold(2_000, 5, 100)
-            report_ready(self._url)
+            report_ready(lambda: self._welcome.ready(self._gateway, self._url))
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         await self._gateway.drain()
@@ -98,15 +102,16 @@ class _Server(uvicorn.Server):
         await super().shutdown(sockets)
 
 
-def serve(settings: Settings) -> None:
-    """Serve until SIGTERM or SIGINT.
+def serve(settings: Settings, welcome: Welcome | None = None) -> None:
+    """Serve until SIGTERM or SIGINT. `welcome` shows the start; without it a line says that the gateway is ready.
 
     Raises:
         OSError: the address cannot be had.
         ConfigurationError: the settings cannot be served.
     """
     options = settings.gateway
-    gateway = Gateway(settings)
+    welcome = welcome or PlainWelcome()
+    gateway = Gateway(settings, link=welcome.link)
     # Before anything listens, and where an error still reaches the person who started it.
     asyncio.run(gateway.try_store())
     connections, siblings = _limited(gateway, settings), inherited_siblings(gateway.metrics.hand_overs)
@@ -140,7 +145,9 @@ def serve(settings: Settings) -> None:
             operators = (_operators(gateway, settings), beside)
             logger.info("operators are served at %s", _url(host, beside, ADMIN))
         try:
-            _Server(config, gateway, _url(options.host, listener, ALL), operators, handed).run(sockets=[listener])
+            _Server(config, gateway, _url(options.host, listener, ALL), operators, handed, welcome).run(
+                sockets=[listener]
+            )
         except SystemExit:
             if not refused:
                 raise

@@ -17,10 +17,11 @@ from gateway.serving.sibling_workers import Inboxes
 from session_store import backend_for
 from session_store.connect import shown
 
-__all__ = ["LISTENER", "inherited_listener", "report_ready", "run_workers", "worker_number"]
+__all__ = ["LISTENER", "announce", "inherited_listener", "report_ready", "run_workers", "worker_count", "worker_number"]
 
 LISTENER: Final = "MCP_GATEWAY_WORKER_LISTENER"
 _NUMBER: Final = "MCP_GATEWAY_WORKER_NUMBER"
+_COUNT: Final = "MCP_GATEWAY_WORKER_COUNT"
 _READY: Final = "MCP_GATEWAY_WORKER_READY"
 _LIFELINE: Final = "MCP_GATEWAY_WORKER_LIFELINE"
 _AGAIN_S: Final = 0.5
@@ -53,7 +54,7 @@ def run_workers(settings: Settings, arguments: Sequence[str], count: int) -> int
 
         def start(number: int) -> subprocess.Popen[bytes]:
             siblings, descriptors = inboxes.for_worker(number)
-            own = {**given, **siblings, _NUMBER: str(number)}
+            own = {**given, **siblings, _NUMBER: str(number), _COUNT: str(count)}
             return subprocess.Popen(
                 [sys.executable, "-m", "gateway", *arguments],
                 env={**private_environment.in_sight(os.environ, environment), **own},
@@ -65,7 +66,7 @@ def run_workers(settings: Settings, arguments: Sequence[str], count: int) -> int
         workers = [start(number) for number in range(count)]
         served = _all_ready(ready, workers, stopping)
         if served:
-            _announce(url)
+            announce(url)
             _tend(workers, start, stopping)
         # A worker that could not start has logged why. Its exit code becomes that of this process.
         failed = 0 if served or stopping.is_set() else next((code for w in workers if (code := w.poll())), 1)
@@ -132,20 +133,26 @@ def worker_number() -> int:
     return int(os.environ.get(_NUMBER, "0"))
 
 
+def worker_count() -> int:
+    """How many workers serve beside each other, this process among them."""
+    return int(os.environ.get(_COUNT, "1"))
+
+
 def _until_orphaned(lifeline: int) -> None:
     os.read(lifeline, 1)  # nothing is ever written: this returns at the end
     os.kill(os.getpid(), signal.SIGTERM)
 
 
-def report_ready(url: str) -> None:
-    """Report that this process serves: to its parent, or on stderr."""
+def report_ready(otherwise: Callable[[], None]) -> None:
+    """Report that this process serves: to its parent; `otherwise`, to whoever has started it."""
     number = os.environ.pop(_READY, "")
     if number:
         os.write(int(number), b".")
         os.close(int(number))
     else:
-        _announce(url)
+        otherwise()
 
 
-def _announce(url: str) -> None:
-    print(f"ready {url}", file=sys.stderr, flush=True)  # noqa: T201  # the line people and tools wait for
+def announce(url: str) -> None:
+    """Print the line that people and tools wait for."""
+    print(f"ready {url}", file=sys.stderr, flush=True)  # noqa: T201

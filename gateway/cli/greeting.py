@@ -1,0 +1,137 @@
+"""The greeting of `run` on a terminal: progress while servers start, then one screen."""
+
+import asyncio
+import contextlib
+import logging
+import shutil
+import sys
+from collections.abc import Iterator
+from time import monotonic
+from typing import Final
+
+from rich.text import Text
+
+from gateway.admin.sign_in_link import SignInLink
+from gateway.cli.terminal import Terminal
+from gateway.config.client_snippets import snippet
+from gateway.config.settings import GatewaySettings
+from gateway.observability.status_line import StatusLine
+from gateway.observability.visible import visible_line
+from gateway.serving.gateway import Gateway
+from gateway.serving.greeting import Greeting, ServerLine, greeting_of, link_for, server_lines
+from gateway.serving.workers import announce
+from gateway.version import __version__
+from transports.tasks import Tasks
+
+__all__ = ["TerminalWelcome", "rendered"]
+
+_EVERY_S: Final = 0.1
+_TURNING: Final = "⠋⠙⠹⠸⠼⠴⠦⠧⠇⠏"
+_MARKS: Final = {"ok": ("✓", "green"), "starting": ("…", "yellow"), "failing": ("✗", "red")}
+_MOST_SERVERS: Final = 12
+"""The greeting fits on a screen. Further servers are counted."""
+
+
+class TerminalWelcome:
+    """Shows the start on stderr. `status` is that terminal; None: the log is for people, but goes elsewhere, and gets
+    no link.
+
+    While servers start, only warnings are logged: the greeting says the rest. With `verbose` all is logged.
+    """
+
+    def __init__(self, options: GatewaySettings, *, status: StatusLine | None, verbose: bool = False) -> None:
+        self.link: SignInLink | None = None if status is None else link_for(options)
+        self._status = status
+        self._is_quiet = not verbose
+        self._began = monotonic()
+
+    @contextlib.contextmanager
+    def starting(self, gateway: Gateway) -> Iterator[None]:
+        """Show which servers have answered, until the block ends."""
+        root = logging.getLogger()
+        level = root.level
+        if self._is_quiet:
+            root.setLevel(max(level, logging.WARNING))
+        tasks = Tasks("the greeting")
+        progress = None if self._status is None else tasks.spawn(self._progress(gateway, self._status))
+        try:
+            yield
+        finally:
+            root.setLevel(level)
+            if progress is not None:
+                progress.cancel()
+            if self._status is not None:
+                self._status.show("")
+
+    async def _progress(self, gateway: Gateway, status: StatusLine) -> None:
+        turn = 0
+        while True:
+            line = progress_line(server_lines(gateway), monotonic() - self._began)
+            width = shutil.get_terminal_size().columns - 3
+            status.show(f"{_TURNING[turn % len(_TURNING)]} {visible_line(line)[:width]}")
+            turn += 1
+            await asyncio.sleep(_EVERY_S)
+
+    def ready(self, gateway: Gateway, url: str) -> None:
+        """The screen; and the line for programs, if it is not a terminal that reads."""
+        greeting = greeting_of(gateway, url, self.link)
+        Terminal(stderr=True).print(rendered(greeting, monotonic() - self._began))
+        if self._status is None:
+            announce(url)
+        sys.stderr.flush()
+
+
+def progress_line(servers: tuple[ServerLine, ...], took_s: float) -> str:
+    """What a start waits for."""
+    waiting = [one.name for one in servers if one.state == "starting"]
+    if not waiting:
+        return "starting"
+    what = "the server" if len(servers) == 1 else f"{len(servers)} servers"
+    return f"starting {what}, {took_s:.0f} s: waiting for {', '.join(waiting)}"
+
+
+def rendered(greeting: Greeting, took_s: float) -> Text:
+    """One screen. Its lines are never broken: a URL that wraps can still be clicked and copied."""
+    text = Text()
+    text.append("\n  MCP Session Gateway", "bold").append(f" {__version__}")
+    text.append(f"  ready in {took_s:.1f} s\n\n", "dim")
+    _fact(text, "URL", (greeting.url, "bold cyan"), (greeting.scope, "dim"))
+    if greeting.console:
+        _fact(text, "Console", (greeting.console, "cyan"))
+        if greeting.has_link:
+            _fact(text, "", ("signs you in, once, within the next 10 minutes", "dim"))
+    _add_servers(text, greeting.servers)
+    _fact(text, "Sessions", (greeting.store, ""))
+    _fact(text, "Callers", (greeting.callers, ""))
+    if greeting.gaps:
+        gaps = f"does not hold as a whole on this machine, for {greeting.gaps} of the servers: see the warnings above"
+        _fact(text, "Sandbox", (gaps, "yellow"))
+    command = snippet("claude-code", greeting.url, needs_token=greeting.needs_token).text.strip()
+    _fact(text, "Connect", (command, "bold"))
+    _fact(text, "", (f"other clients: mcp-session-gateway connect, or {greeting.url.removesuffix('/mcp')}/", "dim"))
+    return text.append("\n  Press Ctrl+C to stop.\n", "dim")
+
+
+def _fact(text: Text, label: str, *parts: tuple[str, str]) -> None:
+    text.append(f"  {label:<10}", "dim")
+    for number, (part, style) in enumerate(part for part in parts if part[0]):
+        text.append("  " if number else "").append(visible_line(part), style)
+    text.append("\n")
+
+
+def _add_servers(text: Text, lines: tuple[ServerLine, ...]) -> None:
+    shown = lines[:_MOST_SERVERS]
+    width = max((len(one.name) for one in shown), default=0)
+    for number, one in enumerate(shown):
+        mark, colour = _MARKS[one.state]
+        text.append(f"  {'' if number else 'Servers':<10}", "dim").append(f"{mark} ", colour)
+        text.append(visible_line(f"{one.name:<{width}}  "), "bold")
+        if one.state == "ok":
+            tools = "" if one.tools is None else f"{one.tools} {'tool' if one.tools == 1 else 'tools'}"
+            text.append(f"{tools:<10}").append(visible_line(f"{one.about:<20}"), "dim")
+            text.append(f"sandbox {one.sandbox}" if one.sandbox else "", "dim")
+        else:
+            text.append(visible_line(one.about), colour)
+        text.append("\n")
+    if len(lines) > len(shown):
+        _fact(text, "", (f"and {len(lines) - len(shown)} more", "dim"))

@@ -1,0 +1,200 @@
+"""`init`, `add` and `connect`: a configuration to begin with, one more server in it, and a client that uses it."""
+
+import json
+import os
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Annotated, Any, Final
+
+import typer
+from pydantic import ValidationError
+
+from gateway.cli.options import options
+from gateway.cli.output import complain
+from gateway.cli.terminal import Terminal
+from gateway.config.client_snippets import CLIENTS, TOKEN_VARIABLE, ClientFile, name_for, snippet, snippets
+from gateway.config.edited_file import add_entry, write_file
+from gateway.config.found_files import FoundServers, found_servers
+from gateway.config.host_entries import command_fault
+from gateway.config.settings import ConfigurationError, Settings, load
+from gateway.config.spelling import did_you_mean
+
+__all__ = ["add", "connect", "init"]
+
+_FILE: Final = Path("mcp.json")
+_URL: Final = "http://127.0.0.1:8080/mcp"
+_TEMPLATE: Final = """\
+// The configuration of MCP Session Gateway. Comments are welcome.
+//   mcp-session-gateway check --config {file}    finds mistakes, and starts the servers once
+//   mcp-session-gateway run --config {file}      serves
+{{
+  // The servers by name. Every session of a client gets processes of its own.
+  "mcpServers": {{
+{servers}  }},
+
+  "gateway": {{
+    // Where to listen. Another address than this machine's needs credentials: see api_keys.
+    // "host": "127.0.0.1",
+    // "port": 8080,
+
+    // Sessions end with the gateway, unless a store keeps them: a file, or a Redis for several gateways.
+    // "store": "sqlite:///sessions.db",
+
+    // What servers may touch: "standard", "strict" or "off". One server can have its own "sandbox".
+    // "sandbox": "standard",
+
+    // Who may call: name and SHA-256 of a key, from: mcp-session-gateway keygen | tee key | tr -d '\\n' | sha256sum
+    // "api_keys": {{ "me": "…" }},
+
+    // Who may use the console at /admin with a key, in the same form. Without one, `run` prints a link.
+    // "admin": {{ "keys": {{ "me": "…" }} }},
+  }},
+}}
+"""
+_out = Terminal()
+_err = Terminal(stderr=True)
+
+FileOption = Annotated[Path, typer.Option("--config", "-c", help="The configuration, JSON or TOML.")]
+
+
+@options
+def init(
+    file: Annotated[Path, typer.Argument(help="The file to write.")] = _FILE,
+    empty: Annotated[bool, typer.Option("--empty", help="Look for no servers of other clients.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Replace the file.")] = False,
+) -> None:
+    """Write a commented configuration, with the servers that clients on this machine have."""
+    if (file.exists() or file.is_symlink()) and not force:
+        raise complain(f"{file} exists: add a server to it with `mcp-session-gateway add`, or give --force")
+    if file.suffix == ".toml":
+        raise complain(f"{file}: init writes JSON with comments: give a name that ends with .json")
+    found = FoundServers() if empty else found_servers(Path.cwd(), Path.home(), os.environ)
+    for note in found.notes:
+        _out.complain("ignored", note)
+    if not found.entries:
+        found.entries["demo"] = {"command": sys.executable, "args": ["-m", "gateway", "demo-server"]}
+    try:
+        write_file(file, _TEMPLATE.format(file=file, servers=_written(found)))
+    except OSError as error:
+        raise complain(f"{file}: {error.strerror or error}") from None
+    except UnicodeError:
+        raise complain(
+            f"{file}: a file of another client has half a character: give --empty, and add servers"
+        ) from None
+    _out.print(f"{file}: {_count(len(found.entries), 'server')}")
+    for name in found.entries:
+        _out.print(f"  {name}  from {found.places[name]}" if name in found.places else f"  {name}")
+    _tell_faults(file)
+    _out.print(f"Next: mcp-session-gateway run --config {file}")
+
+
+def _written(found: FoundServers) -> str:
+    """The servers as lines of the file."""
+    lines = []
+    for name, entry in found.entries.items():
+        if name in found.places:
+            lines.append(f"    // from {json.dumps(str(found.places[name]), ensure_ascii=False)[1:-1]}")
+        body = json.dumps(entry, indent=2, ensure_ascii=False).replace("\n", "\n    ")
+        lines.append(f"    {json.dumps(name)}: {body},")
+    return "\n".join(lines) + "\n"
+
+
+def _tell_faults(file: Path) -> None:
+    """What has to be mended before the gateway starts: variables that are not set, mostly."""
+    try:
+        load(file)
+    except ConfigurationError as error:
+        for line in str(error).splitlines():
+            _out.complain("warning", line)
+
+
+@options
+def add(
+    name: Annotated[str, typer.Argument(help="What the server is called.")],
+    command: Annotated[
+        list[str] | None, typer.Argument(metavar="[-- COMMAND ARG...]", help="The command that starts it.")
+    ] = None,
+    url: Annotated[str, typer.Option(help="The URL of a server that runs already, instead of a command.")] = "",
+    env: Annotated[list[str] | None, typer.Option(metavar="NAME=VALUE", help="A variable; may be repeated.")] = None,
+    header: Annotated[list[str] | None, typer.Option(metavar="NAME:VALUE", help="For --url; may be repeated.")] = None,
+    config: FileOption = _FILE,
+) -> None:
+    """Add a server to a configuration."""
+    if bool(command) == bool(url):
+        raise complain("give a command after --, or --url: mcp-session-gateway add files -- npx -y SOME-SERVER")
+    if command and (fault := command_fault(command[0], None)):
+        raise complain(f"the command after -- {fault}: give its words without quotes around all of them")
+    entry: dict[str, Any] = {"url": url} if url else {}
+    if command:
+        entry = {"command": command[0]} | ({"args": command[1:]} if command[1:] else {})
+    entry |= {"env": _pairs("--env", env, "=")} if env else {}
+    entry |= {"headers": _pairs("--header", header, ":")} if header else {}
+    language: Any = "toml" if config.suffix == ".toml" else "json"
+    try:
+        Settings.model_validate({"mcpServers": {name: entry}})
+        added = add_entry(config, ClientFile(path="", at=("mcpServers", name), entry=entry, language=language))
+    except ValidationError as error:
+        found = error.errors(include_url=False, include_input=False)[0]
+        where = ".".join(map(str, found["loc"]))
+        raise complain(": ".join(filter(None, (where, found["msg"].removeprefix("Value error, "))))) from None
+    except ConfigurationError as error:
+        raise complain(str(error)) from None
+    _out.print(f"{config}: {name} {'added' if added else 'was there already'}")
+    _out.print(f"Next: mcp-session-gateway run --config {config}")
+
+
+def _pairs(option: str, given: Iterable[str], separator: str) -> dict[str, str]:
+    pairs = {}
+    for one in given:
+        key, found, value = one.partition(separator)
+        if not (key and found):
+            raise complain(f"{option} {one!r}: write NAME{separator}VALUE")
+        pairs[key.strip()] = value.strip() if separator == ":" else value
+    return pairs
+
+
+def _clients(incomplete: str) -> list[str]:
+    return [client for client in CLIENTS if client.startswith(incomplete)]
+
+
+@options
+def connect(
+    client: Annotated[
+        str, typer.Argument(metavar="CLIENT", help=f"One of {', '.join(CLIENTS)}.", autocompletion=_clients)
+    ] = "",
+    url: Annotated[str, typer.Option(envvar="MCP_GATEWAY_URL", help="The URL of the endpoint.")] = _URL,
+    name: Annotated[str, typer.Option(help="What the client calls it.")] = "",
+    token: Annotated[bool, typer.Option("--token", help=f"Send the credential in the variable {TOKEN_VARIABLE}.")] = (
+        False
+    ),
+    write: Annotated[bool, typer.Option("--write", help="Write it into the client's file.")] = False,
+) -> None:
+    """Print how a client connects to the gateway, or write it into the client's file."""
+    url = url if url.rstrip("/").endswith("/mcp") else f"{url.rstrip('/')}/mcp"
+    if not client:
+        for one in snippets(url, name=name, needs_token=token):
+            _out.print(f"{one.client:<12} {one.title}")
+        _out.print("Next: mcp-session-gateway connect CLIENT")
+        return
+    if client not in CLIENTS:
+        known = ", ".join(CLIENTS)
+        raise complain(f"there is no client {client!r}{did_you_mean(client, CLIENTS)}\nknown are {known}")
+    found = snippet(client, url, name=name or name_for(url), needs_token=token)
+    if not write:
+        if found.file is not None and found.text == found.file.text:
+            _err.complain("file", found.file.path)
+        typer.echo(found.text, nl=False)
+        return
+    if found.file is None:
+        raise complain(f"{found.title} has no file: run `mcp-session-gateway connect {client}`, and use what it prints")
+    path = Path(found.file.path).expanduser()
+    try:
+        written = add_entry(path, found.file)
+    except ConfigurationError as error:
+        raise complain(str(error)) from None
+    _out.print(f"{path}: {found.file.at[-1]} {'added' if written else 'was there already'}")
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number} {what}{'' if number == 1 else 's'}"

@@ -1,0 +1,291 @@
+"""What a client needs to use a gateway: a command, an entry of its configuration file, a link. Pure.
+
+One table for the command line, the console and the documents. The forms are those of the clients' own documentation,
+which each snippet names. A credential never stands in a snippet: the client reads a variable.
+"""
+
+import base64
+import json
+import re
+import shlex
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final, Literal
+from urllib.parse import quote
+
+__all__ = ["CLIENTS", "TOKEN_VARIABLE", "ClientFile", "Snippet", "name_for", "snippet", "snippets"]
+
+TOKEN_VARIABLE: Final = "MCP_TOKEN"
+"""The variable in which a client finds its API key or access token. No `MCP_GATEWAY_…`: those are settings."""
+
+Language = Literal["sh", "json", "toml", "python", "typescript"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClientFile:
+    """An entry of a client's configuration file: `entry` under the keys `at`.
+
+    `path` begins with `~/` if it is a file of the user, otherwise it is one of the project.
+    """
+
+    path: str
+    at: tuple[str, ...]
+    entry: Mapping[str, Any]
+    language: Literal["json", "toml"] = "json"
+
+    @property
+    def text(self) -> str:
+        """The file, if it has this entry only."""
+        if self.language == "toml":
+            lines = [f"{key} = {_toml(value)}" for key, value in self.entry.items()]
+            return "\n".join([f"[{'.'.join(map(_toml_key, self.at))}]", *lines]) + "\n"
+        document: Any = dict(self.entry)
+        for key in reversed(self.at):
+            document = {key: document}
+        return json.dumps(document, indent=2) + "\n"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Snippet:
+    """How one client connects.
+
+    `text` is the shortest way, in `language`. `file` is the entry that a client with a configuration file reads; None
+    for the others. `link` is a deep link that opens the client; empty if it has none.
+    """
+
+    client: str
+    title: str
+    documentation: str
+    language: Language
+    text: str
+    file: ClientFile | None = None
+    link: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Connection:
+    """What a client is told: `name` of the server in the client, and headers. `needs_token`: it sends a credential."""
+
+    url: str
+    name: str
+    needs_token: bool
+    headers: Mapping[str, str] = field(default_factory=dict)
+
+    def headers_with(self, variable: str) -> dict[str, str]:
+        """The headers. `variable`: how the client refers to `TOKEN_VARIABLE`."""
+        credential = {"Authorization": f"Bearer {variable}"} if self.needs_token else {}
+        return credential | dict(self.headers)
+
+    def options(self, option: str = "--header") -> str:
+        """The headers as options of a shell command, in which the shell replaces the variable."""
+        credential = f' {option} "Authorization: Bearer ${TOKEN_VARIABLE}"' if self.needs_token else ""
+        more = [f" {option} {shlex.quote(f'{name}: {value}')}" for name, value in self.headers.items()]
+        return credential + "".join(more)
+
+    def entry(self, variable: str, **more: Any) -> dict[str, Any]:
+        """An entry in JSON with these fields and the headers, if there are any."""
+        headers = self.headers_with(variable)
+        return more | ({"headers": headers} if headers else {})
+
+
+def name_for(url: str) -> str:
+    """What a client may call the server at that URL: `files` for `/servers/files/mcp`, otherwise `gateway`."""
+    found = re.search(r"/servers/([A-Za-z0-9._-]+)/mcp$", url)
+    return found[1] if found else "gateway"
+
+
+def snippets(
+    url: str, *, name: str = "", needs_token: bool = False, headers: Mapping[str, str] | None = None
+) -> list[Snippet]:
+    """All clients for the gateway at `url`, which ends with `/mcp`.
+
+    `name`: what the client calls the server; empty: `name_for(url)`. `needs_token`: the gateway asks for a credential,
+    which the client finds in `TOKEN_VARIABLE`. `headers`: further headers, such as a session key.
+    """
+    connection = _Connection(url=url, name=name or name_for(url), needs_token=needs_token, headers=headers or {})
+    return [write(connection) for write in _CLIENTS.values()]
+
+
+def snippet(client: str, url: str, *, name: str = "", needs_token: bool = False) -> Snippet:
+    """The one of `CLIENTS`. Raises `KeyError`."""
+    return _CLIENTS[client](_Connection(url=url, name=name or name_for(url), needs_token=needs_token))
+
+
+def _claude_code(to: _Connection) -> Snippet:
+    return Snippet(
+        client="claude-code",
+        title="Claude Code",
+        documentation="https://code.claude.com/docs/en/mcp",
+        language="sh",
+        text=f"claude mcp add --transport http {shlex.quote(to.name)} {shlex.quote(to.url)}{to.options()}\n",
+        file=ClientFile(
+            path=".mcp.json",
+            at=("mcpServers", to.name),
+            entry=to.entry(f"${{{TOKEN_VARIABLE}}}", type="http", url=to.url),
+        ),
+    )
+
+
+def _cursor(to: _Connection) -> Snippet:
+    file = ClientFile(
+        path="~/.cursor/mcp.json",
+        at=("mcpServers", to.name),
+        entry=to.entry(f"${{env:{TOKEN_VARIABLE}}}", url=to.url),
+    )
+    config = quote(base64.b64encode(_compact(file.entry).encode()).decode(), safe="")
+    return Snippet(
+        client="cursor",
+        title="Cursor",
+        documentation="https://cursor.com/docs/mcp",
+        language="json",
+        text=file.text,
+        file=file,
+        link=f"cursor://anysphere.cursor-deeplink/mcp/install?name={quote(to.name, safe='')}&config={config}",
+    )
+
+
+def _vscode(to: _Connection) -> Snippet:
+    entry = to.entry(f"${{env:{TOKEN_VARIABLE}}}", type="http", url=to.url)
+    named = _compact({"name": to.name} | entry)
+    return Snippet(
+        client="vscode",
+        title="VS Code",
+        documentation="https://code.visualstudio.com/docs/copilot/reference/mcp-configuration",
+        language="sh",
+        text=f"code --add-mcp {shlex.quote(named)}\n",
+        file=ClientFile(path=".vscode/mcp.json", at=("servers", to.name), entry=entry),
+        link=f"vscode:mcp/install?{quote(named, safe='')}",
+    )
+
+
+def _codex(to: _Connection) -> Snippet:
+    entry: dict[str, Any] = {"url": to.url}
+    if to.needs_token:
+        entry["bearer_token_env_var"] = TOKEN_VARIABLE
+    if to.headers:
+        entry["http_headers"] = dict(to.headers)
+    file = ClientFile(path="~/.codex/config.toml", at=("mcp_servers", to.name), entry=entry, language="toml")
+    credential = f" --bearer-token-env-var {TOKEN_VARIABLE}" if to.needs_token else ""
+    command = f"codex mcp add {shlex.quote(to.name)} --url {shlex.quote(to.url)}{credential}\n"
+    return Snippet(
+        client="codex",
+        title="Codex",
+        documentation="https://developers.openai.com/codex/mcp",
+        # The command has no option for headers.
+        language="toml" if to.headers else "sh",
+        text=file.text if to.headers else command,
+        file=file,
+    )
+
+
+def _gemini(to: _Connection) -> Snippet:
+    return Snippet(
+        client="gemini",
+        title="Gemini CLI",
+        documentation="https://geminicli.com/docs/tools/mcp-server/",
+        language="sh",
+        text=f"gemini mcp add --transport http{to.options()} {shlex.quote(to.name)} {shlex.quote(to.url)}\n",
+        file=ClientFile(
+            path="~/.gemini/settings.json",
+            at=("mcpServers", to.name),
+            entry=to.entry(f"${{{TOKEN_VARIABLE}}}", httpUrl=to.url),
+        ),
+    )
+
+
+def _inspector(to: _Connection) -> Snippet:
+    return Snippet(
+        client="inspector",
+        title="MCP Inspector",
+        documentation="https://modelcontextprotocol.io/docs/tools/inspector",
+        language="sh",
+        text=f"npx @modelcontextprotocol/inspector --transport http --server-url {shlex.quote(to.url)}{to.options()}\n",
+    )
+
+
+def _python(to: _Connection) -> Snippet:
+    headers = to.headers_with("")
+    imports = ["import asyncio", *(["import os"] if to.needs_token else []), ""]
+    opened, listed = f"Client({_quoted(to.url)})", "[tool.name for tool in (await client.list_tools()).tools]"
+    block = [f"    async with {opened} as client:", f"        print({listed})"]
+    if headers:
+        written = [f"{_quoted(key)}: {_quoted(value)}" for key, value in to.headers.items()]
+        if to.needs_token:
+            written.insert(0, f'"Authorization": f"Bearer {{os.environ[{TOKEN_VARIABLE!r}]}}"')
+        imports += ["import httpx2"]
+        block = [
+            f"    headers = {{{', '.join(written)}}}",
+            "    async with httpx2.AsyncClient(headers=headers) as http:",
+            f"        transport = streamable_http_client({_quoted(to.url)}, http_client=http)",
+            "        async with Client(transport) as client:",
+            f"            print({listed})",
+        ]
+    imports += ["from mcp.client import Client"]
+    if headers:
+        imports += ["from mcp.client.streamable_http import streamable_http_client"]
+    lines = [*imports, "", "", "async def main():", *block, "", "", "asyncio.run(main())"]
+    return Snippet(
+        client="python",
+        title="Python",
+        documentation="https://github.com/modelcontextprotocol/python-sdk",
+        language="python",
+        text="\n".join(lines) + "\n",
+    )
+
+
+def _typescript(to: _Connection) -> Snippet:
+    headers = [f"{_quoted(key)}: {_quoted(value)}" for key, value in to.headers.items()]
+    if to.needs_token:
+        headers.insert(0, f"Authorization: `Bearer ${{process.env.{TOKEN_VARIABLE}}}`")
+    options = f", {{\n  requestInit: {{ headers: {{ {', '.join(headers)} }} }},\n}}" if headers else ""
+    lines = [
+        'import { Client, StreamableHTTPClientTransport } from "@modelcontextprotocol/client";',
+        "",
+        'const client = new Client({ name: "example", version: "1.0.0" });',
+        f"const transport = new StreamableHTTPClientTransport(new URL({_quoted(to.url)}){options});",
+        "await client.connect(transport);",
+        "console.log((await client.listTools()).tools.map((tool) => tool.name));",
+        "await client.close();",
+    ]
+    return Snippet(
+        client="typescript",
+        title="TypeScript",
+        documentation="https://github.com/modelcontextprotocol/typescript-sdk",
+        language="typescript",
+        text="\n".join(lines) + "\n",
+    )
+
+
+_CLIENTS: Final[Mapping[str, Callable[[_Connection], Snippet]]] = {
+    "claude-code": _claude_code,
+    "cursor": _cursor,
+    "vscode": _vscode,
+    "codex": _codex,
+    "gemini": _gemini,
+    "inspector": _inspector,
+    "python": _python,
+    "typescript": _typescript,
+}
+CLIENTS: Final = tuple(_CLIENTS)
+"""The clients by name, in the order in which they are shown."""
+
+
+def _quoted(text: str) -> str:
+    """A string of Python, JavaScript, JSON and TOML."""
+    return json.dumps(text)
+
+
+def _compact(entry: Mapping[str, Any]) -> str:
+    return json.dumps(entry, separators=(",", ":"))
+
+
+def _toml(value: Any) -> str:
+    if isinstance(value, Mapping):
+        return f"{{ {', '.join(f'{_toml_key(key)} = {_toml(inner)}' for key, inner in value.items())} }}"
+    if isinstance(value, list):
+        return f"[{', '.join(map(_toml, value))}]"
+    return _quoted(value)
+
+
+def _toml_key(key: str) -> str:
+    return key if re.fullmatch(r"[A-Za-z0-9_-]+", key) else _quoted(key)

@@ -1,0 +1,163 @@
+"""Adds one entry to a configuration file that belongs to somebody: of the gateway, or of a client.
+
+What the file has is kept: comments and layout too. The result is read again before it is written, and counts only if it
+is the old document with the entry.
+"""
+
+import copy
+import errno
+import json
+import os
+import re
+import tempfile
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, Final
+
+from gateway.config.client_snippets import ClientFile
+from gateway.config.documents import parsed_document
+from gateway.config.faults import ConfigurationError
+
+__all__ = ["add_entry", "with_entry", "write_file"]
+
+_TOKEN: Final = re.compile(
+    r"""//[^\n]*|/\*.*?\*/|"(?:\\.|[^"\\])*"|'(?:\\.|[^'\\])*'|[{}\[\]:,]|[^\s{}\[\]:,"'/]+""", re.DOTALL
+)
+_MODE: Final = 0o600
+"""Of a new file: entries can hold credentials."""
+
+
+def add_entry(path: Path, file: ClientFile) -> bool:
+    """Add the entry to the file at `path`, which is made if it is missing. False if it is there already.
+
+    Raises:
+        ConfigurationError: the file cannot be read or written, or has another entry of that name.
+    """
+    try:
+        before = path.read_text(encoding="utf-8-sig") if path.exists() else ""
+        after = with_entry(before, file, str(path))
+        if after != before:
+            write_file(path, after)
+        return after != before
+    except (OSError, UnicodeError) as error:
+        raise ConfigurationError(f"{path}: {getattr(error, 'strerror', None) or 'not a text file'}") from None
+
+
+def write_file(path: Path, text: str) -> None:
+    """Replace the file as a whole, or not at all. It keeps its permissions; a new one is for its owner alone. A link to
+    a file is followed. Raises `OSError`."""
+    if path.is_symlink() and not path.exists():
+        raise OSError(errno.ELOOP, "is a link to nothing: whoever made it would choose where this is written")
+    real = Path(os.path.realpath(path))
+    real.parent.mkdir(parents=True, exist_ok=True)
+    mode = real.stat().st_mode & 0o777 if real.exists() else _MODE
+    descriptor, name = tempfile.mkstemp(prefix=f".{real.name}.", dir=real.parent)
+    try:
+        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+            file.write(text)
+            os.fchmod(file.fileno(), mode)
+        os.replace(name, real)
+    except BaseException:
+        os.unlink(name)
+        raise
+
+
+def with_entry(text: str, file: ClientFile, where: str) -> str:
+    """The text of the file with the entry. `where` is its name in messages. Raises `ConfigurationError`."""
+    if not text.strip():
+        return file.text
+    document = parsed_document(text, where, is_toml=file.language == "toml")
+    wanted = copy.deepcopy(document)
+    table: Any = wanted
+    for key in file.at[:-1]:
+        table = table.setdefault(key, {})
+        if not isinstance(table, dict):
+            raise ConfigurationError(f"{where}: {key} is no table")
+    name, entry = file.at[-1], _plain(file.entry)
+    if name in table:
+        if table[name] == entry:
+            return text
+        raise ConfigurationError(
+            f"{where}: {'.'.join(file.at)} is there already, and differs: remove it, or choose another name"
+        )
+    table[name] = entry
+    edited = _toml(text, file) if file.language == "toml" else _json(text, file, wanted)
+    try:
+        is_right = parsed_document(edited, where, is_toml=file.language == "toml") == wanted
+    except ConfigurationError:
+        is_right = False
+    if not is_right:
+        raise ConfigurationError(f"{where}: cannot be edited without changing more; add this yourself:\n{file.text}")
+    return edited
+
+
+def _toml(text: str, file: ClientFile) -> str:
+    return f"{text.rstrip()}\n\n{file.text}"
+
+
+def _json(text: str, file: ClientFile, wanted: Mapping[str, Any]) -> str:
+    """Plain JSON is written anew in its own indentation. In JSON with comments, the entry comes first in its table."""
+    try:
+        json.loads(text)
+    except ValueError:
+        return _inserted(text, file)
+    found = re.search(r"\n([ \t]+)\S", text)
+    return json.dumps(wanted, indent=found[1] if found else 2, ensure_ascii=False) + "\n"
+
+
+def _inserted(text: str, file: ClientFile) -> str:
+    """JSON with comments allows a comma after the last item, so the entry can go anywhere in a table."""
+    tables = dict(_tables(text))
+    above, inner = file.at[:-1], {file.at[-1]: _plain(file.entry)}
+    while above not in tables and above:
+        inner, above = {above[-1]: inner}, above[:-1]
+    if above not in tables:
+        return text
+    at, indent = tables[above], "  " * (len(above) + 1)
+    body = json.dumps(inner, indent=2, ensure_ascii=False)[2:-2]  # without the braces around it
+    lines = [f"{indent}{line[2:]}" for line in body.splitlines()]
+    return text[:at] + "\n" + "\n".join(lines) + "," + text[at:]
+
+
+def _tables(text: str) -> Iterator[tuple[tuple[str, ...], int]]:
+    """The objects of a JSON document by their keys, and where each begins behind its brace. Lists have no keys."""
+    path: list[str | None] = []
+    key: str | None = None
+    last = ""
+    for token in _TOKEN.finditer(text):
+        word = token[0]
+        if word.startswith(("//", "/*")):
+            continue
+        if word == ":":
+            key = _unquoted(last)
+        elif word in "{[":
+            path.append(key)
+            keys = path[1:]
+            if word == "{" and None not in keys:
+                yield tuple(part for part in keys if part is not None), token.end()
+            key = None
+        elif word in "}]":
+            if path:
+                path.pop()
+            key = None
+        elif word == ",":
+            key = None
+        last = word
+
+
+def _unquoted(word: str) -> str:
+    if not word.startswith(('"', "'")):
+        return word
+    try:
+        return str(parsed_document('{"key": ' + word + "}", "", is_toml=False)["key"])
+    except ConfigurationError:
+        return word
+
+
+def _plain(value: Any) -> Any:
+    """As a document has it: mappings and sequences become dicts and lists."""
+    if isinstance(value, Mapping):
+        return {key: _plain(inner) for key, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(inner) for inner in value]
+    return value

@@ -1,0 +1,162 @@
+"""The settings as they are in effect, each with its value for people and the place that it comes from. Pure.
+
+No credential is shown: values of environments and headers are hidden, and so is what has the name or the form of one.
+"""
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from pydantic import BaseModel
+from pydantic.fields import FieldInfo
+
+from gateway.config.load import Origins
+from gateway.config.settings import GatewaySettings, Settings
+from gateway.config.upstreams import UpstreamSettings
+from session_store.connect import shown as without_password
+from session_store.metadata import REDACTED, scrubbed_text, secret_arguments
+
+__all__ = ["DEFAULT", "EffectiveSetting", "Section", "effective"]
+
+DEFAULT: Final = "default"
+_BY_PROGRAM: Final = "the program"
+_HIDDEN: Final = "[hidden]"
+_SECRET_VALUES: Final = frozenset({"env", "headers"})
+"""Objects whose values can be credentials, whatever their names are."""
+
+_DIGESTS: Final = frozenset({"api_keys", "keys"})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EffectiveSetting:
+    """`name`: with the names of the objects around it. `origin`: the place that gives it, or `DEFAULT`."""
+
+    name: str
+    value: str
+    origin: str
+
+    @property
+    def is_set(self) -> bool:
+        """True if it is not the default."""
+        return self.origin != DEFAULT
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Section:
+    """Settings of one object of the configuration."""
+
+    title: str
+    settings: tuple[EffectiveSetting, ...]
+
+
+def effective(settings: Settings) -> list[Section]:
+    """All settings: those of `gateway`, then those of its objects, then those of each server that are set."""
+    origins = settings.gateway.origins
+    plain, objects = [], []
+    for name, field in GatewaySettings.model_fields.items():
+        value = getattr(settings.gateway, name)
+        if _is_object(value):
+            found = tuple(_of_object(name, value, _default_of(field), origins))
+            objects.append(Section(title=f"gateway.{name}", settings=found))
+        else:
+            plain.append(_one(name, value, _default_of(field), origins))
+    servers = [_of_server(name, entry, origins) for name, entry in settings.mcpServers.items()]
+    return [Section(title="gateway", settings=tuple(plain)), *objects, *servers]
+
+
+def _of_object(path: str, values: BaseModel, default: Any, origins: Origins | None) -> Iterator[EffectiveSetting]:
+    for name, field in type(values).model_fields.items():
+        value, usual = getattr(values, name), getattr(default, name, _default_of(field))
+        if _is_object(value):
+            yield from _of_object(f"{path}.{name}", value, usual, origins)
+        else:
+            yield _one(f"{path}.{name}", value, usual, origins)
+
+
+def _one(path: str, value: Any, default: Any, origins: Origins | None) -> EffectiveSetting:
+    given = () if origins is None else origins.places_of(path)
+    origin = given[-1] if given else DEFAULT if value == default else _BY_PROGRAM
+    return EffectiveSetting(name=f"gateway.{path}", value=shown_value(path.rpartition(".")[2], value), origin=origin)
+
+
+def _default_of(field: FieldInfo) -> Any:
+    return field.get_default(call_default_factory=True)
+
+
+def _of_server(name: str, entry: UpstreamSettings, origins: Origins | None) -> Section:
+    """Only what is set: a server has some thirty settings, and people set three."""
+    place = (None if origins is None else origins.file) or _BY_PROGRAM
+    found = []
+    for setting, field in UpstreamSettings.model_fields.items():
+        value = getattr(entry, setting)
+        if setting in entry.model_fields_set and value != _default_of(field):
+            text = shown_value(setting, value)
+            found.append(EffectiveSetting(name=f"mcpServers.{name}.{setting}", value=text, origin=place))
+    return Section(title=f"mcpServers.{name}", settings=tuple(found))
+
+
+def _is_object(value: Any) -> bool:
+    return isinstance(value, BaseModel)
+
+
+def shown_value(name: str, value: Any) -> str:
+    """A value for people, without credentials."""
+    if value is None:
+        return "not set"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, str) and name == "store":
+        return without_password(value)
+    clean = _clean(name, _plain(value))
+    if isinstance(clean, str):
+        return clean or "empty"
+    if not isinstance(clean, list | dict):
+        return f"{clean:g}" if isinstance(clean, float) else str(clean)
+    if not clean:
+        return "none"
+    if isinstance(clean, list) and all(isinstance(one, str) for one in clean):
+        return " ".join(clean) if name == "args" else ", ".join(clean)
+    return json.dumps(clean, ensure_ascii=False)
+
+
+def _plain(value: Any) -> Any:
+    """As JSON has it. Of objects inside, what was set."""
+    if isinstance(value, BaseModel):
+        return value.model_dump(mode="json", exclude_unset=True)
+    if isinstance(value, Mapping):
+        return {str(key): _plain(inner) for key, inner in value.items()}
+    if isinstance(value, list | tuple | set | frozenset):
+        return [_plain(inner) for inner in value]
+    return value if isinstance(value, str | int | float | bool) or value is None else str(value)
+
+
+def _clean(name: str, value: Any) -> Any:
+    if isinstance(value, dict):
+        if name in _SECRET_VALUES:
+            return {key: _hidden(inner) for key, inner in value.items()}
+        if name in _DIGESTS:
+            return {key: _count(inner) for key, inner in value.items()}
+        return {key: _clean(key, inner) for key, inner in value.items()}
+    if isinstance(value, list):
+        texts = [one for one in value if isinstance(one, str)]
+        secrets = secret_arguments(texts)
+        return [_redacted(one, secrets) if isinstance(one, str) else _clean(name, one) for one in value]
+    return _redacted(value, secret_arguments([value])) if isinstance(value, str) else value
+
+
+def _redacted(text: str, secrets: set[str]) -> str:
+    for secret in sorted(filter(None, secrets), key=len, reverse=True):
+        text = text.replace(secret, REDACTED)
+    return scrubbed_text(text)
+
+
+def _hidden(value: Any) -> str:
+    """A reference to a secret is none."""
+    is_reference = isinstance(value, str) and value.startswith("${secret:") and value.endswith("}")
+    return value if is_reference and value.count("$") == 1 else _HIDDEN
+
+
+def _count(digests: Any) -> str:
+    number = len(digests) if isinstance(digests, list) else 1
+    return f"{number} key{'' if number == 1 else 's'}"

@@ -1,0 +1,152 @@
+"""What the person who starts a gateway is told: where it is, what it serves, who may call, where the console is."""
+
+import contextlib
+from collections.abc import Iterator
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+from gateway.admin.routes import ADMIN
+from gateway.admin.sign_in_link import SignInLink
+from gateway.config.addresses import host_and_port, is_loopback
+from gateway.config.settings import GatewaySettings
+from gateway.sandbox.holding import Holding, holdings
+from gateway.serving.gateway import Gateway
+from gateway.serving.workers import announce
+from gateway.upstreams.upstream import ConfiguredUpstream
+from session_store import backend_for
+from session_store.connect import shown
+
+__all__ = ["Greeting", "PlainWelcome", "ServerLine", "Welcome", "greeting_of", "link_for", "server_lines"]
+
+_EVERY_ADDRESS = ("0.0.0.0", "::")  # compared with, not listened on
+_CREDENTIALS = {"api_keys": "API keys", "auth.jwt": "access tokens", "auth.proxies": "a trusted proxy"}
+
+
+class Welcome(Protocol):
+    """Shows the start of a gateway. `link` signs in to its console; None: there is none."""
+
+    @property
+    def link(self) -> SignInLink | None: ...
+
+    def starting(self, gateway: Gateway) -> AbstractContextManager[None]:
+        """Around the start, in the running event loop."""
+        ...
+
+    def ready(self, gateway: Gateway, url: str) -> None:
+        """It serves. `url` ends with `/mcp`."""
+        ...
+
+
+class PlainWelcome:
+    """One line, for programs: `ready URL`."""
+
+    link: SignInLink | None = None
+
+    @contextlib.contextmanager
+    def starting(self, gateway: Gateway) -> Iterator[None]:
+        """Nothing is shown."""
+        yield
+
+    def ready(self, gateway: Gateway, url: str) -> None:
+        """Print the line."""
+        announce(url)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerLine:
+    """One server. `tools` is how many it lists, None if that is not known. `about` is its era, or why it cannot be
+    used. `sandbox`: its profiles; empty if no process is started for it."""
+
+    name: str
+    state: Literal["ok", "starting", "failing"]
+    tools: int | None
+    about: str
+    sandbox: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Greeting:
+    """What one screen says. `console` is empty if there is none. `has_link`: it signs in, once. `gaps` counts the
+    sandboxes of which something does not hold on this machine."""
+
+    url: str
+    scope: str
+    console: str
+    has_link: bool
+    servers: tuple[ServerLine, ...]
+    store: str
+    callers: str
+    needs_token: bool
+    gaps: int
+
+
+def link_for(options: GatewaySettings) -> SignInLink | None:
+    """A link for the console, if only this machine reaches it. What a reverse proxy serves, others reach as well."""
+    host = host_and_port(options.admin.listen)[0] if options.admin.listen else options.host
+    return SignInLink() if is_loopback(host) and options.auth.proxies is None else None
+
+
+def greeting_of(gateway: Gateway, url: str, link: SignInLink | None) -> Greeting:
+    """The greeting of a gateway that serves at `url`, which ends with `/mcp`."""
+    options = gateway.parts.foundation.settings.gateway
+    everywhere = options.host in _EVERY_ADDRESS
+    if everywhere:
+        url = url.replace(f"[{options.host}]" if ":" in options.host else options.host, "localhost", 1)
+    found = holdings(gateway.parts.servers.enclosures)
+    return Greeting(
+        url=url,
+        scope="on every address of this machine" if everywhere else "",
+        console=_console(options, url, link),
+        has_link=link is not None,
+        servers=server_lines(gateway, found),
+        store=_store(options.store),
+        callers=_callers(options),
+        needs_token=not options.allows_anonymous,
+        gaps=len({one.server for one in found if one.missing}),
+    )
+
+
+def server_lines(gateway: Gateway, found: list[Holding] | None = None) -> tuple[ServerLine, ...]:
+    """The configured servers, in the order of the configuration. `found` has their sandboxes."""
+    profiles: dict[str, list[str]] = {}
+    for one in found or ():
+        profile = f"{one.sandbox.profile}{f' ({one.trusts[0]})' if one.trusts else ''}"
+        profiles.setdefault(one.server, []).append(profile)
+    return tuple(_line(upstream, ", ".join(profiles.get(upstream.name, ()))) for upstream in gateway.upstreams)
+
+
+def _line(upstream: ConfiguredUpstream, sandbox: str) -> ServerLine:
+    state, tools = upstream.state, upstream.probed_tools
+    about = state.reason
+    if state.state == "ok":
+        about = "2026-07-28" if upstream.speaks_modern else "2025-11-25 or older"
+    elif state.state == "starting":
+        about = "still starting"
+    count = len(tools.listed) if state.state == "ok" and tools is not None else None
+    return ServerLine(name=upstream.name, state=state.state, tools=count, about=about, sandbox=sandbox)
+
+
+def _console(options: GatewaySettings, url: str, link: SignInLink | None) -> str:
+    if link is None and not options.admin.keys:
+        return ""
+    base = url.removesuffix("/mcp")
+    if options.admin.listen:
+        if options.admin.listen.endswith(":0"):
+            return ""  # the log says which port it has
+        base = f"http://{options.admin.listen}"
+    return f"{base}{ADMIN}" if link is None else f"{base}{ADMIN}/sign-in/{link.token}"
+
+
+def _store(url: str) -> str:
+    backend = backend_for(url)
+    if not backend.is_durable:
+        return "in memory: they end with this process"
+    return f"{shown(url)}{', shared with other gateways' if backend.is_shared else ''}"
+
+
+def _callers(options: GatewaySettings) -> str:
+    if options.allows_anonymous:
+        where = "on this machine" if is_loopback(options.host) else "who reaches this address"
+        return f"everyone {where}, without a credential"
+    return "with a credential: " + ", ".join(_CREDENTIALS[name] for name in options.credentials)

@@ -1,0 +1,123 @@
+"""The first minute at a terminal: the greeting, its link, and what a stranger finds at the address."""
+
+import contextlib
+import fcntl
+import os
+import pty
+import re
+import signal
+import struct
+import subprocess
+import sys
+import termios
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+
+from tests.requirements import requirement
+from tests.support.commands import ROOT
+from tests.support.gateway_process import DEMO, server
+from tests.support.mcp_clients import Modern
+
+WITHIN_S = 60.0
+COLOURS = re.compile(r"\x1b\[[0-9;]*[mK]")
+
+
+class Terminal:
+    """A person's terminal of 100 columns in which `run` was typed."""
+
+    def __init__(self, *arguments: str, cwd: Path) -> None:
+        ours, theirs = pty.openpty()
+        fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 40, 100, 0, 0))
+        environment = {name: value for name, value in os.environ.items() if name != "NO_COLOR"}
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "gateway", "run", "--port", "0", *arguments],
+            stdin=theirs,
+            stdout=theirs,
+            stderr=theirs,
+            cwd=cwd,
+            env={**environment, "TERM": "xterm-256color", "PYTHONPATH": str(ROOT)},
+        )
+        os.close(theirs)
+        self._ours = ours
+        self._shown = ""
+        self._more = threading.Condition()
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+
+    def _read(self) -> None:
+        with contextlib.suppress(OSError):  # the other end is closed
+            while data := os.read(self._ours, 65_536):
+                with self._more:
+                    self._shown += data.decode("utf-8", "replace")
+                    self._more.notify_all()
+
+    @property
+    def text(self) -> str:
+        """What it shows, without colours."""
+        return COLOURS.sub("", self._shown).replace("\r\n", "\n")
+
+    def wait_for(self, words: str) -> str:
+        """All that is shown once these words are."""
+        with self._more:
+            assert self._more.wait_for(lambda: words in self.text, WITHIN_S), self.text
+        return self.text
+
+    def stop(self) -> int:
+        """Ctrl+C. The exit code."""
+        self.process.send_signal(signal.SIGINT)
+        code = self.process.wait(20)
+        self._reader.join(10)
+        os.close(self._ours)
+        return code
+
+
+@pytest.fixture(scope="module")
+def terminal(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Terminal]:
+    entry = server(DEMO)
+    shown = Terminal("--", entry["command"], *entry["args"], cwd=tmp_path_factory.mktemp("project"))
+    try:
+        shown.wait_for("Press Ctrl+C")
+        yield shown
+    finally:
+        shown.process.kill()
+        shown.process.wait()
+
+
+def found(pattern: str, terminal: Terminal) -> str:
+    match = re.search(pattern, terminal.text)
+    assert match is not None, terminal.text
+    return match[1]
+
+
+@requirement("first.greeting")
+def test_run_greets_with_one_screen(terminal: Terminal) -> None:
+    url = found(r"URL +(http://127\.0\.0\.1:\d+/mcp)\n", terminal)
+    screen = terminal.text.partition("MCP Session Gateway")[2].partition("Press Ctrl+C")[0]
+    assert len(screen.splitlines()) < 20
+    assert re.search(r"✓ main +6 tools +2026-07-28 +sandbox standard", screen), screen
+    assert "in memory: they end with this process" in screen and f"--transport http gateway {url}" in screen
+    assert "process started" not in terminal.text, "the greeting says it"
+    with httpx.Client() as http:
+        Modern(url, http).tool("whoami")
+    line = next(line for line in terminal.wait_for("whoami").splitlines() if "whoami" in line)
+    assert re.match(r"\d\d:\d\d:\d\d  whoami +ok +[\d.]+ ms  main  \S+$", line), line
+
+
+@requirement("first.link")
+def test_the_link_of_the_greeting_signs_in_once(terminal: Terminal) -> None:
+    link = found(r"Console +(http://\S+/admin/sign-in/\S{43})\n", terminal)
+    base = link.partition("/admin")[0]
+    with httpx.Client() as browser, httpx.Client() as other:
+        assert browser.get(f"{base}/admin").status_code == 303
+        assert browser.get(link).status_code == 200
+        assert browser.get(f"{base}/admin").status_code == 200
+        assert browser.get(f"{base}/admin/api/sessions").status_code == 200
+        for again in (browser, other):
+            refused = again.get(link)
+            assert refused.status_code == 403 and "has been used" in refused.text
+        assert other.get(f"{base}/admin").status_code == 303
+    assert terminal.text.count(link.rpartition("/")[2]) == 1, "only the greeting has it"

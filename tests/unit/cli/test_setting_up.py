@@ -1,0 +1,109 @@
+"""`init`, `add` and `connect`, and what the command says of itself."""
+
+import json
+import stat
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from gateway.cli.main import app
+from gateway.config.client_snippets import CLIENTS
+from gateway.config.settings import load
+from gateway.version import __version__
+from tests.requirements import requirement
+
+
+def ran(*arguments: str, **environment: str) -> Result:
+    return CliRunner().invoke(app, [*arguments], env=environment)
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@requirement("first.init")
+def test_init_writes_a_configuration_that_loads_and_add_extends_it(here: Path) -> None:
+    (here / ".mcp.json").write_text(
+        '{"mcpServers": {"files": {"command": "true", "env": {"KEY": "${NOT_SET_ANYWHERE}"}}}}'
+    )
+    first = ran("init")
+    assert first.exit_code == 0 and "mcp.json: 1 server" in first.output
+    assert "NOT_SET_ANYWHERE" in first.output, "what has to be mended is told"
+    file = here / "mcp.json"
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600 and f"// from {here / '.mcp.json'}" in file.read_text()
+    again = ran("init")
+    assert again.exit_code == 2 and "exists" in again.output
+    assert ran("init", "--force", "--empty").exit_code == 0
+    assert [*load(file).settings.mcpServers] == ["demo"]
+    for _ in range(2):
+        added = ran("add", "notes", "--env", "A=b=c", "--", "true", "-x", "--flag")
+        assert added.exit_code == 0, added.output
+    assert "was there already" in added.output
+    assert ran("add", "far", "--url", "https://a.example/mcp", "--header", "X-Team: red").exit_code == 0
+    servers = load(file).settings.mcpServers
+    assert servers["notes"].argv == ("true", "-x", "--flag") and servers["notes"].env == {"A": "b=c"}
+    assert servers["far"].headers == {"X-Team": "red"} and "Comments are welcome" in file.read_text()
+
+
+@requirement("first.init")
+@pytest.mark.parametrize(
+    ("arguments", "why"),
+    [
+        (("notes",), "give a command after --"),
+        (("notes", "--url", "https://a.example/mcp", "--", "true"), "give a command after --"),
+        (("a__b", "--", "true"), "a server name holds letters"),
+        (("notes", "--env", "A", "--", "true"), "write NAME=VALUE"),
+        (("notes", "--", "npx -y some-server"), "must be the program alone"),
+        (("notes", "--url", "ftp://a.example"), "mcpServers.notes"),
+    ],
+)
+def test_add_says_what_is_wrong_and_writes_nothing(here: Path, arguments: tuple[str, ...], why: str) -> None:
+    refused = ran("add", *arguments)
+    assert refused.exit_code == 2 and why in refused.output.replace("\n", " ")
+    assert not (here / "mcp.json").exists()
+
+
+@requirement("first.clients")
+def test_connect_prints_and_writes_what_a_client_needs(here: Path) -> None:
+    assert all(client in ran("connect").output for client in CLIENTS)
+    printed = ran("connect", "claude-code", "--url", "http://127.0.0.1:9000")
+    assert printed.stdout == "claude mcp add --transport http gateway http://127.0.0.1:9000/mcp\n"
+    (here / ".cursor").mkdir()
+    file = here / ".cursor/mcp.json"
+    file.write_text('{\n  // mine\n  "mcpServers": {}\n}')
+    assert "added" in ran("connect", "cursor", "--write", "--token").output
+    assert "// mine" in file.read_text() and "Bearer ${env:MCP_TOKEN}" in file.read_text()
+    assert "was there already" in ran("connect", "cursor", "--write", "--token").output
+    assert ran("connect", "codex", "--write").exit_code == 0 and (here / ".codex/config.toml").exists()
+    assert json.loads(ran("connect", "cursor").stdout)["mcpServers"]["gateway"]
+    assert "has no file" in ran("connect", "python", "--write").output
+
+
+@requirement("first.command-line")
+def test_names_that_are_almost_right_are_named() -> None:
+    assert "Did you mean 'run'?" in ran("rnu").output
+    assert "--port" in ran("run", "--prot", "1").output
+    assert "did you mean cursor?" in ran("connect", "cursr").output
+    assert "mcp-session-gateway init" in ran("run").output.replace("\n", " ")
+
+
+@requirement("first.command-line")
+@pytest.mark.parametrize("option", ["--version", "-V", "-v"])
+def test_the_version(option: str) -> None:
+    assert ran(option).output == f"mcp-session-gateway {__version__}\n"
+
+
+@requirement("first.command-line")
+def test_shells_complete_commands_options_and_clients() -> None:
+    def completed(*words: str) -> list[str]:
+        line = " ".join(("mcp-session-gateway", *words))
+        found = ran(_MCP_SESSION_GATEWAY_COMPLETE="complete_bash", COMP_WORDS=line, COMP_CWORD=str(len(words))).output
+        return found.split()
+
+    assert completed("conn") == ["connect"]
+    assert "--config" in completed("run", "--c")
+    assert completed("connect", "cu") == ["cursor"]

@@ -1,0 +1,101 @@
+"""`gateway.config.client_snippets`: what clients are given to connect."""
+
+import base64
+import json
+import shlex
+import tomllib
+from pathlib import Path
+from typing import Any
+from urllib.parse import parse_qs, unquote, urlsplit
+
+import pytest
+
+from gateway.config.client_snippets import CLIENTS, TOKEN_VARIABLE, Snippet, name_for, snippet, snippets
+from gateway.config.hosts import adapted
+from gateway.config.placeholders import Place
+from tests.requirements import requirement
+
+URL = "http://127.0.0.1:8080/mcp"
+KEY = {"MCP-Gateway-Session-Key": "report-writer"}
+PLACE = Place(environ={TOKEN_VARIABLE: "s3cret"}, folder=Path("/project"))
+WITH_FILE = sorted(client for client in CLIENTS if snippet(client, URL).file)
+
+
+def read_back(one: Snippet) -> dict[str, Any]:
+    """The file as the gateway reads files of that client: what a host makes of it."""
+    assert one.file is not None
+    text = one.file.text
+    document = tomllib.loads(text) if one.file.language == "toml" else json.loads(text)
+    found = adapted(document, PLACE)
+    assert not found.findings.faults and not found.findings.notes
+    servers: dict[str, Any] = found.document["mcpServers"]
+    return servers
+
+
+@requirement("first.clients")
+@pytest.mark.parametrize("client", WITH_FILE)
+def test_a_clients_file_names_the_url_the_credential_and_the_headers(client: str) -> None:
+    plain, full = (
+        {one.client: one for one in snippets(URL, **more)}[client]  # type: ignore[arg-type]
+        for more in ({}, {"needs_token": True, "headers": KEY})
+    )
+    assert read_back(plain) == {"gateway": {"url": URL}}
+    assert read_back(full) == {"gateway": {"url": URL, "headers": {"Authorization": "Bearer s3cret"} | KEY}}
+
+
+@requirement("first.clients")
+@pytest.mark.parametrize("client", sorted(CLIENTS))
+def test_a_snippet_needs_no_credential_unless_it_is_told(client: str) -> None:
+    assert TOKEN_VARIABLE not in snippet(client, URL).text and URL in snippet(client, URL).text
+    assert TOKEN_VARIABLE in snippet(client, URL, needs_token=True).text
+
+
+@requirement("first.clients")
+def test_commands_are_single_lines_for_a_shell() -> None:
+    words = {one.client: shlex.split(one.text) for one in snippets(URL, headers=KEY) if one.language == "sh"}
+    assert words["claude-code"][:5] == ["claude", "mcp", "add", "--transport", "http"]
+    assert words["claude-code"][-2:] == ["--header", "MCP-Gateway-Session-Key: report-writer"]
+    assert words["gemini"][-2:] == ["gateway", URL]
+    assert json.loads(words["vscode"][2]) == {"name": "gateway", "type": "http", "url": URL, "headers": KEY}
+    assert "codex" not in words  # its command takes no headers
+    assert shlex.split(snippet("codex", URL, needs_token=True).text)[3:] == [
+        *("gateway", "--url", URL, "--bearer-token-env-var", TOKEN_VARIABLE)
+    ]
+
+
+@requirement("first.clients")
+def test_links_hold_the_entry_of_the_clients_file() -> None:
+    cursor, vscode = (snippet(client, URL, needs_token=True) for client in ("cursor", "vscode"))
+    assert cursor.file and vscode.file
+    given = parse_qs(urlsplit(cursor.link).query)
+    assert given["name"] == ["gateway"] and json.loads(base64.b64decode(given["config"][0])) == cursor.file.entry
+    assert json.loads(unquote(vscode.link.partition("?")[2])) == {"name": "gateway", **vscode.file.entry}
+
+
+@requirement("first.clients")
+def test_programs_are_whole_programs() -> None:
+    for more in ({}, {"needs_token": True}, {"needs_token": True, "headers": KEY}):
+        python = next(one for one in snippets(URL, **more) if one.client == "python")
+        compile(python.text, "snippet", "exec")
+
+
+@requirement("first.clients")
+def test_a_server_has_its_own_name_in_clients() -> None:
+    assert name_for(URL) == "gateway"
+    assert name_for("https://mcp.example.com/servers/my.files/mcp") == "my.files"
+    toml = snippet("codex", "https://mcp.example.com/servers/my.files/mcp").file
+    assert toml is not None and '[mcp_servers."my.files"]' in toml.text
+
+
+@requirement("first.clients")
+def test_nothing_of_a_url_becomes_a_word_of_its_own() -> None:
+    hostile = "http://x/mcp?a=1;rm -rf ~'\""
+    for one in snippets(hostile):
+        if one.language == "sh" and one.client != "vscode":
+            assert hostile in shlex.split(one.text), one.client
+
+
+def test_a_name_is_one_word_of_a_shell() -> None:
+    name = "a; touch pwn; #"
+    for client in ("claude-code", "codex", "gemini"):
+        assert name in shlex.split(snippet(client, "http://127.0.0.1:8080/mcp", name=name).text), client

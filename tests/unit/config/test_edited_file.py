@@ -1,0 +1,99 @@
+"""`gateway.config.edited_file`: one entry more, and everything else as it was."""
+
+import stat
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gateway.config.client_snippets import ClientFile
+from gateway.config.documents import parsed_document
+from gateway.config.edited_file import add_entry, with_entry, write_file
+from gateway.config.faults import ConfigurationError
+from tests.requirements import requirement
+
+ENTRY = {"command": "x", "args": ["-y", 'a "b"'], "env": {"K": "v"}}
+JSON = ClientFile(path="", at=("mcpServers", "new"), entry=ENTRY)
+TOML = ClientFile(path="", at=("mcp_servers", "n.ew"), entry=ENTRY, language="toml")
+COMMENTED = """\
+// the team's file: { "mcpServers": { } }
+{
+  "note": "a \\"mcpServers\\": { in a text", /* { */
+  'list': [{"mcpServers": {"a": 1}}],
+  "gateway": {"mcpServers": {"deep": {}}}, // not this one
+  mcpServers: { // this one
+    "old": {"command": "y"},
+  },
+}
+"""
+
+
+def read(text: str, *, is_toml: bool = False) -> dict[str, Any]:
+    return parsed_document(text, "file", is_toml=is_toml)
+
+
+@requirement("first.files")
+def test_a_commented_file_keeps_its_comments() -> None:
+    after = with_entry(COMMENTED, JSON, "file")
+    assert read(after) == {
+        **read(COMMENTED),
+        "mcpServers": {"new": ENTRY, "old": {"command": "y"}},
+    }
+    added = [line for line in after.splitlines() if line not in COMMENTED.splitlines()]
+    assert "".join(added).startswith('  mcpServers: {    "new": {') and after.count("//") == COMMENTED.count("//")
+
+
+@requirement("first.files")
+@pytest.mark.parametrize("before", ["", "{}", "{ // nothing\n}", '{"a": 1}', '{"a": 1,}', '{"mcpServers": {}}'])
+def test_the_table_is_made_where_it_is_missing(before: str) -> None:
+    after = read(with_entry(before, JSON, "file"))
+    assert after == {**(read(before) if before else {}), "mcpServers": {"new": ENTRY}}
+
+
+@requirement("first.files")
+def test_plain_json_stays_plain_and_keeps_its_indentation() -> None:
+    after = with_entry('{\n\t"mcpServers": {}\n}', JSON, "file")
+    assert after.startswith('{\n\t"mcpServers": {\n\t\t"new": {\n') and '"é"' in with_entry('{"é": 1}', JSON, "file")
+
+
+@requirement("first.files")
+def test_a_toml_file_gets_a_table() -> None:
+    before = '# mine\nmodel = "o"\n\n[mcp_servers.old]\ncommand = "y"\n'
+    after = with_entry(before, TOML, "file")
+    assert after.startswith(before) and read(after, is_toml=True)["mcp_servers"]["n.ew"] == ENTRY
+    with pytest.raises(ConfigurationError, match="add this yourself"):
+        with_entry("mcp_servers = {}\n", TOML, "file")
+
+
+@requirement("first.files")
+def test_an_entry_that_is_there_is_not_replaced() -> None:
+    once = with_entry(COMMENTED, JSON, "file")
+    assert with_entry(once, JSON, "file") == once
+    other = ClientFile(path="", at=JSON.at, entry={"command": "z"})
+    with pytest.raises(ConfigurationError, match=r"file: mcpServers\.new is there already"):
+        with_entry(once, other, "file")
+    with pytest.raises(ConfigurationError, match="mcpServers is no table"):
+        with_entry('{"mcpServers": []}', JSON, "file")
+    with pytest.raises(ConfigurationError, match="not valid JSON"):
+        with_entry("{", JSON, "file")
+
+
+@requirement("first.files")
+def test_a_file_is_replaced_as_a_whole_and_keeps_its_permissions(tmp_path: Path) -> None:
+    real, link = tmp_path / "dotfiles.json", tmp_path / "mcp.json"
+    real.write_text("{}")
+    real.chmod(0o640)
+    link.symlink_to(real)
+    assert add_entry(link, JSON) and not add_entry(link, JSON)
+    assert link.is_symlink() and read(real.read_text())["mcpServers"] == {"new": ENTRY}
+    assert stat.S_IMODE(real.stat().st_mode) == 0o640
+    fresh = tmp_path / "made" / "mcp.json"
+    assert add_entry(fresh, JSON) and stat.S_IMODE(fresh.stat().st_mode) == 0o600
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["dotfiles.json", "made", "mcp.json"]
+
+
+def test_a_link_to_nothing_is_not_followed(tmp_path: Path) -> None:
+    (tmp_path / "mcp.json").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(OSError, match="is a link to nothing"):
+        write_file(tmp_path / "mcp.json", "{}")
+    assert not (tmp_path / "elsewhere").exists()

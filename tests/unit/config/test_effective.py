@@ -1,0 +1,63 @@
+"""`gateway.config.effective`: what is in effect, where it comes from, and that no credential is shown."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gateway.config.effective import DEFAULT, EffectiveSetting, effective
+from gateway.config.settings import Settings, load
+from tests.requirements import requirement
+
+SECRET = "hunter2-hunter2"
+GATEWAY: dict[str, Any] = {
+    "store": f"redis://:{SECRET}@localhost/0",
+    "api_keys": {"ann": "a" * 64, "bob": ["b" * 64, "c" * 64]},
+    "secrets": {"files": {"file": "/run/secrets/files"}},
+    "policy": {"rules": [{"workspace": "w", "env": {"PLAIN": SECRET}}]},
+    "session": {"idle_ttl_s": 50},
+}
+SERVER: dict[str, Any] = {
+    "command": "files",
+    "args": ["--token", SECRET, f"--api-key={SECRET}", f"https://a.example/?access_token={SECRET}", "plain"],
+    "env": {"ANY_NAME": SECRET, "KEY": "${secret:files}", "MIXED": f"${{secret:files}}{SECRET}"},
+}
+REMOTE: dict[str, Any] = {"url": f"https://b.example/mcp?api_key={SECRET}", "headers": {"X-Any": SECRET}}
+
+
+def loaded(tmp_path: Path, overrides: dict[str, Any] | None = None) -> dict[str, EffectiveSetting]:
+    file = tmp_path / "mcp.json"
+    file.write_text(json.dumps({"mcpServers": {"files": SERVER, "far": REMOTE}, "gateway": GATEWAY}), encoding="utf-8")
+    sections = effective(load(file, overrides).settings)
+    return {setting.name: setting for section in sections for setting in section.settings}
+
+
+@requirement("ops.configuration-page")
+def test_no_credential_is_shown(tmp_path: Path) -> None:
+    found = loaded(tmp_path)
+    assert SECRET not in "".join(setting.value for setting in found.values())
+    assert found["mcpServers.files.args"].value.endswith(" plain")
+    assert json.loads(found["mcpServers.files.env"].value)["KEY"] == "${secret:files}"
+    assert json.loads(found["gateway.api_keys"].value) == {"ann": "1 key", "bob": "2 keys"}
+    assert found["gateway.store"].value == "redis://…@localhost/0"
+
+
+@requirement("ops.configuration-page")
+def test_each_setting_has_the_place_that_wins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MCP_GATEWAY_SESSION__IDLE_TTL_S", "70")
+    monkeypatch.setenv("MCP_GATEWAY_PORT", "99")
+    found = loaded(tmp_path, {"port": 98})
+    ttl = found["gateway.session.idle_ttl_s"]
+    assert (ttl.value, ttl.origin) == ("70", "the variable MCP_GATEWAY_SESSION__IDLE_TTL_S")
+    assert (found["gateway.port"].value, found["gateway.port"].origin) == ("98", "--port on the command line")
+    assert found["gateway.store"].origin == str(tmp_path / "mcp.json") == found["mcpServers.far.url"].origin
+    assert found["gateway.host"].origin == DEFAULT and not found["gateway.host"].is_set
+    assert found["gateway.policy.session_rate.per_s"].origin == DEFAULT
+
+
+def test_settings_of_a_program_have_no_file() -> None:
+    settings = Settings.model_validate({"mcpServers": {"a": {"command": "x"}}, "gateway": {"port": 1}})
+    found = {one.name: one for section in effective(settings) for one in section.settings}
+    assert found["gateway.port"].origin == found["mcpServers.a.command"].origin == "the program"
+    assert found["gateway.host"].origin == DEFAULT

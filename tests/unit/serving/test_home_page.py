@@ -1,0 +1,153 @@
+"""What a stranger finds in a browser: how to connect, and nothing of anybody's."""
+
+import base64
+import hashlib
+import re
+from collections.abc import AsyncIterator
+from typing import Any
+
+import httpx
+import pytest
+
+from gateway.config.settings import Settings
+from gateway.serving.app import create_app
+from gateway.serving.gateway import Gateway
+from gateway.version import __version__
+from tests.requirements import requirement
+
+pytestmark = [pytest.mark.anyio, requirement("first.home")]
+
+BROWSER = {"Accept": "text/html,application/xhtml+xml,application/xml;q=0.9,image/avif,image/webp,*/*;q=0.8"}
+SERVERS = {"payroll-secret": {"url": "http://127.0.0.1:9/mcp"}}
+
+
+class Served:
+    """A gateway with the page."""
+
+    def __init__(self, **options: Any) -> None:
+        settings = Settings.model_validate({"mcpServers": SERVERS, "gateway": options})
+        self.gateway = Gateway(settings)
+        self.gateway.state.start()  # its servers need not run
+        self.app = create_app(settings, gateway=self.gateway)
+
+    def client(self, **more: Any) -> httpx.AsyncClient:
+        transport = httpx.ASGITransport(self.app, **more)
+        return httpx.AsyncClient(transport=transport, base_url="http://localhost:8080")
+
+
+@pytest.fixture
+async def http() -> AsyncIterator[httpx.AsyncClient]:
+    async with Served().client() as client:
+        yield client
+
+
+@pytest.mark.parametrize("path", ["/", "/mcp"])
+async def test_a_browser_gets_a_page_that_says_how_to_connect(http: httpx.AsyncClient, path: str) -> None:
+    page = await http.get(path, headers=BROWSER)
+    assert page.status_code == 200 and page.headers["content-type"].startswith("text/html")
+    assert "claude mcp add --transport http gateway http://localhost:8080/mcp" in page.text
+    assert "The gateway serves requests." in page.text and 'href="/readyz"' in page.text
+    assert "MCP_TOKEN" not in page.text and "/admin" not in page.text
+
+
+@pytest.mark.parametrize("path", ["/", "/mcp", "/servers/payroll-secret/mcp"])
+async def test_the_page_tells_nothing_and_leaves_nothing(path: str) -> None:
+    served = Served()
+    async with served.client() as http:
+        page = await http.get(path, headers=BROWSER)
+    known = page.text.replace("http://localhost:8080/servers/payroll-secret/mcp", "")
+    if path.startswith("/servers"):  # whoever asks has named it
+        known = known.replace("payroll-secret", "")
+    assert "payroll" not in known and __version__ not in page.text
+    assert "set-cookie" not in page.headers and page.headers["cache-control"] == "no-store"
+    assert not any(name.startswith("mcp-") for name in page.headers)
+    assert not [*served.gateway.parts.foundation.live]
+
+
+async def test_the_page_runs_no_script_and_has_the_style_that_is_allowed(http: httpx.AsyncClient) -> None:
+    page = await http.get("/", headers=BROWSER)
+    (style,) = re.findall(r"<style>(.*?)</style>", page.text, re.S)
+    allowed = base64.b64encode(hashlib.sha256(style.encode()).digest()).decode()
+    policy = page.headers["content-security-policy"]
+    assert policy.startswith("default-src 'none'") and f"'sha256-{allowed}'" in policy
+    assert "<script" not in page.text and "style=" not in page.text
+
+
+@pytest.mark.parametrize("accept", ["*/*", "application/json", "application/json, text/event-stream", ""])
+async def test_programs_get_what_they_got_before(accept: str) -> None:
+    answers = []
+    for options in ({}, {"discovery": {"home_page": False}}):
+        async with Served(**options).client() as http:
+            for path in ("/", "/mcp", "/servers/payroll-secret/mcp"):
+                for method in ("GET", "HEAD", "POST", "OPTIONS"):
+                    headers = {"Accept": accept}
+                    if method == "GET" and "event-stream" in accept:
+                        headers["Mcp-Session-Id"] = "unknown"
+                    answer = await http.request(method, path, headers=headers)
+                    text = re.sub("[0-9a-f]{32}", "ID", answer.text)
+                    answers.append((path, method, answer.status_code, text, answer.headers.get("allow")))
+    with_page, without = answers[: len(answers) // 2], answers[len(answers) // 2 :]
+    assert with_page == without
+
+
+async def test_a_look_at_the_head_is_no_visit(http: httpx.AsyncClient) -> None:
+    assert (await http.head("/", headers=BROWSER)).status_code == 404
+    assert (await http.head("/mcp", headers=BROWSER)).status_code == 405
+
+
+@pytest.mark.parametrize(
+    ("options", "host", "status", "shown"),
+    [
+        ({}, "evil.example", 421, "evil"),
+        ({"allowed_hosts": ["*"]}, "a<b>\"'$(id)", 200, "$(id)"),
+        ({"allowed_hosts": ["*"]}, "x" * 300, 200, "xxxx"),
+    ],
+)
+async def test_the_host_of_a_request_becomes_nothing_but_an_address(
+    options: Any, host: str, status: int, shown: str
+) -> None:
+    async with Served(**options).client() as http:
+        page = await http.get("/", headers=BROWSER | {"Host": host})
+    assert page.status_code == status and shown not in page.text
+    if status == 200:
+        assert "http://HOST/mcp" in page.text
+
+
+async def test_the_page_shows_the_address_that_the_browser_has_used() -> None:
+    async with Served(allowed_hosts=["*"]).client() as http:
+        tls = {"X-Forwarded-Proto": "https", "Host": "mcp.example.com"}
+        assert "https://mcp.example.com/mcp" in (await http.get("/", headers=BROWSER | tls)).text
+        ipv6 = (await http.get("/", headers=BROWSER | {"Host": "[::1]:8080"})).text
+        assert "http://[::1]:8080/mcp" in ipv6
+    async with Served().client(root_path="/tools") as http:
+        page = (await http.get("/tools", headers=BROWSER)).text
+        assert "http://localhost:8080/tools/mcp" in page and 'href="/tools/readyz"' in page
+
+
+async def test_the_page_says_that_a_credential_is_needed_and_where_the_console_is() -> None:
+    keyed = {"api_keys": {"ann": "0" * 64}, "admin": {"keys": {"ann": "0" * 64}}}
+    async with Served(**keyed).client() as http:
+        page = (await http.get("/", headers=BROWSER)).text
+    assert "MCP_TOKEN" in page and 'href="/admin"' in page
+    public = {"host": "0.0.0.0", "allowed_hosts": ["localhost"]}
+    async with Served(**keyed, **public).client() as http:
+        assert "/admin" not in (await http.get("/", headers=BROWSER)).text
+
+
+async def test_visits_are_counted_like_requests_without_a_credential() -> None:
+    async with Served(policy={"principal_rate": {"per_s": 1, "burst": 2}}).client() as http:
+        answers = [(await http.get("/", headers=BROWSER)).status_code for _ in range(6)]
+    assert answers[:2] == [200, 200] and answers[-1] == 429
+
+
+async def test_a_gateway_that_drains_says_so() -> None:
+    served = Served()
+    served.gateway.state.start_draining()
+    async with served.client() as http:
+        assert "takes no new sessions now" in (await http.get("/", headers=BROWSER)).text
+
+
+async def test_the_page_can_be_switched_off() -> None:
+    async with Served(discovery={"home_page": False}).client() as http:
+        assert (await http.get("/", headers=BROWSER)).status_code == 404
+        assert (await http.get("/mcp", headers=BROWSER)).status_code == 406
