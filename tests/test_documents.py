@@ -179,12 +179,21 @@ def test_a_command_does_what_the_document_says(block: Block, world: World) -> No
     elif block.note.startswith("with "):
         command = f"mcp-session-gateway run --config {block.note.removeprefix('with ')}"
         with _serving(command, world, world.folder) as base:
-            _runs(block.text.replace("http://127.0.0.1:8080", base), world)
+            _prints(block, _runs(block.text.replace("http://127.0.0.1:8080", base), world))
     else:
-        _runs(block.text, world, stdin="" if block.note == "on stdin" else None)
+        _prints(block, _runs(block.text, world, stdin="" if block.note == "on stdin" else None))
 
 
-def _runs(text: str, world: World, stdin: str | None = None) -> None:
+def _prints(block: Block, said: str) -> None:
+    """The lines of the document, where `…` stands for any text."""
+    wanted, lines = block.output.splitlines(), said.splitlines()
+    if wanted:
+        forms = [".*".join(re.escape(part) for part in line.rstrip().split("…")) for line in wanted]
+        assert len(lines) == len(wanted), said
+        assert all(re.fullmatch(form, line.rstrip()) for form, line in zip(forms, lines, strict=True)), said
+
+
+def _runs(text: str, world: World, stdin: str | None = None) -> str:
     ran = subprocess.run(
         ["bash", "-euo", "pipefail", "-c", world.put_into(text)],
         cwd=world.folder,
@@ -197,6 +206,7 @@ def _runs(text: str, world: World, stdin: str | None = None) -> None:
     )
     assert ran.returncode == 0, ran.stdout + ran.stderr
     assert '"error"' not in ran.stdout, ran.stdout
+    return ran.stdout
 
 
 @contextlib.contextmanager

@@ -85,7 +85,9 @@ def _words(model: type[BaseModel]) -> dict[str, str]:
     found = _words(base) if base is not None and issubclass(base, BaseModel) and base.model_fields else {}
     [node] = [n for n in ast.parse(inspect.getsource(model)).body if isinstance(n, ast.ClassDef)]
     for field, after in zip(node.body, node.body[1:], strict=False):
-        if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name):
+        if not (isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name)):
+            continue
+        if not field.target.id.startswith("_"):  # else no setting
             assert isinstance(after, ast.Expr) and isinstance(after.value, ast.Constant), f"{model}: {field.target.id}"
             found[field.target.id] = " ".join(str(after.value.value).split()).replace("|", "\\|")
     return found

@@ -1,0 +1,70 @@
+"""The documents as a site: it builds without a warning, asks no other host, and draws its diagrams."""
+
+import functools
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import httpx
+import pytest
+from playwright.sync_api import sync_playwright
+
+from tests.requirements import requirement
+from tests.support.gateway_process import ROOT
+from tests.tools.programs import program
+
+PAGES = ("", "architecture/", "cli/", "clients/langchain-mcp-adapters/", "rest/", "servers/", "troubleshooting/")
+
+
+class _Quiet(SimpleHTTPRequestHandler):
+    def log_message(self, format: str, *args: object) -> None: ...
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    folder = tmp_path_factory.mktemp("site")
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(folder)]
+    ran = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120, check=False)
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    with ThreadingHTTPServer(("127.0.0.1", 0), functools.partial(_Quiet, directory=str(folder))) as http:
+        threading.Thread(target=http.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{http.server_port}/"
+        http.shutdown()
+
+
+@requirement("ops.site")
+def test_pages_ask_no_other_host_and_nothing_is_missing(site: str) -> None:
+    with sync_playwright() as playwright:
+        chromium = str(program("chromium", "chromium"))
+        browser = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
+        page = browser.new_page()
+        asked: list[str] = []
+        missing: list[str] = []
+        page.on("request", lambda request: asked.append(request.url))
+        page.on("response", lambda response: missing.append(response.url) if response.status >= 400 else None)
+        for path in PAGES:
+            page.goto(site + path, wait_until="networkidle")
+            assert page.locator("article h1").count() == 1, path
+            if path == "architecture/":
+                page.locator("div.mermaid").first.wait_for()
+        browser.close()
+    assert len(asked) > len(PAGES)
+    assert [url for url in asked if not url.startswith((site, "data:", "blob:"))] == []
+    assert missing == []
+
+
+@requirement("ops.site")
+def test_the_commands_and_operations_of_the_code_are_on_the_site(site: str) -> None:
+    commands, rest = httpx.get(f"{site}cli/").text, httpx.get(f"{site}rest/").text
+    assert all(f'id="{name}"' in commands for name in ("run", "sessions-list", "sandbox-learn"))
+    assert "DELETE /admin/api/sessions/{session}" in rest
+
+
+def test_every_document_is_in_the_navigation() -> None:
+    text = (ROOT / "mkdocs.yml").read_text(encoding="utf-8")
+    for path in sorted(Path(ROOT / "docs").rglob("*.md")):
+        name = path.relative_to(ROOT / "docs").as_posix()
+        assert name.startswith("adr/") or name in text, f"{name} is on no page of the site's navigation"

@@ -1,0 +1,118 @@
+"""The hook of mkdocs: pages of the site that are not files of docs/, and links between all of them.
+
+In the repository a document links to files by their paths. On the site, documents of the root (`SECURITY.md`), of
+`examples/` and of `bench/` are pages as well, and a file that no page holds (an example's configuration) is an asset.
+"""
+
+import posixpath
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final
+
+from mkdocs.config.defaults import MkDocsConfig
+from mkdocs.structure.files import File, Files
+from mkdocs.structure.pages import Page
+
+from tests.tools.obtain import npm_packages
+from tests.tools.site_clients import client_pages, published_servers
+from tests.tools.site_reference import command_line, python_interface, rest_interface
+
+__all__ = ["on_files", "on_page_markdown"]
+
+ROOT: Final = Path(__file__).parents[2]
+_PAGES: Final = {
+    "CHANGELOG.md": "changelog.md",
+    "CONTRIBUTING.md": "contributing.md",
+    "SECURITY.md": "reporting.md",
+    "bench/README.md": "benchmarks.md",
+    "examples/README.md": "examples.md",
+}
+"""Documents outside of docs/, and their places on the site."""
+_SOURCES: Final = {place: path for path, place in _PAGES.items()}
+_LINK: Final = re.compile(r"(?<!!)\[(?P<text>[^\]]*)\]\((?P<path>(?!https?:)[^)#:\s]+)(?P<anchor>#[^)]*)?\)")
+_DRAWING: Final = "assets/mermaid.min.js"
+_FENCE: Final = re.compile(r"^(```.*?^```)", re.DOTALL | re.MULTILINE)
+
+
+def on_files(files: Files, config: MkDocsConfig) -> Files:
+    """Add the pages, and the files that any page links to."""
+    for path, place in _PAGES.items():
+        files.append(File.generated(config, place, content=(ROOT / path).read_text(encoding="utf-8")))
+    clients = list(client_pages())
+    made = {path: text for path, _, text in clients}
+    made |= {"cli.md": command_line(), "rest.md": rest_interface(), "python.md": python_interface()}
+    made |= {"adr/index.md": _decisions()}
+    _list(config, "Clients", [{title: path} for path, title, _ in clients])
+    _list(config, "Inside", [f"adr/{file.name}" for file in _decision_files()])
+    # Material would have a reader's browser load the library from another host.
+    drawing = npm_packages({"mermaid": "12.3.0"}) / "node_modules/mermaid/dist/mermaid.min.js"
+    files.append(File.generated(config, _DRAWING, abs_src_path=str(drawing)))
+    for path, text in made.items():
+        files.append(File.generated(config, path, content=text))
+    for source in (*sorted((ROOT / "docs").rglob("*.md")), *(ROOT / path for path in _PAGES)):
+        for found in _LINK.finditer(source.read_text(encoding="utf-8")):
+            path = _in_repository(source, found["path"])
+            if _is_asset(path) and files.get_file_from_path(path + ".txt") is None:
+                text = (ROOT / path).read_text(encoding="utf-8")
+                files.append(File.generated(config, path + ".txt", content=text))
+    return files
+
+
+def on_page_markdown(markdown: str, *, page: Page, config: MkDocsConfig, files: Files) -> str:
+    """The text with the links of the site."""
+    markdown = markdown.replace("<!-- table: published servers -->", published_servers())
+    if "```mermaid" in markdown:
+        markdown += (
+            f'\n<script src="{posixpath.relpath(_DRAWING, page.file.dest_uri.rpartition("/")[0] or ".")}"></script>\n'
+        )
+    if page.file.generated_by and page.file.src_uri not in _SOURCES:
+        return markdown
+    source = ROOT / _SOURCES.get(page.file.src_uri, f"docs/{page.file.src_uri}")
+    here = posixpath.dirname(page.file.src_uri)
+
+    def link(found: re.Match[str]) -> str:
+        there = _on_site(_in_repository(source, found["path"]))
+        if not there:
+            return found["text"]
+        return f"[{found['text']}]({posixpath.relpath(there, here or '.')}{found['anchor'] or ''})"
+
+    return "".join(part if part.startswith("```") else _LINK.sub(link, part) for part in _FENCE.split(markdown))
+
+
+def _in_repository(source: Path, link: str) -> str:
+    """The path from the root of what a document links to."""
+    return posixpath.normpath(posixpath.join(source.parent.relative_to(ROOT).as_posix(), link))
+
+
+def _is_asset(path: str) -> bool:
+    return path not in _PAGES and not path.startswith("docs/") and (ROOT / path).is_file() and path != "README.md"
+
+
+def _on_site(path: str) -> str:
+    """The place on the site; empty for a folder, which the site does not show."""
+    if path == "README.md":
+        return "index.md"
+    if path == "docs/adr":
+        return "adr/index.md"
+    if path.startswith("docs/"):
+        return path.removeprefix("docs/")
+    if path in _PAGES:
+        return _PAGES[path]
+    return path + ".txt" if _is_asset(path) else ""
+
+
+def _decisions() -> str:
+    """The list of the decisions, by their titles."""
+    titles = [(file.name, file.read_text("utf-8").partition("\n")[0].removeprefix("# ")) for file in _decision_files()]
+    return "\n".join(["# Decisions", "", *(f"- [{title}]({name})" for name, title in titles)])
+
+
+def _decision_files() -> list[Path]:
+    return sorted((ROOT / "docs/adr").glob("*.md"))
+
+
+def _list(config: MkDocsConfig, section: str, pages: Sequence[str | dict[str, str]]) -> None:
+    """Put made pages into a section of the navigation, which mkdocs.yml has."""
+    below = next(one[section] for one in config.nav or [] if section in one)
+    below += [page for page in pages if page not in below]
