@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 # Tests and tools start hundreds of processes. Without bytecode files, each of them would compile the sources again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help run test unit check clients published conformance cluster chaos tasks attack hostile fuzz matrix bench bench-peers reference clean
+.PHONY: help run test unit check clients published conformance cluster chaos tasks attack hostile fuzz matrix bench bench-peers reference site clean
 
 help: ## List the commands
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -67,6 +67,7 @@ bench: $(VENV)/.installed-dev ## Measure speed, compared with the limits of the 
 bench-peers: $(VENV)/.installed-dev ## Measure speed compared with other gateways, which are downloaded
 	$(BIN)/python -m bench.run peers
 	$(BIN)/python -m bench.cold --peers
+	$(BIN)/python -m bench.comparison
 
 reference: $(VENV)/.installed-dev ## Regenerate docs/settings.md, docs/conformance.md and docs/images
 	$(BIN)/python -m tests.tools.settings_reference
@@ -75,11 +76,15 @@ reference: $(VENV)/.installed-dev ## Regenerate docs/settings.md, docs/conforman
 	$(BIN)/python -m tests.operating.trace_picture docs/images/trace.svg
 	$(BIN)/python -m tests.operating.console_picture docs/images/console.png
 
+site: $(VENV)/.installed-dev ## Build the documents as a site in build/site
+	$(BIN)/python -m mkdocs build --strict
+
 clean: ## Remove everything that these commands create
 	rm -rf $(VENV) .cache .hypothesis .mypy_cache .pytest_cache .ruff_cache build dist
 	find . -name __pycache__ -prune -exec rm -rf {} +
 
 $(VENV)/.installed: pyproject.toml
+	@echo "Installing into $(VENV). This takes a minute, once."
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable .
 	@touch $@

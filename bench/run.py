@@ -34,12 +34,12 @@ __all__ = ["measure", "share"]
 # measured last (docs/adr/0010-the-hot-path.md). Those of `eras` and of forwarded calls are promises.
 FLOORS: Mapping[str, Sequence[tuple[str, str, float]]] = {
     "stores": [
-        ("gateway, redis", "minimal relay", 0.45),
-        ("gateway, redis, modern", "minimal relay", 0.42),
-        ("gateway, memory", "minimal relay", 0.48),
+        ("gateway, redis", "minimal relay", 0.56),
+        ("gateway, redis, modern", "minimal relay", 0.51),
+        ("gateway, memory", "minimal relay", 0.58),
         ("forwarded, redis", "gateway, redis", 1 / 1.8),
     ],
-    "one": [("gateway, redis", "minimal relay", 0.85)],
+    "one": [("gateway, redis", "minimal relay", 0.94)],
     "eras": [
         ("legacy client, modern server", "legacy client, legacy server", 1 / 1.3),
         ("modern client, legacy server", "modern client, modern server", 1 / 1.3),
@@ -47,7 +47,7 @@ FLOORS: Mapping[str, Sequence[tuple[str, str, float]]] = {
     ],
     "features": [("everything, spans of 1 trace of 100", "nothing", 0.5)],
     "app": [("session untouched", "bare Starlette app", 0.70)],
-    "peers": [("gateway, redis", "supergateway, stateful", 4.0), ("gateway, redis", "FastMCP proxy", 25.0)],
+    "peers": [("gateway, redis", "supergateway, stateful", 5.3), ("gateway, redis", "FastMCP proxy", 25.0)],
 }
 
 

@@ -30,6 +30,7 @@ PURE = [
     "transports/sse.py",
     "transports/inbound/modern.py",
     "transports/upstream/lines.py",
+    "gateway/config/client_snippets.py",
     "gateway/protocol/catalog.py",
     "gateway/context/facts.py",
     "gateway/protocol/params.py",
@@ -159,6 +160,7 @@ MAX_MODULE, MAX_TEST_FILE, MAX_CLASS, MAX_CONSTRUCTOR, MAX_PARAMETERS = 400, 500
 OF_LIBRARIES: set[tuple[str, str]] = {
     ("gateway/cli/options.py", "run.__annotations__"),
     ("gateway/cli/options.py", "run.__signature__"),
+    ("gateway/cli/terminal_console.py", "lists.active"),
     ("gateway/config/patterns.py", "options.case_sensitive"),
     ("gateway/config/patterns.py", "options.log_errors"),
     ("gateway/config/patterns.py", "options.max_mem"),

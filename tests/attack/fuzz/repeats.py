@@ -36,6 +36,7 @@ LIMITS: Final = Limits(body_bytes=70_000)
 TURNS: Final = 24
 """After each piece, so that both connections have done what they do about it."""
 
+_TOKENS: Final[Sequence[Any]] = (1, 2, -1, 1 << 70, 1.5, True, None, {}, "1", 'a"\u20ac', "p" * 128)
 _META: Final = {
     "io.modelcontextprotocol/protocolVersion": "2026-07-28",
     "io.modelcontextprotocol/clientInfo": {"name": "fuzz", "version": "1"},
@@ -126,6 +127,8 @@ class _Client:
         }
         if self._is_modern:
             params["_meta"] = _META
+        if random.random() < 0.3:
+            params["_meta"] = {**params.get("_meta", {}), "progressToken": random.choice(_TOKENS)}
         message: Any = {"jsonrpc": "2.0", "id": self._number, "method": "tools/call", "params": params}
         if random.random() < 0.25 and (other := self._odd(message, params)) is not None:
             return other

@@ -1,0 +1,52 @@
+"""Workflows, issue forms and the compose file follow their published schemas. Workflows run existing make targets."""
+
+import re
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+import yaml
+
+from tests.requirements import requirement
+from tests.support.gateway_process import ROOT
+
+WORKFLOWS = sorted(ROOT.glob(".github/workflows/*.yml"))
+FORMS = [ROOT / ".github/ISSUE_TEMPLATE/bug.yml", ROOT / ".github/ISSUE_TEMPLATE/idea.yml"]
+SCHEMAS: list[tuple[str, list[Path]]] = [
+    ("vendor.github-workflows", WORKFLOWS),
+    ("custom.github-workflows-require-timeout", WORKFLOWS),
+    ("vendor.github-issue-forms", FORMS),
+    ("vendor.github-issue-config", [ROOT / ".github/ISSUE_TEMPLATE/config.yml"]),
+    ("vendor.compose-spec", [ROOT / "docker-compose.yml"]),
+]
+
+
+def validate(schema: str, *files: Path) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "check_jsonschema", "--builtin-schema", schema, *map(str, files)]
+    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+
+
+@requirement("ops.workflows")
+@pytest.mark.parametrize(("schema", "files"), SCHEMAS, ids=[schema for schema, _ in SCHEMAS])
+def test_files_of_the_repository_follow_their_schema(schema: str, files: list[Path], tmp_path: Path) -> None:
+    ran = validate(schema, *files)
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    wrong = tmp_path / "wrong.yml"
+    wrong.write_text("jobs: {a: {steps: 1}}\nbody: 1\nservices: 1\nblank_issues_enabled: 1\n", encoding="utf-8")
+    assert validate(schema, wrong).returncode != 0, "the schema refuses a wrong file"
+
+
+@requirement("ops.workflows")
+def test_workflows_run_make_targets_that_exist() -> None:
+    targets = set(re.findall(r"(?m)^([a-z-]+):", (ROOT / "Makefile").read_text(encoding="utf-8")))
+    used = {name for file in WORKFLOWS for name in re.findall(r"run: make ([a-z-]+)", file.read_text(encoding="utf-8"))}
+    assert {"check", "test", "conformance"} <= used <= targets
+
+
+@requirement("ops.workflows")
+def test_the_oldest_python_of_the_matrix_is_the_oldest_supported() -> None:
+    jobs = yaml.safe_load((ROOT / ".github/workflows/ci.yml").read_text(encoding="utf-8"))["jobs"]
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    assert project["requires-python"] == f">={jobs['test']['strategy']['matrix']['python'][0]}"
