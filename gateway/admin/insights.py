@@ -50,6 +50,7 @@ class Insights:
 
     async def past_sessions(self, query: PastQuery) -> list[TimelineHead]:
         """Sessions of the last day that match, those that were used last first."""
+        await self._replicas.write_activity()
         heads = await self._backend.timelines.newest(_SEARCHED)
         return [head for head in heads if query.matches(head)][: query.limit]
 
@@ -87,7 +88,7 @@ class Insights:
         return usage_of(records, by, RANGES[over][0])
 
     async def _records(self, over: Range) -> tuple[list[HistoryRecord], range]:
-        await self._replicas.write_figures()
+        await self._replicas.write_activity()
         length_s, step_s = RANGES[over]
         until = int(self._clock()) // step_s * step_s + step_s
         steps = range(until - length_s, until, step_s)

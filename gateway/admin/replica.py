@@ -59,12 +59,12 @@ async def _nothing() -> None:
 class Seen:
     """What other parts of this process have seen: clients that return to no session, and what sandboxes have refused to
     a session, by how its id begins. `unwritten`: what is not in the store yet of the timeline of such a session.
-    `write_figures`: have the store get what was counted up to now."""
+    `write_activity`: have the store get what was counted up to now, and the timelines of sessions that have ended."""
 
     unreturning: Callable[[], list[UnreturningClient]] = list
     refused: Callable[[str], list[RefusedRow]] = lambda session: []
     unwritten: Callable[[str], TimelinePart | None] = lambda session: None
-    write_figures: Callable[[], Awaitable[None]] = _nothing
+    write_activity: Callable[[], Awaitable[None]] = _nothing
 
 
 class Held(msgspec.Struct):
@@ -122,8 +122,8 @@ class Replica:
                 return msgspec.to_builtins(self.notable(args))
             case "timeline":
                 return msgspec.to_builtins(self._seen.unwritten(args))
-            case "write figures":
-                await self._seen.write_figures()
+            case "write activity":
+                await self._seen.write_activity()
             case "servers":
                 return msgspec.to_builtins(await self.servers())
             case "drain":

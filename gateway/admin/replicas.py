@@ -46,8 +46,9 @@ class Replicas(Protocol):
         """What is not in the store yet of the timeline of the session whose id begins like that."""
         ...
 
-    async def write_figures(self) -> None:
-        """Have the gateways write to the store what they have counted up to now."""
+    async def write_activity(self) -> None:
+        """Have the gateways write to the store what they have counted up to now, and what happened in sessions that
+        have ended."""
         ...
 
     async def servers(self) -> list[ServerPart]:
@@ -107,8 +108,8 @@ class PeerReplicas:
         answers = await self._queries.ask("timeline", name, await self._names())
         return [msgspec.convert(part, TimelinePart) for part in answers.values() if part is not None]
 
-    async def write_figures(self) -> None:
-        await self._queries.ask("write figures", None, await self._names())
+    async def write_activity(self) -> None:
+        await self._queries.ask("write activity", None, await self._names())
 
     async def servers(self) -> list[ServerPart]:
         answers = await self._queries.ask("servers", None, await self._names())
@@ -161,7 +162,7 @@ class NoReplicas:
     async def unwritten(self, name: str) -> list[TimelinePart]:
         return []
 
-    async def write_figures(self) -> None:
+    async def write_activity(self) -> None:
         """Gateways write by themselves, a little later."""
 
     async def servers(self) -> list[ServerPart]:

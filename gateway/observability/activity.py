@@ -19,7 +19,7 @@ __all__ = ["WRITTEN_EVERY_S", "Activity"]
 WRITTEN_EVERY_S: Final = 10.0
 """How long what happened waits before it is in the store. A gateway that is killed loses that much."""
 
-_FIGURES_EVERY_S: Final = 1.0
+_SEEN_EVERY_S: Final = 1.0
 _AT_ONCE: Final = 64
 """As soon as this many calls have ended, they are handed on: in 0.05 ms."""
 
@@ -37,7 +37,7 @@ class Activity:
         self._clock = clock
         self._live = live
         self._calls: list[EndedCall] = []
-        self._figures_at = float("-inf")
+        self._seen_at = float("-inf")
 
     def add_call(self, call: EndedCall) -> None:
         """A call has ended."""
@@ -77,14 +77,16 @@ class Activity:
         self.hand_on()
         return self.timelines.part_of(name)
 
-    async def write_figures(self) -> None:
-        """Write the figures alone: somebody looks at them. They are written once a second at most."""
-        if self._clock() - self._figures_at < _FIGURES_EVERY_S:
+    async def write_seen(self) -> None:
+        """Write what somebody looks at: the figures, and the timelines of sessions that have ended, which no list
+        of live sessions shows. Once a second at most."""
+        if self._clock() - self._seen_at < _SEEN_EVERY_S:
             return
-        self._figures_at = self._clock()
+        self._seen_at = self._clock()
         self.end_second()
         self.timelines.count()
         with contextlib.suppress(StoreUnavailable):  # who reads them next finds out
+            await self.timelines.flush(ended_only=True)
             await self.figures.flush()
 
     async def upkeep(self) -> None:

@@ -4,6 +4,7 @@ Entries wait here for some seconds and are written together. Nothing of a sessio
 session that calls without a pause costs about a hundred entries a write: calls that are alike are summed up.
 """
 
+import asyncio
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from typing import Final
@@ -164,13 +165,12 @@ class Timelines:
         self._replica = replica
         self._waiting: dict[str, _Waiting] = {}
         self._written: dict[str, TimelinePart] = {}  # being written now
-        self.dropped = 0
+        self._flushing = asyncio.Lock()  # the upkeep flushes, and so does who looks
 
     def _of(self, name: str) -> _Waiting | None:
         waiting = self._waiting.get(name)
         if waiting is None:
             if len(self._waiting) >= _MOST_SESSIONS:  # the store is away
-                self.dropped += 1
                 return None
             waiting = self._waiting[name] = _Waiting()
         return waiting
@@ -232,24 +232,29 @@ class Timelines:
             if calls and (session := waiting.known_session) is not None:
                 self._count(session, calls, failed)
 
-    async def flush(self) -> None:
-        """Write all that waits. What cannot be written waits on, within its bounds.
+    async def flush(self, *, ended_only: bool = False) -> None:
+        """Write all that waits, or that of sessions that have ended. What cannot be written waits on, within its
+        bounds.
 
         Raises:
             StoreUnavailable: the store does not answer.
         """
-        for names in slices(list(self._waiting), _WRITTEN_AT_ONCE):
-            taken = {name: self._waiting.pop(name) for name in names}
-            self._count_of(taken.values())
-            self._written = {name: waiting.part(name, self._replica) for name, waiting in taken.items()}
-            try:
-                await self._store.add([*self._written.values()])
-            except StoreUnavailable:
-                self._put_back(taken)
-                raise
-            finally:
-                self._written = {}
-            await others_first()
+        async with self._flushing:
+            for names in slices(self._names(ended_only=ended_only), _WRITTEN_AT_ONCE):
+                taken = {name: self._waiting.pop(name) for name in names}
+                self._count_of(taken.values())
+                self._written = {name: waiting.part(name, self._replica) for name, waiting in taken.items()}
+                try:
+                    await self._store.add([*self._written.values()])
+                except StoreUnavailable:
+                    self._put_back(taken)
+                    raise
+                finally:
+                    self._written = {}
+                await others_first()
+
+    def _names(self, *, ended_only: bool) -> list[str]:
+        return [name for name, waiting in self._waiting.items() if waiting.ended or not ended_only]
 
     def _put_back(self, taken: dict[str, _Waiting]) -> None:
         for name, before in taken.items():

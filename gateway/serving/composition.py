@@ -190,7 +190,7 @@ def _replica(base: Foundation, servers: Servers, drain: Drain, returns: Returns,
             unreturning=returns.unreturning,
             refused=servers.refused.of,
             unwritten=base.activity.unwritten,
-            write_figures=base.activity.write_figures,
+            write_activity=base.activity.write_seen,
         ),
         cancel_task=tasks.table.cancel,
     )

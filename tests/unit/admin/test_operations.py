@@ -56,7 +56,7 @@ class FakeReplicas:
     async def unwritten(self, name: str) -> list[TimelinePart]:
         return self.waiting
 
-    async def write_figures(self) -> None:
+    async def write_activity(self) -> None:
         """Nothing is counted here."""
 
     async def servers(self) -> list[ServerPart]:

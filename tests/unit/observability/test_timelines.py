@@ -1,5 +1,6 @@
 """Entries on their way to the store: bounded for sessions that call without a pause, lost by no outage."""
 
+import asyncio
 import time
 
 import msgspec
@@ -105,7 +106,23 @@ async def test_an_outage_of_the_store_loses_nothing_within_the_bounds() -> None:
     store.is_away = True
     for n in range(20_010):
         timelines.add(msgspec.structs.replace(SESSION, id=f"{n:08}"), TimelineEntry(1.0, "server"))
-    assert timelines.dropped == 10
+    store.is_away = False
+    await timelines.flush()
+    assert len(store.parts) == 1 + 20_000
+
+
+@requirement("ops.timeline")
+@pytest.mark.anyio
+async def test_sessions_that_have_ended_can_be_written_before_the_others() -> None:
+    store = Store()
+    timelines = a_recorder(store)
+    resting = msgspec.structs.replace(SESSION, id="resting-and-live")
+    timelines.take_calls([call(1.0), call(1.0, session=resting)])
+    timelines.take_event(AuditEvent(at=2.0, event="ended", session=NAME), SESSION)
+    await asyncio.gather(timelines.flush(ended_only=True), timelines.flush(ended_only=True))
+    assert [(part.head.session, part.head.ended, len(part.entries)) for part in store.parts] == [(NAME, "ended", 2)]
+    await asyncio.gather(timelines.flush(), timelines.flush(ended_only=True))
+    assert [part.head.session for part in store.parts] == [NAME, redact(resting.id)]
 
 
 @requirement("ops.timeline")
