@@ -8,14 +8,13 @@ from typing import Any
 
 import httpx
 import pytest
-from playwright.sync_api import Browser, BrowserContext, Page, expect, sync_playwright
+from playwright.sync_api import Browser, BrowserContext, Page, expect
 
 from tests.operating.conftest import ADMIN, KEYS, OPERATOR
 from tests.requirements import requirement
 from tests.support.gateway_process import PROBE, RunningGateway, running_gateway, server
 from tests.support.mcp_clients import Legacy, tool_text
 from tests.tools.obtain import npm_packages
-from tests.tools.programs import program
 
 TOOLS = (sys.executable, str(Path(__file__).parents[1] / "support/hostile_tools.py"))
 
@@ -25,23 +24,6 @@ def gateway() -> Iterator[RunningGateway]:
     servers = {"tools": server(TOOLS), "probe": server(PROBE)}
     with running_gateway(servers, options={"admin": ADMIN}, env=KEYS, must_stop=False) as running:
         yield running
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    with sync_playwright() as playwright:
-        chromium = playwright.chromium.launch(
-            executable_path=str(program("chromium", "chromium")), args=["--no-sandbox"]
-        )
-        yield chromium
-        chromium.close()
-
-
-@pytest.fixture
-def context(browser: Browser) -> Iterator[BrowserContext]:
-    context = browser.new_context(viewport={"width": 1360, "height": 900})
-    yield context
-    context.close()
 
 
 def signed_in(context: BrowserContext, gateway: RunningGateway) -> Page:
