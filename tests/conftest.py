@@ -6,11 +6,16 @@ from pathlib import Path
 from typing import Final
 
 import httpx
+import hypothesis
 import pytest
 
 from tests.support.redis_server import RunningRedis, running_redis
 
 pytest.register_assert_rewrite("session_store.testing")
+
+# How long one example takes says nothing on a machine that runs four tests at once.
+hypothesis.settings.register_profile("of these tests", deadline=None)
+hypothesis.settings.load_profile("of these tests")
 
 
 @pytest.fixture(scope="session")

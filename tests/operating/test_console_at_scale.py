@@ -17,6 +17,8 @@ from tests.support.gateway_process import DEMO, UNLIMITED, RunningGateway, serve
 from tests.support.mcp_clients import Legacy
 from tests.support.redis_server import running_redis
 
+pytestmark = pytest.mark.alone
+
 Cluster = Sequence[RunningGateway]
 
 SESSIONS = 2_000
