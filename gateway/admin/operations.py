@@ -130,14 +130,14 @@ class Operations:
         found: list[Session] = []
         # "~" stands behind every character of an id: the page begins behind all that start like that.
         place, looked_at = f"{query.after}~" if query.after else "", 0
-        size = _READ_AT_ONCE if query.query else min(_READ_AT_ONCE, query.limit + 1)
+        size = min(_READ_AT_ONCE, query.limit + 1)
         while len(found) <= query.limit and looked_at < self._search_limit:
             page = await self._backend.sessions.page(after=place, limit=size)
             found += [session for session in page if matches(session, query.query)]
             looked_at += len(page)
             if len(page) < size:
                 break
-            place = page[-1].id
+            place, size = page[-1].id, min(_READ_AT_ONCE, 4 * size)  # many may match, or few
         more = redact(found[query.limit - 1].id) if len(found) > query.limit else ""
         return Page(sessions=await self._rows(found[: query.limit]), after=more)
 
