@@ -4,7 +4,6 @@ Entries wait here for some seconds and are written together. Nothing of a sessio
 session that calls without a pause costs about a hundred entries a write: calls that are alike are summed up.
 """
 
-import asyncio
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from typing import Final
@@ -165,7 +164,6 @@ class Timelines:
         self._replica = replica
         self._waiting: dict[str, _Waiting] = {}
         self._written: dict[str, TimelinePart] = {}  # being written now
-        self._flushing = asyncio.Lock()  # the upkeep flushes, and so does who looks
 
     def _of(self, name: str) -> _Waiting | None:
         waiting = self._waiting.get(name)
@@ -239,19 +237,22 @@ class Timelines:
         Raises:
             StoreUnavailable: the store does not answer.
         """
-        async with self._flushing:
-            for names in slices(self._names(ended_only=ended_only), _WRITTEN_AT_ONCE):
-                taken = {name: self._waiting.pop(name) for name in names}
-                self._count_of(taken.values())
-                self._written = {name: waiting.part(name, self._replica) for name, waiting in taken.items()}
-                try:
-                    await self._store.add([*self._written.values()])
-                except StoreUnavailable:
-                    self._put_back(taken)
-                    raise
-                finally:
-                    self._written = {}
-                await others_first()
+        for names in slices(self._names(ended_only=ended_only), _WRITTEN_AT_ONCE):
+            # Another flush may have come between: the upkeep writes, and so does who looks.
+            free = [name for name in names if name in self._waiting and name not in self._written]
+            taken = {name: self._waiting.pop(name) for name in free}
+            self._count_of(taken.values())
+            parts = {name: waiting.part(name, self._replica) for name, waiting in taken.items()}
+            self._written.update(parts)
+            try:
+                await self._store.add([*parts.values()])
+            except StoreUnavailable:
+                self._put_back(taken)
+                raise
+            finally:
+                for name in parts:
+                    del self._written[name]
+            await others_first()
 
     def _names(self, *, ended_only: bool) -> list[str]:
         return [name for name, waiting in self._waiting.items() if waiting.ended or not ended_only]
