@@ -6,7 +6,8 @@ from typing import Annotated
 
 import typer
 
-from gateway.cli.options import JsonOption, options
+from gateway.cli.configuration import configuration, required_configuration
+from gateway.cli.options import ConfigOption, JsonOption, options
 from gateway.cli.output import complain
 from gateway.cli.terminal import Terminal
 from gateway.config.faults import located
@@ -21,7 +22,7 @@ _err = Terminal(stderr=True)
 
 @options
 def check(
-    config: Annotated[Path, typer.Option("--config", "-c", help="The configuration file to check.")],
+    config: ConfigOption = None,
     as_json: JsonOption = False,
     offline: Annotated[bool, typer.Option("--offline", help="Do not start or contact the servers.")] = False,
 ) -> None:
@@ -34,7 +35,8 @@ def check(
     from gateway.sandbox.holding import holdings_of, private_files, refuse_unheld
 
     try:
-        loaded = load(config)
+        file = required_configuration(config)
+        loaded = load(file)
         settings = loaded.settings
         key_ring(settings.gateway.store)
         warnings = [note.text for note in loaded.notes if note.level == "warning"]
@@ -43,22 +45,30 @@ def check(
         sandboxes = holdings_of(settings)
         refuse_unheld(sandboxes)
         warnings += [f"sandbox {one.title}: {what}" for one in sandboxes for what in (*one.missing, *one.left_out)]
-        private = private_files(settings, config)
+        private = private_files(settings, file)
         warnings += [
-            f"sandbox {one.title}: its processes can read {file}" for one in sandboxes for file in one.opens(private)
+            f"sandbox {one.title}: its processes can read {secret}"
+            for one in sandboxes
+            for secret in one.opens(private)
         ]
         _import_targets(settings)
         unanswered, more = ([], []) if offline else asyncio.run(_compared(settings))
         warnings += more
     except ConfigurationError as error:
-        message = located(str(error), config)
+        message = located(str(error), configuration(config))
         if not as_json:
             raise complain(message) from None
         typer.echo(to_json({"good": False, "faults": message.splitlines()}))
         raise typer.Exit(2) from None
     ignored = [note.text for note in loaded.notes if note.level == "ignored"]
-    found = {"good": True, "servers": [*settings.mcpServers], "unanswered": unanswered, "warnings": warnings}
-    typer.echo(to_json(found | {"ignored": ignored}) if as_json else _summary(config, settings, unanswered, offline))
+    found = {
+        "good": True,
+        "file": str(file),
+        "servers": [*settings.mcpServers],
+        "unanswered": unanswered,
+        "warnings": warnings,
+    }
+    typer.echo(to_json(found | {"ignored": ignored}) if as_json else _summary(file, settings, unanswered, offline))
     for kind, lines in (("warning", warnings), ("ignored", ignored)):
         for line in () if as_json else lines:
             _err.complain(kind, line)

@@ -2,13 +2,13 @@
 
 import asyncio
 from dataclasses import asdict
-from pathlib import Path
 from typing import Annotated, Final
 
 import typer
 from rich.text import Text
 
-from gateway.cli.options import options
+from gateway.cli.configuration import configuration
+from gateway.cli.options import ConfigOption, options
 from gateway.cli.terminal import Terminal
 from gateway.doctor.findings import Finding
 from gateway.observability.visible import as_json as to_json
@@ -21,9 +21,7 @@ _MARKS: Final = {"ok": "green", "warning": "yellow", "error": "red"}
 
 @options
 def doctor(
-    config: Annotated[
-        Path | None, typer.Option("--config", "-c", help="Configuration file of the gateway, as for `run`.")
-    ] = None,
+    config: ConfigOption = None,
     url: Annotated[
         str, typer.Option(help="URL at which clients reach the gateway, for example the load balancer's.")
     ] = "",
@@ -47,7 +45,7 @@ def doctor(
 
     async def look() -> list[Finding]:
         findings = []
-        async for finding in check_everything(config, url, token, key, admin_url):
+        async for finding in check_everything(configuration(config), url, token, key, admin_url):
             findings.append(finding)
             if not as_json:
                 mark = (f"{finding.state:<8}", _MARKS[finding.state])

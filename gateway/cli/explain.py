@@ -6,6 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
+from gateway.cli.configuration import configuration
 from gateway.cli.options import Caller, ConfigOption, options
 from gateway.cli.output import complain
 from gateway.config.faults import located
@@ -29,6 +30,7 @@ def explain(
 
     configure_logging("critical")
     try:
+        config = configuration(config)
         settings = load(config).settings
         found = asyncio.run(explanation(settings, caller, tool=tool, offline=offline))
     except ConfigurationError as error:

@@ -12,7 +12,7 @@ from typing import Annotated, Any, Final
 
 import typer
 
-from gateway.cli.options import ConfigOption, options
+from gateway.cli.options import NamedConfigOption, options
 from gateway.cli.output import complain
 from gateway.config.faults import located
 from gateway.config.settings import ConfigurationError, load
@@ -33,7 +33,7 @@ _QUESTIONS: Final = tuple(method.name for method in METHODS.values() if method.l
 @options
 def learn(
     words: Annotated[list[str], typer.Argument(metavar="NAME | -- COMMAND ARG...", help="A server to run.")],
-    config: ConfigOption = None,
+    config: NamedConfigOption = None,
     seconds: Annotated[float, typer.Option(min=0, help="End after this time; 0: at Ctrl-C, or with the client.")] = 0.0,
     write: Annotated[
         Path | None,

@@ -10,11 +10,20 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from gateway.cli.check import check
+from gateway.cli.configuration import FILE, configuration
 from gateway.cli.doctor import doctor
 from gateway.cli.explain import explain
 from gateway.cli.operate import app as replicas_app
 from gateway.cli.operate import tail, top
-from gateway.cli.options import Caller, CommandArgument, ConfigOption, Overrides, VerboseOption, options
+from gateway.cli.options import (
+    Caller,
+    CommandArgument,
+    ConfigOption,
+    NamedConfigOption,
+    Overrides,
+    VerboseOption,
+    options,
+)
 from gateway.cli.output import complain
 from gateway.cli.sandbox import app as sandbox_app
 from gateway.cli.sessions import app as sessions_app
@@ -85,17 +94,20 @@ def run(
     from gateway.serving.uvicorn_server import serve
     from gateway.serving.workers import LISTENER, run_workers
 
+    found = config if command else configuration(config)
     try:
-        loaded = load(config, overrides.given())
+        loaded = load(found, overrides.given())
         settings = _with_command(loaded.settings, command)
         welcome = _welcome(settings.gateway, workers=workers, verbose=verbose)
         if LISTENER not in os.environ:
+            if found != config:
+                logger.info("the configuration is %s of this folder", found)
             _log(loaded.notes)
         if workers > 1 and LISTENER not in os.environ:
             raise typer.Exit(run_workers(settings, sys.argv[1:], workers))
         serve(settings, welcome)
     except ConfigurationError as error:
-        raise complain(located(str(error), config)) from None
+        raise complain(located(str(error), found)) from None
     except OSError as error:
         where = f"{settings.gateway.host}:{settings.gateway.port}"
         raise complain(f"cannot listen on {where}: {error.strerror or error}") from None
@@ -105,7 +117,7 @@ def run(
 @options
 def stdio(
     command: CommandArgument = None,
-    config: ConfigOption = None,
+    config: NamedConfigOption = None,
     store: Annotated[str | None, typer.Option(help="URL of the session store.")] = None,
     allow_eval: Annotated[bool, typer.Option("--allow-eval", help="Enable tools whose operation is eval.")] = False,
 ) -> None:
@@ -159,8 +171,8 @@ def _with_command(settings: Settings, command: list[str] | None) -> Settings:
         return Settings.model_validate({"mcpServers": {"main": entry}, "gateway": settings.gateway})
     if not settings.mcpServers:
         raise ConfigurationError(
-            "nothing to serve: give --config FILE with mcpServers, or a server's command after --; "
-            "`mcp-session-gateway init` writes a file with the servers that your clients have"
+            f"nothing to serve: there is no {FILE} in this folder. Give --config FILE with mcpServers, or a server's "
+            "command after --; `mcp-session-gateway init` writes a file with the servers that your clients have"
         )
     return settings
 
@@ -180,6 +192,7 @@ def show_manifest(
     from gateway.observability.logs import configure_logging
 
     try:
+        config = config if command else configuration(config)
         settings = _with_command(load(config).settings, command)
         configure_logging("error")
         typer.echo(to_json(asyncio.run(manifest(settings, caller)), indent=2))

@@ -16,6 +16,7 @@ __all__ = [
     "CommandArgument",
     "ConfigOption",
     "JsonOption",
+    "NamedConfigOption",
     "Overrides",
     "VerboseOption",
     "Where",
@@ -28,8 +29,16 @@ _CONTEXT: Final = "typer_context"
 Command = TypeVar("Command", bound=Callable[..., Any])
 
 ConfigOption = Annotated[
-    Path | None, typer.Option("--config", "-c", help="JSON or TOML file with mcpServers, and gateway beside it.")
+    Path | None,
+    typer.Option(
+        "--config",
+        "-c",
+        help="JSON or TOML file with mcpServers, and gateway beside it. Default: mcp.json of this folder.",
+    ),
 ]
+NamedConfigOption = Annotated[Path | None, typer.Option("--config", "-c", help="JSON or TOML file with mcpServers.")]
+"""For commands that read no file unless one is named."""
+
 CommandArgument = Annotated[
     list[str] | None, typer.Argument(metavar="[-- COMMAND ARG...]", help="A stdio server to serve, without a file.")
 ]

@@ -5,6 +5,7 @@ from typing import Annotated, Any, Final
 
 import typer
 
+from gateway.cli.configuration import configuration
 from gateway.cli.learn import learn
 from gateway.cli.options import ConfigOption, JsonOption, options
 from gateway.cli.output import complain
@@ -40,6 +41,7 @@ def explain(
 ) -> None:
     """Print what a session of a server may touch, and what of it this machine cannot hold. Nothing is started."""
     try:
+        config = configuration(config)
         settings = load(config).settings
         entry = settings.mcpServers.get(name)
         if entry is None:

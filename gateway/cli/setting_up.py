@@ -2,6 +2,7 @@
 
 import json
 import os
+import shlex
 import sys
 from collections.abc import Iterable
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Annotated, Any, Final
 import typer
 from pydantic import ValidationError
 
+from gateway.cli.configuration import FILE
 from gateway.cli.options import options
 from gateway.cli.output import complain
 from gateway.cli.terminal import Terminal
@@ -22,12 +24,11 @@ from gateway.config.spelling import did_you_mean
 
 __all__ = ["add", "connect", "init"]
 
-_FILE: Final = Path("mcp.json")
 _URL: Final = "http://127.0.0.1:8080/mcp"
 _TEMPLATE: Final = """\
 // The configuration of MCP Session Gateway. Comments are welcome.
-//   mcp-session-gateway check --config {file}    finds mistakes, and starts the servers once
-//   mcp-session-gateway run --config {file}      serves
+//   mcp-session-gateway check{given}    finds mistakes, and starts the servers once
+//   mcp-session-gateway run{given}      serves
 {{
   // The servers by name. Every session of a client gets processes of its own.
   "mcpServers": {{
@@ -60,7 +61,7 @@ FileOption = Annotated[Path, typer.Option("--config", "-c", help="The configurat
 
 @options
 def init(
-    file: Annotated[Path, typer.Argument(help="The file to write.")] = _FILE,
+    file: Annotated[Path, typer.Argument(help="The file to write.")] = FILE,
     empty: Annotated[bool, typer.Option("--empty", help="Look for no servers of other clients.")] = False,
     force: Annotated[bool, typer.Option("--force", help="Replace the file.")] = False,
 ) -> None:
@@ -75,7 +76,7 @@ def init(
     if not found.entries:
         found.entries["demo"] = {"command": sys.executable, "args": ["-m", "gateway", "demo-server"]}
     try:
-        write_file(file, _TEMPLATE.format(file=file, servers=_written(found)))
+        write_file(file, _TEMPLATE.format(given=_given(file), servers=_written(found)))
     except OSError as error:
         raise complain(f"{file}: {error.strerror or error}") from None
     except UnicodeError:
@@ -86,7 +87,7 @@ def init(
     for name in found.entries:
         _out.print(f"  {name}  from {found.places[name]}" if name in found.places else f"  {name}")
     _tell_faults(file)
-    _out.print(f"Next: mcp-session-gateway run --config {file}")
+    _out.print(f"Next: mcp-session-gateway run{_given(file)}")
 
 
 def _written(found: FoundServers) -> str:
@@ -118,7 +119,7 @@ def add(
     url: Annotated[str, typer.Option(help="The URL of a server that runs already, instead of a command.")] = "",
     env: Annotated[list[str] | None, typer.Option(metavar="NAME=VALUE", help="A variable; may be repeated.")] = None,
     header: Annotated[list[str] | None, typer.Option(metavar="NAME:VALUE", help="For --url; may be repeated.")] = None,
-    config: FileOption = _FILE,
+    config: FileOption = FILE,
 ) -> None:
     """Add a server to a configuration."""
     if bool(command) == bool(url):
@@ -141,7 +142,7 @@ def add(
     except ConfigurationError as error:
         raise complain(str(error)) from None
     _out.print(f"{config}: {name} {'added' if added else 'was there already'}")
-    _out.print(f"Next: mcp-session-gateway run --config {config}")
+    _out.print(f"Next: mcp-session-gateway run{_given(config)}")
 
 
 def _pairs(option: str, given: Iterable[str], separator: str) -> dict[str, str]:
@@ -194,6 +195,11 @@ def connect(
     except ConfigurationError as error:
         raise complain(str(error)) from None
     _out.print(f"{path}: {found.file.at[-1]} {'added' if written else 'was there already'}")
+
+
+def _given(file: Path) -> str:
+    """The option that names the file; empty for the one that commands find by themselves."""
+    return "" if file == FILE else f" --config {shlex.quote(str(file))}"
 
 
 def _count(number: int, what: str) -> str:

@@ -67,6 +67,27 @@ def test_add_says_what_is_wrong_and_writes_nothing(here: Path, arguments: tuple[
     assert not (here / "mcp.json").exists()
 
 
+@requirement("first.own-file")
+def test_commands_find_the_file_of_the_present_folder_and_name_it(here: Path) -> None:
+    for command in ("check", "run"):
+        refused = ran(command)
+        assert refused.exit_code == 2 and "there is no mcp.json in this folder" in refused.output.replace("\n", " ")
+    (here / "mcp.json").write_text('{"mcpServers": {"far": {"url": "https://a.example/mcp", "ur": 1}}}')
+    for command in (
+        ("check", "--offline"),
+        ("run",),
+        ("explain", "--offline"),
+        ("manifest",),
+        ("sandbox", "explain", "far"),
+    ):
+        refused = ran(*command)
+        assert refused.exit_code == 2 and "mcp.json: mcpServers.far.ur: no such field" in refused.output, command
+    assert "there is no mcp.json" in ran("stdio").output.replace("\n", " "), "its client chooses the folder"
+    (here / "mcp.json").write_text('{"mcpServers": {"far": {"url": "https://a.example/mcp"}}}')
+    assert ran("check", "--offline").stdout.startswith("mcp.json: ok (far)")
+    assert json.loads(ran("check", "--offline", "--json").stdout)["file"] == "mcp.json"
+
+
 @requirement("first.clients")
 def test_connect_prints_and_writes_what_a_client_needs(here: Path) -> None:
     assert all(client in ran("connect").output for client in CLIENTS)
