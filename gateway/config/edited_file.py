@@ -12,7 +12,7 @@ import re
 import tempfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from gateway.config.client_snippets import ClientFile
 from gateway.config.documents import parsed_document
@@ -96,7 +96,7 @@ def _toml(text: str, file: ClientFile) -> str:
 
 
 def _json(text: str, file: ClientFile, wanted: Mapping[str, Any]) -> str:
-    """Plain JSON is written anew in its own indentation. In JSON with comments, the entry comes first in its table."""
+    """Plain JSON is written anew in its own indentation. In JSON with comments, only the entry is added."""
     try:
         json.loads(text)
     except ValueError:
@@ -106,24 +106,42 @@ def _json(text: str, file: ClientFile, wanted: Mapping[str, Any]) -> str:
 
 
 def _inserted(text: str, file: ClientFile) -> str:
-    """JSON with comments allows a comma after the last item, so the entry can go anywhere in a table."""
-    tables = dict(_tables(text))
+    """The entry as the last one of its table, below the comments that stand there."""
+    tables = {table.keys: table for table in _tables(text)}
     above, inner = file.at[:-1], {file.at[-1]: _plain(file.entry)}
     while above not in tables and above:
         inner, above = {above[-1]: inner}, above[:-1]
     if above not in tables:
         return text
-    at, indent = tables[above], "  " * (len(above) + 1)
+    table, indent = tables[above], "  " * len(above)
     body = json.dumps(inner, indent=2, ensure_ascii=False)[2:-2]  # without the braces around it
-    lines = [f"{indent}{line[2:]}" for line in body.splitlines()]
-    return text[:at] + "\n" + "\n".join(lines) + "," + text[at:]
+    lines = "".join(f"{indent}{line}\n" for line in body.splitlines())
+    if table.last_word == ",":  # the last item has a comma here, and the new one gets one
+        lines = f"{lines[:-1]},\n"
+    comma = "" if table.last_word in ("{", ",") else ","
+    between, line = text[table.last_end : table.end], text[: table.end].rpartition("\n")[2]
+    if line.strip() or "\n" not in between:  # the brace has no line of its own
+        between, lines = between.rstrip(" \t"), f"\n{lines}{indent}"
+    else:
+        between, lines = between[: len(between) - len(line)], f"{lines}{line}"
+    return f"{text[: table.last_end]}{comma}{between}{lines}{text[table.end :]}"
 
 
-def _tables(text: str) -> Iterator[tuple[tuple[str, ...], int]]:
-    """The objects of a JSON document by their keys, and where each begins behind its brace. Lists have no keys."""
+class _Table(NamedTuple):
+    """An object of a JSON document: its keys, its last word that is no comment and where that ends, and where the brace
+    is that ends the object."""
+
+    keys: tuple[str, ...]
+    last_word: str
+    last_end: int
+    end: int
+
+
+def _tables(text: str) -> Iterator[_Table]:
+    """The objects of a JSON document that are in no list."""
     path: list[str | None] = []
     key: str | None = None
-    last = ""
+    last, last_end = "", 0
     for token in _TOKEN.finditer(text):
         word = token[0]
         if word.startswith(("//", "/*")):
@@ -132,17 +150,17 @@ def _tables(text: str) -> Iterator[tuple[tuple[str, ...], int]]:
             key = _unquoted(last)
         elif word in "{[":
             path.append(key)
-            keys = path[1:]
-            if word == "{" and None not in keys:
-                yield tuple(part for part in keys if part is not None), token.end()
             key = None
         elif word in "}]":
+            keys = path[1:]
+            if word == "}" and path and None not in keys:
+                yield _Table(tuple(part for part in keys if part is not None), last, last_end, token.start())
             if path:
                 path.pop()
             key = None
         elif word == ",":
             key = None
-        last = word
+        last, last_end = word, token.end()
 
 
 def _unquoted(word: str) -> str:

@@ -37,10 +37,32 @@ def test_a_commented_file_keeps_its_comments() -> None:
     after = with_entry(COMMENTED, JSON, "file")
     assert read(after) == {
         **read(COMMENTED),
-        "mcpServers": {"new": ENTRY, "old": {"command": "y"}},
+        "mcpServers": {"old": {"command": "y"}, "new": ENTRY},
     }
-    added = [line for line in after.splitlines() if line not in COMMENTED.splitlines()]
-    assert "".join(added).startswith('  mcpServers: {    "new": {') and after.count("//") == COMMENTED.count("//")
+    assert after.startswith(COMMENTED.removesuffix("  },\n}\n")) and after.endswith("    },\n  },\n}\n")
+    assert [*read(after)["mcpServers"]] == ["old", "new"]
+
+
+@requirement("first.files")
+@pytest.mark.parametrize(
+    ("inside", "after"),
+    [
+        ('{\n    "a": 1 // one\n    // end\n  }', '{\n    "a": 1, // one\n    // end\n    "new": 2\n  }'),
+        ('{\n    "a": 1, // one\n  }', '{\n    "a": 1, // one\n    "new": 2,\n  }'),
+        ('{"a": 1}', '{"a": 1,\n    "new": 2\n  }'),
+        ('{"a": 1 /* } */ }', '{"a": 1, /* } */\n    "new": 2\n  }'),
+        ("{}", '{\n    "new": 2\n  }'),
+        ("{\n  }", '{\n    "new": 2\n  }'),
+        ("{ // none\n  }", '{ // none\n    "new": 2\n  }'),
+        ('{\n    "a": 1}', '{\n    "a": 1,\n    "new": 2\n  }'),
+        ('{\n    "a": [{"b": {}}, {}]\n  }', '{\n    "a": [{"b": {}}, {}],\n    "new": 2\n  }'),
+    ],
+)
+def test_an_entry_comes_last_and_comments_stay_where_they_are(inside: str, after: str) -> None:
+    new = ClientFile(path="", at=("servers", "new"), entry={})
+    text = "// file\n{\n  servers: "
+    edited = with_entry(f"{text}{inside}\n}}", new, "file").replace('"new": {}', '"new": 2')
+    assert edited == f"{text}{after}\n}}"
 
 
 @requirement("first.files")
