@@ -223,7 +223,7 @@ def _python(to: _Connection) -> Snippet:
     imports += ["from mcp.client import Client"]
     if headers:
         imports += ["from mcp.client.streamable_http import streamable_http_client"]
-    lines = [*imports, "", "", "async def main():", *block, "", "", "asyncio.run(main())"]
+    lines = ["# pip install mcp", *imports, "", "", "async def main():", *block, "", "", "asyncio.run(main())"]
     return Snippet(
         client="python",
         title="Python",
@@ -239,6 +239,7 @@ def _typescript(to: _Connection) -> Snippet:
         headers.insert(0, f"Authorization: `Bearer ${{process.env.{TOKEN_VARIABLE}}}`")
     options = f", {{\n  requestInit: {{ headers: {{ {', '.join(headers)} }} }},\n}}" if headers else ""
     lines = [
+        "// npm install @modelcontextprotocol/client; save this as client.mjs; node client.mjs",
         'import { Client, StreamableHTTPClientTransport } from "@modelcontextprotocol/client";',
         "",
         'const client = new Client({ name: "example", version: "1.0.0" });',

@@ -77,6 +77,8 @@ def test_programs_are_whole_programs() -> None:
     for more in ({}, {"needs_token": True}, {"needs_token": True, "headers": KEY}):
         python = next(one for one in snippets(URL, **more) if one.client == "python")
         compile(python.text, "snippet", "exec")
+        assert python.text.startswith("# pip install mcp\n")
+        assert snippet("typescript", URL).text.startswith("// npm install @modelcontextprotocol/client;")
 
 
 @requirement("first.clients")
