@@ -80,8 +80,8 @@ def test_commands_find_the_file_of_the_present_folder_and_name_it(here: Path) ->
         ("manifest",),
         ("sandbox", "explain", "far"),
     ):
-        refused = ran(*command)
-        assert refused.exit_code == 2 and "mcp.json: mcpServers.far.ur: no such field" in refused.output, command
+        refused = ran(*words)
+        assert refused.exit_code == 2 and "mcp.json: mcpServers.far.ur: no such field" in refused.output, words
     assert "there is no mcp.json" in ran("stdio").output.replace("\n", " "), "its client chooses the folder"
     (here / "mcp.json").write_text('{"mcpServers": {"far": {"url": "https://a.example/mcp"}}}')
     assert ran("check", "--offline").stdout.startswith("mcp.json: ok (far)")
