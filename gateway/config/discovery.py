@@ -58,8 +58,8 @@ class DiscoverySettings(Frozen):
     listed."""
 
     home_page: bool = True
-    """Whether browsers that open `/` or the address of an endpoint get a page that says how to connect a client. It
-    names no server and no session."""
+    """Whether browsers that open `/` or the address of an endpoint get a page that says how to connect a client, and
+    whether curl and the like get it at `/` as a text. It names no server and no session."""
 
     @model_validator(mode="after")
     def _reachable(self) -> Self:

@@ -12,7 +12,7 @@ from gateway.config.addresses import is_loopback
 from gateway.config.settings import Settings
 from gateway.observability.logs import CORRELATION
 from gateway.serving.gateway import Gateway
-from gateway.serving.home_page import HomePage, is_for_people
+from gateway.serving.home_page import HomePage, is_for_people, is_plain
 from gateway.serving.paths import ALL, HEALTH, HOME, JWKS, READY
 from gateway.serving.server_cards import Documents, card_routes
 from session_store import Backend
@@ -49,8 +49,9 @@ class GatewayApp(Starlette):
                     return
                 await endpoint(scope, receive, _closing(send) if self._state.is_draining else send)
                 return
-            if self._home is not None and path in HOME and is_for_people(scope):
-                await self._home.serve(scope, receive, send, serves=self._state.may_serve())
+            if self._home is not None and path in HOME and ((for_people := is_for_people(scope)) or is_plain(scope)):
+                answer = self._home.serve if for_people else self._home.serve_text
+                await answer(scope, receive, send, serves=self._state.may_serve())
                 return
             if path.startswith("/v1/"):
                 await self._gateway.state_api(scope, receive, send)

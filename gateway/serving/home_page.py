@@ -1,13 +1,14 @@
-"""What a person finds who opens an address of the gateway in a browser: what it is, how to connect, whether it serves.
+"""What a person finds who opens an address of the gateway: what it is, how to connect, whether it serves.
 
-Only browsers get the page, by their `Accept`. It says what everyone finds out who sends a request: no server, no
-session, no version. It sets no cookie and opens no session.
+Browsers get a page, by their `Accept`, at `/` and at endpoints. Others, such as curl, get the same as a text at `/`
+alone: endpoints answer programs as MCP says. Both say what everyone finds out who sends a request: no server, no
+session, no version. They set no cookie and open no session.
 """
 
 import base64
 import functools
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from importlib.resources import files
 from typing import Final
 
@@ -16,13 +17,13 @@ from starlette.responses import HTMLResponse, PlainTextResponse, Response
 
 from gateway.config.client_snippets import TOKEN_VARIABLE, snippets
 from gateway.policy.rate_limits import RateLimits
-from gateway.serving.paths import ALL, HOME
+from gateway.serving.paths import ALL, HEALTH, HOME, READY
 from session_store import ANONYMOUS, StoreError
 from transports.inbound.http import Guard, Receive, Scope, Send
 from transports.inbound_port import Refused
 from transports.soon import arrived
 
-__all__ = ["HomePage", "is_for_people"]
+__all__ = ["HomePage", "is_for_people", "is_plain"]
 
 _HOST_CHARACTERS: Final = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-._:[]")
 _MOST_HOST: Final = 255
@@ -36,8 +37,15 @@ def is_for_people(scope: Scope) -> bool:
     return scope["method"] == "GET" and b"text/html" in accepts and b"text/event-stream" not in accepts
 
 
+def is_plain(scope: Scope) -> bool:
+    """True for a GET that text answers as well as anything: it asks for no media type, for any, or for text."""
+    accepts = b",".join(value for name, value in scope["headers"] if name == _ACCEPT)
+    takes_text = not accepts.strip() or b"*/*" in accepts or b"text/plain" in accepts
+    return scope["method"] == "GET" and takes_text and b"text/event-stream" not in accepts
+
+
 class HomePage:
-    """An ASGI app that answers GET requests with the page.
+    """An ASGI app that answers GET requests with the page, or with a text.
 
     Requests count as those of a client without a credential: by address. `needs_token`: clients need a credential.
     `has_console`: the page leads to the console.
@@ -65,11 +73,16 @@ class HomePage:
         }
         self._html = functools.lru_cache(maxsize=_CACHED)(self._rendered)
 
+    async def serve_text(self, scope: Scope, receive: Receive, send: Send, *, serves: bool) -> None:
+        """Answer a request for `/` of whoever asks for no page, in text. `serves`: as below."""
+        await (await self._answer(scope, serves, self._text))(scope, receive, send)
+
     async def serve(self, scope: Scope, receive: Receive, send: Send, *, serves: bool) -> None:
         """Answer a request for `/`, or for the path of an endpoint. `serves`: the gateway takes requests."""
-        await (await self._answer(scope, serves))(scope, receive, send)
+        await (await self._answer(scope, serves, self._page))(scope, receive, send)
 
-    async def _answer(self, scope: Scope, serves: bool) -> Response:
+    async def _answer(self, scope: Scope, serves: bool, answer: Callable[[str, str, str, bool], Response]) -> Response:
+        """What `answer` makes of the address that was used, its root path, its path, and `serves`."""
         try:
             headers = self._guard.headers(scope)
             self._guard.check(headers)
@@ -80,8 +93,29 @@ class HomePage:
             return PlainTextResponse(f"{error}\n", 503, {"Retry-After": "5"})
         root = scope.get("root_path", "")
         path = scope["path"].removeprefix(root)
-        html = self._html(self._base(scope, headers), root, path, serves)
-        return HTMLResponse(html, headers=self._headers)
+        return answer(self._base(scope, headers), root, path, serves)
+
+    def _page(self, base: str, root: str, path: str, serves: bool) -> Response:
+        return HTMLResponse(self._html(base, root, path, serves), headers=self._headers)
+
+    def _text(self, base: str, root: str, path: str, serves: bool) -> Response:
+        url = base + ALL
+        lines = [
+            "MCP Session Gateway: this address serves tools to MCP clients (https://modelcontextprotocol.io).",
+            "The gateway serves requests." if serves else "The gateway takes no new sessions now.",
+            "",
+            f"endpoint   {url}",
+            f"connect    mcp-session-gateway connect CLIENT --url {url}",
+            *(
+                ["credential Authorization: Bearer, with your API key or access token"]
+                if self._facts["needs_token"]
+                else []
+            ),
+            f"probes     {base}{HEALTH}  {base}{READY}",
+            "in a browser, this address shows how to connect each client",
+        ]
+        headers = {name: self._headers[name] for name in ("Cache-Control", "Vary", "X-Content-Type-Options")}
+        return PlainTextResponse("\n".join(lines) + "\n", headers=headers)
 
     def _base(self, scope: Scope, headers: Mapping[str, str]) -> str:
         """The address that the browser has used. A host that is none is not repeated."""

@@ -73,6 +73,21 @@ async def test_the_page_runs_no_script_and_has_the_style_that_is_allowed(http: h
     assert "<script" not in page.text and "style=" not in page.text
 
 
+@pytest.mark.parametrize("accept", ["*/*", "", "text/plain", "application/json;q=0.1, */*;q=0.01"])
+async def test_whoever_asks_for_no_page_gets_the_same_as_text(accept: str) -> None:
+    served = Served(api_keys={"ann": "0" * 64})
+    async with served.client() as http:
+        text = await http.get("/", headers={"Accept": accept})
+        assert text.status_code == 200 and text.headers["content-type"] == "text/plain; charset=utf-8"
+        assert "endpoint   http://localhost:8080/mcp\n" in text.text and "serves requests" in text.text
+        assert "connect CLIENT --url http://localhost:8080/mcp\n" in text.text and "API key" in text.text
+        assert "payroll" not in text.text and __version__ not in text.text and "set-cookie" not in text.headers
+        assert (await http.get("/", headers={"Accept": accept, "Host": "evil.example"})).status_code == 421
+    async with Served(discovery={"home_page": False}).client() as http:
+        assert (await http.get("/", headers={"Accept": accept})).status_code == 404
+    assert not [*served.gateway.parts.foundation.live]
+
+
 @pytest.mark.parametrize("accept", ["*/*", "application/json", "application/json, text/event-stream", ""])
 async def test_programs_get_what_they_got_before(accept: str) -> None:
     answers = []
@@ -80,6 +95,8 @@ async def test_programs_get_what_they_got_before(accept: str) -> None:
         async with Served(**options).client() as http:
             for path in ("/", "/mcp", "/servers/payroll-secret/mcp"):
                 for method in ("GET", "HEAD", "POST", "OPTIONS"):
+                    if (method, path) == ("GET", "/") and "application" not in accept:
+                        continue  # a text
                     headers = {"Accept": accept}
                     if method == "GET" and "event-stream" in accept:
                         headers["Mcp-Session-Id"] = "unknown"
