@@ -73,7 +73,7 @@ def test_commands_find_the_file_of_the_present_folder_and_name_it(here: Path) ->
         refused = ran(command)
         assert refused.exit_code == 2 and "there is no mcp.json in this folder" in refused.output.replace("\n", " ")
     (here / "mcp.json").write_text('{"mcpServers": {"far": {"url": "https://a.example/mcp", "ur": 1}}}')
-    for command in (
+    for words in (
         ("check", "--offline"),
         ("run",),
         ("explain", "--offline"),
