@@ -122,7 +122,7 @@ def _line(upstream: ConfiguredUpstream, sandbox: str) -> ServerLine:
     if state.state == "ok":
         about = "2026-07-28" if upstream.speaks_modern else "2025-11-25 or older"
     elif state.state == "starting":
-        about = "still starting"
+        about = "still starting: a line below says when it is ready"
     count = len(tools.listed) if state.state == "ok" and tools is not None else None
     return ServerLine(name=upstream.name, state=state.state, tools=count, about=about, sandbox=sandbox)
 

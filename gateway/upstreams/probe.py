@@ -202,8 +202,8 @@ class Probe:
             self.began_at = None
             self.took_s = self._clock() - began
         if facts.has_answered:
-            if self.failures.count:
-                logger.info("server %s answers", self._name)
+            if self.failures.count and self.answered.is_set():  # else whoever waits for the first answer says it
+                logger.info("server %s answers again", self._name)
             self.failures = Backoff()
             self.answered.set()
             if not facts.is_certain:

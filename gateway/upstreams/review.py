@@ -100,8 +100,8 @@ async def compare(upstreams: Sequence[ConfiguredUpstream], settings: GatewaySett
 
 
 async def compare_late(upstreams: Sequence[ConfiguredUpstream], settings: GatewaySettings, calls: ToolCalls) -> None:
-    """Review the servers that have not answered before clients were served, each when it answers, and in the end the
-    patterns of workspaces and of tasks. What does not fit is logged: `Admission` refuses to serve it."""
+    """Say of the servers that have not answered before clients were served when each does, and review it then; in the
+    end also the patterns of workspaces and of tasks. What does not fit is logged: `Admission` refuses to serve it."""
     late = [upstream for upstream in upstreams if not upstream.has_answered]
     if not late:
         return
@@ -115,6 +115,9 @@ async def compare_late(upstreams: Sequence[ConfiguredUpstream], settings: Gatewa
 
 async def _compare_when_up(upstream: ConfiguredUpstream, calls: ToolCalls) -> None:
     await upstream.answered.wait()
+    tools = upstream.probed_tools
+    count = "" if tools is None else f": {len(tools.listed)} tool{'' if len(tools.listed) == 1 else 's'}"
+    logger.info("server %s is ready%s", upstream.name, count)
     found = await review([upstream], None, calls)
     for fault in found.unmatched:
         logger.error("%s", fault, extra={"server": upstream.name})

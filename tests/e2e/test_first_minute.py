@@ -2,6 +2,7 @@
 
 import contextlib
 import fcntl
+import json
 import os
 import pty
 import re
@@ -19,7 +20,7 @@ import pytest
 
 from tests.requirements import requirement
 from tests.support.commands import ROOT
-from tests.support.gateway_process import DEMO, server
+from tests.support.gateway_process import BAD, DEMO, server
 from tests.support.mcp_clients import Modern
 
 WITHIN_S = 60.0
@@ -121,3 +122,24 @@ def test_the_link_of_the_greeting_signs_in_once(terminal: Terminal) -> None:
             assert refused.status_code == 403 and "has been used" in refused.text
         assert other.get(f"{base}/admin").status_code == 303
     assert terminal.text.count(link.rpartition("/")[2]) == 1, "only the greeting has it"
+
+
+@requirement("first.late", "first.own-file")
+def test_servers_that_are_late_are_told_of_when_they_are_ready_or_fail(tmp_path: Path) -> None:
+    late = {"files": server([*BAD, "slow", "4"]), "gone": server(["sh", "-c", "sleep 4; echo no license >&2; exit 3"])}
+    document = {"mcpServers": late, "gateway": {"limits": {"list_timeout_s": 0.5}}}
+    (tmp_path / "mcp.json").write_text(json.dumps(document))
+    shown = Terminal(cwd=tmp_path)
+    try:
+        screen = shown.wait_for("Press Ctrl+C")
+        assert "the configuration is mcp.json of this folder" in screen and "starting 2 servers" in screen
+        assert screen.count("still starting: a line below says when it is ready") == 2
+        below = shown.wait_for("server files is ready: ").partition("Press Ctrl+C")[2]
+        assert re.search(r"server files is ready: \d+ tools?\n", below)
+        failed = shown.wait_for("server gone cannot be used").partition("server gone cannot be used")[2]
+        assert "no license" in failed.partition("\n")[0]
+        assert "server gone is ready" not in shown.text
+        assert shown.stop() == 130, "as shells expect of Ctrl+C"
+    finally:
+        shown.process.kill()
+        shown.process.wait()

@@ -31,9 +31,10 @@ class Listing:
         self.unreviewed = {"tools"}
         self.answered = asyncio.Event()
 
+        self.probed_tools = Tools([{"name": name, "inputSchema": {"type": "object"}} for name in ("evaluate", "read")])
+
     async def facts(self) -> ServerFacts:
-        listed = [{"name": name, "inputSchema": {"type": "object"}} for name in ("evaluate", "read")]
-        return ServerFacts(initialize=b"{}", tools=Tools(listed))
+        return ServerFacts(initialize=b"{}", tools=self.probed_tools)
 
     def mark_reviewed(self) -> None:
         self.unreviewed = set()
@@ -96,9 +97,10 @@ async def test_a_server_that_comes_late_is_compared_when_it_answers(caplog: pyte
     comparing = asyncio.create_task(compare_late(servers, settings, NO_SCHEMAS))
     servers[1].answered.set()
     servers[0].answered.set()
-    with caplog.at_level(logging.WARNING):
+    with caplog.at_level(logging.INFO):
         async with asyncio.timeout(5.0):
             await comparing
+    assert caplog.text.count("server s is ready: 2 tools") == 2
     assert servers[0].unreviewed and not servers[1].unreviewed
     assert "mcpServers.s.tools: 'evalute' names no tool" in caplog.text
     assert "workspaces.w.tools: 's__evalute' names no tool" in caplog.text, "once all have answered"
