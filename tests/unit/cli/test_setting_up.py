@@ -68,7 +68,10 @@ def test_add_says_what_is_wrong_and_writes_nothing(here: Path, arguments: tuple[
 
 
 @requirement("first.own-file")
-def test_commands_find_the_file_of_the_present_folder_and_name_it(here: Path) -> None:
+def test_commands_find_the_file_of_the_present_folder_and_name_it(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        "gateway.observability.logs.configure_logging", lambda *_: None
+    )  # it stays as the tests have it
     for command in ("check", "run"):
         refused = ran(command)
         assert refused.exit_code == 2 and "there is no mcp.json in this folder" in refused.output.replace("\n", " ")
