@@ -47,7 +47,9 @@ class Access:
         self._marks = marks
         self._audit = audit
         self._attempts = SignInAttempts()
-        self._keys = KeyDigests((name, digest) for name, digests in keys.items() for digest in digests)
+        configured = [(name, digest) for name, digests in keys.items() for digest in digests]
+        self.has_keys = bool(configured)  # whether there is a key to sign in to the console with
+        self._keys = KeyDigests([*configured, *([] if link is None else [(OPERATOR, digest_of(link.key))])])
         # What a cookie holds: the name, how the digest of its key begins, and the name of its mark.
         self._proofs = {(name, digest[:_PROOF]) for name, digests in keys.items() for digest in digests}
         if link is not None:
@@ -59,11 +61,6 @@ class Access:
     def is_open(self) -> bool:
         """True if an operator can sign in, with a key or with the link."""
         return self.has_keys or self._link is not None
-
-    @property
-    def has_keys(self) -> bool:
-        """True if at least one operator's key is configured."""
-        return len(self._keys) > 0
 
     def is_secure(self, request: Request) -> bool:
         """True if the browser asks over TLS, as far as a proxy that is trusted says so."""

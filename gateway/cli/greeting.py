@@ -11,6 +11,7 @@ from typing import Final
 
 from rich.text import Text
 
+from gateway.admin.local_gateways import announced, runtime_folder
 from gateway.admin.sign_in_link import SignInLink
 from gateway.cli.terminal import Terminal
 from gateway.config.client_snippets import snippet
@@ -18,12 +19,14 @@ from gateway.config.settings import GatewaySettings
 from gateway.observability.status_line import StatusLine
 from gateway.observability.visible import visible_line
 from gateway.serving.gateway import Gateway
-from gateway.serving.greeting import Greeting, ServerLine, greeting_of, link_for, server_lines
+from gateway.serving.greeting import Greeting, ServerLine, greeting_of, link_for, local_gateway, server_lines
 from gateway.serving.workers import announce
 from gateway.version import __version__
 from transports.tasks import Tasks
 
 __all__ = ["TerminalWelcome", "rendered"]
+
+logger = logging.getLogger(__name__)
 
 _EVERY_S: Final = 0.1
 _TURNING: Final = "⠋⠙⠹⠸⠼⠴⠦⠧⠇⠏"
@@ -44,6 +47,7 @@ class TerminalWelcome:
         self._status = status
         self._is_quiet = not verbose
         self._began = monotonic()
+        self._announced = contextlib.ExitStack()
 
     @contextlib.contextmanager
     def starting(self, gateway: Gateway) -> Iterator[None]:
@@ -74,11 +78,28 @@ class TerminalWelcome:
 
     def ready(self, gateway: Gateway, url: str) -> None:
         """The screen; and the line for programs, if it is not a terminal that reads."""
-        greeting = greeting_of(gateway, url, self.link)
+        greeting = greeting_of(gateway, url, self.link, is_announced=self._is_announced(gateway, url))
         Terminal(stderr=True).print(rendered(greeting, monotonic() - self._began))
         if self._status is None:
             announce(url)
         sys.stderr.flush()
+
+    def _is_announced(self, gateway: Gateway, url: str) -> bool:
+        """Let commands of this user find the gateway until it ends, if no server can read how."""
+        folder = runtime_folder()
+        found = local_gateway(gateway, url, self.link, folder)
+        if found is None:
+            return False
+        try:
+            self._announced.enter_context(announced(found, folder))
+        except OSError as error:
+            logger.warning("commands in other terminals do not find this gateway: %s: %s", folder, error.strerror)
+            return False
+        return True
+
+    def ended(self) -> None:
+        """Commands find it no more."""
+        self._announced.close()
 
 
 def progress_line(servers: tuple[ServerLine, ...], took_s: float) -> str:
@@ -100,6 +121,8 @@ def rendered(greeting: Greeting, took_s: float) -> Text:
         _fact(text, "Console", (greeting.console, "cyan"))
         if greeting.has_link:
             _fact(text, "", ("signs you in, once, within the next 10 minutes", "dim"))
+    if greeting.is_announced:
+        _fact(text, "Operate", ("mcp-session-gateway sessions list, tail, top, ui, doctor", ""))
     _add_servers(text, greeting.servers)
     _fact(text, "Sessions", (greeting.store, ""))
     _fact(text, "Callers", (greeting.callers, ""))

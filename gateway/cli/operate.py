@@ -15,6 +15,7 @@ from gateway.admin.operators import OperatorError, Operators, SessionQuery
 from gateway.admin.reports import ReplicaReport, SessionRow
 from gateway.cli.options import AtGateway, JsonOption, options
 from gateway.cli.output import complain, print_event, replicas_table, sessions_table
+from gateway.cli.source import gateway_at
 from gateway.cli.terminal import Terminal
 from gateway.observability.visible import as_json, visible_line
 
@@ -32,11 +33,10 @@ NameArgument = Annotated[
 
 def _run(gateway: AtGateway, work: Callable[[Operators], Awaitable[None]]) -> None:
     async def running() -> None:
-        if not gateway.url:
-            raise OperatorError("no gateway given: set --url or MCP_GATEWAY_URL to a running gateway")
         from gateway.cli.rest_client import RestClient  # loads the HTTP client
 
-        async with RestClient(gateway.url, gateway.key).open() as source:
+        found = gateway_at(gateway)
+        async with RestClient(found.url, found.key).open() as source:
             await work(source)
 
     try:

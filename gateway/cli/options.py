@@ -51,7 +51,12 @@ class AtGateway:
     """The running gateway that a command asks."""
 
     url: Annotated[
-        str, typer.Option("--url", envvar="MCP_GATEWAY_URL", help="A running gateway, or its operators' listener.")
+        str,
+        typer.Option(
+            "--url",
+            envvar="MCP_GATEWAY_URL",
+            help="A running gateway, or its operators' listener. Default: the one that you run at a terminal.",
+        ),
     ] = ""
     key: Annotated[
         str,

@@ -25,6 +25,7 @@ from gateway.admin.operators import (
 )
 from gateway.admin.reports import ReplicaReport, SessionRow, SessionTimeline, TaskRow
 from gateway.admin.server_reports import ServerRow
+from gateway.config.addresses import is_of_this_machine
 from gateway.sessions.returns import UnreturningClient
 from session_store import TimelineHead
 
@@ -46,9 +47,16 @@ class RestClient:
     def __init__(self, url: str, key: str) -> None:
         self._url = url.removesuffix("/").removesuffix("/mcp").removesuffix("/admin")
         if not key:
-            raise OperatorError("MCP_GATEWAY_ADMIN_KEY is not set: set it to an operator's key of that gateway")
+            raise OperatorError(
+                "MCP_GATEWAY_ADMIN_KEY is not set: set it to an operator's key of that gateway (gateway.admin.keys). "
+                "Only a gateway that you have started at a terminal of this machine, on loopback, with each server in "
+                "a sandbox, needs none"
+            )
         self._client = httpx2.AsyncClient(
-            base_url=f"{self._url}/admin/api/", headers={"Authorization": f"Bearer {key}"}, timeout=_TIMEOUT_S
+            base_url=f"{self._url}/admin/api/",
+            headers={"Authorization": f"Bearer {key}"},
+            timeout=_TIMEOUT_S,
+            trust_env=not is_of_this_machine(self._url),  # no proxy gets the key of this machine
         )
 
     @asynccontextmanager

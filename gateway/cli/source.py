@@ -3,14 +3,23 @@
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from dataclasses import replace
+from typing import Final
 
+from gateway.admin.local_gateways import local_gateways
 from gateway.admin.operators import Ambiguous, OperatorError, Operators
-from gateway.cli.options import Where
+from gateway.cli.options import AtGateway, Where
 from gateway.cli.output import complain
 from session_store import StoreError, backend_for
 from session_store.connect import BackendOptions, shown
 
-__all__ = ["run_at", "source_of"]
+__all__ = ["gateway_at", "run_at", "source_of"]
+
+_NONE: Final = (
+    "no gateway given, and none is found that you have started at a terminal of this machine, on loopback, with each "
+    "server in a sandbox: set --url (or MCP_GATEWAY_URL) to a running gateway, and MCP_GATEWAY_ADMIN_KEY to a key of "
+    "its gateway.admin.keys"
+)
 
 
 @asynccontextmanager
@@ -20,14 +29,13 @@ async def source_of(where: Where) -> AsyncIterator[Operators]:
     Raises:
         OperatorError, StoreError: no place is given, or it cannot be used.
     """
-    if where.url:
+    if where.url or not where.store:
         from gateway.cli.rest_client import RestClient  # loads the HTTP client
 
-        async with RestClient(where.url, where.key).open() as client:
+        found = gateway_at(where, or_else=", or --store to the gateway's store")
+        async with RestClient(found.url, found.key).open() as client:
             yield client
         return
-    if not where.store:
-        raise OperatorError("no source given: set --url to a running gateway (with MCP_GATEWAY_ADMIN_KEY), or --store")
     backend = backend_for(where.store, BackendOptions(exclusive=False, create=False))
     if not backend.is_durable:
         raise OperatorError(
@@ -42,6 +50,27 @@ async def source_of(where: Where) -> AsyncIterator[Operators]:
         yield operations_on(backend)
     finally:
         await backend.close()
+
+
+def gateway_at(given: AtGateway, *, or_else: str = "") -> AtGateway:
+    """The running gateway to ask: the one whose URL is given, or else the one that this user has started at a terminal
+    of this machine. Its key is the one that is given with a URL, or else the one that such a gateway has left.
+    `or_else`: what the command could be given instead.
+
+    Raises:
+        OperatorError: no gateway is given, and none or several are found.
+    """
+    if given.url and given.key:
+        return given
+    here = local_gateways()
+    if given.url:
+        return next((replace(given, url=one.url, key=one.key) for one in here if one.is_at(given.url)), given)
+    if not here:
+        raise OperatorError(f"{_NONE}{or_else}")
+    if len(here) > 1:
+        lines = [f"  --url {one.url}  (process {one.pid}, serves {one.endpoint})" for one in here]
+        raise OperatorError("\n".join(["several gateways run here: say which", *lines]))
+    return replace(given, url=here[0].url, key=here[0].key)
 
 
 def run_at(where: Where, work: Callable[[Operators], Awaitable[None]]) -> None:

@@ -5,6 +5,7 @@ import asyncio
 from gateway.admin.operators import OperatorError
 from gateway.cli.options import AtGateway, options
 from gateway.cli.output import complain
+from gateway.cli.source import gateway_at
 
 __all__ = ["ui"]
 
@@ -26,11 +27,10 @@ def ui(gateway: AtGateway) -> None:
     from gateway.cli.rest_client import RestClient  # loads the HTTP client
 
     async def running() -> None:
-        if not gateway.url:
-            raise OperatorError("no gateway given: set --url or MCP_GATEWAY_URL to a running gateway")
-        async with RestClient(gateway.url, gateway.key).open() as source:
+        found = gateway_at(gateway)
+        async with RestClient(found.url, found.key).open() as source:
             await source.replicas()  # a wrong key or address is said before the screen is taken
-            await TerminalConsole(source, gateway.url).run_async()
+            await TerminalConsole(source, found.url).run_async()
 
     try:
         asyncio.run(running())

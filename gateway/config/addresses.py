@@ -4,6 +4,7 @@ import ipaddress
 import re
 from collections.abc import Iterable
 from typing import Annotated, Final
+from urllib.parse import urlsplit
 
 from pydantic import AfterValidator
 
@@ -13,6 +14,7 @@ __all__ = [
     "host_and_port",
     "host_names",
     "is_loopback",
+    "is_of_this_machine",
 ]
 
 _ANY_NAME: Final = "*"
@@ -22,6 +24,14 @@ _NAME: Final = re.compile(r"(?:\*\.)?[a-z0-9_-]+(?:\.[a-z0-9_-]+)*")
 def is_loopback(host: str) -> bool:
     """True if only this machine can reach that address."""
     return host in ("localhost", "::1") or host.startswith("127.")
+
+
+def is_of_this_machine(url: str) -> bool:
+    """True if only this machine can reach that URL: no proxy of the environment is to be asked for it."""
+    try:
+        return is_loopback(urlsplit(url).hostname or "")
+    except ValueError:
+        return False
 
 
 def host_and_port(address: str) -> tuple[str, int]:

@@ -1,11 +1,14 @@
 """What the person who starts a gateway is told: where it is, what it serves, who may call, where the console is."""
 
 import contextlib
+import os
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal, Protocol
 
+from gateway.admin.local_gateways import LocalGateway, network_namespace
 from gateway.admin.routes import ADMIN
 from gateway.admin.sign_in_link import SignInLink
 from gateway.config.addresses import host_and_port, is_loopback
@@ -17,7 +20,16 @@ from gateway.upstreams.upstream import ConfiguredUpstream
 from session_store import backend_for
 from session_store.connect import shown
 
-__all__ = ["Greeting", "PlainWelcome", "ServerLine", "Welcome", "greeting_of", "link_for", "server_lines"]
+__all__ = [
+    "Greeting",
+    "PlainWelcome",
+    "ServerLine",
+    "Welcome",
+    "greeting_of",
+    "link_for",
+    "local_gateway",
+    "server_lines",
+]
 
 _EVERY_ADDRESS = ("0.0.0.0", "::")  # compared with, not listened on
 _CREDENTIALS = {"api_keys": "API keys", "auth.jwt": "access tokens", "auth.proxies": "a trusted proxy"}
@@ -37,6 +49,10 @@ class Welcome(Protocol):
         """It serves. `url` ends with `/mcp`."""
         ...
 
+    def ended(self) -> None:
+        """It serves no more, or could not begin."""
+        ...
+
 
 class PlainWelcome:
     """One line, for programs: `ready URL`."""
@@ -51,6 +67,9 @@ class PlainWelcome:
     def ready(self, gateway: Gateway, url: str) -> None:
         """Print the line."""
         announce(url)
+
+    def ended(self) -> None:
+        """Nothing is left behind."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,13 +86,15 @@ class ServerLine:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Greeting:
-    """What one screen says. `console` is empty if there is none. `has_link`: it signs in, once. `gaps` counts the
-    sandboxes of which something does not hold on this machine."""
+    """What one screen says. `console` is empty if there is none. `has_link`: it signs in, once. `is_announced`:
+    commands of this user find the gateway. `gaps` counts the sandboxes of which something does not hold on this
+    machine."""
 
     url: str
     scope: str
     console: str
     has_link: bool
+    is_announced: bool
     servers: tuple[ServerLine, ...]
     store: str
     callers: str
@@ -87,18 +108,38 @@ def link_for(options: GatewaySettings) -> SignInLink | None:
     return SignInLink() if is_loopback(host) and options.auth.proxies is None else None
 
 
-def greeting_of(gateway: Gateway, url: str, link: SignInLink | None) -> Greeting:
+def local_gateway(gateway: Gateway, url: str, link: SignInLink | None, folder: Path) -> LocalGateway | None:
+    """What commands of this user are to find in that folder; None if a server could read it, or if there is no link."""
+    options = gateway.parts.foundation.settings.gateway
+    operators = "" if link is None else _operators(options, url)
+    if link is None or not operators or not all(_is_closed(one, folder) for one in holdings_at(gateway)):
+        return None
+    return LocalGateway(url=operators, endpoint=url, key=link.key, pid=os.getpid(), network=network_namespace())
+
+
+def _is_closed(one: Holding, folder: Path) -> bool:
+    """Whether the processes of a sandbox cannot read the folder."""
+    return one.sandbox.has_walls and not one.missing and not one.opens([folder])
+
+
+def holdings_at(gateway: Gateway) -> list[Holding]:
+    """The sandboxes of the servers."""
+    return holdings(gateway.parts.servers.enclosures)
+
+
+def greeting_of(gateway: Gateway, url: str, link: SignInLink | None, *, is_announced: bool = False) -> Greeting:
     """The greeting of a gateway that serves at `url`, which ends with `/mcp`."""
     options = gateway.parts.foundation.settings.gateway
     everywhere = options.host in _EVERY_ADDRESS
     if everywhere:
         url = url.replace(f"[{options.host}]" if ":" in options.host else options.host, "localhost", 1)
-    found = holdings(gateway.parts.servers.enclosures)
+    found = holdings_at(gateway)
     return Greeting(
         url=url,
         scope="on every address of this machine" if everywhere else "",
         console=_console(options, url, link),
         has_link=link is not None,
+        is_announced=is_announced,
         servers=server_lines(gateway, found),
         store=_store(options.store),
         callers=_callers(options),
@@ -130,12 +171,18 @@ def _line(upstream: ConfiguredUpstream, sandbox: str) -> ServerLine:
 def _console(options: GatewaySettings, url: str, link: SignInLink | None) -> str:
     if link is None and not options.admin.keys:
         return ""
-    base = url.removesuffix("/mcp")
-    if options.admin.listen:
-        if options.admin.listen.endswith(":0"):
-            return ""  # the log says which port it has
-        base = f"http://{options.admin.listen}"
+    base = _operators(options, url)
+    if not base:
+        return ""
     return f"{base}{ADMIN}" if link is None else f"{base}{ADMIN}/sign-in/{link.token}"
+
+
+def _operators(options: GatewaySettings, url: str) -> str:
+    """Where operators are served, without a path; empty if only the log says which port that is."""
+    listen = options.admin.listen
+    if listen:
+        return "" if listen.endswith(":0") else f"http://{listen}"
+    return url.removesuffix("/mcp")
 
 
 def _store(url: str) -> str:

@@ -132,6 +132,7 @@ def serve(settings: Settings, welcome: Welcome | None = None) -> None:
         timeout_keep_alive=ceil(options.limits.idle_timeout_s),
     )
     with contextlib.ExitStack() as stack:
+        stack.callback(welcome.ended)
         if siblings is not None:
             stack.callback(siblings.close)
         listener = stack.enter_context(inherited_listener() or _listener(options.host, options.port))

@@ -4,6 +4,7 @@ import json
 import re
 import threading
 import time
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -243,13 +244,17 @@ def test_the_command_line_shows_the_same(pair: Pair, cli: Cli, http: httpx.Clien
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (("sessions", "list"), "no source given: set --url"),
+        (("sessions", "list"), "no gateway given, and none is found"),
         (("top",), "no gateway given"),
         (("sessions", "list", "--url", "http://127.0.0.1:9"), "cannot be reached"),
         (("sessions", "list", "--store", "memory://", "--only", "busy"), "use --url with"),
     ],
 )
-def test_the_command_line_says_what_is_missing(cli: Cli, arguments: tuple[str, ...], words: str) -> None:
+def test_the_command_line_says_what_is_missing(
+    cli: Cli, arguments: tuple[str, ...], words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tmp_path.chmod(0o700)
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))  # where no gateway is found
     ran = cli(*arguments)
     assert ran.returncode == 2 and words in ran.stderr
 

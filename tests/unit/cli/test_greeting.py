@@ -21,6 +21,7 @@ GREETING = Greeting(
     scope="",
     console="http://127.0.0.1:8080/admin/sign-in/" + "x" * 43,
     has_link=True,
+    is_announced=True,
     servers=(line("files", tools=1), line("git", state="failing", tools=None, about=HOSTILE)),
     store="in memory",
     callers="everyone",
@@ -41,15 +42,17 @@ def test_the_greeting_names_what_is_served_and_where() -> None:
     assert "ready in 1.2 s" in text and f" {GREETING.url}\n" in text and f" {GREETING.console}\n" in text
     assert "✓ files  1 tool " in text and "✗ git" in text and "sandbox standard" in text
     assert f"claude mcp add --transport http gateway {GREETING.url}\n" in text
-    assert shows_only_text(text)
+    assert "Operate   mcp-session-gateway sessions list" in text and shows_only_text(text)
 
 
 @requirement("first.greeting")
 def test_the_greeting_fits_on_a_screen_and_says_what_needs_care() -> None:
-    many = dataclasses.replace(GREETING, servers=tuple(line(f"s{n}") for n in range(200)), gaps=2, console="")
+    many = dataclasses.replace(
+        GREETING, servers=tuple(line(f"s{n}") for n in range(200)), gaps=2, console="", is_announced=False
+    )
     text = text_of(many)
     assert len(text.splitlines()) <= 25 and "and 188 more" in text and "for 2 of the servers" in text
-    assert "Console" not in text and "sign" not in text
+    assert "Console" not in text and "Operate" not in text and "sign" not in text
     secured = text_of(dataclasses.replace(GREETING, needs_token=True))
     assert "Authorization: Bearer $MCP_TOKEN" in secured
 

@@ -1,15 +1,21 @@
 """Who gets the one-time link: the person at a terminal of the machine that alone reaches the console."""
 
+import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from gateway.admin.local_gateways import LocalGateway
 from gateway.config.settings import Settings
+from gateway.sandbox.holding import holdings
 from gateway.serving.gateway import Gateway
-from gateway.serving.greeting import Greeting, greeting_of, link_for
+from gateway.serving.greeting import Greeting, greeting_of, link_for, local_gateway
 from tests.requirements import requirement
+from transports.upstream.walls.kernel import Kernel
 
+OLD = Kernel(landlock=0, filters="the kernel has no seccomp filters", gate="it has no gate", namespaces="it has none")
+NEW = Kernel(landlock=7, filters="", gate="", namespaces="")
 DEMO = {"mcpServers": {"demo": {"url": "http://127.0.0.1:9/mcp"}}}
 OPEN = {"host": "0.0.0.0", "anonymous": True, "allowed_hosts": ["mcp.example.com"]}
 KEYS = {"admin": {"keys": {"ann": "0" * 64}}}
@@ -65,3 +71,49 @@ def test_a_greeting_says_who_may_call_and_where_sessions_are(tmp_path: Path, mon
     everywhere = greeting(**OPEN)
     assert everywhere.url == "http://localhost:8080/mcp" and everywhere.scope
     assert greeting(**OPEN | {"host": "::"}).url == "http://localhost:8080/mcp"
+
+
+@requirement("first.local")
+@pytest.mark.parametrize(
+    ("entry", "options", "is_left"),  # with every sandbox that this kernel could have
+    [
+        ({"url": "http://127.0.0.1:9/mcp"}, {}, True),
+        ({"url": "http://127.0.0.1:9/mcp"}, {"admin": {"listen": "127.0.0.1:9000"}}, True),
+        ({"url": "http://127.0.0.1:9/mcp"}, {"admin": {"listen": "127.0.0.1:0"}}, False),
+        ({"url": "http://127.0.0.1:9/mcp"}, OPEN, False),
+        ({"command": "true"}, {}, True),
+        ({"command": "true", "sandbox": "off"}, {}, False),
+        ({"command": "true"}, {"sandbox": "off"}, False),
+        ({"command": "true", "sandbox": {"read": ["RUNTIME"]}}, {}, False),
+        ({"command": "true", "sandbox": {"write": ["ABOVE"]}}, {}, False),
+        ({"command": "true", "args": ["RUNTIME"]}, {}, False),
+    ],
+)
+def test_a_key_is_left_for_commands_only_where_no_server_can_read_it(
+    tmp_path: Path, entry: dict[str, Any], options: dict[str, Any], is_left: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "runtime"
+    folder.mkdir()
+    monkeypatch.setattr("gateway.serving.greeting.holdings", lambda given: holdings(given, lambda _: NEW))
+    text = json.dumps(entry).replace("RUNTIME", str(folder)).replace("ABOVE", str(tmp_path))
+    given = Settings.model_validate({"mcpServers": {"one": json.loads(text)}, "gateway": options})
+    link = link_for(given.gateway)
+    found = local_gateway(Gateway(given, link=link), "http://127.0.0.1:8080/mcp", link, folder)
+    assert isinstance(found, LocalGateway) == is_left
+    if found is not None:
+        assert link is not None and found.key == link.key
+        assert found.url == ("http://127.0.0.1:9000" if options else "http://127.0.0.1:8080")
+
+
+@requirement("first.local")
+def test_no_key_is_left_where_the_kernel_does_not_hold_the_sandboxes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given = Settings.model_validate({"mcpServers": {"one": {"command": "true"}}})
+    link = link_for(given.gateway)
+    for kernel, is_left in ((NEW, True), (OLD, False)):
+        monkeypatch.setattr(
+            "gateway.serving.greeting.holdings", lambda found, kernel=kernel: holdings(found, lambda _: kernel)
+        )
+        found = local_gateway(Gateway(given, link=link), "http://127.0.0.1:8080/mcp", link, tmp_path)
+        assert (found is not None) == is_left

@@ -1,0 +1,166 @@
+"""How the commands of operators find a gateway that their own user runs on this machine, and get in.
+
+A gateway that was started at a terminal leaves a file with its addresses and a key in the runtime folder of its user,
+which nobody else can enter. The file is good while its gateway lives, which holds a lock on it: the kernel releases the
+lock however the gateway ends. Nobody follows a symlink here, and nothing is taken from a file that others could write.
+"""
+
+import contextlib
+import errno
+import fcntl
+import os
+import secrets
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+from urllib.parse import urlsplit
+
+import msgspec
+
+from gateway.config.addresses import is_loopback
+
+__all__ = ["LocalGateway", "announced", "local_gateways", "network_namespace", "runtime_folder"]
+
+_NAME: Final = "mcp-session-gateway"
+_PREFIX, _SUFFIX = "gateway-", ".json"
+_MOST_BYTES: Final = 4_096
+_MOST_FILES: Final = 256
+_OPEN: Final = os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
+
+
+class LocalGateway(msgspec.Struct, frozen=True, kw_only=True):
+    """A gateway of this user on this machine. `url` is where operators are served, without a path; `endpoint` is the
+    URL of clients. `key` is an operator's. `network`: the namespace in which the addresses mean this gateway."""
+
+    url: str
+    endpoint: str
+    key: str
+    pid: int
+    network: int
+
+    def is_at(self, url: str) -> bool:
+        """Whether somebody who gives that URL means this gateway."""
+        return _place(url) in (_place(self.url), _place(self.endpoint))
+
+
+def _place(url: str) -> tuple[str, int | None]:
+    """Scheme and port, as far as the URL names this machine."""
+    try:
+        parts = urlsplit(url)
+        return (parts.scheme, parts.port) if is_loopback(parts.hostname or "") else (url, None)
+    except ValueError:
+        return (url, None)
+
+
+def network_namespace() -> int:
+    """The number of this process's network namespace; 0 where the system has none. A folder that containers share shows
+    gateways whose addresses mean something else here."""
+    try:
+        return os.stat("/proc/self/ns/net").st_ino
+    except OSError:
+        return 0
+
+
+def runtime_folder() -> Path:
+    """The folder of the files. It may not exist.
+
+    It is below `XDG_RUNTIME_DIR`, or else below `/run/user/UID`, if this user alone can enter them, and otherwise below
+    `/tmp`, where its name has the user's number.
+    """
+    user = os.geteuid()
+    for base in (os.environ.get("XDG_RUNTIME_DIR", ""), f"/run/user/{user}"):
+        if base.startswith("/"):
+            with contextlib.suppress(OSError):
+                os.close(_entered(Path(base)))
+                return Path(base, _NAME)
+    return Path("/tmp", f"{_NAME}-{user}")
+
+
+def _entered(folder: Path) -> int:
+    """A descriptor of a folder that nobody but this user can enter or change. Raises `OSError`."""
+    descriptor = os.open(folder, _OPEN | os.O_DIRECTORY)
+    try:
+        _refuse_foreign(os.fstat(descriptor), str(folder))
+    except OSError:
+        os.close(descriptor)
+        raise
+    return descriptor
+
+
+def _refuse_foreign(found: os.stat_result, name: str) -> None:
+    if found.st_uid != os.geteuid() or stat.S_IMODE(found.st_mode) & 0o077:
+        raise PermissionError(errno.EPERM, "belongs to somebody else, or is open to others", name)
+
+
+@contextlib.contextmanager
+def announced(gateway: LocalGateway, folder: Path | None = None) -> Iterator[None]:
+    """Have commands find the gateway inside the block. Raises `OSError`: the file cannot be written safely."""
+    place = runtime_folder() if folder is None else folder
+    with contextlib.suppress(FileExistsError):
+        place.mkdir(mode=0o700)
+    with contextlib.ExitStack() as stack:
+        directory = _entered(place)
+        stack.callback(os.close, directory)
+        name = f"{_PREFIX}{secrets.token_hex(8)}{_SUFFIX}"
+        unlocked = f".{name}"  # readers take a file without a lock for one that a dead gateway has left behind
+        file = os.open(unlocked, os.O_WRONLY | os.O_CREAT | os.O_EXCL | _OPEN, 0o600, dir_fd=directory)
+        stack.callback(os.close, file)
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            os.write(file, msgspec.json.encode(gateway))
+            os.rename(unlocked, name, src_dir_fd=directory, dst_dir_fd=directory)
+        except OSError:
+            os.unlink(unlocked, dir_fd=directory)
+            raise
+        stack.callback(_remove, name, directory)
+        yield
+
+
+def _remove(name: str, directory: int) -> None:
+    with contextlib.suppress(OSError):  # somebody has cleaned up
+        os.unlink(name, dir_fd=directory)
+
+
+def local_gateways(folder: Path | None = None) -> list[LocalGateway]:
+    """The gateways of this user that run here now, by URL. What dead ones have left behind is removed."""
+    try:
+        directory = _entered(runtime_folder() if folder is None else folder)
+    except OSError:
+        return []
+    try:
+        names = sorted(name for name in os.listdir(directory) if name.startswith(_PREFIX) and name.endswith(_SUFFIX))
+        found = [_read(name, directory) for name in names[:_MOST_FILES]]
+    finally:
+        os.close(directory)
+    return sorted((one for one in found if one is not None), key=lambda one: one.url)
+
+
+def _read(name: str, directory: int) -> LocalGateway | None:
+    """What a file says whose gateway lives. A key is sent to this machine only."""
+    try:
+        file = os.open(name, os.O_RDONLY | _OPEN, dir_fd=directory)
+    except OSError:
+        return None
+    try:
+        found = os.fstat(file)
+        _refuse_foreign(found, name)
+        if not stat.S_ISREG(found.st_mode) or not _is_held(file):
+            _remove(name, directory)
+            return None
+        one = msgspec.json.decode(os.read(file, _MOST_BYTES), type=LocalGateway)
+    except (OSError, msgspec.MsgspecError):
+        return None
+    finally:
+        os.close(file)
+    is_here = one.network == network_namespace() and _place(one.url)[0] == "http" and _place(one.endpoint)[0] == "http"
+    return one if is_here else None
+
+
+def _is_held(file: int) -> bool:
+    """Whether a gateway holds the lock of its file."""
+    try:
+        fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    return False
