@@ -1,6 +1,7 @@
 """`mcp-session-gateway doctor`: checks a configuration and its surroundings, and says what to do."""
 
 import asyncio
+from collections.abc import AsyncIterator
 from dataclasses import asdict
 from typing import Annotated, Final
 
@@ -36,16 +37,27 @@ def doctor(
     ] = "",
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Check configuration, keys, store, clocks, limits, servers, balancer and clients. Exit status 1 after an error."""
+    """Check configuration, keys, store, clocks, limits, servers, balancer and clients. Exit status 1 after an error.
+
+    Without --config and --url, the gateways that run on this machine are checked as well.
+    """
     from gateway.doctor.checks import check_everything
+    from gateway.doctor.running import check_running
     from gateway.observability.logs import configure_logging
 
     configure_logging("critical")
     out = Terminal()
 
+    async def found() -> AsyncIterator[Finding]:
+        async for finding in check_everything(configuration(config), url, token, key, admin_url):
+            yield finding
+        if config is None and not (url or admin_url):
+            async for finding in check_running(token, key):
+                yield finding
+
     async def look() -> list[Finding]:
         findings = []
-        async for finding in check_everything(configuration(config), url, token, key, admin_url):
+        async for finding in found():
             findings.append(finding)
             if not as_json:
                 mark = (f"{finding.state:<8}", _MARKS[finding.state])

@@ -8,6 +8,7 @@ from typing import Final
 import httpx2
 import msgspec
 
+from gateway.config.addresses import is_of_this_machine
 from gateway.doctor.findings import Finding, ok, warning
 from gateway.sessions.returns import ADVICE, UnreturningClient
 from session_store import Backend, StoreError
@@ -43,7 +44,8 @@ async def check_clients_at(url: str, key: str) -> AsyncIterator[Finding]:
     """Ask a running gateway which clients return to no session. `key` is an operator's."""
     base = url.rstrip("/").removesuffix("/mcp")
     try:
-        async with httpx2.AsyncClient(headers={"Authorization": f"Bearer {key}"}, timeout=_TIMEOUT_S) as http:
+        headers, trust_env = {"Authorization": f"Bearer {key}"}, not is_of_this_machine(base)
+        async with httpx2.AsyncClient(headers=headers, timeout=_TIMEOUT_S, trust_env=trust_env) as http:
             answer = await http.get(f"{base}/admin/api/warnings")
     except httpx2.HTTPError as error:
         what = f"{base} cannot be asked for its clients: {error or type(error).__name__}"

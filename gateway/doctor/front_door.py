@@ -7,6 +7,7 @@ from typing import Any, Final
 
 import httpx2
 
+from gateway.config.addresses import is_of_this_machine
 from gateway.doctor.findings import Finding, failure, ok
 
 __all__ = ["check_outside"]
@@ -61,7 +62,8 @@ class _Client:
 
     def _http(self) -> httpx2.AsyncClient:
         """A client with a new connection, which a load balancer may send to any gateway."""
-        return httpx2.AsyncClient(headers=self._headers, timeout=_TIMEOUT_S)
+        trust_env = not is_of_this_machine(self._url)
+        return httpx2.AsyncClient(headers=self._headers, timeout=_TIMEOUT_S, trust_env=trust_env)
 
     async def _post(self, message: dict[str, Any], **headers: str) -> httpx2.Response:
         async with self._http() as http:

@@ -153,6 +153,9 @@ def test_commands_in_a_second_terminal_find_the_gateway(terminal: Terminal) -> N
         assert http.get(f"{base}/admin/api/sessions").status_code == 401, "others have no key"
     [file] = (terminal.runtime / "mcp-session-gateway").iterdir()
     assert stat.S_IMODE(file.stat().st_mode) == 0o600 and json.loads(file.read_text())["key"] not in terminal.text
+    checked = terminal.beside("doctor")
+    assert checked.returncode == 0 and f"gateway: {url} is served by process {terminal.process.pid}" in checked.stdout
+    assert "a session was found through each" in checked.stdout and "\x1b" not in checked.stdout
 
 
 PRYING = """
@@ -184,6 +187,9 @@ def test_a_server_cannot_read_the_key_that_commands_find(tmp_path: Path) -> None
         gone = shown.beside("sessions", "list")
         assert gone.returncode == 2 and "none is found" in gone.stderr, "nobody holds the lock of what was left behind"
         assert not [*(shown.runtime / "mcp-session-gateway").iterdir()]
+        checked = shown.beside("doctor", "--json")
+        told = [finding["what"] for finding in json.loads(checked.stdout) if finding["check"] == "gateway"]
+        assert len(told) == 1 and re.match(r"no gateway of yours|http://127\.0\.0\.1:8080/mcp is served", told[0]), told
     finally:
         shown.process.kill()
         shown.process.wait()
