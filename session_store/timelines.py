@@ -5,7 +5,14 @@ from typing import Final
 import msgspec
 from msgspec.structs import replace
 
-from session_store.ports.timelines import MAX_ENTRIES, Timeline, TimelineEntry, TimelineHead, TimelinePart
+from session_store.ports.timelines import (
+    MAX_ENTRIES,
+    MAX_TIMELINE_BYTES,
+    Timeline,
+    TimelineEntry,
+    TimelineHead,
+    TimelinePart,
+)
 
 __all__ = ["joined", "merged", "timeline_of"]
 
@@ -29,10 +36,16 @@ def merged(known: TimelineHead | None, part: TimelinePart, now: float) -> Timeli
 
 
 def joined(known: bytes, entries: list[TimelineEntry]) -> bytes:
-    """Encoded entries, one a line, after these were added: the newest `MAX_ENTRIES`."""
+    """Encoded entries, one a line, after these were added: the newest, `MAX_ENTRIES` and `MAX_TIMELINE_BYTES`."""
     lines = known.split(b"\n") if known else []
     lines += [msgspec.json.encode(entry) for entry in entries]
-    return b"\n".join(lines[-MAX_ENTRIES:])
+    lines = lines[-MAX_ENTRIES:]
+    over = sum(map(len, lines)) - MAX_TIMELINE_BYTES
+    oldest = 0
+    while over > 0:
+        over -= len(lines[oldest])
+        oldest += 1
+    return b"\n".join(lines[oldest:])
 
 
 def timeline_of(head: TimelineHead, lines: list[bytes]) -> Timeline:

@@ -9,6 +9,7 @@ __all__ = [
     "KEPT_S",
     "MAX_ENTRIES",
     "MAX_SESSIONS",
+    "MAX_TIMELINE_BYTES",
     "Timeline",
     "TimelineEntry",
     "TimelineHead",
@@ -22,6 +23,10 @@ KEPT_S: Final = 86_400.0
 
 MAX_ENTRIES: Final = 200
 """The newest entries of one session that are kept."""
+
+MAX_TIMELINE_BYTES: Final = 64 << 10
+"""The newest entries of one session that are kept, encoded as JSON: twice what 200 common ones take. Servers and
+clients choose some of their words."""
 
 MAX_SESSIONS: Final = 10_000
 """Timelines that are kept; beyond it those that were written longest ago go."""

@@ -7,7 +7,15 @@ from typing import Any, Final
 import msgspec
 from msgspec.structs import replace
 
-from session_store.ports.timelines import KEPT_S, MAX_ENTRIES, MAX_SESSIONS, Timeline, TimelineHead, TimelinePart
+from session_store.ports.timelines import (
+    KEPT_S,
+    MAX_ENTRIES,
+    MAX_SESSIONS,
+    MAX_TIMELINE_BYTES,
+    Timeline,
+    TimelineHead,
+    TimelinePart,
+)
 from session_store.redis import keys
 from session_store.redis.commands import Commands, in_parts, prepared, script
 from session_store.timelines import timeline_of
@@ -46,7 +54,7 @@ class RedisTimelines:
         facts = replace(head, calls=0, failed=0, ended="", ended_at=0.0, updated_at=0.0)
         given = (
             *(msgspec.json.encode(facts), "1" if head.principal else "", head.calls, head.failed),
-            *(head.ended, repr(head.ended_at), repr(now), MAX_ENTRIES, _KEPT_MS),
+            *(head.ended, repr(head.ended_at), repr(now), MAX_ENTRIES, MAX_TIMELINE_BYTES, _KEPT_MS),
             *(msgspec.json.encode(entry) for entry in part.entries),
         )
         await self._commands.send(prepared(_ADD, keys.timeline(head.session), *given), _ADD)

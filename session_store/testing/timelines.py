@@ -1,10 +1,18 @@
 """The contract of what a backend keeps for operators: timelines of sessions, and the history of the figures."""
 
+import msgspec
 import pytest
 
 from session_store.ports.backend import Backend
 from session_store.ports.history import STEPS, HistoryRecord
-from session_store.ports.timelines import KEPT_S, MAX_ENTRIES, TimelineEntry, TimelineHead, TimelinePart
+from session_store.ports.timelines import (
+    KEPT_S,
+    MAX_ENTRIES,
+    MAX_TIMELINE_BYTES,
+    TimelineEntry,
+    TimelineHead,
+    TimelinePart,
+)
 from session_store.testing.samples import FakeClock
 
 __all__ = ["HistoryContract"]
@@ -44,6 +52,23 @@ class HistoryContract:
         found = await backend.timelines.read("a" * 8)
         assert found is not None
         assert [entry.at for entry in found.entries] == [float(n) for n in range(40, MAX_ENTRIES + 40)]
+
+    async def test_a_timeline_is_bounded_in_bytes(self, backend: Backend) -> None:
+        """The newest entries, and no more than fit. Room comes back with large entries that have gone."""
+        why = "\u00fc" * 900
+        for at in range(0, 80, 20):
+            large = (TimelineEntry(float(at + n), "refusal", why=why) for n in range(20))
+            await backend.timelines.add([_part("a" * 8, *large)])
+        found = await backend.timelines.read("a" * 8)
+        assert found is not None
+        size = len(msgspec.json.encode(found.entries[-1]))
+        kept = MAX_TIMELINE_BYTES // size
+        assert 20 < kept < 80 and [entry.at for entry in found.entries] == [float(n) for n in range(80 - kept, 80)]
+        for at in range(80, 80 + MAX_ENTRIES, 20):
+            await backend.timelines.add([_part("a" * 8, *(TimelineEntry(float(at + n), "call") for n in range(20)))])
+        found = await backend.timelines.read("a" * 8)
+        assert found is not None and [entry.at for entry in found.entries[:2]] == [80.0, 81.0]
+        assert len(found.entries) == MAX_ENTRIES
 
     async def test_timelines_are_found_and_expire(self, backend: Backend, clock: FakeClock) -> None:
         await backend.timelines.add([_part("aab_-aaa", TimelineEntry(1.0, "session"))])

@@ -1,6 +1,6 @@
 """Parts of a timeline put together."""
 
-from session_store.ports.timelines import MAX_ENTRIES, TimelineEntry, TimelineHead, TimelinePart
+from session_store.ports.timelines import MAX_ENTRIES, MAX_TIMELINE_BYTES, TimelineEntry, TimelineHead, TimelinePart
 from session_store.timelines import joined, merged, timeline_of
 from tests.requirements import requirement
 
@@ -27,3 +27,13 @@ def test_the_newest_entries_stay_and_are_shown_in_order_of_time() -> None:
     assert len(entries) == MAX_ENTRIES
     assert (entries[0].at, entries[0].why, entries[1].at, entries[-1].at) == (-1.0, "a\nb", 1.0, MAX_ENTRIES - 1)
     assert timeline_of(ANN, [b""]).entries == []
+
+
+@requirement("ops.timeline")
+def test_large_entries_take_no_more_room_than_a_timeline_may() -> None:
+    kept = b""
+    for at in range(MAX_ENTRIES):
+        kept = joined(kept, [TimelineEntry(at=float(at), kind="refusal", why="w" * 1_800)])
+    entries = timeline_of(ANN, kept.split(b"\n")).entries
+    assert MAX_TIMELINE_BYTES - 4_000 < len(kept) < MAX_TIMELINE_BYTES + MAX_ENTRIES
+    assert entries[-1].at == MAX_ENTRIES - 1
