@@ -1,5 +1,6 @@
 """Bombs and floods. Whatever they do to themselves, a bystander is served."""
 
+from pathlib import Path
 from typing import Any
 
 from tests.hostile.outside import ADDRESSES
@@ -11,6 +12,7 @@ __all__ = ["ROWS"]
 _PROCESSES = LIMITS["processes"] + 4
 _MB = LIMITS["memory_mb"] + 32
 _FILES = LIMITS["files"] + 4
+_WATCHES = int(Path("/proc/sys/fs/inotify/max_user_watches").read_text("ascii")) // 8
 _UNBOUNDED: dict[str, Any] = {"profiles": (), "needs": "quota of the file system"}
 
 
@@ -40,6 +42,14 @@ _BOMBS = [
     _bomb("memory of many", "1 GiB in eight processes", "by_children", 8 * _MB, "cgroup", most_mb=1024, already=_SUM),
     _bomb("locked memory", "locks 512 MiB", "locked_memory", _MB, most_mb=512, root="it needs a capability"),
     _bomb("descriptor bomb", "4,000 descriptors", "descriptors", _FILES, most=4_000),
+    _bomb(
+        "watch bomb",
+        "more inotify watches than an eighth of its user's",
+        "watches",
+        _WATCHES,
+        "user_notif",
+        most=_WATCHES + 100,
+    ),
     _bomb("disk", "a file of 300 MiB in its own folder", "disk", _MB, most_mb=300, **_UNBOUNDED),
     _bomb("many files", "300 files of 1 MiB in its own folder", "many_files", _MB, most_mb=300, **_UNBOUNDED),
 ]

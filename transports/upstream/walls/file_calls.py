@@ -18,6 +18,7 @@ from transports.upstream.walls.paths import as_meant, is_within
 from transports.upstream.walls.refusals import Refused
 from transports.upstream.walls.spec import Grant
 from transports.upstream.walls.system_calls import call, numbers
+from transports.upstream.walls.watchers import Watchers
 
 __all__ = ["FileCalls"]
 
@@ -32,9 +33,10 @@ _WITHOUT_A_PATH: Final = ("pipe:", "socket:", "anon_inode:", "/memfd:")  # as re
 class FileCalls:
     """Answers the calls of one server by what was granted to it."""
 
-    def __init__(self, grants: Sequence[Grant], listener: Listener, refused: Refused) -> None:
+    def __init__(self, grants: Sequence[Grant], listener: Listener, refused: Refused, watchers: Watchers) -> None:
         self._listener = listener
         self._refused = refused
+        self._watchers = watchers
         self._readable = tuple(grant.path for grant in grants)
         self._writable = tuple(grant.path for grant in grants if "w" in grant.mode)
         handlers: dict[str, Callable[[Notification], int]] = {
@@ -142,12 +144,8 @@ class FileCalls:
         target, _ = self._named(made, _AT_FDCWD, path, _AT_SYMLINK_NOFOLLOW if mask & _IN_DONT_FOLLOW else 0)
         try:
             self._check(target, self._readable)
-            ours = duplicate(made.thread, watcher)
-            try:
-                name = os.fsencode(_by_descriptor(target))
-                return call("inotify_add_watch", ours, name, mask & 0xFFFF_FFFF & ~_IN_DONT_FOLLOW)
-            finally:
-                os.close(ours)
+            name = os.fsencode(_by_descriptor(target))
+            return self._watchers.watch(made, watcher, name, mask & 0xFFFF_FFFF & ~_IN_DONT_FOLLOW)
         finally:
             os.close(target)
 

@@ -75,11 +75,11 @@ class Gate:
             resolve=self._send_client,
             touched=touched,
         )
-        files = FileCalls(walls.grants, self._listener, self._refusals.add)
+        watchers = Watchers(self._listener, self._refusals.add)
+        files = FileCalls(walls.grants, self._listener, self._refusals.add, watchers)
         grants = (*walls.grants, *own_grants()) if is_apart() else walls.grants
         watch = FileWatch(grants, self._listener, self._refusals.add, touched)
         processes = ProcessCalls(self._listener, self._refusals.add)
-        watchers = Watchers(self._listener, self._refusals.add)
         self._deciders: dict[int, Callable[[Notification], None]] = {
             **dict.fromkeys(files.numbers, files.decide),
             **dict.fromkeys(watch.numbers if watches(walls, landlock.abi()) else (), watch.decide),

@@ -1,34 +1,35 @@
-"""Makes inotify instances for a walled process, and no more than its share: the kernel counts them for a whole user.
-
-A process may close one, or hide it in a message to itself. So the gate enters each in an epoll of its own, which the
-kernel removes it from when nobody has it any more, and which says in /proc what is in it.
+"""Makes inotify instances and their watches for a walled process, no more than its share: the kernel counts both for a
+whole user.
 """
 
+import contextlib
 import errno
 import os
-import select
 from collections.abc import Callable, Iterable
 from typing import Final
 
-from transports.upstream.walls.notifications import Listener, Notification
+from transports.upstream.walls.instances import Instance, Instances
+from transports.upstream.walls.notifications import Listener, Notification, duplicate
 from transports.upstream.walls.refusals import Refused
 from transports.upstream.walls.system_calls import call, numbers
 
 __all__ = ["Watchers"]
 
 _ALWAYS: Final = 16
+_ALWAYS_WATCHES: Final = 1_024
 _SHARE: Final = 8
 """One server has an eighth of what its user may have."""
 
 
 class Watchers:
-    """Answers inotify_init(2) of one server."""
+    """Answers inotify_init(2) of one server, and adds its watches."""
 
     def __init__(self, listener: Listener, refused: Refused) -> None:
         self._listener = listener
         self._refused = refused
-        self._open = select.epoll()
-        self._most = max(_ALWAYS, _users_limit() // _SHARE)
+        self._instances = Instances()
+        self._most = max(_ALWAYS, _users_limit("max_user_instances") // _SHARE)
+        self._most_watches = max(_ALWAYS_WATCHES, _users_limit("max_user_watches") // _SHARE)
         table = numbers()
         makers: dict[str, Callable[[Notification], int]] = {
             "inotify_init": lambda made: 0,
@@ -49,24 +50,58 @@ class Watchers:
             self._listener.answer(made, error.errno or errno.EMFILE)
 
     def _make(self, made: Notification, flags: int) -> None:
-        if self._count() >= self._most:
+        if len(self._instances.present()) >= self._most:
             self._refused("other", "inotify", f"more than {self._most} instances of one server")
             raise OSError(errno.EMFILE, "too many instances")
         ours = call("inotify_init1", flags | os.O_CLOEXEC)
         try:
-            self._open.register(ours, 0)
+            self._instances.enter(ours)
             self._listener.give(made, ours, closes_on_exec=bool(flags & os.O_CLOEXEC))
         finally:
             os.close(ours)
 
-    def _count(self) -> int:
-        with open(f"/proc/self/fdinfo/{self._open.fileno()}", "rb") as file:
-            return sum(line.startswith(b"tfd:") for line in file)
+    def watch(self, made: Notification, watcher: int, path: bytes, mask: int) -> int:
+        """Add a watch to the instance that the process has at that descriptor. Raises `OSError`: ENOSPC beyond the
+        share of one server."""
+        ours = duplicate(made.thread, watcher)
+        try:
+            instance = self._found(ours)
+            instance.use(made.thread, watcher)
+            if self._instances.watches >= self._most_watches:
+                instance.count(ours)
+                if self._instances.watches >= self._most_watches:
+                    self._count_again()
+                if self._instances.watches >= self._most_watches:
+                    self._refused("other", "inotify", f"more than {self._most_watches} watches of one server")
+                    raise OSError(errno.ENOSPC, "too many watches")
+            added = call("inotify_add_watch", ours, path, mask)
+            instance.add_watch()
+            return added
+        finally:
+            os.close(ours)
+
+    def _count_again(self) -> None:
+        """Watches go with their files, and when a process removes them. One that nobody has where it was used last
+        keeps what it had."""
+        for instance in self._instances.present():
+            if instance.used is not None:
+                with contextlib.suppress(OSError):
+                    ours = duplicate(*instance.used)
+                    try:
+                        self._found(ours).count(ours)
+                    finally:
+                        os.close(ours)
+
+    def _found(self, fd: int) -> Instance:
+        try:
+            return self._instances.find(fd)
+        except OSError:
+            raise OSError(errno.EINVAL, "no inotify instance of this server") from None
 
 
-def _users_limit() -> int:
+def _users_limit(name: str) -> int:
     try:
-        with open("/proc/sys/fs/inotify/max_user_instances", "rb") as file:
+        with open(f"/proc/sys/fs/inotify/{name}", "rb") as file:
             return int(file.read())
     except (OSError, ValueError):
         return 0

@@ -3,6 +3,7 @@
 import contextlib
 import ctypes
 import os
+import shutil
 import socket
 import threading
 import time
@@ -108,6 +109,27 @@ def descriptors(facts: Facts) -> str:
         while len(held) < facts["most"]:
             held += os.pipe()
     return f"descriptors: {len(held)}"
+
+
+def watches(facts: Facts) -> str:
+    """Watches of files of its own, by several inotify instances."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    folder = os.path.join(os.environ.get("TMPDIR") or os.getcwd(), "watched")
+    os.mkdir(folder)
+    instances = [libc.inotify_init1(0) for _ in range(4)]
+    added = 0
+    try:
+        for number in range(facts["most"]):
+            path = os.path.join(folder, str(number))
+            os.close(os.open(path, os.O_CREAT | os.O_WRONLY, 0o600))
+            if libc.inotify_add_watch(instances[number % 4], path.encode(), 2) < 0:
+                break
+            added += 1
+    finally:
+        for instance in instances:
+            os.close(instance)
+        shutil.rmtree(folder)
+    return f"watches: {added}"
 
 
 def disk(facts: Facts) -> str:
