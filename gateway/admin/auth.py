@@ -4,6 +4,7 @@ A sign-in is a signed cookie and a mark in the store. Signing out deletes the ma
 store does not answer, no cookie is accepted.
 """
 
+import hashlib
 import secrets
 from collections.abc import Mapping, Sequence
 from typing import Final
@@ -24,7 +25,10 @@ from transports.inbound.http import Guard
 __all__ = ["Access"]
 
 SIGNED_IN_S: Final = 12 * 3_600
-_COOKIE: Final = "mcp_gateway_operator"
+_COOKIE: Final = "mcp_gateway_operator_"
+"""How the names of cookies begin. How they go on tells gateways with other keys apart: a browser sends cookies to every
+port of a host."""
+_NAME_BYTES: Final = 6
 _PROOF: Final = 16
 
 
@@ -54,8 +58,10 @@ class Access:
         self._proofs = {(name, digest[:_PROOF]) for name, digests in keys.items() for digest in digests}
         if link is not None:
             self._proofs.add((OPERATOR, link.proof))
+        derived = ring.derive(Purpose.OPERATOR)
+        self._cookies = [_COOKIE + hashlib.blake2b(key, digest_size=_NAME_BYTES).hexdigest() for key in derived]
         # The newest key signs: itsdangerous takes the last one.
-        self._serializer = URLSafeTimedSerializer(list(reversed(ring.derive(Purpose.OPERATOR))), salt=Purpose.OPERATOR)
+        self._serializer = URLSafeTimedSerializer(list(reversed(derived)), salt=Purpose.OPERATOR)
 
     @property
     def is_open(self) -> bool:
@@ -85,7 +91,7 @@ class Access:
 
     def _signed_in(self, request: Request) -> tuple[str, str] | None:
         """The operator and the sign-in that the cookie names, if the operator's key is still valid."""
-        cookie = request.cookies.get(_COOKIE)
+        cookie = next((request.cookies[name] for name in self._cookies if name in request.cookies), None)
         if cookie is None or not is_canonical(cookie) or not Guard.same_site(request.headers):
             return None
         try:
@@ -138,7 +144,7 @@ class Access:
 
     def _give_cookie(self, request: Request, response: Response, held: Sequence[str]) -> None:
         response.set_cookie(
-            _COOKIE,
+            self._cookies[0],
             str(self._serializer.dumps(held)),
             max_age=SIGNED_IN_S,
             path=f"{request.scope.get('root_path', '')}/admin",
@@ -157,7 +163,8 @@ class Access:
         if signed_in is not None:
             await self._marks.drop(_mark(signed_in[1]))
             self._audit.record("operated", reason=f"the operator {signed_in[0]} has signed out")
-        response.delete_cookie(_COOKIE, path=f"{request.scope.get('root_path', '')}/admin")
+        for name in self._cookies:
+            response.delete_cookie(name, path=f"{request.scope.get('root_path', '')}/admin")
 
 
 def _mark(sign_in: str) -> str:

@@ -15,6 +15,7 @@ from gateway.admin.sign_in_link import VALID_S, SignInLink
 from gateway.observability.audit import Audit
 from session_store import KeyRing, MemoryBackend
 from session_store.testing import FakeClock
+from session_store.tokens import generate_key
 from tests.requirements import requirement
 from tests.unit.admin.test_operations import FakeEnding, FakeReplicas
 from transports.inbound.http import Guard
@@ -36,7 +37,7 @@ def test_a_link_opens_once_and_for_ten_minutes() -> None:
 class ConsoleWithLink:
     """A console that no key opens, and clients of it."""
 
-    def __init__(self) -> None:
+    def __init__(self, ring: KeyRing | None = None) -> None:
         self.link = SignInLink()
         backend = MemoryBackend(clock=FakeClock(time()))
         operations = Operations(
@@ -44,12 +45,15 @@ class ConsoleWithLink:
         )
         self.audit = Audit(backend.audit, time)
         self.access = Access(
-            {}, KeyRing.ephemeral(), guard=Guard(), marks=backend.marks, audit=self.audit, link=self.link
+            {}, ring or KeyRing.ephemeral(), guard=Guard(), marks=backend.marks, audit=self.audit, link=self.link
         )
         self.app = Starlette(routes=Console(operations, self.access).routes)
 
-    def client(self) -> httpx.AsyncClient:
-        return httpx.AsyncClient(transport=httpx.ASGITransport(self.app), base_url="http://127.0.0.1:8080")
+    def client(self, **others: "ConsoleWithLink") -> httpx.AsyncClient:
+        """A browser. `others` are at further addresses."""
+        mounts = {address: httpx.ASGITransport(other.app) for address, other in others.items()}
+        transport = httpx.ASGITransport(self.app)
+        return httpx.AsyncClient(transport=transport, mounts=mounts, base_url="http://127.0.0.1:8080")
 
     @property
     def path(self) -> str:
@@ -105,4 +109,31 @@ async def test_a_sign_in_by_link_ends_with_the_process_that_made_the_link(consol
     async with console.client() as browser:
         await browser.get(console.path)
         console.access._proofs.clear()  # as in a new process, whose link has another proof
+        assert (await browser.get("/admin")).status_code == 303
+
+
+@requirement("ops.console")
+async def test_gateways_on_other_ports_of_a_host_leave_a_browser_signed_in() -> None:
+    """Cookies have no port: those of gateways with other keys have other names."""
+    one, two = ConsoleWithLink(), ConsoleWithLink()
+    other = "http://127.0.0.1:8081"
+    async with one.client(**{other: two}) as browser:
+        await browser.get(one.path)
+        await browser.get(f"{other}{two.path}")
+        assert [(await browser.get(f"{host}/admin")).status_code for host in ("", other)] == [200, 200]
+        await browser.post(f"{other}/admin/sign-out")
+        assert [(await browser.get(f"{host}/admin")).status_code for host in ("", other)] == [200, 303]
+
+
+@requirement("ops.console")
+async def test_replicas_know_the_cookie_while_keys_are_replaced() -> None:
+    """The one that has the new key already and the one that has it as its second one."""
+    old, new = generate_key(), generate_key()
+    before, after = ConsoleWithLink(KeyRing([old, new])), ConsoleWithLink(KeyRing([new, old]))
+    after.access._proofs, after.access._marks = before.access._proofs, before.access._marks  # one store
+    other = "http://127.0.0.1:8081"
+    async with before.client(**{other: after}) as browser:
+        await browser.get(before.path)
+        assert (await browser.get(f"{other}/admin")).status_code == 200
+        await browser.post(f"{other}/admin/sign-out")
         assert (await browser.get("/admin")).status_code == 303
