@@ -13,6 +13,7 @@ from itsdangerous import BadSignature, URLSafeTimedSerializer
 from starlette.requests import Request
 from starlette.responses import Response
 
+from gateway.admin.hosts import OperatorHosts
 from gateway.admin.sign_in_attempts import SignInAttempts
 from gateway.admin.sign_in_link import OPERATOR, SignInLink
 from gateway.identity.key_digests import KeyDigests, digest_of
@@ -45,8 +46,10 @@ class Access:
         marks: Marks,
         audit: Audit,
         link: SignInLink | None = None,
+        hosts: OperatorHosts | None = None,
     ) -> None:
         self._guard = guard
+        self._hosts = OperatorHosts() if hosts is None else hosts
         self._link = link
         self._marks = marks
         self._audit = audit
@@ -71,6 +74,10 @@ class Access:
     def is_secure(self, request: Request) -> bool:
         """True if the browser asks over TLS, as far as a proxy that is trusted says so."""
         return self._guard.is_secure(request.scope, request.headers)
+
+    def check_host(self, request: Request) -> None:
+        """Raises `HostNotAllowed` for a name that is not the gateway's."""
+        self._hosts.check(request.headers.get("host", ""))
 
     async def operator(self, request: Request) -> str | None:
         """The name of the operator that sends a request; None if there is no valid credential.

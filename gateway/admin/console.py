@@ -17,6 +17,7 @@ from starlette.staticfiles import StaticFiles
 
 from gateway.admin.auth import Access
 from gateway.admin.formatting import amount, clock, moment, span, took
+from gateway.admin.hosts import HostNotAllowed
 from gateway.admin.operations import Operations
 from gateway.admin.operators import Ambiguous, NoSuch, OperatorError
 from gateway.admin.page import BASE_URL, Action, Answer, ConsolePage
@@ -72,22 +73,43 @@ class Console:
         """Routes for Starlette."""
         shown, live, actions = [], [], []
         for name, page in self._pages.items():
-            shown.append(Route(page.path, _explained(self._page(name, page)), methods=["GET"]))
+            shown.append(Route(page.path, self._explained(self._page(name, page)), methods=["GET"]))
             if page.is_live:
-                live.append(Route(f"{page.path}/live", _explained(self._live(name, page)), methods=["GET"]))
+                live.append(Route(f"{page.path}/live", self._explained(self._live(name, page)), methods=["GET"]))
             for path, action in page.actions.items():
-                actions.append(Route(path, _explained(self._action(action)), methods=["POST"]))
+                actions.append(Route(path, self._explained(self._action(action)), methods=["POST"]))
             for path, answer in page.answers.items():
-                actions.append(Route(path, _explained(self._answer(name, page, answer)), methods=["POST"]))
+                actions.append(Route(path, self._explained(self._answer(name, page, answer)), methods=["POST"]))
         return [
-            Route(_SIGN_IN, _explained(self._sign_in), methods=["GET", "POST"]),
-            Route(f"{_SIGN_IN}/{{token}}", _explained(self._link), methods=["GET"]),
-            Route("/admin/sign-out", _explained(self._sign_out), methods=["POST"]),
+            Route(_SIGN_IN, self._explained(self._sign_in), methods=["GET", "POST"]),
+            Route(f"{_SIGN_IN}/{{token}}", self._explained(self._link), methods=["GET"]),
+            Route("/admin/sign-out", self._explained(self._sign_out), methods=["POST"]),
             Mount("/admin/static", StaticFiles(packages=[("gateway.admin", "static")])),
             *actions,
             *live,
             *shown,
         ]
+
+    def _explained(self, endpoint: Endpoint) -> Endpoint:
+        """The same endpoint, for hosts that are allowed. What prevents that it knows the operator is answered as plain
+        text."""
+
+        async def explained(request: Request) -> Response:
+            try:
+                self._access.check_host(request)
+                return await endpoint(request)
+            except HostNotAllowed as error:
+                return PlainTextResponse(str(error), 421, headers=_HEADERS)
+            except TooManyAttempts as error:
+                more = {"Retry-After": f"{error.wait_s:.0f}"}
+                return PlainTextResponse(f"{str(error).capitalize()}.", 429, headers=_HEADERS | more)
+            except StoreUnavailable:
+                text = "The session store does not answer, so your sign-in cannot be checked. Try again."
+                return PlainTextResponse(text, 503, headers=_HEADERS | {"Retry-After": "1"})
+            except Refused as refused:
+                return PlainTextResponse(str(refused), refused.status, headers=_HEADERS)
+
+        return explained
 
     # -- pages
 
@@ -253,24 +275,6 @@ def _message(error: Exception) -> str:
 def _status(error: Exception) -> int:
     """The HTTP status of a page that cannot be shown."""
     return {NoSuch: 404, Ambiguous: 409, StoreUnavailable: 503}.get(type(error), 400)
-
-
-def _explained(endpoint: Endpoint) -> Endpoint:
-    """The same endpoint. What prevents that it knows the operator is answered as plain text."""
-
-    async def explained(request: Request) -> Response:
-        try:
-            return await endpoint(request)
-        except TooManyAttempts as error:
-            more = {"Retry-After": f"{error.wait_s:.0f}"}
-            return PlainTextResponse(f"{str(error).capitalize()}.", 429, headers=_HEADERS | more)
-        except StoreUnavailable:
-            text = "The session store does not answer, so your sign-in cannot be checked. Try again."
-            return PlainTextResponse(text, 503, headers=_HEADERS | {"Retry-After": "1"})
-        except Refused as refused:
-            return PlainTextResponse(str(refused), refused.status, headers=_HEADERS)
-
-    return explained
 
 
 async def _key_of(request: Request) -> str:

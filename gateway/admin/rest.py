@@ -10,6 +10,7 @@ from starlette.routing import Route
 
 from gateway.admin.attempts import attempt_in, left
 from gateway.admin.auth import Access
+from gateway.admin.hosts import HostNotAllowed
 from gateway.admin.openapi import Operation, described
 from gateway.admin.operations import Operations
 from gateway.admin.operators import (
@@ -66,9 +67,7 @@ class Rest(InsightRest):
     def _endpoint(self, ways: dict[str, Operation]) -> Callable[[Request], Awaitable[Response]]:
         async def endpoint(request: Request) -> Response:
             try:
-                operator = await self.access.operator(request)
-                if operator is None:
-                    raise Problem(401, "send Authorization: Bearer with a key of gateway.admin.keys")
+                operator = await self._operator(request)
                 operation = ways["GET" if request.method == "HEAD" else request.method]
                 answer = await operation.work(self, request, operator)
             except Problem as problem:
@@ -88,6 +87,16 @@ class Rest(InsightRest):
             return Response(msgspec.json.encode(answer), media_type="application/json", headers=_FRESH)
 
         return endpoint
+
+    async def _operator(self, request: Request) -> str:
+        try:
+            self.access.check_host(request)
+        except HostNotAllowed as error:
+            raise Problem(421, str(error)) from None
+        operator = await self.access.operator(request)
+        if operator is None:
+            raise Problem(401, "send Authorization: Bearer with a key of gateway.admin.keys")
+        return operator
 
     # -- what there is
 

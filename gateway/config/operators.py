@@ -4,7 +4,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from gateway.config.addresses import ListenAddress
+from gateway.config.addresses import HostNames, ListenAddress
 from gateway.config.auth import KeyDigestSettings
 from gateway.config.model import Frozen
 
@@ -37,6 +37,10 @@ class AdminSettings(Frozen):
     listen: ListenAddress = ""
     """`HOST:PORT` of a separate listener for console, REST and metrics; there, metrics need no key. Empty: they are
     served by the gateway's own listener. Worker n listens on a port that is higher by n."""
+    allowed_hosts: HostNames = ()
+    """Host names by which operators reach the console and the REST interface, without ports, beside those of
+    `gateway.allowed_hosts`. `*.example.com` means all names below a domain, `*` any name. Addresses and `localhost`
+    need no entry: a web page could only point a name at the gateway (DNS rebinding)."""
     try_tools: Literal["any", "own", "off"] | None = None
     """Where operators may call tools, from the console and by the REST interface: in `any` session, with the rights of
     that session; in their `own` ones only, as the principal `operator:NAME`; or `off`. The audit trail has each such

@@ -6,6 +6,7 @@ from time import time
 from typing import Any
 
 from gateway.admin.auth import Access
+from gateway.admin.hosts import OperatorHosts
 from gateway.admin.operations import Operations
 from gateway.admin.peers import PeerQueries
 from gateway.admin.prometheus import PrometheusExporter
@@ -216,9 +217,18 @@ def _operating(
         tried=tried,
         settings=base.settings,
     )
+    access = Access(
+        admin.keys,
+        base.ring,
+        guard=callers.guard,
+        marks=backend.marks,
+        audit=base.audit,
+        link=link,
+        hosts=OperatorHosts((*base.settings.gateway.allowed_hosts, *admin.allowed_hosts)),
+    )
     routes = operator_routes(
         operations=operations,
-        access=Access(admin.keys, base.ring, guard=callers.guard, marks=backend.marks, audit=base.audit, link=link),
+        access=access,
         exposition=PrometheusExporter(replica, base.audit),
         backend=backend,
         open_metrics=bool(admin.listen),

@@ -1,5 +1,6 @@
 """Names under which a gateway is asked for: web pages reach none of their own (DNS rebinding)."""
 
+import re
 import socket
 from collections.abc import Iterator
 
@@ -7,6 +8,7 @@ import httpx
 import pytest
 
 from tests.requirements import requirement
+from tests.support.credentials import bearer, sha256
 from tests.support.gateway_process import DEMO, RunningGateway, running_gateway, server
 from tests.support.mcp_clients import Legacy
 
@@ -51,3 +53,27 @@ def test_any_name_is_served_only_where_that_is_spelled_out(http: httpx.Client) -
     with running_gateway({"demo": server(DEMO)}, options=options) as gateway:
         url = gateway.url.replace("0.0.0.0", "127.0.0.1")
         assert Legacy(url, http, headers={"Host": "whatever.example"}).initialize().status_code == 200
+
+
+@requirement("ops.console-host")
+@pytest.mark.parametrize("listen", ["", "127.0.0.1:0"], ids=["own listener", "admin.listen"])
+def test_a_page_that_has_its_name_point_here_does_not_reach_the_console(http: httpx.Client, listen: str) -> None:
+    """Neither the console nor the REST interface, even with a key. Probes and scrapers may use any name."""
+    admin = {"keys": {"ops": sha256("key")}, "listen": listen, "allowed_hosts": ["admin.example"]}
+    options = {"admin": admin, "host": "127.0.0.1", "allowed_hosts": ["mcp.example", "127.0.0.1"]}
+    with running_gateway({"demo": server(DEMO)}, options=options) as gateway:
+        found = re.findall(r"operators are served at (http://[\d.:]+)/admin", gateway.stderr())
+        base = found[0] if listen else gateway.base
+        port = base.rpartition(":")[2]
+
+        def answer(path: str, host: str) -> httpx.Response:
+            return http.get(base + path, headers={**bearer("key"), "Host": f"{host}:{port}"})
+
+        for path in ("/admin", "/admin/sign-in", "/admin/sessions/live", "/admin/api/replicas"):
+            refused = answer(path, "evil.example")
+            assert refused.status_code == 421 and "gateway.admin.allowed_hosts" in refused.text, path
+            for host in ("127.0.0.1", "10.1.2.3", "localhost", "mcp.example", "admin.example"):
+                with http.stream("GET", base + path, headers={**bearer("key"), "Host": f"{host}:{port}"}) as served:
+                    assert served.status_code == 200, (path, host)
+        assert answer("/metrics", "gateway.monitoring.svc").status_code == 200
+        assert answer("/healthz", "gateway.monitoring.svc").status_code == 200

@@ -12,7 +12,7 @@ import msgspec
 import pytest
 from starlette.applications import Starlette
 
-from gateway.admin import pages
+from gateway.admin import hosts, pages
 from gateway.admin.auth import Access
 from gateway.admin.console import Console
 from gateway.admin.operations import Operations
@@ -96,7 +96,14 @@ async def operator(ending: FakeEnding) -> AsyncIterator[httpx.AsyncClient]:
         tried=tried,
     )
     audit = Audit(backend.audit, time)
-    access = Access({"ann": [sha256("key")]}, KeyRing.ephemeral(), guard=Guard(), marks=backend.marks, audit=audit)
+    access = Access(
+        {"ann": [sha256("key")]},
+        KeyRing.ephemeral(),
+        guard=Guard(),
+        marks=backend.marks,
+        audit=audit,
+        hosts=hosts.OperatorHosts(["gateway"]),
+    )
     transport = httpx.ASGITransport(Starlette(routes=Console(operations, access).routes))
     async with httpx.AsyncClient(transport=transport, base_url="http://gateway", headers=bearer("key")) as client:
         yield client

@@ -1,0 +1,39 @@
+"""By which names operators reach the gateway."""
+
+import pytest
+
+from gateway.admin.hosts import HostNotAllowed, OperatorHosts
+from tests.requirements import requirement
+
+ALWAYS = ("127.0.0.1:8080", "localhost:9092", "LOCALHOST", "[::1]:8080", "10.1.2.3", "192.0.2.7:9090", "[fe80::1]")
+NAMED = ("admin.example:9090", "ADMIN.example", "a.b.example")
+OTHERS = (
+    "",
+    "attacker.example",
+    "admin.example.attacker.test",
+    "b.example",
+    "localhost.attacker.test",
+    "[::1",
+    "a@b:x",
+)
+
+
+@requirement("ops.console-host")
+def test_addresses_pass_and_names_that_are_allowed() -> None:
+    hosts = OperatorHosts(["admin.example", "*.b.example"])
+    for host in (*ALWAYS, *NAMED):
+        hosts.check(host)
+    for host in (*OTHERS, "x" * 10_000 + ".b.example"):
+        with pytest.raises(HostNotAllowed, match=r"gateway\.admin\.allowed_hosts"):
+            hosts.check(host)
+    for host in (*ALWAYS, *NAMED, *OTHERS):
+        OperatorHosts(["*"]).check(host)
+
+
+@requirement("ops.console-host")
+def test_no_name_is_allowed_by_itself() -> None:
+    for host in ALWAYS:
+        OperatorHosts().check(host)
+    for host in NAMED:
+        with pytest.raises(HostNotAllowed):
+            OperatorHosts().check(host)
