@@ -5,15 +5,23 @@ from typing import Any, Final
 
 __all__ = ["as_json", "visible", "visible_json", "visible_line"]
 
-# Controls, and what turns the order of the text around it: Cc, Cf but for the joiners of scripts and emoji, Zl, Zp.
+# Controls, and what turns the order of the text around it: Cc, Cf but for the joiners of scripts and emoji, Zl, Zp. And
+# half a character (Cs), which cannot be written anywhere.
 _POINTS: Final = (
     *(*range(0x20), *range(0x7F, 0xA0), 0xAD, *range(0x600, 0x606), 0x61C, 0x180E, 0x200B, 0x200E, 0x200F),
-    *(*range(0x2028, 0x202F), *range(0x2060, 0x2070), 0xFEFF, *range(0xFFF9, 0xFFFC), *range(0xE0000, 0xE0080)),
+    *(
+        *range(0x2028, 0x202F),
+        *range(0x2060, 0x2070),
+        *range(0xD800, 0xE000),
+        0xFEFF,
+        *range(0xFFF9, 0xFFFC),
+        *range(0xE0000, 0xE0080),
+    ),
 )
 
 
 def _utf_16(character: str) -> list[int]:
-    data = character.encode("utf-16-be")
+    data = character.encode("utf-16-be", "surrogatepass")
     return [int.from_bytes(data[at : at + 2], "big") for at in range(0, len(data), 2)]
 
 

@@ -21,3 +21,10 @@ def test_json_means_the_same(capsys: pytest.CaptureFixture[str]) -> None:
         print_event(event | {"outcome": "completed", "reason": ""}, in_json=False)
         assert capsys.readouterr().out.endswith(f"completed{took}\n")
     assert visible("a\tb\nc\x1b") == "a\tb\nc\\x1b" and visible_line("a\nb") == "a\\x0ab"
+
+
+@requirement("wall.decoded")
+def test_half_a_character_can_be_written() -> None:
+    for text in ("a\ud800b", "\udcff"):
+        assert visible(text).encode() and visible_line(text) == visible(text)
+        assert json.loads(as_json([text]).encode()) == [text]
