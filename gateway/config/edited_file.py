@@ -44,10 +44,10 @@ def add_entry(path: Path, file: ClientFile) -> bool:
 
 
 def write_file(path: Path, text: str) -> None:
-    """Replace the file as a whole, or not at all. It keeps its permissions; a new one is for its owner alone. A link to
-    a file is followed. Raises `OSError`."""
-    if path.is_symlink() and not path.exists():
-        raise OSError(errno.ELOOP, "is a link to nothing: whoever made it would choose where this is written")
+    """Replace the file as a whole, or not at all. It keeps its permissions; a new one is for its owner alone. Links to
+    what exists are followed, to the file and to the folders above it, unless another user has made them. Raises
+    `OSError`."""
+    _check_links(path.absolute())
     real = Path(os.path.realpath(path))
     real.parent.mkdir(parents=True, exist_ok=True)
     mode = real.stat().st_mode & 0o777 if real.exists() else _MODE
@@ -60,6 +60,19 @@ def write_file(path: Path, text: str) -> None:
     except BaseException:
         os.unlink(name)
         raise
+
+
+def _check_links(path: Path) -> None:
+    """Raise `OSError` if whoever made a link on the way would choose where the file is written."""
+    for part in (*reversed(path.parents), path):
+        if not part.is_symlink():
+            continue
+        if not part.exists():
+            why = "is a link to nothing: whoever made it would choose where this is written"
+            raise OSError(errno.ELOOP, why if part == path else f"{part} {why}")
+        if part.lstat().st_uid not in (os.geteuid(), 0):
+            raise OSError(errno.ELOOP, f"{part} is a link of another user, who would choose where this is written")
+        _check_links(part.parent / part.readlink())
 
 
 def with_entry(text: str, file: ClientFile, where: str) -> str:

@@ -1,5 +1,6 @@
 """`gateway.config.edited_file`: one entry more, and everything else as it was."""
 
+import os
 import stat
 from pathlib import Path
 from typing import Any
@@ -114,8 +115,38 @@ def test_a_file_is_replaced_as_a_whole_and_keeps_its_permissions(tmp_path: Path)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["dotfiles.json", "made", "mcp.json"]
 
 
-def test_a_link_to_nothing_is_not_followed(tmp_path: Path) -> None:
-    (tmp_path / "mcp.json").symlink_to(tmp_path / "elsewhere")
+@requirement("first.files")
+@pytest.mark.parametrize("of", ["mcp.json", "folder/mcp.json", "folder/inner/mcp.json", "way/mcp.json"])
+def test_a_link_to_nothing_is_not_followed(tmp_path: Path, of: str) -> None:
+    """Neither the file nor a folder above it, nor a link that leads to one."""
+    (tmp_path / of.partition("/")[0]).symlink_to(tmp_path / "elsewhere")
+    if of.startswith("way"):
+        (tmp_path / "way").rename(tmp_path / "further")
+        (tmp_path / "way").symlink_to("further/inner")
     with pytest.raises(OSError, match="is a link to nothing"):
-        write_file(tmp_path / "mcp.json", "{}")
+        write_file(tmp_path / of, "{}")
     assert not (tmp_path / "elsewhere").exists()
+
+
+@requirement("first.files")
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can make links of another user")
+@pytest.mark.parametrize("of", ["mcp.json", "folder/mcp.json", "way/mcp.json"])
+def test_a_link_of_another_user_is_not_followed(tmp_path: Path, of: str) -> None:
+    (tmp_path / "theirs").mkdir()
+    (tmp_path / "theirs/mcp.json").write_text("{}")
+    (tmp_path / "mcp.json").symlink_to("theirs/mcp.json")
+    (tmp_path / "folder").symlink_to("theirs")
+    (tmp_path / "way").symlink_to("folder")
+    for link in ("mcp.json", "folder"):
+        os.chown(tmp_path / link, 65_534, 65_534, follow_symlinks=False)
+    with pytest.raises(OSError, match="is a link of another user"):
+        write_file(tmp_path / of, "[]")
+    assert (tmp_path / "theirs/mcp.json").read_text() == "{}"
+
+
+@requirement("first.files")
+def test_folders_behind_links_of_ones_own_are_written_to(tmp_path: Path) -> None:
+    (tmp_path / "dotfiles").mkdir()
+    (tmp_path / "client").symlink_to("dotfiles")
+    write_file(tmp_path / "client/inner/mcp.json", "{}")
+    assert (tmp_path / "dotfiles/inner/mcp.json").read_text() == "{}"
