@@ -113,6 +113,16 @@ async def test_a_sign_in_by_link_ends_with_the_process_that_made_the_link(consol
 
 
 @requirement("ops.console")
+@pytest.mark.parametrize("headers", [{"Sec-Fetch-Site": "cross-site"}, {"Origin": "https://evil.example"}])
+async def test_another_site_signs_nobody_out(console: ConsoleWithLink, headers: dict[str, str]) -> None:
+    async with console.client() as browser:
+        await browser.get(console.path)
+        refused = await browser.post("/admin/sign-out", headers=headers)
+        assert "set-cookie" not in refused.headers
+        assert (await browser.get("/admin")).status_code == 200
+
+
+@requirement("ops.console")
 async def test_gateways_on_other_ports_of_a_host_leave_a_browser_signed_in() -> None:
     """Cookies have no port: those of gateways with other keys have other names."""
     one, two = ConsoleWithLink(), ConsoleWithLink()
