@@ -53,6 +53,9 @@ _TEMPLATE: Final = """\
   }},
 }}
 """
+_AS_TEXT: Final = (
+    "what looks like a credential as text ({fields}): better put it in a variable, and write ${{VAR}} in its place"
+)
 _out = Terminal()
 _err = Terminal(stderr=True)
 
@@ -86,6 +89,8 @@ def init(
     _out.print(f"{file}: {_count(len(found.entries), 'server')}")
     for name in found.entries:
         _out.print(f"  {name}  from {found.places[name]}" if name in found.places else f"  {name}")
+    for name, fields in found.secrets.items():
+        _out.complain("warning", f"{name}: copied with {_AS_TEXT.format(fields=', '.join(fields))}")
     _tell_faults(file)
     _out.print(f"Next: mcp-session-gateway run{_given(file)}")
 
@@ -95,10 +100,16 @@ def _written(found: FoundServers) -> str:
     lines = []
     for name, entry in found.entries.items():
         if name in found.places:
-            lines.append(f"    // from {json.dumps(str(found.places[name]), ensure_ascii=False)[1:-1]}")
+            lines.append(f"    // from {_in_comment(str(found.places[name]))}")
+        if name in found.secrets:
+            lines.append(f"    // has {_in_comment(_AS_TEXT.format(fields=', '.join(found.secrets[name])))}")
         body = json.dumps(entry, indent=2, ensure_ascii=False).replace("\n", "\n    ")
         lines.append(f"    {json.dumps(name)}: {body},")
     return "\n".join(lines) + "\n"
+
+
+def _in_comment(text: str) -> str:
+    return json.dumps(text, ensure_ascii=False)[1:-1]
 
 
 def _tell_faults(file: Path) -> None:

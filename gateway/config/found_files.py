@@ -14,6 +14,7 @@ from gateway.config.host_entries import WITHOUT_MEANING, Findings, adapted_entry
 from gateway.config.hosts import TABLES, served_name
 from gateway.config.placeholders import Place
 from gateway.config.upstreams import UpstreamSettings
+from session_store.metadata import scrubbed, scrubbed_text, secret_arguments
 
 __all__ = ["FoundServers", "found_servers"]
 
@@ -32,10 +33,12 @@ _OF_APPS: Final = ("Claude/claude_desktop_config.json", "Code/User/mcp.json")
 
 @dataclass(slots=True)
 class FoundServers:
-    """`entries` by name, `places` the file of each by the same name, and `notes` on what was left out."""
+    """`entries` by name, `places` the file of each by the same name, `secrets` what in it looks like a credential that
+    stands there as text, and `notes` on what was left out."""
 
     entries: dict[str, dict[str, Any]] = field(default_factory=dict)
     places: dict[str, Path] = field(default_factory=dict)
+    secrets: dict[str, list[str]] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
 
 
@@ -69,6 +72,8 @@ def _add(file: Path, document: dict[str, Any], project: Path, environ: Mapping[s
         elif named not in found.entries:
             found.entries[named] = _taken(f"{file}: {name}", entry, found)
             found.places[named] = file
+            if secrets := list(_secrets(found.entries[named])):
+                found.secrets[named] = secrets
         elif found.entries[named] != entry:
             found.notes.append(f"{file}: {name}: left out, {found.places[named]} has one of that name")
 
@@ -83,6 +88,21 @@ def _taken(where: str, entry: Mapping[str, Any], found: FoundServers) -> dict[st
             f"{where}: without {', '.join(left)}, which no other client has: add it yourself if you want it"
         )
     return taken
+
+
+def _secrets(entry: Mapping[str, Any]) -> Iterator[str]:
+    """The fields whose text looks like a credential, by its name or its form, and not like a placeholder for one."""
+    for table in ("env", "environment", "headers", "http_headers"):
+        given = entry.get(table)
+        values = given if isinstance(given, dict) else {}
+        texts = {name: value for name, value in values.items() if isinstance(value, str) and "$" not in value}
+        yield from (f"{table}.{name}" for name, value in scrubbed(texts).items() if value != texts[name])
+    for key in ("args", "url", "serverUrl", "httpUrl"):
+        given = entry.get(key)
+        words = [word for word in (given if isinstance(given, list) else [given]) if isinstance(word, str)]
+        named = {value for value in secret_arguments(words) if value and "$" not in value}
+        if named or any("$" not in word and scrubbed_text(word) != word for word in words):
+            yield key
 
 
 def _entries(document: dict[str, Any], project: Path) -> Iterator[tuple[str, dict[str, Any]]]:

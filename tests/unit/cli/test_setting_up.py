@@ -51,6 +51,43 @@ def test_init_writes_a_configuration_that_loads_and_add_extends_it(here: Path) -
 
 @requirement("first.init")
 @pytest.mark.parametrize(
+    "entries",
+    ['{"\\ud800": {"command": "x"}}', '{"a": {"command": "x", "args": ["\\ud800"]}}'],
+    ids=["name", "argument"],
+)
+def test_half_a_character_in_a_clients_file_is_told(here: Path, entries: str) -> None:
+    (here / ".mcp.json").write_text(f'{{"mcpServers": {entries}}}')
+    done = ran("init")
+    assert done.exception is None or isinstance(done.exception, SystemExit), done.exception
+    assert "\\ud800" in done.output or "half a character" in done.output.replace("\n", " ")
+
+
+@requirement("first.init")
+def test_init_replaces_no_link_of_itself(here: Path) -> None:
+    (here / "mine.json").write_text("{}")
+    for name, target in (("to-file.json", "mine.json"), ("to-nothing.json", "elsewhere")):
+        (here / name).symlink_to(target)
+        refused = ran("init", name, "--empty")
+        assert refused.exit_code == 2 and "exists" in refused.output
+    assert (here / "mine.json").read_text() == "{}" and not (here / "elsewhere").exists()
+    assert ran("init", "to-nothing.json", "--empty", "--force").exit_code == 2
+
+
+@requirement("first.init")
+def test_init_tells_which_credentials_it_has_copied(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OTHER_KEY", "x")
+    entry = {"command": "true", "env": {"API_TOKEN": "s3cr3t", "OTHER_KEY": "${OTHER_KEY}", "MODE": "fast"}}
+    (here / ".mcp.json").write_text(json.dumps({"mcpServers": {"mail": entry}}))
+    output = " ".join(ran("init").output.split())
+    written = (here / "mcp.json").read_text()
+    assert "warning mail: copied with" in output
+    for text in (output, written):
+        assert "(env.API_TOKEN)" in text and "write ${VAR} in its place" in text and "env.OTHER_KEY" not in text
+    assert "s3cr3t" not in output and [*load(here / "mcp.json").settings.mcpServers] == ["mail"]
+
+
+@requirement("first.init")
+@pytest.mark.parametrize(
     ("arguments", "why"),
     [
         (("notes",), "give a command after --"),

@@ -60,3 +60,21 @@ def test_a_file_of_a_folder_does_not_decide_what_a_server_may_touch(tmp_path: Pa
     found = found_servers(tmp_path, tmp_path / "home", ENVIRON)
     assert found.entries == {"evil": {"command": "x"}, "good": {"command": "y", "tools": ["a"]}}
     assert any("evil: without sandbox, shared, tools, warm, which no other client has" in note for note in found.notes)
+
+
+@requirement("first.init")
+def test_credentials_that_stand_in_a_file_as_text_are_named(tmp_path: Path) -> None:
+    entries = {
+        "env": {"command": "x", "env": {"API_KEY": "k", "LINE\nBREAK_TOKEN": "t", "MODE": "fast", "KEY": "$KEY"}},
+        "headers": {"url": "https://a.example", "headers": {"Authorization": "Bearer abc", "X-Team": "red"}},
+        "args": {"command": "x", "args": ["--api-key", "k"]},
+        "url": {"url": "https://a.example/mcp?api_key=k"},
+        "none": {"command": "x", "args": ["--api-key", "${KEY}", "Authorization: Bearer ${TOKEN}"]},
+    }
+    put(tmp_path / ".mcp.json", {"mcpServers": entries})
+    assert found_servers(tmp_path, tmp_path / "home", ENVIRON | {"KEY": "1", "TOKEN": "2"}).secrets == {
+        "env": ["env.API_KEY", "env.LINE\nBREAK_TOKEN"],
+        "headers": ["headers.Authorization"],
+        "args": ["args"],
+        "url": ["url"],
+    }
