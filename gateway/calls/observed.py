@@ -22,6 +22,7 @@ class Observed:
 
     # What most calls never need stands here once, not in each of them.
     tool = ""
+    is_listed = True
     slow_s = math.inf
     written_at = 0.0  # when the server got it, by the monotonic clock
     began = 0.0
@@ -63,6 +64,10 @@ class Observed:
     def calls_tool(self, tool: str, slow_s: float) -> None:
         """This is a call of that tool, as logs name it. A call that takes longer than `slow_s` is logged as slow."""
         self.tool, self.slow_s = tool, slow_s
+
+    def calls_unlisted(self) -> None:
+        """The server does not list the tool of this call."""
+        self.is_listed = False
 
     def log_if_hanging(self, now: float) -> None:
         """Log a call that the server has had for too long, once, while it has no answer."""

@@ -9,7 +9,8 @@ __all__ = ["EndedCall"]
 
 
 class EndedCall(msgspec.Struct, frozen=True, gc=False):
-    """`at` is the Unix time of its end. `tool` is empty for other methods. `why` is the message of an error."""
+    """`at` is the Unix time of its end. `tool` is empty for other methods. `why` is the message of an error.
+    `is_listed` is False for a tool that the server does not list."""
 
     at: float
     method: str
@@ -20,3 +21,4 @@ class EndedCall(msgspec.Struct, frozen=True, gc=False):
     session: Session
     correlation: str
     why: str = ""
+    is_listed: bool = True

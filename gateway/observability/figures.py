@@ -1,7 +1,9 @@
 """What this gateway counts by tool, by principal and by client, minute by minute, for the history.
 
-Names come from clients, so their number is bounded: beyond it, all others are counted together as `OTHERS`. Pure but
-for `Figures.flush`.
+Names come from clients, so their number is bounded: beyond it, all others are counted together as `OTHERS`. Nobody
+takes all the room with names that mean nothing: tools that a server does not list, and methods that MCP does not
+define, are `UNLISTED`, and the names of clients that one principal brings have a share of theirs. Pure but for
+`Figures.flush`.
 """
 
 from bisect import bisect_left
@@ -13,18 +15,23 @@ import msgspec
 from gateway.observability.ended_call import EndedCall
 from gateway.observability.metrics import BUCKETS_S
 from gateway.observability.outcome import OK
-from gateway.observability.visible import visible_line
+from gateway.observability.visible import shortened_line
 from gateway.protocol.methods import METHODS
 from session_store import HistoryRecord, HistoryStore, Session
 
-__all__ = ["OTHERS", "FigureRecord", "Figures", "ToolFigures", "WhoFigures", "merged", "read_record"]
+__all__ = ["OTHERS", "UNLISTED", "FigureRecord", "Figures", "ToolFigures", "WhoFigures", "merged", "read_record"]
 
 OTHERS: Final = "(others)"
 """The name of all that are not told apart."""
 
+UNLISTED: Final = "(not listed)"
+"""The name of all tools that a server does not list, and of methods that MCP does not define."""
+
 MOST_TOOLS: Final = 200
 MOST_WHO: Final = 200
 """Of principals, and of clients."""
+MOST_CLIENTS_EACH: Final = 50
+"""Names of clients that one principal brings."""
 
 _NAME_CHARS: Final = 128
 _SHORT_S, _LONG_S = 60, 600
@@ -83,13 +90,14 @@ _records: Final = msgspec.json.Decoder(FigureRecord)
 class _Counted:
     """The figures of one step."""
 
-    __slots__ = ("at", "clients", "is_written", "live", "principals", "tools")
+    __slots__ = ("at", "brought", "clients", "is_written", "live", "principals", "tools")
 
     def __init__(self, at: int) -> None:
         self.at = at
         self.tools: dict[tuple[str, str], ToolFigures] = {}
         self.principals: dict[str, WhoFigures] = {}
         self.clients: dict[str, WhoFigures] = {}
+        self.brought: dict[str, str] = {}  # by name of a client, the principal that was the first to have it
         self.live = 0
         self.is_written = True
 
@@ -97,20 +105,38 @@ class _Counted:
         """The figures of that server and name."""
         found = self.tools.get(key)
         if found is None:
-            server, name = key = _bounded(key)
-            if len(self.tools) >= MOST_TOOLS:
-                server, name = key = ("", OTHERS)
-            found = self.tools.setdefault(key, ToolFigures(server, name, counts=[]))
+            key = (key[0], shortened_line(key[1], _NAME_CHARS))
+            if key not in self.tools and len(self.tools) >= MOST_TOOLS:
+                key = ("", OTHERS)
+            found = self.tools.setdefault(key, ToolFigures(*key, counts=[]))
         return found
 
-    def add(self, record: FigureRecord) -> None:
+    def principal(self, name: str) -> WhoFigures:
+        """The figures of that principal."""
+        return _who(self.principals, name)
+
+    def client(self, name: str, principal: str) -> WhoFigures:
+        """The figures of clients with that name. `principal` is who has one."""
+        found = self.clients.get(name)
+        if found is None:
+            name = shortened_line(name, _NAME_CHARS)
+            if name not in self.clients:
+                if sum(by == principal for by in self.brought.values()) >= MOST_CLIENTS_EACH:
+                    name = OTHERS
+                elif len(self.clients) < MOST_WHO:
+                    self.brought[name] = principal
+            found = _who(self.clients, name)
+        return found
+
+    def add(self, other: "_Counted") -> None:
         """Add those of a shorter step."""
-        for tool in record.tools:
+        for tool in other.tools.values():
             self.tool((tool.server, tool.name)).add(tool)
-        for own, others in ((self.principals, record.principals), (self.clients, record.clients)):
-            for who in others:
-                _who(own, who.name).add(who)
-        self.live = record.live
+        for who in other.principals.values():
+            self.principal(who.name).add(who)
+        for who in other.clients.values():
+            self.client(who.name, other.brought.get(who.name, "")).add(who)
+        self.live = other.live
 
     def record(self) -> FigureRecord:
         """As it is written."""
@@ -120,15 +146,11 @@ class _Counted:
 def _who(among: dict[str, WhoFigures], name: str) -> WhoFigures:
     found = among.get(name)
     if found is None:
-        name = visible_line(name[:_NAME_CHARS])
-        if len(among) >= MOST_WHO:
+        name = shortened_line(name, _NAME_CHARS)
+        if name not in among and len(among) >= MOST_WHO:
             name = OTHERS
         found = among.setdefault(name, WhoFigures(name))
     return found
-
-
-def _bounded(key: tuple[str, str]) -> tuple[str, str]:
-    return key[0], visible_line(key[1][:_NAME_CHARS])
 
 
 class Figures:
@@ -147,7 +169,7 @@ class Figures:
         now.is_written = False
         tools, find, buckets = now.tools, bisect_left, BUCKETS_S
         for call in calls:
-            key = (call.server, call.tool or call.method)
+            key = (call.server, _name_of(call))
             figures = tools.get(key) or now.tool(key)
             figures.calls += 1
             if call.outcome is not OK and call.outcome.is_failure:
@@ -164,8 +186,9 @@ class Figures:
         """Count for the principal and the client of a session."""
         self._short.is_written = False
         more = WhoFigures("", calls, failed, opened)
-        _who(self._short.principals, str(session.principal)).add(more)
-        _who(self._short.clients, session.client.name).add(more)
+        principal = str(session.principal)
+        self._short.principal(principal).add(more)
+        self._short.client(session.client.name, principal).add(more)
 
     def ends_minute(self, at: float) -> bool:
         """Whether another minute has begun."""
@@ -188,7 +211,7 @@ class Figures:
         long_at = before.at // _LONG_S * _LONG_S
         if long_at != self._long.at:
             self._long = _Counted(long_at)
-        self._long.add(before.record())
+        self._long.add(before)
         self._short = _Counted(minute)
         self._short.live, self._short.is_written = live, not live
 
@@ -199,8 +222,8 @@ class Figures:
             self._unwritten[_SHORT_S, counted.at] = msgspec.json.encode(counted.record())
             long = _Counted(counted.at // _LONG_S * _LONG_S)
             if self._long.at == long.at:
-                long.add(self._long.record())
-            long.add(counted.record())
+                long.add(self._long)
+            long.add(counted)
             self._unwritten[_LONG_S, long.at] = msgspec.json.encode(long.record())
             while len(self._unwritten) > _MOST_UNWRITTEN:
                 del self._unwritten[next(iter(self._unwritten))]
@@ -218,9 +241,11 @@ class Figures:
             if self._unwritten.get((step_s, at)) is body:
                 del self._unwritten[step_s, at]
 
-    def present(self) -> FigureRecord:
-        """What was counted since the minute began."""
-        return self._short.record()
+
+def _name_of(call: EndedCall) -> str:
+    if call.tool:
+        return call.tool if call.is_listed else UNLISTED
+    return call.method if call.method in METHODS else UNLISTED
 
 
 def read_record(body: bytes) -> FigureRecord:

@@ -38,6 +38,11 @@ class ObservedExchange(Protocol):
         ...
 
     @property
+    def is_listed(self) -> bool:
+        """False for a call of a tool that its server does not list."""
+        ...
+
+    @property
     def era(self) -> str:
         """The client's era."""
         ...

@@ -105,7 +105,16 @@ class RequestLog:
         if (session := exchange.session) is not None:
             self._ended(
                 EndedCall(
-                    time(), exchange.method, exchange.tool, server, outcome, took_s, session, exchange.correlation, why
+                    time(),
+                    exchange.method,
+                    exchange.tool,
+                    server,
+                    outcome,
+                    took_s,
+                    session,
+                    exchange.correlation,
+                    why,
+                    exchange.is_listed,
                 )
             )
         if self._left > 0:

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 from gateway.observability.ended_call import EndedCall
 from gateway.observability.outcome import OK, Outcome
-from gateway.observability.visible import visible_line
+from gateway.observability.visible import shortened_line
 from session_store import (
     AuditEvent,
     Session,
@@ -304,13 +304,8 @@ def _summed(key: tuple[str, str, Outcome], calls: _Sum) -> TimelineEntry:
 
 
 def _harmless(entry: TimelineEntry) -> TimelineEntry:
-    return replace(entry, name=_short(entry.name), why=scrubbed_text(_cut(entry.why, _WHY_CHARS)))
+    return replace(entry, name=_short(entry.name), why=scrubbed_text(shortened_line(entry.why, _WHY_CHARS)))
 
 
 def _short(text: str) -> str:
-    return _cut(text, _NAME_CHARS)
-
-
-def _cut(text: str, length: int) -> str:
-    """Cut before it is escaped, for the time that takes, and after it, for the room."""
-    return visible_line(text[:length])[:length]
+    return shortened_line(text, _NAME_CHARS)

@@ -3,7 +3,7 @@
 import json
 from typing import Any, Final
 
-__all__ = ["as_json", "visible", "visible_json", "visible_line"]
+__all__ = ["as_json", "shortened_line", "visible", "visible_json", "visible_line"]
 
 # Controls, and what turns the order of the text around it: Cc, Cf but for the joiners of scripts and emoji, Zl, Zp. And
 # half a character (Cs), which cannot be written anywhere.
@@ -41,6 +41,12 @@ def visible(text: str) -> str:
 def visible_line(text: str) -> str:
     """As `visible`, on one line."""
     return text.translate(_LINE)
+
+
+def shortened_line(text: str, length: int) -> str:
+    """As `visible_line`, so many characters at most: cut before it is escaped, for the time that takes, and after it,
+    for the room, as an escape has up to ten characters."""
+    return visible_line(text[:length])[:length]
 
 
 def as_json(value: Any, indent: int | None = None) -> str:

@@ -194,6 +194,8 @@ class Admission:
         context = exchange.context
         session = with_context(exchange.live.session, context)
         decision = self._calls.decide(upstream.name, tools, context, session, name)
+        if name not in tools:
+            exchange.calls_unlisted()
         return AdmittedTool(self._calls, self._audit, decision, tools, session, name)
 
     def _tool(self, server: str, lists: _Lists, call: Call, name: str) -> _Missing | None:

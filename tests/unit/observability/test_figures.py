@@ -4,9 +4,20 @@ import msgspec
 import pytest
 
 from gateway.observability.ended_call import EndedCall
-from gateway.observability.figures import MOST_TOOLS, MOST_WHO, OTHERS, Figures, merged, read_record
+from gateway.observability.figures import (
+    MOST_CLIENTS_EACH,
+    MOST_TOOLS,
+    MOST_WHO,
+    OTHERS,
+    UNLISTED,
+    FigureRecord,
+    Figures,
+    merged,
+    read_record,
+)
 from gateway.observability.outcome import OK, TOOL_ERROR
 from session_store import MemoryBackend, Principal, Session, StoreUnavailable
+from session_store.session import ClientFacts
 from session_store.testing import FakeClock, a_session
 from tests.requirements import requirement
 
@@ -58,17 +69,60 @@ async def test_minutes_and_ten_minutes_are_written_and_merged() -> None:
     assert read_record(long[0].body).live == 3
 
 
+async def written(figures: Figures, backend: MemoryBackend, step_s: int = 60) -> FigureRecord:
+    await figures.flush()
+    return merged(read_record(record.body) for record in await backend.history.read(step_s, 0, 10_000))
+
+
 @requirement("ops.history")
-def test_names_of_clients_are_bounded() -> None:
-    figures = Figures(MemoryBackend().history, "r1")
+@pytest.mark.anyio
+async def test_names_of_clients_are_bounded() -> None:
+    backend = MemoryBackend()
+    figures = Figures(backend.history, "r1")
     figures.tick(6_000.0, 0)
     figures.take_calls([call(f"{n}\x1b" * 200) for n in range(MOST_TOOLS + 50)])
+    figures.take_calls([call(f"{n}\x1b" * 200) for n in range(MOST_TOOLS)])
     for n in range(MOST_WHO + 50):
         figures.count(of(f"u{n}"), calls=1)
-    record = figures.present()
+    record = await written(figures, backend)
     assert len(record.tools) == MOST_TOOLS + 1 and record.tools[-1].name == OTHERS and record.tools[-1].calls == 50
+    assert all(row.calls == 2 for row in record.tools[:-1]), "a name that is cut is known again"
     assert len(record.principals) == MOST_WHO + 1 and record.principals[-1].calls == 50
-    assert all("\x1b" not in row.name and len(row.name) < 600 for row in record.tools)
+    assert all("\x1b" not in row.name and len(row.name) <= 128 for row in record.tools)
+
+
+@requirement("ops.history")
+@pytest.mark.anyio
+async def test_names_that_mean_nothing_take_no_room() -> None:
+    """Of tools that a server does not list, and of methods that MCP does not define."""
+    backend = MemoryBackend()
+    figures = Figures(backend.history, "r1")
+    figures.tick(6_000.0, 0)
+    figures.take_calls([msgspec.structs.replace(call(f"t{n}"), is_listed=False) for n in range(MOST_TOOLS + 50)])
+    figures.take_calls([call("", method=f"x/{n}") for n in range(MOST_TOOLS + 50)])
+    figures.take_calls([call("real"), call("", method="tools/list")])
+    found = {(row.server, row.name): row.calls for row in (await written(figures, backend)).tools}
+    assert found == {("s", UNLISTED): 2 * (MOST_TOOLS + 50), ("s", "real"): 1, ("s", "tools/list"): 1}
+
+
+@requirement("ops.history")
+@pytest.mark.anyio
+async def test_one_principal_has_a_share_of_the_names_of_clients() -> None:
+    """In each minute, and in ten minutes together."""
+    backend = MemoryBackend()
+    figures = Figures(backend.history, "r1")
+    for minute in range(5):
+        figures.tick(6_000.0 + 60 * minute, 0)
+        for n in range(MOST_WHO + 50):
+            name = ClientFacts(name=f"client {minute} {n}")
+            figures.count(msgspec.structs.replace(of("noisy"), client=name), calls=1)
+        figures.count(msgspec.structs.replace(of("quiet"), client=ClientFacts(name="ide")), calls=1)
+        figures.count(msgspec.structs.replace(of("noisy"), client=ClientFacts(name="ide")), calls=1)
+        await figures.flush()
+    for step_s, names in ((60, 5 * MOST_CLIENTS_EACH), (600, MOST_CLIENTS_EACH)):
+        clients = {row.name: row.calls for row in (await written(figures, backend, step_s)).clients}
+        assert clients.pop("ide") == 10
+        assert clients.pop(OTHERS) == 5 * (MOST_WHO + 50) - names and len(clients) == names
 
 
 @requirement("ops.history")

@@ -168,6 +168,18 @@ def test_bound_arguments_are_facts_of_the_request_and_not_of_another_one_in_the_
     assert not isinstance(params, dict) and msgspec.json.decode(at_once(params)["arguments"]) == {"where": "blue"}
 
 
+@requirement("ops.history")
+def test_a_tool_that_the_server_does_not_list_is_counted_as_such() -> None:
+    inventory = Inventory()
+    inventory.known_lists["tools/list"] = cast("Any", Tools([DROP]))
+    for name, is_listed in (("drop", True), ("other", False)):
+        live = LiveSession(a_session(FakeClock()), MemoryBackend().events)
+        exchange = Exchange(method="tools/call", client_id=1, live=live, replies=ReplyQueue())
+        wanted = Call(exchange, Era.LEGACY, {"name": msgspec.Raw(encode(name))}, {}, "c")
+        assert admission().admit_now(cast("Any", Server(inventory)), CONVERSATION, wanted) is not None
+        assert exchange.is_listed == is_listed
+
+
 def test_a_subscription_is_left_with_the_resources_that_the_session_may_see() -> None:
     rules = admission(resources={"db://secret/*": ItemSettings(direct_only=True)})
     wanted = call("subscriptions/listen", notifications={"resourceSubscriptions": ["db://secret/1", "db://t/1"]})
