@@ -1,6 +1,7 @@
 """The facts of a session that servers and clients get, and the names of these facts. Pure: no I/O."""
 
 import functools
+import os
 import random
 import re
 from collections.abc import Callable, Mapping
@@ -42,8 +43,10 @@ RESTARTED_KEY: Final = _OURS + "restarted"
 TRACE_KEY: Final = _OURS + "trace"
 WORKSPACE_KEY: Final = _OURS + "workspace"
 
-# Correlation ids are no secrets, so a fast generator is enough.
-_random_bits = random.Random().getrandbits
+# Correlation ids are no secrets, so a fast generator is enough. An app that is forked after it was loaded (gunicorn's
+# `preload_app`) has other ids in each process.
+_random: Final = random.Random()
+os.register_at_fork(after_in_child=_random.seed)
 
 # W3C Trace Context §3.2.2: version 00, a trace id and a parent id that are not all zero.
 _TRACEPARENT = re.compile(r"00-(?!0{32})([0-9a-f]{32})-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}")
@@ -59,7 +62,7 @@ def correlation_id(headers: Mapping[str, str], meta: Mapping[str, Any]) -> str:
 
 def new_correlation_id() -> str:
     """A random correlation id in the form of a trace id (W3C Trace Context)."""
-    return _random_bits(128).to_bytes(16).hex()
+    return _random.getrandbits(128).to_bytes(16).hex()
 
 
 def with_context(session: Session, context: Context) -> Session:

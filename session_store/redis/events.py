@@ -1,6 +1,7 @@
 """Event streams in Redis: one Redis stream for each session, each entry of which names its event stream."""
 
 import asyncio
+import os
 import random
 from collections.abc import AsyncGenerator, AsyncIterator, Hashable, Mapping, Sequence
 from typing import Final, NamedTuple
@@ -198,8 +199,9 @@ def _topic(session_id: str) -> str:
     return f"mcp:{{{session_id}}}:news"
 
 
-_random = random.Random().randbytes
+_random = random.Random()
+os.register_at_fork(after_in_child=_random.seed)
 
 
 def _nonce() -> str:
-    return _random(4).hex()
+    return _random.randbytes(4).hex()

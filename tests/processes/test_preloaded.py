@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.requirements import requirement
 from tests.support.commands import ROOT, run_command, start_command
 from tests.support.gateway_process import DEMO, RunningGateway
 
@@ -50,3 +51,25 @@ def test_it_has_its_own_environment_directory_and_end(tmp_path: Path) -> None:
     gateway.kill()
     assert process.returncode == process.wait() == process.poll() == -signal.SIGKILL
     process.send_signal(signal.SIGTERM)  # the id may be another process's by now: nothing is sent
+
+
+FORKED = """
+import os
+from gateway.context.facts import new_correlation_id
+from session_store.redis.events import _nonce
+for _ in range(2):
+    if (child := os.fork()) == 0:
+        print(new_correlation_id(), _nonce(), flush=True)
+        os._exit(0)
+    os.waitpid(child, 0)
+print(new_correlation_id(), _nonce())
+"""
+
+
+@requirement("ops.find-request")
+def test_processes_that_are_forked_from_one_make_ids_of_their_own() -> None:
+    """As those of an app that gunicorn has loaded before it forks."""
+    env = {**os.environ, "PYTHONPATH": str(ROOT)}
+    ran = subprocess.run([sys.executable, "-c", FORKED], capture_output=True, text=True, timeout=60, env=env)
+    words = ran.stdout.split()
+    assert len(words) == 6 and len({*words}) == 6, ran
