@@ -249,7 +249,7 @@ class Conversation(Peer):
 
     def closed(self, reason: str) -> None:
         reason = self._links.lost(reason)
-        if self.calls.sent or self._own:
+        if self.calls.sent:  # who waits for what the gateway has asked itself is told below, and tells it
             logger.warning("%s; calls in flight: %d", reason, len(self.calls.sent), extra=self.log_fields())
         unknown = f"{reason}; it had not answered, so whether the call took effect is unknown"
         for exchange in list(self.calls.sent.values()):  # the others only need a new link for their next round

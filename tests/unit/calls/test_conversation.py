@@ -56,6 +56,23 @@ async def test_a_process_whose_input_is_found_closed_has_ended_as_it_says_a_mome
 
 
 @requirement("proc.last-words")
+async def test_the_end_of_a_server_is_logged_once_more_only_for_its_calls(caplog: pytest.LogCaptureFixture) -> None:
+    """The transport has logged it, and whoever waits for what the gateway itself asked says what came of that."""
+    upstream, exchange = FakeUpstream(), a_call()
+    await upstream.conversation.ready()
+    asked = asyncio.create_task(upstream.conversation.ask("ping", None))
+    await asyncio.sleep(0)
+    upstream.conversation.closed("it exited with code 3")
+    with pytest.raises(LinkClosed, match="exited with code 3"):
+        await asked
+    assert caplog.messages == []
+    await upstream.conversation.start(exchange, {}, {})
+    upstream.conversation.closed("it exited with code 3")
+    assert (await answer_of(exchange))["error"]["code"] == OUTCOME_UNKNOWN
+    assert [message for message in caplog.messages if "calls in flight: 1" in message] == caplog.messages[-1:]
+
+
+@requirement("proc.last-words")
 async def test_a_process_that_has_only_closed_its_input_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("gateway.calls.peer._EXIT_S", 0.01)
     upstream = FakeUpstream()
