@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 # Tests and tools start hundreds of processes. Without bytecode files, each of them would compile the sources again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help run test unit check clients published conformance cluster chaos tasks attack hostile fuzz matrix bench bench-peers reference site clean
+.PHONY: help run test unit check clients published conformance cluster chaos tasks attack hostile fuzz matrix bench bench-peers reference site lock sbom clean
 
 help: ## List the commands
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -78,6 +78,12 @@ reference: $(VENV)/.installed-dev ## Regenerate docs/settings.md, docs/conforman
 
 site: $(VENV)/.installed-dev ## Build the documents as a site in build/site
 	$(BIN)/python -m mkdocs build --strict
+
+lock: $(VENV)/.installed-dev ## Lock the newest Python packages for the image in deploy/*.lock
+	$(BIN)/python -m tests.tools.image_lock
+
+sbom: $(VENV)/.installed-dev ## List the Python packages of the image (CycloneDX) in build/sbom.cdx.json
+	$(BIN)/python -m tests.tools.image_sbom
 
 clean: ## Remove everything that these commands create
 	rm -rf $(VENV) .cache .hypothesis .mypy_cache .pytest_cache .ruff_cache build dist

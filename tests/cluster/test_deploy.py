@@ -5,14 +5,13 @@ import contextlib
 import json
 import os
 import re
-import secrets
-import signal
 import socket
 import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +29,7 @@ from tests.support.redis_server import free_port
 from tests.tools.programs import program
 
 COMPOSE = yaml.safe_load((ROOT / "docker-compose.yml").read_text(encoding="utf-8"))
+DOCKERFILE = (ROOT / "deploy/Dockerfile").read_text(encoding="utf-8")
 GATEWAYS = ("gateway1", "gateway2", "gateway3")
 
 
@@ -45,7 +45,8 @@ def test_no_container_of_the_compose_file_has_more_than_it_needs(name: str) -> N
     assert service.get("cap_add", []) == (["SYS_PTRACE"] if name in GATEWAYS else [])
     assert service["security_opt"] == ["no-new-privileges:true"]
     assert all(port.startswith("127.0.0.1:") for port in service.get("ports", ())), "published at loopback only"
-    assert not service.get("privileged") and "network_mode" not in service
+    assert not service.get("privileged")
+    assert service.get("network_mode") == ("none" if name == "secrets" else None)
 
 
 @requirement("wall.defaults", "ops.deploy")
@@ -55,8 +56,24 @@ def test_redis_is_reached_by_gateways_only_and_by_its_password() -> None:
     assert COMPOSE["networks"]["store"] == {"internal": True}
     on_it = {name for name, service in COMPOSE["services"].items() if "store" in service.get("networks", ())}
     assert on_it == {"redis", *GATEWAYS}
-    assert "requirepass $$REDISCLI_AUTH" in redis["command"][-1] and ":?" in redis["environment"]["REDISCLI_AUTH"]
-    assert "requirepass" not in " ".join(redis["command"][:-1])
+    assert redis["command"][:2] == ["redis-server", "/secrets/redis.conf"], "without the file it does not start"
+    mounted = {
+        name: volume.rpartition(":")[2]
+        for name, service in COMPOSE["services"].items()
+        for volume in service.get("volumes", ())
+        if volume.startswith("secrets:")
+    }
+    assert mounted == {"secrets": "/secrets", "redis": "ro"} | dict.fromkeys(GATEWAYS, "ro"), "one service writes"
+
+
+@requirement("ops.compose")
+def test_the_compose_file_needs_no_variable() -> None:
+    text = (ROOT / "docker-compose.yml").read_text(encoding="utf-8")
+    asked = re.findall(r"(?<!\$)\$(?:\{([^}]*)\}|(\w+))", text)
+    assert asked and all(":-" in braced for braced, _ in asked), "each variable has a default"
+    for name in GATEWAYS:
+        assert "./mcp.json:/etc/mcp/mcp.json:ro" in COMPOSE["services"][name]["volumes"]
+        assert COMPOSE["services"][name]["command"][-2:] == ["--config", "/etc/mcp/mcp.json"]
 
 
 @requirement("wall.defaults", "ops.deploy")
@@ -96,61 +113,121 @@ def test_a_pod_has_no_more_than_it_needs() -> None:
 # -- what their command lines do
 
 
-def environment_of(name: str, **outside: str) -> dict[str, str]:
-    """A service's variables, with what docker compose fills in, and places of this machine."""
-    filled = {}
-    for variable, value in COMPOSE["services"][name]["environment"].items():
-        text = re.sub(r"\$\{(\w+)(?::[-?]([^}]*))?\}", lambda m: outside.get(m[1], "" if ":-" in m[0] else m[0]), value)
-        filled[variable] = text.replace("172.31.84.2", "127.0.0.1")
-    del filled["MCP_GATEWAY_TRACING"]
-    return filled | {"MCP_GATEWAY_ADMIN__LISTEN": "", "MCP_GATEWAY_ADVERTISE": f"127.0.0.1:{free_port()}"}
+class Containers:
+    """The services of the compose file as processes: their entrypoints, commands and variables as they stand there,
+    with places of this machine in the places of containers, and without the isolation of containers."""
 
+    def __init__(self, volume: Path) -> None:
+        self._volume = volume
+        self._redis = f"127.0.0.1:{free_port()}"
 
-@contextlib.contextmanager
-def redis_with(password: str) -> Iterator[str]:
-    """Redis, started as the compose file does; HOST:PORT."""
-    port = free_port()
-    with tempfile.TemporaryDirectory() as folder:
-        line = COMPOSE["services"]["redis"]["command"][-1].replace("$$", "$")
-        line = line.replace("redis-server", f"exec {program('redis-server', 'redis-server')}")
-        command = ["sh", "-c", f"{line} --port {port} --bind 127.0.0.1 --dir {folder} --loglevel warning"]
-        env = {**os.environ, "REDISCLI_AUTH": password}
-        # The server is the end of a pipe: a child of the shell, which does not end with it.
-        process = subprocess.Popen(command, env=env, stdout=subprocess.DEVNULL, start_new_session=True)
+    def make_secrets(self) -> None:
+        """Run the service `secrets` to its end."""
+        service = COMPOSE["services"]["secrets"]
+        command = [self._placed(word) for word in (*service["entrypoint"], *service["command"])]
+        subprocess.run(command, check=True, timeout=60, env=self._environment("secrets"))
+
+    @contextlib.contextmanager
+    def redis(self) -> Iterator[None]:
+        """Redis, once its health check passes."""
+        service = COMPOSE["services"]["redis"]
+        command = [self._placed(word) for word in service["command"]]
+        command[0] = str(program("redis-server", "redis-server"))
+        port = self._redis.rpartition(":")[2]
+        with tempfile.TemporaryDirectory() as folder:
+            here = ["--port", port, "--bind", "127.0.0.1", "--dir", folder, "--loglevel", "warning"]
+            process = subprocess.Popen([*command, *here], stdout=subprocess.DEVNULL)
+            try:
+                kind, check = service["healthcheck"]["test"]
+                assert kind == "CMD-SHELL"
+                probe = self._placed(check).replace("redis-cli", f"{program('redis-cli', 'redis-tools')} -p {port}")
+                deadline = time.monotonic() + 20
+                while subprocess.run(["sh", "-c", probe], capture_output=True, check=False).returncode:
+                    assert time.monotonic() < deadline and process.poll() is None, "Redis does not become healthy"
+                    time.sleep(0.05)
+                yield
+            finally:
+                process.kill()
+                process.wait(10)
+
+    @contextlib.contextmanager
+    def gateway(self, name: str, without: Sequence[str] = (), **more: str) -> Iterator[RunningGateway]:
+        """One gateway. `without`: words that its command does not have this time. `more`: variables."""
+        entry = json.loads(re.findall(r"(?m)^ENTRYPOINT (.+)$", DOCKERFILE)[-1])
+        assert entry[:2] == ["tini", "--"]
+        command = [self._placed(word) for word in (*entry[2:], *COMPOSE["services"][name]["command"])]
+        command = [word for word in command if word not in without]
+        env = self._environment(name) | more
+        running = RunningGateway(
+            subprocess.Popen([*command, "--port", "0"], stderr=subprocess.PIPE, text=True, env=env, cwd=ROOT)
+        )
         try:
-            wait_for(port)
-            yield f"127.0.0.1:{port}"
+            running.wait_ready()
+            yield running
         finally:
-            os.killpg(process.pid, signal.SIGKILL)  # SIGTERM fails once the folder that it saves to is gone
-            process.wait(10)
+            if running.process.poll() is None:
+                running.kill()
+
+    def _environment(self, name: str) -> dict[str, str]:
+        """A service's variables as docker compose fills them in when none is set."""
+        given = {}
+        for variable, value in COMPOSE["services"][name].get("environment", {}).items():
+            given[variable] = re.sub(r"\$\{\w+:-([^}]*)\}", lambda m: m[1], self._placed(value))
+        if name in GATEWAYS:
+            given |= {"MCP_GATEWAY_ADMIN__LISTEN": "", "MCP_GATEWAY_ADVERTISE": f"127.0.0.1:{free_port()}"}
+        path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+        return {"HOME": str(self._volume), "PATH": path, "PYTHONPATH": str(ROOT), **given}
+
+    def _placed(self, text: str) -> str:
+        places = {
+            "$$": "$",
+            "redis:6379": self._redis,
+            "/secrets": str(self._volume),
+            "/packages": str(self._volume / "packages"),
+            "/etc/mcp/mcp.json": str(ROOT / "mcp.json"),
+            "172.31.84.2": "127.0.0.1",
+        }
+        for there, here in places.items():
+            text = text.replace(there, here)
+        return text
 
 
 @contextlib.contextmanager
-def composed(arguments: list[str], **more: str) -> Iterator[tuple[str, list[RunningGateway]]]:
+def composed(without: Sequence[str] = (), **more: str) -> Iterator[tuple[str, list[RunningGateway]]]:
     """The three gateways behind the balancer; its URL."""
-    password = secrets.token_urlsafe(32)
     with contextlib.ExitStack() as stack:
-        redis = stack.enter_context(redis_with(password))
-        gateways = []
-        for name in GATEWAYS:
-            env = environment_of(name, MCP_GATEWAY_KEYS="k" * 40, REDIS_PASSWORD=password)
-            env["MCP_GATEWAY_STORE"] = env["MCP_GATEWAY_STORE"].replace("redis:6379", redis)
-            assert password in env["MCP_GATEWAY_STORE"]
-            running = running_gateway(command=DEMO, env={**env, **more}, arguments=arguments, must_stop=False)
-            gateways.append(stack.enter_context(running))
+        volume = stack.enter_context(tempfile.TemporaryDirectory())
+        containers = Containers(Path(volume))
+        containers.make_secrets()
+        stack.enter_context(containers.redis())
+        gateways = [stack.enter_context(containers.gateway(name, without, **more)) for name in GATEWAYS]
         ports = [gateway.base.rpartition(":")[2] for gateway in gateways]
         url = stack.enter_context(running_balancer([f"127.0.0.1:{port}" for port in ports]))
         yield f"{url}/mcp", gateways
 
 
-def demo_arguments() -> list[str]:
-    arguments: list[str] = COMPOSE["services"]["gateway1"]["command"]
-    return arguments[1 : arguments.index("--")]
+@requirement("ops.compose")
+def test_secrets_are_made_once_and_read_by_those_who_need_them(tmp_path: Path) -> None:
+    containers = Containers(tmp_path)
+    containers.make_secrets()
+    first = {path.name: path.read_text(encoding="utf-8") for path in tmp_path.iterdir()}
+    assert first.keys() == {"keys", "store", "redis.conf"}
+    modes = {path.name: path.stat().st_mode & 0o777 for path in tmp_path.iterdir()}
+    assert modes == {"keys": 0o600, "store": 0o600, "redis.conf": 0o640}
+    password = first["redis.conf"].split()[1]
+    assert len(password) >= 32 and f":{password}@" in first["store"] and password not in first["keys"]
+    containers.make_secrets()
+    assert first == {path.name: path.read_text(encoding="utf-8") for path in tmp_path.iterdir()}
+    (tmp_path / "store").unlink()  # as after a crash between two files
+    containers.make_secrets()
+    again = (tmp_path / "redis.conf").read_text(encoding="utf-8").split()[1]
+    assert again != password and f":{again}@" in (tmp_path / "store").read_text(encoding="utf-8")
 
 
 @requirement("wall.defaults", "ops.deploy")
 def test_the_demo_serves_names_of_this_machine_and_no_others(http: httpx.Client) -> None:
-    with composed(demo_arguments()) as (url, _):
+    with composed() as (url, gateways):
+        assert not any("readable" in gateway.stderr() or "can be read" in gateway.stderr() for gateway in gateways)
         who = json.loads(tool_text(Modern(url, http).tool("whoami")))
         assert who["principal"] == "anonymous"
         body = modern_body("server/discover")
@@ -161,12 +238,13 @@ def test_the_demo_serves_names_of_this_machine_and_no_others(http: httpx.Client)
 @requirement("wall.defaults", "ops.deploy")
 def test_with_keys_nobody_is_served_without_one(http: httpx.Client) -> None:
     keys = {"MCP_GATEWAY_API_KEYS": json.dumps({"alice": sha256(KEYS["alice"])})}
-    asked = [sys.executable, "-m", "gateway", "run", *demo_arguments(), "--port", "0", "--", *DEMO]
+    flags = COMPOSE["services"]["gateway1"]["command"][1:-2]
+    asked = [sys.executable, "-m", "gateway", "run", *flags, "--port", "0", "--config", "mcp.json"]
     ran = subprocess.run(
         asked, capture_output=True, text=True, timeout=60, check=False, cwd=ROOT, env={**os.environ, **keys}
     )
     assert ran.returncode == 2 and "--anonymous" in ran.stderr and "MCP_GATEWAY_API_KEYS" in ran.stderr, ran.stderr
-    with composed([word for word in demo_arguments() if word != "--anonymous"], **keys) as (url, gateways):
+    with composed(["--anonymous"], **keys) as (url, gateways):
         for place in (url, *(gateway.url for gateway in gateways)):
             place = place.replace("0.0.0.0", "127.0.0.1")
             assert Modern(place, http).tool("whoami").status_code == 401
