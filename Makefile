@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 # Tests and tools start hundreds of processes. Without bytecode files, each of them would compile the sources again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help run test unit check clients published conformance cluster chaos tasks attack hostile fuzz matrix bench bench-peers reference site lock sbom clean
+.PHONY: help run test unit check clients published conformance cluster chaos tasks attack hostile fuzz matrix bench bench-peers reference site lock sbom image-check clean
 
 help: ## List the commands
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -84,6 +84,9 @@ lock: $(VENV)/.installed-dev ## Lock the newest Python packages for the image in
 
 sbom: $(VENV)/.installed-dev ## List the Python packages of the image (CycloneDX) in build/sbom.cdx.json
 	$(BIN)/python -m tests.tools.image_sbom
+
+image-check: $(VENV)/.installed-dev ## Build the image without a registry, and call npx and uvx servers in it (as root, on Debian)
+	$(BIN)/python -m tests.tools.image_check
 
 clean: ## Remove everything that these commands create
 	rm -rf $(VENV) .cache .hypothesis .mypy_cache .pytest_cache .ruff_cache build dist

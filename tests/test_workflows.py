@@ -19,6 +19,7 @@ SCHEMAS: list[tuple[str, list[Path]]] = [
     ("custom.github-workflows-require-timeout", WORKFLOWS),
     ("vendor.github-issue-forms", FORMS),
     ("vendor.github-issue-config", [ROOT / ".github/ISSUE_TEMPLATE/config.yml"]),
+    ("vendor.dependabot", [ROOT / ".github/dependabot.yml"]),
     ("vendor.compose-spec", [ROOT / "docker-compose.yml"]),
 ]
 
@@ -50,3 +51,38 @@ def test_the_oldest_python_of_the_matrix_is_the_oldest_supported() -> None:
     jobs = yaml.safe_load((ROOT / ".github/workflows/ci.yml").read_text(encoding="utf-8"))["jobs"]
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     assert project["requires-python"] == f">={jobs['test']['strategy']['matrix']['python'][0]}"
+
+
+@requirement("ops.workflows")
+@pytest.mark.parametrize("file", WORKFLOWS, ids=lambda file: file.name)
+def test_actions_are_pinned_by_commit_and_get_no_more_than_they_need(file: Path) -> None:
+    text = file.read_text(encoding="utf-8")
+    used = re.findall(r"uses: (.+)", text)
+    assert used and all(re.fullmatch(r"[\w.-]+/[\w.-]+@[0-9a-f]{40} # v\d+\.\d+\.\d+", action) for action in used), used
+    workflow = yaml.safe_load(text)
+    assert workflow["permissions"] == {"contents": "read"}
+    for name, job in workflow["jobs"].items():
+        writes = {key for key, value in job.get("permissions", {}).items() if value == "write"}
+        assert not writes or job["environment"], f"{name} writes without an environment that guards it"
+        for step in job.get("steps", ()):
+            if step.get("uses", "").startswith("actions/checkout@"):
+                assert step["with"] == {"persist-credentials": False}
+
+
+@requirement("ops.workflows")
+def test_a_release_publishes_package_image_chart_and_site() -> None:
+    workflow = yaml.safe_load((ROOT / ".github/workflows/release.yml").read_text(encoding="utf-8"))
+    jobs = workflow["jobs"]
+    assert workflow[True] == {"push": {"tags": ["v*"]}}  # YAML reads the word `on` as a boolean
+    assert jobs.keys() == {"package", "publish", "image", "chart", "site"}
+    for name in jobs.keys() - {"package"}:
+        assert jobs[name]["needs"] in ("package", "image"), "nothing is published before the tests have passed"
+    [build] = [step["with"] for step in jobs["image"]["steps"] if "build-push-action" in step.get("uses", "")]
+    assert build["platforms"] == "linux/amd64,linux/arm64" and build["sbom"] and build["provenance"] == "mode=max"
+    assert (ROOT / build["file"]).exists()
+    ran = [step["run"] for step in jobs["package"]["steps"] if "run" in step]
+    assert {"make check", "make test", "make sbom", "make site"} <= set(ran)
+    version = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["version"]
+    chart = (ROOT / "deploy/chart/Chart.yaml").read_text(encoding="utf-8")
+    assert build["tags"].endswith(":${{ needs.package.outputs.version }}") and f"\nappVersion: {version}\n" in chart
+    assert f"\nversion: {version}\n" in chart, "the release asks for the same version"
