@@ -34,8 +34,6 @@ SERVERS = {
     "demo": {"command": "mcp-session-gateway", "args": ["demo-server"]},
     "everything": {"command": "npx", "args": ["-y", "@modelcontextprotocol/server-everything"]},
     "time": {"command": "uvx", "args": ["mcp-server-time"]},
-    # Its arguments name the folder of the gateway's keys.
-    "files": {"command": "npx", "args": ["-y", "@modelcontextprotocol/server-filesystem", "/secrets", "/usr/share"]},
 }
 CALLS: tuple[tuple[str, str, dict[str, str], str], ...] = (
     ("demo", "whoami", {}, '"principal": "anonymous"'),
@@ -183,9 +181,6 @@ def call_tools(gateway: RunningGateway) -> None:
             text = tool_text(client.tool(tool, arguments))
             assert expected in text, f"{name}: {tool}: {text}"
             print(f"{name}: {tool}: {text[:100]!r}")
-        files = Modern(f"{base}/servers/files/mcp", http)
-        refused = files.tool("read_text_file", {"path": "/secrets/keys"}).json()["result"]
-        assert refused["isError"], "a server read the keys of the gateway"
 
 
 if __name__ == "__main__":
