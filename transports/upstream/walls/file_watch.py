@@ -18,7 +18,7 @@ from transports.upstream.walls.system_calls import numbers
 __all__ = ["FileWatch", "watches"]
 
 _AT_FDCWD, _AT_EMPTY_PATH = -100, 0x1000
-_O_PATH, _O_TMPFILE = os.O_PATH, 0x40_0000
+_O_PATH, _O_TMPFILE = 0x20_0000, 0x40_0000
 _MOST_REMEMBERED: Final = 4_096
 _UNWATCHED: Final = ("/proc/", "/dev/fd/", "/dev/std")
 """What each process means by these is its own affair."""
