@@ -35,7 +35,7 @@ def _found(section: Section, query: str, shows_all: bool) -> Section:
 PAGE: Final = ConsolePage(
     path="/admin/configuration",
     label="Configuration",
-    position=9,
+    position=10,
     shortcut="c",
     icon="M2.5 5H8M11 5h2.5M2.5 11H5M8 11h5.5M8 5a1.5 1.5 0 1 0 3 0a1.5 1.5 0 1 0-3 0"
     "M5 11a1.5 1.5 0 1 0 3 0a1.5 1.5 0 1 0-3 0",

@@ -69,7 +69,7 @@ def _qr(url: str) -> Markup:
 PAGE: Final = ConsolePage(
     path="/admin/connect",
     label="Connect",
-    position=8,
+    position=9,
     shortcut="n",
     icon="M6.5 9.5l3-3M7 4.5l1.3-1.3a3 3 0 0 1 4.5 4.5L11.5 9M9 11.5l-1.3 1.3a3 3 0 0 1-4.5-4.5L4.5 7",
     facts=_facts,

@@ -38,7 +38,7 @@ def _matches(event: dict[str, Any], given: dict[str, str]) -> bool:
 PAGE: Final = ConsolePage(
     path="/admin/events",
     label="Events",
-    position=6,
+    position=7,
     shortcut="e",
     icon="M1.5 8h3l2-5 3 10 2-5h3",
     facts=_facts,

@@ -28,7 +28,7 @@ async def _admit(operators: Operators, request: Request, operator: str) -> str:
 PAGE: Final = ConsolePage(
     path="/admin/replicas",
     label="Replicas",
-    position=7,
+    position=8,
     shortcut="r",
     icon="M8 2l6 3-6 3-6-3zM2 8l6 3 6-3M2 11l6 3 6-3",
     facts=_facts,

@@ -20,7 +20,7 @@ async def _facts(operators: ConsoleOperators, request: Request) -> dict[str, Any
 PAGE: Final = ConsolePage(
     path="/admin/tools",
     label="Tools",
-    position=4,
+    position=5,
     shortcut="t",
     icon="M10.5 2.5a3.5 3.5 0 0 0-3.2 4.9L2.5 12.2l1.3 1.3 4.8-4.8a3.5 3.5 0 0 0 4.6-4.4l-2.1 2.1-1.5-1.5 2-2.1z",
     facts=_facts,

@@ -143,6 +143,11 @@ async def test_the_navigation_has_the_pages_in_their_order_and_marks_the_present
     )
 
 
+def test_no_two_pages_of_the_navigation_stand_in_one_place() -> None:
+    places = [page.position for page in console_pages().values() if page.label]
+    assert len(set(places)) == len(places)
+
+
 @requirement("ops.console")
 @pytest.mark.parametrize(("session", "status", "why"), [("zzzzzzzz", 404, "No session"), ("a", 400, "Give at least 4")])
 async def test_a_page_that_cannot_be_shown_says_why_once(
