@@ -13,6 +13,7 @@ from gateway.admin.server_reports import ServerRow, server_rows
 from session_store import Backend, HistoryRecord, Session, TimelineEntry, TimelineHead
 from session_store.session import redact
 from session_store.timelines import merged
+from transports.tasks import Tasks
 
 __all__ = ["Insights"]
 
@@ -28,6 +29,7 @@ class Insights:
         self._backend = backend
         self._replicas = replicas
         self._clock = clock
+        self._readings = Tasks("history")
 
     # -- timelines
 
@@ -88,6 +90,10 @@ class Insights:
         return usage_of(records, by, RANGES[over][0])
 
     async def _records(self, over: Range) -> tuple[list[HistoryRecord], range]:
+        """What replicas counted. A page asks for several views of one range at once, which share one reading."""
+        return await self._readings.share(over, lambda: self._read(over))
+
+    async def _read(self, over: Range) -> tuple[list[HistoryRecord], range]:
         await self._replicas.write_activity()
         length_s, step_s = RANGES[over]
         until = int(self._clock()) // step_s * step_s + step_s

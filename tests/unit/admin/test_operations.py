@@ -1,5 +1,6 @@
 """`gateway.admin.operations`: pages, names that are never guessed, and what is recorded."""
 
+import asyncio
 from collections.abc import Iterable
 from typing import Any
 
@@ -42,6 +43,7 @@ class FakeReplicas:
         self.waiting: list[TimelinePart] = []
         self.known_servers: list[ServerPart] = []
         self.runs_tasks = True
+        self.writes = 0
 
     async def reports(self) -> list[ReplicaReport]:
         return [ReplicaReport(replica="abc")]
@@ -57,7 +59,8 @@ class FakeReplicas:
         return self.waiting
 
     async def write_activity(self) -> None:
-        """Nothing is counted here."""
+        self.writes += 1
+        await asyncio.sleep(0)
 
     async def servers(self) -> list[ServerPart]:
         return self.known_servers
@@ -180,6 +183,15 @@ async def test_a_task_that_works_is_cancelled_where_it_runs() -> None:
     replicas.runs_tasks = False
     with pytest.raises(TooLate, match="no replica runs the task"):
         await parts.operations.cancel_task("working", "ann")
+
+
+async def test_several_views_of_one_range_have_the_replicas_write_once() -> None:
+    replicas = FakeReplicas()
+    operations = Parts(replicas).operations
+    await asyncio.gather(operations.history("5m"), operations.usage("tool", "5m"), operations.usage("client", "5m"))
+    assert replicas.writes == 1
+    await asyncio.gather(operations.history("5m"), operations.history("1h"))
+    assert replicas.writes == 3, "a later view reads anew, and each range for itself"
 
 
 async def test_what_only_gateways_know_is_said_to_be_theirs() -> None:
