@@ -1,7 +1,6 @@
 """`mcp-session-gateway sandbox`: what a session of a server may touch."""
 
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Annotated, Any, Final
+from typing import Annotated
 
 import typer
 
@@ -12,16 +11,14 @@ from gateway.cli.output import complain
 from gateway.config.faults import located
 from gateway.config.settings import ConfigurationError, load
 from gateway.observability.visible import as_json, visible_line
-from gateway.sandbox.enclosures import Enclosures, enclosures_of
-from gateway.sandbox.holding import Holding, holdings
-from gateway.sandbox.package_folder import PackageFolder
+from gateway.sandbox.enclosures import enclosures_of
+from gateway.sandbox.explained import explained, lines_of
+from gateway.sandbox.holding import holdings
 from gateway.sandbox.packages import package_folder
 
-__all__ = ["app", "lines_of"]
+__all__ = ["app"]
 
 app = typer.Typer(help="Explain the sandboxes of servers.", no_args_is_help=True)
-
-OWN: Final = "a folder of its own in each session: HOME, TMPDIR, and the working directory if none is set"
 
 
 @app.callback()
@@ -53,98 +50,10 @@ def explain(
     except ConfigurationError as error:
         raise complain(located(str(error), config)) from None
     package = package_folder(settings.gateway.packages, entry)
-    found = [_explained(one, enclosures, package) for one in holdings({name: enclosures})]
+    found = [explained(one, enclosures, package) for one in holdings({name: enclosures})]
     if in_json:
         typer.echo(as_json({"server": name, "sandboxes": found}, indent=2))
         return
     for one in found:
         for line in lines_of(name, one):
             typer.echo(visible_line(line))
-
-
-def _explained(holding: Holding, enclosures: Enclosures, package: PackageFolder | None) -> dict[str, Any]:
-    """One sandbox of a server, as JSON. `package` is the folder of the package that its command names."""
-    sandbox, enclosure = holding.sandbox, enclosures.enclosure(holding.sandbox)
-    found: dict[str, Any] = {
-        "sessions": holding.trusts or ("direct", "sandboxed"),
-        "profile": sandbox.profile,
-        "chosen_by": sandbox.chosen_by,
-        "required": sandbox.required,
-        "launcher": sandbox.launcher,
-    }
-    if enclosure is None:
-        return found
-    walls, reach = enclosure.walls, enclosure.walls.reach
-    assert reach is not None  # every profile with walls has one
-    by_mode: dict[str, list[str]] = {"rx": [], "r": [], "rw": []}
-    for grant in walls.grants:
-        by_mode["rw" if "w" in grant.mode else grant.mode].append(grant.path)
-    return found | {
-        "execute": by_mode["rx"],
-        "package": None if package is None else _package(package),
-        "read": by_mode["r"],
-        "write": by_mode["rw"],
-        "own": ["HOME", "TMPDIR", *(["cwd"] if enclosure.moves else [])],
-        "cwd": None if enclosure.moves else enclosure.cwd,
-        "reach": {"public": reach.public, "hosts": reach.hosts, "never": reach.refused},
-        "sockets": reach.sockets,
-        "listen": reach.listen,
-        "limits": {
-            "memory_mb": sandbox.memory_mb,
-            "processes": sandbox.processes,
-            "files": sandbox.files,
-            "cpu_s": sandbox.cpu_s,
-        },
-        "watch": sandbox.watch,
-        "variables": dict(enclosure.env),
-        "not_granted": holding.left_out,
-        "missing": holding.missing,
-    }
-
-
-def _package(folder: PackageFolder) -> dict[str, Any]:
-    """A fetched package, as JSON: when it was fetched (Unix time), and the folders of its program."""
-    current = folder.current()
-    fetched = {} if current is None else {"fetched_at": current.fetched_at, "execute": current.read}
-    return {"folder": str(folder.path), "fetched_at": None, "execute": (), **fetched}
-
-
-def lines_of(name: str, found: Mapping[str, Any]) -> Iterator[str]:
-    """One sandbox for people."""
-    whose = "all sessions" if len(found["sessions"]) == 2 else f"{found['sessions'][0]} sessions"
-    yield f"server {name}, {whose}: {found['profile']}, by {found['chosen_by']}"
-    if found["launcher"]:
-        yield f"  launcher: {' '.join(found['launcher'])}"
-    if found["profile"] == "off":
-        yield "  files, hosts, processes: whatever the gateway's user may touch"
-        return
-    yield f"  write: {OWN}"
-    devices = [path for path in found["write"] if path.startswith("/dev/")]
-    yield from (f"  write: {path}" for path in found["write"] if path not in devices)
-    yield f"  write: {_list(devices)}"
-    yield from (f"  read, execute: {path}" for path in found["execute"])
-    if (package := found["package"]) is not None:
-        if package["fetched_at"] is None:
-            yield f"  read, execute: its package, which is fetched into {package['folder']}"
-        yield from (f"  read, execute: {path}, its package" for path in package["execute"])
-    yield f"  read: {', '.join(found['read']) or 'nothing more'}"
-    reach = found["reach"]
-    yield from (f"  reach: {host}" for host in (*(["public hosts"] if reach["public"] else []), *reach["hosts"]))
-    if not reach["public"] and not reach["hosts"]:
-        yield "  reach: nothing"
-    yield from (f"  never: {host}, where the gateway listens" for host in reach["never"])
-    yield f"  Unix sockets: {_list(('that of its session', *found['sockets']))}"
-    ports = ["on loopback, a port of the kernel's choice" if port == 0 else f"on {port}" for port in found["listen"]]
-    yield f"  listen: {_list(ports) or 'on no port'}"
-    yield f"  limits: {_list([f'{limit} {value}' for limit, value in found['limits'].items() if value]) or 'none'}"
-    if found["watch"]:
-        yield "  watch: refused files are counted and logged, as refused connections are"
-    yield from (f"  variable {variable} = {value}" for variable, value in found["variables"].items())
-    yield from (f"  not granted: {what}" for what in found["not_granted"])
-    yield from (f"  does not hold on this machine: {what}" for what in found["missing"])
-    if found["missing"] and found["required"]:
-        yield "  the gateway does not start here, because the sandbox is required"
-
-
-def _list(values: Sequence[Any]) -> str:
-    return ", ".join(map(str, values))

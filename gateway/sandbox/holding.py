@@ -17,7 +17,7 @@ from transports.upstream.walls.kernel import Kernel, probe
 from transports.upstream.walls.kernel_program import ask_kernel
 from transports.upstream.walls.spec import Walls
 
-__all__ = ["Holding", "holdings", "holdings_of", "log_holdings", "private_files", "refuse_unheld"]
+__all__ = ["Holding", "holding_of", "holdings", "holdings_of", "log_holdings", "private_files", "refuse_unheld"]
 
 logger = logging.getLogger(__name__)
 
@@ -76,15 +76,26 @@ def _of_server(name: str, enclosures: Enclosures, kernel: Callable[[bool], Kerne
     for trust, sandbox in sandboxes.items():
         if both and trust != TRUSTS[0]:
             return
-        enclosure = enclosures.enclosure(sandbox)
-        yield Holding(
-            server=name,
-            sandbox=sandbox,
-            trusts=() if both else (trust,),
-            missing=() if enclosure is None else kernel(enclosure.walls.namespaces).missing(enclosure.walls),
-            left_out=() if enclosure is None else enclosure.left_out,
-            walls=None if enclosure is None else enclosure.walls,
-        )
+        yield holding_of(name, enclosures, sandbox, () if both else (trust,), kernel)
+
+
+def holding_of(
+    name: str,
+    enclosures: Enclosures,
+    sandbox: Sandbox,
+    trusts: tuple[str, ...] = (),
+    kernel: Callable[[bool], Kernel] = kernel_for,
+) -> Holding:
+    """One sandbox of one server."""
+    enclosure = enclosures.enclosure(sandbox)
+    return Holding(
+        server=name,
+        sandbox=sandbox,
+        trusts=trusts,
+        missing=() if enclosure is None else kernel(enclosure.walls.namespaces).missing(enclosure.walls),
+        left_out=() if enclosure is None else enclosure.left_out,
+        walls=None if enclosure is None else enclosure.walls,
+    )
 
 
 def private_files(settings: Settings, config: Path | None = None) -> list[Path]:
