@@ -7,6 +7,7 @@ from typing import Any, Final, Protocol
 
 import msgspec
 
+from gateway.admin.environment_reports import SessionEnvironment
 from gateway.admin.insights import Insights
 from gateway.admin.operators import (
     NoSuch,
@@ -169,6 +170,9 @@ class Operations:
         except SessionGone:
             raise NoSuch("the session has just ended") from None
         return msgspec.structs.replace(row, state_keys=keys)
+
+    async def environment(self, prefix: str) -> SessionEnvironment:
+        return await self._replicas.environment(await self._finder.find(prefix))
 
     async def end(self, prefix: str, by: str = "") -> str:
         session = await self._finder.find(prefix)

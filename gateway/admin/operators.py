@@ -9,6 +9,7 @@ from typing import Any, Final, Literal, Protocol, get_args
 
 import msgspec
 
+from gateway.admin.environment_reports import SessionEnvironment
 from gateway.admin.figures import HistoryView, Range, UsageBy, UsageRow
 from gateway.admin.reports import ReplicaReport, SessionRow, SessionTimeline, TaskRow
 from gateway.admin.server_reports import ServerRow
@@ -208,6 +209,10 @@ class Operators(Protocol):
 
     async def session(self, prefix: str) -> SessionRow:
         """One session with all that is known of it."""
+        ...
+
+    async def environment(self, prefix: str) -> SessionEnvironment:
+        """What the servers of a live session were given, and why it sees what it sees."""
         ...
 
     async def end(self, prefix: str, by: str = "") -> str:

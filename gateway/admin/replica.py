@@ -1,13 +1,15 @@
 """What this replica reports of itself, and what it does by order of an operator of any replica."""
 
+import inspect
 import os
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass
 from time import time
 from typing import Any, Final, Protocol
 
 import msgspec
 
+from gateway.admin.environment_reports import SessionEnvironment
 from gateway.admin.reports import ProcessFacts, ReplicaReport, ServerReport, SessionPart
 from gateway.admin.server_reports import ServerPart, part_of_server
 from gateway.calls.conversation import Conversation
@@ -18,12 +20,12 @@ from gateway.sandbox.session_refusals import RefusedRow
 from gateway.sessions.returns import UnreturningClient
 from gateway.upstreams.upstream import ConfiguredUpstream
 from gateway.version import __version__
-from session_store import TimelinePart
+from session_store import Session, TimelinePart
 from session_store.metadata import scrubbed_text
 from session_store.session import redact
 from transports.turns import SCANNED_AT_ONCE, others_first, slices
 
-__all__ = ["Held", "Replica", "Seen", "Serving"]
+__all__ = ["Environments", "Held", "Replica", "Seen", "Serving"]
 
 _MOST_FAILING: Final = 200
 _MOST_UNRETURNING: Final = 50
@@ -55,12 +57,26 @@ async def _nothing() -> None:
     """What a process without figures writes."""
 
 
+class Environments(Protocol):
+    """What servers of sessions were given."""
+
+    def held(self, session_id: str) -> SessionEnvironment | None:
+        """Of a session that this process serves; None if it does not."""
+        ...
+
+    def of(self, session: Session) -> SessionEnvironment:
+        """Of any session, as far as its record and the configuration say it."""
+        ...
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Seen:
     """What other parts of this process have seen: clients that return to no session, and what sandboxes have refused to
     a session, by how its id begins. `unwritten`: what is not in the store yet of the timeline of such a session.
-    `write_activity`: have the store get what was counted up to now, and the timelines of sessions that have ended."""
+    `write_activity`: have the store get what was counted up to now, and the timelines of sessions that have ended.
+    `environments`: what servers of sessions were given."""
 
+    environments: Environments
     unreturning: Callable[[], list[UnreturningClient]] = list
     refused: Callable[[str], list[RefusedRow]] = lambda session: []
     unwritten: Callable[[str], TimelinePart | None] = lambda session: None
@@ -90,18 +106,30 @@ class Replica:
         metrics: Metrics,
         cluster: Cluster | None,
         serving: Serving,
-        seen: Seen | None = None,
+        seen: Seen,
         cancel_task: Callable[[str, str], bool] = lambda name, reason: False,
     ) -> None:
-        self._cancel_task = cancel_task
         self.name = name
+        self.environments = seen.environments
         self.metrics = metrics
         self.upstreams = tuple(upstreams)
         self._live = live
         self._cluster = cluster
         self._serving = serving
-        self._seen = seen or Seen()
+        self._seen = seen
         self._began = time()
+        self._answers: Mapping[str, Callable[[Any], Any]] = {
+            "report": lambda _: self.report(),
+            "parts": self.parts,
+            "notable": self.notable,
+            "timeline": self._seen.unwritten,
+            "write activity": lambda _: self._seen.write_activity(),
+            "environment": self.environments.held,
+            "servers": lambda _: self.servers(),
+            "drain": lambda _: serving.drain(),
+            "admit": lambda _: serving.admit(),
+            "cancel task": lambda args: cancel_task(*args),
+        }
 
     @property
     def is_draining(self) -> bool:
@@ -113,28 +141,11 @@ class Replica:
         Raises:
             LookupError: this version does not know the query.
         """
-        match what:
-            case "report":
-                return msgspec.to_builtins(await self.report())
-            case "parts":
-                return msgspec.to_builtins(self.parts(args))
-            case "notable":
-                return msgspec.to_builtins(self.notable(args))
-            case "timeline":
-                return msgspec.to_builtins(self._seen.unwritten(args))
-            case "write activity":
-                await self._seen.write_activity()
-            case "servers":
-                return msgspec.to_builtins(await self.servers())
-            case "drain":
-                await self._serving.drain()
-            case "admit":
-                self._serving.admit()
-            case "cancel task":
-                return self._cancel_task(*args)
-            case _:
-                raise LookupError(what)
-        return True
+        work = self._answers.get(what)
+        if work is None:
+            raise LookupError(what)
+        found = work(args)
+        return msgspec.to_builtins(await found if inspect.isawaitable(found) else found)
 
     async def report(self) -> ReplicaReport:
         """The report of this replica."""

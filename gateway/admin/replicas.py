@@ -5,12 +5,13 @@ from typing import Any, Final, Protocol
 
 import msgspec
 
+from gateway.admin.environment_reports import SessionEnvironment
 from gateway.admin.operators import Ambiguous, NoSuch, Only, UnknownHere
 from gateway.admin.peers import PeerQueries
 from gateway.admin.replica import Replica
 from gateway.admin.reports import ReplicaReport, SessionPart
 from gateway.admin.server_reports import ServerPart
-from session_store import Backend, TimelinePart
+from session_store import Backend, Session, TimelinePart
 
 __all__ = ["NoReplicas", "PeerReplicas", "Replicas"]
 
@@ -53,6 +54,11 @@ class Replicas(Protocol):
 
     async def servers(self) -> list[ServerPart]:
         """What each replica knows of each server."""
+        ...
+
+    async def environment(self, session: Session) -> SessionEnvironment:
+        """What the servers of a session were given, as the replica says that serves it. If none does, as the session's
+        record and the configuration of the gateway that is asked say."""
         ...
 
     async def cancel_task(self, name: str, reason: str) -> bool:
@@ -115,6 +121,12 @@ class PeerReplicas:
         answers = await self._queries.ask("servers", None, await self._names())
         return [msgspec.convert(part, ServerPart) for parts in answers.values() for part in parts]
 
+    async def environment(self, session: Session) -> SessionEnvironment:
+        names = await self._names()
+        owner = session.owner if session.owner in names else self._own.name
+        answer = (await self._queries.ask("environment", session.id, [owner])).get(owner)
+        return self._own.environments.of(session) if answer is None else msgspec.convert(answer, SessionEnvironment)
+
     async def cancel_task(self, name: str, reason: str) -> bool:
         return any((await self._queries.ask("cancel task", [name, reason], await self._names())).values())
 
@@ -167,6 +179,9 @@ class NoReplicas:
 
     async def servers(self) -> list[ServerPart]:
         raise UnknownHere("the store does not record which servers run: use --url with a running gateway")
+
+    async def environment(self, session: Session) -> SessionEnvironment:
+        raise UnknownHere("the store does not record what servers were given: use --url with a running gateway")
 
     async def cancel_task(self, name: str, reason: str) -> bool:
         raise UnknownHere("only a running gateway can cancel a task: use --url")

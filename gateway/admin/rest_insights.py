@@ -4,6 +4,7 @@ from typing import Final, get_args
 
 from starlette.requests import Request
 
+from gateway.admin.environment_reports import SessionEnvironment
 from gateway.admin.figures import RANGES, HistoryView, Range, UsageBy, UsageRow
 from gateway.admin.openapi import Operation
 from gateway.admin.operators import Operators, PastQuery
@@ -23,6 +24,9 @@ class InsightRest:
 
     async def timeline(self, request: Request, _: str) -> SessionTimeline:
         return await self._insights.timeline(request.path_params["session"])
+
+    async def environment(self, request: Request, _: str) -> SessionEnvironment:
+        return await self._insights.environment(request.path_params["session"])
 
     async def past_sessions(self, request: Request, _: str) -> list[TimelineHead]:
         given = {name: request.query_params.get(name, "") for name in ("principal", "client")}
@@ -58,6 +62,14 @@ INSIGHTS: Final = (
         summary="What happened in a session that is live or has ended in the last day, in order of time",
         work=InsightRest.timeline,
         gives=SessionTimeline,
+        takes=(SESSION,),
+    ),
+    Operation(
+        method="GET",
+        path="/sessions/{session}/environment",
+        summary="What the servers of a live session were given (no secret is shown), and why it sees what it sees",
+        work=InsightRest.environment,
+        gives=SessionEnvironment,
         takes=(SESSION,),
     ),
     Operation(

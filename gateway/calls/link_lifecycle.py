@@ -70,9 +70,9 @@ class LinkLifecycle:
     """Opens, replaces and closes the link. `restarts` counts links that replaced an earlier one."""
 
     # Without a dictionary each: there are as many as there are conversations.
-    __slots__ = """_closing _deadlines _greeted _idle _idle_stop_s _loss _resources _retired _source _tasks _user
+    __slots__ = """_closing _deadlines _greeted _idle _idle_stop_s _loss _retired _source _tasks _user
         _was_open failures initialize_result is_open last_words link log_level opened_for patience
-        restarts state""".split()
+        resources restarts state""".split()
 
     def __init__(self, source: LinkSource, user: LinkUser, deadlines: Deadlines, *, idle_stop_s: float | None) -> None:
         self.state = LinkState.ABSENT
@@ -89,7 +89,7 @@ class LinkLifecycle:
         self.patience = Patience(deadlines.noise_s)
         self._deadlines = deadlines
         self._idle_stop_s = idle_stop_s
-        self._resources = NO_RESOURCES
+        self.resources = NO_RESOURCES  # of the present link
         self._greeted: Link | None = None  # the handshake with it is complete
         self._loss: Loss | None = None  # why the next link replaces the one before
         self._was_open = False
@@ -185,11 +185,11 @@ class LinkLifecycle:
         self.rest()
 
     async def _connect(self) -> None:
-        self._resources = await self._source.resources()
-        options = self._resources.given
+        self.resources = await self._source.resources()
+        options = self.resources.given
         if self._loss is Loss.FORGOTTEN:
             options = replace(options, resume="")
-        with bound_session(self._resources.session):
+        with bound_session(self.resources.session):
             self.link = await self._source.connect(options, self._user)
         params = self._source.handshake()
         if params is None or options.resume:
@@ -225,8 +225,8 @@ class LinkLifecycle:
         """The link has ended, by itself or because it was closed. Returns the reason for clients."""
         self._keep_last_words()
         self.link = self._greeted = None
-        self._resources.close()
-        self._resources = NO_RESOURCES
+        self.resources.close()
+        self.resources = NO_RESOURCES
         if self._was_open and self._loss is None:
             self._loss = Loss.CRASHED
         self._step(LinkEvent.LOST)
@@ -238,7 +238,7 @@ class LinkLifecycle:
             return
         self.link = self._greeted = None
         self._retired = (*self._retired[1 - _MAX_RETIRED :], link)
-        self._resources = NO_RESOURCES
+        self.resources = NO_RESOURCES
         self._loss = Loss.FORGOTTEN
         self._step(LinkEvent.LOST)
 
@@ -269,7 +269,7 @@ class LinkLifecycle:
     def _detach(self) -> "_Detached":
         self._keep_last_words()
         link, self.link, self._greeted = self.link, None, None
-        resources, self._resources = self._resources, NO_RESOURCES
+        resources, self.resources = self.resources, NO_RESOURCES
         return link, resources
 
     # -- idling

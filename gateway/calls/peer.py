@@ -31,7 +31,7 @@ from transports.jsonrpc import (
     splice,
 )
 from transports.tasks import Tasks
-from transports.upstream_port import Link, LinkClosed
+from transports.upstream_port import ConnectOptions, Link, LinkClosed
 
 __all__ = ["Peer"]
 
@@ -131,6 +131,12 @@ class Peer:
     def stop_idle_after(self, idle_stop_s: float | None) -> None:
         """Close the link after that long without calls, from now on. None: never."""
         self._links.stop_idle_after(idle_stop_s)
+
+    @property
+    def given(self) -> ConnectOptions | None:
+        """What the present link was opened with, in addition to the configuration of its server; None if there is
+        none."""
+        return None if self._links.link is None else self._links.resources.given
 
     @property
     def is_process(self) -> bool:

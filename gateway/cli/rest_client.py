@@ -9,6 +9,7 @@ from urllib.parse import quote
 import httpx2
 import msgspec
 
+from gateway.admin.environment_reports import SessionEnvironment
 from gateway.admin.figures import HistoryView, Range, UsageBy, UsageRow
 from gateway.admin.operators import (
     SHORTEST_PREFIX,
@@ -71,6 +72,9 @@ class RestClient:
 
     async def session(self, prefix: str) -> SessionRow:
         return await self._ask("GET", f"sessions/{await self._one(prefix)}", SessionRow)
+
+    async def environment(self, prefix: str) -> SessionEnvironment:
+        return await self._ask("GET", f"sessions/{await self._one(prefix)}/environment", SessionEnvironment)
 
     async def end(self, prefix: str, by: str = "") -> str:
         return (await self._ask("DELETE", f"sessions/{await self._one(prefix)}", dict[str, str]))["ended"]
@@ -174,12 +178,14 @@ class RestClient:
             return
         if response.status_code == 401:
             raise OperatorError("MCP_GATEWAY_ADMIN_KEY is not a key of that gateway's gateway.admin.keys")
+        kind = NoSuch if response.status_code == 404 else OperatorError
         try:
             detail = response.json()["detail"]
         except (ValueError, LookupError, TypeError):
+            kind = OperatorError
             check = "check that gateway.admin.keys is set there; if gateway.admin.listen is set, give that address"
             detail = f"{self._url} answers {response.status_code}: {check}"
-        raise OperatorError(str(detail))
+        raise kind(str(detail))
 
 
 def _task_path(prefix: str) -> str:

@@ -7,10 +7,12 @@ from typing import Annotated, Any
 import msgspec.structs
 import typer
 
-from gateway.admin.operators import ONLY, OperatorError, Operators, SessionFilter, SessionQuery
+from gateway.admin.environment_reports import SessionEnvironment
+from gateway.admin.operators import ONLY, NoSuch, OperatorError, Operators, SessionFilter, SessionQuery
 from gateway.admin.reports import SessionRow
 from gateway.cli.options import JsonOption, Where, options
 from gateway.cli.output import facts_table, print_event, sessions_table
+from gateway.cli.session_details import environment_lines, timeline_lines, timeline_table
 from gateway.cli.source import run_at
 from gateway.cli.terminal import Terminal
 from gateway.observability.visible import as_json
@@ -101,16 +103,34 @@ def list_sessions(where: Where, listing: Listing, in_json: JsonOption = False) -
 @app.command("show")
 @options
 def show_session(where: Where, session_id: IdArgument = "", in_json: JsonOption = False) -> None:
-    """Show one session: its record and the keys of its state; with --url also its processes and failures."""
+    """Show one session: its record, the keys of its state, and its timeline, also for a day after its end. With --url
+    also its processes and failures, what its servers were given, and why it sees what it sees."""
 
     async def work(source: Operators) -> None:
-        facts = _facts(source, await source.session(session_id))
+        facts, environment = await _live(source, session_id)
+        timeline = await source.timeline(session_id)
+        if facts is None:
+            facts = msgspec.to_builtins(timeline.head)
         if in_json:
-            typer.echo(as_json(facts))
-        else:
-            _out.print(facts_table(facts))
+            more = {} if environment is None else {"environment": msgspec.to_builtins(environment)}
+            typer.echo(as_json({**facts, **more, "timeline": msgspec.to_builtins(timeline.entries)}))
+            return
+        _out.print(facts_table(facts))
+        if environment is not None:
+            _out.print("\n".join(("", *environment_lines(environment))))
+        _out.print("\n".join(("", "timeline", *timeline_lines(timeline.entries))))
+        _out.print(timeline_table(timeline.entries))
 
     run_at(where, work)
+
+
+async def _live(source: Operators, prefix: str) -> tuple[dict[str, Any] | None, SessionEnvironment | None]:
+    """The facts and the environment of a session; nothing of one that is not live."""
+    try:
+        facts = _facts(source, await source.session(prefix))
+        return facts, await source.environment(prefix) if source.sees_calls else None
+    except NoSuch:
+        return None, None
 
 
 @app.command("end")

@@ -20,7 +20,7 @@ from session_store import Principal
 from transports.upstream.stdio import INHERITED
 from transports.upstream_port import UpstreamUnavailable
 
-__all__ = ["PrincipalSecrets", "is_template"]
+__all__ = ["PrincipalSecrets", "is_template", "secrets_in"]
 
 logger = logging.getLogger(__name__)
 
@@ -38,6 +38,11 @@ _MAX_CACHED: Final = 1_024
 def is_template(value: str) -> bool:
     """Whether a value contains the placeholder of a secret."""
     return _TEMPLATE.search(value) is not None
+
+
+def secrets_in(value: str) -> tuple[str, ...]:
+    """The names of the secrets whose placeholders a value contains."""
+    return tuple(dict.fromkeys(_TEMPLATE.findall(value)))
 
 
 class PrincipalSecrets:
@@ -60,7 +65,7 @@ class PrincipalSecrets:
         return {name: await self._filled(value, principal) for name, value in values.items()}
 
     async def _filled(self, value: str, principal: Principal) -> str:
-        for name in dict.fromkeys(_TEMPLATE.findall(value)):
+        for name in secrets_in(value):
             secret = await self._secret(name, principal)
             value = value.replace(f"${{secret:{name}}}", secret)
         return value

@@ -251,6 +251,11 @@ class Policy:
             return f"the session is read-only, and no pattern in {where} says that the method reads"
         return _not_for(context, where, found) or self._outside(context, "methods", (f"{server}__{written[-1]}",))
 
+    def restricted_by(self, context: Context) -> list[str]:
+        """The patterns of the entries of `gateway.policy.workspaces` that restrict that context. A workspace that no
+        entry matches has none, and sees nothing."""
+        return [pattern for pattern, _ in self._entries(self.rights_of(context)) if pattern is not None]
+
     def _outside(self, context: Context, kind: str, names: Iterable[str]) -> str:
         """The reason why the context's workspace does not have all of these names."""
         for pattern, entry in self._entries(context):

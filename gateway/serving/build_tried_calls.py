@@ -9,7 +9,7 @@ from gateway.config.addresses import is_loopback
 from gateway.config.settings import GatewaySettings
 from gateway.identity.kept_claims import kept_claims
 from gateway.serving.parts import Foundation, Http, Resolution, Servers, SessionParts
-from gateway.serving.paths import ALL
+from gateway.serving.paths import served_paths
 
 __all__ = ["build_tried_calls"]
 
@@ -20,7 +20,7 @@ def build_tried_calls(
     """Calls of tools that operators try."""
     names = [upstream.name for upstream in servers.upstreams]
     return TriedCalls(
-        catalog=ToolCatalog(servers.upstreams, {ALL: names, **{f"/servers/{name}/mcp": [name] for name in names}}),
+        catalog=ToolCatalog(servers.upstreams, served_paths(names)),
         ask=http.vouched,
         finder=SessionFinder(base.backend.sessions, base.clock),
         sessions=base.backend.sessions,

@@ -13,6 +13,7 @@ from gateway.admin.prometheus import PrometheusExporter
 from gateway.admin.replica import Replica, Seen
 from gateway.admin.replicas import PeerReplicas
 from gateway.admin.routes import operator_routes
+from gateway.admin.session_environments import SessionEnvironments
 from gateway.admin.sign_in_link import SignInLink
 from gateway.admin.tried_calls import TriedCalls
 from gateway.bridge.suspended_calls import ask_modern
@@ -34,6 +35,7 @@ from gateway.observability.otel import tracing
 from gateway.observability.request_log import RequestLog
 from gateway.policy.quotas import PrincipalQuotas
 from gateway.policy.rate_limits import RateLimits
+from gateway.serving.build_environments import build_environments
 from gateway.serving.build_http import build_http
 from gateway.serving.build_servers import build_servers
 from gateway.serving.build_sessions import build_resolution, build_sessions
@@ -74,7 +76,8 @@ def compose(
     resolution = build_resolution(base, sessions, served)
     http = build_http(base, callers, sessions, served, resolution)
     drain = _drain(base, sessions, served, http.tasks)
-    replica = _replica(base, served, drain, resolution.returns, http.tasks)
+    environments = build_environments(base, sessions, served)
+    replica = _replica(base, served, drain, environments, resolution.returns, http.tasks)
     tried = build_tried_calls(base, sessions, served, resolution, http)
     operating = _operating(base, callers, sessions, replica, tried, link)
     return Parts(
@@ -178,7 +181,14 @@ def _drain(base: Foundation, sessions: SessionParts, servers: Servers, tasks: Ta
     )
 
 
-def _replica(base: Foundation, servers: Servers, drain: Drain, returns: Returns, tasks: TaskParts) -> Replica:
+def _replica(
+    base: Foundation,
+    servers: Servers,
+    drain: Drain,
+    environments: SessionEnvironments,
+    returns: Returns,
+    tasks: TaskParts,
+) -> Replica:
     """This process, as operators see it."""
     return Replica(
         name=base.name,
@@ -188,6 +198,7 @@ def _replica(base: Foundation, servers: Servers, drain: Drain, returns: Returns,
         cluster=base.cluster,
         serving=drain,
         seen=Seen(
+            environments=environments,
             unreturning=returns.unreturning,
             refused=servers.refused.of,
             unwritten=base.activity.unwritten,

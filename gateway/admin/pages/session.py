@@ -5,8 +5,9 @@ from typing import Any, Final
 
 from starlette.requests import Request
 
+from gateway.admin.environment_panel import environment_facts
 from gateway.admin.operators import NoSuch, Operators, TaskQuery
-from gateway.admin.page import ConsolePage
+from gateway.admin.page import ConsoleOperators, ConsolePage
 from gateway.admin.reports import SessionRow
 from gateway.admin.timeline_picture import picture_of
 
@@ -16,11 +17,12 @@ _LATEST_ENTRIES: Final = 100
 _LATEST_TASKS: Final = 20
 
 
-async def _facts(operators: Operators, request: Request) -> dict[str, Any]:
+async def _facts(operators: ConsoleOperators, request: Request) -> dict[str, Any]:
     session = request.path_params["session"]
     timeline, row = await asyncio.gather(operators.timeline(session), _live(operators, session))
     page = await operators.tasks(TaskQuery(query=timeline.head.session, limit=_LATEST_TASKS))
     return {
+        **await environment_facts(operators, row),
         "head": timeline.head,
         "session": row,
         "picture": picture_of(timeline.entries),
@@ -55,7 +57,9 @@ PAGE: Final = ConsolePage(
 <div class="head"><div><h1>Session <span class="id">{{ head.session }}</span></h1>
 <p>{{ head.client or "unnamed client" }} · {{ head.principal }}</p></div>
 {% if session %}
-<div class="actions"><details><summary>End this session…</summary>
+<div class="actions">
+{% if try_tools(operator) %}<a class="button" href="{{ root }}{{ try_tools(operator) }}">Try a tool here</a>{% endif %}
+<details><summary>End this session…</summary>
 <form method="post" action="{{ root }}/admin/sessions/{{ head.session }}/end">
 <p>Its processes stop at once, on every replica, and its state is deleted. Its client has to open another.</p>
 <button class="danger">End session {{ head.session }}</button>
@@ -65,6 +69,7 @@ PAGE: Final = ConsolePage(
 {% endblock %}
 {% block live %}
 {% import "tables.html" as tables with context %}
+{% import "environment.html" as environments with context %}
 {% set s = session %}
 {% if not s %}
 <p class="notice" role="status">This session is over{% if head.ended %}: {{ head.ended }}
@@ -154,6 +159,7 @@ class="badge busy">busy</span>
 <p class="empty">No process of its own runs now. One starts with its first call.</p>
 {% endfor %}
 </section>
+{% if environment %}{{ environments.panel(environment) }}{% endif %}
 <section class="panel" aria-labelledby="facts">
 <header><h2 id="facts">Who and where</h2></header>
 <dl class="facts">

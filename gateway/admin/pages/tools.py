@@ -12,9 +12,9 @@ _ROWS: Final = 200
 
 
 async def _facts(operators: ConsoleOperators, request: Request) -> dict[str, Any]:
-    query, session = request.query_params.get("q", ""), request.query_params.get("session", "")
-    page = operators.tried.catalog.page(query, limit=_ROWS)
-    return {"tools": page.tools, "total": page.total, "unknown": page.unknown, "query": query, "session": session}
+    given = {name: request.query_params.get(name, "") for name in ("q", "session", "server")}
+    page = operators.tried.catalog.page(given["q"], server=given["server"], limit=_ROWS)
+    return {"tools": page.tools, "total": page.total, "unknown": page.unknown, "query": given["q"], "given": given}
 
 
 PAGE: Final = ConsolePage(
@@ -32,12 +32,16 @@ PAGE: Final = ConsolePage(
 <form class="search" role="search">
 <label class="grow">Find<input name="q" type="search" value="{{ query }}"
 placeholder="server, name, description …"></label>
-{% if session %}<input type="hidden" name="session" value="{{ session | exact }}">{% endif %}
+{% for name in ("session", "server") if given[name] %}
+<input type="hidden" name="{{ name }}" value="{{ given[name] | exact }}">
+{% endfor %}
 <button>Find</button>
 </form>
 {% endblock %}
 {% block live %}
-{% if session %}<p class="notice">A tool is called in session <code>{{ session }}</code>.</p>{% endif %}
+{% set session = given.session %}
+{% if session %}<p class="notice">A tool is called in session
+<a class="id" href="{{ root }}/admin/sessions/{{ session | urlencode }}">{{ session }}</a>.</p>{% endif %}
 {% if unknown %}
 <p class="notice">Tools not known yet: {{ unknown | join(", ") }}. These servers have
 not answered, or answer sessions only.</p>

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from gateway.admin.environment_reports import ServerEnvironment, SessionEnvironment
 from gateway.admin.operations import Operations, matches
 from gateway.admin.operators import (
     Ambiguous,
@@ -31,6 +32,13 @@ from tests.requirements import requirement
 pytestmark = pytest.mark.anyio
 
 
+def an_environment(session: Session, *servers: ServerEnvironment, why: str = "") -> SessionEnvironment:
+    return SessionEnvironment(
+        session=redact(session.id), replica="abc", held=True, endpoint="/mcp", principal="ann", trust="direct",
+        why=[why], servers=list(servers),
+    )  # fmt: skip
+
+
 class FakeReplicas:
     """Gateways that know one busy session."""
 
@@ -44,6 +52,7 @@ class FakeReplicas:
         self.known_servers: list[ServerPart] = []
         self.runs_tasks = True
         self.writes = 0
+        self.environments: dict[str, SessionEnvironment] = {}
 
     async def reports(self) -> list[ReplicaReport]:
         return [ReplicaReport(replica="abc")]
@@ -64,6 +73,9 @@ class FakeReplicas:
 
     async def servers(self) -> list[ServerPart]:
         return self.known_servers
+
+    async def environment(self, session: Session) -> SessionEnvironment:
+        return self.environments.get(session.id) or an_environment(session)
 
     async def cancel_task(self, name: str, reason: str) -> bool:
         self.cancelled.append((name, reason))

@@ -1,0 +1,82 @@
+"""`gateway.admin.why_seen`: sentences that name who, what and which setting."""
+
+import pytest
+
+from gateway.admin.why_seen import about_era, about_isolation, about_session, about_tools
+from gateway.config.auth import AuthSettings
+from gateway.identity.context_rules import Reason
+from session_store import ANONYMOUS, Context, Principal
+from session_store.testing import FakeClock, a_session
+from tests.requirements import requirement
+from transports.era import LEGACY, MODERN
+
+JWT = {"issuer": "https://id.example", "audience": "mcp", "jwks_url": "https://id.example/keys"}
+AUTH = AuthSettings.model_validate(
+    {"jwt": [JWT], "proxies": {"networks": ["10.0.0.0/8"], "subject_header": "X-User", "issuer": "proxy"}}
+)
+
+
+NOTHING = Context()
+
+
+def told(principal: Principal = ANONYMOUS, context: Context = NOTHING, reasons: object = (), **more: object) -> str:
+    session = a_session(FakeClock(), principal=principal, context=context, endpoint="/mcp")
+    served, entries = more.get("served", ("files", "web")), more.get("entries", ())
+    return "\n".join(about_session(session, served, AUTH, reasons, entries))  # type: ignore[arg-type]
+
+
+@requirement("ops.environment")
+@pytest.mark.parametrize(
+    ("issuer", "subject", "why"),
+    [
+        ("anonymous", "", "Its principal is anonymous: its client has sent no credential."),
+        ("api-key", "ann", "its client has sent the key gateway.api_keys.ann."),
+        ("https://id.example", "ann", "an access token of https://id.example (gateway.auth.jwt)."),
+        ("proxy", "ann", "a trusted proxy names it in the header X-User (gateway.auth.proxies)."),
+        ("operator", "olga", "the operator olga has opened it by trying a tool."),
+        ("gone", "ann", "by a credential that this configuration does not have any more."),
+    ],
+)
+def test_a_principal_is_explained_by_its_credential(issuer: str, subject: str, why: str) -> None:
+    assert why in told(Principal(issuer=issuer, subject=subject))
+
+
+@requirement("ops.environment")
+def test_each_fact_of_the_context_has_the_setting_that_decides_it() -> None:
+    context = Context(workspace="w", trust="sandboxed", permissions=("a", "b"), read_only=True)
+    reasons = [
+        Reason("workspace", "gateway.policy.rules[0].workspace"), Reason("trust", "gateway.policy.rules[1].trust"),
+        Reason("permissions", "the credential: a"), Reason("permissions", "gateway.policy.rules[2].permissions: b"),
+        Reason("read_only", "gateway.policy.read_only has the trust sandboxed"),
+        Reason("rules", "rule 3 grants nothing"),
+    ]  # fmt: skip
+    text = told(context=context, reasons=reasons, entries=("w*",))
+    for sentence in (
+        "It was opened at /mcp, which serves 2 servers: files, web.",
+        "Its workspace is w: gateway.policy.rules[0].workspace.",
+        "Its trust is sandboxed: gateway.policy.rules[1].trust.",
+        "Its permissions are a, b: the credential: a; gateway.policy.rules[2].permissions: b.",
+        "It is read-only: gateway.policy.read_only has the trust sandboxed.",
+        "Note: rule 3 grants nothing.",
+        "Its workspace sees what gateway.policy.workspaces.w* allows.",
+    ):
+        assert sentence in text.splitlines(), sentence
+    changed = told(context=context, reasons=None)
+    assert "The rules have changed since its last request." in changed and "Its workspace is w." in changed
+
+
+def test_an_endpoint_says_how_many_servers_it_has() -> None:
+    assert "which serves files alone." in told(served=("files",))
+    assert "which this replica does not serve." in told(served=())
+    assert ", s19, 5 more." in told(served=[f"s{n}" for n in range(25)])
+
+
+def test_what_is_hidden_isolated_and_translated_is_said() -> None:
+    assert "3 of its 5 tools" in about_tools(5, 3) and "no rule hides one" in about_tools(5, 5)
+    assert "not known" in about_tools(None, 0) and about_tools(0, 0) == "It lists no tools."
+    assert "process of its own" in about_isolation("command", shared=False, where="mcpServers.x")
+    assert "(mcpServers.x.shared)" in about_isolation("command", shared=True, where="mcpServers.x")
+    assert "behind a URL" in about_isolation("url", shared=False, where="x")
+    assert "gateway's own process" in about_isolation("object", shared=False, where="x")
+    assert "pass as they are" in about_era("legacy", LEGACY) and "translates" in about_era("legacy", MODERN)
+    assert "not known yet" in about_era("modern", None)
