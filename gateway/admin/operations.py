@@ -1,7 +1,6 @@
 """The operators' model on a store: its records, and what the replicas that use the store know beside them."""
 
 import asyncio
-import re
 from collections.abc import AsyncIterator, Callable
 from typing import Any, Final, Protocol
 
@@ -11,37 +10,32 @@ from gateway.admin.environment_reports import SessionEnvironment
 from gateway.admin.insights import Insights
 from gateway.admin.operators import (
     NoSuch,
-    Page,
     SessionFilter,
-    SessionQuery,
     TaskPage,
     TaskQuery,
     TooLate,
     UnknownHere,
 )
 from gateway.admin.replicas import Replicas
-from gateway.admin.reports import ReplicaReport, SessionPart, SessionRow, TaskRow, row_of
+from gateway.admin.reports import ReplicaReport, SessionPart, SessionRow, TaskRow
 from gateway.admin.session_finder import SessionFinder
+from gateway.admin.session_list import SEARCH_LIMIT, SessionList
+from gateway.admin.session_selection import facts_of, fits
 from gateway.admin.tasks import TaskList
 from gateway.admin.tried_calls import TriedCalls
 from gateway.config.settings import Settings
 from gateway.sessions.returns import UnreturningClient, together
 from session_store import AuditEvent, Backend, Session, SessionGone, StoreUnavailable
 from session_store.session import redact
+from transports.turns import slices
 
-__all__ = ["EndsSessions", "Operations", "matches"]
-
-SEARCH_LIMIT: Final = 50_000
-"""How many records one page of sessions is searched for in."""
+__all__ = ["EndsSessions", "Operations"]
 
 _READ_AT_ONCE: Final = 1_000
 _ENDED_AT_ONCE: Final = 32
 """Each end waits until the session's processes are gone."""
-_MOST_CANDIDATES: Final = 10
 _EVENTS_SEARCHED: Final = 2_000
 """Events among which those of one session are looked for."""
-
-_CORRELATION: Final = re.compile(r"[0-9a-f]{32}")
 
 _FOLLOW_EVERY_S: Final = 1.0
 _FOLLOWED_AT_ONCE: Final = 500
@@ -76,7 +70,8 @@ class Operations:
         self._ending = ending
         self._record = record
         self._clock = clock
-        self._search_limit = search_limit
+        self._list = SessionList(backend, replicas, clock, search_limit)
+        self.sessions = self._list.page
         self._tasks = TaskList(backend.tasks, clock)
         self._finder = SessionFinder(backend.sessions, clock)
         self._tried = tried
@@ -123,48 +118,9 @@ class Operations:
 
     # -- sessions
 
-    async def sessions(self, query: SessionQuery) -> Page:
-        if query.only != "all":
-            return await self._notable(query)
-        if _CORRELATION.fullmatch(query.query) and (of_request := await self._of_request(query.query)):
-            return Page(sessions=await self._rows(of_request[: query.limit]))
-        found: list[Session] = []
-        # "~" stands behind every character of an id: the page begins behind all that start like that.
-        place, looked_at = f"{query.after}~" if query.after else "", 0
-        size = min(_READ_AT_ONCE, query.limit + 1)
-        while len(found) <= query.limit and looked_at < self._search_limit:
-            page = await self._backend.sessions.page(after=place, limit=size)
-            found += [session for session in page if matches(session, query.query)]
-            looked_at += len(page)
-            if len(page) < size:
-                break
-            place, size = page[-1].id, min(_READ_AT_ONCE, 4 * size)  # many may match, or few
-        more = redact(found[query.limit - 1].id) if len(found) > query.limit else ""
-        return Page(sessions=await self._rows(found[: query.limit]), after=more)
-
-    async def _notable(self, query: SessionQuery) -> Page:
-        parts = await self._replicas.notable(query.only)
-        peeked = await asyncio.gather(*(self._backend.sessions.peek(part.id) for part in parts))
-        found = [
-            session
-            for part, session in zip(parts, peeked, strict=True)
-            if session is not None and (matches(session, query.query) or _has_failed(part, query.query))
-        ]
-        return Page(sessions=await self._rows(found[: query.limit]))
-
-    async def _of_request(self, correlation: str) -> list[Session]:
-        """The sessions of a request that has failed, or that is in the audit trail."""
-        parts = await self._replicas.notable("failing") if self._replicas.are_known else []
-        found = [await self._backend.sessions.peek(part.id) for part in parts if _has_failed(part, correlation)]
-        trail = await self._backend.audit.recent(_EVENTS_SEARCHED)
-        for begins in sorted({event.session for event in trail if event.session and event.correlation == correlation}):
-            page = await self._backend.sessions.page(after=begins, limit=_MOST_CANDIDATES)
-            found += [session for session in page if session.id.startswith(begins)]
-        return list({session.id: session for session in found if session is not None}.values())
-
     async def session(self, prefix: str) -> SessionRow:
         session = await self._finder.find(prefix)
-        row = (await self._rows([session]))[0]
+        row = (await self._list.rows([session]))[0]
         try:
             keys = await self._backend.state.keys(session.id)
         except SessionGone:
@@ -185,38 +141,23 @@ class Operations:
     async def end_all(self, which: SessionFilter, by: str = "") -> int:
         reason, ended = f"{_operator(by)} ended all of {which}", 0
         async for found in self._matching(which):
-            parts = await self._replicas.parts([session.id for session in found])
-            for some in (found[at : at + _ENDED_AT_ONCE] for at in range(0, len(found), _ENDED_AT_ONCE)):
-                calls = [None if (part := parts.get(session.id)) is None else part.calls for session in some]
-                ends = (self._ending.end(one.id, reason, of_it) for one, of_it in zip(some, calls, strict=True))
+            for some in slices(found, _ENDED_AT_ONCE):
+                calls = (None if part is None else part.calls for _, part in some)
+                ends = (self._ending.end(one.id, reason, of_it) for (one, _), of_it in zip(some, calls, strict=True))
                 ended += sum(await asyncio.gather(*ends))
         self._record(f"{_operator(by)} has ended all sessions of {which}: {ended}")
         return ended
 
-    async def count(self, which: SessionFilter) -> int:
-        return sum([len(found) async for found in self._matching(which)])
-
-    async def _matching(self, which: SessionFilter) -> AsyncIterator[list[Session]]:
-        """All sessions that match, page by page."""
+    async def _matching(self, which: SessionFilter) -> AsyncIterator[list[tuple[Session, SessionPart | None]]]:
+        """All sessions that match, page by page, with what the replica knows that serves them."""
+        if not which.is_of_records and not self._replicas.are_known:
+            raise UnknownHere("the store does not record states and failures: use --url with a running gateway")
         place = ""
         while page := await self._backend.sessions.page(after=place, limit=_READ_AT_ONCE):
             place = f"{page[-1].id}~"
-            yield [session for session in page if which.matches(session)]
-
-    async def _rows(self, found: list[Session]) -> list[SessionRow]:
-        parts: dict[str, SessionPart] = await self._replicas.parts([session.id for session in found])
-        sizes = await asyncio.gather(*(self._size(session) for session in found))
-        now = self._clock()
-        return [
-            row_of(session, parts.get(session.id), now, state_bytes=size)
-            for session, size in zip(found, sizes, strict=True)
-        ]
-
-    async def _size(self, session: Session) -> int:
-        try:
-            return await self._backend.state.size(session.id)
-        except SessionGone:
-            return 0
+            parts = await self._replicas.brief_parts([session.id for session in page])
+            pairs = [(session, parts.get(session.id)) for session in page]
+            yield [(session, part) for session, part in pairs if fits(which, session, facts_of(part))]
 
     # -- tasks
 
@@ -261,11 +202,6 @@ class Operations:
             await asyncio.sleep(_FOLLOW_EVERY_S)
 
 
-def _has_failed(part: SessionPart, correlation: str) -> bool:
-    """True if one of the last failed calls of a session has that correlation id."""
-    return any(failure.correlation == correlation for failure in part.failures)
-
-
 def _operator(by: str) -> str:
     return f"the operator {by}" if by else "the operator"
 
@@ -276,23 +212,3 @@ def _facts(event: AuditEvent) -> dict[str, Any]:
         name: value for name in event.__struct_fields__ if (value := getattr(event, name)) not in ("", 0.0, None, {})
     }
     return facts if event.calls is None else facts | {"calls": event.calls}
-
-
-def matches(session: Session, query: str) -> bool:
-    """True if every word of the query occurs in the facts of a session, or its id begins with the query."""
-    if not query:
-        return True
-    facts = (
-        session.id,
-        str(session.principal),
-        session.client.name,
-        session.context.workspace,
-        session.endpoint,
-        session.era,
-        session.context.trust,
-        session.owner,
-        *session.links,
-    )
-    words = query.lower().split()
-    text = "\n".join(facts).lower()
-    return session.id.startswith(query) or all(word in text for word in words)

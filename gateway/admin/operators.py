@@ -11,14 +11,16 @@ import msgspec
 
 from gateway.admin.environment_reports import SessionEnvironment
 from gateway.admin.figures import HistoryView, Range, UsageBy, UsageRow
-from gateway.admin.reports import ReplicaReport, SessionRow, SessionTimeline, TaskRow
+from gateway.admin.reports import SESSION_STATES, ReplicaReport, SessionRow, SessionTimeline, SessionTotals, TaskRow
 from gateway.admin.server_reports import ServerRow
 from gateway.sessions.returns import UnreturningClient
-from session_store import Session, Task, TaskStatus, TimelineHead
+from session_store import Task, TaskStatus, TimelineHead
 
 __all__ = [
+    "FILTERS",
     "ONLY",
     "SHORTEST_PREFIX",
+    "SORTS",
     "TASK_STATUSES",
     "Ambiguous",
     "NoSuch",
@@ -29,11 +31,13 @@ __all__ = [
     "PastQuery",
     "SessionFilter",
     "SessionQuery",
+    "Sort",
     "TaskPage",
     "TaskQuery",
     "TooLate",
     "TooShort",
     "UnknownHere",
+    "sort_named",
 ]
 
 SHORTEST_PREFIX: Final = 4
@@ -77,20 +81,6 @@ class UnknownHere(OperatorError):
     """This source does not have the data; the other source has it."""
 
 
-class SessionQuery(msgspec.Struct, frozen=True, kw_only=True):
-    """Which sessions an operator wants to see.
-
-    `query` holds words to find in id, principal, client, workspace, endpoint, era, trust, owner and servers; or the
-    correlation id of a failed call, or of one in the audit trail. `after` is the last session of the page before.
-    `failing` and `busy` sessions come in one page.
-    """
-
-    query: str = ""
-    only: Only = "all"
-    limit: int = 50
-    after: str = ""
-
-
 class TaskQuery(msgspec.Struct, frozen=True, kw_only=True):
     """Which tasks an operator wants to see.
 
@@ -130,37 +120,96 @@ class TaskPage(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SessionFilter(msgspec.Struct, frozen=True, kw_only=True):
-    """Sessions to be ended together: those that have every value given here, exactly. `client` is a client's name.
+    """Sessions that have every value given here, exactly. `client` is a client's name, `server` one that the session
+    uses, `state` one of `SESSION_STATES`. `failing`: only those in which calls have failed.
 
     Raises:
-        OperatorError: no value is given. All sessions are never meant.
+        OperatorError: no value is given. All sessions are never meant. There is no such state.
     """
 
     principal: str = ""
     client: str = ""
     workspace: str = ""
+    server: str = ""
+    state: str = ""
+    failing: bool = False
 
     def __post_init__(self) -> None:
         if not any(msgspec.structs.astuple(self)):
-            raise OperatorError("name the sessions to end: give a principal, a client or a workspace")
+            raise OperatorError(
+                "name the sessions: give a principal, a client or a workspace, a server, a state, or failing"
+            )
+        if self.state and self.state not in SESSION_STATES:
+            raise OperatorError(f"state: must be one of {', '.join(SESSION_STATES)}")
 
     @classmethod
     def of(cls, values: Mapping[str, str]) -> "SessionFilter":
-        """The filter of these values. Raises `OperatorError`: one is empty, which would end more than was meant."""
+        """The filter of these values. Raises `OperatorError`: one is empty, which would mean more than was meant, or
+        has no such name or value."""
         if empty := [name for name, value in values.items() if not value]:
             raise OperatorError(f"{empty[0]}: is empty; give a value, or leave it out")
-        return cls(**values)
+        if values.get("failing", "true") != "true":
+            raise OperatorError("failing: must be true, or left out")
+        texts = {name: value for name, value in values.items() if name != "failing"}
+        return cls(**texts, failing="failing" in values)
 
-    def matches(self, session: Session) -> bool:
-        """True if the session has every value that is given."""
-        return (
-            self.principal in ("", str(session.principal))
-            and self.client in ("", session.client.name)
-            and self.workspace in ("", session.context.workspace)
-        )
+    @property
+    def is_of_records(self) -> bool:
+        """True if the records of sessions have all that is asked for."""
+        return not self.state and not self.failing
+
+    @property
+    def given(self) -> dict[str, str]:
+        """The values that are given, as `of` takes them."""
+        found = {name: value for name, value in msgspec.structs.asdict(self).items() if value}
+        return found | ({"failing": "true"} if self.failing else {})
 
     def __str__(self) -> str:
-        return " and ".join(f"{name} {value}" for name, value in msgspec.structs.asdict(self).items() if value)
+        named = [f"{name} {value}" for name, value in self.given.items() if name != "failing"]
+        return " and ".join([*named, *(["failing calls"] if self.failing else [])])
+
+
+FILTERS: Final = SessionFilter.__struct_fields__
+
+Sort = Literal["", "id", "used", "created", "calls", "failures", "last_failure", "in_flight"]
+SORTS: Final[tuple[str, ...]] = get_args(Sort)[1:]
+
+
+def sort_named(name: str) -> Sort:
+    """The order of that name; empty: that of the query. Raises `OperatorError`: there is none."""
+    for known in get_args(Sort):
+        if name == known:
+            found: Sort = known
+            return found
+    raise OperatorError(f"sort: must be one of {', '.join(SORTS)}")
+
+
+class SessionQuery(msgspec.Struct, frozen=True, kw_only=True):
+    """Which sessions an operator wants to see.
+
+    `query` holds words to find in id, principal, client, workspace, endpoint, era, trust, owner and servers; or the
+    correlation id of a failed call, or of one in the audit trail. `only` are all, those in which calls have failed, or
+    those with calls that have not been answered. `after` is the `after` of the page before. `sort`: by id, or by what
+    is highest or latest; empty: by the last failure for `failing`, by calls in flight for `busy`, else by id.
+    """
+
+    query: str = ""
+    only: Only = "all"
+    limit: int = 50
+    after: str = ""
+    sort: Sort = ""
+    which: SessionFilter | None = None
+
+    @property
+    def order(self) -> Sort:
+        """By what the sessions are sorted."""
+        defaults: dict[Only, Sort] = {"failing": "last_failure", "busy": "in_flight", "all": "id"}
+        return self.sort or defaults[self.only]
+
+    @property
+    def is_plain(self) -> bool:
+        """True for all sessions in order of id."""
+        return not self.query and self.only == "all" and self.which is None and self.order == "id"
 
 
 class PastQuery(msgspec.Struct, frozen=True, kw_only=True):
@@ -184,10 +233,14 @@ class PastQuery(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Page(msgspec.Struct, frozen=True, kw_only=True):
-    """Some sessions in order of id, and where the next page begins (empty: there is none)."""
+    """Some sessions, and where the next page begins (empty: there is none). `totals` are of all sessions that the query
+    is about; None where they are not counted. `unanswered`: replicas that did not answer, whose sessions are missing.
+    """
 
     sessions: list[SessionRow]
     after: str = ""
+    totals: SessionTotals | None = None
+    unanswered: int = 0
 
 
 class Operators(Protocol):

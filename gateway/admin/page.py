@@ -6,7 +6,7 @@ from typing import Any, Final, Protocol
 
 from starlette.requests import Request
 
-from gateway.admin.operators import Operators, SessionFilter
+from gateway.admin.operators import Operators
 from gateway.admin.tried_calls import TriedCalls
 from gateway.config.settings import Settings
 
@@ -28,10 +28,6 @@ class ConsoleOperators(Operators, Protocol):
     @property
     def settings(self) -> Settings:
         """The settings of this process."""
-        ...
-
-    async def count(self, which: SessionFilter) -> int:
-        """How many sessions `end_all` would end."""
         ...
 
 

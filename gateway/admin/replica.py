@@ -10,10 +10,12 @@ from typing import Any, Final, Protocol
 import msgspec
 
 from gateway.admin.environment_reports import SessionEnvironment
+from gateway.admin.held_sessions import brief_parts, held_page, in_flight_of, part_of, suspended_of
+from gateway.admin.operators import SessionQuery
 from gateway.admin.reports import ProcessFacts, ReplicaReport, ServerReport, SessionPart
 from gateway.admin.server_reports import ServerPart, part_of_server
 from gateway.calls.conversation import Conversation
-from gateway.calls.live_session import LiveSession, LiveSessions
+from gateway.calls.live_session import LiveSessions
 from gateway.cluster.ownership import Cluster
 from gateway.observability.metrics import Metrics
 from gateway.sandbox.session_refusals import RefusedRow
@@ -27,7 +29,6 @@ from transports.turns import SCANNED_AT_ONCE, others_first, slices
 
 __all__ = ["Environments", "Held", "Replica", "Seen", "Serving"]
 
-_MOST_FAILING: Final = 200
 _MOST_UNRETURNING: Final = 50
 _WORDS: Final = 10
 _MOST_CHARS: Final = 300
@@ -121,7 +122,9 @@ class Replica:
         self._answers: Mapping[str, Callable[[Any], Any]] = {
             "report": lambda _: self.report(),
             "parts": self.parts,
-            "notable": self.notable,
+            "brief parts": lambda ids: brief_parts(live, ids),
+            "held": lambda ids: [one for one in ids if live.get(one) is not None],
+            "listing": lambda query: held_page(live, msgspec.convert(query, SessionQuery), time),
             "timeline": self._seen.unwritten,
             "write activity": lambda _: self._seen.write_activity(),
             "environment": self.environments.held,
@@ -180,8 +183,8 @@ class Replica:
                 held.sessions += 1
                 held.streams += live.open_streams
                 if live.exchanges or live.has_suspended:
-                    held.in_flight += _in_flight(live)
-                    held.suspended += _suspended(live)
+                    held.in_flight += in_flight_of(live)
+                    held.suspended += suspended_of(live)
                 _count_processes(live.conversations.values(), held.processes)
             await others_first()
         for upstream in self.upstreams:
@@ -203,16 +206,14 @@ class Replica:
     def parts(self, session_ids: Iterable[str]) -> list[SessionPart]:
         """The facts that this replica knows about these sessions."""
         found = [live for one in session_ids if (live := self._live.get(one)) is not None]
-        return [_part(live, deep=True, refused=self._seen.refused(redact(live.session.id))) for live in found]
-
-    def notable(self, kind: str) -> list[SessionPart]:
-        """Sessions with failed calls, latest failure first, or busy sessions, busiest first."""
-        if kind == "failing":
-            failing = [live for live in self._live if live.failures]
-            failing.sort(key=lambda live: -live.failures[-1].at if live.failures else 0.0)
-            return [_part(live, deep=False) for live in failing[:_MOST_FAILING]]
-        busy = sorted((live for live in self._live if live.is_busy), key=lambda live: -len(live.exchanges))
-        return [_part(live, deep=False) for live in busy[:_MOST_FAILING]]
+        return [
+            msgspec.structs.replace(
+                part_of(live),
+                processes=[_process(conversation) for conversation in live.conversations.values()],
+                refused=self._seen.refused(redact(live.session.id)),
+            )
+            for live in found
+        ]
 
 
 def _unavailable(upstream: ConfiguredUpstream) -> ServerReport:
@@ -230,30 +231,6 @@ def _count_processes(conversations: Iterable[Conversation], counts: dict[str, in
     for conversation in conversations:
         if conversation.link is not None and conversation.link.pid is not None:
             counts[conversation.name] = counts.get(conversation.name, 0) + 1
-
-
-def _in_flight(live: LiveSession) -> int:
-    """Its calls in flight without those that were moved to a child session, which has them too."""
-    return sum(exchange.live is live for exchange in live.exchanges)
-
-
-def _suspended(live: LiveSession) -> int:
-    """Its calls that wait for answers of their client. Calls that have ended are remembered by name for a while."""
-    return sum(exchange.is_suspended for exchange in live.suspended.values())
-
-
-def _part(live: LiveSession, *, deep: bool, refused: list[RefusedRow] | None = None) -> SessionPart:
-    return SessionPart(
-        id=live.session.id,
-        calls=live.calls,
-        failed=live.failed,
-        in_flight=len(live.exchanges),
-        parked=_suspended(live),
-        streams=live.open_streams,
-        processes=[_process(conversation) for conversation in live.conversations.values()] if deep else [],
-        failures=[*reversed(live.failures or ())],
-        refused=refused or [],
-    )
 
 
 def _process(conversation: Conversation) -> ProcessFacts:

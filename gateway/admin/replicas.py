@@ -6,7 +6,8 @@ from typing import Any, Final, Protocol
 import msgspec
 
 from gateway.admin.environment_reports import SessionEnvironment
-from gateway.admin.operators import Ambiguous, NoSuch, Only, UnknownHere
+from gateway.admin.held_sessions import HeldPage
+from gateway.admin.operators import Ambiguous, NoSuch, SessionQuery, UnknownHere
 from gateway.admin.peers import PeerQueries
 from gateway.admin.replica import Replica
 from gateway.admin.reports import ReplicaReport, SessionPart
@@ -39,8 +40,16 @@ class Replicas(Protocol):
         """What is known of these sessions beside their records, by id."""
         ...
 
-    async def notable(self, only: Only) -> list[SessionPart]:
-        """Sessions that are `failing`, the latest failure first, or `busy`, the busiest first."""
+    async def brief_parts(self, session_ids: Iterable[str]) -> dict[str, SessionPart]:
+        """As `parts`, without processes and refusals."""
+        ...
+
+    async def held(self, session_ids: Iterable[str]) -> set[str]:
+        """Those of these sessions that a replica serves."""
+        ...
+
+    async def listing(self, query: SessionQuery) -> tuple[list[HeldPage], int]:
+        """What each replica serves of a list of sessions, and how many replicas did not answer."""
         ...
 
     async def unwritten(self, name: str) -> list[TimelinePart]:
@@ -104,11 +113,18 @@ class PeerReplicas:
     async def parts(self, session_ids: Iterable[str]) -> dict[str, SessionPart]:
         return {part.id: part for part in await self._ask_for_parts("parts", list(session_ids))}
 
-    async def notable(self, only: Only) -> list[SessionPart]:
-        parts = await self._ask_for_parts("notable", only)
-        if only == "failing":
-            return sorted(parts, key=lambda part: -part.failures[0].at)
-        return sorted(parts, key=lambda part: -part.in_flight)
+    async def brief_parts(self, session_ids: Iterable[str]) -> dict[str, SessionPart]:
+        return {part.id: part for part in await self._ask_for_parts("brief parts", list(session_ids))}
+
+    async def held(self, session_ids: Iterable[str]) -> set[str]:
+        answers = await self._queries.ask("held", list(session_ids), await self._names())
+        return {session_id for held in answers.values() for session_id in held}
+
+    async def listing(self, query: SessionQuery) -> tuple[list[HeldPage], int]:
+        names = await self._names()
+        answers = await self._queries.ask("listing", msgspec.to_builtins(query), names)
+        pages = [msgspec.convert(page, HeldPage, strict=False) for page in answers.values()]
+        return pages, len(names) - len(answers)
 
     async def unwritten(self, name: str) -> list[TimelinePart]:
         answers = await self._queries.ask("timeline", name, await self._names())
@@ -168,8 +184,14 @@ class NoReplicas:
     async def parts(self, session_ids: Iterable[str]) -> dict[str, SessionPart]:
         return {}
 
-    async def notable(self, only: Only) -> list[SessionPart]:
-        raise UnknownHere("the store does not record which sessions fail or are busy: use --url with a running gateway")
+    async def brief_parts(self, session_ids: Iterable[str]) -> dict[str, SessionPart]:
+        return {}
+
+    async def held(self, session_ids: Iterable[str]) -> set[str]:
+        return set()
+
+    async def listing(self, query: SessionQuery) -> tuple[list[HeldPage], int]:
+        raise UnknownHere("the store does not record which gateways run: use --url with a running gateway")
 
     async def unwritten(self, name: str) -> list[TimelinePart]:
         return []

@@ -4,6 +4,7 @@ Times are seconds; memory is bytes.
 """
 
 from collections.abc import Mapping
+from typing import Final, Literal, get_args
 
 import msgspec
 
@@ -16,12 +17,15 @@ from session_store.ports.timelines import TimelineKind
 from session_store.session import redact
 
 __all__ = [
+    "SESSION_STATES",
     "ProcessFacts",
     "ReplicaReport",
     "ServerReport",
     "SessionPart",
     "SessionRow",
+    "SessionState",
     "SessionTimeline",
+    "SessionTotals",
     "TaskRow",
     "TimelineRow",
     "row_of",
@@ -40,22 +44,31 @@ class ProcessFacts(msgspec.Struct, frozen=True, kw_only=True):
     stderr: list[str] = []
 
 
+SessionState = Literal["idle", "busy", "waiting", "draining", "detached"]
+"""`busy`: a call is in flight. `waiting`: a call waits for its client. `draining`: its replica hands it over.
+`detached`: no replica serves it now; the next request of its client attaches it to one."""
+
+SESSION_STATES: Final = get_args(SessionState)
+
+
 class SessionPart(msgspec.Struct, frozen=True, kw_only=True):
     """Facts that only the replica that serves a session knows, in addition to its record. `id` is the full id."""
 
     id: str
+    state: SessionState = "idle"
     calls: int = 0
     failed: int = 0
     in_flight: int = 0
     parked: int = 0
     streams: int = 0
+    servers: list[str] = []
     processes: list[ProcessFacts] = []
     failures: list[Failure] = []
     refused: list[RefusedRow] = []
 
 
 class SessionRow(msgspec.Struct, frozen=True, kw_only=True):
-    """A session as operators see it; `session` is how its id begins."""
+    """A session as operators see it; `session` is how its id begins. `state` is one of `SESSION_STATES`."""
 
     session: str
     principal: str
@@ -69,6 +82,7 @@ class SessionRow(msgspec.Struct, frozen=True, kw_only=True):
     idle_s: float
     expires_in_s: float
     owner: str
+    state: SessionState = "detached"
     state_bytes: int = 0
     calls: int = 0
     failed: int = 0
@@ -81,6 +95,17 @@ class SessionRow(msgspec.Struct, frozen=True, kw_only=True):
     failures: list[Failure] = []
     refused: list[RefusedRow] = []
     state_keys: list[str] = []
+
+
+class SessionTotals(msgspec.Struct, kw_only=True):
+    """Of all sessions that match a query: how many, how many in each state and with failures, and their calls."""
+
+    sessions: int = 0
+    states: dict[str, int] = {}
+    failing: int = 0
+    calls: int = 0
+    failed: int = 0
+    in_flight: int = 0
 
 
 class ServerReport(msgspec.Struct, frozen=True, kw_only=True):
@@ -190,7 +215,7 @@ class SessionTimeline(msgspec.Struct, frozen=True, kw_only=True):
 
 def row_of(session: Session, part: SessionPart | None, now: float, *, state_bytes: int = 0) -> SessionRow:
     """A record and what its replica knows, put together."""
-    part = part or SessionPart(id=session.id)
+    part = part or SessionPart(id=session.id, state="detached")
     return SessionRow(
         session=redact(session.id),
         principal=str(session.principal),
@@ -204,6 +229,7 @@ def row_of(session: Session, part: SessionPart | None, now: float, *, state_byte
         idle_s=round(max(0.0, now - session.used_at), 1),
         expires_in_s=round(session.expires_at - now, 1),
         owner=session.owner,
+        state=part.state,
         state_bytes=state_bytes,
         calls=part.calls,
         failed=part.failed,

@@ -14,7 +14,9 @@ from gateway.admin.hosts import HostNotAllowed
 from gateway.admin.openapi import Operation, described
 from gateway.admin.operations import Operations
 from gateway.admin.operators import (
+    FILTERS,
     ONLY,
+    SORTS,
     TASK_STATUSES,
     Ambiguous,
     NoSuch,
@@ -25,8 +27,9 @@ from gateway.admin.operators import (
     TaskPage,
     TaskQuery,
     TooLate,
+    sort_named,
 )
-from gateway.admin.reports import ReplicaReport, SessionRow, TaskRow
+from gateway.admin.reports import SESSION_STATES, ReplicaReport, SessionRow, TaskRow
 from gateway.admin.rest_insights import INSIGHTS, InsightRest
 from gateway.admin.rest_parameters import SESSION, Problem, number
 from gateway.admin.sign_in_attempts import TooManyAttempts
@@ -104,8 +107,15 @@ class Rest(InsightRest):
         query = request.query_params
         if (only := query.get("only", "all")) not in ONLY:
             raise Problem(400, f"only: must be one of {', '.join(ONLY)}")
-        limit = number(request, "limit", 50, 1_000)
-        wanted = SessionQuery(query=query.get("q", ""), only=ONLY[only], limit=limit, after=query.get("after", ""))
+        given = {name: value for name in FILTERS if (value := query.get(name)) is not None}
+        wanted = SessionQuery(
+            query=query.get("q", ""),
+            only=ONLY[only],
+            limit=number(request, "limit", 50, 1_000),
+            after=query.get("after", ""),
+            sort=sort_named(query.get("sort", "")),
+            which=SessionFilter.of(given) if given else None,
+        )
         return await self.operations.sessions(wanted)
 
     async def session(self, request: Request, _: str) -> SessionRow:
@@ -116,7 +126,7 @@ class Rest(InsightRest):
 
     async def end_all(self, request: Request, operator: str) -> dict[str, int]:
         given = request.query_params
-        known = SessionFilter.__struct_fields__
+        known = FILTERS
         # A parameter that is overlooked would end more sessions than were meant.
         if unknown := sorted(given.keys() - set(known)):
             raise Problem(400, f"{unknown[0]}: is no parameter; there are {', '.join(known)}")
@@ -193,12 +203,20 @@ def _problem(status: int, detail: str, headers: dict[str, str] | None = None) ->
 
 _TASK: Final = ("task", "path", "How its id begins: 4 characters or more, as listed; or the id that its client has")
 _REPLICA: Final = ("replica", "path", "How its name begins")
+_FILTERS: Final = (
+    ("principal", "query", "The principal, as listed"),
+    ("client", "query", "The client's name, without its version"),
+    ("workspace", "query", "The workspace"),
+    ("server", "query", "The name of a server that the session uses"),
+    ("state", "query", f"{', '.join(SESSION_STATES)} (no replica serves it until its client comes back)"),
+    ("failing", "query", "true: sessions in which calls have failed"),
+)
 _OPERATIONS: Final[tuple[Operation, ...]] = (
     *INSIGHTS,
     Operation(
         method="GET",
         path="/sessions",
-        summary="Live sessions of all replicas, in order of id, page by page",
+        summary="Live sessions of all replicas that have every given value, page by page, with totals of all of them",
         work=Rest.sessions,
         gives=Page,
         takes=(
@@ -207,9 +225,11 @@ _OPERATIONS: Final[tuple[Operation, ...]] = (
                 "query",
                 "Words in id, principal, client, workspace, endpoint, era, trust, owner, servers; or a correlation id",
             ),
-            ("only", "query", "all, failing (the latest failure first) or busy; the last two are one page"),
+            ("only", "query", "all, failing (the latest failure first), or busy (the most calls in flight first)"),
+            *_FILTERS,
+            ("sort", "query", f"{', '.join(SORTS)}: the highest or latest first, ids in their order (id by default)"),
             ("limit", "query", "Maximum number of items: 50 by default, at most 1000"),
-            ("after", "query", "Begin behind this one: `after` of the page before"),
+            ("after", "query", "Begin behind this one: `after` of the page before, of the same filter and order"),
         ),
     ),
     Operation(
@@ -234,11 +254,7 @@ _OPERATIONS: Final[tuple[Operation, ...]] = (
         summary="End all sessions that have every given value; at least one is required",
         work=Rest.end_all,
         gives=dict[str, int],
-        takes=(
-            ("principal", "query", "The principal, as listed"),
-            ("client", "query", "The client's name, without its version"),
-            ("workspace", "query", "The workspace"),
-        ),
+        takes=_FILTERS,
     ),
     Operation(
         method="GET",

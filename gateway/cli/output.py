@@ -9,11 +9,12 @@ from rich.table import Table
 from rich.text import Text
 
 from gateway.admin.formatting import amount, clock, readable, span
-from gateway.admin.reports import ReplicaReport, SessionRow, TaskRow
+from gateway.admin.operators import Page
+from gateway.admin.reports import ReplicaReport, SessionRow, SessionTotals, TaskRow
 from gateway.cli.terminal import Terminal
 from gateway.observability.visible import as_json, visible, visible_line
 
-__all__ = ["complain", "facts_table", "print_event", "replicas_table", "sessions_table", "tasks_table"]
+__all__ = ["complain", "facts_table", "print_event", "replicas_table", "sessions_table", "tasks_table", "totals_line"]
 
 _out = Terminal()
 _err = Terminal(stderr=True)
@@ -48,6 +49,15 @@ def sessions_table(rows: list[SessionRow], *, with_calls: bool) -> Table:
             cells += [str(row.calls), failed, _cut("".join(last))]
         table.add_row(*cells)
     return table
+
+
+def totals_line(page: Page) -> str:
+    """The totals of all sessions that a list is about, and what is missing."""
+    totals = page.totals or SessionTotals()
+    states = [f"{count:,} {state}" for state, count in sorted(totals.states.items())]
+    counts = [*states, f"{totals.failing:,} with failures", f"calls {totals.calls:,}", f"failed {totals.failed:,}"]
+    missing = f"; {page.unanswered} replicas did not answer" if page.unanswered else ""
+    return f"{totals.sessions:,} session{'' if totals.sessions == 1 else 's'}: {', '.join(counts)}{missing}"
 
 
 def _cut(text: str) -> Text:

@@ -68,6 +68,7 @@ class RestClient:
 
     async def sessions(self, query: SessionQuery) -> Page:
         params = {"q": query.query, "only": query.only, "limit": str(query.limit), "after": query.after}
+        params |= {"sort": query.sort, **({} if query.which is None else query.which.given)}
         return await self._ask("GET", "sessions", Page, {name: value for name, value in params.items() if value})
 
     async def session(self, prefix: str) -> SessionRow:
@@ -80,8 +81,7 @@ class RestClient:
         return (await self._ask("DELETE", f"sessions/{await self._one(prefix)}", dict[str, str]))["ended"]
 
     async def end_all(self, which: SessionFilter, by: str = "") -> int:
-        params = {name: value for name, value in msgspec.structs.asdict(which).items() if value}
-        return (await self._ask("DELETE", "sessions", dict[str, int], params, timeout_s=_LONG_TIMEOUT_S))["ended"]
+        return (await self._ask("DELETE", "sessions", dict[str, int], which.given, timeout_s=_LONG_TIMEOUT_S))["ended"]
 
     async def _one(self, prefix: str) -> str:
         """A prefix that can stand in a path: that of the only session where none is given."""

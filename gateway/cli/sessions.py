@@ -8,10 +8,20 @@ import msgspec.structs
 import typer
 
 from gateway.admin.environment_reports import SessionEnvironment
-from gateway.admin.operators import ONLY, NoSuch, OperatorError, Operators, SessionFilter, SessionQuery
-from gateway.admin.reports import SessionRow
+from gateway.admin.operators import (
+    FILTERS,
+    ONLY,
+    SORTS,
+    NoSuch,
+    OperatorError,
+    Operators,
+    SessionFilter,
+    SessionQuery,
+    sort_named,
+)
+from gateway.admin.reports import SESSION_STATES, SessionRow
 from gateway.cli.options import JsonOption, Where, options
-from gateway.cli.output import facts_table, print_event, sessions_table
+from gateway.cli.output import facts_table, print_event, sessions_table, totals_line
 from gateway.cli.session_details import environment_lines, timeline_lines, timeline_table
 from gateway.cli.source import run_at
 from gateway.cli.terminal import Terminal
@@ -23,7 +33,7 @@ __all__ = ["app"]
 app = typer.Typer(help="List sessions and end them.", no_args_is_help=True)
 _out = Terminal()
 
-_SEEN_BY_GATEWAYS = {"calls", "failed", "in_flight", "parked", "streams", "processes", "failures"}
+_SEEN_BY_GATEWAYS = {"calls", "failed", "in_flight", "parked", "streams", "processes", "failures", "state"}
 """Fields of a session that its record does not have."""
 
 _EMPTY_EVENT = {
@@ -40,39 +50,48 @@ IdArgument = Annotated[
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Which:
+    """The sessions that a command is about, if it is not one."""
+
+    principal: Annotated[str, typer.Option(help="All sessions of this principal.")] = ""
+    client: Annotated[str, typer.Option(help="All sessions of clients with this name.")] = ""
+    workspace: Annotated[str, typer.Option(help="All sessions in this workspace.")] = ""
+    server: Annotated[str, typer.Option(help="All sessions that use this server.")] = ""
+    state: Annotated[
+        str, typer.Option(help=f"All sessions in this state: {', '.join(SESSION_STATES)}; needs --url.")
+    ] = ""
+    failing: Annotated[bool, typer.Option("--failing", help="All sessions with failed calls; needs --url.")] = False
+
+    def session_filter(self) -> SessionFilter | None:
+        """The sessions that have every given value; None if none is given. Raises `OperatorError`."""
+        values = {name: getattr(self, name) for name in FILTERS}
+        return SessionFilter(**values) if any(values.values()) else None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Listing:
-    """Which sessions `list` shows."""
+    """What `list` shows."""
 
     limit: Annotated[int, typer.Option(min=1, max=1_000, help="Maximum number of rows.")] = 50
-    after: Annotated[str, typer.Option(help="Continue after this session id, the last one of the previous page.")] = ""
+    after: Annotated[str, typer.Option(help="Continue behind this one, as the previous page says.")] = ""
     query: Annotated[
         str, typer.Option("--find", help="Text in id, principal, client, workspace, servers …; or a correlation id.")
     ] = ""
     only: Annotated[str, typer.Option(help="all, failing or busy; the last two need --url.")] = "all"
+    sort: Annotated[str, typer.Option(help=f"{', '.join(SORTS)}.")] = ""
 
-    def session_query(self) -> SessionQuery:
+    def session_query(self, which: SessionFilter | None) -> SessionQuery:
         """Raises `OperatorError`."""
         if self.only not in ONLY:
             raise OperatorError(f"--only: must be one of {', '.join(ONLY)}")
-        return SessionQuery(query=self.query, only=ONLY[self.only], limit=self.limit, after=self.after)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Ending:
-    """Which sessions `end` ends, if not one."""
-
-    principal: Annotated[str, typer.Option(help="End all sessions of this principal.")] = ""
-    client: Annotated[str, typer.Option(help="End all sessions of clients with this name.")] = ""
-    workspace: Annotated[str, typer.Option(help="End all sessions in this workspace.")] = ""
-
-    @property
-    def is_given(self) -> bool:
-        """Whether several sessions are meant."""
-        return bool(self.principal or self.client or self.workspace)
-
-    def session_filter(self) -> SessionFilter:
-        """The sessions that have every given value."""
-        return SessionFilter(principal=self.principal, client=self.client, workspace=self.workspace)
+        return SessionQuery(
+            query=self.query,
+            only=ONLY[self.only],
+            limit=self.limit,
+            after=self.after,
+            sort=sort_named(self.sort),
+            which=which,
+        )
 
 
 def _facts(source: Operators, row: SessionRow, *without: str) -> dict[str, Any]:
@@ -83,17 +102,20 @@ def _facts(source: Operators, row: SessionRow, *without: str) -> dict[str, Any]:
 
 @app.command("list")
 @options
-def list_sessions(where: Where, listing: Listing, in_json: JsonOption = False) -> None:
-    """List live sessions, in order of id."""
+def list_sessions(where: Where, listing: Listing, which: Which, in_json: JsonOption = False) -> None:
+    """List live sessions that have every given value, with totals of all of them."""
 
     async def work(source: Operators) -> None:
-        page = await source.sessions(listing.session_query())
+        page = await source.sessions(listing.session_query(which.session_filter()))
         if in_json:
             without = () if source.sees_calls else ("state_keys",)
             rows = [_facts(source, row, *without) for row in page.sessions]
-            typer.echo(as_json({"sessions": rows, "after": page.after or None}))
+            totals = None if page.totals is None or not source.sees_calls else msgspec.to_builtins(page.totals)
+            typer.echo(as_json({"sessions": rows, "after": page.after or None, "totals": totals}))
             return
         _out.print(sessions_table(page.sessions, with_calls=source.sees_calls))
+        if page.totals is not None and source.sees_calls:
+            _out.print(totals_line(page))
         if page.after:
             _out.print(f"more: --after {page.after}")
 
@@ -135,14 +157,15 @@ async def _live(source: Operators, prefix: str) -> tuple[dict[str, Any] | None, 
 
 @app.command("end")
 @options
-def end_session(where: Where, which: Ending, session_id: IdArgument = "", in_json: JsonOption = False) -> None:
-    """End one session at once, on every replica; or all sessions of a principal, a client or a workspace."""
+def end_session(where: Where, which: Which, session_id: IdArgument = "", in_json: JsonOption = False) -> None:
+    """End one session at once, on every replica; or all sessions that have every given value."""
 
     async def work(source: Operators) -> None:
-        if which.is_given:
+        chosen = which.session_filter()
+        if chosen is not None:
             if session_id:
-                raise OperatorError("give either the ID of one session, or --principal, --client and --workspace")
-            count = await source.end_all(which.session_filter())
+                raise OperatorError("give either the ID of one session, or --principal, --client and the like")
+            count = await source.end_all(chosen)
             typer.echo(json.dumps({"ended": count}) if in_json else f"ended {count} session{'' if count == 1 else 's'}")
             return
         ended = await source.end(session_id)

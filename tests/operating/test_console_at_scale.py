@@ -25,7 +25,9 @@ SESSIONS = 2_000
 MOST_S = 0.1
 MOST_CLICKS = 3
 PAGES = (
-    "", "?range=24h", "/sessions", "/sessions?q=crowd", "/sessions?only=failing", "/sessions?when=day", "/tasks",
+    "", "?range=24h", "/sessions", "/sessions?q=crowd", "/sessions?only=failing", "/sessions?when=day",
+    "/sessions?sort=calls&client=crowd&state=idle", "/sessions?failing=true&server=probe", "/api/sessions?sort=created",
+    "/tasks",
     "/servers", "/servers?range=24h", "/tools", "/usage", "/usage?by=client", "/events", "/events?failed=1",
     "/replicas", "/connect", "/configuration?show=all",
 )  # fmt: skip

@@ -1,4 +1,4 @@
-"""All live sessions, to search, and a form that ends those of a principal, a client or a workspace."""
+"""All live sessions, to search, filter and sort, with totals, and a form that ends those that a filter shows."""
 
 from collections.abc import Iterable
 from typing import Any, Final
@@ -6,44 +6,86 @@ from urllib.parse import parse_qsl, urlencode
 
 from starlette.requests import Request
 
-from gateway.admin.operators import ONLY, OperatorError, PastQuery, SessionFilter, SessionQuery
+from gateway.admin.operators import (
+    FILTERS,
+    ONLY,
+    OperatorError,
+    PastQuery,
+    SessionFilter,
+    SessionQuery,
+    sort_named,
+)
 from gateway.admin.page import ConsoleOperators, ConsolePage
+from gateway.admin.reports import SESSION_STATES
 from transports.inbound.http import read_body
 
 __all__ = ["PAGE"]
 
 _ROWS: Final = 50
 _MAX_FORM_BYTES: Final = 16 << 10
-_FILTER: Final = SessionFilter.__struct_fields__
+_TEXTS: Final = ("principal", "client", "workspace")
+_ORDERS: Final = {
+    "used": "last used",
+    "created": "newest",
+    "calls": "most calls",
+    "failures": "most failures",
+    "last_failure": "latest failure",
+    "in_flight": "most in flight",
+    "id": "id",
+}
+_ORDER: Final = "used"
 
 
 async def _facts(operators: ConsoleOperators, request: Request) -> dict[str, Any]:
-    query, only = request.query_params.get("q", ""), request.query_params.get("only", "all")
-    after = request.query_params.get("after", "")
     if request.query_params.get("when") == "day":
         return await _of_last_day(operators, request)
-    page = await operators.sessions(SessionQuery(query=query, only=ONLY.get(only, "all"), limit=_ROWS, after=after))
-    next_page = urlencode({"q": query, "only": only, "after": page.after}) if page.after else ""
-    facts = {
+    asked = request.query_params
+    pairs = [(name, value) for name, value in asked.multi_items() if name in FILTERS and value]
+    which = _filter(pairs) if pairs else None
+    only = asked.get("only", "all")
+    query = SessionQuery(
+        query=asked.get("q", ""),
+        only=ONLY.get(only, "all"),
+        limit=_ROWS,
+        after=asked.get("after", ""),
+        sort=sort_named(asked.get("sort", "")) if asked.get("sort") else "" if only in ("failing", "busy") else _ORDER,
+        which=which,
+    )
+    page = await operators.sessions(query)
+    kept = {"q": query.query, "only": only if only != "all" else "", "sort": asked.get("sort", ""), **dict(pairs)}
+    kept = {name: value for name, value in kept.items() if value}
+    return {
         "when": "now",
+        "page": page,
         "sessions": page.sessions,
         "query": query,
-        "only": only,
-        "next_page": next_page,
-        "after": after,
+        "order": query.order,
+        "orders": _ORDERS,
+        "kept": kept,
+        "words": {"q": query.query} if query.query else {},
+        "next_page": urlencode({**kept, "after": page.after}) if page.after else "",
+        "which": which,
+        "given": {name: dict(pairs).get(name, "") for name in FILTERS},
+        "fields": FILTERS,
+        "texts": _TEXTS,
+        "servers": sorted(operators.settings.mcpServers),
+        "states": SESSION_STATES,
     }
-    given = [(name, value) for name, value in request.query_params.multi_items() if name in _FILTER]
-    which = _filter((name, value) for name, value in given if value) if any(value for _, value in given) else None
-    count = 0 if which is None else await operators.count(which)
-    return {**facts, "which": which, "fields": _FILTER, "count": count}
 
 
 async def _of_last_day(operators: ConsoleOperators, request: Request) -> dict[str, Any]:
     given = {name: request.query_params.get(name, "") for name in ("q", "principal", "client")}
     asked = PastQuery(query=given["q"], principal=given["principal"], client=given["client"], limit=_ROWS)
     heads = await operators.past_sessions(asked)
-    facts = {"when": "day", "heads": heads, "query": given["q"], "given": given, "is_full": len(heads) == _ROWS}
-    return {**facts, "only": "all", "which": None, "fields": _FILTER, "count": 0, "sessions": [], "after": ""}
+    words = {"q": given["q"]} if given["q"] else {}
+    return {
+        "when": "day",
+        "heads": heads,
+        "given": given,
+        "is_full": len(heads) == _ROWS,
+        "which": None,
+        "words": words,
+    }
 
 
 async def _end_all(operators: ConsoleOperators, request: Request, operator: str) -> str:
@@ -55,12 +97,12 @@ async def _end_all(operators: ConsoleOperators, request: Request, operator: str)
 
 
 def _filter(given: Iterable[tuple[str, str]]) -> SessionFilter:
-    """The sessions to end. Raises `OperatorError`: a name is unknown or stands twice, or a value is empty."""
+    """The sessions that are meant. Raises `OperatorError`: a name is unknown or stands twice, or a value is empty."""
     values: dict[str, str] = {}
     for name, value in given:
         # A value that is overlooked would end more sessions than were meant.
-        if name not in _FILTER or name in values:
-            raise OperatorError(f"give each of {', '.join(_FILTER)} once, and nothing else")
+        if name not in FILTERS or name in values:
+            raise OperatorError(f"give each of {', '.join(FILTERS)} once, and nothing else")
         values[name] = value
     return SessionFilter.of(values)
 
@@ -80,35 +122,23 @@ PAGE: Final = ConsolePage(
 {% import "tables.html" as tables with context %}
 <div class="head"><h1>Sessions</h1>
 <div class="actions">
-{{ tables.segments("When", "when", [("now", "Live"), ("day", "Last day")], when, {"q": query} if query else {}) }}
-{% if when == "now" %}
-<details{% if which %} open{% endif %}><summary>End several sessions…</summary>
-<div>
-<form class="search">
-{% for name in fields %}
-<label>{{ name | capitalize }}<input name="{{ name }}" value="{{ which[name] if which else "" }}"></label>
-{% endfor %}
-<button>Count</button>
-</form>
-{% if count %}
+{{ tables.segments("When", "when", [("now", "Live"), ("day", "Last day")], when, words) }}
+{% if which and query.query == "" and query.only == "all" %}
+<details><summary>End these sessions…</summary>
 <form method="post" action="{{ root }}/admin/sessions/end">
-{% for name in fields if which[name] %}
-<input type="hidden" name="{{ name }}" value="{{ which[name] | exact }}">
+{% for name in fields if given[name] %}
+<input type="hidden" name="{{ name }}" value="{{ given[name] | exact }}">
 {% endfor %}
-<p>The processes of all sessions of {{ which }} stop at once, on every replica, and their state is deleted.</p>
+<p>The processes of all sessions of {{ which }} ({{ page.totals.sessions }} now) stop at once, on every replica, and
+their state is deleted.</p>
 <button class="danger">End all sessions of {{ which }}</button>
-</form>
-{% else %}
-<p class="soft">Each value must be that of the session, whole; a client is named without its version.</p>
-{% endif %}
-</div>
-</details>
+</form></details>
 {% endif %}
 </div></div>
 {% if when == "day" %}
 <form class="search" role="search">
 <input type="hidden" name="when" value="day">
-<label class="grow">Find<input name="q" type="search" value="{{ query }}"
+<label class="grow">Find<input name="q" type="search" value="{{ given.q }}"
 placeholder="id, workspace, endpoint …"></label>
 <label>Principal<input name="principal" value="{{ given.principal }}"></label>
 <label>Client<input name="client" value="{{ given.client }}"></label>
@@ -116,11 +146,27 @@ placeholder="id, workspace, endpoint …"></label>
 </form>
 {% else %}
 <form class="search" role="search">
-<label class="grow">Find<input name="q" type="search" value="{{ query }}"
+<label class="grow">Find<input name="q" type="search" value="{{ query.query }}"
 placeholder="id, principal, client, workspace, server …"></label>
-<label>Show<select name="only">
-{% for value, label in [("all", "all"), ("failing", "with failures"), ("busy", "busy")] %}
-<option value="{{ value }}"{% if only == value %} selected{% endif %}>{{ label }}</option>
+{% for name in texts %}
+<label>{{ name | capitalize }}<input name="{{ name }}" value="{{ given[name] }}" size="12"></label>
+{% endfor %}
+<label>Server<select name="server"><option value="">all</option>
+{% for name in servers %}
+<option value="{{ name | exact }}"{% if given.server == name %} selected{% endif %}>{{ name }}</option>
+{% endfor %}
+{% if given.server and given.server not in servers %}<option selected>{{ given.server | exact }}</option>{% endif %}
+</select></label>
+<label>State<select name="state"><option value="">all</option>
+{% for name in states %}<option{% if given.state == name %} selected{% endif %}>{{ name }}</option>
+{% endfor %}
+</select></label>
+<label>Failures<select name="failing"><option value="">all</option>
+<option value="true"{% if given.failing %} selected{% endif %}>with failures</option>
+</select></label>
+<label>Order<select name="sort">
+{% for name, label in orders.items() %}
+<option value="{{ name }}"{% if order == name %} selected{% endif %}>{{ label }}</option>
 {% endfor %}
 </select></label>
 <button>Find</button>
@@ -136,18 +182,36 @@ endif %}
 </section>
 {% if is_full %}<p class="soft">There may be more: these {{ heads | length }} were used last.</p>{% endif %}
 {% else %}
+{% set t = page.totals %}
+{% if page.unanswered %}
+<p class="notice bad" role="status">{{ page.unanswered }} replica{{ "" if page.unanswered == 1 else "s" }} did not
+answer in time, so the sessions there are not counted.</p>
+{% endif %}
+{% if t %}
+<dl class="tiles">
+<div><dt>Sessions</dt><dd>{{ "{:,}".format(t.sessions) }}</dd></div>
+{% for name in states if t.states.get(name) %}
+<div><dt>{{ name | capitalize }}</dt><dd>{{ "{:,}".format(t.states[name]) }}</dd></div>
+{% endfor %}
+<div><dt>With failures</dt><dd{% if t.failing %} class="bad"{% endif %}>{{ "{:,}".format(t.failing) }}</dd></div>
+<div><dt>Calls</dt><dd>{{ "{:,}".format(t.calls) }}</dd></div>
+<div><dt>Failed calls</dt><dd{% if t.failed %} class="bad"{% endif %}>{{ "{:,}".format(t.failed) }}</dd></div>
+<div><dt>In flight</dt><dd>{{ "{:,}".format(t.in_flight) }}</dd></div>
+</dl>
 {% if which %}
-<p class="notice" role="status">{{ count }} session{{ "" if count == 1 else "s" }} of {{ which }} would end.</p>
+<p class="notice" role="status">{{ t.sessions }} session{{ "" if t.sessions == 1 else "s" }} of {{ which }}
+{%- if query.query %} have the words{% endif %}.</p>
+{% endif %}
 {% endif %}
 <section class="panel" aria-label="Sessions">
 {% if sessions %}
-{{ tables.sessions_table(sessions) }}
+{{ tables.sessions_table(sessions, kept, order) }}
 {% else %}
-<p class="empty">No live session{% if query or only != "all" %} is like that{% endif %}.</p>
+<p class="empty">No live session{% if kept %} is like that{% endif %}.</p>
 {% endif %}
 </section>
 <p class="pages">
-{% if after %}<a href="?q={{ query | urlencode }}&amp;only={{ only | urlencode }}">First page</a>{% endif %}
+{% if query.after %}<a href="?{{ kept | urlencode }}">First page</a>{% endif %}
 {% if next_page %}<a class="button" href="?{{ next_page }}" rel="next">Next {{ sessions | length }}</a>{% endif %}
 </p>
 {% endif %}

@@ -15,6 +15,7 @@ from starlette.applications import Starlette
 from gateway.admin import hosts, pages
 from gateway.admin.auth import Access
 from gateway.admin.console import Console
+from gateway.admin.environment_reports import HiddenTools, ServerEnvironment, Variable
 from gateway.admin.operations import Operations
 from gateway.admin.pages import console_pages
 from gateway.admin.reports import ProcessFacts, ReplicaReport, SessionPart
@@ -31,7 +32,7 @@ from session_store.session import ClientFacts
 from session_store.testing import FakeClock, a_session, a_task
 from tests.requirements import requirement
 from tests.support.credentials import bearer, sha256
-from tests.unit.admin.test_operations import FakeEnding, FakeReplicas
+from tests.unit.admin.test_operations import FakeEnding, FakeReplicas, an_environment
 from transports.inbound.http import Guard
 
 pytestmark = pytest.mark.anyio
@@ -62,9 +63,10 @@ async def operator(ending: FakeEnding) -> AsyncIterator[httpx.AsyncClient]:
     """An operator's client of a console that shows one session and one task, whose every text is hostile."""
     clock = FakeClock(time())
     backend = MemoryBackend(clock=clock)
-    await backend.sessions.create(
-        a_session(clock, id=SESSION, client=ClientFacts(name=HOSTILE), links=(HOSTILE,), metadata={"note": HOSTILE})
+    session = a_session(
+        clock, id=SESSION, client=ClientFacts(name=HOSTILE), links=(HOSTILE,), metadata={"note": HOSTILE}
     )
+    await backend.sessions.create(session)
     error = msgspec.json.encode({"code": -32603, "message": HOSTILE})
     task = a_task(clock, id=TASK, session_id=SESSION, server=HOSTILE, tool=HOSTILE, status="failed", error=error)
     await backend.tasks.create(task)
@@ -83,7 +85,15 @@ async def operator(ending: FakeEnding) -> AsyncIterator[httpx.AsyncClient]:
     minute = int(clock()) // 60 * 60
     await backend.history.write(60, HistoryRecord(minute, "abc", msgspec.json.encode(figures)))
     await backend.history.write(600, HistoryRecord(minute // 600 * 600, "abc", msgspec.json.encode(figures)))
-    replicas = Draining(SessionPart(id=SESSION, failures=[failure], processes=[process], refused=[refused]))
+    replicas = Draining(SessionPart(id=SESSION, failed=1, failures=[failure], processes=[process], refused=[refused]))
+    replicas.stored[SESSION] = session
+    variable = Variable(name=HOSTILE, origin="session", where=HOSTILE, value=HOSTILE)
+    hidden = HiddenTools(reason=HOSTILE, count=1, names=[HOSTILE])
+    given = ServerEnvironment(
+        server=HOSTILE, kind="command", cwd=HOSTILE, home=HOSTILE, temporary=HOSTILE, sandbox=[HOSTILE], why=[HOSTILE],
+        variables=[variable], hidden_tools=[hidden],
+    )  # fmt: skip
+    replicas.environments[SESSION] = an_environment(session, given, why=HOSTILE)
     tried: Any = SimpleNamespace(catalog=ToolCatalog([HOSTILE_SERVER], {}), where="any")
     replicas.known_servers = [ServerPart(server=HOSTILE, kind="command", state="failing", reason=HOSTILE)]
     operations = Operations(

@@ -1,0 +1,169 @@
+"""Lists of live sessions: filtered, in an order, page by page, with totals.
+
+A gateway that runs makes a list of what all replicas hold in memory, and of sessions that none holds
+(`detached_sessions`). A list of all sessions in order of id is read from the store, and so is every list of a command
+line that reaches the store alone.
+"""
+
+import asyncio
+import re
+from collections.abc import Callable, Sequence
+from typing import Final, TypeVar
+
+from msgspec.structs import replace
+
+from gateway.admin.detached_sessions import DetachedSessions
+from gateway.admin.operators import Page, SessionQuery, UnknownHere
+from gateway.admin.replicas import Replicas
+from gateway.admin.reports import SessionPart, SessionRow, SessionTotals, row_of
+from gateway.admin.session_selection import UNKNOWN, Place, Selection, cursor_of
+from session_store import Backend, Session, SessionGone
+
+__all__ = ["SEARCH_LIMIT", "SessionList"]
+
+T = TypeVar("T")
+
+SEARCH_LIMIT: Final = 50_000
+"""How many records of the store one page is searched for in."""
+
+_READ_AT_ONCE: Final = 1_000
+_MOST_CANDIDATES: Final = 10
+_EVENTS_SEARCHED: Final = 2_000
+_CORRELATION: Final = re.compile(r"[0-9a-f]{32}")
+_IN_RECORDS: Final = ("id", "used", "created")
+"""What a record is enough for to sort by."""
+
+
+class SessionList:
+    """Makes lists. `search_limit`: as `SEARCH_LIMIT`."""
+
+    def __init__(
+        self, backend: Backend, replicas: Replicas, clock: Callable[[], float], search_limit: int = SEARCH_LIMIT
+    ) -> None:
+        self._backend = backend
+        self._replicas = replicas
+        self._clock = clock
+        self._search_limit = search_limit
+        self._detached = DetachedSessions(backend, replicas)
+
+    async def page(self, query: SessionQuery) -> Page:
+        """A page of live sessions. Raises as `Operators.sessions`."""
+        if _CORRELATION.fullmatch(query.query) and query.only == "all" and query.which is None:
+            of_request = await self._of_request(query)
+            if of_request:
+                return Page(sessions=await self.rows(of_request[: query.limit]))
+        if not self._replicas.are_known:
+            return await self._stored(query)
+        if not query.is_plain:
+            return await self._together(query)
+        # Totals are nobody's page.
+        page, totals = await asyncio.gather(self._in_order(query), self._together(replace(query, limit=0, after="")))
+        return replace(page, totals=totals.totals, unanswered=totals.unanswered)
+
+    async def _in_order(self, query: SessionQuery) -> Page:
+        """All sessions, in order of id, as the store has them."""
+        # "~" stands behind every character of an id: the page begins behind all that start like that.
+        after = f"{query.after.rpartition('~')[2]}~" if query.after else ""
+        found = await self._backend.sessions.page(after=after, limit=query.limit + 1)
+        more = cursor_of((0.0, found[query.limit - 1].id)) if len(found) > query.limit else ""
+        return Page(sessions=await self.rows(found[: query.limit]), after=more)
+
+    async def _stored(self, query: SessionQuery) -> Page:
+        """Of the records of the store alone."""
+        which = query.which
+        if query.order not in _IN_RECORDS or query.only != "all" or not (which is None or which.is_of_records):
+            raise UnknownHere("the store does not record states, calls and failures: use --url with a running gateway")
+        selection: Selection[Session] = Selection(query)
+        place, looked_at = "", 0
+        while looked_at < self._search_limit:
+            page = await self._backend.sessions.page(after=place, limit=_READ_AT_ONCE)
+            for session in page:
+                selection.add(session, UNKNOWN, session)
+            selection.first()
+            if len(page) < _READ_AT_ONCE:
+                break
+            place, looked_at = page[-1].id, looked_at + len(page)
+        chosen, more = _cut(selection.first(), query)
+        return Page(sessions=await self.rows([session for _, session in chosen]), after=more, totals=selection.totals)
+
+    async def _together(self, query: SessionQuery) -> Page:
+        """Of what the replicas serve, and of what none serves."""
+        (pages, unanswered), detached = await asyncio.gather(self._replicas.listing(query), self._detached.read())
+        selection: Selection[SessionRow] = Selection(query)
+        now = self._clock()
+        for session in detached:
+            selection.add(session, UNKNOWN, row_of(session, None, now))
+        found: dict[str, tuple[Place, SessionRow]] = {place[1]: (place, row) for place, row in selection.first()}
+        found |= {row.id: (row.place, row.row) for page in pages for row in page.rows}
+        totals = _sum([selection.totals, *(page.totals for page in pages)])
+        chosen, more = _cut(sorted(found.values(), key=lambda one: one[0]), query)
+        rows = await self._completed([(place[1], row) for place, row in chosen])
+        return Page(sessions=rows, after=more, totals=totals, unanswered=unanswered)
+
+    async def _completed(self, chosen: Sequence[tuple[str, SessionRow]]) -> list[SessionRow]:
+        """The rows with their processes and the size of their state, without those of sessions that have ended."""
+        if not chosen:
+            return []
+        parts, sizes = await asyncio.gather(
+            self._replicas.parts([session_id for session_id, _ in chosen]),
+            asyncio.gather(*(self._size(session_id) for session_id, _ in chosen)),
+        )
+        rows = []
+        for (session_id, row), size in zip(chosen, sizes, strict=True):
+            part = parts.get(session_id)
+            if part is not None:
+                row = replace(row, state=part.state, processes=part.processes, refused=part.refused)
+            if size is not None:
+                rows.append(replace(row, state_bytes=size))
+        return rows
+
+    async def rows(self, found: Sequence[Session]) -> list[SessionRow]:
+        """The rows of these sessions."""
+        parts: dict[str, SessionPart] = await self._replicas.parts([session.id for session in found])
+        sizes = await asyncio.gather(*(self._size(session.id) for session in found))
+        now = self._clock()
+        return [
+            row_of(session, parts.get(session.id), now, state_bytes=size or 0)
+            for session, size in zip(found, sizes, strict=True)
+        ]
+
+    async def _size(self, session_id: str) -> int | None:
+        """None: the session has ended."""
+        try:
+            return await self._backend.state.size(session_id)
+        except SessionGone:
+            return None
+
+    async def _of_request(self, query: SessionQuery) -> list[Session]:
+        """The sessions of a request that has failed, or that is in the audit trail."""
+        ids: list[str] = []
+        if self._replicas.are_known:
+            pages, _ = await self._replicas.listing(query)
+            ids = [row.id for page in pages for row in page.rows]
+        found = list(await asyncio.gather(*map(self._backend.sessions.peek, ids)))
+        trail = await self._backend.audit.recent(_EVENTS_SEARCHED)
+        wanted = {event.session for event in trail if event.session and event.correlation == query.query}
+        for begins in sorted(wanted):
+            page = await self._backend.sessions.page(after=begins, limit=_MOST_CANDIDATES)
+            found += [session for session in page if session.id.startswith(begins)]
+        return list({session.id: session for session in found if session is not None}.values())
+
+
+def _cut(found: list[tuple[Place, T]], query: SessionQuery) -> tuple[list[tuple[Place, T]], str]:
+    """The sessions of a page, and where the next one begins."""
+    if not query.limit or len(found) <= query.limit:
+        return found[: query.limit], ""
+    return found[: query.limit], cursor_of(found[query.limit - 1][0])
+
+
+def _sum(parts: Sequence[SessionTotals]) -> SessionTotals:
+    totals = SessionTotals()
+    for one in parts:
+        for state, count in one.states.items():
+            totals.states[state] = totals.states.get(state, 0) + count
+        totals.sessions += one.sessions
+        totals.failing += one.failing
+        totals.calls += one.calls
+        totals.failed += one.failed
+        totals.in_flight += one.in_flight
+    return totals

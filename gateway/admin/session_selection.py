@@ -1,0 +1,162 @@
+"""Selects sessions: which ones match a query, the first of them in its order, and totals of all that match. Pure.
+
+Each replica selects among the sessions that it serves, and sends the first of them; the one that is asked puts these
+together. So a list costs as much memory as one page of it, however many sessions there are.
+"""
+
+import heapq
+from collections.abc import Iterable, Sequence
+from typing import Any, Final, Generic, NamedTuple, TypeVar
+
+from gateway.admin.operators import Only, OperatorError, SessionFilter, SessionQuery, Sort
+from gateway.admin.reports import SessionPart, SessionState, SessionTotals
+from session_store import Session
+from session_store.session import redact
+
+__all__ = ["UNKNOWN", "LiveFacts", "Place", "Selection", "cursor_of", "facts_of", "fits", "matches"]
+
+T = TypeVar("T")
+Place = tuple[float, str]
+"""Where a session stands in the order of a list: what it is sorted by, lowest first, and its id."""
+
+
+class LiveFacts(NamedTuple):
+    """What only the replica knows that serves a session. `failed_at`: of its last failed call (Unix time). `servers`:
+    those that it is connected to. `correlations`: of its last failed calls."""
+
+    state: SessionState = "detached"
+    calls: int = 0
+    failed: int = 0
+    in_flight: int = 0
+    failed_at: float = 0.0
+    servers: Sequence[str] = ()
+    correlations: Iterable[str] = ()
+
+
+def facts_of(part: SessionPart | None) -> LiveFacts:
+    """The facts in what a replica has sent of a session; None: no replica serves it."""
+    if part is None:
+        return UNKNOWN
+    return LiveFacts(part.state, part.calls, part.failed, part.in_flight, servers=part.servers)
+
+
+UNKNOWN: Final = LiveFacts()
+"""Of a session that no replica serves."""
+
+
+class Selection(Generic[T]):
+    """Selects among what `add` is given. `query.after` is where a page begins (`cursor_of`).
+
+    Raises:
+        OperatorError: `query.after` is not where a page of that order can begin.
+    """
+
+    def __init__(self, query: SessionQuery) -> None:
+        self.totals = SessionTotals()
+        self._query = query
+        self._words = query.query.lower().split()
+        self._after = _parsed(query.after)
+        self._found: list[tuple[Place, T]] = []
+
+    def add(self, session: Session, facts: LiveFacts, item: T) -> None:
+        """A session, and what is returned for it. Each is given once."""
+        query = self._query
+        if query.only != "all" and not _is(query.only, facts):
+            return
+        if query.which is not None and not fits(query.which, session, facts):
+            return
+        if query.query and not (query.query in facts.correlations or matches(session, query.query, self._words)):
+            return
+        _count(self.totals, facts)
+        place = (_key(query.order, session, facts), session.id)
+        if self._after is None or place > self._after:
+            self._found.append((place, item))
+
+    def first(self) -> list[tuple[Place, T]]:
+        """The first sessions behind `query.after`: one more than a page has. Others are forgotten, so a long list is
+        asked for its first ones now and then."""
+        self._found = heapq.nsmallest(self._query.limit + 1, self._found, key=_place)
+        return self._found
+
+
+def _place(found: tuple[Place, Any]) -> Place:
+    return found[0]
+
+
+def _is(only: Only, facts: LiveFacts) -> bool:
+    return facts.failed > 0 if only == "failing" else facts.in_flight > 0 or facts.state == "waiting"
+
+
+def fits(which: SessionFilter, session: Session, facts: LiveFacts) -> bool:
+    """True if a session has every value that is given."""
+    return (
+        which.principal in ("", str(session.principal))
+        and which.client in ("", session.client.name)
+        and which.workspace in ("", session.context.workspace)
+        and which.state in ("", facts.state)
+        and (not which.failing or facts.failed > 0)
+        and (not which.server or _uses(which.server, session, facts))
+    )
+
+
+def _uses(server: str, session: Session, facts: LiveFacts) -> bool:
+    return (
+        session.endpoint == f"/servers/{server}/mcp"
+        or server in facts.servers
+        or any(link.rpartition("/")[0] == server for link in session.links)
+    )
+
+
+def matches(session: Session, query: str, words: Sequence[str] | None = None) -> bool:
+    """True if every word of the query occurs in the facts of a session, or its id begins with the query."""
+    if not query or session.id.startswith(query):
+        return True
+    context = session.context
+    facts = (
+        *(session.id, str(session.principal), session.client.name, context.workspace, session.endpoint, session.era),
+        *(context.trust, session.owner, *session.links),
+    )
+    text = "\n".join(facts).lower()
+    return all(word in text for word in (query.lower().split() if words is None else words))
+
+
+def _key(sort: Sort, session: Session, facts: LiveFacts) -> float:
+    match sort:
+        case "used":
+            return -session.used_at
+        case "created":
+            return -session.created_at
+        case "calls":
+            return -facts.calls
+        case "failures":
+            return -facts.failed
+        case "last_failure":
+            return -facts.failed_at
+        case "in_flight":
+            return -facts.in_flight
+    return 0.0
+
+
+def cursor_of(place: Place) -> str:
+    """Where the next page begins, if the last session of this one stands there. The id is not whole."""
+    return f"{place[0]!r}~{redact(place[1])}" if place[0] else redact(place[1])
+
+
+def _parsed(after: str) -> Place | None:
+    if not after:
+        return None
+    number, _, begins = after.rpartition("~")
+    try:
+        # "~" stands behind every character of an id: the page begins behind all that start like that.
+        return (float(number) if number else 0.0, f"{begins}~")
+    except ValueError:
+        raise OperatorError("after: give what the page before has as its `after`, in the same order") from None
+
+
+def _count(totals: SessionTotals, facts: LiveFacts) -> None:
+    totals.sessions += 1
+    totals.states[facts.state] = totals.states.get(facts.state, 0) + 1
+    totals.failing += facts.failed > 0
+    totals.calls += facts.calls
+    totals.failed += facts.failed
+    totals.in_flight += facts.in_flight

@@ -1,0 +1,74 @@
+"""`gateway.admin.detached_sessions` and lists that have them: sessions of gateways that have ended."""
+
+from collections.abc import Iterator
+
+import pytest
+
+from gateway.admin import detached_sessions
+from gateway.admin.operators import SessionFilter, SessionQuery
+from gateway.admin.reports import SessionPart
+from session_store.session import redact
+from session_store.testing import FakeClock, a_session
+from tests.requirements import requirement
+from tests.unit.admin.test_operations import FakeReplicas, Parts
+
+pytestmark = pytest.mark.anyio
+
+
+@pytest.fixture
+def durable() -> Iterator[Parts]:
+    """A store that outlives gateways, and one gateway that serves one of its sessions."""
+    replicas = FakeReplicas(SessionPart(id="held-session", state="busy", calls=2, in_flight=1))
+    parts = Parts(replicas)
+    parts.backend.is_durable = True
+    yield parts
+
+
+async def names(parts: Parts, query: SessionQuery) -> list[tuple[str, str]]:
+    return [(row.session, row.state) for row in (await parts.operations.sessions(query)).sessions]
+
+
+@requirement("ops.session-list")
+async def test_what_no_replica_serves_is_listed_and_counted(durable: Parts) -> None:
+    await durable.holding("held-session", "left-session")
+    page = await durable.operations.sessions(SessionQuery(sort="calls"))
+    assert [(row.session, row.state) for row in page.sessions] == [("held-ses", "busy"), ("left-ses", "detached")]
+    assert page.totals is not None and page.totals.states == {"busy": 1, "detached": 1}
+    only = SessionQuery(which=SessionFilter(state="detached"))
+    assert await names(durable, only) == [("left-ses", "detached")]
+    await durable.backend.sessions.end("left-session")
+    assert await names(durable, only) == [], "one that has ended since is left out"
+
+
+@requirement("ops.session-list")
+async def test_a_session_that_is_served_again_is_listed_once(durable: Parts) -> None:
+    await durable.holding("left-session")
+    query = SessionQuery(sort="created")
+    assert await names(durable, query) == [("left-ses", "detached")]
+    durable.replicas._parts = (SessionPart(id="left-session", calls=1),)
+    assert await names(durable, query) == [("left-ses", "idle")]
+
+
+@requirement("ops.session-list")
+async def test_of_many_the_last_used_are_known(durable: Parts, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(detached_sessions, "_KEPT", 3)
+    monkeypatch.setattr(detached_sessions, "_READ_AT_ONCE", 2)
+    for n in range(8):
+        await durable.store(a_session(FakeClock(), id=f"{n}-session", used_at=durable.clock() - n))
+    listed = await names(durable, SessionQuery(sort="used"))
+    assert [name for name, _ in listed] == [redact(f"{n}-session") for n in range(3)]
+
+
+async def test_a_store_that_lives_as_long_as_its_gateway_is_not_read() -> None:
+    parts = Parts(FakeReplicas())
+    await parts.holding("left-session")
+    assert await names(parts, SessionQuery(sort="used")) == []
+
+
+@requirement("ops.session-list")
+async def test_replicas_that_do_not_answer_are_counted() -> None:
+    replicas = FakeReplicas()
+    replicas.unanswered = 1
+    parts = Parts(replicas)
+    assert (await parts.operations.sessions(SessionQuery(sort="used"))).unanswered == 1
+    assert (await parts.operations.sessions(SessionQuery())).unanswered == 1
