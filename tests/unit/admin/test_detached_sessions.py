@@ -1,7 +1,5 @@
 """`gateway.admin.detached_sessions` and lists that have them: sessions of gateways that have ended."""
 
-from collections.abc import Iterator
-
 import pytest
 
 from gateway.admin import detached_sessions
@@ -16,12 +14,14 @@ pytestmark = pytest.mark.anyio
 
 
 @pytest.fixture
-def durable() -> Iterator[Parts]:
-    """A store that outlives gateways, and one gateway that serves one of its sessions."""
+def durable(monkeypatch: pytest.MonkeyPatch) -> Parts:
+    """A store that outlives gateways, and one gateway that serves one of its sessions. The first list waits."""
+    monkeypatch.setattr(detached_sessions, "_FIRST_S", 10.0)
+    monkeypatch.setattr(detached_sessions, "_REST", 0)
     replicas = FakeReplicas(SessionPart(id="held-session", state="busy", calls=2, in_flight=1))
     parts = Parts(replicas)
     parts.backend.is_durable = True
-    yield parts
+    return parts
 
 
 async def names(parts: Parts, query: SessionQuery) -> list[tuple[str, str]]:
