@@ -3,7 +3,9 @@
 import json
 from typing import Any, Final
 
-__all__ = ["as_json", "shortened_line", "visible", "visible_json", "visible_line"]
+__all__ = ["MOST_INDENTED", "as_json", "shortened_line", "visible", "visible_json", "visible_line"]
+
+MOST_INDENTED: Final = 100
 
 # Controls, and what turns the order of the text around it: Cc, Cf but for the joiners of scripts and emoji, Zl, Zp. And
 # half a character (Cs), which cannot be written anywhere.
@@ -50,8 +52,22 @@ def shortened_line(text: str, length: int) -> str:
 
 
 def as_json(value: Any, indent: int | None = None) -> str:
-    """JSON that means the same and can be shown."""
+    """JSON that means the same and can be shown. `indent` is for values of up to `MOST_INDENTED` levels: indented, the
+    others would be as long as the square of their levels."""
+    if indent is not None and _is_deeper(value, MOST_INDENTED):
+        indent = None
     return visible_json(json.dumps(value, indent=indent, ensure_ascii=False))
+
+
+def _is_deeper(value: Any, most: int) -> bool:
+    """Whether more than `most` arrays and objects stand inside each other."""
+    level = [value]
+    for _ in range(most + 1):
+        level = [each for each in level if isinstance(each, dict | list | tuple)]
+        if not level:
+            return False
+        level = [inner for each in level for inner in (each.values() if isinstance(each, dict) else each)]
+    return True
 
 
 def visible_json(text: str) -> str:

@@ -1,11 +1,13 @@
 """Control characters are made visible, and JSON keeps its meaning."""
 
 import json
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 
 from gateway.cli.output import print_event
-from gateway.observability.visible import as_json, visible, visible_line
+from gateway.observability.visible import MOST_INDENTED, as_json, visible, visible_line
 from tests.requirements import requirement
 from tests.support.hostile_text import HOSTILE, shows_only_text
 
@@ -28,3 +30,12 @@ def test_half_a_character_can_be_written() -> None:
     for text in ("a\ud800b", "\udcff"):
         assert visible(text).encode() and visible_line(text) == visible(text)
         assert json.loads(as_json([text]).encode()) == [text]
+
+
+@pytest.mark.parametrize("wrap", [lambda inner: [inner], lambda inner: {"k": inner}], ids=["arrays", "objects"])
+def test_what_is_nested_deeper_than_people_read_is_not_indented(wrap: Callable[[Any], Any]) -> None:
+    value: Any = "x"
+    for _ in range(MOST_INDENTED):
+        value = wrap(value)
+    assert "\n" in as_json(value, indent=2) and "\n" not in as_json(wrap(value), indent=2)
+    assert json.loads(as_json(wrap(value), indent=2)) == wrap(value)
