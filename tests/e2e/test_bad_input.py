@@ -15,6 +15,7 @@ from gateway.errors import ERRORS
 from tests.requirements import requirement
 from tests.support.gateway_process import PROBE, RunningGateway, running_gateway, server
 from tests.support.mcp_clients import ACCEPT, Legacy, Modern, modern_body, modern_headers, tool_text
+from tests.support.too_deep import TOO_DEEP, TOO_DEEP_LEVELS
 from tests.support.waiting import eventually
 
 DOCUMENTED = {200, 202, 400, 401, 403, 404, 405, 406, 409, 413, 415, 421, 429, 431}
@@ -53,8 +54,14 @@ def documented(answer: httpx.Response) -> None:
         (b"{", 400),
         (b'{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"name":', 400),
         (b"\xff\xfe\x00", 400),
-        (b"[" * 200_000 + b"]" * 200_000, 400),
-        (b'{"jsonrpc":"2.0","id":1,"method":"m","params":' + b'{"a":' * 100_000 + b"1" + b"}" * 100_001, 400),
+        pytest.param(TOO_DEEP, 400, id="too deep arrays"),
+        pytest.param(
+            b'{"jsonrpc":"2.0","id":1,"method":"m","params":'
+            + (b'{"a":' * TOO_DEEP_LEVELS + b"1" + b"}" * TOO_DEEP_LEVELS)
+            + b"}",
+            400,
+            id="too deep objects",
+        ),
         (b'{"jsonrpc":"2.0","id":1,"method":"m","params":[1]}', 400),
         (b'{"jsonrpc":"2.0","id":1,"method":"m","params":{"_meta":7}}', 400),
         (b'"' + b"x" * (5 << 20) + b'"', 413),

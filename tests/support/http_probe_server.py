@@ -14,6 +14,9 @@ from tests.support.redis_server import free_port
 
 __all__ = ["HttpProbe", "running_http_probe"]
 
+DEEP = "[" * 5_000 + "NaN" + "]" * 5_000
+"""Unreadable: nested too deeply, and no JSON for a Python that reads so many levels."""
+
 
 class HttpProbe:
     """The ASGI app and its record of requests.
@@ -86,7 +89,7 @@ class HttpProbe:
         if name == "broken":
             head = [(b"content-type", arguments["kind"].encode())]
             await send({"type": "http.response.start", "status": 200, "headers": head})
-            line = arguments["line"].replace("ID", str(message["id"])).replace("DEEP", "[" * 5_000 + "]" * 5_000)
+            line = arguments["line"].replace("ID", str(message["id"])).replace("DEEP", DEEP)
             # As a stream it stays open; as a body it ends.
             more = arguments["kind"] == "text/event-stream"
             body = f"data: {line}\n\n" if more else line

@@ -272,9 +272,9 @@ def serve(message: dict[str, Any]) -> None:
         send({"id": message["id"], "error": {"code": -32099, "message": "not today"}})
         return
     if message["method"] == "tools/call" and message["params"]["name"] == "broken":
-        # A line as it is told to, with ID and DEEP filled in.
+        # A line as it is told to, with ID and DEEP filled in, which is no JSON for a Python that reads so many levels.
         line = message["params"]["arguments"]["line"].replace("ID", str(message["id"]))
-        write(line.replace("DEEP", "[" * 5_000 + "]" * 5_000).encode("latin-1") + b"\n")
+        write(line.replace("DEEP", "[" * 5_000 + "NaN" + "]" * 5_000).encode("latin-1") + b"\n")
         return
     answer = result(message)
     if answer is not None:

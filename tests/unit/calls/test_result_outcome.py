@@ -4,6 +4,7 @@ import pytest
 
 from gateway.calls.result_outcome import outcome_of
 from gateway.observability.outcome import INPUT_REQUIRED, OK, TOOL_ERROR, Outcome
+from tests.support.too_deep import TOO_DEEP
 
 
 @pytest.mark.parametrize(
@@ -17,7 +18,7 @@ from gateway.observability.outcome import INPUT_REQUIRED, OK, TOOL_ERROR, Outcom
         (b'{"content":[{"isError":true}]}', OK),
         (b'{"isError":true,"resultType":"input_required"}', TOOL_ERROR),
         (b'{"isError":true,"resultType":5}', OK),
-        (b'{"isError":true,"content":' + b"[" * 2_000 + b"]" * 2_000 + b"}", OK),
+        pytest.param(b'{"isError":true,"content":' + TOO_DEEP + b"}", OK, id="too deep"),
     ],
 )
 def test_a_result_names_its_outcome_at_its_top(result: bytes, outcome: Outcome) -> None:

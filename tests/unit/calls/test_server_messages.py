@@ -22,6 +22,7 @@ from gateway.protocol.subscription_filter import Filter, SubscriptionFilter
 from session_store import EventLog, Session
 from session_store.testing import FakeClock, a_session
 from tests.requirements import requirement
+from tests.support.too_deep import TOO_DEEP
 from transports.era import Era
 from transports.jsonrpc import INVALID_PARAMS, INVALID_REQUEST, METHOD_NOT_FOUND, Message, encode, parse
 from transports.reply_queue import ReplyQueue
@@ -181,16 +182,15 @@ async def test_an_id_that_is_too_long_to_be_kept_is_refused() -> None:
     assert [code for _, code in server.refused] == [INVALID_REQUEST] and not live.frames
 
 
-def deep(depth: int) -> dict[str, Any]:
-    """Params with that many lists, one in the other, where a message names its task."""
-    return {"_meta": {RELATED: msgspec.Raw(b"[" * depth + b"]" * depth)}}
+TOO_DEEP_PARAMS = {"_meta": {RELATED: msgspec.Raw(TOO_DEEP)}}
+"""Params that are nested too deep where a message names its task."""
 
 
 @requirement("wall.memory")
 async def test_a_question_that_cannot_be_read_is_refused_at_once() -> None:
     server, live = Server(), live_session()
     server.send(live)
-    unreadable = [msgspec.Raw(b"[1]"), {"_meta": 1}, {"_meta": {RELATED: msgspec.Raw(b"1e400")}}, deep(10_000)]
+    unreadable = [msgspec.Raw(b"[1]"), {"_meta": 1}, {"_meta": {RELATED: msgspec.Raw(b"1e400")}}, TOO_DEEP_PARAMS]
     for params in unreadable:
         message = Message(jsonrpc="2.0", id=1, method="roots/list", params=msgspec.Raw(encode(params)))
         IsolatedRouter(live).asked(server.conversation, message)
@@ -262,7 +262,7 @@ async def test_an_updated_resource_of_a_shared_process_goes_to_its_subscribers()
 async def test_a_notification_that_cannot_be_read_is_dropped() -> None:
     server, live = Server(), live_session()
     IsolatedRouter(live).notified(server.conversation, notification("notifications/resources/updated", [1]))
-    deeply = Message(jsonrpc="2.0", method="notifications/x", params=msgspec.Raw(encode(deep(10_000))))
+    deeply = Message(jsonrpc="2.0", method="notifications/x", params=msgspec.Raw(encode(TOO_DEEP_PARAMS)))
     IsolatedRouter(live).notified(server.conversation, deeply)
     assert not live.frames
 

@@ -7,6 +7,7 @@ import pytest
 
 from gateway.tasks.messages import AGAIN, MAX_MESSAGE_CHARS, message_of, progress_text, reason_of
 from tests.requirements import requirement
+from tests.support.too_deep import TOO_DEEP
 
 
 @requirement("task.make")
@@ -41,7 +42,7 @@ def test_every_message_of_a_task_that_runs_again_says_so() -> None:
         (b'{"content":{},"isError":true}', ""),
         (b'{"content":[{"text":7}],"isError":true}', ""),
         (b'{"isError":true}', ""),
-        (b'{"content":[{"text":"x","y":%s}]}' % (b"[" * 3_000 + b"]" * 3_000), ""),
+        pytest.param(b'{"content":[{"text":"x","y":%s}]}' % TOO_DEEP, "", id="too deep"),
     ],
 )
 def test_the_first_text_of_a_tool_error_is_its_reason(result: bytes, text: str) -> None:

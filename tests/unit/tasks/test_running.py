@@ -18,6 +18,7 @@ from gateway.tasks.messages import AGAIN
 from gateway.tasks.recorded_answers import RecordedAnswers
 from session_store import StoreFull, Task
 from tests.requirements import requirement
+from tests.support.too_deep import TOO_DEEP
 from tests.unit.tasks.test_recovery import Replica, Store
 from transports.jsonrpc import INTERNAL_ERROR, Message, encode_notification
 from transports.reply_queue import Frame
@@ -59,8 +60,7 @@ async def test_an_end_that_cannot_be_read_ends_the_task() -> None:
     task = await store.task()
     replica = Replica(store)
     running = replica.running(task, store.session)
-    deep = b"[" * 3_000 + b"]" * 3_000
-    for final in (b"not JSON", b'{"jsonrpc":"2.0","id":1,"error":{"code":-1,"message":"m","data":' + deep + b"}}"):
+    for final in (b"not JSON", b'{"jsonrpc":"2.0","id":1,"error":{"code":-1,"message":"m","data":' + TOO_DEEP + b"}}"):
         running.receive(Frame(final, final=True))
         await replica.table.settled()
         assert (await store.read(task)).status == "failed" and len(replica.table) == 0

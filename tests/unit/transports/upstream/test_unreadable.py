@@ -3,6 +3,7 @@
 import pytest
 
 from tests.requirements import requirement
+from tests.support.too_deep import TOO_DEEP
 from transports.upstream.unreadable import answered_by, meant_by
 
 
@@ -31,16 +32,13 @@ def test_an_answer_is_found_by_its_own_id_only(head: bytes, tail: bytes, told: t
     assert answered_by(head, tail) == told
 
 
-DEEP = b"[" * 5_000 + b"]" * 5_000
-
-
 @requirement("proc.noise")
 @pytest.mark.parametrize(
     ("line", "told"),
     [
-        (b'{"jsonrpc":"2.0","id":7,"result":' + DEEP + b"}", (True, 7)),
-        (b'{"result":' + DEEP + b',"jsonrpc":"2.0","id":7}', (True, 7)),
-        (b'{"result":' + DEEP + b',"id":7,"jsonrpc":"2.0"}', (True, 7)),
+        pytest.param(b'{"jsonrpc":"2.0","id":7,"result":' + TOO_DEEP + b"}", (True, 7), id="too deep 1"),
+        pytest.param(b'{"result":' + TOO_DEEP + b',"jsonrpc":"2.0","id":7}', (True, 7), id="too deep 2"),
+        pytest.param(b'{"result":' + TOO_DEEP + b',"id":7,"jsonrpc":"2.0"}', (True, 7), id="too deep 3"),
         (b'{"jsonrpc":"2.0","id":7,"result":{"x":NaN}}', (True, 7)),
         (b'{"jsonrpc":"2.0","id":7,"result":{"text":"\xff"}}', (True, 7)),
         (b'{"jsonrpc":"2.0","id":7,"result":{"cut', (True, 7)),
