@@ -10,6 +10,7 @@ __all__ = [
     "REDACTED",
     "InvalidMetadata",
     "checked_metadata",
+    "is_secret_name",
     "merged_metadata",
     "output_scrubber",
     "scrubbed",
@@ -34,8 +35,8 @@ _GIVEN = re.compile(r"([\w.-]+)\s*[=:]")
 _SECRET_VALUE = re.compile(
     r"\beyJ[\w-]{8,}\.[\w-]{8,}\.[\w-]*"
     r"|\b(?:bearer|basic)\s+[\w.~+/-]{8,}=*"
-    r"|-----BEGIN [A-Z ]*PRIVATE KEY-----"
-    r"|\b[a-z][a-z0-9+.-]*://[^/\s:@]*:[^/\s@]+@"
+    r"|-----BEGIN [A-Z ]{0,40}PRIVATE KEY-----(?:[\w+/=\s]|\\[nr])*(?:-----END [A-Z ]{0,40}PRIVATE KEY-----)?"
+    r"|\b[a-z][a-z0-9+.-]{0,30}://[^/\s:@]*:[^/\s@]+@"
     r"|\b(?:sk-|sk_live_|gh[pousr]_|xox[abprs]-|AKIA|glpat-)[\w-]{12,}",
     re.IGNORECASE,
 )
@@ -50,8 +51,13 @@ def scrubbed(metadata: Mapping[str, str | None]) -> dict[str, str | None]:
     return {name: None if value is None else _scrubbed(name, value) for name, value in metadata.items()}
 
 
+def is_secret_name(name: str) -> bool:
+    """Whether a value of that name is a credential."""
+    return _SECRET_NAME.search(name) is not None
+
+
 def _scrubbed(name: str, value: str) -> str:
-    return REDACTED if _SECRET_NAME.search(name) else scrubbed_text(value)
+    return REDACTED if is_secret_name(name) else scrubbed_text(value)
 
 
 def scrubbed_text(text: str) -> str:
