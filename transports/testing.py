@@ -32,6 +32,8 @@ _INITIALIZED: Final = b'{"jsonrpc":"2.0","method":"notifications/initialized"}'
 class RecordedEvents:
     """`LinkEvents` that records what the link reports, in order."""
 
+    stderr: Callable[[str], None] | None = None
+
     def __init__(self) -> None:
         self.answered: list[int | str] = []
         self.failed: list[int | str | None] = []

@@ -92,6 +92,11 @@ class LinkEvents(Protocol):
         """The upstream wrote a line that is no message."""
         ...
 
+    @property
+    def stderr(self) -> Callable[[str], None] | None:
+        """Who gets the lines that the upstream writes to stderr, redacted and cut; None if nobody wants them."""
+        ...
+
     def unreadable(self, request_id: int | str | None, reason: str) -> None:
         """The upstream sent something unreadable. `request_id` is the request that it answers, None if unknown."""
         ...

@@ -20,7 +20,7 @@ from gateway.admin.formatting import amount, clock, moment, span, took
 from gateway.admin.hosts import HostNotAllowed
 from gateway.admin.operations import Operations
 from gateway.admin.operators import Ambiguous, NoSuch, OperatorError
-from gateway.admin.page import BASE_URL, Action, Answer, ConsolePage
+from gateway.admin.page import BASE_URL, OPERATOR, Action, Answer, ConsolePage
 from gateway.admin.pages import console_pages
 from gateway.admin.sign_in_attempts import TooManyAttempts
 from gateway.observability.visible import visible
@@ -119,7 +119,7 @@ class Console:
             if operator is None:
                 return _redirect(request, _SIGN_IN)
             template, status = f"pages/{name}", 200
-            self._tell(request)
+            self._tell(request, operator)
             try:
                 facts = await page.facts(self._operations, request)
             except (OperatorError, StoreUnavailable) as error:
@@ -133,8 +133,10 @@ class Console:
 
     def _live(self, name: str, page: ConsolePage) -> Endpoint:
         async def endpoint(request: Request) -> Response:
-            if await self._access.operator(request) is None:
+            operator = await self._access.operator(request)
+            if operator is None:
                 return Response(status_code=401, headers=_HEADERS)
+            self._tell(request, operator)
             stream = self._changes(name, page, request)
             return StreamingResponse(
                 stream, media_type="text/event-stream", headers=_HEADERS | {"X-Accel-Buffering": "no"}
@@ -146,7 +148,6 @@ class Console:
         """The live part of a page, each time it differs from the one before. The stream ends when the replica drains,
         so that the browser connects to another."""
         before = ""
-        self._tell(request)
         while True:
             began = monotonic()
             try:
@@ -163,8 +164,9 @@ class Console:
                 return
             await asyncio.sleep(max(EVERY_S, (monotonic() - began) * _REST))
 
-    def _tell(self, request: Request) -> None:
-        """Tell the page at which URL the browser has this gateway."""
+    def _tell(self, request: Request, operator: str) -> None:
+        """Tell the page who looks at it, and at which URL the browser has this gateway."""
+        request.scope[OPERATOR] = operator
         scheme = "https" if self._access.is_secure(request) else "http"
         request.scope[BASE_URL] = f"{scheme}://{request.headers.get('host', '')}{_root(request)}"
 

@@ -7,6 +7,7 @@ from typing import Any, Final, Protocol
 import msgspec
 
 from gateway.admin.environment_reports import SessionEnvironment
+from gateway.admin.frames import Records, SessionWatches
 from gateway.admin.insights import Insights
 from gateway.admin.operators import (
     NoSuch,
@@ -58,7 +59,7 @@ class Operations:
         backend: Backend,
         replicas: Replicas,
         ending: EndsSessions,
-        record: Callable[[str], None],
+        record: Records,
         clock: Callable[[], float],
         search_limit: int = SEARCH_LIMIT,
         tried: TriedCalls | None = None,
@@ -75,6 +76,7 @@ class Operations:
         self._tasks = TaskList(backend.tasks, clock)
         self._finder = SessionFinder(backend.sessions, clock)
         self._tried = tried
+        self.watches = SessionWatches(self._finder, replicas, record, self.settings.gateway)
         insights = Insights(backend, replicas, clock)
         self.timeline = insights.timeline
         self.past_sessions = insights.past_sessions

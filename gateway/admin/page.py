@@ -6,15 +6,19 @@ from typing import Any, Final, Protocol
 
 from starlette.requests import Request
 
+from gateway.admin.frames import SessionWatches
 from gateway.admin.operators import Operators
 from gateway.admin.tried_calls import TriedCalls
 from gateway.config.settings import Settings
 
-__all__ = ["BASE_URL", "Action", "Answer", "ConsoleOperators", "ConsolePage", "Facts"]
+__all__ = ["BASE_URL", "OPERATOR", "Action", "Answer", "ConsoleOperators", "ConsolePage", "Facts"]
 
 
 BASE_URL: Final = "gateway.base_url"
 """The key of `request.scope` that has the URL at which the browser has this gateway."""
+
+OPERATOR: Final = "gateway.operator"
+"""The key of `request.scope` that has the name of the operator who looks at the page."""
 
 
 class ConsoleOperators(Operators, Protocol):
@@ -28,6 +32,11 @@ class ConsoleOperators(Operators, Protocol):
     @property
     def settings(self) -> Settings:
         """The settings of this process."""
+        ...
+
+    @property
+    def watches(self) -> SessionWatches:
+        """The frames and the stderr of sessions."""
         ...
 
 

@@ -3,18 +3,20 @@
 import inspect
 import os
 from collections.abc import Awaitable, Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from time import time
 from typing import Any, Final, Protocol
 
 import msgspec
 
 from gateway.admin.environment_reports import SessionEnvironment
+from gateway.admin.frame_reports import FrameAnswers
 from gateway.admin.held_sessions import brief_parts, held_page, in_flight_of, part_of, suspended_of
 from gateway.admin.operators import SessionQuery
 from gateway.admin.reports import ProcessFacts, ReplicaReport, ServerReport, SessionPart
 from gateway.admin.server_reports import ServerPart, part_of_server
 from gateway.calls.conversation import Conversation
+from gateway.calls.frame_watches import FrameWatches
 from gateway.calls.live_session import LiveSessions
 from gateway.cluster.ownership import Cluster
 from gateway.observability.metrics import Metrics
@@ -75,13 +77,14 @@ class Seen:
     """What other parts of this process have seen: clients that return to no session, and what sandboxes have refused to
     a session, by how its id begins. `unwritten`: what is not in the store yet of the timeline of such a session.
     `write_activity`: have the store get what was counted up to now, and the timelines of sessions that have ended.
-    `environments`: what servers of sessions were given."""
+    `environments`: what servers of sessions were given. `watches`: the sessions that operators watch."""
 
     environments: Environments
     unreturning: Callable[[], list[UnreturningClient]] = list
     refused: Callable[[str], list[RefusedRow]] = lambda session: []
     unwritten: Callable[[str], TimelinePart | None] = lambda session: None
     write_activity: Callable[[], Awaitable[None]] = _nothing
+    watches: FrameWatches = field(default_factory=FrameWatches)
 
 
 class Held(msgspec.Struct):
@@ -118,6 +121,7 @@ class Replica:
         self._cluster = cluster
         self._serving = serving
         self._seen = seen
+        self._frames = FrameAnswers(live, self._seen.watches)
         self._began = time()
         self._answers: Mapping[str, Callable[[Any], Any]] = {
             "report": lambda _: self.report(),
@@ -146,7 +150,7 @@ class Replica:
         """
         work = self._answers.get(what)
         if work is None:
-            raise LookupError(what)
+            return self._frames.answer(what, args)
         found = work(args)
         return msgspec.to_builtins(await found if inspect.isawaitable(found) else found)
 

@@ -6,6 +6,7 @@ from typing import Any, Final, Protocol
 import msgspec
 
 from gateway.admin.environment_reports import SessionEnvironment
+from gateway.admin.frame_reports import FrameQuery, FrameReport
 from gateway.admin.held_sessions import HeldPage
 from gateway.admin.operators import Ambiguous, NoSuch, SessionQuery, UnknownHere
 from gateway.admin.peers import PeerQueries
@@ -68,6 +69,18 @@ class Replicas(Protocol):
     async def environment(self, session: Session) -> SessionEnvironment:
         """What the servers of a session were given, as the replica says that serves it. If none does, as the session's
         record and the configuration of the gateway that is asked say."""
+        ...
+
+    async def watch(self, session_id: str, by: str) -> FrameReport | None:
+        """Watch a session for the operator `by`. None: it is live on no replica."""
+        ...
+
+    async def unwatch(self, session_id: str) -> bool | None:
+        """Watch a session no longer. False: it was not watched. None: it is live on no replica."""
+        ...
+
+    async def frames(self, query: FrameQuery) -> FrameReport | None:
+        """What was seen of a session that is watched. None: it is live on no replica."""
         ...
 
     async def cancel_task(self, name: str, reason: str) -> bool:
@@ -143,6 +156,23 @@ class PeerReplicas:
         answer = (await self._queries.ask("environment", session.id, [owner])).get(owner)
         return self._own.environments.of(session) if answer is None else msgspec.convert(answer, SessionEnvironment)
 
+    async def watch(self, session_id: str, by: str) -> FrameReport | None:
+        return await self._report("watch", [session_id, by])
+
+    async def unwatch(self, session_id: str) -> bool | None:
+        answers = await self._queries.ask("unwatch", session_id, await self._names())
+        found = [answer for answer in answers.values() if answer is not None]
+        return any(found) if found else None
+
+    async def frames(self, query: FrameQuery) -> FrameReport | None:
+        return await self._report("frames", msgspec.to_builtins(query))
+
+    async def _report(self, what: str, args: Any) -> FrameReport | None:
+        """The report of the replica that has a session; of several, of the one that watches it."""
+        answers = await self._queries.ask(what, args, await self._names())
+        reports = [msgspec.convert(answer, FrameReport) for answer in answers.values() if answer is not None]
+        return max(reports, key=lambda report: report.watched, default=None)
+
     async def cancel_task(self, name: str, reason: str) -> bool:
         return any((await self._queries.ask("cancel task", [name, reason], await self._names())).values())
 
@@ -204,6 +234,15 @@ class NoReplicas:
 
     async def environment(self, session: Session) -> SessionEnvironment:
         raise UnknownHere("the store does not record what servers were given: use --url with a running gateway")
+
+    async def watch(self, session_id: str, by: str) -> FrameReport | None:
+        raise UnknownHere("only a running gateway can show the frames of a session: use --url")
+
+    async def unwatch(self, session_id: str) -> bool | None:
+        raise UnknownHere("only a running gateway can show the frames of a session: use --url")
+
+    async def frames(self, query: FrameQuery) -> FrameReport | None:
+        raise UnknownHere("only a running gateway can show the frames of a session: use --url")
 
     async def cancel_task(self, name: str, reason: str) -> bool:
         raise UnknownHere("only a running gateway can cancel a task: use --url")

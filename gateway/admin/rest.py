@@ -30,6 +30,7 @@ from gateway.admin.operators import (
     sort_named,
 )
 from gateway.admin.reports import SESSION_STATES, ReplicaReport, SessionRow, TaskRow
+from gateway.admin.rest_frames import FRAMES, FrameRest
 from gateway.admin.rest_insights import INSIGHTS, InsightRest
 from gateway.admin.rest_parameters import SESSION, Problem, number
 from gateway.admin.sign_in_attempts import TooManyAttempts
@@ -44,11 +45,12 @@ __all__ = ["Problem", "Rest", "description"]
 API: Final = "/admin/api"
 
 
-class Rest(InsightRest):
+class Rest(InsightRest, FrameRest):
     """The routes."""
 
     def __init__(self, operations: Operations, access: Access) -> None:
-        super().__init__(operations)
+        InsightRest.__init__(self, operations)
+        FrameRest.__init__(self, lambda: operations.watches, lambda: operations.is_draining)
         self.operations = operations
         self.access = access
 
@@ -213,6 +215,7 @@ _FILTERS: Final = (
 )
 _OPERATIONS: Final[tuple[Operation, ...]] = (
     *INSIGHTS,
+    *FRAMES,
     Operation(
         method="GET",
         path="/sessions",

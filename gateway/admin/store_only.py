@@ -18,7 +18,9 @@ def operations_on(backend: Backend) -> Operations:
         backend=backend,
         replicas=NoReplicas(),
         ending=_StoreEnding(backend),
-        record=lambda _: None,  # ending a session is all that can be done here, and `_StoreEnding` records it
+        record=lambda _, session="": (
+            None
+        ),  # ending a session is all that can be done here, and `_StoreEnding` records it
         clock=time.time,
         search_limit=sys.maxsize,
     )

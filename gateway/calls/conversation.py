@@ -19,7 +19,6 @@ from gateway.calls.in_flight import Calls, CallWatch
 from gateway.calls.link_lifecycle import LinkLifecycle
 from gateway.calls.link_source import LinkSession, LinkSource
 from gateway.calls.link_users import LinkUsers
-from gateway.calls.lists import Lists
 from gateway.calls.log_fields import link_fields
 from gateway.calls.peer import Peer
 from gateway.errors import CANCELLED, OUTCOME_UNKNOWN, UPSTREAM_UNAVAILABLE
@@ -59,10 +58,9 @@ class Conversation(Peer):
     """The calls of clients over one link at a time, and what the server sends.
 
     `deadlines` are the upstream's; `unreturned`: see `Deadlines`. `users` are the sessions that have used a link of it.
-    `known_lists` are the lists received from the server; None if none was.
     """
 
-    __slots__ = ("__weakref__", "_router", "_watch", "calls", "deadlines", "known_lists", "users")
+    __slots__ = ("__weakref__", "_router", "_watch", "calls", "deadlines", "users")
 
     def __init__(self, source: LinkSource, router: Router, deadlines: Deadlines, *, unreturned: bool = False) -> None:
         links = LinkLifecycle(source, self, deadlines, idle_stop_s=deadlines.idle_stop(unreturned))
@@ -71,14 +69,7 @@ class Conversation(Peer):
         self.deadlines = deadlines
         self.users = LinkUsers()
         self._router = router
-        self.known_lists: Lists | None = None
         self._watch = CallWatch(self)
-
-    @property
-    def lists(self) -> Lists:
-        """The pages of the server's lists that were received, to be extended."""
-        self.known_lists = self.known_lists or Lists()
-        return self.known_lists
 
     @property
     def has_calls(self) -> bool:
@@ -150,6 +141,8 @@ class Conversation(Peer):
             link.send(frame) if exchange.forwarded is None else send_with(link, frame, exchange.forwarded)
         except LinkClosed as error:
             return error
+        if self.frames is not None:
+            self.frames.to_server(self.name, frame)
         exchange.sent_as(self, number, request if link.may_forget else None, written_at)
         self.calls.send(exchange)
         self._begin()
@@ -207,6 +200,8 @@ class Conversation(Peer):
         return link_fields(self.name, self._source.session, self.calls, self._links.opened_for)
 
     def message(self, message: Message, stream: int | str | None = None) -> None:
+        if self.frames is not None:
+            self.frames.from_server(self.name, message)
         if message.is_response:
             self._settle(message)
         elif message.is_request:

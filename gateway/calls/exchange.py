@@ -21,6 +21,7 @@ from gateway.calls.readdressed import readdressed
 from gateway.calls.request_frame import RequestFrame
 from gateway.calls.result_outcome import is_complete, outcome_of
 from gateway.calls.result_shape import ResultShape
+from gateway.calls.session_frames import SessionFrames
 from gateway.calls.suspended_call import AskingServer, SuspendedCall
 from gateway.calls.task_at_server import BecomesTask
 from gateway.calls.usage import Use
@@ -66,6 +67,11 @@ class Bridge(Protocol):
 
 class ExchangeSession(LinkSession, Protocol):
     """The session that an exchange belongs to."""
+
+    @property
+    def frames(self) -> SessionFrames | None:
+        """Who watches the session; None if nobody does."""
+        ...
 
     def exchange_begins(self, exchange: "Exchange") -> None:
         """That call is in flight."""
@@ -241,9 +247,15 @@ class Exchange(ForwardsHeaders, ExchangeLife, Observed, WireUse, Listening, Beco
         elif not self.is_subscription:  # it waits for what is needed before it can be sent
             self.fail(code, f"Cancelled: {reason}")
 
+    def _push(self, frame: Frame, replies: ReplyQueue | None = None) -> bool:
+        """Send the client a frame. `replies`: of another request than the present one."""
+        if self.live is not None and self.live.frames is not None:
+            self.live.frames.to_client(frame.data)
+        return (replies or self.replies).push(frame)
+
     def emit(self, frame: bytes) -> bool:
         """Send the client a message that belongs to this call. False if the client does not read."""
-        return self.replies.push(Frame(frame))
+        return self._push(Frame(frame))
 
     def finish(self, message: Message, restarted: str | None = None) -> None:
         """Answer with the upstream's response. `restarted` is why the server was restarted before it, if it was."""
@@ -263,7 +275,7 @@ class Exchange(ForwardsHeaders, ExchangeLife, Observed, WireUse, Listening, Beco
             code = error_code(message.error)
             if not self._end(ANSWER):
                 return
-            self.replies.push(Frame(encode_error(client_id, error), final=True, error_code=code))
+            self._push(Frame(encode_error(client_id, error), final=True, error_code=code))
             self._notify(Outcome.error(code), error)
         elif isinstance(message.result, msgspec.Raw):
             result = splice(message.result)
@@ -278,7 +290,7 @@ class Exchange(ForwardsHeaders, ExchangeLife, Observed, WireUse, Listening, Beco
                 result = encode(with_meta(_objects.decode(result), trace_meta(self.session, self.correlation)))
             if not self._end(ANSWER):
                 return
-            self.replies.push(Frame(encode_result(client_id, result), final=True))
+            self._push(Frame(encode_result(client_id, result), final=True))
             if self.watchers:
                 self._notify(outcome, result if outcome is TOOL_ERROR else b"")
 
@@ -333,7 +345,7 @@ class Exchange(ForwardsHeaders, ExchangeLife, Observed, WireUse, Listening, Beco
         self.sent = None
         restarted, self.restarted = self.restarted, None
         data = encode(_shaped(self, result, restarted))
-        answered.push(Frame(encode_result(encode(self.client_id), data), final=True))
+        self._push(Frame(encode_result(encode(self.client_id), data), final=True), answered)
         for watcher in self.watchers:  # they stay: the call has not ended
             watcher(self, INPUT_REQUIRED, b"")
 
@@ -342,7 +354,7 @@ class Exchange(ForwardsHeaders, ExchangeLife, Observed, WireUse, Listening, Beco
         if not self._end(ExchangeEvent.CANCEL if code in _CANCELLED else ExchangeEvent.FAIL):
             return
         error = encode(error_of(code, reason, self.correlation))
-        self.replies.push(Frame(encode_error(encode(self.client_id), error), final=True, error_code=code))
+        self._push(Frame(encode_error(encode(self.client_id), error), final=True, error_code=code))
         self._notify(Outcome.error(code), error)
 
 

@@ -57,6 +57,10 @@ class LinkUser(LinkEvents, Protocol):
         """Send a request of the gateway's own over the present link. Raises `LinkClosed`."""
         ...
 
+    def put(self, frame: bytes) -> None:
+        """Send a message over the present link. Raises `LinkClosed`."""
+        ...
+
     def restarted(self, reason: str) -> None:
         """The link that is open now replaces an earlier one."""
         ...
@@ -112,6 +116,10 @@ class LinkLifecycle:
     def greeted(self) -> Link | None:
         """The present link once its handshake is complete: notifications of the client may follow."""
         return self.link if self.link is self._greeted else None
+
+    def secrets(self) -> set[str]:
+        """The values that the present link, or the next one, has been given and nobody may see."""
+        return self._source.secrets(self._resources.given)
 
     # -- opening
 
@@ -205,7 +213,7 @@ class LinkLifecycle:
         self.initialize_result = known if known == result else result  # most are equal: one object serves all
         self.log_level = ""
         for frame in self._source.replay():
-            self.require().send(frame)
+            self._user.put(frame)
         self._greeted = self.link  # with no await since the replay: what the client says from now on is not part of it
         await self._source.remote_session_changed(self.require().resume)
 

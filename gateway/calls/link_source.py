@@ -2,6 +2,7 @@
 
 from typing import Protocol
 
+from gateway.calls.session_frames import SessionFrames
 from gateway.context.link_resources import LinkResources
 from session_store import Session
 from transports.era import Era
@@ -48,6 +49,15 @@ class LinkSource(Protocol):
     @property
     def session(self) -> str:
         """The session that the links belong to, as logs may show it; empty if they belong to none or to many."""
+        ...
+
+    @property
+    def frames(self) -> SessionFrames | None:
+        """Who watches the session that the links belong to; None if nobody does, or they belong to many."""
+        ...
+
+    def secrets(self, given: ConnectOptions) -> set[str]:
+        """The values in what a link is given, and in the configuration of the server, that nobody may see."""
         ...
 
     @property

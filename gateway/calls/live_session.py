@@ -20,7 +20,7 @@ from gateway.calls.outbox import Outbox
 from gateway.calls.questions import Questions
 from gateway.calls.state_table import step
 from gateway.calls.streams import call_of_stream
-from gateway.calls.usage import Usage
+from gateway.calls.watched_session import WatchedSession
 from gateway.errors import CANCELLED, OUTCOME_UNKNOWN
 from gateway.observability.observed import Failure
 from gateway.protocol.subscription_filter import SubscriptionFilter
@@ -57,7 +57,7 @@ class ReturnWatch(Protocol):
         ...
 
 
-class LiveSession(Usage):
+class LiveSession(WatchedSession):
     """One session, alive on this replica."""
 
     # Without a dictionary each: there are as many as there are sessions.
@@ -191,6 +191,8 @@ class LiveSession(Usage):
         if too much waits for the store already, and the message is dropped."""
         if self.ended:
             return False
+        if self.frames is not None:
+            self.frames.to_client(frame)
         if self._outbox is None:
             self._outbox = Outbox(self.session.id, self._events)
         return self._outbox.put(frame)

@@ -14,10 +14,12 @@ import msgspec
 from gateway.calls.backoff import Backoff
 from gateway.calls.link_lifecycle import LinkLifecycle
 from gateway.calls.link_source import LinkSource
+from gateway.calls.lists import Lists
 from gateway.calls.log_level import is_lower
 from gateway.calls.owned_tasks import OwnedTask, OwnedTasks
 from gateway.calls.patience import Patience
 from gateway.calls.pending import PendingRequests
+from gateway.calls.watched_link import WatchedLink
 from gateway.protocol.extensions import Declared
 from gateway.protocol.handshake import capabilities_json, server_info_of
 from transports.era import Era
@@ -54,8 +56,11 @@ _NOTHING: Final = _Greeting(None, Declared(), server_info_of(None))
 """Before the first handshake."""
 
 
-class Peer:
-    """Sends messages to one server, and waits for the answers to the gateway's own requests."""
+class Peer(WatchedLink):
+    """Sends messages to one server, and waits for the answers to the gateway's own requests.
+
+    `known_lists` are the lists received from the server; None if none was.
+    """
 
     # Without a dictionary each: there are as many as there are sessions.
     __slots__ = (
@@ -63,20 +68,19 @@ class Peer:
         "_greeting",
         "_holds",
         "_last_number",
-        "_links",
         "_own",
         "_source",
         "_task_link",
         "_tasks",
         "era",
-        "name",
+        "known_lists",
     )
 
     def __init__(self, source: LinkSource, links: LinkLifecycle) -> None:
-        self.name = source.name  # the server's
+        super().__init__(source, links)
         self.era: Era = source.era  # the era of the protocol that is used with the server
         self._source = source
-        self._links = links
+        self.known_lists: Lists | None = None
         self._own = PendingRequests()
         self._last_number = 0
         self._greeting = _NOTHING
@@ -84,6 +88,12 @@ class Peer:
         self._background: Tasks | None = None
         self._tasks: OwnedTasks | None = None
         self._task_link: Link | None = None  # whose tasks these are
+
+    @property
+    def lists(self) -> Lists:
+        """The pages of the server's lists that were received, to be extended."""
+        self.known_lists = self.known_lists or Lists()
+        return self.known_lists
 
     @property
     def link(self) -> Link | None:
@@ -229,10 +239,11 @@ class Peer:
     def answer_to(self, method: str, params: bytes | None) -> asyncio.Future[Message]:
         """Send a request of the gateway's own at once. The future gets the answer, or `LinkClosed` if the link ends
         first. Raises `LinkClosed`."""
-        link, number = self._links.require(), self.next_number()
+        self._links.require()
+        number = self.next_number()
         answer = self._own.expect(number)
         try:
-            link.send(encode_request(number, method, params))
+            self.put(encode_request(number, method, params))
         except BaseException:
             answer.cancel()
             raise
@@ -250,7 +261,7 @@ class Peer:
 
     def _send_or_drop(self, frame: bytes) -> None:
         with contextlib.suppress(LinkClosed):
-            self._links.require().send(frame)
+            self.put(frame)
 
     def want_log_level(self, level: str) -> None:
         """Set the log level of a legacy server on behalf of a modern client (`gateway.calls.log_level`)."""
@@ -260,11 +271,10 @@ class Peer:
 
     def notify(self, method: str, params: bytes | None) -> None:
         """Send a notification, if there is a link and its handshake is complete."""
-        link = self._links.greeted
-        if link is None:
+        if self._links.greeted is None:
             return
         try:
-            link.send(splice(encode_notification(method, params)))
+            self.put(splice(encode_notification(method, params)))
         except LinkClosed:
             logger.debug("%s is not sent to server %s, which is closed", method, self.name)
 

@@ -46,3 +46,7 @@ class AdminSettings(Frozen):
     that session; in their `own` ones only, as the principal `operator:NAME`; or `off`. The audit trail has each such
     call, with the operator's name. Default: `any` if the gateway listens on loopback and needs no credential of
     clients, else `own`."""
+    frames: Literal["any", "own", "off"] | None = None
+    """Of which sessions operators may see the JSON-RPC messages and the stderr as they pass, with arguments and results
+    of calls, but without credentials: of `any` session, of their `own` ones (as for `try_tools`), or `off`. The audit
+    trail has who has switched them on. Default: as for `try_tools`."""

@@ -151,6 +151,11 @@ class GatewaySettings(Frozen):
         given = {"api_keys": self.api_keys, "auth.jwt": self.auth.jwt, "auth.proxies": proxied}
         return tuple(name for name, value in given.items() if value)
 
+    @property
+    def is_of_one_person(self) -> bool:
+        """True if clients and operators are on this machine, and clients need no credential."""
+        return is_loopback(self.host) and not self.credentials
+
     @model_validator(mode="after")
     def _nobody_beside_credentials(self, info: ValidationInfo) -> Self:
         if not self.anonymous or not self.credentials:

@@ -85,6 +85,7 @@ class LegacyClients:
         """Answer a request."""
         standing = standing_decision(request, who, self._resolver)
         if standing is not None and standing.resolved is not None:
+            standing.resolved.live.client_sent(request.message)
             exchange = self._exchange(standing.resolved, request, who)
             return self._intake.accept(exchange, request, who, request.params, standing.headers)
         if message_of(request).method == "initialize":
@@ -95,6 +96,7 @@ class LegacyClients:
         return then(resolving, self._in_session, request, who)
 
     def _in_session(self, resolved: Resolved, request: Request, who: RequestContext) -> Soon[Answer]:
+        resolved.live.client_sent(request.message)
         if self._resolver.announces_other(request, resolved):
             return self._announced(resolved, request, who)
         return self._answer(resolved, request, who, {})
@@ -118,7 +120,7 @@ class LegacyClients:
 
     @staticmethod
     def _pong(_: None, request: Request, live: LiveSession) -> Answer:
-        return ImmediateReply(encode_result(encode(message_of(request).id), b"{}"), session=live.session)
+        return ImmediateReply(encode_result(encode(message_of(request).id), b"{}"), live=live)
 
     def _send(self, _: None, resolved: Resolved, request: Request, who: RequestContext, said: Object) -> Soon[Answer]:
         """Send a call to its server."""
@@ -182,6 +184,7 @@ class LegacyClients:
         message = message_of(request)
         resolved = await arrived(self._resolver.require(request, who))
         live = resolved.live
+        live.client_sent(message)
         await arrived(self._intake.count(live))
         params = request.params
         method = str(message.method)
@@ -228,6 +231,7 @@ class LegacyClients:
     async def respond(self, request: Request, who: RequestContext) -> None:
         """Pass a client's answer on to the server that asked."""
         live = (await arrived(self._resolver.require(request, who))).live
+        live.client_sent(request.message)
         if not live.questions.answered(message_of(request)):
             logger.info("a client answered a request that is not pending")
 

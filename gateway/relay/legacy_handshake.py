@@ -71,18 +71,18 @@ class LegacyHandshake:
                 await self._undo(resolved)
                 refusal = encode_error(encode(message.id), traced_error(splice(error.error), who.correlation))
                 code, why = error_code(error.error), "the server has refused the handshake"
-                return ImmediateReply(refusal, error_code=code, session=live.session, why=why)
+                return ImmediateReply(refusal, error_code=code, live=live, why=why)
             except UpstreamUnavailable as error:
                 await self._undo(resolved)
                 failure = encode_error(encode(message.id), error_of(UPSTREAM_UNAVAILABLE, str(error), who.correlation))
-                return ImmediateReply(failure, error_code=UPSTREAM_UNAVAILABLE, session=live.session, why=str(error))
+                return ImmediateReply(failure, error_code=UPSTREAM_UNAVAILABLE, live=live, why=str(error))
             except BaseException:
                 await self._undo(resolved)
                 raise
         if said:
             result = encode(with_meta(decode_object(msgspec.Raw(result), "result"), said))
         headers = self._carriers.headers(live.session, request, cookie_held=resolved.cookie_held)
-        return ImmediateReply(encode_result(encode(message.id), result), headers, session=live.session)
+        return ImmediateReply(encode_result(encode(message.id), result), headers, live=live)
 
     async def _undo(self, resolved: Resolved) -> None:
         """A refused handshake leaves nothing behind."""

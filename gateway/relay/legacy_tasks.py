@@ -103,7 +103,7 @@ class LegacyTasks:
             await arrived(self._intake.count(resolved.live))
             with self._intake.waiting(resolved.live, request):
                 page = await self._list(request, who, resolved)
-            return ImmediateReply(encode_result(encode(message.id), encode(page)), session=resolved.live.session)
+            return ImmediateReply(encode_result(encode(message.id), encode(page)), live=resolved.live)
         text = text_of(request.params, "taskId")
         handle = self._handles.read_at(text, request.endpoint)
         try:

@@ -100,6 +100,8 @@ class ModernClients:
             return self._tasks.listening.call(request, who)
         standing = standing_decision(request, who, self._resolver)
         if standing is not None:
+            if standing.resolved is not None:
+                standing.resolved.live.client_sent(message)
             exchange = self._exchange(standing, request, who, binding)
             return self._intake.accept(exchange, request, who, params, standing.headers)
         resolving: Soon[Resolved | None]
@@ -123,6 +125,8 @@ class ModernClients:
     def _in_session(
         self, resolved: Resolved | None, request: Request, who: RequestContext, binding: Binding | None, params: Object
     ) -> Soon[Answer]:
+        if resolved is not None:
+            resolved.live.client_sent(request.message)
         if resolved is not None and self._resolver.announces_other(request, resolved):
             return self._announced(resolved, request, who, binding, params)
         return self._send(resolved, request, who, binding, params)
@@ -211,6 +215,7 @@ class ModernClients:
             await extensions.takers(method, self._resolver.context_of(request, who), asker)
             resolved = await arrived(self._resolver.resume_or_open(request, who))
         live = resolved.live
+        live.client_sent(message)
         with live.in_use():
             await arrived(self._intake.count(live))
             meta = self._intake.meta(request.params, with_context(live.session, resolved.context), who.correlation)
@@ -237,6 +242,7 @@ class ModernClients:
     ) -> Answer:
         """Resume a suspended call with the answers of its client."""
         live, message = resolved.live, message_of(request)
+        live.client_sent(message)
         headers = self._headers(resolved, request)
         takes_tasks = message.method == "tools/call" and declares_tasks(request.meta)
         names_session = self._results.names_session(request, resolved)

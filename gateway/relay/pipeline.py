@@ -5,11 +5,12 @@ The whole way of a request: wire, pipeline, session, admission, server, reply (`
 
 import contextlib
 import hashlib
-from collections.abc import Coroutine, Iterator, Mapping
+from collections.abc import Coroutine, Iterable, Iterator, Mapping
 from typing import Any, Final
 
 from msgspec.structs import replace
 
+from gateway.calls.session_frames import SessionFrames
 from gateway.context.facts import correlation_id
 from gateway.errors import TOO_OFTEN, is_bad_request_state, store_refused, unknown_method
 from gateway.identity.authenticate import Authenticated, Identity
@@ -52,6 +53,7 @@ class Pipeline:
         watching: RequestLog,
         rates: RateLimits,
         streams: EventStreamSessions,
+        watches: Iterable[SessionFrames] = (),
     ) -> None:
         self._streams = streams
         self._identity = identity
@@ -60,6 +62,7 @@ class Pipeline:
         self._modern = modern
         self._watching = watching
         self._rates = rates
+        self._watches = watches
 
     def call(self, request: Request) -> Soon[Answer]:
         try:
@@ -107,6 +110,8 @@ class Pipeline:
         if error is refused and who is not None and (refused.code == TOO_OFTEN or is_bad_request_state(refused)):
             self._audit.record("refused", era=request.era, principal=str(who.principal), reason=str(refused))
         refused.of_request(CORRELATION.get())
+        for frames in self._watches:
+            frames.refused(message_of(request), refused)
         self._watching.refused(request, None if who is None else who.principal, refused)
         return refused
 

@@ -11,7 +11,7 @@ from gateway.calls.streams import STANDALONE, event_name, event_names, id_in_log
 from gateway.cluster.ownership import Cluster
 from gateway.errors import OUTCOME_UNKNOWN, error_of
 from gateway.observability.observed import LogFacts
-from session_store import EventStreams, Session, StoreUnavailable
+from session_store import EventStreams, StoreUnavailable
 from session_store.embedded.events import MAX_LOG_BYTES
 from session_store.session import redact
 from transports.jsonrpc import encode, encode_error
@@ -24,24 +24,26 @@ Headers = list[tuple[bytes, bytes]]
 
 
 class ImmediateReply:
-    """An answer that is complete already and belongs to no stream. For the log: `session` is that of the request, if it
-    has one, `log_facts` are further fields of its line, and `why` is the message of an error."""
+    """An answer that is complete already and belongs to no stream. `live` is the session of the request, if it has one.
+    For the log: `log_facts` are further fields of its line, and `why` is the message of an error."""
 
     def __init__(
         self,
         data: bytes,
         headers: Headers | None = None,
         error_code: int | None = None,
-        session: Session | None = None,
+        live: LiveSession | None = None,
         why: str = "",
         log_facts: LogFacts | None = None,
     ) -> None:
         self.headers: Headers = headers or []
-        self.log_facts: LogFacts = log_facts or ({} if session is None else {"session": redact(session.id)})
+        self.log_facts: LogFacts = log_facts or ({} if live is None else {"session": redact(live.session.id)})
         self.why = why
         self.error_code = error_code
         self.replies = ReplyQueue()
         self.replies.push(Frame(data, final=True, error_code=error_code))
+        if live is not None and live.frames is not None:
+            live.frames.to_client(data)
 
     def cancel(self, reason: str) -> None:
         """Do nothing: the answer is complete."""

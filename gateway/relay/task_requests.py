@@ -97,6 +97,7 @@ class TaskRequests:
         if upstream is None or not self._relayed.known.is_reachable(upstream, resolved.live, handle):
             raise UnknownTask()
         live = resolved.live
+        live.client_sent(message)
         exchange = Exchange(
             method=str(message.method),
             client_id=id_of(message),

@@ -176,6 +176,7 @@ def _pipeline(
         legacy=legacy,
         modern=modern,
         streams=resolution.streams,
+        watches=base.watches,
     )
     return pipeline, parts
 

@@ -18,6 +18,7 @@ from gateway.admin.sign_in_link import SignInLink
 from gateway.admin.tried_calls import TriedCalls
 from gateway.bridge.suspended_calls import ask_modern
 from gateway.calls.event_writer import EventWriter
+from gateway.calls.frame_watches import FrameWatches
 from gateway.calls.live_session import LiveSessions
 from gateway.cluster.ownership import Cluster
 from gateway.config.keyring import key_ring
@@ -144,6 +145,7 @@ def _foundation(settings: Settings, ring: KeyRing, clock: Callable[[], float], s
             run="" if cluster is None else cluster.replica,
             runs=backend.directory.replicas,
         ),
+        watches=FrameWatches(),
     )
 
 
@@ -203,6 +205,7 @@ def _replica(
             refused=servers.refused.of,
             unwritten=base.activity.unwritten,
             write_activity=base.activity.write_seen,
+            watches=base.watches,
         ),
         cancel_task=tasks.table.cancel,
     )
@@ -223,7 +226,7 @@ def _operating(
         backend=backend,
         replicas=PeerReplicas(replica, backend, queries),
         ending=sessions.lifecycle,
-        record=lambda reason: base.audit.record("operated", reason=reason),
+        record=lambda reason, session="": base.audit.record("operated", reason=reason, session=session),
         clock=base.clock,
         tried=tried,
         settings=base.settings,

@@ -7,6 +7,7 @@ from starlette.routing import BaseRoute
 
 from gateway.admin.peers import PeerQueries
 from gateway.calls.event_writer import EventWriter
+from gateway.calls.frame_watches import FrameWatches
 from gateway.calls.live_session import LiveSession, LiveSessions
 from gateway.cluster.membership import Membership
 from gateway.cluster.ownership import Cluster
@@ -91,6 +92,7 @@ class Foundation:
     limits: Limits
     rates: RateLimits
     quotas: PrincipalQuotas
+    watches: FrameWatches
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,7 +1,6 @@
 """Makes the configured upstreams: the transport of each entry of the configuration, and the parts around it."""
 
 import importlib
-import os
 import sys
 import traceback
 from collections.abc import Callable, Mapping
@@ -16,6 +15,7 @@ from gateway.config.upstreams import UpstreamSettings
 from gateway.context.secrets import is_template
 from gateway.upstreams.facts import KnownFacts
 from gateway.upstreams.inventory import Inventory
+from gateway.upstreams.link_secrets import secrets_in_command
 from gateway.upstreams.link_source import Quotes, SessionRecorder, UpstreamLinks
 from gateway.upstreams.list_pages import ListReader
 from gateway.upstreams.probe import Probe
@@ -24,7 +24,7 @@ from gateway.upstreams.session_resources import SessionResources
 from gateway.upstreams.shared import SharedConversations
 from gateway.upstreams.upstream import ConfiguredUpstream
 from session_store import Context
-from session_store.metadata import output_scrubber, secret_arguments, secret_values
+from session_store.metadata import output_scrubber
 from transports.upstream.process import Command
 from transports.upstream.spawn import ForkServer
 from transports.upstream.stdio import StdioUpstream
@@ -156,17 +156,9 @@ class UpstreamFactory:
             scrubber=partial(
                 output_scrubber,
                 [name for name, value in settings.env.items() if is_template(value)],
-                secrets=_secrets_in(settings),
+                secrets=secrets_in_command(settings),
             ),
         )
-
-
-def _secrets_in(settings: UpstreamSettings) -> set[str]:
-    """The secrets in a server's command line, and those of the gateway's environment that the configuration has put
-    into the command line or the environment of the server."""
-    texts = (*settings.args, *settings.env.values())
-    ours = {value for value in secret_values(os.environ) if any(value in text for text in texts)}
-    return secret_arguments(settings.args) | ours
 
 
 def _same_for_all(values: Mapping[str, str]) -> dict[str, str]:

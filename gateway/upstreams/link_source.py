@@ -12,6 +12,7 @@ from msgspec.structs import replace
 
 from gateway.calls.link_source import LinkSession
 from gateway.calls.live_session import LiveSession
+from gateway.calls.session_frames import SessionFrames
 from gateway.context.link_resources import LinkResources
 from gateway.protocol.capabilities import Caller
 from gateway.upstreams.facts import KnownFacts
@@ -165,6 +166,11 @@ class SharedLinks:
         self.session = ""
         self.quotes_output = links.quotes == "all"
         self.failed = links.failed
+        self.frames: SessionFrames | None = None
+
+    def secrets(self, given: ConnectOptions) -> set[str]:
+        """Nobody watches such a link."""
+        return set()
 
     async def resources(self) -> LinkResources:
         return await self._links.resources.shared()
@@ -236,7 +242,17 @@ class SessionLinks:
         return redact(self._live.session.id)
 
     async def resources(self) -> LinkResources:
-        return await self._links.resources.of(self._live, self._correlation, _recorded(self._live, self._key)[1])
+        found = await self._links.resources.of(self._live, self._correlation, _recorded(self._live, self._key)[1])
+        if self.frames is not None:
+            self.frames.hide(self.secrets(found.given))
+        return found
+
+    @property
+    def frames(self) -> SessionFrames | None:
+        return self._live.frames
+
+    def secrets(self, given: ConnectOptions) -> set[str]:
+        return self._links.resources.secrets(given)
 
     async def connect(self, options: ConnectOptions, events: LinkEvents) -> Link:
         return await self._links.connect(options, events)

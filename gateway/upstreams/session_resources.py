@@ -16,6 +16,7 @@ from gateway.context.link_resources import LinkResourceProvider, LinkResources
 from gateway.context.secrets import PrincipalSecrets, is_template
 from gateway.policy.quotas import PrincipalQuotas
 from gateway.upstreams.enclosed import Enclosing
+from gateway.upstreams.link_secrets import secrets_in, secrets_of_link
 from session_store import Session
 from transports.upstream_port import ConnectOptions, PrestartedLink, PrestartingUpstream
 
@@ -114,6 +115,10 @@ class SessionResources:
         facts = self._environment.facts(session, correlation)
         resources = await self._grants.for_child(session, facts, env, sandbox.launcher, self._settings.env)
         return await self._enclosing.of_session(resources, session.id, sandbox)
+
+    def secrets(self, given: ConnectOptions) -> set[str]:
+        """The values in the configuration of the server, and in what a link is given, that nobody may see."""
+        return secrets_in(self._settings) | secrets_of_link(given)
 
     async def shared(self) -> LinkResources:
         """The resources of a link that belongs to no session, or to many. Raises `UpstreamUnavailable`."""

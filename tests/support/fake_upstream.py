@@ -9,6 +9,7 @@ from gateway.calls.conversation import Conversation
 from gateway.calls.deadlines import Deadlines
 from gateway.calls.exchange import Exchange
 from gateway.calls.link_source import LinkSession
+from gateway.calls.session_frames import SessionFrames
 from gateway.context.link_resources import LinkResources
 from transports.era import Era
 from transports.jsonrpc import Message, encode, parse
@@ -53,6 +54,10 @@ class FakeUpstream:
     name = "fake"
     quotes_output = False
     session = ""
+    frames: SessionFrames | None = None
+
+    def secrets(self, given: ConnectOptions) -> set[str]:
+        return set()
 
     def __init__(self) -> None:
         self.era = Era.MODERN

@@ -175,6 +175,8 @@ class StdioLink:
     def _hear_noise(self, line: bytes) -> None:
         """A line that is no message: logged, and reported while no message has come."""
         shown = self._shown(line.decode("utf-8", "replace"))
+        if (receive := self._events.stderr) is not None:
+            receive(f"(stdout) {shown}")
         if not self._is_heard:
             self._events.noise()
             if len(self._noise) == _NOISY_LINES:
@@ -211,6 +213,8 @@ class StdioLink:
         self._events.closed(f"server {self._name!r} {how}")
 
     def stderr(self, line: bytes) -> None:
+        if (receive := self._events.stderr) is not None:
+            receive(self._shown(line.decode("utf-8", "replace")))
         if logger.isEnabledFor(logging.DEBUG):
             text = self._shown(line.decode("utf-8", "replace"))
             logger.debug("server %s: %s", self._name, text, extra=self._events.log_fields())
@@ -220,6 +224,7 @@ class _Unheard:
     """The events of a prestarted child. A child that sends something before a session has it is not used (`said`)."""
 
     said = False
+    stderr = None
 
     def log_fields(self) -> Mapping[str, str]:
         return {"correlation": ""}  # of no request

@@ -6,6 +6,7 @@ from typing import Any, Final
 from starlette.requests import Request
 
 from gateway.admin.environment_panel import environment_facts
+from gateway.admin.frames_panel import FRAME_ACTIONS, frame_facts
 from gateway.admin.operators import NoSuch, Operators, TaskQuery
 from gateway.admin.page import ConsoleOperators, ConsolePage
 from gateway.admin.reports import SessionRow
@@ -30,6 +31,7 @@ async def _facts(operators: ConsoleOperators, request: Request) -> dict[str, Any
         "left_out": max(len(timeline.entries) - _LATEST_ENTRIES, 0),
         "tasks": page.tasks,
         "has_more_tasks": bool(page.after),
+        **({} if row is None else await frame_facts(operators, request, row.session)),
     }
 
 
@@ -49,7 +51,7 @@ async def _end(operators: Operators, request: Request, operator: str) -> str:
 PAGE: Final = ConsolePage(
     path="/admin/sessions/{session}",
     facts=_facts,
-    actions={"/admin/sessions/{session}/end": _end},
+    actions={"/admin/sessions/{session}/end": _end, **FRAME_ACTIONS},
     template="""\
 {% extends "layout.html" %}
 {% block title %}Session {{ head.session }}{% endblock %}
@@ -70,6 +72,7 @@ PAGE: Final = ConsolePage(
 {% block live %}
 {% import "tables.html" as tables with context %}
 {% import "environment.html" as environments with context %}
+{% import "frames.html" as watched with context %}
 {% set s = session %}
 {% if not s %}
 <p class="notice" role="status">This session is over{% if head.ended %}: {{ head.ended }}
@@ -160,6 +163,7 @@ class="badge busy">busy</span>
 {% endfor %}
 </section>
 {% if environment %}{{ environments.panel(environment) }}{% endif %}
+{{ watched.panels(head.session, frames, stderr) }}
 <section class="panel" aria-labelledby="facts">
 <header><h2 id="facts">Who and where</h2></header>
 <dl class="facts">

@@ -100,7 +100,7 @@ async def operator(ending: FakeEnding) -> AsyncIterator[httpx.AsyncClient]:
         backend=backend,
         replicas=replicas,
         ending=ending,
-        record=lambda _: None,
+        record=lambda _, session="": None,
         clock=clock,
         settings=Settings.model_validate({"gateway": {"issuer": HOSTILE}}),
         tried=tried,

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from gateway.admin.environment_reports import ServerEnvironment, SessionEnvironment
+from gateway.admin.frame_reports import FrameQuery, FrameReport
 from gateway.admin.held_sessions import HeldPage, HeldRow
 from gateway.admin.operations import Operations
 from gateway.admin.operators import (
@@ -57,6 +58,7 @@ class FakeReplicas:
         self.runs_tasks = True
         self.writes = 0
         self.environments: dict[str, SessionEnvironment] = {}
+        self.frame_report: FrameReport | None = None
 
     async def reports(self) -> list[ReplicaReport]:
         return [ReplicaReport(replica="abc")]
@@ -104,6 +106,15 @@ class FakeReplicas:
         self.cancelled.append((name, reason))
         return self.runs_tasks
 
+    async def watch(self, session_id: str, by: str) -> FrameReport | None:
+        return self.frame_report
+
+    async def unwatch(self, session_id: str) -> bool | None:
+        return self.frame_report is not None
+
+    async def frames(self, query: FrameQuery) -> FrameReport | None:
+        return self.frame_report
+
     async def drain(self, prefix: str) -> str:
         return "abc"
 
@@ -137,7 +148,7 @@ class Parts:
             backend=self.backend,
             replicas=NoReplicas() if replicas is None else replicas,
             ending=self.ending,
-            record=self.recorded.append,
+            record=lambda reason, session="": self.recorded.append(reason),
             clock=self.clock,
         )
 

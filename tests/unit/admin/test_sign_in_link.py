@@ -41,7 +41,7 @@ class ConsoleWithLink:
         self.link = SignInLink()
         backend = MemoryBackend(clock=FakeClock(time()))
         operations = Operations(
-            backend=backend, replicas=FakeReplicas(), ending=FakeEnding(), record=lambda _: None, clock=time
+            backend=backend, replicas=FakeReplicas(), ending=FakeEnding(), record=lambda _, session="": None, clock=time
         )
         self.audit = Audit(backend.audit, time)
         self.access = Access(

@@ -79,6 +79,11 @@ class User:
     def log_fields(self) -> dict[str, str]:
         return {}
 
+    stderr = None
+
+    def put(self, frame: bytes) -> None:
+        self.links.require().send(frame)
+
     def noise(self) -> None: ...
     def message(self, message: Message, stream: int | str | None = None) -> None: ...
     def unreadable(self, request_id: int | str | None, reason: str) -> None: ...
@@ -90,6 +95,10 @@ class Source:
     name = "files"
     quotes_output = True
     session = ""
+    frames = None
+
+    def secrets(self, given: ConnectOptions) -> set[str]:
+        return {*given.env.values()}
 
     def __init__(self, user: User, era: Era = Era.LEGACY) -> None:
         self.user = user

@@ -72,10 +72,10 @@ class Live(LiveSession):
 
     def __init__(self, record: Session) -> None:
         super().__init__(record, cast("EventLog", None))
-        self.frames: list[Any] = []
+        self.sent: list[Any] = []
 
     def send_to_client(self, frame: bytes) -> bool:
-        self.frames.append(msgspec.json.decode(frame))
+        self.sent.append(msgspec.json.decode(frame))
         return True
 
 
@@ -109,7 +109,7 @@ async def test_a_question_belongs_to_the_only_call() -> None:
     server, live = Server(), live_session()
     exchange = server.send(live)
     IsolatedRouter(live).asked(server.conversation, request("roots/list"))
-    assert [frame["method"] for frame in await frames_of(exchange)] == ["roots/list"] and not live.frames
+    assert [frame["method"] for frame in await frames_of(exchange)] == ["roots/list"] and not live.sent
 
 
 async def test_the_era_of_the_calls_client_decides_how_it_is_asked_in_a_legacy_session() -> None:
@@ -146,7 +146,7 @@ async def test_a_question_that_names_its_call_goes_to_that_call_of_several() -> 
 async def test_a_question_outside_of_calls_goes_to_the_session() -> None:
     server, live = Server(), live_session()
     IsolatedRouter(live).asked(server.conversation, request("roots/list"))
-    assert [frame["method"] for frame in live.frames] == ["roots/list"]
+    assert [frame["method"] for frame in live.sent] == ["roots/list"]
 
 
 async def test_in_a_shared_process_nobody_gets_the_question_of_another() -> None:
@@ -172,14 +172,14 @@ async def test_a_modern_server_may_send_no_requests_and_gets_no_answer(method: s
     server = Server(Era.MODERN)
     exchange = server.send(live := live_session())
     IsolatedRouter(live).asked(server.conversation, request(method))
-    assert not server.refused and not server.acknowledged and not live.frames
+    assert not server.refused and not server.acknowledged and not live.sent
     assert await frames_of(exchange) == []
 
 
 async def test_an_id_that_is_too_long_to_be_kept_is_refused() -> None:
     server, live = Server(), live_session()
     IsolatedRouter(live).asked(server.conversation, request("roots/list", "x" * MAX_SERVER_ID_BYTES))
-    assert [code for _, code in server.refused] == [INVALID_REQUEST] and not live.frames
+    assert [code for _, code in server.refused] == [INVALID_REQUEST] and not live.sent
 
 
 TOO_DEEP_PARAMS = {"_meta": {RELATED: msgspec.Raw(TOO_DEEP)}}
@@ -194,7 +194,7 @@ async def test_a_question_that_cannot_be_read_is_refused_at_once() -> None:
     for params in unreadable:
         message = Message(jsonrpc="2.0", id=1, method="roots/list", params=msgspec.Raw(encode(params)))
         IsolatedRouter(live).asked(server.conversation, message)
-    assert server.refused == [(b"1", INVALID_PARAMS)] * len(unreadable) and not live.frames
+    assert server.refused == [(b"1", INVALID_PARAMS)] * len(unreadable) and not live.sent
 
 
 async def test_progress_goes_to_its_call_under_the_clients_own_token() -> None:
@@ -225,12 +225,12 @@ async def test_progress_of_a_task_goes_to_the_session_of_the_call_that_made_it()
         "method": "notifications/progress",
         "params": {"progressToken": "theirs", "progress": 2},
     }
-    assert live.frames == [progress] * 2 and not other.frames
+    assert live.sent == [progress] * 2 and not other.sent
     server.calls.forget_tasks()
     IsolatedRouter(live).notified(
         server.conversation, notification("notifications/progress", {"progressToken": 1, "progress": 3})
     )
-    assert len(live.frames) == 2, "the process is gone"
+    assert len(live.sent) == 2, "the process is gone"
 
 
 async def test_a_changed_list_is_forgotten_and_the_sessions_are_notified() -> None:
@@ -238,7 +238,7 @@ async def test_a_changed_list_is_forgotten_and_the_sessions_are_notified() -> No
     server.lists.known["tools/list"] = Tools([])
     IsolatedRouter(live).notified(server.conversation, notification("notifications/tools/list_changed", {}))
     assert "tools/list" not in server.lists.known and "tools/list" in server.lists.changed
-    assert [frame["method"] for frame in live.frames] == ["notifications/tools/list_changed"]
+    assert [frame["method"] for frame in live.sent] == ["notifications/tools/list_changed"]
 
 
 def test_kept_results_are_dropped_for_tools_whose_headers_the_server_refuses_and_no_client_is_notified() -> None:
@@ -246,7 +246,7 @@ def test_kept_results_are_dropped_for_tools_whose_headers_the_server_refuses_and
     server.lists.known["tools/list"] = Tools([])
     changes: list[Method] = []
     IsolatedRouter(live, changes.append).tools_changed(server.conversation)
-    assert [change.kind for change in changes] == ["tools"] and not server.lists.known and not live.frames
+    assert [change.kind for change in changes] == ["tools"] and not server.lists.known and not live.sent
 
 
 async def test_an_updated_resource_of_a_shared_process_goes_to_its_subscribers() -> None:
@@ -256,7 +256,7 @@ async def test_an_updated_resource_of_a_shared_process_goes_to_its_subscribers()
         server.users.add(live)
     updated = notification("notifications/resources/updated", {"uri": "file:///a"})
     SharedRouter().notified(server.conversation, updated)
-    assert len(subscriber.frames) == 1 and not other.frames
+    assert len(subscriber.sent) == 1 and not other.sent
 
 
 async def test_a_notification_that_cannot_be_read_is_dropped() -> None:
@@ -264,7 +264,7 @@ async def test_a_notification_that_cannot_be_read_is_dropped() -> None:
     IsolatedRouter(live).notified(server.conversation, notification("notifications/resources/updated", [1]))
     deeply = Message(jsonrpc="2.0", method="notifications/x", params=msgspec.Raw(encode(TOO_DEEP_PARAMS)))
     IsolatedRouter(live).notified(server.conversation, deeply)
-    assert not live.frames
+    assert not live.sent
 
 
 @requirement("spec.ended-listen")
@@ -315,7 +315,7 @@ async def test_what_came_on_the_stream_of_a_request_belongs_to_that_request() ->
     router.notified(server.conversation, notification(VENDOR, {"n": 3}), STANDALONE)
     assert [frame["method"] for frame in await frames_of(first)] == [VENDOR, "com.acme/ask"]
     assert [frame["params"] for frame in await frames_of(second)] == [{"n": 2}]
-    assert [frame["params"] for frame in live.frames] == [{"n": 3}]
+    assert [frame["params"] for frame in live.sent] == [{"n": 3}]
 
     shared, other = Server(), live_session()
     mine, theirs = shared.send(live), shared.send(other)
@@ -349,7 +349,7 @@ async def test_what_belongs_to_no_call_goes_to_the_streams_of_a_modern_client_th
     tag = "io.modelcontextprotocol/subscriptionId"
     assert [msgspec.json.decode(frame)["params"] for frame in frames] == [{"n": 1, "_meta": {tag: 5}}]
     assert [frame["params"] for frame in await frames_of(streams[0])] == [{"n": 1, "_meta": {tag: 7}}]
-    assert await frames_of(streams[1]) == [] and not live.frames
+    assert await frames_of(streams[1]) == [] and not live.sent
 
 
 @requirement("ext.relay")
@@ -357,7 +357,7 @@ async def test_a_legacy_client_gets_what_a_modern_server_says_outside_of_calls()
     server, live = Server(Era.MODERN), live_session()
     IsolatedRouter(live).notified(server.conversation, notification(VENDOR, {"n": 1}))
     IsolatedRouter(live).notified(server.conversation, notification("notifications/message", {}))
-    assert [frame["params"] for frame in live.frames] == [{"n": 1}]
+    assert [frame["params"] for frame in live.sent] == [{"n": 1}]
 
 
 @requirement("task.relay")
@@ -373,7 +373,7 @@ async def test_a_message_about_a_task_of_a_shared_server_reaches_the_session_of_
     router.notified(server.conversation, notification("notifications/message", {"level": "info", **meta}))
     for unknown in ("another", 7, None):
         router.notified(server.conversation, notification("notifications/tasks/status", {"taskId": unknown}))
-    assert [frame["params"] for frame in owner.frames] == [
+    assert [frame["params"] for frame in owner.sent] == [
         {"taskId": "handle", "status": "x"},
         {"level": "info", "_meta": {RELATED: {"taskId": "handle"}}},
     ]
@@ -385,7 +385,7 @@ async def test_a_message_about_a_task_of_a_shared_server_reaches_the_session_of_
         router.asked(server.conversation, parse(encode(body)))
 
     asks(1, "own")
-    assert owner.frames[-1]["params"] == {"message": "who?", "_meta": {RELATED: {"taskId": "handle"}}}
+    assert owner.sent[-1]["params"] == {"message": "who?", "_meta": {RELATED: {"taskId": "handle"}}}
     asks(2, "another")
     assert server.refused == [(b"2", -32601)]
-    assert not await frames_of(call) and not busy.frames
+    assert not await frames_of(call) and not busy.sent

@@ -1,0 +1,41 @@
+"""The part of a session's page that shows its messages and its stderr: facts, and what its forms ask for."""
+
+from typing import Any, Final
+
+from starlette.requests import Request
+
+from gateway.admin.page import OPERATOR, Action, ConsoleOperators
+
+__all__ = ["FRAME_ACTIONS", "frame_facts"]
+
+_FRAMES: Final = 60
+_LINES: Final = 200
+
+
+async def frame_facts(operators: ConsoleOperators, request: Request, session: str) -> dict[str, Any]:
+    """The variables of `frames.html` for a live session: its newest messages first. `frames` is None if the operator
+    may not see them."""
+    by = request.scope.get(OPERATOR, "")
+    both = await operators.watches.both(session, by, frames=_FRAMES, lines=_LINES)
+    if both is None:
+        return {"frames": None, "stderr": None}
+    frames, stderr = both
+    return {"frames": {"page": frames, "newest": frames.frames[::-1]}, "stderr": stderr}
+
+
+async def _switch_on(operators: ConsoleOperators, request: Request, operator: str) -> str:
+    page = await operators.session(request.path_params["session"])
+    await operators.watches.switch_on(page.session, operator)
+    return f"/admin/sessions/{page.session}#frames"
+
+
+async def _switch_off(operators: ConsoleOperators, request: Request, operator: str) -> str:
+    page = await operators.session(request.path_params["session"])
+    await operators.watches.switch_off(page.session, operator)
+    return f"/admin/sessions/{page.session}#frames"
+
+
+FRAME_ACTIONS: Final[dict[str, Action]] = {
+    "/admin/sessions/{session}/frames/on": _switch_on,
+    "/admin/sessions/{session}/frames/off": _switch_off,
+}

@@ -1,0 +1,200 @@
+"""The newest messages between a client, the gateway and the servers of one session, and what its servers write to
+stderr, while an operator watches the session. Without credentials, and bounded."""
+
+from collections import OrderedDict, deque
+from collections.abc import Callable, Iterable
+from time import time
+from typing import Any, Final, Generic, Literal, Protocol, TypeVar
+
+import msgspec
+
+from gateway.observability.frame_bodies import FrameBodies
+from transports.inbound_port import Refused
+from transports.jsonrpc import InvalidMessage, Message, encode, parse
+
+__all__ = ["Direction", "SeenFrame", "SessionFrames", "StderrLine"]
+
+MOST_FRAMES: Final = 500
+MOST_LINES: Final = 500
+MOST_KEPT_CHARS: Final = 1 << 20
+"""Of the bodies of a session together, and of its lines together."""
+
+_MOST_LINE: Final = 500
+_MOST_NAME: Final = 200
+_MOST_REQUESTS: Final = 256
+_MOST_LATEST: Final = 16
+_SMALL_BYTES: Final = 64 << 10
+
+Direction = Literal["client to gateway", "gateway to client", "gateway to server", "server to gateway"]
+_OPPOSITE: Final[dict[str, Direction]] = {
+    "client to gateway": "gateway to client",
+    "gateway to client": "client to gateway",
+    "gateway to server": "server to gateway",
+    "server to gateway": "gateway to server",
+}
+
+
+class SeenFrame(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One message. `number` grows with time. `method` is that of the request, also where this is its response. `size`
+    is that of params, result or error in bytes, and `body` what may be shown of it."""
+
+    number: int
+    at: float
+    direction: Direction
+    kind: Literal["request", "notification", "response", "error"]
+    server: str = ""
+    method: str = ""
+    id: str = ""
+    size: int = 0
+    body: str = ""
+
+
+class StderrLine(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One line of a server's stderr, cut. `number` grows with time. `at` is 0 if the line was written before somebody
+    watched."""
+
+    number: int
+    server: str
+    text: str
+    at: float = 0.0
+
+
+class _Numbered(Protocol):
+    @property
+    def number(self) -> int: ...
+
+
+Kept = TypeVar("Kept", bound=_Numbered)
+
+
+class _Ring(Generic[Kept]):
+    """The newest items, bounded in number and in characters."""
+
+    def __init__(self, most: int, first: int, length: Callable[[Kept], int]) -> None:
+        self._items: deque[Kept] = deque()
+        self._most = most
+        self._length = length
+        self._chars = 0
+        self._first = self.next_number = first
+
+    def add(self, item: Kept) -> None:
+        self._items.append(item)
+        self._chars += self._length(item)
+        self.next_number += 1
+        while len(self._items) > self._most or self._chars > MOST_KEPT_CHARS:
+            self._chars -= self._length(self._items.popleft())
+
+    def behind(self, after: int, limit: int) -> tuple[list[Kept], int]:
+        """The newest items, or the oldest behind number `after` if that is not 0; and how many behind it are not kept
+        any more."""
+        if not after:
+            return list(self._items)[-limit:], 0
+        found = [item for item in self._items if item.number > after][:limit]
+        oldest = self._items[0].number if self._items else self.next_number
+        return found, max(0, oldest - max(after + 1, self._first))
+
+
+class SessionFrames:
+    """What an operator sees of a session. `by` is the operator's name, `ends_at` when the watch ends, by the clock."""
+
+    def __init__(self, session_id: str, by: str, clock: Callable[[], float] = time) -> None:
+        first = int(clock() * 1000)  # larger than every number of an earlier watch
+        self.by = by
+        self.ends_at = 0.0
+        self.frames: _Ring[SeenFrame] = _Ring(MOST_FRAMES, first, lambda frame: len(frame.body))
+        self.lines: _Ring[StderrLine] = _Ring(MOST_LINES, first, lambda line: len(line.text))
+        self._clock = clock
+        self._asked: OrderedDict[tuple[str, str, Any], str] = OrderedDict()
+        self._latest: deque[Message] = deque(maxlen=_MOST_LATEST)
+        self._bodies = FrameBodies()
+        self._bodies.hide((session_id,))
+
+    def extend(self, by: str, ends_at: float) -> None:
+        """Watch until then, for that operator."""
+        self.by, self.ends_at = by, ends_at
+
+    def hide(self, values: Iterable[str]) -> None:
+        """Never show these values."""
+        self._bodies.hide(values)
+
+    # -- messages
+
+    def from_client(self, message: Message) -> None:
+        """The client has sent that message. It counts once, however many parts of the gateway handle it."""
+        if any(message is one for one in self._latest):
+            return
+        if len(_body_of(message)) <= _SMALL_BYTES:
+            self._latest.append(message)
+        self._note("client to gateway", "", message)
+
+    def to_client(self, frame: bytes) -> None:
+        """The client is sent that message."""
+        self._note("gateway to client", "", _read(frame))
+
+    def refused(self, message: Message, refused: Refused) -> None:
+        """The client's message is refused, if it is one of this session's."""
+        if any(message is one for one in self._latest):
+            error = msgspec.Raw(encode(refused.error()))
+            self._note("gateway to client", "", Message(jsonrpc="2.0", id=message.id, error=error))
+
+    def to_server(self, server: str, frame: bytes) -> None:
+        """A server is sent that message."""
+        self._note("gateway to server", server, _read(frame))
+
+    def from_server(self, server: str, message: Message) -> None:
+        """A server has sent that message."""
+        self._note("server to gateway", server, message)
+
+    def _note(self, direction: Direction, server: str, message: Message | None) -> None:
+        if message is None:
+            return
+        raw = _body_of(message)
+        frame = SeenFrame(
+            number=self.frames.next_number,
+            at=round(self._clock(), 3),
+            direction=direction,
+            kind=_kind(message),
+            server=server,
+            method=self._method(direction, server, message),
+            id="" if message.id in (msgspec.UNSET, None) else self._bodies.text(str(message.id), _MOST_NAME),
+            size=len(raw),
+            body=self._bodies.body(raw) if raw else "",
+        )
+        self.frames.add(frame)
+
+    def _method(self, direction: Direction, server: str, message: Message) -> str:
+        """The method of a message: of a response, that of its request."""
+        if isinstance(message.method, msgspec.UnsetType):
+            return self._asked.pop((_OPPOSITE[direction], server, message.id), "")
+        method = self._bodies.text(message.method, _MOST_NAME)
+        if message.is_request:
+            self._asked[direction, server, message.id] = method
+            if len(self._asked) > _MOST_REQUESTS:
+                self._asked.popitem(last=False)
+        return method
+
+    # -- stderr
+
+    def line(self, server: str, text: str, *, is_earlier: bool = False) -> None:
+        """A server has written that line. `is_earlier`: before the session was watched."""
+        shown = self._bodies.text(text, _MOST_LINE)
+        at = 0.0 if is_earlier else round(self._clock(), 3)
+        self.lines.add(StderrLine(number=self.lines.next_number, server=server, text=shown, at=at))
+
+
+def _body_of(message: Message) -> bytes:
+    parts = (message.params, message.result, message.error)
+    return next((bytes(part) for part in parts if not isinstance(part, msgspec.UnsetType)), b"")
+
+
+def _kind(message: Message) -> Literal["request", "notification", "response", "error"]:
+    if not message.is_response:
+        return "request" if message.is_request else "notification"
+    return "response" if isinstance(message.error, msgspec.UnsetType) else "error"
+
+
+def _read(frame: bytes) -> Message | None:
+    try:
+        return parse(frame)
+    except InvalidMessage:  # the gateway's own frames are messages
+        return None

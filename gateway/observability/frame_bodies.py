@@ -1,0 +1,135 @@
+"""Bodies of JSON-RPC messages as operators may see them: without credentials, and cut. Pure."""
+
+import json
+import re
+from collections.abc import Iterable
+from typing import Any, Final
+
+import msgspec
+
+from gateway.observability.visible import visible
+from session_store.metadata import REDACTED, is_secret_name, scrubbed_text
+from transports.jsonrpc import InvalidMessage, decode_exact
+
+__all__ = ["MOST_BODY_BYTES", "MOST_CHARS", "FrameBodies"]
+
+MOST_CHARS: Final = 4_000
+"""Of one body, as it is shown."""
+
+MOST_BODY_BYTES: Final = 1 << 20
+"""A larger body is not read: to decode it would keep calls waiting."""
+
+_MOST_TEXT: Final = 1_000
+_SCANNED: Final = 4_000
+"""Characters of a text that are searched for credentials."""
+
+_OF_CREDENTIALS: Final = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789._~+/=-"
+
+_MOST_NAME: Final = 100
+_MOST_DEPTH: Final = 12
+_LEAST_SECRET: Final = 6
+"""Characters of a value that is hidden wherever it stands: a shorter one stands in many words."""
+
+_OPAQUE: Final = frozenset(
+    {
+        "requestState",
+        "io.github.mcp-session-gateway/session",
+        "io.github.mcp-session-gateway/session-key",
+    }
+)
+"""Members that give access to a session or to a call."""
+
+_HARMLESS: Final = frozenset({"progressToken"})
+_TASK: Final = "taskId"
+_TASK_CHARS: Final = 8
+
+# A name, `=` or `:`, and a value: JSON, a form or a variable inside a text. Names are bounded, so that time is linear.
+_ASSIGNED: Final = re.compile(
+    r"""(?<![\w.-])([\w.-]{1,64})(\\?["']?\s{0,4}[=:]\s{0,4})"""
+    r"""(\\?"(?:[^"\\]|\\(?!").){0,4000}\\?"?|'[^']{0,4000}'?|[^\s,;&}\])]+)"""
+)
+
+
+class FrameBodies:
+    """Redacts what looks like a credential, by its name or its form, and every value that it was told to hide."""
+
+    def __init__(self) -> None:
+        self._hidden: list[str] = []
+
+    def hide(self, values: Iterable[str]) -> None:
+        """Redact these values from now on, wherever they stand. Values of less than 6 characters are not searched
+        for."""
+        known = {*self._hidden, *(value for value in values if len(value) >= _LEAST_SECRET)}
+        self._hidden = sorted(known, key=len, reverse=True)  # one that is part of another comes behind it
+
+    def text(self, text: str, most: int = _MOST_TEXT) -> str:
+        """A text that is shown, on its own or in a body."""
+        scanned = text[:_SCANNED]
+        if len(text) > _SCANNED:  # the beginning of a credential has no form
+            scanned = scanned.rstrip(_OF_CREDENTIALS)
+        for value in self._hidden:
+            scanned = scanned.replace(value, REDACTED)
+        scanned = _ASSIGNED.sub(_without_value, scrubbed_text(scanned))
+        more = f"… ({len(text)} characters)" if len(scanned) > most or len(text) > _SCANNED else ""
+        return visible(f"{scanned[:most]}{more}")
+
+    def body(self, raw: bytes) -> str:
+        """A JSON value that is shown: at most `MOST_CHARS` characters."""
+        if len(raw) > MOST_BODY_BYTES:
+            return f"[{len(raw)} bytes: too large to be shown]"
+        try:
+            value = decode_exact(raw)
+        except (msgspec.MsgspecError, InvalidMessage, RecursionError, UnicodeDecodeError):
+            return f"[{len(raw)} bytes that cannot be read]"
+        return json.dumps(_Shortened(self).of(value), ensure_ascii=False)[:MOST_CHARS]
+
+
+class _Shortened:
+    """One value, of which no more is walked than is shown."""
+
+    def __init__(self, bodies: FrameBodies) -> None:
+        self._bodies = bodies
+        self._left = MOST_CHARS
+
+    def of(self, value: Any, depth: int = 0, *, are_names: bool = False) -> Any:
+        """`are_names`: the members are properties of a schema, whose names say nothing of their values."""
+        if self._left <= 0 or depth > _MOST_DEPTH:
+            return "…"
+        if isinstance(value, str):
+            shown = self._bodies.text(value)
+            self._left -= len(shown) + 2
+            return shown
+        if isinstance(value, list):
+            found = []
+            for item in value:
+                found.append(self.of(item, depth + 1))
+                if self._left <= 0:
+                    break
+            return found
+        if isinstance(value, dict):
+            members: dict[str, Any] = {}
+            for name, item in value.items():
+                shown = self._bodies.text(name, _MOST_NAME)
+                self._left -= len(shown) + 4
+                members[shown] = self._member(name, item, depth, are_names=are_names)
+                if self._left <= 0:
+                    break
+            return members
+        self._left -= 8
+        return bytes(value).decode() if isinstance(value, msgspec.Raw) else value
+
+    def _member(self, name: str, value: Any, depth: int, *, are_names: bool) -> Any:
+        is_schema = are_names and isinstance(value, dict | bool)
+        if name in _OPAQUE or (is_secret_name(name) and name not in _HARMLESS and not is_schema):
+            self._left -= len(REDACTED)
+            return REDACTED
+        if name == _TASK and isinstance(value, str):
+            return self._bodies.text(value[:_TASK_CHARS])
+        return self.of(value, depth + 1, are_names=name == "properties")
+
+
+def _without_value(found: re.Match[str]) -> str:
+    name, between, value = found.groups()
+    if not is_secret_name(name) or name in _HARMLESS or value.startswith(REDACTED[:-1]):
+        return found[0]
+    return f"{name}{between}{REDACTED}"

@@ -1,0 +1,89 @@
+"""What is kept of the messages of a watched session: the newest, with cursors, and bounded."""
+
+import pytest
+
+from gateway.calls.session_frames import MOST_FRAMES, MOST_KEPT_CHARS, MOST_LINES, SessionFrames
+from tests.requirements import requirement
+from transports.inbound_port import Refused
+from transports.jsonrpc import encode, parse
+
+ID = "the-id-of-a-session"
+
+
+def frames_of(clock: float = 1_000.0) -> SessionFrames:
+    return SessionFrames(ID, "ann", lambda: clock)
+
+
+def request(number: int, method: str = "tools/call", params: object = None) -> bytes:
+    return encode({"jsonrpc": "2.0", "id": number, "method": method, "params": params or {}})
+
+
+@requirement("ops.frames")
+def test_each_message_has_its_direction_its_method_and_its_kind() -> None:
+    seen = frames_of()
+    seen.from_client(parse(request(7, params={"name": ID})))
+    seen.to_server("files", request(1))
+    seen.from_server("files", parse(b'{"jsonrpc":"2.0","method":"notifications/progress"}'))
+    seen.from_server("files", parse(b'{"jsonrpc":"2.0","id":1,"error":{"code":1,"message":"no"}}'))
+    seen.to_client(b'{"jsonrpc":"2.0","id":7,"result":{}}')
+    found, missed = seen.frames.behind(0, 10)
+    assert [(frame.direction, frame.kind, frame.method) for frame in found] == [
+        ("client to gateway", "request", "tools/call"),
+        ("gateway to server", "request", "tools/call"),
+        ("server to gateway", "notification", "notifications/progress"),
+        ("server to gateway", "error", "tools/call"),
+        ("gateway to client", "response", "tools/call"),
+    ]
+    assert missed == 0 and ID not in found[0].body and found[0].size > 20 and found[0].id == "7"
+
+
+@requirement("ops.frames")
+def test_a_message_counts_once_and_a_refusal_belongs_to_the_session_that_sent_it() -> None:
+    seen, other = frames_of(), frames_of()
+    message = parse(request(1))
+    for _ in range(2):
+        seen.from_client(message)
+    for each in (seen, other):
+        each.refused(message, Refused(400, -32602, "no such level"))
+    found, _ = seen.frames.behind(0, 10)
+    assert [(frame.kind, frame.method) for frame in found] == [("request", "tools/call"), ("error", "tools/call")]
+    assert "no such level" in found[1].body and other.frames.behind(0, 10) == ([], 0)
+
+
+@requirement("ops.frames")
+def test_what_is_kept_is_bounded_and_who_reads_too_late_is_told() -> None:
+    seen = frames_of()
+    for number in range(MOST_FRAMES + 10):
+        seen.to_server("files", request(number))
+    newest, _ = seen.frames.behind(0, 2)
+    assert [frame.id for frame in newest] == [str(MOST_FRAMES + 8), str(MOST_FRAMES + 9)]
+    first = newest[-1].number - MOST_FRAMES - 9
+    assert [len(part) if isinstance(part, list) else part for part in seen.frames.behind(first, 1_000)] == [500, 9]
+    assert seen.frames.behind(newest[0].number, 1_000) == ([newest[1]], 0)
+    assert seen.frames.behind(1, 1)[1] == 10, "a number of an earlier watch"
+    for number in range(300):
+        seen.to_server("files", request(number, params={"a": ["x " * 490] * 4}))
+    kept = [len(frame.body) for frame in seen.frames.behind(0, 1_000)[0]]
+    assert sum(kept) <= MOST_KEPT_CHARS and len(kept) > 200
+
+
+@requirement("ops.stderr-live")
+def test_lines_are_redacted_cut_and_bounded() -> None:
+    seen = frames_of()
+    seen.hide(["a known secret"])
+    seen.line("files", "earlier", is_earlier=True)
+    seen.line("files", f"with a known secret {'x ' * 1_000}")
+    earlier, line = seen.lines.behind(0, 10)[0]
+    assert (earlier.at, line.at) == (0.0, 1_000.0)
+    assert "a known secret" not in line.text and len(line.text) < 600
+    for _ in range(MOST_LINES + 10):
+        seen.line("files", "again")
+    assert len(seen.lines.behind(0, 10_000)[0]) == MOST_LINES
+
+
+@pytest.mark.parametrize("clocks", [(1_000.0, 1_000.5)])
+def test_numbers_of_a_later_watch_are_larger(clocks: tuple[float, float]) -> None:
+    first, second = map(frames_of, clocks)
+    for seen in (first, second):
+        seen.to_server("files", request(1))
+    assert first.frames.behind(0, 1)[0][0].number < second.frames.behind(0, 1)[0][0].number

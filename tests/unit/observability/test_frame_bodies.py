@@ -1,0 +1,95 @@
+"""What operators see of a JSON-RPC body: no credential in any place, no more than a bound, in bounded time."""
+
+import json
+import time
+from typing import Any
+
+import pytest
+
+from gateway.observability.frame_bodies import MOST_BODY_BYTES, MOST_CHARS, FrameBodies
+from tests.requirements import requirement
+from transports.jsonrpc import encode
+
+JWT = f"eyJ{'h' * 40}.eyJ{'p' * 40}.{'s' * 40}"
+
+
+def shown(value: Any, *hidden: str) -> str:
+    bodies = FrameBodies()
+    bodies.hide(hidden)
+    return bodies.body(encode(value))
+
+
+@requirement("ops.frames")
+@pytest.mark.parametrize(
+    "value",
+    [
+        {"arguments": {"password": "hunter2"}},
+        {"arguments": {"credentials": {"user": "x", "value": "hunter2"}}},
+        {"arguments": {"properties": {"password": "hunter2"}}},
+        {"text": "password=hunter2 next"},
+        {"text": 'it said {"api_key": "hunter2", "a": 1}'},
+        {"text": json.dumps(json.dumps({"token": "hunter2"}))},
+        {"text": "Cookie: hunter2"},
+        {"requestState": "hunter2"},
+        {"_meta": {"io.github.mcp-session-gateway/session": "hunter2"}},
+        {"_meta": {"io.github.mcp-session-gateway/session-key": "hunter2"}},
+        {"text": "https://user:hunter2@example.com/"},
+        {"text": "Bearer hunter2hunter2"},
+        {"text": "-----BEGIN PRIVATE KEY-----\nhunter2\n-----END PRIVATE KEY-----"},
+        {"hunter2-known-secret": 1, "a": ["hunter2-known-secret"]},
+    ],
+    ids=lambda value: json.dumps(value)[:40],
+)
+def test_no_credential_is_shown(value: Any) -> None:
+    text = shown(value, "hunter2-known-secret")
+    assert "hunter2" not in text and "[redacted]" in text
+
+
+@requirement("ops.frames")
+def test_a_value_that_is_hidden_is_found_however_json_writes_it() -> None:
+    secret = 'with "quotes",\nlines and ü'
+    assert "quotes" not in shown({"a": f"<{secret}>"}, secret)
+    assert "quotes" not in hiding(secret).body(json.dumps({"a": secret}).encode())
+    assert shown({"a": "short"}, "rt") == '{"a": "short"}'
+
+
+def hiding(secret: str) -> FrameBodies:
+    bodies = FrameBodies()
+    bodies.hide([secret])
+    return bodies
+
+
+@requirement("ops.frames")
+def test_what_is_no_credential_stays() -> None:
+    value = {"name": "echo", "arguments": {"n": 1, "text": "a: b"}, "_meta": {"progressToken": 7}}
+    assert json.loads(shown(value)) == value
+    schema = {"inputSchema": {"properties": {"password": {"type": "string"}}}}
+    assert json.loads(shown(schema)) == schema
+    assert shown({"taskId": "abcdefghijklmnop"}) == '{"taskId": "abcdefgh"}'
+    assert FrameBodies().body(b'{"n": 1e400}') == '{"n": "1e400"}'
+
+
+@requirement("ops.frames")
+def test_a_body_is_cut_and_its_end_is_no_part_of_a_credential() -> None:
+    assert len(shown({"a": ["x" * 500] * 1_000})) <= MOST_CHARS
+    assert shown({"a": "x " * 10_000}).endswith('… (20000 characters)"}')
+    for length in range(3_900, 4_100, 7):  # the credential is cut where texts are read up to
+        assert "eyJ" not in FrameBodies().text(" " * length + JWT * 50, 10_000)
+    assert "too large" in FrameBodies().body(b'"%s"' % (b"x" * MOST_BODY_BYTES))
+    assert "cannot be read" in FrameBodies().body(b"[" * 5_000)
+    deep: Any = "x"
+    for _ in range(100):
+        deep = [deep]
+    assert "…" in shown(deep)
+
+
+@requirement("ops.frames")
+@pytest.mark.parametrize("piece", ["a.", "eyJaaaaaaaa-", "a", 'a="', "a:", "-----BEGIN PRIVATE KEY-----", "password="])
+def test_hostile_texts_take_bounded_time(piece: str) -> None:
+    began = time.process_time()
+    FrameBodies().text(piece * 100_000)
+    assert time.process_time() - began < 0.5
+
+
+def test_controls_are_visible() -> None:
+    assert "\x1b" not in FrameBodies().text("\x1b[31mred\u202e")
