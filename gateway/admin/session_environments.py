@@ -27,6 +27,7 @@ from session_store import Context, Session
 from session_store.session import redact
 from transports.era import Era
 from transports.inbound_port import Refused
+from transports.upstream.delegation import Delegation
 from transports.upstream.stdio import HOME, INHERITED
 from transports.upstream_port import ConnectOptions
 
@@ -41,10 +42,11 @@ _MOST_NAMES: Final = 20
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Given:
     """What decides what sessions are given: the configuration, and the parts that apply it. `served` are the names of
-    the servers behind each endpoint, `enclosures` the sandboxes of servers by name. `unusable` returns the tools of a
-    server whose schemas cannot be used, and why."""
+    the servers behind each endpoint, `enclosures` the sandboxes of servers by name. `delegation` says where their
+    cgroups are, `unusable` returns the tools of a server whose schemas cannot be used, and why."""
 
     settings: Settings
+    delegation: Callable[[], Delegation]
     unusable: Callable[[str, list[dict[str, Any]]], Mapping[str, str]]
     upstreams: Sequence[ConfiguredUpstream]
     served: Mapping[str, Sequence[str]]
@@ -164,9 +166,10 @@ class SessionEnvironments:
         enclosure = enclosures.enclosure(sandbox)
         trusts = () if entry.shared else (session.context.trust,)
         holds = explained(
-            holding_of(name, enclosures, sandbox, trusts),
+            holding_of(name, enclosures, sandbox, trusts, delegation=self._given.delegation()),
             enclosures,
             package_folder(self._given.settings.gateway.packages, entry),
+            self._given.delegation(),
             None if given is None else given.walls,
         )
         sources = Sources(

@@ -32,7 +32,8 @@ def check(
     """
     from gateway.config.keyring import key_ring
     from gateway.doctor.workspaces import check_workspaces
-    from gateway.sandbox.holding import holdings_of, private_files, refuse_unheld
+    from gateway.sandbox.holding import holdings_of, private_files, refuse_cgroup, refuse_unheld
+    from transports.upstream.delegation import look
 
     try:
         file = required_configuration(config)
@@ -43,6 +44,7 @@ def check(
         warnings += [f"{one.what}; {one.do}" for one in check_workspaces(settings) if one.state != "ok"]
         warnings += [] if settings.mcpServers else ["nothing to serve: mcpServers is empty or missing"]
         sandboxes = holdings_of(settings)
+        refuse_cgroup(settings.gateway.cgroup, look(settings.gateway.cgroup))
         refuse_unheld(sandboxes)
         warnings += [f"sandbox {one.title}: {what}" for one in sandboxes for what in (*one.missing, *one.left_out)]
         private = private_files(settings, file)

@@ -15,6 +15,7 @@ from gateway.sandbox.enclosures import enclosures_of
 from gateway.sandbox.explained import explained, lines_of
 from gateway.sandbox.holding import holdings
 from gateway.sandbox.packages import package_folder
+from transports.upstream.delegation import look
 
 __all__ = ["app"]
 
@@ -50,7 +51,9 @@ def explain(
     except ConfigurationError as error:
         raise complain(located(str(error), config)) from None
     package = package_folder(settings.gateway.packages, entry)
-    found = [explained(one, enclosures, package) for one in holdings({name: enclosures})]
+    delegation = look(settings.gateway.cgroup)
+    every = holdings({name: enclosures}, delegation=delegation)
+    found = [explained(one, enclosures, package, delegation) for one in every]
     if in_json:
         typer.echo(as_json({"server": name, "sandboxes": found}, indent=2))
         return

@@ -19,6 +19,7 @@ __all__ = [
     "CONTAINER_ENGINES",
     "DEFAULT_PROFILE",
     "LIMITS",
+    "AbsolutePath",
     "Profile",
     "Sandbox",
     "SandboxByTrust",
@@ -44,7 +45,7 @@ LIMITS: Final[Mapping[Profile, Mapping[str, int]]] = {
 CONTAINER_ENGINES: Final = frozenset({"docker", "podman", "nerdctl"})
 """Commands that start a server in a container. The container is its sandbox; walls would hold only the client."""
 
-_AMOUNTS: Final = ("memory_mb", "processes", "files", "cpu_s")
+_AMOUNTS: Final = ("memory_mb", "processes", "files", "cpu_s", "processors")
 _GRANTS: Final = ("read", "write", "reach", "sockets", "listen")
 _OF_OTHER_HOSTS: Final = frozenset({"enabled", "filesystem", "network"})
 
@@ -88,12 +89,19 @@ class SandboxSettings(Frozen):
     memory_mb: Amount = None
     """Memory in MiB that each process may allocate; 0: no limit."""
     processes: Amount = None
-    """Maximum number of processes and threads of one session's server at a time; 0: no limit. A server that has more is
-    ended."""
+    """Maximum number of processes and threads of one session's server at a time; 0: no limit. In a
+    [cgroup](sandbox.md#cgroups) the kernel starts no more; else a server that has more is ended."""
     files: Amount = None
     """Maximum number of open files of each process; 0: no limit."""
     cpu_s: Amount = None
     """Processor time of each process; 0: no limit."""
+    total_memory_mb: Amount = None
+    """Memory in MiB that all processes of one session's server may have together, with what they share and keep in
+    files of memory; 0: no limit. Needs a [cgroup](sandbox.md#cgroups). If not set: twice `memory_mb`, where there are
+    cgroups."""
+    processors: Annotated[float, Field(ge=0, le=4_096)] | None = None
+    """Of how many processors all processes of one session's server may use the time together, such as `0.5`; 0: no
+    limit. Needs a [cgroup](sandbox.md#cgroups)."""
     watch: bool | None = None
     """Whether refused files are seen in the log and the console, as refused hosts always are. If not set: no, because
     each file that the server opens takes 60 µs longer then."""
@@ -144,7 +152,8 @@ def is_of_another_host(value: Any) -> bool:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sandbox:
     """The sandbox of one server for sessions of one trust. `chosen_by` is the setting that chose the profile. A limit
-    of 0 is none. In grants, the entry of the nearest layer comes first."""
+    of 0 is none; `total_is_set`: a setting has `total_memory_mb`. In grants, the entry of the nearest layer comes
+    first."""
 
     profile: Profile = "off"
     chosen_by: str = ""
@@ -157,6 +166,9 @@ class Sandbox:
     processes: int = 0
     files: int = 0
     cpu_s: int = 0
+    total_memory_mb: int = 0
+    total_is_set: bool = False
+    processors: float = 0
     watch: bool = False
     required: bool = False
     launcher: tuple[str, ...] = ()
@@ -184,6 +196,8 @@ def sandbox_of(
         return tuple(dict.fromkeys(value for table in tables for value in getattr(table, name)))
 
     limits: dict[str, Any] = {name: first(name, LIMITS[profile].get(name, 0)) for name in _AMOUNTS}
+    total = first("total_memory_mb", None)
+    limits |= {"total_memory_mb": 2 * limits["memory_mb"] if total is None else total, "total_is_set": bool(total)}
     grants: dict[str, Any] = {name: united(name) for name in _GRANTS}
     told: dict[str, Any] = {name: first(name, False) for name in ("watch", "required")}
     return Sandbox(profile=profile, chosen_by=chosen_by, launcher=launcher, **told, **limits, **grants)

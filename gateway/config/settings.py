@@ -30,7 +30,7 @@ from gateway.config.model import Frozen
 from gateway.config.operators import AdminSettings, AuditSettings
 from gateway.config.packages import PackageSettings
 from gateway.config.policy import PolicySettings
-from gateway.config.sandbox import Profile
+from gateway.config.sandbox import AbsolutePath, Profile
 from gateway.config.secrets import SecretSettings
 from gateway.config.sessions import SessionSettings
 from gateway.config.tasks import TaskSettings
@@ -106,6 +106,9 @@ class GatewaySettings(Frozen):
     sandbox: Profile | None = None
     """The profile of the servers for which neither their own `sandbox` nor `policy.sandbox` names one. If not set:
     `standard`."""
+    cgroup: Literal["off"] | AbsolutePath | None = None
+    """Where each sandboxed server gets a cgroup of its own ([cgroups](sandbox.md#cgroups)): the folder of a cgroup that
+    is for this gateway alone, or `off`. If not set: the gateway's own, if systemd or a container delegates it."""
     policy: PolicySettings = PolicySettings()
     """What sessions may do, and what they are given."""
     context: ContextSettings = ContextSettings()

@@ -3,9 +3,10 @@
 from collections.abc import Iterator
 from pathlib import Path
 
-from gateway.config.settings import Settings
+from gateway.config.settings import ConfigurationError, Settings
 from gateway.doctor.findings import Finding, failure, ok, warning
-from gateway.sandbox.holding import Holding, holdings_of, private_files
+from gateway.sandbox.holding import Holding, holdings_of, private_files, refuse_cgroup, told
+from transports.upstream.delegation import look
 
 __all__ = ["check_sandboxes"]
 
@@ -14,11 +15,25 @@ def check_sandboxes(settings: Settings, config: Path | None = None) -> Iterator[
     """One finding for each sandbox, one for each thing that a server's configuration names in vain, and one for each
     file with secrets of the gateway that a sandbox leaves open. `config` is the configuration's file."""
     files = private_files(settings, config)
-    for found in holdings_of(settings):
+    every = holdings_of(settings)
+    if any(found.sandbox.has_walls for found in every):
+        yield _cgroups(settings.gateway.cgroup)
+    for found in every:
         yield from _finding(found)
         for file in found.opens(files):
             do = "move the file, or the server, out of a folder that holds both"
             yield warning(f"sandbox {found.title}", f"its processes can read {file}, which is the gateway's", do)
+
+
+def _cgroups(setting: str | None) -> Finding:
+    delegation = look(setting)
+    try:
+        refuse_cgroup(setting, delegation)
+    except ConfigurationError as error:
+        return failure(
+            "cgroups", str(error), "name the folder of a cgroup that the gateway's user may write to, or off"
+        )
+    return ok("cgroups", told(delegation))
 
 
 def _finding(found: Holding) -> Iterator[Finding]:
@@ -29,7 +44,10 @@ def _finding(found: Holding) -> Iterator[Finding]:
     summary = f"{found.sandbox.profile}, by {found.sandbox.chosen_by}"
     if found.missing:
         state = failure if found.sandbox.required else warning
-        do = "use a newer kernel (docs/sandbox.md), other limits of the container (docs/deploying.md), or a launcher"
+        do = (
+            "use a newer kernel or a delegated cgroup (docs/sandbox.md), other limits of the container "
+            "(docs/deploying.md), or a launcher"
+        )
         yield state(check, f"{summary}: {' '.join(found.missing)}", do)
     else:
         yield ok(check, f"{summary}; all of it holds on this machine")

@@ -65,9 +65,9 @@ gateway that ran it is gone; `followed`: the gateway that ran it is gone, and th
 server has made of the call; `left`: its gateway has stopped, and another one decides; `refused`: a slow call became no
 task, because its client has as many as it may have."""
 
-SANDBOX_REFUSALS: Final = ("connect", "socket", "listen", "name", "file", "process", "processes", "other")
+SANDBOX_REFUSALS: Final = ("connect", "socket", "listen", "name", "file", "process", "processes", "memory", "other")
 """What a sandbox refuses: an address, a Unix socket, a port, a name that is not resolved, attributes of a file, access
-to another process, more processes."""
+to another process, more processes, more memory."""
 
 COUNTERS: Final[Mapping[str, CounterRow]] = {
     "argument_errors": CounterRow(

@@ -4,8 +4,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
 from gateway.sandbox.enclosures import Enclosures
-from gateway.sandbox.holding import Holding
+from gateway.sandbox.holding import Holding, told
 from gateway.sandbox.package_folder import PackageFolder
+from transports.upstream.delegation import Delegation
 from transports.upstream.walls.spec import Walls
 
 __all__ = ["explained", "lines_of"]
@@ -14,10 +15,15 @@ OWN: Final = "a folder of its own in each session: HOME, TMPDIR, and the working
 
 
 def explained(
-    holding: Holding, enclosures: Enclosures, package: PackageFolder | None, walls: Walls | None = None
+    holding: Holding,
+    enclosures: Enclosures,
+    package: PackageFolder | None,
+    delegation: Delegation,
+    walls: Walls | None = None,
 ) -> dict[str, Any]:
-    """One sandbox of a server, as JSON. `package` is the folder of the package that its command names. `walls` are
-    those of a process that runs, with what its session has; without, what every session has is explained."""
+    """One sandbox of a server, as JSON. `package` is the folder of the package that its command names. `delegation`
+    is where cgroups are. `walls` are those of a process that runs, with what its session has; without, what every
+    session has is explained."""
     sandbox, enclosure = holding.sandbox, enclosures.enclosure(holding.sandbox)
     found: dict[str, Any] = {
         "sessions": holding.trusts or ("direct", "sandboxed"),
@@ -49,7 +55,10 @@ def explained(
             "processes": sandbox.processes,
             "files": sandbox.files,
             "cpu_s": sandbox.cpu_s,
+            "total_memory_mb": sandbox.total_memory_mb if "memory" in delegation.controllers else 0,
+            "processors": sandbox.processors if "cpu" in delegation.controllers else 0,
         },
+        "cgroup": told(delegation),
         "watch": sandbox.watch,
         "variables": dict(enclosure.env),
         "not_granted": holding.left_out,
@@ -92,6 +101,7 @@ def lines_of(name: str, found: Mapping[str, Any]) -> Iterator[str]:
     ports = ["on loopback, a port of the kernel's choice" if port == 0 else f"on {port}" for port in found["listen"]]
     yield f"  listen: {_list(ports) or 'on no port'}"
     yield f"  limits: {_list([f'{limit} {value}' for limit, value in found['limits'].items() if value]) or 'none'}"
+    yield f"  cgroup: {found['cgroup']}"
     if found["watch"]:
         yield "  watch: refused files are counted and logged, as refused connections are"
     yield from (f"  variable {variable} = {value}" for variable, value in found["variables"].items())

@@ -7,17 +7,31 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from typing import Final
 
 from gateway.config.faults import ConfigurationError
 from gateway.config.keyring import key_file
 from gateway.config.sandbox import Sandbox
 from gateway.config.settings import Settings
 from gateway.sandbox.enclosures import TRUSTS, Enclosures, enclosures_of
+from transports.upstream.delegation import OFF, Delegation, look
 from transports.upstream.walls.kernel import Kernel, probe
 from transports.upstream.walls.kernel_program import ask_kernel
 from transports.upstream.walls.spec import Walls
 
-__all__ = ["Holding", "holding_of", "holdings", "holdings_of", "log_holdings", "private_files", "refuse_unheld"]
+__all__ = [
+    "Holding",
+    "holding_of",
+    "holdings",
+    "holdings_of",
+    "log_holdings",
+    "private_files",
+    "refuse_cgroup",
+    "refuse_unheld",
+    "told",
+]
+
+_CONTROLLERS: Final = {"memory": "memory", "pids": "process", "cpu": "processor"}
 
 logger = logging.getLogger(__name__)
 
@@ -47,6 +61,14 @@ class Holding:
         return " ".join((self.server, *(f"({trust})" for trust in self.trusts)))
 
 
+def told(delegation: Delegation) -> str:
+    """Where each sandboxed server has a cgroup, and what is limited there, or why there are none."""
+    if not delegation.root:
+        return f"none, limits are those of each process ({delegation.lacks})"
+    kept = [_CONTROLLERS[each] for each in delegation.controllers]
+    return f"one for each in {delegation.root}, with {', '.join(kept) or 'no'} limits"
+
+
 @cache
 def kernel_for(namespaces: bool) -> Kernel:
     """What the kernel can. To try namespaces takes a tenth of a second."""
@@ -58,25 +80,34 @@ def kernel_for(namespaces: bool) -> Kernel:
     return probe()
 
 
-def holdings(servers: Mapping[str, Enclosures], kernel: Callable[[bool], Kernel] = kernel_for) -> list[Holding]:
+def holdings(
+    servers: Mapping[str, Enclosures],
+    kernel: Callable[[bool], Kernel] = kernel_for,
+    delegation: Delegation | None = None,
+) -> list[Holding]:
     """The sandboxes of servers with a command, in the order of the servers. One for both trusts is there once. `kernel`
-    returns what the kernel can, and whether it has namespaces if that is asked for."""
-    return [found for name, one in servers.items() for found in _of_server(name, one, kernel)]
+    returns what the kernel can, and whether it has namespaces if that is asked for. `delegation` is where their cgroups
+    are; without it there are none."""
+    tree = delegation or Delegation(lacks="no cgroups were looked for")
+    return [found for name, one in servers.items() for found in _of_server(name, one, kernel, tree)]
 
 
 def holdings_of(settings: Settings) -> list[Holding]:
     """The sandboxes of a configuration."""
     entries = {name: entry for name, entry in settings.mcpServers.items() if entry.command}
-    return holdings({name: enclosures_of(name, entry, settings.gateway) for name, entry in entries.items()})
+    every = {name: enclosures_of(name, entry, settings.gateway) for name, entry in entries.items()}
+    return holdings(every, delegation=look(settings.gateway.cgroup))
 
 
-def _of_server(name: str, enclosures: Enclosures, kernel: Callable[[bool], Kernel]) -> Iterable[Holding]:
+def _of_server(
+    name: str, enclosures: Enclosures, kernel: Callable[[bool], Kernel], delegation: Delegation
+) -> Iterable[Holding]:
     sandboxes = {trust: enclosures.sandbox(trust) for trust in TRUSTS}
     both = len(set(sandboxes.values())) == 1
     for trust, sandbox in sandboxes.items():
         if both and trust != TRUSTS[0]:
             return
-        yield holding_of(name, enclosures, sandbox, () if both else (trust,), kernel)
+        yield holding_of(name, enclosures, sandbox, () if both else (trust,), kernel, delegation=delegation)
 
 
 def holding_of(
@@ -85,16 +116,22 @@ def holding_of(
     sandbox: Sandbox,
     trusts: tuple[str, ...] = (),
     kernel: Callable[[bool], Kernel] = kernel_for,
+    *,
+    delegation: Delegation,
 ) -> Holding:
     """One sandbox of one server."""
     enclosure = enclosures.enclosure(sandbox)
+    walls = None if enclosure is None else enclosure.walls
+    missing: tuple[str, ...] = ()
+    if walls is not None:
+        missing = (*kernel(walls.namespaces).missing(walls), *delegation.missing(walls.limits))
     return Holding(
         server=name,
         sandbox=sandbox,
         trusts=trusts,
-        missing=() if enclosure is None else kernel(enclosure.walls.namespaces).missing(enclosure.walls),
+        missing=missing,
         left_out=() if enclosure is None else enclosure.left_out,
-        walls=None if enclosure is None else enclosure.walls,
+        walls=walls,
     )
 
 
@@ -123,9 +160,21 @@ def refuse_unheld(found: Iterable[Holding]) -> None:
         raise ConfigurationError("\n".join(dict.fromkeys(faults)))
 
 
-def log_holdings(found: Iterable[Holding]) -> None:
+def refuse_cgroup(setting: str | None, delegation: Delegation) -> None:
+    """Refuse a folder of the operator's choice that cannot be used.
+
+    Raises:
+        ConfigurationError: why it cannot.
+    """
+    if setting not in (None, OFF) and not delegation.root:
+        raise ConfigurationError(f"gateway.cgroup: {delegation.lacks}")
+
+
+def log_holdings(found: Iterable[Holding], delegation: Delegation | None = None) -> None:
     """Log which sandboxes there are, what of them does not hold, and what is named in vain."""
     walled = [one for one in found if one.sandbox.has_walls]
+    if walled and delegation is not None:
+        logger.info("cgroups of sandboxes: %s", told(delegation))
     if walled:
         logger.info("sandboxes: %s", ", ".join(f"{one.title} {one.sandbox.profile}" for one in walled))
     for sentence in dict.fromkeys(sentence for one in walled for sentence in one.missing):

@@ -33,10 +33,16 @@ _GRANTS: Final = {
     "listen": "listen",
     "file": "read",
     "processes": "processes",
+    "memory": "total_memory_mb",
 }
 """Kind → the field of `sandbox` that allows more."""
 
-_NUMBERS: Final = {"listen": "to listen on port {}", "processes": "more than {} processes and threads"}
+_NUMBERS: Final = {
+    "listen": "to listen on port {}",
+    "processes": "more than {} processes and threads",
+    "memory": "more than {} MiB of memory",
+}
+_AMOUNTS: Final = ("processes", "memory")
 _TO_WRITE: Final = "not granted to be written"
 _NEVER: Final = ("the gateway listens there", "a setuid or setgid bit", "datagrams", "an abstract name")
 """Why something is refused that no setting allows."""
@@ -60,8 +66,8 @@ def allowed_by(refused: Refusal) -> str:
     field = "write" if refused.why == _TO_WRITE else _GRANTS.get(refused.kind)
     if not refused.what or field is None or refused.why in _NEVER:
         return ""
-    if refused.kind == "processes":
-        return "sandbox.processes"
+    if refused.kind in _AMOUNTS:
+        return f"sandbox.{field}"
     if refused.what == "0":  # a port that the process has not chosen
         return ""
     value = refused.what if refused.kind in _NUMBERS else json.dumps(refused.what, ensure_ascii=False)
@@ -79,7 +85,7 @@ def sentence(server: str, refused: Refusal, package: str = "") -> str:
     if package:  # a fetch has one setting, and no session
         allowed = allowed.replace("sandbox.", "gateway.packages.") if allowed.startswith("sandbox.reach") else ""
     if allowed:
-        said += f"; to allow {'more' if refused.kind == 'processes' else 'it'}: {allowed}"
+        said += f"; to allow {'more' if refused.kind in _AMOUNTS else 'it'}: {allowed}"
     return visible_line(said)
 
 

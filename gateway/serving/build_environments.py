@@ -17,6 +17,7 @@ def build_environments(base: Foundation, sessions: SessionParts, servers: Server
         rules=sessions.rules,
         policy=servers.policy,
         enclosures=servers.enclosures,
+        delegation=servers.fork_server.delegation,
         unusable=servers.tool_calls.unusable,
     )
     return SessionEnvironments(base.name, given, base.live)

@@ -38,6 +38,7 @@ from gateway.upstreams.prestart import PrestartedProcesses
 from gateway.upstreams.session_resources import SessionResources
 from gateway.upstreams.upstream import ConfiguredUpstream
 from session_store.session import redact
+from transports.upstream.delegation import OFF
 from transports.upstream.spawn import ForkServer
 
 __all__ = ["build_servers"]
@@ -50,7 +51,7 @@ def _gates(base: Foundation, shown: SessionRefusals) -> SandboxGates:
 def build_servers(base: Foundation, sessions: SessionParts, given: Mapping[str, Any]) -> Servers:
     """The servers of the settings and those given as objects, and the paths that serve them."""
     refused = SessionRefusals(base.clock)
-    options, fork_server, prestarted = base.settings.gateway, ForkServer(_gates(base, refused)), PrestartedProcesses()
+    options, prestarted = base.settings.gateway, PrestartedProcesses()
     entries, objects = base.settings.mcpServers, _objects(base, sessions, given)
     settings = entries | dict.fromkeys(objects, OBJECT)
     policy = Policy(options.policy, {name: server_policy(entry) for name, entry in settings.items()})
@@ -59,6 +60,10 @@ def build_servers(base: Foundation, sessions: SessionParts, given: Mapping[str, 
     credentials = PrincipalSecrets(options.secrets, options.issuers)
 
     enclosures = {name: enclosures_of(name, entry, options, workers=worker_count()) for name, entry in settings.items()}
+
+    # Where nothing has walls, the gateway does not move into a cgroup of its own.
+    walled = any(each.sandbox(trust).has_walls for each in enclosures.values() for trust in TRUSTS)
+    fork_server = ForkServer(_gates(base, refused), options.cgroup if walled else OFF)
 
     def resources(name: str, entry: UpstreamSettings) -> SessionResources:
         return SessionResources(

@@ -124,7 +124,8 @@ def _is_closed(one: Holding, folder: Path) -> bool:
 
 def holdings_at(gateway: Gateway) -> list[Holding]:
     """The sandboxes of the servers."""
-    return holdings(gateway.parts.servers.enclosures)
+    servers = gateway.parts.servers
+    return holdings(servers.enclosures, delegation=servers.fork_server.delegation())
 
 
 def greeting_of(gateway: Gateway, url: str, link: SignInLink | None, *, is_announced: bool = False) -> Greeting:

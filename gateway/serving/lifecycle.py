@@ -9,7 +9,7 @@ from typing import Final
 
 from gateway.config.settings import ConfigurationError
 from gateway.observability.otel import flush
-from gateway.sandbox.holding import holdings, log_holdings, refuse_unheld
+from gateway.sandbox.holding import holdings, log_holdings, refuse_cgroup, refuse_unheld
 from gateway.serving.own_process import hide, why_in_sight
 from gateway.serving.parts import Parts
 from gateway.sessions.lifecycle import ENDED
@@ -63,9 +63,11 @@ class Lifecycle:
         hide()  # an app that embeds the gateway has not closed its process to the servers yet
         if any(entry.settings.command for entry in servers.upstreams) and (why := why_in_sight()):
             logger.warning("%s", why)
-        found = holdings(servers.enclosures)
+        delegation = servers.fork_server.delegation()
+        found = holdings(servers.enclosures, delegation=delegation)
+        refuse_cgroup(servers.fork_server.cgroup, delegation)
         refuse_unheld(found)
-        log_holdings(found)
+        log_holdings(found, delegation)
         await self._open_store()
         async with contextlib.AsyncExitStack() as stack:
             stack.push_async_callback(base.backend.close)

@@ -39,28 +39,42 @@ class Outcome:
     code: int | None
     failed: str
     """Why it was not started."""
+    why: str = ""
+    """Why the kernel ended it."""
 
 
 def run_walled(
-    script: str, walls: Walls | None, *, user: int | None = None, cwd: str | None = None, in_flight: int = 0
+    script: str,
+    walls: Walls | None,
+    *,
+    user: int | None = None,
+    cwd: str | None = None,
+    in_flight: int = 0,
+    cgroup: str | None = None,
 ) -> Outcome:
     """Run a Python script as a server behind walls, to its end. Meanwhile the user has so many descriptors on their way
-    that nobody receives, which are more than who starts it may have open."""
+    that nobody receives, which are more than who starts it may have open. `cgroup` is the folder of a cgroup that
+    everything runs in, and that is delegated."""
     python = python_for(user)
     walls_json = None if walls is None else walls.to_json()
     described = {"argv": [python, "-I", "-S", "-c", script], "walls": walls_json, "cwd": cwd, "in_flight": in_flight}
+    described["cgroup"] = "off" if cgroup is None else None
+    into = () if cgroup is None else ("sh", "-c", f'echo 0 > {cgroup}/cgroup.procs; exec "$@"', "sh")
     done = subprocess.run(
-        [python, "-m", "tests.support.walled"],
+        [*into, *_as_words(user), python, "-m", "tests.support.walled"],
         input=json.dumps(described),
         capture_output=True,
         text=True,
         env={"PYTHONPATH": str(ROOT), "PATH": "/usr/bin:/bin", "PYTHONDONTWRITEBYTECODE": "1"},
         cwd="/",
-        timeout=60,
-        **_as(user),
+        timeout=110,
     )
     assert done.returncode == 0, done.stderr
     return Outcome(**json.loads(done.stdout))
+
+
+def _as_words(user: int | None) -> tuple[str, ...]:
+    return () if user is None else ("setpriv", f"--reuid={user}", f"--regid={user}", "--clear-groups")
 
 
 def _as(user: int | None) -> Mapping[str, Any]:
@@ -107,7 +121,7 @@ class _Heard:
         """`wait` says it as well."""
 
 
-async def _run(argv: list[str], walls: dict[str, Any] | None, cwd: str | None) -> Outcome:
+async def _run(argv: list[str], walls: dict[str, Any] | None, cwd: str | None, cgroup: str | None) -> Outcome:
     heard, errors = _Heard(), bytearray()
     command = Command(
         argv=tuple(argv),
@@ -115,13 +129,15 @@ async def _run(argv: list[str], walls: dict[str, Any] | None, cwd: str | None) -
         cwd=cwd,
         walls=None if walls is None else Walls.from_json(walls),
     )
-    async with ForkServer() as fork_server:
+    async with ForkServer(cgroup=cgroup) as fork_server:
+        if cgroup is None and (lacks := fork_server.delegation().lacks):
+            raise AssertionError(lacks)
         try:
             process = await fork_server.spawn(command, heard, stderr=lambda line: errors.extend(line + b"\n"))
         except ProcessFailed as failed:
             return Outcome([], [], None, str(failed))
         code = await process.wait()
-    return Outcome(heard.said, errors.decode().splitlines(), code, "")
+    return Outcome(heard.said, errors.decode().splitlines(), code, "", process.why_ended)
 
 
 @contextlib.contextmanager
@@ -140,7 +156,7 @@ def main() -> None:
     """Read what to start from stdin."""
     given = json.load(sys.stdin)
     with _in_flight(given["in_flight"]):
-        outcome = asyncio.run(_run(given["argv"], given["walls"], given["cwd"]))
+        outcome = asyncio.run(_run(given["argv"], given["walls"], given["cwd"], given["cgroup"]))
     sys.stdout.write(json.dumps({name: getattr(outcome, name) for name in Outcome.__slots__}))
 
 

@@ -1,7 +1,8 @@
 """The program that starts stdio servers, and ensures that no process they started is left behind.
 
-It runs beside the gateway as a process of its own (`python -I -S -X utf8 fork_server.py FD`) and imports small standard
-modules only: it knows nothing of asyncio, MCP or the gateway. It plays two parts.
+It runs beside the gateway as a process of its own (`python -I -S -X utf8 fork_server.py FD DELEGATION`) and imports
+small standard modules only: it knows nothing of asyncio, MCP or the gateway. DELEGATION is JSON (`delegation.py`). It
+plays two parts.
 
 The *fork server* is the program as started. On the Unix stream socket FD it receives one byte per server to start, with
 four descriptors attached: a control socket, and the server's stdin, stdout and stderr. For each it forks a *reaper*: if
@@ -12,14 +13,15 @@ A *reaper* looks after one server. On its control socket it reads one specificat
 JSON object `{"argv": [...], "env": {...}, "cwd": "..." | null, "walls": {...} | null}`, starts the server behind its
 walls (`walls/spec.py`), and answers in JSON lines:
 `{"started": pid, "lacks": sentence}` (why it has no namespaces, if it should have some) or `{"failed": sentence}`, and
-later `{"exited": code}` (minus the signal number if one ended it).
+later `{"exited": code, "why": sentence}` (minus the signal number if one ended it; why the kernel ended it, if known).
 After the specification it obeys single bytes: `T` sends SIGTERM to the server and all its descendants, `K` kills them
 all. The end of the control socket means that the gateway is gone, and is `K` as well.
 
 Why nothing survives: a reaper is a *child subreaper*, so whatever loses its parent below it (setsid, double forks,
 `sh -c`, npx) becomes its own child. It kills what it finds below itself until the kernel says that it has no child
 left; only then does it report the exit. Should a reaper itself be killed, its server dies with it (PR_SET_PDEATHSIG)
-and everything else falls to the fork server, which is a subreaper too and kills whatever is not a reaper.
+and everything else falls to the fork server, which is a subreaper too and kills whatever is not a reaper. Where servers
+have cgroups, the kernel ends each group in one step, and what outlives even the fork server is ended at the next start.
 
 Without prctl(2) and /proc (macOS), a server is ended with its process group, and what has left that group is not found.
 """
@@ -37,6 +39,8 @@ from typing import Any, Final, NoReturn
 
 sys.path.append(os.path.abspath(__file__ + "/../../.."))  # where `transports` is: there are no site packages
 
+from transports.upstream.cgroups import Group, Groups
+from transports.upstream.delegation import Delegation
 from transports.upstream.head_count import LOOK_MS, Starts, count
 from transports.upstream.launch import Launch, report_failure, report_number
 from transports.upstream.process_tree import HAS_PROC, RESCAN_MS, Wakeups, below, children, kill, prctl
@@ -61,7 +65,13 @@ class _Reaper:
     """Starts, watches and ends one server. `gateway` is a pidfd of the gateway, or None."""
 
     def __init__(
-        self, control: socket.socket, stdio: list[int], channel: list[int], gateway: int | None, lacks: str
+        self,
+        control: socket.socket,
+        stdio: list[int],
+        channel: list[int],
+        gateway: int | None,
+        lacks: str,
+        groups: Groups,
     ) -> None:
         prctl(_PR_SET_CHILD_SUBREAPER, 1)  # not inherited through fork(2)
         self._wakeups = Wakeups()
@@ -69,6 +79,8 @@ class _Reaper:
         self._stdio = stdio
         self._gateway = gateway
         self._lacks = lacks  # why it has no namespaces
+        self._groups = groups
+        self._group: Group | None = None
         self._server = 0
         self._code: int | None = None
         self._launch: Launch | None = None  # None once it has been reported
@@ -90,8 +102,9 @@ class _Reaper:
             pass
         if self._gate is not None:
             self._gate.finish(_LAST_REFUSALS_S)
+        why = "" if self._group is None else self._group.end()
         if not self._failed:
-            self._report({"exited": self._code})
+            self._report({"exited": self._code, "why": why})
 
     def _read_spec(self) -> dict[str, Any] | None:
         received = bytearray()
@@ -113,9 +126,10 @@ class _Reaper:
             try:
                 outer = os.open("/proc", os.O_PATH) if is_apart() else None  # that of the gateway
                 self._walls = _walls(spec, self._lacks)
+                self._group = self._groups.group(self._walls)
                 if self._walls is not None and self._walls.limits.processes is not None:
                     signal.signal(signal.SIGUSR1, self._count_soon)
-                self._server = os.fork()
+                self._server = os.fork() if self._group is None else self._group.fork()
             except (OSError, WallsFailed) as error:
                 why = f"cannot fork: {error.strerror}" if isinstance(error, OSError) else str(error)
                 report_failure(report.fileno(), why)
@@ -124,7 +138,7 @@ class _Reaper:
                 if self._server == 0:
                     if outer is not None:
                         report_number(report, outer)
-                    become_server(spec, self._walls, self._stdio, report.fileno(), reaper)
+                    become_server(spec, self._walls, self._stdio, report.fileno(), reaper, self._group)
                 if outer is not None:
                     os.close(outer)
         self._launch = Launch(reports, self._server, self._open_gate)
@@ -138,6 +152,10 @@ class _Reaper:
         for fd in (self._control.fileno(), self._wakeups.fd, launch, self._gateway):
             if fd is not None:
                 poller.register(fd, select.POLLIN)
+        refusals = -1 if self._group is None else self._group.watch()
+        if refusals >= 0:
+            poller.register(refusals, select.POLLPRI)
+            self._tell_refused()
         while self._code is None:
             ready = {fd for fd, _ in poller.poll()}
             self._wakeups.drain()
@@ -147,6 +165,8 @@ class _Reaper:
                 self._obey()
             if self._gateway in ready or (self._has_to_count and self._has_too_many()):
                 self._kill_everything()
+            if refusals in ready:
+                self._tell_refused()
             self._reap()
 
     def _count_soon(self, *_: object) -> None:
@@ -161,6 +181,12 @@ class _Reaper:
         if self._gate is not None:
             self._gate.refuse("processes", str(most), "it had more, and was ended")
         return True
+
+    def _tell_refused(self) -> None:
+        """Tell that the kernel has not started a process or thread."""
+        refused = None if self._group is None else self._group.newly_refused()
+        if refused is not None and self._gate is not None:
+            self._gate.refuse(*refused)
 
     def _obey(self) -> None:
         try:
@@ -180,6 +206,8 @@ class _Reaper:
         poller = select.poll()
         poller.register(self._wakeups.fd, select.POLLIN)
         while True:
+            if self._group is not None:
+                self._group.kill()
             # Without /proc the server's group is all we know of.
             kill(_everyone() or ([self._server] if self._code is None else []))
             if not self._reap():
@@ -222,7 +250,8 @@ class _Reaper:
         else:  # nobody hears what is refused, or resolves names
             channel, nobody = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
             nobody.close()
-        self._gate = Gate(announced, self._walls, channel)
+        last = None if self._group is None else self._group.last_refusal
+        self._gate = Gate(announced, self._walls, channel, last)
         self._gate.start()
 
     def _report(self, message: dict[str, Any]) -> None:
@@ -247,7 +276,7 @@ def _walls(spec: dict[str, Any], no_namespaces: str) -> Walls | None:
 # --- the fork server --------------------------------------------------------------------------------------------------
 
 
-def _serve(requests: socket.socket) -> None:
+def _serve(requests: socket.socket, groups: Groups) -> None:
     """Fork a reaper per request until the gateway is gone, then wait for the last reaper to be done."""
     gateway = _open_parent()
     wakeups = Wakeups()
@@ -266,12 +295,13 @@ def _serve(requests: socket.socket) -> None:
             if reapers[pid]:
                 _have_counted(pid)
         if serving and not ready.isdisjoint(lifelines):
-            serving = gateway not in ready and _fork_reaper(requests, gateway, wakeups, reapers)
+            serving = gateway not in ready and _fork_reaper(requests, gateway, wakeups, reapers, groups)
             if not serving:
                 for fd in lifelines:
                     poller.unregister(fd)
-        if _collect_reapers(reapers) or orphans:
-            orphans = _kill_orphans(reapers)
+        if _collect_reapers(reapers, groups) or orphans:
+            orphans = _kill_orphans(reapers) | groups.clean()
+    groups.close()
 
 
 def _open_parent() -> int | None:
@@ -282,7 +312,9 @@ def _open_parent() -> int | None:
         return None
 
 
-def _fork_reaper(requests: socket.socket, gateway: int | None, wakeups: Wakeups, reapers: dict[int, bool]) -> bool:
+def _fork_reaper(
+    requests: socket.socket, gateway: int | None, wakeups: Wakeups, reapers: dict[int, bool], groups: Groups
+) -> bool:
     """Take one request and fork its reaper. False at the end of the requests."""
     try:
         request, fds, _, _ = socket.recv_fds(requests, 1, 5)
@@ -296,21 +328,22 @@ def _fork_reaper(requests: socket.socket, gateway: int | None, wakeups: Wakeups,
             os.write(fds[0], json.dumps({"failed": f"cannot fork: {error.strerror}"}).encode() + b"\n")
         else:
             if pid == 0:
-                _become_reaper(fds, gateway, requests, wakeups, lacks)
-            reapers[pid] = request != b"s"
+                _become_reaper(fds, gateway, requests, wakeups, lacks, groups)
+            groups.belongs_to(pid)
+            reapers[pid] = request != b"s" and not groups.count
     for fd in fds:
         os.close(fd)
     return bool(request)
 
 
 def _become_reaper(
-    fds: list[int], gateway: int | None, requests: socket.socket, wakeups: Wakeups, lacks: str
+    fds: list[int], gateway: int | None, requests: socket.socket, wakeups: Wakeups, lacks: str, groups: Groups
 ) -> NoReturn:
     status = 1
     try:
         requests.close()
         wakeups.close()
-        _Reaper(socket.socket(fileno=fds[0]), fds[1:4], fds[4:], gateway, lacks).run()
+        _Reaper(socket.socket(fileno=fds[0]), fds[1:4], fds[4:], gateway, lacks, groups).run()
         status = 0
     except BaseException:
         sys.excepthook(*sys.exc_info())
@@ -323,7 +356,7 @@ def _have_counted(reaper: int) -> None:
         os.kill(reaper, signal.SIGUSR1)
 
 
-def _collect_reapers(reapers: dict[int, bool]) -> bool:
+def _collect_reapers(reapers: dict[int, bool], groups: Groups) -> bool:
     """Collect the children that have exited. True if one may have left orphans: any but a reaper that was done."""
     suspicious = False
     with contextlib.suppress(ChildProcessError):
@@ -331,6 +364,7 @@ def _collect_reapers(reapers: dict[int, bool]) -> bool:
             pid, status = ended
             suspicious |= pid not in reapers or status != 0
             reapers.pop(pid, None)
+            groups.ended(pid, in_order=status == 0)
     return suspicious
 
 
@@ -342,7 +376,7 @@ def _kill_orphans(reapers: Container[int]) -> bool:
 
 
 def main() -> None:
-    """Run as `fork_server.py FD`: serve the requests that arrive on the socket FD."""
+    """Run as `fork_server.py FD DELEGATION`: serve the requests that arrive on the socket FD."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2):
         signal.signal(number, signal.SIG_IGN)  # only the end of our sockets ends us
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
@@ -355,9 +389,10 @@ def main() -> None:
     os.close(fd)
     note_signals()
     prepare()
+    groups = Groups(Delegation(**json.loads(sys.argv[2])))
     gc.disable()  # a collection would touch, and so copy, every page a reaper shares with us
     gc.freeze()
-    _serve(socket.socket(fileno=int(sys.argv[1])))
+    _serve(socket.socket(fileno=int(sys.argv[1])), groups)
 
 
 if __name__ == "__main__":

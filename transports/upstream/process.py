@@ -79,6 +79,8 @@ class Process:
         self.lacks = ""
         """Why it has no namespaces, if it should have some."""
         self.returncode: int | None = None
+        self.why_ended = ""
+        """Why the kernel ended it, if that is known: a sentence without its end."""
         self.started: asyncio.Future[str] = loop.create_future()
         self._loop = loop
         self._sink = sink
@@ -161,6 +163,7 @@ class Process:
         elif "failed" in report:
             self._end(None, report["failed"])
         else:
+            self.why_ended = report["why"]
             self._exited(report["exited"])
 
     def _reaper_lost(self) -> None:

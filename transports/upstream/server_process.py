@@ -6,6 +6,7 @@ import signal
 from functools import partial
 from typing import Any, Final, NoReturn
 
+from transports.upstream.cgroups import Group
 from transports.upstream.launch import hand_over, report_failure
 from transports.upstream.process_tree import prctl
 from transports.upstream.walls.build import WallsFailed, build
@@ -27,10 +28,15 @@ def note_signals() -> None:
     )
 
 
-def become_server(spec: dict[str, Any], walls: Walls | None, stdio: list[int], report: int, reaper: int) -> NoReturn:
+def become_server(
+    spec: dict[str, Any], walls: Walls | None, stdio: list[int], report: int, reaper: int, group: Group | None
+) -> NoReturn:
     """Turn this freshly forked process into the server, or write to `report` why that failed."""
-    subject = "the command"
+    subject = "its cgroup"
     try:
+        if group is not None:
+            group.enter()
+        subject = "the command"
         prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
         if os.getppid() != reaper:  # it was killed before the line above took effect
             os._exit(127)

@@ -10,12 +10,14 @@ import socket
 import subprocess
 import sys
 from collections.abc import Callable, Mapping
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Protocol, Self
 
 from transports.upstream import in_flight
+from transports.upstream.delegation import OFF, Delegation, take
 from transports.upstream.process import KILL_TIMEOUT_S, REAPER_LOST, Command, LineSink, Process, ProcessFailed
 from transports.upstream.walls.spec import Reach
 
@@ -24,7 +26,7 @@ __all__ = ["ForkServer", "Gates"]
 logger = logging.getLogger(__name__)
 
 MAX_LINE_BYTES: Final = 16 << 20
-_PROGRAM: Final = str(Path(__file__).with_name("fork_server.py"))
+_PROGRAM: Final = (sys.executable, "-I", "-S", "-X", "utf8", str(Path(__file__).with_name("fork_server.py")))
 
 
 class Gates(Protocol):
@@ -44,11 +46,14 @@ class ForkServer:
     """Starts children through one small program, which outlives this process just long enough to end them all.
 
     The program starts with the first child, and again if it was killed. `gates` serves the gates of walled children:
-    without it nothing resolves names for them, and nobody hears what is refused.
+    without it nothing resolves names for them, and nobody hears what is refused. `cgroup` is where each of them has a
+    cgroup of its own, as `delegation.look` takes it.
     """
 
-    def __init__(self, gates: Gates | None = None) -> None:
+    def __init__(self, gates: Gates | None = None, cgroup: str | None = OFF) -> None:
         self._gates = gates
+        self.cgroup = cgroup
+        self._delegation: Delegation | None = None
         self._fork_server_process: subprocess.Popen[bytes] | None = None
         self._requests: socket.socket | None = None
         self._processes: set[Process] = set()
@@ -73,6 +78,12 @@ class ForkServer:
         if fork_server is not None:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 await asyncio.to_thread(fork_server.wait, KILL_TIMEOUT_S)
+
+    def delegation(self) -> Delegation:
+        """The subtree of cgroups for its children. The first call prepares it, which moves this process into it."""
+        if self._delegation is None:
+            self._delegation = take(self.cgroup)
+        return self._delegation
 
     async def spawn(
         self,
@@ -210,7 +221,7 @@ class ForkServer:
                 unless_started.callback(ours.close)
                 with theirs:
                     self._fork_server_process = subprocess.Popen(
-                        [sys.executable, "-I", "-S", "-X", "utf8", _PROGRAM, str(theirs.fileno())],
+                        [*_PROGRAM, str(theirs.fileno()), json.dumps(asdict(self.delegation()))],
                         stdin=subprocess.DEVNULL,
                         stdout=subprocess.DEVNULL,
                         pass_fds=[theirs.fileno()],

@@ -204,6 +204,8 @@ class StdioLink:
 
     def exited(self, code: int | None) -> None:
         how = "ended" if code is None else f"was killed by signal {-code}" if code < 0 else f"exited with code {code}"
+        if self._process.why_ended:
+            how = f"was ended: {self._process.why_ended}"
         if code or not self._is_heard:
             logger.warning(
                 "server %s %s; the end of its output: %s",

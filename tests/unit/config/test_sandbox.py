@@ -60,6 +60,17 @@ def test_grants_add_up_and_limits_are_the_nearest() -> None:
     assert sandbox("strict").memory_mb == LIMITS["strict"]["memory_mb"], "of the profile, if no setting has one"
 
 
+@requirement("box.tree-limits")
+def test_the_memory_of_all_processes_is_twice_that_of_one_unless_a_setting_has_it() -> None:
+    default = sandbox({"profile": "standard", "memory_mb": 512})
+    assert (default.total_memory_mb, default.total_is_set, default.processors) == (1_024, False, 0)
+    own = sandbox({"total_memory_mb": 300, "processors": 0.5}, {"profile": "strict", "total_memory_mb": 9})
+    assert (own.total_memory_mb, own.total_is_set, own.processors) == (300, True, 0.5)
+    none = sandbox({"profile": "strict", "total_memory_mb": 0})
+    assert (none.total_memory_mb, none.total_is_set) == (0, False)
+    assert sandbox("off").total_memory_mb == 0
+
+
 @requirement("pol.sandbox")
 def test_a_list_is_a_launcher_for_sandboxed_sessions_and_the_whole_sandbox() -> None:
     for own, policy in ((BWRAP, None), (None, BWRAP)):

@@ -9,19 +9,29 @@ import pytest
 from gateway.config.faults import ConfigurationError
 from gateway.config.settings import Settings
 from gateway.sandbox.enclosures import enclosures_of
-from gateway.sandbox.holding import Holding, holdings, holdings_of, log_holdings, private_files, refuse_unheld
+from gateway.sandbox.holding import (
+    Holding,
+    holdings,
+    holdings_of,
+    log_holdings,
+    private_files,
+    refuse_cgroup,
+    refuse_unheld,
+    told,
+)
 from tests.requirements import requirement
+from transports.upstream.delegation import Delegation
 from transports.upstream.walls.kernel import Kernel
 
 OLD = Kernel(landlock=0, filters="the kernel has no seccomp filters", gate="it has no gate", namespaces="it has none")
 NEW = Kernel(landlock=7, filters="", gate="", namespaces="")
 
 
-def found(kernel: Kernel, **sandboxes: Any) -> list[Holding]:
+def found(kernel: Kernel, delegation: Delegation | None = None, **sandboxes: Any) -> list[Holding]:
     servers = {name: {"command": "cat", "sandbox": sandbox} for name, sandbox in sandboxes.items()}
     settings = Settings.model_validate({"mcpServers": servers})
     every = {name: enclosures_of(name, entry, settings.gateway) for name, entry in settings.mcpServers.items()}
-    return holdings(every, lambda _: kernel)
+    return holdings(every, lambda _: kernel, delegation)
 
 
 @requirement("box.told")
@@ -61,6 +71,36 @@ def test_what_does_not_hold_and_what_is_not_granted_is_logged_once(caplog: pytes
         "mcpServers.a: not granted to its sandbox: /etc: it holds too much to be meant as a whole; grant what is "
         "needed in read or write"
     ]
+
+
+@requirement("box.required", "box.tree-limits")
+def test_limits_of_all_processes_that_a_setting_has_need_a_cgroup() -> None:
+    none, some = Delegation(lacks="it is not delegated"), Delegation(root="/x", controllers=("memory", "cpu"))
+    asked = {"profile": "standard", "total_memory_mb": 64, "processors": 2, "required": True}
+    [missing] = found(NEW, none, a=asked)
+    assert [what.partition(" (")[2] for what in missing.missing] == [
+        "total_memory_mb): it is not delegated.",
+        "processors): it is not delegated.",
+    ]
+    with pytest.raises(ConfigurationError, match="total_memory_mb"):
+        refuse_unheld([missing])
+    refuse_unheld([*found(NEW, some, a=asked), *found(NEW, none, a={"profile": "standard", "required": True})])
+
+
+@requirement("box.told", "box.cgroup")
+def test_where_servers_have_cgroups_is_logged_or_why_they_have_none(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    none, some = Delegation(lacks="it is not delegated"), Delegation(root="/x", controllers=("memory", "pids"))
+    assert told(some) == "one for each in /x, with memory, process limits"
+    log_holdings(found(NEW, a="standard"), none)
+    assert caplog.messages[0] == ("cgroups of sandboxes: none, limits are those of each process (it is not delegated)")
+    caplog.clear()
+    log_holdings(found(NEW, a="off"), none)
+    assert not caplog.messages
+    with pytest.raises(ConfigurationError, match=r"gateway\.cgroup: it is not delegated"):
+        refuse_cgroup("/x", none)
+    for setting in (None, "off"):
+        refuse_cgroup(setting, none)
 
 
 @requirement("box.told")

@@ -67,6 +67,11 @@ CONNECT = Refusal("connect", "10.0.0.5:443", "a private address")
             "to allow more: sandbox.processes",
         ),
         (
+            Refusal("memory", "512", "its processes had more together, and were ended"),
+            "server 'x' was refused more than 512 MiB of memory (its processes had more together, and were ended); "
+            "to allow more: sandbox.total_memory_mb",
+        ),
+        (
             Refusal("process", "kill", "a process that the server did not start"),
             "server 'x' was refused kill (a process that the server did not start)",
         ),

@@ -13,6 +13,7 @@ it: `{"reachable": [[address, ports or null, seconds]]}`.
 import _thread
 import errno
 import json
+import os
 import select
 import socket
 import time
@@ -50,9 +51,17 @@ _LAST_S: Final = 0.5
 
 
 class Gate:
-    """The gate of one server. `fd` is the listener of its filter, `channel` leads to the gateway. Owns both."""
+    """The gate of one server. `fd` is the listener of its filter, `channel` leads to the gateway. Owns both. `last` is
+    asked at the end for a refusal that is known only then: kind, what and why."""
 
-    def __init__(self, fd: int, walls: Walls, channel: socket.socket) -> None:
+    def __init__(
+        self,
+        fd: int,
+        walls: Walls,
+        channel: socket.socket,
+        last: Callable[[], tuple[str, str, str] | None] | None = None,
+    ) -> None:
+        self._last = last
         reach = walls.reach or Reach()
         self._listener = Listener(fd)
         self._channel = channel
@@ -61,6 +70,8 @@ class Gate:
         self._poller = select.poll()
         self._poller.register(fd, select.POLLIN)
         self._poller.register(channel, select.POLLIN)
+        self._told = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)  # by the main thread
+        self._poller.register(self._told, select.POLLIN)
         self._is_heard = True  # the gateway has not closed its end of the channel
         self._refusals = Refusals()
         self._connections = Connections(self._listener, self._poller)
@@ -99,8 +110,9 @@ class Gate:
         self._ended.acquire(timeout=timeout_s)
 
     def refuse(self, kind: str, what: str, why: str) -> None:
-        """Tell what the reaper itself refuses. It is sent with the next refusal, or at the end."""
+        """Tell what the reaper itself refuses, from its main thread."""
         self._refusals.add(kind, what, why)
+        os.eventfd_write(self._told, 1)
 
     def _run(self) -> None:
         try:
@@ -111,6 +123,8 @@ class Gate:
             # Calls that wait, and later ones, now fail with ENOSYS: without a gate nothing is reached.
             self._connections.close()
             self._listener.close()
+            if self._last is not None and (refused := self._last()) is not None:
+                self._refusals.add(*refused)
             self._send_refusals(everything=True)
             self._send_touched(everything=True)
             self._channel.close()
@@ -121,6 +135,8 @@ class Gate:
         times = (self._connections.sweep(), self._refusals.due_in(now), self._touched.due_in(now))
         ready = dict(self._poller.poll(min((1_000 * each + 1 for each in times if each is not None), default=None)))
         announced = ready.pop(self._listener.fd, 0)
+        if ready.pop(self._told, 0):
+            os.eventfd_read(self._told)
         self._learn()  # before the calls: an address is announced here before the program learns it
         for fd in ready:
             self._connections.ready(fd)

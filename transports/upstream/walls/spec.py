@@ -55,14 +55,20 @@ class Limits:
     memory_bytes: int | None = None
     """Data of each process (RLIMIT_DATA): reserved address space is not counted."""
     processes: int | None = None
-    """Processes and threads of the server together."""
+    """Processes and threads of the server together. The kernel counts them in a cgroup, else the reaper does."""
     files: int | None = None
     """Open descriptors of each process."""
     cpu_s: int | None = None
     """Processor time of each process."""
+    total_memory_bytes: int | None = None
+    """Memory of all processes together, with what they share and have in files of memory. Needs a cgroup."""
+    total_is_set: bool = False
+    """True if somebody has asked for `total_memory_bytes`: then it is missing where there are no cgroups."""
+    processors: float | None = None
+    """Of how many processors all processes together may use the time. Needs a cgroup."""
 
     def __post_init__(self) -> None:
-        for value in (self.memory_bytes, self.processes, self.files, self.cpu_s):
+        for value in (self.memory_bytes, self.processes, self.files, self.cpu_s, self.total_memory_bytes):
             if value is not None and value < 1:
                 raise ValueError(f"a limit is at least 1, not {value}")
 

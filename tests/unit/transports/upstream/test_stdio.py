@@ -17,6 +17,8 @@ SECRET = "ghp_abcdefghijklmnop"
 class DeadChild:
     """A process that has written one line to stderr."""
 
+    why_ended = ""
+
     def stderr_tail(self) -> list[str]:
         return [f"cannot sign in with {SECRET}"]
 
@@ -33,6 +35,17 @@ def test_credentials_in_the_output_of_a_child_are_not_logged(caplog: pytest.LogC
     assert len(caplog.messages) == 3 and SECRET not in caplog.text
     assert all("[redacted]" in message for message in caplog.messages)
     assert "cannot sign in with [redacted]" in caplog.text and events.ends == ["server 'files' exited with code 1"]
+
+
+@requirement("box.tree-limits")
+def test_a_child_that_the_kernel_ended_says_why() -> None:
+    events = RecordedEvents()
+    link = StdioLink("files", events, 1.0, scrubbed_text)
+    child = DeadChild()
+    child.why_ended = "its processes had more than 64 MiB of memory together"
+    link.attach(cast(Process, child))
+    link.exited(-9)
+    assert events.ends == ["server 'files' was ended: its processes had more than 64 MiB of memory together"]
 
 
 class Noisy(RecordedEvents):

@@ -1,0 +1,293 @@
+"""A cgroup (version 2) for the processes of each server: what they may use together, and one order that ends them all.
+
+For `fork_server.py`. The fork server has a folder beside the gateway's leaf (`delegation.py`), and in it one group for
+each server with walls, made by the server's reaper. The server is in its group from its first instruction on; the
+reaper is not. The folder is locked as long as the fork server or one of its reapers lives. A folder without a lock was
+left behind by a gateway that was killed: what still runs in it is ended at the next start, and it is removed.
+"""
+
+import ctypes
+import errno
+import fcntl
+import os
+import signal
+import struct
+import time
+from contextlib import suppress
+from typing import Any, Final
+
+from transports.upstream.delegation import Delegation, writes_alone
+from transports.upstream.walls.build import WallsFailed
+from transports.upstream.walls.spec import Limits, Walls
+from transports.upstream.walls.system_calls import numbers
+
+__all__ = ["Group", "Groups"]
+
+_FOLDER: Final = "mcp-servers."
+_PERIOD_US: Final = 100_000
+_INTO_CGROUP: Final = 0x2_0000_0000
+_NO_CLONE3: Final = (errno.ENOSYS, errno.EPERM, errno.EINVAL, errno.E2BIG)
+"""From kernels before 5.7, and in containers, whose filters cannot see what clone3 is to do."""
+_LEFT_WITHIN_S: Final = 2.0
+_REMOVED_WITHIN_S: Final = 0.5
+_PAUSE_S: Final = 0.002
+_NO_MORE: Final = "no more are started"
+_EXCEEDED: Final = "its processes had more together, and were ended"
+
+# Keeps the interpreter's lock: a child comes into being in the middle of a call.
+_libc: Any = ctypes.PyDLL(None, use_errno=True)
+
+
+class Groups:
+    """The groups of one fork server. Without a subtree there are none."""
+
+    def __init__(self, delegation: Delegation) -> None:
+        self.count = "pids" in delegation.controllers
+        """Whether the kernel counts processes and threads."""
+        self._delegation = delegation
+        self._root = delegation.root
+        self._name = _FOLDER + os.urandom(6).hex()
+        self._next = 0
+        self._of: dict[int, str] = {}  # reaper → name of its group
+        self._left: set[str] = set()
+        self._folder = -1
+        self._failure = ""
+        if self._root:
+            try:
+                self._make_folder()
+            except OSError as error:  # then nothing is started that should be in a group
+                self._failure = f"{self._root}: {error.strerror}"
+
+    def _make_folder(self) -> None:
+        path = f"{self._root}/{self._name}"
+        with writes_alone(self._root):
+            _remove_left(self._root)
+            os.mkdir(path)
+            self._folder = _open_folder(path)
+            fcntl.flock(self._folder, fcntl.LOCK_EX)
+        if controllers := self._delegation.controllers:
+            _write(self._folder, "cgroup.subtree_control", " ".join(f"+{each}" for each in controllers))
+
+    def belongs_to(self, reaper: int) -> None:
+        """The reaper has been forked that may make the next group."""
+        self._of[reaper] = str(self._next)
+        self._next += 1
+
+    def group(self, walls: Walls | None) -> "Group | None":
+        """In the reaper: make its group, with the limits of the walls. None for a server without walls.
+
+        Raises:
+            WallsFailed: a group cannot be made, or there are none and the walls are required to have its limits.
+        """
+        if walls is None:
+            return None
+        if walls.required and (missing := tuple(self._delegation.missing(walls.limits))):
+            raise WallsFailed(f"The sandbox {walls.profile!r} is required, and cannot hold here. {' '.join(missing)}")
+        if not self._root:
+            return None
+        failure = self._failure
+        try:
+            if not failure:
+                return Group(self._folder, str(self._next), walls.limits, self._delegation.controllers)
+        except OSError as error:
+            failure = error.strerror or str(error)
+        raise WallsFailed(f"The sandbox {walls.profile!r} could not be built (cgroup): {failure}")
+
+    def ended(self, reaper: int, *, in_order: bool) -> None:
+        """A reaper has ended. One that was done has removed its group."""
+        name = self._of.pop(reaper, None)
+        if name is not None and not in_order:
+            self._left.add(name)
+
+    def clean(self) -> bool:
+        """End and remove the groups of reapers that were killed. True if one is still there."""
+        for name in tuple(self._left):
+            if _removed(self._folder, name):
+                self._left.discard(name)
+        return bool(self._left)
+
+    def close(self) -> None:
+        """Remove the folder. All reapers have ended."""
+        if self._folder >= 0:
+            with suppress(OSError):
+                os.rmdir(f"{self._root}/{self._name}")
+
+
+class Group:
+    """The group of one server, made empty. Used by its reaper."""
+
+    def __init__(self, parent: int, name: str, limits: Limits, controllers: tuple[str, ...]) -> None:
+        self._parent = parent
+        self._name = name
+        self._has_memory = "memory" in controllers
+        self._most_mb = (limits.total_memory_bytes or 0) >> 20
+        self.most_processes = limits.processes if "pids" in controllers else None
+        """None: the kernel starts as many as the server wants."""
+        self._is_cloned = False
+        self._refused = 0
+        self._pid_events = -1
+        os.mkdir(name, dir_fd=parent)
+        self._folder = _open_folder(name, parent)
+        try:
+            self._limit(limits, controllers)
+        except OSError:
+            os.rmdir(name, dir_fd=parent)
+            raise
+
+    def _limit(self, limits: Limits, controllers: tuple[str, ...]) -> None:
+        if self._has_memory and limits.total_memory_bytes is not None:
+            _write(self._folder, "memory.max", str(limits.total_memory_bytes))
+            with suppress(FileNotFoundError):  # a kernel that never swaps
+                _write(self._folder, "memory.swap.max", "0")
+        if self._has_memory:
+            _write(self._folder, "memory.oom.group", "1")
+        if self.most_processes is not None:
+            _write(self._folder, "pids.max", str(self.most_processes))
+        if "cpu" in controllers and limits.processors is not None:
+            _write(self._folder, "cpu.max", f"{max(1_000, round(limits.processors * _PERIOD_US))} {_PERIOD_US}")
+
+    def fork(self) -> int:
+        """As `os.fork`; the child is in the group, once it has called `enter`.
+
+        To move a process makes the kernel wait for all its processors, for milliseconds: so the child is born there.
+        """
+        # CLONE_INTO_CGROUP: struct clone_args ends with the descriptor of the folder.
+        given = struct.pack("=11Q", _INTO_CGROUP, 0, 0, 0, signal.SIGCHLD, 0, 0, 0, 0, 0, self._folder)
+        try:
+            clone3 = numbers()["clone3"]
+        except OSError:  # a machine whose system calls nobody has told us
+            return os.fork()
+        ctypes.pythonapi.PyOS_BeforeFork()
+        pid: int = _libc.syscall(ctypes.c_long(clone3), given, ctypes.c_long(len(given)))
+        if pid == 0:
+            ctypes.pythonapi.PyOS_AfterFork_Child()
+            self._is_cloned = True
+            return 0
+        number = ctypes.get_errno()
+        ctypes.pythonapi.PyOS_AfterFork_Parent()
+        if pid > 0:
+            return pid
+        if number not in _NO_CLONE3:
+            raise OSError(number, os.strerror(number))
+        return os.fork()
+
+    def enter(self) -> None:
+        """In the child: be in the group, before anything foreign runs. Raises `OSError`."""
+        if not self._is_cloned:
+            _write(self._folder, "cgroup.procs", "0")
+
+    def watch(self) -> int:
+        """A descriptor that poll(2) reports (POLLPRI) when the kernel has not started a process, once `has_refused` was
+        called; -1 where it starts them all."""
+        if self.most_processes is not None:
+            self._pid_events = os.open("pids.events", os.O_RDONLY | os.O_CLOEXEC, dir_fd=self._folder)
+        return self._pid_events
+
+    def newly_refused(self) -> tuple[str, str, str] | None:
+        """The refusal to tell of, if the kernel has not started a process since the last call."""
+        before, self._refused = self._refused, _events(os.pread(self._pid_events, 256, 0)).get("max", 0)
+        return ("processes", str(self.most_processes), _NO_MORE) if self._refused > before else None
+
+    def last_refusal(self) -> tuple[str, str, str] | None:
+        """The refusal to tell of, if the kernel has ended the processes for their memory."""
+        return ("memory", str(self._most_mb), _EXCEEDED) if self._exceeded() else None
+
+    def kill(self) -> None:
+        """End every process in the group in one step, whatever it has done to hide. Older kernels (5.14) cannot."""
+        _kill(self._folder)
+
+    def end(self) -> str:
+        """Remove the group, whose processes have been killed, and say which memory ran out for them; empty if none did.
+
+        Raises:
+            OSError: the kernel still has some of them. The fork server goes on trying.
+        """
+        why = ""
+        if self._exceeded():
+            why = f"its processes had more than {self._most_mb} MiB of memory together (sandbox.total_memory_mb)"
+        elif self._memory_events().get("oom_kill"):
+            why = "the memory of the machine, or of the gateway's own cgroup, ran out"
+        deadline = time.monotonic() + _REMOVED_WITHIN_S
+        while not _removed(self._parent, self._name):
+            if time.monotonic() > deadline:
+                raise OSError(errno.EBUSY, "the cgroup of a server cannot be removed")
+            time.sleep(_PAUSE_S)
+        return why
+
+    def _exceeded(self) -> bool:
+        """Whether they were killed for their own limit, and not for another's around it."""
+        events = self._memory_events()
+        return self._most_mb > 0 and bool(events.get("oom_kill") and events.get("oom"))
+
+    def _memory_events(self) -> dict[str, int]:
+        if not self._has_memory:
+            return {}
+        file = os.open("memory.events", os.O_RDONLY | os.O_CLOEXEC, dir_fd=self._folder)
+        try:
+            return _events(os.read(file, 512))
+        finally:
+            os.close(file)
+
+
+def _remove_left(root: str) -> None:
+    """End and remove what killed gateways have left behind in the subtree."""
+    deadline = time.monotonic() + _LEFT_WITHIN_S
+    for name in os.listdir(root):
+        if not name.startswith(_FOLDER):
+            continue
+        with suppress(OSError):  # in use, or just removed by another gateway
+            folder = _open_folder(f"{root}/{name}")
+            try:
+                fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                groups = [each.name for each in os.scandir(folder) if each.is_dir(follow_symlinks=False)]
+                while groups and time.monotonic() < deadline:
+                    groups = [each for each in groups if not _removed(folder, each)]
+                    time.sleep(_PAUSE_S if groups else 0)
+                os.rmdir(f"{root}/{name}")
+            finally:
+                os.close(folder)
+
+
+def _removed(parent: int, name: str) -> bool:
+    """Remove a group; what is in it is killed. False if the kernel still has processes of it."""
+    try:
+        os.rmdir(name, dir_fd=parent)
+    except FileNotFoundError:
+        return True
+    except OSError:
+        with suppress(OSError):
+            folder = _open_folder(name, parent)
+            try:
+                _kill(folder)
+            finally:
+                os.close(folder)
+        return False
+    return True
+
+
+def _kill(folder: int) -> None:
+    try:
+        _write(folder, "cgroup.kill", "1")
+    except FileNotFoundError:
+        with suppress(OSError), open(os.open("cgroup.procs", os.O_RDONLY, dir_fd=folder), encoding="ascii") as file:
+            for pid in map(int, file):
+                with suppress(OSError):
+                    os.kill(pid, signal.SIGKILL) if pid else None
+    except OSError:  # the group is gone
+        pass
+
+
+def _events(text: bytes) -> dict[str, int]:
+    return {name.decode(): int(count) for name, count in (line.split() for line in text.splitlines())}
+
+
+def _open_folder(path: str, parent: int | None = None) -> int:
+    return os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=parent)
+
+
+def _write(folder: int, name: str, text: str) -> None:
+    file = os.open(name, os.O_WRONLY | os.O_CLOEXEC, dir_fd=folder)
+    try:
+        os.write(file, text.encode())
+    finally:
+        os.close(file)

@@ -1,0 +1,187 @@
+"""Finds the part of the tree of cgroups (version 2) that is left to this gateway, and prepares it for its servers.
+
+The gateway changes nothing outside of this part, its *subtree*. A cgroup with limited children holds no processes of
+its own, so what runs in the subtree's root, the gateway itself above all, moves to a leaf of it. The groups of servers
+(`cgroups.py`) are made beside this leaf.
+"""
+
+import contextlib
+import errno
+import fcntl
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Final
+
+from transports.upstream.walls.spec import Limits
+
+__all__ = ["LEAF", "OFF", "Delegation", "look", "take", "writes_alone"]
+
+OFF: Final = "off"
+LEAF: Final = "mcp-gateway"
+"""The cgroup that the gateway's own processes are in."""
+
+CONTROLLERS: Final = ("memory", "pids", "cpu")
+_MARKS: Final = ("user.delegate", "trusted.delegate")
+"""Attributes of a cgroup that systemd sets for `Delegate=`: the first since its version 251, the second before."""
+_ROUNDS: Final = 50
+"""Attempts to move processes out of a cgroup in which others start meanwhile."""
+_OWN_WEIGHT: Final = 1_000
+"""Of the gateway, where the processor is busy. All its servers together have 100, the kernel's default."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Delegation:
+    """What there is. `root` is the folder of the subtree, or empty; `lacks` says why it is then. `controllers` are
+    those of `memory`, `pids` and `cpu` that groups in it can have."""
+
+    root: str = ""
+    controllers: tuple[str, ...] = ()
+    lacks: str = ""
+
+    def missing(self, limits: Limits) -> Iterator[str]:
+        """What of these limits nobody keeps here: a sentence for each. The defaults of a profile are not among them."""
+        if limits.total_memory_bytes is not None and limits.total_is_set and "memory" not in self.controllers:
+            most = f"{limits.total_memory_bytes >> 20} MiB of memory"
+            yield f"Its processes may have more than {most} together (total_memory_mb): {self._without('memory')}."
+        if limits.processors is not None and "cpu" not in self.controllers:
+            most = f"the time of {limits.processors:g} processors"
+            yield f"Its processes may use more than {most} together (processors): {self._without('cpu')}."
+
+    def _without(self, controller: str) -> str:
+        return self.lacks or f"the cgroup {self.root} has no controller {controller!r}"
+
+
+def look(setting: str | None = None) -> Delegation:
+    """Find the subtree. Changes nothing. `setting` is a folder of the operator's choice, `off`, or None: the cgroup
+    that this process is in, if systemd or a container leaves it to this process."""
+    if setting == OFF:
+        return Delegation(lacks="gateway.cgroup is off")
+    try:
+        root = _own_subtree() if setting is None else setting
+        _try(root)
+        with open(f"{root}/cgroup.controllers", encoding="ascii") as file:
+            there = file.read().split()
+    except OSError as error:
+        return Delegation(lacks=_sentence(error))
+    return Delegation(root=root, controllers=tuple(each for each in CONTROLLERS if each in there))
+
+
+def take(setting: str | None = None) -> Delegation:
+    """Find the subtree and prepare it: move what runs in its root into the leaf, and let groups below it have limits.
+    May be called again, and by several processes at once."""
+    found = look(setting)
+    if not found.root:
+        return found
+    try:
+        with writes_alone(found.root):
+            if os.path.exists(f"{found.root}/cgroup.type"):  # all but the root of all cgroups
+                _vacate(found.root)
+            enabled = tuple(each for each in found.controllers if _enable(found.root, each))
+            if "cpu" in enabled and os.path.isdir(f"{found.root}/{LEAF}"):
+                _write(f"{found.root}/{LEAF}/cpu.weight", str(_OWN_WEIGHT))
+    except OSError as error:
+        return Delegation(lacks=f"the cgroup {found.root} cannot be used ({_sentence(error)})")
+    return Delegation(root=found.root, controllers=enabled)
+
+
+@contextlib.contextmanager
+def writes_alone(root: str) -> Iterator[None]:
+    """Wait for other gateways that change the same subtree."""
+    held = os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(held)
+
+
+def _vacate(root: str) -> None:
+    """Move the processes in the root of the subtree, this one among them, into the leaf."""
+    leaf = f"{root}/{LEAF}"
+    for _ in range(_ROUNDS):
+        with open(f"{root}/cgroup.procs", encoding="ascii") as file:
+            found = file.read().split()
+        if not found:
+            return
+        if "0" in found:
+            raise OSError(errno.EBUSY, "processes of another process namespace are in it")
+        os.makedirs(leaf, exist_ok=True)
+        for pid in found:
+            with contextlib.suppress(ProcessLookupError):
+                _write(f"{leaf}/cgroup.procs", pid)
+    raise OSError(errno.EBUSY, "processes start in it all the time")
+
+
+def _enable(root: str, controller: str) -> bool:
+    """Let groups below have a controller. False if the kernel refuses, for example because a scheduler for real time
+    is in use."""
+    try:
+        _write(f"{root}/cgroup.subtree_control", f"+{controller}")
+    except OSError:
+        return False
+    return True
+
+
+def _write(path: str, text: str) -> None:
+    file = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
+    try:
+        os.write(file, text.encode())
+    finally:
+        os.close(file)
+
+
+def _try(root: str) -> None:
+    """Raise `OSError` if this user may not make groups in that folder."""
+    if not os.path.exists(f"{root}/cgroup.controllers"):
+        raise OSError(errno.ENOENT, f"{root} is no cgroup of version 2")
+    for path in (root, f"{root}/cgroup.procs", f"{root}/cgroup.subtree_control"):
+        if not os.access(path, os.W_OK):
+            raise OSError(errno.EACCES, f"user {os.geteuid()} may not write to {path}")
+
+
+def _own_subtree() -> str:
+    """The folder of the cgroup that is left to this process. Raises `OSError` if none is."""
+    inside = _own_cgroup()
+    folder = _folder_of(inside)
+    if os.path.basename(inside) == LEAF:  # moved there by the gateway that started here before
+        return os.path.dirname(folder)
+    for path, candidate in ((inside, folder), (os.path.dirname(inside), os.path.dirname(folder))):
+        if _is_marked(candidate) or (path == inside == "/" and os.path.exists(f"{folder}/cgroup.type")):
+            return candidate
+    raise OSError(errno.EPERM, f"the cgroup {inside} is not delegated to the gateway")
+
+
+def _is_marked(folder: str) -> bool:
+    for mark in _MARKS:
+        with contextlib.suppress(OSError):
+            if os.getxattr(folder, mark) == b"1":
+                return True
+    return False
+
+
+def _own_cgroup() -> str:
+    """The path of this process's cgroup, as its namespace shows it."""
+    with open("/proc/self/cgroup", encoding="utf-8", errors="surrogateescape") as file:
+        for line in file:
+            if line.startswith("0::"):
+                return line[3:].rstrip("\n")
+    raise OSError(errno.ENOENT, "the system has no cgroups of version 2")
+
+
+def _folder_of(inside: str) -> str:
+    """The folder in which a cgroup is mounted."""
+    with open("/proc/self/mountinfo", encoding="utf-8", errors="surrogateescape") as file:
+        for line in file:
+            fields, _, kind = line.partition(" - ")
+            if not kind.startswith("cgroup2 "):
+                continue
+            mounted, at = fields.split()[3:5]
+            if mounted == "/" or inside == mounted or inside.startswith(f"{mounted}/"):
+                return os.path.normpath(at + "/" + inside[len(mounted.rstrip("/")) :])
+    raise OSError(errno.ENOENT, f"no folder shows the cgroup {inside}")
+
+
+def _sentence(error: OSError) -> str:
+    what = error.strerror or str(error)
+    return f"{what}: {error.filename}" if error.filename else what
