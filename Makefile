@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 # Tests and tools start hundreds of processes. Without bytecode files, each of them would compile the sources again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help run test unit check clients published conformance cluster chaos tasks attack hostile fuzz matrix bench bench-peers reference site lock sbom image-check clean
+.PHONY: help run test unit check clients published conformance cluster chaos tasks attack hostile kernels fuzz matrix bench bench-peers reference site lock sbom image-check clean
 
 help: ## List the commands
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -44,6 +44,9 @@ attack: $(VENV)/.installed-dev ## Run known attacks and measure their effect on 
 
 hostile: $(VENV)/.installed-dev ## Run hostile servers in the sandbox, and without it (10 minutes)
 	$(BIN)/python -m tests.hostile.run
+
+kernels: $(VENV)/.installed-dev ## Run the tests of cgroups on Debian's kernel in a virtual machine, as root (10 minutes)
+	$(BIN)/python -m tests.kernels.run
 
 fuzz: $(VENV)/.installed-dev ## Fuzz the HTTP and JSON parsers for a minute, compared with h11 and json
 	$(BIN)/python -m tests.attack.fuzz --minutes 1

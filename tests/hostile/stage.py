@@ -23,11 +23,12 @@ from tests.hostile.home import HOME, TEMPORARY, Home, word_of
 from tests.hostile.outside import ADDRESSES, Outside
 from tests.support.gateway_process import ROOT, UNLIMITED, RunningGateway
 from tests.support.mcp_clients import Legacy, messages
+from tests.support.subtree import delegated, why_no_subtree
 
 __all__ = ["LIMITS", "NOBODY", "Bystander", "Called", "Stage"]
 
 NOBODY: Final = 65_534
-LIMITS: Final = {"memory_mb": 256, "processes": 64, "files": 256}
+LIMITS: Final = {"memory_mb": 256, "total_memory_mb": 256, "processes": 64, "files": 256}
 """Of the hostile server, so that small bombs are bombs."""
 
 _KEYS: Final = {name: f"{name}-key-0123456789" for name in ("mallory", "victim", "calm")}
@@ -111,6 +112,7 @@ class Stage:
         self._http = httpx.Client(timeout=_PATIENCE_S, trust_env=False)
         self._sessions: dict[str, Legacy] = {}
         self._over = threading.Event()
+        self._stack = contextlib.ExitStack()
         self.terminal, self._slave = pty.openpty()
         os.fchown(self._slave, user, -1)
 
@@ -135,6 +137,9 @@ class Stage:
         self.home.look()
         drop = [] if os.getuid() == self.user else ["--reuid", str(self.user), "--regid", str(self.user)]
         prefix = ["setpriv", *drop, *_DROPPED] if self.user else []
+        if not why_no_subtree():
+            cgroup = self._stack.enter_context(delegated(self.user))
+            prefix = ["sh", "-c", f'echo 0 > {cgroup}/cgroup.procs; exec "$@"', "sh", *prefix]
         python = str(ROOT / ".venv/bin/python") if (ROOT / ".venv/bin/python").exists() else "python3"
         command = [*prefix, python, "-m", "gateway", "run", "--port", "0", "--config", str(config)]
         env = {
@@ -207,6 +212,7 @@ class Stage:
                 gateway.stop()
             except subprocess.TimeoutExpired:
                 gateway.kill()
+        self._stack.close()
 
     def mend(self, before: Collection[int]) -> list[str]:
         """What the last attack has broken, and is whole again: the gateway, sessions, files. `before`: the processes

@@ -7,7 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-__all__ = ["program"]
+__all__ = ["debian_files", "program"]
 
 CACHE = Path(__file__).parents[2] / ".cache"
 _PATH = os.pathsep.join((os.environ.get("PATH", ""), "/usr/local/bin", "/usr/sbin"))
@@ -31,3 +31,23 @@ def program(name: str, package: str) -> Path:
             print(f"{name}: taken from Debian's package {package}", file=sys.stderr)
             return Path(found)
     raise RuntimeError(f"these tests need {name}: install it (Debian: apt-get install {package}) and put it on PATH")
+
+
+def debian_files(package: str) -> Path:
+    """A folder with the files of a Debian package that is not installed; of a metapackage, those of the first package
+    that it depends on."""
+    folder = CACHE / f"debian-{package}"
+    CACHE.mkdir(exist_ok=True)
+    with (CACHE / "apt.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not (folder / ".complete").exists():
+            shutil.rmtree(folder, ignore_errors=True)
+            folder.mkdir()
+            told = subprocess.run(["apt-cache", "depends", package], capture_output=True, text=True, check=True).stdout
+            named = [line.split()[1] for line in told.splitlines() if line.strip().startswith("Depends:")]
+            subprocess.run(["apt-get", "-q", "download", named[0] if named else package], cwd=folder, check=True)
+            [archive] = folder.glob("*.deb")
+            subprocess.run(["dpkg", "-x", archive.name, "."], cwd=folder, check=True)
+            archive.unlink()
+            (folder / ".complete").touch()
+    return folder

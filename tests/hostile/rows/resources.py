@@ -4,8 +4,9 @@ from pathlib import Path
 from typing import Any
 
 from tests.hostile.outside import ADDRESSES
-from tests.hostile.rows.row import Row, at_most, both, serves_on
+from tests.hostile.rows.row import Row, at_most, both, no_answer, serves_on
 from tests.hostile.stage import LIMITS
+from tests.support.subtree import why_no_subtree
 
 __all__ = ["ROWS"]
 
@@ -30,16 +31,17 @@ def _flood(
     return Row(name, what, f"resources.{attack}", serves_on, facts=facts, needs="", already=already, p99_s=p99_s)
 
 
-_SUM = "a limit of each process does not bound the sum; 1 GiB is below eight of them"
+_TOGETHER: dict[str, Any] = {"needs": "cgroup", "seen": f"memory more than {LIMITS['total_memory_mb']} MiB of memory"}
 _BOMBS = [
     _bomb("fork bomb", "300 processes", "processes", _PROCESSES, "user_notif", most=300),
     _bomb("fork bomb, Node", "150 programs, by Node", "processes", _PROCESSES, "user_notif", server="node", most=150),
     _bomb("thread bomb", "600 threads", "threads", _PROCESSES, "user_notif", most=600),
     _bomb("memory bomb", "1 GiB of memory", "memory", _MB, most_mb=1024),
     _bomb("memory bomb, Node", "1 GiB of buffers, by Node", "memory", _MB, server="node", most_mb=1024),
-    _bomb("memory files", "1 GiB in files without a name (memfd)", "memory_files", _MB, "cgroup", most_mb=1024),
-    _bomb("shared mappings", "512 MiB of anonymous shared memory", "shared_mappings", _MB, "cgroup", most_mb=512),
-    _bomb("memory of many", "1 GiB in eight processes", "by_children", 8 * _MB, "cgroup", most_mb=1024, already=_SUM),
+    _bomb("memory files", "1 GiB in files without a name (memfd)", "memory_files", _MB, most_mb=1024, **_TOGETHER),
+    _bomb("shared mappings", "512 MiB of anonymous shared memory", "shared_mappings", _MB, most_mb=512, **_TOGETHER),
+    _bomb("memory of many", "1 GiB in eight processes", "by_children", _MB, most_mb=1024, **_TOGETHER),
+    Row("own cgroup", "lifts the limits of its cgroup", "resources.own_cgroup", no_answer, already=why_no_subtree()),
     _bomb("locked memory", "locks 512 MiB", "locked_memory", _MB, most_mb=512, root="it needs a capability"),
     _bomb("descriptor bomb", "4,000 descriptors", "descriptors", _FILES, most=4_000),
     _bomb(

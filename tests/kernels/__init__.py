@@ -1,0 +1,1 @@
+"""The sandbox's tests on other kernels than that of this machine: Debian's, in a virtual machine."""
