@@ -70,8 +70,9 @@ class Groups:
 
     def belongs_to(self, reaper: int) -> None:
         """The reaper has been forked that may make the next group."""
-        self._of[reaper] = str(self._next)
-        self._next += 1
+        if self._folder >= 0:
+            self._of[reaper] = str(self._next)
+            self._next += 1
 
     def group(self, walls: Walls | None) -> "Group | None":
         """In the reaper: make its group, with the limits of the walls. None for a server without walls.
