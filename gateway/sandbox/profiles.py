@@ -186,7 +186,7 @@ def _without_repeats(grants: list[Grant]) -> tuple[Grant, ...]:
     for grant in grants:
         other = found.get(grant.path)
         letters = set(grant.mode) | set("" if other is None else other.mode)
-        found[grant.path] = replace(grant, mode="".join(letter for letter in "rwx" if letter in letters))
+        found[grant.path] = grant._replace(mode="".join(letter for letter in "rwx" if letter in letters))
     return tuple(
         grant
         for grant in found.values()

@@ -12,7 +12,7 @@ from contextlib import suppress
 from typing import Final
 
 from transports.upstream.walls.paths import open_path
-from transports.upstream.walls.spec import Grant
+from transports.upstream.walls.spec import MODES, Grant
 from transports.upstream.walls.system_calls import call
 
 __all__ = ["abi", "restrict"]
@@ -35,9 +35,11 @@ _ALLOWED: Final = {
     "x": _EXECUTE,
 }  # fmt: skip
 """By letter of a mode. Nobody may make devices."""
+_RIGHTS: Final = {mode: sum(_ALLOWED[letter] for letter in mode) for mode in MODES}
 
 _VERSION: Final = 1  # a flag of landlock_create_ruleset
 _PATH_BENEATH, _NET_PORT = 1, 2
+_RULE: Final = struct.Struct("=Qi")  # rights, descriptor
 
 
 def abi() -> int:
@@ -79,13 +81,10 @@ def _allow(ruleset: int, grant: Grant, handled: int) -> None:
             return
         raise
     try:
-        allowed = handled
-        rights = 0
-        for letter in grant.mode:
-            rights |= _ALLOWED[letter]
+        rights = handled & _RIGHTS[grant.mode]
         if not stat.S_ISDIR(os.fstat(target).st_mode):
-            allowed &= _OF_FILES
-        call("landlock_add_rule", ruleset, _PATH_BENEATH, struct.pack("=Qi", rights & allowed, target), 0)
+            rights &= _OF_FILES
+        call("landlock_add_rule", ruleset, _PATH_BENEATH, _RULE.pack(rights, target), 0)
     except OSError as error:
         raise OSError(error.errno, error.strerror, grant.path) from None
     finally:

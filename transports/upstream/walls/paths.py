@@ -13,8 +13,8 @@ from transports.upstream.walls.system_calls import call
 
 __all__ = ["as_meant", "is_within", "open_path", "resolved"]
 
-_OPEN_HOW: Final = struct.Struct("=QQQ")  # flags, mode, resolve
 _NO_MAGIC_LINKS, _NO_SYMLINKS = 0x02, 0x04
+_HOW: Final = struct.pack("=QQQ", os.O_PATH | os.O_CLOEXEC, 0, _NO_MAGIC_LINKS | _NO_SYMLINKS)  # flags, mode, resolve
 _CURRENT_FOLDER: Final = -100
 
 _OWN: Final = tuple(
@@ -56,8 +56,7 @@ def is_within(path: str, folders: Iterable[str]) -> bool:
 def open_path(path: str) -> int:
     """A descriptor that only names the file (O_PATH). Raises `OSError`: the path does not exist, or leads through a
     symlink. The file name of the error is the path."""
-    how = _OPEN_HOW.pack(os.O_PATH | os.O_CLOEXEC, 0, _NO_MAGIC_LINKS | _NO_SYMLINKS)
     try:
-        return call("openat2", _CURRENT_FOLDER, os.fsencode(path), how, len(how))
+        return call("openat2", _CURRENT_FOLDER, os.fsencode(path), _HOW, len(_HOW))
     except OSError as error:
         raise OSError(error.errno, error.strerror, path) from None

@@ -1,7 +1,7 @@
 """What the walls around one server's process are to be, as the gateway tells the reaper. Pure: builds nothing."""
 
-from dataclasses import asdict, dataclass
-from typing import Any, Final
+from dataclasses import dataclass, fields
+from typing import Any, Final, NamedTuple, Self
 
 __all__ = ["MODES", "Grant", "Limits", "Reach", "Walls"]
 
@@ -9,24 +9,29 @@ MODES: Final = ("r", "rx", "rw", "rwx")
 """What a grant allows: `r` to read files and to list folders, `w` to write, make, rename and remove, `x` to execute."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Grant:
+class _GrantFields(NamedTuple):
+    path: str
+    mode: str
+    optional: bool
+
+
+class Grant(_GrantFields):
     """A file, or a folder with everything below it.
 
     `path` is absolute. No part of it is a symlink, which the server might have put there: the gateway resolves them
-    when it reads its configuration.
+    when it reads its configuration. `mode` is one of `MODES`. `optional`: the grant may be left out where the path does
+    not exist. Else the server is not started.
     """
 
-    path: str
-    mode: str = "r"
-    optional: bool = False
-    """True if the grant may be left out where the path does not exist. Else the server is not started."""
+    __slots__ = ()
 
-    def __post_init__(self) -> None:
-        if not self.path.startswith("/") or "\0" in self.path:
-            raise ValueError(f"{self.path!r} is not an absolute path")
-        if self.mode not in MODES:
-            raise ValueError(f"{self.mode!r} is none of {', '.join(MODES)}")
+    def __new__(cls, path: str, mode: str = "r", optional: bool = False) -> Self:
+        """Raises `ValueError` for another path or mode."""
+        if not path.startswith("/") or "\0" in path:
+            raise ValueError(f"{path!r} is not an absolute path")
+        if mode not in MODES:
+            raise ValueError(f"{mode!r} is none of {', '.join(MODES)}")
+        return super().__new__(cls, path, mode, optional)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,9 +103,9 @@ class Walls:
         """Values that `json.dumps` takes."""
         return {
             "profile": self.profile,
-            "grants": [[grant.path, grant.mode, grant.optional] for grant in self.grants],
-            "reach": None if self.reach is None else asdict(self.reach),
-            "limits": asdict(self.limits),
+            "grants": self.grants,
+            "reach": None if self.reach is None else _fields_of(self.reach),
+            "limits": _fields_of(self.limits),
             "namespaces": self.namespaces,
             "temporary": self.temporary,
             "required": self.required,
@@ -112,11 +117,16 @@ class Walls:
         """The value that `to_json` was called on."""
         reach: dict[str, Any] | None = given["reach"]
         parts = {
-            "grants": tuple(Grant(path=path, mode=mode, optional=optional) for path, mode, optional in given["grants"]),
+            "grants": tuple(map(Grant._make, given["grants"])),  # they were looked at when they were made
             "reach": None if reach is None else Reach(**{name: _frozen(value) for name, value in reach.items()}),
             "limits": Limits(**given["limits"]),
         }
         return cls(**{**given, **parts})
+
+
+def _fields_of(part: Reach | Limits) -> dict[str, Any]:
+    """As `asdict`, which copies what is in the fields."""
+    return {field.name: getattr(part, field.name) for field in fields(part)}
 
 
 def _frozen(value: Any) -> Any:
