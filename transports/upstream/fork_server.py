@@ -41,12 +41,13 @@ sys.path.append(os.path.abspath(__file__ + "/../../.."))  # where `transports` i
 
 from transports.upstream.cgroups import Group, Groups
 from transports.upstream.delegation import Delegation
+from transports.upstream.gate_on_demand import GateOnDemand
 from transports.upstream.head_count import LOOK_MS, Starts, count
 from transports.upstream.launch import Launch, report_failure, report_number
+from transports.upstream.oom_score import OomScore
 from transports.upstream.process_tree import HAS_PROC, RESCAN_MS, Wakeups, below, children, kill, prctl
 from transports.upstream.server_process import become_server, note_signals
 from transports.upstream.walls.build import WallsFailed, arrange, prepare
-from transports.upstream.walls.gate import Gate
 from transports.upstream.walls.kernel import probe
 from transports.upstream.walls.namespaces import fork_apart, is_apart
 from transports.upstream.walls.spec import Walls
@@ -55,7 +56,6 @@ __all__ = ["main"]
 
 _PR_SET_DUMPABLE: Final = 4
 _PR_SET_CHILD_SUBREAPER: Final = 36
-_LAST_REFUSALS_S: Final = 1.0
 _RESCAN_MAX_MS: Final = 1_000  # ever less often for one that will not die (uninterruptible sleep, another user's)
 
 # --- the reaper -------------------------------------------------------------------------------------------------------
@@ -75,6 +75,7 @@ class _Reaper:
     ) -> None:
         prctl(_PR_SET_CHILD_SUBREAPER, 1)  # not inherited through fork(2)
         self._wakeups = Wakeups()
+        self._poller = select.poll()
         self._control = control
         self._stdio = stdio
         self._gateway = gateway
@@ -87,7 +88,7 @@ class _Reaper:
         self._failed = False
         self._channel = channel  # at most one descriptor
         self._walls: Walls | None = None
-        self._gate: Gate | None = None
+        self._gate: GateOnDemand | None = None  # of a server behind walls
         self._has_to_count = False
 
     def run(self) -> None:
@@ -101,7 +102,7 @@ class _Reaper:
         while self._is_launching():
             pass
         if self._gate is not None:
-            self._gate.finish(_LAST_REFUSALS_S)
+            self._gate.finish()
         why = "" if self._group is None else self._group.end()
         if not self._failed:
             self._report({"exited": self._code, "why": why})
@@ -141,26 +142,30 @@ class _Reaper:
                     become_server(spec, self._walls, self._stdio, report.fileno(), reaper, self._group)
                 if outer is not None:
                     os.close(outer)
-        self._launch = Launch(reports, self._server, self._open_gate)
+        if self._walls is not None:
+            last = None if self._group is None else self._group.last_refusal
+            self._gate = GateOnDemand(self._walls, self._channel, self._poller, last)
+        self._launch = Launch(reports, self._server, self._watch_calls)
         for fd in self._stdio:  # or the gateway would never see the end of the server's stdout
             os.close(fd)
 
     def _watch(self) -> None:
         """Wait until the server has ended, by itself or by order."""
-        poller = select.poll()
         launch = -1 if self._launch is None else self._launch.fileno()
         for fd in (self._control.fileno(), self._wakeups.fd, launch, self._gateway):
             if fd is not None:
-                poller.register(fd, select.POLLIN)
+                self._poller.register(fd, select.POLLIN)
         refusals = -1 if self._group is None else self._group.watch()
         if refusals >= 0:
-            poller.register(refusals, select.POLLPRI)
+            self._poller.register(refusals, select.POLLPRI)
             self._tell_refused()
         while self._code is None:
-            ready = {fd for fd, _ in poller.poll()}
+            ready = dict(self._poller.poll())
             self._wakeups.drain()
             if launch in ready and not self._is_launching():
-                poller.unregister(launch)
+                self._poller.unregister(launch)
+            if self._gate is not None and self._gate.listener in ready:
+                self._gate.look(ready[self._gate.listener])
             if self._control.fileno() in ready:
                 self._obey()
             if self._gateway in ready or (self._has_to_count and self._has_too_many()):
@@ -242,17 +247,10 @@ class _Reaper:
         self._report({"failed": launch.failure} if launch.failure else started)
         return False
 
-    def _open_gate(self, announced: int) -> None:
-        if self._walls is None:
+    def _watch_calls(self, listener: int) -> None:
+        if self._gate is None:
             raise AssertionError("only a process behind walls announces calls")
-        if self._channel:
-            channel = socket.socket(fileno=self._channel.pop())
-        else:  # nobody hears what is refused, or resolves names
-            channel, nobody = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-            nobody.close()
-        last = None if self._group is None else self._group.last_refusal
-        self._gate = Gate(announced, self._walls, channel, last)
-        self._gate.start()
+        self._gate.watch(listener)
 
     def _report(self, message: dict[str, Any]) -> None:
         with contextlib.suppress(OSError):  # nobody is listening any more: our poll() will see that
@@ -276,7 +274,7 @@ def _walls(spec: dict[str, Any], no_namespaces: str) -> Walls | None:
 # --- the fork server --------------------------------------------------------------------------------------------------
 
 
-def _serve(requests: socket.socket, groups: Groups) -> None:
+def _serve(requests: socket.socket, groups: Groups, oom_score: OomScore) -> None:
     """Fork a reaper per request until the gateway is gone, then wait for the last reaper to be done."""
     gateway = _open_parent()
     wakeups = Wakeups()
@@ -295,7 +293,7 @@ def _serve(requests: socket.socket, groups: Groups) -> None:
             if reapers[pid]:
                 _have_counted(pid)
         if serving and not ready.isdisjoint(lifelines):
-            serving = gateway not in ready and _fork_reaper(requests, gateway, wakeups, reapers, groups)
+            serving = gateway not in ready and _fork_reaper(requests, gateway, wakeups, reapers, groups, oom_score)
             if not serving:
                 for fd in lifelines:
                     poller.unregister(fd)
@@ -313,7 +311,12 @@ def _open_parent() -> int | None:
 
 
 def _fork_reaper(
-    requests: socket.socket, gateway: int | None, wakeups: Wakeups, reapers: dict[int, bool], groups: Groups
+    requests: socket.socket,
+    gateway: int | None,
+    wakeups: Wakeups,
+    reapers: dict[int, bool],
+    groups: Groups,
+    oom_score: OomScore,
 ) -> bool:
     """Take one request and fork its reaper. False at the end of the requests."""
     try:
@@ -322,15 +325,21 @@ def _fork_reaper(
         return False
     if len(fds) >= 4:  # fewer when we ran out of descriptors: closing them tells the gateway
         lacks = probe(namespaces=True).namespaces if request == b"n" else ""
+        has_walls = request != b"s"
         try:
+            if has_walls:
+                oom_score.raise_()
             pid = fork_apart() if request == b"n" and not lacks else os.fork()
         except OSError as error:
             os.write(fds[0], json.dumps({"failed": f"cannot fork: {error.strerror}"}).encode() + b"\n")
         else:
             if pid == 0:
+                oom_score.close()
                 _become_reaper(fds, gateway, requests, wakeups, lacks, groups)
             groups.belongs_to(pid)
-            reapers[pid] = request != b"s" and not groups.count
+            reapers[pid] = has_walls and not groups.count
+        if has_walls:
+            oom_score.lower()
     for fd in fds:
         os.close(fd)
     return bool(request)
@@ -381,6 +390,7 @@ def main() -> None:
         signal.signal(number, signal.SIG_IGN)  # only the end of our sockets ends us
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
     prctl(_PR_SET_CHILD_SUBREAPER, 1)
+    oom_score = OomScore()
     # A reaper reads what its server's environment is to be, secrets included: no other server of this user may look
     # into it. Inherited through fork(2), and undone by the server's exec(2).
     prctl(_PR_SET_DUMPABLE, 0)
@@ -392,7 +402,7 @@ def main() -> None:
     groups = Groups(Delegation(**json.loads(sys.argv[2])))
     gc.disable()  # a collection would touch, and so copy, every page a reaper shares with us
     gc.freeze()
-    _serve(socket.socket(fileno=int(sys.argv[1])), groups)
+    _serve(socket.socket(fileno=int(sys.argv[1])), groups, oom_score)
 
 
 if __name__ == "__main__":

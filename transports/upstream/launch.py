@@ -44,14 +44,14 @@ def hand_over(report: int, listener: int) -> None:
 
 
 class Launch:
-    """The reaper's end. `pid` is the number of the process here, `open_gate` takes the listener of its filter."""
+    """The reaper's end. `pid` is the number of the process here, `take_listener` gets that of its filter."""
 
-    def __init__(self, reports: socket.socket, pid: int, open_gate: Callable[[int], None]) -> None:
+    def __init__(self, reports: socket.socket, pid: int, take_listener: Callable[[int], None]) -> None:
         self.outer_pid = pid
         self.failure = ""
         self._reports = reports
         self._pid = pid
-        self._open_gate = open_gate
+        self._take_listener = take_listener
         self._line = b""
 
     def fileno(self) -> int:
@@ -83,4 +83,4 @@ class Launch:
             except OSError as error:
                 self.failure = f"its gate could not be opened: {error.strerror}"
             else:
-                self._open_gate(taken)  # the process goes on meanwhile; its calls wait for the gate
+                self._take_listener(taken)

@@ -1,14 +1,13 @@
-"""What a server's processes may use up, and the authority that they lose: rlimits, capabilities, the OOM killer."""
+"""What a server's processes may use up, and the authority that they lose: rlimits and capabilities."""
 
 import ctypes
-import os
 import resource
 import struct
 from typing import Final
 
 from transports.upstream.in_flight import below_ours
 from transports.upstream.walls.spec import Limits
-from transports.upstream.walls.system_calls import call, dumpable
+from transports.upstream.walls.system_calls import call
 
 __all__ = ["drop_capabilities", "forbid_new_privileges", "limit"]
 
@@ -17,8 +16,6 @@ _AMBIENT_CLEAR_ALL: Final = 4
 _OF_THIS_THREAD: Final = struct.pack("=Ii", 0x2008_0522, 0)  # struct cap_user_header, version 3
 _CapabilitySets: Final = ctypes.c_char * 24
 _KEPT: Final = 1 << 1  # DAC_OVERRIDE: the walls decide which files there are, not their owners
-_OOM_SCORE: Final = 500
-"""Of 1000: a server is ended before the gateway and its reapers are when memory runs out."""
 _MOST_TIMERS: Final = 16_384
 """Timers and queued signals. The kernel counts them for a whole user, but asks each process for its own limit: where
 servers may make no more, there are some left for all else."""
@@ -45,15 +42,6 @@ def limit(limits: Limits) -> None:
     for which, most in wanted.items():
         hard = _lower(most + _CPU_GRACE_S if which == resource.RLIMIT_CPU else most, resource.getrlimit(which)[1])
         resource.setrlimit(which, (min(most, hard), hard))
-    _die_before_the_gateway()
-
-
-def _die_before_the_gateway() -> None:
-    with dumpable():  # nothing is secret in it that will not be in the server itself
-        file = os.open("/proc/self/oom_score_adj", os.O_RDWR)
-        if int(os.read(file, 16)) < _OOM_SCORE:
-            os.write(file, b"%d" % _OOM_SCORE)
-        os.close(file)
 
 
 def _lower(most: int, hard: int) -> int:
