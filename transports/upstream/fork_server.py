@@ -145,7 +145,7 @@ class _Reaper:
         if self._walls is not None:
             last = None if self._group is None else self._group.last_refusal
             self._gate = GateOnDemand(self._walls, self._channel, self._poller, last)
-        self._launch = Launch(reports, self._server, self._watch_calls)
+        self._launch = Launch(reports, self._server, None if self._gate is None else self._gate.watch)
         for fd in self._stdio:  # or the gateway would never see the end of the server's stdout
             os.close(fd)
 
@@ -247,11 +247,6 @@ class _Reaper:
         self._report({"failed": launch.failure} if launch.failure else started)
         return False
 
-    def _watch_calls(self, listener: int) -> None:
-        if self._gate is None:
-            raise AssertionError("only a process behind walls announces calls")
-        self._gate.watch(listener)
-
     def _report(self, message: dict[str, Any]) -> None:
         with contextlib.suppress(OSError):  # nobody is listening any more: our poll() will see that
             self._control.send(json.dumps(message).encode() + b"\n")
@@ -325,21 +320,16 @@ def _fork_reaper(
         return False
     if len(fds) >= 4:  # fewer when we ran out of descriptors: closing them tells the gateway
         lacks = probe(namespaces=True).namespaces if request == b"n" else ""
-        has_walls = request != b"s"
+        fork = fork_apart if request == b"n" and not lacks else os.fork
         try:
-            if has_walls:
-                oom_score.raise_()
-            pid = fork_apart() if request == b"n" and not lacks else os.fork()
+            pid = fork() if request == b"s" else oom_score.fork(fork)
         except OSError as error:
             os.write(fds[0], json.dumps({"failed": f"cannot fork: {error.strerror}"}).encode() + b"\n")
         else:
             if pid == 0:
-                oom_score.close()
                 _become_reaper(fds, gateway, requests, wakeups, lacks, groups)
             groups.belongs_to(pid)
-            reapers[pid] = has_walls and not groups.count
-        if has_walls:
-            oom_score.lower()
+            reapers[pid] = request != b"s" and not groups.count
     for fd in fds:
         os.close(fd)
     return bool(request)

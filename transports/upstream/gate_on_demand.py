@@ -19,8 +19,8 @@ _LAST_REFUSALS_S: Final = 1.0
 
 class GateOnDemand:
     """The gate of a server behind these walls. `channel` leads to the gateway: at most one descriptor. Without one
-    nobody hears what is refused, or resolves names. `poller` is the reaper's, `last` as for `Gate`. Owns the channel and
-    the listener."""
+    nobody hears what is refused, or resolves names. `poller` is the reaper's, `last` as for `Gate`. Owns the channel
+    and the listener."""
 
     def __init__(
         self,

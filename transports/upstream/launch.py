@@ -14,7 +14,7 @@ import socket
 from collections.abc import Callable
 from typing import Final
 
-from transports.upstream.walls.notifications import duplicate
+from transports.upstream.walls.notifications import duplicate_from, open_process
 from transports.upstream.walls.system_calls import dumpable
 
 __all__ = ["MOST_BYTES", "Launch", "hand_over", "report_failure", "report_number"]
@@ -44,14 +44,16 @@ def hand_over(report: int, listener: int) -> None:
 
 
 class Launch:
-    """The reaper's end. `pid` is the number of the process here, `take_listener` gets that of its filter."""
+    """The reaper's end. `pid` is the number of the process here, `take_listener` gets that of its filter: None if it
+    has none."""
 
-    def __init__(self, reports: socket.socket, pid: int, take_listener: Callable[[int], None]) -> None:
+    def __init__(self, reports: socket.socket, pid: int, take_listener: Callable[[int], None] | None) -> None:
         self.outer_pid = pid
         self.failure = ""
         self._reports = reports
-        self._pid = pid
         self._take_listener = take_listener
+        # Opened while the process builds its walls: it waits for what comes after.
+        self._process = None if take_listener is None or not pid else open_process(pid)
         self._line = b""
 
     def fileno(self) -> int:
@@ -68,6 +70,8 @@ class Launch:
                     return True
         self._take(self._line)
         self._reports.close()
+        if self._process is not None:
+            os.close(self._process)
         return False
 
     def _take(self, line: bytes) -> None:
@@ -76,9 +80,9 @@ class Launch:
             self.failure = value.decode(errors="replace")
         elif what == b"pid":
             self.outer_pid = int(value)
-        elif what == b"listener":
+        elif what == b"listener" and self._process is not None and self._take_listener is not None:
             try:
-                taken = duplicate(self._pid, int(value))
+                taken = duplicate_from(self._process, int(value))
                 self._reports.send(b"\n")
             except OSError as error:
                 self.failure = f"its gate could not be opened: {error.strerror}"

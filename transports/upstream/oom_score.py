@@ -7,6 +7,7 @@ to a file that it holds open: a new process would have to open its own.
 
 import contextlib
 import os
+from collections.abc import Callable
 from typing import Final
 
 __all__ = ["OOM_SCORE", "OomScore"]
@@ -26,22 +27,21 @@ class OomScore:
         except OSError as error:
             self._error = error
 
-    def raise_(self) -> None:
-        """Processes that are forked from now on are ended first. Raises `OSError` if that cannot be."""
+    def fork(self, fork: Callable[[], int]) -> int:
+        """Fork a process that is ended first, as are those that it starts. Raises `OSError`."""
         if self._error is not None:
             raise self._error
         self._write(max(self._own, OOM_SCORE))
-
-    def lower(self) -> None:
-        """This process has its own score again. Not to be called in a forked one: the file is that of its parent."""
-        if self._error is None:
-            with contextlib.suppress(OSError):  # it may keep the higher one then
-                self._write(self._own)
-
-    def close(self) -> None:
-        """In a forked process."""
-        if self._error is None:
-            os.close(self._file)
+        pid = -1
+        try:
+            pid = fork()
+        finally:
+            if pid == 0:
+                os.close(self._file)  # it is that of the parent
+            else:
+                with contextlib.suppress(OSError):  # this process may keep the higher one then
+                    self._write(self._own)
+        return pid
 
     def _write(self, score: int) -> None:
         os.write(self._file, b"%d" % score)

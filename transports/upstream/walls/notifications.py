@@ -16,7 +16,16 @@ from typing import Final, NamedTuple
 from transports.upstream.walls.paths import as_meant
 from transports.upstream.walls.system_calls import call
 
-__all__ = ["Listener", "Notification", "duplicate", "read_memory", "read_path", "signed"]
+__all__ = [
+    "Listener",
+    "Notification",
+    "duplicate",
+    "duplicate_from",
+    "open_process",
+    "read_memory",
+    "read_path",
+    "signed",
+]
 
 # linux/seccomp.h, as x86_64 and aarch64 number their ioctls.
 _RECEIVE: Final = 0xC050_2100
@@ -151,16 +160,26 @@ def duplicate(thread: int, fd: int) -> int:
     `fd` may be an argument as it was passed. EPERM: the process has made itself undumpable, so that we may not look
     into it.
     """
+    process = open_process(thread)
     try:
-        process = os.pidfd_open(thread, _PIDFD_THREAD)
+        return duplicate_from(process, fd)
+    finally:
+        os.close(process)
+
+
+def open_process(thread: int) -> int:
+    """A descriptor of a process or thread. Raises `OSError` (ESRCH)."""
+    try:
+        return os.pidfd_open(thread, _PIDFD_THREAD)
     except OSError as error:
         if error.errno != errno.EINVAL:
             raise
-        process = os.pidfd_open(_process_of(thread))
-    try:
-        return call("pidfd_getfd", process, signed(fd), 0)
-    finally:
-        os.close(process)
+    return os.pidfd_open(_process_of(thread))
+
+
+def duplicate_from(process: int, fd: int) -> int:
+    """As `duplicate`, of a process that is open."""
+    return call("pidfd_getfd", process, signed(fd), 0)
 
 
 def signed(value: int) -> int:
