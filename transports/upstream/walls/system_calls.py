@@ -81,12 +81,11 @@ AUDIT_ARCH: Final = {"x86_64": 0xC000_003E, "aarch64": 0xC000_00B7}
 def _with_arguments(count: int) -> Any:
     """syscall(2) for so many arguments. Their types are told once: a call takes half the time then. A void pointer is
     as wide as all that is passed, and made of integers, None and what ctypes takes for a pointer alike."""
-    function: Any = _libc["syscall"]
-    function.restype, function.argtypes = ctypes.c_long, [ctypes.c_long, *(count * [ctypes.c_void_p])]
-    return function
+    kind = ctypes.CFUNCTYPE(ctypes.c_long, ctypes.c_long, *(count * [ctypes.c_void_p]), use_errno=True)
+    return kind(("syscall", _libc))
 
 
-_libc: Final = ctypes.CDLL(None, use_errno=True)
+_libc: Final = ctypes.CDLL(None)
 _CALLS: Final = tuple(map(_with_arguments, range(7)))
 
 
