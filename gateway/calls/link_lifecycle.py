@@ -119,7 +119,7 @@ class LinkLifecycle:
 
     def secrets(self) -> set[str]:
         """The values that the present link, or the next one, has been given and nobody may see."""
-        return self._source.secrets(self._resources.given)
+        return self._source.secrets(self.resources.given)
 
     # -- opening
 
