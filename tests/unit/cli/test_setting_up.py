@@ -145,7 +145,7 @@ def test_connect_prints_and_writes_what_a_client_needs(here: Path) -> None:
 
 
 @requirement("first.command-line")
-def test_names_that_are_almost_right_are_named() -> None:
+def test_names_that_are_almost_right_are_named(here: Path) -> None:
     assert "Did you mean 'run'?" in ran("rnu").output
     assert "--port" in ran("run", "--prot", "1").output
     assert "did you mean cursor?" in ran("connect", "cursr").output
