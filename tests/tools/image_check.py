@@ -19,6 +19,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import httpx
+import psutil
 import yaml
 
 from tests.support.gateway_process import RunningGateway
@@ -108,7 +109,7 @@ def started(root: str, config: dict[str, object], command: list[str], **environm
         drop = ["--no-new-privs", "--bounding-set=-all,+sys_ptrace", "--inh-caps=-all"]
         user = ["setpriv", f"--reuid={USER}", f"--regid={USER}", "--clear-groups", *drop]
         inside = ["env", "--chdir=/home/gateway", "-i", "HOME=/home/gateway", *env, *user, "--", *command]
-        apart = ["unshare", "--mount", "--pid", "--fork", "--kill-child", "sh", "-eu", str(mounts), root, str(WORK)]
+        apart = ["unshare", "--mount", "--pid", "--fork", "sh", "-eu", str(mounts), root, str(WORK)]
         yield [*apart, *inside]
 
 
@@ -167,7 +168,10 @@ def check(root: str, config: dict[str, object]) -> None:
         finally:
             print(running.stderr(), file=sys.stderr)
             if running.process.poll() is None:
-                running.kill()  # with all that unshare started
+                # The first process of the namespace ends with all others in it.
+                for child in psutil.Process(running.pid).children():
+                    child.kill()
+                running.process.wait(30)
 
 
 def call_tools(gateway: RunningGateway) -> None:
