@@ -94,7 +94,9 @@ def test_a_key_is_left_for_commands_only_where_no_server_can_read_it(
 ) -> None:
     folder = tmp_path / "runtime"
     folder.mkdir()
-    monkeypatch.setattr("gateway.serving.greeting.holdings", lambda given: holdings(given, lambda _: NEW))
+    monkeypatch.setattr(
+        "gateway.serving.greeting.holdings", lambda given, **more: holdings(given, lambda _: NEW, **more)
+    )
     text = json.dumps(entry).replace("RUNTIME", str(folder)).replace("ABOVE", str(tmp_path))
     given = Settings.model_validate({"mcpServers": {"one": json.loads(text)}, "gateway": options})
     link = link_for(given.gateway)
@@ -113,7 +115,8 @@ def test_no_key_is_left_where_the_kernel_does_not_hold_the_sandboxes(
     link = link_for(given.gateway)
     for kernel, is_left in ((NEW, True), (OLD, False)):
         monkeypatch.setattr(
-            "gateway.serving.greeting.holdings", lambda found, kernel=kernel: holdings(found, lambda _: kernel)
+            "gateway.serving.greeting.holdings",
+            lambda found, kernel=kernel, **more: holdings(found, lambda _: kernel, **more),
         )
         found = local_gateway(Gateway(given, link=link), "http://127.0.0.1:8080/mcp", link, tmp_path)
         assert (found is not None) == is_left
