@@ -107,6 +107,25 @@ class SessionTotals(msgspec.Struct, kw_only=True):
     failed: int = 0
     in_flight: int = 0
 
+    def count(self, state: SessionState, *, calls: int, failed: int, in_flight: int) -> None:
+        """Count one more session."""
+        self.states[state] = self.states.get(state, 0) + 1
+        self.sessions += 1
+        self.failing += failed > 0
+        self.calls += calls
+        self.failed += failed
+        self.in_flight += in_flight
+
+    def add(self, other: "SessionTotals") -> None:
+        """Count the sessions of another one as well."""
+        for state, count in other.states.items():
+            self.states[state] = self.states.get(state, 0) + count
+        self.sessions += other.sessions
+        self.failing += other.failing
+        self.calls += other.calls
+        self.failed += other.failed
+        self.in_flight += other.in_flight
+
 
 class ServerReport(msgspec.Struct, frozen=True, kw_only=True):
     """A server that a replica cannot use now. `state`: `starting` or `failing`. `attempts`: failed ones in a row.

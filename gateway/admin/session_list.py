@@ -159,11 +159,5 @@ def _cut(found: list[tuple[Place, T]], query: SessionQuery) -> tuple[list[tuple[
 def _sum(parts: Sequence[SessionTotals]) -> SessionTotals:
     totals = SessionTotals()
     for one in parts:
-        for state, count in one.states.items():
-            totals.states[state] = totals.states.get(state, 0) + count
-        totals.sessions += one.sessions
-        totals.failing += one.failing
-        totals.calls += one.calls
-        totals.failed += one.failed
-        totals.in_flight += one.in_flight
+        totals.add(one)
     return totals

@@ -67,7 +67,7 @@ class Selection(Generic[T]):
             return
         if query.query and not (query.query in facts.correlations or matches(session, query.query, self._words)):
             return
-        _count(self.totals, facts)
+        self.totals.count(facts.state, calls=facts.calls, failed=facts.failed, in_flight=facts.in_flight)
         place = (_key(query.order, session, facts), session.id)
         if self._after is None or place > self._after:
             self._found.append((place, item))
@@ -151,12 +151,3 @@ def _parsed(after: str) -> Place | None:
         return (float(number) if number else 0.0, f"{begins}~")
     except ValueError:
         raise OperatorError("after: give what the page before has as its `after`, in the same order") from None
-
-
-def _count(totals: SessionTotals, facts: LiveFacts) -> None:
-    totals.sessions += 1
-    totals.states[facts.state] = totals.states.get(facts.state, 0) + 1
-    totals.failing += facts.failed > 0
-    totals.calls += facts.calls
-    totals.failed += facts.failed
-    totals.in_flight += facts.in_flight
