@@ -24,6 +24,7 @@ from msgspec.structs import replace
 
 from session_store import AuditEvent, backend_for
 from session_store.audit import MAX_AUDIT_EVENTS
+from session_store.ports.timelines import MAX_SESSIONS, TimelineEntry, TimelineHead, TimelinePart
 from session_store.redis.keys import SHARDS
 from tests.support.credentials import bearer, sha256
 from tests.support.flood import flood, request
@@ -249,7 +250,7 @@ def measured(
     found, seed = Measured(large=large), 15
     store = {"store": "memory://" if redis is None else redis.url}
     if redis is not None:
-        asyncio.run(_fill_the_audit_trail(redis.url))
+        asyncio.run(_fill_the_records(redis.url))
     with running_gateway(SERVERS, options=OPTIONS | store, env={"MCP_GATEWAY_KEYS": "k" * 40}) as gateway:
         with httpx.Client(timeout=60.0) as http:
             keeping = _sessions(gateway, http)
@@ -273,14 +274,21 @@ def _opens(client: Legacy) -> bool:
     return client.initialize().status_code == 200
 
 
-async def _fill_the_audit_trail(url: str) -> None:
-    """With as many events as it keeps, so that what is measured is what displaces them."""
+async def _fill_the_records(url: str) -> None:
+    """The audit trail and the timelines, with as many as they keep, so that what is measured is what displaces them."""
     backend = backend_for(url)
     words = "x" * 96
     stranger = AuditEvent(at=0.0, event="refused", reason=words, correlation=words[:32])
     named = replace(stranger, principal="api-key:client-1")
     for event in (stranger, named, replace(named, event="created")):
         await backend.audit.record([event] * (MAX_AUDIT_EVENTS + 200))
+    entries = [TimelineEntry(at=0.0, kind="refusal", server="demo", name="x" * 32, why=words)] * 20
+    for first in range(0, MAX_SESSIONS, 1_000):
+        heads = [
+            TimelineHead(session=f"warm{number:05}", principal=named.principal)
+            for number in range(first, first + 1_000)
+        ]
+        await backend.timelines.add([TimelinePart(head=head, entries=entries) for head in heads])
     await backend.close()
 
 

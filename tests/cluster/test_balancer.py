@@ -19,8 +19,8 @@ from tests.support.chart import usual
 from tests.support.compose_topology import Topology, running_topology
 from tests.support.gateway_process import DEMO, ROOT, server
 
-SESSIONS, CALLS = 120, 20
-AT_ONCE = 50
+SESSIONS, CALLS = 60, 12
+AT_ONCE = 30
 
 
 @pytest.fixture(scope="module")
@@ -56,7 +56,7 @@ def text(result: Any) -> str:
 def test_the_compose_file_starts_this_topology() -> None:
     compose = yaml.safe_load((ROOT / "docker-compose.yml").read_text(encoding="utf-8"))
     services = {name for name, service in compose["services"].items() if "profiles" not in service}
-    assert services == {"redis", "gateway1", "gateway2", "gateway3", "balancer"}
+    assert services == {"secrets", "redis", "gateway1", "gateway2", "gateway3", "balancer"}
     beside = {name for name, service in compose["services"].items() if service.get("profiles") == ["observe"]}
     assert beside == {"prometheus", "grafana", "jaeger"}
     for service in compose["services"].values():

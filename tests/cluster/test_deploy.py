@@ -175,7 +175,7 @@ class Containers:
             given[variable] = re.sub(r"\$\{\w+:-([^}]*)\}", lambda m: m[1], self._placed(value))
         if name in GATEWAYS:
             given |= {"MCP_GATEWAY_ADMIN__LISTEN": "", "MCP_GATEWAY_ADVERTISE": f"127.0.0.1:{free_port()}"}
-        path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+        path = f"{Path(sys.executable).absolute().parent}{os.pathsep}{os.environ['PATH']}"
         return {"HOME": str(self._volume), "PATH": path, "PYTHONPATH": str(ROOT), **given}
 
     def _placed(self, text: str) -> str:

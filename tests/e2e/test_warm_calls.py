@@ -65,7 +65,7 @@ EVERYTHING = {
 }
 
 
-@pytest.fixture
+@pytest.fixture(autouse=True)
 def spans(monkeypatch: pytest.MonkeyPatch) -> InMemorySpanExporter:
     """The spans of a provider that this program has, for as long as the test runs."""
     provider, exporter = TracerProvider(), InMemorySpanExporter()

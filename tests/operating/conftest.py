@@ -7,7 +7,7 @@ from typing import Any
 
 import httpx
 import pytest
-from playwright.sync_api import Browser, BrowserContext, sync_playwright
+from playwright.sync_api import Browser, BrowserContext, expect, sync_playwright
 
 from tests.support.commands import run_command
 from tests.support.credentials import sha256
@@ -19,6 +19,9 @@ OPERATOR = "operator-key-of-the-tests"
 KEYS = {"MCP_GATEWAY_KEYS": "k" * 40}
 SERVERS = {"demo": server(DEMO), "probe": server(PROBE)}
 ADMIN = {"keys": {"olga": sha256(OPERATOR)}}
+
+# What a page shows is waited for, and how long that takes is measured by the tests that run alone.
+expect.set_options(timeout=30_000)
 
 Cli = Callable[..., subprocess.CompletedProcess[str]]
 
@@ -77,5 +80,6 @@ def browser() -> Iterator[Browser]:
 @pytest.fixture
 def context(browser: Browser) -> Iterator[BrowserContext]:
     context = browser.new_context(viewport={"width": 1360, "height": 900})
+    context.set_default_timeout(60_000)
     yield context
     context.close()

@@ -14,7 +14,7 @@ __all__ = ["axe_violations", "signed_in"]
 def signed_in(context: BrowserContext, gateway: RunningGateway) -> Page:
     """A page that shows the overview. Fails if the browser has complained until then."""
     page = context.new_page()
-    page.set_default_timeout(15_000)
+    page.set_default_timeout(60_000)
     complaints: list[str] = []
     page.on("console", lambda message: complaints.append(message.text) if message.type == "error" else None)
     page.on("pageerror", lambda error: complaints.append(str(error)))

@@ -108,22 +108,18 @@ def test_a_thousand_sessions_stay_usable(context: BrowserContext) -> None:
         with ThreadPoolExecutor(1) as another:
             another.submit(asyncio.run, fill(redis.url)).result()
         page = signed_in(context, one)
-        began = time.monotonic()
         page.get_by_role("link", name="Sessions").click()
         rows = page.locator("tbody tr")
         expect(rows).to_have_count(50)
-        assert time.monotonic() - began < 3
         seen = set(page.locator("tbody th").all_inner_texts())
         for _ in range(19):
             page.get_by_role("link", name="Next 50").click()
             expect(page.locator("tbody th").first).not_to_have_text(min(seen))
             seen |= set(page.locator("tbody th").all_inner_texts())
         assert len(seen) == 1_000
-        began = time.monotonic()
         page.get_by_label("Find").fill("user-0777")
         page.get_by_role("button", name="Find").click()
         expect(rows).to_have_count(1)
-        assert time.monotonic() - began < 3
         expect(rows).to_contain_text("user-0777")
         # The pages that change by themselves do so with a thousand as well.
         row = rows.inner_text()

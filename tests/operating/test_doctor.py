@@ -61,7 +61,10 @@ class Doctor:
         ran = self.run()
         found: list[dict[str, str]] = json.loads(ran.stdout)
         assert ran.returncode == int(any(finding["state"] == "error" for finding in found)), ran.stderr
-        return [finding for finding in found if finding["state"] != "ok"]
+        # How long a server takes to start depends on how busy this machine is.
+        return [
+            found_ for found_ in found if found_["state"] != "ok" and "to start, which delays" not in found_["what"]
+        ]
 
 
 @pytest.fixture
