@@ -33,8 +33,8 @@ DESKTOP = {
 }
 
 
-def command(*arguments: str, **env: str) -> subprocess.CompletedProcess[str]:
-    return run_command(*arguments, env={**os.environ, **env}, timeout=30)
+def command(*arguments: str, cwd: Path = ROOT, **env: str) -> subprocess.CompletedProcess[str]:
+    return run_command(*arguments, env={**os.environ, **env}, cwd=cwd, timeout=60)
 
 
 @requirement("ops.config")
@@ -51,8 +51,10 @@ def test_the_file_of_a_desktop_host_works_as_it_is(tmp_path: Path) -> None:
 def test_the_command_says_what_is_wrong_and_exits_with_2(tmp_path: Path) -> None:
     path = tmp_path / "mcp.json"
     path.write_text('{"gateway": {"port": "x"}}')
+    empty = tmp_path / "empty"
+    empty.mkdir()
     for arguments in (("check", "--config", str(path)), ("run", "--config", str(path)), ("run",)):
-        failed = command(*arguments)
+        failed = command(*arguments, cwd=empty)
         assert failed.returncode == 2 and failed.stderr.startswith("error "), failed.stderr
         assert "Traceback" not in failed.stderr
     path.write_text('{"people": {"a": {"command": "a"}}}')

@@ -14,7 +14,8 @@ from transports.upstream.walls.system_calls import call
 __all__ = ["as_meant", "is_within", "open_path", "resolved"]
 
 _NO_MAGIC_LINKS, _NO_SYMLINKS = 0x02, 0x04
-_HOW: Final = struct.pack("=QQQ", os.O_PATH | os.O_CLOEXEC, 0, _NO_MAGIC_LINKS | _NO_SYMLINKS)  # flags, mode, resolve
+_O_PATH: Final = 0o10000000  # Linux: this module is loaded, and not used, on other systems
+_HOW: Final = struct.pack("=QQQ", _O_PATH | os.O_CLOEXEC, 0, _NO_MAGIC_LINKS | _NO_SYMLINKS)  # flags, mode, resolve
 _CURRENT_FOLDER: Final = -100
 
 _OWN: Final = tuple(
