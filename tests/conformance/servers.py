@@ -130,7 +130,7 @@ def _fixtures(run: Run) -> Iterator[dict[str, Any]]:
 @contextlib.contextmanager
 def _busy_cores() -> Iterator[None]:
     """Every core works for somebody else as well."""
-    command = [sys.executable, "-c", "import os; os.nice(5)\nwhile True: pass"]
+    command = [sys.executable, "-c", "import os; os.nice(10)\nwhile True: pass"]
     burners = [subprocess.Popen(command) for _ in range(os.cpu_count() or 1)]
     try:
         yield
