@@ -1,12 +1,12 @@
 """Numbers over time as small SVG pictures. Pure. Colours are the style sheet's."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Final
 
 from markupsafe import Markup, escape
 
 from gateway.admin.figures import HistoryView
-from gateway.admin.formatting import readable, took
+from gateway.admin.formatting import readable, span, took
 from gateway.admin.ranges import RANGE_WORDS
 from gateway.admin.reports import ReplicaReport
 
@@ -15,12 +15,14 @@ __all__ = ["Chart", "charts_of", "charts_of_history"]
 _WIDTH: Final = 600
 _HEIGHT: Final = 120
 _SECONDS: Final = 300
+_COLUMNS: Final = 60
+"""At most so many parts of a picture say their values under the pointer."""
 
 
 class Chart:
     """Lines over the last minutes or hours (`over`, in words), the newest at the right; `now` is the number beside the
-    title. `tone` is a class of the style sheet. A line with fewer values than `steps` begins
-    later."""
+    title. `tone` is a class of the style sheet. A line with fewer values than `steps`, each of `step_s` seconds,
+    begins later."""
 
     def __init__(
         self,
@@ -32,12 +34,14 @@ class Chart:
         tone: str = "",
         over: str = "5 min",
         steps: int = 0,
+        step_s: float = 1.0,
     ) -> None:
         self.title = title
         self.unit = unit
         self.now = now
         self.tone = tone
         self.over = over
+        self._step_s = step_s
         self._steps = steps or max((len(values) for _, values in lines), default=0)
         self._lines = lines
 
@@ -62,8 +66,28 @@ class Chart:
         )
         return Markup(
             f'<svg role="img" aria-label="{words}" viewBox="0 -4 {_WIDTH} {_HEIGHT + 8}" preserveAspectRatio="none">'
-            f"{rules}{''.join(parts)}</svg>"
+            f"{rules}{''.join(parts)}{''.join(self._columns())}</svg>"
         )
+
+    def _columns(self) -> Iterator[str]:
+        """What the pointer is over: a part of the time, with the values that the lines have there as its title."""
+        steps = -(-self._steps // _COLUMNS)
+        step = _WIDTH / max(self._steps - 1, 1)
+        most = "at most " if steps > 1 else ""
+        for first in range(0, self._steps, max(steps, 1)):
+            end = min(first + steps, self._steps)
+            found = []
+            for name, values in self._lines:
+                missing = self._steps - len(values)
+                if here := values[max(first - missing, 0) : max(end - missing, 0)]:
+                    found.append(f"{name} {most}{readable(max(here), self.unit)}")
+            left, right = max(step * (first - 0.5), 0.0), min(step * (end - 0.5), _WIDTH)
+            if found:
+                ago = span((self._steps - end) * self._step_s)
+                yield (
+                    f'<rect class="column" x="{left:.1f}" y="-4" width="{right - left:.1f}" height="{_HEIGHT + 8}">'
+                    f"<title>{escape(', '.join(found))}, {ago} ago</title></rect>"
+                )
 
     @property
     def _top(self) -> float:
@@ -102,7 +126,7 @@ def charts_of(reports: Iterable[ReplicaReport], now: float) -> list[Chart]:
 
 def charts_of_history(view: HistoryView) -> list[Chart]:
     """Of a range, as calls in a minute."""
-    over, each = RANGE_WORDS[view.range], 60 / view.step_s
+    over, step_s, each = RANGE_WORDS[view.range], view.step_s, 60 / view.step_s
     calls = [point.calls * each for point in view.points]
     failed = [point.failed * each for point in view.points]
     p50, p99 = [point.p50_s for point in view.points], [point.p99_s for point in view.points]
@@ -110,7 +134,7 @@ def charts_of_history(view: HistoryView) -> list[Chart]:
     lost = sum(point.failed for point in view.points)
     slowest = f"p99 {took(p99[-1])}" if calls and calls[-1] else "no calls now" if total else "no calls"
     return [
-        Chart("Calls", "/min", [("calls", calls)], f"{total:,}", over=over),
-        Chart("Failures", "/min", [("failures", failed)], f"{lost:,}", tone="tone-bad", over=over),
-        Chart("Latency", "s", [("p50", p50), ("p99", p99)], slowest, over=over),
+        Chart("Calls", "/min", [("calls", calls)], f"{total:,}", over=over, step_s=step_s),
+        Chart("Failures", "/min", [("failures", failed)], f"{lost:,}", tone="tone-bad", over=over, step_s=step_s),
+        Chart("Latency", "s", [("p50", p50), ("p99", p99)], slowest, over=over, step_s=step_s),
     ]

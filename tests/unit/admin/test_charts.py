@@ -1,5 +1,7 @@
 """`gateway.admin.charts`: what the pictures show of the last five minutes."""
 
+import re
+
 from gateway.admin.charts import Chart, charts_of, charts_of_history
 from gateway.admin.figures import HistoryPoint, HistoryView
 from gateway.admin.reports import ReplicaReport
@@ -39,3 +41,16 @@ def test_a_range_is_shown_as_calls_in_a_minute_and_counted_as_a_whole() -> None:
     assert (calls.now, failures.now, latency.now) == ("150", "3", "p99 250 ms")
     assert calls.top == "10/min" and calls.over == "24 hours"
     assert 'points="0.0,60.0 600.0,0.0"' in calls.svg
+
+
+def test_the_pointer_finds_the_values_of_each_time() -> None:
+    chart = Chart("Latency", "s", [("p50", [0.001, 0.002]), ("<p99>", [0.5, 2.0])], "2 s", steps=3, step_s=600)
+    titles = re.findall(r'<rect class="column" x="([\d.]+)"[^>]* width="([\d.]+)"[^>]*><title>([^<]*)', chart.svg)
+    assert titles == [
+        ("150.0", "300.0", "p50 1 ms, &lt;p99&gt; 500 ms, 10 min 0 s ago"),
+        ("450.0", "150.0", "p50 2 ms, &lt;p99&gt; 2 s, 0 s ago"),
+    ], "nothing where the lines have not begun"
+    many = Chart("Calls", "/s", [("calls", [float(n) for n in range(300)])], "299/s")
+    titles = re.findall(r"<rect [^>]*><title>([^<]*)", many.svg)
+    assert len(titles) == 60 and titles[0] == "calls at most 4/s, 4 min 55 s ago"
+    assert "column" not in Chart("Calls", "/s", [("calls", [])], "0/s").svg
