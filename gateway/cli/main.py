@@ -1,6 +1,7 @@
 """The command line. What operators watch and do is in files of its own; `__main__` adds `demo-server`."""
 
 import asyncio
+import errno
 import logging
 import os
 import sys
@@ -110,7 +111,9 @@ def run(
         raise complain(located(str(error), found)) from None
     except OSError as error:
         where = f"{settings.gateway.host}:{settings.gateway.port}"
-        raise complain(f"cannot listen on {where}: {error.strerror or error}") from None
+        taken = ": give another port with --port, or --port 0 for a free one"
+        do = taken if error.errno == errno.EADDRINUSE else ""
+        raise complain(f"cannot listen on {where}: {error.strerror or error}{do}") from None
 
 
 @app.command()

@@ -7,6 +7,7 @@ import os
 import pty
 import re
 import signal
+import socket
 import stat
 import struct
 import subprocess
@@ -214,3 +215,14 @@ def test_servers_that_are_late_are_told_of_when_they_are_ready_or_fail(tmp_path:
     finally:
         shown.process.kill()
         shown.process.wait()
+
+
+@requirement("first.greeting")
+@pytest.mark.parametrize("more", [(), ("--workers", "2", "--store", "redis://127.0.0.1:1/0")], ids=["one", "workers"])
+def test_a_port_that_is_taken_is_told_with_the_option_for_another(more: tuple[str, ...]) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        env = {**os.environ, "MCP_GATEWAY_KEYS": "k" * 40}
+        ran = run_command("run", "--port", port, *more, "--", *DEMO, env=env)
+    assert ran.returncode == 2, ran.stderr
+    assert f"cannot listen on 127.0.0.1:{port}: Address already in use" in ran.stderr and "--port" in ran.stderr
