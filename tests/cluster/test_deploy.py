@@ -2,6 +2,7 @@
 balancers, started as plain processes, do so."""
 
 import contextlib
+import ipaddress
 import json
 import os
 import re
@@ -108,6 +109,37 @@ def test_a_pod_has_no_more_than_it_needs() -> None:
     reached = {port["port"]: rule.get("from") for rule in policy["ingress"] for port in rule["ports"]}
     assert reached["http"] is None and policy["podSelector"]["matchLabels"] == {"app": "mcp-session-gateway"}
     assert reached["internal"] == [{"podSelector": policy["podSelector"]}] and reached["operators"]
+
+
+@requirement("ops.compose")
+def test_no_container_gets_the_address_of_the_balancer() -> None:
+    """Docker gives the lowest free address to whoever starts first, and gateways start before the balancer."""
+    [pool] = COMPOSE["networks"]["front"]["ipam"]["config"]
+    given, whole = ipaddress.ip_network(pool["ip_range"]), ipaddress.ip_network(pool["subnet"])
+    fixed = {ipaddress.ip_address(COMPOSE["services"]["balancer"]["networks"]["front"]["ipv4_address"])}
+    fixed.add(ipaddress.ip_address(pool["gateway"]))
+    assert given.subnet_of(whole) and len(fixed) == 2  # type: ignore[arg-type]
+    assert all(address in whole and address not in given for address in fixed)
+    dynamic = [
+        s for s in COMPOSE["services"].values() if "front" in s.get("networks", ()) and not s["networks"]["front"]
+    ]
+    assert len(dynamic) == 3 <= given.num_addresses - 2
+
+
+@requirement("ops.compose")
+def test_one_service_builds_the_image_before_others_use_it() -> None:
+    services = COMPOSE["services"]
+    assert [name for name, service in services.items() if "build" in service] == ["secrets"]
+    assert {services[name]["image"] for name in GATEWAYS} == {services["secrets"]["image"]}
+    assert all("redis" in services[name]["depends_on"] for name in GATEWAYS)
+    assert "secrets" in services["redis"]["depends_on"]
+
+
+@requirement("ops.compose")
+def test_what_others_wait_for_has_time_to_start() -> None:
+    assert COMPOSE["services"]["redis"]["healthcheck"]["start_period"] == "5m"
+    [check] = re.findall(r"(?m)^HEALTHCHECK (.+)", DOCKERFILE)
+    assert "--start-period=60s" in check
 
 
 # -- what their command lines do
@@ -363,6 +395,33 @@ def test_a_load_balancer_passes_on_no_upgrade_and_no_word_that_is_its_own(kind: 
         assert not re.search(r"(?im)^connection:.*upgrade", head), head
     assert mangled.startswith(b"HTTP/1.1 200" if kind == "nginx" else b"HTTP/1.1 403"), mangled
     assert len(recorder.requests) == (4 if kind == "nginx" else 3)
+
+
+@contextlib.contextmanager
+def machine_that_is_gone() -> Iterator[str]:
+    """An address where a connection neither opens nor fails."""
+    with contextlib.ExitStack() as stack:
+        listener = stack.enter_context(socket.socket())
+        listener.bind(("127.0.0.1", 0))
+        listener.listen(0)
+        for _ in range(8):  # nobody accepts them: the kernel answers no further one
+            waiting = stack.enter_context(socket.socket())
+            waiting.setblocking(False)
+            waiting.connect_ex(listener.getsockname())
+        with pytest.raises(TimeoutError):
+            socket.create_connection(listener.getsockname(), 0.5)
+        yield "{}:{}".format(*listener.getsockname())
+
+
+@requirement("ops.deploy")
+def test_nginx_goes_on_without_a_machine_that_is_gone() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener, machine_that_is_gone() as gone:
+        recorder = Recorder(listener)
+        with running_nginx([gone, *[f"127.0.0.1:{recorder.port}"] * 2]) as url:
+            for _ in range(3):
+                answer = said(int(url.rpartition(":")[2]), "POST /mcp HTTP/1.1\nHost: a\nContent-Length: 2", b"{}")
+                assert answer.startswith(b"HTTP/1.1 200"), answer
+    assert len(recorder.requests) == 3
 
 
 @requirement("wall.defaults", "ops.deploy")
