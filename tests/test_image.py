@@ -93,7 +93,8 @@ def test_images_have_an_exact_tag_and_a_digest() -> None:
     later = re.findall(r"(?m)^FROM (\S+)|--from=(\S+)", DOCKERFILE)
     assert {name for pair in later for name in pair if name} <= {*images, "python", "node", "build"}
     services = COMPOSE["services"]
-    own = {name for name, service in services.items() if "build" in service}
+    built = {service["image"] for service in services.values() if "build" in service}
+    own = {name for name, service in services.items() if service["image"] in built}
     named = {name: service["image"] for name, service in services.items() if name not in own}
     for name, image in {**named, **{alias: image for image, alias in images.items()}}.items():
         tag, _, digest = image.partition("@")
