@@ -1,14 +1,29 @@
 """The Helm chart: Helm renders it, Kubernetes' schemas accept it, and values that would not work are refused."""
 
+import contextlib
+import json
+import os
+import re
 import subprocess
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
+import jsonschema_rs
 import pytest
+import redis
 import yaml
 
 from tests.requirements import requirement
 from tests.support.chart import USUAL, rendered
+from tests.support.gateway_process import ROOT
+from tests.support.redis_server import free_port
+from tests.support.waiting import eventually
 from tests.tools.obtain import python_with
+from tests.tools.programs import program
+
+NAME = "mcp-session-gateway"
+SERVICE_MONITOR = ROOT / "tests/support/service_monitor.schema.json"
 
 EVERYTHING = (
     *USUAL[2:],
@@ -17,6 +32,10 @@ EVERYTHING = (
     "redis.enabled=true",
     "redis.password=pw",
     "serviceMonitor.enabled=true",
+    "serviceMonitor.labels.release=prometheus",
+    "imagePullSecrets={registry}",
+    "nodeSelector.pool=servers",
+    "tolerations[0].key=servers",
     "autoscaling.sessions=200",
     "sandboxNetwork=true",
 )
@@ -42,14 +61,99 @@ def test_kubernetes_schemas_accept_the_chart(values: tuple[str, ...], tmp_path: 
 
 @requirement("ops.deploy")
 def test_what_is_switched_on_is_in_the_chart() -> None:
-    parts = {(part["kind"], part["metadata"]["name"]): part for part in rendered(*EVERYTHING)}
-    name = "mcp-session-gateway"
-    assert ("ServiceMonitor", name) in parts and ("StatefulSet", f"{name}-redis") in parts
-    assert parts["Secret", name]["stringData"]["store"] == f"redis://:pw@{name}-redis:6379/0"
-    metrics = parts["HorizontalPodAutoscaler", name]["spec"]["metrics"]
+    parts = everything()
+    assert ("ServiceMonitor", NAME) in parts and ("StatefulSet", f"{NAME}-redis") in parts
+    assert parts["Secret", NAME]["stringData"]["store"] == f"redis://:pw@{NAME}-redis:6379/0"
+    metrics = parts["HorizontalPodAutoscaler", NAME]["spec"]["metrics"]
     assert [metric["type"] for metric in metrics] == ["Resource", "Pods"]
-    container = parts["Deployment", name]["spec"]["template"]["spec"]["containers"][0]
-    assert container["securityContext"]["capabilities"] == {"drop": ["ALL"], "add": ["SYS_PTRACE"]}
+    pod = parts["Deployment", NAME]["spec"]["template"]["spec"]
+    assert pod["containers"][0]["securityContext"]["capabilities"] == {"drop": ["ALL"], "add": ["SYS_PTRACE"]}
+    assert pod["nodeSelector"] == {"pool": "servers"} and pod["tolerations"] == [{"key": "servers"}]
+    for each in (pod, parts["StatefulSet", f"{NAME}-redis"]["spec"]["template"]["spec"]):
+        assert each["imagePullSecrets"] == [{"name": "registry"}]
+
+
+def everything() -> dict[tuple[str, str], dict[str, Any]]:
+    """Kind and name → manifest, with everything switched on."""
+    return {(part["kind"], part["metadata"]["name"]): part for part in rendered(*EVERYTHING)}
+
+
+@requirement("ops.deploy")
+def test_the_prometheus_operator_accepts_the_service_monitor() -> None:
+    schema = jsonschema_rs.validator_for(json.loads(SERVICE_MONITOR.read_text(encoding="utf-8")))
+    monitor = everything()["ServiceMonitor", NAME]
+    schema.validate(monitor)
+    assert monitor["metadata"]["labels"] == {"release": "prometheus"}
+    for wrong in ({"interval": "often"}, {"ports": "operators"}):
+        assert not schema.is_valid(monitor | {"spec": monitor["spec"] | {"endpoints": [wrong]}})
+
+
+@requirement("ops.deploy")
+def test_the_alert_rules_find_the_job_of_the_service_monitor() -> None:
+    parts = everything()
+    monitor, service = parts["ServiceMonitor", NAME]["spec"], parts["Service", f"{NAME}-operators"]
+    labels = service["metadata"]["labels"]
+    assert monitor["selector"]["matchLabels"].items() <= labels.items()
+    assert {end["port"] for end in monitor["endpoints"]} <= {port["name"] for port in service["spec"]["ports"]}
+    files = ("prometheus/alerts.yml", "grafana/dashboard.json")
+    jobs = {
+        job for file in files for job in re.findall(r'job=\\?"([^"\\]+)', (ROOT / "deploy" / file).read_text("utf-8"))
+    }
+    assert jobs == {labels[monitor["jobLabel"]]}, "else the job is the name of the service"
+    scraped = parts["Deployment", NAME]["spec"]["template"]["metadata"]["annotations"]
+    assert not any(name.startswith("prometheus.io/") for name in scraped), "it would be scraped twice"
+
+
+@requirement("ops.deploy")
+@pytest.mark.parametrize("replicas", [1, 2, 3])
+def test_nodes_can_be_emptied_whatever_the_number_of_pods(replicas: int) -> None:
+    parts = {part["kind"]: part for part in rendered(*USUAL, f"replicas={replicas}")}
+    budget = parts["PodDisruptionBudget"]["spec"]
+    assert budget["maxUnavailable"] >= 1 and "minAvailable" not in budget
+    [spread] = parts["Deployment"]["spec"]["template"]["spec"]["topologySpreadConstraints"]
+    assert spread["labelSelector"] == budget["selector"] == parts["Deployment"]["spec"]["selector"]
+
+
+@contextlib.contextmanager
+def redis_of_the_chart(folder: Path, password: str) -> Iterator[tuple[subprocess.Popen[bytes], int]]:
+    """The command of the chart's Redis as a process, with a folder of this machine in the place of its volume."""
+    container = everything()["StatefulSet", f"{NAME}-redis"]["spec"]["template"]["spec"]["containers"][0]
+    port = free_port()
+    script = container["command"][2].replace("--dir /data", f"--dir {folder} --port {port} --loglevel warning")
+    path = f"{program('redis-server', 'redis-server').parent}{os.pathsep}{os.environ['PATH']}"
+    command = [*container["command"][:2], script]
+    process = subprocess.Popen(command, env={"PATH": path, "REDISCLI_AUTH": password}, stdout=subprocess.DEVNULL)
+    try:
+        yield process, port
+    finally:
+        process.kill()
+        process.wait(10)
+
+
+@requirement("ops.deploy")
+def test_redis_of_the_chart_asks_for_its_password_and_ends_in_order(tmp_path: Path) -> None:
+    password = "a$(touch${IFS}x)`y`$HOME"
+    with redis_of_the_chart(tmp_path, password) as (process, port):
+
+        def answers() -> bool:
+            with contextlib.suppress(redis.ConnectionError):
+                return bool(redis.Redis(port=port, password=password).set("kept", "1"))
+            return False
+
+        assert eventually(answers, 20) and not (tmp_path / "x").exists()
+        with pytest.raises(redis.AuthenticationError):
+            redis.Redis(port=port).ping()
+        process.terminate()
+        assert process.wait(20) == 0, "the first process of the container gets the signal, and it is Redis"
+    with redis_of_the_chart(tmp_path, password) as (process, port):
+        assert eventually(answers, 20)
+
+
+@requirement("ops.deploy")
+def test_redis_of_the_chart_is_that_of_the_compose_file() -> None:
+    compose = yaml.safe_load((ROOT / "docker-compose.yml").read_text(encoding="utf-8"))
+    container = everything()["StatefulSet", f"{NAME}-redis"]["spec"]["template"]["spec"]["containers"][0]
+    assert container["image"] == compose["services"]["redis"]["image"]
 
 
 @requirement("ops.deploy")
