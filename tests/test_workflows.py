@@ -47,6 +47,30 @@ def test_workflows_run_make_targets_that_exist() -> None:
 
 
 @requirement("ops.workflows")
+def test_machines_of_github_get_the_programs_that_tests_run() -> None:
+    """Tests install them only as root, which nobody is there."""
+    script = (ROOT / ".github/programs.sh").read_text(encoding="utf-8")
+    [installed] = re.findall(r"apt-get \S+ install (?:--\S+ )+\\\n +([a-z \-]+)$", script, re.MULTILINE)
+    tools = {"buildah", "debootstrap", "qemu-system-x86", "virtiofsd"}  # of `make image-check` and `make kernels`
+    there = {"chromium", "gcc"}
+    files = [*ROOT.glob("tests/**/*.py"), *ROOT.glob("bench/**/*.py")]
+    asked = {name for file in files for name in re.findall(r'program\("[^"]+", "([^"]+)"\)', file.read_text("utf-8"))}
+    missing = asked - tools - there - {"redis-tools"} - set(installed.split())
+    assert asked and not missing, f"add to .github/programs.sh: {missing}"
+    for file, name in (("ci.yml", "test"), ("ci.yml", "conformance"), ("release.yml", "package")):
+        job = yaml.safe_load((ROOT / ".github/workflows" / file).read_text(encoding="utf-8"))["jobs"][name]
+        steps = [step.get("run", "") for step in job["steps"]]
+        assert steps.index(".github/programs.sh") < steps.index(f"make {'test' if name == 'package' else name}")
+
+
+@requirement("ops.workflows")
+def test_names_of_images_have_no_letter_in_upper_case() -> None:
+    text = (ROOT / ".github/workflows/release.yml").read_text(encoding="utf-8")
+    published = re.findall(r"ghcr\.io/(\S+?)[/\"#]", text)
+    assert published and all(name.endswith(",,}") for name in published), "the owner's name may have some"
+
+
+@requirement("ops.workflows")
 def test_the_oldest_python_of_the_matrix_is_the_oldest_supported() -> None:
     jobs = yaml.safe_load((ROOT / ".github/workflows/ci.yml").read_text(encoding="utf-8"))["jobs"]
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
@@ -84,5 +108,8 @@ def test_a_release_publishes_package_image_chart_and_site() -> None:
     assert {"make check", "make test", "make sbom", "make site"} <= set(ran)
     version = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["version"]
     chart = (ROOT / "deploy/chart/Chart.yaml").read_text(encoding="utf-8")
-    assert build["tags"].endswith(":${{ needs.package.outputs.version }}") and f"\nappVersion: {version}\n" in chart
+    assert (
+        build["tags"] == "${{ needs.package.outputs.image }}:${{ needs.package.outputs.version }}"
+        and f"\nappVersion: {version}\n" in chart
+    )
     assert f"\nversion: {version}\n" in chart, "the release asks for the same version"
