@@ -75,13 +75,11 @@ class Enclosure:
         paths = dict.fromkeys((str(own.path), *folders))
         reach = self.walls.reach
         assert reach is not None  # every profile with walls has one
+        common = (*self.walls.grants, *(Grant(path=real(path), mode="rx") for path in code))
         walls = replace(
             self.walls,
-            grants=(
-                *self.walls.grants,
-                *(Grant(path=real(path), mode="rx") for path in code),
-                *(Grant(path=real(path), mode=mode) for path in paths),
-            ),
+            grants=(*common, *(Grant(path=real(path), mode=mode) for path in paths)),
+            common=len(common),
             reach=replace(reach, sockets=(*reach.sockets, *map(real, (*sockets, *paths)))),
             temporary=real(str(own.temporary)),
         )

@@ -18,13 +18,13 @@ _LAST_REFUSALS_S: Final = 1.0
 
 
 class GateOnDemand:
-    """The gate of a server behind these walls. `channel` leads to the gateway: at most one descriptor. Without one
-    nobody hears what is refused, or resolves names. `poller` is the reaper's, `last` as for `Gate`. Owns the channel
-    and the listener."""
+    """The gate of a server. `walls` returns those that it is behind. `channel` leads to the gateway: at most one
+    descriptor. Without one nobody hears what is refused, or resolves names. `poller` is the reaper's, `last` as for
+    `Gate`. Owns the channel and the listener."""
 
     def __init__(
         self,
-        walls: Walls,
+        walls: Callable[[], Walls],
         channel: list[int],
         poller: select.poll,
         last: Callable[[], tuple[str, str, str] | None] | None = None,
@@ -72,7 +72,7 @@ class GateOnDemand:
         else:
             channel, nobody = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
             nobody.close()
-        self._gate = Gate(self._unopened, self._walls, channel, self._last)
+        self._gate = Gate(self._unopened, self._walls(), channel, self._last)
         self._unopened = None
         self._gate.start()
 

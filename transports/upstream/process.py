@@ -78,6 +78,8 @@ class Process:
         self.pid = 0
         self.lacks = ""
         """Why it has no namespaces, if it should have some."""
+        self.prepared = False
+        """True if it was started, or could not be, with walls that were prepared."""
         self.returncode: int | None = None
         self.why_ended = ""
         """Why the kernel ended it, if that is known: a sentence without its end."""
@@ -157,10 +159,11 @@ class Process:
     def _report(self, line: bytes) -> None:
         report = json.loads(line)
         if "started" in report:
-            self.pid, self.lacks = report["started"], report["lacks"]
+            self.pid, self.lacks, self.prepared = report["started"], report["lacks"], report["prepared"]
             if not self.started.done():
                 self.started.set_result("")
         elif "failed" in report:
+            self.prepared = report["prepared"]
             self._end(None, report["failed"])
         else:
             self.why_ended = report["why"]

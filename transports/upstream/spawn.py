@@ -9,7 +9,7 @@ import os
 import socket
 import subprocess
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -19,7 +19,8 @@ from typing import Any, Final, Protocol, Self
 from transports.upstream import in_flight
 from transports.upstream.delegation import OFF, Delegation, take
 from transports.upstream.process import KILL_TIMEOUT_S, REAPER_LOST, Command, LineSink, Process, ProcessFailed
-from transports.upstream.walls.spec import Reach
+from transports.upstream.prototypes import REQUEST, Announced
+from transports.upstream.walls.spec import Reach, Walls
 
 __all__ = ["ForkServer", "Gates"]
 
@@ -56,6 +57,7 @@ class ForkServer:
         self._delegation: Delegation | None = None
         self._fork_server_process: subprocess.Popen[bytes] | None = None
         self._requests: socket.socket | None = None
+        self._announced = Announced()
         self._processes: set[Process] = set()
         self._lacks = ""
 
@@ -99,13 +101,15 @@ class ForkServer:
         Raises:
             ProcessFailed: the command or its directory does not exist or may not be used, or a resource is exhausted.
         """
-        spec = json.dumps(_described(command)).encode()
+        prototype = _prototype(command.walls)
         kind = b"s" if command.walls is None else b"n" if command.walls.namespaces else b"w"
         reason = REAPER_LOST
         for _ in range(2):  # a killed fork server may not have read the request
+            spec = json.dumps(_described(command, prototype)).encode()
             try:
                 open_gate = self._gate_of(command, fields)
-                process = await self._request(kind, sink, max_line_bytes, stderr, open_gate)
+                send = partial(self._send, kind, prototype)
+                process = await self._request(send, sink, max_line_bytes, stderr, open_gate)
             except OSError as error:
                 raise ProcessFailed(error.strerror or str(error), command.argv[0]) from error
             process.order(len(spec).to_bytes(4, "big") + spec)
@@ -122,7 +126,10 @@ class ForkServer:
                 process.listen()
                 return process
             self._processes.discard(process)
-            if reason != REAPER_LOST:
+            if process.prepared:  # it may be older than what is installed now
+                self._announced.forget(prototype)
+                prototype = None
+            elif reason != REAPER_LOST:
                 break
         raise ProcessFailed(reason, command.argv[0])
 
@@ -146,7 +153,7 @@ class ForkServer:
 
     async def _request(
         self,
-        kind: bytes,
+        send: Callable[[list[int]], Awaitable[None]],
         sink: LineSink,
         max_line_bytes: int,
         receive_stderr: Callable[[bytes], None] | None,
@@ -172,7 +179,7 @@ class ForkServer:
                     opened.enter_context(other_end)
                     kept.enter_context(channel)
                     given.append(other_end.fileno())
-                await self._send(kind, given)
+                await send(given)
                 stdin, stdout, stderr = ours
                 process = Process(
                     sink,
@@ -193,14 +200,15 @@ class ForkServer:
                 raise
         return process
 
-    async def _send(self, kind: bytes, fds: list[int]) -> None:
+    async def _send(self, kind: bytes, prototype: Walls | None, fds: list[int]) -> None:
         for last in (False, True):
             requests = self._connect()
             try:
                 while True:
                     try:
                         with in_flight.raised():
-                            socket.send_fds(requests, [kind], fds)
+                            number = self._announced.number(requests, prototype)
+                            socket.send_fds(requests, [REQUEST.pack(kind, number)], fds)
                         return
                     except OSError as error:
                         if error.errno not in (errno.EAGAIN, errno.ETOOMANYREFS):
@@ -232,6 +240,7 @@ class ForkServer:
                 unless_started.pop_all()
             ours.setblocking(False)
             self._requests = ours
+            self._announced = Announced()  # this fork server has been told of nothing
         return self._requests
 
     def _disconnect(self) -> None:
@@ -240,9 +249,16 @@ class ForkServer:
             self._requests = None
 
 
-def _described(command: Command) -> dict[str, Any]:
-    """What the reaper reads. Names are resolved over streams behind a gate: there are no datagrams."""
+def _prototype(walls: Walls | None) -> Walls | None:
+    """What can be prepared of the walls. None where nothing can."""
+    return walls.prototype() if walls is not None and walls.common and hasattr(os, "memfd_create") else None
+
+
+def _described(command: Command, prototype: Walls | None) -> dict[str, Any]:
+    """What the reaper reads: walls without what it knows by their prototype. Names are resolved over streams behind a
+    gate: there are no datagrams."""
     walls, env = command.walls, dict(command.env)
     if walls is not None and walls.reach is not None:
         env["RES_OPTIONS"] = f"{env.get('RES_OPTIONS', '')} use-vc".strip()  # resolv.conf(5); c-ares reads it too
-    return {"argv": command.argv, "env": env, "cwd": command.cwd, "walls": None if walls is None else walls.to_json()}
+    told = None if walls is None else walls.to_json() if prototype is None else walls.own()
+    return {"argv": command.argv, "env": env, "cwd": command.cwd, "walls": told}

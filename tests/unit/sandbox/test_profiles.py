@@ -57,6 +57,9 @@ def test_a_process_reads_its_runtime_writes_its_own_folder_and_sees_no_secrets(p
     assert process.env["HOME"] == str(own.home) and process.cwd == "~" and process.env["TMPDIR"] == str(own.temporary)
     assert walls.reach is not None and walls.reach.sockets == ("/run/own.sock", str(own.path))
     assert walls.profile == profile and Walls.from_json(walls.to_json()) == walls
+    other = enclosed({}, profile=profile).process(OwnFolder(own.path.with_name("other")), sockets=["/run/other.sock"])
+    assert walls.prototype() == other.walls.prototype(), "what one session has of its own is not prepared for others"
+    assert not mode_of(walls.prototype(), own.path)
 
 
 @requirement("box.default")

@@ -1,16 +1,16 @@
 """Builds the walls around the process that calls, in the order in which each step still has the rights it needs."""
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+import os
+from collections.abc import Callable
 from dataclasses import replace
 from itertools import product
 
 from transports.upstream.walls import landlock, limits, namespaces, seccomp
 from transports.upstream.walls.file_watch import watches
 from transports.upstream.walls.kernel import Kernel, probe
-from transports.upstream.walls.spec import Reach, Walls
+from transports.upstream.walls.spec import Grant, Reach, Walls
 
-__all__ = ["WallsFailed", "arrange", "build", "prepare"]
+__all__ = ["WallsFailed", "arrange", "build", "prepare", "ruleset_for"]
 
 
 class WallsFailed(Exception):
@@ -36,37 +36,60 @@ def arrange(walls: Walls, no_namespaces: str = "") -> None:
     if missing:
         raise WallsFailed(f"The sandbox {walls.profile!r} is required, and cannot hold here. {' '.join(missing)}")
     if namespaces.is_apart():
-        with _step(walls, "namespaces"):
+        try:
             namespaces.separate(walls)
+        except (OSError, ValueError) as error:
+            raise _failed(walls, "namespaces", error) from error
 
 
-def build(walls: Walls, hand_over: Callable[[int], None], *, apart: bool) -> None:
+def ruleset_for(walls: Walls) -> int | None:
+    """The descriptor of Landlock's rules for these walls, which hold nobody yet. The caller owns it. None: the kernel
+    has no Landlock. Raises `OSError`."""
+    kernel = probe()
+    if not kernel.landlock:
+        return None
+    listen = None if walls.reach is None or kernel.gate else walls.reach.listen
+    return landlock.ruleset(walls.grants, version=kernel.landlock, listen=listen)
+
+
+def build(
+    walls: Walls,
+    hand_over: Callable[[int], None],
+    ruleset: int | None = None,
+    own: tuple[Grant, ...] = (),
+    *,
+    apart: bool,
+) -> None:
     """Build what the kernel can of these walls. For good, and for all processes that this one will start.
 
     What the filter asks about is announced on a descriptor, which `hand_over` has to give to the reaper, and to close.
-    `apart`: the reaper is the first process of its namespaces.
+    `apart`: the reaper is the first process of its namespaces. `ruleset` has the rules of these walls, and is for
+    this process alone: `own` grants are added to it.
 
     Raises:
         WallsFailed: which step failed, and why.
     """
     kernel = probe()
-    grants = walls.grants
-    if apart:
-        grants += namespaces.own_grants()
-    with _step(walls, "limits"):
+    step = "limits"
+    try:  # a context manager for each step would take longer than the limits
         limits.limit(walls.limits)
         limits.forbid_new_privileges()
         limits.drop_capabilities()
-    if kernel.landlock:
-        with _step(walls, "files"):
-            listen = None if walls.reach is None or kernel.gate else walls.reach.listen
-            landlock.restrict(grants, version=kernel.landlock, listen=listen)
-    if not kernel.filters:
-        with _step(walls, "system calls"):
+        step = "files"
+        if kernel.landlock:
+            rules = ruleset_for(walls) if ruleset is None else ruleset
+            assert rules is not None  # there is Landlock
+            landlock.allow(rules, (*own, *(namespaces.own_grants() if apart else ())), version=kernel.landlock)
+            landlock.restrict(rules)
+            os.close(rules)
+        step = "system calls"
+        if not kernel.filters:
             kind = _filter_kind(walls, kernel, apart=apart)
             announced = seccomp.install(seccomp.filter_for(kind), listener=kind.asks)
             if announced is not None:
                 hand_over(announced)
+    except (OSError, ValueError) as error:
+        raise _failed(walls, step, error) from error
 
 
 def _filter_kind(walls: Walls, kernel: Kernel, *, apart: bool) -> seccomp.FilterKind:
@@ -83,10 +106,6 @@ def _filter_kind(walls: Walls, kernel: Kernel, *, apart: bool) -> seccomp.Filter
     )
 
 
-@contextmanager
-def _step(walls: Walls, step: str) -> Iterator[None]:
-    try:
-        yield
-    except (OSError, ValueError) as error:
-        what = f"{error.strerror}: {error.filename!r}" if isinstance(error, OSError) and error.filename else str(error)
-        raise WallsFailed(f"The sandbox {walls.profile!r} could not be built ({step}): {what}") from error
+def _failed(walls: Walls, step: str, error: OSError | ValueError) -> WallsFailed:
+    what = f"{error.strerror}: {error.filename!r}" if isinstance(error, OSError) and error.filename else str(error)
+    return WallsFailed(f"The sandbox {walls.profile!r} could not be built ({step}): {what}")

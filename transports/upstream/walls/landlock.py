@@ -15,7 +15,7 @@ from transports.upstream.walls.paths import open_path
 from transports.upstream.walls.spec import MODES, Grant
 from transports.upstream.walls.system_calls import call
 
-__all__ = ["abi", "restrict"]
+__all__ = ["abi", "allow", "restrict", "ruleset"]
 
 _EXECUTE, _WRITE_FILE, _READ_FILE, _READ_DIR = 1 << 0, 1 << 1, 1 << 2, 1 << 3
 _REMOVE_DIR, _REMOVE_FILE, _MAKE_CHAR, _MAKE_DIR, _MAKE_REG = 1 << 4, 1 << 5, 1 << 6, 1 << 7, 1 << 8
@@ -49,28 +49,50 @@ def abi() -> int:
     return 0
 
 
-def restrict(grants: Iterable[Grant], *, version: int, listen: Iterable[int] | None) -> None:
-    """Close all files to this process but those granted, and its signals and abstract sockets to others, for good.
+def ruleset(grants: Iterable[Grant], *, version: int, listen: Iterable[int] | None) -> int:
+    """The descriptor of new rules, which hold nobody yet: all files are closed but those granted, and signals and
+    abstract sockets to others. The caller owns it.
 
-    `version` is what `abi()` says, `listen` the TCP ports it may listen on (None: any). `no_new_privs` must be set.
+    `version` is what `abi()` says, `listen` the TCP ports to listen on (None: any).
+
+    Raises:
+        OSError: as for `allow`.
+    """
+    files = _files(version)
+    network = _BIND_TCP | _CONNECT_TCP if version >= 4 and listen is not None else 0
+    scoped = _ABSTRACT_SOCKETS | _SIGNALS if version >= 6 else 0
+    handled = struct.pack("=QQQ", files, network, scoped)[: 8 if version < 4 else 16 if version < 6 else 24]
+    made = call("landlock_create_ruleset", handled, len(handled), 0)
+    try:
+        allow(made, grants, version=version)
+        for port in listen or () if network else ():
+            call("landlock_add_rule", made, _NET_PORT, struct.pack("=QQ", _BIND_TCP, port), 0)
+    except BaseException:
+        os.close(made)
+        raise
+    return made
+
+
+def allow(ruleset: int, grants: Iterable[Grant], *, version: int) -> None:
+    """Add grants to rules. They cannot be taken away again.
 
     Raises:
         OSError: a path that is granted does not exist or leads through a symlink, or the kernel refuses. The file name
             of the error is the path.
     """
-    files = 2 * _LAST_FILE_RIGHT.get(version, _IOCTL_DEVICE) - 1
-    network = _BIND_TCP | _CONNECT_TCP if version >= 4 and listen is not None else 0
-    scoped = _ABSTRACT_SOCKETS | _SIGNALS if version >= 6 else 0
-    handled = struct.pack("=QQQ", files, network, scoped)[: 8 if version < 4 else 16 if version < 6 else 24]
-    ruleset = call("landlock_create_ruleset", handled, len(handled), 0)
-    try:
-        for grant in grants:
-            _allow(ruleset, grant, files)
-        for port in listen or () if network else ():
-            call("landlock_add_rule", ruleset, _NET_PORT, struct.pack("=QQ", _BIND_TCP, port), 0)
-        call("landlock_restrict_self", ruleset, 0)
-    finally:
-        os.close(ruleset)
+    files = _files(version)
+    for grant in grants:
+        _allow(ruleset, grant, files)
+
+
+def restrict(ruleset: int) -> None:
+    """Let the rules hold this process for good. `no_new_privs` must be set. Raises `OSError`."""
+    call("landlock_restrict_self", ruleset, 0)
+
+
+def _files(version: int) -> int:
+    """The rights on files that the kernel knows."""
+    return 2 * _LAST_FILE_RIGHT.get(version, _IOCTL_DEVICE) - 1
 
 
 def _allow(ruleset: int, grant: Grant, handled: int) -> None:

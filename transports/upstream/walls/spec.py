@@ -1,6 +1,6 @@
 """What the walls around one server's process are to be, as the gateway tells the reaper. Pure: builds nothing."""
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any, Final, NamedTuple, Self
 
 __all__ = ["MODES", "Grant", "Limits", "Reach", "Walls"]
@@ -86,6 +86,9 @@ class Walls:
     """The name of the profile that they were made from, for messages."""
     grants: tuple[Grant, ...]
     """The files it may use. All others are closed to it."""
+    common: int = 0
+    """How many of the grants, from the first on, are those of every process of this server. They can be prepared before
+    there is a session."""
     reach: Reach | None = None
     """None: its connections are not looked at."""
     limits: Limits = Limits()
@@ -104,6 +107,7 @@ class Walls:
         return {
             "profile": self.profile,
             "grants": self.grants,
+            "common": self.common,
             "reach": None if self.reach is None else _fields_of(self.reach),
             "limits": _fields_of(self.limits),
             "namespaces": self.namespaces,
@@ -122,6 +126,22 @@ class Walls:
             "limits": Limits(**given["limits"]),
         }
         return cls(**{**given, **parts})
+
+    def prototype(self) -> "Walls":
+        """What these walls have in common with those of other sessions of the server."""
+        reach = None if self.reach is None else replace(self.reach, sockets=())
+        return replace(self, grants=self.grants[: self.common], reach=reach, temporary=None)
+
+    def own(self) -> dict[str, Any]:
+        """What these walls have beyond their prototype, as values that `json.dumps` takes."""
+        sockets = () if self.reach is None else self.reach.sockets
+        return {"grants": self.grants[self.common :], "sockets": sockets, "temporary": self.temporary}
+
+    def with_own(self, given: dict[str, Any]) -> "Walls":
+        """The walls of this prototype that `own` was called on."""
+        reach = None if self.reach is None else replace(self.reach, sockets=tuple(given["sockets"]))
+        grants = (*self.grants, *map(Grant._make, given["grants"]))
+        return replace(self, grants=grants, reach=reach, temporary=given["temporary"])
 
 
 def _fields_of(part: Reach | Limits) -> dict[str, Any]:

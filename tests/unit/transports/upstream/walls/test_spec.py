@@ -1,6 +1,7 @@
 """Walls reach the reaper as they left the gateway."""
 
 import json
+from dataclasses import replace
 
 import pytest
 
@@ -9,6 +10,7 @@ from transports.upstream.walls.spec import Grant, Limits, Reach, Walls
 FULL = Walls(
     profile="strict",
     grants=(Grant(path="/usr", mode="rx"), Grant(path="/etc/hosts", optional=True)),
+    common=1,
     reach=Reach(public=True, names=True, hosts=("10.1.0.0/16:5432",), refused=("127.0.0.1:80",), listen=(8123, 0)),
     limits=Limits(memory_bytes=1 << 30, processes=64, files=256, cpu_s=60, total_memory_bytes=2 << 30, processors=0.5),
     namespaces=True,
@@ -20,6 +22,15 @@ FULL = Walls(
 @pytest.mark.parametrize("walls", [FULL, Walls(profile="standard", grants=())], ids=["full", "empty"])
 def test_walls_are_the_same_after_json(walls: Walls) -> None:
     assert Walls.from_json(json.loads(json.dumps(walls.to_json()))) == walls
+
+
+@pytest.mark.parametrize("walls", [FULL, replace(FULL, reach=None)], ids=["reach", "everywhere"])
+def test_walls_are_their_prototype_with_their_own_part(walls: Walls) -> None:
+    given = walls if walls.reach is None else replace(walls, reach=replace(walls.reach, sockets=("/run/own.sock",)))
+    prototype = given.prototype()
+    assert prototype.grants == FULL.grants[:1] and prototype.temporary is None
+    assert prototype == replace(given, grants=(*FULL.grants[:1], Grant("/other")), temporary="/other").prototype()
+    assert prototype.with_own(json.loads(json.dumps(given.own()))) == given
 
 
 @pytest.mark.parametrize("path", ["", "relative", "~/x", "/a\0b"])

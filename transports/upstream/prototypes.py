@@ -1,0 +1,203 @@
+"""What the walls of a server's sessions have in common: told to the fork server once, and prepared while it is idle.
+
+Landlock's rules for it take most of the time in which walls are built. So the fork server keeps rulesets that hold
+nobody yet. Rules cannot be taken away: each ruleset is for one process only, which adds what is its session's own. It
+names what was there when it was made, so it is used for some seconds at most.
+
+Requests to the fork server begin with `REQUEST`: what is wanted (`fork_server.py`) and the number of a prototype, 0 for
+none. `ANNOUNCES` tells the walls of a new number, as JSON in a file in memory. A number never means other walls, and
+one that the fork server does not know any more starts nothing.
+"""
+
+import fcntl
+import json
+import os
+import socket
+import struct
+from collections.abc import Callable
+from time import monotonic
+from typing import Final, NamedTuple
+
+from transports.upstream.walls.build import ruleset_for
+from transports.upstream.walls.spec import Grant, Walls
+
+__all__ = [
+    "ANNOUNCES",
+    "FRESH_S",
+    "IDLE_S",
+    "KEPT_S",
+    "MOST",
+    "NUMBERS",
+    "READY",
+    "REQUEST",
+    "Announced",
+    "Prepared",
+    "Prototypes",
+    "close_all_but",
+]
+
+REQUEST: Final = struct.Struct("=cI")
+ANNOUNCES: Final = b"p"
+
+MOST: Final = 64
+"""Of the prototypes, those used last are kept."""
+READY: Final = 2
+"""Rulesets that are kept for each prototype."""
+IDLE_S: Final = 0.05
+"""Nothing is prepared while starts follow each other faster than that: it would only hold them up."""
+FRESH_S: Final = 10.0
+"""An older ruleset is not used: the gateway itself takes the paths that it has found for as long."""
+_RENEWED_S: Final = 8.0
+KEPT_S: Final = 300.0
+"""After the last start, nothing is prepared any more."""
+NUMBERS: Final = range(300, 300 + MOST * READY)
+"""The numbers of their descriptors. A forked process closes them all at once, without a look at each: it would copy the
+pages that it looks at."""
+
+
+class Prepared(NamedTuple):
+    """Walls. With `ruleset`, they are a prototype: that descriptor has its rules, and `own` are the grants beyond.
+    Whoever has the descriptor owns it."""
+
+    walls: Walls
+    ruleset: int | None = None
+    own: tuple[Grant, ...] = ()
+
+
+def close_all_but(ruleset: int | None) -> None:
+    """In a forked process: leave what is ready to the fork server. A ruleset is for one start."""
+    if ruleset is None:
+        os.closerange(NUMBERS.start, NUMBERS.stop)
+    else:
+        os.closerange(NUMBERS.start, ruleset)
+        os.closerange(ruleset + 1, NUMBERS.stop)
+
+
+class Announced:
+    """The prototypes that one fork server has been told of. For the gateway."""
+
+    def __init__(self) -> None:
+        self._numbers: dict[Walls, int] = {}  # the one used last at the end
+        self._last = 0
+
+    def number(self, requests: socket.socket, prototype: Walls | None) -> int:
+        """The number for a request that follows on this socket. Tells the fork server of a new prototype first.
+
+        Raises:
+            OSError: as socket.send, and for lack of descriptors.
+        """
+        if prototype is None:
+            return 0
+        number = self._numbers.pop(prototype, 0) or self._announce(requests, prototype)
+        self._numbers[prototype] = number
+        if len(self._numbers) > MOST:
+            del self._numbers[next(iter(self._numbers))]
+        return number
+
+    def forget(self, prototype: Walls | None) -> None:
+        """Tell of it again at the next start."""
+        if prototype is not None:
+            self._numbers.pop(prototype, None)
+
+    def _announce(self, requests: socket.socket, prototype: Walls) -> int:
+        file = os.memfd_create("walls")
+        try:
+            os.write(file, json.dumps(prototype.to_json()).encode())
+            socket.send_fds(requests, [REQUEST.pack(ANNOUNCES, self._last + 1)], [file])
+        finally:
+            os.close(file)
+        self._last += 1
+        return self._last
+
+
+class _Prototype:
+    """The walls that are common, and rulesets for them, the oldest first, with the time when each was made. `due` is
+    when to look at them again, None for not before the next start."""
+
+    __slots__ = ("due", "rulesets", "used_at", "walls")
+
+    def __init__(self, walls: Walls) -> None:
+        self.walls = walls
+        self.rulesets: list[tuple[float, int]] = []
+        self.used_at = 0.0
+        self.due: float | None = None
+
+    def drop(self, made_before: float) -> None:
+        """Close the rulesets that are older."""
+        while self.rulesets and self.rulesets[0][0] < made_before:
+            os.close(self.rulesets.pop(0)[1])
+
+
+class Prototypes:
+    """The prototypes that this fork server knows. `prepare` makes a ruleset, or returns None if there are none here."""
+
+    def __init__(
+        self, prepare: Callable[[Walls], int | None] = ruleset_for, clock: Callable[[], float] = monotonic
+    ) -> None:
+        self._prepare = prepare
+        self._clock = clock
+        self._known: dict[int, _Prototype] = {}  # the one used last at the end
+
+    def learn(self, number: int, file: int) -> None:
+        """Take the walls of a new number from a file."""
+        walls = Walls.from_json(json.loads(os.pread(file, os.fstat(file).st_size, 0)))
+        for other in [other for other, each in self._known.items() if each.walls == walls]:
+            self._known.pop(other).drop(float("inf"))  # a start has failed with it
+        self._known[number] = _Prototype(walls)
+        if len(self._known) > MOST:
+            self._known.pop(next(iter(self._known))).drop(float("inf"))
+
+    def take(self, number: int, *, ruleset: bool) -> Prepared | None:
+        """What is ready for a start, with a `ruleset` if it can use one. None if nobody knows the number."""
+        prototype = self._known.pop(number, None)
+        if prototype is None:
+            return None
+        self._known[number] = prototype
+        if not ruleset:
+            return Prepared(prototype.walls)
+        prototype.used_at = self._clock()
+        prototype.due = prototype.used_at + IDLE_S
+        prototype.drop(prototype.used_at - FRESH_S)
+        ready = prototype.rulesets
+        return Prepared(prototype.walls, ready.pop(0)[1] if ready else None)
+
+    def due_ms(self) -> int | None:
+        """In how many milliseconds to call `renew`, if nothing else is to be done until then. None: not at all."""
+        due = min((each.due for each in self._known.values() if each.due is not None), default=None)
+        return None if due is None else max(0, int(1_000 * (due - self._clock())) + 1)
+
+    def renew(self) -> None:
+        """Make what is missing for one of the prototypes. Without it, starts make their rulesets themselves."""
+        now = self._clock()
+        for each in self._known.values():
+            if each.due is None or each.due > now:
+                continue
+            is_kept = now - each.used_at < KEPT_S
+            each.drop(now - _RENEWED_S if is_kept else float("inf"))
+            each.due = None
+            if is_kept:
+                self._add(each)
+            return
+
+    def _add(self, prototype: _Prototype) -> None:
+        """Make one ruleset: more would hold up a start that comes meanwhile."""
+        try:
+            made = self._prepare(prototype.walls)
+            if made is None:
+                return
+            try:
+                placed = fcntl.fcntl(made, fcntl.F_DUPFD_CLOEXEC, NUMBERS.start)
+            finally:
+                os.close(made)
+        except OSError:  # a start says what is wrong
+            prototype.drop(float("inf"))
+            return
+        now = self._clock()
+        prototype.rulesets.append((now, placed))
+        prototype.due = now if len(prototype.rulesets) < READY else prototype.rulesets[0][0] + _RENEWED_S
+
+    def close(self) -> None:
+        """Close what is ready, and prepare no more."""
+        for each in self._known.values():
+            each.drop(float("inf"))
+            each.due = None

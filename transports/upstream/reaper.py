@@ -1,0 +1,250 @@
+"""The reaper of one server: starts it, ends it with everything that it started, and reports both. For `fork_server.py`,
+which says what is read and written on its control socket.
+"""
+
+import contextlib
+import json
+import os
+import select
+import signal
+import socket
+from typing import Any, Final
+
+from transports.upstream.cgroups import Group, Groups
+from transports.upstream.gate_on_demand import GateOnDemand
+from transports.upstream.head_count import count
+from transports.upstream.launch import Launch, report_failure, report_number
+from transports.upstream.process_tree import HAS_PROC, RESCAN_MS, Wakeups, below, kill, prctl
+from transports.upstream.prototypes import Prepared
+from transports.upstream.server_process import become_server
+from transports.upstream.walls.build import WallsFailed, arrange
+from transports.upstream.walls.namespaces import is_apart
+from transports.upstream.walls.spec import Grant, Walls
+
+__all__ = ["Reaper"]
+
+_PR_SET_CHILD_SUBREAPER: Final = 36
+_RESCAN_MAX_MS: Final = 1_000  # ever less often for one that will not die (uninterruptible sleep, another user's)
+
+
+class Reaper:
+    """Starts, watches and ends one server. `gateway` is a pidfd of the gateway, or None. `prepared` is what its walls
+    have in common with those of others, or None: then the specification has all of them."""
+
+    def __init__(
+        self,
+        control: socket.socket,
+        stdio: list[int],
+        channel: list[int],
+        gateway: int | None,
+        lacks: str,
+        groups: Groups,
+        prepared: Prepared | None,
+    ) -> None:
+        prctl(_PR_SET_CHILD_SUBREAPER, 1)  # not inherited through fork(2)
+        self._wakeups = Wakeups()
+        self._poller = select.poll()
+        self._control = control
+        self._stdio = stdio
+        self._gateway = gateway
+        self._lacks = lacks  # why it has no namespaces
+        self._groups = groups
+        self._prepared = prepared
+        self._group: Group | None = None
+        self._server = 0
+        self._code: int | None = None
+        self._launch: Launch | None = None  # None once it has been reported
+        self._failed = False
+        self._channel = channel  # at most one descriptor
+        self._walls: Walls | None = None
+        self._own: dict[str, Any] | None = None  # what the walls lack yet
+        self._gate: GateOnDemand | None = None  # of a server behind walls
+        self._has_to_count = False
+
+    def run(self) -> None:
+        spec = self._read_spec()
+        if spec is None:
+            return  # the gateway has cancelled the start, or is gone
+        self._start(spec)
+        self._control.setblocking(False)
+        self._watch()
+        self._kill_everything()  # what the server left behind
+        while self._is_launching():
+            pass
+        if self._gate is not None:
+            self._gate.finish()
+        why = "" if self._group is None else self._group.end()
+        if not self._failed:
+            self._report({"exited": self._code, "why": why})
+
+    def _read_spec(self) -> dict[str, Any] | None:
+        received = bytearray()
+        while len(received) < 4 or len(received) < 4 + int.from_bytes(received[:4], "big"):
+            chunk = self._control.recv(65_536)
+            if not chunk:
+                return None
+            received += chunk
+        end = 4 + int.from_bytes(received[:4], "big")
+        if received[end:]:  # an order given before we started anything can only be one to stop
+            return None
+        spec: dict[str, Any] = json.loads(received[4:end])
+        return spec
+
+    def _start(self, spec: dict[str, Any]) -> None:
+        reports, report = socket.socketpair()  # closes itself on exec
+        reaper = os.getpid()
+        with report:
+            try:
+                outer = os.open("/proc", os.O_PATH) if is_apart() else None  # that of the gateway
+                built = self._arranged(spec)
+                self._group = self._groups.group(self._walls)
+                if self._walls is not None and self._walls.limits.processes is not None:
+                    signal.signal(signal.SIGUSR1, self._count_soon)
+                self._server = os.fork() if self._group is None else self._group.fork()
+            except (OSError, WallsFailed) as error:
+                why = f"cannot fork: {error.strerror}" if isinstance(error, OSError) else str(error)
+                report_failure(report.fileno(), why)
+                self._code = -signal.SIGKILL
+            else:
+                if self._server == 0:
+                    if outer is not None:
+                        report_number(report, outer)
+                    become_server(spec, built, self._stdio, report.fileno(), reaper, self._group)
+                if outer is not None:
+                    os.close(outer)
+        if self._prepared is not None and self._prepared.ruleset is not None:  # the server's process has it
+            os.close(self._prepared.ruleset)
+        if self._walls is not None:
+            last = None if self._group is None else self._group.last_refusal
+            self._gate = GateOnDemand(self._whole_walls, self._channel, self._poller, last)
+        self._launch = Launch(reports, self._server, None if self._gate is None else self._gate.watch)
+        for fd in self._stdio:  # or the gateway would never see the end of the server's stdout
+            os.close(fd)
+
+    def _arranged(self, spec: dict[str, Any]) -> Prepared | None:
+        """The walls to build around the server. Raises `WallsFailed` if it must not start here."""
+        given, prepared = spec["walls"], self._prepared
+        if given is None:
+            return None
+        if prepared is None:
+            built = Prepared(Walls.from_json(given))
+        elif prepared.ruleset is None:
+            built = Prepared(prepared.walls.with_own(given))
+        else:  # they are put together if they are needed: it takes a part of each start
+            self._own = given
+            built = prepared._replace(own=tuple(map(Grant._make, given["grants"])))
+        self._walls = built.walls
+        arrange(built.walls, self._lacks)
+        return built
+
+    def _whole_walls(self) -> Walls:
+        assert self._walls is not None
+        return self._walls if self._own is None else self._walls.with_own(self._own)
+
+    def _watch(self) -> None:
+        """Wait until the server has ended, by itself or by order."""
+        launch = -1 if self._launch is None else self._launch.fileno()
+        for fd in (self._control.fileno(), self._wakeups.fd, launch, self._gateway):
+            if fd is not None:
+                self._poller.register(fd, select.POLLIN)
+        refusals = -1 if self._group is None else self._group.watch()
+        if refusals >= 0:
+            self._poller.register(refusals, select.POLLPRI)
+            self._tell_refused()
+        while self._code is None:
+            ready = dict(self._poller.poll())
+            self._wakeups.drain()
+            if launch in ready and not self._is_launching():
+                self._poller.unregister(launch)
+            if self._gate is not None and self._gate.listener in ready:
+                self._gate.look(ready[self._gate.listener])
+            if self._control.fileno() in ready:
+                self._obey()
+            if self._gateway in ready or (self._has_to_count and self._has_too_many()):
+                self._kill_everything()
+            if refusals in ready:
+                self._tell_refused()
+            self._reap()
+
+    def _count_soon(self, *_: object) -> None:
+        self._has_to_count = True
+
+    def _has_too_many(self) -> bool:
+        """Whether the server has more processes and threads than it may."""
+        self._has_to_count = False
+        most = None if self._walls is None else self._walls.limits.processes
+        if most is None or count() <= most:
+            return False
+        if self._gate is not None:
+            self._gate.refuse("processes", str(most), "it had more, and was ended")
+        return True
+
+    def _tell_refused(self) -> None:
+        """Tell that the kernel has not started a process or thread."""
+        refused = None if self._group is None else self._group.newly_refused()
+        if refused is not None and self._gate is not None:
+            self._gate.refuse(*refused)
+
+    def _obey(self) -> None:
+        try:
+            orders = self._control.recv(64)
+        except OSError:
+            orders = b""
+        if not orders or b"K" in orders:
+            self._kill_everything()
+        elif b"T" in orders:
+            for pid in _everyone() or [self._server]:
+                with contextlib.suppress(OSError):
+                    os.kill(pid, signal.SIGTERM)
+
+    def _kill_everything(self) -> None:
+        """Kill children until the kernel reports that none is left (ECHILD), which proves that no process remains."""
+        pause_ms = RESCAN_MS
+        poller = select.poll()
+        poller.register(self._wakeups.fd, select.POLLIN)
+        while True:
+            if self._group is not None:
+                self._group.kill()
+            # Without /proc the server's group is all we know of.
+            kill(_everyone() or ([self._server] if self._code is None else []))
+            if not self._reap():
+                return
+            if not poller.poll(pause_ms):
+                pause_ms = min(2 * pause_ms, _RESCAN_MAX_MS)
+            self._wakeups.drain()
+
+    def _reap(self) -> bool:
+        """Collect every child that has exited, adopted ones included. True if a child is left."""
+        try:
+            while True:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+                if pid == 0:
+                    return True
+                if pid == self._server:
+                    self._code = os.waitstatus_to_exitcode(status)
+                    if not HAS_PROC:  # then the group must be ended now, while its number cannot mean another
+                        with contextlib.suppress(OSError):
+                            os.killpg(pid, signal.SIGKILL)
+        except ChildProcessError:
+            return False
+
+    def _is_launching(self) -> bool:
+        """Read from the process that becomes the server. False once that is done or has failed, which is reported."""
+        launch = self._launch
+        if launch is None or launch.read():
+            return launch is not None
+        self._launch = None
+        self._failed = bool(launch.failure)
+        prepared = self._prepared is not None and self._prepared.ruleset is not None
+        started = {"started": launch.outer_pid, "lacks": self._lacks, "prepared": prepared}
+        self._report({"failed": launch.failure, "prepared": prepared} if launch.failure else started)
+        return False
+
+    def _report(self, message: dict[str, Any]) -> None:
+        with contextlib.suppress(OSError):  # nobody is listening any more: our poll() will see that
+            self._control.send(json.dumps(message).encode() + b"\n")
+
+
+def _everyone() -> list[int]:
+    """All processes below this one. Without /proc none is known."""
+    return below([os.getpid()])[1:]
