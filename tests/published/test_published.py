@@ -15,7 +15,9 @@ import pytest
 from tests.published.run import site, try_server
 from tests.published.servers import SERVERS, PublishedServer, Site
 from tests.requirements import requirement
+from tests.support.gateway_process import ROOT
 from tests.tools.obtain import npx
+from tests.tools.site_clients import published_servers
 
 QUICK = [server for server in SERVERS if server.is_quick]
 
@@ -47,3 +49,5 @@ def test_the_table_has_servers_of_both_registries_and_each_of_them_is_called() -
     assert len(SERVERS) >= 20
     assert {server.command[0] for server in QUICK} == {"npx", "uvx"}
     assert len({server.name for server in SERVERS}) == len(SERVERS)
+    document = (ROOT / "docs/servers.md").read_text(encoding="utf-8")
+    assert published_servers() in document, f"docs/servers.md needs this table:\n{published_servers()}"

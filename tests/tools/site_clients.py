@@ -3,6 +3,7 @@
 A library's page has the program that the tests run. A host's page has what `mcp-session-gateway connect` prints.
 """
 
+import json
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -84,6 +85,6 @@ def published_servers() -> str:
     lines = ["| server | command | more than the profile grants |", "|---|---|---|"]
     for server in SERVERS:
         words = " ".join((*server.command, *server.args(site)))
-        more = ", ".join(f"`{name}`: {value}" for name, value in server.sandbox(site).items())
+        more = ", ".join(f"`{json.dumps(name)}: {json.dumps(value)}`" for name, value in server.sandbox(site).items())
         lines.append(f"| {server.name} | `{words.replace('|', chr(92) + '|')}` | {more or 'nothing'} |")
     return "\n".join(lines)

@@ -15,7 +15,7 @@ from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 
 from tests.tools.obtain import npm_packages
-from tests.tools.site_clients import client_pages, published_servers
+from tests.tools.site_clients import client_pages
 from tests.tools.site_reference import command_line, python_interface, rest_interface
 
 __all__ = ["on_files", "on_page_markdown"]
@@ -61,7 +61,6 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 def on_page_markdown(markdown: str, *, page: Page, config: MkDocsConfig, files: Files) -> str:
     """The text with the links of the site."""
-    markdown = markdown.replace("<!-- table: published servers -->", published_servers())
     if "```mermaid" in markdown:
         markdown += (
             f'\n<script src="{posixpath.relpath(_DRAWING, page.file.dest_uri.rpartition("/")[0] or ".")}"></script>\n'
