@@ -12,7 +12,7 @@ help: ## List the commands
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
 
 run: $(VENV)/.installed ## Serve the demo server on http://127.0.0.1:8080/mcp
-	$(BIN)/mcp-session-gateway run -- $(BIN)/mcp-session-gateway demo-server
+	$(BIN)/mcp-session-gateway run -- $(BIN)/mcp-session-gateway demo-server || [ $$? -eq 130 ] # Ctrl+C is no error
 
 test: $(VENV)/.installed-dev ## Set up and run all tests
 	$(BIN)/python -m pytest -m "not alone" -n 4 --dist loadfile --no-loadscope-reorder

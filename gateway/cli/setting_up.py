@@ -88,11 +88,17 @@ def init(
         ) from None
     _out.print(f"{file}: {_count(len(found.entries), 'server')}")
     for name in found.entries:
-        _out.print(f"  {name}  from {found.places[name]}" if name in found.places else f"  {name}")
+        _out.print(f"  {name}  {_origin(found, name)}")
     for name, fields in found.secrets.items():
         _out.complain("warning", f"{name}: copied with {_AS_TEXT.format(fields=', '.join(fields))}")
     _tell_faults(file)
     _out.print(f"Next: mcp-session-gateway run{_given(file)}")
+
+
+def _origin(found: FoundServers, name: str) -> str:
+    if name in found.places:
+        return f"from {found.places[name]}"
+    return "comes with the gateway, because no client here has a server: put yours in its place"
 
 
 def _written(found: FoundServers) -> str:
