@@ -194,12 +194,14 @@ def _gemini(to: _Connection) -> Snippet:
 
 
 def _inspector(to: _Connection) -> Snippet:
+    # On an old Node, npx would choose an old version without these options instead of saying what is wrong.
+    program = "npx -y @modelcontextprotocol/inspector@latest"
     return Snippet(
         client="inspector",
-        title="MCP Inspector",
+        title="MCP Inspector (Node 22.19 or later)",
         documentation="https://modelcontextprotocol.io/docs/tools/inspector",
         language="sh",
-        text=f"npx @modelcontextprotocol/inspector --transport http --server-url {shlex.quote(to.url)}{to.options()}\n",
+        text=f"{program} --transport http --server-url {shlex.quote(to.url)}{to.options()}\n",
     )
 
 
