@@ -32,7 +32,7 @@ def check(
     """
     from gateway.config.keyring import key_ring
     from gateway.doctor.workspaces import check_workspaces
-    from gateway.sandbox.holding import holdings_of, private_files, refuse_cgroup, refuse_unheld
+    from gateway.sandbox.holding import holdings_of, own_files, refuse_cgroup, refuse_open, refuse_unheld
     from transports.upstream.delegation import look
 
     try:
@@ -46,12 +46,10 @@ def check(
         sandboxes = holdings_of(settings)
         refuse_cgroup(settings.gateway.cgroup, look(settings.gateway.cgroup))
         refuse_unheld(sandboxes)
+        refuse_open(sandboxes, own_files(settings.gateway))
         warnings += [f"sandbox {one.title}: {what}" for one in sandboxes for what in (*one.missing, *one.left_out)]
-        private = private_files(settings, file)
         warnings += [
-            f"sandbox {one.title}: its processes can read {secret}"
-            for one in sandboxes
-            for secret in one.opens(private)
+            f"sandbox {one.title}: its processes can read {secret}" for one in sandboxes for secret in one.opens([file])
         ]
         _import_targets(settings)
         unanswered, more = ([], []) if offline else asyncio.run(_compared(settings))

@@ -12,7 +12,7 @@ from typing import Final
 from gateway.config.faults import ConfigurationError
 from gateway.config.keyring import key_file
 from gateway.config.sandbox import Sandbox
-from gateway.config.settings import Settings
+from gateway.config.settings import GatewaySettings, Settings
 from gateway.sandbox.enclosures import TRUSTS, Enclosures, enclosures_of
 from transports.upstream.delegation import OFF, Delegation, look
 from transports.upstream.walls.kernel import Kernel, probe
@@ -25,8 +25,10 @@ __all__ = [
     "holdings",
     "holdings_of",
     "log_holdings",
+    "own_files",
     "private_files",
     "refuse_cgroup",
+    "refuse_open",
     "refuse_unheld",
     "told",
 ]
@@ -51,9 +53,13 @@ class Holding:
 
     def opens(self, files: Iterable[Path]) -> list[str]:
         """Those of the files that its processes may read."""
+        return [str(file) for file in files if self.grant_of(file)]
+
+    def grant_of(self, file: Path) -> str:
+        """The path of a grant with which its processes may read the file; empty if there is none."""
         granted = () if self.walls is None else {grant.path for grant in self.walls.grants}
-        real = {str(file): Path(os.path.realpath(file)) for file in files}
-        return [name for name, path in real.items() if any(str(one) in granted for one in (path, *path.parents))]
+        path = Path(os.path.realpath(file))
+        return next((str(one) for one in (path, *path.parents) if str(one) in granted), "")
 
     @property
     def title(self) -> str:
@@ -136,12 +142,34 @@ def holding_of(
 
 
 def private_files(settings: Settings, config: Path | None = None) -> list[Path]:
-    """The files with secrets of the gateway: its configuration, its keys, and its store if that is a file."""
-    options = settings.gateway
+    """The files with secrets of the gateway: its configuration, and those of `own_files`."""
+    return [*([config] if config is not None else []), *own_files(settings.gateway)]
+
+
+def own_files(options: GatewaySettings) -> list[Path]:
+    """The gateway's keys, and its store if that is a file: with them one can be any session. They may not exist yet."""
     kind, _, path = options.store.partition(":///")
     store = [Path(path), Path(f"{path}.keys")] if kind == "sqlite" and path else []
-    named = (config, key_file(), Path(options.store_file) if options.store_file else None, *store)
+    named = (key_file(), Path(options.store_file) if options.store_file else None, *store)
     return [file for file in named if file is not None]
+
+
+def refuse_open(found: Iterable[Holding], files: Iterable[Path]) -> None:
+    """Refuse sandboxes that grant files which no server may read. A grant of a folder cannot leave out a file in it.
+
+    Raises:
+        ConfigurationError: one line for each file of each sandbox, with the grant that opens it.
+    """
+    files = list(files)
+    faults = [
+        f"mcpServers.{one.server}: its sandbox grants {grant}, and with it {file}, which holds keys or sessions of the "
+        "gateway; move the file out of what is granted, or name a narrower folder"
+        for one in found
+        for file in files
+        if (grant := one.grant_of(file))
+    ]
+    if faults:
+        raise ConfigurationError("\n".join(dict.fromkeys(faults)))
 
 
 def refuse_unheld(found: Iterable[Holding]) -> None:

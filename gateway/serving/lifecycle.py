@@ -9,7 +9,7 @@ from typing import Final
 
 from gateway.config.settings import ConfigurationError
 from gateway.observability.otel import flush
-from gateway.sandbox.holding import holdings, log_holdings, refuse_cgroup, refuse_unheld
+from gateway.sandbox.holding import holdings, log_holdings, own_files, refuse_cgroup, refuse_open, refuse_unheld
 from gateway.serving.own_process import hide, why_in_sight
 from gateway.serving.parts import Parts
 from gateway.sessions.lifecycle import ENDED
@@ -57,7 +57,7 @@ class Lifecycle:
 
         Raises:
             ConfigurationError: the store or the advertised address cannot be used, the policy does not fit what
-                servers list, or a sandbox that is required does not hold.
+                servers list, a sandbox that is required does not hold, or one grants files of the gateway.
         """
         base, servers, http = self._parts.foundation, self._parts.servers, self._parts.http
         hide()  # an app that embeds the gateway has not closed its process to the servers yet
@@ -67,6 +67,7 @@ class Lifecycle:
         found = holdings(servers.enclosures, delegation=delegation)
         refuse_cgroup(servers.fork_server.cgroup, delegation)
         refuse_unheld(found)
+        refuse_open(found, own_files(base.settings.gateway))
         log_holdings(found, delegation)
         await self._open_store()
         async with contextlib.AsyncExitStack() as stack:

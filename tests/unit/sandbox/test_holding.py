@@ -14,8 +14,10 @@ from gateway.sandbox.holding import (
     holdings,
     holdings_of,
     log_holdings,
+    own_files,
     private_files,
     refuse_cgroup,
+    refuse_open,
     refuse_unheld,
     told,
 )
@@ -120,3 +122,20 @@ def test_files_of_the_gateway_that_a_sandbox_leaves_open_are_found(
     assert {file.name for file in files} == {"mcp.json", "keys", "sessions.db", "sessions.db.keys"}
     opened = {one.server: {Path(file).name for file in one.opens(files)} for one in holdings_of(settings)}
     assert opened == {"a": set(), "b": {"mcp.json", "sessions.db", "sessions.db.keys"}, "c": set()}
+
+
+@requirement("box.keys")
+def test_a_folder_with_keys_of_the_gateway_is_granted_to_no_server(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, keys = tmp_path / "data", tmp_path / "data" / "deep" / "keys"
+    folder.mkdir()
+    monkeypatch.setenv("MCP_GATEWAY_KEYS_FILE", str(keys))
+    for profile in ("standard", "strict"):
+        servers = {"files": {"command": "cat", "args": [str(folder)], "sandbox": profile}}
+        settings = Settings.model_validate({"mcpServers": servers})
+        with pytest.raises(ConfigurationError) as refused:
+            refuse_open(holdings_of(settings), own_files(settings.gateway))
+        assert f"mcpServers.files: its sandbox grants {folder}, and with it {keys}" in str(refused.value)
+    monkeypatch.setenv("MCP_GATEWAY_KEYS_FILE", str(tmp_path / "keys"))
+    refuse_open(holdings_of(settings), own_files(settings.gateway))
