@@ -87,6 +87,8 @@ class _Ring(Generic[Kept]):
     def behind(self, after: int, limit: int) -> tuple[list[Kept], int]:
         """The newest items, or the oldest behind number `after` if that is not 0; and how many behind it are not kept
         any more."""
+        if limit <= 0:
+            return [], 0
         if not after:
             return list(self._items)[-limit:], 0
         found = [item for item in self._items if item.number > after][:limit]
@@ -123,7 +125,7 @@ class SessionFrames:
         """The client has sent that message. It counts once, however many parts of the gateway handle it."""
         if any(message is one for one in self._latest):
             return
-        if len(_body_of(message)) <= _SMALL_BYTES:
+        if len(_body_of(message)) <= _SMALL_BYTES and _is_small(message):
             self._latest.append(message)
         self._note("client to gateway", "", message)
 
@@ -167,7 +169,7 @@ class SessionFrames:
         if isinstance(message.method, msgspec.UnsetType):
             return self._asked.pop((_OPPOSITE[direction], server, message.id), "")
         method = self._bodies.text(message.method, _MOST_NAME)
-        if message.is_request:
+        if message.is_request and _is_small(message):
             self._asked[direction, server, message.id] = method
             if len(self._asked) > _MOST_REQUESTS:
                 self._asked.popitem(last=False)
@@ -185,6 +187,12 @@ class SessionFrames:
 def _body_of(message: Message) -> bytes:
     parts = (message.params, message.result, message.error)
     return next((bytes(part) for part in parts if not isinstance(part, msgspec.UnsetType)), b"")
+
+
+def _is_small(message: Message) -> bool:
+    """False for an id or a method that is too long to be remembered: both may be as long as a message."""
+    parts = (message.id, message.method)
+    return all(len(part) <= _MOST_NAME for part in parts if isinstance(part, str))
 
 
 def _kind(message: Message) -> Literal["request", "notification", "response", "error"]:

@@ -87,3 +87,22 @@ def test_numbers_of_a_later_watch_are_larger(clocks: tuple[float, float]) -> Non
     for seen in (first, second):
         seen.to_server("files", request(1))
     assert first.frames.behind(0, 1)[0][0].number < second.frames.behind(0, 1)[0][0].number
+
+
+@requirement("ops.frames")
+def test_ids_that_are_as_long_as_messages_are_not_kept() -> None:
+    seen = frames_of()
+    for number in range(20):
+        message = parse(encode({"jsonrpc": "2.0", "id": f"{number}{'x' * 100_000}", "method": "tools/call"}))
+        seen.from_client(message)
+    kept = [*seen._latest, *(request_id for _, _, request_id in seen._asked)]
+    assert kept == []
+    frames, _ = seen.frames.behind(0, 50)
+    assert len(frames) == 20 and all(len(frame.id) < 300 for frame in frames)
+
+
+@requirement("ops.frames")
+def test_who_asks_for_none_gets_none() -> None:
+    seen = frames_of()
+    seen.to_server("files", request(1))
+    assert seen.frames.behind(0, 0) == ([], 0)
