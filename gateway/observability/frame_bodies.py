@@ -40,6 +40,9 @@ _OPAQUE: Final = frozenset(
 """Members that give access to a session or to a call."""
 
 _HARMLESS: Final = frozenset({"progressToken"})
+_NAMING: Final = ("name", "key", "header", "Name", "Key", "Header")
+_NAMED: Final = "value"
+"""Members of a pair: headers and variables are often lists of them."""
 _TASK: Final = "taskId"
 _TASK_CHARS: Final = 8
 
@@ -108,10 +111,14 @@ class _Shortened:
             return found
         if isinstance(value, dict):
             members: dict[str, Any] = {}
+            is_secret_pair = any(_is_secret(value.get(name)) for name in _NAMING)
             for name, item in value.items():
                 shown = self._bodies.text(name, _MOST_NAME)
                 self._left -= len(shown) + 4
-                members[shown] = self._member(name, item, depth, are_names=are_names)
+                if is_secret_pair and name.lower() == _NAMED:
+                    members[shown] = REDACTED
+                else:
+                    members[shown] = self._member(name, item, depth, are_names=are_names)
                 if self._left <= 0:
                     break
             return members
@@ -120,7 +127,7 @@ class _Shortened:
 
     def _member(self, name: str, value: Any, depth: int, *, are_names: bool) -> Any:
         is_schema = are_names and isinstance(value, dict | bool)
-        if name in _OPAQUE or (is_secret_name(name) and name not in _HARMLESS and not is_schema):
+        if name in _OPAQUE or (_is_secret(name) and not is_schema):
             self._left -= len(REDACTED)
             return REDACTED
         if name == _TASK and isinstance(value, str):
@@ -128,8 +135,12 @@ class _Shortened:
         return self.of(value, depth + 1, are_names=name == "properties")
 
 
+def _is_secret(name: Any) -> bool:
+    return isinstance(name, str) and name not in _HARMLESS and is_secret_name(name)
+
+
 def _without_value(found: re.Match[str]) -> str:
     name, between, value = found.groups()
-    if not is_secret_name(name) or name in _HARMLESS or value.startswith(REDACTED[:-1]):
+    if not _is_secret(name) or value.startswith(REDACTED[:-1]):
         return found[0]
     return f"{name}{between}{REDACTED}"

@@ -26,6 +26,8 @@ def shown(value: Any, *hidden: str) -> str:
         {"arguments": {"password": "hunter2"}},
         {"arguments": {"credentials": {"user": "x", "value": "hunter2"}}},
         {"arguments": {"properties": {"password": "hunter2"}}},
+        {"headers": [{"name": "X-Api-Key", "value": "hunter2"}]},
+        {"env": [{"Value": "hunter2", "Key": "DB_PASSWORD"}]},
         {"text": "password=hunter2 next"},
         {"text": 'it said {"api_key": "hunter2", "a": 1}'},
         {"text": json.dumps(json.dumps({"token": "hunter2"}))},
