@@ -14,6 +14,8 @@ __all__ = ["HostNotAllowed", "OperatorHosts"]
 _MOST_CHARS: Final = 261
 """A host name and a port."""
 
+_MORE: Final = frozenset("@/?#\\")
+
 
 class HostNotAllowed(Exception):
     """The Host header has a name that is not allowed. The text says what to do."""
@@ -42,8 +44,11 @@ class OperatorHosts:
 
 
 def _hostname(host: str) -> str:
+    # A browser sends a name and a port. Of a URL with more the name would be read as well.
+    if len(host) > _MOST_CHARS or not _MORE.isdisjoint(host):
+        return ""
     try:
-        return "" if len(host) > _MOST_CHARS else urlsplit(f"//{host}").hostname or ""
+        return urlsplit(f"//{host}").hostname or ""
     except ValueError:
         return ""
 

@@ -15,6 +15,10 @@ OTHERS = (
     "localhost.attacker.test",
     "[::1",
     "a@b:x",
+    "attacker.example@localhost",
+    "localhost/attacker.example",
+    "127.0.0.1?x",
+    "127.0.0.1#x",
 )
 
 
