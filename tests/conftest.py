@@ -13,8 +13,10 @@ from tests.support.redis_server import RunningRedis, running_redis
 
 pytest.register_assert_rewrite("session_store.testing")
 
-# How long one example takes says nothing on a machine that runs four tests at once.
-hypothesis.settings.register_profile("of these tests", deadline=None)
+# How long one example takes, or takes to be made, says nothing on a machine that runs four tests at once.
+hypothesis.settings.register_profile(
+    "of these tests", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
+)
 hypothesis.settings.load_profile("of these tests")
 
 
