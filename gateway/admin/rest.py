@@ -1,6 +1,8 @@
 """The REST interface for operators, under `/admin/api`. Its description is made from the same table as its routes."""
 
-from collections.abc import AsyncIterator, Awaitable, Callable
+import contextlib
+from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable
+from time import monotonic
 from typing import Any, Final
 
 import msgspec
@@ -43,6 +45,9 @@ from transports.inbound.http import peer_of
 __all__ = ["Problem", "Rest", "description"]
 
 API: Final = "/admin/api"
+
+_CHECKED_EVERY_S: Final = 1.0
+"""How often it is checked that the operator of a stream is signed in."""
 
 
 class Rest(InsightRest, FrameRest):
@@ -87,11 +92,25 @@ class Rest(InsightRest, FrameRest):
                 return _problem(429, str(error), {"Retry-After": f"{error.wait_s:.0f}"})
             except StoreUnavailable:
                 return _problem(503, "the session store does not answer; try again", {"Retry-After": "1"})
+            if isinstance(answer, StreamingResponse):
+                answer.body_iterator = self._while_signed_in(request, answer.body_iterator)
             if isinstance(answer, Response):
                 return answer
             return Response(msgspec.json.encode(answer), media_type="application/json", headers=_FRESH)
 
         return endpoint
+
+    async def _while_signed_in(self, request: Request, parts: AsyncIterable[Any]) -> AsyncIterator[Any]:
+        """The parts of a stream, until its operator has signed out or what it shows is gone. Keys are those of the
+        configuration, as long as this process runs."""
+        checked = monotonic()
+        with contextlib.suppress(OperatorError, StoreUnavailable):
+            async for part in parts:
+                if "authorization" not in request.headers and monotonic() - checked >= _CHECKED_EVERY_S:
+                    if await self.access.operator(request) is None:
+                        return
+                    checked = monotonic()
+                yield part
 
     async def _operator(self, request: Request) -> str:
         try:
