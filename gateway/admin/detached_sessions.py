@@ -38,17 +38,23 @@ class DetachedSessions:
         self._backend = backend
         self._replicas = replicas
         self._tasks = Tasks("detached sessions")
-        self._read_at = float("-inf")
+        self._tried_at = float("-inf")
+        self._was_read = False
         self.known: list[Session] = []
 
+    @property
+    def is_reading(self) -> bool:
+        """True until a reading has come to its end: some sessions may be missing."""
+        return self._backend.is_durable and not self._was_read
+
     async def read(self) -> list[Session]:
-        """The records, as the last reading has found them. The first one is waited for, for a short time."""
+        """The records, as the last reading has found them. The first one is waited for, for a short time. What it has
+        found then is returned."""
         if not self._backend.is_durable:
             return []  # what the store has, this process has opened
-        is_first = self._read_at == float("-inf")
-        if monotonic() - self._read_at > _FRESH_S:
+        if monotonic() - self._tried_at > _FRESH_S:
             reading = self._tasks.start("read", self._read)
-            if is_first:
+            if self.is_reading:
                 await asyncio.wait((reading,), timeout=_FIRST_S)
         return self.known
 
@@ -60,13 +66,19 @@ class DetachedSessions:
                 began = monotonic()
                 page = await self._backend.sessions.page(after=place, limit=_READ_AT_ONCE)
                 if page:
-                    held = await self._replicas.held([session.id for session in page])
+                    held, unanswered = await self._replicas.held([session.id for session in page])
+                    if unanswered:  # what a silent replica serves is not detached
+                        return
                     found += [session for session in page if session.id not in held]
                     found = heapq.nlargest(_KEPT, found, key=lambda session: session.used_at)
                     looked_at, place = looked_at + len(page), page[-1].id
+                    if self.is_reading:
+                        self.known = found
                 if len(page) < _READ_AT_ONCE:
                     break
                 await asyncio.sleep((monotonic() - began) * _REST)
+            self.known, self._was_read = found, True
         except StoreUnavailable:
-            found = self.known  # the next reading finds out
-        self.known, self._read_at = found, monotonic()
+            return  # the next reading finds out
+        finally:
+            self._tried_at = monotonic()

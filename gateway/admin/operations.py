@@ -11,6 +11,7 @@ from gateway.admin.frames import Records, SessionWatches
 from gateway.admin.insights import Insights
 from gateway.admin.operators import (
     NoSuch,
+    OperatorError,
     SessionFilter,
     TaskPage,
     TaskQuery,
@@ -157,7 +158,12 @@ class Operations:
         place = ""
         while page := await self._backend.sessions.page(after=place, limit=_READ_AT_ONCE):
             place = f"{page[-1].id}~"
-            parts = await self._replicas.brief_parts([session.id for session in page])
+            parts, unanswered = await self._replicas.brief_parts([session.id for session in page])
+            if unanswered and which.state == "detached":  # what a silent replica serves looks like that
+                raise OperatorError(
+                    f"{unanswered} replicas did not answer, so nobody knows which sessions are detached: try again, or "
+                    "look at them with `replicas list`"
+                )
             pairs = [(session, parts.get(session.id)) for session in page]
             yield [(session, part) for session, part in pairs if fits(which, session, facts_of(part))]
 

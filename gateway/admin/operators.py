@@ -235,12 +235,14 @@ class PastQuery(msgspec.Struct, frozen=True, kw_only=True):
 class Page(msgspec.Struct, frozen=True, kw_only=True):
     """Some sessions, and where the next page begins (empty: there is none). `totals` are of all sessions that the query
     is about; None where they are not counted. `unanswered`: replicas that did not answer, whose sessions are missing.
+    `is_reading`: sessions that no replica serves are still being looked for in the store, and some are missing.
     """
 
     sessions: list[SessionRow]
     after: str = ""
     totals: SessionTotals | None = None
     unanswered: int = 0
+    is_reading: bool = False
 
 
 class Operators(Protocol):

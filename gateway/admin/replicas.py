@@ -41,12 +41,12 @@ class Replicas(Protocol):
         """What is known of these sessions beside their records, by id."""
         ...
 
-    async def brief_parts(self, session_ids: Iterable[str]) -> dict[str, SessionPart]:
-        """As `parts`, without processes and refusals."""
+    async def brief_parts(self, session_ids: Iterable[str]) -> tuple[dict[str, SessionPart], int]:
+        """As `parts`, without processes and refusals; and how many replicas did not answer."""
         ...
 
-    async def held(self, session_ids: Iterable[str]) -> set[str]:
-        """Those of these sessions that a replica serves."""
+    async def held(self, session_ids: Iterable[str]) -> tuple[set[str], int]:
+        """Those of these sessions that a replica serves, and how many replicas did not answer."""
         ...
 
     async def listing(self, query: SessionQuery) -> tuple[list[HeldPage], int]:
@@ -124,14 +124,15 @@ class PeerReplicas:
         return reports
 
     async def parts(self, session_ids: Iterable[str]) -> dict[str, SessionPart]:
-        return {part.id: part for part in await self._ask_for_parts("parts", list(session_ids))}
+        return (await self._parts("parts", list(session_ids)))[0]
 
-    async def brief_parts(self, session_ids: Iterable[str]) -> dict[str, SessionPart]:
-        return {part.id: part for part in await self._ask_for_parts("brief parts", list(session_ids))}
+    async def brief_parts(self, session_ids: Iterable[str]) -> tuple[dict[str, SessionPart], int]:
+        return await self._parts("brief parts", list(session_ids))
 
-    async def held(self, session_ids: Iterable[str]) -> set[str]:
-        answers = await self._queries.ask("held", list(session_ids), await self._names())
-        return {session_id for held in answers.values() for session_id in held}
+    async def held(self, session_ids: Iterable[str]) -> tuple[set[str], int]:
+        names = await self._names()
+        answers = await self._queries.ask("held", list(session_ids), names)
+        return {session_id for held in answers.values() for session_id in held}, len(names) - len(answers)
 
     async def listing(self, query: SessionQuery) -> tuple[list[HeldPage], int]:
         names = await self._names()
@@ -188,9 +189,11 @@ class PeerReplicas:
             return {self._own.name: ""}
         return {self._own.name: "", **await self._backend.directory.replicas()}
 
-    async def _ask_for_parts(self, what: str, args: Any) -> list[SessionPart]:
-        answers = await self._queries.ask(what, args, await self._names())
-        return [msgspec.convert(part, SessionPart) for parts in answers.values() for part in parts]
+    async def _parts(self, what: str, args: Any) -> tuple[dict[str, SessionPart], int]:
+        names = await self._names()
+        answers = await self._queries.ask(what, args, names)
+        parts = [msgspec.convert(part, SessionPart) for parts in answers.values() for part in parts]
+        return {part.id: part for part in parts}, len(names) - len(answers)
 
     async def _order(self, what: str, prefix: str) -> str:
         names = [name for name in await self._names() if name.startswith(prefix)]
@@ -214,11 +217,11 @@ class NoReplicas:
     async def parts(self, session_ids: Iterable[str]) -> dict[str, SessionPart]:
         return {}
 
-    async def brief_parts(self, session_ids: Iterable[str]) -> dict[str, SessionPart]:
-        return {}
+    async def brief_parts(self, session_ids: Iterable[str]) -> tuple[dict[str, SessionPart], int]:
+        return {}, 0
 
-    async def held(self, session_ids: Iterable[str]) -> set[str]:
-        return set()
+    async def held(self, session_ids: Iterable[str]) -> tuple[set[str], int]:
+        return set(), 0
 
     async def listing(self, query: SessionQuery) -> tuple[list[HeldPage], int]:
         raise UnknownHere("the store does not record which gateways run: use --url with a running gateway")

@@ -58,7 +58,7 @@ class SessionList:
             return await self._together(query)
         # Totals are nobody's page.
         page, totals = await asyncio.gather(self._in_order(query), self._together(replace(query, limit=0, after="")))
-        return replace(page, totals=totals.totals, unanswered=totals.unanswered)
+        return replace(page, totals=totals.totals, unanswered=totals.unanswered, is_reading=totals.is_reading)
 
     async def _in_order(self, query: SessionQuery) -> Page:
         """All sessions, in order of id, as the store has them."""
@@ -98,7 +98,8 @@ class SessionList:
         totals = _sum([selection.totals, *(page.totals for page in pages)])
         chosen, more = _cut(sorted(found.values(), key=lambda one: one[0]), query)
         rows = await self._completed([(place[1], row) for place, row in chosen])
-        return Page(sessions=rows, after=more, totals=totals, unanswered=unanswered)
+        is_reading = self._detached.is_reading
+        return Page(sessions=rows, after=more, totals=totals, unanswered=unanswered, is_reading=is_reading)
 
     async def _completed(self, chosen: Sequence[tuple[str, SessionRow]]) -> list[SessionRow]:
         """The rows with their processes and the size of their state, without those of sessions that have ended."""

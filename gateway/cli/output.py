@@ -14,7 +14,16 @@ from gateway.admin.reports import ReplicaReport, SessionRow, SessionTotals, Task
 from gateway.cli.terminal import Terminal
 from gateway.observability.visible import as_json, visible, visible_line
 
-__all__ = ["complain", "facts_table", "print_event", "replicas_table", "sessions_table", "tasks_table", "totals_line"]
+__all__ = [
+    "complain",
+    "facts_table",
+    "none_line",
+    "print_event",
+    "replicas_table",
+    "sessions_table",
+    "tasks_table",
+    "totals_line",
+]
 
 _out = Terminal()
 _err = Terminal(stderr=True)
@@ -51,12 +60,22 @@ def sessions_table(rows: list[SessionRow], *, with_calls: bool) -> Table:
     return table
 
 
+def none_line(page: Page, *, is_all: bool) -> str:
+    """What is printed in place of an empty table. `is_all`: nothing was asked for but all sessions."""
+    if page.is_reading or page.unanswered:
+        return "no session has been found yet"
+    if is_all:
+        return "no session is live: connect a client, and the session that it opens is listed here"
+    return "no live session is like that: leave out a filter, or list all"
+
+
 def totals_line(page: Page) -> str:
     """The totals of all sessions that a list is about, and what is missing."""
     totals = page.totals or SessionTotals()
     states = [f"{count:,} {state}" for state, count in sorted(totals.states.items())]
     counts = [*states, f"{totals.failing:,} with failures", f"calls {totals.calls:,}", f"failed {totals.failed:,}"]
     missing = f"; {page.unanswered} replicas did not answer" if page.unanswered else ""
+    missing += "; still reading those that no replica serves: list again in a while" if page.is_reading else ""
     return f"{totals.sessions:,} session{'' if totals.sessions == 1 else 's'}: {', '.join(counts)}{missing}"
 
 

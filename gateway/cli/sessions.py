@@ -21,7 +21,7 @@ from gateway.admin.operators import (
 )
 from gateway.admin.reports import SESSION_STATES, SessionRow
 from gateway.cli.options import JsonOption, Where, options
-from gateway.cli.output import facts_table, print_event, sessions_table, totals_line
+from gateway.cli.output import facts_table, none_line, print_event, sessions_table, totals_line
 from gateway.cli.session_details import environment_lines, timeline_lines, timeline_table
 from gateway.cli.source import run_at
 from gateway.cli.terminal import Terminal
@@ -80,6 +80,11 @@ class Listing:
     only: Annotated[str, typer.Option(help="all, failing or busy; the last two need --url.")] = "all"
     sort: Annotated[str, typer.Option(help=f"{', '.join(SORTS)}.")] = ""
 
+    @property
+    def is_all(self) -> bool:
+        """True if no session is left out, but for those of other pages."""
+        return not self.query and not self.after and self.only == "all"
+
     def session_query(self, which: SessionFilter | None) -> SessionQuery:
         """Raises `OperatorError`."""
         if self.only not in ONLY:
@@ -111,9 +116,13 @@ def list_sessions(where: Where, listing: Listing, which: Which, in_json: JsonOpt
             without = () if source.sees_calls else ("state_keys",)
             rows = [_facts(source, row, *without) for row in page.sessions]
             totals = None if page.totals is None or not source.sees_calls else msgspec.to_builtins(page.totals)
-            typer.echo(as_json({"sessions": rows, "after": page.after or None, "totals": totals}))
+            found = {"sessions": rows, "after": page.after or None, "totals": totals, "is_reading": page.is_reading}
+            typer.echo(as_json(found))
             return
-        _out.print(sessions_table(page.sessions, with_calls=source.sees_calls))
+        if page.sessions:
+            _out.print(sessions_table(page.sessions, with_calls=source.sees_calls))
+        else:
+            _out.print(none_line(page, is_all=listing.is_all and which.session_filter() is None))
         if page.totals is not None and source.sees_calls:
             _out.print(totals_line(page))
         if page.after:

@@ -129,8 +129,9 @@ PAGE: Final = ConsolePage(
 {% for name in fields if given[name] %}
 <input type="hidden" name="{{ name }}" value="{{ given[name] | exact }}">
 {% endfor %}
-<p>The processes of all sessions of {{ which }} ({{ page.totals.sessions }} now) stop at once, on every replica, and
-their state is deleted.</p>
+<p>The processes of all sessions of {{ which }}
+({{ "at least " if page.is_reading or page.unanswered }}{{ page.totals.sessions }} now) stop at once, on every replica,
+and their state is deleted.</p>
 <button class="danger">End all sessions of {{ which }}</button>
 </form></details>
 {% endif %}
@@ -187,6 +188,10 @@ endif %}
 <p class="notice bad" role="status">{{ page.unanswered }} replica{{ "" if page.unanswered == 1 else "s" }} did not
 answer in time, so the sessions there are not counted.</p>
 {% endif %}
+{% if page.is_reading %}
+<p class="notice" role="status">Still reading: sessions that no replica serves are being looked for in the store, and
+some are missing here.</p>
+{% endif %}
 {% if t %}
 <dl class="tiles">
 <div><dt>Sessions</dt><dd>{{ "{:,}".format(t.sessions) }}</dd></div>
@@ -206,6 +211,8 @@ answer in time, so the sessions there are not counted.</p>
 <section class="panel" aria-label="Sessions">
 {% if sessions %}
 {{ tables.sessions_table(sessions, kept, order) }}
+{% elif page.is_reading %}
+<p class="empty">None has been found yet.</p>
 {% else %}
 <p class="empty">No live session{% if kept %} is like that{% endif %}.</p>
 {% endif %}

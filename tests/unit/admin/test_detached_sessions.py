@@ -1,10 +1,13 @@
 """`gateway.admin.detached_sessions` and lists that have them: sessions of gateways that have ended."""
 
+import asyncio
+
 import pytest
 
 from gateway.admin import detached_sessions
 from gateway.admin.operators import SessionFilter, SessionQuery
 from gateway.admin.reports import SessionPart
+from session_store import StoreUnavailable
 from session_store.session import redact
 from session_store.testing import FakeClock, a_session
 from tests.requirements import requirement
@@ -72,3 +75,51 @@ async def test_replicas_that_do_not_answer_are_counted() -> None:
     parts = Parts(replicas)
     assert (await parts.operations.sessions(SessionQuery(sort="used"))).unanswered == 1
     assert (await parts.operations.sessions(SessionQuery())).unanswered == 1
+
+
+@requirement("ops.session-list")
+async def test_what_a_silent_replica_may_serve_is_not_listed_as_detached(durable: Parts) -> None:
+    await durable.holding("left-session")
+    durable.replicas.unanswered = 1
+    page = await durable.operations.sessions(SessionQuery(sort="used"))
+    assert (page.sessions, page.is_reading) == ([], True)
+
+
+@requirement("ops.session-list")
+async def test_a_list_says_that_the_store_is_still_being_read_and_shows_what_was_found(
+    durable: Parts, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(detached_sessions, "_READ_AT_ONCE", 1)
+    await durable.holding("a-session", "b-session")
+    held, may_go_on = durable.replicas.held, asyncio.Event()
+
+    async def slow(session_ids: list[str]) -> tuple[set[str], int]:
+        if session_ids == ["b-session"]:
+            await may_go_on.wait()
+        found: tuple[set[str], int] = await held(session_ids)
+        return found
+
+    monkeypatch.setattr(durable.replicas, "held", slow)
+    monkeypatch.setattr(detached_sessions, "_FIRST_S", 0)
+    query = SessionQuery(sort="used")
+    assert (await durable.operations.sessions(query)).is_reading
+    for _ in range(20):
+        await asyncio.sleep(0)
+    page = await durable.operations.sessions(query)
+    assert page.is_reading and [row.session for row in page.sessions] == [redact("a-session")]
+    may_go_on.set()
+    for _ in range(20):
+        await asyncio.sleep(0)
+    page = await durable.operations.sessions(query)
+    assert not page.is_reading and len(page.sessions) == 2
+
+
+@requirement("ops.session-list")
+async def test_a_store_that_is_away_is_not_an_empty_one(durable: Parts, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def away(session_ids: list[str]) -> tuple[set[str], int]:
+        raise StoreUnavailable("gone")
+
+    await durable.holding("left-session")
+    monkeypatch.setattr(durable.replicas, "held", away)
+    page = await durable.operations.sessions(SessionQuery(sort="used"))
+    assert (page.sessions, page.is_reading) == ([], True)

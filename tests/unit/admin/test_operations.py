@@ -67,11 +67,11 @@ class FakeReplicas:
         wanted = set(session_ids)
         return {part.id: part for part in self._parts if part.id in wanted}
 
-    async def brief_parts(self, session_ids: Iterable[str]) -> dict[str, SessionPart]:
-        return await self.parts(session_ids)
+    async def brief_parts(self, session_ids: Iterable[str]) -> tuple[dict[str, SessionPart], int]:
+        return await self.parts(session_ids), self.unanswered
 
-    async def held(self, session_ids: Iterable[str]) -> set[str]:
-        return {*await self.parts(session_ids)}
+    async def held(self, session_ids: Iterable[str]) -> tuple[set[str], int]:
+        return {*await self.parts(session_ids)}, self.unanswered
 
     async def listing(self, query: SessionQuery) -> tuple[list[HeldPage], int]:
         """One replica that serves the sessions of which parts are known, if they are in the store."""
@@ -321,6 +321,18 @@ async def test_all_sessions_of_somebody_are_ended_and_no_others() -> None:
         SessionFilter()
     with pytest.raises(OperatorError, match="principal: is empty"):
         SessionFilter.of({"client": "agent", "principal": ""})
+
+
+@requirement("ops.bulk-end")
+async def test_what_a_silent_replica_may_serve_is_not_ended_as_detached() -> None:
+    replicas = FakeReplicas()
+    replicas.unanswered = 1
+    parts = Parts(replicas)
+    [session] = await parts.holding("served-by-the-silent-one")
+    with pytest.raises(OperatorError, match="1 replicas did not answer"):
+        await parts.operations.end_all(SessionFilter(state="detached"))
+    assert parts.ending.ended == []
+    assert await parts.operations.end_all(SessionFilter(client=session.client.name)) == 1, "what its record says"
 
 
 @requirement("ops.find-request")
