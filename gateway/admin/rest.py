@@ -93,7 +93,8 @@ class Rest(InsightRest, FrameRest):
             except StoreUnavailable:
                 return _problem(503, "the session store does not answer; try again", {"Retry-After": "1"})
             if isinstance(answer, StreamingResponse):
-                answer.body_iterator = self._while_signed_in(request, answer.body_iterator)
+                parts = self._while_signed_in(request, answer.body_iterator)
+                return StreamingResponse(parts, media_type=answer.media_type, headers=_FRESH)
             if isinstance(answer, Response):
                 return answer
             return Response(msgspec.json.encode(answer), media_type="application/json", headers=_FRESH)
