@@ -155,3 +155,19 @@ def test_a_machine_that_cannot_hold_a_sandbox_is_told_and_refused_where_it_is_re
     for arguments, expected in ((("check", "--offline"), 2), (("run", "--port", "0"), 2), (("doctor",), 1)):
         code, words = ran({"profile": "standard", "required": True}, *arguments)
         assert code == expected and missing in words, (arguments, words)
+
+
+@requirement("box.keys")
+def test_nothing_is_served_where_a_sandbox_opens_the_store(tmp_path: Path) -> None:
+    program = tmp_path / "project" / "server.py"
+    program.parent.mkdir()
+    program.write_text("import sys; sys.stdin.read()")
+    config = tmp_path / "mcp.json"
+    store = f"sqlite:///{program.parent}/sessions.db"
+    entry = {"command": sys.executable, "args": [str(program), str(program.parent)]}
+    config.write_text(json.dumps({"mcpServers": {"notes": entry}, "gateway": {"store": store}}))
+    for arguments in (("check", "--offline"), ("run", "--port", "0")):
+        refused = run_command(*arguments, "--config", str(config))
+        told = " ".join(refused.stderr.split())
+        assert refused.returncode == 2 and "mcpServers.notes: its sandbox grants" in told, told
+        assert str(program.parent) in told.replace(" ", "") and "sessions.db" in told
