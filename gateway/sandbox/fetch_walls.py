@@ -3,7 +3,6 @@
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
 
 from gateway.sandbox.runtime_paths import runtime_paths
 from gateway.sandbox.system_paths import real, system_grants
@@ -36,7 +35,7 @@ class WallsOfFetches:
         runtime = runtime_paths(argv[:1], env.get("PATH", ""), cwd, env.get("HOME", "/"))
         for program in filter(os.path.isfile, read):  # the Python of an installed tool
             runtime.include(runtime_paths((program,), "", cwd, env.get("HOME", "/")))
-        read = [*runtime.code, *(path for path in read if Path(path).exists())]
+        read = [*runtime.code, *(path for path in read if os.path.exists(path))]
         return Walls(
             profile="fetch",
             grants=(

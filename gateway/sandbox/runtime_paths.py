@@ -1,7 +1,8 @@
 """The files that a command needs to run: its program, the interpreter and libraries below it, and its own code.
 
 Reads the file system, starts nothing. What cannot be known this way (a shell script that runs something else, a
-program that loads plug-ins) an operator grants with `read`.
+program that loads plug-ins) an operator grants with `read`. What the gateway's user may not look into counts as
+missing, so files are looked for with `os.path`: methods of `Path` raise PermissionError.
 """
 
 import contextlib
@@ -96,7 +97,7 @@ def runtime_paths(argv: Sequence[str], path: str, cwd: str, home: str) -> Runtim
         found.add(folder)
         _Search(found, path, home).folder(folder)
     for folder, variable in _BROWSERS.items():
-        if (place := Path(home, folder)).is_dir():
+        if os.path.isdir(place := Path(home, folder)):
             found.add(place)
             found.env[variable] = str(place)
     return found
@@ -155,23 +156,23 @@ class _Search:
         if (folder := Path(path)).name == "shims":
             self._versions(folder.parent)
             with contextlib.suppress(OSError):  # all of them are alike
-                for shim in islice((one for one in folder.iterdir() if one.is_file()), 1):
+                for shim in islice((one for one in folder.iterdir() if os.path.isfile(one)), 1):
                     for tool in _interpreters(str(shim), self._path):
                         self.program(tool)
 
     def _versions(self, root: Path) -> None:
         """The folder of a tool that keeps versions of programs."""
-        if any((root / name).is_dir() for name in ("versions", "installs")):
+        if any(os.path.isdir(root / name) for name in ("versions", "installs")):
             self._found.add(root)
 
     def _prefix(self, prefix: Path) -> None:
         """An installation with `bin`, `lib` and the like. Of one that is as wide as a home folder, its libraries."""
         if not self._is_new(str(prefix)):
             return
-        if (prefix / "pyvenv.cfg").is_file():
+        if os.path.isfile(prefix / "pyvenv.cfg"):
             self._venv(prefix)
         libraries = [*prefix.glob("lib*/python3*"), *prefix.glob("lib/node_modules")]
-        if not is_broad(real(str(prefix))) and (libraries or (prefix / "pyvenv.cfg").is_file()):
+        if not is_broad(real(str(prefix))) and (libraries or os.path.isfile(prefix / "pyvenv.cfg")):
             self._found.add(prefix)
         for library in libraries:
             self._found.add(library)
@@ -211,17 +212,17 @@ class _Search:
     def code(self, path: str) -> None:
         """A script, or a folder of code, with the project that it belongs to."""
         file = Path(path)
-        if not file.exists() or not self._is_new(f"code {path}"):
+        if not os.path.exists(file) or not self._is_new(f"code {path}"):
             return
         self._found.add(file)
         modules = [parent for parent in Path(real(path)).parents if parent.name == "node_modules"]
         root = modules[-1] if modules else _project(file)
         if root is not None:
             self._found.add(root)
-        elif file.is_file():  # Python and Node load what lies beside a script
+        elif os.path.isfile(file):  # Python and Node load what lies beside a script
             self._found.add(file.parent)
         for folder in {root or file, file}:
-            if (Path(folder) / ".venv/pyvenv.cfg").is_file():
+            if os.path.isfile(Path(folder) / ".venv/pyvenv.cfg"):
                 self._prefix(Path(folder) / ".venv")
 
 
@@ -232,9 +233,9 @@ def _project(path: Path) -> Path | None:
     for folder in (path, *path.parents):
         if is_broad(real(str(folder))):
             break
-        if any((folder / name).exists() for name in _PROJECT_FILES):
+        if any(os.path.exists(folder / name) for name in _PROJECT_FILES):
             nearest = nearest or folder
-            if (folder / ".git").exists():
+            if os.path.exists(folder / ".git"):
                 return folder
     return nearest
 

@@ -125,3 +125,17 @@ def test_interpreters_that_name_each_other_end(home: Path) -> None:
 def test_a_command_that_is_not_there_needs_nothing(home: Path) -> None:
     nothing = found(home, "no-such-program")
     assert (nothing.program, nothing.code) == ("", {})
+
+
+@requirement("box.runtime")
+def test_folders_that_the_gateway_s_user_may_not_look_into_bring_nothing() -> None:
+    """As another user's in PATH and HOME. A name that is too long cannot be looked at by root either."""
+    closed = Path("/", "x" * 300)
+    path = os.pathsep.join(str(closed / name) for name in ("plugins/shims", "bin"))
+    for argv in (
+        ("server",),
+        (str(closed / "server"),),
+        ("python3", str(closed / "server.py")),
+        ("uv", "--project", str(closed)),
+    ):
+        assert found(closed, *argv, path=path).code == {}, argv
