@@ -24,7 +24,10 @@ def _limited(stage: Stage, called: Called, facts: Facts) -> Outcome:
 
 
 def _priorities(stage: Stage, called: Called, facts: Facts) -> Outcome:
-    slowed = [pid for pid in facts["siblings"] if os.getpriority(os.PRIO_PROCESS, pid) or os.sched_getscheduler(pid)]
+    given = os.getpriority(os.PRIO_PROCESS, 0)
+    slowed = [
+        pid for pid in facts["siblings"] if os.getpriority(os.PRIO_PROCESS, pid) != given or os.sched_getscheduler(pid)
+    ]
     return Outcome(not slowed, f"{len(slowed)} siblings slowed" if slowed else called.text[:100])
 
 
