@@ -2,7 +2,7 @@
 
 import asyncio
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -14,6 +14,9 @@ from gateway.config.faults import located
 from gateway.config.settings import ConfigurationError, Settings, load
 from gateway.observability.visible import as_json as to_json
 from gateway.observability.visible import visible_line
+
+if TYPE_CHECKING:
+    from gateway.upstreams.upstream import ConfiguredUpstream
 
 __all__ = ["check"]
 
@@ -49,7 +52,10 @@ def check(
         refuse_open(sandboxes, own_files(settings.gateway))
         warnings += [f"sandbox {one.title}: {what}" for one in sandboxes for what in (*one.missing, *one.left_out)]
         warnings += [
-            f"sandbox {one.title}: its processes can read {secret}" for one in sandboxes for secret in one.opens([file])
+            f"sandbox {one.title}: its processes can read {secret}: if it has secrets as text, move it, or the server, "
+            "to another folder"
+            for one in sandboxes
+            for secret in one.opens([file])
         ]
         _import_targets(settings)
         unanswered, more = ([], []) if offline else asyncio.run(_compared(settings))
@@ -91,6 +97,19 @@ def _import_targets(settings: Settings) -> None:
             load_object(name, entry.in_process)
 
 
+def _why_silent(upstream: "ConfiguredUpstream") -> str:
+    """Why the lists of a server were not checked, and what it said last."""
+    from gateway.calls.last_words import with_last_words
+
+    state = upstream.state
+    if state.state == "starting":
+        why = f"it has not answered for {state.waited_s:.0f} s, and may still be fetching its package"
+    else:
+        why = state.reason
+    told = with_last_words(why, state.last_words)
+    return f"server {upstream.name} did not answer, so its lists were not checked: {told}"
+
+
 async def _compared(settings: Settings) -> tuple[list[str], list[str]]:
     """The servers that did not answer, and warnings about what the others list.
 
@@ -107,15 +126,10 @@ async def _compared(settings: Settings) -> tuple[list[str], list[str]]:
     async with gateway.running():
         policy = settings.gateway.policy
         found = await review(gateway.upstreams, settings.gateway, gateway.calls)
+        silent = [_why_silent(one) for one in gateway.upstreams if one.name in found.unasked]
     refused = [*found.unmatched, CORRECT] if found.unmatched and policy.unmatched_patterns == "refuse" else []
     if found.unusable and policy.hides_unusable:
         refused += [*found.unusable, MEND]
     if refused:
         raise ConfigurationError("\n".join(refused))
-    warnings = [
-        f"server {name} did not answer, so its lists were not checked; run `mcp-session-gateway doctor`"
-        for name in found.unasked
-    ]
-    return found.unasked, warnings + found.unbound + found.no_tasks + (
-        found.unchecked if policy.check_arguments else []
-    )
+    return found.unasked, silent + found.unbound + found.no_tasks + (found.unchecked if policy.check_arguments else [])

@@ -1,6 +1,7 @@
 """Checks each configured server by one round trip, as a session would make it, and the policy against its lists."""
 
 import asyncio
+import shlex
 from collections.abc import AsyncIterator
 from typing import Final
 
@@ -50,7 +51,7 @@ def _finding(upstream: ConfiguredUpstream) -> Finding:
         if entry.url:
             do = "check the headers, that the URL is its MCP endpoint, and that it can be reached from here"
         else:
-            do = f"run it by hand, as the gateway's user: {' '.join(entry.argv)[:200]}"
+            do = f"run it by hand, as the gateway's user: {shlex.join(entry.argv)[:200]}"
         waited = f"it has not answered for {state.waited_s:.0f} s"
         reason = waited if state.state == "starting" else state.reason
         return failure(check, with_last_words(reason, state.last_words), do)

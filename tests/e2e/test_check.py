@@ -75,6 +75,7 @@ def test_check_says_ok_only_of_servers_that_answered(tmp_path: Path) -> None:
     found, words = ran(tmp_path, document, "check")
     assert found == 0 and ": ok" not in words
     assert "mcp.json: valid (demo, broken), but without an answer from broken" in words
+    assert "its lists were not checked" in words and "No such file or directory" in words, "and why"
     found, words = ran(tmp_path, document, "check", "--json")
     told = (ROOT / "docs" / "configuration.md").read_text(encoding="utf-8")
     assert found == 0 and json.loads(words)["unanswered"] == ["broken"]

@@ -34,6 +34,16 @@ def test_replicas_add_up_to_one_point_a_step_and_steps_without_calls_are_there()
 
 
 @requirement("ops.history")
+def test_no_duration_is_longer_than_the_calls_were() -> None:
+    counts = [0] * 17 + [1]  # between 2.5 and 5 seconds
+    (one,) = usage_of([a_record(60, "a", ToolFigures("s", "one", 1, 0, 4.2, [*counts]))], "tool", 60)
+    assert one.p50_s == one.p99_s == 4.2
+    counts = [*counts, 1]
+    (two,) = usage_of([a_record(60, "a", ToolFigures("s", "one", 2, 0, 8.0, [*counts]))], "tool", 60)
+    assert two.p50_s <= two.p99_s == 8.0
+
+
+@requirement("ops.history")
 def test_use_is_by_tool_server_or_caller_the_most_calls_first() -> None:
     records = [
         a_record(60, "a", ToolFigures("s", "one", 3, 1, 0.3), ToolFigures("t", "two", 5)),
