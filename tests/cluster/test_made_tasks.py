@@ -27,7 +27,9 @@ WORKING_S = 4.0
 
 @pytest.fixture
 def ledger(tmp_path: Path) -> Path:
-    return tmp_path / "ledger"
+    folder = tmp_path / "work"  # granted to the server, and so not that of the store
+    folder.mkdir()
+    return folder / "ledger"
 
 
 @pytest.fixture
