@@ -15,7 +15,7 @@ run: $(VENV)/.installed ## Serve the demo server on http://127.0.0.1:8080/mcp
 	$(BIN)/mcp-session-gateway run -- $(BIN)/mcp-session-gateway demo-server || [ $$? -eq 130 ] # Ctrl+C is no error
 
 test: $(VENV)/.installed-dev ## Set up and run all tests
-	$(BIN)/python -m pytest -m "not alone" -n 4 --dist loadfile --no-loadscope-reorder
+	$(BIN)/python -m pytest -m "not alone" -n 3 --dist loadfile --no-loadscope-reorder
 	$(BIN)/python -m pytest -m alone
 
 unit: $(VENV)/.installed-dev ## Run the unit tests only (half a minute)
