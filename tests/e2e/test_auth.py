@@ -28,7 +28,7 @@ def issuer() -> Iterator[Issuer]:
 def gateway(issuer: Issuer) -> Iterator[RunningGateway]:
     claims = {"trust": "mcp.trust", "workspace": "team", "permissions": "may"}
     options = {
-        "auth": issuer.settings(claims=claims, clock_skew_s=2),
+        "auth": issuer.settings(claims=claims, clock_skew_s=20),
         "api_keys": {name: sha256(key) for name, key in KEYS.items()},
     }
     servers = {"demo": server(DEMO), "probe": server(PROBE), "secret": server(DEMO, permissions=["read.secrets"])}
@@ -80,7 +80,7 @@ def test_tokens_that_are_not_good_are_refused(gateway: RunningGateway, issuer: I
         "of an unknown key": issuer.token(kid="nobody"),
         "for another audience": issuer.token(aud="https://elsewhere.example"),
         "of another issuer": issuer.token(iss="https://evil.example"),
-        "expired": issuer.token(exp=now - 10),
+        "expired": issuer.token(exp=now - 100),
         "not good yet": issuer.token(nbf=now + 100),
         "without an end": issuer.token(exp=None),
         "without a subject": issuer.token(sub=None),
