@@ -53,8 +53,19 @@ class Insights:
     async def past_sessions(self, query: PastQuery) -> list[TimelineHead]:
         """Sessions of the last day that match, those that were used last first."""
         await self._replicas.write_activity()
-        heads = await self._backend.timelines.newest(_SEARCHED)
-        return [head for head in heads if query.matches(head)][: query.limit]
+        # Where nearly all match, few have to be read. One written meanwhile moves to the front: it is met twice.
+        found: dict[str, TimelineHead] = {}
+        read = 0
+        while len(found) < query.limit and read < _SEARCHED:
+            size = min(max(query.limit, read), _SEARCHED - read)
+            heads = await self._backend.timelines.newest(size, skip=read)
+            for head in heads:
+                if query.matches(head):
+                    found.setdefault(head.session, head)
+            read += size
+            if len(heads) < size // 2:  # the last ones; a few may have expired among others
+                break
+        return list(found.values())[: query.limit]
 
     async def _named(self, prefix: str) -> tuple[str, Session | None]:
         """The name of the one timeline that is meant, and the record of its session if it is live."""

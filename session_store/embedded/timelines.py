@@ -60,6 +60,6 @@ class MemoryTimelines:
         self._drop(self._clock())
         return sorted(name for name in self._of if name.startswith(begins))
 
-    async def newest(self, limit: int) -> list[TimelineHead]:
+    async def newest(self, limit: int, *, skip: int = 0) -> list[TimelineHead]:
         self._drop(self._clock())
-        return [_heads.decode(head) for _, head, _ in islice(reversed(self._of.values()), limit)]
+        return [_heads.decode(head) for _, head, _ in islice(reversed(self._of.values()), skip, skip + limit)]

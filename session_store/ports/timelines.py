@@ -106,6 +106,6 @@ class TimelineStore(Protocol):
         """The sessions whose names begin like that and that have a timeline, in order of name."""
         ...
 
-    async def newest(self, limit: int) -> list[TimelineHead]:
-        """Those that were written last, the newest first."""
+    async def newest(self, limit: int, *, skip: int = 0) -> list[TimelineHead]:
+        """Those that were written last, the newest first. `skip`: how many of the newest are left out."""
         ...

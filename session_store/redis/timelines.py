@@ -70,8 +70,8 @@ class RedisTimelines:
         found = await self._commands.run("ZRANGE", keys.TIMELINES, 0, -1)
         return sorted(name.decode() for name in found if name.startswith(begins.encode()))
 
-    async def newest(self, limit: int) -> list[TimelineHead]:
-        names = await self._commands.run("ZREVRANGE", keys.TIMELINES, 0, limit - 1)
+    async def newest(self, limit: int, *, skip: int = 0) -> list[TimelineHead]:
+        names = await self._commands.run("ZREVRANGE", keys.TIMELINES, skip, skip + limit - 1)
         found = await in_parts(
             lambda name: self._commands.run("HMGET", keys.timeline(name.decode())[0], *_FIELDS), names
         )

@@ -54,9 +54,9 @@ class SqliteTimelines:
         given = (len(begins), begins, self._clock() - KEPT_S)
         return [row[0] for row in await self._database.run(lambda db: db.execute(query, given).fetchall())]
 
-    async def newest(self, limit: int) -> list[TimelineHead]:
-        query = "SELECT head FROM timelines WHERE written_at > ? ORDER BY written_at DESC, rowid DESC LIMIT ?"
-        given = (self._clock() - KEPT_S, limit)
+    async def newest(self, limit: int, *, skip: int = 0) -> list[TimelineHead]:
+        query = "SELECT head FROM timelines WHERE written_at > ? ORDER BY written_at DESC, rowid DESC LIMIT ? OFFSET ?"
+        given = (self._clock() - KEPT_S, limit, skip)
         return [
             _heads.decode(row[0]) for row in await self._database.run(lambda db: db.execute(query, given).fetchall())
         ]

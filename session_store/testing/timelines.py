@@ -82,6 +82,8 @@ class HistoryContract:
         assert await backend.timelines.names("a") == ["aabxxxxx", "abcccccc"]
         heads = await backend.timelines.newest(10)
         assert [(head.session, head.principal) for head in heads] == [("abcccccc", "bob"), ("aabxxxxx", "")]
+        assert await backend.timelines.newest(10, skip=1) == heads[1:]
+        assert await backend.timelines.newest(10, skip=2) == []
         await backend.timelines.add([])
 
     async def test_the_history_has_records_of_all_replicas(self, backend: Backend) -> None:

@@ -50,6 +50,8 @@ class Terminal:
                 "PYTHONPATH": str(ROOT),
                 "XDG_RUNTIME_DIR": str(self.runtime),
             },
+            # A terminal's foreground; a test run that was put into the background hands down that SIGINT is ignored.
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
         )
         os.close(theirs)
         self._ours = ours
