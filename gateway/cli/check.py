@@ -35,7 +35,8 @@ def check(
     """
     from gateway.config.keyring import key_ring
     from gateway.doctor.workspaces import check_workspaces
-    from gateway.sandbox.holding import holdings_of, own_files, refuse_cgroup, refuse_open, refuse_unheld
+    from gateway.sandbox.holding import holdings_of, refuse_cgroup, refuse_open, refuse_unheld
+    from gateway.sandbox.own_files import own_files
     from transports.upstream.delegation import look
 
     try:

@@ -1,19 +1,24 @@
 """The sandboxes of one configured server: which one is for whom, and the walls of each."""
 
 import asyncio
+import logging
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from time import monotonic
 from typing import Final
 
 from gateway.config.sandbox import Sandbox, sandbox_of
 from gateway.config.settings import GatewaySettings
 from gateway.config.upstreams import UpstreamSettings
+from gateway.sandbox.own_files import opened, own_files
 from gateway.sandbox.profiles import Enclosure, enclosure_of
 from transports.upstream.stdio import INHERITED
 
 __all__ = ["TRUSTS", "Enclosures", "enclosures_of", "own_listeners"]
+
+logger = logging.getLogger(__name__)
 
 TRUSTS: Final = ("direct", "sandboxed")
 _FRESH_S: Final = 10.0
@@ -25,26 +30,31 @@ def _in_thread(work: Callable[[], object]) -> None:
 
 
 class Enclosures:
-    """The enclosures of one server, by trust. `sandboxes` has its sandbox for each trust; `closed` are addresses that
-    no grant opens. `run` runs what it is given beside the event loop."""
+    """The enclosures of the server `name`, by trust. `sandboxes` has its sandbox for each trust; `closed` are addresses
+    that no grant opens, and `private` files that none may open. `run` runs what it is given beside the event loop."""
 
     def __init__(
         self,
+        name: str,
         settings: UpstreamSettings,
         sandboxes: Mapping[str, Sandbox],
         *,
         inherited: Mapping[str, str],
         closed: Sequence[str] = (),
+        private: Sequence[Path] = (),
         clock: Callable[[], float] = monotonic,
         run: Callable[[Callable[[], object]], None] = _in_thread,
     ) -> None:
+        self._name = name
         self._settings = settings
         self._sandboxes = sandboxes
         self._inherited = inherited
         self._closed = tuple(closed)
+        self._private = tuple(private)
         self._clock = clock
         self._run = run
         self._made: dict[Sandbox, tuple[float, Enclosure]] = {}
+        self._told: set[tuple[str, Path]] = set()
 
     def sandbox(self, trust: str) -> Sandbox:
         """The sandbox for sessions of that trust."""
@@ -67,7 +77,7 @@ class Enclosures:
             return self._find(sandbox)
         if self._clock() - made_at > _FRESH_S:
             self._made[sandbox] = self._clock(), made  # one search at a time
-            self._run(lambda: self._find(sandbox))
+            self._run(lambda: self._find_again(sandbox, made))
         return made
 
     def _find(self, sandbox: Sandbox) -> Enclosure:
@@ -75,11 +85,28 @@ class Enclosures:
         self._made[sandbox] = self._clock(), made
         return made
 
+    def _find_again(self, sandbox: Sandbox, before: Enclosure) -> None:
+        """Find the paths anew. What they open of the gateway's own is refused when it starts (`refuse_open`); what has
+        come since (a folder that was made or mounted at a path in `args`) keeps the walls as they were."""
+        made = enclosure_of(self._settings, sandbox, inherited=self._inherited, closed=self._closed)
+        opens = next(opened(made.walls, self._private), None)
+        if opens is None:
+            self._made[sandbox] = self._clock(), made
+        elif opens not in self._told:
+            self._told.add(opens)
+            logger.warning(
+                "server %s: its sandbox would grant %s now, and with it %s, which holds keys or sessions of the "
+                "gateway; it keeps the paths that were found before; move the file, or name a narrower folder",
+                self._name,
+                *opens,
+            )
+
 
 def enclosures_of(name: str, entry: UpstreamSettings, options: GatewaySettings, *, workers: int = 1) -> Enclosures:
     """The sandboxes of a server of the configuration. `workers` is how many processes serve it."""
     policy = options.policy.sandbox
     return Enclosures(
+        name,
         entry,
         {
             trust: sandbox_of(f"mcpServers.{name}", entry.sandbox, policy, options.sandbox, trust, entry.command)
@@ -87,6 +114,7 @@ def enclosures_of(name: str, entry: UpstreamSettings, options: GatewaySettings, 
         },
         inherited={name: value for name in INHERITED if (value := os.environ.get(name)) is not None},
         closed=own_listeners(options, workers=workers),
+        private=own_files(options),
     )
 
 

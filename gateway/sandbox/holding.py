@@ -1,7 +1,6 @@
 """What of the configured sandboxes holds on this machine, and what a server's configuration names in vain."""
 
 import logging
-import os
 import subprocess
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -10,10 +9,10 @@ from pathlib import Path
 from typing import Final
 
 from gateway.config.faults import ConfigurationError
-from gateway.config.keyring import key_file
 from gateway.config.sandbox import Sandbox
-from gateway.config.settings import GatewaySettings, Settings
+from gateway.config.settings import Settings
 from gateway.sandbox.enclosures import TRUSTS, Enclosures, enclosures_of
+from gateway.sandbox.own_files import opened, own_files
 from transports.upstream.delegation import OFF, Delegation, look
 from transports.upstream.walls.kernel import Kernel, probe
 from transports.upstream.walls.kernel_program import ask_kernel
@@ -25,7 +24,6 @@ __all__ = [
     "holdings",
     "holdings_of",
     "log_holdings",
-    "own_files",
     "private_files",
     "refuse_cgroup",
     "refuse_open",
@@ -53,13 +51,7 @@ class Holding:
 
     def opens(self, files: Iterable[Path]) -> list[str]:
         """Those of the files that its processes may read."""
-        return [str(file) for file in files if self.grant_of(file)]
-
-    def grant_of(self, file: Path) -> str:
-        """The path of a grant with which its processes may read the file; empty if there is none."""
-        granted = () if self.walls is None else {grant.path for grant in self.walls.grants}
-        path = Path(os.path.realpath(file))
-        return next((str(one) for one in (path, *path.parents) if str(one) in granted), "")
+        return [str(file) for _, file in opened(self.walls, files)]
 
     @property
     def title(self) -> str:
@@ -146,30 +138,23 @@ def private_files(settings: Settings, config: Path | None = None) -> list[Path]:
     return [*([config] if config is not None else []), *own_files(settings.gateway)]
 
 
-def own_files(options: GatewaySettings) -> list[Path]:
-    """The gateway's keys, and its store if that is a file: with them one can be any session. They may not exist yet."""
-    kind, _, path = options.store.partition(":///")
-    store = [Path(path), Path(f"{path}.keys")] if kind == "sqlite" and path else []
-    named = (key_file(), Path(options.store_file) if options.store_file else None, *store)
-    return [file for file in named if file is not None]
-
-
 def refuse_open(found: Iterable[Holding], files: Iterable[Path]) -> None:
     """Refuse sandboxes that grant files which no server may read. A grant of a folder cannot leave out a file in it.
 
     Raises:
-        ConfigurationError: one line for each file of each sandbox, with the grant that opens it.
+        ConfigurationError: one line for each grant of each sandbox, with the first file that it opens.
     """
     files = list(files)
-    faults = [
-        f"mcpServers.{one.server}: its sandbox grants {grant}, and with it {file}, which holds keys or sessions of the "
-        "gateway; move the file out of what is granted, or name a narrower folder"
-        for one in found
-        for file in files
-        if (grant := one.grant_of(file))
-    ]
+    faults: dict[tuple[str, str], str] = {}
+    for one in found:
+        for grant, file in opened(one.walls, files):
+            faults.setdefault(
+                (one.server, grant),
+                f"mcpServers.{one.server}: its sandbox grants {grant}, and with it {file}, which holds keys or "
+                "sessions of the gateway; move the file out of what is granted, or name a narrower folder",
+            )
     if faults:
-        raise ConfigurationError("\n".join(dict.fromkeys(faults)))
+        raise ConfigurationError("\n".join(faults.values()))
 
 
 def refuse_unheld(found: Iterable[Holding]) -> None:

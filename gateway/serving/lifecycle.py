@@ -9,7 +9,8 @@ from typing import Final
 
 from gateway.config.settings import ConfigurationError
 from gateway.observability.otel import flush
-from gateway.sandbox.holding import holdings, log_holdings, own_files, refuse_cgroup, refuse_open, refuse_unheld
+from gateway.sandbox.holding import holdings, log_holdings, refuse_cgroup, refuse_open, refuse_unheld
+from gateway.sandbox.own_files import own_files
 from gateway.serving.own_process import hide, why_in_sight
 from gateway.serving.parts import Parts
 from gateway.sessions.lifecycle import ENDED

@@ -4,6 +4,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from gateway.config.settings import GatewaySettings
 from gateway.config.upstreams import UpstreamSettings
 from gateway.sandbox.enclosures import Enclosures, enclosures_of, own_listeners
@@ -50,7 +52,9 @@ def test_paths_are_looked_for_again_after_a_while(tmp_path: Path) -> None:
     sandbox = enclosures("standard").sandbox("direct")
     later: list[Callable[[], object]] = []
     inherited = {"PATH": str(tmp_path)}
-    found = Enclosures(settings, {"direct": sandbox}, inherited=inherited, clock=lambda: now[0], run=later.append)
+    found = Enclosures(
+        "cat", settings, {"direct": sandbox}, inherited=inherited, clock=lambda: now[0], run=later.append
+    )
     first = found.enclosure(sandbox)
     (tmp_path / "cat").touch(mode=0o755)
     now[0] = 9.0
@@ -64,3 +68,37 @@ def test_paths_are_looked_for_again_after_a_while(tmp_path: Path) -> None:
     assert str(tmp_path / "cat") in {grant.path for grant in second.walls.grants} | {
         f"{grant.path}/cat" for grant in second.walls.grants
     }
+
+
+@requirement("box.keys")
+def test_a_folder_that_comes_later_opens_no_keys_of_the_gateway(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    now = [0.0]
+    folder = tmp_path / "mounted" / "data"
+    settings = UpstreamSettings.model_validate({"command": "cat", "args": [str(folder)], "sandbox": "standard"})
+    sandbox = enclosures("standard").sandbox("direct")
+    later: list[Callable[[], object]] = []
+    found = Enclosures(
+        "files",
+        settings,
+        {"direct": sandbox},
+        inherited={},
+        private=[folder / "keys"],
+        clock=lambda: now[0],
+        run=later.append,
+    )
+    first = found.enclosure(sandbox)
+    folder.mkdir(parents=True)
+    for now[0] in (11.0, 22.0):
+        found.enclosure(sandbox)
+        later.pop()()
+        assert found.enclosure(sandbox) is first, "nothing of the new folder is granted"
+    [said] = caplog.messages
+    assert f"server files: its sandbox would grant {folder} now, and with it {folder}/keys" in said
+    folder.rmdir()
+    folder.parent.rmdir()
+    now[0] = 33.0
+    found.enclosure(sandbox)
+    later.pop()()
+    assert found.enclosure(sandbox) is not first, "what opens none of them counts again"

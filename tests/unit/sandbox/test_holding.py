@@ -14,18 +14,19 @@ from gateway.sandbox.holding import (
     holdings,
     holdings_of,
     log_holdings,
-    own_files,
     private_files,
     refuse_cgroup,
     refuse_open,
     refuse_unheld,
     told,
 )
+from gateway.sandbox.own_files import own_files
 from tests.requirements import requirement
 from transports.upstream.delegation import Delegation
 from transports.upstream.walls.kernel import Kernel
 
 OLD = Kernel(landlock=0, filters="the kernel has no seccomp filters", gate="it has no gate", namespaces="it has none")
+BESIDE = {f"sessions.db{ending}" for ending in ("-wal", "-shm", "-journal")}
 NEW = Kernel(landlock=7, filters="", gate="", namespaces="")
 
 
@@ -119,9 +120,9 @@ def test_files_of_the_gateway_that_a_sandbox_leaves_open_are_found(
     servers["b"] = {"command": "node", "args": [str(project / "server.js")], "sandbox": "standard"}
     settings = Settings.model_validate({"mcpServers": servers | {"c": {"command": "cat"}}, "gateway": store})
     files = private_files(settings, project / "mcp.json")
-    assert {file.name for file in files} == {"mcp.json", "keys", "sessions.db", "sessions.db.keys"}
+    assert {file.name for file in files} == {"mcp.json", "keys", "sessions.db", "sessions.db.keys", *BESIDE}
     opened = {one.server: {Path(file).name for file in one.opens(files)} for one in holdings_of(settings)}
-    assert opened == {"a": set(), "b": {"mcp.json", "sessions.db", "sessions.db.keys"}, "c": set()}
+    assert opened == {"a": set(), "b": {"mcp.json", "sessions.db", "sessions.db.keys", *BESIDE}, "c": set()}
 
 
 @requirement("box.keys")
