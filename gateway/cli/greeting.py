@@ -124,7 +124,10 @@ def rendered(greeting: Greeting, took_s: float) -> Text:
     """One screen. Its lines are never broken: a URL that wraps can still be clicked and copied."""
     text = Text()
     text.append("\n  MCP Session Gateway", "bold").append(f" {__version__}")
-    text.append(f"  ready in {took_s:.1f} s\n\n", "dim")
+    if greeting.store_fault:
+        text.append(f"  waits for its store after {took_s:.1f} s\n\n", "yellow")
+    else:
+        text.append(f"  ready in {took_s:.1f} s\n\n", "dim")
     _fact(text, "URL", (greeting.url, "bold cyan"), (greeting.scope, "dim"))
     if greeting.console:
         _fact(text, "Console", (greeting.console, "cyan"))
@@ -134,6 +137,9 @@ def rendered(greeting: Greeting, took_s: float) -> Text:
         _fact(text, "Operate", (_operating(), ""))
     _add_servers(text, greeting.servers)
     _fact(text, "Sessions", (greeting.store, ""))
+    if greeting.store_fault:
+        _fact(text, "", (f"does not answer: {greeting.store_fault}", "yellow"))
+        _fact(text, "", ("clients are told to try again (503) until it does", "yellow"))
     _fact(text, "Callers", (greeting.callers, ""))
     if greeting.gaps:
         gaps = f"does not hold as a whole on this machine, for {greeting.gaps} of the servers: see the warnings above"

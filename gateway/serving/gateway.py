@@ -77,6 +77,11 @@ class Gateway:
         """The servers that cannot be used now, and why, for operators."""
         return {upstream.name: upstream.state.reason for upstream in self.upstreams if not upstream.has_answered}
 
+    @property
+    def store_fault(self) -> str:
+        """Why the session store does not answer, for operators. Empty: it does."""
+        return self._lifecycle.store.fault
+
     def tool_session(self, session: Session) -> ToolSession:
         """A session as tools in this process see it."""
         return self.parts.sessions.tools(session)

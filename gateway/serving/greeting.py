@@ -87,8 +87,8 @@ class ServerLine:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Greeting:
     """What one screen says. `console` is empty if there is none. `has_link`: it signs in, once. `is_announced`:
-    commands of this user find the gateway. `gaps` counts the sandboxes of which something does not hold on this
-    machine."""
+    commands of this user find the gateway. `store_fault`: why the store does not answer, or empty. `gaps` counts the
+    sandboxes of which something does not hold on this machine."""
 
     url: str
     scope: str
@@ -97,6 +97,7 @@ class Greeting:
     is_announced: bool
     servers: tuple[ServerLine, ...]
     store: str
+    store_fault: str
     callers: str
     needs_token: bool
     gaps: int
@@ -143,6 +144,7 @@ def greeting_of(gateway: Gateway, url: str, link: SignInLink | None, *, is_annou
         is_announced=is_announced,
         servers=server_lines(gateway, found),
         store=_store(options.store),
+        store_fault=gateway.store_fault,
         callers=_callers(options),
         needs_token=not options.allows_anonymous,
         gaps=len({one.server for one in found if one.missing}),

@@ -13,6 +13,7 @@ from gateway.sandbox.holding import holdings, log_holdings, refuse_cgroup, refus
 from gateway.sandbox.own_files import own_files
 from gateway.serving.own_process import hide, why_in_sight
 from gateway.serving.parts import Parts
+from gateway.serving.store_watch import StoreWatch
 from gateway.sessions.lifecycle import ENDED
 from gateway.upstreams.facts import ServerFacts
 from gateway.upstreams.review import compare, compare_late
@@ -38,6 +39,7 @@ class Lifecycle:
 
     def __init__(self, parts: Parts) -> None:
         self._parts = parts
+        self.store = StoreWatch(parts.foundation.backend, parts.foundation.settings.gateway.store)
         self._sweep_every_s = min(SWEEP_EVERY_S, parts.foundation.settings.gateway.shortest_ttl_s / 3)
 
     async def try_store(self) -> None:
@@ -90,6 +92,7 @@ class Lifecycle:
                     options = base.settings.gateway
                     await compare(servers.upstreams, options, servers.tool_calls)
                     upkeep.spawn(compare_late(servers.upstreams, options, servers.tool_calls))
+                await self.store.look()
                 base.state.start()
                 yield
                 await self._parts.drain.tasks_end()
@@ -158,20 +161,15 @@ class Lifecycle:
                 await base.cluster.leave()
 
     async def _sweep(self) -> None:
-        is_silent = False
         while True:
             await asyncio.sleep(self._sweep_every_s)
             try:
                 self._parts.resolution.prestart.sweep()
                 await self._parts.resolution.returns.tell()
                 await self._parts.sessions.lifecycle.sweep()
-                if is_silent:
-                    logger.info("the session store answers again")
-                is_silent = False
+                self.store.answers()
             except StoreUnavailable as error:
-                if not is_silent:
-                    logger.warning("the session store does not answer: %s", error)
-                is_silent = True
+                self.store.is_away(error)
 
     async def _renew_tasks(self) -> None:
         """Keep the records of tasks that work, whatever becomes of those of others."""

@@ -24,6 +24,7 @@ GREETING = Greeting(
     is_announced=True,
     servers=(line("files", tools=1), line("git", state="failing", tools=None, about=HOSTILE)),
     store="in memory",
+    store_fault="",
     callers="everyone",
     needs_token=False,
     gaps=0,
@@ -55,6 +56,13 @@ def test_the_greeting_fits_on_a_screen_and_says_what_needs_care() -> None:
     assert "Console" not in text and "Operate" not in text and "sign" not in text
     secured = text_of(dataclasses.replace(GREETING, needs_token=True))
     assert "Authorization: Bearer $MCP_TOKEN" in secured
+
+
+@requirement("first.store")
+def test_a_gateway_whose_store_is_away_is_not_called_ready() -> None:
+    text = text_of(dataclasses.replace(GREETING, store="redis://…@db/0", store_fault="connection refused"))
+    assert "ready in" not in text and "waits for its store" in text
+    assert "redis://…@db/0" in text and "does not answer: connection refused" in text and "503" in text
 
 
 @requirement("first.greeting")

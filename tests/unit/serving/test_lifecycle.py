@@ -32,8 +32,10 @@ async def test_no_failure_ends_the_upkeep_of_tasks(
         count("sweep")
 
     tasks = SimpleNamespace(table=SimpleNamespace(renew=lambda: count("renew")), recovery=SimpleNamespace(sweep=sweep))
-    settings = SimpleNamespace(gateway=SimpleNamespace(shortest_ttl_s=60.0))
-    parts = SimpleNamespace(http=SimpleNamespace(tasks=tasks), foundation=SimpleNamespace(settings=settings))
+    settings = SimpleNamespace(gateway=SimpleNamespace(shortest_ttl_s=60.0, store="memory://"))
+    parts = SimpleNamespace(
+        http=SimpleNamespace(tasks=tasks), foundation=SimpleNamespace(settings=settings, backend=None)
+    )
     life = Lifecycle(cast("Any", parts))
     running = [asyncio.create_task(life._renew_tasks()), asyncio.create_task(life._sweep_tasks())]
     try:
