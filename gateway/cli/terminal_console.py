@@ -1,12 +1,14 @@
 """The console in a terminal: lists of sessions and replicas, and the events as they happen. Needs textual."""
 
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from typing import ClassVar, Final
 
 from rich.text import Text
 from textual import on
 from textual.app import App, ComposeResult
 from textual.binding import Binding, BindingType
+from textual.css.query import NoMatches
 from textual.widgets import DataTable, Footer, Input, RichLog, Static, TabbedContent, TabPane
 
 from gateway.admin.formatting import amount, span
@@ -51,6 +53,7 @@ class TerminalConsole(App[None]):
         Binding("j", "move(1)", "Down", show=False),
         Binding("k", "move(-1)", "Up", show=False),
         Binding("q", "quit", "Quit"),
+        Binding("ctrl+c", "quit", "Quit", show=False, priority=True),
     ]
 
     def __init__(self, source: Operators, url: str) -> None:
@@ -92,11 +95,12 @@ class TerminalConsole(App[None]):
         except OperatorError as error:
             self._say(f"{self._url}: {error}", is_bad=True)
             return
-        _fill(self._table("sessions"), [(row.session, _session_cells(row)) for row in page.sessions])
-        _fill(self._table("replicas"), [(one.replica, _replica_cells(one)) for one in replicas])
-        shown = f"{len(page.sessions)}{'+' if page.after else ''} sessions ({self._only})"
+        with suppress(NoMatches):  # it was closed while the gateway was asked
+            _fill(self._table("sessions"), [(row.session, _session_cells(row)) for row in page.sessions])
+            _fill(self._table("replicas"), [(one.replica, _replica_cells(one)) for one in replicas])
+        sessions = f"{_ROWS}+ sessions" if page.after else _counted(len(page.sessions), "session")
         found = f' like "{self._query}"' if self._query else ""
-        self._say(f"{self._url}  {shown}{found}  {len(replicas)} replicas")
+        self._say(f"{self._url}  {sessions} ({self._only}){found}  {_counted(len(replicas), 'replica')}")
 
     async def _follow(self) -> None:
         log = self.query_one("#log", RichLog)
@@ -110,7 +114,8 @@ class TerminalConsole(App[None]):
         log.write(Text("The stream of events has ended: that gateway drains or stops.", style="red"))
 
     def _say(self, text: str, *, is_bad: bool = False) -> None:
-        self.query_one("#status", Static).update(plain(text, "red" if is_bad else ""))
+        with suppress(NoMatches):  # as above
+            self.query_one("#status", Static).update(plain(text, "red" if is_bad else ""))
 
     def _table(self, name: str) -> DataTable[Text]:
         return self.query_one(f"#{name}-table", DataTable)
@@ -210,8 +215,13 @@ def _fill(table: DataTable[Text], rows: list[tuple[str, list[Text]]]) -> None:
         table.scroll_to(y=top, animate=False)
 
 
+def _counted(count: int, what: str) -> str:
+    return f"{count} {what}{'' if count == 1 else 's'}"
+
+
 def _session_cells(row: SessionRow) -> list[Text]:
-    last = "".join(f"{one.name}: {one.why or one.outcome}" for one in row.failures[:1])
+    # The reason has to be seen on a terminal of 120 columns.
+    last = "".join(f"{one.name.removeprefix('tools/call ')}: {one.why or one.outcome}" for one in row.failures[:1])
     failed = plain(row.failed, "red" if row.failed else "")
     facts = [plain(value) for value in (row.session, row.principal, row.client, row.endpoint)]
     return [*facts, plain(span(row.age_s)), plain(span(row.idle_s)), plain(row.calls), failed, plain(last)]

@@ -3,12 +3,14 @@
 All texts are those of strangers: they are shown as plain text on one line each, and never as markup.
 """
 
+from contextlib import suppress
 from typing import Any, ClassVar, Final
 
 from rich.text import Text
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.containers import Horizontal, VerticalScroll
+from textual.css.query import NoMatches
 from textual.screen import ModalScreen, Screen
 from textual.widgets import Button, Footer, Label, Static
 
@@ -105,11 +107,13 @@ class SessionScreen(Screen[bool]):
             row = await self._source.session(self.session)
             events = await self._source.events(_LATEST_EVENTS, self.session)
         except OperatorError as error:
-            self.query_one("#session", Static).update(
-                Text(f"{visible_line(str(error))}\n\nEsc goes back.", style="red")
-            )
+            self._show(Text(f"{visible_line(str(error))}\n\nEsc goes back.", style="red"))
             return
-        self.query_one("#session", Static).update(_told(row, events))
+        self._show(_told(row, events))
+
+    def _show(self, text: Text) -> None:
+        with suppress(NoMatches):  # it was closed while the gateway was asked
+            self.query_one("#session", Static).update(text)
 
     def action_back(self) -> None:
         self.dismiss(False)

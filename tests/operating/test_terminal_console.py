@@ -144,3 +144,20 @@ async def test_a_wrong_key_is_said_before_the_screen_is_taken(pair: Pair, cli: C
     refused = cli("ui", url=pair[0].base, key="wrong")
     assert refused.returncode == 2 and "MCP_GATEWAY_ADMIN_KEY is not a key" in refused.stderr
     assert cli("ui").returncode == 2
+
+
+@requirement("ops.ui")
+async def test_a_list_that_comes_when_the_console_has_been_closed_is_dropped(pair: Pair) -> None:
+    async with console(pair[0].base) as pilot:
+        assert isinstance(pilot.app, TerminalConsole)
+        await pilot.app.query("#lists, #status").remove()
+        pilot.app.look()
+        *_, reading = (worker for worker in pilot.app.workers if worker.group == "look")
+        await reading.wait()
+
+
+@requirement("ops.ui")
+async def test_control_c_ends_it(pair: Pair) -> None:
+    async with console(pair[0].base) as pilot:
+        await pilot.press("ctrl+c")
+        await until(pilot, lambda: not pilot.app.is_running)
