@@ -43,8 +43,10 @@ def test_the_session_that_fails_is_found_understood_and_ended(
     row.get_by_role("link").click()
     expect(page.get_by_role("heading", name="Failures")).to_be_visible()
     expect(page.locator("main")).to_contain_text("tools/call fail")
-    expect(page.get_by_label("Last lines of stderr of probe")).to_contain_text("no route to the database")
-    expect(page.get_by_label("Last lines of stderr of probe")).not_to_contain_text("abcdefgh12345678")
+    expect(page.get_by_label("Standard error of the servers of this session")).to_contain_text(
+        "no route to the database"
+    )
+    expect(page.get_by_label("Standard error of the servers of this session")).not_to_contain_text("abcdefgh12345678")
     expect(page.locator("main")).to_contain_text(str(process.pid))
     page.get_by_text("End this session…").click()
     page.get_by_role("button", name=re.compile("End session")).click()

@@ -107,7 +107,9 @@ def test_the_failing_session_is_found_and_says_why(operator: Clicks) -> None:
     expect(row).to_contain_text("troubled-agent")
     operator.click(row.get_by_role("link"))
     expect(panel(operator.page, "Failures")).to_contain_text("it failed")
-    expect(operator.page.get_by_label("Last lines of stderr of probe")).to_contain_text("no route to the database")
+    expect(operator.page.get_by_label("Standard error of the servers of this session")).to_contain_text(
+        "no route to the database"
+    )
 
 
 @requirement("ops.console-at-scale")

@@ -32,7 +32,8 @@ _MOST_CHARS: Final = 500
 """Of one line of a child, where it is shown."""
 
 _READ_CHARS: Final = 2_000
-_LAST_LINES: Final = 10
+_LAST_LINES: Final = 40
+"""A traceback of Python, whose cause may be its first part, has some twenty."""
 _NOISY_LINES: Final = 3
 """Lines of stdout that are no messages, as they are kept and logged before the first message: then they are counted."""
 

@@ -6,6 +6,7 @@ from typing import Any, Final
 from starlette.requests import Request
 
 from gateway.admin.environment_panel import environment_facts
+from gateway.admin.explained_failures import explained
 from gateway.admin.frames_panel import FRAME_ACTIONS, frame_facts
 from gateway.admin.operators import NoSuch, Operators, TaskQuery
 from gateway.admin.page import ConsoleOperators, ConsolePage
@@ -26,6 +27,7 @@ async def _facts(operators: ConsoleOperators, request: Request) -> dict[str, Any
         **await environment_facts(operators, row),
         "head": timeline.head,
         "session": row,
+        "failures": [] if row is None else explained(row),
         "picture": picture_of(timeline.entries),
         "entries": timeline.entries[: -_LATEST_ENTRIES - 1 : -1],
         "left_out": max(len(timeline.entries) - _LATEST_ENTRIES, 0),
@@ -96,7 +98,7 @@ day.</p>
 <div><dt>Age</dt><dd>{{ s.age_s | span }}</dd></div>
 <div><dt>Stored</dt><dd>{{ s.state_bytes | bytes }}</dd></div>
 </dl>
-{% if s.failures %}
+{% if failures %}
 <section class="panel" aria-labelledby="failures">
 <header><h2 id="failures">Failures</h2></header>
 <div class="wide"><table>
@@ -105,11 +107,14 @@ day.</p>
 <th scope="col">Why</th><th scope="col">Correlation</th>
 </tr></thead>
 <tbody>
-{% for f in s.failures %}
+{% for f, refused in failures %}
 <tr data-key="{{ f.at }}-{{ f.correlation }}">
 <td>{{ f.at | moment }}</td><td>{{ f.name }}</td><td>{{ f.server }}</td>
 <td><span class="badge bad">{{ f.outcome }}</span></td>
-<td class="words">{{ f.why }}</td><td><a class="id" href="{{ root }}/admin/events?q={{ f.correlation | urlencode }}"
+<td class="words">{{ f.why }}
+{% for r in refused %}<p class="soft">Its sandbox refused {{ r.kind }} {{ r.what }} just before ({{ r.why }})
+{%- if r.allows %}; <code>{{ r.allows }}</code> allows it{% endif %}.</p>{% endfor %}</td>
+<td><a class="id" href="{{ root }}/admin/events?q={{ f.correlation | urlencode }}"
 title="{{ f.correlation }}">{{ f.correlation[:12] }}</a></td>
 </tr>
 {% endfor %}
@@ -122,6 +127,7 @@ title="{{ f.correlation }}">{{ f.correlation[:12] }}</a></td>
 {{ tables.timeline(picture, entries) }}
 {% if left_out %}<p class="soft">{{ left_out }} older entries are not shown.</p>{% endif %}
 </section>
+{{ watched.stderr_panel(stderr) }}
 {% if s.refused %}
 <section class="panel" aria-labelledby="blocked">
 <header><h2 id="blocked">Refused by sandboxes</h2></header>
@@ -155,15 +161,16 @@ class="badge busy">busy</span>
 <div><dt>In flight</dt><dd>{{ p.in_flight }}</dd></div>
 <div><dt>Era</dt><dd>{{ p.era }}</dd></div>
 </dl>
-{% if p.stderr %}<pre tabindex="0" aria-label="Last lines of stderr of {{ p.server }}">{{ p.stderr | join("\\n")
-}}</pre>{% endif %}
+{% if p.stderr and not stderr %}
+<pre tabindex="0" aria-label="Last lines of stderr of {{ p.server }}">{{ p.stderr | join("\\n") }}</pre>
+{% endif %}
 </div>
 {% else %}
 <p class="empty">No process of its own runs now. One starts with its first call.</p>
 {% endfor %}
 </section>
 {% if environment %}{{ environments.panel(environment) }}{% endif %}
-{{ watched.panels(head.session, frames, stderr) }}
+{{ watched.frames_panel(head.session, frames) }}
 <section class="panel" aria-labelledby="facts">
 <header><h2 id="facts">Who and where</h2></header>
 <dl class="facts">

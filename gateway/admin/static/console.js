@@ -6,10 +6,10 @@ const live = $("live");
 // -- what a page of text cannot do: times of this place, labels of cells for narrow screens
 
 const zone = Intl.DateTimeFormat().resolvedOptions().timeZone;
-const timeOnly = new Intl.DateTimeFormat(undefined, { hour: "2-digit", minute: "2-digit", second: "2-digit" });
-const dayAndTime = new Intl.DateTimeFormat(undefined, {
-  month: "short", day: "numeric", hour: "2-digit", minute: "2-digit", second: "2-digit",
-});
+// 24 hours, as in the log
+const clock = { hour: "2-digit", minute: "2-digit", second: "2-digit", hourCycle: "h23" };
+const timeOnly = new Intl.DateTimeFormat(undefined, clock);
+const dayAndTime = new Intl.DateTimeFormat(undefined, { month: "short", day: "numeric", ...clock });
 
 function prepare(root) {
   const today = new Date().toDateString();

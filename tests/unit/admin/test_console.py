@@ -76,7 +76,7 @@ async def operator(ending: FakeEnding) -> AsyncIterator[httpx.AsyncClient]:
     await backend.audit.record([event])
     failure = Failure(at=1.0, name=HOSTILE, server=HOSTILE, outcome="failed", why=HOSTILE, correlation="c")
     process = ProcessFacts(server=HOSTILE, era="legacy", stderr=[HOSTILE])
-    refused = RefusedRow(at=1.0, server="x", kind="name", what=HOSTILE, why="not listed", allows=HOSTILE, count=3)
+    refused = RefusedRow(at=1.0, server=HOSTILE, kind="name", what=HOSTILE, why="not listed", allows=HOSTILE, count=3)
     figures = FigureRecord(
         tools=[ToolFigures(HOSTILE, HOSTILE, 3, counts=[3])],
         principals=[WhoFigures(HOSTILE, 3)],
