@@ -1,6 +1,7 @@
 """What a session without a process takes of the gateway's memory."""
 
 import asyncio
+import contextlib
 import gc
 import tracemalloc
 
@@ -67,9 +68,16 @@ async def bytes_of_an_idle_session(store: str) -> float:
         before = tracemalloc.get_traced_memory()[0]
         await use_sessions(http, SESSIONS, "echo")
         await links_closed()
-        await gateway.parts.foundation.activity.write()
-        gc.collect()
-        return (tracemalloc.get_traced_memory()[0] - before) / SESSIONS
+        taken = MOST_BYTES * SESSIONS
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(15):
+                while taken >= MOST_BYTES * SESSIONS:
+                    # Another writing of what sessions did may be under way, with parts of its own in hand.
+                    await gateway.parts.foundation.activity.write()
+                    await asyncio.sleep(0.1)
+                    gc.collect()
+                    taken = tracemalloc.get_traced_memory()[0] - before
+        return taken / SESSIONS
 
 
 @requirement("life.idle-memory")
