@@ -136,6 +136,10 @@ class Link(Protocol):
         messages. Redacted, then cut. Empty if the link has no process."""
         ...
 
+    def stderr_tail(self) -> list[str]:
+        """More of the last lines of stderr, as many as are kept. Redacted, then cut."""
+        ...
+
     @property
     def resume(self) -> str:
         """What a later link to the same server can resume; empty if there is nothing."""

@@ -105,11 +105,12 @@ class FrameAnswers:
 
 
 def _last_words(live: LiveSession) -> list[StderrLine]:
-    """The last lines of the session's servers, which are known of every session."""
+    """The last lines of the session's servers, which are known of every session. Of a process that has ended fewer are
+    kept."""
     found: list[StderrLine] = []
     for conversation in live.conversations.values():
         link = conversation.link
-        words = conversation.last_words if link is None else link.last_words
+        words = conversation.last_words if link is None else link.stderr_tail() or link.last_words
         found += [StderrLine(number=0, server=conversation.name, text=scrubbed_text(line)) for line in words]
     return found
 

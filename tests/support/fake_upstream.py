@@ -33,6 +33,9 @@ class FakeLink:
         self.was_sent = asyncio.Event()
         self.refusal: LinkClosed | None = None
 
+    def stderr_tail(self) -> list[str]:
+        return self.last_words
+
     def send(self, frame: bytes) -> None:
         if self.refusal is not None:
             raise self.refusal

@@ -228,6 +228,9 @@ class _Link:
         if not server.is_modern:
             server.listen(b"", self._write)
 
+    def stderr_tail(self) -> list[str]:
+        return []
+
     def send(self, frame: bytes) -> None:
         if self._is_closed:
             raise LinkClosed("the link is closed")

@@ -35,6 +35,9 @@ class EchoLink:
         self._is_closed = False
         self._calls = 0
 
+    def stderr_tail(self) -> list[str]:
+        return []
+
     def send(self, frame: bytes) -> None:
         if self._is_closed:
             raise LinkClosed("the link is closed")

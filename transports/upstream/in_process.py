@@ -67,6 +67,9 @@ class InProcessLink:
     def last_words(self) -> list[str]:
         return []
 
+    def stderr_tail(self) -> list[str]:
+        return []
+
     @property
     def pid(self) -> None:
         return None

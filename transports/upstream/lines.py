@@ -90,18 +90,27 @@ class LineSplitter:
 class Tail:
     """The last lines of a stream that may never end; a flood costs no more than a search for its last newlines.
 
-    `receive`, if given, gets each line that is kept: of one chunk the last `lines`, each cut at `max_bytes`.
+    `receive`, if given, gets each line that is kept: of one chunk the last `lines`, each cut at `max_bytes`. All
+    together have `max_total` bytes at most. The traceback of a tool that fails in the Python SDK has 126 lines, with
+    the cause in the middle.
     """
 
-    __slots__ = ("_begun", "_kept", "_lines", "_max_bytes", "_receive")
+    __slots__ = ("_begun", "_kept", "_lines", "_max_bytes", "_max_total", "_receive", "_total")
 
     def __init__(
-        self, receive: Callable[[bytes], object] | None = None, *, lines: int = 50, max_bytes: int = 8_000
+        self,
+        receive: Callable[[bytes], object] | None = None,
+        *,
+        lines: int = 150,
+        max_bytes: int = 8_000,
+        max_total: int = 256_000,
     ) -> None:
         self._receive = receive
         self._lines = lines
         self._max_bytes = max_bytes
-        self._kept: deque[bytes] = deque(maxlen=lines)
+        self._max_total = max_total
+        self._total = 0
+        self._kept: deque[bytes] = deque()
         self._begun = b""
 
     def feed(self, data: bytes) -> None:
@@ -136,6 +145,9 @@ class Tail:
         line = line[: self._max_bytes].rstrip(b"\r")
         if line:
             self._kept.append(line)
+            self._total += len(line)
+            while self._total > self._max_total or len(self._kept) > self._lines:
+                self._total -= len(self._kept.popleft())
             if self._receive is not None:
                 try:
                     self._receive(line)

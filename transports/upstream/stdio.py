@@ -32,8 +32,7 @@ _MOST_CHARS: Final = 500
 """Of one line of a child, where it is shown."""
 
 _READ_CHARS: Final = 2_000
-_LAST_LINES: Final = 40
-"""A traceback of Python, whose cause may be its first part, has some twenty."""
+_LAST_LINES: Final = 10
 _NOISY_LINES: Final = 3
 """Lines of stdout that are no messages, as they are kept and logged before the first message: then they are counted."""
 
@@ -134,6 +133,9 @@ class StdioLink:
         """The last lines of stderr. While the child has sent no message, the first lines of its stdout follow."""
         lines = [self._shown(line) for line in self._process.stderr_tail()[-_LAST_LINES:]]
         return lines if self._is_heard else [*lines, *self._noise]
+
+    def stderr_tail(self) -> list[str]:
+        return [self._shown(line) for line in self._process.stderr_tail()]
 
     @property
     def is_unheard(self) -> bool:

@@ -109,6 +109,9 @@ class HttpLink:
     def last_words(self) -> list[str]:
         return []
 
+    def stderr_tail(self) -> list[str]:
+        return []
+
     @property
     def pid(self) -> None:
         return None

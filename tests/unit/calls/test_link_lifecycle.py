@@ -35,6 +35,9 @@ class FakeLink:
         source.open_links += 1
         assert source.open_links == 1, "there are two links"
 
+    def stderr_tail(self) -> list[str]:
+        return self.last_words
+
     def send(self, frame: bytes) -> None:
         self.frames.append(frame)
 
