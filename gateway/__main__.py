@@ -20,7 +20,8 @@ def main() -> None:
     from gateway.cli.main import app
     from gateway.demo_server import main as demo
 
-    app.command("demo-server", help="Be a small stdio MCP server that shows what sessions do.")(demo)
+    what = "Be a small stdio MCP server that shows what sessions do."
+    app.command("demo-server", help=what, rich_help_panel="Serve")(demo)
     app()
 
 

@@ -5,8 +5,8 @@ import errno
 import logging
 import os
 import sys
-from collections.abc import Iterable
-from typing import TYPE_CHECKING, Annotated
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
@@ -48,19 +48,6 @@ app = typer.Typer(
     no_args_is_help=True,
     pretty_exceptions_enable=False,
 )
-app.add_typer(sessions_app, name="sessions")
-app.add_typer(tasks_app, name="tasks")
-app.add_typer(replicas_app, name="replicas")
-app.add_typer(sandbox_app, name="sandbox")
-app.command("top")(top)
-app.command("tail")(tail)
-app.command("ui")(ui)
-app.command("doctor")(doctor)
-app.command("explain")(explain)
-app.command("check")(check)
-app.command("init")(init)
-app.command("add")(add)
-app.command("connect")(connect)
 logger = logging.getLogger(__name__)
 
 
@@ -80,7 +67,6 @@ def gateway(
     """One durable, isolated session for every MCP client, in front of any MCP server."""
 
 
-@app.command()
 @options
 def run(
     overrides: Overrides,
@@ -116,7 +102,6 @@ def run(
         raise complain(f"cannot listen on {where}: {error.strerror or error}{do}") from None
 
 
-@app.command()
 @options
 def stdio(
     command: CommandArgument = None,
@@ -180,7 +165,6 @@ def _with_command(settings: Settings, command: list[str] | None) -> Settings:
     return settings
 
 
-@app.command("manifest")
 @options
 def show_manifest(
     caller: Caller,
@@ -203,10 +187,28 @@ def show_manifest(
         raise complain(located(str(error), config)) from None
 
 
-@app.command()
 @options
 def keygen() -> None:
     """Print a new signing key for MCP_GATEWAY_KEYS."""
     from session_store.tokens import generate_key
 
     typer.echo(generate_key())
+
+
+# What `--help` lists, in its order.
+_PANELS: Final[dict[str, dict[str, Callable[..., None]]]] = {
+    "Serve": {"run": run, "stdio": stdio},
+    "Set up": {"init": init, "add": add, "connect": connect, "keygen": keygen},
+    "Check": {"check": check, "doctor": doctor, "explain": explain, "manifest": show_manifest},
+    "Operate": {"top": top, "tail": tail, "ui": ui},
+}
+for _panel, _commands in _PANELS.items():
+    for _name, _command in _commands.items():
+        app.command(_name, rich_help_panel=_panel)(_command)
+for _name, _below, _panel in (
+    ("sandbox", sandbox_app, "Check"),
+    ("sessions", sessions_app, "Operate"),
+    ("tasks", tasks_app, "Operate"),
+    ("replicas", replicas_app, "Operate"),
+):
+    app.add_typer(_below, name=_name, rich_help_panel=_panel)
