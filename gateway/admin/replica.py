@@ -17,6 +17,7 @@ from gateway.admin.reports import ProcessFacts, ReplicaReport, ServerReport, Ses
 from gateway.admin.server_reports import ServerPart, part_of_server
 from gateway.calls.conversation import Conversation
 from gateway.calls.frame_watches import FrameWatches
+from gateway.calls.last_words import MOST_LINES, newest
 from gateway.calls.live_session import LiveSessions
 from gateway.cluster.ownership import Cluster
 from gateway.observability.metrics import Metrics
@@ -32,7 +33,8 @@ from transports.turns import SCANNED_AT_ONCE, others_first, slices
 __all__ = ["Environments", "Held", "Replica", "Seen", "Serving"]
 
 _MOST_UNRETURNING: Final = 50
-_WORDS: Final = 10
+_LISTED_LINES: Final = 10
+"""Of the output of one process, where sessions are listed: the session's own page has all that is kept."""
 _MOST_CHARS: Final = 300
 _PAGE_BYTES: Final = os.sysconf("SC_PAGE_SIZE")
 
@@ -209,11 +211,13 @@ class Replica:
 
     def parts(self, session_ids: Iterable[str]) -> list[SessionPart]:
         """The facts that this replica knows about these sessions."""
+        session_ids = [*session_ids]
+        lines = MOST_LINES if len(session_ids) == 1 else _LISTED_LINES
         found = [live for one in session_ids if (live := self._live.get(one)) is not None]
         return [
             msgspec.structs.replace(
                 part_of(live),
-                processes=[_process(conversation) for conversation in live.conversations.values()],
+                processes=[_process(conversation, lines) for conversation in live.conversations.values()],
                 refused=self._seen.refused(redact(live.session.id)),
             )
             for live in found
@@ -227,7 +231,7 @@ def _unavailable(upstream: ConfiguredUpstream) -> ServerReport:
         state=found.state,
         reason=found.reason[:_MOST_CHARS],
         attempts=found.attempts,
-        output=[scrubbed_text(line)[:_MOST_CHARS] for line in found.last_words[-_WORDS:]],
+        output=[scrubbed_text(line)[:_MOST_CHARS] for line in newest(found.last_words)],
     )
 
 
@@ -237,7 +241,7 @@ def _count_processes(conversations: Iterable[Conversation], counts: dict[str, in
             counts[conversation.name] = counts.get(conversation.name, 0) + 1
 
 
-def _process(conversation: Conversation) -> ProcessFacts:
+def _process(conversation: Conversation, lines: int) -> ProcessFacts:
     link = conversation.link
     pid = None if link is None else link.pid
     words = conversation.last_words if link is None else link.last_words
@@ -248,7 +252,7 @@ def _process(conversation: Conversation) -> ProcessFacts:
         memory_bytes=0 if pid is None else sum(memory_of(one) for one in _below(pid)),
         restarts=conversation.restarts,
         in_flight=len(conversation.calls),
-        stderr=[scrubbed_text(line)[:_MOST_CHARS] for line in words[-_WORDS:]],
+        stderr=[scrubbed_text(line)[:_MOST_CHARS] for line in newest(words, lines)],
     )
 
 

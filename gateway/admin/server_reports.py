@@ -8,6 +8,7 @@ import msgspec
 
 from gateway.admin.figures import UsageRow
 from gateway.calls.conversation import Conversation
+from gateway.calls.last_words import newest
 from gateway.upstreams.upstream import ConfiguredUpstream
 from session_store.metadata import scrubbed_text
 
@@ -17,7 +18,6 @@ _STATES: Final = ("ok", "starting", "failing")
 """The worst last: a server is as bad as where it is worst."""
 
 _MOST_DEAD: Final = 5
-_WORDS: Final = 10
 _MOST_CHARS: Final = 300
 
 
@@ -115,7 +115,7 @@ def part_of_server(upstream: ConfiguredUpstream, links: Sequence[tuple[str, Conv
 
 
 def _lines(words: Sequence[str]) -> list[str]:
-    return [scrubbed_text(line)[:_MOST_CHARS] for line in words[-_WORDS:]]
+    return [scrubbed_text(line)[:_MOST_CHARS] for line in newest(words)]
 
 
 def server_rows(

@@ -1,4 +1,4 @@
-"""What a server that failed has written last, as errors quote it. Pure.
+"""What a server has written last: how much of it is kept, and as errors quote it. Pure.
 
 The lines are redacted where they are read (`transports.upstream.stdio`), before anything is cut off.
 """
@@ -6,10 +6,25 @@ The lines are redacted where they are read (`transports.upstream.stdio`), before
 from collections.abc import Sequence
 from typing import Final
 
-__all__ = ["with_last_words", "without_last_words"]
+__all__ = ["MOST_LINES", "newest", "with_last_words", "without_last_words"]
 
 _MOST_CHARS: Final = 200
 _QUOTED: Final = "; its last output: "
+
+MOST_LINES: Final = 40
+"""As many as a traceback of Python has that passes through a framework, with the exception that caused it."""
+_MOST_KEPT_CHARS: Final = 8 << 10
+
+
+def newest(lines: Sequence[str], most: int = MOST_LINES) -> list[str]:
+    """The last lines, at most `most` and 8 KiB together. The last one is always there."""
+    left, found = _MOST_KEPT_CHARS, list[str]()
+    for line in reversed(lines[-most:]):
+        left -= len(line)
+        if left < 0 and found:
+            break
+        found.append(line)
+    return found[::-1]
 
 
 def with_last_words(reason: str, lines: Sequence[str]) -> str:

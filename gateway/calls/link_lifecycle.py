@@ -15,7 +15,7 @@ from msgspec.structs import replace
 
 from gateway.calls.backoff import Backoff
 from gateway.calls.deadlines import Deadlines
-from gateway.calls.last_words import with_last_words
+from gateway.calls.last_words import newest, with_last_words
 from gateway.calls.link_source import LinkSource
 from gateway.calls.link_state import LINK, LinkEvent, LinkState, Loss
 from gateway.calls.patience import Patience
@@ -272,7 +272,7 @@ class LinkLifecycle:
 
     def _keep_last_words(self) -> None:
         if self.link is not None:
-            self.last_words = tuple(self.link.last_words[-10:])
+            self.last_words = tuple(newest(self.link.last_words))
 
     def _detach(self) -> "_Detached":
         self._keep_last_words()

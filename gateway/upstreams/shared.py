@@ -2,10 +2,10 @@
 
 import asyncio
 from collections.abc import Callable, Iterator
-from typing import Final
 
 from gateway.calls.conversation import Conversation
 from gateway.calls.deadlines import Deadlines
+from gateway.calls.last_words import newest
 from gateway.calls.live_session import LiveSession
 from gateway.calls.server_messages import SharedRouter
 from gateway.protocol.methods import Method
@@ -13,8 +13,6 @@ from gateway.upstreams.link_source import SharedLinks, TrialLinks, UpstreamLinks
 from transports.era import Era
 
 __all__ = ["SharedConversations"]
-
-_MOST_WORDS: Final = 10
 
 
 class SharedConversations:
@@ -57,7 +55,7 @@ class SharedConversations:
         for conversation in self:
             link = conversation.link
             if words := conversation.last_words if link is None else link.last_words:
-                return tuple(words[-_MOST_WORDS:])
+                return tuple(newest(words))
         return self._discarded_words
 
     def trial(self) -> Conversation:

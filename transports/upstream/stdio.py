@@ -32,7 +32,9 @@ _MOST_CHARS: Final = 500
 """Of one line of a child, where it is shown."""
 
 _READ_CHARS: Final = 2_000
-_LAST_LINES: Final = 10
+_LAST_LINES: Final = 40
+_LOGGED_CHARS: Final = 160
+"""Of each of the last lines of a child that has failed, in the one log line that says so."""
 _NOISY_LINES: Final = 3
 """Lines of stdout that are no messages, as they are kept and logged before the first message: then they are counted."""
 
@@ -205,6 +207,9 @@ class StdioLink:
         if meant.is_answer is not False:  # log lines are hardly ever that long
             self._events.unreadable(meant.request_id, reason)
 
+    def _words_with_text(self) -> list[str]:
+        return [text for line in self.last_words if (text := line.strip())]
+
     def exited(self, code: int | None) -> None:
         how = "ended" if code is None else f"was killed by signal {-code}" if code < 0 else f"exited with code {code}"
         if self._process.why_ended:
@@ -212,7 +217,7 @@ class StdioLink:
         if code or not self._is_heard:
             logger.warning(
                 "server %s %s; the end of its output: %s",
-                *(self._name, how, self.last_words[-5:]),
+                *(self._name, how, " | ".join(text[:_LOGGED_CHARS] for text in self._words_with_text()[-3:]) or "nothing"),
                 extra=self._events.log_fields(),
             )
         self._events.closed(f"server {self._name!r} {how}")

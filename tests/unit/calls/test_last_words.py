@@ -1,6 +1,6 @@
 """What errors quote of a server's output."""
 
-from gateway.calls.last_words import with_last_words
+from gateway.calls.last_words import MOST_LINES, newest, with_last_words
 from tests.requirements import requirement
 
 
@@ -11,3 +11,13 @@ def test_the_last_line_with_text_is_quoted_and_cut() -> None:
     assert with_last_words("it exited", lines) == "it exited; its last output: 'ValueError: no such index'"
     assert len(with_last_words("it exited", ["x" * 5_000])) < 250
     assert "\n" not in with_last_words("it exited", ["a\rb\x1b[31m\n"]), "control characters are escaped"
+
+
+@requirement("proc.last-words")
+def test_what_is_kept_has_the_cause_of_a_traceback_and_a_bound() -> None:
+    cause = "PermissionError: [Errno 13] Permission denied: '/srv/secret'"
+    lines = ["an early line", *(["older"] * 30), cause, *(f"  at frame {number}" for number in range(30)), "ToolError"]
+    assert cause in newest(lines) and newest(lines)[-1] == "ToolError" and len(newest(lines)) == MOST_LINES
+    long = ["x" * 500] * 100
+    assert sum(map(len, newest(long))) <= 8 << 10 and newest(["y" * 20_000]) == ["y" * 20_000]
+    assert newest([]) == [] and newest(["a", "b", "c"], 2) == ["b", "c"]

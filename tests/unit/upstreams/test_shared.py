@@ -45,8 +45,8 @@ async def test_the_words_of_a_server_that_has_not_answered_are_known_while_it_ru
     shared = SharedConversations(links, Deadlines(start_s=5.0, call_s=30.0, suspended_s=30.0, idle_stop_s=None))
     assert shared.last_words == ()
     await shared.of(Era.MODERN).ready()
-    links.links[0].last_words = [f"line {n}" for n in range(20)]
-    assert shared.last_words == tuple(f"line {n}" for n in range(10, 20)), "while its process runs"
+    links.links[0].last_words = [f"line {n}" for n in range(60)]
+    assert shared.last_words == tuple(f"line {n}" for n in range(20, 60)), "while its process runs"
     await shared.discard(Era.MODERN)
-    assert shared.last_words == tuple(f"line {n}" for n in range(10, 20)), "until the next process writes something"
+    assert shared.last_words == tuple(f"line {n}" for n in range(20, 60)), "until the next process writes something"
     await shared.close()

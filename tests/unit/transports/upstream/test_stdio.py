@@ -37,6 +37,15 @@ def test_credentials_in_the_output_of_a_child_are_not_logged(caplog: pytest.LogC
     assert "cannot sign in with [redacted]" in caplog.text and events.ends == ["server 'files' exited with code 1"]
 
 
+@requirement("proc.last-words")
+def test_a_child_that_failed_has_one_short_line_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
+    link, _ = linked(Chatty(*(f"line {number} {'x' * 400}" for number in range(50)), "KeyError: 'API_KEY'", ""))
+    assert len(link.last_words) == 40
+    link.exited(1)
+    [told] = caplog.messages
+    assert told.endswith("| KeyError: 'API_KEY'") and len(told) < 500
+
+
 @requirement("box.tree-limits")
 def test_a_child_that_the_kernel_ended_says_why() -> None:
     events = RecordedEvents()
