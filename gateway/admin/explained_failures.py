@@ -7,7 +7,7 @@ from gateway.admin.reports import SessionRow
 from gateway.observability.observed import Failure
 from gateway.sandbox.session_refusals import RefusedRow
 
-__all__ = ["ExplainedFailure", "explained"]
+__all__ = ["ExplainedFailure", "explained", "refused_near"]
 
 _BEFORE_S: Final = 10.0
 _AFTER_S: Final = 1.0
@@ -25,13 +25,10 @@ class ExplainedFailure(NamedTuple):
 def explained(row: SessionRow) -> list[ExplainedFailure]:
     """The failures of a session in their order. A refusal is known by its last time, so an older failure of the same
     reason may be without it."""
-    return [ExplainedFailure(failure, _near(failure, row.refused)) for failure in row.failures]
+    return [ExplainedFailure(one, refused_near(one.server, one.at, one.at, row.refused)) for one in row.failures]
 
 
-def _near(failure: Failure, refused: Sequence[RefusedRow]) -> list[RefusedRow]:
-    near = [
-        one
-        for one in refused
-        if one.server == failure.server and failure.at - _BEFORE_S <= one.at <= failure.at + _AFTER_S
-    ]
-    return sorted(near, key=lambda one: abs(failure.at - one.at))[:_MOST]
+def refused_near(server: str, begin: float, end: float, refused: Sequence[RefusedRow]) -> list[RefusedRow]:
+    """What the server was refused near to that time, the nearest to its end first."""
+    near = [one for one in refused if one.server == server and begin - _BEFORE_S <= one.at <= end + _AFTER_S]
+    return sorted(near, key=lambda one: abs(end - one.at))[:_MOST]

@@ -37,6 +37,7 @@ Quotes = Literal["own", "all", "none"]
 Permits = Callable[[Context, frozenset[str]], frozenset[str]]
 
 _START_TIMES: Final = 100
+_NO_HANDSHAKE: Final = "it has no handshake: its first answer says that it is ready"
 _SHARED_HANDSHAKE: Final = encode(
     {
         "protocolVersion": "2025-11-25",
@@ -122,8 +123,10 @@ class UpstreamLinks:
         """Call nothing for a session that has ended."""
         self._awaited.pop(live, None)
 
-    def started(self, pid: int | None, took_s: float, correlation: str, live: LiveSession | None) -> None:
-        """Count a link that was opened, and log it with the session that it belongs to."""
+    def started(
+        self, pid: int | None, took_s: float, correlation: str, live: LiveSession | None, why: str = ""
+    ) -> None:
+        """Count a link that was opened, and log it with the session that it belongs to. `why` is for its timeline."""
         self.starts["started"] += 1
         self.start_times_s.append(took_s)
         for callback in self._awaited.pop(live, ()):
@@ -134,7 +137,7 @@ class UpstreamLinks:
             fields["pid"] = pid
         if session is not None:
             context = session.context
-            self.note(session, "started", correlation, took_s=took_s)
+            self.note(session, "started", correlation, took_s=took_s, why=why)
             fields |= {"session": redact(session.id), "workspace": context.workspace, "trust": context.trust}
         what = "server connected" if pid is None else "process started"
         logger.info(what, extra={name: value for name, value in fields.items() if value != "" or name == "correlation"})
@@ -281,7 +284,8 @@ class SessionLinks:
             await self._links.remote_session_changed(self._live, entry, changed)
 
     def started(self, pid: int | None, took_s: float, correlation: str) -> None:
-        self._links.started(pid, took_s, correlation, self._live)
+        why = _NO_HANDSHAKE if self.era is Era.MODERN and pid is not None else ""
+        self._links.started(pid, took_s, correlation, self._live, why)
 
     def failed(self) -> None:
         self._links.failed()

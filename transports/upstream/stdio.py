@@ -217,7 +217,11 @@ class StdioLink:
         if code or not self._is_heard:
             logger.warning(
                 "server %s %s; the end of its output: %s",
-                *(self._name, how, " | ".join(text[:_LOGGED_CHARS] for text in self._words_with_text()[-3:]) or "nothing"),
+                *(
+                    self._name,
+                    how,
+                    " | ".join(text[:_LOGGED_CHARS] for text in self._words_with_text()[-3:]) or "nothing",
+                ),
                 extra=self._events.log_fields(),
             )
         self._events.closed(f"server {self._name!r} {how}")

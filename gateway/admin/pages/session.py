@@ -11,6 +11,7 @@ from gateway.admin.frames_panel import FRAME_ACTIONS, frame_facts
 from gateway.admin.operators import NoSuch, Operators, TaskQuery
 from gateway.admin.page import ConsoleOperators, ConsolePage
 from gateway.admin.reports import SessionRow
+from gateway.admin.timeline_notes import notes_of
 from gateway.admin.timeline_picture import picture_of
 
 __all__ = ["PAGE"]
@@ -22,6 +23,7 @@ _LATEST_TASKS: Final = 20
 async def _facts(operators: ConsoleOperators, request: Request) -> dict[str, Any]:
     session = request.path_params["session"]
     timeline, row = await asyncio.gather(operators.timeline(session), _live(operators, session))
+    entries = timeline.entries[-_LATEST_ENTRIES:]
     page = await operators.tasks(TaskQuery(query=timeline.head.session, limit=_LATEST_TASKS))
     return {
         **await environment_facts(operators, row),
@@ -29,7 +31,7 @@ async def _facts(operators: ConsoleOperators, request: Request) -> dict[str, Any
         "session": row,
         "failures": [] if row is None else explained(row),
         "picture": picture_of(timeline.entries),
-        "entries": timeline.entries[: -_LATEST_ENTRIES - 1 : -1],
+        "entries": [*zip(entries, notes_of(entries, [] if row is None else row.refused), strict=True)][::-1],
         "left_out": max(len(timeline.entries) - _LATEST_ENTRIES, 0),
         "tasks": page.tasks,
         "has_more_tasks": bool(page.after),
