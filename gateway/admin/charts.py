@@ -116,7 +116,7 @@ def charts_of(reports: Iterable[ReplicaReport], now: float) -> list[Chart]:
                 failed[place] += sample.failed
                 p50[place] = max(p50[place], sample.p50_s)
                 p99[place] = max(p99[place], sample.p99_s)
-    latency = f"p99 {took(p99[-1])}" if calls[-1] else "no calls"
+    latency = f"p99 {took(p99[-1])}" if calls[-1] else "no calls now" if any(calls) else "no calls"
     return [
         Chart("Calls", "/s", [("calls", calls)], readable(calls[-1], "/s"), steps=_SECONDS),
         Chart("Failures", "/s", [("failures", failed)], readable(failed[-1], "/s"), tone="tone-bad", steps=_SECONDS),

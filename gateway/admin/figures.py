@@ -97,9 +97,10 @@ def _together(server: str, name: str, rows: Iterable[ToolFigures]) -> ToolFigure
 
 def _quantile(figures: ToolFigures, q: float) -> float:
     counts = figures.counts + [0] * (len(BUCKETS_S) + 1 - len(figures.counts))
-    # A bucket is wide. No call took longer than all of them together, and of a single one the duration is known.
-    found = figures.total_s if figures.calls == 1 else min(quantile(counts, q), figures.total_s or quantile(counts, q))
-    return round(found, 6)
+    # A bucket is wide. No call took longer than the longest, and of a single one the duration is known.
+    found = quantile(counts, q)
+    most = figures.longest_s or figures.total_s or found
+    return round(figures.total_s if figures.calls == 1 else min(found, most), 6)
 
 
 def usage_of(records: Iterable[HistoryRecord], by: UsageBy, length_s: float) -> list[UsageRow]:

@@ -41,7 +41,7 @@ _STREAMS: Final = frozenset(row.name for row in METHODS.values() if row.is_strea
 
 class ToolFigures(msgspec.Struct, array_like=True):
     """Calls of one tool, or of one method that is no tool. `counts`: how many took how long (`BUCKETS_S`), without
-    zeros at the end. `total_s`: the sum of the durations."""
+    zeros at the end. `total_s`: the sum of the durations. `longest_s`: the longest; 0 in records of older releases."""
 
     server: str
     name: str
@@ -49,12 +49,14 @@ class ToolFigures(msgspec.Struct, array_like=True):
     failed: int = 0
     total_s: float = 0.0
     counts: list[int] = []
+    longest_s: float = 0.0
 
     def add(self, other: "ToolFigures") -> None:
         """Add those of another record."""
         self.calls += other.calls
         self.failed += other.failed
         self.total_s += other.total_s
+        self.longest_s = max(self.longest_s, other.longest_s)
         self.counts += [0] * (len(other.counts) - len(self.counts))
         for place, count in enumerate(other.counts):
             self.counts[place] += count
@@ -177,6 +179,7 @@ class Figures:
             if call.tool or call.method not in _STREAMS:  # a stream lasts as long as its client likes
                 took_s = call.took_s
                 figures.total_s += took_s
+                figures.longest_s = max(figures.longest_s, took_s)
                 place, counts = find(buckets, took_s), figures.counts
                 if place >= len(counts):
                     counts += [0] * (place + 1 - len(counts))

@@ -141,6 +141,7 @@ class Metrics:
 
     def __init__(self) -> None:
         self.series: dict[tuple[str, str, str], Series] = {}  # by server, method and era
+        self.longest_s = 0.0  # the longest request of the present second
         self.loop_lag_s = 0.0  # how late the event loop was with the last second
         self.stalls = Durations(PAUSES_S)  # how late it was with each beat of `gateway.observability.loop_watch`
         self.collections = [Durations(PAUSES_S) for _ in range(_GENERATIONS)]
@@ -156,6 +157,8 @@ class Metrics:
         if method not in _STREAMS:  # a stream lasts as long as its client likes
             series.counts[bisect_left(BUCKETS_S, took_s)] += 1
             series.total_s += took_s
+            if took_s > self.longest_s:
+                self.longest_s = took_s
 
     @property
     def forwarded(self) -> Counter[str]:
@@ -217,6 +220,7 @@ class History:
         came = [now - before for now, before in zip_longest(counts, self._counts, fillvalue=0)]
         newly = failed - self._failed
         self._counts, self._failed = counts, failed
-        self.samples.append(
-            Sample(round(at, 1), sum(came), newly, round(quantile(came, 0.5), 6), round(quantile(came, 0.99), 6))
-        )
+        # A bucket is wide: no request took longer than the longest.
+        longest_s, self._metrics.longest_s = self._metrics.longest_s or BUCKETS_S[-1], 0.0
+        p50_s, p99_s = (round(min(quantile(came, q), longest_s), 6) for q in (0.5, 0.99))
+        self.samples.append(Sample(round(at, 1), sum(came), newly, p50_s, p99_s))

@@ -58,3 +58,10 @@ def test_use_is_by_tool_server_or_caller_the_most_calls_first() -> None:
     (ann,) = usage_of(records, "principal", 120)
     assert (ann.name, ann.calls, ann.sessions, ann.per_min) == ("ann", 12, 2, 6.0)
     assert usage_of(records, "tool", 60)[0].mean_s == 0.05 and usage_of(records, "client", 60) == []
+
+
+@requirement("ops.console")
+def test_of_several_calls_none_is_said_to_have_taken_longer_than_the_longest() -> None:
+    counts = [0] * BUCKETS_S.index(5.0) + [1, 1]
+    (row,) = usage_of([a_record(60, "a", ToolFigures("s", "one", 2, 0, 9.61, counts, 5.42))], "tool", 60)
+    assert row.p99_s == 5.42 and 4.19 <= row.p50_s <= 5.42

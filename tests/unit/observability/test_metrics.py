@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.observability.metrics import BUCKETS_S, Metrics, quantile
+from tests.requirements import requirement
 
 
 @given(st.lists(st.floats(min_value=0, max_value=400), min_size=1))
@@ -36,6 +37,17 @@ def test_the_history_has_each_second_once() -> None:
     assert (first.calls, first.failed) == (1, 0) and 0.0002 <= first.p50_s <= 0.0003
     assert (second.calls, second.failed) == (1, 1) and 0.01 <= second.p99_s <= 0.025
     assert (third.calls, third.p99_s) == (0, 0.0)
+
+
+@requirement("ops.console")
+def test_no_second_is_slower_than_its_slowest_request() -> None:
+    metrics = Metrics()
+    for took in (4.19, 5.42):
+        metrics.answered("s", "tools/call", "legacy", "ok", took)
+    metrics.history.take(1.0)
+    metrics.answered("s", "tools/call", "legacy", "ok", 0.3)
+    metrics.history.take(2.0)
+    assert [sample.p99_s for sample in metrics.history.samples] == [5.42, 0.3]
 
 
 def test_counting_costs_next_to_nothing() -> None:
