@@ -45,6 +45,8 @@ class ServerPart(msgspec.Struct, frozen=True, kw_only=True):
     in_flight: int = 0
     started: int = 0
     failed_starts: int = 0
+    start_failure: str = ""
+    start_failed_at: float = 0.0
     start_times_s: list[float] = []
     restarts: dict[str, int] = {}
     died: list[DeadProcess] = []
@@ -57,7 +59,8 @@ class ServerRow(msgspec.Struct, frozen=True, kw_only=True):
     `attempts` (failed ones in a row) and `output` (the last lines that it wrote) say more. `states`: how many replicas
     say which. `tools`: how many it lists. `links`: connections of sessions to it, with a process each or without.
     `started`, `failed_starts` and `restarts` (by reason) count since the replicas began, `start_p50_s` and
-    `start_max_s` are of the last starts. `died`: processes of sessions that ended by themselves and are not replaced.
+    `start_max_s` are of the last starts. `start_failure` is why the last one that failed did, at `start_failed_at`.
+    `died`: processes of sessions that ended by themselves and are not replaced.
     `calls`, `failed`, `p50_s` and `p99_s` are of the range that was asked for, and so are the rows `usage` by tool.
     """
 
@@ -75,6 +78,8 @@ class ServerRow(msgspec.Struct, frozen=True, kw_only=True):
     in_flight: int = 0
     started: int = 0
     failed_starts: int = 0
+    start_failure: str = ""
+    start_failed_at: float = 0.0
     start_p50_s: float = 0.0
     start_max_s: float = 0.0
     restarts: dict[str, int] = {}
@@ -104,6 +109,8 @@ def part_of_server(upstream: ConfiguredUpstream, links: Sequence[tuple[str, Conv
         in_flight=sum(len(one.calls) for _, one in links),
         started=upstream.starts["started"],
         failed_starts=upstream.starts["failed"],
+        start_failure=scrubbed_text(upstream.start_failure[1][:_MOST_CHARS]),
+        start_failed_at=upstream.start_failure[0],
         start_times_s=[round(each, 3) for each in upstream.start_times_s],
         restarts=dict(upstream.restarts),
         died=[
@@ -133,6 +140,7 @@ def server_rows(
 
 def _row(parts: Sequence[ServerPart], used: UsageRow | None, usage: list[UsageRow]) -> ServerRow:
     worst = max(parts, key=lambda part: _STATES.index(part.state) if part.state in _STATES else 0)
+    latest = max(parts, key=lambda part: part.start_failed_at)
     states: dict[str, int] = {}
     restarts: dict[str, int] = {}
     for part in parts:
@@ -156,6 +164,8 @@ def _row(parts: Sequence[ServerPart], used: UsageRow | None, usage: list[UsageRo
         in_flight=sum(part.in_flight for part in parts),
         started=sum(part.started for part in parts),
         failed_starts=sum(part.failed_starts for part in parts),
+        start_failure=latest.start_failure,
+        start_failed_at=latest.start_failed_at,
         start_p50_s=round(median(times), 3) if times else 0.0,
         start_max_s=max(times, default=0.0),
         restarts=restarts,

@@ -166,17 +166,17 @@ class LinkLifecycle:
                 self.require()  # it may have been lost since its handshake
             self._step(LinkEvent.OPENED)
         except TimeoutError:
-            self._source.failed()
+            self._source.failed(late := self.patience.late(self._source.name, self._deadlines.start_s))
             await self._fail()
-            late = self.patience.late(self._source.name, self._deadlines.start_s)
             raise UpstreamUnavailable(self.quoted(late)) from None
         except LinkClosed as error:
-            self._source.failed()
+            ended = f"server {self._source.name!r} ended while it was starting: {error}"
+            self._source.failed(ended)
             await self._fail()
-            raise UpstreamUnavailable(f"server {self._source.name!r} ended while it was starting: {error}") from None
+            raise UpstreamUnavailable(ended) from None
         except BaseException as error:
             if isinstance(error, UpstreamUnavailable | HandshakeRefused):
-                self._source.failed()
+                self._source.failed(str(error))
             await self._fail()
             raise
         finally:

@@ -98,7 +98,7 @@ class LinkSource(Protocol):
         """Count and log a link that has been opened for the request with that correlation id."""
         ...
 
-    def failed(self) -> None:
+    def failed(self, why: str) -> None:
         """Count a link that could not be opened."""
         ...
 

@@ -88,6 +88,7 @@ class UpstreamLinks:
         self.name = name
         self.restarts: Counter[str] = Counter()
         self.starts: Counter[Start] = Counter()
+        self.start_failure = (0.0, "")  # when the last start failed (Unix time), and why
         self.start_times_s: deque[float] = deque(maxlen=_START_TIMES)
         self._awaited: dict[LiveSession | None, list[Callable[[], None]]] = {}
         self.resources = resources
@@ -142,9 +143,10 @@ class UpstreamLinks:
         what = "server connected" if pid is None else "process started"
         logger.info(what, extra={name: value for name, value in fields.items() if value != "" or name == "correlation"})
 
-    def failed(self) -> None:
+    def failed(self, why: str) -> None:
         """Count a link that could not be opened."""
         self.starts["failed"] += 1
+        self.start_failure = (time(), why)
 
     def note(self, session: Session, name: str, correlation: str = "", *, took_s: float = 0.0, why: str = "") -> None:
         """Keep in the timeline of a session what became of its link."""
@@ -287,9 +289,9 @@ class SessionLinks:
         why = _NO_HANDSHAKE if self.era is Era.MODERN and pid is not None else ""
         self._links.started(pid, took_s, correlation, self._live, why)
 
-    def failed(self) -> None:
-        self._links.failed()
-        self._links.note(self._live.session, "failed to start")
+    def failed(self, why: str) -> None:
+        self._links.failed(why)
+        self._links.note(self._live.session, "failed to start", why=why)
 
     def restarted(self, reason: str) -> None:
         self._links.restarts[reason] += 1

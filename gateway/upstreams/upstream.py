@@ -1,6 +1,5 @@
 """A configured server: the era in which it is addressed, and the conversations with it."""
 
-from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final, cast
 
@@ -18,7 +17,7 @@ from gateway.protocol.listing import Tools
 from gateway.upstreams.facts import STARTING, KnownFacts, ServerState
 from gateway.upstreams.first_answers import FirstAnswers
 from gateway.upstreams.inventory import Inventory
-from gateway.upstreams.link_source import Key, SessionLinks, Start, UpstreamLinks
+from gateway.upstreams.link_source import Key, SessionLinks, UpstreamLinks
 from gateway.upstreams.probe import Probe
 from gateway.upstreams.session_discovery import SessionDiscovery
 from gateway.upstreams.session_resources import PrestartedProcess
@@ -70,6 +69,7 @@ class ConfiguredUpstream:
         self._takes_secrets = any(map(is_template, settings.headers.values()))
         self.permits = links.permits
         self.start_times_s = links.start_times_s
+        self.starts, self.restarts = links.starts, links.restarts
         self.start_probe = probe.start
         self.facts = probe.facts
         self.discovery_for_clients = probe.discovery
@@ -83,14 +83,9 @@ class ConfiguredUpstream:
         return self.settings.warm
 
     @property
-    def restarts(self) -> Counter[str]:
-        """Links that replaced an earlier one, by reason."""
-        return self._links.restarts
-
-    @property
-    def starts(self) -> Counter[Start]:
-        """Links that were opened, and those that could not be."""
-        return self._links.starts
+    def start_failure(self) -> tuple[float, str]:
+        """When the last start failed (Unix time), and why; 0 and empty if none has."""
+        return self._links.start_failure
 
     @property
     def has_answered(self) -> bool:

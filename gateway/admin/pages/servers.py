@@ -25,6 +25,7 @@ async def _facts(operators: Operators, request: Request) -> dict[str, Any]:
         "tools": sorted(tools, key=lambda row: (-row.p99_s, row.server, row.name)),
         "charts": charts_of_history(history),
         "died": [(server.server, dead) for server in shown for dead in server.died],
+        "restarted": any(server.restarts for server in shown),
         "name": name,
         "range": over,
         "ranges": RANGE_CHOICES,
@@ -58,7 +59,8 @@ PAGE: Final = ConsolePage(
 <th scope="col">Server</th><th scope="col">State</th><th scope="col">Kind</th><th scope="col" class="n">Tools</th>
 <th scope="col" class="n">Calls</th><th scope="col" class="n">Failed</th><th scope="col" class="n">p50</th>
 <th scope="col" class="n">p99</th><th scope="col" class="n">In flight</th><th scope="col" class="n">Processes</th>
-<th scope="col" class="n">Starts</th><th scope="col" class="n">Start takes</th><th scope="col">Restarts</th>
+<th scope="col" class="n">Starts</th><th scope="col" class="n">Start takes</th>
+{% if restarted %}<th scope="col">Restarts</th>{% endif %}
 </tr></thead>
 <tbody>
 {% for s in servers %}
@@ -74,18 +76,22 @@ PAGE: Final = ConsolePage(
 <td class="n">{% if s.calls %}{{ s.p50_s | took }}{% endif %}</td>
 <td class="n">{% if s.calls %}{{ s.p99_s | took }}{% endif %}</td>
 <td class="n">{{ s.in_flight }}</td><td class="n">{{ s.processes }}</td>
-<td class="n{% if s.failed_starts %} bad{% endif %}">{{ s.started }}
-{%- if s.failed_starts %}<small>{{ s.failed_starts }} failed</small>{% endif %}</td>
+<td class="n">{{ s.started }}
+{%- if s.failed_starts %}<small{% if s.state != "ok" %} class="bad"{% endif %}>{{ s.failed_starts }} failed</small>
+{%- endif %}</td>
 <td class="n">{% if s.start_max_s %}{{ s.start_p50_s | took }}<small>at most {{ s.start_max_s | took }}</small>{%
 endif %}</td>
-<td class="wrap">{% for why, count in s.restarts.items() %}{{ count }} {{ why }}{{ "" if loop.last else ", " }}
-{%- endfor %}</td>
+{% if restarted %}<td class="wrap">{% for why, count in s.restarts.items() %}{{ count }} {{ why }}
+{{- "" if loop.last else ", " }}{% endfor %}</td>{% endif %}
 </tr>
 {% if s.state != "ok" and (s.reason or s.output) %}
 <tr data-key="why-{{ s.server }}"><td colspan="13" class="words"><b class="bad">{{ s.reason }}</b>
 {%- if s.attempts %} · {{ s.attempts }} attempts{% endif %}
 {%- if s.output %}<pre tabindex="0" aria-label="Last output of {{ s.server }}">{{ s.output | join("\\n") }}</pre>{%
 endif %}</td></tr>
+{% elif s.start_failure %}
+<tr data-key="why-{{ s.server }}"><td colspan="13" class="words soft">Last failed start
+{%- if s.start_failed_at %}, {{ s.start_failed_at | moment }}{% endif %}: {{ s.start_failure }}</td></tr>
 {% endif %}
 {% endfor %}
 </tbody></table></div>

@@ -153,7 +153,7 @@ class Source:
     def started(self, pid: int | None, took_s: float, correlation: str) -> None:
         self.starts["started"] += 1
 
-    def failed(self) -> None:
+    def failed(self, why: str) -> None:
         self.starts["failed"] += 1
 
     def restarted(self, reason: str) -> None:

@@ -24,7 +24,7 @@ def upstream(name: str = "s") -> ConfiguredUpstream:
     return ConfiguredUpstream(
         UpstreamSettings(command="c"),
         anything,
-        cast("Any", SimpleNamespace(name=name, permits=None, start_times_s=())),
+        cast("Any", SimpleNamespace(name=name, permits=None, start_times_s=(), starts={}, restarts={})),
         inventory=anything,
         known=anything,
         shared=anything,
