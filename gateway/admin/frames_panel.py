@@ -1,15 +1,21 @@
 """The part of a session's page that shows its messages and its stderr: facts, and what its forms ask for."""
 
+import re
+from collections.abc import Iterable
 from typing import Any, Final
 
 from starlette.requests import Request
 
 from gateway.admin.page import OPERATOR, Action, ConsoleOperators
 
-__all__ = ["FRAME_ACTIONS", "frame_facts"]
+__all__ = ["FRAME_ACTIONS", "exceptions_in", "frame_facts"]
 
 _FRAMES: Final = 60
 _LINES: Final = 200
+_EXCEPTION: Final = re.compile(
+    r"[\s|]{0,40}(?:[A-Za-z_]\w{0,60}\.){0,8}[A-Za-z_]\w{0,60}(?:Error|Exception|Interrupt): \S"
+)
+_MOST_EXCEPTIONS: Final = 4
 
 
 async def frame_facts(operators: ConsoleOperators, request: Request, session: str) -> dict[str, Any]:
@@ -18,9 +24,20 @@ async def frame_facts(operators: ConsoleOperators, request: Request, session: st
     by = request.scope.get(OPERATOR, "")
     both = await operators.watches.both(session, by, frames=_FRAMES, lines=_LINES)
     if both is None:
-        return {"frames": None, "stderr": None}
+        return {"frames": None, "stderr": None, "exceptions": []}
     frames, stderr = both
-    return {"frames": {"page": frames, "newest": frames.frames[::-1]}, "stderr": stderr}
+    return {
+        "frames": {"page": frames, "newest": frames.frames[::-1]},
+        "stderr": stderr,
+        "exceptions": exceptions_in(line.text for line in stderr.lines),
+    }
+
+
+def exceptions_in(lines: Iterable[str]) -> list[str]:
+    """The last lines that name an exception, each once, in their order: the cause of a failure is mostly one of them,
+    in the middle of a long traceback."""
+    found = dict.fromkeys(line.strip(" |\t") for line in reversed([*lines]) if _EXCEPTION.match(line))
+    return [*found][:_MOST_EXCEPTIONS][::-1]
 
 
 async def _switch_on(operators: ConsoleOperators, request: Request, operator: str) -> str:

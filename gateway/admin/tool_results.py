@@ -55,7 +55,7 @@ def _rest(result: dict[str, Any]) -> Iterator[Part]:
         yield _json("Structured content", result["structuredContent"])
     known = {"content", "structuredContent", "isError", "resultType"}
     if rest := {name: value for name, value in result.items() if name not in known}:
-        yield msgspec.structs.replace(_json("Beside the content", rest), is_aside=True)
+        yield msgspec.structs.replace(_json("Other fields of the result", rest), is_aside=True)
 
 
 def _part(item: Any) -> Part:

@@ -159,6 +159,7 @@ def test_the_page_of_a_session_explains_it_and_offers_no_call_that_is_refused(
     page = signed_in(context, pair[1])
     page.goto(f"{pair[1].base}/admin/sessions/{session}")
     panel = page.locator("section", has=page.get_by_role("heading", name="Why it sees what it sees"))
+    panel.get_by_role("heading", name="Why it sees what it sees").click()
     expect(panel).to_contain_text("it needs vault.open (mcpServers.vault.permissions)")
     panel.get_by_text("environment variables").first.click()
     expect(panel.get_by_role("row", name="TOKEN")).to_contain_text("gateway.secrets.token")

@@ -33,7 +33,7 @@ async def _facts(operators: ConsoleOperators, request: Request) -> dict[str, Any
         "servers": list(settings.mcpServers),
         "needs_token": needs_token,
         "variable": TOKEN_VARIABLE,
-        "clients": [(name, found[name].title) for name in CLIENTS],
+        "clients": [(name, found[name].title.partition(" (")[0]) for name in CLIENTS],
         "chosen": found.get(client, found[CLIENTS[0]]),
         "is_local": is_loopback(urlsplit(base).hostname or ""),
         "picture": _qr(base + path),
@@ -113,9 +113,10 @@ PAGE: Final = ConsolePage(
 </div>
 <aside class="panel" aria-labelledby="address">
 <header><h2 id="address">Address</h2></header>
-<div class="qr">{{ picture }}</div>
+{% if not is_local %}<div class="qr">{{ picture }}</div>{% endif %}
 <p><code id="url">{{ url }}</code></p>
-{% if is_local %}<p class="soft">This address works on this machine only.</p>{% endif %}
+{% if is_local %}<p class="soft">This address works on this machine only.
+Give the one that others reach above for a QR code.</p>{% endif %}
 </aside>
 </div>
 {% endblock %}

@@ -46,6 +46,7 @@ PAGE: Final = ConsolePage(
 {% extends "layout.html" %}
 {% block title %}Events{% endblock %}
 {% block body %}
+{% import "tables.html" as tables with context %}
 <div class="head"><div><h1>Events</h1><p>The audit trail of all replicas, newest first.</p></div></div>
 <form class="search" role="search">
 <label class="grow">Find<input name="q" type="search" value="{{ q }}"
@@ -53,7 +54,8 @@ placeholder="principal, tool, reason, correlation …"></label>
 <label>Session<input name="session" value="{{ session }}" placeholder="first 8 characters" size="16"></label>
 <label>Event<select name="event">
 <option value="">all</option>
-{% for kind in kinds %}<option{% if kind == event %} selected{% endif %}>{{ kind }}</option>
+{% for kind in kinds %}<option value="{{ kind }}"{% if kind == event %} selected{% endif
+%}>{{ tables.event_word(kind) }}</option>
 {% endfor %}
 </select></label>
 <label>Outcome<select name="failed">
@@ -65,7 +67,8 @@ placeholder="principal, tool, reason, correlation …"></label>
 {% block live %}
 {% import "tables.html" as tables with context %}
 <section class="panel" aria-label="Events">
-{{ tables.events_table(events) }}
+{{ tables.events_table(events, "No event is like that." if q or session or event or failed else
+    "Nothing has happened yet.") }}
 </section>
 {% endblock %}
 """,

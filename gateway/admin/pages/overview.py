@@ -82,7 +82,7 @@ PAGE: Final = ConsolePage(
 {% endif %}
 <dl class="tiles">
 <div><dt>Sessions</dt><dd>{{ "{:,}".format(totals.sessions) }}</dd></div>
-<div><dt>Replicas</dt><dd>{{ replicas | length }}</dd></div>
+{% if replicas | length > 1 %}<div><dt>Replicas</dt><dd>{{ replicas | length }}</dd></div>{% endif %}
 <div><dt>Processes</dt><dd>{{ "{:,}".format(totals.processes) }}</dd></div>
 <div><dt>In flight</dt><dd>{{ "{:,}".format(totals.in_flight) }}</dd></div>
 <div><dt>Requests</dt><dd>{{ "{:,}".format(totals.calls) }}</dd></div>
@@ -95,7 +95,9 @@ PAGE: Final = ConsolePage(
 <header><h2 id="unavailable">Servers that cannot be used</h2></header>
 <div class="wide"><table>
 <thead><tr>
-<th scope="col">Server</th><th scope="col">State</th><th scope="col">Replica</th><th scope="col">Reason</th>
+<th scope="col">Server</th><th scope="col">State</th>
+{% if replicas | length > 1 %}<th scope="col">Replica</th>{% endif %}
+<th scope="col">Reason</th>
 <th scope="col" class="n">Attempts</th>
 </tr></thead>
 <tbody>
@@ -103,7 +105,7 @@ PAGE: Final = ConsolePage(
 <tr>
 <th scope="row">{{ s.server }}</th>
 <td><span class="badge {{ "warn" if s.state == "starting" else "bad" }}">{{ s.state }}</span></td>
-<td class="id" title="{{ replica }}">{{ replica[:12] }}</td>
+{% if replicas | length > 1 %}<td class="id" title="{{ replica }}">{{ replica[:12] }}</td>{% endif %}
 <td class="words">{{ s.reason }}{% if s.output %}<pre>{{ s.output | join("\n") }}</pre>{% endif %}</td>
 <td class="n">{{ s.attempts }}</td>
 </tr>

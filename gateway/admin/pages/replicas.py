@@ -12,7 +12,11 @@ __all__ = ["PAGE"]
 
 async def _facts(operators: Operators, _: Request) -> dict[str, Any]:
     replicas = await operators.replicas()
-    return {"replicas": replicas, "most": max([r.sessions for r in replicas], default=0) or 1}
+    return {
+        "replicas": replicas,
+        "several": len(replicas) > 1,
+        "most": max([r.sessions for r in replicas], default=0) or 1,
+    }
 
 
 async def _drain(operators: Operators, request: Request, operator: str) -> str:
@@ -42,14 +46,16 @@ sessions
 to the others and takes no new ones.</p></div></div>
 {% endblock %}
 {% block live %}
+{% import "tables.html" as tables with context %}
 <section class="panel" aria-labelledby="replicas">
 <h2 id="replicas" class="hidden">Replicas</h2>
 <div class="wide"><table>
 <thead><tr>
-<th scope="col">Replica</th><th scope="col">State</th><th scope="col">Address</th><th scope="col">Version</th>
+<th scope="col">Replica</th><th scope="col">State</th>{% if several %}<th scope="col">Address</th>{% endif %}
+<th scope="col">Version</th>
 <th scope="col" class="n">Up</th><th scope="col">Sessions</th><th scope="col" class="n">Processes</th>
 <th scope="col" class="n">In flight</th><th scope="col" class="n">Requests</th><th scope="col" class="n">Failed</th>
-<th scope="col" class="n">Forwarded</th><th scope="col" class="n">Memory</th>
+{% if several %}<th scope="col" class="n">Forwarded</th>{% endif %}<th scope="col" class="n">Memory</th>
 <th scope="col"><span class="hidden">Actions</span></th>
 </tr></thead>
 <tbody>
@@ -63,18 +69,19 @@ to the others and takes no new ones.</p></div></div>
 {% else %}
 <td><span class="badge {{ "warn" if r.draining else "good" if r.ready else "bad" }}">
 {{- "draining" if r.draining else "ready" if r.ready else "not ready" }}</span></td>
-<td class="id">{{ r.address or "alone" }}</td><td>{{ r.version }}</td><td class="n">{{ r.up_s | span }}</td>
-<td><svg class="meter" viewBox="0 0 100 6" preserveAspectRatio="none" aria-hidden="true"><rect
-width="{{ 100 * r.sessions // most }}" height="6"/></svg>
+{% if several %}<td class="id">{{ r.address or "none" }}</td>{% endif %}
+<td>{{ r.version }}</td><td class="n">{{ r.up_s | span }}</td>
+<td>{% if several %}{{ tables.meter(r.sessions, most) }}{% endif %}
 {{ "{:,}".format(r.sessions) }}</td>
 <td class="n">{{ r.processes }}</td><td class="n">{{ r.in_flight }}</td>
 <td class="n">{{ "{:,}".format(r.calls) }}</td>
 <td class="n{% if r.failed %} bad{% endif %}">{{ "{:,}".format(r.failed) }}</td>
-<td class="n">{{ "{:,}".format(r.forwarded) }}</td><td class="n">{{ r.memory_bytes | bytes }}</td>
+{% if several %}<td class="n">{{ "{:,}".format(r.forwarded) }}</td>{% endif %}
+<td class="n">{{ r.memory_bytes | bytes }}</td>
 <td>
 {% if r.draining %}
 <form method="post" action="{{ root }}/admin/replicas/{{ r.replica }}/admit"><button>Admit</button></form>
-{% else %}
+{% elif several %}
 <details><summary>Drain…</summary><form method="post" action="{{ root }}/admin/replicas/{{ r.replica }}/drain">
 <button class="danger">Hand over its sessions</button></form></details>
 {% endif %}
@@ -84,6 +91,8 @@ width="{{ 100 * r.sessions // most }}" height="6"/></svg>
 {% endfor %}
 </tbody></table></div>
 </section>
+{% if not several %}<p class="soft">This is the only gateway on its store, so there is no other that could take its
+sessions.</p>{% endif %}
 {% endblock %}
 """,
 )

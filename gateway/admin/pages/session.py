@@ -98,7 +98,7 @@ day.</p>
 <div><dt>In flight</dt><dd>{{ s.in_flight }}</dd></div>
 <div><dt>Idle</dt><dd>{{ s.idle_s | span }}</dd></div>
 <div><dt>Age</dt><dd>{{ s.age_s | span }}</dd></div>
-<div><dt>Stored</dt><dd>{{ s.state_bytes | bytes }}</dd></div>
+{% if s.state_bytes %}<div><dt>Stored</dt><dd>{{ s.state_bytes | bytes }}</dd></div>{% endif %}
 </dl>
 {% if failures %}
 <section class="panel" aria-labelledby="failures">
@@ -123,13 +123,6 @@ title="{{ f.correlation }}">{{ f.correlation[:12] }}</a></td>
 </tbody></table></div>
 </section>
 {% endif %}
-<section class="panel" aria-labelledby="timeline">
-<header><h2 id="timeline">Timeline</h2>
-<a href="{{ root }}/admin/events?session={{ head.session | urlencode }}">Audit events of this session</a></header>
-{{ tables.timeline(picture, entries) }}
-{% if left_out %}<p class="soft">{{ left_out }} older entries are not shown.</p>{% endif %}
-</section>
-{{ watched.stderr_panel(stderr) }}
 {% if s.refused %}
 <section class="panel" aria-labelledby="blocked">
 <header><h2 id="blocked">Refused by sandboxes</h2></header>
@@ -148,6 +141,15 @@ title="{{ f.correlation }}">{{ f.correlation[:12] }}</a></td>
 </tbody></table></div>
 </section>
 {% endif %}
+{% if failures %}{{ watched.stderr_panel(stderr, exceptions) }}{% endif %}
+<section class="panel" aria-labelledby="timeline">
+<header><h2 id="timeline">Timeline</h2>
+<a href="{{ root }}/admin/events?session={{ head.session | urlencode }}">Audit events of this session</a></header>
+{{ tables.timeline(picture, entries) }}
+{% if left_out %}<p class="soft">{{ left_out }} older entries are not shown.</p>{% endif %}
+</section>
+{% if not failures %}{{ watched.stderr_panel(stderr, exceptions) }}{% endif %}
+{{ watched.frames_panel(head.session, frames) }}
 <section class="panel" aria-labelledby="processes">
 <header><h2 id="processes">Servers of this session</h2></header>
 {% for p in s.processes %}
@@ -164,7 +166,7 @@ class="badge busy">busy</span>
 <div><dt>Era</dt><dd>{{ p.era }}</dd></div>
 </dl>
 {% if p.stderr and not stderr %}
-<pre tabindex="0" aria-label="Last lines of stderr of {{ p.server }}">{{ p.stderr | join("\\n") }}</pre>
+<pre tabindex="0" class="log" aria-label="Last lines of stderr of {{ p.server }}">{{ p.stderr | join("\\n") }}</pre>
 {% endif %}
 </div>
 {% else %}
@@ -172,7 +174,6 @@ class="badge busy">busy</span>
 {% endfor %}
 </section>
 {% if environment %}{{ environments.panel(environment) }}{% endif %}
-{{ watched.frames_panel(head.session, frames) }}
 <section class="panel" aria-labelledby="facts">
 <header><h2 id="facts">Who and where</h2></header>
 <dl class="facts">

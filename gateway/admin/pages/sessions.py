@@ -149,6 +149,13 @@ placeholder="id, workspace, endpoint …"></label>
 <form class="search" role="search">
 <label class="grow">Find<input name="q" type="search" value="{{ query.query }}"
 placeholder="id, principal, client, workspace, server …"></label>
+<label>Order<select name="sort">
+{% for name, label in orders.items() %}
+<option value="{{ name }}"{% if order == name %} selected{% endif %}>{{ label }}</option>
+{% endfor %}
+</select></label>
+<button>Find</button>
+<span class="break"></span>
 {% for name in texts %}
 <label>{{ name | capitalize }}<input name="{{ name }}" value="{{ given[name] }}" size="12"></label>
 {% endfor %}
@@ -165,12 +172,6 @@ placeholder="id, principal, client, workspace, server …"></label>
 <label>Failures<select name="failing"><option value="">all</option>
 <option value="true"{% if given.failing %} selected{% endif %}>with failures</option>
 </select></label>
-<label>Order<select name="sort">
-{% for name, label in orders.items() %}
-<option value="{{ name }}"{% if order == name %} selected{% endif %}>{{ label }}</option>
-{% endfor %}
-</select></label>
-<button>Find</button>
 </form>
 {% endif %}
 {% endblock %}

@@ -28,7 +28,9 @@ PAGE: Final = ConsolePage(
 {% extends "layout.html" %}
 {% block title %}Tools{% endblock %}
 {% block body %}
-<div class="head"><h1>Tools</h1></div>
+<div class="head"><div><h1>Tools</h1><p>What servers offer.
+A tool that does not say that it only reads may write.</p></div>
+<div class="actions"><span class="soft">{{ total }} tool{{ "" if total == 1 else "s" }}</span></div></div>
 <form class="search" role="search">
 <label class="grow">Find<input name="q" type="search" value="{{ query }}"
 placeholder="server, name, description …"></label>
@@ -39,6 +41,7 @@ placeholder="server, name, description …"></label>
 </form>
 {% endblock %}
 {% block live %}
+{% import "tables.html" as tables with context %}
 {% set session = given.session %}
 {% if session %}<p class="notice">A tool is called in session
 <a class="id" href="{{ root }}/admin/sessions/{{ session | urlencode }}">{{ session }}</a>.</p>{% endif %}
@@ -58,7 +61,7 @@ not answered, or answer sessions only.</p>
 <th scope="row"><a href="{{ root }}/admin/tools/{{ t.server | urlencode }}?name={{ t.name | urlencode }}
 {%- if session %}&amp;session={{ session | urlencode }}{% endif %}">{{ t.name }}</a></th>
 <td data-label="Server">{{ t.server }}</td>
-<td><span class="badge{{ "" if t.operation == "read" else " warn" }}">{{ t.operation }}s</span></td>
+<td>{{ tables.operation(t.operation) }}</td>
 <td class="words">{{ t.description | truncate(200) }}</td>
 </tr>
 {% endfor %}

@@ -26,7 +26,15 @@ async def _facts(operators: Operators, request: Request) -> dict[str, Any]:
     rows = await operators.usage(by, over)
     most = max((row.calls for row in rows), default=0) or 1
     choices = [(kind, f"{kind.capitalize()}s") for kind in _KINDS]
-    facts = {"rows": rows[:_ROWS], "left_out": max(len(rows) - _ROWS, 0), "most": most, "by": by, "kinds": choices}
+    totals = {"calls": sum(row.calls for row in rows), "failed": sum(row.failed for row in rows), "count": len(rows)}
+    facts = {
+        **totals,
+        "rows": rows[:_ROWS],
+        "left_out": max(len(rows) - _ROWS, 0),
+        "most": most,
+        "by": by,
+        "kinds": choices,
+    }
     return {**facts, "range": over, "ranges": RANGE_CHOICES}
 
 
@@ -42,7 +50,7 @@ PAGE: Final = ConsolePage(
 {% block title %}Usage{% endblock %}
 {% block body %}
 {% import "tables.html" as tables with context %}
-<div class="head"><div><h1>Usage</h1><p>The most calls first.</p></div>
+<div class="head"><div><h1>Usage</h1><p>Who and what was used, the most calls first.</p></div>
 <div class="actions">
 {{ tables.segments("Who or what", "by", kinds, by, {"range": range}) }}
 {{ tables.segments("Range", "range", ranges, range, {"by": by}) }}
@@ -50,9 +58,16 @@ PAGE: Final = ConsolePage(
 {% endblock %}
 {% block live %}
 {% import "tables.html" as tables with context %}
+{% if rows %}
+<dl class="tiles">
+<div><dt>{{ by | capitalize }}s</dt><dd>{{ "{:,}".format(count) }}</dd></div>
+<div><dt>Calls</dt><dd>{{ "{:,}".format(calls) }}</dd></div>
+<div><dt>Failed</dt><dd{% if failed %} class="bad"{% endif %}>{{ "{:,}".format(failed) }}</dd></div>
+</dl>
+{% endif %}
 <section class="panel" aria-label="Usage">
 {% if not rows %}<p class="empty">No call in this time.</p>
-{% elif by in ("principal", "client") %}{{ tables.usage_table(rows, by, most) }}
+{% elif by in ("principal", "client") %}{{ tables.usage_table(rows, by, most, calls or 1) }}
 {% else %}{{ tables.tool_usage_table(rows, range, most) }}{% endif %}
 </section>
 {% if left_out %}<p class="soft">{{ left_out }} more are not shown.</p>{% endif %}

@@ -50,7 +50,7 @@ class Draining(FakeReplicas):
     is_draining = True
 
     async def reports(self) -> list[ReplicaReport]:
-        return [ReplicaReport(replica="abc", address=HOSTILE)]
+        return [ReplicaReport(replica="abc", address=HOSTILE), ReplicaReport(replica="def", draining=True)]
 
 
 @pytest.fixture
@@ -229,7 +229,7 @@ async def test_a_module_of_the_package_is_a_page_and_needs_no_other_change(
     _toy: None, operator: httpx.AsyncClient
 ) -> None:
     assert list(console_pages())[-1] == "toy"
-    assert "1 replica" in (await operator.get("/admin/toy")).text
+    assert "2 replica" in (await operator.get("/admin/toy")).text
     assert 'href="/admin/toy"' in (await operator.get("/admin")).text
 
 

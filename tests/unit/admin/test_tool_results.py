@@ -53,7 +53,7 @@ def test_parts_are_counted_and_what_they_are_beside_is_told_apart() -> None:
     *texts, more, structured, beside = parts_of(result)
     assert len(texts) == MOST_PARTS and more.note == "3 more parts are not shown."
     assert (structured.title, structured.is_aside) == ("Structured content", False)
-    assert (beside.title, beside.is_aside) == ("Beside the content", True)
+    assert (beside.title, beside.is_aside) == ("Other fields of the result", True)
 
 
 @requirement("ops.try-tools")

@@ -1,0 +1,15 @@
+"""What stands above the stderr of a session."""
+
+from gateway.admin.frames_panel import exceptions_in
+from tests.requirements import requirement
+
+
+@requirement("ops.console-why")
+def test_the_cause_in_the_middle_of_a_traceback_is_found() -> None:
+    cause = "PermissionError: [Errno 13] Permission denied: '/srv/secret'"
+    lines = ["Traceback (most recent call last):", *(["  File x"] * 60), cause, "", *(["  File y"] * 60)]
+    told = "mcp.server.fastmcp.exceptions.ToolError: Error executing tool read_secret"
+    assert exceptions_in([*lines, f"  | {told}", "INFO done"]) == [cause, told]
+    assert exceptions_in([cause, told, cause]) == [told, cause], "each once, where it was last"
+    assert exceptions_in(["no Error here", "Error", "x" * 100_000 + "Error: y"]) == []
+    assert len(exceptions_in([f"E{number}Error: x" for number in range(50)])) == 4
