@@ -50,7 +50,7 @@ class Enclosures:
         self._sandboxes = sandboxes
         self._inherited = inherited
         self._closed = tuple(closed)
-        self._private = tuple(private)
+        self.private = tuple(private)
         self._clock = clock
         self._run = run
         self._made: dict[Sandbox, tuple[float, Enclosure]] = {}
@@ -89,7 +89,7 @@ class Enclosures:
         """Find the paths anew. What they open of the gateway's own is refused when it starts (`refuse_open`); what has
         come since (a folder that was made or mounted at a path in `args`) keeps the walls as they were."""
         made = enclosure_of(self._settings, sandbox, inherited=self._inherited, closed=self._closed)
-        opens = next(opened(made.walls, self._private), None)
+        opens = next(opened(made.walls, self.private), None)
         if opens is None:
             self._made[sandbox] = self._clock(), made
         elif opens not in self._told:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from gateway.config.keyring import key_file
 from gateway.config.settings import GatewaySettings
+from session_store.sqlite import KEY_FILE_ENDING
 from transports.upstream.walls.spec import Walls
 
 __all__ = ["grant_of", "opened", "own_files"]
@@ -15,9 +16,10 @@ def own_files(options: GatewaySettings) -> list[Path]:
     """The gateway's keys, and its store if that is a file, with those that SQLite writes beside it. They may not exist
     yet."""
     kind, _, path = options.store.partition(":///")
-    store = (
-        [f"{path}{ending}" for ending in ("", ".keys", "-wal", "-shm", "-journal")] if kind == "sqlite" and path else []
-    )
+    store = []
+    if kind == "sqlite" and path:
+        database = os.path.realpath(path)  # SQLite, too, follows links before it names the files beside it
+        store = [path, f"{path}{KEY_FILE_ENDING}", *(f"{database}{ending}" for ending in ("-wal", "-shm", "-journal"))]
     named = (key_file(), Path(options.store_file) if options.store_file else None, *map(Path, store))
     return [file for file in named if file is not None]
 

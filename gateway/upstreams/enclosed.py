@@ -1,7 +1,9 @@
 """Adds the sandbox of a server to the resources of its links: walls, a folder of their own, and what is in it."""
 
+import logging
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
+from pathlib import Path
 
 from msgspec import structs
 
@@ -9,12 +11,16 @@ from gateway.config.sandbox import Sandbox
 from gateway.context.link_resources import LinkResources
 from gateway.context.session_folders import SessionFolders
 from gateway.sandbox.enclosures import Enclosures
+from gateway.sandbox.own_files import opened
 from gateway.sandbox.packages import PackageInUse
 from gateway.sandbox.profiles import Enclosure, OwnFolder
 from session_store.tool_session import SOCKET_VARIABLE
+from transports.upstream.walls.spec import Walls
 from transports.upstream_port import UpstreamUnavailable
 
 __all__ = ["Enclosing"]
+
+logger = logging.getLogger(__name__)
 
 
 class Enclosing:
@@ -32,6 +38,7 @@ class Enclosing:
         self._enclosures = enclosures
         self._folders = folders
         self._package = package
+        self._refused: list[tuple[str, Path]] = []  # what was logged last
         self.sandbox = enclosures.sandbox
 
     async def of_session(self, resources: LinkResources, session_id: str, sandbox: Sandbox) -> LinkResources:
@@ -96,11 +103,31 @@ class Enclosing:
             sockets=tuple(filter(None, (given.env.get(SOCKET_VARIABLE),))),
             code=code,
         )
+        self._refuse_open(process.walls)
         close = _both(resources.close, lambda: self._folders.release(session_id))
         env = {**process.env, **given.env}
         return replace(
             resources, given=structs.replace(given, env=env, walls=process.walls, cwd=process.cwd), close=close
         )
+
+    def _refuse_open(self, walls: Walls) -> None:
+        """The start of the gateway looks at all sandboxes. What they name may since have become another folder, with a
+        mount for instance.
+
+        Raises:
+            UpstreamUnavailable: the walls leave files of the gateway open. Clients are not told which; the log is.
+        """
+        refused = list(opened(walls, self._enclosures.private))
+        for grant, file in refused if refused != self._refused else ():
+            logger.error(
+                "server %s is not started: its sandbox grants %s, and with it %s, which holds keys or sessions of the "
+                "gateway; move the file out of what is granted, or name a narrower folder",
+                *(self._name, grant, file),
+                extra={"server": self._name},
+            )
+        self._refused = refused
+        if refused:
+            raise UpstreamUnavailable("its sandbox grants files of the gateway; the log of the gateway names them")
 
 
 def _both(first: Callable[[], None], second: Callable[[], None]) -> Callable[[], None]:

@@ -141,3 +141,27 @@ async def test_a_package_is_released_if_the_walls_cannot_be_made(monkeypatch: py
 
 def refuse(*_: object) -> None:
     raise OSError(28, "No space left on device")
+
+
+@requirement("box.keys")
+async def test_no_process_starts_when_a_granted_folder_has_come_to_hold_keys(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    keys, data, folders, closed = tmp_path / "private" / "keys", tmp_path / "data", SessionFolders(), list[str]()
+    keys.parent.mkdir()
+    data.mkdir()
+    monkeypatch.setenv("MCP_GATEWAY_KEYS_FILE", str(data / "keys"))
+    (data / "keys").symlink_to(keys)
+    settings = UpstreamSettings.model_validate({"command": "cat", "args": [str(data)], "sandbox": "standard"})
+    enclosures = enclosures_of("notes", settings, GatewaySettings())
+    one = Enclosing("notes", enclosures, folders, lambda: using(None))
+    sandbox = one.sandbox("direct")
+    (await one.of_session(resources(closed), "s1", sandbox)).close()
+    (data / "keys").unlink()  # the operator puts the file itself where the link was
+    for session in ("s1", "s2"):
+        with pytest.raises(UpstreamUnavailable, match="grants files of the gateway") as refused:
+            await one.of_session(resources(closed), session, sandbox)
+        assert str(tmp_path) not in str(refused.value), "clients learn no paths"
+    assert closed == ["closed"] * 3 and len(caplog.messages) == 1, "each start is refused, and one line says why"
+    assert f"server notes is not started: its sandbox grants {data}, and with it {data / 'keys'}" in caplog.text
+    await folders.close()
