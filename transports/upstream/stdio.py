@@ -7,9 +7,11 @@ import logging
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from time import monotonic
 from typing import Any, Final
 
 from transports.jsonrpc import InvalidMessage, Message, parse_lenient
+from transports.upstream.ends import Ends
 from transports.upstream.process import Command, Process, ProcessFailed
 from transports.upstream.spawn import ForkServer
 from transports.upstream.unreadable import answered_by, meant_by
@@ -59,6 +61,7 @@ class StdioUpstream:
         self._max_line_bytes = max_line_bytes
         self._grace_s = grace_s
         self._scrubber = scrubber
+        self._ends = Ends()
 
     async def connect(self, given: ConnectOptions, events: LinkEvents) -> "StdioLink":
         """Start a child, or attach to the prestarted one."""
@@ -86,7 +89,7 @@ class StdioUpstream:
             cwd=env.get("HOME") if cwd == HOME else cwd,
             walls=given.walls,
         )
-        link = StdioLink(self._name, events, self._grace_s, self._scrubber(own))
+        link = StdioLink(self._name, events, self._grace_s, self._scrubber(own), self._ends)
         try:
             process = await self._fork_server.spawn(
                 command, link, max_line_bytes=self._max_line_bytes, stderr=link.stderr, fields=link.log_fields
@@ -102,15 +105,19 @@ class StdioUpstream:
 
 
 class StdioLink:
-    """One child. Receives its lines (`LineSink`) and passes on the messages in them."""
+    """One child. Receives its lines (`LineSink`) and passes on the messages in them. `ends` are those of all children
+    of the server."""
 
     _process: Process
 
-    def __init__(self, name: str, events: LinkEvents, grace_s: float, scrub: Callable[[str], str]) -> None:
+    def __init__(
+        self, name: str, events: LinkEvents, grace_s: float, scrub: Callable[[str], str], ends: Ends | None = None
+    ) -> None:
         self._name = name
         self._events = events
         self._grace_s = grace_s
         self._scrub = scrub
+        self._ends = ends or Ends()
         self._is_heard = False  # it has sent a message
         self._noise: list[str] = []  # the first lines of stdout that were none
 
@@ -215,16 +222,19 @@ class StdioLink:
         if self._process.why_ended:
             how = f"was ended: {self._process.why_ended}"
         if code or not self._is_heard:
-            logger.warning(
-                "server %s %s; the end of its output: %s",
-                *(
-                    self._name,
-                    how,
-                    " | ".join(text[:_LOGGED_CHARS] for text in self._words_with_text()[-3:]) or "nothing",
-                ),
-                extra=self._events.log_fields(),
-            )
+            self._log_end(how)
         self._events.closed(f"server {self._name!r} {how}")
+
+    def _log_end(self, how: str) -> None:
+        words = " | ".join(text[:_LOGGED_CHARS] for text in self._words_with_text()[-3:]) or "nothing"
+        silent = 0 if self._is_heard else self._ends.add(how, words, monotonic())
+        before = f" ({silent} more before it, which have no line)" if silent else ""
+        logger.log(
+            logging.DEBUG if silent is None else logging.WARNING,
+            "server %s %s%s; the end of its output: %s",
+            *(self._name, how, before, words),
+            extra=self._events.log_fields(),
+        )
 
     def stderr(self, line: bytes) -> None:
         if (receive := self._events.stderr) is not None:

@@ -8,6 +8,7 @@ import pytest
 from session_store.metadata import output_scrubber, scrubbed_text
 from tests.requirements import requirement
 from transports.testing import RecordedEvents
+from transports.upstream.ends import Ends
 from transports.upstream.process import Process
 from transports.upstream.stdio import StdioLink
 
@@ -44,6 +45,26 @@ def test_a_child_that_failed_has_one_short_line_in_the_log(caplog: pytest.LogCap
     link.exited(1)
     [told] = caplog.messages
     assert told.endswith("| KeyError: 'API_KEY'") and len(told) < 500
+
+
+@requirement("proc.ends")
+def test_a_server_that_dies_again_and_again_does_not_fill_the_log(caplog: pytest.LogCaptureFixture) -> None:
+    ends = Ends()
+    for code in (3, 3, 3, 4, 3):
+        link = StdioLink("files", RecordedEvents(), 1.0, scrubbed_text, ends)
+        link.attach(cast(Process, DeadChild()))
+        link.exited(code)
+    assert [message.partition(";")[0] for message in caplog.messages] == [
+        "server files exited with code 3",
+        "server files exited with code 4 (2 more before it, which have no line)",
+    ]
+    caplog.clear()
+    for _ in range(2):
+        link = StdioLink("files", RecordedEvents(), 1.0, scrubbed_text, ends)
+        link.attach(cast(Process, DeadChild()))
+        link.line(b'{"jsonrpc":"2.0","id":1,"result":{}}')
+        link.exited(3)
+    assert len(caplog.messages) == 2, "each of these has served somebody"
 
 
 @requirement("box.tree-limits")
