@@ -6,28 +6,33 @@ from typing import Any, Final
 
 from starlette.requests import Request
 
+from gateway.admin.frames import StderrPage
 from gateway.admin.page import OPERATOR, Action, ConsoleOperators
+from gateway.admin.reports import SessionRow
+from gateway.calls.session_frames import StderrLine
 
 __all__ = ["FRAME_ACTIONS", "exceptions_in", "frame_facts"]
 
 _FRAMES: Final = 60
 _LINES: Final = 200
 _EXCEPTION: Final = re.compile(
-    r"[\s|]{0,40}(?:[A-Za-z_]\w{0,60}\.){0,8}[A-Za-z_]\w{0,60}(?:Error|Exception|Interrupt): \S"
+    r"[\s|]{0,40}(?:[A-Za-z_]\w{0,60}\.){0,8}[A-Za-z_]\w{0,60}(?:[Ee]rror|Exception|Interrupt): \S"
 )
 _MOST_EXCEPTIONS: Final = 4
 
 
-async def frame_facts(operators: ConsoleOperators, request: Request, session: str) -> dict[str, Any]:
+async def frame_facts(operators: ConsoleOperators, request: Request, row: SessionRow) -> dict[str, Any]:
     """The variables of `frames.html` for a live session: its newest messages first. `frames` is None if the operator
-    may not see them."""
+    may not see them: then `stderr` has what is kept of each process."""
     by = request.scope.get(OPERATOR, "")
-    both = await operators.watches.both(session, by, frames=_FRAMES, lines=_LINES)
+    both = await operators.watches.both(row.session, by, frames=_FRAMES, lines=_LINES)
     if both is None:
-        return {"frames": None, "stderr": None, "exceptions": []}
-    frames, stderr = both
+        kept = [StderrLine(number=0, server=one.server, text=text) for one in row.processes for text in one.stderr]
+        frames, stderr = None, StderrPage(watched=False, lines=kept)
+    else:
+        frames, stderr = both
     return {
-        "frames": {"page": frames, "newest": frames.frames[::-1]},
+        "frames": frames and {"page": frames, "newest": frames.frames[::-1]},
         "stderr": stderr,
         "exceptions": exceptions_in(line.text for line in stderr.lines),
     }

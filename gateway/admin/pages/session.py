@@ -35,7 +35,7 @@ async def _facts(operators: ConsoleOperators, request: Request) -> dict[str, Any
         "left_out": max(len(timeline.entries) - _LATEST_ENTRIES, 0),
         "tasks": page.tasks,
         "has_more_tasks": bool(page.after),
-        **({} if row is None else await frame_facts(operators, request, row.session)),
+        **({} if row is None else await frame_facts(operators, request, row)),
     }
 
 
@@ -141,14 +141,14 @@ title="{{ f.correlation }}">{{ f.correlation[:12] }}</a></td>
 </tbody></table></div>
 </section>
 {% endif %}
-{% if failures %}{{ watched.stderr_panel(stderr, exceptions) }}{% endif %}
+{% if failures %}{{ watched.stderr_panel(stderr, exceptions, frames) }}{% endif %}
 <section class="panel" aria-labelledby="timeline">
 <header><h2 id="timeline">Timeline</h2>
 <a href="{{ root }}/admin/events?session={{ head.session | urlencode }}">Audit events of this session</a></header>
 {{ tables.timeline(picture, entries) }}
 {% if left_out %}<p class="soft">{{ left_out }} older entries are not shown.</p>{% endif %}
 </section>
-{% if not failures %}{{ watched.stderr_panel(stderr, exceptions) }}{% endif %}
+{% if not failures %}{{ watched.stderr_panel(stderr, exceptions, frames) }}{% endif %}
 {{ watched.frames_panel(head.session, frames) }}
 <section class="panel" aria-labelledby="processes">
 <header><h2 id="processes">Servers of this session</h2></header>
@@ -165,9 +165,6 @@ class="badge busy">busy</span>
 <div><dt>In flight</dt><dd>{{ p.in_flight }}</dd></div>
 <div><dt>Era</dt><dd>{{ p.era }}</dd></div>
 </dl>
-{% if p.stderr and not stderr %}
-<pre tabindex="0" class="log" aria-label="Last lines of stderr of {{ p.server }}">{{ p.stderr | join("\\n") }}</pre>
-{% endif %}
 </div>
 {% else %}
 <p class="empty">No process of its own runs now. One starts with its first call.</p>

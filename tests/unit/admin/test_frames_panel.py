@@ -11,5 +11,6 @@ def test_the_cause_in_the_middle_of_a_traceback_is_found() -> None:
     told = "mcp.server.fastmcp.exceptions.ToolError: Error executing tool read_secret"
     assert exceptions_in([*lines, f"  | {told}", "INFO done"]) == [cause, told]
     assert exceptions_in([cause, told, cause]) == [told, cause], "each once, where it was last"
+    assert exceptions_in(["socket.gaierror: [Errno -3] no name"]) == ["socket.gaierror: [Errno -3] no name"]
     assert exceptions_in(["no Error here", "Error", "x" * 100_000 + "Error: y"]) == []
     assert len(exceptions_in([f"E{number}Error: x" for number in range(50)])) == 4
