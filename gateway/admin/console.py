@@ -28,6 +28,7 @@ from gateway.version import __version__
 from session_store import StoreUnavailable
 from transports.inbound.http import Guard, read_body
 from transports.inbound_port import Refused
+from transports.tasks import Tasks
 
 __all__ = ["Console"]
 
@@ -67,6 +68,8 @@ class Console:
         self._pages = console_pages()
         self._navigation = [page for page in self._pages.values() if page.label]
         self._templates = _environment({f"pages/{name}": page.template for name, page in self._pages.items()})
+        self._compiling = Tasks("templates of the console")
+        self._is_compiled = False
 
     @property
     def routes(self) -> list[Route | Mount]:
@@ -97,6 +100,7 @@ class Console:
         async def explained(request: Request) -> Response:
             try:
                 self._access.check_host(request)
+                await self._compiled()
                 return await endpoint(request)
             except HostNotAllowed as error:
                 return PlainTextResponse(str(error), 421, headers=_HEADERS)
@@ -110,6 +114,18 @@ class Console:
                 return PlainTextResponse(str(refused), refused.status, headers=_HEADERS)
 
         return explained
+
+    async def _compiled(self) -> None:
+        """Compile all templates before the first page is shown. That takes a quarter of a second, in which a thread
+        lets the calls of clients go on."""
+        if self._is_compiled:
+            return
+        await self._compiling.share("templates", lambda: asyncio.to_thread(self._compile))
+        self._is_compiled = True
+
+    def _compile(self) -> None:
+        for name in self._templates.list_templates():
+            self._templates.get_template(name)
 
     # -- pages
 

@@ -1,6 +1,7 @@
 """`gateway.admin.console`: each page is shown, kept up to date and acted on in the same way, whatever it is about."""
 
 import json
+import threading
 from collections.abc import AsyncIterator
 from pathlib import Path
 from time import time
@@ -10,6 +11,7 @@ from typing import Any
 import httpx
 import msgspec
 import pytest
+from jinja2 import Environment
 from starlette.applications import Starlette
 
 from gateway.admin import hosts, pages
@@ -254,3 +256,21 @@ async def test_the_form_ends_what_the_page_has_counted(operator: httpx.AsyncClie
     done = await operator.post("/admin/sessions/end", data={"client": HOSTILE})
     assert (done.status_code, done.headers["location"]) == (303, "/admin/events")
     assert [session for session, _ in ending.ended] == [SESSION]
+
+
+@requirement("ops.console")
+async def test_no_page_is_compiled_on_the_event_loop(
+    operator: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    threads: set[int] = set()
+    compile_ = Environment.compile
+
+    def compiled(environment: Environment, *given: Any, **more: Any) -> Any:
+        threads.add(threading.get_ident())
+        return compile_(environment, *given, **more)
+
+    monkeypatch.setattr(Environment, "compile", compiled)
+    assert (await operator.get("/admin/sessions")).status_code == 200
+    assert threads and threading.get_ident() not in threads
+    threads.clear()
+    assert (await operator.get("/admin/servers")).status_code == 200 and not threads, "all are compiled at once"
