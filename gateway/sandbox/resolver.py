@@ -27,6 +27,8 @@ REACHABLE_S: Final = 300.0
 """How long an answered address is reachable: longer than its TTL, because programs connect after they have asked."""
 
 _IDLE_S: Final = 30.0
+_REFUSED_S: Final = 0.1
+"""How long a program that asks too often waits for being told so. It cannot ask again at once."""
 _LOCALHOST: Final = ("127.0.0.1", "::1")
 
 
@@ -55,19 +57,22 @@ class SessionResolver:
         self._clock = clock
         self._streams = 0
         self._at_once = asyncio.Semaphore(MAX_AT_ONCE)
-        self._allowance = BURST
-        self._counted_at = clock()
+        self._questions = _Allowance(clock)
+        self._openings = _Allowance(clock)  # programs of the C library open a stream for each question
+        self._is_loaded = False
 
     async def serve(self, client: socket.socket) -> None:
         """Answer what is asked on a stream, or a socket of packets, until its end. Owns the socket."""
-        if self._streams >= MAX_STREAMS:
+        if self._streams >= MAX_STREAMS or not self._openings.spend():
             client.close()
             return
         self._streams += 1
         try:
             with contextlib.ExitStack() as unless_served:
                 unless_served.callback(client.close)
-                await asyncio.to_thread(load)
+                if not self._is_loaded:
+                    await asyncio.to_thread(load)
+                    self._is_loaded = True
                 unless_served.pop_all()
             await (self._serve_packets if client.type == socket.SOCK_SEQPACKET else self._serve_stream)(client)
         finally:
@@ -80,13 +85,12 @@ class SessionResolver:
         with client, contextlib.suppress(OSError, TimeoutError):
             while True:
                 async with asyncio.timeout(_IDLE_S):
-                    packet = await loop.sock_recv(client, MAX_QUERY_BYTES)
-                    query = read_query(packet)
-                    if query is not None:
-                        outcome, addresses = await self._outcome(query)
-                        client.send(query.datagram(outcome, addresses))
-                    elif not packet:
+                    query = read_query(await loop.sock_recv(client, MAX_QUERY_BYTES))
+                    if query is None:  # the end, or no question: it is not read any further, as a stream
                         return
+                    outcome, addresses = await self._outcome(query)
+                    client.send(query.datagram(outcome, addresses))
+                await asyncio.sleep(0)  # data that is there is read without a pause
 
     async def _serve_stream(self, client: socket.socket) -> None:
         try:
@@ -128,10 +132,11 @@ class SessionResolver:
         return query.reply(*await self._outcome(query))
 
     async def _outcome(self, query: Query) -> tuple[Outcome, tuple[str, ...]]:
+        if not self._questions.spend():
+            await asyncio.sleep(_REFUSED_S)
+            return "refused", ()
         if query.problem is not None:
             return query.problem, ()
-        if not self._spend():
-            return "refused", ()
         if query.name == "localhost" or query.name.endswith(".localhost"):  # RFC 6761
             return "found", _LOCALHOST
         if not self._rules.is_resolved(query.name):
@@ -146,11 +151,21 @@ class SessionResolver:
             return "failed", ()
         return found.outcome, found.addresses
 
-    def _spend(self) -> bool:
+
+class _Allowance:
+    """`PER_SECOND` on average, and up to `BURST` at once."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._left = BURST
+        self._counted_at = clock()
+
+    def spend(self) -> bool:
+        """Take one. False if there is none left."""
         now = self._clock()
-        self._allowance = min(BURST, self._allowance + (now - self._counted_at) * PER_SECOND)
+        self._left = min(BURST, self._left + (now - self._counted_at) * PER_SECOND)
         self._counted_at = now
-        if self._allowance < 1:
+        if self._left < 1:
             return False
-        self._allowance -= 1
+        self._left -= 1
         return True

@@ -107,6 +107,40 @@ async def test_questions_per_second_and_streams_are_bounded() -> None:
 
 
 @requirement("box.names")
+async def test_what_is_no_question_costs_as_much_as_one_and_ends_a_socket_of_packets() -> None:
+    served = Served(Reach(names=True))
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    ours.setblocking(False)
+    serving = asyncio.ensure_future(served.resolver.serve(theirs))
+    with ours:
+        wire = dns.message.make_query("a.test", "A").to_wire()
+        ours.send(wire)
+        loop = asyncio.get_running_loop()
+        assert dns.message.from_wire(await loop.sock_recv(ours, 4_096)).answer
+        ours.send(b"junk")
+        await asyncio.wait_for(serving, 10)
+        assert await loop.sock_recv(ours, 4_096) == b""
+    odd = dns.message.make_query("a.test", "A", rdclass="CH").to_wire()
+    async with served.client() as (reader, writer):
+        for _ in range(int(BURST)):
+            writer.write(len(odd).to_bytes(2, "big") + odd)
+            await reader.readexactly(int.from_bytes(await reader.readexactly(2), "big"))
+    assert await served.ask("a.test") == [(5, [])], "questions with a fault are counted"
+
+
+@requirement("box.names")
+async def test_streams_per_second_are_bounded() -> None:
+    served = Served(Reach(names=True))
+    for _ in range(int(BURST)):
+        async with served.client():
+            pass
+    async with served.client() as (reader, _):
+        assert await reader.read() == b""
+    served.now += 1.0
+    assert await served.ask("a.test") == [(0, ["93.184.216.34"])]
+
+
+@requirement("box.names")
 @pytest.mark.parametrize("sent", [b"\xff\xff" + b"x" * 100, b"\0\5hello", b"\0\0", b"\0"])
 async def test_who_is_no_client_of_a_resolver_is_disconnected(sent: bytes) -> None:
     served = Served(Reach(names=True))
