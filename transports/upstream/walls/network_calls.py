@@ -12,6 +12,7 @@ import ipaddress
 import os
 import socket
 import struct
+import time
 from collections.abc import Callable
 from typing import Final
 
@@ -38,7 +39,6 @@ __all__ = ["NetworkCalls"]
 
 _ACCEPT_S: Final = 0.5
 _MAX_OWN_LISTENERS: Final = 64
-_TCP: Final = (socket.IPPROTO_TCP, 262)  # 262: IPPROTO_MPTCP
 _QUIET: Final = ("/run/nscd/socket", "/var/run/nscd/socket", "/run/systemd/resolve/io.systemd.Resolve")
 """The C library tries these before it asks a resolver. To refuse them is worth no message."""
 
@@ -124,7 +124,7 @@ class NetworkCalls:
             return errno.ESRCH
         if isinstance(given, UnixPath):
             return self._connect_unix(notification, theirs, given.path, path)
-        if theirs.type != socket.SOCK_STREAM or theirs.proto not in _TCP:
+        if theirs.type != socket.SOCK_STREAM or theirs.proto != socket.IPPROTO_TCP:
             return errno.EACCES
         if isinstance(given, Disconnect):
             return connect(theirs.fileno(), _DISCONNECT)
@@ -165,12 +165,13 @@ class NetworkCalls:
         with socket.socket(theirs.family) as meeting:
             meeting.bind(("127.0.0.1" if theirs.family == socket.AF_INET else "::1", 0))
             meeting.listen(1)
-            meeting.settimeout(_ACCEPT_S)
+            until = time.monotonic() + _ACCEPT_S
             error = connect(theirs.fileno(), _raw(meeting.getsockname(), theirs.family))
             if error not in (0, errno.EINPROGRESS):
                 return error
             try:
-                while True:  # whoever else finds the port is not let in
+                while True:  # whoever else finds the port is not let in, and takes none of the time
+                    meeting.settimeout(max(0.001, until - time.monotonic()))
                     client, peer = meeting.accept()
                     with client:
                         if peer == theirs.getsockname():
@@ -199,8 +200,9 @@ class NetworkCalls:
 
     def _listen(self, notification: Notification, theirs: socket.socket) -> int:
         backlog = notification.arguments[1] & 0xFFFF
-        if theirs.family in INTERNET:
-            address, port = theirs.getsockname()[:2]
+        place = theirs.getsockname()[:2] if theirs.family in INTERNET else None
+        if place is not None:
+            address, port = place
             is_loopback = kind_of(ipaddress.ip_address(address))[0] == "loopback"
             if self._touched is not None:
                 self._touched("listen", f"{address} {port}")
@@ -210,6 +212,11 @@ class NetworkCalls:
         elif theirs.family != socket.AF_UNIX:
             return errno.EACCES
         theirs.listen(backlog)
+        if place is not None and theirs.getsockname()[:2] != place:
+            # A thread has taken it off its address and bound it to another one while it was looked at.
+            theirs.shutdown(socket.SHUT_RDWR)
+            self._refused("listen", str(place[1]), "bound to another address meanwhile")
+            return errno.EACCES
         self._own_listeners[os.fstat(theirs.fileno()).st_ino] = None
         if len(self._own_listeners) > _MAX_OWN_LISTENERS:
             del self._own_listeners[next(iter(self._own_listeners))]
