@@ -157,6 +157,9 @@ def test_only_streams_are_made_where_the_gate_looks_at_connections() -> None:
     assert errors_of(FilterKind(connections=True), *(("socket", *each) for each in made)) == [0] * len(made)
     pairs = [("socketpair", unix, kind, 0, 0) for kind in (1, 5, 2)]
     assert errors_of(FilterKind(connections=True), *pairs) == [errno.EFAULT, errno.EFAULT, REFUSED]
+    tipc = ("socketpair", 30, 5, 0, 0)
+    assert errors_of(FilterKind(connections=True), tipc) == errors_of(FilterKind(), tipc) == [REFUSED]
+    assert errors_of(FilterKind(), pairs[0]) == [errno.EFAULT]
 
 
 @requirement("box.system")

@@ -186,7 +186,8 @@ def _of_others(kind: FilterKind) -> dict[str, Decision]:
 
 def _of_sockets(kind: FilterKind) -> dict[str, Decision]:
     if not kind.connections:
-        return {"socket": Match(0, dict.fromkeys((_UNIX, _INET, _INET6, _NETLINK), ALLOW), _EPERM)}
+        families = Match(0, dict.fromkeys((_UNIX, _INET, _INET6, _NETLINK), ALLOW), _EPERM)
+        return {"socket": families, "socketpair": Match(0, {_UNIX: ALLOW}, _EPERM)}
     unix = Match(1, dict.fromkeys((_STREAM, _SEQPACKET), ALLOW), _EPERM, mask=_TYPE)
     tcp = Match(2, dict.fromkeys((0, _TCP), ALLOW), _EPERM)
     udp = Match(2, dict.fromkeys((0, _UDP), NOTIFY), _EPERM)  # the gate gives a socket that reaches a resolver only
@@ -200,7 +201,7 @@ def _of_sockets(kind: FilterKind) -> dict[str, Decision]:
     return {
         **dict.fromkeys(CONNECTIONS, NOTIFY),
         "socket": Match(0, {_UNIX: unix, _INET: inet, _INET6: inet, _NETLINK: routes}, _EPERM),
-        "socketpair": unix,
+        "socketpair": Match(0, {_UNIX: unix}, _EPERM),  # other families have pairs too (TIPC)
         "sendto": Match(3, {0: ALLOW}, slow, mask=_FAST_OPEN),
         "sendmsg": Match(2, {0: ALLOW}, slow, mask=_FAST_OPEN),
         "sendmmsg": Match(3, {0: ALLOW}, slow, mask=_FAST_OPEN),
