@@ -20,7 +20,7 @@ from transports.upstream.walls.spec import Grant
 from transports.upstream.walls.system_calls import call, numbers
 from transports.upstream.walls.watchers import Watchers
 
-__all__ = ["FileCalls"]
+__all__ = ["FileCalls", "is_descriptor"]
 
 _AT_FDCWD, _AT_SYMLINK_NOFOLLOW, _AT_EMPTY_PATH = -100, 0x100, 0x1000
 _IN_DONT_FOLLOW: Final = 0x0200_0000
@@ -161,7 +161,7 @@ class FileCalls:
         how = os.O_PATH | os.O_CLOEXEC | (os.O_NOFOLLOW if flags & _AT_SYMLINK_NOFOLLOW else 0)
         own = b"/proc/%d/fd/" % made.thread
         if path.startswith(b"/"):
-            return os.open(path, how), not path.startswith(own)
+            return os.open(path, how), not is_descriptor(path, own)
         if signed(folder) == _AT_FDCWD:
             base = os.open(f"/proc/{made.thread}/cwd", os.O_PATH | os.O_CLOEXEC)
         else:
@@ -170,7 +170,7 @@ class FileCalls:
             where = os.fsencode(os.readlink(_by_descriptor(base)))
             if where in _HAS_OWN_PLACES:
                 path = as_meant(made.thread, where + b"/" + path)
-                return os.open(path, how), not path.startswith(own)
+                return os.open(path, how), not is_descriptor(path, own)
             return os.open(path, how, dir_fd=base), True
         finally:
             os.close(base)
@@ -199,6 +199,11 @@ class FileCalls:
         if mode & (stat.S_ISUID if is_folder else stat.S_ISUID | stat.S_ISGID):
             self._refused("file", os.readlink(_by_descriptor(target)), "a setuid or setgid bit")
             raise OSError(errno.EPERM, "a setuid or setgid bit")
+
+
+def is_descriptor(path: bytes, own: bytes) -> bool:
+    """Whether the path is that of a descriptor in the folder `own`: `..` behind it leads to those of others."""
+    return path.startswith(own) and path[len(own) :].isdigit()
 
 
 def _by_descriptor(fd: int) -> str:
