@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Final
 
 from transports.upstream.walls.notifications import Listener, Notification, read_path
-from transports.upstream.walls.paths import is_within
+from transports.upstream.walls.paths import is_within, without_links
 from transports.upstream.walls.refusals import Refused
 from transports.upstream.walls.spec import Grant, Walls
 from transports.upstream.walls.system_calls import numbers
@@ -160,6 +160,6 @@ def _path(thread: int, folder: int, raw: bytes, *, follows: bool) -> str:
         base = os.readlink(f"/proc/{thread}/cwd" if signed == _AT_FDCWD else f"/proc/{thread}/fd/{signed}")
         path = os.path.join(base, path)
     if follows:
-        return os.path.realpath(path)
+        return without_links(path)
     above, name = os.path.split(path.rstrip("/"))
-    return os.path.join(os.path.realpath(above), name)
+    return os.path.join(without_links(above), name)

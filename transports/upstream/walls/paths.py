@@ -4,6 +4,7 @@ The gate and the reaper may open more than the process may. So a path is resolve
 opened by its resolved path without following any link: what the process swaps in between leads nowhere else.
 """
 
+import errno
 import os
 import struct
 from collections.abc import Iterable
@@ -11,7 +12,7 @@ from typing import Final
 
 from transports.upstream.walls.system_calls import call
 
-__all__ = ["as_meant", "is_within", "open_path", "resolved"]
+__all__ = ["as_meant", "is_within", "open_path", "resolved", "without_links"]
 
 _NO_MAGIC_LINKS, _NO_SYMLINKS = 0x02, 0x04
 _O_PATH: Final = 0o10000000  # Linux: this module is loaded, and not used, on other systems
@@ -46,7 +47,16 @@ def resolved(path: str, thread: int) -> str:
     """The path without links. A relative one begins in the working directory of the thread. Raises `OSError`."""
     if not path.startswith("/"):
         path = os.path.join(os.readlink(f"/proc/{thread}/cwd"), path)
-    return os.path.realpath(os.fsdecode(as_meant(thread, os.fsencode(path))))
+    return without_links(os.fsdecode(as_meant(thread, os.fsencode(path))))
+
+
+def without_links(path: str) -> str:
+    """The path that links lead to. Raises `OSError` for a chain of very many: the kernel follows 40, `realpath` as many
+    as there are, each one call deeper."""
+    try:
+        return os.path.realpath(path)
+    except RecursionError:
+        raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), path) from None
 
 
 def is_within(path: str, folders: Iterable[str]) -> bool:

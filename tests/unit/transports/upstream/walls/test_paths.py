@@ -1,11 +1,12 @@
 """Paths as another process means them."""
 
+import sys
 from pathlib import Path
 
 import pytest
 
 from tests.requirements import requirement
-from transports.upstream.walls.paths import as_meant, is_within, open_path
+from transports.upstream.walls.paths import as_meant, is_within, open_path, without_links
 
 
 @requirement("box.files")
@@ -34,3 +35,13 @@ def test_a_path_with_a_link_is_not_opened(tmp_path: Path) -> None:
     with pytest.raises(OSError, match="symbolic links") as failed:
         open_path(str(tmp_path / "link" / "x"))
     assert failed.value.filename == str(tmp_path / "link" / "x")
+
+
+@requirement("box.files")
+def test_a_chain_of_very_many_links_is_an_error_of_the_call(tmp_path: Path) -> None:
+    (tmp_path / "0").touch()
+    for number in range(1, sys.getrecursionlimit() + 10):
+        (tmp_path / str(number)).symlink_to(str(number - 1))
+    assert without_links(str(tmp_path / "30")) == str(tmp_path / "0")
+    with pytest.raises(OSError, match="symbolic links"):
+        without_links(str(tmp_path / str(number)))
