@@ -1,6 +1,7 @@
 """Which addresses belong to this machine, and who listens on them: as the kernel says at this moment."""
 
 import contextlib
+import errno
 import ipaddress
 import socket
 import struct
@@ -19,6 +20,9 @@ _UNICAST: Final = 1
 _HEADER: Final = struct.Struct("=IHHII")
 _ROUTE: Final = struct.Struct("=8BI")
 _ATTRIBUTE: Final = struct.Struct("=HH")
+_ERRNO: Final = struct.Struct("=i")
+_NO_ROUTE: Final = (errno.ENETUNREACH, errno.EHOSTUNREACH, errno.EACCES, errno.EINVAL)
+"""The last two are those of routes that prohibit, and of black holes."""
 _LISTEN: Final = b"0A"
 
 
@@ -38,8 +42,8 @@ def is_local(address: Address) -> bool:
         return True
     if len(reply) < _HEADER.size + _ROUTE.size:
         return True
-    if _HEADER.unpack_from(reply)[1] == _ERROR:  # there is no route at all: nothing is reached
-        return False
+    if _HEADER.unpack_from(reply)[1] == _ERROR:  # if there is no route at all, nothing is reached
+        return -_ERRNO.unpack_from(reply, _HEADER.size)[0] not in _NO_ROUTE
     kind: int = _ROUTE.unpack_from(reply, _HEADER.size)[7]
     return kind != _UNICAST
 
