@@ -1,9 +1,9 @@
 """The part of a session's page that shows its messages and its stderr: facts, and what its forms ask for."""
 
-import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any, Final
 
+import re2 as re
 from starlette.requests import Request
 
 from gateway.admin.frames import StderrPage
@@ -19,6 +19,9 @@ _EXCEPTION: Final = re.compile(
     r"[\s|]{0,40}(?:[A-Za-z_]\w{0,60}\.){0,8}[A-Za-z_]\w{0,60}(?:[Ee]rror|Exception|Interrupt): \S"
 )
 _MOST_EXCEPTIONS: Final = 4
+_MOST_BROKEN: Final = 4
+"""Lines into which one exception is broken by programs that write tracebacks in columns (rich)."""
+_FRAMED: Final = ("╭", "│", "╰", "|", "+")
 
 
 async def frame_facts(operators: ConsoleOperators, request: Request, row: SessionRow) -> dict[str, Any]:
@@ -31,18 +34,34 @@ async def frame_facts(operators: ConsoleOperators, request: Request, row: Sessio
         frames, stderr = None, StderrPage(watched=False, lines=kept)
     else:
         frames, stderr = both
+    exceptions = exceptions_in(line.text for line in stderr.lines)
     return {
         "frames": frames and {"page": frames, "newest": frames.frames[::-1]},
         "stderr": stderr,
-        "exceptions": exceptions_in(line.text for line in stderr.lines),
+        "exceptions": exceptions,
+        "may_be_refused": not row.refused and any("Permission" in one or "EACCES" in one for one in exceptions),
     }
 
 
 def exceptions_in(lines: Iterable[str]) -> list[str]:
     """The last lines that name an exception, each once, in their order: the cause of a failure is mostly one of them,
     in the middle of a long traceback."""
-    found = dict.fromkeys(line.strip(" |\t") for line in reversed([*lines]) if _EXCEPTION.match(line))
+    every = [*lines]
+    found = dict.fromkeys(_whole(every, at) for at in reversed(range(len(every))) if _EXCEPTION.match(every[at]))
     return [*found][:_MOST_EXCEPTIONS][::-1]
+
+
+def _whole(lines: Sequence[str], at: int) -> str:
+    """The exception of a line, with the lines below it that go on in its column."""
+    indent = len(lines[at]) - len(lines[at].lstrip(" "))
+    parts = [lines[at].strip(" |\t")]
+    for line in lines[at + 1 : at + _MOST_BROKEN] if indent else ():
+        text = line.strip()
+        begins = len(line) - len(line.lstrip(" "))
+        if not text or begins != indent or text.startswith(_FRAMED) or _EXCEPTION.match(line):
+            break
+        parts.append(text)
+    return " ".join(parts)
 
 
 async def _switch_on(operators: ConsoleOperators, request: Request, operator: str) -> str:

@@ -141,14 +141,14 @@ title="{{ f.correlation }}">{{ f.correlation[:12] }}</a></td>
 </tbody></table></div>
 </section>
 {% endif %}
-{% if failures %}{{ watched.stderr_panel(stderr, exceptions, frames) }}{% endif %}
+{% if failures %}{{ watched.stderr_panel(stderr, exceptions, frames, may_be_refused) }}{% endif %}
 <section class="panel" aria-labelledby="timeline">
 <header><h2 id="timeline">Timeline</h2>
 <a href="{{ root }}/admin/events?session={{ head.session | urlencode }}">Audit events of this session</a></header>
 {{ tables.timeline(picture, entries) }}
 {% if left_out %}<p class="soft">{{ left_out }} older entries are not shown.</p>{% endif %}
 </section>
-{% if not failures %}{{ watched.stderr_panel(stderr, exceptions, frames) }}{% endif %}
+{% if not failures %}{{ watched.stderr_panel(stderr, exceptions, frames, may_be_refused) }}{% endif %}
 {{ watched.frames_panel(head.session, frames) }}
 <section class="panel" aria-labelledby="processes">
 <header><h2 id="processes">Servers of this session</h2></header>
