@@ -8,6 +8,7 @@ import sys
 import time
 import tomllib
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
@@ -22,6 +23,17 @@ EXPECTED = tomllib.loads(Path(__file__).with_name("expected.toml").read_text(enc
 
 
 def _server_run(run: servers.Run, expected: Mapping[str, Any]) -> Result:
+    """The result of a run. A run on a busy machine may use up a time of the suite's own (it waits for a notification
+    for some seconds, and a process starts in three on a slow machine): what it finds counts if a second attempt is not
+    as expected either. The first attempt is told."""
+    result = _attempt(run, expected)
+    if not (run.busy and result.found):
+        return result
+    again = _attempt(run, expected)
+    return replace(again, expected=(*again.expected, *(f"only at a first attempt: {line}" for line in result.found)))
+
+
+def _attempt(run: servers.Run, expected: Mapping[str, Any]) -> Result:
     checks, output = servers.run_suite(run)
     reasons = (
         f"{scenario}: {name}: {entry['status']}: {entry['reason']}"
