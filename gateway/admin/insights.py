@@ -11,6 +11,7 @@ from gateway.admin.replicas import Replicas
 from gateway.admin.reports import SessionTimeline, TimelineRow
 from gateway.admin.server_reports import ServerRow, server_rows
 from session_store import Backend, HistoryRecord, Session, TimelineEntry, TimelineHead
+from session_store.ports.timelines import MAX_SESSIONS
 from session_store.session import redact
 from session_store.timelines import merged
 from transports.tasks import Tasks
@@ -18,8 +19,8 @@ from transports.tasks import Tasks
 __all__ = ["Insights"]
 
 _MOST_CANDIDATES: Final = 10
-_SEARCHED: Final = 2_000
-"""Of how many timelines those that match are looked for: the ones that were written last."""
+_READ_AT_ONCE: Final = 2_000
+"""Timelines of one reading, while those that match are looked for."""
 
 
 class Insights:
@@ -56,8 +57,8 @@ class Insights:
         # Where nearly all match, few have to be read. One written meanwhile moves to the front: it is met twice.
         found: dict[str, TimelineHead] = {}
         read = 0
-        while len(found) < query.limit and read < _SEARCHED:
-            size = min(max(query.limit, read), _SEARCHED - read)
+        while len(found) < query.limit and read < MAX_SESSIONS:
+            size = min(max(query.limit, read), _READ_AT_ONCE)
             heads = await self._backend.timelines.newest(size, skip=read)
             for head in heads:
                 if query.matches(head):
