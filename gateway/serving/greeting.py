@@ -25,6 +25,7 @@ __all__ = [
     "PlainWelcome",
     "ServerLine",
     "Welcome",
+    "farewell",
     "greeting_of",
     "link_for",
     "local_gateway",
@@ -193,6 +194,21 @@ def _store(url: str) -> str:
     if not backend.is_durable:
         return "in memory: they end with this process"
     return f"{shown(url)}{', shared with other gateways' if backend.is_shared else ''}"
+
+
+def farewell(count: int, url: str, store_fault: str = "") -> str:
+    """What becomes of `count` sessions, now that the gateway which had them live has stopped. `url` is their store's;
+    `store_fault` says why it does not answer, or is empty."""
+    if not count:
+        return "stopped: no session was live here"
+    sessions, were, stay, them = ("1 session", "was", "stays", "it")
+    if count > 1:
+        sessions, were, stay, them = (f"{count} sessions", "were", "stay", "them")
+    if not backend_for(url).is_durable:
+        return f"stopped: {sessions} ended, which {were} in memory"
+    if store_fault:
+        return f"stopped: of {sessions}, {shown(url)} has what was stored while it answered"
+    return f"stopped: {sessions} {stay} in {shown(url)}; the next gateway with this store goes on with {them}"
 
 
 def _callers(options: GatewaySettings) -> str:

@@ -16,7 +16,7 @@ from gateway.admin.routes import ADMIN
 from gateway.config.addresses import host_and_port, is_loopback
 from gateway.config.settings import ConfigurationError, Settings
 from gateway.serving.app import Gateway, create_app, operators_app
-from gateway.serving.greeting import PlainWelcome, Welcome
+from gateway.serving.greeting import PlainWelcome, Welcome, farewell
 from gateway.serving.handed_connections import HandedConnections
 from gateway.serving.paths import ALL
 from gateway.serving.sibling_workers import SiblingWorkers, inherited_siblings
@@ -93,6 +93,8 @@ class _Server(uvicorn.Server):
             report_ready(lambda: self._welcome.ready(self._gateway, self._url))
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        base = self._gateway.parts.foundation
+        count = base.live.count  # the drain hands them over
         await self._gateway.drain()
         if self._operators is not None:
             self._operators[0].should_exit = True
@@ -100,6 +102,7 @@ class _Server(uvicorn.Server):
         if self._handed is not None:
             self._handed.stop()
         await super().shutdown(sockets)
+        logger.info("%s", farewell(count, base.settings.gateway.store, self._gateway.store_fault))
 
 
 def serve(settings: Settings, welcome: Welcome | None = None) -> None:

@@ -23,7 +23,7 @@ import pytest
 from tests.requirements import requirement
 from tests.support.commands import ROOT, run_command
 from tests.support.gateway_process import BAD, DEMO, server
-from tests.support.mcp_clients import Modern
+from tests.support.mcp_clients import Legacy, Modern
 
 WITHIN_S = 60.0
 COLOURS = re.compile(r"\x1b\[[0-9;]*[mK]")
@@ -228,3 +228,25 @@ def test_a_port_that_is_taken_is_told_with_the_option_for_another(more: tuple[st
         ran = run_command("run", "--port", port, *more, "--", *DEMO, env=env)
     assert ran.returncode == 2, ran.stderr
     assert f"cannot listen on 127.0.0.1:{port}: Address already in use" in ran.stderr and "--port" in ran.stderr
+
+
+@requirement("first.farewell")
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ((), "stopped: 1 session ended, which was in memory"),
+        (("--store", "sqlite:///kept.db"), "stopped: 1 session stays in sqlite:///kept.db"),
+    ],
+)
+def test_a_stop_says_what_becomes_of_the_sessions(options: tuple[str, ...], said: str, tmp_path: Path) -> None:
+    entry = server(DEMO)
+    shown = Terminal(*options, "--", entry["command"], *entry["args"], cwd=tmp_path)
+    try:
+        shown.wait_for("Press Ctrl+C")
+        with httpx.Client() as http:
+            Legacy(found(r"URL +(http://127\.0\.0\.1:\d+/mcp)\n", shown), http).open().tool("whoami")
+        shown.stop()
+    finally:
+        shown.process.kill()
+        shown.process.wait()
+    assert said in shown.text

@@ -10,7 +10,7 @@ from gateway.admin.local_gateways import LocalGateway
 from gateway.config.settings import Settings
 from gateway.sandbox.holding import holdings
 from gateway.serving.gateway import Gateway
-from gateway.serving.greeting import Greeting, greeting_of, link_for, local_gateway
+from gateway.serving.greeting import Greeting, farewell, greeting_of, link_for, local_gateway
 from tests.requirements import requirement
 from transports.upstream.walls.kernel import Kernel
 
@@ -120,3 +120,29 @@ def test_no_key_is_left_where_the_kernel_does_not_hold_the_sandboxes(
         )
         found = local_gateway(Gateway(given, link=link), "http://127.0.0.1:8080/mcp", link, tmp_path)
         assert (found is not None) == is_left
+
+
+@requirement("first.farewell")
+@pytest.mark.parametrize(
+    ("count", "store", "fault", "said"),
+    [
+        (0, "memory://", "", "stopped: no session was live here"),
+        (1, "memory://", "", "stopped: 1 session ended, which was in memory"),
+        (3, "memory://", "", "stopped: 3 sessions ended, which were in memory"),
+        (
+            1,
+            "sqlite:///s",
+            "",
+            "stopped: 1 session stays in sqlite:///s; the next gateway with this store goes on with it",
+        ),
+        (
+            2,
+            "redis://:p@r",
+            "",
+            "stopped: 2 sessions stay in redis://…@r; the next gateway with this store goes on with them",
+        ),
+        (2, "redis://:pw@r/0", "gone", "stopped: of 2 sessions, redis://…@r/0 has what was stored while it answered"),
+    ],
+)
+def test_a_stop_says_what_becomes_of_the_sessions(count: int, store: str, fault: str, said: str) -> None:
+    assert farewell(count, store, fault) == said
