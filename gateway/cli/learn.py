@@ -3,11 +3,13 @@
 import asyncio
 import json
 import os
+import re
 import signal
 import sys
 import threading
-from collections.abc import Callable, Mapping
-from pathlib import Path
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import pairwise
+from pathlib import Path, PurePosixPath
 from typing import Annotated, Any, Final
 
 import typer
@@ -15,17 +17,21 @@ import typer
 from gateway.cli.options import NamedConfigOption, options
 from gateway.cli.output import complain
 from gateway.config.faults import located
+from gateway.config.hosts import served_name
 from gateway.config.settings import ConfigurationError, load
 from gateway.config.upstreams import UpstreamSettings
 from gateway.observability.visible import as_json, visible_line
 from gateway.protocol.methods import METHODS
 from gateway.sandbox.learnt import Learnt, united
+from gateway.sandbox.package_command import parse
 from transports.upstream.process import Process, ProcessFailed
 from transports.upstream.walls.kernel import probe
 
-__all__ = ["learn"]
+__all__ = ["learn", "name_of", "said_of"]
 
 _VERSION: Final = "2025-11-25"
+_INTERPRETERS: Final = re.compile(r"(python|pypy|ruby)[\d.]*|node|nodejs|deno|bun|tsx|uv")
+_SCRIPTS: Final = (".py", ".js", ".mjs", ".cjs", ".ts", ".mts", ".rb")
 _QUESTIONS: Final = tuple(method.name for method in METHODS.values() if method.listed and method.name.count("/") == 1)
 """The requests for lists: a server makes them as it makes them for any client."""
 
@@ -53,7 +59,7 @@ def learn(
     except ConfigurationError as error:
         raise complain(located(str(error), config)) from None
     try:
-        found = asyncio.run(_learn(settings, seconds))
+        found, code = asyncio.run(_learn(settings, seconds))
     except ProcessFailed as error:
         raise complain(f"{name} could not be started: {error}") from None
     entry: dict[str, Any] = {"command": settings.command, "args": [*settings.args]}
@@ -62,7 +68,7 @@ def learn(
     table = united(earlier, found.table)
     shown = as_json({"mcpServers": {name: {**entry, "sandbox": table}}}, indent=2)
     aside = not sys.stdin.isatty()
-    for remark in found.remarks:
+    for remark in (*found.remarks, *said_of(found.table, by_hand=not aside, code=code)):
         typer.echo(visible_line(f"# {remark}"), err=True)
     typer.echo(shown, err=aside)
     if write is not None:
@@ -86,7 +92,7 @@ def _table_in(file: Path) -> Mapping[str, Any]:
 def _server(words: list[str], config: Path | None) -> tuple[str, UpstreamSettings]:
     """The server that is meant: a name in the configuration that is given, or a command."""
     if config is None:
-        return Path(words[0]).name, UpstreamSettings(command=words[0], args=tuple(words[1:]))
+        return name_of(words), UpstreamSettings(command=words[0], args=tuple(words[1:]))
     entries = load(config).settings.mcpServers
     entry = entries.get(words[0])
     if len(words) > 1 or entry is None or not entry.command:
@@ -95,7 +101,40 @@ def _server(words: list[str], config: Path | None) -> tuple[str, UpstreamSetting
     return words[0], entry
 
 
-async def _learn(settings: UpstreamSettings, seconds: float) -> Learnt:
+def name_of(argv: Sequence[str]) -> str:
+    """What a server is called after its command: the package, the script or module that an interpreter runs, or the
+    program."""
+    program = name = PurePosixPath(argv[0]).name
+    if (package := parse(argv)) is not None:
+        name = package.program or re.sub(r"(?<=.)@.*", "", package.head[-1]).rpartition("/")[2]
+    elif _INTERPRETERS.fullmatch(program):
+        name = next(_run_by_interpreter(argv[1:]), program)
+    return served_name(re.sub("_+", "_", name)).strip("_.-") or "server"
+
+
+def _run_by_interpreter(words: Sequence[str]) -> Iterator[str]:
+    for word, after in pairwise((*words, "")):
+        if word == "-m" and after:
+            yield after
+        elif word.endswith(_SCRIPTS):
+            yield PurePosixPath(word).stem
+
+
+def said_of(table: Mapping[str, Any], *, by_hand: bool, code: int | None) -> list[str]:
+    """What the person at the command is told beside the remarks. `table` is what was learnt, `by_hand`: the server was
+    only asked for its lists; `code` is the exit code of a server that ended by itself, 0 or None for another end."""
+    said = []
+    if code:
+        said.append(f"the server ended with exit code {code} while it was watched: the table may lack what it needs")
+    elif table.keys() == {"profile"}:
+        said.append('it used nothing beyond what `strict` grants: "sandbox": "strict" is enough for what it did')
+    if by_hand:
+        said.append("its tools were not called: let a client use this command to learn what they need")
+    return said
+
+
+async def _learn(settings: UpstreamSettings, seconds: float) -> tuple[Learnt, int | None]:
+    """What was learnt, and the exit code of a server that ended by itself."""
     from gateway.sandbox.learning import watched  # other commands need not wait for what it loads
 
     loop, stop = asyncio.get_running_loop(), asyncio.Event()
@@ -114,7 +153,8 @@ async def _learn(settings: UpstreamSettings, seconds: float) -> Learnt:
                 await stop.wait()
         except TimeoutError:
             pass
-    return lesson.result()
+        code = sink.code
+    return lesson.result(), code
 
 
 class _Output:
@@ -123,6 +163,7 @@ class _Output:
     def __init__(self, ended: Callable[[], None], *, shows: bool) -> None:
         self._ended = ended
         self._shows = shows
+        self.code: int | None = None
 
     def line(self, line: bytes) -> None:
         if self._shows:
@@ -132,6 +173,7 @@ class _Output:
         _put(sys.stderr.buffer, b"a message beyond the line limit was thrown away")
 
     def exited(self, code: int | None) -> None:
+        self.code = code
         self._ended()
 
 

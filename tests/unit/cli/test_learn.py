@@ -1,0 +1,42 @@
+"""`sandbox learn`: what it calls a server, and what it says when there is little to grant."""
+
+import pytest
+
+from gateway.cli.learn import name_of, said_of
+from tests.requirements import requirement
+
+
+@requirement("box.learn")
+@pytest.mark.parametrize(
+    ("command", "name"),
+    [
+        ("/usr/bin/python3.11 -u /srv/notes.py --data x.py", "notes"),
+        ("python -m my_server.main --port 1", "my_server.main"),
+        ("uv run --with mcp notes.py", "notes"),
+        ("node dist/files.js /srv", "files"),
+        ("npx -y @modelcontextprotocol/server-everything@2.0.0 stdio", "server-everything"),
+        ("npx -y -p @scope/tools tools-server", "tools-server"),
+        ("uvx mcp-server-fetch==1.0", "mcp-server-fetch"),
+        ("/opt/bin/own-server --config other.py", "own-server"),
+        ("python", "python"),
+        ("python __main__.py", "main"),
+    ],
+)
+def test_a_server_is_called_after_what_runs(command: str, name: str) -> None:
+    assert name_of(command.split()) == name
+
+
+@requirement("box.learn")
+def test_a_run_in_which_nothing_was_needed_says_so() -> None:
+    nothing, something = {"profile": "strict"}, {"profile": "strict", "read": ["/srv"]}
+    [said] = said_of(nothing, by_hand=False, code=0)
+    assert "nothing beyond what `strict` grants" in said
+    assert said_of(something, by_hand=False, code=None) == []
+    [_, more] = said_of(nothing, by_hand=True, code=None)
+    assert "tools were not called" in more
+
+
+@requirement("box.learn")
+def test_a_server_that_failed_is_not_said_to_need_nothing() -> None:
+    [said] = said_of({"profile": "strict"}, by_hand=False, code=3)
+    assert "exit code 3" in said and "nothing beyond" not in said
