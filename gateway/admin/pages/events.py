@@ -4,13 +4,15 @@ from typing import Any, Final, get_args, get_type_hints
 
 from starlette.requests import Request
 
+from gateway.admin.alike_events import folded
 from gateway.admin.operators import Operators
 from gateway.admin.page import ConsolePage
 from session_store import AuditEvent
 
 __all__ = ["PAGE"]
 
-_ROWS: Final = 200
+_ROWS: Final = 100
+_SHOWN: Final = 1_000
 _SEARCHED: Final = 5_000
 """Among how many of the newest events a filter looks."""
 
@@ -22,8 +24,9 @@ _GOOD: Final = ("ok", "working", "completed", "cancelled", "")
 async def _facts(operators: Operators, request: Request) -> dict[str, Any]:
     given = {name: request.query_params.get(name, "") for name in ("session", "q", "event", "failed")}
     has_filter = any(given[name] for name in ("q", "event", "failed"))
-    events = await operators.events(_SEARCHED if has_filter else _ROWS, given["session"])
-    return {"events": [event for event in events if _matches(event, given)][:_ROWS], "kinds": _KINDS, **given}
+    events = await operators.events(_SEARCHED if has_filter else _SHOWN, given["session"])
+    rows = folded(event for event in events if _matches(event, given))
+    return {"events": rows[:_ROWS], "is_full": len(rows) > _ROWS, "kinds": _KINDS, **given}
 
 
 def _matches(event: dict[str, Any], given: dict[str, str]) -> bool:
@@ -70,6 +73,8 @@ placeholder="principal, tool, reason, correlation …"></label>
 {{ tables.events_table(events, "No event is like that." if q or session or event or failed else
     "Nothing has happened yet.") }}
 </section>
+{% if is_full %}<p class="soft">There are more: these {{ events | length }} rows are the newest. Find older ones by
+their words, session, event or outcome.</p>{% endif %}
 {% endblock %}
 """,
 )

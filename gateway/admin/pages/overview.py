@@ -6,6 +6,7 @@ from typing import Any, Final
 
 from starlette.requests import Request
 
+from gateway.admin.alike_events import folded
 from gateway.admin.charts import charts_of, charts_of_history
 from gateway.admin.operators import Operators, SessionQuery
 from gateway.admin.page import ConsolePage
@@ -45,7 +46,7 @@ async def _facts(operators: Operators, request: Request) -> dict[str, Any]:
         "unavailable": [(r.replica, server) for r in replicas for server in r.unavailable][:_MOST_WARNINGS],
         "warnings": warnings[:_MOST_WARNINGS],
         "failing": failing.sessions,
-        "events": [e for e in events if e["event"] != "called" or e.get("outcome") != "ok"][:_LATEST_EVENTS],
+        "events": folded(e for e in events if e["event"] != "called" or e.get("outcome") != "ok")[:_LATEST_EVENTS],
         "not_ready": [r for r in replicas if r.silent or not r.ready],
         "totals": {
             "sessions": sum(r.sessions for r in replicas),
