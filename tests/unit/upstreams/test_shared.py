@@ -50,3 +50,21 @@ async def test_the_words_of_a_server_that_has_not_answered_are_known_while_it_ru
     await shared.discard(Era.MODERN)
     assert shared.last_words == tuple(f"line {n}" for n in range(20, 60)), "until the next process writes something"
     await shared.close()
+
+
+@requirement("proc.last-words")
+async def test_the_words_of_a_server_are_known_while_its_process_ends() -> None:
+    links: Any = Links()
+    shared = SharedConversations(links, Deadlines(start_s=5.0, call_s=30.0, suspended_s=30.0, idle_stop_s=None))
+    await shared.of(Era.MODERN).ready()
+    link = links.links[0]
+    link.last_words = ["waiting for a license"]
+    end, known = link.close, []
+
+    async def close() -> None:
+        known.append(shared.last_words)
+        await end()
+
+    link.close = close
+    await shared.discard(Era.MODERN)
+    assert known == [("waiting for a license",)]
