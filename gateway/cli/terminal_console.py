@@ -14,7 +14,7 @@ from textual.widgets import DataTable, Footer, Input, RichLog, Static, TabbedCon
 from gateway.admin.formatting import amount, span
 from gateway.admin.operators import Only, OperatorError, Operators, SessionQuery
 from gateway.admin.reports import ReplicaReport, SessionRow
-from gateway.cli.terminal_screens import EVERY_S, Confirm, SessionScreen, event_line, plain
+from gateway.cli.terminal_screens import EVERY_S, READING, Confirm, SessionScreen, event_line, is_reading, plain
 from gateway.observability.visible import visible_line
 
 __all__ = ["TerminalConsole"]
@@ -80,12 +80,16 @@ class TerminalConsole(App[None]):
         self._table("replicas").add_columns(*_REPLICA_COLUMNS)
         self._table("sessions").focus()
         self.look()
-        self.set_interval(EVERY_S, self.look)
+        self.set_interval(EVERY_S, self._look_on)
         self.run_worker(self._follow(), group="events")
 
     def look(self) -> None:
         """Read the lists again. A reading that is under way is given up."""
-        self.run_worker(self._look(), group="look", exclusive=True)
+        self.run_worker(self._look(), group=READING, exclusive=True)
+
+    def _look_on(self) -> None:
+        if not is_reading(self):
+            self.look()
 
     async def _look(self) -> None:
         try:

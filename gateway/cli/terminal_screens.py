@@ -11,6 +11,7 @@ from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.containers import Horizontal, VerticalScroll
 from textual.css.query import NoMatches
+from textual.dom import DOMNode
 from textual.screen import ModalScreen, Screen
 from textual.widgets import Button, Footer, Label, Static
 
@@ -19,15 +20,23 @@ from gateway.admin.operators import OperatorError, Operators
 from gateway.admin.reports import SessionRow
 from gateway.observability.visible import visible_line
 
-__all__ = ["Confirm", "SessionScreen", "event_line", "plain"]
+__all__ = ["EVERY_S", "READING", "Confirm", "SessionScreen", "event_line", "is_reading", "plain"]
 
 EVERY_S: Final = 2.0
+READING: Final = "reading"
+"""The workers that read what is shown."""
+
 _LATEST_EVENTS: Final = 30
 
 
 def plain(value: object, style: str = "") -> Text:
     """A text of strangers as a cell or a line."""
     return Text(visible_line(str(value)), style=style, no_wrap=True, overflow="ellipsis")
+
+
+def is_reading(screen: DOMNode) -> bool:
+    """True if a reading of that screen is under way. To begin anew every two seconds would end none that takes longer."""
+    return any(each.node is screen and each.group == READING and not each.is_finished for each in screen.workers)
 
 
 def event_line(event: dict[str, Any]) -> Text:
@@ -100,7 +109,8 @@ class SessionScreen(Screen[bool]):
 
     def look(self) -> None:
         """Read the session again, unless that is under way."""
-        self.run_worker(self._look(), group="look", exclusive=True)
+        if not is_reading(self):
+            self.run_worker(self._look(), group=READING)
 
     async def _look(self) -> None:
         try:

@@ -9,6 +9,8 @@ import pytest
 from textual.pilot import Pilot
 from textual.widgets import DataTable, RichLog, Static
 
+from gateway.admin.operators import Page, SessionQuery
+from gateway.cli import terminal_console, terminal_screens
 from gateway.cli.rest_client import RestClient
 from gateway.cli.terminal_console import TerminalConsole
 from gateway.cli.terminal_screens import Confirm, SessionScreen
@@ -152,8 +154,26 @@ async def test_a_list_that_comes_when_the_console_has_been_closed_is_dropped(pai
         assert isinstance(pilot.app, TerminalConsole)
         await pilot.app.query("#lists, #status").remove()
         pilot.app.look()
-        *_, reading = (worker for worker in pilot.app.workers if worker.group == "look")
+        *_, reading = (worker for worker in pilot.app.workers if worker.group == terminal_screens.READING)
         await reading.wait()
+
+
+class Slow(RestClient):
+    """Answers later than the console asks again."""
+
+    async def sessions(self, query: SessionQuery) -> Page:
+        await asyncio.sleep(0.5)
+        return await super().sessions(query)
+
+
+@requirement("ops.ui")
+async def test_a_reading_that_takes_longer_than_the_time_between_two_is_shown(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(terminal_console, "EVERY_S", 0.05)
+    async with Slow(pair[0].base, OPERATOR).open() as source:
+        async with TerminalConsole(source, pair[0].base).run_test(size=(160, 40)) as pilot:
+            await until(pilot, lambda: bool(keys(pilot, "replicas")))
 
 
 @requirement("ops.ui")
