@@ -9,7 +9,7 @@ from gateway.config.settings import GatewaySettings
 from session_store.sqlite import KEY_FILE_ENDING
 from transports.upstream.walls.spec import Walls
 
-__all__ = ["grant_of", "opened", "own_files"]
+__all__ = ["opened", "own_files"]
 
 
 def own_files(options: GatewaySettings) -> list[Path]:
@@ -24,13 +24,24 @@ def own_files(options: GatewaySettings) -> list[Path]:
     return [file for file in named if file is not None]
 
 
-def grant_of(walls: Walls | None, file: Path) -> str:
-    """The path of a grant with which the file may be read; empty if there is none."""
-    granted = () if walls is None else {grant.path for grant in walls.grants}
-    path = Path(os.path.realpath(file))
-    return next((str(one) for one in (path, *path.parents) if str(one) in granted), "")
-
-
 def opened(walls: Walls | None, files: Iterable[Path]) -> Iterator[tuple[str, Path]]:
-    """The files that may be read, each with the path of the grant that opens it."""
-    return ((grant, file) for file in files if (grant := grant_of(walls, file)))
+    """The files that may be read, each with the path of a grant that opens it. Files and folders are compared by what
+    they are (device and inode) as well as by path: the kernel grants a folder wherever it is mounted, and a file under
+    each of its hard links."""
+    by_path = {} if walls is None else {grant.path: grant.path for grant in walls.grants}
+    by_inode: dict[tuple[int, int] | None, str] = {inode: path for path in by_path if (inode := _inode(path))}
+    for file in files:
+        real = Path(os.path.realpath(file))
+        for one in map(str, (real, *real.parents)):
+            if grant := by_path.get(one) or by_inode.get(_inode(one)):
+                yield grant, file
+                break
+
+
+def _inode(path: str) -> tuple[int, int] | None:
+    """None for what is not there, or may not be looked at."""
+    try:
+        found = os.stat(path)
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino
