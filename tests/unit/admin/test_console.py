@@ -1,6 +1,7 @@
 """`gateway.admin.console`: each page is shown, kept up to date and acted on in the same way, whatever it is about."""
 
 import json
+import re
 import threading
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -14,7 +15,7 @@ import pytest
 from jinja2 import Environment
 from starlette.applications import Starlette
 
-from gateway.admin import hosts, pages
+from gateway.admin import console, hosts, pages
 from gateway.admin.auth import Access
 from gateway.admin.console import Console
 from gateway.admin.environment_reports import HiddenTools, ServerEnvironment, Variable
@@ -274,3 +275,15 @@ async def test_no_page_is_compiled_on_the_event_loop(
     assert threads and threading.get_ident() not in threads
     threads.clear()
     assert (await operator.get("/admin/servers")).status_code == 200 and not threads, "all are compiled at once"
+
+
+def test_a_rule_for_narrow_screens_is_not_that_for_all() -> None:
+    css = re.sub(r"/\*.*?\*/", "", (Path(console.__file__).parent / "static/console.css").read_text(), flags=re.DOTALL)
+    media = r"@media[^{]*\{((?:[^{}]*\{[^{}]*\})*)\s*\}"
+    everywhere = css_rules(re.sub(media, "", css))
+    narrow = [rule for block in re.findall(media, css) for rule in css_rules(block)]
+    assert len(narrow) > 10 and not everywhere.intersection(narrow), "it would undo what stands before it"
+
+
+def css_rules(text: str) -> set[str]:
+    return {" ".join(rule.split()) for rule in re.findall(r"[^{}]+\{[^{}]*\}", text)}
