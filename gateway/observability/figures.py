@@ -56,7 +56,7 @@ class ToolFigures(msgspec.Struct, array_like=True):
         self.calls += other.calls
         self.failed += other.failed
         self.total_s += other.total_s
-        self.longest_s = max(self.longest_s, other.longest_s)
+        self.longest_s = max(self.longest_s, other.longest_s or other.total_s)  # none is longer than all of them
         self.counts += [0] * (len(other.counts) - len(self.counts))
         for place, count in enumerate(other.counts):
             self.counts[place] += count

@@ -65,3 +65,12 @@ def test_of_several_calls_none_is_said_to_have_taken_longer_than_the_longest() -
     counts = [0] * BUCKETS_S.index(5.0) + [1, 1]
     (row,) = usage_of([a_record(60, "a", ToolFigures("s", "one", 2, 0, 9.61, counts, 5.42))], "tool", 60)
     assert row.p99_s == 5.42 and 4.19 <= row.p50_s <= 5.42
+
+
+@requirement("ops.console")
+def test_a_record_of_an_older_release_does_not_shorten_what_its_calls_took() -> None:
+    slow, fast = [0] * BUCKETS_S.index(5.0) + [3], [0] * BUCKETS_S.index(0.1) + [1]
+    older, newer = ToolFigures("s", "one", 3, 0, 14.0, slow), ToolFigures("s", "one", 1, 0, 0.09, fast, 0.09)
+    for records in ([older, newer], [newer, older]):
+        (row,) = usage_of([a_record(60, "a", one) for one in records], "tool", 60)
+        assert row.p99_s > 4.0
