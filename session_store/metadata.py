@@ -14,6 +14,7 @@ __all__ = [
     "merged_metadata",
     "output_scrubber",
     "scrubbed",
+    "scrubbed_start",
     "scrubbed_text",
     "secret_arguments",
     "secret_values",
@@ -23,6 +24,8 @@ MAX_METADATA_BYTES: Final = 10 << 10
 """Of one session: names and values in UTF-8."""
 
 REDACTED: Final = "[redacted]"
+_BEHIND_CUT: Final = 2_000
+"""Characters behind a cut that are looked at: a credential that begins before it has its end there."""
 _LEAST_SECRET: Final = 6
 """Characters of a value of an environment that is redacted: a shorter one stands in many words."""
 
@@ -63,6 +66,12 @@ def _scrubbed(name: str, value: str) -> str:
 def scrubbed_text(text: str) -> str:
     """The text, with everything redacted that has the form of a credential."""
     return _SECRET_VALUE.sub(REDACTED, text)
+
+
+def scrubbed_start(text: str, length: int) -> str:
+    """The first characters of a text as `scrubbed_text` has it. Cut first, a credential may lose what it is known by:
+    of a URL the password would stay, and the `@` behind it be gone."""
+    return scrubbed_text(text[: length + _BEHIND_CUT])[:length]
 
 
 def secret_values(environment: Mapping[str, str]) -> set[str]:

@@ -10,7 +10,7 @@ from gateway.admin.figures import UsageRow
 from gateway.calls.conversation import Conversation
 from gateway.calls.last_words import newest
 from gateway.upstreams.upstream import ConfiguredUpstream
-from session_store.metadata import scrubbed_text
+from session_store.metadata import scrubbed_start, scrubbed_text
 
 __all__ = ["DeadProcess", "ServerPart", "ServerRow", "part_of_server", "server_rows"]
 
@@ -100,7 +100,7 @@ def part_of_server(upstream: ConfiguredUpstream, links: Sequence[tuple[str, Conv
         kind="command" if settings.command else "url" if settings.url else "object",
         shared=settings.shared,
         state=found.state,
-        reason=scrubbed_text(found.reason[:_MOST_CHARS]),
+        reason=scrubbed_start(found.reason, _MOST_CHARS),
         attempts=found.attempts,
         output=_lines(found.last_words),
         tools=0 if tools is None else len(tools.schemas),
@@ -109,7 +109,7 @@ def part_of_server(upstream: ConfiguredUpstream, links: Sequence[tuple[str, Conv
         in_flight=sum(len(one.calls) for _, one in links),
         started=upstream.starts["started"],
         failed_starts=upstream.starts["failed"],
-        start_failure=scrubbed_text(upstream.start_failure[1][:_MOST_CHARS]),
+        start_failure=scrubbed_start(upstream.start_failure[1], _MOST_CHARS),
         start_failed_at=upstream.start_failure[0],
         start_times_s=[round(each, 3) for each in upstream.start_times_s],
         restarts=dict(upstream.restarts),

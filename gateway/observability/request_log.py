@@ -19,7 +19,7 @@ from gateway.observability.outcome import OK, Outcome
 from gateway.observability.spans import CallSpan, Tracing, carried_on, carries_more, request_span
 from gateway.protocol.methods import METHODS
 from session_store import Principal, Session
-from session_store.metadata import scrubbed_text
+from session_store.metadata import scrubbed_start
 from session_store.session import redact
 from transports.inbound_port import Refused, Request
 from transports.jsonrpc import Object
@@ -240,4 +240,4 @@ def _message_of(answer: bytes) -> str:
     except msgspec.MsgspecError:
         return ""
     texts = (part["text"] for part in found.content if isinstance(part.get("text"), str))
-    return scrubbed_text(_CONTROL.sub(" ", found.message or next(texts, ""))[:_MAX_MESSAGE_CHARS])
+    return _CONTROL.sub(" ", scrubbed_start(found.message or next(texts, ""), _MAX_MESSAGE_CHARS))

@@ -22,7 +22,7 @@ from session_store import (
     TimelinePart,
     TimelineStore,
 )
-from session_store.metadata import scrubbed_text
+from session_store.metadata import scrubbed_start
 from session_store.ports.timelines import MAX_ENTRIES, TimelineKind
 from session_store.session import redact
 from transports.turns import others_first, slices
@@ -304,7 +304,9 @@ def _summed(key: tuple[str, str, Outcome], calls: _Sum) -> TimelineEntry:
 
 
 def _harmless(entry: TimelineEntry) -> TimelineEntry:
-    return replace(entry, name=_short(entry.name), why=scrubbed_text(shortened_line(entry.why, _WHY_CHARS)))
+    return replace(
+        entry, name=_short(entry.name), why=shortened_line(scrubbed_start(entry.why, _WHY_CHARS), _WHY_CHARS)
+    )
 
 
 def _short(text: str) -> str:

@@ -168,6 +168,15 @@ async def test_what_is_being_written_is_still_known() -> None:
     assert found is not None and [entry.until for entry in found.entries] == [1.0] and found.head.calls == 1
 
 
+@requirement("ops.timeline", "ops.redact")
+def test_a_password_is_redacted_where_the_reason_is_cut_within_its_url() -> None:
+    timelines = a_recorder()
+    why = f"{'x' * 275} postgres://ann:correct-horse@db.example/notes"
+    timelines.take_calls([call(1.0, outcome=TOOL_ERROR, why=why)])
+    part = timelines.part_of(NAME)
+    assert part is not None and "x [redacted]db" in part.entries[0].why and "correct" not in part.entries[0].why
+
+
 @requirement("ops.timeline")
 def test_text_that_grows_when_it_is_made_readable_is_cut_again() -> None:
     timelines = a_recorder()

@@ -9,6 +9,7 @@ from session_store.metadata import (
     checked_metadata,
     merged_metadata,
     output_scrubber,
+    scrubbed_start,
     scrubbed_text,
     secret_arguments,
 )
@@ -85,3 +86,14 @@ def test_changes_are_merged_none_removes_and_the_sum_is_bounded() -> None:
 def test_secret_arguments_are_redacted_in_the_output_of_a_program(arguments: list[str], output: str) -> None:
     scrub = output_scrubber((), {}, secrets=secret_arguments(arguments))
     assert scrub(output.replace("[redacted]", "s3cret-text")) == output
+
+
+@requirement("ops.redact")
+@pytest.mark.parametrize(
+    "secret", ["postgres://ann:correct-horse-battery@db", f"ghp_{'a1' * 18}", "bearer abcdefghijkl"]
+)
+def test_a_credential_that_goes_on_behind_a_cut_is_redacted(secret: str) -> None:
+    for begin in range(270, 300):
+        text = f"{'x' * (begin - 1)} {secret}"
+        assert len(scrubbed_start(text, 300)) <= 300 and scrubbed_start(text, 300) == scrubbed_text(text)[:300]
+    assert scrubbed_start("x" * 1_000_000, 300) == "x" * 300
