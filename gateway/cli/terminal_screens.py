@@ -35,7 +35,7 @@ def plain(value: object, style: str = "") -> Text:
 
 
 def is_reading(screen: DOMNode) -> bool:
-    """True if a reading of that screen is under way. To begin anew every two seconds would end none that takes longer."""
+    """True if a reading of that screen is under way. Begun anew every two seconds, none that takes longer would end."""
     return any(each.node is screen and each.group == READING and not each.is_finished for each in screen.workers)
 
 
