@@ -12,12 +12,11 @@ import hashlib
 import logging
 import os
 import secrets
-import shutil
 import stat
-import subprocess
 import tempfile
 from collections import Counter
-from itertools import count
+from concurrent.futures import ThreadPoolExecutor
+from itertools import count, islice
 from pathlib import Path
 from typing import Final
 
@@ -30,6 +29,10 @@ logger = logging.getLogger(__name__)
 _LONGEST_BASE: Final = 50
 """Characters of a folder for temporary files. The path of a Unix socket has 107 bytes at most (Linux, unix(7))."""
 _PRIVATE: Final = 0o700
+_THREADS: Final = 2
+"""They remove folders, and do nothing else: a server may leave millions of files."""
+_AT_ONCE: Final = 1_000
+"""Entries of a folder that are read before they are removed."""
 
 
 class SessionFolders:
@@ -43,6 +46,7 @@ class SessionFolders:
         self._own: dict[str, dict[str, Path]] = {}
         self._numbers = count()
         self._tasks = Tasks("session folders")
+        self._threads = ThreadPoolExecutor(_THREADS, "session-folders")
 
     def _opened(self) -> Path:
         """The folder of this process.
@@ -135,14 +139,17 @@ class SessionFolders:
                 folder.rename(gone)  # at once: the session may come back and get a new folder
             except OSError:
                 continue
-            self._tasks.spawn(asyncio.to_thread(_delete, gone))
+            self._tasks.spawn(self._deleted(gone))
+
+    async def _deleted(self, folder: Path) -> None:
+        await asyncio.get_running_loop().run_in_executor(self._threads, _delete, folder)
 
     async def close(self) -> None:
         """Remove all folders of this process."""
         await self._tasks.settled()
         folder, self._folder = self._folder, None
         if folder is not None:
-            await asyncio.to_thread(_delete, folder)
+            await self._deleted(folder)
             folder.with_suffix(".lock").unlink(missing_ok=True)
             os.close(self._lock)
 
@@ -196,19 +203,42 @@ def _delete_if_free(path: Path) -> None:
 
 
 def _delete(folder: Path) -> None:
-    """Delete a folder, with whatever servers have put into it."""
-    for _ in range(2):
-        try:
-            shutil.rmtree(folder)
-        except FileNotFoundError:
-            return
-        except RecursionError:  # deeper than Python can follow
-            subprocess.run(["rm", "-rf", "--", str(folder)], check=False)
-        except OSError:
-            for inside, _, _ in os.walk(folder):  # a server may have taken permissions away
-                with contextlib.suppress(OSError):
-                    Path(inside).chmod(_PRIVATE)
-        else:
-            return
-    if folder.exists():
-        logger.warning("%s could not be removed", folder)
+    """Delete a folder, with whatever servers have put into it. None of them runs any more."""
+    try:
+        _empty(folder)
+        folder.rmdir()
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        logger.warning("%s could not be removed: %s", folder, error.strerror)
+
+
+def _empty(folder: Path) -> None:
+    """Remove what is in a folder. The folders in it come together in one before they are emptied, with permissions that
+    a server may have taken away: so no path is too long, and few descriptors are open, however deep they are.
+
+    Raises:
+        OSError: something could not be removed.
+    """
+    folder.chmod(_PRIVATE)
+    together, numbers = folder / secrets.token_hex(6), count()
+    together.mkdir(mode=_PRIVATE)
+    waiting = [folder]
+    while waiting:
+        emptied = waiting.pop()
+        while found := _some_of(emptied, but=together.name):
+            for one in found:
+                if one.is_dir(follow_symlinks=False):
+                    os.chmod(one.path, _PRIVATE)
+                    waiting.append(together / str(next(numbers)))
+                    os.rename(one.path, waiting[-1])
+                else:
+                    os.unlink(one.path)
+        if emptied != folder:
+            emptied.rmdir()
+    together.rmdir()
+
+
+def _some_of(folder: Path, *, but: str) -> list[os.DirEntry[str]]:
+    with os.scandir(folder) as entries:
+        return list(islice((one for one in entries if one.name != but), _AT_ONCE))

@@ -1,6 +1,7 @@
 """Folders of sessions: private, gone with the session, and gone after a process was killed."""
 
 import os
+import resource
 from pathlib import Path
 
 import pytest
@@ -79,6 +80,29 @@ async def test_whatever_a_server_puts_there_is_removed(base: Path) -> None:
     folders.forget("s1")
     await folders.close()
     assert [path.name for path in within(base, "*/*")] == ["kept"]
+
+
+@requirement("ctx.temp-dir")
+async def test_deep_folders_are_removed_with_few_descriptors(base: Path) -> None:
+    folders = SessionFolders()
+    folders.use("s1")
+    deep = os.open(folders.path("s1"), os.O_RDONLY)
+    for _ in range(300):  # the path is longer than a path may be
+        os.mkdir("d" * 100, dir_fd=deep)
+        below = os.open("d" * 100, os.O_RDONLY, dir_fd=deep)
+        os.close(deep)
+        deep = below
+    os.mkdir("closed", 0, dir_fd=deep)
+    folders.release("s1")
+    folders.forget("s1")
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (deep + 40, hard))
+    try:
+        await folders.close()
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        os.close(deep)
+    assert within(base, "*/*") == []
 
 
 @requirement("ctx.temp-dir")
