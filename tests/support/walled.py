@@ -22,7 +22,7 @@ from transports.upstream.process import Command, ProcessFailed
 from transports.upstream.spawn import ForkServer
 from transports.upstream.walls.spec import Grant, Walls
 
-__all__ = ["NOBODY", "USERS", "Outcome", "python_for", "python_grants", "run_walled"]
+__all__ = ["NOBODY", "USERS", "Outcome", "python_for", "python_grants", "run_here", "run_walled"]
 
 ROOT: Final = Path(__file__).parents[2]
 NOBODY: Final = 65_534
@@ -121,7 +121,8 @@ class _Heard:
         """`wait` says it as well."""
 
 
-async def _run(argv: list[str], walls: dict[str, Any] | None, cwd: str | None, cgroup: str | None) -> Outcome:
+async def run_here(argv: list[str], walls: dict[str, Any] | None, cwd: str | None, cgroup: str | None) -> Outcome:
+    """Run a command behind walls from this process, with a fork server of its own, to its end."""
     heard, errors = _Heard(), bytearray()
     command = Command(
         argv=tuple(argv),
@@ -156,7 +157,7 @@ def main() -> None:
     """Read what to start from stdin."""
     given = json.load(sys.stdin)
     with _in_flight(given["in_flight"]):
-        outcome = asyncio.run(_run(given["argv"], given["walls"], given["cwd"], given["cgroup"]))
+        outcome = asyncio.run(run_here(given["argv"], given["walls"], given["cwd"], given["cgroup"]))
     sys.stdout.write(json.dumps({name: getattr(outcome, name) for name in Outcome.__slots__}))
 
 

@@ -6,7 +6,7 @@ then the reaper itself watches the listener of the filter. The server's calls wa
 
 import select
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from typing import Final
 
 from transports.upstream.walls.gate import Gate
@@ -50,6 +50,10 @@ class GateOnDemand:
         else:
             self._unwatch()
 
+    def has_failed(self, ready: Container[int]) -> bool:
+        """Whether the gate answers no more: then the server must be ended. `ready` is what the poller has found."""
+        return self._gate is not None and self._gate.failed in ready
+
     def refuse(self, kind: str, what: str, why: str) -> None:
         """Tell what the reaper itself refuses."""
         self._open()
@@ -74,6 +78,7 @@ class GateOnDemand:
             nobody.close()
         self._gate = Gate(self._unopened, self._walls(), channel, self._last)
         self._unopened = None
+        self._poller.register(self._gate.failed, select.POLLIN)
         self._gate.start()
 
     def _unwatch(self) -> None:

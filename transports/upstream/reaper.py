@@ -67,8 +67,10 @@ class Reaper:
             return  # the gateway has cancelled the start, or is gone
         self._start(spec)
         self._control.setblocking(False)
-        self._watch()
-        self._kill_everything()  # what the server left behind
+        try:
+            self._watch()
+        finally:
+            self._kill_everything()  # what the server left behind
         while self._is_launching():
             pass
         if self._gate is not None:
@@ -160,7 +162,8 @@ class Reaper:
                 self._gate.look(ready[self._gate.listener])
             if self._control.fileno() in ready:
                 self._obey()
-            if self._gateway in ready or (self._has_to_count and self._has_too_many()):
+            has_failed = self._gate is not None and self._gate.has_failed(ready)
+            if self._gateway in ready or has_failed or (self._has_to_count and self._has_too_many()):
                 self._kill_everything()
             if refusals in ready:
                 self._tell_refused()

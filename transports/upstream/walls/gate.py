@@ -99,6 +99,8 @@ class Gate:
             **{numbers()[name]: network.decide for name in NOTIFIED},
         }
         self._ended = _thread.allocate_lock()
+        self.failed = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        """Readable once the gate answers no more, because of a fault of its own. The server must be ended then."""
 
     def start(self) -> None:
         """Serve in a thread, until no process with the filter is left."""
@@ -119,6 +121,10 @@ class Gate:
             limits.drop_capabilities()  # of this thread: what the process may not do is not done for it either
             while self._turn():
                 pass
+        except BaseException:
+            self._refusals.add("other", "gate", "it failed, and the server was ended")
+            self._hold()
+            raise
         finally:
             # Calls that wait, and later ones, now fail with ENOSYS: without a gate nothing is reached.
             self._connections.close()
@@ -129,6 +135,14 @@ class Gate:
             self._send_touched(everything=True)
             self._channel.close()
             self._ended.release()
+
+    def _hold(self) -> None:
+        """Have the server ended, and wait for that. The listener stays open: without one, a process could put on a
+        filter with a listener of its own, which lets its calls pass."""
+        os.eventfd_write(self.failed, 1)
+        ended = select.poll()
+        ended.register(self._listener.fd, 0)
+        ended.poll()
 
     def _turn(self) -> bool:
         now = time.monotonic()
