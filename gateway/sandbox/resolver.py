@@ -6,6 +6,7 @@ One session cannot starve others: its streams, its questions at a time and its q
 import asyncio
 import contextlib
 import socket
+import struct
 from collections.abc import Callable
 from time import monotonic
 from typing import Final, Protocol
@@ -29,6 +30,7 @@ REACHABLE_S: Final = 300.0
 _IDLE_S: Final = 30.0
 _REFUSED_S: Final = 0.1
 """How long a program that asks too often waits for being told so. It cannot ask again at once."""
+_ORDERLY: Final = struct.pack("@ii", 0, 0)
 _LOCALHOST: Final = ("127.0.0.1", "::1")
 
 
@@ -102,6 +104,8 @@ class SessionResolver:
             async with asyncio.TaskGroup() as answering:  # what was asked is answered, also after the last question
                 with contextlib.suppress(OSError, asyncio.IncompleteReadError, TimeoutError):
                     await self._read_all(reader, writer, answering)
+            if reader.at_eof():  # the program has ended it, and may still read. All other ends keep no port (the gate)
+                writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _ORDERLY)
         finally:
             writer.close()
 

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import socket
+import struct
 from collections.abc import AsyncIterator
 
 import dns.message
@@ -149,3 +150,43 @@ async def test_who_is_no_client_of_a_resolver_is_disconnected(sent: bytes) -> No
         if len(sent) == 1:
             writer.write_eof()
         assert await reader.read() == b""
+
+
+@contextlib.asynccontextmanager
+async def connected(resolver: SessionResolver) -> AsyncIterator[socket.socket]:
+    """A program's end of a TCP connection whose other end is as the gate leaves it: closing resets it."""
+    with socket.create_server(("127.0.0.1", 0)) as listener, socket.socket() as program:
+        program.connect(listener.getsockname())
+        program.setblocking(False)
+        client, _ = listener.accept()
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("@ii", 1, 0))
+        serving = asyncio.ensure_future(resolver.serve(client))
+        yield program
+        await asyncio.wait_for(serving, 10)
+
+
+@requirement("box.names")
+async def test_a_stream_that_the_resolver_ends_first_keeps_no_port() -> None:
+    served, loop = Served(Reach(names=True)), asyncio.get_running_loop()
+    async with connected(served.resolver) as program:
+        program.send(b"\xff\xff")  # longer than any question
+        with pytest.raises(ConnectionResetError):
+            await asyncio.wait_for(loop.sock_recv(program, 1), 10)
+    for _ in range(int(BURST)):
+        served.resolver._openings.spend()
+    async with connected(served.resolver) as program:  # one too many
+        with pytest.raises(ConnectionResetError):
+            await asyncio.wait_for(loop.sock_recv(program, 1), 10)
+
+
+@requirement("box.names")
+async def test_a_stream_that_its_program_ends_is_read_to_its_end() -> None:
+    served, loop = Served(Reach(names=True)), asyncio.get_running_loop()
+    wire = dns.message.make_query("api.test", "A").to_wire()
+    async with connected(served.resolver) as program:
+        program.send(len(wire).to_bytes(2, "big") + wire)
+        program.shutdown(socket.SHUT_WR)
+        found = b""
+        while piece := await asyncio.wait_for(loop.sock_recv(program, 4_096), 10):
+            found += piece
+    assert int.from_bytes(found[:2], "big") == len(found) - 2

@@ -42,6 +42,7 @@ _MAX_OWN_LISTENERS: Final = 64
 _QUIET: Final = ("/run/nscd/socket", "/var/run/nscd/socket", "/run/systemd/resolve/io.systemd.Resolve")
 """The C library tries these before it asks a resolver. To refuse them is worth no message."""
 
+_RESETS: Final = struct.pack("@ii", 1, 0)  # struct linger: close(2) ends the connection at once
 _DISCONNECT: Final = struct.pack("=H14x", socket.AF_UNSPEC)
 
 
@@ -174,6 +175,8 @@ class NetworkCalls:
                     meeting.settimeout(max(0.001, until - time.monotonic()))
                     client, peer = meeting.accept()
                     with client:
+                        # Else whoever ends it first keeps a port of the machine for a minute.
+                        client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESETS)
                         if peer == theirs.getsockname():
                             return self._resolve(client) or error
             except OSError:
