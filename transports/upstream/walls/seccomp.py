@@ -65,6 +65,10 @@ _LABELS: Final = ("getxattr", "lgetxattr", "listxattr", "llistxattr")
 _NEW: Final = ("setxattrat", "getxattrat", "listxattrat", "removexattrat", "file_setattr")
 """As `ATTRIBUTES`. Servers do without them, and programs that copy files expect file systems that lack them."""
 
+_SCARCE: Final = ("io_setup",)
+"""The kernel has 65,536 places for asynchronous requests, on the whole machine, and no limit for a process. Programs
+that use them do without where a kernel lacks them."""
+
 OTHERS: Final[Mapping[str, int]] = {
     "sched_setaffinity": 0, "sched_setattr": 0, "sched_setparam": 0, "sched_setscheduler": 0, "prlimit64": 0,
     "setpriority": 1, "ioprio_set": 1,
@@ -126,7 +130,7 @@ def decisions(kind: FilterKind) -> dict[str, Decision]:
     found |= _of_modes(found, but=ATTRIBUTES if kind.attributes else ())
     found["openat2"] = _ENOSYS  # its flags and mode are in memory. Callers fall back to openat
     found |= dict.fromkeys(_OWNERS, _EPERM) | dict.fromkeys((*_EXTENDED, *_LABELS), refuse(errno.EOPNOTSUPP))
-    found |= dict.fromkeys(_NEW, _ENOSYS)
+    found |= dict.fromkeys((*_NEW, *_SCARCE), _ENOSYS)
     found |= _of_others(kind) | _of_sockets(kind)
     found["clone"] = Match(0, {0: ALLOW}, _EPERM, mask=_NEW_NAMESPACES)
     found["clone3"] = _ENOSYS  # its flags are in memory. Every caller falls back to clone
@@ -134,13 +138,19 @@ def decisions(kind: FilterKind) -> dict[str, Decision]:
     found["fcntl"] = Match(1, dict.fromkeys(fcntl, _EPERM), ALLOW)
     found["personality"] = Match(0, {0: ALLOW, 0xFFFF_FFFF: ALLOW}, _EPERM)
     forgery = (0x5412, 0x541C)  # TIOCSTI, TIOCLINUX: input for a terminal
-    owners = (0x4008_6602, 0x401C_5820, 0x800C_6613)  # FS_IOC_SETFLAGS, _FSSETXATTR, _SET_ENCRYPTION_POLICY
-    found["ioctl"] = Match(
-        1, dict.fromkeys((*forgery, *owners, *(() if not kind.signals else _IOCTL_OWNER)), _EPERM), ALLOW
-    )
+    others = (*_IOCTL_FILE, *(_IOCTL_OWNER if kind.signals else ()))
+    found["ioctl"] = Match(1, dict.fromkeys((*forgery, *others), _EPERM), ALLOW)
     return found
 
 
+_IOCTL_FILE: Final = (
+    0x4008_6602, 0x401C_5820, 0x800C_6613,  # FS_IOC_SETFLAGS, _FSSETXATTR, _SET_ENCRYPTION_POLICY
+    0x4080_6685,  # FS_IOC_ENABLE_VERITY: nobody can write the file any more
+    0x4008_7602, 0x4008_6604,  # FS_IOC_SETVERSION, and that of ext4
+    # BTRFS_IOC_SUBVOL_CREATE, _SNAP_CREATE, _SNAP_DESTROY and their second versions: Landlock knows nothing of them
+    0x5000_940E, 0x5000_9418, 0x5000_9401, 0x5000_9417, 0x5000_940F, 0x5000_943F,
+)  # fmt: skip
+"""What the owner of a file may do with a descriptor that only reads."""
 _IOCTL_OWNER: Final = (0x8901, 0x8902)  # FIOSETOWN, SIOCSPGRP: who gets a socket's signals
 _FCNTL_OWNER: Final = (8, 15)  # F_SETOWN, F_SETOWN_EX
 _FCNTL_LEASE: Final = (1024, 1026)  # F_SETLEASE, F_NOTIFY: others would wait to open the file
