@@ -1,6 +1,7 @@
 """Servers in cgroups of their own. Limits are tried where the kernel has controllers for them (`make kernels`)."""
 
 import asyncio
+import fcntl
 import json
 import os
 import signal
@@ -20,7 +21,7 @@ from tests.processes.test_gates import Heard
 from tests.requirements import requirement
 from tests.support.subtree import controllers_here, delegated, why_no_subtree
 from tests.support.walled import NOBODY, ROOT, USERS, Outcome, python_for, python_grants, run_walled
-from transports.upstream.delegation import LEAF, Delegation, look
+from transports.upstream.delegation import LEAF, LOCK_WITHIN_S, Delegation, look
 from transports.upstream.process import Command, Process, ProcessFailed
 from transports.upstream.spawn import ForkServer
 from transports.upstream.walls.spec import Limits, Reach, Walls
@@ -200,6 +201,20 @@ def test_a_gateway_takes_only_what_is_delegated_to_it(subtree: Path) -> None:
     inside[2] = inside[2].replace("/cgroup.procs", f"/{LEAF}/cgroup.procs")  # a gateway that is started again by ours
     assert says("take()")["root"] == str(subtree)
     assert "is no cgroup" in look("/etc").lacks
+
+
+@requirement("box.cgroup")
+def test_a_lock_that_a_server_holds_on_the_subtree_delays_a_start_and_stops_none(subtree: Path) -> None:
+    held = os.open(subtree, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        program = f"from transports.upstream.delegation import take\nprint(take({str(subtree)!r}).root)"
+        done = subprocess.run(
+            [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, timeout=LOCK_WITHIN_S + 10
+        )
+        assert done.stdout.strip() == str(subtree), done.stderr
+    finally:
+        os.close(held)
 
 
 @requirement("box.cgroup")

@@ -9,13 +9,14 @@ import contextlib
 import errno
 import fcntl
 import os
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final
 
 from transports.upstream.walls.spec import Limits
 
-__all__ = ["LEAF", "OFF", "Delegation", "look", "take", "writes_alone"]
+__all__ = ["LEAF", "LOCK_WITHIN_S", "OFF", "Delegation", "look", "take", "writes_alone"]
 
 OFF: Final = "off"
 LEAF: Final = "mcp-gateway"
@@ -26,6 +27,8 @@ _MARKS: Final = ("user.delegate", "trusted.delegate")
 """Attributes of a cgroup that systemd sets for `Delegate=`: the first since its version 251, the second before."""
 _ROUNDS: Final = 50
 """Attempts to move processes out of a cgroup in which others start meanwhile."""
+LOCK_WITHIN_S: Final = 5.0
+_PAUSE_S: Final = 0.01
 _OWN_WEIGHT: Final = 1_000
 """Of the gateway, where the processor is busy. All its servers together have 100, the kernel's default."""
 
@@ -87,13 +90,24 @@ def take(setting: str | None = None) -> Delegation:
 
 @contextlib.contextmanager
 def writes_alone(root: str) -> Iterator[None]:
-    """Wait for other gateways that change the same subtree."""
+    """Wait for other gateways that change the same subtree, each for a moment. Not for long: a server may read the
+    folder, and so lock it."""
     held = os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
-        fcntl.flock(held, fcntl.LOCK_EX)
+        until = time.monotonic() + LOCK_WITHIN_S
+        while not _locked(held) and time.monotonic() < until:
+            time.sleep(_PAUSE_S)
         yield
     finally:
         os.close(held)
+
+
+def _locked(folder: int) -> bool:
+    try:
+        fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
 
 
 def _vacate(root: str) -> None:
