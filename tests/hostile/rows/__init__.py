@@ -2,7 +2,7 @@
 
 from typing import Final
 
-from tests.hostile.rows import files, gate, network, privilege, processes, resources
+from tests.hostile.rows import files, gate, network, privilege, processes, resources, shared
 from tests.hostile.rows.row import Row
 
 __all__ = ["ALL", "QUICK", "Row"]
@@ -14,6 +14,7 @@ ALL: Final[tuple[Row, ...]] = (
     *gate.ROWS,
     *resources.ROWS,
     *privilege.ROWS,
+    *shared.ROWS,
 )
 
 QUICK: Final = frozenset(

@@ -29,6 +29,7 @@ _TABLE: Final = {
     "io_uring_enter": (426, 426),
     "io_uring_register": (427, 427),
     "io_uring_setup": (425, 425),
+    "io_setup": (206, 0),
     "kcmp": (312, 272),
     "kexec_load": (246, 104),
     "keyctl": (250, 219),
