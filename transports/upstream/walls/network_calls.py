@@ -179,6 +179,8 @@ class NetworkCalls:
                         client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESETS)
                         if peer == theirs.getsockname():
                             return self._resolve(client) or error
+                    if time.monotonic() > until:
+                        return errno.ECONNREFUSED
             except OSError:
                 return errno.ECONNREFUSED
 
@@ -215,7 +217,7 @@ class NetworkCalls:
         elif theirs.family != socket.AF_UNIX:
             return errno.EACCES
         theirs.listen(backlog)
-        if place is not None and theirs.getsockname()[:2] != place:
+        if self._touched is None and place is not None and theirs.getsockname()[:2] != place:
             # A thread has taken it off its address and bound it to another one while it was looked at.
             theirs.shutdown(socket.SHUT_RDWR)
             self._refused("listen", str(place[1]), "bound to another address meanwhile")

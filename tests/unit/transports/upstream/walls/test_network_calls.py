@@ -3,7 +3,11 @@
 import errno
 import select
 import socket
+import time
+from collections.abc import Callable
 from typing import Any, cast
+
+import pytest
 
 from tests.requirements import requirement
 from transports.upstream.walls.connecting import Connections
@@ -24,20 +28,26 @@ class Moving(socket.socket):
         super().listen(backlog)
 
 
-def listened(theirs: socket.socket) -> tuple[int, list[tuple[str, str, str]]]:
-    """The errno with which the process may listen, and what was refused."""
-    refused: list[tuple[str, str, str]] = []
+def network_calls(refused: list[tuple[str, str, str]], touched: Callable[[str, str], None] | None = None) -> Any:
     listener = cast(Listener, None)
-    calls = NetworkCalls(
+    return NetworkCalls(
         Reach(listen=(0,)),
         listener=listener,
         connections=Connections(listener, select.poll()),
         rules=ReachRules(Reach(), is_local=lambda _: True, clock=lambda: 0.0),
         refused=lambda *what: refused.append(what),
         resolve=lambda _: 0,
+        touched=touched,
     )
+
+
+def listened(
+    theirs: socket.socket, touched: Callable[[str, str], None] | None = None
+) -> tuple[int, list[tuple[str, str, str]]]:
+    """The errno with which the process may listen, and what was refused."""
+    refused: list[tuple[str, str, str]] = []
     notification = cast(Notification, type("Made", (), {"arguments": (0, 5, 0, 0, 0, 0)}))
-    return cast(Any, calls)._listen(notification, theirs), refused
+    return network_calls(refused, touched)._listen(notification, theirs), refused
 
 
 @requirement("box.network")
@@ -50,3 +60,30 @@ def test_a_socket_that_is_bound_elsewhere_while_it_is_looked_at_does_not_listen(
         port = moving.getsockname()[1]
         assert listened(moving) == (errno.EACCES, [("listen", str(port), "bound to another address meanwhile")])
         assert not moving.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)
+
+
+@requirement("box.learn")
+def test_a_watched_server_may_listen_without_a_port_of_its_own() -> None:
+    touched: list[tuple[str, str]] = []
+    with socket.socket() as unbound:
+        assert listened(unbound, lambda *what: touched.append(what)) == (0, [])
+        assert touched == [("listen", "0.0.0.0 0")] and unbound.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)
+
+
+@requirement("box.network")
+def test_strangers_at_the_port_of_the_resolver_hold_the_gate_up_for_half_a_second_at_most(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    now, met = [0.0], list[socket.socket]()
+
+    def accept(_: socket.socket) -> tuple[socket.socket, tuple[str, int]]:
+        assert len(met) < 20
+        now[0] += 0.1
+        met.append(socket.socket())
+        return met[-1], ("127.0.0.1", 1)
+
+    monkeypatch.setattr(socket.socket, "accept", accept)
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    with socket.socket() as theirs:
+        assert network_calls([])._connect_resolver(theirs) == errno.ECONNREFUSED
+    assert 4 < len(met) < 8 and all(one.fileno() == -1 for one in met)
