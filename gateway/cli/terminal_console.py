@@ -14,6 +14,7 @@ from textual.widgets import DataTable, Footer, Input, RichLog, Static, TabbedCon
 from gateway.admin.formatting import amount, span
 from gateway.admin.operators import Only, OperatorError, Operators, SessionQuery
 from gateway.admin.reports import ReplicaReport, SessionRow
+from gateway.cli.output import missing_from
 from gateway.cli.terminal_screens import EVERY_S, READING, Confirm, SessionScreen, event_line, is_reading, plain
 from gateway.observability.visible import visible_line
 
@@ -104,7 +105,8 @@ class TerminalConsole(App[None]):
             _fill(self._table("replicas"), [(one.replica, _replica_cells(one)) for one in replicas])
         sessions = f"{_ROWS}+ sessions" if page.after else _counted(len(page.sessions), "session")
         found = f' like "{self._query}"' if self._query else ""
-        self._say(f"{self._url}  {sessions} ({self._only}){found}  {_counted(len(replicas), 'replica')}")
+        counts = f"{sessions} ({self._only}){found}  {_counted(len(replicas), 'replica')}"
+        self._say(f"{self._url}  {counts}{missing_from(page)}")
 
     async def _follow(self) -> None:
         log = self.query_one("#log", RichLog)

@@ -158,6 +158,22 @@ async def test_a_list_that_comes_when_the_console_has_been_closed_is_dropped(pai
         await reading.wait()
 
 
+class Partial(RestClient):
+    """A gateway that does not know all sessions yet."""
+
+    async def sessions(self, query: SessionQuery) -> Page:
+        return Page(sessions=[], unanswered=1, is_reading=True)
+
+
+@requirement("ops.ui")
+async def test_a_list_that_is_not_complete_says_so(pair: Pair) -> None:
+    async with Partial(pair[0].base, OPERATOR).open() as source:
+        async with TerminalConsole(source, pair[0].base).run_test(size=(200, 40)) as pilot:
+            status = pilot.app.query_one("#status", Static)
+            await until(pilot, lambda: "0 sessions" in str(status.content))
+            assert "1 replica did not answer; still reading" in str(status.content)
+
+
 class Slow(RestClient):
     """Answers later than the console asks again."""
 
