@@ -38,7 +38,7 @@ class Enclosing:
         self._enclosures = enclosures
         self._folders = folders
         self._package = package
-        self._refused: list[tuple[str, Path]] = []  # what was logged last
+        self._refused: dict[Sandbox, list[tuple[str, Path]]] = {}  # what was logged last
         self.sandbox = enclosures.sandbox
 
     async def of_session(self, resources: LinkResources, session_id: str, sandbox: Sandbox) -> LinkResources:
@@ -103,14 +103,14 @@ class Enclosing:
             sockets=tuple(filter(None, (given.env.get(SOCKET_VARIABLE),))),
             code=code,
         )
-        self._refuse_open(process.walls)
+        self._refuse_open(enclosure.sandbox, process.walls)
         close = _both(resources.close, lambda: self._folders.release(session_id))
         env = {**process.env, **given.env}
         return replace(
             resources, given=structs.replace(given, env=env, walls=process.walls, cwd=process.cwd), close=close
         )
 
-    def _refuse_open(self, walls: Walls) -> None:
+    def _refuse_open(self, sandbox: Sandbox, walls: Walls) -> None:
         """The start of the gateway looks at all sandboxes. What they name may since have become another folder, with a
         mount for instance.
 
@@ -118,14 +118,14 @@ class Enclosing:
             UpstreamUnavailable: the walls leave files of the gateway open. Clients are not told which; the log is.
         """
         refused = list(opened(walls, self._enclosures.private))
-        for grant, file in refused if refused != self._refused else ():
+        for grant, file in refused if refused != self._refused.get(sandbox) else ():
             logger.error(
                 "server %s is not started: its sandbox grants %s, and with it %s, which holds keys or sessions of the "
                 "gateway; move the file out of what is granted, or name a narrower folder",
                 *(self._name, grant, file),
                 extra={"server": self._name},
             )
-        self._refused = refused
+        self._refused[sandbox] = refused
         if refused:
             raise UpstreamUnavailable("its sandbox grants files of the gateway; the log of the gateway names them")
 

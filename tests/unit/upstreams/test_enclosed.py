@@ -165,3 +165,18 @@ async def test_no_process_starts_when_a_granted_folder_has_come_to_hold_keys(
     assert closed == ["closed"] * 3 and len(caplog.messages) == 1, "each start is refused, and one line says why"
     assert f"server notes is not started: its sandbox grants {data}, and with it {data / 'keys'}" in caplog.text
     await folders.close()
+
+
+@requirement("box.keys")
+async def test_what_opens_keys_is_logged_once_while_sessions_of_another_trust_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    folders = SessionFolders()
+    monkeypatch.setenv("MCP_GATEWAY_KEYS_FILE", str(tmp_path / "keys"))
+    one = enclosing(folders, {"direct": {"profile": "standard", "read": [str(tmp_path)]}, "sandboxed": "strict"})
+    for session in ("s1", "s2", "s3"):
+        with pytest.raises(UpstreamUnavailable, match="grants files of the gateway"):
+            await one.of_session(resources([]), session, one.sandbox("direct"))
+        (await one.of_session(resources([]), session, one.sandbox("sandboxed"))).close()
+    assert len(caplog.messages) == 1
+    await folders.close()
