@@ -83,6 +83,10 @@ def _table_in(file: Path) -> Mapping[str, Any]:
             raise ValueError("it is no JSON object")
         united(found, {"profile": "strict"})
     except FileNotFoundError:
+        if not os.access(file.parent, os.W_OK):
+            raise ConfigurationError(
+                f"--write {file}: no file can be written to {file.parent}: make it first"
+            ) from None
         return {}
     except (OSError, ValueError) as error:
         raise ConfigurationError(f"--write {file}: this is no table of an earlier run: {error}") from None
@@ -125,7 +129,8 @@ def said_of(table: Mapping[str, Any], *, by_hand: bool, code: int | None) -> lis
     only asked for its lists; `code` is the exit code of a server that ended by itself, 0 or None for another end."""
     said = []
     if code:
-        said.append(f"the server ended with exit code {code} while it was watched: the table may lack what it needs")
+        how = f"was killed by signal {-code}" if code < 0 else f"ended with exit code {code}"
+        said.append(f"the server {how} while it was watched: the table may lack what it needs")
     elif table.keys() == {"profile"}:
         said.append('it used nothing beyond what `strict` grants: "sandbox": "strict" is enough for what it did')
     if by_hand:

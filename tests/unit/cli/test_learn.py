@@ -1,8 +1,12 @@
 """`sandbox learn`: what it calls a server, and what it says when there is little to grant."""
 
+from pathlib import Path
+
 import pytest
+from typer.testing import CliRunner
 
 from gateway.cli.learn import name_of, said_of
+from gateway.cli.main import app
 from tests.requirements import requirement
 
 
@@ -40,3 +44,20 @@ def test_a_run_in_which_nothing_was_needed_says_so() -> None:
 def test_a_server_that_failed_is_not_said_to_need_nothing() -> None:
     [said] = said_of({"profile": "strict"}, by_hand=False, code=3)
     assert "exit code 3" in said and "nothing beyond" not in said
+
+
+@requirement("box.learn")
+def test_a_server_that_is_killed_has_no_exit_code() -> None:
+    [said] = said_of({"profile": "strict"}, by_hand=False, code=-11)
+    assert "was killed by signal 11" in said
+
+
+@requirement("box.learn")
+def test_a_folder_that_the_table_cannot_be_written_to_is_said_before_the_server_runs(tmp_path: Path) -> None:
+    ran = tmp_path / "ran"
+    file = tmp_path / "missing" / "table.json"
+    outcome = CliRunner().invoke(
+        app, ["sandbox", "learn", "--write", str(file), "--", "touch", str(ran)], env={"COLUMNS": "500"}
+    )
+    assert outcome.exit_code == 2 and not ran.exists()
+    assert f"no file can be written to {file.parent}" in outcome.stderr
