@@ -156,7 +156,13 @@ _ODD = [
         no_answer,
         needs="user_notif",
     ),
-    _row("odd pairs", "pairs of sockets of every family but Unix", "odd.odd_pairs", no_answer),
+    _row(
+        "odd pairs",
+        "pairs of sockets of every family but Unix",
+        "odd.odd_pairs",
+        no_answer,
+        already="only TIPC has them, where there is TIPC",
+    ),
     _row("long chain", "a chain of 1,500 links, then an honest call", "odd.long_chain", _honest_after, **_NOTHING),
     _row(
         "multipath",

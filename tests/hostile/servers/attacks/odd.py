@@ -20,6 +20,7 @@ from .network import address_of, talk
 Facts = dict[str, Any]
 
 _MPTCP = 262
+_CLONE3 = 435
 _UNBOUND = struct.pack("=H14x", socket.AF_UNSPEC)
 
 
@@ -292,7 +293,7 @@ def newer_ways(facts: Facts) -> str:
                 attempt("namespace", lambda fd=process, at=request: _ioctl(fd, at))  # type: ignore[misc]
             attempt("setns", lambda fd=process: syscall("setns", fd, 0x4000_0000))  # type: ignore[misc]
             attempt("end", lambda fd=process: _number(448, fd, 0))  # type: ignore[misc]
-    attempt("own namespaces", lambda: _number(435, _clone_arguments(0x1000_0000), 88))
+    attempt("own namespaces", lambda: _number(_CLONE3, _clone_arguments(0x1000_0000), 88))
     attempt("transparent", lambda: socket.socket().setsockopt(socket.SOL_IP, 19, 1))
     attempt("mark", lambda: socket.socket().setsockopt(socket.SOL_SOCKET, 36, 1))
     attempt("listmount", lambda: _number(458, ctypes.create_string_buffer(struct.pack("=IIQQ", 24, 0, 1, 0)), 0, 0, 0))
@@ -316,7 +317,10 @@ def _ioctl(fd: int, request: int) -> None:
 
 def _number(number: int, *arguments: Any) -> None:
     given = [ctypes.c_long(each) if isinstance(each, int) else each for each in arguments]
-    if libc.syscall(ctypes.c_long(number), *given) < 0:
+    answer = libc.syscall(ctypes.c_long(number), *given)
+    if answer == 0 and number == _CLONE3:
+        os._exit(0)
+    if answer < 0:
         raise OSError(ctypes.get_errno(), "")
 
 
