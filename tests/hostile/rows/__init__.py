@@ -34,6 +34,7 @@ QUICK: Final = frozenset(
         ),
         *("rebinding", "UDP", "fast open", "io_uring", "own listener", "DNS tunnel back", "setuid", "namespaces"),
         *("system calls", "daemon", "notes", "honest work", "allowed host", "public host"),
+        *("asynchronous requests", "owner's requests"),
     }
 )
 """The names of the rows of `make test`: one of each kind, and none that takes its time."""
