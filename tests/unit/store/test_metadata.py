@@ -38,6 +38,8 @@ def test_a_value_whose_name_says_credential_is_redacted(name: str) -> None:
         "sk-abcdefghijklmnop",
         "ghp_abcdefghijklmnop",
         "AKIAABCDEFGHIJKLMNOP",
+        "Bearer\xa0abcdefghijkl",
+        "postgres://me:p\ud800w@host/",
     ],
 )
 def test_what_has_the_form_of_a_credential_is_redacted_within_its_text(secret: str) -> None:
