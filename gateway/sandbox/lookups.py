@@ -6,21 +6,22 @@ import ipaddress
 import logging
 import socket
 import threading
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from time import monotonic
 from typing import Final, Literal
 
 from cachetools import TTLCache
 
+from gateway.sandbox.lookup_turns import LookupTurns
+
 __all__ = ["Found", "Lookups"]
 
 logger = logging.getLogger(__name__)
 
 MAX_THREADS: Final = 64
-MAX_WAITING: Final = 512
-"""Names that wait for a thread, at most. Further ones fail at once."""
-
+_RESERVED: Final = 16
 MAX_ADDRESSES: Final = 32
 _TIMEOUT_S: Final = 20.0
 _KEPT_S: Final = 5.0
@@ -48,33 +49,55 @@ class Lookups:
         self._resolve = resolve or addresses_of
         self._kept: TTLCache[str, Found] = TTLCache(_KEPT, _KEPT_S, clock)
         self._running: dict[str, asyncio.Future[Found]] = {}
-        self._threads = asyncio.Semaphore(MAX_THREADS)
+        self._wanted = Counter[str]()
+        self._turns = LookupTurns(MAX_THREADS, _RESERVED, clock)
 
-    async def find(self, name: str) -> Found:
-        """The addresses of a name. Never raises."""
+    async def find(self, name: str, asker: Hashable = None) -> Found:
+        """The addresses of a name. `asker` is whose turn it takes: askers share the threads fairly. Never raises."""
         kept: Found | None = self._kept.get(name)
         if kept is not None:
             return kept
         running = self._running.get(name)
-        if running is None:
-            if len(self._running) >= MAX_THREADS + MAX_WAITING:
-                return Found("failed")
-            running = self._running[name] = asyncio.ensure_future(self._look_up(name))
-            running.add_done_callback(lambda done: self._done(name, done))
-        with contextlib.suppress(asyncio.TimeoutError):
+        if running is not None:
+            self._turns.join(name, asker)
+        elif self._turns.ask(name, asker):
+            running = self._running[name] = asyncio.get_running_loop().create_future()
+        else:
+            return Found("failed")
+        self._start()
+        self._wanted[name] += 1
+        try:
             async with asyncio.timeout(_TIMEOUT_S):
                 return await asyncio.shield(running)
-        return Found("failed")
+        except TimeoutError:
+            return Found("failed")
+        finally:
+            self._leave(name)
 
-    async def _look_up(self, name: str) -> Found:
-        await self._threads.acquire()
+    def _leave(self, name: str) -> None:
+        """Nobody waits in vain for a thread: a name that is not wanted any more leaves its line."""
+        self._wanted[name] -= 1
+        if not self._wanted[name]:
+            del self._wanted[name]
+            if self._turns.give_up(name):
+                del self._running[name]
+
+    def _start(self) -> None:
+        """Look up those names whose turn it is."""
+        while (name := self._turns.next()) is not None:
+            self._look_up(name)
+
+    def _look_up(self, name: str) -> None:
         loop = asyncio.get_running_loop()
-        result: asyncio.Future[Found] = loop.create_future()
 
         def finished(found: Found) -> None:  # not before the thread has ended, however long that takes
-            self._threads.release()
-            if not result.done():
-                result.set_result(found)
+            self._turns.done(name)
+            if found.outcome != "failed":
+                self._kept[name] = found
+            running = self._running.pop(name)
+            if not running.done():
+                running.set_result(found)
+            self._start()
 
         def run() -> None:
             try:
@@ -91,17 +114,11 @@ class Lookups:
         try:
             threading.Thread(target=run, name="look-up", daemon=True).start()
         except RuntimeError:  # no more threads
-            finished(Found("failed"))
-        return await result
-
-    def _done(self, name: str, done: asyncio.Future[Found]) -> None:
-        del self._running[name]
-        if not done.cancelled() and done.exception() is None and done.result().outcome != "failed":
-            self._kept[name] = done.result()
+            loop.call_soon(finished, Found("failed"))
 
     def close(self) -> None:
         """Give up what is being looked up."""
-        for running in tuple(self._running.values()):
+        for running in self._running.values():
             running.cancel()
 
 

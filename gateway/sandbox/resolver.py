@@ -54,6 +54,7 @@ class SessionResolver:
     ) -> None:
         self._rules = NameRules(reach)
         self._lookups = lookups
+        self._asker = object()  # it is remembered for longer than the session
         self._learn = learn
         self._refused = refused
         self._clock = clock
@@ -149,7 +150,7 @@ class SessionResolver:
         if query.kind == "other":
             return "found", ()
         async with self._at_once:
-            found = await self._lookups.find(query.name)
+            found = await self._lookups.find(query.name, self._asker)
         ports = self._rules.ports(query.name)
         if found.addresses and (ports is None or ports) and not self._learn(found.addresses, ports, REACHABLE_S):
             return "failed", ()

@@ -6,7 +6,8 @@ import threading
 
 import pytest
 
-from gateway.sandbox.lookups import MAX_THREADS, MAX_WAITING, Found, Lookups, addresses_of
+from gateway.sandbox.lookup_turns import MAX_WAITING
+from gateway.sandbox.lookups import MAX_THREADS, Found, Lookups, addresses_of
 from tests.requirements import requirement
 from tests.support.waiting import eventually
 
@@ -56,12 +57,31 @@ async def test_those_who_ask_for_one_name_share_a_look_up_for_some_seconds() -> 
 async def test_threads_and_waiting_names_are_bounded() -> None:
     names = Names()
     lookups = Lookups(names)
-    asking = [asyncio.ensure_future(lookups.find(f"slow{n}.test")) for n in range(MAX_THREADS + MAX_WAITING)]
+    asking = [asyncio.ensure_future(lookups.find(f"slow{n}.test", n)) for n in range(MAX_THREADS)]
+    asking += [asyncio.ensure_future(lookups.find(f"slow{n}.more", 0)) for n in range(MAX_WAITING)]
     assert await asyncio.to_thread(eventually, lambda: names.at_once == MAX_THREADS)
-    assert (await lookups.find("more.test")).outcome == "failed"
+    assert (await lookups.find("more.test", 0)).outcome == "failed"
     names.let.set()
     assert {found.outcome for found in await asyncio.gather(*asking)} == {"found"}
-    assert names.most == MAX_THREADS and (await lookups.find("more.test")).outcome == "found"
+    assert names.most == MAX_THREADS and (await lookups.find("more.test", 0)).outcome == "found"
+
+
+@requirement("box.names")
+async def test_sessions_that_ask_for_many_slow_names_leave_threads_for_others() -> None:
+    names = Names()
+    lookups = Lookups(names)
+    hostile = [asyncio.ensure_future(lookups.find(f"slow{n}.test", n % 10)) for n in range(500)]
+    assert await asyncio.to_thread(eventually, lambda: names.at_once > 40)
+    for asker in ("one", "other"):
+        assert (await lookups.find(f"{asker}.test", asker)).outcome == "found"
+    assert names.at_once < MAX_THREADS
+    for each in hostile:
+        each.cancel()
+    await asyncio.gather(*hostile, return_exceptions=True)
+    asked = len(names.asked)
+    names.let.set()
+    assert (await lookups.find("slow499.test", "one")).outcome == "found"
+    assert len(names.asked) == asked + 1, "what nobody wants any more is not looked up"
 
 
 @requirement("box.names")
