@@ -116,7 +116,7 @@ def charts_of(reports: Iterable[ReplicaReport], now: float) -> list[Chart]:
                 failed[place] += sample.failed
                 p50[place] = max(p50[place], sample.p50_s)
                 p99[place] = max(p99[place], sample.p99_s)
-    latency = f"p99 {took(p99[-1])}" if calls[-1] else "no calls now" if any(calls) else "no calls"
+    latency = f"p99 {took(p99[-1])}" if calls[-1] else "none now" if any(calls) else "no calls"
     return [
         Chart("Calls", "/s", [("calls", calls)], readable(calls[-1], "/s"), steps=_SECONDS),
         Chart("Failures", "/s", [("failures", failed)], readable(failed[-1], "/s"), tone="tone-bad", steps=_SECONDS),
@@ -132,7 +132,7 @@ def charts_of_history(view: HistoryView) -> list[Chart]:
     p50, p99 = [point.p50_s for point in view.points], [point.p99_s for point in view.points]
     total = sum(point.calls for point in view.points)
     lost = sum(point.failed for point in view.points)
-    slowest = f"p99 {took(p99[-1])}" if calls and calls[-1] else "no calls now" if total else "no calls"
+    slowest = f"p99 {took(p99[-1])}" if calls and calls[-1] else "none now" if total else "no calls"
     return [
         Chart("Calls", "/min", [("calls", calls)], f"{total:,}", over=over, step_s=step_s),
         Chart("Failures", "/min", [("failures", failed)], f"{lost:,}", tone="tone-bad", over=over, step_s=step_s),

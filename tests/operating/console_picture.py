@@ -13,14 +13,14 @@ from tests.support.redis_server import running_redis
 from tests.tools.programs import program
 
 _AGENTS = ("claude-desktop", "ci-agent", "research-agent", "inspector")
-_SECONDS = 40
+_SECONDS = 36.0
 
 
-def _work(url: str, name: str, until: float, fails: bool) -> None:
+def _work(url: str, name: str, end: threading.Event, fails: bool) -> None:
     with httpx.Client(timeout=20) as http:
         client = Legacy(url, http).open(name=name, meta={"orbit": {"workspace": "team-" + name[:2]}})
         turn = 0
-        while time.monotonic() < until:
+        while not end.is_set():
             turn += 1
             client.tool("fail" if fails and turn % 20 == 0 else "pid")
             time.sleep(0.02 + 0.05 * abs((time.monotonic() % 10) - 5) / 5)
@@ -28,18 +28,19 @@ def _work(url: str, name: str, until: float, fails: bool) -> None:
 
 def main(path: str) -> None:
     with running_redis() as redis, replica(redis) as one, replica(redis) as other:
-        until = time.monotonic() + _SECONDS
+        end = threading.Event()
         workers = [
             threading.Thread(
                 target=_work,
-                args=(f"{gateway.base}/servers/probe/mcp", name, until, name == "ci-agent" and gateway is one),
+                daemon=True,
+                args=(f"{gateway.base}/servers/probe/mcp", name, end, name == "ci-agent" and gateway is one),
             )
             for gateway in (one, other)
             for name in _AGENTS
         ]
         for worker in workers:
             worker.start()
-        time.sleep(_SECONDS - 4)
+        time.sleep(_SECONDS)
         with sync_playwright() as playwright:
             chromium = str(program("chromium", "chromium"))
             browser = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
@@ -50,6 +51,7 @@ def main(path: str) -> None:
             page.wait_for_timeout(2_500)
             page.screenshot(path=path)
             browser.close()
+        end.set()
         for worker in workers:
             worker.join()
 
