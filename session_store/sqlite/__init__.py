@@ -85,6 +85,8 @@ def keys_beside(path: Path) -> KeyRing:
     """
     file = path.with_name(path.name + KEY_FILE_ENDING)
     try:
+        if not path.parent.is_dir():
+            raise StoreError(f"{path}: there is no folder {path.parent}; make it, or name another file")
         try:
             descriptor = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         except FileExistsError:
