@@ -6,6 +6,7 @@ from typing import Any, Final
 from gateway.sandbox.enclosures import Enclosures
 from gateway.sandbox.holding import Holding, told
 from gateway.sandbox.package_folder import PackageFolder
+from gateway.sandbox.system_paths import system_grants
 from transports.upstream.delegation import Delegation
 from transports.upstream.walls.spec import Walls
 
@@ -91,7 +92,11 @@ def lines_of(name: str, found: Mapping[str, Any]) -> Iterator[str]:
         if package["fetched_at"] is None:
             yield f"  read, execute: its package, which is fetched into {package['folder']}"
         yield from (f"  read, execute: {path}, its package" for path in package["execute"])
-    yield f"  read: {', '.join(found['read']) or 'nothing more'}"
+    # What every sandbox has is one line: it would hide what this one has besides. JSON has all paths.
+    of_system = {grant.path for grant in system_grants()}
+    yield from (f"  read: {path}" for path in found["read"] if path not in of_system)
+    if count := sum(path in of_system for path in found["read"]):
+        yield f"  read: {count} files and folders of the system, which every sandbox has (--json has their names)"
     reach = found["reach"]
     yield from (f"  reach: {host}" for host in (*(["public hosts"] if reach["public"] else []), *reach["hosts"]))
     if not reach["public"] and not reach["hosts"]:
