@@ -5,6 +5,7 @@ A library's page has the program that the tests run. A host's page has what `mcp
 
 import json
 import re
+import shlex
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
@@ -84,7 +85,7 @@ def published_servers() -> str:
     site = Site(Path("/srv/data"), "http://127.0.0.1:8000/page")
     lines = ["| server | command | more than the profile grants |", "|---|---|---|"]
     for server in SERVERS:
-        words = " ".join((*server.command, *server.args(site)))
+        words = shlex.join((*server.command, *server.args(site)))
         more = ", ".join(f"`{json.dumps(name)}: {json.dumps(value)}`" for name, value in server.sandbox(site).items())
         lines.append(f"| {server.name} | `{words.replace('|', chr(92) + '|')}` | {more or 'nothing'} |")
     return "\n".join(lines)
