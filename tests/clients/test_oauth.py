@@ -23,9 +23,9 @@ from mcp.shared.auth import OAuthClientInformationFull, OAuthClientMetadata, OAu
 
 from tests.clients.test_other_sdks import TYPESCRIPT
 from tests.requirements import requirement
+from tests.support.free_ports import free_port
 from tests.support.gateway_process import DEMO, RunningGateway, running_gateway, server
 from tests.support.mcp_clients import Legacy
-from tests.support.redis_server import free_port
 from tests.tools.obtain import node, npm_packages
 
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(300)]

@@ -19,8 +19,9 @@ from session_store.redis import RedisBackend
 from tests.matrix.run import connected, text
 from tests.requirements import requirement
 from tests.support.document_blocks import blocks
+from tests.support.free_ports import free_port
 from tests.support.mcp_clients import Legacy, events
-from tests.support.redis_server import RunningRedis, free_port
+from tests.support.redis_server import RunningRedis
 
 pytestmark = pytest.mark.anyio
 

@@ -13,9 +13,9 @@ import httpx
 import pytest
 
 from tests.requirements import requirement
+from tests.support.free_ports import free_port
 from tests.support.gateway_process import DEMO, RunningGateway, running_gateway, server
 from tests.support.mcp_clients import Modern, messages, tool_text
-from tests.support.redis_server import free_port
 from tests.support.task_server import RELATED
 from tests.support.waiting import eventually
 from tests.tools.obtain import node, node_environment, npm_packages

@@ -27,8 +27,9 @@ from bench.subjects import echo_server
 from session_store.redis import keys
 from tests.cluster.load import Load, LoadSession, Outcome
 from tests.support.compose_topology import KEYS, running_balancer
+from tests.support.free_ports import free_port
 from tests.support.gateway_process import UNLIMITED, RunningGateway, running_gateway
-from tests.support.redis_server import RunningRedis, free_port, running_redis
+from tests.support.redis_server import RunningRedis, running_redis
 from tests.support.sentinels import Sentinels, running_sentinels
 from tests.support.tcp_relay import running_relay
 from tests.support.waiting import eventually

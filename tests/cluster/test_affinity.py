@@ -11,9 +11,10 @@ import pytest
 
 from tests.requirements import requirement
 from tests.support.compose_topology import KEYS, running_balancer, running_nginx
+from tests.support.free_ports import free_port
 from tests.support.gateway_process import DEMO, UNLIMITED, RunningGateway, running_gateway, server
 from tests.support.mcp_clients import DECLARES_TASKS, Legacy, modern_body, modern_headers, tool_text
-from tests.support.redis_server import free_port, running_redis
+from tests.support.redis_server import running_redis
 
 # No multiple of three, so that the turns of a round robin move on.
 SESSIONS, CALLS = 8, 6

@@ -16,8 +16,8 @@ import yaml
 
 from tests.requirements import requirement
 from tests.support.chart import USUAL, rendered
+from tests.support.free_ports import free_port
 from tests.support.gateway_process import ROOT
-from tests.support.redis_server import free_port
 from tests.support.waiting import eventually
 from tests.tools.obtain import python_with
 from tests.tools.programs import program

@@ -24,9 +24,9 @@ from tests.requirements import requirement
 from tests.support.chart import usual
 from tests.support.compose_topology import running_balancer, running_nginx
 from tests.support.credentials import KEYS, bearer, sha256
+from tests.support.free_ports import free_port
 from tests.support.gateway_process import DEMO, ROOT, RunningGateway, running_gateway, server
 from tests.support.mcp_clients import Modern, modern_body, modern_headers, tool_text
-from tests.support.redis_server import free_port
 from tests.tools.programs import program
 
 COMPOSE = yaml.safe_load((ROOT / "docker-compose.yml").read_text(encoding="utf-8"))

@@ -14,9 +14,10 @@ import pytest
 
 from tests.cluster.test_replicas import KEYS, LEASE_S, SERVERS, Wandering, owner_of, replica, restarted, retried
 from tests.requirements import requirement
+from tests.support.free_ports import free_port
 from tests.support.gateway_process import RunningGateway, running_gateway
 from tests.support.mcp_clients import Legacy, events, messages, tool_text
-from tests.support.redis_server import RunningRedis, free_port, running_redis
+from tests.support.redis_server import RunningRedis, running_redis
 from tests.support.tcp_relay import Relay, running_relay
 from tests.support.waiting import descendants, eventually, gone
 

@@ -19,9 +19,10 @@ from gateway.serving.gateway import Gateway
 from session_store import KeyRing, MemoryBackend
 from session_store.testing import FakeClock, a_session
 from tests.requirements import requirement
+from tests.support.free_ports import free_port
 from tests.support.gateway_process import DEMO, RunningGateway, running_gateway, server
 from tests.support.mcp_clients import Legacy, modern_body, modern_headers, tool_text
-from tests.support.redis_server import RunningRedis, free_port, running_redis
+from tests.support.redis_server import RunningRedis, running_redis
 from tests.support.tcp_relay import running_relay
 from transports.replica_wire import PeerRefused
 

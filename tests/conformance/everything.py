@@ -24,7 +24,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from tests.support.redis_server import free_port
+from tests.support.free_ports import free_port
 from tests.tools.obtain import sdk_source
 
 __all__ = ["loaded", "served_over_http"]

@@ -13,10 +13,10 @@ import pytest
 
 from tests.requirements import requirement
 from tests.support.credentials import KEYS, bearer, sha256
+from tests.support.free_ports import free_port
 from tests.support.gateway_process import PROBE, RunningGateway, running_gateway, server
 from tests.support.http_bytes import connected, post, read_answers
 from tests.support.mcp_clients import Legacy, tool_text
-from tests.support.redis_server import free_port
 from tests.support.waiting import eventually
 from tests.tools.programs import program
 

@@ -10,9 +10,9 @@ import pytest
 
 from tests.requirements import requirement
 from tests.support.certificates import Authority
+from tests.support.free_ports import free_port
 from tests.support.gateway_process import DEMO, running_gateway, server
 from tests.support.mcp_clients import Modern, tool_text
-from tests.support.redis_server import free_port
 from tests.support.waiting import eventually
 from tests.tools.programs import program
 

@@ -13,9 +13,9 @@ import pytest
 
 from tests.requirements import requirement
 from tests.support import vendor_server
+from tests.support.free_ports import free_port
 from tests.support.gateway_process import RunningGateway, running_gateway, server
 from tests.support.mcp_clients import Legacy, Modern, messages, modern_body, modern_headers
-from tests.support.redis_server import free_port
 from tests.support.vendor_server import running_vendor_server
 from tests.support.waiting import eventually
 

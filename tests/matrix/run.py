@@ -22,8 +22,8 @@ from mcp.shared.exceptions import MCPError
 from rich.console import Console
 from rich.table import Table
 
+from tests.support.free_ports import free_port
 from tests.support.gateway_process import ROOT, running_gateway, server
-from tests.support.redis_server import free_port
 
 __all__ = ["CELLS", "FEATURES", "connected", "served"]
 

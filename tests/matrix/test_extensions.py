@@ -16,8 +16,8 @@ import pytest
 
 from tests.requirements import requirement
 from tests.support import vendor_server
+from tests.support.free_ports import free_port
 from tests.support.gateway_process import RunningGateway, running_gateway, server
-from tests.support.redis_server import free_port
 from tests.support.vendor_server import BURST, PAYLOAD, RESOURCE, SETTINGS, TOOL, running_vendor_server
 
 VENDOR = (sys.executable, "-m", vendor_server.__name__)

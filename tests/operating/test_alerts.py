@@ -16,9 +16,10 @@ import yaml
 
 from tests.operating.conftest import ADMIN, KEYS, SERVERS
 from tests.requirements import requirement
+from tests.support.free_ports import free_port
 from tests.support.gateway_process import ROOT, RunningGateway, running_gateway
 from tests.support.mcp_clients import Legacy
-from tests.support.redis_server import free_port, running_redis
+from tests.support.redis_server import running_redis
 from tests.support.waiting import eventually
 from tests.tools.programs import program
 

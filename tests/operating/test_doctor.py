@@ -21,8 +21,9 @@ from session_store import backend_for
 from tests.requirements import requirement
 from tests.support.commands import run_command
 from tests.support.compose_topology import running_topology
+from tests.support.free_ports import free_port
 from tests.support.gateway_process import DEMO, ROOT, running_gateway, server
-from tests.support.redis_server import RunningRedis, free_port, running_redis
+from tests.support.redis_server import RunningRedis, running_redis
 from tests.tools.programs import program
 
 KEYS = {"MCP_GATEWAY_KEYS": "k" * 40}

@@ -14,8 +14,9 @@ from typing import Any
 
 import httpx
 
+from tests.support.free_ports import free_port
 from tests.support.gateway_process import ROOT, UNLIMITED, RunningGateway, running_gateway
-from tests.support.redis_server import RunningRedis, free_port, running_redis
+from tests.support.redis_server import RunningRedis, running_redis
 from tests.support.waiting import eventually
 from tests.tools.programs import program
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import redis
 
-from tests.support.redis_server import free_port
+from tests.support.free_ports import free_port
 from tests.tools.programs import program
 
 __all__ = ["RunningCluster", "running_cluster"]
@@ -21,6 +21,7 @@ class RunningCluster:
 
     def __init__(self, folder: Path, stack: contextlib.ExitStack, *, replicas: bool) -> None:
         self.ports = [free_port() for _ in range(6 if replicas else 3)]
+        self._buses = {port: free_port() for port in self.ports}
         self.masters = self.ports[:3]
         self.processes: dict[int, subprocess.Popen[bytes]] = {}
         for port in self.ports:
@@ -31,8 +32,7 @@ class RunningCluster:
             # Epochs of their own, or the election of a replica may have to wait for them to be settled.
             self.run(port, "CLUSTER", "SET-CONFIG-EPOCH", n + 1)
         for port in self.ports[1:]:
-            bus = port + 10_000 if port + 10_000 < 65_536 else port - 10_000
-            self.run(self.ports[0], "CLUSTER", "MEET", "127.0.0.1", port, bus)
+            self.run(self.ports[0], "CLUSTER", "MEET", "127.0.0.1", port, self._buses[port])
         self.wait(lambda: all(self._knows(port) == len(self.ports) for port in self.ports))
         for master, replica in zip(self.masters, self.ports[3:], strict=False):
             self.run(replica, "CLUSTER", "REPLICATE", self.id_of(master))
@@ -41,9 +41,9 @@ class RunningCluster:
         self.url = "redis+cluster://" + ",".join(f"127.0.0.1:{port}" for port in self.masters[:2])
 
     def _start(self, folder: Path, stack: contextlib.ExitStack, port: int) -> None:
-        bus = port + 10_000 if port + 10_000 < 65_536 else port - 10_000
         options = ["--port", str(port), "--bind", "127.0.0.1", "--save", "", "--dir", str(folder)]
-        options += ["--cluster-enabled", "yes", "--cluster-node-timeout", "1000", "--cluster-port", str(bus)]
+        options += ["--cluster-enabled", "yes", "--cluster-node-timeout", "1000"]
+        options += ["--cluster-port", str(self._buses[port])]
         options += ["--cluster-config-file", f"nodes-{port}.conf", "--loglevel", "warning"]
         process = subprocess.Popen([program("redis-server", "redis-server"), *options], stdout=subprocess.DEVNULL)
         self.processes[port] = process

@@ -2,7 +2,6 @@
 
 import contextlib
 import signal
-import socket
 import subprocess
 import tempfile
 import time
@@ -11,16 +10,10 @@ from pathlib import Path
 
 import redis
 
+from tests.support.free_ports import free_port
 from tests.tools.programs import program
 
 __all__ = ["RunningRedis", "running_redis"]
-
-
-def free_port() -> int:
-    """A TCP port of the loopback interface that nothing listened on a moment ago."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 class RunningRedis:

@@ -10,7 +10,7 @@ from typing import Any
 
 import uvicorn
 
-from tests.support.redis_server import free_port
+from tests.support.free_ports import free_port
 
 __all__ = ["Reply", "ScriptedServer", "Seen", "discovered", "event", "result_of", "running_scripted_server"]
 

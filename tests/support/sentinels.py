@@ -10,7 +10,7 @@ from typing import Any
 
 import redis
 
-from tests.support.redis_server import free_port
+from tests.support.free_ports import free_port
 from tests.tools.programs import program
 
 __all__ = ["Sentinels", "running_sentinels"]

@@ -420,7 +420,7 @@ def running_http_tasks(era: str) -> Iterator[HttpTasks]:
     """The server on HTTP in a thread of this process, so that a test can read its record."""
     import uvicorn
 
-    from tests.support.redis_server import free_port
+    from tests.support.free_ports import free_port
 
     port = free_port()
     app = HttpTasks(era, port)

@@ -11,10 +11,11 @@ from typing import Any, Final
 import httpx
 import psutil
 
+from tests.support.free_ports import free_ports
 from tests.support.gateway_process import DEMO, PROBE, UNLIMITED, RunningGateway, running_gateway, server
 from tests.support.mcp_clients import modern_body, modern_headers
 from tests.support.pipelining_client import PipeliningClient
-from tests.support.redis_server import RunningRedis, free_port
+from tests.support.redis_server import RunningRedis
 
 __all__ = ["KEYS", "Workers", "call", "running_workers", "worker_processes"]
 
@@ -85,7 +86,7 @@ class Workers:
 @contextlib.contextmanager
 def running_workers(redis: RunningRedis, count: int, options: Mapping[str, Any] | None = None) -> Iterator[Workers]:
     """A gateway with so many workers, without rates."""
-    port = free_port()
+    port = free_ports(count)[0]
     given = {"store": redis.url, "admin": {"listen": f"127.0.0.1:{port}"}, "policy": UNLIMITED, **(options or {})}
     arguments = ["--workers", str(count)]
     servers = {"demo": server(DEMO), "probe": server(PROBE)}

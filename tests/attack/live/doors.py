@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Final
 
 from tests.support.compose_topology import running_balancer
+from tests.support.free_ports import free_port
 from tests.support.gateway_process import ROOT
-from tests.support.redis_server import free_port
 from tests.tools.programs import program
 
 __all__ = ["Door", "running_doors"]
