@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.conformance import clients, interaction, servers
-from tests.conformance.official import differences, passed
+from tests.conformance.official import differences, is_late, passed
 from tests.conformance.result import Result
 from tests.tools.obtain import CACHE, sdk_source
 
@@ -23,9 +23,8 @@ EXPECTED = tomllib.loads(Path(__file__).with_name("expected.toml").read_text(enc
 
 
 def _server_run(run: servers.Run, expected: Mapping[str, Any]) -> Result:
-    """The result of a run. A run on a busy machine may use up a time of the suite's own (it waits for a notification
-    for some seconds, and a process starts in three on a slow machine): what it finds counts if a second attempt is not
-    as expected either. The first attempt is told."""
+    """The result of a run. A run on a busy machine may use up a time of a client's own: what it finds counts if a
+    second attempt is not as expected either. The first attempt is told."""
     result = _attempt(run, expected)
     if not (run.busy and result.found):
         return result
@@ -35,6 +34,8 @@ def _server_run(run: servers.Run, expected: Mapping[str, Any]) -> Result:
 
 def _attempt(run: servers.Run, expected: Mapping[str, Any]) -> Result:
     checks, output = servers.run_suite(run)
+    # A process may take longer to start than the suite waits. The same run on a machine that is not busy waits for all.
+    late = [check for check in checks if run.busy and is_late(check)]
     reasons = (
         f"{scenario}: {name}: {entry['status']}: {entry['reason']}"
         for scenario, group in expected.items()
@@ -42,8 +43,8 @@ def _attempt(run: servers.Run, expected: Mapping[str, Any]) -> Result:
     )
     return Result(
         summary=f"{passed(checks)} of {len(checks)} checks passed",
-        expected=tuple(reasons),
-        found=tuple(differences(checks, run.passes, expected)),
+        expected=(*reasons, *(f"late: {check.scenario}: {check.id}: {check.message}" for check in late)),
+        found=tuple(differences([one for one in checks if one not in late], run.passes - len(late), expected)),
         output=output,
     )
 

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from tests.conformance import run as conformance
+from tests.conformance import servers
 from tests.conformance.interaction import DIFFERENCES, unexpected
 from tests.conformance.official import Check, differences
 from tests.conformance.result import Result
@@ -91,3 +92,23 @@ def test_only_a_run_on_a_busy_machine_has_a_second_attempt(
     result = conformance._server_run(Run(revision="2025-11-25", shared=False, passes=1, busy=busy), {})
     assert result.found == found and len([*made]) == 2 - attempts
     assert result.expected == (("only at a first attempt: x differs",) if busy else ())
+
+
+@pytest.mark.parametrize("busy", [True, False])
+@pytest.mark.parametrize(
+    ("message", "is_late"),
+    [
+        ("Mutated the tool list but no notifications/tools/list_changed arrived on the open stream.", True),
+        ("Failed to receive progressive stream chunk execution frames", True),
+        ("Failed to open or receive frames from the endpoint", True),
+        ("Server leaked a tools/list-changed notification over a filtered stream", False),
+    ],
+)
+def test_what_came_too_late_for_the_suite_counts_unless_the_machine_is_busy(
+    monkeypatch: pytest.MonkeyPatch, busy: bool, message: str, is_late: bool
+) -> None:
+    check = Check(scenario="server-stateless", id="notified", status="WARNING", message=message)
+    monkeypatch.setattr(servers, "run_suite", lambda _: ([PASSES, check], ""))
+    result = conformance._server_run(Run(revision="2026-07-28", shared=False, passes=2, busy=busy), {})
+    assert bool(result.found) != (busy and is_late)
+    assert any(line.startswith("late: server-stateless: notified") for line in result.expected) == (busy and is_late)
