@@ -18,7 +18,7 @@ __all__ = ["Check", "checks_in", "differences", "is_late", "passed", "suite"]
 
 SUITE = {"@modelcontextprotocol/conformance": "0.2.0-alpha.12"}
 TIMEOUT_S = 300
-LATE = re.compile(r"Failed to (open or )?receive\b|no notifications/\S+ arrived\b")
+LATE = re.compile(r"Failed to (open or )?receive\b|no notifications/\S+ arrived\b|aborted due to timeout")
 FOLDER = re.compile(r"(?:server-)?(.+)-\d{4}-\d\d-\d\dT[\dZ-]+")
 
 

@@ -101,6 +101,7 @@ def test_only_a_run_on_a_busy_machine_has_a_second_attempt(
         ("Mutated the tool list but no notifications/tools/list_changed arrived on the open stream.", True),
         ("Failed to receive progressive stream chunk execution frames", True),
         ("Failed to open or receive frames from the endpoint", True),
+        ("Failed to send initialize request: The operation was aborted due to timeout", True),
         ("Server leaked a tools/list-changed notification over a filtered stream", False),
     ],
 )
