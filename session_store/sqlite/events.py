@@ -4,6 +4,7 @@ import asyncio
 import secrets
 import sqlite3
 from collections.abc import AsyncGenerator, Callable, Hashable, Mapping, Sequence
+from typing import Final
 
 from session_store.embedded.events import MAX_LOG_BYTES, MAX_LOG_EVENTS, sequence_of
 from session_store.ports.cluster import Bus
@@ -12,6 +13,9 @@ from session_store.ports.events import Entry, Event, Reserved, id_of_event, last
 from session_store.sqlite.database import Database
 
 __all__ = ["SqliteEventLog"]
+
+_ROWS_AT_ONCE: Final = (64, 8, 1)
+_Row = tuple[str, int, str, bytes]
 
 
 class SqliteEventLog:
@@ -81,7 +85,7 @@ class SqliteEventLog:
         found = db.execute("SELECT MAX(number) FROM events WHERE session = ?", (session_id,)).fetchone()[0]
         new = [entry for entry in entries if entry.number > (found or 0)]
         rows = [(session_id, number, stream, frame) for number, stream, frame, ends, _ in new if frame or not ends]
-        db.executemany("INSERT INTO events VALUES (?, ?, ?, ?)", rows)
+        _insert(db, rows)
         db.execute("UPDATE logs SET written_at = ? WHERE session = ?", (self._clock(), session_id))
         self._trim(db, session_id)
         for entry in new:
@@ -91,12 +95,15 @@ class SqliteEventLog:
     def _trim(self, db: sqlite3.Connection, session_id: str) -> None:
         where = "FROM events WHERE session = ?"
         count, size = db.execute(f"SELECT COUNT(*), COALESCE(SUM(LENGTH(frame)), 0) {where}", (session_id,)).fetchone()
-        while count > self._max_events or (size > self._max_bytes and count > 1):
-            number, length = db.execute(
-                f"SELECT number, LENGTH(frame) {where} ORDER BY number LIMIT 1", (session_id,)
-            ).fetchone()
-            db.execute("DELETE FROM events WHERE session = ? AND number = ?", (session_id, number))
-            count, size = count - 1, size - length
+        if count > self._max_events or (size > self._max_bytes and count > 1):
+            # The newest stays, however large it is. SUM and ROW_NUMBER count from the newest.
+            db.execute(
+                "DELETE FROM events WHERE session = :session AND number <= (SELECT MAX(number) FROM (SELECT number, "
+                "ROW_NUMBER() OVER newest AS place, SUM(LENGTH(frame)) OVER newest AS size "
+                "FROM events WHERE session = :session WINDOW newest AS (ORDER BY number DESC)) "
+                "WHERE place > :events OR (size > :bytes AND place > 1))",
+                {"session": session_id, "events": self._max_events, "bytes": self._max_bytes},
+            )
 
     async def finish(self, session_id: str, stream: str) -> None:
         def work(db: sqlite3.Connection) -> None:
@@ -230,6 +237,17 @@ class SqliteEventLog:
         nonce = secrets.token_hex(4)
         db.execute("INSERT INTO logs (session, nonce, written_at) VALUES (?, ?, ?)", (session_id, nonce, self._clock()))
         return nonce
+
+
+def _insert(db: sqlite3.Connection, rows: Sequence[_Row]) -> None:
+    """Each statement waits for the interpreter's lock when it ends: few of them keep the store quick while the loop has
+    much to do, as when a server floods it with messages."""
+    at = 0
+    for size in _ROWS_AT_ONCE:
+        statement = f"INSERT INTO events VALUES {', '.join(['(?, ?, ?, ?)'] * size)}"
+        while len(rows) - at >= size:
+            db.execute(statement, [value for row in rows[at : at + size] for value in row])
+            at += size
 
 
 def _topic(session_id: str) -> str:

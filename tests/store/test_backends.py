@@ -2,10 +2,13 @@
 
 import asyncio
 import gc
+import tempfile
 from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from session_store import (
     Backend,
@@ -59,6 +62,48 @@ class TestSqliteEvents(EventLogContract):
         await backend.open()
         yield SqliteEventLog(backend._database, backend.bus, FakeClock(), **LIMITS)
         await backend.close()
+
+    async def test_a_flood_takes_few_statements(self, log: SqliteEventLog) -> None:
+        """Each waits for the interpreter's lock, which a busy loop gives away slowly."""
+        reserved = await log.reserve("s", 512)
+        assert reserved is not None
+        entries = [Entry(reserved.first + n, "a", b"x" * 100, nonce=reserved.nonce) for n in range(512)]
+        await log.write({"s": entries[:256]})
+        statements: list[str] = []
+        await log._database.run(lambda db: db.set_trace_callback(statements.append))
+        await log.write({"s": entries[256:]})
+        await log._database.run(lambda db: db.set_trace_callback(None))
+        assert len([text for text in statements if text.startswith(("INSERT", "DELETE"))]) == 256 // 64 + 1
+        assert len(statements) < 20
+        kept = await log.kept("s", "a", id_of_event(reserved.nonce, reserved.first))
+        assert [event.id for event in kept] == [id_of_event(reserved.nonce, one.number) for one in entries[-10:]]
+
+    @given(sizes=st.lists(st.integers(0, 1_200), min_size=1, max_size=40), at_once=st.integers(1, 40))
+    @settings(max_examples=30, deadline=None)
+    def test_what_is_dropped_is_what_memory_drops(self, sizes: list[int], at_once: int) -> None:
+        async def kept(log: EventLog) -> list[int]:
+            reserved = await log.reserve("s", len(sizes) + 1)
+            assert reserved is not None
+            numbers = range(reserved.first, reserved.first + len(sizes))
+            entries = [
+                Entry(number, "a", b"x" * size, nonce=reserved.nonce)
+                for number, size in zip(numbers, sizes, strict=True)
+            ]
+            for at in range(0, len(entries), at_once):
+                await log.write({"s": entries[at : at + at_once]})
+            found = await log.kept("s", "a", id_of_event(reserved.nonce, reserved.first - 1))
+            return [len(event.frame) for event in found]
+
+        async def both() -> tuple[list[int], list[int]]:
+            with tempfile.TemporaryDirectory() as folder:
+                backend = SqliteBackend(Path(folder, "sessions.db"))
+                await backend.open()
+                ours = await kept(SqliteEventLog(backend._database, backend.bus, FakeClock(), **LIMITS))
+                await backend.close()
+            return ours, await kept(MemoryEventLog(**LIMITS))
+
+        ours, theirs = asyncio.run(both())
+        assert ours == theirs
 
 
 @requirement(
