@@ -18,8 +18,8 @@ import httpx
 
 from bench.peers import FASTMCP, MCP_PROXY, SUPERGATEWAY
 from bench.subjects import ROOT
+from tests.support.free_ports import free_port
 from tests.support.mcp_clients import Legacy, modern_body, modern_headers, tool_text
-from tests.support.redis_server import free_port
 from tests.tools.obtain import node, npm_packages, python_with
 
 __all__ = ["QUESTIONS", "compared"]

@@ -8,7 +8,7 @@ from typing import Final
 from bench.load import Load
 from bench.subjects import ROOT, Subject, echo_server
 from bench.tables import Place, Row
-from tests.support.redis_server import free_port
+from tests.support.free_ports import free_port
 from tests.tools.obtain import node, npm_packages, python_with
 
 __all__ = ["peers"]
