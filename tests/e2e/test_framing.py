@@ -10,7 +10,7 @@ import pytest
 
 from tests.requirements import requirement
 from tests.support.gateway_process import PROBE, RunningGateway, running_gateway, server
-from tests.support.http_bytes import Listener, Received, answers, listener_of, post
+from tests.support.http_bytes import ANSWERED, Listener, Received, answers, listener_of, post
 from tests.support.mcp_clients import Legacy, modern_body, modern_headers, tool_text
 
 HOST: Final = "Host: 127.0.0.1"
@@ -32,7 +32,7 @@ class Place:
         parts = [line, *([host] if host else []), *self.headers, *headers, "", ""]
         return "\r\n".join(parts).encode("latin-1")
 
-    def send(self, *chunks: bytes | float, expected: int = 1) -> Received:
+    def send(self, *chunks: bytes | float | None, expected: int = 1) -> Received:
         return answers(self.listener, chunks, expected=expected, quiet_s=0.15)
 
 
@@ -105,9 +105,9 @@ def test_an_honest_offer_to_upgrade_is_served_as_http_1_1_with_its_body(
     for chunks in ([offered], [head, 0.1, body], [head[:40], 0.1, head[40:], 0.1, body[:50_000], 0.1, body[50_000:]]):
         heard = main.send(*chunks)
         assert heard.all_statuses == [200] and b"result" in heard.answers[0].body and not heard.closed, heard
-    heard = main.send(offered, 0.3, offered, 0.3, call(), expected=3)
+    heard = main.send(offered, ANSWERED, offered, ANSWERED, call(), expected=3)
     assert heard.statuses == [200, 200, 200], "the connection goes on"
-    assert main.send(call(), 0.3, offered, expected=2).statuses == [200, 200]
+    assert main.send(call(), ANSWERED, offered, expected=2).statuses == [200, 200]
 
 
 @requirement("wall.framing")
@@ -224,7 +224,7 @@ def test_what_is_ambiguous_is_refused_where_h11_reads_as_well(
 ) -> None:
     """h11 is laxer here and there (it takes a line that ends in LF, and the same length twice): never two answers."""
     main = places["main"]
-    heard = main.send(main.get(*H2C), 0.1, made(main), expected=2)
+    heard = main.send(main.get(*H2C), ANSWERED, made(main), expected=2)
     assert heard.statuses[0] == 200 and len(heard.statuses) == 2 and not heard.rest, heard
     assert heard.statuses[1] >= 400 or name in _H11_TAKES, heard
 

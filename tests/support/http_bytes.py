@@ -4,13 +4,17 @@ import socket
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Final
 
 import h11
 
-__all__ = ["Answer", "Listener", "Received", "answers", "connected", "listener_of", "post", "read_answers"]
+__all__ = ["ANSWERED", "Answer", "Listener", "Received", "answers", "connected", "listener_of", "post", "read_answers"]
 
 Listener = tuple[str, int] | str
 """Host and port, or the path of a Unix socket."""
+
+ANSWERED: Final = None
+"""Among chunks: what was sent until then is answered, by one final response for each `ANSWERED`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,7 +77,7 @@ def post(path: str, body: bytes, *headers: str, version: str = "1.1") -> bytes:
 
 def answers(
     listener: Listener,
-    chunks: bytes | Sequence[bytes | float],
+    chunks: bytes | Sequence[bytes | float | None],
     *,
     expected: int = 0,
     quiet_s: float = 0.3,
@@ -83,32 +87,69 @@ def answers(
     """Send the chunks, a number among them being a pause in seconds, and read until the other side closes, or until it
     has been quiet for `quiet_s` with nothing left unfinished and at least `expected` final responses, or until the
     deadline. `head_only`: the requests are HEAD."""
-    ends_at = time.monotonic() + deadline_s
-    received = bytearray()
-    closed = False
     with connected(listener) as sock:
+        heard = _Heard(sock, time.monotonic() + deadline_s, head_only=head_only)
+        awaited = 0
         for chunk in [chunks] if isinstance(chunks, bytes) else chunks:
-            if isinstance(chunk, bytes):
-                try:
-                    sock.sendall(chunk)
-                except OSError:
-                    break  # it has closed already; what it said is still there
-            else:
+            if chunk is ANSWERED:
+                awaited += 1
+                heard.wait_for(awaited)
+            elif isinstance(chunk, float):
                 time.sleep(chunk)
-        while not closed and (left := ends_at - time.monotonic()) > 0:
-            sock.settimeout(min(quiet_s, left))
-            try:
-                data = sock.recv(1 << 16)
-            except TimeoutError:
-                heard = read_answers(bytes(received), closed=False, head_only=head_only)
-                if len(heard.statuses) >= max(expected, 1) and all(a.complete for a in heard.answers):
-                    break
-                continue
-            except OSError:
-                data = b""
-            closed = not data
-            received += data
-    return read_answers(bytes(received), closed=closed, head_only=head_only)
+            elif not _was_sent(sock, chunk):
+                break
+        while not heard.is_over:
+            if not heard.more(quiet_s) and heard.has(max(expected, 1)):
+                break
+    return heard.all()
+
+
+def _was_sent(sock: socket.socket, chunk: bytes) -> bool:
+    try:
+        sock.sendall(chunk)
+    except OSError:
+        return False  # it has closed already; what it said is still there
+    return True
+
+
+class _Heard:
+    """What came on a connection until a deadline of the monotonic clock."""
+
+    def __init__(self, sock: socket.socket, ends_at: float, *, head_only: bool) -> None:
+        self._sock = sock
+        self._ends_at = ends_at
+        self._head_only = head_only
+        self._bytes = bytearray()
+        self._closed = False
+
+    @property
+    def is_over(self) -> bool:
+        return self._closed or time.monotonic() >= self._ends_at
+
+    def more(self, wait_s: float) -> bool:
+        """Read on. False if nothing came in that time."""
+        self._sock.settimeout(max(min(wait_s, self._ends_at - time.monotonic()), 0.001))
+        try:
+            data = self._sock.recv(1 << 16)
+        except TimeoutError:
+            return False
+        except OSError:
+            data = b""
+        self._closed = not data
+        self._bytes += data
+        return True
+
+    def has(self, count: int) -> bool:
+        """Whether there are so many final responses, and nothing is unfinished."""
+        heard = read_answers(bytes(self._bytes), closed=False, head_only=self._head_only)
+        return len(heard.statuses) >= count and all(answer.complete for answer in heard.answers)
+
+    def wait_for(self, count: int) -> None:
+        while not self.is_over and not self.has(count):
+            self.more(self._ends_at)
+
+    def all(self) -> Received:
+        return read_answers(bytes(self._bytes), closed=self._closed, head_only=self._head_only)
 
 
 def read_answers(data: bytes, *, closed: bool, head_only: bool = False) -> Received:
