@@ -19,6 +19,9 @@ from tests.conformance.official import differences, is_late, passed
 from tests.conformance.result import Result
 from tests.tools.obtain import CACHE, sdk_source
 
+MOST_LATE = 6
+"""Late checks that a busy run may have. The suite has six that wait for a stream for less than two seconds."""
+
 EXPECTED = tomllib.loads(Path(__file__).with_name("expected.toml").read_text(encoding="utf-8"))
 
 
@@ -36,6 +39,8 @@ def _attempt(run: servers.Run, expected: Mapping[str, Any]) -> Result:
     checks, output = servers.run_suite(run)
     # A process may take longer to start than the suite waits. The same run on a machine that is not busy waits for all.
     late = [check for check in checks if run.busy and is_late(check)]
+    if len(late) > MOST_LATE:  # a gateway that never answers is not slow
+        late = []
     reasons = (
         f"{scenario}: {name}: {entry['status']}: {entry['reason']}"
         for scenario, group in expected.items()

@@ -94,6 +94,13 @@ def test_only_a_run_on_a_busy_machine_has_a_second_attempt(
     assert result.expected == (("only at a first attempt: x differs",) if busy else ())
 
 
+def test_a_busy_run_in_which_nothing_comes_is_not_as_expected(monkeypatch: pytest.MonkeyPatch) -> None:
+    late = Check(scenario="server-stateless", id="sent", status="FAILURE", message="Failed to receive frames")
+    monkeypatch.setattr(servers, "run_suite", lambda _: ([PASSES, *[late] * (conformance.MOST_LATE + 1)], ""))
+    run = Run(revision="2026-07-28", shared=False, passes=2 + conformance.MOST_LATE, busy=True)
+    assert len(conformance._server_run(run, {}).found) == conformance.MOST_LATE + 2
+
+
 @pytest.mark.parametrize("busy", [True, False])
 @pytest.mark.parametrize(
     ("message", "is_late"),
