@@ -11,7 +11,7 @@ from session_store.embedded.records import Result, Work
 from session_store.ports.backend import Observation
 from session_store.ports.errors import StoreError
 from session_store.sqlite.audit import SqliteAuditTrail
-from session_store.sqlite.database import FORMAT, Database
+from session_store.sqlite.database import FORMAT, Database, no_folder
 from session_store.sqlite.events import SqliteEventLog
 from session_store.sqlite.history import SqliteHistory
 from session_store.sqlite.quotas import SqliteQuotas
@@ -85,8 +85,6 @@ def keys_beside(path: Path) -> KeyRing:
     """
     file = path.with_name(path.name + KEY_FILE_ENDING)
     try:
-        if not path.parent.is_dir():
-            raise StoreError(f"{path}: there is no folder {path.parent}; make it, or name another file")
         try:
             descriptor = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         except FileExistsError:
@@ -96,5 +94,7 @@ def keys_beside(path: Path) -> KeyRing:
         with os.fdopen(descriptor, "w", encoding="ascii") as keys:
             keys.write(generate_key() + "\n")
         return KeyRing.parse(file.read_text(encoding="ascii").replace("\n", ","))
+    except FileNotFoundError:
+        raise no_folder(path) from None
     except (OSError, UnicodeDecodeError, InvalidKeyRing) as error:
         raise StoreError(f"{file}: cannot be used as the key file: {error}") from None

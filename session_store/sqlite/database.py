@@ -14,7 +14,7 @@ from typing import Any, Final, TypeVar
 from session_store.audit import PARTS, Part
 from session_store.ports.errors import StoreError, StoreUnavailable
 
-__all__ = ["FORMAT", "TIMEOUT_S", "Database", "audit_table"]
+__all__ = ["FORMAT", "TIMEOUT_S", "Database", "audit_table", "no_folder"]
 
 TIMEOUT_S: Final = 1.0
 _MOST_AT_ONCE: Final = 256
@@ -54,6 +54,11 @@ _AUDIT: Final = "CREATE TABLE IF NOT EXISTS {} (number INTEGER PRIMARY KEY AUTOI
 def audit_table(part: Part) -> str:
     """The table of one part of the audit trail. The part of sessions has the name that earlier versions used."""
     return "audit" if part == "sessions" else f"audit_{part}"
+
+
+def no_folder(path: Path) -> StoreError:
+    """What to tell whoever names a file in a folder that does not exist."""
+    return StoreError(f"{path}: there is no folder {path.parent}; make it, or name another file")
 
 
 FORMAT: Final = 1
@@ -105,6 +110,8 @@ class Database:
             raise StoreError(
                 f"{self.path}: another gateway process uses it. SQLite supports one process; use redis:// for several"
             ) from None
+        except FileNotFoundError:
+            raise no_folder(self.path) from None
         except OSError as error:
             raise StoreError(f"{self.path}: {error.strerror}") from None
 

@@ -50,7 +50,9 @@ def test_one_gateway_for_a_sqlite_file_and_a_key_file_nobody_else_can_read(tmp_p
     (tmp_path / "sessions.db.keys").chmod(0o644)
     assert "other users can read the keys" in refused("run", "--store", f"sqlite:///{path}", "--", "true")
     nowhere = tmp_path / "nowhere" / "sessions.db"
-    assert f"there is no folder {nowhere.parent}" in refused("run", "--store", f"sqlite:///{nowhere}", "--", "true")
+    for keys in ({}, KEYS):
+        told = refused("run", "--store", f"sqlite:///{nowhere}", "--", "true", **keys)
+        assert f"there is no folder {nowhere.parent}" in told
 
 
 @pytest.mark.parametrize(
