@@ -116,11 +116,10 @@ def charts_of(reports: Iterable[ReplicaReport], now: float) -> list[Chart]:
                 failed[place] += sample.failed
                 p50[place] = max(p50[place], sample.p50_s)
                 p99[place] = max(p99[place], sample.p99_s)
-    latency = f"p99 {took(p99[-1])}" if calls[-1] else "none now" if any(calls) else "no calls"
     return [
         Chart("Calls", "/s", [("calls", calls)], readable(calls[-1], "/s"), steps=_SECONDS),
         Chart("Failures", "/s", [("failures", failed)], readable(failed[-1], "/s"), tone="tone-bad", steps=_SECONDS),
-        Chart("Latency", "s", [("p50", p50), ("p99", p99)], latency, steps=_SECONDS),
+        Chart("Latency", "s", [("p50", p50), ("p99", p99)], _p99_now(calls, p99), steps=_SECONDS),
     ]
 
 
@@ -132,9 +131,15 @@ def charts_of_history(view: HistoryView) -> list[Chart]:
     p50, p99 = [point.p50_s for point in view.points], [point.p99_s for point in view.points]
     total = sum(point.calls for point in view.points)
     lost = sum(point.failed for point in view.points)
-    slowest = f"p99 {took(p99[-1])}" if calls and calls[-1] else "none now" if total else "no calls"
     return [
         Chart("Calls", "/min", [("calls", calls)], f"{total:,}", over=over, step_s=step_s),
         Chart("Failures", "/min", [("failures", failed)], f"{lost:,}", tone="tone-bad", over=over, step_s=step_s),
-        Chart("Latency", "s", [("p50", p50), ("p99", p99)], slowest, over=over, step_s=step_s),
+        Chart("Latency", "s", [("p50", p50), ("p99", p99)], _p99_now(calls, p99), over=over, step_s=step_s),
     ]
+
+
+def _p99_now(calls: Sequence[float], p99: Sequence[float]) -> str:
+    """The head of a chart of latency."""
+    if not any(calls):
+        return "no calls"
+    return f"p99 {took(p99[-1])}" if calls[-1] else "none now"
