@@ -36,6 +36,7 @@ _SECRET_NAME = re.compile(
     re.IGNORECASE,
 )
 _GIVEN = re.compile(r"([\w.-]+)\s*[=:]")
+# What `\s` is for Python; for RE2 it is ASCII only, and others would hide a credential behind a no-break space.
 _SPACE: Final = "[\\s\x0b\x85\xa0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000]"
 # A JWT, a bearer or basic credential, a PEM block, a URL with a password in it, keys of well-known services. Servers
 # that crash write the texts, so an expression that takes 0.6 ms for a line would be a way to hold up all sessions.

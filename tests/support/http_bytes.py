@@ -146,7 +146,7 @@ class _Heard:
 
     def wait_for(self, count: int) -> None:
         while not self.is_over and not self.has(count):
-            self.more(self._ends_at)
+            self.more(self._ends_at - time.monotonic())
 
     def all(self) -> Received:
         return read_answers(bytes(self._bytes), closed=self._closed, head_only=self._head_only)
