@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 # Tests and tools start hundreds of processes. Without bytecode files, each of them would compile the sources again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help run test unit check clients published conformance cluster chaos tasks attack hostile kernels fuzz matrix bench bench-peers reference site lock sbom image-check clean
+.PHONY: help run test test-below-tmp unit check clients published conformance cluster chaos tasks attack hostile kernels fuzz matrix bench bench-peers reference site lock sbom image-check clean
 
 help: ## List the commands
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -15,8 +15,16 @@ run: $(VENV)/.installed ## Serve the demo server on http://127.0.0.1:8080/mcp
 	$(BIN)/mcp-session-gateway run -- $(BIN)/mcp-session-gateway demo-server || [ $$? -eq 130 ] # Ctrl+C is no error
 
 test: $(VENV)/.installed-dev ## Set up and run all tests
-	$(BIN)/python -m pytest -m "not alone" -n 3 --dist loadfile --no-loadscope-reorder
-	$(BIN)/python -m pytest -m alone
+	@failed=0; \
+	$(BIN)/python -m pytest -m "not alone" -n 3 --dist loadfile --no-loadscope-reorder || failed=1; \
+	$(BIN)/python -m pytest -m alone || failed=1; \
+	exit $$failed
+
+test-below-tmp: $(VENV)/.installed-dev ## Run the tests of servers that have a /tmp of their own in a clone below /tmp
+	@folder=$$(mktemp -d /tmp/clone.XXXXXX) && trap 'rm -rf "$$folder"' EXIT && chmod 755 "$$folder" && \
+	git clone --quiet . "$$folder/clone" && $(BIN)/python -m venv --without-pip "$$folder/clone/$(VENV)" && \
+	$(BIN)/python -c "import sysconfig; print(sysconfig.get_path('purelib'))" > "$$(echo "$$folder"/clone/$(VENV)/lib/python3*/site-packages)/these.pth" && \
+	cd "$$folder/clone" && $(BIN)/python -m pytest -q tests/processes -k "apart or test_namespaces"
 
 unit: $(VENV)/.installed-dev ## Run the unit tests only (half a minute)
 	$(BIN)/python -m pytest -q tests/unit

@@ -1,6 +1,9 @@
 """Fixtures of all tests, the order of a run, and the requirements that tests name."""
 
+import os
 import re
+import shutil
+import tempfile
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Final
@@ -18,6 +21,13 @@ hypothesis.settings.register_profile(
     "of these tests", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
 )
 hypothesis.settings.load_profile("of these tests")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Close the gateways that this user runs on the machine to the tests: commands would find them."""
+    folder = tempfile.mkdtemp(prefix="runtime-")
+    os.environ["XDG_RUNTIME_DIR"] = folder
+    config.add_cleanup(lambda: shutil.rmtree(folder, ignore_errors=True))
 
 
 @pytest.fixture(scope="session")

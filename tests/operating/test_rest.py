@@ -1,16 +1,17 @@
 """What operators see and do by REST and by the command line, on whatever replica they ask."""
 
 import json
+import os
 import re
 import threading
 import time
-from pathlib import Path
 from typing import Any
 
 import httpx
 import psutil
 import pytest
 
+from gateway.admin.local_gateways import LocalGateway, announced, local_gateways, network_namespace, runtime_folder
 from tests.operating.conftest import ADMIN, OPERATOR, Cli, replica
 from tests.requirements import requirement
 from tests.support.gateway_process import DEMO, RunningGateway, running_gateway, server
@@ -250,13 +251,22 @@ def test_the_command_line_shows_the_same(pair: Pair, cli: Cli, http: httpx.Clien
         (("sessions", "list", "--store", "memory://", "--only", "busy"), "use --url with"),
     ],
 )
-def test_the_command_line_says_what_is_missing(
-    cli: Cli, arguments: tuple[str, ...], words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    tmp_path.chmod(0o700)
-    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))  # where no gateway is found
+def test_the_command_line_says_what_is_missing(cli: Cli, arguments: tuple[str, ...], words: str) -> None:
     ran = cli(*arguments)
     assert ran.returncode == 2 and words in ran.stderr
+
+
+def test_no_test_finds_a_gateway_that_runs_on_the_machine(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as outside:
+        outside.delenv("XDG_RUNTIME_DIR")
+        machine = runtime_folder()
+    there = "http://127.0.0.1:9"
+    network = network_namespace()
+    running = LocalGateway(url=there, endpoint=f"{there}/mcp", key="key", pid=os.getpid(), network=network)
+    with announced(running, machine):
+        assert local_gateways(machine), "a command outside finds it"
+        ran = cli("sessions", "list")
+    assert ran.returncode == 2 and "none is found" in ran.stderr
 
 
 def test_a_key_that_is_none_is_said_to_be(pair: Pair, cli: Cli) -> None:

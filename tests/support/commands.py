@@ -104,6 +104,12 @@ class _Preloaded:
 _preloaded: Final = _Preloaded()
 
 
+def _asked(arguments: Sequence[str], env: Mapping[str, str], cwd: Path | str) -> dict[str, object]:
+    """Describe the process. Unless told otherwise, it looks for gateways where the tests do (`tests/conftest.py`)."""
+    runtime = {name: value for name, value in os.environ.items() if name == "XDG_RUNTIME_DIR"}
+    return {"arguments": list(arguments), "env": {**runtime, **env}, "cwd": str(cwd)}
+
+
 def start_command(arguments: Sequence[str], *, env: Mapping[str, str], cwd: Path | str = ROOT) -> CommandProcess:
     """Start a command whose stderr is a pipe, and whose stdout is that of the tests.
 
@@ -114,7 +120,7 @@ def start_command(arguments: Sequence[str], *, env: Mapping[str, str], cwd: Path
     """
     read, write = os.pipe()
     try:
-        reports = _preloaded.start({"arguments": list(arguments), "env": dict(env), "cwd": str(cwd)}, 1, write)
+        reports = _preloaded.start(_asked(arguments, env, cwd), 1, write)
     finally:
         os.close(write)
     return CommandProcess(arguments, reports, os.fdopen(read, encoding="utf-8"))
@@ -134,7 +140,7 @@ def run_command(
     Raises:
         subprocess.TimeoutExpired: the command took longer.
     """
-    asked = {"arguments": list(arguments), "env": dict(os.environ if env is None else env), "cwd": str(cwd)}
+    asked = _asked(arguments, os.environ if env is None else env, cwd)
     with tempfile.TemporaryFile("w+", encoding="utf-8") as out, tempfile.TemporaryFile("w+", encoding="utf-8") as err:
         process = CommandProcess(arguments, _preloaded.start(asked, out.fileno(), err.fileno()), None)
         try:

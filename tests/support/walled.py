@@ -97,9 +97,12 @@ def python_for(user: int | None) -> str:
 
 def python_grants(user: int | None = None) -> tuple[Grant, ...]:
     """What a Python needs that runs a script without site packages."""
-    ask = "import sys, sysconfig; print(sys.base_prefix, sys.executable, sysconfig.get_path('stdlib'), sep='\\n')"
-    found = subprocess.run([python_for(user), "-c", ask], capture_output=True, text=True, check=True).stdout.split()
+    paths = "sys.prefix, sys.base_prefix, sys.executable, sysconfig.get_path('stdlib')"
+    ask = f"import sys, sysconfig; print({paths}, sep='\\n')"
+    asked = subprocess.run([python_for(user), "-c", ask], capture_output=True, text=True, check=True)
+    environment, *found = asked.stdout.splitlines()
     folders = {str(Path(path).resolve()) for path in (*found, "/bin", "/lib", "/lib64", "/usr/lib", "/usr/bin")}
+    folders.add(environment)  # by this name: below /tmp, a server with a /tmp of its own has only what is granted
     files = ("/etc/ld.so.cache", "/dev/null", "/dev/urandom", "/proc")
     return (
         *(Grant(path=path, mode="rx", optional=True) for path in sorted(folders)),
