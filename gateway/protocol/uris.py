@@ -1,6 +1,7 @@
 """The forms in which servers may read a URI, and whether a URI matches a template (RFC 6570). Pure."""
 
 import functools
+import ipaddress
 import re
 from collections.abc import Iterable
 from typing import Any, Final
@@ -25,36 +26,134 @@ _SEGMENT: Final = re.compile(r"^[^:/]*:/*|[^/]*/")
 _COMPARED: Final = 256
 """The characters at the beginning of a URI by which it is compared with others."""
 _SAME: Final = 1 << 30
+_DROPPED: Final = re.compile(r"[\x00-\x1f\x7f-\x9f\ud800-\udfff\ufffd]")
+"""What readers drop, replace or refuse: a URL with a tab in it is that without the tab (WHATWG URL, 4.4)."""
+_SCHEME: Final = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*):(.*)", re.DOTALL)
+_DEFAULT_PORTS: Final = {"http": "80", "https": "443", "ws": "80", "wss": "443", "ftp": "21", "file": ""}
+"""Schemes whose URIs readers take apart in a way of their own (WHATWG URL, 4.2)."""
+_AUTHORITY: Final = re.compile(r"[^/\\?#]*")
+_SEPARATOR: Final = re.compile(r"[/\\?#;]")
+_QUERY: Final = re.compile(r"[?#;]")
+_PORT: Final = re.compile(r":([0-9]*)$")
+_NO_HOST: Final = re.compile(r"[\s<>^|%@\[\]]")
 _EXPRESSION: Final = re.compile(r"\{([+#./;?&]?)[^{}]*\}")
 _ONE: Final = {"": r"[^/?#]*", ".": r"[^/?#]*", ";": r"[^/?#]*"}
 
 
 def forms(uri: str) -> tuple[str, ...] | None:
-    """A URI as it is written and, if that differs, in its normal form: percent-encoding decoded, dot segments and
-    double slashes removed, text in NFKC. None if the URI is encoded too often, or a character has too many marks."""
+    """Read a URI as servers may: as it is written and, if that differs, in its normal form, with percent-encoding
+    decoded, dot segments and double slashes removed, and text in NFKC.
+
+    None if there is no one normal form, because readers (RFC 3986, the WHATWG URL standard, file systems) differ:
+    it is encoded too often, has control characters or spaces around it, has dot segments beside encoded delimiters, or
+    names its host otherwise than hosts are written.
+    """
+    if uri != uri.strip():
+        return None
     plain = uri
     for _ in range(_MAX_DECODINGS):
         try:
             decoded = normal(unquote(plain))
         except TooManyMarks:
             return None
+        if _DROPPED.search(decoded) is not None:
+            return None
         if decoded == plain:
             break
         plain = decoded
     else:
         return None
-    scheme, separator, rest = plain.partition("://")
-    if separator:
-        host, slash, path = rest.replace("\\", "/").partition("/")
-        plain = f"{scheme}://{host}{slash}{_without_dots(path)}"
-    return (uri,) if plain == uri else (uri, plain)
+    canonical = _canonical(plain, is_literal=_is_literal(uri, plain))
+    if canonical is None:
+        return None
+    return (uri,) if canonical == uri else (uri, canonical)
+
+
+def _is_literal(uri: str, plain: str) -> bool:
+    """Whether every reader finds the same segments in a URI as in its decoded form."""
+    once = unquote(uri)
+    return once == plain and "\\" not in plain and all(uri.count(mark) == once.count(mark) for mark in "/?#")
+
+
+def _canonical(plain: str, *, is_literal: bool) -> str | None:
+    """The normal form of a decoded URI; None if there is none. `is_literal`: as `_is_literal`."""
+    found = _SCHEME.fullmatch(plain)
+    scheme, rest = (found[1], found[2]) if found else ("", plain)
+    if scheme.lower() in _DEFAULT_PORTS:
+        split = _special(scheme.lower(), rest)
+        if split is None:
+            return None
+        authority, path = split
+        beginning = f"{scheme}://{authority}"
+    elif rest.startswith("//") and found:
+        authority, slash, path = rest[2:].replace("\\", "/").partition("/")
+        if not authority and path.startswith("/"):
+            return None  # a host may follow for readers that skip slashes
+        beginning, path = f"{scheme}://{authority}", slash + path
+    else:
+        segments = _SEPARATOR.split(rest)
+        return None if "." in segments or ".." in segments else plain
+    segments = _SEPARATOR.split(path)
+    if ("." in segments or ".." in segments) and not (is_literal and "//" not in path and not _QUERY.search(path)):
+        return None
+    return beginning + (f"/{_without_dots(path[1:])}" if path.startswith("/") else path)
+
+
+def _special(scheme: str, rest: str) -> tuple[str, str] | None:
+    """The authority and the path of a URI whose scheme is special: any number of slashes, in either direction, leads to
+    its host (WHATWG URL, 4.4). None if readers make another host of it than is written."""
+    body = rest.lstrip("/\\")
+    slashes = len(rest) - len(body)
+    if scheme == "file" and slashes != 2:
+        return "", "/" + body.replace("\\", "/")
+    authority = _AUTHORITY.match(body)
+    assert authority is not None  # it matches nothing, too
+    path = body[authority.end() :].replace("\\", "/")
+    if path and not path.startswith("/") and "{" not in authority[0]:
+        path = "/" + path  # a query follows the host
+    if scheme == "file" and authority[0].lower() == "localhost":
+        return "", path
+    return (authority[0], path) if _is_plain_host(scheme, _without_login(authority[0])) else None
+
+
+def _is_plain_host(scheme: str, place: str) -> bool:
+    """Whether readers leave a host as it is written, but for case and port: it is ASCII, an address in its usual form,
+    or a name."""
+    host, _, _ = _PORT.sub("", place).partition("{")  # a template may go on with an expression
+    if not host:
+        return scheme == "file" or "{" in place
+    if not host.isascii() or host.endswith("."):
+        return False
+    try:
+        if host.startswith("["):
+            return f"[{ipaddress.IPv6Address(host[1:-1])}]" == host.lower()
+        if _NO_HOST.search(host) is not None:
+            return False
+        last = host.rpartition(".")[2].lower()
+        return not (last.isdigit() or last.startswith("0x")) or str(ipaddress.IPv4Address(host)) == host
+    except ValueError:
+        return False
 
 
 def with_plain_host(uri: str) -> str:
-    """A URI with scheme and host in lower case (RFC 3986, 6.2.2.1)."""
-    scheme, separator, rest = uri.partition("://")
-    host, slash, path = rest.partition("/")
-    return f"{scheme.lower()}{separator}{host.lower()}{slash}{path}" if separator else uri
+    """A URI with scheme and host in lower case, and without what does not name the host: a user, the default port
+    (RFC 3986, 6.2.2.1 and 6.2.3)."""
+    found = _SCHEME.fullmatch(uri)
+    if found is None:
+        return uri
+    scheme, rest = found[1].lower(), found[2]
+    if not rest.startswith("//"):
+        return f"{scheme}:{rest}"
+    authority, slash, path = rest[2:].partition("/")
+    if scheme in _DEFAULT_PORTS:
+        authority = _without_login(authority)
+        if (port := _PORT.search(authority)) is not None and port[1].lstrip("0") in ("", _DEFAULT_PORTS[scheme]):
+            authority = authority[: port.start()]
+    return f"{scheme}://{authority.lower()}{slash}{path}"
+
+
+def _without_login(authority: str) -> str:
+    return authority.rpartition("@")[2]
 
 
 def _without_dots(path: str) -> str:
@@ -64,7 +163,7 @@ def _without_dots(path: str) -> str:
             del parts[-1:]
         elif part not in (".", ""):
             parts.append(part)
-    return "/".join(parts) + ("/" if path.endswith("/") and parts else "")
+    return "/".join(parts) + ("/" if path.endswith(("/", "/.", "/..")) and parts else "")
 
 
 def is_of(uri: str, template: str) -> bool:
