@@ -24,8 +24,9 @@ from gateway.calls.peer import Peer
 from gateway.errors import CANCELLED, OUTCOME_UNKNOWN, UPSTREAM_UNAVAILABLE
 from gateway.observability.logs import CORRELATION
 from gateway.protocol.methods import LISTS
+from gateway.protocol.reserved_meta import without_reserved_in
 from transports.era import LEGACY
-from transports.jsonrpc import HEADER_MISMATCH, Message, Object, encode, error_code
+from transports.jsonrpc import HEADER_MISMATCH, InvalidMessage, Message, Object, encode, error_code
 from transports.upstream_port import Link, LinkClosed, UpstreamUnavailable
 
 __all__ = ["Conversation", "Router"]
@@ -202,6 +203,12 @@ class Conversation(Peer):
     def message(self, message: Message, stream: int | str | None = None) -> None:
         if self.frames is not None:
             self.frames.from_server(self.name, message)
+        try:
+            message = without_reserved_in(message)
+        except (msgspec.MsgspecError, InvalidMessage):
+            if isinstance(message.id, int | str):
+                self.unreadable(message.id, f"server {self.name!r} sent a message that cannot be read")
+            return
         if message.is_response:
             self._settle(message)
         elif message.is_request:

@@ -11,6 +11,7 @@ import msgspec
 
 from gateway.config.context import CORRELATION_ID
 from gateway.protocol.params import meta_of
+from gateway.protocol.reserved_meta import RESERVED
 from session_store import Context, Principal, Session
 from session_store.session import redact
 from transports.inbound_port import CORRELATION_KEY
@@ -32,11 +33,10 @@ __all__ = [
     "traced_error",
     "with_context",
     "with_meta",
-    "without_our_keys",
     "workspace_source",
 ]
 
-_OURS: Final = "io.github.mcp-session-gateway/"
+_OURS: Final = f"{RESERVED}/"
 CONTEXT_KEY: Final = _OURS + "context"
 SESSION_KEY: Final = _OURS + "session"
 RESTARTED_KEY: Final = _OURS + "restarted"
@@ -155,14 +155,6 @@ def traced_error(error: bytes, correlation: str) -> bytes:
     if not correlation or CORRELATION_KEY in data:
         return error
     return encode(found | {"data": msgspec.Raw(encode({**data, CORRELATION_KEY: correlation}))})
-
-
-def without_our_keys(meta: Object) -> Object:
-    """The client's `_meta` without the keys that the gateway sets, so that no client can forge a context."""
-    for key in meta:
-        if key.startswith(_OURS):
-            return {k: v for k, v in meta.items() if not k.startswith(_OURS)}
-    return meta
 
 
 def with_meta(result: Object, additions: Mapping[str, msgspec.Raw]) -> Object:

@@ -6,9 +6,11 @@ from typing import Any, Final
 
 import msgspec
 
+from gateway.protocol.reserved_meta import RESERVED
+
 __all__ = ["MISSING_KEY", "Missing", "missing_meta"]
 
-MISSING_KEY: Final = "io.github.mcp-session-gateway/missing"
+MISSING_KEY: Final = f"{RESERVED}/missing"
 
 
 class Missing(msgspec.Struct, frozen=True):

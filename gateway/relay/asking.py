@@ -14,10 +14,10 @@ from gateway.calls.call import Call
 from gateway.calls.conversation import Conversation
 from gateway.calls.exchange import Bridge, Exchange
 from gateway.calls.live_session import LiveSession, live_session_of
-from gateway.context.facts import without_our_keys
 from gateway.protocol.caching import is_answer_to_input
 from gateway.protocol.extensions import object_of
 from gateway.protocol.methods import METHODS
+from gateway.protocol.reserved_meta import without_reserved
 from gateway.relay.subscriptions import changes_confirmed, relay_changes
 from gateway.upstreams.first_answers import is_unused
 from gateway.upstreams.result_cache import Asked, ResultCache
@@ -119,7 +119,7 @@ def asked_of(upstream: ConfiguredUpstream, call: Call, method: str, params: Obje
         return None if era is None else _asked_of_legacy(upstream, call, method, params)
     declared = object_of(_capabilities(call))
     extensions = b"".join(bytes(declared.get(name, b"")) for name in ("experimental", "extensions"))
-    plain = all(key.startswith(_SPEC) or key in _PLAIN_META for key in without_our_keys(call.meta))
+    plain = all(key.startswith(_SPEC) or key in _PLAIN_META for key in without_reserved(call.meta))
     live, is_public = call.live, plain
     if live is not None and not upstream.settings.shared and (own := upstream.open_with(live)) is not None:
         lists = own.known_lists
@@ -134,7 +134,7 @@ def _asked_of_legacy(upstream: ConfiguredUpstream, call: Call, method: str, para
     live = call.live
     if live is None or call.era is Era.MODERN or not is_unused(live, upstream.open_with(live), method):
         return None
-    if any(key not in _PLAIN_META and not key.startswith(_SPEC) for key in without_our_keys(call.meta)):
+    if any(key not in _PLAIN_META and not key.startswith(_SPEC) for key in without_reserved(call.meta)):
         return None
     return upstream.first_answers.asked(method, params, live, call.exchange.context)
 

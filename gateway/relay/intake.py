@@ -13,7 +13,7 @@ from gateway.calls.exchange import Exchange
 from gateway.calls.live_session import LiveSession, live_session_of
 from gateway.cluster.ownership import Cluster, Forwarded
 from gateway.config.limits import LimitSettings
-from gateway.context.facts import CONTEXT_KEY, with_context, without_our_keys
+from gateway.context.facts import CONTEXT_KEY, with_context
 from gateway.context.session_facts import SessionFacts
 from gateway.errors import (
     OUTCOME_UNKNOWN,
@@ -27,6 +27,7 @@ from gateway.observability.request_log import RequestLog
 from gateway.policy.rate_limits import RateLimits
 from gateway.protocol.handshake import HandshakeRefused
 from gateway.protocol.params import meta_of
+from gateway.protocol.reserved_meta import without_reserved
 from gateway.protocol.results import tool_error
 from gateway.relay.endpoint import Endpoint
 from gateway.relay.replies import CallReply
@@ -235,7 +236,7 @@ class Intake:
     def meta(self, params: Object, session: Session | None, correlation: str) -> Object:
         """The `_meta` for the server: the client's, without the gateway's keys, and with the facts of the session.
         `session` has the context of the request (`gateway.context.facts.with_context`)."""
-        meta = without_our_keys(meta_of(params))
+        meta = without_reserved(meta_of(params))
         return meta if session is None else meta | {CONTEXT_KEY: self._context_meta(session).of(correlation)}
 
     def _room_for(self, live: LiveSession, size: int) -> int:

@@ -26,6 +26,7 @@ from gateway.errors import (
 from gateway.identity.request_context import RequestContext
 from gateway.protocol.methods import METHODS, OF_TASKS, RECORDED, REQUESTS
 from gateway.protocol.params import text_of
+from gateway.protocol.reserved_meta import without_reserved_in
 from gateway.protocol.tasks import asks_for_task
 from gateway.relay.extensions import Notice
 from gateway.relay.intake import Intake, id_of, message_of
@@ -232,7 +233,7 @@ class LegacyClients:
         """Pass a client's answer on to the server that asked."""
         live = (await arrived(self._resolver.require(request, who))).live
         live.client_sent(request.message)
-        if not live.questions.answered(message_of(request)):
+        if not live.questions.answered(without_reserved_in(message_of(request))):
             logger.info("a client answered a request that is not pending")
 
     async def stream(self, request: Request, who: RequestContext, last_event_id: str | None) -> EventSource:

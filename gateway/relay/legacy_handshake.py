@@ -7,11 +7,12 @@ from collections.abc import Mapping
 
 import msgspec
 
-from gateway.context.facts import traced_error, with_meta, without_our_keys
+from gateway.context.facts import traced_error, with_meta
 from gateway.errors import UPSTREAM_UNAVAILABLE, error_of
 from gateway.identity.request_context import RequestContext
 from gateway.protocol.handshake import HandshakeRefused, at_most, negotiable, version_of
 from gateway.protocol.params import meta_of
+from gateway.protocol.reserved_meta import without_reserved
 from gateway.relay.asked_tasks import AskedTasks
 from gateway.relay.endpoint import Endpoint
 from gateway.relay.intake import message_of
@@ -55,7 +56,7 @@ class LegacyHandshake:
         info = msgspec.json.decode(params.get("clientInfo", b"null"))
         version = msgspec.json.decode(params["protocolVersion"])
         if "_meta" in params:
-            params = params | {"_meta": msgspec.Raw(encode(without_our_keys(meta_of(params))))}
+            params = params | {"_meta": msgspec.Raw(encode(without_reserved(meta_of(params))))}
         facts = client_facts(info, version, splice(encode(params)))
         resolved = await self._initializer.initialize(request, who, facts)
         resolved, said = await self._initializer.apply_announced(request, who, resolved)

@@ -9,10 +9,11 @@ from collections.abc import Callable
 from typing import Final
 
 from gateway.calls.exchange import Exchange
-from gateway.context.facts import CONTEXT_KEY, ContextMeta, with_context, without_our_keys
+from gateway.context.facts import CONTEXT_KEY, ContextMeta, with_context
 from gateway.identity.request_context import RequestContext
 from gateway.protocol.capabilities import Caller
 from gateway.protocol.params import meta_of
+from gateway.protocol.reserved_meta import without_reserved
 from gateway.relay.route import Route
 from gateway.sessions.attach import Resolved
 from gateway.sessions.resolve import SessionResolver
@@ -47,7 +48,7 @@ class StandingDecision:
         names_session: bool = False,
     ) -> None:
         self.resolved = resolved
-        self._meta = without_our_keys(meta_of(request.params))
+        self._meta = without_reserved(meta_of(request.params))
         self._facts: ContextMeta | None = None
         self.headers = headers
         self.caller = caller

@@ -17,8 +17,8 @@ from gateway.context.facts import (
     new_correlation_id,
     with_context,
     with_meta,
-    without_our_keys,
 )
+from gateway.protocol.reserved_meta import without_reserved
 from session_store import Context, Principal
 from session_store.testing import FakeClock, a_session
 from tests.requirements import requirement
@@ -80,9 +80,9 @@ def test_the_record_with_the_context_of_a_request_is_the_same_record_if_the_cont
 @requirement("ctx.unforgeable")
 def test_keys_of_the_gateway_are_taken_out_of_what_clients_send() -> None:
     honest = {"progressToken": msgspec.Raw(b"1")}
-    assert without_our_keys(honest) is honest
+    assert without_reserved(honest) is honest
     forged = {CONTEXT_KEY: msgspec.Raw(b"{}"), SESSION_KEY: msgspec.Raw(b'"x"'), **honest}
-    assert without_our_keys(forged) == honest
+    assert without_reserved(forged) == honest
 
 
 def test_what_the_gateway_adds_to_meta_stands_beside_what_the_server_put_there() -> None:

@@ -1,0 +1,61 @@
+"""No message brings keys into `_meta` that only the gateway sets."""
+
+import json
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gateway.protocol.reserved_meta import RESERVED, without_reserved, without_reserved_in
+from tests.requirements import requirement
+from transports.jsonrpc import parse
+
+FORGED = (f"{RESERVED}/session", f"{RESERVED}/restarted", RESERVED, f"{RESERVED}x", RESERVED.upper() + "/Trace")
+
+
+def cleaned(body: str, field: str = "result") -> Any:
+    return json.loads(bytes(getattr(without_reserved_in(parse(body.encode())), field)))
+
+
+def answer(result: str) -> str:
+    return f'{{"jsonrpc":"2.0","id":1,"result":{result}}}'
+
+
+@requirement("wall.return")
+@pytest.mark.parametrize("key", FORGED)
+def test_the_gateways_keys_go_wherever_a_message_has_them(key: str) -> None:
+    meta = {key: "forged", "com.example/own": 1}
+    kept = {"com.example/own": 1}
+    item = {"name": "t", "_meta": meta, "parts": [{"_meta": meta}]}
+    found = cleaned(answer(json.dumps({"_meta": meta, "tools": [item]})))
+    assert found == {"_meta": kept, "tools": [{"name": "t", "_meta": kept, "parts": [{"_meta": kept}]}]}
+    told = json.dumps({"jsonrpc": "2.0", "method": "notifications/message", "params": {"_meta": meta}})
+    assert cleaned(told, "params") == {"_meta": kept}
+    failed = json.dumps({"jsonrpc": "2.0", "id": 1, "error": {"code": 1, "message": "", "data": {"_meta": meta}}})
+    assert cleaned(failed, "error")["data"] == {"_meta": kept}
+
+
+@requirement("wall.return")
+@given(st.sampled_from(FORGED), st.lists(st.integers(0, 40), max_size=6), st.booleans())
+def test_an_escaped_key_is_the_same_key(key: str, escaped: list[int], capitals: bool) -> None:
+    def escape(character: str) -> str:
+        code = f"{ord(character):04x}"
+        return f"\\u{code.upper() if capitals else code}"
+
+    written = "".join(escape(each) if at in escaped else each for at, each in enumerate(key))
+    assert cleaned(answer(f'{{"_meta":{{"{written}":1,"a":2}}}}')) == {"_meta": {"a": 2}}
+
+
+@requirement("wall.return")
+def test_other_messages_pass_as_they_are() -> None:
+    for result in (
+        '{"n": 1e2, "content":[{"type":"text","text":"caf\\u00e9 \\u0069o"}]}',
+        f'{{"structuredContent":{{"{RESERVED}/session":1}},"text":"{RESERVED}/session"}}',
+    ):
+        assert cleaned(answer(result)) == json.loads(result)
+    message = parse(answer('{"n":1e2}').encode())
+    assert without_reserved_in(message) is message
+    honest = {"com.example/own": msgspec.Raw(b"1")}
+    assert without_reserved(honest) is honest and without_reserved({RESERVED.upper(): msgspec.Raw(b"1")}) == {}
