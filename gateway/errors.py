@@ -46,6 +46,7 @@ __all__ = [
     "no_session",
     "not_found_by_others",
     "other_workspace",
+    "outcome_unknown",
     "record_full",
     "session_unknown",
     "store_full",
@@ -190,6 +191,13 @@ def unreachable() -> Refused:
         STORE_UNAVAILABLE,
         "The gateway that serves your session does not answer. Your session is not lost. Try again.",
         headers={"Retry-After": "1"},
+    )
+
+
+def outcome_unknown() -> Refused:
+    """The request cannot be repeated now, and may have taken effect already: in place of every refusal."""
+    return Refused(
+        200, OUTCOME_UNKNOWN, "The gateway that served this call was lost; whether the call took effect is unknown"
     )
 
 

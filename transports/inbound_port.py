@@ -226,8 +226,9 @@ class Forwarder(Protocol):
 class Handler(Protocol):
     """The methods that an inbound wire calls. Each may raise `Refused` and `OwnedByPeer`."""
 
-    def refused(self, headers: Mapping[str, str], refused: Refused) -> None:
-        """Called before a refusal is sent, whoever made it: gives it its correlation id, and logs it."""
+    def refused(self, headers: Mapping[str, str], refused: Refused, *, again: bool = False) -> Refused:
+        """Called before a refusal is sent, whoever made it: gives it its correlation id, logs it, and returns what is
+        sent. `again`: the request may have taken effect, so that nothing may invite the client to repeat it."""
         ...
 
     def call(self, request: Request) -> Soon[Answer]:

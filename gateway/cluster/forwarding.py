@@ -10,6 +10,8 @@ from collections.abc import Callable
 from time import monotonic
 from typing import Final
 
+import msgspec
+
 from gateway.cluster.channels import Peer
 from gateway.cluster.envelope import ForwardedRequest, Headers, common_of
 from gateway.cluster.forwarded_answer import ForwardedAnswer
@@ -24,7 +26,7 @@ from session_store import Session, StoreUnavailable
 from transports.inbound.hand_over import ANSWERED_BY
 from transports.inbound.http import Guard, Receive, Scope, Send
 from transports.inbound.resumed import continued
-from transports.inbound_port import Request
+from transports.inbound_port import Refused, Request
 from transports.peer_channel import SMALL_BYTES
 
 __all__ = ["Forwarding"]
@@ -35,6 +37,11 @@ _HANDOVER_S: Final = 0.02
 """How long a session has no owner in the store between its release and the next claim."""
 
 _LOG_EVERY_S: Final = 60.0
+_UNTIL: Final = "mcp.again_until"
+_PATIENCE_S: Final = 15.0
+"""How long a request that may have taken effect waits for an owner or the store: an outage, and two leases."""
+
+_AGAIN_S: Final = 0.2
 
 _NOT_FORWARDED: Final = frozenset(
     {
@@ -43,6 +50,10 @@ _NOT_FORWARDED: Final = frozenset(
     }
 )
 _NOT_REACHED: Final = frozenset({Outcome.GONE, Outcome.CUT_OFF})
+
+
+def _unbegun(route: Route) -> Route:
+    return msgspec.structs.replace(route, begun=None)
 
 
 def _forwarded(headers: Headers) -> Headers:
@@ -79,9 +90,7 @@ class Forwarding:
         scope[ANSWERED_BY] = route.session.owner
         outcome = None
         try:
-            outcome = await self._outcome(request, reply)
-        except StoreUnavailable:
-            raise store_unavailable() from None
+            outcome = await self._settled(request, reply, scope)
         finally:
             if outcome is not Outcome.ANSWERED:
                 del scope[ANSWERED_BY]
@@ -111,6 +120,21 @@ class Forwarding:
             headers=_forwarded(scope["headers"]),
             body=body,
         )
+
+    async def _settled(self, request: ForwardedRequest, reply: RelayedReply, scope: Scope) -> Outcome:
+        """As `_outcome`. What may have taken effect is not refused: it waits for an owner or the store, for a while.
+        Raises `Refused`: nothing was sent to a server."""
+        while True:
+            try:
+                return await self._outcome(request, reply)
+            except (StoreUnavailable, Refused) as error:
+                if not (reply.has_started or request.again):
+                    raise (error if isinstance(error, Refused) else store_unavailable()) from None
+                if monotonic() >= scope.setdefault(_UNTIL, monotonic() + _PATIENCE_S):
+                    reply.start()
+                    return Outcome.UNKNOWN
+            request = msgspec.structs.replace(request, again=True, route=_unbegun(request.route))
+            await asyncio.sleep(_AGAIN_S)
 
     async def _outcome(self, request: ForwardedRequest, reply: RelayedReply) -> Outcome:
         session, cluster = request.route.session, self._cluster

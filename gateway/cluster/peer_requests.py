@@ -6,6 +6,7 @@ refuses the envelope. Small requests go on the channel to the peer (`transports/
 ticket for an answer that goes on at a connection of its own.
 """
 
+import asyncio
 import logging
 from time import monotonic
 from typing import Final
@@ -29,7 +30,8 @@ __all__ = ["PeerRequests"]
 
 logger = logging.getLogger(__name__)
 
-_MOST_TRIES: Final = 3
+_AGAIN_S: Final = 0.1
+"""Between two tries, while the lease of a peer is valid whose address closes connections."""
 
 
 class PeerRequests:
@@ -75,13 +77,13 @@ class PeerRequests:
     async def _ask(self, peer: Peer, request: ForwardedRequest, traced: Headers, reply: RelayedReply) -> Outcome:
         copies = Copies(peer, request, traced, self._envelopes, self._pool, self._channels)
         timed_out_since: float | None = None
-        tries = 0
+        has_lost = False
         while True:
             try:
                 connection = await copies.send()
             except PeerRefused:
                 return Outcome.GONE
-            except PeerTimedOut:
+            except (PeerTimedOut, PeerConnectionLost):
                 timed_out_since = timed_out_since or monotonic()
                 if (outcome := await self._after_timeout(peer, monotonic() - timed_out_since)) is not None:
                     return outcome
@@ -95,9 +97,14 @@ class PeerRequests:
             fate = await self._after_loss(peer)
             if reply.has_started or fate is Outcome.GONE:
                 return fate
-            tries += 1
-            if tries == _MOST_TRIES:
-                raise unreachable()
+            if not has_lost:
+                has_lost = True  # the first was perhaps idle for too long
+                continue
+            # Something else may accept connections at the address of a peer that is dead: the lease decides.
+            timed_out_since = timed_out_since or monotonic()
+            if (outcome := await self._after_timeout(peer, monotonic() - timed_out_since)) is not None:
+                return outcome
+            await asyncio.sleep(_AGAIN_S)
 
     async def _watched(
         self, connection: PeerConnection | PeerCall, peer: Peer, reply: RelayedReply
@@ -146,8 +153,8 @@ class PeerRequests:
     # -- what a failure means for the peer
 
     async def _after_timeout(self, peer: Peer, timed_out_for_s: float) -> Outcome | None:
-        """The outcome for a peer that has timed out. None: wait longer. Raises `Refused`: it is unknown, and the client
-        has waited long enough."""
+        """The outcome for a peer that has timed out, or closes connections. None: wait longer. Raises `Refused`: it is
+        unknown, and the client has waited long enough."""
         try:
             lease = await self._lease_of(peer)
         except StoreUnavailable:

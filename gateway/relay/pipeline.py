@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 from gateway.calls.session_frames import SessionFrames
 from gateway.context.facts import correlation_id
-from gateway.errors import TOO_OFTEN, is_bad_request_state, store_refused, unknown_method
+from gateway.errors import TOO_OFTEN, is_bad_request_state, outcome_unknown, store_refused, unknown_method
 from gateway.identity.authenticate import Authenticated, Identity
 from gateway.identity.request_context import RequestContext
 from gateway.observability.audit import Audit
@@ -109,18 +109,23 @@ class Pipeline:
         refused = store_refused(error) if isinstance(error, StoreError) else error
         if error is refused and who is not None and (refused.code == TOO_OFTEN or is_bad_request_state(refused)):
             self._audit.record("refused", era=request.era, principal=str(who.principal), reason=str(refused))
+        if request.again:
+            refused = outcome_unknown()
         refused.of_request(CORRELATION.get())
         for frames in self._watches:
             frames.refused(message_of(request), refused)
         self._watching.refused(request, None if who is None else who.principal, refused)
         return refused
 
-    def refused(self, headers: Mapping[str, str], refused: Refused) -> None:
+    def refused(self, headers: Mapping[str, str], refused: Refused, *, again: bool = False) -> Refused:
         if refused.correlation:
-            return  # it is the outcome of a call, and recorded
+            return refused  # it is the outcome of a call, and recorded
+        if again:
+            refused = outcome_unknown()
         # A request without an id was refused by its wire, before it came here.
         refused.of_request(CORRELATION.get() or correlation_id(headers, {}))
         self._watching.refused_by_wire(refused)
+        return refused
 
     async def admit(self, request: Request) -> str:
         return _name_of((await arrived(self._who(request))).principal)

@@ -75,8 +75,8 @@ class Vouched:
         memory.keep(kept)
         return replace(request, memory=memory)
 
-    def refused(self, headers: Mapping[str, str], refused: Refused) -> None:
-        self._handler.refused(headers, refused)
+    def refused(self, headers: Mapping[str, str], refused: Refused, *, again: bool = False) -> Refused:
+        return self._handler.refused(headers, refused, again=again)
 
     def call(self, request: Request) -> Soon[Answer]:
         return self._handler.call(self._of(request))

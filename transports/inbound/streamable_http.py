@@ -111,10 +111,9 @@ class StreamableHttp:
                 await begun.drop()
 
     async def _refuse(
-        self, send: Send, headers: Mapping[str, str], refused: Refused, request_id: bytes = b"null"
+        self, send: Send, headers: Mapping[str, str], why: Refused, request_id: bytes = b"null", again: bool = False
     ) -> None:
-        self._handler.refused(headers, refused)
-        await send_refusal(send, refused, request_id)
+        await send_refusal(send, self._handler.refused(headers, why, again=again), request_id)
 
     async def _admit(self, head: Head) -> None:
         """Raises `Refused` if the caller may not call. Callers of forwarded requests have been checked already."""
@@ -141,13 +140,9 @@ class StreamableHttp:
                     return
                 send, begun = there, None
                 head = msgspec.structs.replace(head, again=scope.get("mcp.again", False))
-        again = {"Retry-After": "1"}
-        raise Refused(
-            503,
-            INTERNAL_ERROR,
-            "The session moved between gateways too often during this request. Try again.",
-            headers=again,
-        )
+        if not head.again:
+            raise _moved()
+        await self._refuse(send, head.headers, _moved(), _id_of(self.posts.read(body)), again=True)
 
     def _offer(self, scope: Scope, head: Head, *, is_plain: bool) -> None:
         """Have the connection remember the head of a request whose answer was one JSON message that is no error."""
@@ -186,7 +181,7 @@ class StreamableHttp:
             request = self.posts.request(head, message, len(body)) if begun is None else begun.request()
             return await self._message(request, message, receive, send, begun)
         except Refused as refused:
-            await self._refuse(send, head.headers, refused, _id_of(message))
+            await self._refuse(send, head.headers, refused, _id_of(message), again=head.again)
         except InvalidMessage as error:
             await self._refuse(send, head.headers, Refused(400, error.code, str(error)), _id_of(message))
         except msgspec.MsgspecError as error:
@@ -298,6 +293,12 @@ class StreamableHttp:
             await follow(send, receive, source)
         finally:
             await source.done()
+
+
+def _moved() -> Refused:
+    """The answer when a session finds no owner that stays. Nothing was done."""
+    why = "The session moved between gateways too often during this request. Try again."
+    return Refused(503, INTERNAL_ERROR, why, headers={"Retry-After": "1"})
 
 
 def _failed() -> Refused:

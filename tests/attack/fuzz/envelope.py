@@ -221,8 +221,8 @@ def _depth(value: Any) -> int:
 class _Handler:
     """Refuses every call: then the answer says whose it is and nothing else is needed."""
 
-    def refused(self, headers: Any, refused: Refused) -> None:
-        pass
+    def refused(self, headers: Any, refused: Refused, *, again: bool = False) -> Refused:
+        return refused
 
     async def negotiated(self, request: Request) -> str:
         return "2025-03-26"

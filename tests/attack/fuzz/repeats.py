@@ -318,8 +318,9 @@ class _Handler:
             assert request.memory.kept in (None, head)
             request.memory.kept = head
 
-    def refused(self, headers: Any, refused: Refused) -> None:
+    def refused(self, headers: Any, refused: Refused, *, again: bool = False) -> Refused:
         self.note("refused", refused.status, refused.code, str(refused))
+        return refused
 
     def call(self, request: Request) -> Any:
         kind = self._noted("call", request)

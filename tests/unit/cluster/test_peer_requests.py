@@ -6,7 +6,6 @@ from typing import Any
 import msgspec
 import pytest
 
-from gateway.cluster import peer_requests
 from gateway.cluster.channels import Peer
 from gateway.cluster.envelope import Envelopes, ForwardedRequest, Refusal
 from gateway.cluster.liveness import Outcome
@@ -17,6 +16,7 @@ from gateway.observability.metrics import Metrics
 from gateway.observability.request_log import RequestLog
 from session_store import KeyRing, StoreUnavailable
 from session_store.testing import ALICE, FakeClock, a_session
+from tests.requirements import requirement
 from transports.inbound_port import Refused
 from transports.replica_wire import PeerConnectionLost, PeerRefused, PeerTimedOut
 
@@ -179,10 +179,10 @@ async def test_a_connection_that_broke_before_anything_was_done_is_tried_again_w
     assert probe.ends == ["done"]
 
 
-async def test_it_is_tried_three_times() -> None:
-    tries = [Connection([LOST]) for _ in range(2 * peer_requests._MOST_TRIES)]
-    with pytest.raises(Refused):
-        await Asked(Cluster(True), *tries).outcome()
+@requirement("rep.behind-address")
+async def test_an_address_that_closes_connections_asks_the_lease() -> None:
+    tries = [Connection([LOST]), Connection([]), Connection([LOST]), Connection([])]
+    assert await Asked(Cluster(False), *tries).outcome() is Outcome.GONE
 
 
 async def test_an_answer_that_broke_off_after_its_start_is_not_tried_again() -> None:

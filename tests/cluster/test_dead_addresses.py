@@ -1,0 +1,63 @@
+"""What becomes of sessions and calls whose owner died behind an address that accepts, or together with the store."""
+
+import threading
+from pathlib import Path
+
+import httpx
+
+from tests.cluster.test_lost_owners import behind_a_relay, through
+from tests.cluster.test_replicas import KEYS, LEASE_S, SERVERS, replica, restarted, retried
+from tests.requirements import requirement
+from tests.support.gateway_process import running_gateway
+from tests.support.mcp_clients import Legacy, messages, tool_text
+from tests.support.redis_server import RunningRedis, running_redis
+from tests.support.waiting import eventually
+
+
+@requirement("rep.behind-address")
+def test_a_dead_owner_is_replaced_although_its_address_accepts_and_closes(
+    redis_server: RunningRedis, http: httpx.Client
+) -> None:
+    with behind_a_relay(redis_server) as (owner, _), replica(redis_server) as other:
+        client = Legacy(f"{owner.base}/servers/probe/mcp", http).open()
+        old = tool_text(client.tool("pid"))
+        near = through(other, "probe", client)
+        assert tool_text(near.tool("pid")) == old
+        owner.kill()
+        answer = retried(lambda: near.tool("pid"), within_s=3 * LEASE_S)
+        assert tool_text(answer) != old and restarted(answer) == {"reason": "takeover"}
+        near.http.close()
+
+
+@requirement("rep.no-retry", "rep.honest")
+def test_a_call_that_was_done_is_not_refused_when_its_owner_and_the_store_die(
+    http: httpx.Client, tmp_path: Path
+) -> None:
+    with running_redis() as redis, replica(redis) as other:
+        with running_gateway(SERVERS, options={"store": redis.url}, env=KEYS, must_stop=False) as owner:
+            client = Legacy(f"{owner.base}/servers/probe/mcp", http).open()
+            tool_text(client.tool("pid"))
+            far = through(other, "probe", client)
+            answers: dict[str, httpx.Response] = {}
+            notes = {tool: tmp_path / tool for tool in ("sleep", "nap")}
+
+            def calling(tool: str) -> None:
+                each = through(other, "probe", far)
+                answers[tool] = each.tool(tool, {"seconds": 3, "note": str(notes[tool])})
+                each.http.close()
+
+            threads = [threading.Thread(target=calling, args=(tool,)) for tool in notes]
+            for thread in threads:
+                thread.start()
+            assert eventually(lambda: all(note.exists() for note in notes.values()), within_s=5)
+            redis.stop()
+            owner.kill()
+            assert not eventually(lambda: bool(answers), within_s=1), "they wait for the store"
+            redis.start()
+            for thread in threads:
+                thread.join(40)
+            for answer in answers.values():
+                assert answer.status_code == 200 and "retry-after" not in answer.headers, answer.text
+            assert messages(answers["sleep"])[-1]["error"]["code"] == -32014
+            assert notes["sleep"].read_text() == "called\n"
+            far.http.close()
