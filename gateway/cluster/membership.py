@@ -9,7 +9,7 @@ from gateway.cluster.forwarded import PeerListener
 from gateway.cluster.ownership import Cluster
 from gateway.cluster.peer_requests import PeerRequests
 from gateway.cluster.reachability import Reachability
-from gateway.config.addresses import host_and_port
+from gateway.config.addresses import host_and_port, is_loopback, own_address_towards
 from gateway.config.settings import ConfigurationError
 from session_store import StoreUnavailable
 
@@ -20,6 +20,8 @@ class Membership:
     """Joins the cluster and keeps the membership alive.
 
     `listen` is the HOST:PORT to listen at for peers; `advertise` is the address peers reach it by, if that is another.
+    `store` is the URL of the store that they share, empty if `listen` was chosen by the operator: where neither was and
+    the store is on another machine, peers may be too, and this replica listens on the address that the store sees.
     """
 
     def __init__(
@@ -31,6 +33,7 @@ class Membership:
         reachability: Reachability,
         listen: str,
         advertise: str,
+        store: str,
     ) -> None:
         self._cluster = cluster
         self._listener = listener
@@ -38,6 +41,7 @@ class Membership:
         self._reachability = reachability
         self._listen = listen
         self._advertise = advertise
+        self._store = store
 
     @contextlib.asynccontextmanager
     async def joined(self) -> AsyncIterator[None]:
@@ -52,14 +56,16 @@ class Membership:
                 f"gateway.host is {host}: set gateway.advertise (or MCP_GATEWAY_ADVERTISE) to the HOST:PORT the "
                 "other gateways on this store reach this one"
             )
+        if is_loopback(host) and self._store and not self._advertise:
+            host = await own_address_towards(self._store) or host
         async with contextlib.AsyncExitStack() as stack:
             stack.callback(self._peers.close)
             try:
                 bound = await stack.enter_async_context(self._listener.listening(host, port))
             except OSError as error:
                 reason = os.strerror(error.errno) if error.errno else str(error)
-                raise ConfigurationError(f"gateway.internal: cannot listen on {self._listen}: {reason}") from None
-            self._cluster.advertise(self._advertise or f"{host}:{bound}")
+                raise ConfigurationError(f"gateway.internal: cannot listen on {host}:{port}: {reason}") from None
+            self._cluster.advertise(self._advertise or f"{f'[{host}]' if ':' in host else host}:{bound}")
             await self._reachability.check()
             with contextlib.suppress(StoreUnavailable):
                 await self._cluster.beat()

@@ -1,7 +1,10 @@
 """Addresses and host names, as operators write them."""
 
+import asyncio
+import contextlib
 import ipaddress
 import re
+import socket
 from collections.abc import Iterable
 from typing import Annotated, Final
 from urllib.parse import urlsplit
@@ -15,9 +18,12 @@ __all__ = [
     "host_names",
     "is_loopback",
     "is_of_this_machine",
+    "is_same_place",
+    "own_address_towards",
 ]
 
 _ANY_NAME: Final = "*"
+_HOST: Final = re.compile(r"\[[0-9A-Fa-f:.]+\]|[^\s/@\[\]]+")
 _NAME: Final = re.compile(r"(?:\*\.)?[a-z0-9_-]+(?:\.[a-z0-9_-]+)*")
 
 
@@ -42,9 +48,30 @@ def host_and_port(address: str) -> tuple[str, int]:
 
 def _checked_address(address: str) -> str:
     host, _, port = address.rpartition(":")
-    if address and not (host and port.isdigit() and int(port) < 65_536):
-        raise ValueError("must be HOST:PORT")
+    if address and not (_HOST.fullmatch(host) and port.isdigit() and int(port) < 65_536):
+        raise ValueError("must be HOST:PORT, without a scheme or a path, as in 10.0.0.7:9000")
     return address
+
+
+def is_same_place(one: str, other: str) -> bool:
+    """True if a socket that listens on one HOST:PORT is in the way of the other."""
+    (host, port), (other_host, other_port) = host_and_port(one), host_and_port(other)
+    is_same = host == other_host or (is_loopback(host) and is_loopback(other_host))
+    return port != 0 and port == other_port and (is_same or bool({host, other_host} & {"0.0.0.0", "::"}))
+
+
+async def own_address_towards(url: str) -> str:
+    """The address of this machine at which the hosts of a URL see it. Empty: they are this machine, or unknown."""
+    for place in urlsplit(url).netloc.rpartition("@")[2].split(","):
+        parts = urlsplit(f"//{place}")
+        with contextlib.suppress(OSError, ValueError):
+            found = await asyncio.get_running_loop().getaddrinfo(parts.hostname, parts.port, type=socket.SOCK_DGRAM)
+            for family, kind, _, _, address in found:
+                with contextlib.suppress(OSError), socket.socket(family, kind) as asking:
+                    asking.connect(address)  # finds the way, and sends nothing
+                    own: str = asking.getsockname()[0]
+                    return "" if is_loopback(own) else own
+    return ""
 
 
 ListenAddress = Annotated[str, AfterValidator(_checked_address)]

@@ -12,7 +12,7 @@ from typing import Annotated, Any, Final, Literal, Self
 
 from pydantic import Field, PrivateAttr, ValidationError, ValidationInfo, field_validator, model_validator
 
-from gateway.config.addresses import HostNames, ListenAddress, is_loopback
+from gateway.config.addresses import HostNames, ListenAddress, is_loopback, is_same_place
 from gateway.config.auth import API_KEY_ISSUER, AuthSettings, KeyDigestSettings
 from gateway.config.context import (
     BOUND,
@@ -55,8 +55,9 @@ class GatewaySettings(Frozen):
     store_file: str = ""
     """A file that contains the store's URL, instead of `store`. Use it if the URL contains a password."""
     advertise: ListenAddress = ""
-    """`HOST:PORT` at which other gateways on the same store reach this one. Empty: `host` with a free port. Required
-    if `host` is `0.0.0.0` or `::`."""
+    """`HOST:PORT` at which other gateways on the same store reach this one. Empty: `host` with a free port; if that is
+    loopback, and the store is on another machine, the address from which this machine reaches the store. Required if
+    `host` is `0.0.0.0` or `::`."""
     internal: ListenAddress = ""
     """`HOST:PORT` to listen on for other gateways, if it differs from `advertise`, for example behind a port
     mapping."""
@@ -172,6 +173,16 @@ class GatewaySettings(Frozen):
             f"{says} serves every caller, but {', '.join(asks)} {'requires' if len(asks) == 1 else 'require'} a "
             "credential: remove anonymous, or run a separate gateway for callers without a credential"
         )
+
+    @model_validator(mode="after")
+    def _two_listeners(self) -> Self:
+        peers = self.internal or self.advertise
+        if peers and is_same_place(peers, f"{self.host}:{self.port}"):
+            name = "internal" if self.internal else "advertise"
+            raise ValueError(
+                f"{name} is {peers}, where clients are served (host and port): other gateways need a port of their own"
+            )
+        return self
 
     @model_validator(mode="after")
     def _nobody_by_accident(self) -> Self:

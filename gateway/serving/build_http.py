@@ -199,6 +199,7 @@ def _membership(
         reachability=Reachability(cluster, envelopes),
         listen=options.internal or options.advertise or f"{options.host}:0",
         advertise=options.advertise,
+        store="" if options.internal else options.store,
     )
 
 

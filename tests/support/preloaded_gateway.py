@@ -28,7 +28,13 @@ def main(requests: socket.socket) -> None:
     woken, wakes = socket.socketpair()
     for end in (woken, wakes):
         end.setblocking(False)
-    as_before = signal.signal(signal.SIGCHLD, lambda *_: None)
+    # Who ends all processes of a group still has to hear how the commands ended: this one ends with its requests.
+    handlers: dict[int, Any] = {
+        signal.SIGCHLD: lambda *_: None,
+        signal.SIGINT: signal.SIG_IGN,
+        signal.SIGTERM: signal.SIG_IGN,
+    }
+    as_before = {kind: signal.signal(kind, handler) for kind, handler in handlers.items()}
     signal.set_wakeup_fd(wakes.fileno(), warn_on_full_buffer=False)
     with selectors.DefaultSelector() as ready:
         ready.register(requests, selectors.EVENT_READ)
@@ -54,7 +60,8 @@ def main(requests: socket.socket) -> None:
                 continue
             break
     signal.set_wakeup_fd(-1)
-    signal.signal(signal.SIGCHLD, as_before)
+    for kind, handler in as_before.items():
+        signal.signal(kind, handler)
     for ours in (requests, woken, wakes, *running.values()):
         ours.close()
     _become(reports, *fds[1:])
