@@ -165,6 +165,7 @@ OF_LIBRARIES: set[tuple[str, str]] = {
     ("gateway/config/patterns.py", "options.log_errors"),
     ("gateway/config/patterns.py", "options.max_mem"),
     ("gateway/demo_server.py", "connection.sock"),
+    ("gateway/observability/queued_output.py", "sys.stderr"),
     ("gateway/protocol/uris.py", "options.log_errors"),
     ("gateway/protocol/uris.py", "options.max_mem"),
     ("gateway/sandbox/shell_commands.py", "reader.whitespace_split"),

@@ -18,6 +18,7 @@ from gateway.admin.replica import Held, Replica
 from gateway.calls.link_state import LOSSES
 from gateway.observability.audit import Audit
 from gateway.observability.metrics import BUCKETS_S, COUNTERS, Durations
+from gateway.observability.queued_output import dropped_lines
 from gateway.protocol.methods import CACHEABLE
 from gateway.upstreams.link_source import Start
 from gateway.version import __version__
@@ -94,6 +95,9 @@ class PrometheusExporter:
             ages.add_metric([how], _buckets(lasted), lasted.total_s)
         yield ages
         yield CounterMetricFamily("mcp_gateway_audit_lost", "Audit events that were dropped", value=self._audit.lost)
+        yield CounterMetricFamily(
+            "mcp_gateway_log_lines_dropped", "Lines for stderr that were dropped", value=dropped_lines()
+        )
 
     def _held(self) -> Iterator[Metric]:
         held = self._counted

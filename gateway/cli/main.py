@@ -78,9 +78,11 @@ def run(
     verbose: VerboseOption = False,
 ) -> None:
     """Serve MCP over Streamable HTTP."""
+    from gateway.observability.queued_output import queue_stderr
     from gateway.serving.uvicorn_server import serve
     from gateway.serving.workers import LISTENER, run_workers
 
+    queue_stderr()
     found = config if command else configuration(config)
     try:
         loaded = load(found, overrides.given())
@@ -111,8 +113,10 @@ def stdio(
 ) -> None:
     """Serve MCP on stdin and stdout, for one client on this machine."""
     from gateway.observability.logs import configure_logging
+    from gateway.observability.queued_output import queue_stderr
     from gateway.serving.stdio import serve_stdio
 
+    queue_stderr()
     try:
         loaded = load(config, Overrides(store=store, allow_eval=allow_eval).given())
         settings = _with_command(loaded.settings, command)

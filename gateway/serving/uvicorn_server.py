@@ -16,6 +16,7 @@ import uvicorn
 from gateway.admin.routes import ADMIN
 from gateway.config.addresses import host_and_port, is_loopback
 from gateway.config.settings import ConfigurationError, Settings
+from gateway.observability.queued_output import drain_stderr
 from gateway.serving.app import Gateway, create_app, operators_app
 from gateway.serving.greeting import PlainWelcome, Welcome, farewell
 from gateway.serving.handed_connections import HandedConnections
@@ -74,6 +75,14 @@ class _Server(uvicorn.Server):
         self._url = url
         self._operators = operators
         self._tasks = Tasks("the operators' listener")
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        with super().capture_signals():
+            try:
+                yield
+            finally:
+                drain_stderr()  # next, the signal that stopped the server ends the process, without anything at exit
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         with self._welcome.starting(self._gateway):

@@ -4,6 +4,7 @@ import contextlib
 import os
 import re
 import signal
+import subprocess
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
@@ -22,7 +23,7 @@ __all__ = ["KEYS", "Workers", "call", "running_workers", "worker_processes"]
 KEYS = {"MCP_GATEWAY_KEYS": "k" * 40}
 
 
-def worker_processes(gateway: RunningGateway) -> list[psutil.Process]:
+def worker_processes(gateway: RunningGateway | subprocess.Popen[bytes]) -> list[psutil.Process]:
     """The workers that run, in the order of their starts."""
     alive = [p for p in psutil.Process(gateway.pid).children() if p.status() != psutil.STATUS_ZOMBIE]
     return [p for p in alive if "--workers" in p.cmdline()]

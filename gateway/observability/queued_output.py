@@ -1,0 +1,183 @@
+"""Writes from a thread of its own, so that a reader who stands still holds up nobody but that thread.
+
+Stderr is a pipe or a terminal, and whoever reads it may stop (Ctrl-S, `| less`, a collector that hangs). What is
+written then waits in a bounded queue. Lines for which there is no room are dropped and counted; as soon as the reader
+has caught up, one line says how many.
+"""
+
+import atexit
+import contextlib
+import io
+import logging
+import os
+import select
+import sys
+import threading
+from collections import deque
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from _typeshed import ReadableBuffer
+
+__all__ = ["MOST_BYTES", "OutputQueue", "QueuedStderr", "drain_stderr", "dropped_lines", "queue_stderr"]
+
+logger = logging.getLogger(__name__)
+
+MOST_BYTES: Final = 1 << 20
+"""What waits for the reader of stderr: some thousands of lines."""
+
+EXIT_WITHIN_S: Final = 1.0
+"""How long an exit waits for the reader."""
+
+
+class OutputQueue:
+    """Hands pieces to `write` in the order of `offer`, in a daemon thread that the first piece starts.
+
+    `write` may block and may raise OSError: that piece is gone. After each piece `written` is told whether it was
+    written and whether no other waits; it is called in the thread.
+    """
+
+    def __init__(
+        self,
+        write: Callable[[bytes], None],
+        most_bytes: int,
+        written: Callable[[bytes, OSError | None, bool], None],
+    ) -> None:
+        self._write = write
+        self._most_bytes = most_bytes
+        self._written = written
+        self._waiting: deque[bytes] = deque()
+        self._bytes = 0  # of those that wait and the one that is being written
+        # Reentrant: a handler of a signal may log while the thread it interrupts does.
+        self._changed = threading.Condition(threading.RLock())
+        self._thread: threading.Thread | None = None
+
+    def offer(self, piece: bytes) -> bool:
+        """Queue the piece. False if there is no room; an empty queue has room for any."""
+        with self._changed:
+            if self._bytes and self._bytes + len(piece) > self._most_bytes:
+                return False
+            self._waiting.append(piece)
+            self._bytes += len(piece)
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._run, name="output", daemon=True)
+                self._thread.start()
+            self._changed.notify_all()
+            return True
+
+    def drain(self, within_s: float) -> bool:
+        """Wait until nothing waits. False if that takes longer than `within_s`."""
+        with self._changed:
+            return self._changed.wait_for(lambda: not self._bytes, within_s)
+
+    def _run(self) -> None:
+        while True:
+            with self._changed:
+                while not self._waiting:
+                    self._changed.wait()
+                piece = self._waiting.popleft()
+            failure: OSError | None = None
+            try:
+                self._write(piece)
+            except OSError as error:
+                failure = error
+            with self._changed:
+                self._bytes -= len(piece)
+                is_last = not self._bytes
+            self._written(piece, failure, is_last)
+            with self._changed:
+                self._changed.notify_all()
+
+
+class QueuedStderr(io.RawIOBase):
+    """Takes what is written to a descriptor and never blocks. `dropped` counts lines that were not written."""
+
+    def __init__(self, descriptor: int, most_bytes: int = MOST_BYTES) -> None:
+        super().__init__()
+        self.dropped = 0
+        self._untold = 0
+        self._skips = False
+        self._lock = threading.RLock()
+        self._descriptor = descriptor
+        self._queue = OutputQueue(self._write_all, most_bytes, self._written)
+
+    def write(self, data: "ReadableBuffer", /) -> int:
+        """Queue lines, or drop them: from the first for which there is no room until the reader has caught up, so that
+        what is left out is one gap."""
+        lines = bytes(data)
+        with self._lock:
+            if self._skips or not self._queue.offer(lines):
+                self._skips = True
+                self._drop(lines)
+        return len(lines)
+
+    def drain(self, within_s: float) -> bool:
+        """Wait until all is written. False if that takes longer than `within_s`."""
+        return self._queue.drain(within_s)
+
+    def fileno(self) -> int:
+        """The descriptor that is written to."""
+        return self._descriptor
+
+    def isatty(self) -> bool:
+        """Whether that is a terminal."""
+        return os.isatty(self._descriptor)
+
+    def writable(self) -> bool:
+        """It is."""
+        return True
+
+    def _drop(self, lines: bytes) -> None:
+        count = max(1, lines.count(b"\n"))
+        self.dropped += count
+        self._untold += count
+
+    def _write_all(self, lines: bytes) -> None:
+        while lines:
+            try:
+                lines = lines[os.write(self._descriptor, lines) :]
+            except BlockingIOError:  # somebody who shares the pipe or terminal has made it so
+                select.select([], [self._descriptor], [])
+
+    def _written(self, lines: bytes, failure: OSError | None, is_last: bool) -> None:
+        with self._lock:
+            if failure is not None:
+                self._drop(lines)
+            if not is_last:
+                return
+            self._skips = False
+            # Where nothing can be written, the line that says so would be the next one to say it of.
+            untold = self._untold if failure is None else 0
+            self._untold -= untold
+        if untold:
+            logger.error("%d lines of the log were dropped: nobody read them", untold)
+
+
+def queue_stderr() -> None:
+    """Let nothing that this process writes to `sys.stderr` wait for its reader. At exit what is queued is written, for
+    `EXIT_WITHIN_S` at most. Has no effect where `sys.stderr` is no file, and the second time."""
+    stream = sys.stderr
+    if isinstance(stream.buffer, QueuedStderr):
+        return
+    with contextlib.suppress(OSError, ValueError):
+        stream.flush()
+        queued = QueuedStderr(stream.fileno())
+        # As Python's own: a line goes on as soon as it ends, and nothing that is written raises for its characters.
+        sys.stderr = io.TextIOWrapper(queued, encoding=stream.encoding, errors=stream.errors, line_buffering=True)
+        atexit.register(drain_stderr)
+
+
+def drain_stderr() -> None:
+    """Wait until what this process has written to stderr is read, for `EXIT_WITHIN_S` at most."""
+    queued = getattr(sys.stderr, "buffer", None)
+    if isinstance(queued, QueuedStderr):
+        for handler in logging.getLogger().handlers:
+            handler.flush()  # some hold lines back (`gateway.observability.call_lines`)
+        queued.drain(EXIT_WITHIN_S)
+
+
+def dropped_lines() -> int:
+    """How many lines for stderr this process has dropped."""
+    queued = getattr(sys.stderr, "buffer", None)
+    return queued.dropped if isinstance(queued, QueuedStderr) else 0
