@@ -6,22 +6,19 @@ Session events and refusals are also log lines. Frequent refusals are summed up.
 
 import contextlib
 import logging
-import sys
 from collections import Counter, deque
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from time import monotonic
 from typing import Any, Final, Literal
 
-import msgspec
-
 from gateway.config.operators import AuditSettings
+from gateway.observability.audit_lines import AuditLines
 from gateway.observability.logs import CLIENT, CORRELATION
 from gateway.observability.metrics import Durations
 from gateway.observability.observed import ObservedExchange
 from gateway.observability.outcome import Outcome
 from gateway.observability.repeated import Repeated
-from gateway.observability.visible import visible_json
 from session_store import AuditEvent, AuditTrail, Session, StoreUnavailable, Task
 from session_store.audit import part_of
 from session_store.session import redact
@@ -78,8 +75,8 @@ class Audit:
         settings = settings or AuditSettings()
         self.calls = settings.calls
         self._to_store = "store" in settings.to
-        self._to_stderr = "stderr" in settings.to
-        self._file = Path(settings.file) if settings.file else None
+        file = Path(settings.file) if settings.file else None
+        self._lines = AuditLines(file, to_stderr="stderr" in settings.to)
         self._waiting: deque[AuditEvent] = deque()
         self._for_store: deque[AuditEvent] = deque()
         # Counted separately: many refusals of unauthenticated clients must not displace those of named principals.
@@ -223,9 +220,13 @@ class Audit:
             StoreUnavailable: the store does not answer.
         """
         await self._tasks.settled()
-        await self._flush()
+        try:
+            await self._flush()
+        finally:
+            await self._lines.settled()
 
     async def _flush(self) -> None:
+        self._dropped += self._lines.take_lost()
         if self._dropped:
             self.lost += self._dropped
             logger.warning("%d audit events were dropped: they came faster than they could be written", self._dropped)
@@ -234,8 +235,7 @@ class Audit:
             for summed in repeated.sums():
                 self._add_and_log(summed)
         events, self._waiting = self._waiting, deque()
-        if events and (self._file is not None or self._to_stderr):
-            self._write(b"".join(msgspec.json.encode(event) + b"\n" for event in events))
+        self._lines.write(events)
         if not self._to_store:
             return
         self._for_store.extend(events)
@@ -253,15 +253,3 @@ class Audit:
         except StoreUnavailable:
             self._for_store.extendleft(reversed(kept))
             raise
-
-    def _write(self, lines: bytes) -> None:
-        if self._to_stderr:
-            sys.stderr.write(visible_json(lines.decode()))
-            sys.stderr.flush()
-        if self._file is not None:
-            try:
-                # Opened anew each time, so that it can be rotated.
-                with self._file.open("ab") as file:
-                    file.write(lines)
-            except OSError as error:
-                logger.error("the audit file cannot be written: %s", error)

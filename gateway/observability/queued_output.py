@@ -20,7 +20,15 @@ from typing import TYPE_CHECKING, Final
 if TYPE_CHECKING:
     from _typeshed import ReadableBuffer
 
-__all__ = ["MOST_BYTES", "OutputQueue", "QueuedStderr", "drain_stderr", "dropped_lines", "queue_stderr"]
+__all__ = [
+    "MOST_BYTES",
+    "OutputQueue",
+    "QueuedStderr",
+    "drain_stderr",
+    "dropped_lines",
+    "put_on_stderr",
+    "queue_stderr",
+]
 
 logger = logging.getLogger(__name__)
 
@@ -56,15 +64,27 @@ class OutputQueue:
     def offer(self, piece: bytes) -> bool:
         """Queue the piece. False if there is no room; an empty queue has room for any."""
         with self._changed:
-            if self._bytes and self._bytes + len(piece) > self._most_bytes:
+            if not self._has_room(piece):
                 return False
-            self._waiting.append(piece)
-            self._bytes += len(piece)
-            if self._thread is None:
-                self._thread = threading.Thread(target=self._run, name="output", daemon=True)
-                self._thread.start()
-            self._changed.notify_all()
+            self._put(piece)
             return True
+
+    def put(self, piece: bytes) -> None:
+        """Queue the piece as soon as there is room. Blocks: only for threads that may."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._has_room(piece))
+            self._put(piece)
+
+    def _has_room(self, piece: bytes) -> bool:
+        return not self._bytes or self._bytes + len(piece) <= self._most_bytes
+
+    def _put(self, piece: bytes) -> None:
+        self._waiting.append(piece)
+        self._bytes += len(piece)
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, name="output", daemon=True)
+            self._thread.start()
+        self._changed.notify_all()
 
     def drain(self, within_s: float) -> bool:
         """Wait until nothing waits. False if that takes longer than `within_s`."""
@@ -111,6 +131,10 @@ class QueuedStderr(io.RawIOBase):
                 self._skips = True
                 self._drop(lines)
         return len(lines)
+
+    def put(self, lines: bytes) -> None:
+        """Queue lines of which none may be dropped. Blocks until there is room: only for threads that may."""
+        self._queue.put(lines)
 
     def drain(self, within_s: float) -> bool:
         """Wait until all is written. False if that takes longer than `within_s`."""
@@ -166,6 +190,16 @@ def queue_stderr() -> None:
         # As Python's own: a line goes on as soon as it ends, and nothing that is written raises for its characters.
         sys.stderr = io.TextIOWrapper(queued, encoding=stream.encoding, errors=stream.errors, line_buffering=True)
         atexit.register(drain_stderr)
+
+
+def put_on_stderr(lines: str) -> None:
+    """Write lines of which none may be dropped. Blocks while nobody reads: only for threads that may."""
+    queued = getattr(sys.stderr, "buffer", None)
+    if isinstance(queued, QueuedStderr):
+        queued.put(lines.encode("utf-8", "backslashreplace"))
+    else:
+        sys.stderr.write(lines)
+        sys.stderr.flush()
 
 
 def drain_stderr() -> None:

@@ -18,6 +18,9 @@ __all__ = ["FORMAT", "TIMEOUT_S", "Database", "audit_table", "no_folder"]
 
 TIMEOUT_S: Final = 1.0
 _MOST_AT_ONCE: Final = 256
+_MOST_WAITING: Final = 4_096
+"""Functions that wait for a disk that stands still. Further ones are refused at once."""
+_CLOSE_S: Final = 5.0
 
 _SCHEMA: Final = """
 CREATE TABLE IF NOT EXISTS sessions (id TEXT PRIMARY KEY, alias TEXT, expires_at REAL NOT NULL, record BLOB NOT NULL)
@@ -142,6 +145,8 @@ class Database:
         """Run the function, and return its result after the commit. Raises `StoreUnavailable`."""
         if self._thread is None or self._loop is None:
             raise StoreUnavailable(f"{self.path.name} is not open")
+        if self._work.qsize() >= _MOST_WAITING:
+            raise StoreUnavailable(f"{self.path.name} does not keep up")
         done: asyncio.Future[Result] = self._loop.create_future()
         self._work.put((work, done))
         try:
@@ -167,6 +172,8 @@ class Database:
         try:
             connection.execute("BEGIN IMMEDIATE")
             for work, done in batch:
+                if done.cancelled():  # its caller was told that the store did not answer
+                    continue
                 try:
                     outcomes.append((done, work(connection), None))
                 except sqlite3.Error:
@@ -184,11 +191,14 @@ class Database:
             self._loop.call_soon_threadsafe(_settle, outcomes)
 
     async def close(self) -> None:
-        """Finish the queued work and close the file."""
+        """Finish the queued work and close the file. A disk that stands still is left to its thread after `_CLOSE_S`;
+        the file stays locked then until the process ends."""
         if self._thread is not None:
             self._work.put(None)
-            await asyncio.to_thread(self._thread.join)
-            self._thread = None
+            thread, self._thread = self._thread, None
+            await asyncio.to_thread(thread.join, _CLOSE_S)
+            if thread.is_alive():
+                return
         self._unlock()
 
 

@@ -1,5 +1,7 @@
 """Audit events while the store is unreachable."""
 
+import asyncio
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -8,6 +10,7 @@ import pytest
 
 from gateway.config.operators import AuditSettings
 from gateway.observability.audit import Audit
+from gateway.observability.audit_lines import AuditLines
 from gateway.observability.logs import CORRELATION
 from session_store import AuditEvent, Context, StoreUnavailable
 from session_store.embedded.audit import MemoryAuditTrail
@@ -88,3 +91,23 @@ async def test_a_store_that_is_away_makes_no_line_twice(tmp_path: Path) -> None:
     await audit.flush()
     assert len(file.read_text().splitlines()) == 3
     assert [event.session for event in await trail.recent()] == ["session-"] * 3
+
+
+@pytest.mark.anyio
+@requirement("wall.unread-log")
+async def test_a_disk_that_stands_still_holds_nothing_up_and_what_is_lost_is_counted(tmp_path: Path) -> None:
+    file = tmp_path / "audit.jsonl"
+    os.mkfifo(file)  # nobody reads it: to open it does not return, as on a disk that stands still
+    audit = Audit(MemoryAuditTrail(), lambda: 0.0, AuditSettings(file=str(file)))
+    audit._lines = AuditLines(file, to_stderr=False, most_bytes=1_000)
+    for number in range(200):
+        audit.record("ended", session=f"session-{number}")
+        if number % 10 == 0:
+            await audit._flush()
+    await audit.flush()
+    await audit.flush()
+    assert audit.lost > 0
+    with file.open("rb") as reader:  # it goes on
+        written = len(await asyncio.to_thread(reader.readlines))
+    await audit.flush()
+    assert written + audit.lost == 200, "none is dropped silently"
