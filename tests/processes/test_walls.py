@@ -19,7 +19,7 @@ import pytest
 from tests.processes.places import KERNEL, TRY, WHO, Place, needs_walls
 from tests.requirements import requirement
 from tests.support.gateway_process import ROOT
-from tests.support.walled import python_for, python_grants, run_walled
+from tests.support.walled import USERS, python_for, python_grants, run_walled
 from transports.upstream.walls.spec import Grant, Limits, Reach, Walls
 
 pytestmark = needs_walls
@@ -335,3 +335,31 @@ write({str(folder / "new")!r})
         given = replace(walls, temporary=str(place.own))
         assert place.run("write('/tmp/given'); print(os.path.exists('/tmp/file') * 1)", given).said == [1]
     assert (place.own / "given").exists()
+
+
+LISTENING = """
+def bind(address, port):
+    with socket.socket() as one:
+        one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        one.bind((address, port))
+        one.listen()
+def reach(port):
+    with socket.create_connection(("127.0.0.1", port), 5): pass
+attempts(own=lambda: bind("127.0.0.1", 7655), other=lambda: bind("0.0.0.0", 7656), reach=lambda: reach(PORT))
+"""
+
+
+@pytest.mark.parametrize("missing", ["", "gate"])
+@requirement("box.network")
+def test_ports_that_are_not_granted_are_closed_with_and_without_a_gate(missing: str) -> None:
+    """As in a container with Docker's own filter, where there is no gate."""
+    with socket.create_server(("127.0.0.1", 0)) as there:
+        port = there.getsockname()[1]
+        script = TRY + LISTENING.replace("PORT", str(port))
+        closed = Walls(profile="strict", grants=python_grants(), reach=Reach(listen=(7655,)))
+        for user in USERS:
+            walls = replace(closed, grants=python_grants(user))
+            outcome = run_walled(script, walls, user=user, missing=missing)
+            assert dict(outcome.said) == {"own": "", "other": "EACCES", "reach": "EACCES"}, outcome
+            open_to = replace(walls, reach=Reach(listen=(7655,), hosts=(f"127.0.0.1:{port}",)))
+            assert dict(run_walled(script, open_to, user=user, missing=missing).said)["reach"] == "", missing

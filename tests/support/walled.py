@@ -51,17 +51,19 @@ def run_walled(
     cwd: str | None = None,
     in_flight: int = 0,
     cgroup: str | None = None,
+    missing: str = "",
 ) -> Outcome:
     """Run a Python script as a server behind walls, to its end. Meanwhile the user has so many descriptors on their way
     that nobody receives, which are more than who starts it may have open. `cgroup` is the folder of a cgroup that
-    everything runs in, and that is delegated."""
+    everything runs in, and that is delegated. `missing`: the part of the walls that the kernel lacks (`without.py`)."""
     python = python_for(user)
     walls_json = None if walls is None else walls.to_json()
     described = {"argv": [python, "-I", "-S", "-c", script], "walls": walls_json, "cwd": cwd, "in_flight": in_flight}
     described["cgroup"] = "off" if cgroup is None else None
     into = () if cgroup is None else ("sh", "-c", f'echo 0 > {cgroup}/cgroup.procs; exec "$@"', "sh")
+    lacking = (python, str(ROOT / "tests/support/without.py"), missing) if missing else ()
     done = subprocess.run(
-        [*into, *_as_words(user), python, "-m", "tests.support.walled"],
+        [*into, *_as_words(user), *lacking, python, "-m", "tests.support.walled"],
         input=json.dumps(described),
         capture_output=True,
         text=True,

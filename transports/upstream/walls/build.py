@@ -48,8 +48,22 @@ def ruleset_for(walls: Walls) -> int | None:
     kernel = probe()
     if not kernel.landlock:
         return None
-    listen = None if walls.reach is None or kernel.gate else walls.reach.listen
-    return landlock.ruleset(walls.grants, version=kernel.landlock, listen=listen)
+    listen, connects = _ports(walls.reach, has_gate=not kernel.gate)
+    return landlock.ruleset(walls.grants, version=kernel.landlock, listen=listen, connects=connects)
+
+
+def _ports(reach: Reach | None, *, has_gate: bool) -> tuple[tuple[int, ...] | None, bool]:
+    """The TCP ports that the kernel lets a process bind (None: any), and whether it lets it connect.
+
+    A gate connects in the name of the process, and sees what begins to listen: it tells what it refuses, as the kernel
+    does not. But only the kernel knows which port it has chosen itself (0 among the ports). Without a gate the kernel
+    refuses what its rules can say: other ports, and connections where none is granted at all.
+    """
+    if reach is None:
+        return None, True
+    if has_gate:
+        return reach.listen if 0 in reach.listen else None, False
+    return reach.listen, bool(reach.public or reach.hosts)
 
 
 def build(

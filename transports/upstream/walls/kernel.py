@@ -53,7 +53,10 @@ class Kernel:
 
     def _without_gate(self, walls: Walls, apart: bool) -> Iterator[str]:
         if walls.reach is not None:
-            yield f"The server may connect to everything: {self.gate}."
+            tcp_is_closed = self.landlock >= 4 and not (walls.reach.public or walls.reach.hosts)
+            yield f"The server may connect to everything{' but by TCP' * tcp_is_closed}: {self.gate}."
+            ports = "the ports that it is granted and free ones" if self.landlock >= 4 else "every port"
+            yield f"The server may listen on every address, on {ports}: {self.gate}."
         if not apart:
             yield f"The server may change mode and times of its user's files: {self.gate}."
             if self.landlock < 6:

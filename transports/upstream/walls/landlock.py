@@ -49,23 +49,24 @@ def abi() -> int:
     return 0
 
 
-def ruleset(grants: Iterable[Grant], *, version: int, listen: Iterable[int] | None) -> int:
+def ruleset(grants: Iterable[Grant], *, version: int, listen: Iterable[int] | None, connects: bool) -> int:
     """The descriptor of new rules, which hold nobody yet: all files are closed but those granted, and signals and
     abstract sockets to others. The caller owns it.
 
-    `version` is what `abi()` says, `listen` the TCP ports to listen on (None: any).
+    `version` is what `abi()` says, `listen` the TCP ports to bind (None: any). `connects`: whether
+    it may connect by TCP.
 
     Raises:
         OSError: as for `allow`.
     """
     files = _files(version)
-    network = _BIND_TCP | _CONNECT_TCP if version >= 4 and listen is not None else 0
+    network = (_BIND_TCP * (listen is not None) | _CONNECT_TCP * (not connects)) if version >= 4 else 0
     scoped = _ABSTRACT_SOCKETS | _SIGNALS if version >= 6 else 0
     handled = struct.pack("=QQQ", files, network, scoped)[: 8 if version < 4 else 16 if version < 6 else 24]
     made = call("landlock_create_ruleset", handled, len(handled), 0)
     try:
         allow(made, grants, version=version)
-        for port in listen or () if network else ():
+        for port in listen or () if network & _BIND_TCP else ():
             call("landlock_add_rule", made, _NET_PORT, struct.pack("=QQ", _BIND_TCP, port), 0)
     except BaseException:
         os.close(made)

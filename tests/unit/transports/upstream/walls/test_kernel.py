@@ -33,10 +33,14 @@ def test_each_missing_part_has_its_sentence() -> None:
     no_gate = replace(NEW, gate="the kernel has no seccomp user notification")
     assert words(no_gate, PLAIN) == ["The server may change"]
     assert words(replace(no_gate, landlock=2), PLAIN)[0] == "Files that the server"
-    assert words(no_gate, FULL) == ["The server may connect"]
+    assert words(no_gate, FULL) == ["The server may connect", "The server may listen"]
+    reaching = replace(FULL, reach=Reach(public=True))
+    assert [" but by TCP" in no_gate.missing(walls)[0] for walls in (FULL, reaching)] == [True, False]
+    assert "on every port" in replace(no_gate, landlock=3).missing(FULL)[1]
     no_namespaces = replace(no_gate, namespaces="namespaces are refused", landlock=5)
     assert words(no_namespaces, FULL) == [
-        "The server sees the", "The server may connect", "The server may change", "The server may send",
+        "The server sees the", "The server may connect", "The server may listen", "The server may change",
+        "The server may send",
     ]  # fmt: skip
     for sentence in no_namespaces.missing(FULL):
         assert sentence.endswith(".")
