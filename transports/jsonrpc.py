@@ -12,6 +12,8 @@ from typing import Any, Final
 
 import msgspec
 
+from transports.json_shape import ANSWER_PARTS, META_BYTES, META_PARTS, REQUEST_PARTS, has_more_parts
+
 __all__ = [
     "HEADER_MISMATCH",
     "INTERNAL_ERROR",
@@ -27,6 +29,7 @@ __all__ = [
     "RequestId",
     "decode_exact",
     "decode_id",
+    "decode_meta",
     "decode_object",
     "encode",
     "encode_error",
@@ -37,6 +40,7 @@ __all__ = [
     "parse",
     "parse_lenient",
     "splice",
+    "too_many_parts",
 ]
 
 PARSE_ERROR: Final = -32700
@@ -112,6 +116,20 @@ def decode_object(raw: msgspec.Raw | bytes, what: str) -> Object:
         raise InvalidMessage(INVALID_PARAMS, f"{what} must be an object: it is nested too deeply") from None
 
 
+def decode_meta(raw: msgspec.Raw) -> Any:
+    """Decode the `_meta` of a client's message.
+
+    Raises:
+        InvalidMessage: it is too large, in bytes or in parts.
+        msgspec.MsgspecError: it is no JSON that can be read.
+    """
+    view = memoryview(raw)
+    if len(view) > META_BYTES or has_more_parts(bytes(view), META_PARTS):
+        reason = f"params._meta is longer than {META_BYTES} bytes, or has more than {META_PARTS} members and arrays"
+        raise InvalidMessage(INVALID_PARAMS, reason)
+    return msgspec.json.decode(raw)
+
+
 def decode_id(raw: msgspec.Raw) -> Any:
     """A raw id or token as a value that can be compared and hashed; None when it is no string and no integer."""
     try:
@@ -156,14 +174,16 @@ def decode_exact(raw: msgspec.Raw | bytes, *, bounded: bool = False) -> Any:
         raise InvalidMessage(PARSE_ERROR, f"not valid JSON: {error}") from None
 
 
-def parse(data: bytes) -> Message:
+def parse(data: bytes, most_parts: int = ANSWER_PARTS) -> Message:
     """Read one message.
 
     Raises:
         InvalidMessage: not JSON (-32700), or JSON that is not one JSON-RPC 2.0 message (-32600): an array, a null or
             fractional id, both or neither of method and result (JSON-RPC 2.0 §4, §5; MCP narrows ids to strings and
-            integers).
+            integers); or it has more than `most_parts` arrays, objects and members (-32700).
     """
+    if has_more_parts(data, most_parts):
+        raise too_many_parts(most_parts)
     try:
         # Raw bodies are handed on unread, so the encoding is checked here for all of them.
         data.decode()
@@ -176,6 +196,11 @@ def parse(data: bytes) -> Message:
         raise InvalidMessage(PARSE_ERROR, "not accepted: JSON nested too deeply") from None
     _check_shape(message)
     return message
+
+
+def too_many_parts(most: int) -> InvalidMessage:
+    """The refusal of a message with more than so many parts."""
+    return InvalidMessage(PARSE_ERROR, f"not accepted: more than {most} arrays, objects and members")
 
 
 def _check_shape(message: Message) -> None:
@@ -198,7 +223,8 @@ def parse_lenient(data: bytes) -> Message:
     try:
         return parse(data)
     except InvalidMessage as error:
-        if error.code != PARSE_ERROR or b"\\u" not in data:
+        # Python's decoder takes ten times as long for each part.
+        if error.code != PARSE_ERROR or b"\\u" not in data or has_more_parts(data, REQUEST_PARTS):
             raise
     try:
         repaired = json.dumps(json.loads(data), ensure_ascii=False).encode("utf-8", "replace")

@@ -15,14 +15,17 @@ from transports.inbound.limits import MAX_ID_CHARS, Limited, Limits, Refusals
 from transports.inbound.modern import VERSION_KEY, names_version
 from transports.inbound.sizes import Sizes
 from transports.inbound_port import Handler, OwnedByPeer, Refused, Request
+from transports.json_shape import REQUEST_PARTS, has_more_parts
 from transports.jsonrpc import (
     INTERNAL_ERROR,
     INVALID_REQUEST,
     PARSE_ERROR,
     InvalidMessage,
     Message,
+    decode_meta,
     encode,
     encode_error,
+    too_many_parts,
 )
 from transports.soon import arrived
 
@@ -79,6 +82,8 @@ class Batches:
 
     def _split(self, body: bytes) -> list[msgspec.Raw]:
         """The messages, not yet parsed. The reading ends with the first one too many, so a long array costs no more."""
+        if has_more_parts(body, REQUEST_PARTS):
+            raise Refused(400, PARSE_ERROR, str(too_many_parts(REQUEST_PARTS)))
         try:
             parts = _decoder(self._most).decode(body)
         except msgspec.ValidationError:
@@ -123,7 +128,7 @@ class Batches:
         if message.method == "initialize":
             raise Refused(200, INVALID_REQUEST, "initialize must not be part of a batch.")
         params = message.params_object() if message.method is not msgspec.UNSET else {}
-        if "_meta" in params and names_version(msgspec.json.decode(params["_meta"])):
+        if "_meta" in params and names_version(decode_meta(params["_meta"])):
             raise Refused(400, INVALID_REQUEST, f"A message whose _meta has {VERSION_KEY} must not be part of a batch.")
         self._sizes.check(params, None)
         request = msgspec.structs.replace(request, message=message, params=params)

@@ -14,12 +14,14 @@ import msgspec
 
 from transports.inbound.inside import Inside, Reply
 from transports.inbound.modern import VERSION_KEY, names_version
+from transports.json_shape import REQUEST_PARTS
 from transports.jsonrpc import (
     INTERNAL_ERROR,
     InvalidMessage,
     Message,
     Object,
     decode_id,
+    decode_meta,
     decode_object,
     encode,
     encode_error,
@@ -113,9 +115,9 @@ class Connected:
         if headers is not None:
             self._headers, self._peer = headers, peer
         try:
-            message = parse(line)
+            message = parse(line, REQUEST_PARTS)
             params = message.params_object()
-            meta = msgspec.json.decode(params["_meta"]) if "_meta" in params else {}
+            meta = decode_meta(params["_meta"]) if "_meta" in params else {}
         except (InvalidMessage, msgspec.MsgspecError, RecursionError):
             if line.lstrip()[:1] == b"[" and (session or self._session):
                 # A batch (MCP 2025-03-26). Its servers may ask the client, whose answers come while it is handled.

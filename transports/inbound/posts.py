@@ -23,7 +23,7 @@ from transports.inbound.modern import (
 )
 from transports.inbound.sizes import Sizes
 from transports.inbound_port import Memory, Refused, Request
-from transports.jsonrpc import INVALID_REQUEST, InvalidMessage, Message, Object
+from transports.jsonrpc import INVALID_REQUEST, InvalidMessage, Message, Object, decode_meta
 
 __all__ = ["Head", "Posts", "is_batch"]
 
@@ -107,7 +107,7 @@ class Posts:
 
     def _checked(self, head: Head, message: Message, params: Object, body_bytes: int) -> Request:
         """As `request`, for a message with these params that is like none before it."""
-        meta = msgspec.json.decode(params["_meta"]) if "_meta" in params else None
+        meta = decode_meta(params["_meta"]) if "_meta" in params else None
         known = meta if isinstance(meta, dict) else {}
         if head.era is not MODERN and not names_version(meta):
             check_legacy(head.headers, message)

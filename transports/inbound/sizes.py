@@ -11,6 +11,7 @@ import msgspec
 
 from transports.inbound.limits import MAX_CURSOR_BYTES, MAX_FILTER_BYTES, MAX_ID_CHARS, Limited, Limits, Refusals
 from transports.inbound_port import Refused
+from transports.json_shape import REQUEST_PARTS
 from transports.jsonrpc import INVALID_PARAMS, INVALID_REQUEST, Message, Object, parse
 
 __all__ = ["Sizes"]
@@ -48,7 +49,7 @@ class Sizes:
             InvalidMessage: the bytes are not a message.
             Refused: 400, without the id.
         """
-        message = parse(data)
+        message = parse(data, REQUEST_PARTS)
         if isinstance(message.id, int):
             if message.id.bit_length() > 64:
                 raise self._refused("The request id does not fit 64 bits.")

@@ -1,0 +1,87 @@
+"""What a message costs follows its bytes: it has a bounded number of parts, whatever its strings hold."""
+
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.requirements import requirement
+from transports.json_shape import (
+    ANSWER_PARTS,
+    META_BYTES,
+    META_PARTS,
+    REQUEST_PARTS,
+    has_more_parts,
+)
+from transports.jsonrpc import InvalidMessage, decode_meta, parse, parse_lenient
+
+texts = st.text(alphabet='ab"\\[]{}:, é\n')
+values = st.recursive(
+    st.none() | st.integers() | texts,
+    lambda inner: st.lists(inner, max_size=6) | st.dictionaries(texts, inner, max_size=6),
+    max_leaves=40,
+)
+
+
+def parts_of(value: Any) -> int:
+    if isinstance(value, list):
+        return 1 + sum(map(parts_of, value))
+    if isinstance(value, dict):
+        return 1 + len(value) + sum(map(parts_of, value.values()))
+    return 0
+
+
+@requirement("wall.structure")
+@given(value=values, space=st.booleans())
+def test_parts_are_counted_as_a_reader_would(value: Any, space: bool) -> None:
+    text = msgspec.json.encode(value)
+    if space:
+        text = msgspec.json.format(text, indent=2)
+    count = parts_of(value)
+    assert not has_more_parts(text, count)
+    assert not count or has_more_parts(text, count - 1)
+
+
+def nested(count: int) -> bytes:
+    return b"[" + b",".join([b"[" * 200 + b"]" * 200] * count) + b"]"
+
+
+@requirement("wall.structure")
+@pytest.mark.parametrize(
+    "costly",
+    [
+        pytest.param(nested(9_500), id="9,500 arrays, nested 200 deep"),
+        pytest.param(b"[" + b",".join([b"{}"] * 350_000) + b"]", id="350,000 empty objects"),
+        pytest.param(b"{" + b",".join(b'"%d":0' % n for n in range(350_000)) + b"}", id="350,000 members"),
+    ],
+)
+def test_a_message_of_too_many_parts_is_not_read(costly: bytes) -> None:
+    for read in (parse, parse_lenient):
+        with pytest.raises(InvalidMessage, match="arrays, objects and members"):
+            read(b'{"jsonrpc":"2.0","id":1,"method":"m","params":{"a":' + costly + b"}}")
+    with pytest.raises(InvalidMessage, match="_meta is longer"):
+        decode_meta(msgspec.Raw(costly))
+
+
+@requirement("wall.structure")
+def test_long_texts_and_large_tables_are_read() -> None:
+    """Brackets in a string are text, and a result may have more rows than a request."""
+    code = msgspec.json.encode('{"a": [1, {"b": "c"}], "t": "12:00:00"},\n' * 90_000)
+    assert len(code) > 4 << 20
+    parse(b'{"jsonrpc":"2.0","id":1,"method":"m","params":{"a":' + code + b"}}", REQUEST_PARTS)
+    rows = msgspec.json.encode([{"id": n, "name": "row", "at": "2026-01-01T00:00:00"} for n in range(60_000)])
+    assert ANSWER_PARTS > 60_000 * 4
+    answer = parse(b'{"jsonrpc":"2.0","id":1,"result":{"rows":' + rows + b"}}")
+    assert answer.result is not msgspec.UNSET
+
+
+@requirement("wall.structure")
+def test_a_meta_is_bounded_in_bytes_and_in_parts() -> None:
+    text = msgspec.json.encode({"baggage": "x" * 8_192, "deep": [[]] * 100})
+    assert decode_meta(msgspec.Raw(text))["baggage"]
+    larger: tuple[Any, ...] = ({"x": "y" * META_BYTES}, {"x": [[]] * META_PARTS})
+    for large in larger:
+        with pytest.raises(InvalidMessage, match="_meta is longer than"):
+            decode_meta(msgspec.Raw(msgspec.json.encode(large)))
