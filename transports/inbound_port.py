@@ -235,8 +235,9 @@ class Handler(Protocol):
         """A client's request. The answer is there at once if nothing has to be awaited before it."""
         ...
 
-    async def admit(self, request: Request) -> str:
-        """Authenticate the sender of a request, before anything is opened or revealed. Returns the sender's name."""
+    def admit(self, request: Request) -> Soon[None]:
+        """Authenticate the sender of a request by its head, and charge the sender for `body_bytes`, before a body is
+        decoded. The message itself is charged when it is handled."""
         ...
 
     async def join(self, request: Request) -> Carried:

@@ -1,7 +1,8 @@
 """Limits the rate of a session's calls, a principal's messages and new sessions, on all replicas together.
 
-A message beyond the rate is refused with 429. Anonymous clients are counted by the network that they come from, so that
-they do not use up one common rate.
+A message beyond the rate is refused with 429. It counts once, and once more for each further 64 KiB of its body that
+are begun, because a large body costs as much as many small ones. Anonymous clients are counted by the network that they
+come from, so that they do not use up one common rate.
 """
 
 import math
@@ -12,7 +13,7 @@ from typing import Final
 from gateway.config.policy import PolicySettings, RateSettings
 from gateway.errors import too_often
 from session_store import Principal, Rates, Session, StoreUnavailable
-from transports.soon import Soon
+from transports.soon import Soon, arrived
 from transports.tasks import Tasks
 
 __all__ = ["RateLimits"]
@@ -23,6 +24,8 @@ also spend as many before it asks, and takes them later. So few calls wait for t
 
 _TOKENS_EXPIRE_S: Final = 1.0
 """Tokens that are not spent by then expire: they must not allow a burst later."""
+
+_WEIGHED_BYTES: Final = 64 << 10
 
 _MAX_ACCOUNTS: Final = 10_000
 
@@ -108,9 +111,22 @@ class RateLimits:
             return self._count(self._addresses, client)
         return self._count(self._principals, principal)
 
-    def call(self, session: Session) -> Soon[None]:
-        """Count a request of a session. Raises as `message`."""
+    def body(self, principal: Principal, client: str, size: int) -> Soon[None]:
+        """Count the bytes of a body, beside the message that it is. Raises as `message`."""
+        if size <= _WEIGHED_BYTES:
+            return None
+        accounts, whose = (self._addresses, client) if principal.is_anonymous else (self._principals, principal)
+        return self._count_bytes(accounts, whose, size)
+
+    def call(self, session: Session, size: int = 0) -> Soon[None]:
+        """Count a request of a session, whose body has that size. Raises as `message`."""
+        if size > _WEIGHED_BYTES:
+            return self._count_weighed(session.id, size)
         return self._count(self._sessions, session.id)
+
+    async def _count_weighed(self, session_id: str, size: int) -> None:
+        await arrived(self._count(self._sessions, session_id))
+        await arrived(self._count_bytes(self._sessions, session_id, size))
 
     def of_session(self, session_id: str) -> Soon[None]:
         """As `call`, for a request about a session whose record is not at hand."""
@@ -129,6 +145,20 @@ class RateLimits:
         if account.left < account.low:  # so that a later message need not wait for the store
             self._tasks.start(account, lambda: self._take(account, accounts.rate))
         return None
+
+    def _count_bytes(self, accounts: _Accounts | None, whose: str | Principal, size: int) -> Soon[None]:
+        return None if accounts is None else self._take_for_bytes(accounts, accounts.of(whose), size)
+
+    async def _take_for_bytes(self, accounts: _Accounts, account: _Account, size: int) -> None:
+        rate = accounts.rate
+        # A body is never refused for its own size: it costs the burst at most.
+        tokens = min((size - 1) // _WEIGHED_BYTES, rate.burst)
+        try:
+            wait = await self._rates.take(account.key, rate.per_s, rate.burst, tokens)
+        except StoreUnavailable:
+            return  # requests are served while the store is unreachable
+        if wait > 0:
+            raise too_often(accounts.what, math.ceil(wait))
 
     async def _count_in_store(self, account: _Account, accounts: _Accounts) -> None:
         if wait := await self._ask(account, accounts.rate):

@@ -93,7 +93,7 @@ class Intake:
                 exists.
         """
         live = live_session_of(exchange)
-        counting = None if live is None else self._rates.call(live.session)
+        counting = None if live is None else self._rates.call(live.session, request.body_bytes)
         if counting is None:
             return self.accept_counted(exchange, request, who, params, headers, server)
         accept = functools.partial(self.accept_counted, exchange, request, who, params, headers, server)
@@ -103,7 +103,7 @@ class Intake:
         """Count a call for which something is made before `accept_counted` gets it. Raises `Refused`: 429, as
         `accept`."""
         self._room_for(live, request.body_bytes)
-        return self.count(live)
+        return self._rates.call(live.session, request.body_bytes)
 
     @contextlib.contextmanager
     def waiting(self, live: LiveSession, request: Request, exchange: Exchange | None = None) -> Iterator[None]:

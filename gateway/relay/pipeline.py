@@ -127,8 +127,36 @@ class Pipeline:
         self._watching.refused_by_wire(refused)
         return refused
 
-    async def admit(self, request: Request) -> str:
-        return _name_of((await arrived(self._who(request))).principal)
+    def admit(self, request: Request) -> Soon[None]:
+        kept = remembered(request)
+        try:
+            who = self._identity.known(request.headers, request.peer) if kept is None or kept.who is None else kept.who
+            if (
+                who is not None
+                and (charging := self._rates.body(who.principal, request.client, request.body_bytes)) is None
+            ):
+                return None
+        except Refused as refused:
+            raise self._not_admitted(request, None, refused) from None
+        return self._admit_later(request, who, None if who is None else charging)
+
+    async def _admit_later(self, request: Request, who: Authenticated | None, charging: Soon[None]) -> None:
+        """As `admit`, for a sender whose token has to be verified (`who` is None), or whom the store has to charge."""
+        try:
+            if who is None:
+                who = await self._identity.verify(request.headers, request.peer)
+                charging = self._rates.body(who.principal, request.client, request.body_bytes)
+            await arrived(charging)
+        except Refused as refused:
+            raise self._not_admitted(request, who, refused) from None
+
+    def _not_admitted(self, request: Request, who: Authenticated | None, refused: Refused) -> Refused:
+        """Record the refusal of a request by its head."""
+        CLIENT.set(request.client)
+        sent = "" if request.forwarded is None else request.headers.get(CORRELATION_HEADER, "")
+        CORRELATION.set(sent or correlation_id(request.headers, {}))
+        self._audit_refused(request, who, refused)
+        return refused
 
     async def join(self, request: Request) -> Carried:
         who = await arrived(self._who(request))

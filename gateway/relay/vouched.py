@@ -81,8 +81,8 @@ class Vouched:
     def call(self, request: Request) -> Soon[Answer]:
         return self._handler.call(self._of(request))
 
-    async def admit(self, request: Request) -> str:
-        return await self._handler.admit(self._of(request))
+    def admit(self, request: Request) -> Soon[None]:
+        return self._handler.admit(self._of(request))
 
     async def join(self, request: Request) -> Carried:
         return await self._handler.join(self._of(request))

@@ -109,13 +109,14 @@ async def read_body(
     receive: Receive,
     headers: Mapping[str, str],
     limit: int,
-    admit: Callable[[], Awaitable[object]] | None = None,
+    admit: Callable[[int], Awaitable[object]] | None = None,
     held: HeldBody | None = None,
 ) -> bytes | None:
     """The request's body, or None if the client disconnected before its end.
 
-    `admit` finds out whether the caller may call. It is asked before more than `STRANGER_BODY_BYTES` are read: a
-    smaller body is read first, because most are here already. `held` counts what was read; the caller gives it back.
+    `admit` finds out whether the caller may send so many bytes. It is asked before more than `STRANGER_BODY_BYTES` are
+    read, and always before a body is returned: a smaller body is read first, because most are here already. If a body
+    has no declared length, it is asked once more for the rest. `held` counts what was read; the caller gives it back.
 
     Raises:
         Refused: 413 beyond `limit` bytes, without reading on; whatever `admit` and `held` raise.
@@ -125,11 +126,11 @@ async def read_body(
     if length > limit:
         raise _too_large(limit)
     chunks: list[bytes] = []
-    size = 0
+    size = admitted = 0
     while True:
-        if admit is not None and max(length, size) > STRANGER_BODY_BYTES:
-            await admit()
-            admit = None
+        if admit is not None and not admitted and max(length, size) > STRANGER_BODY_BYTES:
+            admitted = max(length, size)
+            await admit(admitted)
         event = await receive()
         if event["type"] == "http.disconnect":
             return None
@@ -141,6 +142,8 @@ async def read_body(
             held.grows_to(size)
         chunks.append(chunk)
         if not event.get("more_body", False):
+            if admit is not None and (size > admitted or not admitted):
+                await admit(size - admitted)
             return chunks[0] if len(chunks) == 1 else b"".join(chunks)
 
 

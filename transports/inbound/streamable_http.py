@@ -115,10 +115,11 @@ class StreamableHttp:
     ) -> None:
         await send_refusal(send, self._handler.refused(headers, why, again=again), request_id)
 
-    async def _admit(self, head: Head) -> None:
-        """Raises `Refused` if the caller may not call. Callers of forwarded requests have been checked already."""
+    async def _admit(self, head: Head, body_bytes: int) -> None:
+        """Raises `Refused` if the caller may not send so many bytes. Callers of forwarded requests have been checked
+        already."""
         if head.forwarded is None:
-            await self._handler.admit(self.posts.of_head(head, head.era))
+            await arrived(self._handler.admit(self.posts.of_head(head, head.era, body_bytes=body_bytes)))
 
     async def _serve_somewhere(
         self, scope: Scope, head: Head, body: bytes, receive: Receive, send: Send, begun: BegunPost | None

@@ -341,9 +341,8 @@ class _Handler:
             raise Refused(404, -32001, "no session")
         return _Answer(self, request, kind)
 
-    async def admit(self, request: Request) -> str:
-        self.note("admit")
-        return "caller"
+    def admit(self, request: Request) -> None:
+        """Any caller is admitted. Heads from memory are those of callers who were."""
 
     async def negotiated(self, request: Request) -> str:
         return "2025-03-26"

@@ -41,7 +41,7 @@ class Server:
         self.calls.append(call)
         return True
 
-    async def call(self, session: Session) -> None:
+    async def call(self, session: Session, size: int = 0) -> None:
         """Another request of the session, with a stronger credential, is resolved meanwhile."""
         self._live.replace_record(msgspec.structs.replace(session, context=STRONG))
 
