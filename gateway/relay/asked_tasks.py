@@ -186,19 +186,21 @@ class AskedTasks:
         message = message_of(request)
         if message.method == "tasks/cancel":
             task = await self._made.cancelled(handle, who)
+        elif message.method == "tasks/result":
+            await self._made.counted(handle, who)
+            return self._result(request, who, resolved, handle, text)
         else:
-            await self._made.count(handle.session_id)
-            if message.method == "tasks/result":
-                return self._result(request, who, resolved, handle, text)
-            task = await self._look(handle, who)
+            task = await self._look(handle, who, counts=True)
         result = encode(legacy_task(task, text))
         return ImmediateReply(encode_result(encode(id_of(message)), result), log_facts=handle.log_facts)
 
-    async def _look(self, handle: TaskHandle, who: RequestContext, known: Task | None = None) -> Task:
+    async def _look(
+        self, handle: TaskHandle, who: RequestContext, known: Task | None = None, *, counts: bool = False
+    ) -> Task:
         if known is not None:
             return await self._made.checked(known, handle, who)
         try:
-            return await self._made.current(handle, who)
+            return await self._made.current(handle, who, counts=counts)
         except OwnedByPeer:
             # The request belongs to another session, which is here. The record is current enough.
             return await self._made.find(handle, who)

@@ -161,7 +161,7 @@ class TaskTools:
         if handle.kind != "made":
             raise UnknownTask()
         if handle.session_id != session_id:  # that of this call is counted
-            await self._made.count(handle.session_id)
+            await self._made.counted(handle, who)
         until = monotonic() + wait_s
         while True:
             try:

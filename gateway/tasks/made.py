@@ -70,20 +70,27 @@ class MadeTasks:
             OwnedByPeer: another replica has to answer.
             StoreUnavailable: the store does not answer.
         """
-        await self.count(handle.session_id)
-        return task_result(await self.current(handle, who), text)
+        return task_result(await self.current(handle, who, counts=True), text)
 
     async def count(self, session_id: str) -> None:
-        """Count a request about tasks of a session, once, however often it looks at them. Raises `Refused`: 429."""
+        """Count a request about tasks of a session, once, however often it looks at them. Whoever asks must be known to
+        be the principal of the session: else anybody could use up its rate. Raises `Refused`: 429."""
         await arrived(self._rates.of_session(session_id))
 
-    async def current(self, handle: TaskHandle, who: RequestContext) -> Task:
+    async def counted(self, handle: TaskHandle, who: RequestContext) -> Task:
+        """As `find`; the request is counted, unless the task is unknown to this request. Raises as `get`, but never
+        `OwnedByPeer`."""
+        task = await self.find(handle, who)
+        await self.count(task.session_id)
+        return task
+
+    async def current(self, handle: TaskHandle, who: RequestContext, *, counts: bool = False) -> Task:
         """The record of a task, decided on if its owner is gone. An outcome is stored before it is returned: it is what
-        any replica says from then on. Not counted.
+        any replica says from then on. `counts`: the request is counted.
 
         Raises: as `get`; `StoreUnavailable` also if the store does not take the outcome.
         """
-        task = await self.find(handle, who)
+        task = await (self.counted(handle, who) if counts else self.find(handle, who))
         running = self._run_here(task.name)
         if running is not None:
             return await self._stored(running, handle, who)
@@ -165,8 +172,7 @@ class MadeTasks:
 
     async def _running(self, handle: TaskHandle, who: RequestContext) -> RunningTask | None:
         """The task, if it still works; this replica runs it."""
-        await self.count(handle.session_id)
-        task = await self.find(handle, who)
+        task = await self.counted(handle, who)
         if task.is_over:
             return None
         return self._run_here(task.name) or await self._here(task, await self._sessions.peek(task.session_id), who)

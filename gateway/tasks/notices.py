@@ -43,8 +43,6 @@ class TaskNotices:
             Refused: 429, the sessions of the tasks get too many requests.
             StoreUnavailable: the store does not answer.
         """
-        for session_id in sorted({handle.session_id for handle in tasks.values()}):
-            await self._made.count(session_id)
         sessions: dict[str, dict[str, str]] = {}
         for text, handle in tasks.items():
             try:
@@ -52,6 +50,8 @@ class TaskNotices:
             except UnknownTask:
                 continue
             sessions.setdefault(handle.session_id, {})[handle.id] = text
+        for session_id in sorted(sessions):
+            await self._made.count(session_id)
         for session_id, texts in sessions.items():
             stream.followed()
             following = self._tasks.spawn(_Following(stream, session_id, texts).run(self._store, self._bus))

@@ -278,6 +278,27 @@ def test_a_task_is_known_to_nobody_else(patient: RunningGateway, http: httpx.Cli
     assert messages(undeclared)[-1]["error"]["code"] == -32021
 
 
+@requirement("wall.order", "pol.limits")
+@pytest.mark.parametrize("method", ["tasks/get", "tasks/update", "tasks/cancel", "listen"])
+def test_who_asks_about_the_task_of_another_uses_up_no_rate_but_their_own(method: str, http: httpx.Client) -> None:
+    keys = {"alice": sha256("a" * 40), "bob": sha256("b" * 40)}
+    options = {
+        "api_keys": keys,
+        "tasks": {"at_once": ["*/work"]},
+        "policy": {"session_rate": {"per_s": 0.01, "burst": 20}},
+    }
+    with running_gateway({"modern": server((*WORK, "modern"))}, options=options) as running:
+        alice, bob = (TaskClient(running.url, http, headers=each) for each in (ALICE, BOB))
+        task = alice.begin("work", job=1)
+        for _ in range(28):
+            if method == "listen":
+                with bob.listening(task) as told:
+                    next(told, None)
+            else:
+                assert messages(bob.send(method, task, inputResponses={}))[-1]["error"]["code"] == -32602
+        assert [alice.send("tasks/get", task).status_code for _ in range(10)] == [200] * 10
+
+
 @requirement("task.make", "life.end")
 def test_the_end_of_a_session_ends_its_tasks_and_forgets_them(gateway: RunningGateway, http: httpx.Client) -> None:
     before = set(descendants(gateway.pid))

@@ -10,8 +10,9 @@ from msgspec.structs import replace
 from gateway.identity.request_context import RequestContext
 from gateway.tasks.handles import TaskHandle
 from gateway.tasks.made import MadeTasks
+from gateway.tasks.refusals import UnknownTask
 from gateway.tasks.running import RunningTask
-from session_store import StoreFull, StoreUnavailable, Task
+from session_store import Principal, StoreFull, StoreUnavailable, Task
 from tests.requirements import requirement
 from tests.unit.tasks.test_recovery import Replica, Store, result
 from transports.inbound_port import Refused
@@ -26,6 +27,7 @@ class Scene:
         self.store, self.running = store, running
         self.go = asyncio.Event()
         self.failures: list[Exception] = []
+        self.counted: list[str] = []
         tasks, parts = store.backend.tasks, cast("Any", self)
         write = tasks.replace
 
@@ -52,6 +54,10 @@ class Scene:
 
     async def of_session(self, session_id: str) -> None:
         """Any number of requests is allowed."""
+        self.counted.append(session_id)
+
+    def record(self, kind: str, **what: Any) -> None:
+        """Refusals are for the audit trail."""
 
     async def get(self) -> Any:
         async with asyncio.timeout(10):
@@ -143,3 +149,20 @@ async def test_an_outcome_that_is_not_stored_is_found_by_nobody(scene: Scene) ->
     scene.go.set()
     await scene.running.settled()
     assert (await scene.made.find(scene.handle, scene.who)).status == "completed"
+
+
+@requirement("wall.order")
+@pytest.mark.parametrize("method", ["get", "update", "cancel", "cancelled", "counted"])
+async def test_who_asks_about_the_task_of_another_does_not_use_up_the_rate_of_its_session(
+    scene: Scene, method: str
+) -> None:
+    scene.go.set()
+    more = {"get": ["handle"], "update": [{}]}.get(method, [])
+    ask = getattr(scene.made, method)
+    stranger = RequestContext(Principal(issuer="api-key", subject="mallory"), None, "c")
+    for _ in range(28):
+        with pytest.raises(UnknownTask):
+            await ask(scene.handle, *more, stranger)
+    assert scene.counted == []
+    await ask(scene.handle, *more, scene.who)
+    assert scene.counted == [scene.handle.session_id]
