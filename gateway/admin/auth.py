@@ -85,7 +85,7 @@ class Access:
         A cookie counts only in requests that pages of the gateway have caused.
 
         Raises:
-            TooManyAttempts: wrong keys came from that address.
+            TooManyAttempts: the key is wrong, as many from that address before it.
             StoreUnavailable: the sign-in cannot be checked.
         """
         scheme, _, key = request.headers.get("authorization", "").partition(" ")
@@ -108,10 +108,12 @@ class Access:
         return (name, sign_in) if (name, proof) in self._proofs else None
 
     def _holder(self, request: Request, key: str) -> str | None:
-        network = self._guard.client(request.scope, _forwarded(request))
-        self._attempts.check(network)
+        """The operator whose key it is. A right key is always taken: who guesses may share its address, and would else
+        lock its holder out."""
         name = self._keys.holder(key)
         if name is None:
+            network = self._guard.client(request.scope, _forwarded(request))
+            self._attempts.check(network)
             self._attempts.wrong(network)
             CLIENT.set(network)
             self._audit.record("refused", reason="unknown operator key")

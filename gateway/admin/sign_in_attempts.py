@@ -1,4 +1,8 @@
-"""Wrong keys of operators: after some from one network the next is waited for, each time longer. No I/O."""
+"""Wrong keys of operators: after some from one network the next wrong one is not looked into, each time for longer.
+
+A right key is never refused: an address may be that of many (a NAT, a proxy, a host of agents). What keeps keys from
+being guessed is their length; what is bounded here is the audit trail and the log. No I/O.
+"""
 
 from collections.abc import Callable
 from time import monotonic
@@ -12,14 +16,14 @@ FREE: Final = 10
 """Wrong keys before anybody has to wait: a script with an old key, or a person with the wrong one in the clipboard."""
 
 LONGEST_S: Final = 60.0
-"""An operator may share the address of a client that guesses keys. Requests with a cookie never wait."""
+"""A person who mistypes a key is told soon that it is wrong."""
 
 _FORGOTTEN_S: Final = 900.0
 _HELD: Final = 4_096
 
 
 class TooManyAttempts(Exception):
-    """Too many wrong keys came from that network. No key from it is checked for `wait_s` more seconds."""
+    """Too many wrong keys came from that network. Another wrong one is told this for `wait_s` more seconds."""
 
     def __init__(self, wait_s: float) -> None:
         super().__init__(f"too many wrong keys came from your address: try again in {wait_s:.0f} s")
