@@ -157,12 +157,13 @@ async def test_who_asks_about_the_task_of_another_does_not_use_up_the_rate_of_it
     scene: Scene, method: str
 ) -> None:
     scene.go.set()
-    more = {"get": ["handle"], "update": [{}]}.get(method, [])
+    more: dict[str, list[Any]] = {"get": ["handle"], "update": [{}]}
+    given = more.get(method, [])
     ask = getattr(scene.made, method)
     stranger = RequestContext(Principal(issuer="api-key", subject="mallory"), None, "c")
     for _ in range(28):
         with pytest.raises(UnknownTask):
-            await ask(scene.handle, *more, stranger)
+            await ask(scene.handle, *given, stranger)
     assert scene.counted == []
-    await ask(scene.handle, *more, scene.who)
+    await ask(scene.handle, *given, scene.who)
     assert scene.counted == [scene.handle.session_id]
