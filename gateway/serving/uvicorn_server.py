@@ -26,6 +26,7 @@ from gateway.serving.workers import inherited_listener, report_ready, worker_num
 from transports.inbound.connection_memory import ConnectionMemory
 from transports.inbound.connections import Connections
 from transports.inbound.http_connection import http_connections
+from transports.inbound.limits import room_for_connections
 from transports.tasks import Tasks
 
 __all__ = ["serve"]
@@ -233,8 +234,9 @@ def _operators(gateway: Gateway, settings: Settings) -> _Beside:
             _limited(
                 gateway,
                 settings,
-                connections=OPERATORS_CONNECTIONS,
-                peer_connections=min(gateway.limits.peer_connections, OPERATORS_CONNECTIONS // 2),
+                # Where few files may be open, those of idle operators leave some for servers and the store.
+                connections=(most := min(OPERATORS_CONNECTIONS, room_for_connections())),
+                peer_connections=min(gateway.limits.peer_connections, max(1, most // 2)),
             )
         ),
         server_header=False,

@@ -7,6 +7,7 @@ costs nothing here. This module knows no HTTP: a connection reports what it wait
 import asyncio
 import contextlib
 import enum
+import itertools
 import logging
 import socket
 import struct
@@ -35,6 +36,8 @@ _MAX_CHECK_EVERY_S: Final = 1.0
 _MOST_AT_ONCE: Final = 128
 _MOST_CUT_AT_ONCE: Final = 32
 """How many connections are checked, and ended, in one iteration of the event loop: about a millisecond."""
+
+_TOLD_EVERY_S: Final = 10.0
 
 _LEAVING_S: Final = 2.0
 """How long a client has to read the last response on a connection. Closing at once could lose it (RFC 9112 §9.6)."""
@@ -167,6 +170,7 @@ class Connections:
         self._peers: Counter[Hashable] = Counter()
         self._spare: deque[Connection] = deque()
         self._timer: asyncio.Handle | None = None
+        self._told_at = -_TOLD_EVERY_S
         self._allowed_s = {
             Phase.HEAD: limits.head_timeout_s,
             Phase.BODY: limits.body_timeout_s,
@@ -224,15 +228,38 @@ class Connections:
 
     def _make_room(self) -> bool:
         """End one connection that waits for a request: one that never sent any, else the one that waits longest."""
+        if not self._spare:
+            self._find_spare()
         while self._spare:
             connection = self._spare.popleft()
             seen = self._open.get(connection)
             if seen is not None and connection.standing() == seen.standing:
                 self.leave(connection)
                 self.refusals[Limited.CONNECTIONS] += 1
+                self._tell_full("the one that has been idle longest is closed for each new one")
                 connection.drop()
                 return True
+        self._tell_full("new ones get 503, because none is idle")
         return False
+
+    def _find_spare(self) -> None:
+        """Look for connections that wait for a request among the oldest: so many can come at once that the last check
+        has seen none of them."""
+        now, spare = asyncio.get_running_loop().time(), []
+        for connection, seen in itertools.islice(self._open.items(), _MOST_AT_ONCE):
+            seen.note(connection.standing(), connection.unsent(), now)
+            if seen.standing[0] in _SPARE:
+                spare.append((seen.standing[1] > 0, seen.since, connection))
+        self._spare = _in_order(spare)
+
+    def _tell_full(self, outcome: str) -> None:
+        now = asyncio.get_running_loop().time()
+        if now >= self._told_at + _TOLD_EVERY_S:
+            self._told_at = now
+            logger.warning(
+                "all %d connections are taken: %s (gateway.limits.connections, or the limit of open files, ulimit -n)",
+                *(self.limits.connections, outcome),
+            )
 
     def _check(self) -> None:
         self._check_some(list(self._open), [])
@@ -262,8 +289,7 @@ class Connections:
         if left:
             self._timer = loop.call_soon(self._check_some, left, spare)
             return
-        spare.sort(key=lambda entry: entry[:2])
-        self._spare = deque(connection for *_, connection in spare)
+        self._spare = _in_order(spare)
         self._timer = loop.call_later(self._check_every_s, self._check) if self._open else None
 
     def _has_time(self, connection: Connection, seen: _Seen, now: float) -> bool:
@@ -284,6 +310,12 @@ class Connections:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
+
+
+def _in_order(spare: list[tuple[bool, float, Connection]]) -> deque[Connection]:
+    """Connections in the order in which they give way: those that never sent a request first."""
+    spare.sort(key=lambda entry: entry[:2])
+    return deque(connection for *_, connection in spare)
 
 
 def reset(transport: asyncio.Transport) -> None:
