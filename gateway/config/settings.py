@@ -37,7 +37,7 @@ from gateway.config.tasks import TaskSettings
 from gateway.config.upstreams import UpstreamSettings
 from session_store.connect import check_store_url
 
-__all__ = ["ConfigurationError", "GatewaySettings", "Loaded", "Settings", "load"]
+__all__ = ["ConfigurationError", "GatewaySettings", "Loaded", "Settings", "is_server_name", "load"]
 
 DEFAULT_ISSUER: Final = "mcp-session-gateway"
 _NAME: Final = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?")
@@ -318,12 +318,17 @@ class Settings(Frozen):
     @model_validator(mode="after")
     def _names(self) -> Self:
         for name in self.mcpServers:
-            if not _NAME.fullmatch(name) or "__" in name:
+            if not is_server_name(name):
                 raise ValueError(
                     f"mcpServers.{name}: a server name holds letters, digits, '.', '-' and single '_', "
                     "because it is a part of URLs and of tool names"
                 )
         return self
+
+
+def is_server_name(name: str) -> bool:
+    """Whether a server can have that name."""
+    return bool(_NAME.fullmatch(name)) and "__" not in name
 
 
 def _no_field(where: str, field: str, known: Iterable[str]) -> str:

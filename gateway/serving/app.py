@@ -13,7 +13,7 @@ from gateway.config.settings import Settings
 from gateway.observability.logs import CORRELATION
 from gateway.serving.gateway import Gateway
 from gateway.serving.home_page import HomePage, is_for_people, is_plain
-from gateway.serving.paths import ALL, HEALTH, HOME, JWKS, READY
+from gateway.serving.paths import ALL, HEALTH, HOME, JWKS, READY, unserved
 from gateway.serving.server_cards import Documents, card_routes
 from session_store import Backend
 from transports.inbound.http import Receive, Scope, Send
@@ -37,7 +37,7 @@ class GatewayApp(Starlette):
         if scope["type"] == "http":
             CORRELATION.set("")  # a server may run this in the context of the connection's previous request
             path = scope["path"].removeprefix(scope.get("root_path", ""))
-            endpoint = self._endpoints.get(path)
+            endpoint = self._endpoints.get(path) or self._endpoints.get(unserved(path))
             if endpoint is not None:
                 if not self._state.is_running:
                     raise RuntimeError(

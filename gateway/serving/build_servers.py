@@ -29,7 +29,7 @@ from gateway.sandbox.packages import PackageInUse, Packages, fetched_with
 from gateway.sandbox.refused import Refusals
 from gateway.sandbox.session_refusals import SessionRefusals
 from gateway.serving.parts import Foundation, Servers, SessionParts
-from gateway.serving.paths import ALL
+from gateway.serving.paths import ALL, NOWHERE
 from gateway.serving.workers import worker_count
 from gateway.sessions.child_sessions import ChildSessions
 from gateway.upstreams.enclosed import Enclosing
@@ -178,4 +178,7 @@ def _endpoints(
             extensions=ExtensionRelay(visible, dispatch, admission, wait_s=late.wait_s),
         )
 
-    return {ALL: serving(upstreams)} | {f"/servers/{one.name}/mcp": serving([one]) for one in upstreams}
+    found = {ALL: serving(upstreams)} | {f"/servers/{one.name}/mcp": serving([one]) for one in upstreams}
+    # Whoever has no credential, or may not see a server, is not told which names servers have.
+    hides_names = not (policy.is_open and base.settings.gateway.allows_anonymous)
+    return found | ({NOWHERE: serving([])} if hides_names else {})

@@ -3,10 +3,17 @@
 from collections.abc import Mapping, Sequence
 from typing import Final
 
-__all__ = ["ALL", "CATALOG", "HEALTH", "HOME", "JWKS", "READY", "served_paths"]
+from gateway.config.settings import is_server_name
+
+__all__ = ["ALL", "CATALOG", "HEALTH", "HOME", "JWKS", "NOWHERE", "READY", "served_paths", "unserved"]
 
 ALL: Final = "/mcp"
 """Serves every upstream; `/servers/NAME/mcp` serves one."""
+
+_SERVERS: Final = "/servers/"
+NOWHERE: Final = f"{_SERVERS}*{ALL}"
+"""Stands for the path of every name that no server has, where some may not know which names servers have. It serves no
+server, as the path of a server does for whoever may not see it."""
 
 HOME: Final = frozenset({"/", ""})
 """The page for people; without a slash where another app mounts the gateway."""
@@ -23,3 +30,10 @@ JWKS: Final = "/.well-known/jwks.json"
 def served_paths(servers: Sequence[str]) -> Mapping[str, Sequence[str]]:
     """The servers behind each path: one path for all, and one for each."""
     return {ALL: servers, **{f"/servers/{name}/mcp": [name] for name in servers}}
+
+
+def unserved(path: str) -> str:
+    """The path that stands for that of a server which does not exist; empty for other paths. Names that no server can
+    have get none: the page for people repeats the name, in commands to be copied."""
+    name, _, rest = path.removeprefix(_SERVERS).partition("/")
+    return f"{_SERVERS}*/{rest}" if path.startswith(_SERVERS) and is_server_name(name) else ""
