@@ -1,12 +1,13 @@
 """The replica directory for gateways in one process: leases in a dict, owners in the sessions' records."""
 
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from time import time
 from typing import Protocol
 
 from msgspec.structs import replace
 
+from session_store.epochs import next_epoch
 from session_store.session import Session
 
 __all__ = ["MemoryDirectory", "Owners"]
@@ -14,6 +15,10 @@ __all__ = ["MemoryDirectory", "Owners"]
 
 class Owners(Protocol):
     """Reads and writes owner and epoch in the sessions' records."""
+
+    async def peek(self, session_id: str) -> Session | None:
+        """The live session."""
+        ...
 
     async def change(self, session_id: str, changed: Callable[[Session], Session | None]) -> Session | None:
         """The live session as `changed` makes it; None, and unchanged, when there is none or `changed` says so."""
@@ -53,14 +58,24 @@ class MemoryDirectory:
             if session.epoch != epoch:
                 return None
             before.append(session.owner)
-            return replace(session, owner=replica, epoch=epoch + 1)
+            return replace(session, owner=replica, epoch=next_epoch(epoch))
 
         session = await self._owners.change(session_id, claimed)
         if session is None:
             return None
         if before[0] and before[0] != replica:
-            self._lost[before[0]].append(session_id)
+            await self.tell_lost(before[0], session_id)
         return session.epoch
+
+    async def tell_lost(self, replica: str, session_id: str) -> None:
+        self._lost[replica].append(session_id)
+
+    async def copied(self, session_id: str) -> bool:
+        return True
+
+    async def owners(self, session_ids: Sequence[str]) -> list[tuple[str, int] | None]:
+        found = [await self._owners.peek(session_id) for session_id in session_ids]
+        return [None if session is None else (session.owner, session.epoch) for session in found]
 
     async def acknowledged(self, replica: str, session_id: str) -> bool:
         return session_id not in self._lost.get(replica, ())

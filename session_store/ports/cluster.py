@@ -1,6 +1,6 @@
 """What a backend does for several gateway processes: messages between them, leases, and ownership of sessions."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager
 from typing import Protocol
 
@@ -44,7 +44,20 @@ class Directory(Protocol):
         ...
 
     async def claim(self, session_id: str, replica: str, *, epoch: int) -> int | None:
-        """Make the replica the owner if the session's epoch is still `epoch`. The new epoch, or None."""
+        """Make the replica the owner if the session's epoch is still `epoch`. The new epoch (`next_epoch`), or None."""
+        ...
+
+    async def tell_lost(self, replica: str, session_id: str) -> None:
+        """Have `renew_lease` tell that replica that it has lost the session: the store has forgotten that it did."""
+        ...
+
+    async def copied(self, session_id: str) -> bool:
+        """Wait a short while until a copy of the store has the last claim of the session. False: none has it, and a
+        failover may forget it. True also if there are no copies."""
+        ...
+
+    async def owners(self, session_ids: Sequence[str]) -> list[tuple[str, int] | None]:
+        """Owner and epoch of each of these sessions; None for one that is not live."""
         ...
 
     async def acknowledged(self, replica: str, session_id: str) -> bool:

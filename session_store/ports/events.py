@@ -4,7 +4,19 @@ from collections.abc import AsyncGenerator, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, NamedTuple, Protocol
 
-__all__ = ["NUMBERS_OF_AN_EPOCH", "Entry", "Event", "EventLog", "EventStreams", "Reserved", "id_of_event", "last_after"]
+from session_store.epochs import count_of, nonce_of
+
+__all__ = [
+    "NUMBERS_OF_AN_EPOCH",
+    "Entry",
+    "Event",
+    "EventLog",
+    "EventStreams",
+    "Reserved",
+    "id_of_event",
+    "last_after",
+    "numbers_of",
+]
 
 NUMBERS_OF_AN_EPOCH: Final = 1 << 32
 """Each epoch of a session (`Session.epoch`) has its own numbers, so those of a new owner are above all earlier ones."""
@@ -41,10 +53,18 @@ def id_of_event(nonce: str, number: int) -> str:
     return f"{nonce}-{number}"
 
 
+def numbers_of(epoch: int) -> tuple[int, int]:
+    """The number below the first one of an epoch, and its last one. Two epochs with one count (a failover has forgotten
+    a claim) begin at different numbers, so that an id does not name two events."""
+    first = count_of(epoch) * NUMBERS_OF_AN_EPOCH
+    return first + nonce_of(epoch), first + NUMBERS_OF_AN_EPOCH
+
+
 def last_after(last: int, count: int, epoch: int) -> int | None:
     """The last reserved number after so many more were reserved in that epoch. None if a later epoch has numbers."""
-    above = max(last, epoch * NUMBERS_OF_AN_EPOCH) + count
-    return above if above <= (epoch + 1) * NUMBERS_OF_AN_EPOCH else None
+    below, most = numbers_of(epoch)
+    above = max(last, below) + count
+    return above if above <= most else None
 
 
 class EventStreams(Protocol):

@@ -96,6 +96,7 @@ class RedisBackend:
 
     async def close(self) -> None:
         await self.bus.close()
+        self.directory.close()
         await self.commands.close()
 
 

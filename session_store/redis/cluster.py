@@ -6,7 +6,7 @@ one for each node, as on a single server (docs/adr/0004-redis.md).
 
 import asyncio
 import binascii
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from typing import Any, Final
 
 import hiredis
@@ -71,6 +71,13 @@ class ClusterCommands(Commands):
 
     def node_of(self, key: str) -> Hashable:
         return self._slots[slot_of(key)]
+
+    def together(self, keys: Sequence[str]) -> Iterable[Sequence[str]]:
+        return [[key] for key in keys]
+
+    def client_for(self, key: str) -> Redis:
+        address = self._slots[slot_of(key)]
+        return self.client() if address is None else self._client_of(address)
 
     async def _send(self, slot: int | None, packed: bytes) -> Any:
         """Send a command to the node that serves the slot, or to any master for None, and return the reply.

@@ -2,7 +2,7 @@
 
 import asyncio
 import hashlib
-from collections.abc import Awaitable, Callable, Hashable, Sequence
+from collections.abc import Awaitable, Callable, Hashable, Iterable, Sequence
 from importlib.resources import files
 from typing import Any, Final, NamedTuple, TypeVar
 
@@ -112,6 +112,14 @@ class Commands:
     def node_of(self, key: str) -> Hashable:
         """The server that has the key. Each is away, or answers, by itself."""
         return None
+
+    def together(self, keys: Sequence[str]) -> Iterable[Sequence[str]]:
+        """The keys, in order, as one script may name them."""
+        return [keys]
+
+    def client_for(self, key: str) -> Redis:
+        """redis-py's client for the server that has the key."""
+        return self._client
 
     def client(self) -> Redis:
         """redis-py's client for a server whose topics can be subscribed to."""

@@ -9,7 +9,7 @@ from typing import Final, NamedTuple
 from session_store.embedded.events import MAX_LOG_BYTES, MAX_LOG_EVENTS, sequence_of
 from session_store.ports.cluster import Bus
 from session_store.ports.errors import StoreError, UnknownEvent, UnwrittenEvent
-from session_store.ports.events import NUMBERS_OF_AN_EPOCH, Entry, Event, Reserved, id_of_event
+from session_store.ports.events import Entry, Event, Reserved, id_of_event, numbers_of
 from session_store.redis import keys
 from session_store.redis.commands import Commands, Prepared, prepared, script
 from session_store.redis.refusals import refuses_always
@@ -58,8 +58,7 @@ class RedisEventLog:
 
     async def reserve(self, session_id: str, count: int, epoch: int = 0) -> Reserved | None:
         session, _, _, log = keys.of_session(session_id)
-        most = epoch * NUMBERS_OF_AN_EPOCH, (epoch + 1) * NUMBERS_OF_AN_EPOCH
-        reserved = await self._commands.call(_RESERVE, [session, log], _nonce(), count, _ORPHAN_MS, *most)
+        reserved = await self._commands.call(_RESERVE, [session, log], _nonce(), count, _ORPHAN_MS, *numbers_of(epoch))
         return Reserved(reserved[0].decode(), reserved[1]) if reserved else None
 
     async def write(self, entries: Mapping[str, Sequence[Entry]]) -> Mapping[str, Exception]:

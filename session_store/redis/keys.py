@@ -50,6 +50,11 @@ def of_session(session_id: str) -> tuple[str, str, str, str]:
     return tag + "session", tag + "state", tag + "events", tag + "log"
 
 
+def claimed(session_id: str) -> str:
+    """What is written to learn whether the copies of the server follow."""
+    return f"mcp:{{{session_id}}}:claimed"
+
+
 def fate(session_id: str) -> str:
     """How a session ended, until its shard of the index records that."""
     return f"mcp:{{{session_id}}}:fate"
