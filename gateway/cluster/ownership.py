@@ -1,12 +1,13 @@
 """Ownership of sessions: this replica's lease, its claims, and the check before an answer is sent.
 
-Invariants: an epoch has one owner (compare-and-set in the store); only an owner holds links of a session; an owner
-whose lease may have expired asks the store before it sends an answer.
+Invariants: an epoch is given once, to one owner (compare-and-set in the store, and a nonce); only an owner holds links
+of a session; an owner whose lease may have expired asks the store before it sends an answer.
 """
 
 import asyncio
 import logging
 import secrets
+from collections import Counter
 from collections.abc import Callable
 from time import monotonic
 from typing import Any, Final
@@ -93,10 +94,19 @@ class Forwarded(msgspec.Struct, frozen=True, kw_only=True):
 class Cluster:
     """This replica as a member of the replicas that share its store.
 
-    `taken_over` is called with the id of each session that another replica has claimed from this one.
+    `taken_over` is called with the id of each session that another replica has claimed from this one. `claims` counts
+    this one's claims, by whether a copy of the store had them soon.
     """
 
-    def __init__(self, directory: Directory, sessions: SessionStore, *, taken_over: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        directory: Directory,
+        sessions: SessionStore,
+        *,
+        taken_over: Callable[[str], None],
+        claims: Counter[str] | None = None,
+    ) -> None:
+        self._claims: Counter[str] = Counter() if claims is None else claims
         self.replica = secrets.token_hex(6)  # operators type it in commands, where it must not look like an option
         self.address = ""
         self._directory = directory
@@ -202,6 +212,7 @@ class Cluster:
         """Try to become the owner. Returns the session with its present owner; None if the session has ended."""
         epoch = await self._directory.claim(session.id, self.replica, epoch=session.epoch)
         if epoch is not None:
+            self._claims["copied" if await self._directory.copied(session.id) else "not copied"] += 1
             return msgspec.structs.replace(session, owner=self.replica, epoch=epoch)
         return await self._sessions.peek(session.id)
 

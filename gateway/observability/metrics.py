@@ -73,6 +73,11 @@ COUNTERS: Final[Mapping[str, CounterRow]] = {
     "argument_errors": CounterRow(
         "Tool calls that were answered because of their arguments, by what is wrong", "fault", get_args(ArgumentFault)
     ),
+    "claims": CounterRow(
+        "Sessions that this replica has claimed, by whether a copy of the store had the claim soon",
+        "outcome",
+        ("copied", "not copied"),
+    ),
     "connection_memory": CounterRow(
         "POSTs of MCP, by what the memory of their connection could do for them", "outcome", OUTCOMES
     ),

@@ -104,7 +104,10 @@ def _foundation(settings: Settings, ring: KeyRing, clock: Callable[[], float], s
     backend.protect(live.in_use)
     metrics = Metrics()
     taken_over: Listeners[str] = Listeners()
-    cluster = Cluster(backend.directory, backend.sessions, taken_over=taken_over.notify) if backend.is_shared else None
+    cluster = None
+    if backend.is_shared:
+        claims = metrics.counters["claims"]
+        cluster = Cluster(backend.directory, backend.sessions, taken_over=taken_over.notify, claims=claims)
     replica = "" if cluster is None else cluster.replica
     name = replica or secrets.token_hex(6)
     activity = Activity(backend, name, clock, lambda: live.count)

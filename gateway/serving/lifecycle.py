@@ -15,6 +15,7 @@ from gateway.serving.own_process import hide, why_in_sight
 from gateway.serving.parts import Parts
 from gateway.serving.store_watch import StoreWatch
 from gateway.sessions.lifecycle import ENDED
+from gateway.sessions.reconciliation import Reconciliation
 from gateway.upstreams.facts import ServerFacts
 from gateway.upstreams.review import compare, compare_late
 from session_store import StoreError, StoreUnavailable
@@ -118,9 +119,9 @@ class Lifecycle:
     def _start_upkeep(self) -> Tasks:
         """What runs for as long as the gateway does."""
         tasks, membership = Tasks("gateway"), self._parts.http.membership
-        activity = self._parts.foundation.activity
+        base = self._parts.foundation
         work = [
-            activity.upkeep(),
+            base.activity.upkeep(),
             self._sweep(),
             self._renew_tasks(),
             self._sweep_tasks(),
@@ -129,6 +130,9 @@ class Lifecycle:
         ]
         if membership is not None:
             work += [*membership.upkeep(), self._parts.operating.queries.listen()]
+        if base.cluster is not None:
+            comparison = Reconciliation(base.cluster, base.backend.directory, base.live, base.taken_over.notify)
+            work.append(comparison.keep_comparing())
         for one in work:
             tasks.spawn(one)
         return tasks

@@ -96,12 +96,14 @@ class SessionAttacher:
         return Resolved(live=live, context=context)  # another request may have changed the session's meanwhile
 
     async def _attach_again(self, session: Session, granted: CredentialClaims | None) -> LiveSession:
-        unowned = not session.owner
+        unowned, was_owned = not session.owner, session.owner == self._replica != ""
         if self._cluster is not None:
             session = await self._cluster.own(session, session.principal, granted)
         is_new = self._live.get(session.id) is None
         was_released = is_new and unowned and self._cluster is not None
-        live = self._live.of(session, new_process="drain" if was_released else "")
+        # Owned by this very process, and not live in it: it had lost the session, and a failover has forgotten that.
+        was_lost = is_new and was_owned
+        live = self._live.of(session, new_process="drain" if was_released else "takeover" if was_lost else "")
         if is_new:
             self._audit.record("resumed", session=session)
         await live.recover()
