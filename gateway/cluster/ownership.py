@@ -31,6 +31,8 @@ _KNOWN_S: Final = 0.4
 _MARGIN_S: Final = 1.0
 _CONTESTED_S: Final = 60.0
 _MOST_CONTESTED: Final = 10_000
+_FORGOTTEN: Final = "?"
+"""Before the id of a session whose claim the store has forgotten, in what its owner is told."""
 
 
 class RouteMemory:
@@ -120,6 +122,7 @@ class Cluster:
         self.doubted = asyncio.Event()
         """Set when a session was taken from this replica while its lease was valid: others may not reach it."""
         self._taken: TTLCache[str, None] = TTLCache(_MOST_CONTESTED, _CONTESTED_S, timer=lambda: monotonic())
+        self._told: TTLCache[str, None] = TTLCache(_MOST_CONTESTED, _CONTESTED_S, timer=lambda: monotonic())
         self._refusing: dict[str, tuple[str, float]] = {}
         self._released: set[str] = set()
         self._known: dict[str, tuple[float, tuple[str | None, bool]]] = {}
@@ -144,7 +147,11 @@ class Cluster:
         self._lease_until = began + LEASE_S
         if self._reachable_since is None:
             self._reachable_since = began
-        for session_id in taken:
+        for told in taken:
+            session_id = told.removeprefix(_FORGOTTEN)
+            if told != session_id and session_id in self._told:
+                continue  # it has ended since: what is live now is of after the failover
+            self._told[session_id] = None
             logger.warning("another replica has taken over a session", extra={"session": session_id[:8]})
             self._taken_over(session_id)
             if lived:
@@ -212,9 +219,15 @@ class Cluster:
         """Try to become the owner. Returns the session with its present owner; None if the session has ended."""
         epoch = await self._directory.claim(session.id, self.replica, epoch=session.epoch)
         if epoch is not None:
+            self._told.pop(session.id, None)
             self._claims["copied" if await self._directory.copied(session.id) else "not copied"] += 1
             return msgspec.structs.replace(session, owner=self.replica, epoch=epoch)
         return await self._sessions.peek(session.id)
+
+    async def tell_forgotten(self, owner: str, session_id: str) -> None:
+        """Tell the owner of a session that this replica had claimed it since, which the store has forgotten. Unless it
+        was told of that claim, it has processes of before."""
+        await self._directory.tell_lost(owner, _FORGOTTEN + session_id)
 
     def let_go(self, session: Session) -> None:
         """Record that this replica does not serve a session any more, which it is about to release."""

@@ -78,4 +78,4 @@ class Reconciliation:
         self._taken_over(session.id)
         # A failover has forgotten this replica's claim, and whether the earlier owner was told of it.
         if owner and owner != self._cluster.replica and count_of(epoch) < count_of(session.epoch):
-            await self._directory.tell_lost(owner, session.id)
+            await self._cluster.tell_forgotten(owner, session.id)

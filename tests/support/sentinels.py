@@ -50,8 +50,33 @@ class Sentinels:
     def _server(self, port: int, of: int | None = None) -> subprocess.Popen[bytes]:
         more = ["--replicaof", "127.0.0.1", str(of)] if of else []
         folder = self._folder / f"data-{port}"
-        folder.mkdir()
+        folder.mkdir(exist_ok=True)
         return self._start("--port", str(port), "--bind", "127.0.0.1", "--save", "", "--dir", str(folder), *more)
+
+    def in_step(self) -> None:
+        """Wait until the replica has all that the master has, and each sentinel knows of it."""
+        self.wait(lambda: self.look(self.replica).info("replication").get("master_link_status") == "up")
+        for port in self.ports:
+            self.wait(lambda port=port: self.known(port, "port") == self.master)  # type: ignore[misc]  # of this round
+            self.wait(lambda port=port: self.known(port, "num-slaves") == 1)  # type: ignore[misc]  # of this round
+        self.wait(lambda: self.look(self.master).wait(1, 1_000) == 1)
+        at = self.look(self.master).info("replication")["master_repl_offset"]
+        self.wait(lambda: self.look(self.replica).info("replication")["slave_repl_offset"] >= at)
+
+    def lag(self) -> None:
+        """Let the replica see nothing more of the master. The sentinels put that right after some seconds."""
+        self.look(self.replica).replicaof("127.0.0.1", "1")
+
+    def fail_over(self) -> None:
+        """Kill the master, and wait until the replica is promoted."""
+        self.processes[self.master].kill()
+        self.processes[self.master].wait()
+        self.wait(lambda: self.look(self.replica).info("replication")["role"] == "master")
+        self.master, self.replica = self.replica, self.master
+
+    def restore(self) -> None:
+        """Start the former master as a replica of the present one."""
+        self.processes[self.replica] = self._server(self.replica, self.master)
 
     def known(self, port: int, what: str) -> object:
         """One field of what the sentinel at this port reports about the master."""

@@ -10,11 +10,11 @@ __all__ = ["Relay", "running_relay"]
 
 
 class Relay:
-    """Relays from its own port to `target` on this machine."""
+    """Relays from its own port, `port` or a free one, to `target` on this machine."""
 
-    def __init__(self, target: int) -> None:
+    def __init__(self, target: int, port: int = 0) -> None:
         self._target = target
-        self._listener = socket.create_server(("127.0.0.1", 0))
+        self._listener = socket.create_server(("127.0.0.1", port))
         self.port = int(self._listener.getsockname()[1])
         self._pairs: dict[socket.socket, socket.socket] = {}
         self._lock = threading.Lock()
@@ -73,9 +73,9 @@ class Relay:
 
 
 @contextlib.contextmanager
-def running_relay(target: int) -> Iterator[Relay]:
+def running_relay(target: int, port: int = 0) -> Iterator[Relay]:
     """A relay that is closed when the block ends."""
-    relay = Relay(target)
+    relay = Relay(target, port)
     try:
         yield relay
     finally:

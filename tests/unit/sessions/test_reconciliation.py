@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from gateway.cluster.ownership import BEAT_S, LEASE_S
+from gateway.cluster.ownership import BEAT_S, LEASE_S, Cluster
 from gateway.sessions.reconciliation import Reconciliation
 from session_store import MemoryBackend, Session
 from session_store.testing import ALICE, FakeClock, a_session
@@ -60,7 +60,19 @@ async def test_a_claim_that_a_failover_forgot_ends_the_session_within_a_lease_an
     await pair.forget(before)
     await pair.compare()
     assert pair.ended == [before.id]
-    assert not await pair.backend.directory.acknowledged(before.owner, before.id)
+    assert not await pair.backend.directory.acknowledged(before.owner, f"?{before.id}")
+
+
+async def test_an_owner_ends_what_it_has_of_before_a_forgotten_claim_and_nothing_of_after_it() -> None:
+    pair = Pair()
+    told: list[str] = []
+    untold = Cluster(pair.backend.directory, pair.backend.sessions, taken_over=told.append)
+    await untold.tell_forgotten(untold.replica, "some session")
+    await untold.beat()
+    assert told == ["some session"], "it never learned of the claim"
+    await untold.tell_forgotten(untold.replica, "some session")
+    await untold.beat()
+    assert told == ["some session"], "it has learned of it, and what it has now is new"
 
 
 async def test_a_later_owner_is_not_told_to_end_it() -> None:
