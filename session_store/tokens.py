@@ -49,6 +49,7 @@ class Purpose(StrEnum):
     OPERATOR = "operator-cookie"
     CONNECTION = "http-sse-address"
     TASK = "task-handle"
+    PEER = "peer-connection"
 
 
 def is_canonical(text: str) -> bool:

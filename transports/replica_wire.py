@@ -1,17 +1,20 @@
-"""Replica-to-replica request protocol, the side that asks: length-prefixed frames with heartbeats.
+"""Replica-to-replica request protocol, the side that asks: length-prefixed frames with heartbeats, all of them sealed.
 
 A frame is a kind (one byte), a length (four bytes, big endian) and a payload. The asking side sends one frame `q`: the
 length of its head (four bytes), the head, and the body. The answering side sends frames of the handler, and the frame
 `p` as heartbeat: the request is in progress. A connection carries one request at a time, so a slow reader delays nobody
-else, and closing the connection cancels the request. `replica_wire_server.py` is the side that answers.
+else, and closing the connection cancels the request. `replica_wire_server.py` is the side that answers, and
+`sealed_wire.py` proves both sides and seals what they send.
 docs/adr/0007-peer-connections.md has the reasons.
 """
 
 import asyncio
 from collections import deque
+from collections.abc import Sequence
 from typing import Final, cast
 
 from transports.frames import FrameReader, FrameTooLong
+from transports.sealed_wire import Asking, OtherKeys, OtherReplica, Sealed, Unproven
 
 __all__ = [
     "HEAD_BYTES",
@@ -21,6 +24,7 @@ __all__ = [
     "PeerConnectionPool",
     "PeerRefused",
     "PeerTimedOut",
+    "PeerUnproven",
     "Wire",
     "frame",
 ]
@@ -42,6 +46,17 @@ HEAD_BYTES: Final = 5
 
 class PeerRefused(Exception):
     """The address refuses connections."""
+
+
+class PeerUnproven(PeerRefused):
+    """What accepts connections at the address has not proved that it is the replica: nothing was sent to it.
+
+    `why` is for operators.
+    """
+
+    def __init__(self, why: str) -> None:
+        super().__init__(why)
+        self.why = why
 
 
 class PeerTimedOut(Exception):
@@ -95,16 +110,20 @@ class Wire(asyncio.Protocol):
 # -- the asking side
 
 
+_Place = tuple[str, str]
+"""An address, and the replica that has proved to be there."""
+
+
 class PeerConnection(Wire):
     """A connection of the asking side. It carries one request at a time.
 
     `last_frame_at` and `idle_since` (when the last request was done) are times of the event loop's clock.
     """
 
-    def __init__(self, pool: "PeerConnectionPool", address: str) -> None:
+    def __init__(self, pool: "PeerConnectionPool", place: "_Place") -> None:
         super().__init__()
         self._pool = pool
-        self.address = address
+        self.place = place
         self.last_frame_at = 0.0
         self.idle_since = 0.0
         self._frames: deque[tuple[bytes, bytes]] = deque()
@@ -207,39 +226,52 @@ class PeerConnection(Wire):
 
 
 class PeerConnectionPool:
-    """Open connections to peers, by address."""
+    """Open connections to peers, by address and replica. `keys` prove that a process is a replica, newest first."""
 
-    def __init__(self) -> None:
-        self._idle: dict[str, list[PeerConnection]] = {}
+    def __init__(self, keys: Sequence[bytes]) -> None:
+        self._keys = keys
+        self._idle: dict[_Place, list[PeerConnection]] = {}
         self._active: set[PeerConnection] = set()
         self._timer: asyncio.TimerHandle | None = None
         self._checked_at = 0.0
         self._is_closed = False
 
-    async def open(self, address: str) -> PeerConnection:
-        """A connection to HOST:PORT.
+    async def open(self, address: str, replica: str) -> PeerConnection:
+        """A connection to HOST:PORT, where that replica has proved that it is there. Nothing was sent to it yet.
 
         Raises:
             PeerRefused: the connection was refused.
-            PeerTimedOut: the peer neither accepts nor refuses the connection.
+            PeerUnproven: what listens there is not the replica, or has closed the connection.
+            PeerTimedOut: the peer neither accepts nor refuses the connection, or proves nothing.
         """
         loop = asyncio.get_running_loop()
-        idle = self._idle.get(address)
+        place = (address, replica)
+        idle = self._idle.get(place)
         while idle:
             connection = idle.pop()
             if connection.transport is not None and loop.time() - connection.idle_since < _IDLE_S:
                 return connection
             connection.abort()
         host, _, port = address.rpartition(":")
+        connection = PeerConnection(self, place)
+        sealed = Sealed(connection, Asking(self._keys, replica))
         try:
             async with asyncio.timeout(CONNECT_S):
-                _, connection = await loop.create_connection(
-                    lambda: PeerConnection(self, address), host.strip("[]"), int(port)
-                )
+                await loop.create_connection(lambda: sealed, host.strip("[]"), int(port))
+                await sealed.proved()
         except ConnectionRefusedError:
             raise PeerRefused from None
+        except OtherReplica:
+            raise PeerUnproven("another gateway process answers at that address") from None
+        except OtherKeys:
+            raise PeerUnproven("the gateway at that address has other keys") from None
+        except Unproven:
+            raise PeerUnproven("what answers at that address is not a gateway of this version") from None
         except (OSError, TimeoutError):
             raise PeerTimedOut from None
+        finally:
+            if not sealed.is_proved:
+                connection.abort()
         return connection
 
     def watch(self, connection: PeerConnection) -> None:
@@ -264,7 +296,7 @@ class PeerConnectionPool:
     def keep(self, connection: PeerConnection) -> None:
         """Put a connection back into the pool, for the next request."""
         self._active.discard(connection)
-        idle = self._idle.setdefault(connection.address, [])
+        idle = self._idle.setdefault(connection.place, [])
         if connection.transport is None or self._is_closed or len(idle) >= _MAX_IDLE:
             connection.abort()
             return
@@ -274,11 +306,11 @@ class PeerConnectionPool:
     def lost(self, connection: PeerConnection) -> None:
         """Forget a connection that is closed."""
         self._active.discard(connection)
-        idle = self._idle.get(connection.address, [])
+        idle = self._idle.get(connection.place, [])
         if connection in idle:
             idle.remove(connection)
         if not idle:
-            self._idle.pop(connection.address, None)
+            self._idle.pop(connection.place, None)
 
     def close(self) -> None:
         """Close every connection."""

@@ -7,12 +7,13 @@ that. This module does not know what a valid head is: `opening` decides.
 import asyncio
 import contextlib
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
 from transports.peer_channel_server import AnsweringChannel, Rules
 from transports.replica_wire import HEAD_BYTES, HEARTBEAT_S, Wire, frame
+from transports.sealed_wire import Answering, Sealed
 from transports.tasks import Tasks
 
 __all__ = ["Incoming", "PeerBounds", "PeerServer", "PeerUnknown"]
@@ -206,8 +207,9 @@ class Incoming(Wire):
 class PeerServer:
     """Listens for requests of other processes.
 
-    `opening` reads the head of a request, or raises `PeerUnknown`. `handler` answers the request. `failed` is called
-    when the handler raises, and `refused` for each connection or request that is refused.
+    `own` has the keys that prove this replica, newest first, and its name. `opening` reads the head of a request, or
+    raises `PeerUnknown`. `handler` answers the request. `failed` is called when the handler raises, and `refused` for
+    each connection or request that is refused.
     """
 
     def __init__(
@@ -215,12 +217,14 @@ class PeerServer:
         handler: Callable[[Incoming], Awaitable[None]],
         failed: Callable[[], None],
         *,
+        own: tuple[Sequence[bytes], str],
         opening: Callable[[bytes], Any],
         refused: Callable[[], None] = lambda: None,
         bounds: PeerBounds | None = None,
     ) -> None:
         self.handler = handler
         self.failed = failed
+        self._own = own
         self.opening = opening
         self.refused = refused
         self.bounds = bounds or PeerBounds()
@@ -260,7 +264,7 @@ class PeerServer:
     async def listening(self, host: str, port: int) -> AsyncIterator[int]:
         """Listen inside the block. Gives the port (0 takes a free one). Raises `OSError` if the port cannot be used."""
         loop = asyncio.get_running_loop()
-        server = await loop.create_server(lambda: Incoming(self), host, port)
+        server = await loop.create_server(self._accept, host, port)
         heartbeats = Tasks("listener for peers")
         heartbeats.spawn(self._heartbeats())
         try:
@@ -273,6 +277,9 @@ class PeerServer:
                 channel.close()
             await heartbeats.close()
             await asyncio.sleep(0)  # an aborted connection is closed in the next iteration of the event loop
+
+    def _accept(self) -> Sealed:
+        return Sealed(Incoming(self), Answering(*self._own), self.refused)
 
     async def _heartbeats(self) -> None:
         loop = asyncio.get_running_loop()

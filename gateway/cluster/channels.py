@@ -64,7 +64,7 @@ class Channels:
 
     async def _open(self, peer: Peer) -> PeerChannel | None:
         self._channels = {known: channel for known, channel in self._channels.items() if channel.is_open}
-        connection = await self._pool.open(peer.address)
+        connection = await self._pool.open(peer.address, peer.replica)
         own = secrets.token_urlsafe(16)
         connection.ask(self._envelopes.opening(peer.replica, own), b"")
         try:

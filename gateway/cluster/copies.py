@@ -68,7 +68,7 @@ class Copies:
         if self._ticket is None and not self._nonce and (call := await self._on_channel()) is not None:
             self._nonce = call.nonce
             return call
-        connection = await self._pool.open(self._peer.address)
+        connection = await self._pool.open(self._peer.address, self._peer.replica)
         if self._ticket is not None:
             connection.ask(self._envelopes.ticket(self._peer.replica, self._ticket.secret), b"")
             return connection

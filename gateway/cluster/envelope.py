@@ -145,10 +145,12 @@ class Opened(NamedTuple):
 
 
 class Envelopes:
-    """Seals and opens envelopes with an HMAC under keys of their own (`Purpose.FORWARD`)."""
+    """Seals and opens envelopes with an HMAC under keys of their own (`Purpose.FORWARD`). `peer_keys` prove that a
+    process is a replica, newest first."""
 
     def __init__(self, ring: KeyRing, clock: Callable[[], float] = time.time) -> None:
         self._macs = Macs(ring, Purpose.FORWARD)
+        self.peer_keys = ring.derive(Purpose.PEER)
         self._clock = clock
         # Nonces, in two generations: the older one is dropped whole when all of its envelopes have expired.
         self._seen: set[str] = set()

@@ -41,7 +41,7 @@ class PeerRequests:
         self._cluster = cluster
         self._envelopes = envelopes
         self._log = log
-        self._pool = PeerConnectionPool()
+        self._pool = PeerConnectionPool(envelopes.peer_keys)
         self._channels = Channels(self._pool, envelopes)
 
     def begin(self, route: Route, traceparent: str, body: bytes) -> ForwardedAnswer | None:
@@ -173,7 +173,7 @@ class PeerRequests:
     async def _after_loss(self, peer: Peer) -> Outcome:
         """The outcome for a peer that lost the connection during its answer. A new connection shows whether it runs."""
         try:
-            (await self._pool.open(peer.address)).done()
+            (await self._pool.open(peer.address, peer.replica)).done()
         except PeerRefused:
             return Outcome.GONE
         except PeerTimedOut:

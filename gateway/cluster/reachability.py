@@ -13,7 +13,7 @@ from typing import Final
 from gateway.cluster.envelope import Envelopes, Refusal
 from gateway.cluster.ownership import Cluster
 from session_store import StoreUnavailable
-from transports.replica_wire import PeerConnectionLost, PeerConnectionPool, PeerRefused, PeerTimedOut
+from transports.replica_wire import PeerConnectionLost, PeerConnectionPool, PeerRefused, PeerTimedOut, PeerUnproven
 
 __all__ = ["Reachability", "why_not_found"]
 
@@ -34,12 +34,16 @@ _REFUSED: Final = {
 
 async def why_not_found(address: str, replica: str, envelopes: Envelopes) -> str:
     """Why that replica does not answer at that address, as text for operators; empty if it does."""
-    pool = PeerConnectionPool()  # a pool of its own: an open connection does not show that new ones are accepted
+    pool = PeerConnectionPool(
+        envelopes.peer_keys
+    )  # a pool of its own: an open connection does not show that new ones are accepted
     try:
         async with asyncio.timeout(_PATIENCE_S):
-            connection = await pool.open(address)
+            connection = await pool.open(address, replica)
             connection.ask(envelopes.greeting(replica), b"")
             kind, payload = await connection.next()
+    except PeerUnproven as unproven:
+        return unproven.why
     except PeerRefused:
         return "connection refused"
     except (PeerTimedOut, PeerConnectionLost, TimeoutError):

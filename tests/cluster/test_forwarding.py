@@ -14,19 +14,23 @@ from transports.replica_wire import (
     PeerConnectionPool,
     PeerRefused,
     PeerTimedOut,
-    frame,
 )
 from transports.replica_wire_server import Incoming, PeerBounds, PeerServer, PeerUnknown
+from transports.sealed_wire import Answering, Asking
 
 pytestmark = pytest.mark.anyio
+
+KEYS = [b"k" * 32]
 
 
 @contextlib.asynccontextmanager
 async def answering(handler: Callable[[Incoming], Awaitable[None]]) -> AsyncIterator[tuple[PeerConnectionPool, str]]:
     """A pool, and the address of a server."""
     failures: list[bool] = []
-    pool = PeerConnectionPool()
-    async with PeerServer(handler, lambda: failures.append(True), opening=bytes).listening("127.0.0.1", 0) as port:
+    pool = PeerConnectionPool(KEYS)
+    async with PeerServer(handler, lambda: failures.append(True), opening=bytes, own=(KEYS, "peer")).listening(
+        "127.0.0.1", 0
+    ) as port:
         try:
             yield pool, f"127.0.0.1:{port}"
         finally:
@@ -34,7 +38,7 @@ async def answering(handler: Callable[[Incoming], Awaitable[None]]) -> AsyncIter
 
 
 async def asked(pool: PeerConnectionPool, address: str, body: bytes) -> PeerConnection:
-    connection = await pool.open(address)
+    connection = await pool.open(address, "peer")
     connection.ask(b"head", body)
     return connection
 
@@ -139,13 +143,16 @@ async def test_work_in_progress_gives_heartbeats_and_a_stopped_process_none() ->
         go_on.set()
         assert await connection.next() == (b"e", b"")
 
-    async def silent(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def silent(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        step = Answering(KEYS, "peer").step(bytearray(await reader.readexactly(len(Asking(KEYS, "peer").begin()))))
+        assert isinstance(step, bytes)
+        writer.write(step)
         await go_on.wait()
         writer.close()
 
     go_on.clear()
     server = await asyncio.start_server(silent, "127.0.0.1", 0)
-    pool = PeerConnectionPool()
+    pool = PeerConnectionPool(KEYS)
     connection = await asked(pool, f"127.0.0.1:{server.sockets[0].getsockname()[1]}", b"")
     for _ in range(2):
         with pytest.raises(PeerTimedOut):
@@ -175,7 +182,7 @@ async def test_who_leaves_is_noticed_on_both_sides() -> None:
         with pytest.raises(PeerConnectionLost):
             await (await asked(pool, address, b"break")).next()
     with pytest.raises(PeerRefused):
-        await PeerConnectionPool().open(address)
+        await PeerConnectionPool(KEYS).open(address, "peer")
 
 
 # -- strangers at the internal listener
@@ -198,9 +205,14 @@ async def guarded(
         await incoming.send(b"e", incoming.body)
 
     server = PeerServer(
-        echo, lambda: None, opening=_only_heads, refused=lambda: refused.append(True), bounds=bounds or PeerBounds()
+        echo,
+        lambda: None,
+        opening=_only_heads,
+        own=(KEYS, "peer"),
+        refused=lambda: refused.append(True),
+        bounds=bounds or PeerBounds(),
     )
-    pool = PeerConnectionPool()
+    pool = PeerConnectionPool(KEYS)
     async with server.listening("127.0.0.1", 0) as port:
         yield pool, server, port, refused
         pool.close()
@@ -237,13 +249,17 @@ async def test_nothing_of_a_body_is_kept_before_its_head_is_known() -> None:
     async with guarded(PeerBounds(body_bytes=1 << 26)) as (pool, server, port, refused):
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         writer.write(b"q" + ((1 << 25) + 8).to_bytes(4, "big") + (4).to_bytes(4, "big") + b"none")
-        assert await reader.readexactly(12) == frame(b"r", b"invalid") and refused == [True]
-        for _ in range(16):
-            writer.write(b"x" * (1 << 20))
-            await writer.drain()
-        assert not any(connection.held_bytes for connection in server.connections)
+        assert await _ended(reader) == b"" and refused == [True], "who has no keys is cut"
         writer.close()
-        connection = await pool.open(f"127.0.0.1:{port}")
+        unknown = await pool.open(f"127.0.0.1:{port}", "peer")
+        assert unknown.transport is not None
+        unknown.transport.write(b"q" + ((1 << 25) + 8).to_bytes(4, "big") + (4).to_bytes(4, "big") + b"none")
+        assert await unknown.next() == (b"r", b"invalid") and refused == [True, True]
+        for _ in range(16):
+            await unknown.write(b"x" * (1 << 20))
+        assert not any(connection.held_bytes for connection in server.connections)
+        unknown.close()
+        connection = await pool.open(f"127.0.0.1:{port}", "peer")
         connection.ask(b"head", b"x" * (1 << 24))
         assert await connection.next() == (b"e", b"x" * (1 << 24)), "one of ours has room for it"
 
@@ -255,7 +271,7 @@ async def test_a_stranger_that_says_nothing_has_seconds_and_one_of_ours_may_be_i
     monkeypatch.setattr(replica_wire_server, "HEAD_WITHIN_S", 0.2)
     monkeypatch.setattr(replica_wire_server, "BODY_WITHIN_S", 0.2)
     async with guarded() as (pool, _, port, refused):
-        connection = await pool.open(f"127.0.0.1:{port}")
+        connection = await pool.open(f"127.0.0.1:{port}", "peer")
         connection.ask(b"head", b"")
         assert await connection.next() == (b"e", b"")
         for start in (b"", b"q\0\0\0", b"q\0\0\0\x68\0\0\0\x04head" + b"x" * 10):
@@ -280,7 +296,7 @@ async def test_strangers_in_any_number_leave_room_for_ours(monkeypatch: pytest.M
             _reader, writer = await asyncio.open_connection("127.0.0.1", port)
             stack.callback(writer.close)
             writer.write(b"q")
-        connections = [await pool.open(f"127.0.0.1:{port}") for _ in range(4)]
+        connections = [await pool.open(f"127.0.0.1:{port}", "peer") for _ in range(4)]
         for connection in connections:
             connection.ask(b"head", b"in")
             assert await connection.next() == (b"e", b"in")

@@ -119,7 +119,7 @@ async def test_two_that_do_not_find_each_other_do_not_take_a_session_in_turn(
         for gateway in (one, other):
             assert gateway.parts.http.membership is not None
 
-            async def refused(address: str) -> Any:
+            async def refused(address: str, _: str) -> Any:
                 raise PeerRefused
 
             monkeypatch.setattr(gateway.parts.http.membership._peers._pool, "open", refused)

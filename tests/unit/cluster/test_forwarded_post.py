@@ -57,9 +57,11 @@ def begun(endpoint: Any, tickets: Tickets, *, head: Any = None) -> tuple[Channel
 @contextlib.asynccontextmanager
 async def asked(handler: Callable[[Incoming], Awaitable[None]]) -> AsyncIterator[PeerConnection]:
     """A connection whose request that handler serves."""
-    pool = PeerConnectionPool()
-    async with PeerServer(handler, lambda: None, opening=bytes).listening("127.0.0.1", 0) as port:
-        connection = await pool.open(f"127.0.0.1:{port}")
+    pool = PeerConnectionPool([b"k" * 32])
+    async with PeerServer(handler, lambda: None, opening=bytes, own=([b"k" * 32], "peer")).listening(
+        "127.0.0.1", 0
+    ) as port:
+        connection = await pool.open(f"127.0.0.1:{port}", "peer")
         connection.ask(b"head", b"")
         try:
             async with asyncio.timeout(5):

@@ -70,7 +70,7 @@ class Pool:
     def __init__(self, opened: list[Any]) -> None:
         self.opened = opened
 
-    async def open(self, _: str) -> Connection:
+    async def open(self, *_: str) -> Connection:
         found = self.opened.pop(0)
         if isinstance(found, Exception):
             raise found

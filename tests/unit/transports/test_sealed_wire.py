@@ -1,0 +1,226 @@
+"""The proof and the seals of a connection between replicas: only the replica that is wanted, and only its own bytes."""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Callable
+from typing import cast
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.requirements import requirement
+from transports.replica_wire import PeerConnection, PeerConnectionLost, PeerConnectionPool, PeerUnproven
+from transports.replica_wire_server import Incoming, PeerServer
+from transports.sealed_wire import Answering, Asking, OtherKeys, OtherReplica, Seals, Unproven
+
+OLD, NEW = b"o" * 32, b"n" * 32
+
+
+def _shaken(asking: Asking, answering: Answering) -> tuple[Seals, Seals]:
+    """The seals of both sides after their handshake."""
+    answer = answering.step(bytearray(asking.begin()))
+    assert isinstance(answer, bytes)
+    asked = asking.step(bytearray(answer))
+    assert isinstance(asked, tuple)
+    answered = answering.step(bytearray(asked[0]))
+    assert isinstance(answered, tuple)
+    return asked[1], answered[1]
+
+
+@requirement("rep.sealed")
+@pytest.mark.parametrize("asking", [[OLD], [NEW, OLD], [OLD, NEW]])
+@pytest.mark.parametrize("answering", [[OLD], [OLD, NEW]])
+def test_both_sides_have_the_same_seals_while_keys_are_replaced(asking: list[bytes], answering: list[bytes]) -> None:
+    one, other = _shaken(Asking(asking, "a"), Answering(answering, "a"))
+    assert [one.sent.next(b"x") for _ in range(2)] == [other.received.next(b"x") for _ in range(2)]
+    assert other.sent.next(b"x") == one.received.next(b"x")
+
+
+@requirement("rep.sealed")
+def test_a_seal_is_for_one_connection_direction_and_place() -> None:
+    seals = [_shaken(Asking([OLD], "a"), Answering([OLD], "a"))[0] for _ in range(2)]
+    made = [seal.next(b"x") for one in seals for seal in (one.sent, one.received, one.sent)]
+    assert len(set(made)) == len(made)
+
+
+@requirement("rep.sealed")
+def test_another_replica_and_other_keys_prove_nothing() -> None:
+    for answering, why in ((Answering([OLD], "b"), OtherReplica), (Answering([NEW], "a"), OtherKeys)):
+        asking = Asking([OLD], "a")
+        answer = answering.step(bytearray(asking.begin()))
+        assert isinstance(answer, bytes)
+        with pytest.raises(why):
+            asking.step(bytearray(answer))
+
+
+@requirement("rep.sealed")
+@given(at=st.integers(0, 10_000), bit=st.integers(0, 7), turn=st.integers(0, 2))
+def test_a_changed_byte_ends_the_handshake(at: int, bit: int, turn: int) -> None:
+    asking, answering = Asking([OLD], "replica"), Answering([OLD], "replica")
+
+    def passed(number: int, data: bytes) -> bytearray:
+        changed = bytearray(data)
+        if number == turn:
+            changed[at % len(data)] ^= 1 << bit
+        return changed
+
+    with pytest.raises(Unproven):
+        answer = answering.step(passed(0, asking.begin()))
+        assert isinstance(answer, bytes)
+        asked = asking.step(passed(1, answer))
+        if isinstance(asked, bytes):
+            raise Unproven  # the name has become longer: it waits for the rest, which does not come
+        answering.step(passed(2, asked[0]))
+
+
+@requirement("rep.sealed")
+def test_what_was_said_on_one_connection_proves_nothing_on_another() -> None:
+    asking, answering = Asking([OLD], "a"), Answering([OLD], "a")
+    answer = answering.step(bytearray(asking.begin()))
+    assert isinstance(answer, bytes)
+    asked = asking.step(bytearray(answer))
+    assert isinstance(asked, tuple)
+    with pytest.raises(OtherKeys):
+        Asking([OLD], "a").step(bytearray(answer))
+    again = Answering([OLD], "a")
+    again.step(bytearray(asking.begin()))
+    for reflected in (asked[0], answer[43:75]):
+        with pytest.raises(Unproven):
+            again.step(bytearray(reflected))
+    with pytest.raises(Unproven):
+        Answering([OLD], "a").step(bytearray(asking.begin() + b"q"))
+
+
+# -- whole connections, with a relay between them
+
+
+class Relay:
+    """A process between two replicas that has no keys. `change` has the bytes of the answers to change."""
+
+    def __init__(self, change: Callable[[bytes], bytes]) -> None:
+        self._change = change
+        self.answers = 0
+
+    @contextlib.asynccontextmanager
+    async def between(self, port: int) -> AsyncIterator[int]:
+        tasks: list[asyncio.Task[None]] = []
+        writers: list[asyncio.StreamWriter] = []
+
+        async def relay(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            inside, out = await asyncio.open_connection("127.0.0.1", port)
+            writers.extend((writer, out))
+            tasks.append(asyncio.ensure_future(self._pass(reader, out, bytes)))
+            await self._pass(inside, writer, self._changed)
+
+        async with await asyncio.start_server(relay, "127.0.0.1", 0) as server:
+            yield server.sockets[0].getsockname()[1]
+            for task in tasks:
+                task.cancel()
+            for writer in writers:
+                writer.close()
+                with contextlib.suppress(OSError):
+                    await writer.wait_closed()
+
+    def _changed(self, data: bytes) -> bytes:
+        self.answers += 1
+        return data if self.answers == 1 else self._change(data)  # the first is the handshake
+
+    async def _pass(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, change: Callable[[bytes], bytes]
+    ) -> None:
+        try:
+            with contextlib.suppress(OSError):
+                while data := await reader.read(1 << 16):
+                    writer.write(change(data))
+        finally:
+            writer.close()
+
+
+@contextlib.asynccontextmanager
+async def asked(change: Callable[[bytes], bytes], replica: str = "peer") -> AsyncIterator[PeerConnection]:
+    """A connection through a relay, that has asked for an answer of two frames."""
+
+    async def answer(incoming: Incoming) -> None:
+        await incoming.send(b"b", b"one")
+        await incoming.send(b"e", b"two")
+
+    pool = PeerConnectionPool([OLD])
+    server = PeerServer(answer, lambda: None, opening=bytes, own=([OLD], "peer"))
+    async with server.listening("127.0.0.1", 0) as port, Relay(change).between(port) as relayed:
+        try:
+            connection = await pool.open(f"127.0.0.1:{relayed}", replica)
+            connection.ask(b"head", b"")
+            yield connection
+        finally:
+            pool.close()
+
+
+def _swapped(data: bytes) -> bytes:
+    """The two records of an answer, in the other order."""
+    ends = 36 + int.from_bytes(data[:4], "big")
+    return data[ends:] + data[:ends]
+
+
+@requirement("rep.sealed", "wall.return")
+@pytest.mark.anyio
+@pytest.mark.parametrize("change", [
+    lambda data: data[:-1] + bytes([data[-1] ^ 1]),
+    lambda data: data[:40] + data[:40],
+    _swapped,
+    lambda data: data[36 + int.from_bytes(data[:4], "big"):],
+    lambda data: b"e\0\0\0\x05forged" + bytes(40),
+    lambda data: b"\0\0\0\x0a" + bytes(32) + b"e\0\0\0\x05forge",
+], ids=["changed", "repeated", "moved", "left out", "bare", "forged"])  # fmt: skip
+async def test_an_answer_that_a_relay_changes_is_never_complete(change: Callable[[bytes], bytes]) -> None:
+    frames: list[tuple[bytes, bytes]] = []
+    async with asyncio.timeout(5), asked(change) as connection:
+        with pytest.raises(PeerConnectionLost):
+            while True:
+                frames.append(await connection.next())
+    assert frames in ([], [(b"b", b"one")]), "what came before the change is as it was sent"
+
+
+@requirement("rep.sealed")
+@pytest.mark.anyio
+async def test_an_answer_that_is_relayed_unchanged_is_complete() -> None:
+    async with asyncio.timeout(5), asked(bytes) as connection:
+        assert [await connection.next() for _ in range(2)] == [(b"b", b"one"), (b"e", b"two")]
+
+
+@requirement("rep.sealed")
+@pytest.mark.anyio
+async def test_a_challenge_that_is_relayed_to_another_replica_is_not_met() -> None:
+    with pytest.raises(PeerUnproven, match="another gateway process"):
+        async with asked(bytes, replica="owner"):
+            pass
+
+
+@requirement("rep.sealed")
+@pytest.mark.anyio
+@pytest.mark.parametrize("says", ["nothing", "the challenge", "an answer"])
+async def test_a_listener_without_keys_sees_a_challenge_and_nothing_else(says: str) -> None:
+    heard, ended = bytearray(), asyncio.Event()
+
+    class Listener(asyncio.Protocol):
+        def connection_made(self, transport: asyncio.BaseTransport) -> None:
+            self.transport = cast("asyncio.Transport", transport)
+
+        def data_received(self, data: bytes) -> None:
+            if not heard:
+                answer = Answering([NEW], "peer").step(bytearray(data))
+                assert isinstance(answer, bytes)
+                self.transport.write({"nothing": b"", "the challenge": data * 3, "an answer": answer}[says])
+                if says == "nothing":
+                    self.transport.close()
+            heard.extend(data)
+
+        def connection_lost(self, _: Exception | None) -> None:
+            ended.set()
+
+    async with await asyncio.get_running_loop().create_server(Listener, "127.0.0.1", 0) as server:
+        address = f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
+        with pytest.raises(PeerUnproven):
+            await PeerConnectionPool([OLD]).open(address, "peer")
+        await ended.wait()
+    assert len(heard) == len(Asking([OLD], "peer").begin())

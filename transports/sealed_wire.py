@@ -1,0 +1,278 @@
+"""Connections between replicas that both sides have proved, and whose bytes are sealed from then on.
+
+The side that asks sends a challenge: a version and a nonce. The other answers with its nonce, the name of its replica
+and a MAC. Only if that is the replica which is wanted, the asking side sends its own MAC, and then anything else. Each
+MAC is for one side, one pair of nonces and one replica, so none can be reflected, repeated or relayed for another.
+
+All bytes behind are records: a size (four bytes, big endian), a MAC and the content. The keys are those of one
+connection and one direction, and the records are numbered. So none can be changed, repeated, moved or left out: the
+connection is cut, and as each answer has a last frame, a part of one is never taken for all of it.
+docs/adr/0007-peer-connections.md has the reasons.
+"""
+
+import asyncio
+import hmac
+import secrets
+from collections.abc import Callable, Sequence
+from typing import Any, Final, NamedTuple, cast
+
+from transports.frames import FrameReader, FrameTooLong
+
+__all__ = ["Answering", "Asking", "OtherKeys", "OtherReplica", "Sealed", "Seals", "Unproven"]
+
+_VERSION: Final = b"mcp-peer/1\n"
+_NONCE: Final = 32
+_MAC: Final = 32
+_SIZE: Final = 4
+_CHALLENGE: Final = len(_VERSION) + _NONCE
+_NAMED_AT: Final = len(_VERSION) + _NONCE + _MAC
+_RECORD_BYTES: Final = 64 << 10
+"""The most bytes of one record. More is several."""
+
+
+class Unproven(Exception):
+    """The other side has not proved that it is the replica. It was sent nothing but a challenge."""
+
+
+class OtherReplica(Unproven):
+    """It is another replica of this store."""
+
+
+class OtherKeys(Unproven):
+    """It speaks the protocol, under a key that is not in the ring."""
+
+
+class _Seal:
+    """The numbered records of one direction."""
+
+    def __init__(self, key: bytes) -> None:
+        self._key = key
+        self._number = 0
+
+    def next(self, content: bytes) -> bytes:
+        """The MAC of the next record."""
+        number = self._number.to_bytes(8, "big")
+        self._number += 1
+        return hmac.digest(self._key, number + content, "sha256")
+
+
+class Seals(NamedTuple):
+    """What one side seals with, and what it verifies with."""
+
+    sent: _Seal
+    received: _Seal
+
+
+class _Proof:
+    """The MACs of one handshake."""
+
+    def __init__(self, key: bytes, asked: bytes, answered: bytes, replica: bytes) -> None:
+        self._key = key
+        self._facts = asked + answered + replica
+
+    def of(self, role: bytes) -> bytes:
+        """The MAC for a role, whose name ends with a zero byte."""
+        return hmac.digest(self._key, _VERSION + role + b"\0" + self._facts, "sha256")
+
+    def seals(self, *, is_asking: bool) -> Seals:
+        asking, answering = _Seal(self.of(b"records of who asks")), _Seal(self.of(b"records of who answers"))
+        return Seals(asking, answering) if is_asking else Seals(answering, asking)
+
+
+class Asking:
+    """The handshake of the side that asks. `keys` are those of the ring, newest first."""
+
+    def __init__(self, keys: Sequence[bytes], replica: str) -> None:
+        self._keys = keys
+        self._replica = replica.encode()
+        self._nonce = secrets.token_bytes(_NONCE)
+
+    def begin(self) -> bytes:
+        """The challenge."""
+        return _VERSION + self._nonce
+
+    def step(self, rest: bytearray) -> tuple[bytes, Seals] | bytes:
+        """Read what has come and take it away. Returns what is to be sent, with the seals once it is over.
+
+        Raises:
+            Unproven: nothing more may be sent.
+        """
+        if not rest.startswith(_VERSION[: len(rest)]):
+            raise Unproven
+        if len(rest) <= _NAMED_AT or len(rest) <= (ends := _NAMED_AT + rest[_NAMED_AT]):
+            return b""
+        nonce, mac = bytes(rest[len(_VERSION) : _CHALLENGE]), bytes(rest[_CHALLENGE:_NAMED_AT])
+        replica = bytes(rest[_NAMED_AT + 1 : ends + 1])
+        del rest[: ends + 1]
+        for key in self._keys:
+            proof = _Proof(key, self._nonce, nonce, replica)
+            if hmac.compare_digest(proof.of(b"who answers"), mac):
+                break
+        else:
+            raise OtherKeys
+        if replica != self._replica:
+            raise OtherReplica
+        return proof.of(b"who asks"), proof.seals(is_asking=True)
+
+
+class Answering:
+    """The handshake of the side that answers, as that replica. Its proof is made with the newest key."""
+
+    def __init__(self, keys: Sequence[bytes], replica: str) -> None:
+        self._key = keys[0]
+        self._replica = replica.encode()
+        self._proof: _Proof | None = None
+
+    def begin(self) -> bytes:
+        """Nothing: the other side begins."""
+        return b""
+
+    def step(self, rest: bytearray) -> tuple[bytes, Seals] | bytes:
+        """As `Asking.step`."""
+        if self._proof is not None:
+            if len(rest) < _MAC:
+                return b""
+            mac = bytes(rest[:_MAC])
+            del rest[:_MAC]
+            if not hmac.compare_digest(self._proof.of(b"who asks"), mac):
+                raise Unproven
+            return b"", self._proof.seals(is_asking=False)
+        if len(rest) > _CHALLENGE or not rest.startswith(_VERSION[: len(rest)]):
+            raise Unproven  # who asks waits for the answer before it sends more
+        if len(rest) < _CHALLENGE:
+            return b""
+        asked, answered = bytes(rest[len(_VERSION) :]), secrets.token_bytes(_NONCE)
+        rest.clear()
+        self._proof = proof = _Proof(self._key, asked, answered, self._replica)
+        name = len(self._replica).to_bytes(1, "big") + self._replica
+        return b"".join((_VERSION, answered, proof.of(b"who answers"), name))
+
+
+class Sealed(asyncio.Transport, asyncio.Protocol):
+    """A connection as its protocol sees it: bytes that were verified come in, and what is written is sealed.
+
+    `failed` is called if the handshake or a record is wrong; the connection is then cut.
+    """
+
+    def __init__(
+        self, protocol: asyncio.Protocol, handshake: Asking | Answering, failed: Callable[[], None] = lambda: None
+    ) -> None:
+        super().__init__()
+        self._protocol = protocol
+        self._handshake = handshake
+        self._failed = failed
+        self._transport: asyncio.Transport | None = None
+        self._seals: Seals | None = None
+        self._rest = bytearray()
+        self._records = FrameReader(_SIZE + _MAC, 0, _RECORD_BYTES)
+        self._proved: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    async def proved(self) -> None:
+        """Wait until the other side has proved what it is.
+
+        Raises:
+            Unproven: it has not, or the connection is lost.
+        """
+        await self._proved
+
+    @property
+    def is_proved(self) -> bool:
+        """Whether both sides have proved what they are."""
+        return self._seals is not None
+
+    # -- the protocol of the connection
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast("asyncio.Transport", transport)
+        self._protocol.connection_made(self)
+        if begin := self._handshake.begin():
+            self._transport.write(begin)
+
+    def data_received(self, data: bytes) -> None:
+        try:
+            if self._seals is None:
+                data = self._shake(data)
+            if self._seals is not None and data:
+                self._open(self._seals.received, data)
+        except (Unproven, FrameTooLong) as wrong:
+            if isinstance(wrong, Unproven) and not self._proved.done():
+                self._proved.set_exception(wrong)
+                self._proved.exception()  # the answering side waits for none
+            self._failed()
+            self.abort()
+
+    def _shake(self, data: bytes) -> bytes:
+        """Go on with the handshake. Returns what has come behind it."""
+        self._rest += data
+        step = self._handshake.step(self._rest)
+        answer, self._seals = (step, None) if isinstance(step, bytes) else step
+        if answer and self._transport is not None:
+            self._transport.write(answer)
+        if self._seals is None:
+            return b""
+        self._proved.set_result(None)
+        rest, self._rest = bytes(self._rest), bytearray()
+        return rest
+
+    def _open(self, seal: _Seal, data: bytes) -> None:
+        for head, content in self._records.feed(data):
+            if not hmac.compare_digest(seal.next(content), head[_SIZE:]):
+                raise Unproven
+            if self._transport is None or self._transport.is_closing():
+                return
+            self._protocol.data_received(content)
+
+    def pause_writing(self) -> None:
+        self._protocol.pause_writing()
+
+    def resume_writing(self) -> None:
+        self._protocol.resume_writing()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._transport = None
+        if not self._proved.done():
+            self._proved.set_exception(Unproven())
+            self._proved.exception()
+        self._protocol.connection_lost(exc)
+
+    # -- the transport of the protocol
+
+    def write(self, data: Any) -> None:
+        if self._transport is None:
+            return
+        if self._seals is None:
+            raise RuntimeError("nothing is sent before the handshake")
+        seal = self._seals.sent
+        records: list[bytes] = []
+        for at in range(0, len(data), _RECORD_BYTES):
+            content = data if len(data) <= _RECORD_BYTES else data[at : at + _RECORD_BYTES]
+            records += (len(content).to_bytes(_SIZE, "big"), seal.next(content), content)
+        self._transport.write(b"".join(records))
+
+    def set_protocol(self, protocol: asyncio.BaseProtocol) -> None:
+        self._protocol = cast("asyncio.Protocol", protocol)
+
+    def get_extra_info(self, name: str, default: Any = None) -> Any:
+        return default if self._transport is None else self._transport.get_extra_info(name, default)
+
+    def get_write_buffer_size(self) -> int:
+        return 0 if self._transport is None else self._transport.get_write_buffer_size()
+
+    def pause_reading(self) -> None:
+        if self._transport is not None:
+            self._transport.pause_reading()
+
+    def resume_reading(self) -> None:
+        if self._transport is not None:
+            self._transport.resume_reading()
+
+    def is_closing(self) -> bool:
+        return self._transport is None or self._transport.is_closing()
+
+    def close(self) -> None:
+        if self._transport is not None:
+            self._transport.close()
+
+    def abort(self) -> None:
+        if self._transport is not None:
+            self._transport.abort()
