@@ -210,7 +210,7 @@ async def test_a_listener_without_keys_sees_a_challenge_and_nothing_else(says: s
             if not heard:
                 answer = Answering([NEW], "peer").step(bytearray(data))
                 assert isinstance(answer, bytes)
-                self.transport.write({"nothing": b"", "the challenge": data * 3, "an answer": answer}[says])
+                self.transport.write({"nothing": b"", "the challenge": data * 8, "an answer": answer}[says])
                 if says == "nothing":
                     self.transport.close()
             heard.extend(data)
