@@ -23,6 +23,7 @@ __all__ = [
     "PeerConnectionLost",
     "PeerConnectionPool",
     "PeerRefused",
+    "PeerReplaced",
     "PeerTimedOut",
     "PeerUnproven",
     "Wire",
@@ -48,15 +49,8 @@ class PeerRefused(Exception):
     """The address refuses connections."""
 
 
-class PeerUnproven(PeerRefused):
-    """What accepts connections at the address has not proved that it is the replica: nothing was sent to it.
-
-    `why` is for operators.
-    """
-
-    def __init__(self, why: str) -> None:
-        super().__init__(why)
-        self.why = why
+class PeerReplaced(PeerRefused):
+    """Another replica has proved that it is at the address."""
 
 
 class PeerTimedOut(Exception):
@@ -65,6 +59,18 @@ class PeerTimedOut(Exception):
 
 class PeerConnectionLost(Exception):
     """The connection ended before the answer did."""
+
+
+class PeerUnproven(PeerConnectionLost):
+    """What accepts connections at the address has not proved that it is the replica: nothing was sent to it. The
+    replica may be well, behind something that has dropped the connection.
+
+    `why` is for operators.
+    """
+
+    def __init__(self, why: str) -> None:
+        super().__init__(why)
+        self.why = why
 
 
 def frame(kind: bytes, payload: bytes = b"") -> bytes:
@@ -241,7 +247,8 @@ class PeerConnectionPool:
 
         Raises:
             PeerRefused: the connection was refused.
-            PeerUnproven: what listens there is not the replica, or has closed the connection.
+            PeerReplaced: another replica is there.
+            PeerUnproven: what listens there has not proved that it is the replica, or has closed the connection.
             PeerTimedOut: the peer neither accepts nor refuses the connection, or proves nothing.
         """
         loop = asyncio.get_running_loop()
@@ -262,7 +269,7 @@ class PeerConnectionPool:
         except ConnectionRefusedError:
             raise PeerRefused from None
         except OtherReplica:
-            raise PeerUnproven("another gateway process answers at that address") from None
+            raise PeerReplaced from None
         except OtherKeys:
             raise PeerUnproven("the gateway at that address has other keys") from None
         except Unproven:

@@ -126,7 +126,10 @@ class Forwarding:
         Raises `Refused`: nothing was sent to a server."""
         while True:
             try:
-                return await self._outcome(request, reply)
+                outcome = await self._outcome(request, reply)
+                if outcome is not Outcome.ANSWERED and reply.has_started and not reply.has_begun:
+                    await self._cluster.beat()  # the store is about to be asked who serves the request now
+                return outcome
             except (StoreUnavailable, Refused) as error:
                 if not (reply.has_started or request.again):
                     raise (error if isinstance(error, Refused) else store_unavailable()) from None

@@ -83,9 +83,9 @@ class PeerRequests:
                 connection = await copies.send()
             except PeerRefused:
                 return Outcome.GONE
-            except (PeerTimedOut, PeerConnectionLost):
+            except (PeerTimedOut, PeerConnectionLost) as failure:
                 timed_out_since = timed_out_since or monotonic()
-                if (outcome := await self._after_timeout(peer, monotonic() - timed_out_since)) is not None:
+                if (outcome := await self._before_next(peer, timed_out_since, failure)) is not None:
                     return outcome
                 continue
             ended = await self._watched(connection, peer, reply)
@@ -102,9 +102,15 @@ class PeerRequests:
                 continue
             # Something else may accept connections at the address of a peer that is dead: the lease decides.
             timed_out_since = timed_out_since or monotonic()
-            if (outcome := await self._after_timeout(peer, monotonic() - timed_out_since)) is not None:
+            if (outcome := await self._before_next(peer, timed_out_since, PeerConnectionLost())) is not None:
                 return outcome
-            await asyncio.sleep(_AGAIN_S)
+
+    async def _before_next(self, peer: Peer, since: float, failure: Exception) -> Outcome | None:
+        """The outcome for a peer that has not been reached `since` then. None: it is time for the next try."""
+        outcome = await self._after_timeout(peer, monotonic() - since)
+        if outcome is None and isinstance(failure, PeerConnectionLost):
+            await asyncio.sleep(_AGAIN_S)  # a time-out has taken a while itself
+        return outcome
 
     async def _watched(
         self, connection: PeerConnection | PeerCall, peer: Peer, reply: RelayedReply
@@ -176,7 +182,7 @@ class PeerRequests:
             (await self._pool.open(peer.address, peer.replica)).done()
         except PeerRefused:
             return Outcome.GONE
-        except PeerTimedOut:
+        except (PeerTimedOut, PeerConnectionLost):
             pass
         return Outcome.UNKNOWN
 

@@ -13,7 +13,14 @@ from typing import Final
 from gateway.cluster.envelope import Envelopes, Refusal
 from gateway.cluster.ownership import Cluster
 from session_store import StoreUnavailable
-from transports.replica_wire import PeerConnectionLost, PeerConnectionPool, PeerRefused, PeerTimedOut, PeerUnproven
+from transports.replica_wire import (
+    PeerConnectionLost,
+    PeerConnectionPool,
+    PeerRefused,
+    PeerReplaced,
+    PeerTimedOut,
+    PeerUnproven,
+)
 
 __all__ = ["Reachability", "why_not_found"]
 
@@ -44,6 +51,8 @@ async def why_not_found(address: str, replica: str, envelopes: Envelopes) -> str
             kind, payload = await connection.next()
     except PeerUnproven as unproven:
         return unproven.why
+    except PeerReplaced:
+        return _REFUSED[Refusal.SOMEBODY_ELSE.value]
     except PeerRefused:
         return "connection refused"
     except (PeerTimedOut, PeerConnectionLost, TimeoutError):

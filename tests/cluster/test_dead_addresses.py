@@ -52,7 +52,7 @@ def test_a_call_that_was_done_is_not_refused_when_its_owner_and_the_store_die(
             assert eventually(lambda: all(note.exists() for note in notes.values()), within_s=5)
             redis.stop()
             owner.kill()
-            assert not eventually(lambda: bool(answers), within_s=1), "they wait for the store"
+            assert not eventually(lambda: bool(answers), within_s=1), [each.text for each in answers.values()]
             redis.start()
             for thread in threads:
                 thread.join(40)
