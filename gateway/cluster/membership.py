@@ -1,6 +1,7 @@
 """Makes this replica a member of its cluster: listens for peers, advertises the address, renews the lease."""
 
 import contextlib
+import ipaddress
 import os
 from collections.abc import AsyncIterator, Coroutine
 from typing import Any
@@ -57,7 +58,14 @@ class Membership:
                 "other gateways on this store reach this one"
             )
         if is_loopback(host) and self._store and not self._advertise:
-            host = await own_address_towards(self._store) or host
+            found = await own_address_towards(self._store)
+            if found and ipaddress.ip_address(found.partition("%")[0]).is_global:
+                raise ConfigurationError(
+                    f"this machine reaches the store from {found}, an address of the Internet, where a gateway does "
+                    "not listen unasked: set gateway.advertise (or MCP_GATEWAY_ADVERTISE) to the HOST:PORT at which "
+                    "the other gateways on the store reach this one, or 127.0.0.1:PORT if they are all on this machine"
+                )
+            host = found or host
         async with contextlib.AsyncExitStack() as stack:
             stack.callback(self._peers.close)
             try:
