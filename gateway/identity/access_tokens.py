@@ -150,6 +150,8 @@ class _Issuer:
             raise InvalidToken("its audience is another service") from None
         except jwt.PyJWTError as error:
             raise InvalidToken(f"its signature or claims are invalid ({type(error).__name__})") from None
+        if isinstance(issued := claims.get("iat"), int | float) and issued > now + settings.clock_skew_s:
+            raise InvalidToken("it was issued in the future: compare the clocks of its issuer and this machine")
         if claims.get("cnf") is not None:
             # Valid only with a proof of possession of a key (RFC 7800; `jkt`: RFC 9449 §7.1, `x5t#S256`: RFC 8705 §3),
             # which the gateway does not check: accepted as a bearer token, it would serve a thief.

@@ -16,9 +16,10 @@ from gateway.serving.home_page import HomePage, is_for_people, is_plain
 from gateway.serving.paths import ALL, HEALTH, HOME, JWKS, READY, unserved
 from gateway.serving.server_cards import Documents, card_routes
 from session_store import Backend
-from transports.inbound.http import Receive, Scope, Send
+from transports.inbound.http import Receive, Scope, Send, send_refusal
 from transports.inbound.http_sse import HttpSse
 from transports.inbound.streamable_http import StreamableHttp
+from transports.inbound_port import Refused
 
 __all__ = ["Gateway", "GatewayApp", "create_app", "operators_app"]
 
@@ -56,7 +57,19 @@ class GatewayApp(Starlette):
             if path.startswith("/v1/"):
                 await self._gateway.state_api(scope, receive, send)
                 return
+            if path.endswith("/") and (refused := self._refusal(scope)) is not None:
+                await send_refusal(send, refused)
+                return
         await super().__call__(scope, receive, send)
+
+    def _refusal(self, scope: Scope) -> Refused | None:
+        """Why nothing may be answered for the host of a request: the router redirects paths that end with a slash to
+        that host."""
+        try:
+            self._gateway.guard.check(self._gateway.guard.headers(scope))
+        except Refused as refused:
+            return refused
+        return None
 
 
 def _closing(send: Send) -> Send:

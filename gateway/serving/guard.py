@@ -12,6 +12,7 @@ def guard_of(options: GatewaySettings, proxies: TrustedProxies) -> Guard:
     """For all listeners of clients."""
     names, proxies_say = options.allowed_hosts, () if options.auth.proxies is None else options.auth.proxies.headers
     fields = (field.header.lower() for field in options.context.fields.values() if field.header)
+    keys = (name.lower() for name in options.session.key_headers)
     return Guard(
         proxies=proxies,
         hosts=frozenset(names),
@@ -19,5 +20,5 @@ def guard_of(options: GatewaySettings, proxies: TrustedProxies) -> Guard:
         origins=frozenset(options.allowed_origins),
         loopback=is_loopback(options.host),
         head_bytes=options.limits.head_bytes,
-        single=frozenset((*proxies_say, *fields)),
+        single=frozenset((*proxies_say, *fields, *keys)),
     )

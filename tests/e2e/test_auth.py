@@ -82,6 +82,7 @@ def test_tokens_that_are_not_good_are_refused(gateway: RunningGateway, issuer: I
         "of another issuer": issuer.token(iss="https://evil.example"),
         "expired": issuer.token(exp=now - 100),
         "not good yet": issuer.token(nbf=now + 100),
+        "issued in the future": issuer.token(iat=now + 100),
         "without an end": issuer.token(exp=None),
         "without a subject": issuer.token(sub=None),
         "no JWT": "aaaaaaaa.bbbbbbbbb.cccccccc",

@@ -16,7 +16,7 @@ from mcp.types import TextContent
 from tests.requirements import requirement
 from tests.support.credentials import KEYS, bearer, sha256
 from tests.support.gateway_process import DEMO, PROBE, UNLIMITED, RunningGateway, running_gateway, server
-from tests.support.mcp_clients import CURL, Legacy, Modern, messages, tool_text
+from tests.support.mcp_clients import CURL, Legacy, Modern, messages, modern_body, modern_headers, tool_text
 from tests.support.redis_server import RunningRedis
 from tests.support.waiting import descendants, eventually
 
@@ -152,6 +152,15 @@ def test_an_anonymous_key_must_be_hard_to_guess(everybody: RunningGateway, http:
         error = messages(refused)[-1]["error"]
         assert (refused.status_code, error["data"]["reason"]) == (400, "invalid_session_key")
         assert "session key" in error["message"] and (not poor or poor not in error["message"])
+
+
+@requirement("cli.session-key-refused")
+def test_a_key_that_comes_twice_in_one_header_is_refused(everybody: RunningGateway, http: httpx.Client) -> None:
+    """Readers of the first, of the last and of both together would mean three sessions."""
+    body = modern_body("tools/list")
+    key = ("MCP-Gateway-Session-Key", secrets.token_hex(16))
+    answer = http.post(everybody.url, json=body, headers=[*modern_headers(body).items(), key, key])
+    assert answer.status_code == 400 and "appears more than once" in answer.text
 
 
 @requirement("cli.idle")
