@@ -85,6 +85,8 @@ class RuntimePaths:
 
 def runtime_paths(argv: Sequence[str], path: str, cwd: str, home: str) -> RuntimePaths:
     """The files that a command needs. `path` is its PATH, `home` the home folder in which tools were installed."""
+    # A relative entry means a folder of wherever the server is by then, never the one that the gateway was started in.
+    path = os.pathsep.join(filter(os.path.isabs, path.split(os.pathsep)))
     found = RuntimePaths()
     for number, (command, folder) in enumerate(placed_commands(argv, cwd)):
         program = _which(command[0], path, folder)

@@ -139,3 +139,16 @@ def test_folders_that_the_gateway_s_user_may_not_look_into_bring_nothing() -> No
         ("uv", "--project", str(closed)),
     ):
         assert found(closed, *argv, path=path).code == {}, argv
+
+
+@requirement("box.runtime")
+def test_relative_entries_of_path_bring_nothing_of_the_gateway_s_folder(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here = program(home / "gateway/bin/tool").parents[1]
+    program(home / "tools/tool")
+    monkeypatch.chdir(here)
+    for entry in (".", "bin", "", "./bin/.."):
+        runtime = found(home, "tool", path=f"{entry}:{home}/tools", cwd=str(here))
+        assert runtime.program == str(home / "tools/tool"), entry
+        assert list(runtime.code) == [str(home / "tools/tool"), str(home / "tools")], entry
