@@ -6,6 +6,7 @@ import pwd
 import stat
 import tempfile
 from collections.abc import Iterator
+from glob import glob
 from pathlib import Path
 from typing import Final
 
@@ -19,33 +20,32 @@ _PROGRAMS: Final = (
 )
 """Programs and libraries, by package managers."""
 
-_CONFIGURATION: Final = tuple(
-    f"/etc/{name}"
-    for name in (
-        # names of users, hosts and services
-        *("passwd", "group", "nsswitch.conf", "hosts", "host.conf", "resolv.conf", "gai.conf", "services", "protocols"),
-        *("networks", "hostname", "ethertypes", "rpc"),
-        # the dynamic linker
-        *("ld.so.cache", "ld.so.conf", "ld.so.conf.d", "ld.so.preload", "ld-musl-x86_64.path", "ld-musl-aarch64.path"),
-        # locale and time
-        *("localtime", "timezone", "locale.alias", "locale.conf", "default/locale", "zoneinfo"),
-        # certificate authorities, never the keys beside them
-        *(
-            "ssl/certs",
-            "ssl/cert.pem",
-            "ssl/ca-bundle.pem",
-            "ssl/openssl.cnf",
-            "ca-certificates",
-            "ca-certificates.conf",
-        ),
-        *("pki/tls/certs", "pki/tls/cert.pem", "pki/tls/openssl.cnf", "pki/ca-trust", "crypto-policies"),
-        # what runtimes and browsers read
-        *("alternatives", "fonts", "mime.types", "magic", "os-release", "lsb-release", "debian_version"),
-        *("alpine-release", "redhat-release", "gitconfig", "terminfo", "inputrc", "bash.bashrc", "profile.d"),
-        *("chromium", "chromium.d", "ImageMagick-6", "ImageMagick-7", "java", "dotnet", "vulkan", "papersize"),
-    )
+_CONFIGURATION: Final = (
+    # names of users, hosts and services
+    *("passwd", "group", "nsswitch.conf", "hosts", "host.conf", "resolv.conf", "gai.conf", "services", "protocols"),
+    *("networks", "hostname", "ethertypes", "rpc"),
+    # the dynamic linker
+    *("ld.so.cache", "ld.so.conf", "ld.so.conf.d", "ld.so.preload", "ld-musl-x86_64.path", "ld-musl-aarch64.path"),
+    # locale and time
+    *("localtime", "timezone", "locale.alias", "locale.conf", "default/locale", "zoneinfo"),
+    # certificate authorities, never the keys beside them
+    *(
+        "ssl/certs",
+        "ssl/cert.pem",
+        "ssl/ca-bundle.pem",
+        "ssl/openssl.cnf",
+        "ca-certificates",
+        "ca-certificates.conf",
+    ),
+    *("pki/tls/certs", "pki/tls/cert.pem", "pki/tls/openssl.cnf", "pki/ca-trust", "crypto-policies"),
+    # what runtimes and browsers read
+    *("alternatives", "fonts", "mime.types", "magic", "os-release", "lsb-release", "debian_version"),
+    *("alpine-release", "redhat-release", "gitconfig", "terminfo", "inputrc", "bash.bashrc", "profile.d"),
+    *("chromium", "chromium.d", "ImageMagick-6", "ImageMagick-7", "java", "dotnet", "vulkan", "papersize"),
+    # Java of Debian and Ubuntu: all but `management`, where operators put passwords
+    *("java-*-openjdk/security", "java-*-openjdk/*.properties", "java-*-openjdk/*.cfg"),
 )
-"""Files of /etc that programs of all kinds read. None of them holds a secret."""
+"""Files of /etc that programs of all kinds read, with patterns. None of them holds a secret."""
 
 _FACTS: Final = (
     *("/sys/devices/system/cpu", "/sys/devices/system/node", "/sys/fs/cgroup"),
@@ -105,10 +105,11 @@ def followed(path: str) -> str:
     raise OwnLink(path)  # links that lead to each other
 
 
-def system_grants() -> Iterator[Grant]:
+def system_grants(etc: str = "/etc") -> Iterator[Grant]:
     """The grants of every sandboxed process. /proc shows a process its own files: the kernel closes the environment,
     memory and descriptors of processes outside its walls."""
-    for paths, mode in ((_PROGRAMS, "rx"), (_CONFIGURATION, "r"), (_FACTS, "r"), (_DEVICES, "rw"), (("/proc",), "r")):
+    configuration = [f"{etc}/{found}" for name in _CONFIGURATION for found in sorted(glob(name, root_dir=etc))]
+    for paths, mode in ((_PROGRAMS, "rx"), (configuration, "r"), (_FACTS, "r"), (_DEVICES, "rw"), (("/proc",), "r")):
         for path in paths:
             if os.path.exists(path):
                 yield Grant(path=real(path), mode=mode, optional=True)

@@ -41,3 +41,14 @@ def test_the_system_is_read_and_its_devices_written() -> None:
     assert modes["/usr"] == "rx" and modes["/dev/null"] == "rw" and modes["/proc"] == "r"
     assert all(grant.optional for grant in system_grants())
     assert not any(path.startswith(("/etc/ssl/private", "/etc/shadow", "/dev/shm")) or path == "/etc" for path in modes)
+
+
+@requirement("box.runtime")
+def test_java_of_debian_has_its_settings_and_not_the_passwords_beside_them(tmp_path: Path) -> None:
+    java = Path(os.path.realpath(tmp_path)) / "java-17-openjdk"
+    for name in ("security/java.security", "net.properties", "jvm-amd64.cfg", "management/jmxremote.password"):
+        (java / name).parent.mkdir(parents=True, exist_ok=True)
+        (java / name).touch()
+    granted = [grant for grant in system_grants(str(tmp_path)) if grant.path.startswith(str(java))]
+    names = ("security", "net.properties", "jvm-amd64.cfg")
+    assert {(grant.path, grant.mode) for grant in granted} == {(str(java / name), "r") for name in names}
