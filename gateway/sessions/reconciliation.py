@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Final
 
 from gateway.calls.live_session import LiveSession, LiveSessions
-from gateway.cluster.ownership import BEAT_S, LEASE_S, Cluster
+from gateway.cluster.ownership import BEAT_S, Cluster
 from session_store import Directory, StoreUnavailable
 from session_store.epochs import count_of
 from session_store.session import redact
@@ -19,8 +19,9 @@ __all__ = ["Reconciliation"]
 
 logger = logging.getLogger(__name__)
 
-_PARTS: Final = round(LEASE_S / BEAT_S)
-"""Into so many parts the sessions are divided, of which one is compared with each beat."""
+_PARTS: Final = 3
+"""Into so many parts the sessions are divided, of which one is compared with each beat: all within a lease, with what a
+client of the store takes to follow its failover."""
 
 
 class Reconciliation:

@@ -14,7 +14,8 @@ from tests.unit.sessions.parts import Parts
 
 pytestmark = [pytest.mark.anyio, requirement("rep.failover")]
 
-ROUNDS = round(LEASE_S / BEAT_S)
+ROUNDS = 3
+"""Within a lease: a part of the sessions with each beat."""
 
 
 class Pair:
