@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from gateway.cluster.ownership import BEAT_S, LEASE_S, Cluster
+from gateway.cluster.ownership import Cluster
 from gateway.sessions.reconciliation import Reconciliation
 from session_store import MemoryBackend, Session
 from session_store.testing import ALICE, FakeClock, a_session
