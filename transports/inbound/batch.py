@@ -82,8 +82,6 @@ class Batches:
 
     def _split(self, body: bytes) -> list[msgspec.Raw]:
         """The messages, not yet parsed. The reading ends with the first one too many, so a long array costs no more."""
-        if has_more_parts(body, REQUEST_PARTS):
-            raise Refused(400, PARSE_ERROR, str(too_many_parts(REQUEST_PARTS)))
         try:
             parts = _decoder(self._most).decode(body)
         except msgspec.ValidationError:
@@ -91,6 +89,8 @@ class Batches:
             raise Refused(400, INVALID_REQUEST, f"A batch holds {self._most} messages at most.") from None
         except (msgspec.MsgspecError, RecursionError) as error:
             raise Refused(400, PARSE_ERROR, f"not a JSON-RPC batch: {error}") from None
+        if has_more_parts(body, REQUEST_PARTS):
+            raise Refused(400, PARSE_ERROR, str(too_many_parts(REQUEST_PARTS)))
         found: list[msgspec.Raw] = [part for part in msgspec.structs.astuple(parts) if part is not msgspec.UNSET]
         if not found:
             raise Refused(400, INVALID_REQUEST, "A batch must not be empty.")
