@@ -33,6 +33,7 @@ def signed_in(context: BrowserContext, gateway: RunningGateway) -> Page:
     page.goto(f"{gateway.base}/admin")
     page.get_by_label("Operator's key").fill(OPERATOR)
     page.get_by_role("button", name="Sign in").click()
+    expect(page.get_by_role("link", name="Tools")).to_be_visible()  # a page that is left meanwhile has no cookie yet
     return page
 
 
