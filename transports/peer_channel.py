@@ -1,14 +1,17 @@
 """Small calls to one peer on one connection, the side that asks: what one turn of the event loop asks is one write.
 
 A channel begins as a connection of `replica_wire.py`, whose peer has agreed to it. From then on the asking side writes
-records: a size (four bytes, big endian), a MAC, and the content: frames `q`, each one call, and `c`, which cancels one.
-The answering side writes frames (`replica_wire.frame`), each with the number of its call:
+records: a size (four bytes, big endian), a MAC, and the content: frames `q`, each one call, `c`, which cancels one,
+`g`, which lets one go on, and `p`, which asks for a sign of life. The answering side writes frames
+(`replica_wire.frame`), each with the number of its call:
 
-- `s`, all calls up to that number have arrived and may be sent to a server from now on; `n`, this one waits and was not
-  sent; `S`, this one may be sent from now on;
+- `n`, it waits, and is not sent to a server before the asking side has answered `g` to the frame `S`;
 - `a`, its whole answer; `m` and `r`, as on a connection of its own; `x`, its answer goes on at a connection of its own,
   which begins with that ticket;
-- `p`, a heartbeat.
+- `p`, a heartbeat, or the answer to `p`.
+
+A call that went out may have taken effect, whatever becomes of the channel, unless the last word about it was `n`: what
+the answering side has written may be lost on the way, in something between the two that dies.
 
 Answers are small, and all of them are read, so a client that reads slowly holds nobody up: what is large, and what is
 a stream, gets a connection of its own. docs/adr/0007-peer-connections.md has the reasons.
@@ -22,7 +25,9 @@ from typing import Final, Protocol
 
 from transports.frames import FrameReader, FrameTooLong
 from transports.replica_wire import (
+    CONNECT_S,
     HEAD_BYTES,
+    HEARD_S,
     HEARTBEAT_S,
     TIMED_OUT_AFTER_S,
     PeerConnectionLost,
@@ -108,11 +113,13 @@ class Definition(Protocol):
 class PeerCall:
     """A call on a channel. Its frames are those of `PeerConnection`: the answer is a head and an end."""
 
-    __slots__ = ("_channel", "_frames", "_has_timed_out", "_waiter", "_when_answered", "number")
+    __slots__ = ("_channel", "_frames", "_has_timed_out", "_waiter", "_when_answered", "may_have_run", "number")
 
     def __init__(self, channel: "PeerChannel", number: int) -> None:
         self._channel = channel
         self.number = number
+        self.may_have_run = True
+        """Whether it may have taken effect. Asked if it has ended without an answer."""
         self._frames: deque[tuple[bytes, bytes]] = deque()
         self._waiter: asyncio.Future[None] | None = None
         self._has_timed_out = False
@@ -138,11 +145,9 @@ class PeerCall:
         self._frames.append((kind, payload))
         self.wake()
 
-    def time_out(self, *, has_started: bool) -> None:
-        """Nothing has come from the peer for too long. `has_started`: the call may have been sent to a server."""
+    def time_out(self) -> None:
+        """Nothing has come from the peer for too long."""
         self._has_timed_out = True
-        if has_started:
-            self._frames.append((b"s", b""))
         self.wake()
 
     def wake(self) -> None:
@@ -176,7 +181,7 @@ class PeerCall:
     @property
     def quiet_for_s(self) -> float:
         """Seconds since the peer's last frame."""
-        return asyncio.get_running_loop().time() - self._channel.last_frame_at
+        return asyncio.get_running_loop().time() - self._channel.quiet_since
 
     def done(self) -> None:
         """The answer is complete."""
@@ -198,9 +203,9 @@ class PeerChannel(asyncio.Protocol):
         self.name = name
         self._calls: dict[int, PeerCall] = {}
         self._number = 0
+        self._sent = 0
         self._records = 0
-        self._arrived = 0  # up to which number the calls have arrived
-        self._waiting: set[int] = set()  # those of them that were not sent to a server
+        self._heard: asyncio.Future[None] | None = None
         self._places: list[Definition | None] = [None] * KEPT
         self._place = 0
         self._batch = Batch(self._loop, self._write)
@@ -208,13 +213,12 @@ class PeerChannel(asyncio.Protocol):
         self._frames = FrameReader(HEAD_BYTES, 1, 2 * SMALL_BYTES)
         self._timer: asyncio.TimerHandle | None = None
         self._checked_at = 0.0
-        self._idle_since = self._loop.time()
-        self.last_frame_at = 0.0
+        self._heard_at = self.quiet_since = self._loop.time()
         transport.set_protocol(self)
 
     @property
     def has_room(self) -> bool:
-        """Whether it takes one more call. A channel that has used its numbers takes none, and closes once idle."""
+        """Whether it takes one more call. A channel that has used its numbers takes none, and closes after the last."""
         is_usable = self._transport is not None and not self._is_paused
         return is_usable and len(self._calls) < MAX_CALLS and self._number < MAX_NUMBER
 
@@ -222,12 +226,31 @@ class PeerChannel(asyncio.Protocol):
     def is_open(self) -> bool:
         return self._transport is not None
 
-    @property
-    def idle_s(self) -> float:
-        """For how many seconds it has had no call. 0: it has one."""
-        return 0.0 if self._calls else self._loop.time() - self._idle_since
-
     # -- asking
+
+    @property
+    def is_heard(self) -> bool:
+        """Whether the peer was heard of a moment ago. What is sent to one that is paused or cut off may take effect
+        later, and its client cannot be told whether it did."""
+        return self._loop.time() - self._heard_at < HEARD_S
+
+    async def hear(self) -> None:
+        """Wait for a sign of life.
+
+        Raises:
+            PeerTimedOut: none has come.
+            PeerConnectionLost: none will come.
+        """
+        if self._heard is None:
+            self._heard = self._loop.create_future()
+            self._batch.add(frame(b"p"))
+        try:
+            async with asyncio.timeout(CONNECT_S):
+                await asyncio.shield(self._heard)
+        except TimeoutError:
+            raise PeerTimedOut from None
+        if not self.is_open:
+            raise PeerConnectionLost
 
     def ask(self, definition: Definition | bytes, facts: bytes, body: bytes) -> PeerCall:
         """Send a call. A definition as bytes is not kept."""
@@ -256,6 +279,7 @@ class PeerChannel(asyncio.Protocol):
 
     def _write(self, content: bytes) -> None:
         if self._transport is not None:
+            self._sent = self._number
             mac = self._seal(self._records, content)
             self._records += 1
             self._transport.write(b"".join((len(content).to_bytes(4, "big"), mac, content)))
@@ -266,10 +290,8 @@ class PeerChannel(asyncio.Protocol):
 
     def forget(self, call: PeerCall) -> None:
         """The call is over."""
-        if self._calls.pop(call.number, None) is not None:
-            self._waiting.discard(call.number)
-            if not self._calls:
-                self._idle_since = self._loop.time()
+        if self._calls.pop(call.number, None) is not None and not self._calls and self._number >= MAX_NUMBER:
+            self.close()
 
     def cancel(self, call: PeerCall) -> None:
         """Cancel a call, unless it is over."""
@@ -286,7 +308,8 @@ class PeerChannel(asyncio.Protocol):
     # -- answers
 
     def data_received(self, data: bytes) -> None:
-        self.last_frame_at = self._loop.time()
+        self._heard_at = self.quiet_since = self._loop.time()
+        self._tell_heard()
         try:
             for head, content in self._frames.feed(data):
                 self._receive(head[:1], content[: NUMBER.size], content[NUMBER.size :])
@@ -295,25 +318,27 @@ class PeerChannel(asyncio.Protocol):
 
     def _receive(self, kind: bytes, raw: bytes, payload: bytes) -> None:
         number = int.from_bytes(raw, "big")
-        if kind == b"a":
-            self._waiting.discard(number)
-            call = self._calls.get(number)
-            if call is not None:
-                call.receive(kind, payload)
-        elif kind == b"s":
-            self._arrived = number
-        elif kind == b"n":
-            self._waiting.add(number)
+        call = self._calls.get(number)
+        if call is None:
+            return  # a heartbeat, or about a call that is over
+        if kind == b"n":
+            call.may_have_run = False
         elif kind == b"S":
-            self._waiting.discard(number)
-        elif kind != b"p" and (call := self._calls.get(number)) is not None:
+            call.may_have_run = True
+            self._batch.add(frame(b"g", raw))
+        elif kind != b"p":
             call.receive(kind, payload)
+
+    def _tell_heard(self) -> None:
+        heard, self._heard = self._heard, None
+        if heard is not None and not heard.done():
+            heard.set_result(None)
 
     # -- the end
 
     def _watch(self) -> None:
         """Check for heartbeats from now on."""
-        self.last_frame_at = self._checked_at = self._loop.time()
+        self.quiet_since = self._checked_at = self._loop.time()
         self._timer = self._timer or self._loop.call_later(HEARTBEAT_S, self._check_timeout)
 
     def _check_timeout(self) -> None:
@@ -325,26 +350,21 @@ class PeerChannel(asyncio.Protocol):
         self._checked_at = now
         self._timer = self._loop.call_later(HEARTBEAT_S, self._check_timeout)
         if was_away:
-            self.last_frame_at = now  # this process was suspended: heartbeats were sent and not read
-        elif now - self.last_frame_at >= TIMED_OUT_AFTER_S:
+            self.quiet_since = now  # this process was suspended: heartbeats were sent and not read
+        elif now - self.quiet_since >= TIMED_OUT_AFTER_S:
             for call in tuple(self._calls.values()):
-                call.time_out(has_started=self._has_started(call.number))
+                call.time_out()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._transport = None
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
+        self._tell_heard()
         calls, self._calls = self._calls, {}
         for number, call in calls.items():
-            if self._has_started(number):
-                call.receive(b"s", b"")
-            else:
-                call.wake()
-
-    def _has_started(self, number: int) -> bool:
-        """Whether a call may have been sent to a server."""
-        return number <= self._arrived and number not in self._waiting
+            call.may_have_run = call.may_have_run and number <= self._sent
+            call.wake()
 
     def close(self) -> None:
         """End the channel. Its calls are lost."""

@@ -1,7 +1,6 @@
 """Small calls of one peer on one connection, the side that answers (`peer_channel.py` has the frames).
 
-What one read brings is noted in one frame before anything of it is begun: the asking side then knows what may have
-taken effect if this process dies. The answers of one turn of the event loop are one write.
+The answers of one turn of the event loop are one write.
 """
 
 import asyncio
@@ -21,7 +20,7 @@ from transports.peer_channel import (
 )
 from transports.replica_wire import HEAD_BYTES, frame
 
-__all__ = ["AnsweringChannel", "Call", "CallFaulty", "Rules"]
+__all__ = ["AnsweringChannel", "Call", "CallFaulty", "CallLeft", "Rules"]
 
 _SIZE: Final = 4
 _RECORD_BYTES: Final = 1 << 20
@@ -30,6 +29,10 @@ _HEARTBEAT: Final = frame(b"p", bytes(4))
 
 class CallFaulty(Exception):
     """What a peer has sent cannot be read."""
+
+
+class CallLeft(Exception):
+    """The asking side has cancelled the call, or is gone."""
 
 
 class Call(NamedTuple):
@@ -73,6 +76,7 @@ class AnsweringChannel(asyncio.Protocol):
         self._definitions: dict[int, Any] = {}
         self._left: dict[int, Callable[[], None]] = {}
         self._open: set[int] = set()  # the calls that have arrived, without those that have ended or were cancelled
+        self._agreed: dict[int, asyncio.Future[None]] = {}
         self._cancellations = 0
         self._frames = FrameReader(_SIZE + rules.mac_bytes, 0, _RECORD_BYTES)
         self._batch = Batch(self._loop, self._write)
@@ -80,18 +84,13 @@ class AnsweringChannel(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         came: list[Call | int] = []
-        before = self._last
         try:
             self._read_records(data, came)
         except (CallFaulty, FrameTooLong):
             self._rules.cut()
             self.abort()
             return
-        if self._last != before:
-            self._batch.add(frame(b"s", NUMBER.pack(self._last)))
-            self._batch.flush()
-        if came:
-            self._loop.call_soon(self._begin, came)  # the frame is written first
+        self._begin(came)
 
     def _read_records(self, data: bytes, came: list[Call | int]) -> None:
         """Read the complete records. A head is the size of the record, and its proof."""
@@ -114,8 +113,17 @@ class AnsweringChannel(asyncio.Protocol):
                 came.append(self._call(content, begin, at))
             elif kind == b"c" and size == NUMBER.size:
                 self._cancel(int.from_bytes(content[begin:at], "big"), came)
+            elif kind == b"g" and size == NUMBER.size:
+                self._let_go_on(int.from_bytes(content[begin:at], "big"))
+            elif kind == b"p" and not size:
+                self._batch.add(_HEARTBEAT)
             else:
                 raise CallFaulty
+
+    def _let_go_on(self, number: int) -> None:
+        agreed = self._agreed.pop(number, None)
+        if agreed is not None and not agreed.done():
+            agreed.set_result(None)
 
     def _cancel(self, number: int, came: list[Call | int]) -> None:
         self._cancellations += 1
@@ -123,6 +131,7 @@ class AnsweringChannel(asyncio.Protocol):
             raise CallFaulty  # a call is cancelled once, after it was sent
         if number in self._open:
             self._open.remove(number)
+            self._has_left(number)
             came.append(number)
 
     def _call(self, content: bytes, begin: int, end: int) -> Call:
@@ -168,10 +177,25 @@ class AnsweringChannel(asyncio.Protocol):
         """Send a frame about a call that goes on."""
         self._batch.add(frame(kind, NUMBER.pack(number) + payload))
 
-    def send_now(self, kind: bytes, number: int) -> None:
-        """As `send`, without waiting for other frames of this turn."""
-        self.send(kind, number)
-        self._batch.flush()
+    async def agreed(self, number: int) -> None:
+        """Wait until the asking side knows that a call that has waited may take effect from now on.
+
+        Raises:
+            CallLeft: it may have the call executed elsewhere.
+        """
+        if number not in self._open or self._transport is None:
+            raise CallLeft
+        self._agreed[number] = agreed = self._loop.create_future()
+        self.send(b"S", number)
+        try:
+            await agreed
+        finally:
+            self._agreed.pop(number, None)
+
+    def _has_left(self, number: int) -> None:
+        agreed = self._agreed.pop(number, None)
+        if agreed is not None and not agreed.done():
+            agreed.set_exception(CallLeft())
 
     def end(self, kind: bytes, number: int, payload: bytes = b"") -> None:
         """Send the last frame of a call."""
@@ -194,6 +218,8 @@ class AnsweringChannel(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._transport = None
+        for number in tuple(self._agreed):
+            self._has_left(number)
         left, self._left = self._left, {}
         for leave in left.values():
             leave()

@@ -17,8 +17,11 @@ from transports.frames import FrameReader, FrameTooLong
 from transports.sealed_wire import Asking, OtherKeys, OtherReplica, Sealed, Unproven
 
 __all__ = [
+    "CONNECT_S",
     "HEAD_BYTES",
+    "HEARD_S",
     "HEARTBEAT_S",
+    "TIMED_OUT_AFTER_S",
     "PeerConnection",
     "PeerConnectionLost",
     "PeerConnectionPool",
@@ -39,7 +42,9 @@ TIMED_OUT_AFTER_S: Final = 1.5
 
 MAX_FRAME_BYTES: Final = 1 << 30
 _MAX_UNREAD: Final = 1 << 20
-_IDLE_S: Final = 30.0
+HEARD_S: Final = 1.0
+"""After how many seconds without a sign of life nothing is sent to a peer before it has given one."""
+
 _MAX_IDLE: Final = 256
 HEAD_BYTES: Final = 5
 """Length of a frame's kind and size."""
@@ -125,6 +130,9 @@ class PeerConnection(Wire):
 
     `last_frame_at` and `idle_since` (when the last request was done) are times of the event loop's clock.
     """
+
+    may_have_run = True
+    """What it has carried may have taken effect."""
 
     def __init__(self, pool: "PeerConnectionPool", place: "_Place") -> None:
         super().__init__()
@@ -256,7 +264,7 @@ class PeerConnectionPool:
         idle = self._idle.get(place)
         while idle:
             connection = idle.pop()
-            if connection.transport is not None and loop.time() - connection.idle_since < _IDLE_S:
+            if connection.transport is not None and loop.time() - connection.idle_since < HEARD_S:
                 return connection
             connection.abort()
         host, _, port = address.rpartition(":")

@@ -25,7 +25,7 @@ BODY_WITHIN_S: Final = 30.0
 """From the valid head to the end of the body. Replicas are in one network."""
 
 IDLE_S: Final = 60.0
-"""Twice as long as the asking side keeps an idle connection."""
+"""Longer than the asking side uses an idle connection."""
 
 MOST_UNKNOWN: Final = 256
 """Connections that have not sent a valid head yet. Beyond, the oldest is cut: of the peer that has more than half of

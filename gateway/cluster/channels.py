@@ -1,6 +1,7 @@
 """Opens a channel to each peer that calls are forwarded to, and keeps it."""
 
 import asyncio
+import contextlib
 import functools
 import secrets
 from typing import Final, NamedTuple
@@ -12,7 +13,6 @@ from transports.tasks import Tasks, TasksClosed
 
 __all__ = ["Channels", "Peer"]
 
-_IDLE_S: Final = 30.0
 _WITHOUT_S: Final = 10.0
 """How long a peer that refuses channels, because its version is older, is not asked for one again."""
 
@@ -35,15 +35,9 @@ class Channels:
         self._opening = Tasks("channels to peers")
 
     def ready(self, replica: str) -> PeerChannel | None:
-        """The channel to a peer, if it is open and takes one more call."""
+        """The channel to a peer, if it is open, takes one more call, and the peer was heard of a moment ago."""
         channel = self._channels.get(replica)
-        if channel is None:
-            return None
-        if channel.idle_s > _IDLE_S:
-            channel.close()  # the peer may have closed it
-            del self._channels[replica]
-            return None
-        return channel if channel.has_room else None
+        return channel if channel is not None and channel.has_room and channel.is_heard else None
 
     async def open(self, peer: Peer) -> PeerChannel | None:
         """The channel to a peer. None: there is none, for a reason that a connection shows.
@@ -53,7 +47,10 @@ class Channels:
         """
         channel = self._channels.get(peer.replica)
         if channel is not None and channel.is_open:
-            return self.ready(peer.replica)
+            with contextlib.suppress(PeerConnectionLost):
+                if not channel.is_heard:
+                    await channel.hear()
+                return channel if channel.has_room else None
         if asyncio.get_running_loop().time() - self._without.get(peer, -_WITHOUT_S) < _WITHOUT_S:
             return None
         try:

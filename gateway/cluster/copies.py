@@ -55,13 +55,28 @@ class Copies:
         self._nonce = "" if self._begun is None else self._begun.nonce
         self._seal: Callable[[], bytes] | None = None
         self._ticket: Ticket | None = None
+        self._sent: list[PeerConnection | PeerCall] = []
+
+    @property
+    def may_have_run(self) -> bool:
+        """Whether the peer may have executed one of them, as far as it was heard of."""
+        return any(copy.may_have_run for copy in self._sent)
+
+    def returned(self) -> None:
+        """The peer has said that it has executed none of them, and will not."""
+        self._sent.clear()
 
     async def send(self) -> PeerConnection | PeerCall:
         """Send a copy.
 
         Raises:
-            PeerRefused, PeerTimedOut: as `PeerConnectionPool.open`.
+            PeerRefused, PeerTimedOut: as `PeerConnectionPool.open`. Nothing was sent.
         """
+        sent = await self._send()
+        self._sent.append(sent)
+        return sent
+
+    async def _send(self) -> PeerConnection | PeerCall:
         if self._begun is not None:
             begun, self._begun = self._begun, None
             return begun

@@ -4,7 +4,6 @@ The listener opens the envelope of each request and calls the endpoint of its pa
 side, and documents the frames of an answer.
 """
 
-import asyncio
 import contextlib
 import functools
 import logging
@@ -164,17 +163,13 @@ class PeerListener:
 def _scope(envelope: Envelope, headers: Headers, incoming: Incoming) -> dict[str, Any]:
     """The ASGI scope of a request on a connection of its own."""
 
-    async def started() -> None:
-        await incoming.send(b"s")
-        await asyncio.sleep(0)  # the event loop writes the frame at the end of its present iteration
-
     forwarded = Forwarded(
         session_id=envelope.session,
         principal=Principal(issuer=envelope.issuer, subject=envelope.subject),
         epoch=envelope.epoch,
         version=envelope.version,
         granted=envelope.granted,
-        started=started,
+        started=lambda: None,  # the sender counts on it
     )
     scope = scope_of(envelope.method, envelope.path, secure=envelope.secure, headers=headers, forwarded=forwarded)
     return scope | {"mcp.again": envelope.again}

@@ -16,6 +16,7 @@ import msgspec
 
 from gateway.cluster.envelope import CallFacts, Common, Headers, Refusal
 from gateway.cluster.ownership import Forwarded
+from gateway.errors import unreachable
 from gateway.observability.request_log import CORRELATION_HEADER
 from session_store import Principal
 from transports.inbound.begun_post import BegunPost
@@ -24,7 +25,7 @@ from transports.inbound.http import Receive, Scope, Send
 from transports.inbound.posts import Head, Posts, is_batch
 from transports.inbound_port import OwnedByPeer
 from transports.peer_channel import SMALL_BYTES
-from transports.peer_channel_server import Call
+from transports.peer_channel_server import Call, CallLeft
 from transports.replica_wire_server import Incoming
 from transports.soon import Soon
 from transports.tasks import Tasks
@@ -161,13 +162,18 @@ class ForwardedPost:
             begun.wait(lambda work: self._context.run(self._tasks.spawn, work)).add_done_callback(self._waited)
 
     def started(self) -> Soon[None]:
-        """The request is about to be sent to a server. The sender was told when it arrived, unless it has waited."""
+        """The request is about to be sent to a server. The sender counts on it, unless it knows that it has waited."""
         self._has_started = True
-        if not self._is_waiting:
+        if not self._is_waiting or self._incoming is not None:
             return None
         self._is_waiting = False
-        self._call.channel.send_now(b"S", self._call.number)
-        return asyncio.sleep(0)  # the event loop writes the frame at the end of its present iteration
+        return self._agreed()
+
+    async def _agreed(self) -> None:
+        try:
+            await self._call.channel.agreed(self._call.number)
+        except CallLeft:
+            raise unreachable() from None
 
     def _wait(self) -> None:
         """Something has to be awaited: the request was not sent to a server yet, whatever becomes of this process."""

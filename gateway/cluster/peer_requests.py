@@ -1,9 +1,12 @@
 """Sends a request to a peer, relays the answer to the client, and decides what a failure means for the peer.
 
-The peer answers with frames: `s` before the request is sent to a server, then `h` the head of the response, `b` pieces
-of its body, `e` its end. Or it answers with `m`: the peer does not serve the session (any more). Or with `r`: the peer
-refuses the envelope. Small requests go on the channel to the peer (`transports/peer_channel.py`): there `x` is the
-ticket for an answer that goes on at a connection of its own.
+The peer answers with frames: `h` the head of the response, `b` pieces of its body, `e` its end. Or it answers with `m`:
+the peer does not serve the session (any more). Or with `r`: the peer refuses the envelope. Small requests go on the
+channel to the peer (`transports/peer_channel.py`): there `x` is the ticket for an answer that goes on at another
+connection.
+
+A request that went out may have taken effect, unless the peer has said that it has not. It is sent to the same peer
+again, which executes one copy, but to another replica as one that may have taken effect.
 """
 
 import asyncio
@@ -13,7 +16,7 @@ from typing import Final
 
 from gateway.cluster.channels import Channels, Peer
 from gateway.cluster.copies import Copies, Ticket, facts_of
-from gateway.cluster.envelope import Envelopes, ForwardedRequest, Headers, Refusal
+from gateway.cluster.envelope import Envelopes, ForwardedRequest, Refusal
 from gateway.cluster.forwarded_answer import ForwardedAnswer
 from gateway.cluster.liveness import Lease, Liveness, Outcome, after_refusal, decide
 from gateway.cluster.ownership import LEASE_S, Cluster, Route
@@ -64,18 +67,21 @@ class PeerRequests:
         Raises:
             Refused: 503, the peer cannot be reached, and it is too early to say that it is gone.
         """
-        forwarded = self._log.metrics.forwarded
+        forwarded, copies = self._log.metrics.forwarded, None
         try:
             with self._log.forwarding(request.route.session, peer.replica) as traced:
-                outcome = await self._ask(peer, request, traced, reply)
+                copies = Copies(peer, request, traced, self._envelopes, self._pool, self._channels)
+                outcome = await self._ask(peer, copies, reply)
         except Refused:
             forwarded["unreachable"] += 1
             raise
+        finally:
+            if copies is not None and copies.may_have_run:
+                reply.start()
         forwarded[outcome.name.lower()] += 1
         return outcome
 
-    async def _ask(self, peer: Peer, request: ForwardedRequest, traced: Headers, reply: RelayedReply) -> Outcome:
-        copies = Copies(peer, request, traced, self._envelopes, self._pool, self._channels)
+    async def _ask(self, peer: Peer, copies: Copies, reply: RelayedReply) -> Outcome:
         timed_out_since: float | None = None
         has_lost = False
         while True:
@@ -88,7 +94,7 @@ class PeerRequests:
                 if (outcome := await self._before_next(peer, timed_out_since, failure)) is not None:
                     return outcome
                 continue
-            ended = await self._watched(connection, peer, reply)
+            ended = await self._watched(connection, peer, copies, reply)
             if isinstance(ended, Ticket):
                 copies.fetch(ended)
                 continue
@@ -113,12 +119,12 @@ class PeerRequests:
         return outcome
 
     async def _watched(
-        self, connection: PeerConnection | PeerCall, peer: Peer, reply: RelayedReply
+        self, connection: PeerConnection | PeerCall, peer: Peer, copies: Copies, reply: RelayedReply
     ) -> Outcome | Ticket | None:
         """Relay the answer until the client leaves. None: the connection was lost first."""
         watch = ClientWatch(reply.receive, connection.close)
         try:
-            return await self._relay(connection, peer, reply)
+            return await self._relay(connection, peer, copies, reply)
         except PeerConnectionLost:
             return Outcome.ANSWERED if watch.left else None
         except BaseException:
@@ -127,7 +133,9 @@ class PeerRequests:
         finally:
             watch.stop()
 
-    async def _relay(self, connection: PeerConnection | PeerCall, peer: Peer, reply: RelayedReply) -> Outcome | Ticket:
+    async def _relay(
+        self, connection: PeerConnection | PeerCall, peer: Peer, copies: Copies, reply: RelayedReply
+    ) -> Outcome | Ticket:
         while True:
             try:
                 kind, payload = await connection.next()
@@ -137,10 +145,9 @@ class PeerRequests:
                     connection.close()
                     return outcome
                 continue
-            if kind == b"s":
-                reply.start()
-            elif kind == b"m":
+            if kind == b"m":
                 connection.done()
+                copies.returned()
                 return Outcome.MOVED
             elif kind == b"x":
                 connection.done()
@@ -148,7 +155,7 @@ class PeerRequests:
                 return Ticket(payload.decode())
             elif kind == b"r":
                 connection.close()
-                return self._after_refusal(payload, reply)
+                return self._after_refusal(payload, copies, reply)
             elif kind == b"e":
                 connection.done()
                 await reply.end(payload)
@@ -186,9 +193,11 @@ class PeerRequests:
             pass
         return Outcome.UNKNOWN
 
-    def _after_refusal(self, payload: bytes, reply: RelayedReply) -> Outcome:
+    def _after_refusal(self, payload: bytes, copies: Copies, reply: RelayedReply) -> Outcome:
         refusal = Refusal(payload.decode())
         outcome = after_refusal(refusal)
+        if refusal is not Refusal.SEEN:
+            copies.returned()
         if outcome is None:
             logger.error("another gateway on this store refuses requests of this one: compare their keys and clocks")
             raise unreachable()

@@ -61,3 +61,25 @@ def test_a_call_that_was_done_is_not_refused_when_its_owner_and_the_store_die(
             assert messages(answers["sleep"])[-1]["error"]["code"] == -32014
             assert notes["sleep"].read_text() == "called\n"
             far.http.close()
+
+
+@requirement("rep.no-retry", "rep.honest")
+def test_a_call_whose_owner_lives_behind_something_that_died_is_made_once(
+    redis_server: RunningRedis, http: httpx.Client, tmp_path: Path
+) -> None:
+    note = tmp_path / "note"
+    with behind_a_relay(redis_server) as (owner, relay), replica(redis_server) as other:
+        client = Legacy(f"{owner.base}/servers/probe/mcp", http).open()
+        tool_text(client.tool("pid"))
+        far = through(other, "probe", client)
+        tool_text(far.tool("pid"))
+        relay.loses_answers = True
+        answers: list[httpx.Response] = []
+        thread = threading.Thread(target=lambda: answers.append(far.tool("sleep", {"seconds": 0, "note": str(note)})))
+        thread.start()
+        assert eventually(note.exists, within_s=5)
+        relay.close()
+        thread.join(30)
+        assert messages(answers[0])[-1]["error"]["code"] == -32014, "nobody can know, so nobody says that it was not"
+        assert note.read_text() == "called\n"
+        far.http.close()

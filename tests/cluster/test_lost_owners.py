@@ -179,7 +179,9 @@ def test_an_owner_that_is_cut_off_from_the_others_is_replaced_and_told(
         relay.cut()
         began = time.monotonic()
         near = through(other, "probe", client)
-        answer = retried(lambda: near.tool("pid"), within_s=LEASE_S + 5)
+        unknown = retried(lambda: near.tool("pid"), within_s=LEASE_S + 5)
+        assert messages(unknown)[-1]["error"]["code"] == -32014, "it was sent before anybody knew of the cut"
+        answer = near.tool("pid")
         assert restarted(answer) == {"reason": "takeover"} and tool_text(answer) != old
         assert time.monotonic() - began < LEASE_S + 4
         thread.join(15)

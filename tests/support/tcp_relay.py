@@ -1,4 +1,7 @@
-"""A TCP relay that can simulate a network partition: no byte passes, and no connection is closed."""
+"""A TCP relay that can simulate a network partition: no byte passes, and no connection is closed.
+
+It can also lose what the target answers, as a sidecar that dies does.
+"""
 
 import contextlib
 import select
@@ -17,10 +20,13 @@ class Relay:
         self._listener = socket.create_server(("127.0.0.1", port))
         self.port = int(self._listener.getsockname()[1])
         self._pairs: dict[socket.socket, socket.socket] = {}
+        self._to_target: set[socket.socket] = set()
         self._lock = threading.Lock()
         self._is_closed = False
         self._passes = threading.Event()
         self._passes.set()
+        self.loses_answers = False
+        """What the target sends is read, and goes nowhere."""
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
 
@@ -58,6 +64,7 @@ class Relay:
                 inside.close()
                 return
             self._pairs |= {inside: outside, outside: inside}
+            self._to_target.add(outside)
             return
         other = self._pairs.get(connection)
         if other is None:
@@ -65,10 +72,12 @@ class Relay:
         data = b""
         with contextlib.suppress(OSError):
             data = connection.recv(1 << 16)
-            other.sendall(data)
+            if not (self.loses_answers and connection in self._to_target):
+                other.sendall(data)
         if not data:
             for end in (connection, other):
                 del self._pairs[end]
+                self._to_target.discard(end)
                 end.close()
 
 

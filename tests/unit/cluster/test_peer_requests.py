@@ -47,6 +47,7 @@ class Connection:
         self.quiet_for_s = quiet_for_s
         self.asked: list[bytes] = []
         self.ends: list[str] = []
+        self.may_have_run = True
 
     def ask(self, head: bytes, body: bytes) -> None:
         self.asked.append(head)
@@ -115,7 +116,7 @@ class Asked:
 
 
 async def test_an_answer_is_passed_on_as_it_comes() -> None:
-    connection = Connection([(b"s", b""), HEAD, (b"b", b"one"), (b"e", b"two")])
+    connection = Connection([HEAD, (b"b", b"one"), (b"e", b"two")])
     asked = Asked(Cluster(True), connection)
     assert await asked.outcome() is Outcome.ANSWERED
     assert [event.get("body") for event in asked.sent] == [None, b"one", b"two"] and connection.ends == ["done"]
@@ -185,8 +186,27 @@ async def test_an_address_that_closes_connections_asks_the_lease() -> None:
     assert await Asked(Cluster(False), *tries).outcome() is Outcome.GONE
 
 
-async def test_an_answer_that_broke_off_after_its_start_is_not_tried_again() -> None:
-    broken = Connection([(b"s", b""), LOST])
-    assert await Asked(Cluster(True), broken, Connection([])).outcome() is Outcome.UNKNOWN
-    broken = Connection([(b"s", b""), LOST])
-    assert await Asked(Cluster(True), broken, PeerRefused()).outcome() is Outcome.GONE
+async def test_what_a_living_peer_has_got_is_known_from_a_second_copy() -> None:
+    copy = Connection([(b"r", Refusal.SEEN.value.encode())])
+    asked = Asked(Cluster(True), Connection([LOST]), Connection([]), copy)
+    assert await asked.outcome() is Outcome.UNKNOWN and asked.reply.has_started
+
+
+@requirement("rep.no-retry")
+async def test_what_went_out_to_a_peer_that_is_gone_may_have_taken_effect() -> None:
+    lost, silent = Connection([LOST]), Connection([TIMED_OUT], LEASE_S)
+    for opened, started in (((lost, PeerRefused()), True), ((silent,), True), ((PeerRefused(),), False)):
+        asked = Asked(Cluster(True), *opened)
+        assert await asked.outcome() in (Outcome.GONE, Outcome.CUT_OFF) and asked.reply.has_started is started
+    asked = Asked(Cluster(None), Connection([TIMED_OUT], LEASE_S))
+    with pytest.raises(Refused):
+        await asked.outcome()
+    assert asked.reply.has_started
+
+
+@requirement("rep.honest")
+async def test_what_its_owner_had_not_begun_has_no_effect() -> None:
+    waiting = Connection([LOST])
+    waiting.may_have_run = False
+    asked = Asked(Cluster(True), waiting, PeerRefused())
+    assert await asked.outcome() is Outcome.GONE and not asked.reply.has_started
