@@ -195,7 +195,7 @@ async def test_a_quiet_peer_is_asked_for_a_sign_of_life_before_a_call_is_sent(mo
         assert not found.asking.is_heard
         await asyncio.gather(found.asking.hear(), found.asking.hear())
         assert len(found.reads) == 1 and not found.came
-        found.answering.data_received = lambda _: None  # type: ignore[method-assign]  # it is paused
+        found.answering.data_received = lambda data: None  # type: ignore[method-assign]  # it is paused
         with pytest.raises(PeerTimedOut):
             await found.asking.hear()
         found.answering.abort()
