@@ -13,7 +13,7 @@ __all__ = ["from_fields", "to_field", "to_fields"]
 _DECODERS: Final[Mapping[str, msgspec.json.Decoder[Any]]] = {
     field.name: msgspec.json.Decoder(field.type) for field in msgspec.structs.fields(Session)
 }
-_COMMON: Final = frozenset(_DECODERS) - {"id", "created_at", "used_at", "metadata", "epoch", "version"}
+_COMMON: Final = frozenset(_DECODERS) - {"id", "created_at", "used_at", "metadata", "counted", "epoch", "version"}
 _MAX_SHARED_BYTES: Final = 512
 _encoder = msgspec.json.Encoder()
 to_field = _encoder.encode

@@ -173,8 +173,9 @@ class Session(msgspec.Struct, frozen=True, kw_only=True):
     `links` are the upstreams that the session has used: a later process can then report what was lost. `remote` are
     its sessions at upstreams that keep sessions of their own: a later process can resume them. A session that was
     opened within another one names it as its `parent`, which lists it in `children`. `origin` tells anonymous clients
-    apart. `token_hash` is that of the credential that opened it (`token_hash_of`). The directory sets `owner` and
-    `epoch`. The store sets `version`, which tells whether a copy of the record is current.
+    apart. `token_hash` is that of the credential that opened it (`token_hash_of`). `counted` is what its owners have
+    counted of it up to the last hand-over, in their own words. The directory sets `owner` and `epoch`. The store sets
+    `version`, which tells whether a copy of the record is current.
     """
 
     id: str
@@ -199,6 +200,7 @@ class Session(msgspec.Struct, frozen=True, kw_only=True):
     children: tuple[str, ...] = ()
     metadata: Mapping[str, str] = msgspec.field(default_factory=dict)
     token_hash: str = ""
+    counted: str = ""
     owner: str = ""
     epoch: int = 0
     version: int = 0

@@ -54,7 +54,7 @@ def _facts(live: LiveSession) -> LiveFacts:
         len(live.exchanges),
         failures[-1].at if failures else 0.0,
         [name for name, *_ in live.conversations] if live.conversations else (),
-        [failure.correlation for failure in failures] if failures else (),
+        [failure.correlation for failure in failures],
     )
 
 
@@ -88,7 +88,7 @@ def part_of(live: LiveSession) -> SessionPart:
         parked=suspended_of(live),
         streams=live.open_streams,
         servers=sorted({name for name, *_ in live.conversations}),
-        failures=[*reversed(live.failures or ())],
+        failures=[*reversed(live.failures)],
     )
 
 

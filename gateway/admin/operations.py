@@ -165,7 +165,7 @@ class Operations:
                     "look at them with `replicas list`"
                 )
             pairs = [(session, parts.get(session.id)) for session in page]
-            yield [(session, part) for session, part in pairs if fits(which, session, facts_of(part))]
+            yield [(session, part) for session, part in pairs if fits(which, session, facts_of(session, part))]
 
     # -- tasks
 

@@ -9,7 +9,7 @@ from typing import Final, Literal, get_args
 import msgspec
 
 from gateway.observability.metrics import Sample
-from gateway.observability.observed import Failure
+from gateway.observability.observed import Counted, Failure
 from gateway.sandbox.session_refusals import RefusedRow
 from gateway.sessions.returns import UnreturningClient
 from session_store import Session, TimelineHead
@@ -28,6 +28,7 @@ __all__ = [
     "SessionTotals",
     "TaskRow",
     "TimelineRow",
+    "detached",
     "row_of",
 ]
 
@@ -232,9 +233,16 @@ class SessionTimeline(msgspec.Struct, frozen=True, kw_only=True):
     entries: list[TimelineRow] = []
 
 
+def detached(session: Session) -> SessionPart:
+    """What is known of a session that no replica serves."""
+    before = Counted.of(session.counted)
+    failures = [*reversed(before.failures)]
+    return SessionPart(id=session.id, state="detached", calls=before.calls, failed=before.failed, failures=failures)
+
+
 def row_of(session: Session, part: SessionPart | None, now: float, *, state_bytes: int = 0) -> SessionRow:
     """A record and what its replica knows, put together."""
-    part = part or SessionPart(id=session.id, state="detached")
+    part = part or detached(session)
     return SessionRow(
         session=redact(session.id),
         principal=str(session.principal),

@@ -16,7 +16,7 @@ from gateway.admin.detached_sessions import DetachedSessions
 from gateway.admin.operators import Page, SessionQuery, UnknownHere
 from gateway.admin.replicas import Replicas
 from gateway.admin.reports import SessionPart, SessionRow, SessionTotals, row_of
-from gateway.admin.session_selection import UNKNOWN, Place, Selection, cursor_of
+from gateway.admin.session_selection import Place, Selection, cursor_of, facts_of
 from session_store import Backend, Session, SessionGone
 
 __all__ = ["SEARCH_LIMIT", "SessionList"]
@@ -78,7 +78,7 @@ class SessionList:
         while looked_at < self._search_limit:
             page = await self._backend.sessions.page(after=place, limit=_READ_AT_ONCE)
             for session in page:
-                selection.add(session, UNKNOWN, session)
+                selection.add(session, facts_of(session), session)
             selection.first()
             if len(page) < _READ_AT_ONCE:
                 break
@@ -92,7 +92,7 @@ class SessionList:
         selection: Selection[SessionRow] = Selection(query)
         now = self._clock()
         for session in detached:
-            selection.add(session, UNKNOWN, row_of(session, None, now))
+            selection.add(session, facts_of(session), row_of(session, None, now))
         found: dict[str, tuple[Place, SessionRow]] = {place[1]: (place, row) for place, row in selection.first()}
         found |= {row.id: (row.place, row.row) for page in pages for row in page.rows}
         totals = _sum([selection.totals, *(page.totals for page in pages)])

@@ -6,14 +6,14 @@ together. So a list costs as much memory as one page of it, however many session
 
 import heapq
 from collections.abc import Iterable, Sequence
-from typing import Any, Final, Generic, NamedTuple, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 from gateway.admin.operators import Only, OperatorError, SessionFilter, SessionQuery, Sort
-from gateway.admin.reports import SessionPart, SessionState, SessionTotals
+from gateway.admin.reports import SessionPart, SessionState, SessionTotals, detached
 from session_store import Session
 from session_store.session import redact
 
-__all__ = ["UNKNOWN", "LiveFacts", "Place", "Selection", "cursor_of", "facts_of", "fits", "matches"]
+__all__ = ["LiveFacts", "Place", "Selection", "cursor_of", "facts_of", "fits", "matches"]
 
 T = TypeVar("T")
 Place = tuple[float, str]
@@ -33,15 +33,13 @@ class LiveFacts(NamedTuple):
     correlations: Iterable[str] = ()
 
 
-def facts_of(part: SessionPart | None) -> LiveFacts:
-    """The facts in what a replica has sent of a session; None: no replica serves it."""
-    if part is None:
-        return UNKNOWN
-    return LiveFacts(part.state, part.calls, part.failed, part.in_flight, servers=part.servers)
-
-
-UNKNOWN: Final = LiveFacts()
-"""Of a session that no replica serves."""
+def facts_of(session: Session, part: SessionPart | None = None) -> LiveFacts:
+    """The facts in what a replica has sent of a session; None: no replica serves it, and its last owner has left them
+    in the record."""
+    part = part or detached(session)
+    failed_at = part.failures[0].at if part.failures else 0.0
+    correlations = [failure.correlation for failure in part.failures]
+    return LiveFacts(part.state, part.calls, part.failed, part.in_flight, failed_at, part.servers, correlations)
 
 
 class Selection(Generic[T]):

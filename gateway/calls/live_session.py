@@ -6,7 +6,6 @@ The one dict keyed by session id in the gateway is here.
 import asyncio
 import contextlib
 import logging
-from collections import deque
 from collections.abc import Callable, Iterator, Set
 from time import monotonic
 from typing import Final, Protocol
@@ -22,7 +21,7 @@ from gateway.calls.state_table import step
 from gateway.calls.streams import call_of_stream
 from gateway.calls.watched_session import WatchedSession
 from gateway.errors import CANCELLED, OUTCOME_UNKNOWN
-from gateway.observability.observed import Failure
+from gateway.observability.observed import Counted, Failure
 from gateway.protocol.subscription_filter import SubscriptionFilter
 from session_store import EventStreams, Session, StoreUnavailable
 from transports.era import Era
@@ -79,8 +78,9 @@ class LiveSession(WatchedSession):
         self.ended = False  # closed on this replica: no call begins in it any more
         self.alias = ""
         self.read_at = 0.0  # when the record was read from the store, by the monotonic clock
-        self.calls = self.failed = 0  # answered by this replica, and how many of them failed
-        self.failures: deque[Failure] | None = None  # the last of those
+        before = Counted.of(session.counted)
+        self.calls, self.failed = before.calls, before.failed  # answered calls, and how many of them failed
+        self.failures = before.failures  # the last of those
         self.return_watch: ReturnWatch | None = None  # None: no request of its client has to be noticed
         self._draining: asyncio.Event | None = None
         self.new_process = "gateway_restart"  # why its servers have new processes, if it has used them before
@@ -171,9 +171,7 @@ class LiveSession(WatchedSession):
         self.calls += 1
         if failure is not None:
             self.failed += 1
-            if self.failures is None:
-                self.failures = deque(maxlen=_KEPT_FAILURES)
-            self.failures.append(failure)
+            self.failures = (*self.failures[1 - _KEPT_FAILURES :], failure)
 
     def drain(self) -> None:
         """Let its streams end."""

@@ -1,7 +1,7 @@
 """The interface of a call in flight that observability uses. `gateway.calls` implements it."""
 
 from collections.abc import Callable, Mapping
-from typing import Protocol
+from typing import Final, Protocol
 
 import msgspec
 
@@ -9,7 +9,7 @@ from gateway.observability.outcome import Outcome
 from gateway.observability.spans import CallSpan
 from session_store import Session
 
-__all__ = ["Failure", "LogFacts", "ObservedExchange", "Watcher"]
+__all__ = ["Counted", "Failure", "LogFacts", "ObservedExchange", "Watcher"]
 
 LogFacts = Mapping[str, str | bool]
 """Fields of a log line, by name. Empty and false ones are left out."""
@@ -24,6 +24,30 @@ class Failure(msgspec.Struct, frozen=True):
     outcome: str
     why: str
     correlation: str
+
+
+class Counted(msgspec.Struct, frozen=True):
+    """The answered calls of a session: how many, how many of them failed, and the last failures."""
+
+    calls: int = 0
+    failed: int = 0
+    failures: tuple[Failure, ...] = ()
+
+    @classmethod
+    def of(cls, text: str) -> "Counted":
+        """Read what an earlier owner has left (`Session.counted`). Nothing, if that is not readable any more."""
+        try:
+            return _counted.decode(text) if text else _NOTHING
+        except msgspec.MsgspecError:
+            return _NOTHING
+
+    def text(self) -> str:
+        """For the next owner."""
+        return msgspec.json.encode(self).decode()
+
+
+_counted: Final = msgspec.json.Decoder(Counted)
+_NOTHING: Final = Counted()
 
 
 class ObservedExchange(Protocol):

@@ -12,6 +12,7 @@ from msgspec.structs import replace
 from gateway.calls.live_session import LiveSession, LiveSessions
 from gateway.cluster.ownership import Cluster
 from gateway.observability.audit import Audit
+from gateway.observability.observed import Counted
 from gateway.policy.quotas import PrincipalQuotas
 from session_store import Bus, Session, SessionStore, StoreUnavailable, TaskStore
 from transports.inbound_port import Refused
@@ -195,12 +196,20 @@ class SessionLifecycle:
             self._on_close(live)
             self._cluster.let_go(live.session)
         # The next owner may start its processes before the old ones have ended: nobody calls the old ones any more.
-        await asyncio.gather(*(self._store.touch(live.session.id) for live in idle))
+        await asyncio.gather(*(self._leave(live) for live in idle))
         await asyncio.gather(*(live.leave_events() for live in idle))
         await asyncio.gather(*(self._cluster.release(live.session) for live in idle))
         for live in idle:
             self._tasks.spawn(live.close(over=False))
         return not any(True for _ in self._live)
+
+    async def _leave(self, live: LiveSession) -> None:
+        """Have the store know what this replica knows of the uses of a session."""
+        if live.take_use():
+            await self._store.touch(live.session.id)
+        counted = Counted(live.calls, live.failed, live.failures)
+        if counted != Counted.of(live.session.counted):
+            await self._store.update(live.session.id, counted=counted.text())
 
     async def settled(self) -> None:
         """Wait until every session that is being closed is closed."""

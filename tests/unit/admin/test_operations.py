@@ -78,11 +78,7 @@ class FakeReplicas:
         selection: Selection[SessionPart] = Selection(query)
         for part in self._parts:
             if (session := self.stored.get(part.id)) is not None:
-                failures = part.failures
-                facts = facts_of(part)._replace(
-                    failed_at=failures[0].at if failures else 0.0, correlations=[one.correlation for one in failures]
-                )
-                selection.add(session, facts, part)
+                selection.add(session, facts_of(session, part), part)
         rows = [
             HeldRow(id=part.id, place=place, row=row_of(self.stored[part.id], part, 0.0))
             for place, part in selection.first()

@@ -8,7 +8,7 @@ import pytest
 
 from gateway.admin.operators import SORTS, OperatorError, SessionFilter, SessionQuery, sort_named
 from gateway.admin.reports import SessionState
-from gateway.admin.session_selection import UNKNOWN, LiveFacts, Selection, cursor_of, matches
+from gateway.admin.session_selection import LiveFacts, Selection, cursor_of, facts_of, matches
 from session_store import ClientFacts, Principal, Session
 from session_store.testing import FakeClock, a_session
 from tests.requirements import requirement
@@ -119,4 +119,4 @@ def test_all_words_of_a_query_have_to_stand_somewhere() -> None:
     assert not matches(session, "files other")
     failed = LiveFacts(correlations=("c" * 32,))
     assert len(selected(SessionQuery(query="c" * 32), [(session, failed)]).first()) == 1
-    assert not selected(SessionQuery(query="c" * 32), [(session, UNKNOWN)]).first()
+    assert not selected(SessionQuery(query="c" * 32), [(session, facts_of(session))]).first()

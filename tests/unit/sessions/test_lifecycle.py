@@ -5,8 +5,13 @@ from collections.abc import Coroutine, Sequence
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
+from gateway.admin.reports import row_of
+from gateway.admin.session_selection import LiveFacts, facts_of
+from gateway.calls.live_session import LiveSession
 from gateway.config.policy import PolicySettings
+from gateway.observability.observed import Failure
 from gateway.sessions.lifecycle import CHECKED_AT_ONCE, ENDED
 from session_store import MemoryBackend, SessionStore, StoreUnavailable
 from session_store.testing import FakeClock, a_session
@@ -91,6 +96,31 @@ async def test_a_replica_that_drains_releases_its_idle_sessions() -> None:
     found = await parts.store.peek(live.session.id)
     assert found is not None and found.owner == ""
     assert live.ended and parts.cluster.has_released(live.session.id)
+
+
+@requirement("rep.idle-kept")
+async def test_a_hand_over_changes_nothing_that_is_counted() -> None:
+    parts = Parts(clustered=True)
+    live, unused = [parts.live.of(await parts.lifecycle.create(a_session(parts.clock), None)) for _ in range(2)]
+    began = parts.clock()
+    parts.clock.pass_time(60.0)
+    failure = Failure(1.0, "notes", "write", "tool error", "full", "c" * 32)
+    with live.in_use():
+        live.count(None)
+        live.count(failure)
+    assert await parts.lifecycle.release_idle()
+    used, idle = [await parts.store.peek(each.session.id) for each in (live, unused)]
+    assert used is not None and used.used_at == parts.clock(), "it was used since the last round"
+    assert idle is not None and idle.used_at == began, "a deployment prolongs no session that nobody uses"
+    row = row_of(used, None, parts.clock())
+    assert (row.state, row.calls, row.failed, row.failures) == ("detached", 2, 1, [failure])
+    assert facts_of(used)[1:] == (2, 1, 0, 1.0, [], ["c" * 32]) and facts_of(idle) == LiveFacts(
+        correlations=[], servers=[]
+    )
+    later = LiveSession(used, parts.live._events)
+    later.count(None)
+    assert (later.calls, later.failed, [*(later.failures or ())]) == (3, 1, [failure])
+    assert LiveSession(replace(used, counted="of another version"), parts.live._events).calls == 0
 
 
 async def test_a_session_that_was_taken_over_is_closed_and_stays_in_the_store() -> None:
