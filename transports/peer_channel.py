@@ -25,10 +25,10 @@ from typing import Final, Protocol
 
 from transports.frames import FrameReader, FrameTooLong
 from transports.replica_wire import (
+    CHECKED_S,
     CONNECT_S,
     HEAD_BYTES,
     HEARD_S,
-    HEARTBEAT_S,
     TIMED_OUT_AFTER_S,
     PeerConnectionLost,
     PeerTimedOut,
@@ -339,16 +339,16 @@ class PeerChannel(asyncio.Protocol):
     def _watch(self) -> None:
         """Check for heartbeats from now on."""
         self.quiet_since = self._checked_at = self._loop.time()
-        self._timer = self._timer or self._loop.call_later(HEARTBEAT_S, self._check_timeout)
+        self._timer = self._timer or self._loop.call_later(CHECKED_S, self._check_timeout)
 
     def _check_timeout(self) -> None:
         if not self._calls:
             self._timer = None
             return
         now = self._loop.time()
-        was_away = now - self._checked_at > 2 * HEARTBEAT_S
+        was_away = now - self._checked_at > 4 * CHECKED_S
         self._checked_at = now
-        self._timer = self._loop.call_later(HEARTBEAT_S, self._check_timeout)
+        self._timer = self._loop.call_later(CHECKED_S, self._check_timeout)
         if was_away:
             self.quiet_since = now  # this process was suspended: heartbeats were sent and not read
         elif now - self.quiet_since >= TIMED_OUT_AFTER_S:

@@ -17,6 +17,7 @@ from transports.frames import FrameReader, FrameTooLong
 from transports.sealed_wire import Asking, OtherKeys, OtherReplica, Sealed, Unproven
 
 __all__ = [
+    "CHECKED_S",
     "CONNECT_S",
     "HEAD_BYTES",
     "HEARD_S",
@@ -37,10 +38,13 @@ CONNECT_S: Final = 1.0
 HEARTBEAT_S: Final = 0.5
 """How often the answering side sends a heartbeat while it works on a request."""
 
-TIMED_OUT_AFTER_S: Final = 1.5
+TIMED_OUT_AFTER_S: Final = 1.0
 """After how many seconds without a frame the asking side counts a peer as timed out."""
 
 MAX_FRAME_BYTES: Final = 1 << 30
+CHECKED_S: Final = 0.25
+"""How often the asking side looks for frames that are missing."""
+
 _MAX_UNREAD: Final = 1 << 20
 HEARD_S: Final = 1.0
 """After how many seconds without a sign of life nothing is sent to a peer before it has given one."""
@@ -295,14 +299,14 @@ class PeerConnectionPool:
         if self._timer is None:
             loop = asyncio.get_running_loop()
             self._checked_at = loop.time()
-            self._timer = loop.call_later(HEARTBEAT_S, self._check_timeouts)
+            self._timer = loop.call_later(CHECKED_S, self._check_timeouts)
 
     def _check_timeouts(self) -> None:
         loop = asyncio.get_running_loop()
         now = loop.time()
-        was_away = now - self._checked_at > 2 * HEARTBEAT_S
+        was_away = now - self._checked_at > 4 * CHECKED_S
         self._checked_at = now
-        self._timer = loop.call_later(HEARTBEAT_S, self._check_timeouts) if self._active else None
+        self._timer = loop.call_later(CHECKED_S, self._check_timeouts) if self._active else None
         for connection in tuple(self._active):
             if was_away:
                 connection.restart_timeout(now)  # this process was suspended: heartbeats were sent and not read

@@ -18,6 +18,7 @@ from session_store.tokens import Macs
 __all__ = [
     "CHANNEL",
     "GREETING",
+    "HOLD",
     "RECORD_MAC_BYTES",
     "TICKET",
     "CallFacts",
@@ -40,6 +41,9 @@ GREETING: Final = "greeting"
 
 CHANNEL: Final = "channel"
 """The path of a request to use its connection as a channel (`transports/peer_channel.py`)."""
+
+HOLD: Final = "hold"
+"""The path of a request to take nothing from a replica for a while. Its session is that replica."""
 
 TICKET: Final = "ticket"
 """The path of a request for an answer that has begun on a channel. Its session is the ticket."""
@@ -188,6 +192,10 @@ class Envelopes:
     def greeting(self, target: str) -> bytes:
         """The sealed head of a request that only asks the replica `target` to answer."""
         return self._bare(target, GREETING)
+
+    def hold(self, target: str, replica: str) -> bytes:
+        """The sealed head of a request to take nothing from `replica` for a while."""
+        return self._bare(target, HOLD, replica)
 
     def opening(self, target: str, name: str) -> bytes:
         """The sealed head of a request to use its connection as a channel. `name` is this side's part of its name."""

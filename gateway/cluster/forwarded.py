@@ -16,6 +16,7 @@ import msgspec
 from gateway.cluster.envelope import (
     CHANNEL,
     GREETING,
+    HOLD,
     RECORD_MAC_BYTES,
     TICKET,
     CallFacts,
@@ -49,7 +50,8 @@ _facts = msgspec.msgpack.Decoder(CallFacts)
 
 
 class PeerListener:
-    """Serves the requests of peers. `refused` is called for each sender that is no replica of this store."""
+    """Serves the requests of peers. `refused` is called for each sender that is no replica of this store. `hold` agrees
+    to take nothing from a replica for a while."""
 
     def __init__(
         self,
@@ -59,11 +61,13 @@ class PeerListener:
         limits: Limits,
         *,
         refused: Callable[[], None],
+        hold: Callable[[str], bool],
     ) -> None:
         self._replica = replica
         self._envelopes = envelopes
         self._endpoints = endpoints
         self._refused = refused
+        self._hold = hold
         self._tasks = Tasks("calls of peers")
         self._tickets = Tickets()
         self._server = PeerServer(
@@ -98,6 +102,8 @@ class PeerListener:
             await incoming.send(b"r", headers.value.encode())
         elif envelope.path == GREETING:
             await incoming.send(b"e")
+        elif envelope.path == HOLD:
+            await incoming.send(b"e" if self._hold(envelope.session) else b"m")
         elif envelope.path == CHANNEL:
             await self._open_channel(envelope.session, incoming)
         elif envelope.path == TICKET:

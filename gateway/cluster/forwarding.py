@@ -49,7 +49,7 @@ _NOT_FORWARDED: Final = frozenset(
         *(PEER_HEADER.encode(), CORRELATION_HEADER.encode()),
     }
 )
-_NOT_REACHED: Final = frozenset({Outcome.GONE, Outcome.CUT_OFF})
+_NOT_REACHED: Final = frozenset({Outcome.GONE, Outcome.CUT_OFF, Outcome.SILENT})
 
 
 def _unbegun(route: Route) -> Route:

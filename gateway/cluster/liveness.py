@@ -16,6 +16,10 @@ class Lease(enum.Enum):
     """The state of a replica's lease in the store."""
 
     VALID = enum.auto()
+    RENEWED = enum.auto()
+    """It was renewed after the replica fell silent: the replica runs."""
+    OLD = enum.auto()
+    """It was not renewed for so long that the replica asks the store before it answers."""
     EXPIRED = enum.auto()
     UNKNOWN = enum.auto()
     """The store does not answer, or did not a moment ago: then every lease looks expired."""
@@ -30,6 +34,8 @@ class Liveness(enum.Enum):
     """It has died: its sessions may be claimed."""
     CUT_OFF = enum.auto()
     """It runs and does not reach this replica: its sessions may be claimed once it has learned of the claim."""
+    SILENT = enum.auto()
+    """It does not answer, and does not renew its lease: its sessions may be claimed."""
     UNDECIDED = enum.auto()
     """Its state is unknown, and the client has waited long enough: the client gets 503."""
 
@@ -38,6 +44,10 @@ DECISIONS: Final = {
     # lease, and whether the peer has been timed out for at least one lease
     (Lease.VALID, False): Liveness.WAIT,
     (Lease.VALID, True): Liveness.CUT_OFF,
+    (Lease.RENEWED, False): Liveness.CUT_OFF,
+    (Lease.RENEWED, True): Liveness.CUT_OFF,
+    (Lease.OLD, False): Liveness.SILENT,
+    (Lease.OLD, True): Liveness.SILENT,
     (Lease.EXPIRED, False): Liveness.GONE,
     (Lease.EXPIRED, True): Liveness.GONE,
     (Lease.UNKNOWN, False): Liveness.WAIT,
@@ -60,6 +70,8 @@ class Outcome(enum.Enum):
     """As `Liveness.GONE`."""
     CUT_OFF = enum.auto()
     """As `Liveness.CUT_OFF`."""
+    SILENT = enum.auto()
+    """As `Liveness.SILENT`."""
     UNKNOWN = enum.auto()
     """The peer runs, and the connection was lost before the end of its answer."""
 

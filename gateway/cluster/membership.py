@@ -73,7 +73,8 @@ class Membership:
             except OSError as error:
                 reason = os.strerror(error.errno) if error.errno else str(error)
                 raise ConfigurationError(f"gateway.internal: cannot listen on {host}:{port}: {reason}") from None
-            self._cluster.advertise(self._advertise or f"{f'[{host}]' if ':' in host else host}:{bound}")
+            address = self._advertise or f"{f'[{host}]' if ':' in host else host}:{bound}"
+            self._cluster.advertise(address, self._peers.hold)
             await self._reachability.check()
             with contextlib.suppress(StoreUnavailable):
                 await self._cluster.beat()

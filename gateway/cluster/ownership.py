@@ -1,38 +1,48 @@
 """Ownership of sessions: this replica's lease, its claims, and the check before an answer is sent.
 
 Invariants: an epoch is given once, to one owner (compare-and-set in the store, and a nonce); only an owner holds links
-of a session; an owner whose lease may have expired asks the store before it sends an answer.
+of a session; an owner that may have lost a session (`lease.py`) asks the store before it sends an answer.
 """
 
 import asyncio
+import contextlib
 import logging
 import secrets
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Mapping
 from time import monotonic
 from typing import Any, Final
 
 import msgspec
 from cachetools import TTLCache
 
+from gateway.cluster.lease import LEASE_S, OwnLease
 from gateway.errors import not_found_by_others
 from gateway.identity.credential_claims import CredentialClaims
-from session_store import Directory, Principal, Session, SessionStore, StoreUnavailable
+from session_store import Bus, Directory, Principal, Session, SessionStore, StoreUnavailable
 from transports.inbound_port import OwnedByPeer
 from transports.soon import Soon
 
-__all__ = ["LEASE_S", "Cluster", "Forwarded", "Route", "RouteMemory"]
+__all__ = ["BEAT_S", "LEASE_S", "Cluster", "Forwarded", "Route", "RouteMemory"]
 
 logger = logging.getLogger(__name__)
 
 BEAT_S: Final = 1.0
-LEASE_S: Final = 5.0
+_LATE_S: Final = 0.25
+"""After how long without an answer of the store the other replicas are asked to hold."""
+
+_LOST: Final = "mcp:lost:"
+"""The bus topic, with the name of a replica, that has it renew its lease at once: a session was taken from it."""
+
 _KNOWN_S: Final = 0.4
-_MARGIN_S: Final = 1.0
 _CONTESTED_S: Final = 60.0
 _MOST_CONTESTED: Final = 10_000
 _FORGOTTEN: Final = "?"
 """Before the id of a session whose claim the store has forgotten, in what its owner is told."""
+
+
+AskToHold = Callable[[Mapping[str, str]], Awaitable[bool]]
+"""Ask replicas, whose addresses are given by name. True: all have agreed."""
 
 
 class RouteMemory:
@@ -104,6 +114,7 @@ class Cluster:
         self,
         directory: Directory,
         sessions: SessionStore,
+        bus: Bus,
         *,
         taken_over: Callable[[str], None],
         claims: Counter[str] | None = None,
@@ -113,9 +124,11 @@ class Cluster:
         self.address = ""
         self._directory = directory
         self._sessions = sessions
+        self._bus = bus
         self._taken_over = taken_over
-        self._lease_until = 0.0
-        self._reachable_since: float | None = None
+        self.lease = OwnLease()
+        self._listed_at = -LEASE_S
+        self._ask_to_hold: AskToHold | None = None
         self.is_leaving = False
         self.is_reachable = True
         """Whether other replicas reach this one at its address. A replica that is not reached owns no session."""
@@ -131,22 +144,43 @@ class Cluster:
 
     async def live(self) -> None:
         """Renew the lease until cancelled. Sessions that others have claimed are closed at once."""
-        while True:
-            try:
-                await self.beat()
-                await self._log_refusing()
-            except StoreUnavailable:
-                self._reachable_since = None
-            await asyncio.sleep(BEAT_S)
+        lost = asyncio.Event()
+        async with self._bus.subscribed(_LOST + self.replica, lambda _: lost.set()):
+            while True:
+                is_away = not await self._renew()
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(2 * _LATE_S if is_away else BEAT_S):
+                        await lost.wait()
+                lost.clear()
+
+    async def _renew(self) -> bool:
+        """Renew the lease. While the store does not answer, have the other replicas hold. False: it has failed."""
+        beating = asyncio.ensure_future(self.beat())
+        try:
+            while not (await asyncio.wait((beating,), timeout=_LATE_S))[0]:
+                await self._have_them_hold()
+            await beating
+            await self._log_refusing()
+        except StoreUnavailable:
+            self.lease.not_renewed()
+            await self._have_them_hold()
+            return False
+        finally:
+            beating.cancel()
+        return True
+
+    async def _have_them_hold(self) -> None:
+        began, peers = monotonic(), self.lease.peers
+        if peers is None or self._ask_to_hold is None:
+            return
+        if all(peers.values()) and await self._ask_to_hold(peers):
+            self.lease.held(began)
 
     async def beat(self) -> None:
         """Renew the lease."""
         began = monotonic()
-        lived = began < self._lease_until
         taken = await self._directory.renew_lease(self.replica, self.address if self.is_reachable else "", LEASE_S)
-        self._lease_until = began + LEASE_S
-        if self._reachable_since is None:
-            self._reachable_since = began
+        lived = self.lease.renewed(began)
         for told in taken:
             session_id = told.removeprefix(_FORGOTTEN)
             if told != session_id and session_id in self._told:
@@ -157,6 +191,10 @@ class Cluster:
             if lived:
                 self._taken[session_id] = None
                 self.doubted.set()
+        if began - self._listed_at >= LEASE_S:
+            listed = await self._directory.replicas()
+            self.lease.list_peers({name: at for name, at in listed.items() if name != self.replica})
+            self._listed_at = began
 
     async def _log_refusing(self) -> None:
         """Log each replica whose address refused a connection and whose lease is still valid: the address is wrong."""
@@ -170,9 +208,11 @@ class Cluster:
                         *(replica, address, self.address),
                     )
 
-    def advertise(self, address: str) -> None:
-        """Publish that HOST:PORT as this replica's address, with the next beat."""
+    def advertise(self, address: str, ask_to_hold: "AskToHold | None" = None) -> None:
+        """Publish that HOST:PORT as this replica's address, with the next beat. `ask_to_hold` asks the other replicas
+        to take nothing from this one for a while."""
         self.address = address
+        self._ask_to_hold = ask_to_hold
 
     def set_reachable(self, is_reachable: bool) -> None:
         """Record whether other replicas reach this one at its address. The next beat publishes it."""
@@ -262,6 +302,7 @@ class Cluster:
         """
         claimed = await self.claim(session)
         if leased and claimed is not None and claimed.owner == self.replica:
+            await self._bus.publish(_LOST + session.owner, b"")
             until = monotonic() + LEASE_S
             while monotonic() < until and not await self._directory.acknowledged(session.owner, session.id):  # noqa: ASYNC110
                 await asyncio.sleep(BEAT_S / 10)
@@ -275,13 +316,8 @@ class Cluster:
 
     @property
     def is_fresh(self) -> bool:
-        """True while the lease is valid: no replica can have taken a session without this one knowing."""
-        return monotonic() < self._lease_until
-
-    @property
-    def is_fresh_for_a_while(self) -> bool:
-        """True if the lease is valid for at least `_MARGIN_S` more."""
-        return monotonic() < self._lease_until - _MARGIN_S
+        """True while no replica can have taken a session without this one knowing."""
+        return self.lease.is_fresh
 
     async def still_owns(self, session: Session) -> bool:
         """Ask the store whether this replica owns the session. Used if the lease may have expired."""
@@ -313,7 +349,7 @@ class Cluster:
         others = [(name, at) for name, at in live.items() if at and name != self.replica]
         return secrets.choice(others) if others else None
 
-    @property
-    def trusts_expired_leases(self) -> bool:
-        """False for one lease after an outage of the store: every lease looks expired then."""
-        return self._reachable_since is not None and monotonic() - self._reachable_since >= LEASE_S
+    async def lease_age(self, replica: str) -> float | None:
+        """Seconds since that replica has renewed its lease; None: it has expired, or has ended."""
+        left_s = await self._directory.lease_left(replica)
+        return None if left_s is None else LEASE_S - left_s

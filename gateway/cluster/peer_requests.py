@@ -10,7 +10,9 @@ again, which executes one copy, but to another replica as one that may have take
 """
 
 import asyncio
+import contextlib
 import logging
+from collections.abc import Mapping
 from time import monotonic
 from typing import Final
 
@@ -18,8 +20,9 @@ from gateway.cluster.channels import Channels, Peer
 from gateway.cluster.copies import Copies, Ticket, facts_of
 from gateway.cluster.envelope import Envelopes, ForwardedRequest, Refusal
 from gateway.cluster.forwarded_answer import ForwardedAnswer
+from gateway.cluster.lease import DOUBT_S, LEASE_S
 from gateway.cluster.liveness import Lease, Liveness, Outcome, after_refusal, decide
-from gateway.cluster.ownership import LEASE_S, Cluster, Route
+from gateway.cluster.ownership import Cluster, Route
 from gateway.cluster.relayed_reply import RelayedReply
 from gateway.errors import unreachable
 from gateway.observability.request_log import RequestLog
@@ -27,12 +30,24 @@ from session_store import StoreUnavailable
 from transports.inbound.http import ClientWatch
 from transports.inbound_port import Refused
 from transports.peer_channel import MAX_DEFINITION_BYTES, PeerCall
-from transports.replica_wire import PeerConnection, PeerConnectionLost, PeerConnectionPool, PeerRefused, PeerTimedOut
+from transports.replica_wire import (
+    HEARTBEAT_S,
+    PeerConnection,
+    PeerConnectionLost,
+    PeerConnectionPool,
+    PeerRefused,
+    PeerTimedOut,
+)
 
 __all__ = ["PeerRequests"]
 
 logger = logging.getLogger(__name__)
 
+_SURELY_S: Final = HEARTBEAT_S + 0.1
+"""A lease that was renewed so long after the last frame of a peer was renewed after the peer fell silent: had it stood
+still since then, its last frame would have come up to a heartbeat earlier."""
+
+_HOLD_WITHIN_S: Final = 0.5
 _AGAIN_S: Final = 0.1
 """Between two tries, while the lease of a peer is valid whose address closes connections."""
 
@@ -85,12 +100,13 @@ class PeerRequests:
         timed_out_since: float | None = None
         has_lost = False
         while True:
+            began = monotonic()
             try:
                 connection = await copies.send()
             except PeerRefused:
                 return Outcome.GONE
             except (PeerTimedOut, PeerConnectionLost) as failure:
-                timed_out_since = timed_out_since or monotonic()
+                timed_out_since = timed_out_since or began
                 if (outcome := await self._before_next(peer, timed_out_since, failure)) is not None:
                     return outcome
                 continue
@@ -113,8 +129,9 @@ class PeerRequests:
 
     async def _before_next(self, peer: Peer, since: float, failure: Exception) -> Outcome | None:
         """The outcome for a peer that has not been reached `since` then. None: it is time for the next try."""
-        outcome = await self._after_timeout(peer, monotonic() - since)
-        if outcome is None and isinstance(failure, PeerConnectionLost):
+        is_lost = isinstance(failure, PeerConnectionLost)
+        outcome = await self._after_timeout(peer, monotonic() - since, is_lost=is_lost)
+        if outcome is None and is_lost:
             await asyncio.sleep(_AGAIN_S)  # a time-out has taken a while itself
         return outcome
 
@@ -165,23 +182,25 @@ class PeerRequests:
 
     # -- what a failure means for the peer
 
-    async def _after_timeout(self, peer: Peer, timed_out_for_s: float) -> Outcome | None:
-        """The outcome for a peer that has timed out, or closes connections. None: wait longer. Raises `Refused`: it is
-        unknown, and the client has waited long enough."""
+    async def _after_timeout(self, peer: Peer, silent_s: float, *, is_lost: bool = False) -> Outcome | None:
+        """The outcome for a peer that has been silent for so long, or closes connections (`is_lost`). None: wait on.
+        Raises `Refused`: it is unknown, and the client has waited long enough."""
         try:
-            lease = await self._lease_of(peer)
+            lease = await self._lease_of(peer, 0.0 if is_lost else silent_s)
         except StoreUnavailable:
             lease = Lease.UNKNOWN
-        decision = decide(lease, for_a_lease=timed_out_for_s >= LEASE_S)
+        decision = decide(lease, for_a_lease=silent_s >= LEASE_S)
         if decision is Liveness.UNDECIDED:
             raise unreachable()
         return _OUTCOMES[decision]
 
-    async def _lease_of(self, peer: Peer) -> Lease:
-        _, leased = await self._cluster.address_of(peer.replica)
-        if leased:
-            return Lease.VALID
-        return Lease.EXPIRED if self._cluster.trusts_expired_leases else Lease.UNKNOWN
+    async def _lease_of(self, peer: Peer, silent_s: float) -> Lease:
+        age_s, own = await self._cluster.lease_age(peer.replica), self._cluster.lease
+        if age_s is None:
+            return Lease.EXPIRED if own.trusts_expired else Lease.UNKNOWN
+        if age_s >= DOUBT_S and own.doubt(peer.replica):
+            return Lease.OLD
+        return Lease.RENEWED if silent_s - age_s >= _SURELY_S else Lease.VALID
 
     async def _after_loss(self, peer: Peer) -> Outcome:
         """The outcome for a peer that lost the connection during its answer. A new connection shows whether it runs."""
@@ -205,6 +224,25 @@ class PeerRequests:
             reply.start()
         return outcome
 
+    async def hold(self, peers: Mapping[str, str]) -> bool:
+        """Ask replicas at their addresses to take nothing from this one for a while. True: all have agreed."""
+        agreed = False
+        with contextlib.suppress(PeerRefused, PeerTimedOut, PeerConnectionLost, TimeoutError):
+            async with asyncio.timeout(_HOLD_WITHIN_S):
+                agreed = all(await asyncio.gather(*(self._held_by(Peer(*peer)) for peer in peers.items())))
+        return agreed
+
+    async def _held_by(self, peer: Peer) -> bool:
+        connection = await self._pool.open(peer.address, peer.replica)
+        try:
+            connection.ask(self._envelopes.hold(peer.replica, self._cluster.replica), b"")
+            kind, _ = await connection.next()
+        except BaseException:
+            connection.close()
+            raise
+        connection.done()
+        return kind == b"e"
+
     def close(self) -> None:
         """Close the connections."""
         self._channels.close()
@@ -215,4 +253,5 @@ _OUTCOMES: Final = {
     Liveness.WAIT: None,
     Liveness.GONE: Outcome.GONE,
     Liveness.CUT_OFF: Outcome.CUT_OFF,
+    Liveness.SILENT: Outcome.SILENT,
 }

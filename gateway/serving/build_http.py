@@ -193,7 +193,12 @@ def _membership(
     return Membership(
         cluster,
         listener=PeerListener(
-            cluster.replica, envelopes, endpoints, base.limits, refused=lambda: limited.update((Limited.HOP,))
+            cluster.replica,
+            envelopes,
+            endpoints,
+            base.limits,
+            refused=lambda: limited.update((Limited.HOP,)),
+            hold=cluster.lease.hold,
         ),
         peers=peers,
         reachability=Reachability(cluster, envelopes),

@@ -107,7 +107,7 @@ def _foundation(settings: Settings, ring: KeyRing, clock: Callable[[], float], s
     cluster = None
     if backend.is_shared:
         claims = metrics.counters["claims"]
-        cluster = Cluster(backend.directory, backend.sessions, taken_over=taken_over.notify, claims=claims)
+        cluster = Cluster(backend.directory, backend.sessions, backend.bus, taken_over=taken_over.notify, claims=claims)
     replica = "" if cluster is None else cluster.replica
     name = replica or secrets.token_hex(6)
     activity = Activity(backend, name, clock, lambda: live.count)

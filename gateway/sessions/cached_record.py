@@ -62,12 +62,12 @@ class CachedRecords:
         )
 
     def serves_outage(self, live: LiveSession, who: RequestContext) -> bool:
-        """True if the session may be served while the store does not answer: this replica owns the session, and its
-        lease is valid for a while."""
+        """True if the session may be served while the store does not answer: this replica owns the session, and nobody
+        takes it for a while."""
         session, cluster = live.session, self._cluster
         return (
             cluster is not None
-            and cluster.is_fresh_for_a_while
+            and cluster.lease.is_fresh_for_a_while
             and session.owner == cluster.replica
             and self._fits(live, who.principal, who.claims)
             and not session.is_expired(self._clock())

@@ -163,9 +163,7 @@ class TaskRecovery:
             StoreUnavailable: the store does not answer.
         """
         names, cluster = self._table.names, self._cluster
-        if cluster is not None and (
-            cluster.is_leaving or not cluster.is_reachable or not cluster.trusts_expired_leases
-        ):
+        if cluster is not None and (cluster.is_leaving or not cluster.is_reachable or not cluster.lease.trusts_expired):
             return
         known = await names.replicas()
         if not known:

@@ -44,6 +44,11 @@ class MemoryDirectory:
     async def address(self, replica: str) -> str | None:
         return (await self.replicas()).get(replica)
 
+    async def lease_left(self, replica: str) -> float | None:
+        _, until = self._leases.get(replica, ("", 0.0))
+        left_s = until - self._clock()
+        return left_s if left_s > 0 else None
+
     async def last_address(self, replica: str) -> str | None:
         return self._leases[replica][0] if replica in self._leases else None
 

@@ -34,6 +34,10 @@ class Directory(Protocol):
         """The address of that replica; None when its lease has expired."""
         ...
 
+    async def lease_left(self, replica: str) -> float | None:
+        """How many seconds that replica's lease is valid for; None when it has expired."""
+        ...
+
     async def last_address(self, replica: str) -> str | None:
         """Last known address, even if the lease has expired. After a store outage every lease is gone although every
         replica may be running."""

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Sequence
+from time import monotonic
 from typing import Final
 
 import msgspec
@@ -19,6 +20,8 @@ _BEAT, _CLAIM, _RELEASE, _OWNERS = script("beat"), script("claim"), script("rele
 _CLAIMED_KEPT_S: Final = 600
 _ASKED_AT_ONCE: Final = 256
 _NAMES_KEPT_S: Final = 86_400
+_NAMED_EACH_S: Final = 5.0
+"""How often a replica puts its name into the list again, which a failover may have forgotten."""
 
 
 class RedisDirectory:
@@ -28,13 +31,16 @@ class RedisDirectory:
         self._commands = commands
         self._copies = Copies(commands)
         self._sessions = sessions
+        self._named_at, self._named = float("-inf"), ("", "")
 
     async def renew_lease(self, replica: str, address: str, lease_s: float) -> list[str]:
         lost = await self._commands.call(
             _BEAT, [keys.lease(replica), keys.lost(replica)], address, math.ceil(lease_s * 1_000)
         )
-        await self._commands.run("HSET", keys.REPLICAS, replica, address)
-        await self._commands.run("EXPIRE", keys.REPLICAS, _NAMES_KEPT_S)
+        if monotonic() - self._named_at >= _NAMED_EACH_S or self._named != (replica, address):
+            await self._commands.run("HSET", keys.REPLICAS, replica, address)
+            await self._commands.run("EXPIRE", keys.REPLICAS, _NAMES_KEPT_S)
+            self._named_at, self._named = monotonic(), (replica, address)
         return [session_id.decode() for session_id in lost]
 
     async def end_lease(self, replica: str) -> None:
@@ -44,6 +50,10 @@ class RedisDirectory:
     async def address(self, replica: str) -> str | None:
         address = await self._commands.run("GET", keys.lease(replica))
         return None if address is None else address.decode()
+
+    async def lease_left(self, replica: str) -> float | None:
+        left_ms: int = await self._commands.run("PTTL", keys.lease(replica))
+        return left_ms / 1_000 if left_ms > 0 else None
 
     async def last_address(self, replica: str) -> str | None:
         address = await self._commands.run("HGET", keys.REPLICAS, replica)

@@ -11,7 +11,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule, run_state_machine_as_test
 from msgspec.structs import replace
 
+from gateway.cluster import lease as lease_module
 from gateway.cluster import ownership as cluster_module
+from gateway.cluster.lease import DOUBT_S
 from gateway.cluster.ownership import BEAT_S, LEASE_S, Cluster
 from session_store import MemoryBackend, Session, StoreUnavailable
 from session_store.testing import ALICE, FakeClock, a_session
@@ -20,20 +22,22 @@ from transports.inbound_port import OwnedByPeer
 
 REPLICAS = 3
 WHO = st.integers(0, REPLICAS - 1)
+SECONDS = st.sampled_from([0.4, BEAT_S, DOUBT_S, 2 * DOUBT_S])
 
 
 class Interrupted:
-    """A part of the backend, which does not answer while the store is out."""
+    """A part of the backend, which does not answer while the store is out, or the replica is cut off from it."""
 
-    def __init__(self, part: Any, model: "Ownership") -> None:
+    def __init__(self, part: Any, model: "Ownership", n: int) -> None:
         self._part = part
         self._model = model
+        self._n = n
 
     def __getattr__(self, name: str) -> Any:
         method = getattr(self._part, name)
 
         async def call(*arguments: Any, **named: Any) -> Any:
-            if self._model.outage:
+            if self._model.outage or self._n in self._model.cut:
                 raise StoreUnavailable("out")
             return await method(*arguments, **named)
 
@@ -47,11 +51,14 @@ class Ownership(RuleBasedStateMachine):
         super().__init__()
         self.loop = asyncio.new_event_loop()
         self.clock = FakeClock()
-        setattr(cluster_module, "monotonic", self.clock)  # noqa: B010  # it is not exported, and time is the model's
+        for module in (cluster_module, lease_module):
+            setattr(module, "monotonic", self.clock)  # noqa: B010  # it is not exported, and time is the model's
         self.outage = False
         self.backend = MemoryBackend(clock=self.clock)
         self.held: list[dict[str, int]] = []
         self.paused: set[int] = set()
+        self.cut: set[int] = set()  # off from the store
+        self.apart: set[int] = set()  # from the other replicas
         self.dead: set[int] = set()
         self.epochs: dict[int, int] = {}
         self.forgot = False  # and not all have compared since
@@ -67,12 +74,15 @@ class Ownership(RuleBasedStateMachine):
         for n in range(REPLICAS):
             held: dict[str, int] = {}
             self.held.append(held)
-            directory: Any = Interrupted(self.backend.directory, self)
-            sessions: Any = Interrupted(self.backend.sessions, self)
-            replica = Cluster(directory, sessions, taken_over=lambda i, held=held: held.pop(i, None))  # type: ignore[misc]
+            directory: Any = Interrupted(self.backend.directory, self, n)
+            sessions: Any = Interrupted(self.backend.sessions, self, n)
+            closed: Any = lambda i, held=held: held.pop(i, None)  # noqa: E731
+            replica = Cluster(directory, sessions, self.backend.bus, taken_over=closed)
             replica.advertise(f"http://{n}")
             self.replicas.append(replica)
             self.beat(n)
+        self.pass_time(2 * LEASE_S + 1)
+        self.request(0)
 
     def runs(self, n: int) -> bool:
         return n not in self.paused and n not in self.dead
@@ -86,15 +96,25 @@ class Ownership(RuleBasedStateMachine):
             try:
                 self.do(self.replicas[n].beat())
             except StoreUnavailable:
-                self.replicas[n]._reachable_since = None
+                self.replicas[n].lease.not_renewed()
+                self.ask_to_hold(n)
 
-    @rule(seconds=st.sampled_from([0.1, BEAT_S, LEASE_S, LEASE_S + 1]))
+    def ask_to_hold(self, n: int) -> None:
+        lease, me = self.replicas[n].lease, self.replicas[n].replica
+        others = [self.number_of(name) for name in lease.peers or {}]
+        if lease.peers is not None and all(
+            p is not None and self.runs(p) and not {n, p} & self.apart and self.replicas[p].lease.hold(me)
+            for p in others
+        ):
+            lease.held(self.clock())
+
+    @rule(seconds=st.sampled_from([0.1, 0.4, BEAT_S, DOUBT_S, LEASE_S, 2 * LEASE_S + 1]))
     def pass_time(self, seconds: float) -> None:
-        """Running replicas beat every second, as they do."""
+        """Running replicas beat every second, as they do, and twice as often while the store is away."""
         left = seconds
         while left > 0:
-            self.clock.pass_time(min(left, BEAT_S))
-            left -= BEAT_S
+            self.clock.pass_time(min(left, BEAT_S / 2))
+            left -= BEAT_S / 2
             if seconds >= BEAT_S:
                 for n in range(REPLICAS):
                     self.beat(n)
@@ -106,6 +126,36 @@ class Ownership(RuleBasedStateMachine):
     @rule(n=WHO)
     def go_on(self, n: int) -> None:
         self.paused.discard(n)
+
+    @rule(n=WHO, out=st.booleans())
+    def cut_from_the_store(self, n: int, out: bool) -> None:
+        (self.cut.add if out else self.cut.discard)(n)
+
+    @rule(n=WHO, out=st.booleans())
+    def cut_from_the_others(self, n: int, out: bool) -> None:
+        (self.apart.add if out else self.apart.discard)(n)
+
+    @rule(
+        n=WHO,
+        m=WHO,
+        seconds=st.sampled_from([0.4, BEAT_S, DOUBT_S, 2 * DOUBT_S]),
+        when=st.integers(0, 2),
+        mends=st.booleans(),
+    )
+    def cut_off_while_another_asks(self, n: int, m: int, seconds: float, when: int, mends: bool) -> None:
+        """Off from the store, and from that other replica at the same time, a while later, or not."""
+        self.cut.add(n)
+        for moment in range(2):
+            if when == moment:
+                self.apart.add(m)
+            if moment == 0:
+                self.pass_time(seconds)
+            elif m != n:
+                self.request(m)
+        if mends:
+            self.apart.discard(m)
+            self.beat(n)
+        self.answer(n)
 
     @rule(n=WHO)
     def kill(self, n: int) -> None:
@@ -135,9 +185,9 @@ class Ownership(RuleBasedStateMachine):
             return
         ((owner, epoch),) = self.do(self.backend.directory.owners([self.session.id]))
         for n in range(REPLICAS):
-            if self.runs(n) and self.held[n].get(self.session.id, epoch) != epoch:
+            if self.runs(n) and n not in self.cut and self.held[n].get(self.session.id, epoch) != epoch:
                 self.held[n].pop(self.session.id)
-        if not self.paused:
+        if not self.paused and not self.cut:
             self.forgot = False
             assert all(n == self.number_of(owner) for n in range(REPLICAS) if self.held[n]), "one of them serves it"
 
@@ -160,10 +210,12 @@ class Ownership(RuleBasedStateMachine):
         owner = self.number_of(session.owner)
         assert owner is not None and owner != n
         replica = self.replicas[n]
-        _, leased = self.do(replica.address_of(session.owner))
-        refused = owner in self.dead
-        silent = owner in self.paused
-        if refused or (silent and not leased and replica.trusts_expired_leases):
+        age_s = self.do(replica.lease_age(session.owner))
+        refused = owner in self.dead and n not in self.apart
+        silent = owner in self.paused or owner in self.dead or {n, owner} & self.apart
+        own = replica.lease
+        is_gone = own.trusts_expired if age_s is None else age_s >= DOUBT_S and own.doubt(session.owner)
+        if refused or (silent and is_gone):
             claimed = self.do(replica.claim(session))
             self.before = session
             if claimed is not None and claimed.owner == replica.replica:
@@ -193,7 +245,8 @@ class Ownership(RuleBasedStateMachine):
     def teardown(self) -> None:
         from time import monotonic
 
-        setattr(cluster_module, "monotonic", monotonic)  # noqa: B010
+        for module in (cluster_module, lease_module):
+            setattr(module, "monotonic", monotonic)  # noqa: B010
         self.loop.close()
 
 

@@ -145,7 +145,7 @@ async def test_what_was_taken_is_contested_until_the_other_has_answered_or_its_l
     monkeypatch.setattr("gateway.cluster.ownership.monotonic", clock)
     backend = MemoryBackend(clock=clock)
     lost: list[str] = []
-    one, other = (Cluster(backend.directory, backend.sessions, taken_over=lost.append) for _ in range(2))
+    one, other = (Cluster(backend.directory, backend.sessions, backend.bus, taken_over=lost.append) for _ in range(2))
     session = await backend.sessions.create(a_session(clock, idle_ttl_s=1e9, max_age_s=1e9))
     for cluster in (one, other):
         cluster.advertise(f"{cluster.replica}:1")

@@ -1,6 +1,7 @@
 """One request to one peer, with the peer and the store played by the test."""
 
 import asyncio
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -8,8 +9,9 @@ import pytest
 
 from gateway.cluster.channels import Peer
 from gateway.cluster.envelope import Envelopes, ForwardedRequest, Refusal
+from gateway.cluster.lease import DOUBT_S, LEASE_S
 from gateway.cluster.liveness import Outcome
-from gateway.cluster.ownership import LEASE_S, Route
+from gateway.cluster.ownership import Route
 from gateway.cluster.peer_requests import PeerRequests
 from gateway.cluster.relayed_reply import RelayedReply
 from gateway.observability.metrics import Metrics
@@ -27,16 +29,17 @@ HEAD = (b"h", msgspec.msgpack.encode((200, [(b"content-type", b"application/json
 
 
 class Cluster:
-    """What the store says of the peer's lease."""
+    """What the store says of the peer's lease: how old it is, False if it has expired, None without the store."""
 
-    def __init__(self, leased: bool | None, *, trusts: bool = True) -> None:
+    def __init__(self, leased: float | None, *, trusts: bool = True, doubts: bool = True) -> None:
+        self.replica = "me"
         self.leased = leased
-        self.trusts_expired_leases = trusts
+        self.lease = SimpleNamespace(trusts_expired=trusts, doubt=lambda _: doubts)
 
-    async def address_of(self, _: str) -> tuple[str, bool]:
+    async def lease_age(self, _: str) -> float | None:
         if self.leased is None:
             raise StoreUnavailable("out")
-        return "a:1", self.leased
+        return None if self.leased is False else 0.5 if self.leased is True else self.leased
 
 
 class Connection:
@@ -115,6 +118,23 @@ class Asked:
         return await self.requests.ask(Peer("peer", "a:1"), request, self.reply)
 
 
+@requirement("rep.quick", "rep.behind-address")
+async def test_an_address_that_closes_connections_proves_no_beat_after_a_silence() -> None:
+    tries = [Connection([LOST]), Connection([]), Connection([LOST]), Connection([]), Connection([HEAD, (b"e", b"")])]
+    assert await Asked(Cluster(0.0), *tries).outcome() is Outcome.ANSWERED, "its sidecar may be starting again"
+
+
+@requirement("rep.quick", "rep.fence")
+async def test_others_hold_if_all_of_them_agree_in_time() -> None:
+    agreed, refused = [Connection([(kind, b"")]) for kind in (b"e", b"m")]
+    assert await Asked(Cluster(True), agreed).requests.hold({"peer": "a:1"}) and agreed.ends == ["done"]
+    assert not await Asked(Cluster(True), refused).requests.hold({"peer": "a:1"})
+    assert not await Asked(Cluster(True), PeerRefused()).requests.hold({"peer": "a:1"})
+    assert await Asked(Cluster(True)).requests.hold({}), "there is nobody else"
+    lost = Connection([LOST])
+    assert not await Asked(Cluster(True), lost).requests.hold({"peer": "a:1"}) and lost.ends == ["close"]
+
+
 async def test_an_answer_is_passed_on_as_it_comes() -> None:
     connection = Connection([HEAD, (b"b", b"one"), (b"e", b"two")])
     asked = Asked(Cluster(True), connection)
@@ -154,7 +174,10 @@ async def test_an_address_that_refuses_is_a_peer_that_is_gone() -> None:
     [
         (Cluster(False), 1.5, Outcome.GONE),
         (Cluster(True), LEASE_S, Outcome.CUT_OFF),
-        (Cluster(True), 1.5, Outcome.ANSWERED),
+        (Cluster(True), 1.0, Outcome.ANSWERED),
+        (Cluster(0.3), 1.0, Outcome.CUT_OFF),
+        (Cluster(DOUBT_S), DOUBT_S, Outcome.SILENT),
+        (Cluster(DOUBT_S, doubts=False), DOUBT_S, Outcome.ANSWERED),
         (Cluster(None), 1.5, Outcome.ANSWERED),
         (Cluster(False, trusts=False), 1.5, Outcome.ANSWERED),
     ],
@@ -197,7 +220,7 @@ async def test_what_went_out_to_a_peer_that_is_gone_may_have_taken_effect() -> N
     lost, silent = Connection([LOST]), Connection([TIMED_OUT], LEASE_S)
     for opened, started in (((lost, PeerRefused()), True), ((silent,), True), ((PeerRefused(),), False)):
         asked = Asked(Cluster(True), *opened)
-        assert await asked.outcome() in (Outcome.GONE, Outcome.CUT_OFF) and asked.reply.has_started is started
+        assert await asked.outcome() is not Outcome.ANSWERED and asked.reply.has_started is started
     asked = Asked(Cluster(None), Connection([TIMED_OUT], LEASE_S))
     with pytest.raises(Refused):
         await asked.outcome()

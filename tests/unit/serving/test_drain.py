@@ -84,7 +84,7 @@ async def test_a_gateway_alone_only_ends_its_streams() -> None:
 async def test_sessions_are_released_as_their_calls_end(answers: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "LINGER_S", 0.0)
     backend = MemoryBackend()
-    cluster = Cluster(backend.directory, backend.sessions, taken_over=lambda _: None)
+    cluster = Cluster(backend.directory, backend.sessions, backend.bus, taken_over=lambda _: None)
 
     async def another() -> None:
         if not answers:

@@ -16,7 +16,7 @@ def test_requests_are_welcome_between_start_and_stop() -> None:
 
 def test_a_gateway_that_drains_claims_nothing_until_it_is_admitted() -> None:
     backend = MemoryBackend()
-    cluster = Cluster(backend.directory, backend.sessions, taken_over=lambda _: None)
+    cluster = Cluster(backend.directory, backend.sessions, backend.bus, taken_over=lambda _: None)
     state = ServingState(cluster)
     state.start()
     state.start_draining()
@@ -27,7 +27,7 @@ def test_a_gateway_that_drains_claims_nothing_until_it_is_admitted() -> None:
 
 def test_a_gateway_that_its_peers_do_not_find_takes_no_requests() -> None:
     backend = MemoryBackend()
-    cluster = Cluster(backend.directory, backend.sessions, taken_over=lambda _: None)
+    cluster = Cluster(backend.directory, backend.sessions, backend.bus, taken_over=lambda _: None)
     state = ServingState(cluster)
     state.start()
     cluster.set_reachable(False)

@@ -53,7 +53,7 @@ class Parts:
         self.cluster: Cluster | None = None
         if clustered:
             self.cluster = Cluster(
-                self.backend.directory, self.store, taken_over=lambda i: self.lifecycle.taken_over(i)
+                self.backend.directory, self.store, self.backend.bus, taken_over=lambda i: self.lifecycle.taken_over(i)
             )
         policy = policy or PolicySettings()
         quotas = PrincipalQuotas(

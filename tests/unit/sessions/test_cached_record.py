@@ -19,6 +19,7 @@ from session_store import Context, MemoryBackend, Provenance
 from session_store.testing import ALICE, BOB, FakeClock, a_session
 
 CLOCK = FakeClock()
+RUNS_OUT = SimpleNamespace(is_fresh_for_a_while=False)
 CONTEXT = Context(workspace="w", provenance=Provenance(workspace="announced"))
 
 
@@ -27,7 +28,7 @@ class Case:
 
     def __init__(self) -> None:
         self.cluster: Any = SimpleNamespace(
-            replica="me", is_fresh=True, is_fresh_for_a_while=True, has_released=lambda _: False
+            replica="me", is_fresh=True, lease=SimpleNamespace(is_fresh_for_a_while=True), has_released=lambda _: False
         )
         session = a_session(CLOCK, context=CONTEXT, owner="me", epoch=3, version=7)
         self.live = LiveSessions(MemoryBackend().events).of_new(session)
@@ -87,8 +88,11 @@ CASES: dict[str, tuple[Callable[[Case], None], tuple[bool, bool, bool]]] = {
     ),
     "the session has ended here": (_live(ended=True), (False, False, False)),
     "no cluster": (_set("cluster", None), (True, False, False)),
-    "the lease may have run out": (_cluster(is_fresh=False, is_fresh_for_a_while=False), (False, False, False)),
-    "the lease runs out soon": (_cluster(is_fresh_for_a_while=False), (True, True, False)),
+    "the lease may have run out": (
+        _cluster(is_fresh=False, lease=SimpleNamespace(is_fresh_for_a_while=False)),
+        (False, False, False),
+    ),
+    "the lease runs out soon": (_cluster(lease=SimpleNamespace(is_fresh_for_a_while=False)), (True, True, False)),
     "released by a replica that leaves": (_cluster(has_released=lambda _: True), (False, True, True)),
     "owned by another replica": (_record(owner="another"), (True, False, False)),
     "read long ago": (

@@ -67,7 +67,7 @@ async def test_a_claim_that_a_failover_forgot_ends_the_session_within_a_lease_an
 async def test_an_owner_ends_what_it_has_of_before_a_forgotten_claim_and_nothing_of_after_it() -> None:
     pair = Pair()
     told: list[str] = []
-    untold = Cluster(pair.backend.directory, pair.backend.sessions, taken_over=told.append)
+    untold = Cluster(pair.backend.directory, pair.backend.sessions, pair.backend.bus, taken_over=told.append)
     await untold.tell_forgotten(untold.replica, "some session")
     await untold.beat()
     assert told == ["some session"], "it never learned of the claim"

@@ -230,7 +230,7 @@ async def test_a_call_is_cancelled_even_if_it_has_not_begun_and_a_peer_that_is_g
 
 @requirement("rep.honest")
 async def test_a_peer_that_is_silent_times_out_and_heartbeats_keep_a_call(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(peer_channel, "HEARTBEAT_S", 0.02)
+    monkeypatch.setattr(peer_channel, "CHECKED_S", 0.02)
     monkeypatch.setattr(peer_channel, "TIMED_OUT_AFTER_S", 0.2)
     async with both() as found:
         found.begin = lambda call: found.answering.attend(call.number, lambda: None)

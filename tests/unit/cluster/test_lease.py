@@ -1,0 +1,77 @@
+"""How long a replica trusts itself, and what it takes from others, by the clock of the test."""
+
+import pytest
+
+from gateway.cluster import lease as module
+from gateway.cluster.lease import DOUBT_S, HOLD_S, LEASE_S, TRUST_S, OwnLease
+from session_store.testing import FakeClock
+from tests.requirements import requirement
+
+pytestmark = requirement("rep.quick", "rep.fence")
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> FakeClock:
+    clock = FakeClock()
+    monkeypatch.setattr(module, "monotonic", clock)
+    return clock
+
+
+def test_a_replica_trusts_itself_for_a_moment_after_a_renewal_and_longer_while_all_others_hold(
+    clock: FakeClock,
+) -> None:
+    lease = OwnLease()
+    assert not lease.is_fresh
+    assert not lease.renewed(clock()) and lease.is_fresh and lease.is_fresh_for_a_while
+    clock.pass_time(TRUST_S)
+    assert not lease.is_fresh
+    lease.held(clock())
+    assert lease.is_fresh
+    began, trusted_s = clock(), TRUST_S
+    while lease.is_fresh:
+        clock.pass_time(HOLD_S / 2)
+        lease.held(clock())
+        trusted_s = TRUST_S + clock() - began
+    assert LEASE_S <= trusted_s < LEASE_S + HOLD_S / 2, "until its lease is over"
+
+
+def test_a_renewal_that_was_late_is_no_proof_of_the_time_before_it(clock: FakeClock) -> None:
+    lease = OwnLease()
+    lease.renewed(clock())
+    clock.pass_time(1.0)
+    assert lease.renewed(clock()), "it has trusted itself all the time"
+    clock.pass_time(TRUST_S)
+    assert not lease.renewed(clock())
+    lease.renewed(clock() - 1.0)
+    assert lease.is_fresh, "an answer that came later than that of a later one changes nothing"
+
+
+def test_others_are_doubted_only_by_one_that_they_know(clock: FakeClock) -> None:
+    lease = OwnLease()
+    assert not lease.doubt("a") and not lease.trusts_expired
+    lease.renewed(clock())
+    clock.pass_time(LEASE_S)
+    lease.renewed(clock() - 0.1)
+    assert lease.trusts_expired and not lease.doubt("a"), "it may have listed the others before this one came"
+    clock.pass_time(LEASE_S)
+    assert lease.doubt("a")
+    lease.renewed(clock())
+    assert not lease.doubt("a"), "its own lease had run out, so the others did not list it"
+    clock.pass_time(2 * LEASE_S)
+    lease.not_renewed()
+    assert not lease.doubt("a") and not lease.trusts_expired
+
+
+def test_who_holds_takes_nothing_and_who_has_doubted_does_not_hold(clock: FakeClock) -> None:
+    lease = OwnLease()
+    for _ in range(12):
+        lease.renewed(clock())
+        clock.pass_time(1.0)
+    assert lease.hold("a") and not lease.doubt("a") and lease.doubt("b")
+    assert not lease.hold("b"), "it may be claiming from it"
+    clock.pass_time(HOLD_S)
+    assert not lease.doubt("a"), "the clocks of two machines differ"
+    clock.pass_time(DOUBT_S)
+    assert lease.doubt("a")
+    clock.pass_time(LEASE_S)
+    assert lease.hold("b")
