@@ -6,6 +6,7 @@ import os
 from collections.abc import AsyncIterator, Coroutine
 from typing import Any
 
+from gateway.cluster.beats import Beats
 from gateway.cluster.forwarded import PeerListener
 from gateway.cluster.ownership import Cluster
 from gateway.cluster.peer_requests import PeerRequests
@@ -31,6 +32,7 @@ class Membership:
         *,
         listener: PeerListener,
         peers: PeerRequests,
+        beats: Beats,
         reachability: Reachability,
         listen: str,
         advertise: str,
@@ -39,6 +41,7 @@ class Membership:
         self._cluster = cluster
         self._listener = listener
         self._peers = peers
+        self._beats = beats
         self._reachability = reachability
         self._listen = listen
         self._advertise = advertise
@@ -73,8 +76,7 @@ class Membership:
             except OSError as error:
                 reason = os.strerror(error.errno) if error.errno else str(error)
                 raise ConfigurationError(f"gateway.internal: cannot listen on {host}:{port}: {reason}") from None
-            address = self._advertise or f"{f'[{host}]' if ':' in host else host}:{bound}"
-            self._cluster.advertise(address, self._peers.hold)
+            self._cluster.advertise(self._advertise or f"{f'[{host}]' if ':' in host else host}:{bound}")
             await self._reachability.check()
             with contextlib.suppress(StoreUnavailable):
                 await self._cluster.beat()
@@ -83,4 +85,4 @@ class Membership:
     def upkeep(self) -> list[Coroutine[Any, Any, None]]:
         """The coroutines that have to run during the membership: lease renewal, and the check that peers reach this
         replica."""
-        return [self._cluster.live(), self._reachability.keep_checking()]
+        return [self._beats.live(), self._reachability.keep_checking()]

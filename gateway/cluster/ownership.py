@@ -5,11 +5,10 @@ of a session; an owner that may have lost a session (`lease.py`) asks the store 
 """
 
 import asyncio
-import contextlib
 import logging
 import secrets
 from collections import Counter
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Callable
 from time import monotonic
 from typing import Any, Final
 
@@ -19,30 +18,24 @@ from cachetools import TTLCache
 from gateway.cluster.lease import LEASE_S, OwnLease
 from gateway.errors import not_found_by_others
 from gateway.identity.credential_claims import CredentialClaims
-from session_store import Bus, Directory, Principal, Session, SessionStore, StoreUnavailable
+from session_store import Bus, Directory, Principal, Session, SessionStore
 from transports.inbound_port import OwnedByPeer
 from transports.soon import Soon
 
-__all__ = ["BEAT_S", "LEASE_S", "Cluster", "Forwarded", "Route", "RouteMemory"]
+__all__ = ["BEAT", "LEASE_S", "Cluster", "Forwarded", "Route", "RouteMemory"]
 
 logger = logging.getLogger(__name__)
 
-BEAT_S: Final = 1.0
-_LATE_S: Final = 0.25
-"""After how long without an answer of the store the other replicas are asked to hold."""
+BEAT: Final = "mcp:beat:"
+"""The bus topic, with the name of a replica, that has it renew its lease at once: it is silent, or lost sessions."""
 
-_LOST: Final = "mcp:lost:"
-"""The bus topic, with the name of a replica, that has it renew its lease at once: a session was taken from it."""
-
+_BEAT_EACH_S: Final = 0.25
 _KNOWN_S: Final = 0.4
+_ASKED_EACH_S: Final = 0.1
 _CONTESTED_S: Final = 60.0
 _MOST_CONTESTED: Final = 10_000
 _FORGOTTEN: Final = "?"
 """Before the id of a session whose claim the store has forgotten, in what its owner is told."""
-
-
-AskToHold = Callable[[Mapping[str, str]], Awaitable[bool]]
-"""Ask replicas, whose addresses are given by name. True: all have agreed."""
 
 
 class RouteMemory:
@@ -128,7 +121,7 @@ class Cluster:
         self._taken_over = taken_over
         self.lease = OwnLease()
         self._listed_at = -LEASE_S
-        self._ask_to_hold: AskToHold | None = None
+        self._asked_to_beat: dict[str, float] = {}  # the last one, and when
         self.is_leaving = False
         self.is_reachable = True
         """Whether other replicas reach this one at its address. A replica that is not reached owns no session."""
@@ -141,40 +134,6 @@ class Cluster:
         self._known: dict[str, tuple[float, tuple[str | None, bool]]] = {}
 
     # -- this replica's life
-
-    async def live(self) -> None:
-        """Renew the lease until cancelled. Sessions that others have claimed are closed at once."""
-        lost = asyncio.Event()
-        async with self._bus.subscribed(_LOST + self.replica, lambda _: lost.set()):
-            while True:
-                is_away = not await self._renew()
-                with contextlib.suppress(TimeoutError):
-                    async with asyncio.timeout(2 * _LATE_S if is_away else BEAT_S):
-                        await lost.wait()
-                lost.clear()
-
-    async def _renew(self) -> bool:
-        """Renew the lease. While the store does not answer, have the other replicas hold. False: it has failed."""
-        beating = asyncio.ensure_future(self.beat())
-        try:
-            while not (await asyncio.wait((beating,), timeout=_LATE_S))[0]:
-                await self._have_them_hold()
-            await beating
-            await self._log_refusing()
-        except StoreUnavailable:
-            self.lease.not_renewed()
-            await self._have_them_hold()
-            return False
-        finally:
-            beating.cancel()
-        return True
-
-    async def _have_them_hold(self) -> None:
-        began, peers = monotonic(), self.lease.peers
-        if peers is None or self._ask_to_hold is None:
-            return
-        if all(peers.values()) and await self._ask_to_hold(peers):
-            self.lease.held(began)
 
     async def beat(self) -> None:
         """Renew the lease."""
@@ -196,10 +155,10 @@ class Cluster:
             self.lease.list_peers({name: at for name, at in listed.items() if name != self.replica})
             self._listed_at = began
 
-    async def _log_refusing(self) -> None:
+    async def log_refusing(self) -> None:
         """Log each replica whose address refused a connection and whose lease is still valid: the address is wrong."""
         for replica, (address, since) in tuple(self._refusing.items()):
-            if monotonic() - since > LEASE_S + BEAT_S:
+            if monotonic() - since > LEASE_S + 1:
                 del self._refusing[replica]
                 if await self._directory.address(replica) is not None:
                     logger.error(
@@ -208,11 +167,9 @@ class Cluster:
                         *(replica, address, self.address),
                     )
 
-    def advertise(self, address: str, ask_to_hold: "AskToHold | None" = None) -> None:
-        """Publish that HOST:PORT as this replica's address, with the next beat. `ask_to_hold` asks the other replicas
-        to take nothing from this one for a while."""
+    def advertise(self, address: str) -> None:
+        """Publish that HOST:PORT as this replica's address, with the next beat."""
         self.address = address
-        self._ask_to_hold = ask_to_hold
 
     def set_reachable(self, is_reachable: bool) -> None:
         """Record whether other replicas reach this one at its address. The next beat publishes it."""
@@ -302,10 +259,10 @@ class Cluster:
         """
         claimed = await self.claim(session)
         if leased and claimed is not None and claimed.owner == self.replica:
-            await self._bus.publish(_LOST + session.owner, b"")
+            await self.have_beat(session.owner)
             until = monotonic() + LEASE_S
             while monotonic() < until and not await self._directory.acknowledged(session.owner, session.id):  # noqa: ASYNC110
-                await asyncio.sleep(BEAT_S / 10)
+                await asyncio.sleep(_ASKED_EACH_S)
         return claimed
 
     async def release(self, session: Session) -> None:
@@ -348,6 +305,13 @@ class Cluster:
         live = await self._directory.replicas()
         others = [(name, at) for name, at in live.items() if at and name != self.replica]
         return secrets.choice(others) if others else None
+
+    async def have_beat(self, replica: str) -> None:
+        """Have that replica renew its lease at once, if it runs."""
+        now = monotonic()
+        if now - self._asked_to_beat.get(replica, -LEASE_S) >= _BEAT_EACH_S:
+            self._asked_to_beat = {replica: now}
+            await self._bus.publish(BEAT + replica, b"")
 
     async def lease_age(self, replica: str) -> float | None:
         """Seconds since that replica has renewed its lease; None: it has expired, or has ended."""

@@ -200,7 +200,10 @@ class PeerRequests:
             return Lease.EXPIRED if own.trusts_expired else Lease.UNKNOWN
         if age_s >= DOUBT_S and own.doubt(peer.replica):
             return Lease.OLD
-        return Lease.RENEWED if silent_s - age_s >= _SURELY_S else Lease.VALID
+        if silent_s - age_s >= _SURELY_S:
+            return Lease.RENEWED
+        await self._cluster.have_beat(peer.replica)
+        return Lease.VALID
 
     async def _after_loss(self, peer: Peer) -> Outcome:
         """The outcome for a peer that lost the connection during its answer. A new connection shows whether it runs."""

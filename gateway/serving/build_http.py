@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 
 from gateway.bridge.request_state import RequestStateSeal
+from gateway.cluster.beats import Beats
 from gateway.cluster.envelope import Envelopes
 from gateway.cluster.forwarded import PeerListener
 from gateway.cluster.forwarding import Forwarding
@@ -201,6 +202,7 @@ def _membership(
             hold=cluster.lease.hold,
         ),
         peers=peers,
+        beats=Beats(cluster, base.backend.bus, peers.hold),
         reachability=Reachability(cluster, envelopes),
         listen=options.internal or options.advertise or f"{options.host}:0",
         advertise=options.advertise,

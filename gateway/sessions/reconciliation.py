@@ -10,7 +10,8 @@ from collections.abc import Callable
 from typing import Final
 
 from gateway.calls.live_session import LiveSession, LiveSessions
-from gateway.cluster.ownership import BEAT_S, Cluster
+from gateway.cluster.beats import BEAT_S
+from gateway.cluster.ownership import Cluster
 from session_store import Directory, StoreUnavailable
 from session_store.epochs import count_of
 from session_store.session import redact

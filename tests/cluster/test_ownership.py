@@ -13,8 +13,9 @@ from msgspec.structs import replace
 
 from gateway.cluster import lease as lease_module
 from gateway.cluster import ownership as cluster_module
+from gateway.cluster.beats import BEAT_S
 from gateway.cluster.lease import DOUBT_S
-from gateway.cluster.ownership import BEAT_S, LEASE_S, Cluster
+from gateway.cluster.ownership import LEASE_S, Cluster
 from session_store import MemoryBackend, Session, StoreUnavailable
 from session_store.testing import ALICE, FakeClock, a_session
 from tests.requirements import requirement

@@ -34,6 +34,7 @@ def joining(monkeypatch: pytest.MonkeyPatch, found: str, listen: str = "127.0.0.
         nothing,
         listener=listener,
         peers=peers,
+        beats=nothing,
         reachability=nothing,
         listen=listen,
         advertise=advertise,

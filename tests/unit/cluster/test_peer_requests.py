@@ -36,6 +36,8 @@ class Cluster:
         self.leased = leased
         self.lease = SimpleNamespace(trusts_expired=trusts, doubt=lambda _: doubts)
 
+    async def have_beat(self, _: str) -> None: ...
+
     async def lease_age(self, _: str) -> float | None:
         if self.leased is None:
             raise StoreUnavailable("out")

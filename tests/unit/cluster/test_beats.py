@@ -1,0 +1,100 @@
+"""The lease is renewed, at once where that is asked for, and others hold while the store does not answer."""
+
+import asyncio
+from collections.abc import Mapping
+
+import pytest
+
+from gateway.cluster import beats as module
+from gateway.cluster.beats import Beats
+from gateway.cluster.ownership import Cluster
+from session_store import MemoryBackend, StoreUnavailable
+from tests.requirements import requirement
+
+pytestmark = [pytest.mark.anyio, requirement("rep.quick", "rep.store-down")]
+
+
+class Case:
+    """One replica, another one, and a store that may be away, or not answer."""
+
+    def __init__(self) -> None:
+        self.backend = MemoryBackend()
+        self.away = self.stuck = False
+        self.asked: list[Mapping[str, str]] = []
+        self.agree = True
+        directory = self.backend.directory
+        self.cluster, self.other = (
+            Cluster(directory, self.backend.sessions, self.backend.bus, taken_over=lambda _: None) for _ in range(2)
+        )
+        for each in (self.cluster, self.other):
+            each.advertise(f"{each.replica}:1")
+        self.beat = self.cluster.beat
+        self.cluster.beat = self._beat  # type: ignore[method-assign]
+        self.beats = Beats(self.cluster, self.backend.bus, self._ask)
+
+    async def _beat(self) -> None:
+        if self.away:
+            raise StoreUnavailable("away")
+        if self.stuck:
+            await asyncio.Event().wait()
+        await self.beat()
+
+    async def _ask(self, peers: Mapping[str, str]) -> bool:
+        self.asked.append(peers)
+        self.stuck = self.stuck and len(self.asked) < 2
+        return self.agree
+
+
+async def test_others_are_asked_to_hold_while_the_store_is_away_and_while_it_does_not_answer(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(module, "_LATE_S", 0.01)
+    monkeypatch.setattr("gateway.cluster.lease.TRUST_S", 0.0)
+    case = Case()
+    await case.other.beat()
+    assert await case.beats.renew() and not case.asked and not case.cluster.is_fresh
+    case.away = True
+    assert not await case.beats.renew()
+    assert case.asked == [{case.other.replica: case.other.address}] and case.cluster.is_fresh
+    assert not case.cluster.lease.trusts_expired
+    case.asked.clear()
+    case.away, case.stuck = False, True
+    renewing = asyncio.ensure_future(case.beats.renew())
+    async with asyncio.timeout(5):
+        while len(case.asked) < 2:  # noqa: ASYNC110 - each turn is looked at
+            await asyncio.sleep(0)
+    renewing.cancel()
+
+
+async def test_a_replica_without_an_address_cannot_agree_and_who_refuses_has_not(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("gateway.cluster.lease.TRUST_S", 0.0)
+    for address, agree in (("", True), ("b:1", False)):
+        case = Case()
+        case.agree = agree
+        case.other.advertise(address)
+        await case.other.beat()
+        await case.beats.renew()
+        case.away = True
+        assert not await case.beats.renew() and not case.cluster.is_fresh
+        assert bool(case.asked) is bool(address)
+
+
+async def test_another_replica_can_have_it_renew_its_lease_at_once() -> None:
+    case = Case()
+    renewed = asyncio.Event()
+    beat = case.cluster.beat
+
+    async def beating() -> None:
+        await beat()
+        renewed.set()
+
+    case.cluster.beat = beating  # type: ignore[method-assign]
+    living = asyncio.ensure_future(case.beats.live())
+    async with asyncio.timeout(0.9):  # sooner than the next beat
+        await renewed.wait()
+        renewed.clear()
+        await case.other.have_beat(case.cluster.replica)
+        await renewed.wait()
+    living.cancel()
