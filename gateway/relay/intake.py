@@ -172,7 +172,10 @@ class Intake:
         if not await _may_repeat(self.endpoints[request.endpoint], call):
             call.exchange.fail(OUTCOME_UNKNOWN, _UNKNOWN)
             return
-        await arrived(self._relay_started(request, call))
+        try:
+            await arrived(self._relay_started(request, call))
+        except UpstreamUnavailable as error:
+            call.exchange.fail(OUTCOME_UNKNOWN, f"{_UNKNOWN} It could not be made again: {error}")
 
     def _relay_started(self, request: Request, call: Call) -> Soon[None]:
         forwarded: Forwarded | None = request.forwarded

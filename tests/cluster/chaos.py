@@ -1,7 +1,8 @@
 """`make chaos`: faults under a steady load, a table of what the clients saw of them, and 1 where a promise was broken.
 
 The times are from the fault (of Redis: from its return; of a failover: from the master's death) to the next good answer
-of each session that it hit, asked of a gateway that is well. `refused` is 503 with Retry-After, and nothing was done;
+of each session that it hit, asked of a gateway that is well. `refused` is 503 with Retry-After: nothing was done, which
+the log of the server has to confirm;
 `failed` is a tool that says it could not reach its state; `reset` is a connection that ended, or a 502. `slowest` is
 the call that took longest, those included that the load balancer had given to a paused gateway.
 """
@@ -9,6 +10,7 @@ the call that took longest, those included that the load balancer had given to a
 import argparse
 import asyncio
 import contextlib
+import re
 import signal
 import statistics
 import subprocess
@@ -37,7 +39,8 @@ from tests.support.waiting import eventually
 SESSIONS: Final = 50
 LEASE_S: Final = 5.0
 CUT: Final = 2
-BROKEN: Final = ("hung", "wrong", "lost", "twice", "missing", "inexact", "children")
+APART: Final = 1
+BROKEN: Final = ("hung", "wrong", "lost", "twice", "missing", "inexact", "children", "done")
 
 
 class Arena:
@@ -50,10 +53,13 @@ class Arena:
         self._stack = stack
         self._echo = echo_server()
         self.ports = [free_port() for _ in range(3)]
-        # One of them is reached through a relay that can be cut. A relay takes connections even when nobody is behind
-        # it, so the one that is killed has none.
+        # One of them is reached through a relay that can be cut, and that takes connections when nobody is behind it.
+        # Another has its store behind one.
         self._internal = [free_port() for _ in range(3)]
         self.relay = stack.enter_context(running_relay(self._internal[CUT]))
+        port = int(re.findall(r":(\d+)/", store)[-1])
+        self.to_store = stack.enter_context(running_relay(port))
+        self._apart = store.replace(f":{port}/", f":{self.to_store.port}/")
         self._advertised = [*self._internal[:CUT], self.relay.port]
         self.gateways = [self._start(n) for n in range(3)]
         self.url = stack.enter_context(running_balancer([f"127.0.0.1:{port}" for port in self.ports]))
@@ -65,7 +71,7 @@ class Arena:
             "state": {"in_process": "tests.support.session_tool:server"},
         }
         options = {
-            "store": self._store,
+            "store": self._apart if n == APART else self._store,
             "internal": f"127.0.0.1:{self._internal[n]}",
             "advertise": f"127.0.0.1:{self._advertised[n]}",
             "log_level": "warning",
@@ -143,6 +149,42 @@ async def cut_off(arena: Arena) -> list[float]:
     return times
 
 
+async def killed_behind_an_address(arena: Arena) -> list[float]:
+    hit = arena.owned_by(CUT)
+    arena.gateways[CUT].kill()
+    times = await arena.answered_again(hit, 0)
+    await asyncio.sleep(2)
+    await arena.replace(CUT)
+    await asyncio.sleep(2)
+    return times
+
+
+async def apart_from_the_store(arena: Arena) -> list[float]:
+    await asyncio.sleep(2 * LEASE_S)
+    hit = arena.owned_by(APART)
+    arena.to_store.cut()
+    await asyncio.sleep(LEASE_S + 4)
+    arena.to_store.mend()
+    times = await arena.answered_again(hit, 0)
+    await asyncio.sleep(4)
+    return times
+
+
+def killed_with(server: RunningRedis) -> Fault:
+    async def fault(arena: Arena) -> list[float]:
+        hit = arena.owned_by(0)
+        await asyncio.to_thread(server.stop)
+        arena.gateways[0].kill()
+        await asyncio.sleep(2)
+        await asyncio.to_thread(server.start)
+        times = await arena.answered_again(hit, CUT)
+        await arena.replace(0)
+        await asyncio.sleep(LEASE_S + 2)
+        return times
+
+    return fault
+
+
 async def rolled(arena: Arena) -> list[float]:
     for n in range(3):
         await asyncio.to_thread(arena.gateways[n].stop)
@@ -208,6 +250,7 @@ def settled(arena: Arena, row: dict[str, Any]) -> None:
     echoed = {name for name in arena.load.answered if name in executed}
     bumps = sum(session.bumps for session in arena.load.sessions)
     row["twice"] = twice
+    row["done"] = len(arena.load.refused & {*executed})
     row["missing"] = len(arena.load.answered) - len(echoed) - bumps
     row["inexact"] = sum(not session.state_is_exact() for session in arena.load.sessions)
 
@@ -225,11 +268,17 @@ async def chaos(only: str) -> dict[str, dict[str, Any]]:
             "Redis stopped for 3 s": stopped(server, 3),
             "Redis stopped for 20 s": stopped(server, 20),
         }
-        chosen = [name for name in faults if only in name]
-        if chosen:
-            async with loaded(server.url, server.client, rows) as arena:
-                for name in chosen:
-                    await phase(arena, name, faults[name], rows)
+        others: dict[str, Fault] = {  # sessions move away from a gateway that is hit
+            "kill -9 behind an address that accepts": killed_behind_an_address,
+            "an owner cut off from Redis": apart_from_the_store,
+            "kill -9 an owner and Redis": killed_with(server),
+        }
+        for group in (faults, others):
+            chosen = [name for name in group if only in name]
+            if chosen:
+                async with loaded(server.url, server.client, rows) as arena:
+                    for name in chosen:
+                        await phase(arena, name, group[name], rows)
     name = "Redis failover under Sentinel"
     if only in name:
         with running_sentinels() as sentinels:
@@ -263,8 +312,9 @@ def report(rows: dict[str, dict[str, Any]]) -> int:
     console = Console(width=160)
     console.print(table)
     console.print(
-        f"executed twice {total['twice']}, answered and not executed {total['missing']}, sessions with inexact state "
-        f"{total['inexact']}, child processes left {total['children']}; slower than the goal: "
+        f"executed twice {total['twice']}, refused and executed {total['done']}, answered and not executed "
+        f"{total['missing']}, sessions with inexact state {total['inexact']}, child processes left "
+        f"{total['children']}; slower than the goal: "
         f"{', '.join(slow) or 'none'}"
     )
     return int(any(total[key] for key in BROKEN))

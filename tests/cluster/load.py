@@ -105,6 +105,7 @@ class LoadSession:
         if answer.status_code in (502, 503, 504):
             if answer.status_code == 503:
                 outcome.counts["refused"] += 1
+                self.load.refused.add(name)
             else:
                 outcome.counts["reset"] += 1  # the load balancer's way to say so
                 outcome.resets[f"{answer.status_code} {answer.text[:60]}"] += 1
@@ -164,6 +165,7 @@ class Load:
         )
         self.outcome = Outcome()
         self.answered: set[str] = set()
+        self.refused: set[str] = set()
         self.stopped = asyncio.Event()
         self.sessions = [LoadSession(self, n) for n in range(sessions)]
         self._tasks: list[asyncio.Task[None]] = []

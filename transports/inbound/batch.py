@@ -119,7 +119,7 @@ class Batches:
             if answer is None or await client.answer(number, answer):
                 return
             refused = Refused(500, INTERNAL_ERROR, "Done, but too many answers of the batch are not read.")
-        self._handler.refused(request.headers, refused)
+        refused = self._handler.refused(request.headers, refused, again=request.again)
         if message is None or message.is_request:
             await client.answer(number, encode_error(_id_in(part), refused.error()))
 
