@@ -9,9 +9,10 @@ docs/adr/0007-peer-connections.md has the reasons.
 """
 
 import asyncio
+import ssl
 from collections import deque
 from collections.abc import Sequence
-from typing import Final, cast
+from typing import Final, NamedTuple, cast
 
 from transports.frames import FrameReader, FrameTooLong
 from transports.sealed_wire import Asking, OtherKeys, OtherReplica, Sealed, Unproven
@@ -29,6 +30,7 @@ __all__ = [
     "PeerRefused",
     "PeerReplaced",
     "PeerTimedOut",
+    "PeerTls",
     "PeerUnproven",
     "Wire",
     "frame",
@@ -120,6 +122,13 @@ class Wire(asyncio.Protocol):
     def abort(self) -> None:
         if self.transport is not None:
             self.transport.abort()
+
+
+class PeerTls(NamedTuple):
+    """Encrypts connections between replicas, below their proofs and seals."""
+
+    asking: ssl.SSLContext
+    answering: ssl.SSLContext
 
 
 # -- the asking side
@@ -246,8 +255,9 @@ class PeerConnection(Wire):
 class PeerConnectionPool:
     """Open connections to peers, by address and replica. `keys` prove that a process is a replica, newest first."""
 
-    def __init__(self, keys: Sequence[bytes]) -> None:
+    def __init__(self, keys: Sequence[bytes], tls: PeerTls | None = None) -> None:
         self._keys = keys
+        self._tls = None if tls is None else tls.asking
         self._idle: dict[_Place, list[PeerConnection]] = {}
         self._active: set[PeerConnection] = set()
         self._timer: asyncio.TimerHandle | None = None
@@ -276,7 +286,11 @@ class PeerConnectionPool:
         sealed = Sealed(connection, Asking(self._keys, replica))
         try:
             async with asyncio.timeout(CONNECT_S):
-                await loop.create_connection(lambda: sealed, host.strip("[]"), int(port))
+                # No name is sent: certificates name no replica.
+                name = None if self._tls is None else ""
+                await loop.create_connection(
+                    lambda: sealed, host.strip("[]"), int(port), ssl=self._tls, server_hostname=name
+                )
                 await sealed.proved()
         except ConnectionRefusedError:
             raise PeerRefused from None
@@ -286,6 +300,8 @@ class PeerConnectionPool:
             raise PeerUnproven("the gateway at that address has other keys") from None
         except Unproven:
             raise PeerUnproven("what answers at that address is not a gateway of this version") from None
+        except (ssl.SSLError, ConnectionError) as error:
+            raise PeerUnproven(f"what accepts connections at that address ends them: {error}") from None
         except (OSError, TimeoutError):
             raise PeerTimedOut from None
         finally:

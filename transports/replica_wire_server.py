@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from transports.peer_channel_server import AnsweringChannel, Rules
-from transports.replica_wire import HEAD_BYTES, HEARTBEAT_S, Wire, frame
+from transports.replica_wire import HEAD_BYTES, HEARTBEAT_S, PeerTls, Wire, frame
 from transports.sealed_wire import Answering, Sealed
 from transports.tasks import Tasks
 
@@ -218,6 +218,7 @@ class PeerServer:
         failed: Callable[[], None],
         *,
         own: tuple[Sequence[bytes], str],
+        tls: PeerTls | None = None,
         opening: Callable[[bytes], Any],
         refused: Callable[[], None] = lambda: None,
         bounds: PeerBounds | None = None,
@@ -225,6 +226,7 @@ class PeerServer:
         self.handler = handler
         self.failed = failed
         self._own = own
+        self._tls = None if tls is None else tls.answering
         self.opening = opening
         self.refused = refused
         self.bounds = bounds or PeerBounds()
@@ -264,7 +266,9 @@ class PeerServer:
     async def listening(self, host: str, port: int) -> AsyncIterator[int]:
         """Listen inside the block. Gives the port (0 takes a free one). Raises `OSError` if the port cannot be used."""
         loop = asyncio.get_running_loop()
-        server = await loop.create_server(self._accept, host, port)
+        server = await loop.create_server(
+            self._accept, host, port, ssl=self._tls, ssl_handshake_timeout=None if self._tls is None else HEAD_WITHIN_S
+        )
         heartbeats = Tasks("listener for peers")
         heartbeats.spawn(self._heartbeats())
         try:

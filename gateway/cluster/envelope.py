@@ -14,6 +14,7 @@ from gateway.cluster.ownership import Route
 from gateway.identity.credential_claims import CredentialClaims
 from session_store import KeyRing, Purpose
 from session_store.tokens import Macs
+from transports.replica_wire import PeerTls
 
 __all__ = [
     "CHANNEL",
@@ -150,9 +151,10 @@ class Opened(NamedTuple):
 
 class Envelopes:
     """Seals and opens envelopes with an HMAC under keys of their own (`Purpose.FORWARD`). `peer_keys` prove that a
-    process is a replica, newest first."""
+    process is a replica, newest first, and `tls` encrypts what replicas send, if it is set."""
 
-    def __init__(self, ring: KeyRing, clock: Callable[[], float] = time.time) -> None:
+    def __init__(self, ring: KeyRing, clock: Callable[[], float] = time.time, tls: PeerTls | None = None) -> None:
+        self.tls = tls
         self._macs = Macs(ring, Purpose.FORWARD)
         self.peer_keys = ring.derive(Purpose.PEER)
         self._clock = clock

@@ -74,6 +74,7 @@ class PeerListener:
             self._serve,
             lambda: logger.exception("a forwarded request failed"),
             own=(envelopes.peer_keys, replica),
+            tls=envelopes.tls,
             opening=self._open,
             refused=refused,
             bounds=PeerBounds(head_bytes=limits.head_bytes + _ENVELOPE_BYTES, body_bytes=limits.body_bytes),

@@ -59,7 +59,7 @@ class PeerRequests:
         self._cluster = cluster
         self._envelopes = envelopes
         self._log = log
-        self._pool = PeerConnectionPool(envelopes.peer_keys)
+        self._pool = PeerConnectionPool(envelopes.peer_keys, envelopes.tls)
         self._channels = Channels(self._pool, envelopes)
 
     def begin(self, route: Route, traceparent: str, body: bytes) -> ForwardedAnswer | None:

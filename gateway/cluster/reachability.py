@@ -41,9 +41,8 @@ _REFUSED: Final = {
 
 async def why_not_found(address: str, replica: str, envelopes: Envelopes) -> str:
     """Why that replica does not answer at that address, as text for operators; empty if it does."""
-    pool = PeerConnectionPool(
-        envelopes.peer_keys
-    )  # a pool of its own: an open connection does not show that new ones are accepted
+    # A pool of its own: an open connection does not show that new ones are accepted.
+    pool = PeerConnectionPool(envelopes.peer_keys, envelopes.tls)
     try:
         async with asyncio.timeout(_PATIENCE_S):
             connection = await pool.open(address, replica)

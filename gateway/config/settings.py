@@ -29,6 +29,7 @@ from gateway.config.load import Origins, explained, gathered
 from gateway.config.model import Frozen
 from gateway.config.operators import AdminSettings, AuditSettings
 from gateway.config.packages import PackageSettings
+from gateway.config.peer_tls import PeerTlsSettings
 from gateway.config.policy import PolicySettings
 from gateway.config.sandbox import AbsolutePath, Profile
 from gateway.config.secrets import SecretSettings
@@ -61,6 +62,8 @@ class GatewaySettings(Frozen):
     internal: ListenAddress = ""
     """`HOST:PORT` to listen on for other gateways, if it differs from `advertise`, for example behind a port
     mapping."""
+    peer_tls: PeerTlsSettings = PeerTlsSettings()
+    """TLS between gateways, with certificates on both sides ([replicas](replicas.md#tls-between-gateways))."""
     api_keys: KeyDigestSettings = Field(default={})
     """Name → SHA-256 of the key as hex digits, or a list of them while a key is being replaced. Never the key itself.
     Clients send `Authorization: Bearer KEY`."""

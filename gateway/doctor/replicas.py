@@ -6,6 +6,7 @@ from contextlib import suppress
 from gateway.cluster.envelope import Envelopes
 from gateway.cluster.reachability import why_not_found
 from gateway.config.keyring import key_ring
+from gateway.config.peer_tls import peer_tls
 from gateway.config.settings import ConfigurationError, Settings
 from gateway.doctor.findings import Finding, failure, ok
 from session_store import Backend, StoreError
@@ -21,7 +22,7 @@ async def check_replicas(settings: Settings, backend: Backend) -> AsyncIterator[
     if not backend.is_shared:
         return
     with suppress(StoreError, ConfigurationError):
-        envelopes = Envelopes(key_ring(settings.gateway.store))
+        envelopes = Envelopes(key_ring(settings.gateway.store), tls=peer_tls(settings.gateway.peer_tls))
         await backend.open()
         try:
             live = await backend.directory.replicas()

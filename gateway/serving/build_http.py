@@ -11,6 +11,7 @@ from gateway.cluster.membership import Membership
 from gateway.cluster.ownership import Cluster
 from gateway.cluster.peer_requests import PeerRequests
 from gateway.cluster.reachability import Reachability
+from gateway.config.peer_tls import peer_tls
 from gateway.context.facts import SESSION_KEY
 from gateway.errors import too_much_in_flight
 from gateway.relay.asked_tasks import AskedTasks
@@ -50,7 +51,7 @@ def build_http(
     options, cluster = base.settings.gateway, base.cluster
     bodies = Bodies(options.limits.all_in_flight_bytes, base.metrics.limited, too_much_in_flight)
     pipeline, tasks = _pipeline(base, callers, sessions, servers, resolution, bodies)
-    envelopes = Envelopes(base.ring, base.clock)
+    envelopes = Envelopes(base.ring, base.clock, peer_tls(options.peer_tls))
     peers = None if cluster is None else PeerRequests(cluster, envelopes, base.request_log)
     forwarding = None
     if cluster is not None and peers is not None:

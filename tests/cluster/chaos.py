@@ -129,7 +129,6 @@ async def killed(arena: Arena) -> list[float]:
 
 
 async def paused(arena: Arena) -> list[float]:
-    await asyncio.sleep(2 * LEASE_S)  # gateways that are new to each other wait longer
     hit = arena.owned_by(1)
     process = arena.gateways[1].process
     process.send_signal(signal.SIGSTOP)
@@ -160,7 +159,6 @@ async def killed_behind_an_address(arena: Arena) -> list[float]:
 
 
 async def apart_from_the_store(arena: Arena) -> list[float]:
-    await asyncio.sleep(2 * LEASE_S)
     hit = arena.owned_by(APART)
     arena.to_store.cut()
     await asyncio.sleep(LEASE_S + 4)
@@ -225,6 +223,7 @@ async def loaded(store: str, look: Callable[[], redis.Redis], rows: dict[str, di
     with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
         arena = Arena(store, look, Path(folder, "calls"), stack)
         await arena.load.start()
+        await asyncio.sleep(2 * LEASE_S)  # gateways that are new to each other wait longer
         try:
             yield arena
         finally:

@@ -75,7 +75,7 @@ async def test_a_repeated_call_that_cannot_be_sent_may_have_run_the_first_time()
     def unavailable(_: Call) -> bool:
         raise UpstreamUnavailable("its program is missing")
 
-    server.relay_now = unavailable  # type: ignore[method-assign]
+    server.relay_now = unavailable  # type: ignore[method-assign, assignment]
     codes = []
     for again in (False, True):
         exchange = Exchange(method="tools/call", client_id=1, live=live, replies=ReplyQueue())
