@@ -45,7 +45,7 @@ _AGAIN_S: Final = 0.2
 
 _NOT_FORWARDED: Final = frozenset(
     {
-        *(b"authorization", b"connection", b"content-length", b"transfer-encoding"),
+        *(b"authorization", b"proxy-authorization", b"connection", b"content-length", b"transfer-encoding"),
         *(PEER_HEADER.encode(), CORRELATION_HEADER.encode()),
     }
 )
@@ -56,25 +56,31 @@ def _unbegun(route: Route) -> Route:
     return msgspec.structs.replace(route, begun=None)
 
 
-def _forwarded(headers: Headers) -> Headers:
-    """The headers of a request that its owner gets."""
-    return [(name, value) for name, value in headers if name not in _NOT_FORWARDED]
-
-
 class Forwarding:
     """Forwards requests to the owners of their sessions, and takes sessions over from owners that are gone.
 
-    `take_over` is called with each session that this replica has claimed.
+    `take_over` is called with each session that this replica has claimed. `stripped` takes the tokens of sessions out
+    of headers: this replica has verified them.
     """
 
     def __init__(
-        self, cluster: Cluster, peers: PeerRequests, guard: Guard, *, take_over: Callable[[Session], None]
+        self,
+        cluster: Cluster,
+        peers: PeerRequests,
+        guard: Guard,
+        *,
+        take_over: Callable[[Session], None],
+        stripped: Callable[[Headers], Headers],
     ) -> None:
         self._cluster = cluster
         self._peers = peers
         self._guard = guard
         self._take_over = take_over
+        self._stripped = stripped
         self._contested_logged_at = -_LOG_EVERY_S
+
+    def _for_owner(self, headers: Headers) -> Headers:
+        return self._stripped([(name, value) for name, value in headers if name not in _NOT_FORWARDED])
 
     async def forward(self, route: Route, scope: Scope, body: bytes, receive: Receive, send: Send) -> Send | None:
         """Have the owner answer the client, and return None.
@@ -107,7 +113,7 @@ class Forwarding:
         if not memory.common:
             headers = request.headers.items()
             raw = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in headers]
-            memory.keep_common(common_of(route, request.endpoint, _forwarded(raw), secure=request.secure))
+            memory.keep_common(common_of(route, request.endpoint, self._for_owner(raw), secure=request.secure))
         return self._peers.begin(route, request.headers.get("traceparent", ""), body)
 
     def _request(self, route: Route, scope: Scope, body: bytes) -> ForwardedRequest:
@@ -117,7 +123,7 @@ class Forwarding:
             path=scope["path"].removeprefix(scope.get("root_path", "")),
             secure=self._guard.is_secure(scope, self._guard.headers(scope)),
             again=bool(scope.get("mcp.again")),
-            headers=_forwarded(scope["headers"]),
+            headers=self._for_owner(scope["headers"]),
             body=body,
         )
 

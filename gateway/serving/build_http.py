@@ -28,6 +28,7 @@ from gateway.relay.task_tools import TaskTools
 from gateway.relay.vouched import VouchedRequests
 from gateway.serving.build_tasks import build_tasks
 from gateway.serving.parts import Callers, Foundation, Http, Resolution, Servers, SessionParts, TaskParts
+from gateway.sessions.carriers import without_tokens
 from gateway.tasks.handles import TaskHandles
 from gateway.tasks.outcomes import Outcomes
 from gateway.tasks.relayed import RelayedTasks
@@ -55,7 +56,9 @@ def build_http(
     peers = None if cluster is None else PeerRequests(cluster, envelopes, base.request_log)
     forwarding = None
     if cluster is not None and peers is not None:
-        forwarding = Forwarding(cluster, peers, callers.guard, take_over=sessions.attacher.take_over)
+        forwarding = Forwarding(
+            cluster, peers, callers.guard, take_over=sessions.attacher.take_over, stripped=without_tokens
+        )
 
     def endpoint(handler: Handler, path: str) -> StreamableHttp:
         return StreamableHttp(

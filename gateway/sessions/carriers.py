@@ -1,6 +1,6 @@
 """Reads and writes the carriers of sessions: tokens in headers and `_meta`, cookies. Reads client names. Pure."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final, Literal
 
 from gateway.context.facts import SESSION_KEY
@@ -26,6 +26,7 @@ __all__ = [
     "modern_client",
     "names_token",
     "same_client",
+    "without_tokens",
 ]
 
 LEGACY_HEADER: Final = "mcp-session-id"
@@ -74,6 +75,28 @@ def cookie_values(header: str, *, secure: bool) -> list[str]:
     wanted = SECURE_COOKIE if secure else COOKIE
     pairs = (part.strip().partition("=") for part in header.split(";"))
     return [value for name, _, value in pairs if name == wanted][:4]
+
+
+def without_tokens(headers: Iterable[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:
+    """The raw headers of a request, of whose tokens and cookies only is left that there are some."""
+    return [(name, _BLANK[name](value) if name in _BLANK else value) for name, value in headers]
+
+
+def _without_token(value: bytes) -> bytes:
+    return value if value == NEW.encode() else b""
+
+
+def _without_cookies(value: bytes) -> bytes:
+    text = value.decode("latin-1")
+    ours = ((SECURE_COOKIE, True), (COOKIE, False))
+    return b"; ".join(f"{name}=".encode() for name, secure in ours if cookie_values(text, secure=secure))
+
+
+_BLANK: Final[Mapping[bytes, Callable[[bytes], bytes]]] = {
+    LEGACY_HEADER.encode(): _without_token,
+    GATEWAY_HEADER.encode(): _without_token,
+    b"cookie": _without_cookies,
+}
 
 
 def modern_client(request: Request) -> ClientFacts:

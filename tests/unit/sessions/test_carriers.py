@@ -5,7 +5,16 @@ from typing import Any
 import pytest
 
 from gateway.context.facts import SESSION_KEY
-from gateway.sessions.carriers import Carriers, client_facts, cookies_of, explicit_token, modern_client, same_client
+from gateway.sessions.carriers import (
+    Carriers,
+    brings_token,
+    client_facts,
+    cookies_of,
+    explicit_token,
+    modern_client,
+    same_client,
+    without_tokens,
+)
 from session_store import KeyRing
 from session_store.testing import FakeClock, a_session
 from tests.requirements import requirement
@@ -107,3 +116,19 @@ def test_the_result_has_the_token_of_a_new_session_whose_client_has_no_other_way
     for opened in (True, False):
         assert carriers("always").is_in_result(modern(x_key="k"), opened=opened)
         assert not carriers("never").is_in_result(modern(user_agent="node"), opened=opened)
+
+
+@requirement("rep.sealed")
+def test_tokens_stay_with_the_replica_that_has_verified_them() -> None:
+    sent = [
+        (b"mcp-session-id", b"id.secret"),
+        (b"mcp-gateway-session", b"id.secret"),
+        (b"cookie", b"mcp_session_id=secret; other=secret; __Host-mcp_session_id=secret"),
+        (b"accept", b"application/json"),
+    ]
+    blank = [(b"mcp-session-id", b""), (b"mcp-gateway-session", b"")]
+    assert without_tokens(sent) == [*blank, (b"cookie", b"__Host-mcp_session_id=; mcp_session_id="), sent[3]]
+    for name, value in without_tokens(sent)[:3]:
+        assert brings_token(request(**{name.decode().replace("-", "_"): value.decode()})), "it has brought one"
+    new = [(b"mcp-gateway-session", b"new")]
+    assert without_tokens([*new, (b"cookie", b"other=secret")]) == [*new, (b"cookie", b"")]
