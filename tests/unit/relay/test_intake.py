@@ -9,7 +9,9 @@ from gateway.calls.call import Call
 from gateway.calls.event_writer import EventWriter
 from gateway.calls.exchange import Exchange
 from gateway.calls.live_session import LiveSession
+from gateway.config.context import ContextSettings
 from gateway.config.limits import LimitSettings
+from gateway.context.announced import Announcements
 from gateway.context.facts import CONTEXT_KEY
 from gateway.identity.request_context import RequestContext
 from gateway.relay.intake import Intake
@@ -63,6 +65,7 @@ async def test_a_server_gets_the_context_of_the_request_and_not_of_another_one_i
         rates=parts,
         watching=parts,
         facts=FACTS,
+        announcements=Announcements("orbit.workspace", ContextSettings(), lambda _: None),
     )
     exchange = Exchange(method="tools/call", client_id=1, live=live, replies=ReplyQueue(), context=WEAK)
     who = RequestContext(live.session.principal, None, "c")
