@@ -16,6 +16,7 @@ from transports.jsonrpc import (
     INVALID_REQUEST,
     METHOD_NOT_FOUND,
     PARSE_ERROR,
+    RESOURCE_NOT_FOUND,
 )
 
 __all__ = [
@@ -106,6 +107,7 @@ ERRORS: Final[dict[int, ErrorKind]] = {
     METHOD_NOT_FOUND: ErrorKind("unknown method", (200, 404), "client", "no"),
     INVALID_PARAMS: ErrorKind("invalid parameters", (200, 400, 404, 409), "client", "no"),
     INTERNAL_ERROR: ErrorKind("internal error of the gateway", (500, 503), "gateway", "if repeatable"),
+    RESOURCE_NOT_FOUND: ErrorKind("no such resource, for clients of MCP up to 2025-11-25", (200,), "client", "no"),
     SESSION_UNKNOWN: ErrorKind("unknown session", (404,), "client", "new session"),
     UNAUTHENTICATED: ErrorKind("missing, invalid or insufficient credential", (401, 403), "client", "credential"),
     STORE_UNAVAILABLE: ErrorKind("the session is temporarily unavailable", (200, 503), "gateway", "later"),
@@ -238,9 +240,16 @@ def unknown_prompt(name: str) -> Refused:
     return Refused(200, INVALID_PARAMS, f"Unknown prompt: {name[:128]}")
 
 
-def unknown_resource(uri: str) -> Refused:
-    """The name does not exist, or policy hides it from this session: one answer for both."""
-    return Refused(200, INVALID_PARAMS, f"Resource not found: {uri[:256]}", data={"uri": uri[:256]})
+def unknown_resource(uri: str, era: str = "modern", method: str = "resources/read") -> Refused:
+    """The name does not exist, or policy hides it from this session: one answer for both. The legacy era has a code of
+    its own for it, but not for a completion (MCP 2025-11-25, Resources and Completion, Error Handling)."""
+    is_old = era == "legacy" and method.startswith("resources/")
+    return Refused(
+        200,
+        RESOURCE_NOT_FOUND if is_old else INVALID_PARAMS,
+        f"Resource not found: {uri[:256]}",
+        data={"uri": uri[:256]},
+    )
 
 
 def unknown_method(method: str, era: str = "legacy", among: Sequence[str] = ()) -> Refused:

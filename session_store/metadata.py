@@ -35,6 +35,11 @@ _SECRET_NAME = re.compile(
     r"pass(word|wd|phrase)?$|secret|credential|(api|private|access|signing)[-_.]?key|token$|authorization|cookie|session[-_.]?id",
     re.IGNORECASE,
 )
+_HARMLESS: Final = frozenset({"progressToken"})
+# A name with `=` or `:`, and a value: JSON, JSON inside JSON, a form or a variable inside a text. Names are bounded and
+# no value that has begun can fail, so that time is linear.
+_NAME: Final = re.compile(r"""(?<![\w.-])([\w.-]{1,64})\\?["']?\s{0,4}[=:]\s{0,4}""")
+_VALUE: Final = re.compile(r""""(?:[^"\\]|\\[\s\S])*"?|\\"(?:[^"\\]|\\(?!"))*(?:\\")?|'[^']*'?|[^\s,;&}\])]+""")
 _GIVEN = re.compile(r"([\w.-]+)\s*[=:]")
 # What `\s` is for Python; for RE2 it is ASCII only, and others would hide a credential behind a no-break space.
 _SPACE: Final = "[\\s\x0b\x85\xa0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000]"
@@ -60,7 +65,7 @@ def scrubbed(metadata: Mapping[str, str | None]) -> dict[str, str | None]:
 
 def is_secret_name(name: str) -> bool:
     """Whether a value of that name is a credential."""
-    return _SECRET_NAME.search(name) is not None
+    return name not in _HARMLESS and _SECRET_NAME.search(name) is not None
 
 
 def _scrubbed(name: str, value: str) -> str:
@@ -68,13 +73,29 @@ def _scrubbed(name: str, value: str) -> str:
 
 
 def scrubbed_text(text: str) -> str:
-    """The text, with everything redacted that has the form of a credential. A lone surrogate becomes `?`."""
+    """The text, with everything redacted that has the form of a credential or stands behind a name that says so, as in
+    `db_password=…`. A lone surrogate becomes `?`."""
     if not text:
         return text
     try:
-        return str(_SECRET_VALUE.sub(REDACTED, text))
+        found = str(_SECRET_VALUE.sub(REDACTED, text))
     except UnicodeEncodeError:
-        return str(_SECRET_VALUE.sub(REDACTED, text.encode("utf-8", "replace").decode("utf-8")))
+        found = str(_SECRET_VALUE.sub(REDACTED, text.encode("utf-8", "replace").decode("utf-8")))
+    return _without_assigned(found)
+
+
+def _without_assigned(text: str) -> str:
+    """The text without what stands behind the names of credentials. Names are looked for in what stands behind other
+    names: of `error: password=…` the second name counts."""
+    parts, at = list[str](), 0
+    for found in _NAME.finditer(text):
+        if found.start() < at or not is_secret_name(found[1]):
+            continue
+        value = _VALUE.match(text, found.end())
+        if value is not None and not value[0].startswith(REDACTED[:-1]):
+            parts += (text[at : found.end()], REDACTED)
+            at = value.end()
+    return "".join((*parts, text[at:])) if parts else text
 
 
 def scrubbed_start(text: str, length: int) -> str:

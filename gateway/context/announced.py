@@ -12,8 +12,10 @@ from gateway.config.context import ContextSettings
 from gateway.config.patterns import matches
 from gateway.errors import bad_context
 from gateway.identity.credential_claims import fields_in_headers
+from session_store import Context
 from session_store.session import MAX_WORKSPACE_CHARS
 from transports.inbound_port import Request
+from transports.jsonrpc import Object, encode
 
 __all__ = ["Announced", "Announcements", "MetaPath"]
 
@@ -41,6 +43,20 @@ class MetaPath:
         if self._parts[0] not in meta and self._key not in meta:
             return ""
         return self._checked(self._nested(meta)) or self._checked(meta.get(self._key))
+
+    def without(self, meta: Object, is_wrong: Callable[[Any], bool]) -> Object:
+        """A `_meta` whose entries are raw, without the values in that place, in either spelling, that are wrong."""
+        if self._key in meta and is_wrong(msgspec.json.decode(meta[self._key])):
+            meta = {name: raw for name, raw in meta.items() if name != self._key}
+        first, rest = self._parts[0], self._parts[1:]
+        if rest and first in meta:
+            whole = inner = msgspec.json.decode(meta[first])
+            for part in rest[:-1]:
+                inner = inner.get(part) if isinstance(inner, dict) else None
+            if isinstance(inner, dict) and rest[-1] in inner and is_wrong(inner[rest[-1]]):
+                del inner[rest[-1]]
+                meta = meta | {first: msgspec.Raw(encode(whole))}
+        return meta
 
     def _nested(self, meta: Mapping[str, Any]) -> Any:
         value: Any = meta
@@ -94,6 +110,19 @@ class Announcements:
         """
         announced = self._path.text(meta)
         return self._id_of(announced) if announced else ""
+
+    def agreed(self, meta: Object, context: Context) -> Object:
+        """A `_meta` for servers, without an announced workspace that is not the context's: a server that reads it would
+        work in a workspace that the operator, or the session, has not. What is announced where nothing is known stays.
+        """
+        if not context.workspace and context.provenance.workspace == "announced":
+            return meta
+        return self._path.without(meta, lambda said: bool(said) and not self._is_of(context, said))
+
+    def _is_of(self, context: Context, said: Any) -> bool:
+        if not isinstance(said, str) or len(said) > MAX_WORKSPACE_CHARS:
+            return False
+        return self._id_of(said) == context.workspace
 
     def _id_of(self, announced: str) -> str:
         if len(announced) > MAX_WORKSPACE_CHARS:

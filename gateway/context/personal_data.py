@@ -4,7 +4,8 @@ Found by their form alone, so an operator has to ask for it (`session.scrub_meta
 personal nor that it is not.
 """
 
-from collections.abc import Callable, Collection, Mapping
+import re
+from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any, Final
 
 import re2
@@ -15,9 +16,15 @@ __all__ = ["scrubber"]
 
 REDACTED: Final = "[redacted]"
 
-_EMAIL: Final = r"[\pL\pN._%+'\-]+@[\pL\pN\-]+(?:\.[\pL\pN\-]+)+"
 # ISO/IEC 7812: 13 to 19 digits, of which the first is 2 to 6 for cards that pay.
-_CARD: Final = r"\b[2-6](?:[ \-]?[0-9]){12,18}\b"
+_LEAST_DIGITS: Final = 13
+_MOST_DIGITS: Final = 19
+_FIRST_DIGITS: Final = "23456"
+_GROUP: Final = re.compile("[0-9]+")
+
+_EMAIL: Final = r"[\pL\pN._%+'\-]+@[\pL\pN\-]+(?:\.[\pL\pN\-]+)+"
+# Groups of digits. Which of them are a card's is for `_without_cards`: other numbers may stand right before it.
+_DIGITS: Final = r"\b[0-9](?:[ \-]?[0-9])*\b"
 # ITU-T E.164 with its prefix, however it is written, and the usual forms of North America.
 _PHONE: Final = (
     r"(?:\+|\b00)[1-9](?:[ .\-/()]{0,3}[0-9]){6,14}\b"
@@ -25,21 +32,38 @@ _PHONE: Final = (
 )
 
 
-def _card(found: Any) -> str:
-    text = str(found.group(0))
-    return REDACTED if _has_check_digit([int(char) for char in text if char.isdigit()]) else text
+def _without_cards(found: Any) -> str:
+    """Groups of digits without those that are the number of a card. Of groups that may belong to two numbers, both are
+    redacted: it cannot be told which one is the card's."""
+    text, kept, at = str(found.group(0)), list[str](), 0
+    for begin, end in _cards(text):
+        if begin >= at:
+            kept += (text[at:begin], REDACTED)
+        at = max(at, end)
+    return "".join((*kept, text[at:]))
 
 
-def _has_check_digit(digits: list[int]) -> bool:
-    """Whether the last digit checks the others (ISO/IEC 7812-1, Luhn): other long numbers seldom have it."""
-    doubled = (sum(divmod(2 * digit, 10)) for digit in digits[-2::-2])
-    return (sum(digits[::-2]) + sum(doubled)) % 10 == 0
+def _cards(text: str) -> Iterator[tuple[int, int]]:
+    """Where the numbers of cards begin and end: whole groups, whose last digit checks the others (ISO/IEC 7812-1, Luhn;
+    other long numbers seldom have that)."""
+    groups = [(group.start(), group[0]) for group in _GROUP.finditer(text)]
+    for first, (begin, group) in enumerate(groups):
+        if group[0] not in _FIRST_DIGITS:
+            continue
+        length = plain = doubled = 0  # the sums of the digits with the last one as it is, and doubled
+        for start, digits in groups[first : first + _MOST_DIGITS]:
+            if (length := length + len(digits)) > _MOST_DIGITS:
+                break
+            for digit in map(int, digits):
+                plain, doubled = doubled + digit, plain + sum(divmod(2 * digit, 10))
+            if length >= _LEAST_DIGITS and plain % 10 == 0:
+                yield begin, start + len(digits)
 
 
 # In this order: a card's number may look like a telephone's.
 _KINDS: Final[Mapping[PersonalData, tuple[Any, Any]]] = {
     "email": (re2.compile(_EMAIL), REDACTED),
-    "card": (re2.compile(_CARD), _card),
+    "card": (re2.compile(_DIGITS), _without_cards),
     "phone": (re2.compile(_PHONE), REDACTED),
 }
 

@@ -1,7 +1,6 @@
 """Bodies of JSON-RPC messages as operators may see them: without credentials, and cut. Pure."""
 
 import json
-import re
 from collections.abc import Iterable
 from typing import Any, Final
 
@@ -39,18 +38,11 @@ _OPAQUE: Final = frozenset(
 )
 """Members that give access to a session or to a call."""
 
-_HARMLESS: Final = frozenset({"progressToken"})
 _NAMING: Final = ("name", "key", "header", "Name", "Key", "Header")
 _NAMED: Final = "value"
 """Members of a pair: headers and variables are often lists of them."""
 _TASK: Final = "taskId"
 _TASK_CHARS: Final = 8
-
-# A name, `=` or `:`, and a value: JSON, a form or a variable inside a text. Names are bounded, so that time is linear.
-_ASSIGNED: Final = re.compile(
-    r"""(?<![\w.-])([\w.-]{1,64})(\\?["']?\s{0,4}[=:]\s{0,4})"""
-    r"""(\\?"(?:[^"\\]|\\(?!").){0,4000}\\?"?|'[^']{0,4000}'?|[^\s,;&}\])]+)"""
-)
 
 
 class FrameBodies:
@@ -72,7 +64,7 @@ class FrameBodies:
             scanned = scanned.rstrip(_OF_CREDENTIALS)
         for value in self._hidden:
             scanned = scanned.replace(value, REDACTED)
-        scanned = _ASSIGNED.sub(_without_value, scrubbed_text(scanned))
+        scanned = scrubbed_text(scanned)
         more = f"… ({len(text)} characters)" if len(scanned) > most or len(text) > _SCANNED else ""
         return visible(f"{scanned[:most]}{more}")
 
@@ -136,11 +128,4 @@ class _Shortened:
 
 
 def _is_secret(name: Any) -> bool:
-    return isinstance(name, str) and name not in _HARMLESS and is_secret_name(name)
-
-
-def _without_value(found: re.Match[str]) -> str:
-    name, between, value = found.groups()
-    if not _is_secret(name) or value.startswith(REDACTED[:-1]):
-        return found[0]
-    return f"{name}{between}{REDACTED}"
+    return isinstance(name, str) and is_secret_name(name)

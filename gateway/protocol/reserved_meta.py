@@ -7,7 +7,7 @@ import re2
 
 from transports.jsonrpc import Message, Object, decode_exact, encode
 
-__all__ = ["RESERVED", "without_reserved", "without_reserved_in"]
+__all__ = ["RESERVED", "without_reserved", "without_reserved_below", "without_reserved_in"]
 
 RESERVED: Final = "io.github.mcp-session-gateway"
 """How these keys begin, in any case: with a slash after it or without."""
@@ -36,11 +36,18 @@ def without_reserved_in(message: Message) -> Message:
     """
     changes: dict[str, msgspec.Raw] = {}
     for field, raw in (("result", message.result), ("params", message.params), ("error", message.error)):
-        if isinstance(raw, msgspec.Raw) and _names_reserved(bytes(raw)):
-            value = decode_exact(raw)
-            _remove(value)
-            changes[field] = msgspec.Raw(encode(value))
+        if isinstance(raw, msgspec.Raw) and (found := without_reserved_below(raw)) is not raw:
+            changes[field] = found
     return msgspec.structs.replace(message, **changes) if changes else message
+
+
+def without_reserved_below(raw: msgspec.Raw) -> msgspec.Raw:
+    """Remove the gateway's own keys from each `_meta` in a raw value, at any depth. Raises as `without_reserved_in`."""
+    if not _names_reserved(bytes(raw)):
+        return raw
+    value = decode_exact(raw)
+    _remove(value)
+    return msgspec.Raw(encode(value))
 
 
 def _is_reserved(key: str) -> bool:

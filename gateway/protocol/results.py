@@ -13,6 +13,7 @@ from transports.jsonrpc import (
     INTERNAL_ERROR,
     INVALID_PARAMS,
     MISSING_CAPABILITY,
+    RESOURCE_NOT_FOUND,
     Object,
     decode_object,
     encode,
@@ -35,7 +36,6 @@ _NO_INFO: Final = b"{}"
 _COMPLETE: Final = b'"complete"'
 _MODERN_ONLY: Final = frozenset({"resultType", "ttlMs", "cacheScope"})
 _objects: Final = msgspec.json.Decoder(Object)
-_RESOURCE_NOT_FOUND: Final = -32002
 _URLS_REQUIRED: Final = -32042
 _RESERVED: Final = range(-32099, -32019)
 
@@ -106,7 +106,7 @@ def modern_error(error: msgspec.Raw) -> msgspec.Raw:
     code = error_code(error)
     if code == MISSING_CAPABILITY and _names_capabilities(error):
         return error
-    if code == _RESOURCE_NOT_FOUND:
+    if code == RESOURCE_NOT_FOUND:
         permitted = INVALID_PARAMS
     elif code is not None and code in _RESERVED:
         permitted = INTERNAL_ERROR
@@ -162,7 +162,7 @@ def legacy_error(method: str, params: Object, error: msgspec.Raw) -> msgspec.Raw
     found = decode_object(error, "error")
     if not _is_not_found(found, params.get("uri", msgspec.Raw(b"null"))):
         return error
-    return msgspec.Raw(encode(found | {"code": msgspec.Raw(encode(_RESOURCE_NOT_FOUND))}))
+    return msgspec.Raw(encode(found | {"code": msgspec.Raw(encode(RESOURCE_NOT_FOUND))}))
 
 
 def _is_not_found(error: Object, wanted: msgspec.Raw) -> bool:

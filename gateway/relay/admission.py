@@ -267,7 +267,7 @@ class Admission:
                 return templates
             if is_of_any(uri, (t for t in templates if self._policy.allows_listed_uri(context, server, t))):
                 return None
-        raise unknown_resource(uri)
+        raise unknown_resource(uri, call.era, call.method)
 
     def _listen(self, server: str, call: Call) -> Object:
         """A `subscriptions/listen` without the resources that the session may not see."""

@@ -13,6 +13,7 @@ from gateway.calls.exchange import Exchange
 from gateway.calls.live_session import LiveSession, live_session_of
 from gateway.cluster.ownership import Cluster, Forwarded
 from gateway.config.limits import LimitSettings
+from gateway.context.announced import Announcements
 from gateway.context.facts import CONTEXT_KEY, with_context
 from gateway.context.session_facts import SessionFacts
 from gateway.errors import (
@@ -64,6 +65,7 @@ class Intake:
         rates: RateLimits,
         watching: RequestLog,
         facts: SessionFacts,
+        announcements: Announcements,
         cluster: Cluster | None = None,
     ) -> None:
         self.endpoints = endpoints
@@ -71,6 +73,7 @@ class Intake:
         self._rates = rates
         self._watching = watching
         self._context_meta = facts.meta
+        self._agreed = announcements.agreed
         self._events = events
         self._max_exchanges = limits.exchanges
         self._max_bytes = limits.in_flight_bytes
@@ -213,9 +216,10 @@ class Intake:
         decision = decision_on(request, exchange)
         if decision is None:
             seen = None if live is None else with_context(live.session, exchange.context)
-            meta = self.meta(params, seen, who.correlation)
+            meta = self._meta(params, seen, who.correlation)
         else:
             meta = decision.meta_with(params, who.correlation, self._context_meta)
+        meta = self._agreed(meta, exchange.context)
         meta = self._watching.begin(exchange, request, meta, who.correlation)
         events = self._events if request.era is LEGACY else None
         return CallReply(exchange, live, headers, events=events, cluster=self._cluster, held=held), meta
@@ -236,9 +240,13 @@ class Intake:
                 result = msgspec.Raw(tool_error(call.era, str(error)))
                 call.exchange.finish(Message(jsonrpc="2.0", id=0, result=result))
 
-    def meta(self, params: Object, session: Session | None, correlation: str) -> Object:
-        """The `_meta` for the server: the client's, without the gateway's keys, and with the facts of the session.
-        `session` has the context of the request (`gateway.context.facts.with_context`)."""
+    def meta(self, params: Object, session: Session, correlation: str) -> Object:
+        """The `_meta` for the server: the client's, without the gateway's keys and a workspace that is not the
+        session's, and with the facts of the session, which has the context of the request
+        (`gateway.context.facts.with_context`)."""
+        return self._agreed(self._meta(params, session, correlation), session.context)
+
+    def _meta(self, params: Object, session: Session | None, correlation: str) -> Object:
         meta = without_reserved(meta_of(params))
         return meta if session is None else meta | {CONTEXT_KEY: self._context_meta(session).of(correlation)}
 

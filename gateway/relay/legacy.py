@@ -171,7 +171,7 @@ class LegacyClients:
         elif method == "resources/subscribe":
             uri = text_of(params, "uri")
             if not self._endpoints[request.endpoint].may_subscribe(resolved.context, uri):
-                raise unknown_resource(uri)
+                raise unknown_resource(uri, LEGACY, method)
             await self._records.subscribe(live, uri)
         elif method == "resources/unsubscribe":
             await self._records.unsubscribe(live, text_of(params, "uri"))

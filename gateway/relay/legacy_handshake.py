@@ -7,6 +7,7 @@ from collections.abc import Mapping
 
 import msgspec
 
+from gateway.context.announced import Announcements
 from gateway.context.facts import traced_error, with_meta
 from gateway.errors import UPSTREAM_UNAVAILABLE, error_of
 from gateway.identity.request_context import RequestContext
@@ -41,6 +42,7 @@ class LegacyHandshake:
         carriers: Carriers,
         endpoints: Mapping[str, Endpoint],
         asked: AskedTasks,
+        announcements: Announcements,
     ) -> None:
         self._initializer = initializer
         self._records = records
@@ -48,6 +50,7 @@ class LegacyHandshake:
         self._carriers = carriers
         self._endpoints = endpoints
         self._asked = asked
+        self._agreed = announcements.agreed
 
     async def initialize(self, request: Request, who: RequestContext) -> Answer:
         """Answer `initialize`: open the session, or find it again, and its servers with it."""
@@ -61,7 +64,11 @@ class LegacyHandshake:
         resolved = await self._initializer.initialize(request, who, facts)
         resolved, said = await self._initializer.apply_announced(request, who, resolved)
         live = resolved.live
-        if not resolved.opened:
+        meta = meta_of(params)
+        is_agreed = (agreed := self._agreed(meta, resolved.context)) is meta
+        if not is_agreed:
+            facts = client_facts(info, version, splice(encode(params | {"_meta": msgspec.Raw(encode(agreed))})))
+        if not (resolved.opened and is_agreed):
             await self._records.update(live, client=facts)
         with live.in_use():
             try:

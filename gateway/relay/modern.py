@@ -23,6 +23,7 @@ from gateway.protocol.caching import of_one_session
 from gateway.protocol.capabilities import caller_of_meta
 from gateway.protocol.methods import ABOUT_TASKS, MAY_ASK, METHODS
 from gateway.protocol.params import meta_of
+from gateway.protocol.reserved_meta import without_reserved_below
 from gateway.protocol.tasks import declares_tasks, names_tasks
 from gateway.relay.endpoint import Endpoint
 from gateway.relay.extensions import Notice
@@ -84,6 +85,7 @@ class ModernClients:
 
     def call(self, request: Request, who: RequestContext) -> Soon[Answer]:
         """Answer a request."""
+        request = _without_reserved_answers(request)
         message, params = message_of(request), request.params
         method = str(message.method)
         if method == "server/discover":
@@ -302,3 +304,11 @@ class ModernClients:
                 "Method not found: server/discover. The server supports 2025-11-25 or older only.",
             )
         return ImmediateReply(encode_result(encode(message.id), self._task_calls.declared(result)))
+
+
+def _without_reserved_answers(request: Request) -> Request:
+    """The request, its answers to questions without the gateway's own keys in their `_meta`."""
+    if "inputResponses" not in request.params:
+        return request
+    answers = without_reserved_below(request.params["inputResponses"])
+    return msgspec.structs.replace(request, params=request.params | {"inputResponses": answers})

@@ -102,7 +102,7 @@ class ResourceOwners:
             raise UpstreamUnavailable(
                 f"no server that answers has the resource; {', '.join(sorted(late))} did not answer in time"
             )
-        raise unknown_resource(uri)
+        raise unknown_resource(uri, call.era, call.method)
 
     # -- what is known
 

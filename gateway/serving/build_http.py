@@ -99,6 +99,7 @@ def _pipeline(
         cluster=base.cluster,
         watching=base.request_log,
         facts=base.facts,
+        announcements=sessions.announcements,
     )
     handles = TaskHandles(base.ring)
     relayed = RelayedTasks(handles)
@@ -121,6 +122,7 @@ def _pipeline(
         carriers=resolution.carriers,
         endpoints=endpoints,
         asked=asked,
+        announcements=sessions.announcements,
     )
     tools = None
     if options.tasks.tools and parts.maker is not None:

@@ -16,6 +16,7 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 from gateway.errors import bad_session_key
+from gateway.sessions.word_keys import written_bits
 from session_store import Principal
 from transports.inbound_port import Request
 
@@ -29,7 +30,12 @@ ANONYMOUS_BITS: Final = 128
 _MIN_DISTINCT: Final = 8
 """Fewer different characters than random text of that length ever has."""
 
+_WRITTEN: Final = 22
+"""Bits by which a text is likelier as one that a person writes than as random text: one random key in 2 million is."""
+
 _HEX: Final = frozenset(string.hexdigits)
+_BASE32: Final = frozenset(string.ascii_uppercase + "234567")
+_BASE32_SMALL: Final = frozenset(string.ascii_lowercase + "234567")
 _BASE64: Final = frozenset(string.ascii_letters + string.digits + "-_+/=")
 """Of both forms (RFC 4648 §4, §5)."""
 
@@ -90,17 +96,19 @@ def key_alias(key: str, principal: Principal, endpoint: str) -> str:
 
 def estimated_bits(key: str) -> float:
     """An upper estimate of the random bits in a key, from its length and the alphabet that it seems to be written in:
-    4 bits for a hex digit, 6 for a character of base64url. Repetitions and sequences count for nothing.
+    4 bits for a hex digit, 6 for a character of base64url. Repetitions, sequences and words count for nothing.
 
     No estimate can tell a random text from one that looks like it; this one refuses what a person types in.
     """
     if (uuid := _UUID.fullmatch(key)) is not None and uuid[1] != "4":
         return 0.0  # made of a time or a name (RFC 9562 §5)
-    text = _unrepeated(key)
+    text = _unrepeated(key.rstrip("="))
     digits = text.replace("-", "") if set(text) <= _HEX | {"-"} else text
     if len(set(digits)) < _MIN_DISTINCT or _is_sequence(digits):
         return 0.0
-    return len(digits) * math.log2(_alphabet(digits))
+    bits = len(digits) * math.log2(_alphabet(digits))
+    is_written = set(digits) <= _BASE64 and not set(digits) <= _HEX and written_bits(digits) < bits - _WRITTEN
+    return 0.0 if is_written else bits
 
 
 def _unrepeated(key: str) -> str:
@@ -110,20 +118,23 @@ def _unrepeated(key: str) -> str:
 
 
 def _is_sequence(text: str) -> bool:
-    """Whether most characters are the same as the one before, or its neighbour in the alphabet."""
+    """Whether most characters are the same as the one before, or its neighbour in the alphabet: more than 3 of 5, as of
+    32 random hex digits half may be."""
     steps = [abs(ord(after) - ord(before)) for before, after in itertools.pairwise(text)]
-    return 2 * sum(step <= 1 for step in steps) > len(steps)
+    return 5 * sum(step <= 1 for step in steps) > 3 * len(steps)
 
 
 def _alphabet(text: str) -> int:
     """The size of the alphabet that generators of random text use and this text is written in; 1 if it is none of them.
 
-    Names, addresses and phrases have spaces, dots or a single case. Random base64url has both cases.
+    Addresses and phrases have spaces, dots or colons. One random text of base64url in 50,000 has no
+    capitals or no small letters.
     """
     used = set(text)
     if used <= set(string.digits):
         return 10
     if used <= _HEX:
         return 16
-    has_both_cases = used & set(string.ascii_uppercase) and used & set(string.ascii_lowercase)
-    return 64 if has_both_cases and used <= _BASE64 else 1
+    if used <= _BASE32 or used <= _BASE32_SMALL:
+        return 32
+    return 64 if used <= _BASE64 else 1

@@ -158,7 +158,10 @@ def test_operators_see_which_servers_cannot_be_used_and_what_they_wrote(
     found = {entry["server"]: entry for entry in replicas[0]["unavailable"]}
     assert {"exit", "usage"} <= {*found} and not {"good", "banner", "crash"} & {*found}
     assert found["exit"]["state"] == "failing" and found["exit"]["attempts"] >= 1
-    assert found["exit"]["output"] == ["could not open the database", "token [redacted] was refused"]
+    assert found["exit"]["output"] == [
+        "could not open the database: db_password=[redacted]",
+        "token [redacted] was refused",
+    ]
     assert "(stdout) Usage: bad_server [options]" in found["usage"]["output"]
     page = http.get(f"{gateway.base}/admin", headers=key).text
     assert "Servers that cannot be used" in page and "could not open the database" in page and TOKEN not in page

@@ -96,11 +96,11 @@ def test_a_server_gets_the_params_of_its_client_and_the_context(gateway: Running
 def test_a_resource_that_does_not_exist_has_the_code_of_the_clients_era(
     gateway: RunningGateway, http: httpx.Client
 ) -> None:
-    for era in ("legacy", "modern"):
-        error = messages(Legacy(url(gateway, era), http).open().call("resources/read", {"uri": "x://y"}))[-1]["error"]
-        assert (error["code"], error["data"]["uri"]) == (-32002, "x://y"), era
-        error = messages(Modern(url(gateway, era), http).send("resources/read", {"uri": "x://y"}))[-1]["error"]
-        assert (error["code"], error["data"]["uri"]) == (-32602, "x://y"), era
+    for where in (url(gateway, "legacy"), url(gateway, "modern"), gateway.url):  # the last one is of both servers
+        error = messages(Legacy(where, http).open().call("resources/read", {"uri": "x://y"}))[-1]["error"]
+        assert (error["code"], error["data"]["uri"]) == (-32002, "x://y"), where
+        error = messages(Modern(where, http).send("resources/read", {"uri": "x://y"}))[-1]["error"]
+        assert (error["code"], error["data"]["uri"]) == (-32602, "x://y"), where
 
 
 @requirement("wall.return")

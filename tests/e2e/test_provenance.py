@@ -12,7 +12,7 @@ from tests.support.commands import run_command
 from tests.support.credentials import KEYS, bearer, sha256
 from tests.support.gateway_process import DEMO, PROBE, RunningGateway, running_gateway, server
 from tests.support.issuer import running_issuer
-from tests.support.mcp_clients import Legacy, messages, tool_text
+from tests.support.mcp_clients import Legacy, Modern, messages, tool_text
 
 BOSS = "team-boss"
 RULES = [
@@ -117,3 +117,28 @@ def test_check_and_doctor_warn_of_trust_in_announced_workspaces(asked: str, tmp_
     config.write_text(json.dumps({"mcpServers": {"demo": server(DEMO)}, "gateway": {"policy": policy}}), "utf-8")
     done = run_command(asked, "--config", str(config))
     assert done.returncode == 0 and "any client may take any workspace" in done.stdout + done.stderr
+
+
+@requirement("wall.provenance")
+@pytest.mark.parametrize("era", [Legacy, Modern])
+def test_a_server_gets_no_announced_workspace_that_is_not_the_operators(http: httpx.Client, era: Any) -> None:
+    rules = {"rules": [{"principals": ["*"], "workspace": "blue"}]}
+    options = {"policy": rules, "context": {"workspace_ids": {"/srv/*": "{name}"}}}
+    with running_gateway({"probe": server(PROBE)}, options=options) as gateway:
+        client = era(gateway.url, http)
+        if era is Legacy:
+            client.open(meta={"orbit": {"workspace": "red"}, "acme": 1})
+            shaken = json.loads(tool_text(client.tool("meta", {"initialize": True})))
+            assert shaken == {"orbit": {}, "acme": 1}, "also the handshake that a server gets"
+
+        def passed(meta: Any) -> Any:
+            found = json.loads(tool_text(client.tool("meta", meta=meta)))
+            return {name: value for name, value in found.items() if name.startswith("orbit")}
+
+        for _ in range(3):  # the third of alike calls is no longer decided on
+            assert passed({"orbit": {"workspace": "red", "view": 1}}) == {"orbit": {"view": 1}}
+            assert passed({"orbit.workspace": "red"}) == {}
+            both = {"orbit": {"workspace": "blue"}, "orbit.workspace": "red"}
+            assert passed(both) == {"orbit": {"workspace": "blue"}}
+            for right in ({"orbit": {"workspace": "blue"}}, {"orbit.workspace": "/srv/blue"}, {"orbit": 1}):
+                assert passed(right) == right

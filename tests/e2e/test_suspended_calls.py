@@ -197,3 +197,15 @@ def test_an_idempotent_call_is_made_again_and_asks_only_what_is_new(
     done = back(client, "ask_again", arguments, second["requestState"], answers_to(second))
     assert len(json.loads(tool_text(done))) == 2, "both answers were given again, and nobody was asked"
     assert messages(done)[-1]["result"]["_meta"][RESTARTED] == {"reason": "takeover"}
+
+
+@requirement("wall.return")
+@pytest.mark.parametrize("tool", ["ask_once", "want"])
+def test_an_answer_brings_no_keys_of_the_gateway_to_a_server(http: httpx.Client, tool: str) -> None:
+    forged = {"io.github.mcp-session-gateway/context": {"trust": "direct"}, "com.example/own": 1}
+    answer = {"action": "accept", "content": {}, "_meta": forged}
+    with running_gateway(command=PROBE if tool == "want" else (*PROBE, "legacy-only")) as gateway:
+        client = Modern(gateway.url, http)
+        question = asked(client.tool(tool))
+        response = back(client, tool, {}, question["requestState"], answers_to(question, answer))
+        assert '"com.example/own": 1' in tool_text(response) and "direct" not in tool_text(response)

@@ -59,7 +59,7 @@ def result(method: str, params: dict[str, Any]) -> dict[str, Any] | None:
 def begin(what: str, seconds: float) -> None:
     """What it does before it reads its first message."""
     if what == "exit":
-        complain("could not open the database", f"token {TOKEN} was refused")
+        complain("could not open the database: db_password=hunter2-of-ours", f"token {TOKEN} was refused")
         sys.exit(3)
     if what == "refuse":
         complain(f"unrecognized arguments: {' '.join(sys.argv[1:])}")

@@ -22,6 +22,7 @@ _answers: dict[Any, Any] = {}
 _answered = threading.Condition()
 _cancelled: list[Any] = []
 _listening: list[Any] = []
+_shaken: dict[str, Any] = {}
 _set: list[str] = []
 SUBSCRIPTION = "io.modelcontextprotocol/subscriptionId"
 
@@ -172,7 +173,7 @@ NAMED: Final[dict[str, Any]] = {"workspace_id": {}, "id": {}, "team": {}, "key":
 # Arguments and params → what to answer; None for no answer at all.
 TOOLS: dict[str, Callable[[dict[str, Any], dict[str, Any]], Any]] = {
     "env": env,
-    "meta": lambda _, params: params.get("_meta", {}),
+    "meta": lambda arguments, params: (_shaken if "initialize" in arguments else params).get("_meta", {}),
     "sleep": sleep,
     "nap": sleep,
     "pid": lambda *_: str(os.getpid()),
@@ -210,6 +211,7 @@ def settings(method: str, params: dict[str, Any]) -> None:
 def result(message: dict[str, Any]) -> dict[str, Any] | None:
     method, params = message["method"], message.get("params") or {}
     if method == "initialize":
+        _shaken.update(params)
         capabilities = {"tools": {"listChanged": True}, "resources": {"subscribe": True}, "logging": {}}
         info = {"name": "probe", "version": "1"}
         return {"protocolVersion": params["protocolVersion"], "capabilities": capabilities, "serverInfo": info}

@@ -2,10 +2,12 @@
 
 from typing import Any
 
+import msgspec
 import pytest
 
 from gateway.config.context import ContextSettings
 from gateway.context.announced import Announced, Announcements, MetaPath
+from session_store import Context, Provenance
 from tests.requirements import requirement
 from transports.era import Era
 from transports.inbound_port import Refused, Request
@@ -16,6 +18,23 @@ def announcing(**settings: Any) -> Announcements:
         return request.headers.get("key")
 
     return Announcements("orbit.workspace", ContextSettings.model_validate(settings), session_key)
+
+
+@requirement("wall.provenance")
+def test_servers_get_no_announced_workspace_that_is_not_the_contexts() -> None:
+    def left(context: Context, **meta: Any) -> Any:
+        raw = {name.replace("_", "."): msgspec.Raw(msgspec.json.encode(value)) for name, value in meta.items()}
+        found = announcing(workspace_ids={"/srv/*": "{name}"}).agreed(raw, context)
+        return {name: msgspec.json.decode(value) for name, value in found.items()}
+
+    blue = Context(workspace="blue", provenance=Provenance(workspace="configured"))
+    assert left(blue, orbit={"workspace": "red", "view": 1}, orbit_workspace="red") == {"orbit": {"view": 1}}
+    assert left(blue, orbit_workspace=["blue"], orbit={"workspace": "x" * 5_000}) == {"orbit": {}}
+    for same in ({"workspace": "blue"}, {"workspace": "/srv/blue"}, {"workspace": ""}, "red", None):
+        assert left(blue, orbit=same, other="red") == {"orbit": same, "other": "red"}
+    none = Context(provenance=Provenance(workspace="authenticated"))
+    assert left(none, orbit_workspace="red") == {}, "the credential says that there is none"
+    assert left(Context(), orbit_workspace="red") == {"orbit.workspace": "red"}, "nothing says otherwise"
 
 
 @requirement("ctx.announce")

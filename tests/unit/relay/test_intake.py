@@ -9,7 +9,9 @@ from gateway.calls.call import Call
 from gateway.calls.event_writer import EventWriter
 from gateway.calls.exchange import Exchange
 from gateway.calls.live_session import LiveSession
+from gateway.config.context import ContextSettings
 from gateway.config.limits import LimitSettings
+from gateway.context.announced import Announcements
 from gateway.context.facts import CONTEXT_KEY
 from gateway.errors import OUTCOME_UNKNOWN, UPSTREAM_UNAVAILABLE
 from gateway.identity.request_context import RequestContext
@@ -64,6 +66,7 @@ def taken_in_by(server: Server) -> Intake:
         rates=parts,
         watching=parts,
         facts=FACTS,
+        announcements=Announcements("orbit.workspace", ContextSettings(), lambda _: None),
     )
 
 

@@ -9,8 +9,10 @@ from gateway.calls.call import Call
 from gateway.calls.event_writer import EventWriter
 from gateway.calls.exchange import Exchange
 from gateway.calls.live_session import LiveSession
+from gateway.config.context import ContextSettings
 from gateway.config.limits import LimitSettings
 from gateway.config.tasks import TaskSettings
+from gateway.context.announced import Announcements
 from gateway.identity.request_context import RequestContext
 from gateway.protocol.capabilities import caller_of_meta
 from gateway.protocol.listing import Called
@@ -57,6 +59,7 @@ class Parts:
             rates=parts,
             watching=parts,
             facts=FACTS,
+            announcements=Announcements("orbit.workspace", ContextSettings(), lambda _: None),
         )
         self.tools = TaskTools(maker=maker, made=parts, handles=handles, intake=intake, endpoints={"/mcp": parts})
 

@@ -1,7 +1,11 @@
 """Session keys: where they stand, how hard they are to guess, and what the store sees of them."""
 
+import base64
+import random
 import secrets
 import uuid
+from collections.abc import Callable
+from math import comb
 from typing import Any
 
 import pytest
@@ -85,6 +89,14 @@ POOR = {
     "correct horse battery staple": "a phrase",
     "the-nightly-report-of-the-sales-team-7": "a name",
     "49027351846209573186402957318": "29 decimal digits",
+    "ThisIsMyVeryLongSessionName": "words",
+    "MyAgentSessionForTests": "words",
+    "mysessionforthenightlybuildofthesite": "words in small letters",
+    "MY-SESSION-FOR-THE-NIGHTLY-BUILD": "words in capitals",
+    "CustomerSupportAgent0001": "words and a number",
+    "Session-Of-Alice-2024-01-01": "words and a date",
+    "aaaaBBBBccccDDDDeeeeFFFF": "repeated characters",
+    "AbcdefghijklmnopqrstuvwxyZ12": "a sequence in both cases",
 }
 
 
@@ -98,6 +110,28 @@ def test_an_anonymous_key_must_look_like_128_random_bits() -> None:
             key_alias(key, ANONYMOUS, "/mcp")
         assert refused.value.status == 400 and key not in str(refused.value), what
         key_alias(key, ALICE, "/mcp")
+
+
+@requirement("cli.session-key-anonymous")
+@pytest.mark.parametrize(
+    "written",
+    [
+        lambda data: base64.urlsafe_b64encode(data).rstrip(b"=").decode(),
+        lambda data: base64.b32encode(data).decode(),
+        lambda data: base64.b32encode(data).decode().lower().rstrip("="),
+        lambda data: str(uuid.UUID(bytes=data, version=4)),
+        lambda data: uuid.UUID(bytes=data, version=4).hex,
+        bytes.hex,
+    ],
+    ids=["token_urlsafe", "base32", "base32-small", "uuid4", "uuid4-hex", "token_hex"],
+)
+def test_hardly_any_random_key_is_refused(written: Callable[[bytes], str]) -> None:
+    """One in a million by calculation: 2^-21 for words (`test_word_keys`), 2 * 2^-22 for a text of base64url that has
+    the alphabet of base32 only, and less than 10^-7 for too few characters and for sequences."""
+    seeded = random.Random(20_260_728)
+    keys = [written(seeded.randbytes(16)) for _ in range(20_000)]
+    assert not [key for key in keys if estimated_bits(key) < ANONYMOUS_BITS]
+    assert comb(31, 19) * (44 / 256) ** 19 * (1 - 44 / 256) ** 12 < 5e-8, "19 neighbours of 31 in hex digits"
 
 
 @requirement("cli.session-key-anonymous")

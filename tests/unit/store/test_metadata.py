@@ -1,5 +1,7 @@
 """Metadata of a session: text, bounded, and never a credential."""
 
+import time
+
 import pytest
 
 from session_store.metadata import (
@@ -88,6 +90,38 @@ def test_changes_are_merged_none_removes_and_the_sum_is_bounded() -> None:
 def test_secret_arguments_are_redacted_in_the_output_of_a_program(arguments: list[str], output: str) -> None:
     scrub = output_scrubber((), {}, secrets=secret_arguments(arguments))
     assert scrub(output.replace("[redacted]", "s3cret-text")) == output
+
+
+@requirement("proc.last-words", "ops.redact")
+@pytest.mark.parametrize(
+    ("line", "shown"),
+    [
+        ("db_password=hunter2-of-ours", "db_password=[redacted]"),
+        ("connect: DB_PASSWORD = 'two words', retry=3", "connect: DB_PASSWORD = [redacted], retry=3"),
+        ('{"client_secret": "a\\"b", "port": 5432}', '{"client_secret": [redacted], "port": 5432}'),
+        ('{"text": "{\\"client_secret\\": \\"a b\\"}"}', '{"text": "{\\"client_secret\\": [redacted]}"}'),
+        ("401 for /x?api_key=s3cret-text&page=2", "401 for /x?api_key=[redacted]&page=2"),
+        ("access_token: [redacted] has expired", "access_token: [redacted] has expired"),
+        ("progressToken=7 tokens=5 port: 80", "progressToken=7 tokens=5 port: 80"),
+    ],
+)
+def test_what_stands_behind_the_name_of_a_credential_is_redacted_wherever_output_is_shown(
+    line: str, shown: str
+) -> None:
+    assert scrubbed_text(line) == output_scrubber((), {})(line) == scrubbed_start(line, 300) == shown
+    assert scrubbed_text(shown) == shown, "what is shown may pass twice"
+
+
+@requirement("ops.redact")
+@pytest.mark.parametrize(
+    "piece", ["x" * 70 + " ", "password=", 'password="', "a" * 64 + "    =    ", "a=\\", "a: '", "password='", "pass:"]
+)
+def test_a_line_that_a_server_writes_is_redacted_in_a_moment(piece: str) -> None:
+    line = (piece * 2_000)[:2_000]
+    began = time.process_time()
+    for _ in range(100):
+        scrubbed_text(line)
+    assert (time.process_time() - began) / 100 < 0.005
 
 
 @requirement("ops.redact")
