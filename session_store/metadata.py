@@ -69,19 +69,21 @@ def is_secret_name(name: str) -> bool:
 
 
 def _scrubbed(name: str, value: str) -> str:
-    return REDACTED if is_secret_name(name) else scrubbed_text(value)
+    # Not what stands behind a name inside the value: `api-key:alice` is a principal.
+    return REDACTED if is_secret_name(name) else _without_forms(value)
 
 
 def scrubbed_text(text: str) -> str:
     """The text, with everything redacted that has the form of a credential or stands behind a name that says so, as in
     `db_password=…`. A lone surrogate becomes `?`."""
-    if not text:
-        return text
+    return _without_assigned(_without_forms(text))
+
+
+def _without_forms(text: str) -> str:
     try:
-        found = str(_SECRET_VALUE.sub(REDACTED, text))
+        return str(_SECRET_VALUE.sub(REDACTED, text))
     except UnicodeEncodeError:
-        found = str(_SECRET_VALUE.sub(REDACTED, text.encode("utf-8", "replace").decode("utf-8")))
-    return _without_assigned(found)
+        return str(_SECRET_VALUE.sub(REDACTED, text.encode("utf-8", "replace").decode("utf-8")))
 
 
 def _without_assigned(text: str) -> str:

@@ -167,10 +167,12 @@ class PrometheusExporter:
 
     def _store(self) -> Iterator[Metric]:
         is_up = self._store_s is not None
-        yield GaugeMetricFamily("mcp_gateway_store_up", "1 while the session store answers", value=int(is_up))
+        yield GaugeMetricFamily("mcp_gateway_store_up", "1 while the session store accepts writes", value=int(is_up))
         if self._store_s is not None:
             yield GaugeMetricFamily(
-                "mcp_gateway_store_ping_seconds", "Response time of the store's last ping", value=self._store_s
+                "mcp_gateway_store_ping_seconds",
+                "Response time of the store's last write of a probe",
+                value=self._store_s,
             )
         yield GaugeMetricFamily("mcp_gateway_replicas", "Live replicas on the store", value=self._replicas)
 

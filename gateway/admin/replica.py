@@ -46,7 +46,7 @@ class Serving(Protocol):
     def is_draining(self) -> bool: ...
 
     async def is_ready(self) -> bool:
-        """True if new requests can be served."""
+        """True if requests are to be sent here."""
         ...
 
     async def drain(self) -> None:

@@ -1,7 +1,7 @@
 """The gateway as an ASGI app."""
 
 from collections.abc import Mapping, MutableMapping
-from typing import Any
+from typing import Any, Final
 
 from starlette.applications import Starlette
 from starlette.requests import Request
@@ -22,6 +22,13 @@ from transports.inbound.streamable_http import StreamableHttp
 from transports.inbound_port import Refused
 
 __all__ = ["Gateway", "GatewayApp", "create_app", "operators_app"]
+
+
+_STORE_AWAY: Final = (
+    "unavailable: this gateway serves its own sessions while its lease is valid; new sessions, and those of other "
+    "gateways, get 503 until the store accepts writes"
+)
+"""What `/readyz` says then. deploy/haproxy.cfg looks for the member `store`, to prefer gateways that have none."""
 
 
 class GatewayApp(Starlette):
@@ -92,6 +99,8 @@ def _health(gateway: Gateway, *, names_servers: bool) -> list[BaseRoute]:
     async def readyz(_: Request) -> Response:
         ready = await gateway.is_ready()
         found: dict[str, Any] = {"ready": ready, "draining": gateway.is_draining}
+        if gateway.store_is_away:
+            found["store"] = _STORE_AWAY
         if names_servers:
             found["unavailable"] = gateway.unavailable
         return JSONResponse(found, status_code=200 if ready else 503)

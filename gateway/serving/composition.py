@@ -178,6 +178,7 @@ def _drain(base: Foundation, sessions: SessionParts, servers: Servers, tasks: Ta
             base.state.may_serve,
             base.backend.try_write,
             lambda: not counted or any(upstream.has_answered for upstream in counted),
+            is_shared=base.backend.is_shared,
         ),
         live=base.live,
         lifecycle=sessions.lifecycle,

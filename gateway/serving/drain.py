@@ -67,6 +67,11 @@ class Drain:
     async def is_ready(self) -> bool:
         return await self._readiness.is_ready()
 
+    @property
+    def store_is_away(self) -> bool:
+        """True if the store accepts no writes any more, by the last answer to `is_ready`."""
+        return self._readiness.store_is_away
+
     async def drain(self) -> None:
         self._state.start_draining()
         loop = asyncio.get_running_loop()

@@ -69,8 +69,13 @@ class Gateway:
         return self.state.is_draining
 
     async def is_ready(self) -> bool:
-        """True if new requests can be served."""
+        """True if requests are to be sent here."""
         return await self.parts.drain.is_ready()
+
+    @property
+    def store_is_away(self) -> bool:
+        """True if the store accepts no writes any more, by the last answer to `is_ready`."""
+        return self.parts.drain.store_is_away
 
     @property
     def unavailable(self) -> dict[str, str]:

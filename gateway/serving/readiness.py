@@ -1,4 +1,4 @@
-"""Readiness: whether the gateway would serve a request. The result is cached for a second, so that probes are cheap."""
+"""Readiness: whether requests are to be sent to this gateway. The result is cached for a second: probes are cheap."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -22,7 +22,9 @@ class Readiness:
     once a server has answered; it starts nothing and waits for nothing.
 
     A store that answers a ping is not enough. A full store, or a read-only replica, answers but accepts no
-    writes: then no session can be opened or kept alive.
+    writes: then no session can be opened or kept alive. If replicas share the store (`is_shared`), it is away for all
+    of them. So a gateway that has reached it once stays ready: it goes on with its own sessions while its lease is
+    valid, and refuses the others, where a load balancer without a gateway has only errors of its own.
     """
 
     def __init__(
@@ -30,27 +32,36 @@ class Readiness:
         may_serve: Callable[[], bool],
         try_write: Callable[[], Awaitable[None]],
         can_answer: Callable[[], bool] = lambda: True,
+        *,
+        is_shared: bool = False,
     ) -> None:
         self._may_serve = may_serve
         self._try_write = try_write
         self._can_answer = can_answer
+        self._is_shared = is_shared
         self._tasks = Tasks("readiness")
         self._known_until = 0.0
         self._writable = False
+        self._has_written = False
+
+    @property
+    def store_is_away(self) -> bool:
+        """True if the store was there before, and accepted no write when it was last asked."""
+        return self._has_written and not self._writable
 
     async def is_ready(self) -> bool:
-        """True if new requests can be served. Any number of callers cost one write a second."""
+        """True if requests are to be sent here. Any number of callers cost one write a second."""
         if not (self._may_serve() and self._can_answer()):
             return False
         if monotonic() >= self._known_until:
             await self._tasks.share("write", self._write)
-        return self._writable and self._may_serve()
+        return (self._writable or (self._is_shared and self._has_written)) and self._may_serve()
 
     async def _write(self) -> None:
         try:
             async with asyncio.timeout(ANSWER_S):
                 await self._try_write()
-            self._writable = True
+            self._writable = self._has_written = True
         except (StoreError, TimeoutError):
             self._writable = False
         finally:

@@ -44,9 +44,16 @@ BROKEN: Final = ("hung", "wrong", "lost", "twice", "missing", "inexact", "childr
 
 
 class Arena:
-    """Three gateways at fixed addresses behind HAProxy, and the load on them."""
+    """Three gateways at fixed addresses behind a load balancer, and the load on them."""
 
-    def __init__(self, store: str, look: Callable[[], redis.Redis], log: Path, stack: contextlib.ExitStack) -> None:
+    def __init__(
+        self,
+        store: str,
+        look: Callable[[], redis.Redis],
+        log: Path,
+        stack: contextlib.ExitStack,
+        balancer: Callable[[Sequence[str]], contextlib.AbstractContextManager[str]] = running_balancer,
+    ) -> None:
         self.look = look
         self.log = log
         self._store = store
@@ -62,7 +69,7 @@ class Arena:
         self._apart = store.replace(f":{port}/", f":{self.to_store.port}/")
         self._advertised = [*self._internal[:CUT], self.relay.port]
         self.gateways = [self._start(n) for n in range(3)]
-        self.url = stack.enter_context(running_balancer([f"127.0.0.1:{port}" for port in self.ports]))
+        self.url = stack.enter_context(balancer([f"127.0.0.1:{port}" for port in self.ports]))
         self.load = Load(self.url, SESSIONS)
 
     def _start(self, n: int) -> RunningGateway:

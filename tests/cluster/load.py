@@ -95,7 +95,7 @@ class LoadSession:
             return
         except httpx.HTTPError as error:
             outcome.counts["reset"] += 1
-            outcome.resets[repr(error)[:100]] += 1
+            outcome.resets[repr(error)[:150]] += 1
             self.unknown_bumps += bumps
             return
         outcome.slowest_s = max(outcome.slowest_s, time.monotonic() - began)
@@ -103,13 +103,7 @@ class LoadSession:
 
     def _judge(self, outcome: Outcome, answer: httpx.Response, name: str, *, bumps: bool) -> None:
         if answer.status_code in (502, 503, 504):
-            if answer.status_code == 503:
-                outcome.counts["refused"] += 1
-                self.load.refused.add(name)
-            else:
-                outcome.counts["reset"] += 1  # the load balancer's way to say so
-                outcome.resets[f"{answer.status_code} {answer.text[:60]}"] += 1
-                self.unknown_bumps += bumps
+            self._judge_error(outcome, answer, name, bumps=bumps)
             return
         if answer.status_code == 404:
             outcome.counts["lost"] += 1
@@ -139,6 +133,22 @@ class LoadSession:
         else:
             outcome.counts["wrong"] += 1
             outcome.wrong.append(f"{answer.status_code} {json.dumps(message)[:300]}")
+
+    def _judge_error(self, outcome: Outcome, answer: httpx.Response, name: str, *, bumps: bool) -> None:
+        """Whether the load balancer or a gateway says what became of the call."""
+        try:
+            code = answer.json()["error"]["code"]
+        except (ValueError, KeyError, TypeError):
+            outcome.counts["reset"] += 1
+            outcome.resets[f"{answer.status_code} {answer.text[:60]}"] += 1
+            self.unknown_bumps += bumps
+            return
+        if code == OUTCOME_UNKNOWN:
+            outcome.counts["unknown"] += 1
+            self.unknown_bumps += bumps
+        else:
+            outcome.counts["refused"] += 1
+            self.load.refused.add(name)
 
     async def probe(self, base: str) -> float:
         """Seconds until that gateway gives a good answer for this session."""

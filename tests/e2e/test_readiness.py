@@ -1,4 +1,4 @@
-"""Ready means that a request would be served: on the public listener, and on that of operators."""
+"""Ready means that a request is answered best here: on the public listener, and on that of operators."""
 
 import re
 import resource
@@ -10,13 +10,16 @@ from typing import Any
 import httpx
 import psutil
 
+from gateway.errors import STORE_UNAVAILABLE
 from tests.requirements import requirement
+from tests.support.credentials import sha256
 from tests.support.gateway_process import BAD, DEMO, RunningGateway, running_gateway, server
 from tests.support.mcp_clients import Legacy, messages
 from tests.support.redis_server import RunningRedis, running_redis
 from tests.support.waiting import eventually
 
 KEYS = {"MCP_GATEWAY_KEYS": "k" * 40}
+KEY = "key of an operator, long enough"
 SERVERS = {"demo": server(DEMO)}
 
 
@@ -33,8 +36,14 @@ def agrees(gateway: RunningGateway, http: httpx.Client, bases: list[str], is_rea
     assert opens(gateway, http) is is_ready
 
 
-@requirement("wall.ready")
-def test_a_redis_that_takes_no_writes_is_not_ready(http: httpx.Client) -> None:
+def away(ready: httpx.Response) -> bool:
+    """Whether it says that its store is away."""
+    assert ready.status_code == 200, "the store of all replicas: no other one would answer better"
+    return "new sessions" in ready.json().get("store", "")
+
+
+@requirement("wall.ready", "rep.store-down")
+def test_a_gateway_whose_redis_takes_no_writes_stays_ready_and_says_so(http: httpx.Client) -> None:
     def full(redis: Any) -> Callable[[], Any]:
         redis.config_set("maxmemory-policy", "noeviction")
         redis.config_set("maxmemory", "1mb")
@@ -49,15 +58,21 @@ def test_a_redis_that_takes_no_writes_is_not_ready(http: httpx.Client) -> None:
         return lambda: redis.config_set("min-replicas-to-write", "0")
 
     with running_redis() as store:
-        options = {"store": store.url, "admin": {"listen": "127.0.0.1:0"}}
+        options = {"store": store.url, "admin": {"listen": "127.0.0.1:0", "keys": {"ops": sha256(KEY)}}}
         with running_gateway(SERVERS, options=options, env=KEYS) as gateway:
             bases = [gateway.base, operators(gateway)]
             agrees(gateway, http, bases, True)
             for spoil in (full, read_only, lonely):
                 mend = spoil(store.client())
-                agrees(gateway, http, bases, False)
-                assert http.get(f"{gateway.base}/healthz").status_code == 200, "to be restarted would not help"
+                for base in bases:
+                    assert eventually(lambda base=base: away(http.get(f"{base}/readyz")), 10), base  # type: ignore[misc]
+                refused = Legacy(gateway.url, http).initialize()
+                assert (refused.status_code, refused.headers["retry-after"]) == (503, "1")
+                assert refused.json()["error"]["code"] == STORE_UNAVAILABLE
+                key = {"Authorization": f"Bearer {KEY}"}
+                assert "mcp_gateway_store_up 0" in http.get(f"{operators(gateway)}/metrics", headers=key).text
                 mend()
+                assert eventually(lambda: not away(http.get(f"{bases[0]}/readyz")), 10)
                 agrees(gateway, http, bases, True)
 
 

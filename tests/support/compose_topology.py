@@ -7,10 +7,10 @@ import socket
 import subprocess
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import httpx
 
@@ -20,7 +20,7 @@ from tests.support.redis_server import RunningRedis, running_redis
 from tests.support.waiting import eventually
 from tests.tools.programs import program
 
-__all__ = ["KEYS", "Topology", "running_balancer", "running_nginx", "running_topology"]
+__all__ = ["BALANCERS", "KEYS", "Topology", "running_balancer", "running_nginx", "running_topology"]
 
 KEYS = {"MCP_GATEWAY_KEYS": "k" * 40}
 
@@ -100,6 +100,13 @@ def running_nginx(places: Sequence[str], *, by_client: bool = False) -> Iterator
         finally:
             process.terminate()
             process.wait(10)
+
+
+BALANCERS: Final[Mapping[str, Callable[[Sequence[str]], contextlib.AbstractContextManager[str]]]] = {
+    "haproxy": running_balancer,
+    "nginx": running_nginx,
+}
+"""The shipped load balancers before gateways, each HOST:PORT; their URL, without a path."""
 
 
 def _listens(port: int) -> bool:

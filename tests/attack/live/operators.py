@@ -71,23 +71,24 @@ def the_old_wire_serves_who_may(world: World, door: Door) -> Outcome:
     )
 
 
-@attack(18, "the store refuses every write (out of memory): is it ready?", stalls_s=math.inf)
+@attack(18, "the store refuses every write (out of memory): does /readyz say so?", stalls_s=math.inf)
 def ready_means_served(world: World, door: Door) -> Outcome:
     client = world.redis.client()
     client.config_set("maxmemory", "1mb")
     try:
-        status, begin = 200, time.monotonic()
-        while status == 200 and time.monotonic() < begin + 6:
-            status = ask(door.port, head("GET", "/readyz", [("Host", "localhost")])).status
+        said, begin = b"", time.monotonic()
+        while b"unavailable" not in said and time.monotonic() < begin + 6:
+            said = ask(door.port, head("GET", "/readyz", [("Host", "localhost")])).body
             time.sleep(0.1)
         took = time.monotonic() - begin
     finally:
         client.config_set("maxmemory", "0")
-    again, begin = 0, time.monotonic()
-    while again != 200 and time.monotonic() < begin + 15:
-        again = ask(door.port, head("GET", "/readyz", [("Host", "localhost")])).status
+    again, begin = said, time.monotonic()
+    while b"unavailable" in again and time.monotonic() < begin + 15:
+        again = ask(door.port, head("GET", "/readyz", [("Host", "localhost")])).body
         time.sleep(0.1)
-    return judged(f"/readyz {status} after {took:.1f} s, {again} when it writes again", status == 503 and again == 200)
+    good = b"unavailable" in said and b"unavailable" not in again
+    return judged(f"/readyz says {said!r} after {took:.1f} s, {again!r} when it writes again", good)
 
 
 def signed_in(door: Door, key: str) -> Answer:

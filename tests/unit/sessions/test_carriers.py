@@ -129,6 +129,7 @@ def test_tokens_stay_with_the_replica_that_has_verified_them() -> None:
     blank = [(b"mcp-session-id", b""), (b"mcp-gateway-session", b"")]
     assert without_tokens(sent) == [*blank, (b"cookie", b"__Host-mcp_session_id=; mcp_session_id="), sent[3]]
     for name, value in without_tokens(sent)[:3]:
-        assert brings_token(request(**{name.decode().replace("-", "_"): value.decode()})), "it has brought one"
+        sent_again: dict[str, Any] = {name.decode().replace("-", "_"): value.decode()}
+        assert brings_token(request(**sent_again)), "it has brought one"
     new = [(b"mcp-gateway-session", b"new")]
     assert without_tokens([*new, (b"cookie", b"other=secret")]) == [*new, (b"cookie", b"")]

@@ -1,0 +1,168 @@
+"""The shipped load balancers' own errors are JSON-RPC errors that say whether something was executed, and a client goes
+on after each of them."""
+
+import contextlib
+import json
+import shutil
+import socket
+import subprocess
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from mcp import Client, MCPError
+
+from gateway.errors import OUTCOME_UNKNOWN, STORE_UNAVAILABLE
+from tests.attack.live.wire import Wire
+from tests.clients.test_other_sdks import TYPESCRIPT
+from tests.requirements import requirement
+from tests.support.compose_topology import BALANCERS, running_balancer, running_nginx
+from tests.support.free_ports import free_port
+from tests.tools.obtain import node, npm_packages
+from transports.jsonrpc import INVALID_REQUEST
+
+REQUEST = b"POST /mcp HTTP/1.1\r\nHost: a\r\nContent-Length: 2\r\n\r\n{}"
+
+
+class Mortal:
+    """In a gateway's place: answers, until it is told to end like a process that is killed with a request in hand."""
+
+    def __init__(self, listener: socket.socket) -> None:
+        self._listener = listener
+        self.place = f"127.0.0.1:{listener.getsockname()[1]}"
+        self.dies = False
+        self.requests = 0
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def _accept(self) -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                connection, _ = self._listener.accept()
+                threading.Thread(target=self._serve, args=(connection,), daemon=True).start()
+
+    def _serve(self, connection: socket.socket) -> None:
+        with connection, contextlib.suppress(OSError):
+            file = connection.makefile("rb")
+            while line := file.readline():
+                length, is_probe = 0, b"/readyz" in line
+                while (header := file.readline()) not in (b"\r\n", b""):
+                    name, _, value = header.partition(b":")
+                    length = int(value) if name.lower() == b"content-length" else length
+                body = file.read(length)
+                self.requests += not is_probe
+                if b'"die"' in body or (self.dies and not is_probe):
+                    connection.shutdown(socket.SHUT_RDWR)
+                    return
+                connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n" if is_probe else _answer(body))
+
+
+def _answer(body: bytes) -> bytes:
+    message = json.loads(body or b"{}")
+    text = b"" if "id" not in message else json.dumps(_reply(message)).encode()
+    head = b"200 OK\r\nContent-Type: application/json" if text else b"202 Accepted"
+    return b"HTTP/1.1 %s\r\nContent-Length: %d\r\n\r\n%s" % (head, len(text), text)
+
+
+def _reply(message: Any) -> Any:
+    result: Any = {"content": [{"type": "text", "text": "done"}]}
+    if message["method"] == "initialize":
+        facts = {"name": "mortal", "version": "1"}
+        result = {"protocolVersion": "2025-11-25", "capabilities": {"tools": {}}, "serverInfo": facts}
+    if message["method"] == "tools/list":
+        result = {"tools": [{"name": "work", "inputSchema": {"type": "object"}}]}
+    return {"jsonrpc": "2.0", "id": message["id"], "result": result}
+
+
+@contextlib.contextmanager
+def balanced(kind: str) -> Iterator[tuple[int, Mortal]]:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        mortal = Mortal(listener)
+        with BALANCERS[kind]([mortal.place] * 3) as url:
+            yield int(url.rpartition(":")[2]), mortal
+
+
+def asked(wire: Wire, request: bytes = REQUEST) -> Any:
+    assert wire.send(request)
+    answer = wire.answer()
+    assert answer is not None, "closed without a word"
+    return answer
+
+
+@requirement("ops.deploy", "rep.takeover")
+@pytest.mark.parametrize("kind", BALANCERS)
+def test_a_gateway_that_dies_with_a_call_leaves_an_error_not_a_closed_connection(kind: str) -> None:
+    with balanced(kind) as (port, mortal), Wire(port) as wire:
+        for _ in range(3):
+            assert asked(wire).status == 202
+        mortal.dies = True
+        for _ in range(2):  # after each, nginx leaves out one of its three servers for a while
+            before = mortal.requests
+            answer = asked(wire)
+            assert (answer.status, answer.headers["content-type"]) == (502, "application/json")
+            assert answer.message()["error"]["code"] == OUTCOME_UNKNOWN and answer.message()["id"] is None
+            assert "retry-after" not in answer.headers
+            assert mortal.requests == before + 1, "it is not executed a second time"
+        mortal.dies = False
+        assert asked(wire).status == 202, "on the same connection"
+
+
+@requirement("ops.deploy")
+@pytest.mark.parametrize("kind", BALANCERS)
+def test_without_a_gateway_nothing_was_executed_and_the_error_says_so(kind: str) -> None:
+    with contextlib.ExitStack() as stack:
+        if kind == "haproxy":  # it is waited for until a gateway is ready
+            listener = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
+            url = stack.enter_context(running_balancer([Mortal(listener).place] * 3))
+            listener.shutdown(socket.SHUT_RDWR)
+        else:
+            url = stack.enter_context(running_nginx([f"127.0.0.1:{free_port()}"] * 3))
+        with Wire(int(url.rpartition(":")[2])) as wire:
+            for _ in range(4):
+                answer = asked(wire)
+                assert (answer.status, answer.headers["content-type"]) == (503, "application/json"), answer
+                assert answer.message()["error"]["code"] == STORE_UNAVAILABLE and answer.headers["retry-after"] == "1"
+
+
+@requirement("ops.deploy")
+@pytest.mark.parametrize(
+    ("kind", "head", "status"),
+    [
+        ("haproxy", b"Host: a\r\nX_User: b", 403),
+        ("nginx", b"Host: a\r\nContent-Length: 99999999", 413),
+        ("nginx", b"Host: a b", 400),
+    ],
+)
+def test_a_request_that_the_balancer_refuses_gets_a_json_rpc_error(kind: str, head: bytes, status: int) -> None:
+    with balanced(kind) as (port, _), Wire(port) as wire:
+        answer = asked(wire, b"POST /mcp HTTP/1.1\r\n" + head + b"\r\n\r\n")
+        assert (answer.status, answer.headers["content-type"]) == (status, "application/json"), answer
+        assert answer.message()["error"]["code"] == INVALID_REQUEST
+
+
+@requirement("ops.deploy", "rep.takeover")
+@pytest.mark.anyio
+@pytest.mark.parametrize("kind", BALANCERS)
+async def test_a_client_of_the_python_sdk_goes_on_after_the_error(kind: str) -> None:
+    with balanced(kind) as (port, _):
+        async with Client(f"http://127.0.0.1:{port}/mcp", mode="legacy") as client:
+            await client.call_tool("work", {})
+            with pytest.raises(MCPError) as failed:
+                await client.call_tool("work", {"step": "die"})
+            assert failed.value.error.code == OUTCOME_UNKNOWN
+            assert not (await client.call_tool("work", {})).is_error
+
+
+@requirement("ops.deploy", "rep.takeover")
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("kind", BALANCERS)
+def test_a_client_of_the_typescript_sdk_goes_on_after_the_error(kind: str) -> None:
+    folder = npm_packages(TYPESCRIPT)
+    script = folder / "goes_on.mjs"  # beside node_modules, which is where imports are looked for
+    shutil.copy(Path(__file__).with_name(script.name), script)
+    with balanced(kind) as (port, _):
+        command = [str(node()), str(script), f"http://127.0.0.1:{port}/mcp"]
+        ran = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+    before, failed, after = json.loads(ran.stdout)
+    assert before == after == "done" and str(OUTCOME_UNKNOWN) in failed, ran.stdout
