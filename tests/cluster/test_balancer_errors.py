@@ -3,12 +3,10 @@ on after each of them."""
 
 import contextlib
 import json
-import shutil
 import socket
 import subprocess
 import threading
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,11 +14,10 @@ from mcp import Client, MCPError
 
 from gateway.errors import OUTCOME_UNKNOWN, STORE_UNAVAILABLE
 from tests.attack.live.wire import Wire
-from tests.clients.test_other_sdks import TYPESCRIPT
+from tests.cluster.kills import typescript_client
 from tests.requirements import requirement
 from tests.support.compose_topology import BALANCERS, running_balancer, running_nginx
 from tests.support.free_ports import free_port
-from tests.tools.obtain import node, npm_packages
 from transports.jsonrpc import INVALID_REQUEST
 
 REQUEST = b"POST /mcp HTTP/1.1\r\nHost: a\r\nContent-Length: 2\r\n\r\n{}"
@@ -158,11 +155,10 @@ async def test_a_client_of_the_python_sdk_goes_on_after_the_error(kind: str) -> 
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("kind", BALANCERS)
 def test_a_client_of_the_typescript_sdk_goes_on_after_the_error(kind: str) -> None:
-    folder = npm_packages(TYPESCRIPT)
-    script = folder / "goes_on.mjs"  # beside node_modules, which is where imports are looked for
-    shutil.copy(Path(__file__).with_name(script.name), script)
+    calls = [{"name": "work", "arguments": {"step": step}} for step in ("work", "die", "work")]
     with balanced(kind) as (port, _):
-        command = [str(node()), str(script), f"http://127.0.0.1:{port}/mcp"]
-        ran = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
-    before, failed, after = json.loads(ran.stdout)
-    assert before == after == "done" and str(OUTCOME_UNKNOWN) in failed, ran.stdout
+        command = typescript_client(f"http://127.0.0.1:{port}/mcp")
+        lines = "".join(f"{json.dumps(call)}\n" for call in calls)
+        ran = subprocess.run(command, input=lines, capture_output=True, text=True, timeout=60, check=True)
+    before, failed, after = map(json.loads, ran.stdout.splitlines())
+    assert before == after == {"text": "done"} and str(OUTCOME_UNKNOWN) in failed["error"], ran.stdout

@@ -79,7 +79,7 @@ def running_nginx(places: Sequence[str], *, by_client: bool = False) -> Iterator
     port = free_port()
     config = (ROOT / "deploy/nginx.conf").read_text(encoding="utf-8")
     servers = iter(places)
-    config = re.sub(r"server gateway\d:8080;", lambda _: f"server {next(servers)};", config)
+    config = re.sub(r"server gateway\d:8080", lambda _: f"server {next(servers)}", config)
     config = config.replace("listen 8080;", f"listen 127.0.0.1:{port};")
     if by_client:
         assert "# hash $mcp_client consistent;" in config
