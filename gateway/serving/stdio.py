@@ -6,7 +6,9 @@ import os
 import signal
 import stat
 import sys
+import threading
 from collections.abc import Awaitable, Callable, Mapping
+from queue import SimpleQueue
 from typing import Final, TextIO
 
 from gateway.config.settings import ConfigurationError, Settings
@@ -53,20 +55,13 @@ async def _serve(settings: Settings) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, signalled)
     next_line = await _lines_of(sys.stdin)
-    lines = asyncio.Lock()
-
-    async def write(line: bytes) -> None:
-        async with lines:
-            # In a thread: a client that does not read must not stop the rest.
-            await asyncio.to_thread(_write_all, line + b"\n")
-
     key = os.environ.get(API_KEY_VARIABLE, "")
     headers = {"authorization": f"Bearer {key}"} if key else {}
     async with gateway.running():
         token = await _token(gateway, headers)
         front = Connected(
             Inside(create_app(settings, gateway=gateway), ALL),
-            write,
+            _Output().write,
             token=token,
             # In a durable store the session waits for a client that starts again with its token.
             outlives=bool(token) or gateway.parts.foundation.backend.is_durable,
@@ -149,6 +144,33 @@ async def _lines_of(stream: TextIO) -> Callable[[], Awaitable[bytes]]:
 async def _read(next_line: Callable[[], Awaitable[bytes]], front: Connected) -> None:
     while line := await next_line():
         await front.receive(line)
+
+
+class _Output:
+    """Writes lines to stdout, in a thread of its own: a client that does not read stops neither the rest nor, as a
+    thread of a pool would, the end of this process."""
+
+    def __init__(self) -> None:
+        self._lines: SimpleQueue[tuple[bytes, asyncio.Future[None]]] = SimpleQueue()
+        threading.Thread(target=self._run, args=(asyncio.get_running_loop(),), name="stdout", daemon=True).start()
+
+    async def write(self, line: bytes) -> None:
+        """Return when the line is written, behind those of earlier calls."""
+        written = asyncio.get_running_loop().create_future()
+        self._lines.put((line + b"\n", written))
+        await written
+
+    def _run(self, loop: asyncio.AbstractEventLoop) -> None:
+        with contextlib.suppress(RuntimeError):  # the loop is closed
+            while True:
+                line, written = self._lines.get()
+                _write_all(line)
+                loop.call_soon_threadsafe(_done, written)
+
+
+def _done(written: asyncio.Future[None]) -> None:
+    if not written.done():
+        written.set_result(None)
 
 
 def _write_all(data: bytes) -> None:

@@ -1,10 +1,13 @@
 """The gateway on stdin and stdout: SDK clients of both eras, and every line that goes out is protocol."""
 
+import fcntl
 import json
 import os
 import subprocess
 import sys
+import termios
 import warnings
+from array import array
 from pathlib import Path
 from time import monotonic
 from typing import Any
@@ -119,6 +122,23 @@ async def test_calls_that_come_at_once_are_of_one_session() -> None:
             for _ in range(8):
                 tasks.start_soon(count)
     assert sorted(counts) == list(range(1, 9))
+
+
+@requirement("ctx.stdio-front", "proc.gone")
+@pytest.mark.parametrize("by_signal", [False, True])
+def test_it_ends_though_its_client_does_not_read(by_signal: bool) -> None:
+    client = Typed()
+    client.initialize()
+    pid = int(client.tool("pid"))
+    assert client.process.stdout is not None
+    unread, waiting = client.process.stdout.fileno(), array("i", [0])
+    for n in range(1_500):
+        client.write(json.dumps({"jsonrpc": "2.0", "id": f"{n:0100}", "method": "ping"}).encode())
+    assert eventually(lambda: not fcntl.ioctl(unread, termios.FIONREAD, waiting) and waiting[0] > 60_000)
+    if by_signal:
+        client.process.terminate()
+    assert client.end() == 0
+    assert eventually(lambda: not Path(f"/proc/{pid}").exists())
 
 
 @requirement("ctx.stdio-front", "proc.noise", "proc.gone", "wire.connection-survives")
