@@ -38,10 +38,11 @@ def explained(
     walls = enclosure.walls if walls is None else walls
     assert walls.reach is not None  # every profile with walls has one
     reach = walls.reach
-    by_mode: dict[str, list[str]] = {"rx": [], "r": [], "rw": []}
+    by_mode: dict[str, list[str]] = {"l": [], "rx": [], "r": [], "rw": []}
     for grant in walls.grants:
         by_mode["rw" if "w" in grant.mode else grant.mode].append(grant.path)
     return found | {
+        "list": by_mode["l"],
         "execute": by_mode["rx"],
         "package": None if package is None else _package(package),
         "read": by_mode["r"],

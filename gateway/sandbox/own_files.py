@@ -28,7 +28,7 @@ def opened(walls: Walls | None, files: Iterable[Path]) -> Iterator[tuple[str, Pa
     """The files that may be read, each with the path of a grant that opens it. Files and folders are compared by what
     they are (device and inode) as well as by path: the kernel grants a folder wherever it is mounted, and a file under
     each of its hard links."""
-    by_path = {} if walls is None else {grant.path: grant.path for grant in walls.grants}
+    by_path = {} if walls is None else {grant.path: grant.path for grant in walls.grants if grant.mode != "l"}
     by_inode: dict[tuple[int, int] | None, str] = {inode: path for path in by_path if (inode := _inode(path))}
     for file in files:
         real = Path(os.path.realpath(file))

@@ -11,9 +11,10 @@ from gateway.config.sandbox import Sandbox
 from gateway.config.upstreams import UpstreamSettings
 from gateway.sandbox.named_paths import NamedPaths, named_paths
 from gateway.sandbox.package_command import parse
-from gateway.sandbox.runtime_paths import RuntimePaths, module_of, runtime_paths
+from gateway.sandbox.runtime_paths import module_of, runtime_paths
 from gateway.sandbox.shell_commands import placed_commands
 from gateway.sandbox.system_paths import OwnLink, followed, real, system_grants
+from gateway.sandbox.withheld import without_withheld
 from transports.upstream.stdio import HOME
 from transports.upstream.walls.paths import is_within
 from transports.upstream.walls.spec import Grant, Limits, Reach, Walls
@@ -104,11 +105,15 @@ def enclosure_of(
     words = (*argv[1:], *_words_within(argv, folder))
     named = named_paths(words, settings.env, code=runtime.code, folder=where, cwd=cwd)
     listed = _Listed()
-    grants = [
-        *_grants(sandbox, runtime, named),
+    data = [
+        *_granted(named.write, "rw" if sandbox.profile == "standard" else "r"),
         *listed.grants(sandbox.read, "rx"),
         *listed.grants(sandbox.write, "rw"),
     ]
+    code = [*system_grants(), *_granted((*runtime.code, *named.read), "rx")]
+    meant = [*(grant.path for grant in data), *(path for path in named.read if os.path.isfile(path))]
+    code, withheld = without_withheld(code, meant)
+    grants = [*code, *data]
     sockets = tuple(listed.existing(sandbox.sockets))
     writable = [grant.path for grant in grants if "w" in grant.mode]
     unlisted = [why for path, why in named.repositories.items() if not is_within(path, writable)]
@@ -126,7 +131,7 @@ def enclosure_of(
         env={name: value for name, value in runtime.env.items() if name not in settings.env},
         cwd=None if is_own else settings.cwd,
         moves=is_own,
-        left_out=(*named.left_out, *unlisted, *listed.left_out, *_own_files(settings)),
+        left_out=(*named.left_out, *withheld, *unlisted, *listed.left_out, *_own_files(settings)),
     )
 
 
@@ -164,18 +169,11 @@ class _Listed:
 
     def grants(self, paths: Iterable[str], mode: str) -> list[Grant]:
         """The grants of the paths."""
-        return [Grant(path=path, mode=mode, optional=True) for path in self.existing(paths)]
+        return _granted(self.existing(paths), mode)
 
 
-def _grants(sandbox: Sandbox, runtime: RuntimePaths, named: NamedPaths) -> list[Grant]:
-    standard = sandbox.profile == "standard"
-    modes = [
-        (runtime.code, "rx"),
-        (named.read, "rx"),
-        (named.write, "rw" if standard else "r"),
-    ]
-    found = [Grant(path=path, mode=mode, optional=True) for paths, mode in modes for path in paths]
-    return [*system_grants(), *found]
+def _granted(paths: Iterable[str], mode: str) -> list[Grant]:
+    return [Grant(path=path, mode=mode, optional=True) for path in paths]
 
 
 def _without_repeats(grants: list[Grant]) -> tuple[Grant, ...]:
@@ -184,7 +182,8 @@ def _without_repeats(grants: list[Grant]) -> tuple[Grant, ...]:
     for grant in grants:
         other = found.get(grant.path)
         letters = set(grant.mode) | set("" if other is None else other.mode)
-        found[grant.path] = grant._replace(mode="".join(letter for letter in "rwx" if letter in letters))
+        letters -= {"l"} if "r" in letters else set()
+        found[grant.path] = grant._replace(mode="".join(letter for letter in "lrwx" if letter in letters))
     return tuple(
         grant
         for grant in found.values()

@@ -88,11 +88,14 @@ class Arena:
 
     def processes(self, session: Legacy) -> int:
         """How many processes the session has, on all gateways."""
+        return sum(self.processes_at(gateway, session) for gateway in self.gateways)
+
+    def processes_at(self, gateway: RunningGateway, session: Legacy) -> int:
+        """How many processes the session has on that gateway."""
         name, count = session_id(session), 0
-        for gateway in self.gateways:
-            for process in descendants(gateway.pid):
-                with contextlib.suppress(Exception):  # it may end meanwhile
-                    count += process.environ().get("MCP_SESSION_ID") == name
+        for process in descendants(gateway.pid):
+            with contextlib.suppress(Exception):  # it may end meanwhile
+                count += process.environ().get("MCP_SESSION_ID") == name
         return count
 
     def at(self, n: int, session: Legacy) -> Legacy:
@@ -181,7 +184,13 @@ def fail_over_once(arena: Arena, http: httpx.Client, findings: Findings) -> None
         answer = answered(arena.at(2, session))
         findings.not_told += restarted(answer) != {"reason": "takeover"}
     if not eventually(lambda: all(arena.processes(s) == 1 for s in sessions), LEASE_S + 5):
-        findings.two_processes += sum(arena.processes(s) != 1 for s in sessions)
+        for session in sessions:
+            counts = [arena.processes_at(gateway, session) for gateway in arena.gateways]
+            findings.two_processes += sum(counts) != 1
+            sys.stderr.write(f"{session_id(session)}: processes {counts}, owner {arena.owner(session)}\n")
+            for n, gateway in enumerate(arena.gateways):
+                told = [line for line in gateway.stderr().splitlines() if session_id(session)[:8] in line]
+                sys.stderr.writelines(f"  {n}: {line}\n" for line in told)
     findings.settled_s.append(time.monotonic() - began)
     arena.refuse()  # the next claims: none of them may get an epoch that was given
     for session in sessions:

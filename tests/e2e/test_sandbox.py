@@ -1,6 +1,7 @@
 """Sandboxes of servers behind a gateway: what a session's process touches, and what the commands say of it."""
 
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -72,6 +73,33 @@ def test_a_session_sees_its_own_folder_and_what_it_was_granted(http: httpx.Clien
         ada.delete()
         assert eventually(lambda: not Path(homes[0]).exists()), "it ends with its session"
         assert Path(homes[1]).is_dir()
+
+
+@requirement("box.runtime", "box.arguments")
+@pytest.mark.parametrize("profile", ["standard", "strict"])
+def test_a_script_does_not_read_the_credentials_that_lie_beside_it(
+    http: httpx.Client, tmp_path: Path, profile: str
+) -> None:
+    app = tmp_path / "app"
+    (app / "src").mkdir(parents=True)
+    (app / ".git").mkdir()
+    shutil.copy(EVALUATING, app / "src/server.py")
+    closed = [app / name for name in ("mcp.json", ".env", "src/.env.local", "src/claude.json")]
+    for file in closed:
+        file.write_text('{"mcpServers": {"other": {"env": {"TOKEN": "of another server"}}}}')
+    free = [app / name for name in ("package.json", ".env.example", "src/helper.py")]
+    for file in free:
+        file.write_text("open to the server")
+    entry = {"command": sys.executable, "args": ["src/server.py"], "cwd": str(app), "sandbox": profile}
+    listed = {**entry, "sandbox": {"profile": profile, "read": [str(app / ".env")]}}
+    with running_gateway({"box": entry, "listed": listed}) as gateway:
+        client = Legacy(gateway.url, http).open()
+        assert {asked(client, f"Path({str(file)!r}).read_text()") for file in closed} <= {*CLOSED}
+        assert {asked(client, f"Path({str(file)!r}).read_text()") for file in free} == {"open to the server"}
+        assert "helper.py" in asked(client, "os.listdir('src')"), "an interpreter looks for modules there"
+        assert "of another" in asked(client, "Path('.env').read_text()", "listed"), "an operator can mean it"
+        assert asked(client, "Path('mcp.json').read_text()", "listed") in CLOSED
+    assert gateway.stderr().count(f"mcpServers.box: not granted to its sandbox: {app}/mcp.json: ") == 1
 
 
 @requirement("box.own-folder", "proc.warm")

@@ -46,6 +46,7 @@ class FileWatch:
         touched: Callable[[str, str], None] | None = None,
     ) -> None:
         self._granted = {letter: tuple(one.path for one in grants if letter in one.mode) for letter in _WHY}
+        self._listed = {one.path for one in grants if "l" in one.mode}
         self._listener = listener
         self._refused = refused
         self._touched = touched
@@ -96,7 +97,7 @@ class FileWatch:
     def _see(self, path: str, letter: str) -> None:
         if self._touched is not None:
             self._touched(letter, path)
-        if not is_within(path, self._granted[letter]):
+        if not is_within(path, self._granted[letter]) and not (letter == "r" and path in self._listed):
             self._refused("file", path, _WHY[letter])
 
     def _opened(self, made: Notification, folder: int, pointer: int, flags: int) -> Iterator[Use]:

@@ -105,9 +105,10 @@ def separate(walls: Walls) -> None:
 
 
 def _targets(walls: Walls) -> Iterator[tuple[Grant, int]]:
-    """What has to be mounted: what may be written, and what the own folders would cover."""
+    """What has to be mounted: what may be written, and what the own folders would cover. Not what may only be listed:
+    below an own folder, all that is mounted can be read."""
     for grant in sorted(walls.grants, key=lambda grant: grant.path):
-        if "w" in grant.mode or _is_covered(grant.path, OWN_FOLDERS):
+        if "w" in grant.mode or (grant.mode != "l" and _is_covered(grant.path, OWN_FOLDERS)):
             try:
                 target = open_path(grant.path)
             except FileNotFoundError:

@@ -5,8 +5,9 @@ from typing import Any, Final, NamedTuple, Self
 
 __all__ = ["MODES", "Grant", "Limits", "Reach", "Walls"]
 
-MODES: Final = ("r", "rx", "rw", "rwx")
-"""What a grant allows: `r` to read files and to list folders, `w` to write, make, rename and remove, `x` to execute."""
+MODES: Final = ("l", "r", "rx", "rw", "rwx")
+"""What a grant allows: `l` to list folders, `r` to read files too, `w` to write, make, rename and remove, `x` to
+execute."""
 
 
 class _GrantFields(NamedTuple):

@@ -41,7 +41,7 @@ def test_a_grant_of_a_path_that_is_not_absolute_cannot_be_made(path: str) -> Non
 
 @pytest.mark.parametrize("mode", ["", "w", "x", "wx", "rwxs"])
 def test_a_grant_of_an_unknown_mode_cannot_be_made(mode: str) -> None:
-    with pytest.raises(ValueError, match="is none of r, rx, rw, rwx"):
+    with pytest.raises(ValueError, match="is none of l, r, rx, rw, rwx"):
         Grant(path="/tmp", mode=mode)
 
 
