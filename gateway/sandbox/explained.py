@@ -64,6 +64,7 @@ def explained(
         "watch": sandbox.watch,
         "variables": dict(enclosure.env),
         "not_granted": holding.left_out,
+        "withheld": enclosure.withheld,
         "missing": holding.missing,
     }
 
@@ -111,6 +112,7 @@ def lines_of(name: str, found: Mapping[str, Any]) -> Iterator[str]:
     if found["watch"]:
         yield "  watch: refused files are counted and logged, as refused connections are"
     yield from (f"  variable {variable} = {value}" for variable, value in found["variables"].items())
+    yield from (f"  withheld: {path}, as it may hold others' tokens (else: read)" for path in found["withheld"])
     yield from (f"  not granted: {what}" for what in found["not_granted"])
     yield from (f"  does not hold on this machine: {what}" for what in found["missing"])
     if found["missing"] and found["required"]:

@@ -60,11 +60,12 @@ def learnt(
     found = Learnt({"profile": profile})
     things = dict.fromkeys(touched)
     free = {letter: [*own, *(grant.path for grant in grants if letter in grant.mode)] for letter in "rwx"}
+    listable = {grant.path for grant in grants if grant.mode == "l"}
     wanted = {
         letter: [
             what
             for kind, what in things
-            if kind == letter and not is_within(what, _IGNORED) and not is_within(what, free[letter])
+            if kind == letter and not is_within(what, (*_IGNORED, *free[letter])) and what not in listable
         ]
         for letter in "rwx"
     }

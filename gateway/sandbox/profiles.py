@@ -58,7 +58,8 @@ class Process:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Enclosure:
     """The walls of one server for sessions of one trust, without what is each session's own. `left_out` says what its
-    configuration names that is not granted, and how to grant it. `moves`: it is started in HOME."""
+    configuration names that is not granted, and how to grant it. `withheld` are files beside its code that may hold
+    others' credentials. `moves`: it is started in HOME."""
 
     sandbox: Sandbox
     walls: Walls
@@ -66,6 +67,7 @@ class Enclosure:
     cwd: str | None
     moves: bool
     left_out: tuple[str, ...]
+    withheld: tuple[str, ...]
 
     def process(
         self, own: OwnFolder, *, folders: Iterable[str] = (), sockets: Sequence[str] = (), code: Iterable[str] = ()
@@ -131,7 +133,8 @@ def enclosure_of(
         env={name: value for name, value in runtime.env.items() if name not in settings.env},
         cwd=None if is_own else settings.cwd,
         moves=is_own,
-        left_out=(*named.left_out, *withheld, *unlisted, *listed.left_out, *_own_files(settings)),
+        left_out=(*named.left_out, *unlisted, *listed.left_out, *_own_files(settings)),
+        withheld=tuple(withheld),
     )
 
 

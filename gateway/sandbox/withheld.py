@@ -17,11 +17,10 @@ _SERVERS: Final = b'"mcpServers"'
 """What every configuration of MCP servers has in it, whatever its name: the gateway's own, or one of a client."""
 _MOST_BYTES: Final = 1 << 20
 _PUBLISHED: Final = (".example", ".sample", ".template", ".dist")
-_WHY: Final = "it may hold credentials that are not the server's; list it in read if they are"
 
 
 def without_withheld(grants: Iterable[Grant], meant: Collection[str]) -> tuple[list[Grant], list[str]]:
-    """The grants of code, and what is left out of them, with the reason. A folder in which something is withheld may be
+    """The grants of code, and the files that are left out of them. A folder in which something is withheld may be
     listed, and what else is in it has grants of its own. Looked at are the granted folders and those on the way from
     one to another, such as from a project to a script in it. `meant` are paths that an operator has written down."""
     grants = list(grants)
@@ -42,7 +41,7 @@ def without_withheld(grants: Iterable[Grant], meant: Collection[str]) -> tuple[l
             if not os.path.islink(path):  # what it leads to has a grant of its own, or none
                 yield from parts(grant._replace(path=path))
 
-    return [part for grant in grants for part in parts(grant)], [f"{path}: {_WHY}" for path in closed]
+    return [part for grant in grants for part in parts(grant)], closed
 
 
 def _ways(path: str, granted: Collection[str]) -> Iterator[str]:

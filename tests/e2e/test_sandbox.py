@@ -99,7 +99,9 @@ def test_a_script_does_not_read_the_credentials_that_lie_beside_it(
         assert "helper.py" in asked(client, "os.listdir('src')"), "an interpreter looks for modules there"
         assert "of another" in asked(client, "Path('.env').read_text()", "listed"), "an operator can mean it"
         assert asked(client, "Path('mcp.json').read_text()", "listed") in CLOSED
-    assert gateway.stderr().count(f"mcpServers.box: not granted to its sandbox: {app}/mcp.json: ") == 1
+    config = tmp_path / "gateway.json"
+    config.write_text(json.dumps({"mcpServers": {"box": entry}}), encoding="utf-8")
+    assert f"withheld: {app}/mcp.json, " in run_command("sandbox", "explain", "box", "--config", str(config)).stdout
 
 
 @requirement("box.own-folder", "proc.warm")

@@ -204,7 +204,7 @@ def test_signals_are_asked_about_where_the_kernel_does_not_keep_them_within() ->
 
 @requirement("box.files")
 def test_truncation_is_asked_about_where_the_kernel_does_not_look_at_it() -> None:
-    opened = [("openat", -1, 0, flags) for flags in (0o1000, 0o2001000, 0o1001, 0o1102, 0)]
+    opened = [("openat", -1, 0, flags, 0o644) for flags in (0o1000, 0o2001000, 0o1001, 0o1102, 0)]
     assert errors_of(FilterKind(truncation=True), ("truncate", 0, 0), *opened, ("openat2", -1, 0, 0, 0)) == [
         ASKED, REFUSED, REFUSED, errno.EFAULT, errno.EFAULT, errno.EFAULT, errno.ENOSYS,
     ]  # fmt: skip

@@ -23,6 +23,7 @@ FOUND: dict[str, Any] = {
     "watch": False,
     "variables": {},
     "not_granted": [],
+    "withheld": [],
     "missing": [],
 }
 

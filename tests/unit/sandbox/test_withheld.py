@@ -20,8 +20,8 @@ def place(tmp_path: Path) -> Path:
 
 
 def made(*paths: Path, meant: tuple[Path, ...] = ()) -> tuple[dict[str, str], list[str]]:
-    grants, left_out = without_withheld([Grant(path=str(path), mode="rx") for path in paths], [*map(str, meant)])
-    return {grant.path: grant.mode for grant in grants}, [line.partition(": ")[0] for line in left_out]
+    grants, withheld = without_withheld([Grant(path=str(path), mode="rx") for path in paths], [*map(str, meant)])
+    return {grant.path: grant.mode for grant in grants}, withheld
 
 
 def test_a_folder_without_credentials_stays_one_grant(place: Path) -> None:
@@ -34,10 +34,10 @@ def test_a_folder_without_credentials_stays_one_grant(place: Path) -> None:
 
 @requirement("box.runtime")
 @pytest.mark.parametrize("name", [".env", ".env.production", "mcp.json", "any.json"])
-def test_credentials_on_the_way_to_the_code_are_left_out(place: Path, name: str) -> None:
+def test_credentials_on_the_way_to_the_code_are_withheld(place: Path, name: str) -> None:
     (place / "app/src" / name).write_text('{"mcpServers": {}}')
-    grants, left_out = made(place / "app", place / "app/src/server.py")
-    assert left_out == [f"{place}/app/src/{name}"]
+    grants, withheld = made(place / "app", place / "app/src/server.py")
+    assert withheld == [f"{place}/app/src/{name}"]
     assert grants == {
         f"{place}/app": "l",
         f"{place}/app/docs": "rx",
@@ -62,8 +62,8 @@ def test_a_link_in_a_folder_with_credentials_grants_nothing(place: Path) -> None
     assert f"{place}/app/link" not in grants and f"{place}/app/src" in grants
 
 
-def test_a_link_of_that_name_is_left_out_with_what_it_leads_to(place: Path) -> None:
+def test_a_link_of_that_name_is_withheld_with_what_it_leads_to(place: Path) -> None:
     (place / "app/env").touch()
     (place / "app/.env").symlink_to("env")
-    grants, left_out = made(place / "app")
-    assert left_out == [f"{place}/app/env"] and f"{place}/app/env" not in grants and f"{place}/app/src" in grants
+    grants, withheld = made(place / "app")
+    assert withheld == [f"{place}/app/env"] and f"{place}/app/env" not in grants and f"{place}/app/src" in grants
