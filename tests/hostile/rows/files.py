@@ -5,6 +5,7 @@ from typing import Any
 from tests.hostile.home import HOME, SECRETS, TEMPORARY
 from tests.hostile.rows.row import Facts, Outcome, Row, keeps, no_answer, not_there, unchanged
 from tests.hostile.stage import Called, Stage
+from tests.support.gateway_process import ROOT
 
 __all__ = ["ROWS"]
 
@@ -73,6 +74,13 @@ def _reads() -> list[Row]:
             "files.read",
             keeps("other-server"),
             facts=_path("other-server"),
+        ),
+        Row(
+            "configuration beside the code",
+            "reads the configuration of MCP servers in the project of its own script",
+            "files.read",
+            _no_servers,
+            facts={"path": str(ROOT / "mcp.json")},
         ),
         Row(
             "sibling's folder",
@@ -272,6 +280,10 @@ def _writes() -> list[Row]:
 
 def _hidden_home(stage: Stage, called: Called, facts: Facts) -> Outcome:
     return Outcome(".ssh" not in called.got, " ".join(called.text.split())[:100])
+
+
+def _no_servers(stage: Stage, called: Called, facts: Facts) -> Outcome:
+    return Outcome("mcpServers" not in called.text, called.text[:100])
 
 
 def _quiet_terminal(stage: Stage, called: Called, facts: Facts) -> Outcome:
