@@ -147,8 +147,8 @@ class _Named:
             self._file(path, may_write=not is_settled and not path.endswith(_SETTLED))
         elif os.path.exists(path):
             self._leave_out(f"{text}: a socket or device; grant it in sockets, or in write")
-        elif text.startswith("/") and " " not in text and os.path.isdir(parent := os.path.dirname(path)):
-            self.folder(parent, may_write=not is_settled)  # the server will make it
+        elif text.startswith("/") and " " not in text and os.path.isdir(os.path.dirname(path)):
+            self._around(path, may_write=not is_settled)  # the server will make it
 
     def _followed(self, path: str) -> str:
         """The path without symlinks; empty if it leads through one that is not followed."""
@@ -176,9 +176,19 @@ class _Named:
             self.paths.read[path] = None
             return
         self.paths.write[path] = None
-        parent = os.path.dirname(path)
-        if path.endswith(_DATABASES) and not is_broad(parent):
-            self.folder(parent, may_write=True)
+        if path.endswith(_DATABASES) and not is_broad(os.path.dirname(path)):
+            self._around(path, may_write=True)
+
+    def _around(self, path: str, *, may_write: bool) -> None:
+        """The folder of a file that is made, or that has journals beside it, if nothing else is in it."""
+        folder, name = os.path.split(path)
+        if may_write and not is_broad(folder) and not _is_of_one(folder, name):
+            self._leave_out(
+                f"{folder}: it holds more than {name}, which a server could change: give {name} a folder of its own, "
+                "or list the folder in write"
+            )
+        else:
+            self.folder(folder, may_write=may_write)
 
     def _host(self, url: SplitResult, host: str) -> None:
         try:
@@ -193,6 +203,19 @@ class _Named:
 
     def _leave_out(self, what: str) -> None:
         self.paths.left_out[what] = None
+
+
+def _is_of_one(folder: str, name: str) -> bool:
+    """Whether nothing is in a folder but what that file, or a database, is made of."""
+    try:
+        with os.scandir(folder) as entries:
+            return all(
+                entry.is_file(follow_symlinks=False)
+                and (entry.name.startswith(name) or any(ending in entry.name for ending in _DATABASES))
+                for entry in entries
+            )
+    except OSError:
+        return False
 
 
 def _repository_of(folder: str) -> str:

@@ -59,7 +59,8 @@ def site() -> Iterator[Site]:
     with tempfile.TemporaryDirectory(dir=_outside_of_temporary()) as made:
         folder = Path(made)
         (folder / "page.html").write_text(_PAGE, encoding="utf-8")
-        (folder / "lint").mkdir()
+        for name in ("database", "lint", "memory", "numbers"):
+            (folder / name).mkdir()
         (folder / "lint/bad.js").write_text("const unused = 1\n", encoding="utf-8")
         rules = 'export default [{ rules: { "no-unused-vars": "error" } }]\n'
         (folder / "lint/eslint.config.mjs").write_text(rules, encoding="utf-8")

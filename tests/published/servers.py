@@ -75,7 +75,7 @@ SERVERS: Final = (
     PublishedServer(
         name="@modelcontextprotocol/server-memory",
         command=("npx", "-y", "@modelcontextprotocol/server-memory"),
-        env=lambda site: {"MEMORY_FILE_PATH": str(site.folder / "memory.jsonl")},
+        env=lambda site: {"MEMORY_FILE_PATH": str(site.folder / "memory/memory.jsonl")},
         calls=lambda site: [
             Call(
                 "create_entities",
@@ -204,7 +204,7 @@ SERVERS: Final = (
     PublishedServer(
         name="mcp-server-sqlite",
         command=("uvx", "--with", "mcp<2", "mcp-server-sqlite"),
-        args=lambda site: ["--db-path", str(site.folder / "notes.db")],
+        args=lambda site: ["--db-path", str(site.folder / "database/notes.db")],
         calls=lambda site: [
             Call("create_table", {"query": "CREATE TABLE IF NOT EXISTS notes (text TEXT)"}, "success"),
             Call("write_query", {"query": "INSERT INTO notes VALUES ('kept')"}, "affected_rows"),
@@ -249,7 +249,7 @@ SERVERS: Final = (
     PublishedServer(
         name="mcp-server-motherduck",
         command=("uvx", "mcp-server-motherduck"),
-        args=lambda site: ["--db-path", str(site.folder / "numbers.duckdb"), "--read-write"],
+        args=lambda site: ["--db-path", str(site.folder / "numbers/numbers.duckdb"), "--read-write"],
         calls=lambda site: [
             Call("execute_query", {"sql": "CREATE OR REPLACE TABLE t AS SELECT 42 AS answer"}, ""),
             Call("execute_query", {"sql": "SELECT answer FROM t"}, "42"),

@@ -83,11 +83,29 @@ def test_files_are_written_unless_they_are_code_keys_or_settings(place: Path) ->
     )
     assert named.write.keys() == {f"{place}/memory.json"}
     assert named.read.keys() == {f"{place}/{name}" for name in ("plain", "run.py", "ca.pem", "app.toml")}
-    assert found("--db-path", f"{place}/notes.db").write.keys() == {f"{place}/notes.db", str(place)}, "it has journals"
 
 
-def test_a_file_that_the_server_will_make_needs_its_folder(place: Path) -> None:
-    assert found(MEMORY_FILE_PATH=f"{place}/new.json").write.keys() == {str(place)}
+@requirement("box.arguments")
+@pytest.mark.parametrize("name", ["notes.db", "new.db", "new.json"])
+def test_a_file_that_is_made_or_has_journals_needs_its_folder_which_it_gets_if_it_is_alone_there(
+    place: Path, name: str
+) -> None:
+    own = place / "own"
+    own.mkdir()
+    for one in ("notes.db", "notes.db-wal", f"{name}.lock"):
+        (own / one).touch()
+    file = {f"{own}/{name}"} if (own / name).exists() else set()
+    assert found("--path", f"{own}/{name}").write.keys() == {str(own), *file}
+    (own / "another").touch()
+    named = found("--path", f"{own}/{name}")
+    assert named.write.keys() == file
+    assert [*named.left_out] == [
+        f"{own}: it holds more than {name}, which a server could change: give {name} a folder of its own, or list the "
+        "folder in write"
+    ]
+
+
+def test_no_folder_of_the_system_is_written_for_a_file(place: Path) -> None:
     assert not found(MEMORY_FILE_PATH="/etc/new.json").write
     assert not found("/no such/folder/x").write
 
