@@ -254,7 +254,8 @@ def test_the_setting_turns_it_off() -> None:
 def spoken(folder: Path, name: str, *, remembers: bool) -> tuple[list[Any], list[Any], dict[str, int]]:
     """What a legacy and a modern client are answered to the same calls, what their servers are sent, and what the
     memory was good for. Ids of sessions are replaced."""
-    record = folder / name
+    record = folder / name / "record"
+    record.parent.mkdir()
     recorded = server((sys.executable, "-m", "tests.support.recording_server", str(record), *PROBE))
     options = {**ON, "connection_memory": remembers, "result_meta": True}
     answered: list[Any] = []

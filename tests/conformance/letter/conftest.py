@@ -25,7 +25,11 @@ class Letter:
 
     def record(self, name: str) -> Path:
         """Where the records of a server's processes begin."""
-        return self.folder / f"{name}.jsonl"
+        return self.folder / name / "record.jsonl"
+
+    def records(self, name: str) -> list[Path]:
+        """The records of a server's processes, one file each."""
+        return sorted(self.record(name).parent.iterdir())
 
 
 @pytest.fixture(scope="session")
@@ -33,7 +37,9 @@ def letter(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Letter]:
     folder = tmp_path_factory.mktemp("letter")
 
     def recorded(name: str, *arguments: str) -> tuple[str, ...]:
-        return (*RECORDING, str(folder / f"{name}.jsonl"), *PROBE, *arguments)
+        own = folder / name
+        own.mkdir()
+        return (*RECORDING, str(own / "record.jsonl"), *PROBE, *arguments)
 
     servers = {
         "old": server(recorded("old", "legacy-only")),

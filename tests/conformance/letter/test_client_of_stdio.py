@@ -81,7 +81,7 @@ def test_a_modern_server_that_asks_gets_no_response(letter: Letter, http: httpx.
 def test_discovery_comes_first_and_a_legacy_server_gets_the_handshake(letter: Letter, http: httpx.Client) -> None:
     Legacy(letter.url("old"), http).open().tool("pid")
     firsts, sequences = set(), []
-    for path in sorted(letter.folder.glob("old.jsonl.*")):
+    for path in letter.records("old"):
         methods = [m.get("method") for m in messages_of(path)]
         firsts.add(methods[0])
         if methods[0] == "initialize":

@@ -148,7 +148,7 @@ def test_a_handshake_is_never_cancelled(letter: Letter, http: httpx.Client) -> N
         client.notify("notifications/cancelled", {"requestId": 3})
         thread.join(10)
     handshakes: dict[Any, set[Any]] = {}
-    for path in letter.folder.glob("old.jsonl.*"):
+    for path in letter.records("old"):
         sent = messages_of(path)
         handshakes[path] = {m["id"] for m in sent if m.get("method") == "initialize"}
         cancelled = {m["params"]["requestId"] for m in sent if m.get("method") == "notifications/cancelled"}
