@@ -198,7 +198,7 @@ class Conversation(Peer):
     # -- receiving (LinkEvents)
 
     def log_fields(self) -> dict[str, Any]:
-        return link_fields(self.name, self._source.session, self.calls, self._links.opened_for)
+        return link_fields(self.name, self._source.session, self._source.principal, self.calls, self._links.opened_for)
 
     def message(self, message: Message, stream: int | str | None = None) -> None:
         if self.frames is not None:

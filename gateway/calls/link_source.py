@@ -52,6 +52,11 @@ class LinkSource(Protocol):
         ...
 
     @property
+    def principal(self) -> str:
+        """Whose session that is, as logs show it; empty if the links belong to none or to many."""
+        ...
+
+    @property
     def frames(self) -> SessionFrames | None:
         """Who watches the session that the links belong to; None if nobody does, or they belong to many."""
         ...

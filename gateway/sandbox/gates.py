@@ -4,7 +4,8 @@ import asyncio
 import json
 import logging
 import socket
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Hashable, Mapping
+from functools import partial
 from typing import Any, Final
 
 import msgspec
@@ -44,8 +45,9 @@ class SandboxGates:
 
     def open(self, channel: socket.socket, *, reach: Reach, fields: Callable[[], Mapping[str, Any]]) -> None:
         """Serve the channel of a gate until its end. Owns the socket."""
+        resolves = partial(SessionResolver, reach, self._lookups, asker=partial(_asker, fields))
         refusals = ProcessRefusals(self._refusals, fields)
-        self._channels.add(_Channel(channel, reach, refusals, self._lookups, ended=self._channels.discard))
+        self._channels.add(_Channel(channel, resolves, refusals, ended=self._channels.discard))
 
     async def close(self) -> None:
         """Close all channels. Processes that still run reach what they could, and resolve no more names."""
@@ -54,15 +56,21 @@ class SandboxGates:
         self._lookups.close()
 
 
+def _asker(fields: Callable[[], Mapping[str, Any]]) -> Hashable:
+    """Whose turns the names of a process take: those of its server and principal, however many sessions there are. A
+    session is opened at once, and slow names of many would take the turns of others."""
+    known = fields()
+    return known.get("server"), known.get("principal")
+
+
 class _Channel:
     """The channel of one gate."""
 
     def __init__(
         self,
         channel: socket.socket,
-        reach: Reach,
+        resolves: Callable[..., SessionResolver],
         refusals: ProcessRefusals,
-        lookups: Lookups,
         *,
         ended: Callable[["_Channel"], None],
     ) -> None:
@@ -70,7 +78,7 @@ class _Channel:
         self._refusals = refusals
         self._ended = ended
         self._tasks = Tasks("resolver")
-        self._resolver = SessionResolver(reach, lookups, learn=self._learn, refused=self._refuse_name)
+        self._resolver = resolves(learn=self._learn, refused=self._refuse_name)
         self._loop = asyncio.get_running_loop()
         channel.setblocking(False)
         self._loop.add_reader(channel.fileno(), self._read)

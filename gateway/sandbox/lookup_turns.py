@@ -1,8 +1,8 @@
 """Who may look a name up next. Pure.
 
 Names are looked up in a bounded number of threads, and a name server that does not answer holds one for many seconds.
-So some threads are kept for those who have nothing under way and whose names were quick of late. A session that asks
-for slow names, and further ones at the same time, waits for the others.
+So some threads are kept for those who have nothing under way and whose names were quick of late. Who asks for
+slow names, and for further ones at the same time, waits for the others.
 """
 
 from collections import Counter

@@ -7,7 +7,7 @@ import asyncio
 import contextlib
 import socket
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from time import monotonic
 from typing import Final, Protocol
 
@@ -41,7 +41,8 @@ class Learn(Protocol):
 
 
 class SessionResolver:
-    """The resolver of one walled process. `refused` is told of names that it may not ask for."""
+    """The resolver of one walled process. `refused` is told of names that it may not ask for. `asker` returns whose
+    turns its names take (`Lookups.find`)."""
 
     def __init__(
         self,
@@ -50,11 +51,12 @@ class SessionResolver:
         *,
         learn: Learn,
         refused: Callable[[str], None],
+        asker: Callable[[], Hashable],
         clock: Callable[[], float] = monotonic,
     ) -> None:
         self._rules = NameRules(reach)
         self._lookups = lookups
-        self._asker = object()  # it is remembered for longer than the session
+        self._asker = asker
         self._learn = learn
         self._refused = refused
         self._clock = clock
@@ -150,7 +152,7 @@ class SessionResolver:
         if query.kind == "other":
             return "found", ()
         async with self._at_once:
-            found = await self._lookups.find(query.name, self._asker)
+            found = await self._lookups.find(query.name, self._asker())
         ports = self._rules.ports(query.name)
         if found.addresses and (ports is None or ports) and not self._learn(found.addresses, ports, REACHABLE_S):
             return "failed", ()

@@ -168,7 +168,7 @@ class SharedLinks:
         self._links = links
         self.name = links.name
         self.era = era
-        self.session = ""
+        self.session = self.principal = ""
         self.quotes_output = links.quotes == "all"
         self.failed = links.failed
         self.frames: SessionFrames | None = None
@@ -245,6 +245,10 @@ class SessionLinks:
     @property
     def session(self) -> str:
         return redact(self._live.session.id)
+
+    @property
+    def principal(self) -> str:
+        return str(self._live.session.principal)
 
     async def resources(self) -> LinkResources:
         found = await self._links.resources.of(self._live, self._correlation, _recorded(self._live, self._key)[1])

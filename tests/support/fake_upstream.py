@@ -56,7 +56,7 @@ class FakeUpstream:
 
     name = "fake"
     quotes_output = False
-    session = ""
+    session = principal = ""
     frames: SessionFrames | None = None
 
     def secrets(self, given: ConnectOptions) -> set[str]:

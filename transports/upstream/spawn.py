@@ -35,7 +35,7 @@ class Gates(Protocol):
 
     def open(self, channel: socket.socket, *, reach: Reach, fields: Callable[[], Mapping[str, Any]]) -> None:
         """Serve the channel of a gate until its end. Owns the socket. `fields` returns those of log lines about its
-        process at that moment: "server", and "session" if it has one."""
+        process at that moment: "server", and "session" and "principal" if it has them."""
         ...
 
     async def close(self) -> None:

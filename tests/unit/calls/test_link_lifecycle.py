@@ -97,7 +97,7 @@ class User:
 class Source:
     name = "files"
     quotes_output = True
-    session = ""
+    session = principal = ""
     frames = None
 
     def secrets(self, given: ConnectOptions) -> set[str]:

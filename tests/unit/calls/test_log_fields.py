@@ -24,27 +24,27 @@ def calls(*correlations: str, live: LiveSession | None = LIVE) -> list[Exchange]
 
 @requirement("ctx.correlation-right")
 def test_the_only_call_in_flight_is_named() -> None:
-    fields = link_fields("files", ITS_ID, calls("a"), "")
+    fields = link_fields("files", ITS_ID, "", calls("a"), "")
     assert fields == {"server": "files", "session": ITS_ID, "correlation": "a"}
 
 
 @requirement("ctx.correlation-right")
 def test_of_several_calls_none_is_guessed() -> None:
-    few = link_fields("files", ITS_ID, calls("b", "a"), "")
+    few = link_fields("files", ITS_ID, "", calls("b", "a"), "")
     assert (few["correlation"], few["correlations"], few["in_flight"]) == ("", "a b", 2)
-    many = link_fields("files", ITS_ID, calls(*"abcd"), "")
+    many = link_fields("files", ITS_ID, "", calls(*"abcd"), "")
     assert many["correlation"] == "" and many["in_flight"] == 4 and "correlations" not in many
 
 
 @requirement("ctx.correlation-right")
 def test_between_calls_only_the_session_is_named() -> None:
-    assert link_fields("files", ITS_ID, [], "") == {"server": "files", "session": ITS_ID, "correlation": ""}
-    assert link_fields("files", ITS_ID, [], "opening")["correlation"] == "opening"
+    assert link_fields("files", ITS_ID, "", [], "") == {"server": "files", "session": ITS_ID, "correlation": ""}
+    assert link_fields("files", ITS_ID, "", [], "opening")["correlation"] == "opening"
 
 
 @requirement("ctx.correlation-right")
 def test_a_line_of_a_shared_server_has_the_session_of_all_its_calls_or_none() -> None:
     other = LiveSession(a_session(FakeClock()), cast("EventLog", None))
-    assert link_fields("files", "", calls("a", "b"), "")["session"] == ITS_ID
-    assert "session" not in link_fields("files", "", calls("a") + calls("b", live=other), "")
-    assert "session" not in link_fields("files", "", [], "")
+    assert link_fields("files", "", "", calls("a", "b"), "")["session"] == ITS_ID
+    assert "session" not in link_fields("files", "", "", calls("a") + calls("b", live=other), "")
+    assert "session" not in link_fields("files", "", "", [], "")

@@ -31,6 +31,7 @@ class Served:
             Lookups(lambda _: list(addresses)),
             learn=self._learn,
             refused=self.refused.append,
+            asker=lambda: None,
             clock=lambda: self.now,
         )
 
