@@ -11,7 +11,7 @@ import pytest
 
 from tests.e2e.test_questions_to_legacy_clients import Call
 from tests.requirements import requirement
-from tests.support.gateway_process import RunningGateway, running_gateway
+from tests.support.gateway_process import PROBE, RunningGateway, running_gateway, server
 from tests.support.http_probe_server import running_http_probe
 from tests.support.mcp_clients import Legacy, Modern, messages, tool_text
 from tests.support.waiting import eventually
@@ -59,22 +59,23 @@ def test_an_error_about_nothing_in_particular_is_that_of_the_only_call(
 
 
 @requirement("rep.honest", "proc.noise")
-def test_only_calls_that_may_be_meant_fail(probe: RunningGateway, http: httpx.Client) -> None:
-    client = Legacy(f"{probe.base}/servers/probe/mcp", http).open()
-    hanging = Call(client, "hang", {"say": True})
-    assert hanging.next()["method"] == "notifications/message"
-    for line in NO_ANSWERS:
-        # It answers nobody: the call waits, and so does the other one.
-        told = probe.stderr().count("that is not a JSON-RPC message") + 1
-        noisy = threading.Thread(target=quietly, args=(client, line), daemon=True)
-        noisy.start()
-        assert eventually(functools.partial(is_told, probe, told), 10)
+def test_only_calls_that_may_be_meant_fail(http: httpx.Client) -> None:
+    with running_gateway({"probe": server(PROBE)}, options={"log_level": "debug"}) as probe:
+        client = Legacy(f"{probe.base}/servers/probe/mcp", http).open()
+        hanging = Call(client, "hang", {"say": True})
+        assert hanging.next()["method"] == "notifications/message"
+        for line in NO_ANSWERS:
+            # It answers nobody: the call waits, and so does the other one.
+            told = probe.stderr().count("that is not a JSON-RPC message") + 1
+            noisy = threading.Thread(target=quietly, args=(client, line), daemon=True)
+            noisy.start()
+            assert eventually(functools.partial(is_told, probe, told), 10)
+            assert tool_text(client.tool("echo", {"a": 1})) == '{"a": 1}'
+            assert noisy.is_alive() and hanging.is_quiet
+        assert failed(messages(client.tool("broken", {"line": NAMED[0]}))[-1]), "the one that is named, and no other"
         assert tool_text(client.tool("echo", {"a": 1})) == '{"a": 1}'
-        assert noisy.is_alive() and hanging.is_quiet
-    assert failed(messages(client.tool("broken", {"line": NAMED[0]}))[-1]), "the one that is named, and no other"
-    assert tool_text(client.tool("echo", {"a": 1})) == '{"a": 1}'
-    assert failed(messages(client.tool("broken", {"line": NAMELESS[0]}))[-1])
-    assert failed(hanging.next()), "which of them it was is not known: both are told so"
+        assert failed(messages(client.tool("broken", {"line": NAMELESS[0]}))[-1])
+        assert failed(hanging.next()), "which of them it was is not known: both are told so"
 
 
 def is_told(gateway: RunningGateway, times: int) -> bool:

@@ -5,6 +5,7 @@ MCP 2025-03-26 … 2025-11-25 and 2026-07-28, Transports §Streamable HTTP. Does
 
 import logging
 from collections.abc import Callable
+from time import monotonic
 from typing import Final
 
 import httpx2
@@ -12,6 +13,7 @@ import msgspec
 
 from transports.jsonrpc import InvalidMessage, Message, parse_lenient
 from transports.sse import EventDecoder, TooLarge
+from transports.upstream.line_budget import LineBudget, log_line
 from transports.upstream.reconnection import StreamPlace
 from transports.upstream.unreadable import meant_by
 from transports.upstream_port import STANDALONE, LinkEvents, is_about_content
@@ -31,12 +33,19 @@ class ReplyReader:
     """
 
     def __init__(
-        self, name: str, max_bytes: int, *, deliver: Callable[[Message, int | str], None], events: LinkEvents
+        self,
+        name: str,
+        max_bytes: int,
+        *,
+        deliver: Callable[[Message, int | str], None],
+        events: LinkEvents,
+        budget: LineBudget,
     ) -> None:
         self._name = name
         self._max_bytes = max_bytes
         self._deliver = deliver
         self._events = events
+        self._budget = budget
 
     async def read(self, response: httpx2.Response, message: Message, place: StreamPlace) -> bool:
         """Read the response to that request. False if it is a stream that ended before the answer."""
@@ -88,7 +97,9 @@ class ReplyReader:
         try:
             message = parse_lenient(data)
         except InvalidMessage as error:
-            logger.warning("server %s sent something that is not a JSON-RPC message: %s", self._name, error)
+            before = self._budget.add("event", str(error), now=monotonic())
+            what = f"server {self._name} sent something that is not a JSON-RPC message"
+            log_line(logger, before, what, f": {error}", self._events.log_fields)
             meant = meant_by(data)
             if request_id is None or not meant.is_answer or meant.request_id not in (None, request_id):
                 return False

@@ -11,7 +11,7 @@ from time import monotonic
 from typing import Any, Final
 
 from transports.jsonrpc import InvalidMessage, Message, parse_lenient
-from transports.upstream.ends import Ends
+from transports.upstream.line_budget import LineBudget, log_line
 from transports.upstream.process import Command, Process, ProcessFailed
 from transports.upstream.spawn import ForkServer
 from transports.upstream.unreadable import answered_by, meant_by
@@ -37,6 +37,9 @@ _READ_CHARS: Final = 2_000
 _LAST_LINES: Final = 40
 _LOGGED_CHARS: Final = 160
 """Of each of the last lines of a child that has failed, in the one log line that says so."""
+_QUOTED_CHARS: Final = 80
+"""Of a line of stdout that is no message, in the log."""
+_THROWN_AWAY: Final = "; it was thrown away"
 _NOISY_LINES: Final = 3
 """Lines of stdout that are no messages, as they are kept and logged before the first message: then they are counted."""
 
@@ -61,7 +64,7 @@ class StdioUpstream:
         self._max_line_bytes = max_line_bytes
         self._grace_s = grace_s
         self._scrubber = scrubber
-        self._ends = Ends()
+        self._budget = LineBudget()
 
     async def connect(self, given: ConnectOptions, events: LinkEvents) -> "StdioLink":
         """Start a child, or attach to the prestarted one."""
@@ -89,7 +92,7 @@ class StdioUpstream:
             cwd=env.get("HOME") if cwd == HOME else cwd,
             walls=given.walls,
         )
-        link = StdioLink(self._name, events, self._grace_s, self._scrubber(own), self._ends)
+        link = StdioLink(self._name, events, self._grace_s, self._scrubber(own), self._budget)
         try:
             process = await self._fork_server.spawn(
                 command, link, max_line_bytes=self._max_line_bytes, stderr=link.stderr, fields=link.log_fields
@@ -105,19 +108,24 @@ class StdioUpstream:
 
 
 class StdioLink:
-    """One child. Receives its lines (`LineSink`) and passes on the messages in them. `ends` are those of all children
-    of the server."""
+    """One child. Receives its lines (`LineSink`) and passes on the messages in them. `budget` is for the log lines of
+    all children of the server."""
 
     _process: Process
 
     def __init__(
-        self, name: str, events: LinkEvents, grace_s: float, scrub: Callable[[str], str], ends: Ends | None = None
+        self,
+        name: str,
+        events: LinkEvents,
+        grace_s: float,
+        scrub: Callable[[str], str],
+        budget: LineBudget | None = None,
     ) -> None:
         self._name = name
         self._events = events
         self._grace_s = grace_s
         self._scrub = scrub
-        self._ends = ends or Ends()
+        self._budget = budget or LineBudget()
         self._is_heard = False  # it has sent a message
         self._noise: list[str] = []  # the first lines of stdout that were none
 
@@ -194,11 +202,8 @@ class StdioLink:
             if len(self._noise) == _NOISY_LINES:
                 return
             self._noise.append(f"(stdout) {shown}")
-        logger.warning(
-            "server %s wrote a line to stdout that is not a JSON-RPC message: %.80r",
-            *(self._name, shown),
-            extra=self._events.log_fields(),
-        )
+        before = self._budget.add("stdout", shown[:_QUOTED_CHARS], now=monotonic())
+        self._log(before, "wrote a line to stdout that is not a JSON-RPC message", f": {shown[:_QUOTED_CHARS]!r}")
 
     def _shown(self, line: str) -> str:
         """A line for those who may see it. It is cut after it is redacted: the rest of a credential has no form. Of a
@@ -208,8 +213,8 @@ class StdioLink:
         return self._scrub(line)[:_MOST_CHARS]
 
     def oversized(self, head: bytes, tail: bytes) -> None:
-        reason = f"server {self._name!r} wrote a message beyond the line limit; it was thrown away"
-        logger.warning(reason, extra=self._events.log_fields())
+        reason = f"server {self._name!r} wrote a message beyond the line limit{_THROWN_AWAY}"
+        self._log(self._budget.add("length", now=monotonic()), "wrote a message beyond the line limit", _THROWN_AWAY)
         meant = answered_by(head, tail)
         if meant.is_answer is not False:  # log lines are hardly ever that long
             self._events.unreadable(meant.request_id, reason)
@@ -227,14 +232,11 @@ class StdioLink:
 
     def _log_end(self, how: str) -> None:
         words = " | ".join(text[:_LOGGED_CHARS] for text in self._words_with_text()[-3:]) or "nothing"
-        silent = 0 if self._is_heard else self._ends.add(how, words, monotonic())
-        before = f" ({silent} more before it, which have no line)" if silent else ""
-        logger.log(
-            logging.DEBUG if silent is None else logging.WARNING,
-            "server %s %s%s; the end of its output: %s",
-            *(self._name, how, before, words),
-            extra=self._events.log_fields(),
-        )
+        before = self._budget.add("end", how, words, now=monotonic()) if not self._is_heard else 0
+        self._log(before, how, f"; the end of its output: {words}")
+
+    def _log(self, before: int | None, what: str, more: str) -> None:
+        log_line(logger, before, f"server {self._name} {what}", more, self._events.log_fields)
 
     def stderr(self, line: bytes) -> None:
         if (receive := self._events.stderr) is not None:

@@ -19,6 +19,7 @@ from transports.mirrored_headers import argument_headers, encode_value, unknown_
 from transports.sse import TooLarge
 from transports.tasks import Tasks
 from transports.upstream.http_replies import ReplyReader, error_text
+from transports.upstream.line_budget import LineBudget
 from transports.upstream.reconnection import StreamPlace, pause_s
 from transports.upstream_port import ConnectOptions, LinkClosed, LinkEvents, is_about_content
 from transports.wire_methods import NAME_SOURCES
@@ -59,6 +60,7 @@ class HttpUpstream:
         self.url = url
         self.headers = dict(headers)
         self.max_event_bytes = max_event_bytes
+        self.budget = LineBudget()
         self._client: httpx2.AsyncClient | None = None
 
     @property
@@ -94,7 +96,9 @@ class HttpLink:
         self._work = Tasks(f"link to server {upstream.name}")
         self._running: dict[object, asyncio.Task[None]] = {}
         self._initialize_id: object = None
-        self._replies = ReplyReader(upstream.name, upstream.max_event_bytes, deliver=self._deliver, events=events)
+        self._replies = ReplyReader(
+            upstream.name, upstream.max_event_bytes, deliver=self._deliver, events=events, budget=upstream.budget
+        )
         self._last_post: asyncio.Task[None] | None = None
         self._takes_messages = True
         self._is_closed = False

@@ -7,6 +7,7 @@ from transports.jsonrpc import Message, encode_request, parse
 from transports.sse import TooLarge
 from transports.testing import RecordedEvents
 from transports.upstream.http_replies import ReplyReader
+from transports.upstream.line_budget import LineBudget
 from transports.upstream.reconnection import StreamPlace
 
 pytestmark = pytest.mark.anyio
@@ -24,7 +25,8 @@ def reader(max_bytes: int = 1_000) -> tuple[ReplyReader, list[Message], Recorded
         assert stream == 7, "of the request that is answered"
         delivered.append(message)
 
-    return ReplyReader("remote", max_bytes, deliver=deliver, events=events), delivered, events
+    read = ReplyReader("remote", max_bytes, deliver=deliver, events=events, budget=LineBudget())
+    return read, delivered, events
 
 
 @pytest.mark.parametrize("body", [ANSWER, b'{"jsonrpc":"2.0","id":null,"error":{"code":1,"message":"m"}}'])

@@ -8,7 +8,7 @@ import pytest
 from session_store.metadata import output_scrubber, scrubbed_text
 from tests.requirements import requirement
 from transports.testing import RecordedEvents
-from transports.upstream.ends import Ends
+from transports.upstream.line_budget import MOST_KINDS, LineBudget
 from transports.upstream.process import Process
 from transports.upstream.stdio import StdioLink
 
@@ -49,9 +49,9 @@ def test_a_child_that_failed_has_one_short_line_in_the_log(caplog: pytest.LogCap
 
 @requirement("proc.ends")
 def test_a_server_that_dies_again_and_again_does_not_fill_the_log(caplog: pytest.LogCaptureFixture) -> None:
-    ends = Ends()
+    budget = LineBudget()
     for code in (3, 3, 3, 4, 3):
-        link = StdioLink("files", RecordedEvents(), 1.0, scrubbed_text, ends)
+        link = StdioLink("files", RecordedEvents(), 1.0, scrubbed_text, budget)
         link.attach(cast(Process, DeadChild()))
         link.exited(code)
     assert [message.partition(";")[0] for message in caplog.messages] == [
@@ -60,11 +60,23 @@ def test_a_server_that_dies_again_and_again_does_not_fill_the_log(caplog: pytest
     ]
     caplog.clear()
     for _ in range(2):
-        link = StdioLink("files", RecordedEvents(), 1.0, scrubbed_text, ends)
+        link = StdioLink("files", RecordedEvents(), 1.0, scrubbed_text, budget)
         link.attach(cast(Process, DeadChild()))
         link.line(b'{"jsonrpc":"2.0","id":1,"result":{}}')
         link.exited(3)
     assert len(caplog.messages) == 2, "each of these has served somebody"
+
+
+@requirement("proc.noise")
+def test_a_server_that_prints_does_not_fill_the_log(caplog: pytest.LogCaptureFixture) -> None:
+    budget = LineBudget()
+    for session in range(3):
+        link = StdioLink("files", RecordedEvents(), 1.0, scrubbed_text, budget)
+        link.attach(cast(Process, DeadChild()))
+        for number in range(1_000):
+            link.line(f"worked on {number} of session {session}".encode())
+            link.oversized(b"{", b"}")
+    assert len(caplog.messages) == MOST_KINDS + 1
 
 
 @requirement("box.tree-limits")
