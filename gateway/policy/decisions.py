@@ -18,6 +18,7 @@ from gateway.config.upstreams import ItemSettings, MethodSettings, ToolSettings,
 from gateway.identity.context_rules import is_catch_all
 from gateway.protocol.extensions import method_forms
 from gateway.protocol.listing import WRITE
+from gateway.protocol.method_names import folded_method
 from gateway.protocol.uris import forms, with_plain_host
 from session_store import Context
 
@@ -237,17 +238,22 @@ class Policy:
         context, where = self.rights_of(context), f"mcpServers.{server}.methods"
         written = method_forms(method)
         rules = self._servers[server].methods
-        found = _matching(rules, {*written, *(unicodedata.normalize("NFKC", form) for form in written)})
+        granted = _matching(rules, written)
+        # What a pattern restricts, it restricts in all spellings; what it allows, in its own.
+        respelt = _matching(
+            {pattern.lower(): item for pattern, item in rules.items()}, method_forms(folded_method(method))
+        )
+        found = {p: item for p, item in rules.items() if p in granted or p.lower() in respelt}
         if hidden := self.hides(context, server):
             return f"the server is not for this session: {hidden}"
-        if self._restricted[server] and not _matching(rules, written):
+        if self._restricted[server] and not granted:
             return f"policy hides part of the server, and no pattern in {where} allows the method"
         for pattern, item in found.items():
             if not item.allowed:
                 return f"it is allowed to nobody ({where}.{pattern}.allowed)"
             if context.read_only and item.operation != "read":
                 return f"the session is read-only, and the operation is write ({where}.{pattern}.operation)"
-        if context.read_only and not found:
+        if context.read_only and not granted:
             return f"the session is read-only, and no pattern in {where} says that the method reads"
         return _not_for(context, where, found) or self._outside(context, "methods", (f"{server}__{written[-1]}",))
 

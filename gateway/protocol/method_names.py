@@ -7,16 +7,17 @@ from typing import Final
 
 from gateway.protocol.methods import ROWS
 
-__all__ = ["may_be_relayed"]
+__all__ = ["folded_method", "may_be_relayed"]
 
 _NOTIFICATIONS: Final = "notifications/"
 
 
-def _folded(method: str) -> str:
-    return method.lower().strip("/")
+def folded_method(method: str) -> str:
+    """What all spellings have in common that a lenient server takes for the same method: case and further slashes."""
+    return "/".join(filter(None, method.lower().split("/")))
 
 
-_KNOWN: Final = frozenset(_folded(row.name) for row in ROWS)
+_KNOWN: Final = frozenset(folded_method(row.name) for row in ROWS)
 
 
 def may_be_relayed(method: str, *, is_request: bool) -> bool:
@@ -28,5 +29,5 @@ def may_be_relayed(method: str, *, is_request: bool) -> bool:
     """
     if not (method.isascii() and method.isprintable()) or " " in method:
         return False
-    folded = _folded(method)
+    folded = folded_method(method)
     return bool(folded) and folded not in _KNOWN and not (is_request and folded.startswith(_NOTIFICATIONS))
