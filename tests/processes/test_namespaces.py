@@ -3,6 +3,7 @@
 import asyncio
 import os
 import signal
+import socket
 import sys
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import replace
@@ -16,7 +17,7 @@ from tests.support.walled import python_grants
 from transports.upstream.process import Command, ProcessFailed
 from transports.upstream.spawn import ForkServer
 from transports.upstream.walls.kernel_program import ask_kernel
-from transports.upstream.walls.spec import Grant, Walls
+from transports.upstream.walls.spec import Grant, Reach, Walls
 
 KERNEL = ask_kernel()
 pytestmark = [
@@ -96,3 +97,19 @@ async def test_a_failure_names_its_step(fork_server: ForkServer, family: Family)
         await fork_server.spawn(replace(family.command(sys.executable), walls=gone), Recorder())
     with pytest.raises(ProcessFailed, match="No such file or directory: 'no-such-program'"):
         await fork_server.spawn(walled(family.command("no-such-program")), Recorder())
+
+
+@pytest.mark.parametrize(("reach", "sees"), [(Reach(), False), (Reach(hosts=("api.test:443",)), True)], ids=str)
+@requirement("box.siblings")
+async def test_a_server_that_reaches_nothing_sees_no_sockets_of_the_machine(
+    fork_server: ForkServer, family: Family, reach: Reach, sees: bool
+) -> None:
+    program = "print(open('/proc/net/tcp').read().split(), flush=True)"
+    command = walled(family.python(program))
+    assert command.walls is not None
+    sink = Recorder()
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = f":{listener.getsockname()[1]:04X}"
+        process = await fork_server.spawn(replace(command, walls=replace(command.walls, reach=reach)), sink)
+        assert await process.wait() == 0
+    assert (port in sink.lines[0].decode()) is sees

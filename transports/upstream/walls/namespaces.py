@@ -1,7 +1,8 @@
 """A server's own view of the system: processes, mounts and shared memory of its own, where the kernel allows it.
 
 The reaper is the first process of the namespaces, so the kernel ends everything in them with it. It sees what its
-server sees: its own /proc, an empty /tmp and /dev/shm, and all else read-only but what was granted to be written.
+server sees: its own /proc, an empty /tmp and /dev/shm, and all else read-only but what was granted to be written. A
+server that may reach nothing has no network at all.
 """
 
 import ctypes
@@ -15,12 +16,13 @@ from contextlib import suppress
 from typing import Any, Final, NoReturn
 
 from transports.upstream.walls.paths import open_path
-from transports.upstream.walls.spec import Grant, Walls
+from transports.upstream.walls.spec import Grant, Reach, Walls
 from transports.upstream.walls.system_calls import call, dumpable, numbers
 
 __all__ = ["fork_apart", "is_apart", "own_grants", "separate", "why_not"]
 
 _NEW_MOUNTS, _NEW_IPC, _NEW_USER, _NEW_PROCESSES = 0x0002_0000, 0x0800_0000, 0x1000_0000, 0x2000_0000
+_NEW_NETWORK: Final = 0x4000_0000
 
 _NO_SET_UID, _NO_DEVICES, _NO_EXECUTE, _BIND, _RECURSIVE, _PRIVATE = 2, 4, 8, 0x1000, 0x4000, 1 << 18
 _READ_ONLY, _HERE, _EMPTY_PATH, _BELOW_TOO = 0x1, -100, 0x1000, 0x8000  # of mount_setattr
@@ -83,6 +85,9 @@ def separate(walls: Walls) -> None:
     Raises:
         OSError: the kernel refuses, or a granted path does not exist. The file name of the error is the path.
     """
+    if walls.reach == Reach(refused=() if walls.reach is None else walls.reach.refused):
+        with suppress(OSError):  # a limit is reached; what it could connect to is refused all the same
+            call("unshare", _NEW_NETWORK)  # /proc/net has nothing of the machine
     _mount(None, "/", None, _RECURSIVE | _PRIVATE)
     targets = list(_targets(walls))
     _set_read_only(_HERE, "/", on=True, flags=_BELOW_TOO)
