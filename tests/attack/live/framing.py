@@ -202,7 +202,8 @@ def request_lines_and_hosts(world: World, door: Door) -> Outcome:
         "HTTP/0.9": (b"GET /healthz\r\n\r\n", ("400", "closed", "505")),
         "HTTP/2.0": (head(headers=[host, *given], version="2.0") + body, ("400", "505", "closed")),
         "HTTP/1.9": (head(headers=[host, *given], version="1.9") + body, ("200", "400", "505", "closed")),
-        "preface of HTTP/2": (b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", ("400", "405", "505", "closed")),
+        # For a reader of HTTP/1 these are two requests, and each is refused.
+        "preface of HTTP/2": (b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", ("400", "400 400", "405", "505", "closed")),
         "Expect: 100-continue": (head(headers=[host, ("Expect", "100-continue"), *given]) + body, ("200",)),
         "Expect: x": (head(headers=[host, ("Expect", "x"), *given]) + body, ("200", "400", "417")),
         "CONNECT": (
