@@ -78,6 +78,7 @@ class Forwarding:
         self._take_over = take_over
         self._stripped = stripped
         self._contested_logged_at = -_LOG_EVERY_S
+        self._streams: dict[asyncio.Timeout, RelayedReply] = {}
 
     def _for_owner(self, headers: Headers) -> Headers:
         return self._stripped([(name, value) for name, value in headers if name not in _NOT_FORWARDED])
@@ -92,7 +93,31 @@ class Forwarding:
         Raises:
             Refused: 503, the owner is unreachable and the session cannot be claimed.
         """
-        reply, request = RelayedReply(receive, send), self._request(route, scope, body)
+        reply = RelayedReply(receive, send)
+        if scope["method"] != "GET":
+            return await self._forward(route, scope, body, reply)
+        try:
+            async with asyncio.timeout(None) as stream:
+                self._streams[stream] = reply
+                return await self._forward(route, scope, body, reply)
+        except TimeoutError:
+            if not stream.expired():
+                raise
+            await reply.end()
+            return None
+        finally:
+            del self._streams[stream]
+
+    def end_streams(self) -> None:
+        """End the event streams (GET) that clients have open, so that they ask another replica for them. Nobody else
+        ends them here: they are the owner's, and have no end of their own."""
+        now = asyncio.get_running_loop().time()
+        for stream, reply in self._streams.items():
+            if reply.has_begun:
+                stream.reschedule(now)
+
+    async def _forward(self, route: Route, scope: Scope, body: bytes, reply: RelayedReply) -> Send | None:
+        request = self._request(route, scope, body)
         scope[ANSWERED_BY] = route.session.owner
         outcome = None
         try:

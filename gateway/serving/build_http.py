@@ -78,7 +78,9 @@ def build_http(
     if cluster is not None and peers is not None:
         membership = _membership(base, cluster, peers, envelopes, endpoints)
     sse = _sse(base, callers, pipeline, endpoints) if options.sse else {}
-    return Http(endpoints=endpoints, sse=sse, membership=membership, tasks=tasks, vouched=vouched)
+    return Http(
+        endpoints=endpoints, sse=sse, membership=membership, forwarding=forwarding, tasks=tasks, vouched=vouched
+    )
 
 
 def _pipeline(

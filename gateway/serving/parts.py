@@ -9,6 +9,7 @@ from gateway.admin.peers import PeerQueries
 from gateway.calls.event_writer import EventWriter
 from gateway.calls.frame_watches import FrameWatches
 from gateway.calls.live_session import LiveSession, LiveSessions
+from gateway.cluster.forwarding import Forwarding
 from gateway.cluster.membership import Membership
 from gateway.cluster.ownership import Cluster
 from gateway.config.settings import Settings
@@ -172,6 +173,7 @@ class Http:
     sse: Mapping[str, HttpSse]
     """HTTP+SSE by path, where it is switched on."""
     membership: Membership | None
+    forwarding: Forwarding | None
     tasks: TaskParts
     vouched: VouchedRequests
     """Requests without a credential, from within the process."""

@@ -109,6 +109,21 @@ def test_requests_of_modern_clients_may_land_anywhere(steady: list[RunningGatewa
         assert counts == [str(i) for i in range(1, 11)]
 
 
+@requirement("rep.drain")
+def test_a_replica_that_stops_ends_the_streams_that_it_relays(three: list[RunningGateway], http: httpx.Client) -> None:
+    client = Wandering(three, "probe", http).open()
+    owner = owner_of(three, client)
+    relay = next(gateway for gateway in three if gateway is not owner)
+    with http.stream("GET", f"{relay.base}/servers/probe/mcp", headers=client.request_headers()) as stream:
+        assert stream.status_code == 200
+        stopped = threading.Thread(target=relay.stop)
+        stopped.start()
+        for _ in stream.iter_raw():  # raises if the connection is cut
+            pass
+        stopped.join(30)
+    assert "graceful shutdown exceeded" not in relay.stderr() and "Traceback" not in relay.stderr()
+
+
 @requirement("rep.any", "spec.legacy")
 def test_a_question_on_one_replica_is_answered_on_another(steady: list[RunningGateway], http: httpx.Client) -> None:
     for n in range(3):
