@@ -5,7 +5,8 @@ from pathlib import Path
 
 from gateway.config.settings import ConfigurationError, Settings
 from gateway.doctor.findings import Finding, failure, ok, warning
-from gateway.sandbox.holding import Holding, holdings_of, private_files, refuse_cgroup, told
+from gateway.sandbox.holding import Holding, holdings_of, refuse_cgroup, told
+from gateway.sandbox.own_files import own_files
 from transports.upstream.delegation import look
 
 __all__ = ["check_sandboxes"]
@@ -14,14 +15,17 @@ __all__ = ["check_sandboxes"]
 def check_sandboxes(settings: Settings, config: Path | None = None) -> Iterator[Finding]:
     """One finding for each sandbox, one for each thing that a server's configuration names in vain, and one for each
     file with secrets of the gateway that a sandbox leaves open. `config` is the configuration's file."""
-    files = private_files(settings, config)
+    own = own_files(settings.gateway)
     every = holdings_of(settings)
     if any(found.sandbox.has_walls for found in every):
         yield _cgroups(settings.gateway.cgroup)
     for found in every:
         yield from _finding(found)
-        for file in found.opens(files):
-            do = "move the file, or the server, out of a folder that holds both"
+        do = "move the file, or the server, out of a folder that holds both"
+        for file in found.opens(own):
+            what = f"its processes can read {file}, which holds keys or sessions, so the gateway does not start"
+            yield failure(f"sandbox {found.title}", what, do)
+        for file in found.opens([config] if config is not None else ()):
             yield warning(f"sandbox {found.title}", f"its processes can read {file}, which is the gateway's", do)
 
 

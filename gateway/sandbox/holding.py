@@ -12,7 +12,7 @@ from gateway.config.faults import ConfigurationError
 from gateway.config.sandbox import Sandbox
 from gateway.config.settings import Settings
 from gateway.sandbox.enclosures import TRUSTS, Enclosures, enclosures_of
-from gateway.sandbox.own_files import opened, own_files
+from gateway.sandbox.own_files import opened
 from transports.upstream.delegation import OFF, Delegation, look
 from transports.upstream.walls.kernel import Kernel, probe
 from transports.upstream.walls.kernel_program import ask_kernel
@@ -24,7 +24,6 @@ __all__ = [
     "holdings",
     "holdings_of",
     "log_holdings",
-    "private_files",
     "refuse_cgroup",
     "refuse_open",
     "refuse_unheld",
@@ -131,11 +130,6 @@ def holding_of(
         left_out=() if enclosure is None else enclosure.left_out,
         walls=walls,
     )
-
-
-def private_files(settings: Settings, config: Path | None = None) -> list[Path]:
-    """The files with secrets of the gateway: its configuration, and those of `own_files`."""
-    return [*([config] if config is not None else []), *own_files(settings.gateway)]
 
 
 def refuse_open(found: Iterable[Holding], files: Iterable[Path]) -> None:

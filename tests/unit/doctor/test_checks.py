@@ -1,5 +1,6 @@
 """`gateway.doctor.checks`: which checks run, in which order."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -23,6 +24,23 @@ async def test_every_part_of_the_surroundings_is_checked() -> None:
     found = [finding.check async for finding in check_settings(Settings())]
     assert found[:3] == ["keys", "access", "workspaces"] and "files" in found and "store" in found
     assert found.index("files") < found.index("store") < found.index("policy")
+
+
+@requirement("box.keys", "ops.check")
+async def test_a_server_that_could_read_the_keys_is_an_error_and_is_not_started(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MCP_GATEWAY_KEYS_FILE", str(tmp_path / "keys"))
+    (tmp_path / "keys").write_text("k" * 40)
+    path = tmp_path / "mcp.json"
+    path.write_text(json.dumps({"mcpServers": {"a": {"command": "cat", "sandbox": {"read": [str(tmp_path)]}}}}))
+    found = [finding async for finding in check_everything(path, "", "")]
+    told = [(finding.state, finding.what.partition(",")[0]) for finding in found if finding.check == "sandbox a"]
+    assert told[1:] == [
+        ("error", f"its processes can read {tmp_path}/keys"),
+        ("warning", f"its processes can read {path}"),
+    ]
+    assert not [finding for finding in found if finding.check == "server a"], "the gateway would not start it"
 
 
 @requirement("ops.check")

@@ -14,7 +14,6 @@ from gateway.sandbox.holding import (
     holdings,
     holdings_of,
     log_holdings,
-    private_files,
     refuse_cgroup,
     refuse_open,
     refuse_unheld,
@@ -119,7 +118,7 @@ def test_files_of_the_gateway_that_a_sandbox_leaves_open_are_found(
     servers = {"a": {"command": "cat", "args": [str(project / "server.js")], "sandbox": "standard"}}
     servers["b"] = {"command": "node", "args": [str(project / "server.js")], "sandbox": "standard"}
     settings = Settings.model_validate({"mcpServers": servers | {"c": {"command": "cat"}}, "gateway": store})
-    files = private_files(settings, project / "mcp.json")
+    files = [project / "mcp.json", *own_files(settings.gateway)]
     assert {file.name for file in files} == {"mcp.json", "keys", "sessions.db", "sessions.db.keys", *BESIDE}
     opened = {one.server: {Path(file).name for file in one.opens(files)} for one in holdings_of(settings)}
     assert opened == {"a": set(), "b": {"mcp.json", "sessions.db", "sessions.db.keys", *BESIDE}, "c": set()}
