@@ -1,6 +1,8 @@
 """TLS between gateways: the files, and the contexts that are made of them."""
 
+import contextlib
 import ssl
+from collections.abc import Iterator
 from pathlib import Path
 
 from pydantic import model_validator
@@ -45,10 +47,20 @@ def peer_tls(settings: PeerTlsSettings) -> PeerTls | None:
         context.minimum_version = ssl.TLSVersion.TLSv1_3
         context.check_hostname = False
         context.verify_mode = ssl.CERT_REQUIRED
-        try:
+        own = ", ".join(str(file) for file in (settings.certificate, settings.key) if file is not None)
+        with _usable(own, "a certificate and its key"):
             context.load_cert_chain(settings.certificate, settings.key)
+        with _usable(str(settings.authority), "certificates of an authority"):
             context.load_verify_locations(settings.authority)
-        except OSError as error:  # of which ssl.SSLError is one
-            raise ConfigurationError(f"gateway.peer_tls: the files cannot be used: {error}") from None
         contexts.append(context)
     return PeerTls(*contexts)
+
+
+@contextlib.contextmanager
+def _usable(files: str, what: str) -> Iterator[None]:
+    """Name the files in an error, which Python leaves out."""
+    try:
+        yield
+    except OSError as error:  # of which ssl.SSLError is one
+        reason = error.strerror or str(error)
+        raise ConfigurationError(f"gateway.peer_tls: {files}: {reason}: give {what} as PEM files") from None

@@ -1,5 +1,6 @@
 """TLS between gateways, as it is configured."""
 
+import re
 import ssl
 from pathlib import Path
 
@@ -29,8 +30,12 @@ def test_half_of_it_is_refused(given: dict[str, str]) -> None:
         PeerTlsSettings(**{name: Path(value) for name, value in given.items()})
 
 
-def test_files_that_cannot_be_used_are_told(tmp_path: Path) -> None:
-    (tmp_path / "no.pem").write_text("no certificate")
-    for name in ("no.pem", "missing.pem"):
-        with pytest.raises(ConfigurationError, match=r"gateway.peer_tls: the files cannot be used"):
-            peer_tls(PeerTlsSettings(certificate=tmp_path / name, authority=tmp_path / name))
+def test_files_that_cannot_be_used_are_named(tmp_path: Path) -> None:
+    own = Authority(tmp_path).issue("gateway")
+    (bad := tmp_path / "bad.pem").write_text("no certificate")
+    for file in (bad, tmp_path / "missing.pem"):
+        for given in ({"certificate": file, "authority": tmp_path / "ca.pem"}, {"certificate": own, "authority": file}):
+            with pytest.raises(
+                ConfigurationError, match=rf"gateway\.peer_tls: {re.escape(str(file))}: .+: give .+ as PEM"
+            ):
+                peer_tls(PeerTlsSettings(**given))
