@@ -74,13 +74,23 @@ class Membership:
             try:
                 bound = await stack.enter_async_context(self._listener.listening(host, port))
             except OSError as error:
-                reason = os.strerror(error.errno) if error.errno else str(error)
-                raise ConfigurationError(f"gateway.internal: cannot listen on {host}:{port}: {reason}") from None
+                raise ConfigurationError(self._not_heard(f"{host}:{port}", error)) from None
             self._cluster.advertise(self._advertise or f"{f'[{host}]' if ':' in host else host}:{bound}")
             await self._reachability.check()
             with contextlib.suppress(StoreUnavailable):
                 await self._cluster.beat()
             yield
+
+    def _not_heard(self, place: str, error: OSError) -> str:
+        # asyncio's own words for a number are longer. Names that are not found have negative numbers.
+        reason = os.strerror(error.errno) if error.errno and error.errno > 0 else error.strerror or str(error)
+        what = f"cannot listen on {place}: {reason}"
+        if self._listen == self._advertise:
+            return (
+                f"gateway.advertise: {what}: give a free port at an address of this machine; if others reach this "
+                "gateway by another address, set gateway.internal to the HOST:PORT to listen on"
+            )
+        return f"gateway.internal: {what}: give a free port at an address of this machine"
 
     def upkeep(self) -> list[Coroutine[Any, Any, None]]:
         """The coroutines that have to run during the membership: lease renewal, and the check that peers reach this

@@ -12,7 +12,7 @@ from typing import Annotated, Any, Final, Literal, Self
 
 from pydantic import Field, PrivateAttr, ValidationError, ValidationInfo, field_validator, model_validator
 
-from gateway.config.addresses import HostNames, ListenAddress, is_loopback, is_same_place
+from gateway.config.addresses import HostNames, ListenAddress, host_and_port, is_loopback, is_same_place
 from gateway.config.auth import API_KEY_ISSUER, AuthSettings, KeyDigestSettings
 from gateway.config.context import (
     BOUND,
@@ -176,6 +176,15 @@ class GatewaySettings(Frozen):
             f"{says} serves every caller, but {', '.join(asks)} {'requires' if len(asks) == 1 else 'require'} a "
             "credential: remove anonymous, or run a separate gateway for callers without a credential"
         )
+
+    @model_validator(mode="after")
+    def _leads_here(self) -> Self:
+        if self.advertise and host_and_port(self.advertise)[0] in ("0.0.0.0", "::"):
+            raise ValueError(
+                f"advertise is {self.advertise}, where every gateway reaches itself: give the address at which "
+                f"others reach this one, and set internal to {self.advertise} to listen on all addresses"
+            )
+        return self
 
     @model_validator(mode="after")
     def _two_listeners(self) -> Self:

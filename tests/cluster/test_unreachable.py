@@ -194,6 +194,11 @@ def test_an_internal_address_that_is_taken_is_named_at_the_start(redis_server: R
         other.bind(("127.0.0.1", 0))
         other.listen()
         place = f"127.0.0.1:{other.getsockname()[1]}"
-        with pytest.raises(AssertionError, match=f"gateway.internal: cannot listen on {place}: Address already in use"):
-            with replica(redis_server, internal=place):
-                pass
+        for setting in ("internal", "advertise"):
+            named = f"gateway.{setting}: cannot listen on {place}: Address already in use: give a free port"
+            with pytest.raises(AssertionError, match=named):
+                with replica(redis_server, **{setting: place}):
+                    pass
+    with pytest.raises(AssertionError, match=r"gateway.advertise: cannot listen on a.invalid:9000: .*[Nn]ame"):
+        with replica(redis_server, advertise="a.invalid:9000"):
+            pass

@@ -145,6 +145,14 @@ def test_a_proxy_that_names_nobody_is_no_credential() -> None:
     assert settings.gateway.allows_anonymous
 
 
+@requirement("rep.takeover", "ops.config")
+def test_no_gateway_is_advertised_where_each_reaches_itself() -> None:
+    for address in ("0.0.0.0:9000", "[::]:9000"):
+        with pytest.raises(ConfigurationError, match=r"advertise is .*:9000, where every gateway reaches itself"):
+            load(None, {"advertise": address})
+        assert load(None, {"advertise": "10.0.0.1:9000", "internal": address}).settings
+
+
 @requirement("pol.auth", "ops.config")
 def test_nobody_is_served_by_accident() -> None:
     with pytest.raises(ConfigurationError, match="callers need no credential"):
