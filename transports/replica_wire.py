@@ -72,6 +72,9 @@ class PeerConnectionLost(Exception):
     """The connection ended before the answer did."""
 
 
+_TLS: Final = "or only one of the two has gateway.peer_tls, or they have different authorities"
+
+
 class PeerUnproven(PeerConnectionLost):
     """What accepts connections at the address has not proved that it is the replica: nothing was sent to it. The
     replica may be well, behind something that has dropped the connection.
@@ -299,9 +302,11 @@ class PeerConnectionPool:
         except OtherKeys:
             raise PeerUnproven("the gateway at that address has other keys") from None
         except Unproven:
-            raise PeerUnproven("what answers at that address is not a gateway of this version") from None
+            raise PeerUnproven(f"what answers at that address is not a gateway of this version, {_TLS}") from None
         except (ssl.SSLError, ConnectionError) as error:
-            raise PeerUnproven(f"what accepts connections at that address ends them: {error}") from None
+            raise PeerUnproven(
+                f"what accepts connections at that address ends them ({str(error) or type(error).__name__}), {_TLS}"
+            ) from None
         except (OSError, TimeoutError):
             raise PeerTimedOut from None
         finally:

@@ -70,5 +70,5 @@ async def test_a_gateway_without_tls_is_told_that_its_connections_are_ended(
     authority = Authority(tmp_path)
     with running_gateway(SERVERS, options=options(redis_server, authority, "one"), env=KEYS) as owner:
         pool = PeerConnectionPool(KeyRing([*KEYS.values()]).derive(Purpose.PEER))
-        with pytest.raises(PeerUnproven):
+        with pytest.raises(PeerUnproven, match=r"gateway\.peer_tls"):
             await pool.open(f"127.0.0.1:{internal_port(owner)}", "any")
