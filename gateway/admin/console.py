@@ -87,6 +87,7 @@ class Console:
             Route(_SIGN_IN, self._explained(self._sign_in), methods=["GET", "POST"]),
             Route(f"{_SIGN_IN}/{{token}}", self._explained(self._link), methods=["GET"]),
             Route("/admin/sign-out", self._explained(self._sign_out), methods=["POST"]),
+            Route("/admin/", RedirectResponse("../admin")),  # relative: it names no host
             Mount("/admin/static", StaticFiles(packages=[("gateway.admin", "static")])),
             *actions,
             *live,

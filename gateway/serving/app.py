@@ -6,7 +6,8 @@ from typing import Any, Final
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
-from starlette.routing import BaseRoute, Route
+from starlette.routing import BaseRoute, Route, Router
+from starlette.types import Lifespan
 
 from gateway.config.addresses import is_loopback
 from gateway.config.settings import Settings
@@ -16,10 +17,9 @@ from gateway.serving.home_page import HomePage, is_for_people, is_plain
 from gateway.serving.paths import ALL, HEALTH, HOME, JWKS, READY, unserved
 from gateway.serving.server_cards import Documents, card_routes
 from session_store import Backend
-from transports.inbound.http import Receive, Scope, Send, send_refusal
+from transports.inbound.http import Receive, Scope, Send
 from transports.inbound.http_sse import HttpSse
 from transports.inbound.streamable_http import StreamableHttp
-from transports.inbound_port import Refused
 
 __all__ = ["Gateway", "GatewayApp", "create_app", "operators_app"]
 
@@ -31,11 +31,20 @@ _STORE_AWAY: Final = (
 """What `/readyz` says then. deploy/haproxy.cfg looks for the member `store`, to prefer gateways that have none."""
 
 
-class GatewayApp(Starlette):
+class _App(Starlette):
+    """A Starlette app that redirects nobody: for a slash too many or too few, it would lead to whatever host a request
+    names."""
+
+    def __init__(self, routes: list[BaseRoute], lifespan: Lifespan[Any] | None = None) -> None:
+        super().__init__()
+        self.router = Router(routes, redirect_slashes=False, lifespan=lifespan)
+
+
+class GatewayApp(_App):
     """A Starlette app whose MCP endpoints are reached without router and middleware, which cost as much as a call."""
 
     def __init__(self, gateway: Gateway, routes: list[BaseRoute], home: HomePage | None = None) -> None:
-        super().__init__(routes=routes, lifespan=gateway.lifespan)
+        super().__init__(routes, gateway.lifespan)
         self._gateway = gateway
         self._state = gateway.state
         self._home = home
@@ -64,19 +73,7 @@ class GatewayApp(Starlette):
             if path.startswith("/v1/"):
                 await self._gateway.state_api(scope, receive, send)
                 return
-            if path.endswith("/") and (refused := self._refusal(scope)) is not None:
-                await send_refusal(send, refused)
-                return
         await super().__call__(scope, receive, send)
-
-    def _refusal(self, scope: Scope) -> Refused | None:
-        """Why nothing may be answered for the host of a request: the router redirects paths that end with a slash to
-        that host."""
-        try:
-            self._gateway.guard.check(self._gateway.guard.headers(scope))
-        except Refused as refused:
-            return refused
-        return None
 
 
 def _closing(send: Send) -> Send:
@@ -110,7 +107,7 @@ def _health(gateway: Gateway, *, names_servers: bool) -> list[BaseRoute]:
 
 def operators_app(gateway: Gateway) -> Starlette:
     """What the operators' own listener serves (`gateway.admin.listen`)."""
-    return Starlette(routes=[*_health(gateway, names_servers=True), *gateway.operator_routes])
+    return _App([*_health(gateway, names_servers=True), *gateway.operator_routes])
 
 
 def create_app(

@@ -317,6 +317,10 @@ def test_operators_can_have_a_listener_of_their_own(http: httpx.Client, ops: htt
         assert http.get(f"{own}/readyz").status_code == 200 and http.post(f"{own}/mcp").status_code == 404
         assert ops.get(f"{gateway.base}/admin").status_code == 404
         assert ops.get(f"{gateway.base}/metrics").status_code == 404
+        foreign = {"Host": "evil.example"}
+        for path in ("/healthz/", "/metrics/", "/admin/sessions/", "/admin/static"):
+            assert http.get(own + path, headers=foreign).status_code == 404, "nobody is led to the host that they name"
+        assert http.get(f"{own}/admin/", headers=foreign).headers["location"] == "../admin"
         pids = descendants(gateway.pid)
         taken = {"admin": ADMIN | {"listen": own.removeprefix("http://")}}
         with pytest.raises(AssertionError, match=r"gateway\.admin\.listen: 127\.0\.0\.1:\d+: Address already in use"):
