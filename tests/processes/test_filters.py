@@ -165,7 +165,7 @@ def test_only_streams_are_made_where_the_gate_looks_at_connections() -> None:
 @requirement("box.system")
 def test_connections_are_asked_about_and_not_made_by_sending() -> None:
     kind, fast = FilterKind(connections=True), 0x2000_0000
-    assert errors_of(kind, ("connect", -1, 0, 0), ("listen", -1, 0)) == [ASKED] * 2
+    assert errors_of(kind, ("bind", -1, 0, 0), ("connect", -1, 0, 0), ("listen", -1, 0)) == [ASKED] * 3
     sent = [("sendto", -1, 0, 0, fast | 0x40), ("sendmsg", -1, 0, fast), ("sendmmsg", -1, 0, 0, fast)]
     assert errors_of(kind, *sent, ("sendto", -1, 0, 0, 0x40)) == [errno.EOPNOTSUPP] * 3 + [errno.EBADF]
     by_way_of = [("setsockopt", -1, 0, 4), *(("setsockopt", -1, 41, option) for option in (5, 6, 57))]

@@ -118,6 +118,7 @@ async def test_a_walled_process_resolves_connects_and_is_refused(
                 ["connect", 2, v4("169.254.169.254", 80), {}],
                 ["own_listener"],
                 ["listen", 2, "0.0.0.0", 0],
+                ["listen", 2, "127.0.0.1", 7657],
             ],
             namespaces=namespaces,
         )
@@ -128,7 +129,7 @@ async def test_a_walled_process_resolves_connects_and_is_refused(
         *([0, False, "127.0.0.1"], [3, False, ""], [0, True, ""]),
         ["ENOTCONN", "ENOTCONN", "ENETUNREACH", "ENETUNREACH", "EINVAL", "ENOTCONN"],
         *(["10.0.0.5"], "EACCES", "EACCES"),
-        *(["EACCES", "", "own", "EACCES"], "EACCES"),
+        *(["EACCES", "", "own", "EACCES"], "EACCES", "EACCES"),
     ]
     assert unknown == ["Name or service not known"]
     said = {record.getMessage() for record in caplog.records}
@@ -138,10 +139,11 @@ async def test_a_walled_process_resolves_connects_and_is_refused(
         "server 'x' was refused 169.254.169.254:80 (a metadata address); to allow it: "
         'sandbox.reach = ["169.254.169.254:80"]',
         "server 'x' was refused udp 10.0.0.5:443 (datagrams)",
+        "server 'x' was refused to listen on port 7657 (not granted); to allow it: sandbox.listen = [7657]",
     ):
         assert sentence in said, said
         assert sentence in {event["reason"] for event in heard.events}
-    assert heard.counts["connect"] >= 52 and heard.counts["name"] >= 1 and heard.counts["listen"] == 1
+    assert heard.counts["connect"] >= 52 and heard.counts["name"] >= 1 and heard.counts["listen"] == 2
     assert {(event["session"], event["server"]) for event in heard.events} == {("abcdefgh", "x")}
 
 

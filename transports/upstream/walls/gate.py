@@ -39,7 +39,7 @@ from transports.upstream.walls.watchers import Watchers
 
 __all__ = ["NOTIFIED", "Gate"]
 
-NOTIFIED: Final = ("connect", "listen", "socket")
+NOTIFIED: Final = ("bind", "connect", "listen", "socket")
 """The system calls that the filter of a process with a `Reach` has to announce. Of socket(2): for datagrams of the
 Internet."""
 
@@ -85,6 +85,7 @@ class Gate:
             refused=self._refusals.add,
             resolve=self._send_client,
             touched=touched,
+            kernel_binds=landlock.abi() >= 4,
         )
         watchers = Watchers(self._listener, self._refusals.add)
         files = FileCalls(walls.grants, self._listener, self._refusals.add, watchers)

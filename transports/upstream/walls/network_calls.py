@@ -48,7 +48,8 @@ _DISCONNECT: Final = struct.pack("=H14x", socket.AF_UNSPEC)
 
 class NetworkCalls:
     """Answers the calls of one server. `resolve` takes a program that asks a resolver, and returns an errno or 0. With
-    `touched`, nothing is refused: it is told of each address, Unix socket and port."""
+    `touched`, nothing is refused: it is told of each address, Unix socket and port. `kernel_binds`: the kernel itself
+    refuses to bind ports, where it may choose one."""
 
     def __init__(
         self,
@@ -60,8 +61,10 @@ class NetworkCalls:
         refused: Refused,
         resolve: Callable[[socket.socket], int],
         touched: Callable[[str, str], None] | None = None,
+        kernel_binds: bool,
     ) -> None:
         self._touched = touched
+        self._kernel_binds = kernel_binds and touched is None and 0 in reach.listen
         self._sockets = reach.sockets
         self._ports = reach.listen
         self._listener = listener
@@ -72,13 +75,17 @@ class NetworkCalls:
         self._own_listeners: dict[int, None] = {}  # inodes, the oldest first
         calls = numbers()
         self._stand_ins = StandIns(listener, resolve, self._refuse_datagrams)
-        self._datagrams = calls["socket"]
+        self._datagrams, self._binds = calls["socket"], calls["bind"]
         self._handlers = {calls["connect"]: self._connect, calls["listen"]: self._listen}
 
     def decide(self, notification: Notification) -> None:
         """Answer the call, now or when its connection has been made. No error of a call ends the gate."""
         if notification.number == self._datagrams:
             self._stand_ins.make(notification)
+            return
+        if notification.number == self._binds:
+            self._tell_of_bind(notification)
+            self._listener.proceed(notification)
             return
         error: int | None = errno.EACCES
         try:
@@ -96,6 +103,19 @@ class NetworkCalls:
             error = errno.EACCES
         if error is not None:
             self._listener.answer(notification, error)
+
+    def _tell_of_bind(self, notification: Notification) -> None:
+        """Tell of a port that the kernel is about to refuse, and which it would not tell of."""
+        if not self._kernel_binds:
+            return
+        _, pointer, size, *_ = notification.arguments
+        with contextlib.suppress(OSError, ValueError, LookupError), self._theirs(notification) as theirs:
+            raw = read_memory(notification.thread, pointer, min(size & 0xFFFF_FFFF, MAX_BYTES))
+            given = read_address(raw, theirs.family)
+            if theirs.type != socket.SOCK_STREAM or not isinstance(given, InternetAddress):
+                return
+            if given.port not in self._ports and self._listener.is_valid(notification):
+                self._refused("listen", str(given.port), "not granted")
 
     @staticmethod
     def _theirs(notification: Notification) -> socket.socket:

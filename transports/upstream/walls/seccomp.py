@@ -43,8 +43,9 @@ _SHARED_MEMORY: Final = (
 )  # fmt: skip
 """Reached by number or name, not by path: all processes of one user share them unless they have an IPC namespace."""
 
-CONNECTIONS: Final = ("connect", "listen")
-"""Answered by the gate: their meaning is in memory that the process may change, or in the state of a socket."""
+CONNECTIONS: Final = ("bind", "connect", "listen")
+"""Answered by the gate: their meaning is in memory that the process may change, or in the state of a socket. Of bind(2)
+it only tells what the kernel is about to refuse."""
 
 ATTRIBUTES: Final = (
     "chmod", "fchmod", "fchmodat", "fchmodat2", "utime", "utimes", "futimesat", "utimensat", "inotify_add_watch",

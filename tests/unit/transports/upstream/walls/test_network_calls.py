@@ -38,6 +38,7 @@ def network_calls(refused: list[tuple[str, str, str]], touched: Callable[[str, s
         refused=lambda *what: refused.append(what),
         resolve=lambda _: 0,
         touched=touched,
+        kernel_binds=True,
     )
 
 
