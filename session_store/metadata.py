@@ -32,7 +32,7 @@ _LEAST_SECRET: Final = 6
 """Characters of a value of an environment that is redacted: a shorter one stands in many words."""
 
 _SECRET_NAME = re.compile(
-    r"pass(word|wd|phrase)?$|secret|credential|(api|private|access|signing)[-_.]?key|token$|authorization|cookie|session[-_.]?id",
+    r"pass(word|wd|phrase)?$|[-_.]pwd$|secret|credential|(api|private|access|signing)[-_.]?key|token$|authorization|cookie|session[-_.]?id",
     re.IGNORECASE,
 )
 _HARMLESS: Final = frozenset({"progressToken"})

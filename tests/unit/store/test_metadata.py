@@ -21,7 +21,17 @@ from tests.requirements import requirement
 @requirement("ctx.metadata")
 @pytest.mark.parametrize(
     "name",
-    ["password", "DB_PASSWD", "client_secret", "api-key", "ApiKey", "access_token", "Authorization", "session_id"],
+    [
+        "password",
+        "DB_PASSWD",
+        "DB_PWD",
+        "client_secret",
+        "api-key",
+        "ApiKey",
+        "access_token",
+        "Authorization",
+        "session_id",
+    ],
 )
 def test_a_value_whose_name_says_credential_is_redacted(name: str) -> None:
     assert checked_metadata({name: "x"}) == {name: REDACTED}
@@ -102,7 +112,7 @@ def test_secret_arguments_are_redacted_in_the_output_of_a_program(arguments: lis
         ('{"text": "{\\"client_secret\\": \\"a b\\"}"}', '{"text": "{\\"client_secret\\": [redacted]}"}'),
         ("401 for /x?api_key=s3cret-text&page=2", "401 for /x?api_key=[redacted]&page=2"),
         ("access_token: [redacted] has expired", "access_token: [redacted] has expired"),
-        ("progressToken=7 tokens=5 port: 80", "progressToken=7 tokens=5 port: 80"),
+        ("progressToken=7 tokens=5 PWD=/srv port: 80", "progressToken=7 tokens=5 PWD=/srv port: 80"),
     ],
 )
 def test_what_stands_behind_the_name_of_a_credential_is_redacted_wherever_output_is_shown(
