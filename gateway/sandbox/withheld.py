@@ -17,6 +17,9 @@ _SERVERS: Final = b'"mcpServers"'
 """What every configuration of MCP servers has in it, whatever its name: the gateway's own, or one of a client."""
 _MOST_BYTES: Final = 1 << 20
 _PUBLISHED: Final = (".example", ".sample", ".template", ".dist")
+_OF_CLIENTS: Final = (".claude", ".cursor", ".gemini", ".roo", ".vscode", ".windsurf", ".zed")
+"""Folders in which clients keep their configuration of a project."""
+_SERVERS_THERE: Final = (_SERVERS, b'"servers"')  # VS Code's
 
 
 def without_withheld(grants: Iterable[Grant], meant: Collection[str]) -> tuple[list[Grant], list[str]]:
@@ -61,11 +64,21 @@ def _entries(folder: str) -> list[str]:
 def _withheld_in(folder: str) -> Iterator[str]:
     """What is withheld of a folder, without symlinks."""
     for name in _entries(folder):
-        if name == ".env" or name.startswith(".env."):
+        if name in (".env", ".envrc") or name.startswith(".env."):
             if not name.endswith(_PUBLISHED):
                 yield os.path.realpath(os.path.join(folder, name))
         elif name.endswith(".json"):
-            path = Path(os.path.realpath(os.path.join(folder, name)))
-            with contextlib.suppress(OSError):
-                if _SERVERS in read_plain(path.parent, path, _MOST_BYTES):
-                    yield str(path)
+            yield from _with_any(os.path.join(folder, name), (_SERVERS,))
+        elif name in _OF_CLIENTS:
+            inside = os.path.join(folder, name)
+            for each in _entries(inside):
+                yield from _with_any(os.path.join(inside, each), _SERVERS_THERE)
+
+
+def _with_any(file: str, words: Iterable[bytes]) -> Iterator[str]:
+    """The file without symlinks, if one of the words is in it."""
+    path = Path(os.path.realpath(file))
+    with contextlib.suppress(OSError):
+        content = read_plain(path.parent, path, _MOST_BYTES)
+        if any(word in content for word in words):
+            yield str(path)

@@ -33,7 +33,7 @@ def test_a_folder_without_credentials_stays_one_grant(place: Path) -> None:
 
 
 @requirement("box.runtime")
-@pytest.mark.parametrize("name", [".env", ".env.production", "mcp.json", "any.json"])
+@pytest.mark.parametrize("name", [".env", ".env.production", ".envrc", "mcp.json", "any.json"])
 def test_credentials_on_the_way_to_the_code_are_withheld(place: Path, name: str) -> None:
     (place / "app/src" / name).write_text('{"mcpServers": {}}')
     grants, withheld = made(place / "app", place / "app/src/server.py")
@@ -46,6 +46,16 @@ def test_credentials_on_the_way_to_the_code_are_withheld(place: Path, name: str)
         f"{place}/app/src/lib": "rx",
         f"{place}/app/src/server.py": "rx",
     }
+
+
+@requirement("box.runtime")
+def test_configurations_of_clients_in_a_project_are_withheld(place: Path) -> None:
+    for name, content in (("mcp.json", '{"servers": {}}'), ("tasks.json", "{}")):
+        (place / "app/.vscode" / name).parent.mkdir(exist_ok=True)
+        (place / "app/.vscode" / name).write_text(content)
+    grants, withheld = made(place / "app")
+    assert withheld == [f"{place}/app/.vscode/mcp.json"]
+    assert grants[f"{place}/app/.vscode"] == "l" and grants[f"{place}/app/.vscode/tasks.json"] == "rx"
 
 
 def test_what_an_operator_has_written_down_is_meant(place: Path) -> None:
