@@ -10,7 +10,7 @@ from transports.jsonrpc import Message, Object, decode_exact, encode
 __all__ = ["RESERVED", "without_reserved", "without_reserved_below", "without_reserved_in"]
 
 RESERVED: Final = "io.github.mcp-session-gateway"
-"""How these keys begin, in any case: with a slash after it or without."""
+"""How the keys begin that only the gateway sets, in any case, with a slash behind it or without."""
 
 _WRITTEN: Final = RESERVED.encode()
 _ESCAPED: Final = re2.compile(

@@ -26,7 +26,7 @@ from gateway.errors import (
 from gateway.identity.request_context import RequestContext
 from gateway.protocol.methods import METHODS, OF_TASKS, RECORDED, REQUESTS
 from gateway.protocol.params import text_of
-from gateway.protocol.reserved_meta import without_reserved_in
+from gateway.protocol.reserved_meta import without_reserved_below, without_reserved_in
 from gateway.protocol.tasks import asks_for_task
 from gateway.relay.extensions import Notice
 from gateway.relay.intake import Intake, id_of, message_of
@@ -278,5 +278,6 @@ def _progress_of_question(live: LiveSession, params: Object) -> bool:
     if asker is None:
         return False
     conversation, token = asker
-    conversation.notify("notifications/progress", encode(params | {"progressToken": token}))
+    told = without_reserved_below(msgspec.Raw(encode(params | {"progressToken": token})))
+    conversation.notify("notifications/progress", bytes(told))
     return True
