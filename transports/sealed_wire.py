@@ -195,9 +195,7 @@ class Sealed(asyncio.Transport, asyncio.Protocol):
             if self._seals is not None and data:
                 self._open(self._seals.received, data)
         except (Unproven, FrameTooLong) as wrong:
-            if isinstance(wrong, Unproven) and not self._proved.done():
-                self._proved.set_exception(wrong)
-                self._proved.exception()  # the answering side waits for none
+            self._settle(wrong if isinstance(wrong, Unproven) else Unproven())
             self._failed()
             self.abort()
 
@@ -210,9 +208,19 @@ class Sealed(asyncio.Transport, asyncio.Protocol):
             self._transport.write(answer)
         if self._seals is None:
             return b""
-        self._proved.set_result(None)
+        self._settle(None)
         rest, self._rest = bytes(self._rest), bytearray()
         return rest
+
+    def _settle(self, wrong: Unproven | None) -> None:
+        """Tell who waits for the proof. The answering side waits for none, and who asks may have left."""
+        if self._proved.done():
+            return
+        if wrong is None:
+            self._proved.set_result(None)
+        else:
+            self._proved.set_exception(wrong)
+            self._proved.exception()  # looked at: asyncio logs what nobody has
 
     def _open(self, seal: _Seal, data: bytes) -> None:
         for head, content in self._records.feed(data):
@@ -230,9 +238,7 @@ class Sealed(asyncio.Transport, asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._transport = None
-        if not self._proved.done():
-            self._proved.set_exception(Unproven())
-            self._proved.exception()
+        self._settle(Unproven())
         self._protocol.connection_lost(exc)
 
     # -- the transport of the protocol

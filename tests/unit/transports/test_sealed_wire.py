@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from tests.requirements import requirement
 from transports.replica_wire import PeerConnection, PeerConnectionLost, PeerConnectionPool, PeerReplaced, PeerUnproven
 from transports.replica_wire_server import Incoming, PeerServer
-from transports.sealed_wire import Answering, Asking, OtherKeys, OtherReplica, Seals, Unproven
+from transports.sealed_wire import Answering, Asking, OtherKeys, OtherReplica, Sealed, Seals, Unproven
 
 OLD, NEW = b"o" * 32, b"n" * 32
 
@@ -224,3 +224,25 @@ async def test_a_listener_without_keys_sees_a_challenge_and_nothing_else(says: s
             await PeerConnectionPool([OLD]).open(address, "peer")
         await ended.wait()
     assert len(heard) == len(Asking([OLD], "peer").begin())
+
+
+@pytest.mark.anyio
+@requirement("rep.sealed")
+async def test_a_proof_that_comes_when_its_asker_has_left_is_no_fault() -> None:
+    class Sent(asyncio.Transport):
+        last = b""
+
+        def write(self, data: bytes | bytearray | memoryview) -> None:
+            self.last = bytes(data)
+
+    sent, sealed = Sent(), Sealed(asyncio.Protocol(), Asking([OLD], "a"))
+    sealed.connection_made(sent)
+    asker = asyncio.ensure_future(sealed.proved())
+    await asyncio.sleep(0)
+    asker.cancel()
+    answer = Answering([OLD], "a").step(bytearray(sent.last))
+    assert isinstance(answer, bytes)
+    sealed.data_received(answer)
+    assert sealed.is_proved
+    with pytest.raises(asyncio.CancelledError):
+        await asker
