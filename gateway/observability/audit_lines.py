@@ -8,6 +8,7 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -31,17 +32,16 @@ class AuditLines:
     """Lines of audit events. `file`: None for none."""
 
     def __init__(self, file: Path | None, *, to_stderr: bool, most_bytes: int = MOST_BYTES) -> None:
-        self._file = file
         self._lost: deque[int] = deque()  # appended to by threads
         self._standing: set[str] = set()  # who was told to stand still
-        self._queues: dict[str, OutputQueue] = {}
-        writers: dict[str, Callable[[bytes], None] | None] = {
-            "the audit file": self._append if file is not None else None,
-            "stderr": _to_stderr if to_stderr else None,
+        writers: dict[str, Callable[[bytes], None]] = {}
+        if file is not None:
+            writers["the audit file"] = partial(_append, file)
+        if to_stderr:
+            writers["stderr"] = _to_stderr
+        self._queues = {
+            name: OutputQueue(write, most_bytes, partial(self._written, name)) for name, write in writers.items()
         }
-        for name, write in writers.items():
-            if write is not None:
-                self._queues[name] = OutputQueue(write, most_bytes, self._written)
 
     def write(self, events: Sequence[AuditEvent]) -> None:
         """Queue the lines of the events. Those for which there is no room are lost."""
@@ -69,16 +69,16 @@ class AuditLines:
                 self._standing.add(name)
                 logger.warning("audit events wait: %s takes none", name)
 
-    def _append(self, lines: bytes) -> None:
-        assert self._file is not None
-        # Opened anew each time, so that it can be rotated.
-        with self._file.open("ab") as file:
-            file.write(lines)
-
-    def _written(self, lines: bytes, failure: OSError | None, _: bool) -> None:
+    def _written(self, name: str, lines: bytes, failure: OSError | None, _: bool) -> None:
         if failure is not None:
             self._lost.append(lines.count(b"\n"))
-            logger.error("the audit file cannot be written: %s", failure)
+            logger.error("audit events are lost: %s takes none: %s", name, failure)
+
+
+def _append(path: Path, lines: bytes) -> None:
+    # Opened anew each time, so that it can be rotated.
+    with path.open("ab") as file:
+        file.write(lines)
 
 
 def _to_stderr(lines: bytes) -> None:
