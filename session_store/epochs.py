@@ -18,11 +18,12 @@ _NONCE_BITS: Final = 31
 def next_epoch(epoch: int) -> int:
     """The epoch of the claim after that one. No other claim gets it, even if the store has forgotten some."""
     count = count_of(epoch) + 1 & (1 << _COUNT_BITS) - 1
-    return secrets.randbelow((1 << _NONCE_BITS) - 1) + 1 << _COUNT_BITS | count
+    nonce = secrets.randbelow((1 << _NONCE_BITS) - 1) + 1  # 0 is that of an older release
+    return nonce << _COUNT_BITS | count
 
 
 def count_of(epoch: int) -> int:
-    """How many claims it is the last of."""
+    """Which claim of the session it is: the first one is 1."""
     return epoch & (1 << _COUNT_BITS) - 1
 
 

@@ -213,7 +213,8 @@ class PeerChannel(asyncio.Protocol):
         self._frames = FrameReader(HEAD_BYTES, 1, 2 * SMALL_BYTES)
         self._timer: asyncio.TimerHandle | None = None
         self._checked_at = 0.0
-        self._heard_at = self.quiet_since = self._loop.time()
+        self._heard_at = self._loop.time()
+        self.quiet_since = self._heard_at  # later, if there was no call to hear of, or this process was suspended
         transport.set_protocol(self)
 
     @property

@@ -150,7 +150,7 @@ class PeerConnection(Wire):
     may_have_run = True
     """What it has carried may have taken effect."""
 
-    def __init__(self, pool: "PeerConnectionPool", place: "_Place") -> None:
+    def __init__(self, pool: "PeerConnectionPool", place: _Place) -> None:
         super().__init__()
         self._pool = pool
         self.place = place

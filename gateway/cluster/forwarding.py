@@ -159,7 +159,7 @@ class Forwarding:
             try:
                 outcome = await self._outcome(request, reply)
                 if outcome is not Outcome.ANSWERED and reply.has_started and not reply.has_begun:
-                    await self._cluster.beat()  # the store is about to be asked who serves the request now
+                    await self._cluster.beat()  # raises without the store, which has to say who serves it now
                 return outcome
             except (StoreUnavailable, Refused) as error:
                 if not (reply.has_started or request.again):

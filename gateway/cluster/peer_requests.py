@@ -107,7 +107,8 @@ class PeerRequests:
                 return Outcome.GONE
             except (PeerTimedOut, PeerConnectionLost) as failure:
                 timed_out_since = timed_out_since or began
-                if (outcome := await self._before_next(peer, timed_out_since, failure)) is not None:
+                is_lost = isinstance(failure, PeerConnectionLost)
+                if (outcome := await self._before_next(peer, timed_out_since, is_lost=is_lost)) is not None:
                     return outcome
                 continue
             ended = await self._watched(connection, peer, copies, reply)
@@ -124,12 +125,12 @@ class PeerRequests:
                 continue
             # Something else may accept connections at the address of a peer that is dead: the lease decides.
             timed_out_since = timed_out_since or monotonic()
-            if (outcome := await self._before_next(peer, timed_out_since, PeerConnectionLost())) is not None:
+            if (outcome := await self._before_next(peer, timed_out_since, is_lost=True)) is not None:
                 return outcome
 
-    async def _before_next(self, peer: Peer, since: float, failure: Exception) -> Outcome | None:
-        """The outcome for a peer that has not been reached `since` then. None: it is time for the next try."""
-        is_lost = isinstance(failure, PeerConnectionLost)
+    async def _before_next(self, peer: Peer, since: float, *, is_lost: bool) -> Outcome | None:
+        """The outcome for a peer that has not been reached `since` then, by a time-out or, if `is_lost`, because
+        connections to it end. None: it is time for the next try."""
         outcome = await self._after_timeout(peer, monotonic() - since, is_lost=is_lost)
         if outcome is None and is_lost:
             await asyncio.sleep(_AGAIN_S)  # a time-out has taken a while itself

@@ -65,10 +65,10 @@ class LegacyHandshake:
         resolved, said = await self._initializer.apply_announced(request, who, resolved)
         live = resolved.live
         meta = meta_of(params)
-        is_agreed = (agreed := self._agreed(meta, resolved.context)) is meta
-        if not is_agreed:
+        agreed = self._agreed(meta, resolved.context)
+        if agreed is not meta:
             facts = client_facts(info, version, splice(encode(params | {"_meta": msgspec.Raw(encode(agreed))})))
-        if not (resolved.opened and is_agreed):
+        if agreed is not meta or not resolved.opened:
             await self._records.update(live, client=facts)
         with live.in_use():
             try:

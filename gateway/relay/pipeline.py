@@ -131,24 +131,23 @@ class Pipeline:
         kept = remembered(request)
         try:
             who = self._identity.known(request.headers, request.peer) if kept is None or kept.who is None else kept.who
-            if (
-                who is not None
-                and (charging := self._rates.body(who.principal, request.client, request.body_bytes)) is None
-            ):
-                return None
+            charging = None if who is None else self._charge_body(who, request)
         except Refused as refused:
             raise self._not_admitted(request, None, refused) from None
-        return self._admit_later(request, who, None if who is None else charging)
+        return None if who is not None and charging is None else self._admit_later(request, who, charging)
 
     async def _admit_later(self, request: Request, who: Authenticated | None, charging: Soon[None]) -> None:
         """As `admit`, for a sender whose token has to be verified (`who` is None), or whom the store has to charge."""
         try:
             if who is None:
                 who = await self._identity.verify(request.headers, request.peer)
-                charging = self._rates.body(who.principal, request.client, request.body_bytes)
+                charging = self._charge_body(who, request)
             await arrived(charging)
         except Refused as refused:
             raise self._not_admitted(request, who, refused) from None
+
+    def _charge_body(self, who: Authenticated, request: Request) -> Soon[None]:
+        return self._rates.body(who.principal, request.client, request.body_bytes)
 
     def _not_admitted(self, request: Request, who: Authenticated | None, refused: Refused) -> Refused:
         """Record the refusal of a request by its head."""

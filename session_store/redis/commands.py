@@ -114,7 +114,7 @@ class Commands:
         return None
 
     def together(self, keys: Sequence[str]) -> Iterable[Sequence[str]]:
-        """The keys, in order, as one script may name them."""
+        """Divide the keys, in their order, into groups of which one script may name all."""
         return [keys]
 
     def client_for(self, key: str) -> Redis:
