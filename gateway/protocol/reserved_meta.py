@@ -5,7 +5,8 @@ from typing import Any, Final
 import msgspec
 import re2
 
-from transports.jsonrpc import Message, Object, decode_exact, encode
+from transports.json_shape import REQUEST_PARTS, has_more_parts
+from transports.jsonrpc import INVALID_REQUEST, InvalidMessage, Message, Object, decode_exact, decode_object, encode
 
 __all__ = ["RESERVED", "without_reserved", "without_reserved_below", "without_reserved_in"]
 
@@ -13,10 +14,12 @@ RESERVED: Final = "io.github.mcp-session-gateway"
 """How the keys begin that only the gateway sets, in any case, with a slash behind it or without."""
 
 _WRITTEN: Final = RESERVED.encode()
-_ESCAPED: Final = re2.compile(
-    "".join(rf"(?i:{re2.escape(each)}|\\u00(?:{ord(each):02x}|{ord(each.upper()):02x}))" for each in RESERVED).encode()
-)
-"""The beginning with any of its characters as an escape of JSON (RFC 8259 §7)."""
+_CHARACTERS: Final = (rf"(?i:{re2.escape(each)}|\\u00(?:{ord(each):02x}|{ord(each.upper()):02x}))" for each in RESERVED)
+_KEY: Final = re2.compile(rf'[{{,\s]"{"".join(_CHARACTERS)}'.encode())
+"""The beginning where a key may stand, with any of its characters as an escape of JSON (RFC 8259 §7)."""
+
+_MOST_BYTES: Final = 256 << 10
+"""Of a member of a body that is decoded to look for the keys deeper in it."""
 
 
 def without_reserved(meta: Object) -> Object:
@@ -32,7 +35,7 @@ def without_reserved_in(message: Message) -> Message:
     returned as it is.
 
     Raises:
-        msgspec.MsgspecError, InvalidMessage: it names one, and its body cannot be read.
+        msgspec.MsgspecError, InvalidMessage: it names one, and its body cannot be read, or is large where it does.
     """
     changes: dict[str, msgspec.Raw] = {}
     for field, raw in (("result", message.result), ("params", message.params), ("error", message.error)):
@@ -43,21 +46,35 @@ def without_reserved_in(message: Message) -> Message:
 
 def without_reserved_below(raw: msgspec.Raw) -> msgspec.Raw:
     """Remove the gateway's own keys from each `_meta` in a raw value, at any depth. Raises as `without_reserved_in`."""
-    if not _names_reserved(bytes(raw)):
+    data = bytes(raw)
+    if not _may_name_reserved(data):
         return raw
-    value = decode_exact(raw)
-    _remove(value)
-    return msgspec.Raw(encode(value))
+    if not data.lstrip().startswith(b"{"):
+        return _member_without_reserved("", raw)
+    members = decode_object(raw, "a body")
+    kept = {name: _member_without_reserved(name, value) for name, value in members.items()}
+    return raw if all(kept[name] is members[name] for name in members) else msgspec.Raw(encode(kept))
+
+
+def _member_without_reserved(name: str, raw: msgspec.Raw) -> msgspec.Raw:
+    """As `without_reserved_below`, for a member of an object. Only one that names a key is decoded, if it is not so
+    large that everybody would wait for that."""
+    data = bytes(raw)
+    if not _may_name_reserved(data) or _KEY.search(data) is None:
+        return raw
+    if len(data) > _MOST_BYTES or has_more_parts(data, REQUEST_PARTS):
+        raise InvalidMessage(INVALID_REQUEST, f"{name[:64]!r} is large, and has keys that only the gateway may set")
+    holder = {name: decode_exact(raw)}
+    _remove(holder)
+    return msgspec.Raw(encode(holder[name]))
 
 
 def _is_reserved(key: str) -> bool:
     return key[: len(RESERVED)].lower() == RESERVED
 
 
-def _names_reserved(body: bytes) -> bool:
-    if b"\\u00" in body:
-        return _ESCAPED.search(body) is not None
-    return _WRITTEN in body.lower()
+def _may_name_reserved(body: bytes) -> bool:
+    return b"\\u00" in body or _WRITTEN in body.lower()
 
 
 def _remove(value: Any) -> None:

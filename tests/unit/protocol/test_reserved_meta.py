@@ -1,7 +1,7 @@
 """No message brings keys into `_meta` that only the gateway sets."""
 
 import json
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 import pytest
@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from gateway.protocol.reserved_meta import RESERVED, without_reserved, without_reserved_in
 from tests.requirements import requirement
-from transports.jsonrpc import parse
+from transports.jsonrpc import InvalidMessage, parse
 
 FORGED = (f"{RESERVED}/session", f"{RESERVED}/restarted", RESERVED, f"{RESERVED}x", RESERVED.upper() + "/Trace")
 
@@ -48,8 +48,21 @@ def test_an_escaped_key_is_the_same_key(key: str, escaped: list[int], capitals: 
     assert cleaned(answer(f'{{"_meta":{{"{written}":1,"a":2}}}}')) == {"_meta": {"a": 2}}
 
 
+@requirement("wall.return", "wall.structure")
+def test_what_is_large_is_not_decoded_for_keys_that_are_elsewhere() -> None:
+    large, meta = "[" + ",".join(["1.50"] * 500_000) + "]", f'{{"{RESERVED}/session":"forged","a":1}}'
+    message = without_reserved_in(parse(answer(f'{{"":0,"content":{large},"_meta":{meta}}}').encode()))
+    assert bytes(cast(msgspec.Raw, message.result)) == f'{{"":0,"content":{large},"_meta":{{"a":1}}}}'.encode()
+    for content in (large, "[" + ",".join(["{}"] * 40_000) + "]"):
+        with pytest.raises(InvalidMessage):
+            without_reserved_in(parse(answer(f'{{"content":[{content},{{"_meta":{meta}}}]}}').encode()))
+
+
 @requirement("wall.return")
 def test_other_messages_pass_as_they_are() -> None:
+    text = json.dumps(f'"{RESERVED}/session": in a text')
+    unchanged = parse(answer(f'{{"content":[{{"type":"text","text":{text},"n":1.50}}]}}').encode())
+    assert without_reserved_in(unchanged) is unchanged
     for result in (
         '{"n": 1e2, "content":[{"type":"text","text":"caf\\u00e9 \\u0069o"}]}',
         f'{{"structuredContent":{{"{RESERVED}/session":1}},"text":"{RESERVED}/session"}}',
