@@ -18,7 +18,7 @@ from transports.tasks import Tasks
 __all__ = ["EventBatches"]
 
 _ENTRY_BYTES: Final = 256
-"""What an entry takes beside its frame."""
+"""What an entry takes beside its frame and its request."""
 _BATCH_BYTES: Final = 4 << 20
 """What is written at once, so that a store which comes back is not given all that has waited for it."""
 _PAUSE_S: Final = 0.005
@@ -53,7 +53,7 @@ class _Backlog:
         """Returns how many bytes more there are."""
         before = self._due_bytes
         for entry in entries:
-            self._due_bytes += len(entry.frame) + _ENTRY_BYTES
+            self._due_bytes += len(entry.frame) + len(entry.request) + _ENTRY_BYTES
         self.due += entries
         self._trim()
         return self._due_bytes - before
@@ -126,7 +126,7 @@ class _Backlog:
 
 
 def _size(entry: Entry) -> int:
-    return len(entry.frame) + _ENTRY_BYTES
+    return len(entry.frame) + len(entry.request) + _ENTRY_BYTES
 
 
 class _Queue:

@@ -5,7 +5,7 @@ never more than that: `UnwrittenEvent` tells that an id is of such a batch. docs
 """
 
 import contextlib
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from typing import Final
 
 from gateway.calls.event_batches import EventBatches
@@ -64,16 +64,21 @@ class EventWriter:
 
     # -- recording
 
-    def record(self, session_id: str, stream: str, frames: Sequence[Kept]) -> Soon[list[str | None]]:
-        """The ids of these events, which the store gets soon. None where an event cannot be kept."""
+    def record(
+        self, session_id: str, stream: str, frames: Sequence[Kept], request: bytes = b""
+    ) -> Soon[list[str | None]]:
+        """The ids of these events, which the store gets soon. None where an event cannot be kept. `request` is kept
+        with the first of them (`Entry`)."""
         numbers, epoch = self._numbers.get(session_id), self._epoch_of(session_id)
         if numbers is not None and numbers.has(len(frames), epoch):
-            return self._add(session_id, numbers, stream, frames)
+            return self._add(session_id, numbers, stream, frames, request)
         if epoch is None:
             return [None] * len(frames)
-        return self._record_later(session_id, stream, frames, epoch)
+        return self._record_later(session_id, stream, frames, request, epoch)
 
-    async def _record_later(self, session_id: str, stream: str, frames: Sequence[Kept], epoch: int) -> list[str | None]:
+    async def _record_later(
+        self, session_id: str, stream: str, frames: Sequence[Kept], request: bytes, epoch: int
+    ) -> list[str | None]:
         """As `record`, for the first events of a session here, and when it has used its numbers."""
         try:
             reserved = await self._log.reserve(session_id, _RESERVED, epoch)
@@ -84,9 +89,11 @@ class EventWriter:
         numbers = self._numbers.setdefault(session_id, _Numbers())
         if not numbers.has(len(frames), epoch):  # else another call has reserved some meanwhile
             numbers.renew(reserved, _RESERVED, epoch)
-        return self._add(session_id, numbers, stream, frames)
+        return self._add(session_id, numbers, stream, frames, request)
 
-    def _add(self, session_id: str, numbers: _Numbers, stream: str, frames: Sequence[Kept]) -> list[str | None]:
+    def _add(
+        self, session_id: str, numbers: _Numbers, stream: str, frames: Sequence[Kept], request: bytes
+    ) -> list[str | None]:
         if self._batches.size > MAX_WAITING_BYTES:
             return [None] * len(frames)
         entries: list[Entry] = []
@@ -96,7 +103,8 @@ class EventWriter:
                 ids.append(None)
             else:
                 number = numbers.take()
-                entries.append(Entry(number, stream, frame, ends, numbers.nonce))
+                entries.append(Entry(number, stream, frame, ends, numbers.nonce, request))
+                request = b""
                 ids.append(id_of_event(numbers.nonce, number))
         if entries:
             self._batches.add(session_id, entries)
@@ -132,10 +140,14 @@ class EventWriter:
         await self._batches.settle(session_id)
         return await self._log.stream_of(session_id, event_id)
 
-    async def unfinished(self, session_id: str) -> list[str]:
+    async def unfinished(self, session_id: str) -> Mapping[str, bool]:
         """As `EventLog.unfinished`."""
         await self._batches.settle(session_id)
         return await self._log.unfinished(session_id)
+
+    async def take_request(self, session_id: str, stream: str) -> bytes:
+        """As `EventLog.take_request`."""
+        return await self._log.take_request(session_id, stream)
 
     def follow(self, session_id: str, stream: str, after: str | None) -> AsyncGenerator[Event, None]:
         """As `EventLog.follow`. What is not written yet comes as any new event."""

@@ -10,10 +10,12 @@ from typing import Final
 from session_store.ports.errors import UnknownEvent, UnwrittenEvent
 from session_store.ports.events import Entry, Event, Reserved, id_of_event, last_after
 
-__all__ = ["MAX_LOG_BYTES", "MAX_LOG_EVENTS", "MemoryEventLog", "sequence_of"]
+__all__ = ["MAX_LOG_BYTES", "MAX_LOG_EVENTS", "REQUESTS_PART", "MemoryEventLog", "sequence_of"]
 
 MAX_LOG_EVENTS: Final = 256
 MAX_LOG_BYTES: Final = 1 << 20
+REQUESTS_PART: Final = 4
+"""The requests of a session may take one part in so many of the bytes that its events may take."""
 
 
 def sequence_of(nonce: str, event_id: str) -> int:
@@ -35,6 +37,7 @@ class _Log:
     counts: dict[str, int] = field(default_factory=dict)  # how many of them each stream has
     finished: set[str] = field(default_factory=set)
     delivered: dict[str, int] = field(default_factory=dict)
+    requests: dict[str, bytes] = field(default_factory=dict)  # of calls, by stream
     news: asyncio.Event = field(default_factory=asyncio.Event)
     dropped: bool = False
 
@@ -56,8 +59,14 @@ class _Log:
                 del self.counts[oldest]
                 self.finished.discard(oldest)
 
+    def keep(self, stream: str, request: bytes, *, max_bytes: int) -> None:
+        """Keep the request of a stream, if there is room for it."""
+        if sum(map(len, self.requests.values())) + len(request) <= max_bytes:
+            self.requests.setdefault(stream, request)
+
     def end(self, stream: str) -> None:
         """Mark a stream as finished."""
+        self.requests.pop(stream, None)
         if stream not in self.counts:  # its events were dropped, so nothing else would remove it
             self.finished.intersection_update(self.counts)
         self.finished.add(stream)
@@ -104,11 +113,13 @@ class MemoryEventLog:
     async def write(self, entries: Mapping[str, Sequence[Entry]]) -> Mapping[str, Exception]:
         for session_id, events in entries.items():
             log = self._log(session_id)
-            for number, stream, frame, ends, _ in events:
+            for number, stream, frame, ends, _, request in events:
                 if log.events and number <= log.events[-1][0]:
                     continue
                 if frame or not ends:
                     log.add(number, stream, frame, max_events=self._max_events, max_bytes=self._max_bytes)
+                if request:
+                    log.keep(stream, request, max_bytes=self._max_bytes // REQUESTS_PART)
                 if ends:
                     log.end(stream)
             log.wake()
@@ -155,9 +166,15 @@ class MemoryEventLog:
                 raise UnwrittenEvent(event_id)
         raise UnknownEvent(event_id)
 
-    async def unfinished(self, session_id: str) -> list[str]:
+    async def unfinished(self, session_id: str) -> Mapping[str, bool]:
         log = self._logs.get(session_id)
-        return [] if log is None else sorted({stream for _, stream, _ in log.events} - log.finished)
+        if log is None:
+            return {}
+        return {stream: stream in log.requests for stream in sorted(log.counts.keys() - log.finished)}
+
+    async def take_request(self, session_id: str, stream: str) -> bytes:
+        log = self._logs.get(session_id)
+        return b"" if log is None else log.requests.pop(stream, b"")
 
     async def delivered(self, session_id: str, stream: str, event_id: str) -> None:
         log = self._log(session_id)

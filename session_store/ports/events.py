@@ -32,13 +32,16 @@ class Event:
 
 class Entry(NamedTuple):
     """One event to be written under a reserved number. `ends`: the stream is finished with it; it is no event then if
-    its frame is empty. `nonce` is that of the reservation: a log that the store has lost gets it again."""
+    its frame is empty. `nonce` is that of the reservation: a log that the store has lost gets it again. `request` is
+    that of the stream's call, kept with the event for whoever has to make the call again. The end of the stream
+    deletes it."""
 
     number: int
     stream: str
     frame: bytes
     ends: bool = False
     nonce: str = ""
+    request: bytes = b""
 
 
 class Reserved(NamedTuple):
@@ -98,8 +101,14 @@ class EventStreams(Protocol):
         """
         ...
 
-    async def unfinished(self, session_id: str) -> list[str]:
-        """The streams of a session that are not finished and have events in the log."""
+    async def unfinished(self, session_id: str) -> Mapping[str, bool]:
+        """The streams of a session that are not finished and have events in the log, in order; True for those whose
+        request is kept."""
+        ...
+
+    async def take_request(self, session_id: str, stream: str) -> bytes:
+        """Delete the request that is kept of a stream, and return it. Empty if there is none: of several callers, on
+        whatever replicas, one gets it."""
         ...
 
     async def delivered(self, session_id: str, stream: str, event_id: str) -> None:
@@ -130,7 +139,8 @@ class EventLog(EventStreams, Protocol):
         """Store events of several sessions, by session, under reserved numbers in rising order.
 
         An event whose number is not above the last one in the log is left out: it is written already, or another
-        process has written since. So a failed write can be repeated.
+        process has written since. So a failed write can be repeated. Its request is left out with it, and also if the
+        requests of the session would take more than a quarter of the bytes that its events may take.
 
         Returns, by session, why its events were not stored, or may not be: `StoreUnavailable` if a further try may
         succeed, another exception if each would fail. All events of the other sessions are stored. What it raises means

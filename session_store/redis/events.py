@@ -17,11 +17,15 @@ from session_store.redis.refusals import refuses_always
 __all__ = ["RedisEventLog"]
 
 _APPEND, _WRITE, _RESERVE = script("append"), script("write"), script("reserve")
-_LOG, _DELIVERED = script("log"), script("delivered")
+_LOG, _DELIVERED, _TAKE = script("log"), script("delivered"), script("take_request")
 _END: Final = "1"
 _LAST_EVENT: Final = "2"
 """How an entry ends its stream: it is no event, or it is the last one. Any other goes on with the stream."""
 _ENDS: Final = frozenset({_END, _LAST_EVENT})
+_REQUEST: Final = "3"
+"""Written behind an event: no entry, but the request that is kept with it."""
+_OF_REQUEST: Final = b"r:"
+"""Before the name of a stream: the field of the log with its request."""
 _ORPHAN_MS: Final = 3_600_000
 """Lifetime of the log of a session that is not in this store."""
 _POLL_S: Final = 5.0
@@ -77,8 +81,10 @@ class RedisEventLog:
         """One call for the events of one session."""
         session, _, events, log = keys.of_session(session_id)
         arguments: list[int | str | bytes] = [*self._about(session_id, entries[0].nonce or _nonce())]
-        for number, stream, frame, ends, _ in entries:
+        for number, stream, frame, ends, _, request in entries:
             arguments += (number, stream, frame, "" if not ends else _LAST_EVENT if frame else _END)
+            if request:
+                arguments += (number, stream, request, _REQUEST)
         return prepared(_WRITE, [session, events, log], *arguments)
 
     async def follow(self, session_id: str, stream: str, after: str | None) -> AsyncGenerator[Event, None]:
@@ -158,12 +164,17 @@ class RedisEventLog:
             raise UnwrittenEvent(event_id)
         raise UnknownEvent(event_id)
 
-    async def unfinished(self, session_id: str) -> list[str]:
+    async def unfinished(self, session_id: str) -> Mapping[str, bool]:
         open_streams: set[str] = set()
         async for entry in self._entries(session_id, 0):
             change = open_streams.discard if entry.ends in _ENDS else open_streams.add
             change(entry.stream)
-        return sorted(open_streams)
+        fields = await self._commands.run("HKEYS", keys.of_session(session_id)[3]) if open_streams else ()
+        return {stream: _OF_REQUEST + stream.encode() in fields for stream in sorted(open_streams)}
+
+    async def take_request(self, session_id: str, stream: str) -> bytes:
+        taken = await self._commands.call(_TAKE, [keys.of_session(session_id)[3]], stream)
+        return bytes(taken or b"")
 
     async def delivered(self, session_id: str, stream: str, event_id: str) -> None:
         nonce, _ = await self._log(session_id, stream)

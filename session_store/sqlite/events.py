@@ -6,7 +6,7 @@ import sqlite3
 from collections.abc import AsyncGenerator, Callable, Hashable, Mapping, Sequence
 from typing import Final
 
-from session_store.embedded.events import MAX_LOG_BYTES, MAX_LOG_EVENTS, sequence_of
+from session_store.embedded.events import MAX_LOG_BYTES, MAX_LOG_EVENTS, REQUESTS_PART, sequence_of
 from session_store.ports.cluster import Bus
 from session_store.ports.errors import UnknownEvent, UnwrittenEvent
 from session_store.ports.events import Entry, Event, Reserved, id_of_event, last_after
@@ -84,13 +84,27 @@ class SqliteEventLog:
         self._nonce(db, session_id)
         found = db.execute("SELECT MAX(number) FROM events WHERE session = ?", (session_id,)).fetchone()[0]
         new = [entry for entry in entries if entry.number > (found or 0)]
-        rows = [(session_id, number, stream, frame) for number, stream, frame, ends, _ in new if frame or not ends]
+        rows = [(session_id, number, stream, frame) for number, stream, frame, ends, _, _ in new if frame or not ends]
         _insert(db, rows)
         db.execute("UPDATE logs SET written_at = ? WHERE session = ?", (self._clock(), session_id))
         self._trim(db, session_id)
         for entry in new:
+            if entry.request:
+                self._keep(db, session_id, entry.stream, entry.request)
             if entry.ends:
                 self._finish(db, session_id, entry.stream)
+
+    def _keep(self, db: sqlite3.Connection, session_id: str, stream: str, request: bytes) -> None:
+        db.execute(
+            "INSERT OR IGNORE INTO requests SELECT :session, :stream, :request WHERE :room >= "
+            "(SELECT COALESCE(SUM(LENGTH(request)), 0) FROM requests WHERE session = :session)",
+            {
+                "session": session_id,
+                "stream": stream,
+                "request": request,
+                "room": self._max_bytes // REQUESTS_PART - len(request),
+            },
+        )
 
     def _trim(self, db: sqlite3.Connection, session_id: str) -> None:
         where = "FROM events WHERE session = ?"
@@ -119,6 +133,7 @@ class SqliteEventLog:
             "INSERT INTO streams (session, stream, finished) VALUES (?, ?, 1) ON CONFLICT DO UPDATE SET finished = 1",
             (session_id, stream),
         )
+        db.execute("DELETE FROM requests WHERE session = ? AND stream = ?", (session_id, stream))
         # A finished stream whose events have all been trimmed needs no row.
         db.execute(
             "DELETE FROM streams WHERE session = ? AND finished AND stream != ? AND NOT EXISTS "
@@ -196,14 +211,24 @@ class SqliteEventLog:
 
         return await self._database.run(work)
 
-    async def unfinished(self, session_id: str) -> list[str]:
-        def work(db: sqlite3.Connection) -> list[str]:
+    async def unfinished(self, session_id: str) -> Mapping[str, bool]:
+        def work(db: sqlite3.Connection) -> dict[str, bool]:
             rows = db.execute(
-                "SELECT DISTINCT stream FROM events WHERE session = ? AND stream NOT IN "
-                "(SELECT stream FROM streams WHERE session = ? AND finished) ORDER BY stream",
-                (session_id, session_id),
+                "SELECT DISTINCT stream, stream IN (SELECT stream FROM requests WHERE session = :session) FROM events "
+                "WHERE session = :session AND stream NOT IN "
+                "(SELECT stream FROM streams WHERE session = :session AND finished) ORDER BY stream",
+                {"session": session_id},
             )
-            return [row[0] for row in rows]
+            return {stream: bool(is_kept) for stream, is_kept in rows}
+
+        return await self._database.run(work)
+
+    async def take_request(self, session_id: str, stream: str) -> bytes:
+        def work(db: sqlite3.Connection) -> bytes:
+            where = "FROM requests WHERE session = ? AND stream = ?"
+            row = db.execute(f"SELECT request {where}", (session_id, stream)).fetchone()
+            db.execute(f"DELETE {where}", (session_id, stream))
+            return b"" if row is None else bytes(row[0])
 
         return await self._database.run(work)
 
@@ -220,7 +245,7 @@ class SqliteEventLog:
 
     async def drop(self, session_id: str) -> None:
         def work(db: sqlite3.Connection) -> None:
-            for table in ("events", "streams", "logs"):
+            for table in ("events", "streams", "requests", "logs"):
                 db.execute(f"DELETE FROM {table} WHERE session = ?", (session_id,))
 
         await self._database.run(work)

@@ -56,7 +56,7 @@ class SqliteRecords(Records):
 
     def remove(self, session_id: str) -> None:
         self._db.execute("DELETE FROM sessions WHERE id = ?", (session_id,))  # ON DELETE CASCADE deletes its state
-        for table in ("events", "streams", "logs"):
+        for table in ("events", "streams", "requests", "logs"):
             self._db.execute(f"DELETE FROM {table} WHERE session = ?", (session_id,))
 
     def scan(self, after: str = "") -> Iterator[Session]:

@@ -27,9 +27,9 @@ class EventLogContract:
     async def test_follows_a_stream_from_an_event_to_its_end(self, log: EventLog) -> None:
         ids = [await log.append("s", "one", frame) for frame in (b"a", b"b", b"c")]
         await log.append("s", "two", b"other")
-        assert await log.unfinished("s") == ["one", "two"]
+        assert list(await log.unfinished("s")) == ["one", "two"]
         await log.finish("s", "one")
-        assert await log.unfinished("s") == ["two"] and await log.unfinished("other") == []
+        assert await log.unfinished("s") == {"two": False} and await log.unfinished("other") == {}
         assert await log.stream_of("s", ids[0]) == "one"
         assert [event.frame for event in await log.kept("s", "one", ids[0])] == [b"b", b"c"]
         assert await self._read(log, "s", "one", ids[0]) == [b"b", b"c"]
@@ -125,9 +125,9 @@ class EventLogContract:
         assert await self._read(log, "s", "one", begun) == [b"b", b"c"]
         assert await log.stream_of("s", id_of_event(nonce, number + 1)) == "two"
         assert await log.stream_of("t", id_of_event(*other)) == "one"
-        assert await log.unfinished("s") == ["two"] and await log.unfinished("t") == ["one"]
+        assert [*await log.unfinished("s"), *await log.unfinished("t")] == ["two", "one"]
         await log.write({"s": [Entry(number + 3, "two", b"", ends=True)]})
-        assert await log.unfinished("s") == []
+        assert await log.unfinished("s") == {}
         after = id_of_event(nonce, number + 1)
         assert await log.kept("s", "two", after) == [] and await self._read(log, "s", "two", after) == []
 
@@ -135,7 +135,7 @@ class EventLogContract:
         first = (await _reserved(log, "s", 3)).first
         await log.write({"s": [], "t": [Entry((await _reserved(log, "t", 1)).first, "one", b"other")]})
         await log.write({"s": [Entry(first, "one", b"", ends=True)]})
-        assert await log.unfinished("s") == [] and await log.unfinished("t") == ["one"]
+        assert [*await log.unfinished("s"), *await log.unfinished("t")] == ["one"]
 
     async def test_a_follower_hears_what_is_written_later(self, log: EventLog) -> None:
         first = await log.append("s", "one", b"a")
@@ -199,6 +199,49 @@ class EventLogContract:
         with pytest.raises(UnknownEvent):
             await log.stream_of("s", id_of_event(nonce, first + 20))
         assert await log.stream_of("s", id_of_event(nonce, first + 21)) == "two"
+
+    async def test_a_request_is_kept_with_its_event_and_taken_once(self, log: EventLog) -> None:
+        nonce, first = await _reserved(log, "s", 4)
+        kept = Entry(first, "one", b"", nonce=nonce, request=b"call")
+        await log.write({"s": [kept, Entry(first + 1, "two", b"a", nonce=nonce)]})
+        assert await log.unfinished("s") == {"one": True, "two": False}
+        assert [event.frame for event in await log.kept("s", "one", id_of_event(nonce, first))] == [], "it is no event"
+        assert await log.take_request("s", "two") == b"" == await log.take_request("other", "one")
+        assert sorted(await asyncio.gather(*(log.take_request("s", "one") for _ in range(3)))) == [b"", b"", b"call"]
+        await log.write({"s": [kept]})
+        assert await log.take_request("s", "one") == b"", "the event is there already, so the request was as well"
+        assert await log.unfinished("s") == {"one": False, "two": False}
+
+    async def test_the_end_of_a_stream_deletes_its_request(self, log: EventLog) -> None:
+        nonce, first = await _reserved(log, "s", 9)
+        for n, stream in enumerate(("written", "last", "finished", "dropped")):
+            await log.write({"s": [Entry(first + n, stream, b"a", nonce=nonce, request=b"call")]})
+        await log.write({"s": [Entry(first + 4, "written", b"", ends=True), Entry(first + 5, "last", b"b", ends=True)]})
+        await log.finish("s", "finished")
+        assert await log.unfinished("s") == {"dropped": True}
+        for stream in ("written", "last", "finished"):
+            assert await log.take_request("s", stream) == b""
+        await log.drop("s")
+        assert await log.take_request("s", "dropped") == b""
+
+    async def test_what_a_former_owner_writes_late_brings_no_request_and_ends_no_stream(self, log: EventLog) -> None:
+        nonce, late = await _reserved(log, "s", 10)
+        await log.write({"s": [Entry(late, "one", b"", nonce=nonce, request=b"call")]})
+        await log.append("s", "one", b"")  # the next owner has begun
+        ends = Entry(late + 1, "one", b"late", ends=True, nonce=nonce)
+        await log.write({"s": [ends, Entry(late + 2, "two", b"", nonce=nonce, request=b"other")]})
+        assert await log.unfinished("s") == {"one": True} and await log.take_request("s", "two") == b""
+        assert await log.take_request("s", "one") == b"call"
+
+    async def test_requests_are_bounded_for_a_session(self, log: EventLog) -> None:
+        nonce, first = await _reserved(log, "s", 9)
+        kept = [("one", 100), ("two", 151), ("three", 150), ("one", 1)]
+        for n, (stream, size) in enumerate(kept):
+            await log.write({"s": [Entry(first + n, stream, b"a", nonce=nonce, request=b"x" * size)]})
+        assert await log.unfinished("s") == {"one": True, "three": True, "two": False}, "250 bytes are a quarter"
+        assert len(await log.take_request("s", "one")) == 100, "the first stays"
+        await log.write({"s": [Entry(first + 4, "two", b"a", nonce=nonce, request=b"y" * 100)]})
+        assert len(await log.take_request("s", "two")) == 100, "what was taken makes room"
 
     async def test_dropping_ends_followers_and_forgets(self, log: EventLog) -> None:
         event = await log.append("s", "one", b"a")

@@ -45,6 +45,24 @@ local function live_with(session, key, fallback)
   redis.call('PEXPIRE', key, left > 0 and left or fallback)
 end
 
+-- Delete the request that is kept of a stream, and return it. `requests` counts the bytes of all of them.
+local function take_request(log, stream)
+  local request = redis.call('HGET', log, 'r:' .. stream)
+  if request then
+    redis.call('HDEL', log, 'r:' .. stream)
+    redis.call('HINCRBY', log, 'requests', 0 - #request)
+  end
+  return request
+end
+
+-- Keep the request of a stream, if the log has room for it: a quarter of the bytes of its events.
+local function keep_request(log, stream, request, most)
+  if redis.call('HINCRBY', log, 'requests', #request) > tonumber(most) / 4
+    or redis.call('HSETNX', log, 'r:' .. stream, request) == 0 then
+    redis.call('HINCRBY', log, 'requests', 0 - #request)
+  end
+end
+
 -- After entries of so many bytes in all were added to a log (keys: session, events, log). The oldest are dropped beyond
 -- the bounds. `about`: most events, most bytes, nonce, fallback ms, topic.
 local function logged(keys, added, about)

@@ -33,7 +33,7 @@ class Log:
         self.failures: dict[str, Exception] = {}  # why events of which sessions are not taken
         self.away: dict[str, asyncio.Event] = {}  # the sessions of which part do not get an answer yet
         self.stream_of, self.follow, self.unfinished = self.kept.stream_of, self.kept.follow, self.kept.unfinished
-        self.drop = self.kept.drop
+        self.drop, self.take_request = self.kept.drop, self.kept.take_request
 
     async def reserve(self, session_id: str, count: int, epoch: int = 0) -> Reserved | None:
         await asyncio.sleep(0)
@@ -109,7 +109,7 @@ async def test_ids_are_there_before_the_store_has_the_events_which_are_written_t
     await writer.settle("s")
     assert await log.kept.stream_of("s", first) == "one"
     assert await frames_after(log, first) == [b"b", b"last"]
-    assert await writer.unfinished("s") == [] and await writer.unfinished("t") == ["one"]
+    assert await writer.unfinished("s") == {} and await writer.unfinished("t") == {"one": False}
     assert sum(len(batch) for batch in log.batches) <= 3
 
 
@@ -191,7 +191,7 @@ async def test_a_session_that_has_ended_leaves_nothing(writer: EventWriter, log:
     log.may_write.set()
     await dropping
     await writer.settle("s")
-    assert await log.kept.unfinished("s") == []
+    assert await log.kept.unfinished("s") == {}
 
 
 async def test_a_session_that_is_released_is_in_the_store_and_has_no_more_ids(
@@ -427,3 +427,15 @@ async def test_what_is_said_to_be_stored_while_its_session_leaves_is_stored(
             else:
                 assert isinstance(appended, StoreUnavailable)
         assert isinstance(late.exception(), StoreUnavailable), "what comes later has no id"
+
+
+@requirement("rep.honest")
+async def test_a_request_is_written_with_the_first_event_that_can_be_kept(writer: EventWriter, log: Log) -> None:
+    log.may_write.clear()
+    ids = await arrived(writer.record("s", "one", [(None, False), A, A], b"call"))
+    await log.has_begun.wait()
+    assert ids[0] is None and [entry.request for entry in log.batches[0]["s"]] == [b"call", b""]
+    await recorded(writer, "s", A)
+    log.may_write.set()
+    assert await writer.unfinished("s") == {"one": True}
+    assert await writer.take_request("s", "one") == b"call" and await writer.unfinished("s") == {"one": False}
