@@ -14,11 +14,10 @@ from gateway.calls.conversation import Conversation
 from gateway.calls.exchange import Exchange
 from gateway.calls.happened import Happened, ignored, question_notes
 from gateway.calls.live_state import GONE, LIVE, LiveEvent, LiveState
-from gateway.calls.lost_answers import end_lost
+from gateway.calls.lost_calls import LostStreams
 from gateway.calls.outbox import Outbox
 from gateway.calls.questions import Questions
 from gateway.calls.state_table import step
-from gateway.calls.streams import call_of_stream
 from gateway.calls.watched_session import WatchedSession
 from gateway.errors import CANCELLED, OUTCOME_UNKNOWN
 from gateway.observability.observed import Counted, Failure
@@ -61,7 +60,7 @@ class LiveSession(WatchedSession):
 
     # Without a dictionary each: there are as many as there are sessions.
     __slots__ = """__weakref__ _ask_modern _draining _events _outbox _questions alias calls conversations ended
-        _exchanges failed failures _happened new_process read_at return_watch session state subscription_relays
+        _exchanges failed failures _happened lost new_process read_at return_watch session state subscription_relays
         subscriptions""".split()
 
     def __init__(
@@ -75,6 +74,7 @@ class LiveSession(WatchedSession):
         self.subscriptions: list[SubscriptionFilter] = []  # of a modern client, to several or legacy servers
         # The streams of a modern session do not outlive a connection.
         self.state = LiveState.LIVE if session.era == Era.MODERN else LiveState.OPENING
+        self.lost: LostStreams | None = None  # if an earlier process has left streams open
         self.ended = False  # closed on this replica: no call begins in it any more
         self.alias = ""
         self.read_at = 0.0  # when the record was read from the store, by the monotonic clock
@@ -196,15 +196,15 @@ class LiveSession(WatchedSession):
         return self._outbox.put(frame)
 
     async def recover(self) -> None:
-        """End the streams that an earlier process has left open: their clients come back for the rest."""
+        """End the streams that an earlier process has left open: their clients come back for the rest. Those whose
+        requests are kept stay open (`LostStreams`)."""
         if self.recovered:
             return
         self.recover_nothing()
+        self.lost = lost = LostStreams()
         try:
-            for stream in await self._events.unfinished(self.session.id):
-                request_id = call_of_stream(stream)
-                if request_id is not None:
-                    await end_lost(self._events, self.session.id, stream, request_id)
+            if not await lost.look(self._events, self.session.id):
+                self.lost = None
         except BaseException:
             if self.state is LiveState.LIVE:
                 self._step(LiveEvent.UNRECOVERED)

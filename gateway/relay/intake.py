@@ -11,6 +11,7 @@ from gateway.calls.call import Call
 from gateway.calls.event_writer import EventWriter
 from gateway.calls.exchange import Exchange
 from gateway.calls.live_session import LiveSession, live_session_of
+from gateway.calls.lost_calls import KEPT_BYTES, KeptCall
 from gateway.cluster.ownership import Cluster, Forwarded
 from gateway.config.limits import LimitSettings
 from gateway.context.announced import Announcements
@@ -39,7 +40,7 @@ from transports.era import LEGACY
 from transports.inbound.bodies import SMALL_BODY_BYTES
 from transports.inbound.limits import Limited
 from transports.inbound_port import Answer, Refused, Request
-from transports.jsonrpc import Message, Object, RequestId
+from transports.jsonrpc import Message, Object, RequestId, encode
 from transports.soon import Soon, arrived, then
 from transports.turns import LARGE_BYTES, is_large
 from transports.upstream_port import LinkClosed, UpstreamUnavailable
@@ -132,7 +133,7 @@ class Intake:
         server: str = "",
     ) -> Soon[Answer]:
         """As `accept`, for a call that was counted."""
-        reply, meta = self.begin(exchange, request, who, params, headers)
+        reply, meta = self.begin(exchange, request, who, params, headers, may_repeat=not request.again)
         check, correlation = request.check_mirrored, who.correlation
         sent = None if request.era is LEGACY else request.headers
         call = Call(exchange, request.era, params, meta, correlation, check, server, who.principal, sent)
@@ -172,6 +173,10 @@ class Intake:
         return self._relay_again(request, call) if request.again else self._relay_started(request, call)
 
     async def _relay_again(self, request: Request, call: Call) -> None:
+        if call.live is not None and (lost := call.live.lost) is not None:
+            # Else a client that comes back for one of them would have the call repeated once more.
+            await lost.looked()
+            await lost.end(self._events, call.live.session.id, call.exchange.client_id)
         if not await _may_repeat(self.endpoints[request.endpoint], call):
             call.exchange.fail(OUTCOME_UNKNOWN, _UNKNOWN)
             return
@@ -200,11 +205,19 @@ class Intake:
         raise error
 
     def begin(
-        self, exchange: Exchange, request: Request, who: RequestContext, params: Object, headers: Headers
+        self,
+        exchange: Exchange,
+        request: Request,
+        who: RequestContext,
+        params: Object,
+        headers: Headers,
+        *,
+        may_repeat: bool = False,
     ) -> tuple[CallReply, Object]:
         """Begin to answer a call that was counted: its reply, and the `_meta` for its server.
 
-        Whoever begins a call answers its exchange, or ends the reply.
+        Whoever begins a call answers its exchange, or ends the reply. `may_repeat`: the request, if its tool allows
+        that, is kept for the case that this process dies.
 
         Raises:
             Refused: 429, as `accept`.
@@ -222,7 +235,22 @@ class Intake:
         meta = self._agreed(meta, exchange.context)
         meta = self._watching.begin(exchange, request, meta, who.correlation)
         events = self._events if request.era is LEGACY else None
-        return CallReply(exchange, live, headers, events=events, cluster=self._cluster, held=held), meta
+        kept = None
+        if may_repeat and exchange.method == "tools/call" and request.body_bytes <= KEPT_BYTES:
+            kept = request
+        cluster = self._cluster
+        reply = CallReply(
+            exchange, live, headers, events=events, cluster=cluster, held=held, request=kept, kept=self._kept
+        )
+        return reply, meta
+
+    def _kept(self, exchange: Exchange, request: Request) -> bytes:
+        """What is kept of a request; empty if its tool does not allow a repetition, or if it is too large."""
+        endpoint = self.endpoints[request.endpoint]
+        if not endpoint.called(live_session_of(exchange), exchange.context, request.params).is_repeatable:
+            return b""
+        kept = encode(KeptCall(request.endpoint, request.params))
+        return kept if len(kept) <= KEPT_BYTES else b""
 
     def _answer_failure(
         self, call: Call, error: UpstreamUnavailable | HandshakeRefused | LinkClosed | InvalidArguments

@@ -8,9 +8,10 @@ import logging
 import msgspec
 from msgspec.structs import replace
 
+from gateway.calls.event_writer import EventWriter
 from gateway.calls.exchange import Exchange
 from gateway.calls.live_session import LiveSession
-from gateway.calls.lost_answers import answer_lost
+from gateway.calls.lost_calls import LostStreams, answer_lost
 from gateway.calls.shared_server import LEVELS
 from gateway.calls.streams import STANDALONE, call_of_event, id_in_log
 from gateway.context.facts import trace_meta, with_context, with_meta
@@ -32,13 +33,14 @@ from gateway.relay.extensions import Notice
 from gateway.relay.intake import Intake, id_of, message_of
 from gateway.relay.legacy_handshake import LegacyHandshake
 from gateway.relay.legacy_tasks import LegacyTasks
+from gateway.relay.repeated_calls import RepeatedCalls
 from gateway.relay.replies import ImmediateReply, StreamReply
 from gateway.relay.standing import StandingDecision, standing_decision
 from gateway.sessions.attach import Resolved
 from gateway.sessions.lifecycle import SessionLifecycle
 from gateway.sessions.records import SessionRecords
 from gateway.sessions.resolve import SessionResolver
-from session_store import EventStreams, UnknownEvent, UnwrittenEvent
+from session_store import UnknownEvent, UnwrittenEvent
 from session_store.session import redact
 from transports.era import LEGACY
 from transports.inbound_port import Answer, EventSource, Refused, Request
@@ -69,7 +71,7 @@ class LegacyClients:
         records: SessionRecords,
         lifecycle: SessionLifecycle,
         tasks: LegacyTasks,
-        events: EventStreams,
+        events: EventWriter,
         result_meta: bool,
     ) -> None:
         self._result_meta = result_meta
@@ -81,6 +83,7 @@ class LegacyClients:
         self._endpoints = intake.endpoints
         self._tasks = tasks
         self._events = events
+        self._repeated = RepeatedCalls(intake, events, self._exchange)
 
     def call(self, request: Request, who: RequestContext) -> Soon[Answer]:
         """Answer a request."""
@@ -238,17 +241,22 @@ class LegacyClients:
 
     async def stream(self, request: Request, who: RequestContext, last_event_id: str | None) -> EventSource:
         """The standalone stream of a session, or the rest of a broken stream."""
-        live = (await arrived(self._resolver.require(request, who))).live
+        resolved = await arrived(self._resolver.require(request, who))
+        live = resolved.live
         await arrived(self._intake.count(live))
         stream: str = STANDALONE
         after: str | None = None
         if last_event_id is not None:
-            stream, after = await self._resumed(live, last_event_id)
+            if (lost := live.lost) is not None:
+                await lost.looked()
+            stream, after = await self._resumed(live, lost, last_event_id)
+            if lost is not None and lost.go_on(stream):
+                await self._repeated.go_on(stream, lost, resolved, request, who)
         if stream == STANDALONE and live.open_streams:
             raise stream_taken()
         return StreamReply(live, stream, after, events=self._events)
 
-    async def _resumed(self, live: LiveSession, last_event_id: str) -> tuple[str, str | None]:
+    async def _resumed(self, live: LiveSession, lost: LostStreams | None, last_event_id: str) -> tuple[str, str | None]:
         """The name of the stream to go on with, and the event behind which. None: from its beginning. Raises `Refused`:
         the event is unknown."""
         event_id = id_in_log(last_event_id)
@@ -258,6 +266,9 @@ class LegacyClients:
             call = call_of_event(last_event_id)
             if call is None:
                 raise unknown_event() from None
+            stream = None if lost is None else lost.newest_of(call)
+            if stream is not None:  # what it has not got yet of that stream has higher numbers
+                return stream, event_id
             return await answer_lost(self._events, live.session, call), None
         except UnknownEvent:
             raise unknown_event() from None

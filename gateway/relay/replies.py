@@ -2,7 +2,7 @@
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 
 from gateway.calls.event_writer import EventWriter, Kept
 from gateway.calls.exchange import Exchange
@@ -14,6 +14,7 @@ from gateway.observability.observed import LogFacts
 from session_store import EventStreams, StoreUnavailable
 from session_store.embedded.events import MAX_LOG_BYTES
 from session_store.session import redact
+from transports.inbound_port import Request
 from transports.jsonrpc import encode, encode_error
 from transports.reply_queue import Frame, ReplyQueue
 from transports.soon import Soon, then
@@ -64,11 +65,12 @@ class CallReply:
     """The frames of one exchange. Its session is busy until the wire calls `done`.
 
     `events` is where frames are kept for replay, None on a wire without replay. `held` is the size of the request's
-    body in bytes, which counts for the session until `done`.
+    body in bytes, which counts for the session until `done`. `kept` makes what is kept of `request` for a repetition,
+    with the first event of a stream that has more; `request` is None if the call is not to be repeated.
     """
 
     __slots__ = (
-        *("_cluster", "_events", "_exchange", "_is_recorded", "_stream", "_use"),
+        *("_cluster", "_events", "_exchange", "_is_recorded", "_kept", "_request", "_stream", "_use"),
         *("headers", "live", "replies"),
     )
 
@@ -81,6 +83,8 @@ class CallReply:
         events: EventWriter | None,
         cluster: Cluster | None = None,
         held: int = 0,
+        request: Request | None = None,
+        kept: Callable[[Exchange, Request], bytes] | None = None,
     ) -> None:
         self.headers = headers
         self.replies = exchange.replies
@@ -88,6 +92,8 @@ class CallReply:
         self._events = events
         self._stream = ""
         self._is_recorded = False
+        self._request = request
+        self._kept = kept
         self._cluster = cluster
         self.live = live  # of the request: the call may move to a session within it
         self._use = None if live is None else live.in_use(held=held)
@@ -123,10 +129,19 @@ class CallReply:
         live = self.live
         if self._events is None or live is None or live.ended:
             return (None,) * len(frames)
-        # The name is kept: the exchange gets another number after each question of a modern server.
-        self._stream = self._stream or self._stream_name(live)
+        request = b""
+        if not self._stream:
+            # The name is kept: the exchange gets another number after each question of a modern server.
+            self._stream = self._stream_name(live)
+            if self._request is not None and self._kept is not None and not frames[-1].final:
+                request = self._kept(self._exchange, self._request)
+            self._request = None
         kept: list[Kept] = [(self._recordable(frame), frame.final) for frame in frames]
-        return then(self._events.record(live.session.id, self._stream, kept), self._recorded, frames)
+        return then(self._events.record(live.session.id, self._stream, kept, request), self._recorded, frames)
+
+    def go_on(self, stream: str) -> None:
+        """Record the frames in that stream, which an earlier process has left open."""
+        self._stream = stream
 
     def _recorded(self, ids: Sequence[str | None], frames: Sequence[Frame]) -> Sequence[str | None]:
         """The ids for the client. Without one it gets the frame, and a replay would not contain it."""
@@ -213,7 +228,8 @@ class StreamReply:
                         await asyncio.gather(coming, return_exceptions=True)
                 if coming.cancelled() or (event := coming.result()) is None:
                     return
-                yield event_name(event.id, self._stream), event.frame
+                if event.frame:  # else it only says that a process goes on with the stream
+                    yield event_name(event.id, self._stream), event.frame
         except StoreUnavailable:
             return  # the stream ends without its store, and the client can resume it later
         finally:

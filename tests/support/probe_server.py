@@ -115,6 +115,13 @@ def sleep(arguments: dict[str, Any], _: dict[str, Any]) -> str:
     return "slept"
 
 
+def tick(arguments: dict[str, Any], params: dict[str, Any]) -> str:
+    for step in range(int(arguments["steps"])):
+        send({"method": "notifications/progress", "params": {**params["_meta"], "progress": step}})
+        time.sleep(arguments["interval_s"])
+    return "done"
+
+
 def fail(arguments: dict[str, Any], _: dict[str, Any]) -> str:
     os.write(2, b"probe: no route to the database; tried with Bearer abcdefgh12345678\n")
     time.sleep(arguments.get("seconds", 0))
@@ -176,6 +183,7 @@ TOOLS: dict[str, Callable[[dict[str, Any], dict[str, Any]], Any]] = {
     "meta": lambda arguments, params: (_shaken if "initialize" in arguments else params).get("_meta", {}),
     "sleep": sleep,
     "nap": sleep,
+    "tick": tick,
     "pid": lambda *_: str(os.getpid()),
     "fail": fail,
     "mutter": mutter,

@@ -25,10 +25,10 @@ class Events:
         self.fails = False
         self.finished: list[str] = []
 
-    async def unfinished(self, session_id: str) -> list[str]:
+    async def unfinished(self, session_id: str) -> dict[str, bool]:
         if self.fails:
             raise StoreUnavailable
-        return ["1/7/files/3"]
+        return {"1/7/files/3": False, "1/8/files/4": True}
 
     async def append(self, session_id: str, stream: str, frame: bytes) -> str:
         return "1"

@@ -1,0 +1,123 @@
+"""Makes calls again whose process died before it answered them, once their clients come back for the answers."""
+
+import logging
+from collections.abc import Callable
+from typing import Final
+
+import msgspec
+
+from gateway.calls.event_writer import EventWriter
+from gateway.calls.exchange import Exchange
+from gateway.calls.lost_calls import UNKNOWN, KeptCall, LostStreams, end_lost
+from gateway.calls.streams import call_of_stream
+from gateway.identity.request_context import RequestContext
+from gateway.relay.intake import Intake
+from gateway.relay.replies import CallReply
+from gateway.sessions.attach import Resolved
+from session_store import StoreUnavailable
+from session_store.session import redact
+from transports.inbound_port import Refused, Request
+from transports.jsonrpc import Message, decode_id, decode_meta
+from transports.soon import arrived
+from transports.tasks import Tasks
+
+__all__ = ["RepeatedCalls"]
+
+logger = logging.getLogger(__name__)
+
+_NOT_AGAIN: Final = f"{UNKNOWN}. It is not made again: {{why}}"
+
+ExchangeOf = Callable[[Resolved, Request, RequestContext], Exchange]
+"""The exchange of a call in a session."""
+
+
+class RepeatedCalls:
+    """Goes on with streams that an earlier process has left open (`LostStreams`): the call is sent again, as if its
+    client had sent it now, and its messages go into the same stream. Of several that try, on whatever replicas, one
+    gets the request, so a call is made again once."""
+
+    def __init__(self, intake: Intake, events: EventWriter, exchange_of: ExchangeOf) -> None:
+        self._intake = intake
+        self._events = events
+        self._exchange_of = exchange_of
+        self._tasks = Tasks("repeated calls")
+
+    async def go_on(
+        self, stream: str, lost: LostStreams, resolved: Resolved, request: Request, who: RequestContext
+    ) -> None:
+        """Begin to make the call of a stream again. `request` asks for the rest of the stream, and has the rights.
+
+        Raises:
+            Refused: 429, as `Intake.accept`.
+            StoreUnavailable: the store does not answer.
+        """
+        session_id = resolved.live.session.id
+        try:
+            await arrived(self._intake.admit(resolved.live, request))
+            # What the earlier process still writes is left out from now on. If it has ended the stream before, it has
+            # deleted the request.
+            await self._events.append(session_id, stream, b"")
+            kept = await self._events.take_request(session_id, stream)
+        except BaseException:
+            lost.wait(stream)
+            raise
+        self._tasks.spawn(self._answer(stream, lost, kept, resolved, request, who))
+
+    async def _answer(
+        self, stream: str, lost: LostStreams, kept: bytes, resolved: Resolved, request: Request, who: RequestContext
+    ) -> None:
+        session_id, call = resolved.live.session.id, call_of_stream(stream) or b"null"
+        fields = {"session": redact(session_id), "correlation": who.correlation}
+        try:
+            if not kept:
+                # The stream has ended, or the call was taken by a try of which nobody knows what it has come to.
+                if stream in await self._events.unfinished(session_id):
+                    await end_lost(self._events, session_id, stream, call)
+                return
+            try:
+                reply = await self._sent(stream, call, KeptCall.read(kept), resolved, request, who)
+            except Exception as error:
+                if not isinstance(error, Refused):
+                    logger.exception("a call whose gateway is gone cannot be made again", extra=fields)
+                why = str(error) if isinstance(error, Refused) else "the gateway failed"
+                await end_lost(self._events, session_id, stream, call, _NOT_AGAIN.format(why=why))
+                return
+        except StoreUnavailable:
+            lost.wait(stream)  # whoever asks next finds no request, and has the stream ended
+            return
+        logger.warning("a call is made again: its gateway is gone", extra=fields)
+        await _record(reply)
+
+    async def _sent(
+        self, stream: str, call: bytes, kept: KeptCall, resolved: Resolved, request: Request, who: RequestContext
+    ) -> CallReply:
+        """Send the call. What decides on it is what decides on a new call of its client. Raises: as
+        `Intake.accept_counted`."""
+        meta = decode_meta(kept.params["_meta"]) if "_meta" in kept.params else None
+        again = msgspec.structs.replace(
+            request,
+            endpoint=kept.endpoint,
+            message=Message(jsonrpc="2.0", id=decode_id(msgspec.Raw(call)), method="tools/call"),
+            params=kept.params,
+            meta=meta if isinstance(meta, dict) else {},
+            forwarded=None,
+            again=True,
+        )
+        exchange = self._exchange_of(resolved, again, who)
+        reply = await arrived(self._intake.accept_counted(exchange, again, who, kept.params, []))
+        assert isinstance(reply, CallReply)
+        reply.go_on(stream)
+        return reply
+
+
+async def _record(reply: CallReply) -> None:
+    """Record what the server sends, until it has answered. Whoever follows the stream gets it from the log."""
+    try:
+        while (frame := await reply.replies.next()) is not None:
+            if reply.is_doubtful:
+                frame = await reply.confirmed(frame)
+            await arrived(reply.record([frame]))
+            if frame.final:
+                return
+    finally:
+        await arrived(reply.done())
