@@ -4,12 +4,14 @@ import asyncio
 import contextlib
 import gc
 import logging
+import os
 import socket
 import sys
-from collections.abc import Awaitable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import replace
+from functools import partial
 from math import ceil
-from typing import Any
+from typing import Any, Final
 
 import uvicorn
 
@@ -38,6 +40,38 @@ DRAIN_TIMEOUT_S = 10
 
 OPERATORS_CONNECTIONS = 128
 """On the operators' own listener, apart from those of clients; half of them from one address at most."""
+
+
+_NOBODYS_USER: Final = 65_533
+"""Nobody's: the number before that of `nobody`, which containers with users of their own have as well."""
+
+
+def counted_apart(make: Callable[[], asyncio.AbstractEventLoop]) -> asyncio.AbstractEventLoop:
+    """Make an event loop whose watches of epoll the kernel counts for another user, if this one is root.
+
+    The kernel counts them for the real user of whoever has made an epoll. A sandboxed server of the same user can use
+    them all up, and uvloop ends the process that gets no more.
+    """
+    if os.getresuid() != (0, 0, 0):
+        return make()
+    try:
+        os.setresuid(_NOBODYS_USER, -1, -1)  # the effective one, and with it all rights, stay
+    except OSError:  # a container without that user
+        return make()
+    try:
+        return make()
+    finally:
+        os.setresuid(0, -1, -1)
+
+
+class _Config(uvicorn.Config):
+    def get_loop_factory(self) -> Callable[[], asyncio.AbstractEventLoop] | None:
+        factory = super().get_loop_factory()
+        if sys.platform != "linux" or factory is None or not factory.__module__.startswith("uvloop"):
+            return factory
+        from transports.inbound.guarded_loop import GuardedLoop  # where there is uvloop
+
+        return partial(counted_apart, GuardedLoop)
 
 
 class _Beside(uvicorn.Server):
@@ -133,7 +167,7 @@ def serve(settings: Settings, welcome: Welcome | None = None) -> None:
     asyncio.run(gateway.try_store())
     connections, siblings = _limited(gateway, settings), inherited_siblings(gateway.metrics.hand_overs)
     handed = None if siblings is None else HandedConnections(siblings, connections, gateway.state.may_serve)
-    config = uvicorn.Config(
+    config = _Config(
         _remembering(create_app(settings, gateway=gateway), refused := list[ConfigurationError]()),
         host=options.host,
         port=options.port,

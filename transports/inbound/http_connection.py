@@ -64,11 +64,19 @@ class HttpConnection(MessageReading):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(cast("asyncio.Transport", transport))
         self._of_cycles = cast("asyncio.Transport", CycleTransport(self.transport, self._close_after_response))
+        if not self._is_watched():
+            self.transport.abort()
         refused = self._others.enter(self, self.client[0] if self.client else "", place=self._place)
-        if refused is not None:
+        if refused is not None and not self.transport.is_closing():
             # Nobody checks the deadlines of this connection, so it must not wait for the client to read.
             self.transport.write(BadRequest(503, "Too many connections.", refused).response())
             self.transport.close()
+
+    def _is_watched(self) -> bool:
+        """Whether the loop can wait for what arrives here."""
+        reserve: Callable[[int], bool] | None = getattr(self.loop, "reserve", None)  # of a `GuardedLoop`
+        ours = self.transport.get_extra_info("socket")
+        return reserve is None or ours is None or reserve(ours.fileno())
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._others.leave(self)

@@ -64,7 +64,7 @@ _COUNTED = [
         "shared.poll_watches",
         both(at_most(_POLL_WATCHES), serves_on),
         facts={"children": 60, "hold_s": 1.0},
-        profiles=(),  # a known limit: the kernel has no bound for a process
+        profiles=(),  # a known limit: the kernel has no bound for a process, and the gateway is made to live on without
     ),
     _row(
         "asynchronous requests",

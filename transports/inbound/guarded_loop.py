@@ -1,0 +1,82 @@
+"""uvloop with a look before it asks the kernel for a watch of epoll: it ends the process if it gets none.
+
+The kernel counts these watches for a user, and a sandboxed server of the same user can have all of them. A connection
+that cannot be watched is ended then, and the others live on.
+"""
+
+import contextlib
+import errno
+import logging
+import os
+import select
+import time
+from typing import Any, Final, Self
+
+import uvloop
+
+__all__ = ["GuardedLoop"]
+
+logger = logging.getLogger(__name__)
+
+_TOLD_EVERY_S: Final = 10.0
+_EPOLL: Final = "anon_inode:[eventpoll]"
+
+
+class GuardedLoop(uvloop.Loop):
+    """An event loop that lives on where there are no more watches. For Linux."""
+
+    def __new__(cls) -> Self:
+        """The loop makes its epoll here."""
+        before = _epolls()
+        loop = super().__new__(cls)
+        loop._own = [select.epoll.fromfd(os.dup(fd)) for fd in _epolls() - before]
+        return loop
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._own: list[select.epoll]
+        self._probe = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._told_at = -_TOLD_EVERY_S
+
+    def reserve(self, fd: int) -> bool:
+        """Get the watch of a new connection before the loop asks for it, which finds it then. False: there is none."""
+        try:
+            for own in self._own:
+                with contextlib.suppress(FileExistsError):
+                    own.register(fd, select.EPOLLIN)
+        except OSError as error:
+            if error.errno != errno.ENOSPC:
+                raise
+            if time.monotonic() - self._told_at >= _TOLD_EVERY_S:
+                self._told_at = time.monotonic()
+                logger.error(
+                    "connections are dropped: the kernel has no more watches of epoll for this user, and a server of "
+                    "the same user may hold them all; end its session, or raise fs.epoll.max_user_watches"
+                )
+            return False
+        return True
+
+    async def create_connection(self, *given: Any, **named: Any) -> Any:
+        """As always. Raises `OSError` (ENOSPC) if it could not be watched."""
+        if not self.reserve(self._probe):
+            raise OSError(errno.ENOSPC, "no more watches of epoll for this user (fs.epoll.max_user_watches)")
+        for own in self._own:
+            own.unregister(self._probe)
+        return await super().create_connection(*given, **named)
+
+    def close(self) -> None:
+        """As always."""
+        super().close()
+        while self._own:
+            self._own.pop().close()
+            if not self._own:
+                os.close(self._probe)
+
+
+def _epolls() -> set[int]:
+    found = set()
+    for name in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(OSError):  # that of the listing itself
+            if os.readlink(f"/proc/self/fd/{name}") == _EPOLL:
+                found.add(int(name))
+    return found
