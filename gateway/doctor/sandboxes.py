@@ -54,7 +54,7 @@ def _finding(found: Holding) -> Iterator[Finding]:
         )
         yield state(check, f"{summary}: {' '.join(found.missing)}", do)
     else:
-        yield ok(check, f"{summary}; all of it holds on this machine")
+        yield ok(check, " ".join((f"{summary}; all of it holds on this machine.", *found.shared)).removesuffix("."))
     for what in found.left_out:
         name, _, advice = what.partition(": ")
         yield warning(check, f"{name} is not granted", advice)

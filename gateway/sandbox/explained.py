@@ -66,6 +66,7 @@ def explained(
         "not_granted": holding.left_out,
         "withheld": enclosure.withheld,
         "missing": holding.missing,
+        "shared": holding.shared,
     }
 
 
@@ -114,6 +115,7 @@ def lines_of(name: str, found: Mapping[str, Any]) -> Iterator[str]:
     yield from (f"  variable {variable} = {value}" for variable, value in found["variables"].items())
     yield from (f"  withheld: {path}, as it may hold others' tokens (else: read)" for path in found["withheld"])
     yield from (f"  not granted: {what}" for what in found["not_granted"])
+    yield from (f"  on this machine: {what}" for what in found["shared"])
     yield from (f"  does not hold on this machine: {what}" for what in found["missing"])
     if found["missing"] and found["required"]:
         yield "  the gateway does not start here, because the sandbox is required"

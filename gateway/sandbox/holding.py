@@ -46,6 +46,8 @@ class Holding:
     trusts: tuple[str, ...]
     missing: tuple[str, ...]
     left_out: tuple[str, ...]
+    shared: tuple[str, ...] = ()
+    """What its processes do without on this machine, although nothing is open for it."""
     walls: Walls | None = None
 
     def opens(self, files: Iterable[Path]) -> list[str]:
@@ -120,14 +122,18 @@ def holding_of(
     enclosure = enclosures.enclosure(sandbox)
     walls = None if enclosure is None else enclosure.walls
     missing: tuple[str, ...] = ()
+    shared: tuple[str, ...] = ()
     if walls is not None:
-        missing = (*kernel(walls.namespaces).missing(walls), *delegation.missing(walls.limits))
+        here = kernel(walls.namespaces or walls.own_folders)
+        missing = (*here.missing(walls), *delegation.missing(walls.limits))
+        shared = here.shared(walls)
     return Holding(
         server=name,
         sandbox=sandbox,
         trusts=trusts,
         missing=missing,
         left_out=() if enclosure is None else enclosure.left_out,
+        shared=shared,
         walls=walls,
     )
 
@@ -187,5 +193,8 @@ def log_holdings(found: Iterable[Holding], delegation: Delegation | None = None)
     for sentence in dict.fromkeys(sentence for one in walled for sentence in one.missing):
         concerned = dict.fromkeys(one.server for one in walled if sentence in one.missing)
         logger.warning("the sandbox of %s does not hold as a whole: %s", ", ".join(concerned), sentence)
+    for sentence in dict.fromkeys(sentence for one in walled for sentence in one.shared):
+        concerned = dict.fromkeys(one.server for one in walled if sentence in one.shared)
+        logger.info("the sandbox of %s holds, and lacks a comfort: %s", ", ".join(concerned), sentence)
     for name, what in dict.fromkeys((one.server, what) for one in walled for what in one.left_out):
         logger.warning("mcpServers.%s: not granted to its sandbox: %s", name, what)

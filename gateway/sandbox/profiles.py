@@ -127,6 +127,7 @@ def enclosure_of(
             reach=replace(_reach(sandbox, named, closed), sockets=sockets),
             limits=_limits(sandbox),
             namespaces=sandbox.profile == "strict",
+            own_folders=True,
             required=sandbox.required,
             watch="refused" if sandbox.watch else "nothing",
         ),

@@ -64,7 +64,7 @@ def test_a_session_sees_its_own_folder_and_what_it_was_granted(http: httpx.Clien
             )
             assert asked(client, "subprocess.run(['cat', '/etc/hostname']).returncode") == "0"
             assert asked(client, "len(os.listdir('/usr/bin')) > 9") == "True"
-        assert asked(ada, f"Path({homes[1]!r}, 'note').read_text()") == "PermissionError", "a sibling of one principal"
+        assert asked(ada, f"Path({homes[1]!r}, 'note').read_text()") in CLOSED, "a sibling of one principal"
         assert asked(ada, f"Path({str(data / 'x')!r}).write_text('x')") == "1", "an argument, under standard"
         assert asked(guest, f"Path({str(data / 'x')!r}).read_text()") == "x"
         assert asked(guest, f"Path({str(data / 'x')!r}).write_text('y')") in REFUSED, "and under strict"

@@ -114,7 +114,7 @@ def _verdict(row: Row, profile: str, user: str, outcome: Outcome, harmed: bool) 
     if harmed:
         return "OPEN"
     if profile in row.works:
-        return "BROKEN" if held else "works"
+        return "works" if not held else "not here" if lacking else "BROKEN"
     if held:
         return "held"
     if lacking:

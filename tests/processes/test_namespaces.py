@@ -1,6 +1,7 @@
 """Servers with namespaces of their own end as all others do, completely, and are known by their numbers outside."""
 
 import asyncio
+import json
 import os
 import signal
 import socket
@@ -99,17 +100,58 @@ async def test_a_failure_names_its_step(fork_server: ForkServer, family: Family)
         await fork_server.spawn(walled(family.command("no-such-program")), Recorder())
 
 
-@pytest.mark.parametrize(("reach", "sees"), [(Reach(), False), (Reach(hosts=("api.test:443",)), True)], ids=str)
-@requirement("box.siblings")
-async def test_a_server_that_reaches_nothing_sees_no_sockets_of_the_machine(
-    fork_server: ForkServer, family: Family, reach: Reach, sees: bool
+SEES = """
+import glob, json, os, socket, sys
+tables = [*glob.glob("/proc/net/tcp*"), *glob.glob("/proc/[0-9]*/net/tcp*"), *glob.glob("/proc/[0-9]*/net/unix")]
+print(json.dumps([open(path).read() for path in tables]), flush=True)
+def attempt(family, address):
+    try:
+        with socket.socket(family) as one:
+            one.settimeout(5)
+            one.connect(address)
+            return one.recv(9).decode()
+    except OSError as error: return type(error).__name__
+print(json.dumps(attempt(socket.AF_INET, ("127.0.0.1", int(sys.argv[1])))))
+print(json.dumps(attempt(socket.AF_UNIX, sys.argv[2])))
+print(json.dumps([name for _, name in socket.if_nameindex()]), flush=True)
+"""
+
+
+@pytest.mark.parametrize("reached", ["nothing", "sockets", "port"])
+@requirement("box.siblings", "box.network")
+async def test_a_server_sees_no_sockets_of_the_machine_whatever_it_reaches(
+    fork_server: ForkServer, family: Family, reached: str, tmp_path: Path
 ) -> None:
-    program = "print(open('/proc/net/tcp').read().split(), flush=True)"
-    command = walled(family.python(program))
-    assert command.walls is not None
+    path = str(tmp_path / "unix")
     sink = Recorder()
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        port = f":{listener.getsockname()[1]:04X}"
+    with socket.create_server(("127.0.0.1", 0)) as listener, socket.socket(socket.AF_UNIX) as unix:
+        unix.bind(path)
+        unix.listen()
+        port = listener.getsockname()[1]
+        answering = [asyncio.create_task(_answer(each)) for each in (listener, unix)]
+        reach = {
+            "nothing": Reach(),
+            "sockets": Reach(sockets=(path,)),
+            "port": Reach(hosts=(f"127.0.0.1:{port}",), sockets=(path,)),
+        }[reached]
+        command = walled(family.command(sys.executable, "-I", "-S", "-c", SEES, str(port), path))
+        assert command.walls is not None
         process = await fork_server.spawn(replace(command, walls=replace(command.walls, reach=reach)), sink)
-        assert await process.wait() == 0
-    assert (port in sink.lines[0].decode()) is sees
+        assert await asyncio.wait_for(process.wait(), 20) == 0, process.stderr_tail()
+        for task in answering:
+            task.cancel()
+    seen, by_port, by_path, interfaces = map(json.loads, sink.lines)
+    assert len(seen) >= 3
+    assert not any(f":{port:04X} " in table or path in table for table in seen)
+    assert by_port == ("there" if reached == "port" else "PermissionError")
+    assert by_path == ("PermissionError" if reached == "nothing" else "there")
+    assert "lo" in interfaces
+
+
+async def _answer(listener: socket.socket) -> None:
+    listener.setblocking(False)
+    loop = asyncio.get_running_loop()
+    while True:
+        connection, _ = await loop.sock_accept(listener)
+        with connection:
+            await loop.sock_sendall(connection, b"there")

@@ -304,7 +304,7 @@ def granted_in_tmp(walls: Walls) -> list[str]:
 def test_with_namespaces_it_sees_and_shares_nothing_of_others(place: Place) -> None:
     for _ in range(2):  # and nothing is left for the next one
         said = dict(place.run(APART).said)
-        assert said["pids"] == [1, 2], "the reaper and itself"
+        assert said["pids"] == [2], "itself: the reaper, which sees the network of the machine, is hidden"
         assert said["own"] == [2, 1, granted_in_tmp(place.walls), []]
         assert (said["segment"], said["mine"]) == (True, True)
         error, megabytes = said["full"]
@@ -335,6 +335,102 @@ write({str(folder / "new")!r})
         given = replace(walls, temporary=str(place.own))
         assert place.run("write('/tmp/given'); print(os.path.exists('/tmp/file') * 1)", given).said == [1]
     assert (place.own / "given").exists()
+
+
+OWN_FOLDERS = """
+import ctypes
+def is_shut(path):
+    try: write(path)
+    except OSError as error: return errno.errorcode[error.errno]
+print(json.dumps(["others", [os.path.exists(path) for path in OTHERS]]))
+for folder in ("/tmp", "/dev/shm"):
+    os.mkdir(folder + "/made", 0o700)
+    os.chmod(folder + "/made", 0o755)
+    write(folder + "/made/mine")
+    os.rename(folder + "/made/mine", folder + "/moved")
+print(json.dumps(["read", [open(path).read() for path in READ]]))
+print(json.dumps(["shut", [is_shut(os.path.dirname(READ[0]) + "/new"), is_shut(READ[0])]]))
+write(WRITE)
+print(json.dumps(["talks", talks(SOCKET)]))
+"""
+
+TALKS = """
+def talks(path):
+    try:
+        with socket.socket(socket.AF_UNIX) as one: one.connect(path)
+    except OSError as error: return errno.errorcode[error.errno]
+"""
+
+
+@pytest.mark.skipif(bool(KERNEL.mounts), reason=f"here, {KERNEL.mounts}")
+@pytest.mark.parametrize("user", USERS)
+@pytest.mark.parametrize("apart", [False, True])
+@requirement("box.files", "box.siblings")
+def test_it_has_tmp_and_shared_memory_of_its_own_and_in_them_what_is_granted(user: int | None, apart: bool) -> None:
+    if apart and KERNEL.namespaces:
+        pytest.skip(f"here, {KERNEL.namespaces}")
+    with tempfile.TemporaryDirectory(dir="/tmp") as name, tempfile.NamedTemporaryFile(dir="/dev/shm") as shared:
+        folder = Path(name)
+        for each in ("read/only", "write", "own/tmp", "closed"):
+            (folder / each).mkdir(parents=True)
+            (folder / each / "file").write_text(each, encoding="utf-8")
+        with socket.socket(socket.AF_UNIX) as listener:
+            listener.bind(str(folder / "closed/socket"))
+            listener.listen()
+            for path in (folder, *folder.rglob("*")):
+                os.chown(path, os.geteuid() if user is None else user, -1)
+            grants = (
+                *python_grants(user),
+                Grant(path=str(folder / "read"), mode="rx"),
+                Grant(path=str(folder / "write"), mode="rw"),
+                Grant(path=str(folder / "own"), mode="rwx"),
+                Grant(path=str(folder / "closed"), mode="l"),
+            )
+            walls = Walls(
+                profile="tried", grants=grants, common=len(grants) - 2, reach=Reach(sockets=(f"{name}/closed/socket",)),
+                own_folders=True, namespaces=apart, temporary=str(folder / "own/tmp"),
+            )  # fmt: skip
+            facts = f"OTHERS, READ, WRITE, SOCKET = {[shared.name, f'{name}/closed/file', f'{name}/own/tmp/file']!r}, "
+            facts += f"{[f'{name}/read/only/file']!r}, {f'{name}/write/new'!r}, {f'{name}/closed/socket'!r}\n"
+            outcome = run_walled(TRY + TALKS + facts + OWN_FOLDERS, walls, user=user, cwd="/")
+            assert (outcome.failed, outcome.errors) == ("", [])
+            said = dict(outcome.said)
+            assert said["others"] == [False, False, True]
+            assert said["read"] == ["read/only"]
+            assert said["shut"] == ["EROFS", "EROFS"], "what is granted to be read"
+            assert said["talks"] is None
+        assert (folder / "write/new").exists()
+        assert (folder / "own/tmp/moved").exists()
+        assert not Path("/tmp/made").exists()
+        assert not Path("/dev/shm/made").exists()
+
+
+@pytest.mark.skipif(bool(KERNEL.mounts), reason=f"here, {KERNEL.mounts}")
+@requirement("box.files")
+def test_tmp_stays_that_of_the_machine_where_it_is_granted() -> None:
+    with tempfile.NamedTemporaryFile(dir="/tmp") as file:
+        for grant in ("/tmp", "/"):
+            walls = Walls(profile="tried", grants=(*python_grants(), Grant(path=grant, mode="r")), own_folders=True)
+            script = f"print(json.dumps([os.path.exists({file.name!r}), os.listdir('/dev/shm') == []]))"
+            own_shared = grant != "/"
+            assert run_walled(TRY + script, walls).said[0] in ([True, own_shared], [True, True]), grant
+
+
+@requirement("box.required", "box.files")
+@pytest.mark.skipif(bool(KERNEL.mounts) or shutil.which("unshare") is None, reason="no mounts, or no unshare")
+def test_a_server_that_gets_no_mounts_is_started_and_that_is_told() -> None:
+    walls = Walls(profile="tried", grants=python_grants(), own_folders=True, required=True)
+    script = "import os; print(int(os.path.exists('/tmp')))"
+    given = {"argv": [python_for(None), "-I", "-S", "-c", script], "walls": walls.to_json(), "cwd": None}
+    limited = 'echo 0 > /proc/sys/user/max_mnt_namespaces; exec "$0" -m tests.support.walled'
+    done = subprocess.run(
+        ["unshare", "--user", "--map-root-user", "sh", "-c", limited, python_for(None)],
+        input=json.dumps({**given, "in_flight": 0, "cgroup": "off"}), capture_output=True, text=True, timeout=60,
+        check=True, env={"PYTHONPATH": str(ROOT), "PATH": "/usr/bin:/bin:/usr/sbin"},
+    )  # fmt: skip
+    outcome = json.loads(done.stdout)
+    assert (outcome["said"], outcome["failed"]) == ([1], "")
+    assert "has no /tmp of its own: mounts cannot be used (No space left on device)" in done.stderr
 
 
 LISTENING = """

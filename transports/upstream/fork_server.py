@@ -6,17 +6,18 @@ plays two parts.
 
 The *fork server* is the program as started. On the Unix stream socket FD it receives a request (`prototypes.py`) per
 server to start, with four descriptors attached: a control socket, and the server's stdin, stdout and stderr. For each
-it forks a *reaper*: for `n`, as the first process of namespaces where that is possible (`walls/namespaces.py`). `w` is
-a server with walls, `s` one without. A fifth descriptor is the channel of the server's gate (`walls/gate.py`).
+it forks a *reaper*: for `n`, as the first process of namespaces where that is possible (`walls/namespaces.py`), for
+`m`, with mounts of its own where that is possible. `w` is another server with walls, `s` one without. A fifth
+descriptor is the channel of the server's gate (`walls/gate.py`).
 
 A *reaper* (`reaper.py`) looks after one server. On its control socket it reads one specification, a 4-byte big-endian
 length and the JSON object `{"argv": [...], "env": {...}, "cwd": "..." | null, "walls": {...} | null}`. The walls
 (`walls/spec.py`) are without what they have in common with their prototype, if the request names one. It starts the
 server behind them, and answers in JSON lines: `{"started": pid, "lacks": sentence, "prepared": bool}` (why it has no
-namespaces, if it should have some; whether its walls were prepared) or `{"failed": sentence, "prepared": bool}`, and
-later `{"exited": code, "why": sentence}` (minus the signal number if one ended it; why the kernel ended it, if known).
-After the specification it obeys single bytes: `T` sends SIGTERM to the server and all its descendants, `K` kills them
-all. The end of the control socket means that the gateway is gone, and is `K` as well.
+namespaces or mounts, if it should have some; whether its walls were prepared) or `{"failed": sentence, "prepared":
+bool}`, and later `{"exited": code, "why": sentence}` (minus the signal number if one ended it; why the kernel ended it,
+if known). After the specification it obeys single bytes: `T` sends SIGTERM to the server and all its descendants, `K`
+kills them all. The end of the control socket means that the gateway is gone, and is `K` as well.
 
 Why nothing survives: a reaper is a *child subreaper*, so whatever loses its parent below it (setsid, double forks,
 `sh -c`, npx) becomes its own child. It kills what it finds below itself until the kernel says that it has no child
@@ -50,7 +51,7 @@ from transports.upstream.reaper import Reaper
 from transports.upstream.server_process import note_signals
 from transports.upstream.walls.build import prepare
 from transports.upstream.walls.kernel import probe
-from transports.upstream.walls.namespaces import fork_apart
+from transports.upstream.walls.namespaces import fork_apart, own_mounts
 
 __all__ = ["main"]
 
@@ -90,11 +91,14 @@ class _Starter:
 
     def _start(self, kind: bytes, number: int, fds: list[int]) -> None:
         # In namespaces of its own, /proc is another one than that of a ruleset which is made here.
-        prepared = self.prototypes.take(number, ruleset=kind == b"w") if number else None
+        prepared = self.prototypes.take(number, ruleset=kind != b"n") if number else None
         if number and prepared is None:
             _fail(fds[0], _NOT_KNOWN, prepared=True)
             return
-        lacks = probe(namespaces=True).namespaces if kind == b"n" else ""
+        lacks = ""
+        if kind in (b"n", b"m"):
+            kernel = probe(namespaces=True)
+            lacks = kernel.namespaces if kind == b"n" else kernel.mounts
         fork = fork_apart if kind == b"n" and not lacks else os.fork
         try:
             pid = fork() if kind == b"s" else self._oom_score.fork(fork)
@@ -102,20 +106,28 @@ class _Starter:
             _fail(fds[0], f"cannot fork: {error.strerror}", prepared=False)
         else:
             if pid == 0:
-                self._become_reaper(fds, prepared, lacks)
+                self._become_reaper(fds, prepared, lacks, has_mounts=kind == b"m" and not lacks)
             self._groups.belongs_to(pid)
             self.reapers[pid] = kind != b"s" and not self._groups.count
         if prepared is not None and prepared.ruleset is not None:
             os.close(prepared.ruleset)
 
-    def _become_reaper(self, fds: list[int], prepared: Prepared | None, lacks: str) -> NoReturn:
+    def _become_reaper(self, fds: list[int], prepared: Prepared | None, lacks: str, *, has_mounts: bool) -> NoReturn:
         status = 1
         try:
             self._requests.close()
             self.wakeups.close()
             close_all_but(None if prepared is None else prepared.ruleset)
             control = socket.socket(fileno=fds[0])
-            Reaper(control, fds[1:4], fds[4:], self.gateway, lacks, self._groups, prepared).run()
+            if has_mounts:
+                try:
+                    own_mounts()
+                except OSError as error:
+                    has_mounts, lacks = False, f"mounts are refused ({error.strerror})"
+            reaper = Reaper(
+                control, fds[1:4], fds[4:], self.gateway, lacks, self._groups, prepared, has_mounts=has_mounts
+            )
+            reaper.run()
             status = 0
         except BaseException:
             sys.excepthook(*sys.exc_info())

@@ -77,7 +77,7 @@ class Process:
         loop = asyncio.get_running_loop()
         self.pid = 0
         self.lacks = ""
-        """Why it has no namespaces, if it should have some."""
+        """Why it has no namespaces or mounts, if it should have some."""
         self.prepared = False
         """True if it was started, or could not be, with walls that were prepared."""
         self.returncode: int | None = None

@@ -8,6 +8,7 @@ import os
 import select
 import signal
 import socket
+from dataclasses import replace
 from typing import Any, Final
 
 from transports.upstream.cgroups import Group, Groups
@@ -29,7 +30,7 @@ _RESCAN_MAX_MS: Final = 1_000  # ever less often for one that will not die (unin
 
 class Reaper:
     """Starts, watches and ends one server. `gateway` is a pidfd of the gateway, or None. `prepared` is what its walls
-    have in common with those of others, or None: then the specification has all of them."""
+    have in common with those of others, or None: then the specification has all of them. `has_mounts` of its own."""
 
     def __init__(
         self,
@@ -40,6 +41,8 @@ class Reaper:
         lacks: str,
         groups: Groups,
         prepared: Prepared | None,
+        *,
+        has_mounts: bool,
     ) -> None:
         prctl(_PR_SET_CHILD_SUBREAPER, 1)  # not inherited through fork(2)
         self._wakeups = Wakeups()
@@ -48,6 +51,7 @@ class Reaper:
         self._stdio = stdio
         self._gateway = gateway
         self._lacks = lacks  # why it has no namespaces
+        self._has_mounts = has_mounts
         self._groups = groups
         self._prepared = prepared
         self._group: Group | None = None
@@ -136,8 +140,11 @@ class Reaper:
             self._own = given
             built = prepared._replace(own=tuple(map(Grant._make, given["grants"])))
         self._walls = built.walls
-        arrange(built.walls, self._lacks)
-        return built
+        walls = self._whole_walls() if self._has_mounts else built.walls
+        opened = arrange(walls, self._lacks, has_mounts=self._has_mounts)
+        if opened:
+            self._walls, self._own = replace(self._whole_walls(), grants=(*walls.grants, *opened)), None
+        return built._replace(own=(*built.own, *opened))
 
     def _whole_walls(self) -> Walls:
         assert self._walls is not None
@@ -208,6 +215,9 @@ class Reaper:
         while True:
             if self._group is not None:
                 self._group.kill()
+            if is_apart():  # some may be hidden in /proc: a program that may be executed and not read
+                with contextlib.suppress(OSError):
+                    os.kill(-1, signal.SIGKILL)
             # Without /proc the server's group is all we know of.
             kill(_everyone() or ([self._server] if self._code is None else []))
             if not self._reap():

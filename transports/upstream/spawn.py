@@ -59,7 +59,7 @@ class ForkServer:
         self._requests: socket.socket | None = None
         self._announced = Announced()
         self._processes: set[Process] = set()
-        self._lacks = ""
+        self._lacks: dict[bool, str] = {}  # of those with namespaces, and of those with mounts alone
 
     async def __aenter__(self) -> Self:
         self._connect()
@@ -102,7 +102,7 @@ class ForkServer:
             ProcessFailed: the command or its directory does not exist or may not be used, or a resource is exhausted.
         """
         prototype = _prototype(command.walls)
-        kind = b"s" if command.walls is None else b"n" if command.walls.namespaces else b"w"
+        kind = _kind_of(command.walls)
         reason = REAPER_LOST
         for _ in range(2):  # a killed fork server may not have read the request
             spec = json.dumps(_described(command, prototype)).encode()
@@ -134,14 +134,15 @@ class ForkServer:
         raise ProcessFailed(reason, command.argv[0])
 
     def _note(self, command: Command, lacks: str) -> None:
-        """Log that a server has no namespaces: once, until one has some again. It is known from the start where there
-        are none at all; a limit can be reached later."""
-        if lacks and lacks != self._lacks:
-            logger.warning(
-                "server %r sees the names of other processes, and has no /tmp of its own: %s", command.argv[0], lacks
-            )
-        if command.walls is not None and command.walls.namespaces:
-            self._lacks = lacks
+        """Log that a server has no namespaces, or no mounts: once, until one has some again. It is known from the start
+        where there are none at all; a limit can be reached later."""
+        walls = command.walls
+        if walls is None or not (walls.namespaces or walls.own_folders):
+            return
+        if lacks and lacks != self._lacks.get(walls.namespaces):
+            what = "sees the names of other processes, and has" if walls.namespaces else "has"
+            logger.warning("server %r %s no /tmp of its own: %s", command.argv[0], what, lacks)
+        self._lacks[walls.namespaces] = lacks
 
     def _gate_of(
         self, command: Command, fields: Callable[[], Mapping[str, Any]]
@@ -247,6 +248,13 @@ class ForkServer:
         if self._requests is not None:
             self._requests.close()
             self._requests = None
+
+
+def _kind_of(walls: Walls | None) -> bytes:
+    """What the fork server has to start."""
+    if walls is None:
+        return b"s"
+    return b"n" if walls.namespaces else b"m" if walls.own_folders else b"w"
 
 
 def _prototype(walls: Walls | None) -> Walls | None:

@@ -3,7 +3,7 @@
 from typing import Any
 
 from tests.hostile.home import HOME, SECRETS, TEMPORARY
-from tests.hostile.rows.row import Facts, Outcome, Row, keeps, no_answer, not_there, unchanged
+from tests.hostile.rows.row import BOTH, Facts, Outcome, Row, keeps, no_answer, not_there, unchanged
 from tests.hostile.stage import Called, Stage
 from tests.support.gateway_process import ROOT
 
@@ -199,6 +199,16 @@ def _writes() -> list[Row]:
             "files.write",
             not_there("/tmp/dropped"),
             facts={"path": "/tmp/dropped"},
+        ),
+        Row(
+            "own /tmp",
+            "uses a fixed path below /tmp, and one below /dev/shm, as honest programs do",
+            "files.fixed_paths",
+            no_answer,
+            facts={"folders": ["/tmp/fixed", "/dev/shm/fixed"]},
+            profiles=(),
+            works=BOTH,
+            needs="namespaces",
         ),
         Row(
             "autostart",

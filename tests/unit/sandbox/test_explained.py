@@ -25,6 +25,7 @@ FOUND: dict[str, Any] = {
     "not_granted": [],
     "withheld": [],
     "missing": [],
+    "shared": [],
 }
 
 

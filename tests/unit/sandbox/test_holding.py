@@ -24,9 +24,15 @@ from tests.requirements import requirement
 from transports.upstream.delegation import Delegation
 from transports.upstream.walls.kernel import Kernel
 
-OLD = Kernel(landlock=0, filters="the kernel has no seccomp filters", gate="it has no gate", namespaces="it has none")
+OLD = Kernel(
+    landlock=0,
+    filters="the kernel has no seccomp filters",
+    gate="it has no gate",
+    namespaces="it has none",
+    mounts="it has none",
+)
 BESIDE = {f"sessions.db{ending}" for ending in ("-wal", "-shm", "-journal")}
-NEW = Kernel(landlock=7, filters="", gate="", namespaces="")
+NEW = Kernel(landlock=7, filters="", gate="", namespaces="", mounts="")
 
 
 def found(kernel: Kernel, delegation: Delegation | None = None, **sandboxes: Any) -> list[Holding]:

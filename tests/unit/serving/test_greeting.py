@@ -14,8 +14,14 @@ from gateway.serving.greeting import Greeting, farewell, greeting_of, link_for, 
 from tests.requirements import requirement
 from transports.upstream.walls.kernel import Kernel
 
-OLD = Kernel(landlock=0, filters="the kernel has no seccomp filters", gate="it has no gate", namespaces="it has none")
-NEW = Kernel(landlock=7, filters="", gate="", namespaces="")
+OLD = Kernel(
+    landlock=0,
+    filters="the kernel has no seccomp filters",
+    gate="it has no gate",
+    namespaces="it has none",
+    mounts="it has none",
+)
+NEW = Kernel(landlock=7, filters="", gate="", namespaces="", mounts="")
 DEMO = {"mcpServers": {"demo": {"url": "http://127.0.0.1:9/mcp"}}}
 OPEN = {"host": "0.0.0.0", "anonymous": True, "allowed_hosts": ["mcp.example.com"]}
 KEYS = {"admin": {"keys": {"ann": "0" * 64}}}

@@ -20,14 +20,15 @@ class WallsFailed(Exception):
 def prepare() -> None:
     """Find out what the kernel can, and assemble all filters that may be needed. Forked processes inherit both."""
     kernel = probe()
-    for reach, apart in product((None, Reach()), (False, True)) if not kernel.filters else ():
+    for reach, apart, left in product((None, Reach()), (False, True), (False, True)) if not kernel.filters else ():
         walls = Walls(profile="", grants=(), reach=reach)
-        seccomp.filter_for(_filter_kind(walls, kernel, apart=apart))
+        seccomp.filter_for(_filter_kind(walls, kernel, apart=apart, has_left=left))
 
 
-def arrange(walls: Walls, no_namespaces: str = "") -> None:
-    """What the reaper does for the walls before it forks the server. In a reaper with namespaces: mounts.
-    `no_namespaces` says why it has none although these walls want them.
+def arrange(walls: Walls, no_namespaces: str = "", *, has_mounts: bool = False) -> tuple[Grant, ...]:
+    """What the reaper does for the walls before it forks the server. In a reaper with namespaces, or that `has_mounts`
+    of its own: it arranges them. Returns what they open to the server in addition. `no_namespaces` says why it has none
+    although these walls want them.
 
     Raises:
         WallsFailed: nothing may be started behind these walls on this kernel, or a step failed.
@@ -35,11 +36,12 @@ def arrange(walls: Walls, no_namespaces: str = "") -> None:
     missing = replace(probe(), namespaces=no_namespaces).missing(walls) if walls.required else ()
     if missing:
         raise WallsFailed(f"The sandbox {walls.profile!r} is required, and cannot hold here. {' '.join(missing)}")
-    if namespaces.is_apart():
-        try:
-            namespaces.separate(walls)
-        except (OSError, ValueError) as error:
-            raise _failed(walls, "namespaces", error) from error
+    try:
+        if namespaces.is_apart():
+            return namespaces.separate(walls)
+        return namespaces.place_folders(walls) if has_mounts else ()
+    except (OSError, ValueError) as error:
+        raise _failed(walls, "namespaces" if namespaces.is_apart() else "mounts", error) from error
 
 
 def ruleset_for(walls: Walls) -> int | None:
@@ -78,7 +80,7 @@ def build(
 
     What the filter asks about is announced on a descriptor, which `hand_over` has to give to the reaper, and to close.
     `apart`: the reaper is the first process of its namespaces. `ruleset` has the rules of these walls, and is for
-    this process alone: `own` grants are added to it.
+    this process alone. `own` grants are added to them.
 
     Raises:
         WallsFailed: which step failed, and why.
@@ -87,18 +89,21 @@ def build(
     step = "limits"
     try:  # a context manager for each step would take longer than the limits
         limits.limit(walls.limits)
+        step = "network"
+        has_left = apart and _leave_network(walls, kernel)
+        step = "limits"
         limits.forbid_new_privileges()
         limits.drop_capabilities()
         step = "files"
         if kernel.landlock:
             rules = ruleset_for(walls) if ruleset is None else ruleset
             assert rules is not None  # there is Landlock
-            landlock.allow(rules, (*own, *(namespaces.own_grants() if apart else ())), version=kernel.landlock)
+            landlock.allow(rules, own, version=kernel.landlock)
             landlock.restrict(rules)
             os.close(rules)
         step = "system calls"
         if not kernel.filters:
-            kind = _filter_kind(walls, kernel, apart=apart)
+            kind = _filter_kind(walls, kernel, apart=apart, has_left=has_left)
             announced = seccomp.install(seccomp.filter_for(kind), listener=kind.asks)
             if announced is not None:
                 hand_over(announced)
@@ -106,11 +111,30 @@ def build(
         raise _failed(walls, step, error) from error
 
 
-def _filter_kind(walls: Walls, kernel: Kernel, *, apart: bool) -> seccomp.FilterKind:
+def _leave_network(walls: Walls, kernel: Kernel) -> bool:
+    """Take the network of the machine away from this process, in namespaces of its own. True if it has left that and
+    may use it all the same: by sockets that its gate makes. Raises `OSError`."""
+    reach = walls.reach
+    if reach is None:
+        return False
+    reaches = bool(reach.public or reach.names or reach.hosts or reach.listen)
+    if reaches and kernel.gate:  # nobody could make its sockets
+        return False
+    try:
+        namespaces.leave_network()
+    except OSError:  # a limit is reached; only the addresses of others' sockets are seen then
+        if walls.required:
+            raise
+        return False
+    return reaches
+
+
+def _filter_kind(walls: Walls, kernel: Kernel, *, apart: bool, has_left: bool) -> seccomp.FilterKind:
     if kernel.gate:
         return seccomp.FilterKind(apart=apart)
     return seccomp.FilterKind(
         connections=walls.reach is not None,
+        sockets=has_left and walls.reach is not None,
         attributes=True,
         others=not apart,
         files=watches(walls, kernel.landlock),

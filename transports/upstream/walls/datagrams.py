@@ -36,7 +36,7 @@ class StandIns:
         self._refused = refused
 
     def make(self, notification: Notification) -> None:
-        """Answer a call of socket(2) for datagrams of the Internet, the only ones that are announced."""
+        """Answer a call of socket(2) for datagrams of the Internet."""
         kind = notification.arguments[1]
         try:
             with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as stand_in:

@@ -25,7 +25,6 @@ from transports.upstream.walls import landlock, limits
 from transports.upstream.walls.connecting import Connections
 from transports.upstream.walls.file_calls import FileCalls
 from transports.upstream.walls.file_watch import FileWatch, watches
-from transports.upstream.walls.namespaces import is_apart, own_grants
 from transports.upstream.walls.network_calls import NetworkCalls
 from transports.upstream.walls.notifications import Listener, Notification
 from transports.upstream.walls.process_calls import ProcessCalls
@@ -41,7 +40,7 @@ __all__ = ["NOTIFIED", "Gate"]
 
 NOTIFIED: Final = ("bind", "connect", "listen", "socket")
 """The system calls that the filter of a process with a `Reach` has to announce. Of socket(2): for datagrams of the
-Internet."""
+Internet, and all others of it if the process has left the machine's network."""
 
 _MAX_PACKET_BYTES: Final = 65_536
 _MAX_PACKETS: Final = 64
@@ -89,8 +88,7 @@ class Gate:
         )
         watchers = Watchers(self._listener, self._refusals.add)
         files = FileCalls(walls.grants, self._listener, self._refusals.add, watchers)
-        grants = (*walls.grants, *own_grants()) if is_apart() else walls.grants
-        watch = FileWatch(grants, self._listener, self._refusals.add, touched)
+        watch = FileWatch(walls.grants, self._listener, self._refusals.add, touched)
         processes = ProcessCalls(self._listener, self._refusals.add)
         self._deciders: dict[int, Callable[[Notification], None]] = {
             **dict.fromkeys(files.numbers, files.decide),

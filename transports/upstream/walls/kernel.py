@@ -10,7 +10,7 @@ from functools import cache
 from typing import Final
 
 from transports.upstream.walls import landlock
-from transports.upstream.walls.namespaces import why_not
+from transports.upstream.walls.namespaces import why_not, why_shared
 from transports.upstream.walls.spec import Walls
 from transports.upstream.walls.system_calls import call, machine
 
@@ -33,6 +33,14 @@ class Kernel:
     """seccomp's user notification, and what the gate needs to act on one."""
     namespaces: str
     """User, process, mount and IPC namespaces."""
+    mounts: str
+    """Mounts of a process's own, without the other namespaces."""
+
+    def shared(self, walls: Walls) -> tuple[str, ...]:
+        """What is the server's own elsewhere, and here the machine's, and closed. No walls require it."""
+        if walls.own_folders and not walls.namespaces and self.mounts:
+            return (f"The server has no /tmp and /dev/shm of its own, and the machine's are closed: {self.mounts}.",)
+        return ()
 
     def missing(self, walls: Walls) -> tuple[str, ...]:
         """What of these walls does not hold on this kernel: a sentence for each part."""
@@ -66,7 +74,9 @@ class Kernel:
 def probe(*, namespaces: bool = False) -> Kernel:
     """Try each part, once. Namespaces only if asked: that takes a fork, of a process that has no threads."""
     found = _without_namespaces()
-    return replace(found, namespaces=why_not()) if namespaces and found.namespaces == _NOT_TRIED else found
+    if not namespaces or found.namespaces != _NOT_TRIED:
+        return found
+    return replace(found, namespaces=why_not(), mounts=why_shared())
 
 
 @cache
@@ -75,7 +85,7 @@ def _without_namespaces() -> Kernel:
         machine()
     except OSError as error:
         reason = error.strerror or "unknown machine"
-        return Kernel(landlock=0, filters=reason, gate=reason, namespaces=reason)
+        return Kernel(landlock=0, filters=reason, gate=reason, namespaces=reason, mounts=reason)
     filters = _tried("seccomp filters", lambda: _try_action(_REFUSE))
     notification = _tried("seccomp user notification", lambda: _try_action(_NOTIFY))
     return Kernel(
@@ -83,6 +93,7 @@ def _without_namespaces() -> Kernel:
         filters=filters,
         gate=filters or notification or _tried("access to a server's memory and descriptors", _try_access),
         namespaces=_NOT_TRIED,
+        mounts=_NOT_TRIED,
     )
 
 

@@ -1,8 +1,9 @@
 """A server's own view of the system: processes, mounts and shared memory of its own, where the kernel allows it.
 
-The reaper is the first process of the namespaces, so the kernel ends everything in them with it. It sees what its
-server sees: its own /proc, an empty /tmp and /dev/shm, and all else read-only but what was granted to be written. A
-server that may reach nothing has no network at all.
+With all of them, the reaper is the first process of the namespaces, so the kernel ends everything in them with it. It
+sees what its server sees: its own /proc, an empty /tmp and /dev/shm, and all else read-only but what was granted to be
+written. The server's network is empty, and what sockets it has of the machine's network its gate has made. With mounts
+alone, only /tmp and /dev/shm are its own.
 """
 
 import ctypes
@@ -15,16 +16,26 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from typing import Any, Final, NoReturn
 
-from transports.upstream.walls.paths import open_path
-from transports.upstream.walls.spec import Grant, Reach, Walls
+from transports.upstream.walls.paths import is_within, open_path
+from transports.upstream.walls.spec import Grant, Walls
 from transports.upstream.walls.system_calls import call, dumpable, numbers
 
-__all__ = ["fork_apart", "is_apart", "own_grants", "separate", "why_not"]
+__all__ = [
+    "fork_apart",
+    "is_apart",
+    "leave_network",
+    "own_mounts",
+    "place_folders",
+    "separate",
+    "why_not",
+    "why_shared",
+]
 
 _NEW_MOUNTS, _NEW_IPC, _NEW_USER, _NEW_PROCESSES = 0x0002_0000, 0x0800_0000, 0x1000_0000, 0x2000_0000
 _NEW_NETWORK: Final = 0x4000_0000
 
 _NO_SET_UID, _NO_DEVICES, _NO_EXECUTE, _BIND, _RECURSIVE, _PRIVATE = 2, 4, 8, 0x1000, 0x4000, 1 << 18
+_FOLLOWING: Final = 1 << 19  # MS_SLAVE
 _READ_ONLY, _HERE, _EMPTY_PATH, _BELOW_TOO = 0x1, -100, 0x1000, 0x8000  # of mount_setattr
 
 OWN_FOLDERS: Final = ("/dev/shm", "/tmp")
@@ -32,11 +43,6 @@ OWN_FOLDERS: Final = ("/dev/shm", "/tmp")
 
 _OWN_BYTES: Final = 256 << 20
 _OWN_FILES: Final = 65_536
-
-
-def own_grants() -> tuple[Grant, ...]:
-    """What a process in namespaces of its own may use because nobody else has it."""
-    return tuple(Grant(path=folder, mode="rw", optional=True) for folder in OWN_FOLDERS)
 
 
 def is_apart() -> bool:
@@ -79,56 +85,143 @@ def _settle(user: int, group: int) -> None:
             os.close(file)
 
 
-def separate(walls: Walls) -> None:
+def leave_network() -> None:
+    """Give this process a network in which there is nothing: /proc/net shows it no sockets of the machine. Those that
+    it is given stay in theirs. Raises `OSError`."""
+    call("unshare", _NEW_NETWORK)
+
+
+def own_mounts() -> None:
+    """Give this process mounts of its own. Whoever has the right to do so needs no user namespace, in which root could
+    not use the files of others any more.
+
+    Raises:
+        OSError: the kernel, or the container around us, refuses.
+        RuntimeError: they cannot be used, and nothing may go on in this process.
+    """
+    user, group = os.geteuid(), os.getegid()
+    try:
+        call("unshare", _NEW_MOUNTS)
+    except PermissionError:
+        if user == 0:
+            raise
+        call("unshare", _NEW_USER | _NEW_MOUNTS)
+        try:
+            _settle(user, group)
+        except OSError as error:
+            raise RuntimeError("a user namespace has no users") from error
+
+
+def separate(walls: Walls) -> tuple[Grant, ...]:
     """Arrange the mounts of this process, which is the first of its namespaces, for the server that it will start.
+    Returns the grants of its own folders.
 
     Raises:
         OSError: the kernel refuses, or a granted path does not exist. The file name of the error is the path.
     """
-    if walls.reach == Reach(refused=() if walls.reach is None else walls.reach.refused):
-        with suppress(OSError):  # a limit is reached; what it could connect to is refused all the same
-            call("unshare", _NEW_NETWORK)  # /proc/net has nothing of the machine
     _mount(None, "/", None, _RECURSIVE | _PRIVATE)
-    targets = list(_targets(walls))
+    targets = list(_targets(walls, OWN_FOLDERS, written=True))
     _set_read_only(_HERE, "/", on=True, flags=_BELOW_TOO)
-    _mount("proc", "/proc", "proc", _NO_SET_UID | _NO_DEVICES | _NO_EXECUTE)
+    _mount_processes()
+    return _cover(walls, [folder for folder in OWN_FOLDERS if os.path.isdir(folder)], targets, all_read_only=True)
+
+
+def place_folders(walls: Walls) -> tuple[Grant, ...]:
+    """Give this process, which has mounts of its own, /tmp and /dev/shm of its own, unless they are granted to it as
+    they are. All other mounts stay as they are, and those that come and go outside do so here. Else as `separate`."""
+    _mount(None, "/", None, _RECURSIVE | _FOLLOWING)
+    folders = [folder for folder in OWN_FOLDERS if os.path.isdir(folder) and not _is_wanted(walls, folder)]
+    return _cover(walls, folders, list(_targets(walls, folders, written=False)), all_read_only=False)
+
+
+def _is_wanted(walls: Walls, folder: str) -> bool:
+    """True if the machine's folder is granted, or a folder of sockets below it: in an own one, what is mounted can be
+    read, and of that only the sockets may be used."""
+    above = ("/", os.path.dirname(folder), folder)
+    sockets = [path for path in _ungranted_sockets(walls, (folder,)) if os.path.isdir(path)]
+    return bool(sockets) or any(grant.path in above and grant.mode != "l" for grant in walls.grants)
+
+
+def _mount_processes() -> None:
+    """A /proc of those of the namespace. The reaper's, with the network of the machine in it, is hidden from the
+    server, which may not look into it (`hidepid`, of each mount since Linux 5.8)."""
+    flags = _NO_SET_UID | _NO_DEVICES | _NO_EXECUTE
+    try:
+        _mount("proc", "/proc", "proc", flags, "hidepid=4")
+    except OSError as error:
+        if error.errno != errno.EINVAL:
+            raise
+        _mount("proc", "/proc", "proc", flags)
+
+
+def _cover(
+    walls: Walls, folders: list[str], targets: Iterable[tuple[str, str, int]], *, all_read_only: bool
+) -> tuple[Grant, ...]:
+    """Mount own folders, and what is to be found below them: what may only be read, read-only. The folders themselves
+    may be written, and with them, for Landlock, all below."""
     memory = f"mode=1777,size={_OWN_BYTES},nr_inodes={_OWN_FILES}"
-    covered = [folder for folder in OWN_FOLDERS if os.path.isdir(folder)]
     temporary = None if walls.temporary is None else open_path(walls.temporary)
-    for folder in covered:
-        if folder == "/tmp" and temporary is not None:
-            _bind(temporary, folder, writable=True)
+    mode = "rw"
+    for folder in folders:
+        if folder == "/tmp" and temporary is not None and walls.temporary is not None:
+            _bind(temporary, folder)
+            if all_read_only:
+                _set_read_only_at(folder, on=False)
+            mode = next((grant.mode for grant in walls.grants if is_within(walls.temporary, (grant.path,))), mode)
         else:
             _mount("tmpfs", folder, "tmpfs", _NO_SET_UID | _NO_DEVICES, memory)
-    for grant, target in targets:
-        if _is_covered(grant.path, covered):
-            _make_target(grant.path, is_folder=stat.S_ISDIR(os.fstat(target).st_mode))
-        _bind(target, grant.path, writable="w" in grant.mode)
+    for path, rights, target in targets:
+        if _is_covered(path, folders):
+            _make_target(path, is_folder=stat.S_ISDIR(os.fstat(target).st_mode))
+        _bind(target, path)
+        if all_read_only == ("w" in rights):
+            _set_read_only_at(path, on=not all_read_only)
         os.close(target)
     if temporary is not None:
         os.close(temporary)
+    return tuple(Grant(path=folder, mode=mode if folder == "/tmp" else "rw", optional=True) for folder in folders)
 
 
-def _targets(walls: Walls) -> Iterator[tuple[Grant, int]]:
-    """What has to be mounted: what may be written, and what the own folders would cover. Not what may only be listed:
-    below an own folder, all that is mounted can be read."""
-    for grant in sorted(walls.grants, key=lambda grant: grant.path):
-        if "w" in grant.mode or (grant.mode != "l" and _is_covered(grant.path, OWN_FOLDERS)):
-            try:
-                target = open_path(grant.path)
-            except FileNotFoundError:
-                if grant.optional:
-                    continue
-                raise
-            kind = os.fstat(target).st_mode
-            if grant.path in OWN_FOLDERS or not (stat.S_ISDIR(kind) or stat.S_ISREG(kind)):
-                os.close(target)  # devices can be written on read-only mounts
+def _targets(walls: Walls, folders: Iterable[str], *, written: bool) -> Iterator[tuple[str, str, int]]:
+    """What has to be mounted, with its mode and a descriptor: what own folders would cover, and what may be `written`.
+    Not what may only be listed: below an own folder, all that is mounted can be read. Of sockets, those that exist."""
+    wanted = [
+        grant
+        for grant in walls.grants
+        if (written and "w" in grant.mode) or (grant.mode != "l" and _is_covered(grant.path, folders))
+    ]
+    for grant in sorted(wanted, key=lambda grant: grant.path):
+        try:
+            target = open_path(grant.path)
+        except FileNotFoundError:
+            if grant.optional:
+                continue
+            raise
+        kind = os.fstat(target).st_mode
+        is_device = not (stat.S_ISDIR(kind) or stat.S_ISREG(kind) or _is_covered(grant.path, folders))
+        if grant.path in OWN_FOLDERS or is_device:
+            os.close(target)  # devices can be written on read-only mounts
+        else:
+            yield grant.path, grant.mode, target
+    for path in _ungranted_sockets(walls, folders):
+        with suppress(FileNotFoundError):
+            target = open_path(path)
+            if stat.S_ISSOCK(os.fstat(target).st_mode):
+                yield path, "r", target
             else:
-                yield grant, target
+                os.close(target)
+
+
+def _ungranted_sockets(walls: Walls, folders: Iterable[str]) -> list[str]:
+    """Those that the own folders would cover, and that are in no granted folder."""
+    sockets = () if walls.reach is None else walls.reach.sockets
+    covered = [path for path in sockets if path in ("/", *folders) or _is_covered(path, folders)]
+    granted = [grant.path for grant in walls.grants if grant.mode != "l"] if covered else ()
+    return [path for path in covered if not is_within(path, granted)]
 
 
 def _is_covered(path: str, folders: Iterable[str]) -> bool:
-    return any(path.startswith(folder + "/") for folder in folders)
+    return path.startswith(tuple(folder + "/" for folder in folders))
 
 
 def _make_target(path: str, *, is_folder: bool) -> None:
@@ -140,14 +233,16 @@ def _make_target(path: str, *, is_folder: bool) -> None:
         os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
 
 
-def _bind(target: int, path: str, *, writable: bool) -> None:
+def _bind(target: int, path: str) -> None:
     _mount(f"/proc/self/fd/{target}", path, None, _BIND | _RECURSIVE)
-    if writable:
-        mounted = open_path(path)
-        try:
-            _set_read_only(mounted, "", on=False, flags=_EMPTY_PATH)
-        finally:
-            os.close(mounted)
+
+
+def _set_read_only_at(path: str, *, on: bool) -> None:
+    mounted = open_path(path)
+    try:
+        _set_read_only(mounted, "", on=on, flags=_EMPTY_PATH | _BELOW_TOO * on)
+    finally:
+        os.close(mounted)
 
 
 def _mount(source: str | None, path: str, kind: str | None, flags: int, data: str | None = None) -> None:
@@ -163,7 +258,7 @@ def _set_read_only(at: int, path: str, *, on: bool, flags: int) -> None:
     call("mount_setattr", at, os.fsencode(path), flags, struct.pack("=4Q", *change, 0, 0), 32)
 
 
-_known: Final[list[str]] = []
+_known: Final[dict[str, str]] = {}
 _PASSING: Final = (errno.ENOSPC, errno.EUSERS, errno.EAGAIN, errno.ENOMEM, errno.EMFILE, errno.ENFILE)
 """A limit is reached, perhaps for a moment only."""
 
@@ -171,29 +266,46 @@ _PASSING: Final = (errno.ENOSPC, errno.EUSERS, errno.EAGAIN, errno.ENOMEM, errno
 def why_not() -> str:
     """Why namespaces cannot be used here, found out by using them in a process of its own. Empty if they can. Found out
     once, but for what may be otherwise at the next start."""
-    if not _known:
-        code, found = _tried()
+    return _once("namespaces", fork_apart, lambda: separate(_NO_WALLS))
+
+
+def why_shared() -> str:
+    """Why a server has no /tmp and /dev/shm of its own here, unless it has all namespaces. As `why_not`."""
+
+    def work() -> None:
+        own_mounts()
+        place_folders(_NO_WALLS)
+
+    return _once("mounts", os.fork, work)
+
+
+_NO_WALLS: Final = Walls(profile="", grants=())
+
+
+def _once(what: str, fork: Callable[[], int], work: Callable[[], object]) -> str:
+    if what not in _known:
+        code, found = _tried(what, fork, work)
         if code in _PASSING:
             return found
-        _known.append(found)
-    return _known[0]
+        _known[what] = found
+    return _known[what]
 
 
-def _tried() -> tuple[int, str]:
-    """The error with which namespaces could not be used, 0 for none, and the sentence for it."""
+def _tried(what: str, fork: Callable[[], int], work: Callable[[], object]) -> tuple[int, str]:
+    """The error with which they could not be used, 0 for none, and the sentence for it."""
     try:
-        pid = fork_apart()
+        pid = fork()
     except OSError as error:
-        return error.errno or errno.EIO, f"namespaces are refused ({error.strerror})"
+        return error.errno or errno.EIO, f"{what} are refused ({error.strerror})"
     if pid == 0:
-        _end_with(lambda: separate(Walls(profile="", grants=())))
+        _end_with(work)
     code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
     if code == 0:
         return 0, ""
-    return code, f"namespaces cannot be used ({os.strerror(code) if code > 0 else f'signal {-code}'})"
+    return code, f"{what} cannot be used ({os.strerror(code) if code > 0 else f'signal {-code}'})"
 
 
-def _end_with(work: Callable[[], None]) -> NoReturn:
+def _end_with(work: Callable[[], object]) -> NoReturn:
     """End this process after some work, with the errno of its failure as exit code."""
     code = errno.EIO
     try:

@@ -37,6 +37,7 @@ from transports.upstream.walls.system_calls import numbers
 
 __all__ = ["NetworkCalls"]
 
+_KIND: Final = 0xF  # of socket(2)'s second argument, without flags
 _ACCEPT_S: Final = 0.5
 _MAX_OWN_LISTENERS: Final = 64
 _QUIET: Final = ("/run/nscd/socket", "/var/run/nscd/socket", "/run/systemd/resolve/io.systemd.Resolve")
@@ -75,15 +76,18 @@ class NetworkCalls:
         self._own_listeners: dict[int, None] = {}  # inodes, the oldest first
         calls = numbers()
         self._stand_ins = StandIns(listener, resolve, self._refuse_datagrams)
-        self._datagrams, self._binds = calls["socket"], calls["bind"]
+        self._socket, self._bind = calls["socket"], calls["bind"]
         self._handlers = {calls["connect"]: self._connect, calls["listen"]: self._listen}
 
     def decide(self, notification: Notification) -> None:
         """Answer the call, now or when its connection has been made. No error of a call ends the gate."""
-        if notification.number == self._datagrams:
-            self._stand_ins.make(notification)
+        if notification.number == self._socket:
+            if notification.arguments[1] & _KIND == socket.SOCK_DGRAM and notification.integer(0) in INTERNET:
+                self._stand_ins.make(notification)
+            else:
+                self._make(notification)
             return
-        if notification.number == self._binds:
+        if notification.number == self._bind:
             self._tell_of_bind(notification)
             self._listener.proceed(notification)
             return
@@ -116,6 +120,17 @@ class NetworkCalls:
                 return
             if given.port not in self._ports and self._listener.is_valid(notification):
                 self._refused("listen", str(given.port), "not granted")
+
+    def _make(self, notification: Notification) -> None:
+        """Make a socket in the network of the machine, for a process that has left it. The filter announces no other
+        kinds than may be had there."""
+        family, kind, protocol = (notification.integer(place) for place in range(3))
+        try:
+            with socket.socket(family, kind, protocol) as made:
+                made.setblocking(not kind & socket.SOCK_NONBLOCK)
+                self._listener.give(notification, made.fileno(), closes_on_exec=bool(kind & socket.SOCK_CLOEXEC))
+        except OSError as error:
+            self._listener.answer(notification, error.errno or errno.EPERM)
 
     @staticmethod
     def _theirs(notification: Notification) -> socket.socket:

@@ -94,6 +94,8 @@ class FilterKind:
 
     connections: bool = False
     """Connections go to the gate, and there are no sockets that send without one."""
+    sockets: bool = False
+    """Sockets of the Internet, and those that ask for routes, are made by the gate: the process has another network."""
     attributes: bool = False
     """`ATTRIBUTES` go to the gate. Else they are allowed."""
     others: bool = False
@@ -200,10 +202,11 @@ def _of_sockets(kind: FilterKind) -> dict[str, Decision]:
         families = Match(0, dict.fromkeys((_UNIX, _INET, _INET6, _NETLINK), ALLOW), _EPERM)
         return {"socket": families, "socketpair": Match(0, {_UNIX: ALLOW}, _EPERM)}
     unix = Match(1, dict.fromkeys((_STREAM, _SEQPACKET), ALLOW), _EPERM, mask=_TYPE)
-    tcp = Match(2, dict.fromkeys((0, _TCP), ALLOW), _EPERM)
+    made = NOTIFY if kind.sockets else ALLOW
+    tcp = Match(2, dict.fromkeys((0, _TCP), made), _EPERM)
     udp = Match(2, dict.fromkeys((0, _UDP), NOTIFY), _EPERM)  # the gate gives a socket that reaches a resolver only
     inet = Match(1, {_STREAM: tcp, _DATAGRAM: udp}, _EPERM, mask=_TYPE)
-    routes = Match(2, {_NETLINK_ROUTE: ALLOW}, _EPERM)  # getifaddrs() reads them
+    routes = Match(2, {_NETLINK_ROUTE: made}, _EPERM)  # getifaddrs() reads them
     slow = refuse(errno.EOPNOTSUPP)  # as a kernel that has fast open switched off
     # IP_OPTIONS, and IPV6_2292RTHDR, IPV6_2292PKTOPTIONS and IPV6_RTHDR: a route by way of other hosts
     by_way_of = {0: Match(2, {4: _EPERM}, ALLOW), 41: Match(2, dict.fromkeys((5, 6, 57), _EPERM), ALLOW)}

@@ -95,6 +95,8 @@ class Walls:
     limits: Limits = Limits()
     namespaces: bool = False
     """True if it gets processes, mounts and shared memory of its own (see `temporary`) where the kernel allows it."""
+    own_folders: bool = False
+    """True if it gets `/tmp` and `/dev/shm` of its own where the kernel allows it, also without `namespaces`."""
     temporary: str | None = None
     """The folder that is `/tmp` within its own mounts. None: an empty one in memory."""
     required: bool = False
@@ -112,6 +114,7 @@ class Walls:
             "reach": None if self.reach is None else _fields_of(self.reach),
             "limits": _fields_of(self.limits),
             "namespaces": self.namespaces,
+            "own_folders": self.own_folders,
             "temporary": self.temporary,
             "required": self.required,
             "watch": self.watch,

@@ -47,6 +47,19 @@ def write(facts: Facts) -> str:
     return "written"
 
 
+def fixed_paths(facts: Facts) -> str:
+    """A folder with a mode of its own and a file that is renamed, in each of the folders."""
+    for folder in facts["folders"]:
+        os.mkdir(folder)
+        os.chmod(folder, 0o700)
+        with open(f"{folder}/new", "x", encoding="ascii") as file:
+            file.write("text")
+        os.rename(f"{folder}/new", f"{folder}/renamed")
+        os.remove(f"{folder}/renamed")
+        os.rmdir(folder)
+    return "used"
+
+
 def make(facts: Facts) -> str:
     """Folders, and a file below them."""
     os.makedirs(os.path.dirname(facts["path"]), exist_ok=True)

@@ -11,7 +11,7 @@ from transports.upstream.walls.build import WallsFailed, arrange
 from transports.upstream.walls.kernel import Kernel, probe
 from transports.upstream.walls.spec import Limits, Reach, Walls
 
-NEW = Kernel(landlock=7, filters="", gate="", namespaces="")
+NEW = Kernel(landlock=7, filters="", gate="", namespaces="", mounts="")
 PLAIN = Walls(profile="standard", grants=())
 FULL = replace(PLAIN, reach=Reach(), limits=Limits(processes=9), namespaces=True)
 
@@ -44,7 +44,7 @@ def test_each_missing_part_has_its_sentence() -> None:
     ]  # fmt: skip
     for sentence in no_namespaces.missing(FULL):
         assert sentence.endswith(".")
-    assert words(Kernel(landlock=0, filters="x", gate="x", namespaces="x"), PLAIN)[1] == "No system call is"
+    assert words(Kernel(landlock=0, filters="x", gate="x", namespaces="x", mounts="x"), PLAIN)[1] == "No system call is"
 
 
 @requirement("box.system")
@@ -62,7 +62,7 @@ def test_a_limit_that_may_pass_is_asked_about_again(monkeypatch: pytest.MonkeyPa
     def fork_apart() -> int:
         raise OSError(errors.pop(0), "refused")
 
-    monkeypatch.setattr(namespaces, "_known", [])
+    monkeypatch.setattr(namespaces, "_known", {})
     monkeypatch.setattr(namespaces, "fork_apart", fork_apart)
     for _ in range(4):
         assert namespaces.why_not() == "namespaces are refused (refused)"
