@@ -24,7 +24,7 @@ test-below-tmp: $(VENV)/.installed-dev ## Run the tests of servers that have a /
 	@folder=$$(mktemp -d /tmp/clone.XXXXXX) && trap 'rm -rf "$$folder"' EXIT && chmod 755 "$$folder" && \
 	git clone --quiet . "$$folder/clone" && $(BIN)/python -m venv --without-pip "$$folder/clone/$(VENV)" && \
 	$(BIN)/python -c "import sysconfig; print(sysconfig.get_path('purelib'))" > "$$(echo "$$folder"/clone/$(VENV)/lib/python3*/site-packages)/these.pth" && \
-	cd "$$folder/clone" && $(BIN)/python -m pytest -q tests/processes -k "apart or test_namespaces"
+	cd "$$folder/clone" && $(BIN)/python -m pytest -q tests/processes -k "apart or test_namespaces or tmp"
 
 unit: $(VENV)/.installed-dev ## Run the unit tests only (half a minute)
 	$(BIN)/python -m pytest -q tests/unit
