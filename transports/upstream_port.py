@@ -20,12 +20,14 @@ __all__ = [
     "Upstream",
     "UpstreamUnavailable",
     "is_about_content",
+    "is_refusal",
 ]
 
 STANDALONE: Final = ""
 """Stands for the stream of a server's own messages, which belong to no request."""
 
 _NOT_ABOUT_CONTENT: Final = frozenset({401, 402, 403, 407, 408, 421, 423, 425, 429, 451})
+_REFUSALS: Final = frozenset({307, 308, 501, 503, 505})
 
 
 class UpstreamUnavailable(Exception):
@@ -41,6 +43,13 @@ def is_about_content(status: int) -> bool:
     """Whether an HTTP status refuses a request for what it says. Otherwise the server is busy or broken, a proxy has
     answered, or the request needs credentials."""
     return 400 <= status < 500 and status not in _NOT_ABOUT_CONTENT
+
+
+def is_refusal(status: int) -> bool:
+    """Whether an HTTP status says that the request was not executed; 0 stands for a request that was not sent. A server
+    that answers 500 may have failed in the middle of its work, and one behind a proxy that answers 502 or 504 may be
+    done with it (RFC 9110 §15)."""
+    return not status or 400 <= status < 500 or status in _REFUSALS
 
 
 class LinkClosed(Exception):
@@ -102,8 +111,8 @@ class LinkEvents(Protocol):
         ...
 
     def refused(self, request_id: int | str, reason: str, status: int = 0) -> None:
-        """The upstream refused that request, with that HTTP status if it has answered one. The request was not
-        executed."""
+        """The upstream did not answer that request, but with that HTTP status if it has sent one. `is_refusal` says
+        whether the request may have been executed all the same."""
         ...
 
     def unsent(self, link: "Link", request_id: int | str | None, reason: str) -> None:

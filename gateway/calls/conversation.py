@@ -27,7 +27,7 @@ from gateway.protocol.methods import LISTS
 from gateway.protocol.reserved_meta import without_reserved_in
 from transports.era import LEGACY
 from transports.jsonrpc import HEADER_MISMATCH, InvalidMessage, Message, Object, encode, error_code
-from transports.upstream_port import Link, LinkClosed, UpstreamUnavailable
+from transports.upstream_port import Link, LinkClosed, UpstreamUnavailable, is_refusal
 
 __all__ = ["Conversation", "Router"]
 
@@ -224,7 +224,7 @@ class Conversation(Peer):
     def refused(self, request_id: int | str, reason: str, status: int = 0) -> None:
         self._own.fail(request_id, UpstreamUnavailable(reason, status=status))
         if isinstance(request_id, int) and request_id in self.calls.sent:
-            self.fail(self.calls.sent[request_id], UPSTREAM_UNAVAILABLE, reason)
+            self.fail(self.calls.sent[request_id], *_error_of(status, reason))
 
     def unsent(self, link: Link, request_id: int | str | None, reason: str) -> None:
         # Other calls may still be answered over the old link; whatever is sent now goes over another one.
@@ -305,3 +305,10 @@ class Conversation(Peer):
         await self._links.close()
         if self._background is not None:
             await self._background.close()
+
+
+def _error_of(status: int, reason: str) -> tuple[int, str]:
+    """The code and the message for a call that was answered with an HTTP status alone."""
+    if is_refusal(status):
+        return UPSTREAM_UNAVAILABLE, reason
+    return OUTCOME_UNKNOWN, f"{reason}; whether the call took effect is unknown"

@@ -100,16 +100,16 @@ def test_a_session_that_the_server_forgets_is_opened_again(
     assert [restarted(answer) for answer in answers].count({"reason": "upstream_session"}) == 1
 
 
-@requirement("spec.bridge", "rep.honest")
+@requirement("spec.bridge", "rep.honest", "rep.no-retry")
 def test_what_goes_wrong_there_is_told_and_stays_there(remote: HttpProbe, http: httpx.Client) -> None:
     servers = {"remote": {"url": remote.url}, "local": server(PROBE)}
     with running_gateway(servers) as gateway:
         client = Legacy(gateway.url, http).open()
         assert tool_text(client.tool("remote__count")) == "1"
-        for status in (401, 403, 500, 503):
+        for status, code in ((401, -32013), (403, -32013), (500, -32014), (502, -32014), (503, -32013), (504, -32014)):
             remote.answer_with = status
             error = messages(client.tool("remote__count"))[-1]["error"]
-            assert error["code"] == -32013 and str(status) in error["message"] and "'remote'" in error["message"]
+            assert error["code"] == code and str(status) in error["message"] and "'remote'" in error["message"]
             assert tool_text(client.tool("local__pid"))
         remote.answer_with = 0
         assert messages(client.tool("remote__reset"))[-1]["error"]["code"] == -32014, "nobody knows"

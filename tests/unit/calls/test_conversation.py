@@ -28,6 +28,21 @@ async def test_a_call_that_may_not_be_sent_again_is_answered() -> None:
     assert not upstream.conversation.has_calls
 
 
+@requirement("rep.no-retry")
+@pytest.mark.parametrize(
+    ("status", "code"),
+    [
+        *((status, UPSTREAM_UNAVAILABLE) for status in (0, 307, 308, 400, 401, 404, 429, 501, 503, 505)),
+        *((status, OUTCOME_UNKNOWN) for status in (201, 204, 302, 303, 500, 502, 504, 520, 999)),
+    ],
+)
+async def test_only_a_status_that_refuses_a_call_says_that_it_was_not_executed(status: int, code: int) -> None:
+    upstream, exchange = FakeUpstream(), a_call()
+    await upstream.conversation.start(exchange, {}, {})
+    upstream.conversation.refused(exchange.number, f"server 'fake' answered {status}", status)
+    assert (await answer_of(exchange))["error"]["code"] == code
+
+
 @pytest.mark.parametrize(("code", "is_old"), [(HEADER_MISMATCH, True), (INVALID_PARAMS, False)])
 async def test_a_call_that_is_refused_for_its_headers_makes_the_list_of_tools_old(code: int, is_old: bool) -> None:
     upstream, exchange = FakeUpstream(), a_call()
