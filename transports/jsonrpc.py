@@ -153,6 +153,7 @@ def decode_exact(raw: msgspec.Raw | bytes, *, bounded: bool = False) -> Any:
 
     Raises:
         msgspec.MsgspecError: the value is no JSON, or has such numbers and more than `MAX_EXACT_BYTES`.
+        InvalidMessage: it is nested too deeply.
     """
     try:
         return msgspec.json.decode(raw)
@@ -160,6 +161,9 @@ def decode_exact(raw: msgspec.Raw | bytes, *, bounded: bool = False) -> Any:
         data = bytes(raw)
         if len(data) > MAX_EXACT_BYTES:
             raise
+    except RecursionError:
+        # `parse` has taken it: it skips over what is decoded here, from fewer calls above.
+        raise InvalidMessage(PARSE_ERROR, "not accepted: JSON nested too deeply") from None
 
     def number(text: str) -> Any:
         value = float(text)

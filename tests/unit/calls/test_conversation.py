@@ -13,6 +13,7 @@ from session_store import EventLog
 from session_store.testing import FakeClock, a_session
 from tests.requirements import requirement
 from tests.support.fake_upstream import FakeUpstream, a_call, answer_of
+from tests.support.too_deep import TOO_DEEP
 from transports.jsonrpc import HEADER_MISMATCH, INVALID_PARAMS, Message, encode
 from transports.upstream_port import LinkClosed
 
@@ -41,6 +42,14 @@ async def test_only_a_status_that_refuses_a_call_says_that_it_was_not_executed(s
     await upstream.conversation.start(exchange, {}, {})
     upstream.conversation.refused(exchange.number, f"server 'fake' answered {status}", status)
     assert (await answer_of(exchange))["error"]["code"] == code
+
+
+async def test_an_answer_that_is_too_deep_to_be_searched_for_reserved_keys_ends_its_call() -> None:
+    upstream, exchange = FakeUpstream(), a_call()
+    await upstream.conversation.start(exchange, {}, {})
+    result = msgspec.Raw(b'{"_meta":{"io.github.mcp-session-gateway/x":1},"a":' + TOO_DEEP + b"}")
+    upstream.conversation.message(Message(jsonrpc="2.0", id=exchange.number, result=result))
+    assert (await answer_of(exchange))["error"]["code"] == OUTCOME_UNKNOWN
 
 
 @pytest.mark.parametrize(("code", "is_old"), [(HEADER_MISMATCH, True), (INVALID_PARAMS, False)])
