@@ -39,10 +39,10 @@ def merge_lists(method: str, pages: Iterable[tuple[str, Any]]) -> list[Any]:
 
 
 def has_more(page: Mapping[str, Any]) -> bool:
-    """Whether a page of a list has a cursor of the next one. In the modern era an empty cursor is one as well (MCP
-    2026-07-28, Pagination); legacy servers are known that mean the end by it."""
+    """Whether a page of a list has a cursor of the next one, which is a text. In the modern era an empty cursor is one
+    as well (MCP 2026-07-28, Pagination); legacy servers are known that mean the end by it."""
     cursor = page.get("nextCursor")
-    return cursor is not None and (cursor != "" or "resultType" in page)
+    return isinstance(cursor, str) and (cursor != "" or "resultType" in page)
 
 
 def next_cursor(upstream: str, cursor: str) -> str:

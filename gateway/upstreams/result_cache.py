@@ -9,7 +9,7 @@ import hashlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from time import monotonic
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 from cachetools import LRUCache
@@ -165,14 +165,14 @@ class ResultCache:
                 return None
             pages.append(page)
             cursor = _pages.decode(page).nextCursor
-            if not cursor:
+            if not isinstance(cursor, str) or not cursor:
                 return pages
             params = {"cursor": msgspec.json.encode(cursor)}
         return None
 
 
 class _Page(msgspec.Struct):
-    nextCursor: str | None = None
+    nextCursor: Any = None  # servers may send anything
 
 
 _pages = msgspec.json.Decoder(_Page)

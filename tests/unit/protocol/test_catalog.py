@@ -58,9 +58,11 @@ def test_a_cursor_says_whose_page_comes_next(upstream: str, cursor: str) -> None
         ({"nextCursor": None}, False),
         ({"nextCursor": "", "resultType": "complete"}, True),
         ({"nextCursor": ""}, False),
+        ({"nextCursor": 5}, False),
+        ({"nextCursor": {"a": 1}, "resultType": "complete"}, False),
     ],
 )
-def test_an_empty_cursor_is_one_in_the_modern_era(page: dict[str, Any], more: bool) -> None:
+def test_a_cursor_is_a_text_and_in_the_modern_era_also_an_empty_one(page: dict[str, Any], more: bool) -> None:
     assert has_more(page) is more
 
 

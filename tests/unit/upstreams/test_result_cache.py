@@ -155,3 +155,5 @@ def test_all_pages_of_a_list_or_none() -> None:
     assert pages is not None and [json.loads(each)["tools"] for each in pages] == [[], [{"name": "b"}]]
     kept.keep(page({"cursor": b'"2"'}), result(nextCursor="2"))
     assert kept.cache.pages(LIST, page) is None, "a list without an end"
+    kept.keep(page({}), result(nextCursor={"a": 1}))
+    assert len(list(kept.cache.pages(LIST, page) or ())) == 1, "what is no text is no cursor"
