@@ -3,6 +3,8 @@
 MCP 2025-03-26 … 2025-11-25 and 2026-07-28, Transports §Streamable HTTP. Does not know requests in flight or sessions.
 """
 
+import asyncio
+import contextlib
 import logging
 from collections.abc import Callable
 from time import monotonic
@@ -18,12 +20,13 @@ from transports.upstream.reconnection import StreamPlace
 from transports.upstream.unreadable import meant_by
 from transports.upstream_port import STANDALONE, LinkEvents, is_about_content
 
-__all__ = ["ReplyReader", "error_text"]
+__all__ = ["ReplyReader", "error_text", "skim"]
 
 logger = logging.getLogger(__name__)
 
 _MOST_ERROR_CHARS: Final = 200
 _DISCOVER: Final = "server/discover"
+_MOST_SKIMMED_BYTES, _MOST_SKIMMED_S = 64 << 10, 2.0
 
 
 class ReplyReader:
@@ -108,6 +111,18 @@ class ReplyReader:
             return True
         self._deliver(message, STANDALONE if request_id is None else request_id)
         return message.is_response and message.id == request_id
+
+
+async def skim(response: httpx2.Response) -> None:
+    """Read a body that nobody needs, so that its connection can be used again. One that is long or slow is left, and
+    its connection is closed."""
+    size = 0
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(_MOST_SKIMMED_S):
+            async for chunk in response.aiter_bytes():
+                size += len(chunk)
+                if size > _MOST_SKIMMED_BYTES:
+                    return
 
 
 def error_text(error: Exception) -> str:

@@ -18,7 +18,7 @@ from transports.jsonrpc import Message, Object, decode_exact, decode_id, parse
 from transports.mirrored_headers import argument_headers, encode_value, unknown_headers
 from transports.sse import TooLarge
 from transports.tasks import Tasks
-from transports.upstream.http_replies import ReplyReader, error_text
+from transports.upstream.http_replies import ReplyReader, error_text, skim
 from transports.upstream.line_budget import LineBudget
 from transports.upstream.reconnection import StreamPlace, pause_s
 from transports.upstream_port import ConnectOptions, LinkClosed, LinkEvents, is_about_content
@@ -77,6 +77,12 @@ class HttpUpstream:
     async def connect(self, given: ConnectOptions, events: LinkEvents) -> "HttpLink":
         """A link that resumes the server's session in `given.resume`, or has none yet. Sends nothing."""
         return HttpLink(self, given, events)
+
+    async def tell(self, method: str, headers: Headers, frame: bytes = b"") -> httpx2.Response:
+        """Send what needs no answer. The response has a status and headers; its body is not kept."""
+        async with self.client.stream(method, self.url, content=frame, headers=headers) as response:
+            await skim(response)
+        return response
 
     async def close(self) -> None:
         """Close the pooled connections."""
@@ -224,7 +230,7 @@ class HttpLink:
                 "POST", self._upstream.url, content=frame, headers=headers
             ) as response:
                 if message.method == "initialize" and response.status_code == 200:
-                    self._session = response.headers.get(_SESSION, "")
+                    self._session = _sendable(response.headers.get(_SESSION))
                 if _has_no_session(response) and message.method != "initialize":
                     self._forgotten(message.id)
                     return True
@@ -240,7 +246,7 @@ class HttpLink:
         version of all later requests."""
         if message.is_response and message.id == self._initialize_id and isinstance(message.result, msgspec.Raw):
             result = msgspec.json.decode(message.result)
-            self._version = str(result.get("protocolVersion", "")) if isinstance(result, dict) else ""
+            self._version = _sendable(result.get("protocolVersion")) if isinstance(result, dict) else ""
         self._events.message(message, stream)
 
     async def _resume(self, place: StreamPlace, request_id: int | str) -> bool:
@@ -269,7 +275,7 @@ class HttpLink:
             await asyncio.wait([before])
         try:
             headers = self._headers(self._session_headers() if modern is None else modern)
-            response = await self._upstream.client.post(self._upstream.url, content=frame, headers=headers)
+            response = await self._upstream.tell("POST", headers, frame)
             if _has_no_session(response):
                 self._forgotten(None)
         except (httpx2.HTTPError, OSError) as error:
@@ -333,7 +339,7 @@ class HttpLink:
         headers = self._headers(self._session_headers())
         with contextlib.suppress(httpx2.HTTPError, OSError, TimeoutError):
             async with asyncio.timeout(_CLOSE_S):
-                await self._upstream.client.delete(self._upstream.url, headers=headers)
+                await self._upstream.tell("DELETE", headers)
 
 
 def _modern_headers(
@@ -363,12 +369,17 @@ def _has_no_session(response: httpx2.Response) -> bool:
     return response.status_code == 404 and _SESSION in response.request.headers
 
 
+def _sendable(value: object) -> str:
+    """What a server has given for later headers; empty if it is no text that can stand in one as it is."""
+    return value if isinstance(value, str) and value.isascii() and value.isprintable() else ""
+
+
 def _resumed(state: str) -> tuple[str, str]:
     try:
         version, session = msgspec.json.decode(state or '["",""]', type=tuple[str, str])
     except msgspec.MsgspecError:
         return "", ""
-    return version, session
+    return _sendable(version), _sendable(session)
 
 
 def modern_version(params: Object) -> str:

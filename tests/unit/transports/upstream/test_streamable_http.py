@@ -1,6 +1,7 @@
 """How an HTTP link tells requests of the two eras apart, and which failures it reports."""
 
 import asyncio
+from collections.abc import AsyncIterator
 from typing import Any
 
 import httpx2
@@ -258,4 +259,99 @@ async def test_a_modern_request_has_the_headers_of_its_client_that_its_tool_does
     await events.until(lambda: bool(events.failed))
     assert seen[0].headers.get_list("mcp-param-region") == ["eu"] and seen[0].headers["mcp-param-tenant"] == "t"
     await link.close()
+    await upstream.close()
+
+
+class Endless(httpx2.AsyncByteStream):
+    """A body that does not end, with a pause between its parts if it is slow. `parts`: how many were read."""
+
+    def __init__(self, *, is_slow: bool) -> None:
+        self.parts = 0
+        self.is_slow = is_slow
+        self.closed = asyncio.Event()
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        while True:
+            self.parts += 1
+            yield b"x" * 16_384
+            await (asyncio.Event().wait() if self.is_slow else asyncio.sleep(0))
+
+    async def aclose(self) -> None:
+        self.closed.set()
+
+
+@requirement("up.bounded")
+@pytest.mark.anyio
+@pytest.mark.parametrize("is_slow", [False, True])
+@pytest.mark.parametrize("method", ["POST", "DELETE"])
+async def test_an_answer_that_nobody_needs_is_read_in_part(
+    method: str, is_slow: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("transports.upstream.http_replies._MOST_SKIMMED_S", 0.01)
+    body, events = Endless(is_slow=is_slow), RecordedEvents()
+
+    def answer(request: httpx2.Request) -> httpx2.Response:
+        if request.method == method and b'"id"' not in request.content:
+            return httpx2.Response(202, stream=body)
+        return httpx2.Response(
+            200 if request.method == "POST" else 405, content=b'{"jsonrpc":"2.0","id":7,"result":{}}'
+        )
+
+    upstream = HttpUpstream(name="remote", url="http://remote/mcp", headers={}, max_event_bytes=1_000)
+    upstream._client = httpx2.AsyncClient(transport=httpx2.MockTransport(answer))
+    link = await upstream.connect(ConnectOptions(resume='["2025-11-25","s-1"]'), events)
+    link.send(b'{"jsonrpc":"2.0","method":"notifications/roots/list_changed"}')
+    link.send(b'{"jsonrpc":"2.0","id":7,"method":"ping"}')
+    await events.until(lambda: events.answered == [7])
+    async with asyncio.timeout(5.0):
+        await link.close()
+        await body.closed.wait()
+    assert body.parts <= 6
+    await upstream.close()
+
+
+@requirement("up.bounded")
+@pytest.mark.anyio
+@pytest.mark.parametrize(
+    ("session", "version", "sent"),
+    [
+        (b"s-1", "2025-11-25", ("s-1", "2025-11-25")),
+        (b"s-1", "2025-11-25\r\nX-Evil: 1", ("s-1", None)),
+        (b"s-1", "2025-é", ("s-1", None)),
+        (b"s-1", 7, ("s-1", None)),
+        (b"s-\xe9", "2025-11-25", (None, "2025-11-25")),
+    ],
+)
+async def test_what_no_header_can_have_is_not_taken_from_a_server(
+    session: bytes, version: Any, sent: tuple[str | None, str | None]
+) -> None:
+    seen: list[httpx2.Request] = []
+
+    def answer(request: httpx2.Request) -> httpx2.Response:
+        seen.append(request)
+        body = {"jsonrpc": "2.0", "id": 7, "result": {"protocolVersion": version}}
+        return httpx2.Response(200, headers=[(b"mcp-session-id", session)], json=body)
+
+    upstream, events = answers_404([]), RecordedEvents()
+    upstream._client = httpx2.AsyncClient(transport=httpx2.MockTransport(answer))
+    link = await upstream.connect(ConnectOptions(), events)
+    link.send(request({}, {}, "initialize"))
+    await events.until(lambda: events.answered == [7])
+    link.send(request({}, {}, "ping"))
+    await events.until(lambda: len(events.answered + events.failed) == 2)
+    headers = seen[-1].headers
+    assert events.answered == [7, 7] and seen[-1].method == "POST"
+    assert (headers.get("mcp-session-id"), headers.get("mcp-protocol-version")) == sent
+    await link.close()
+    assert events.ends == ["it was closed"]
+    await upstream.close()
+
+
+@requirement("up.bounded")
+@pytest.mark.anyio
+async def test_a_link_that_resumes_what_no_header_can_have_ends_like_others() -> None:
+    upstream, events = answers_404([]), RecordedEvents()
+    link = await upstream.connect(ConnectOptions(resume='["2025-11-25","s-é"]'), events)
+    await link.close()
+    assert events.ends == ["it was closed"] and not link.resume
     await upstream.close()
