@@ -16,6 +16,8 @@ from transports.jsonrpc import INVALID_PARAMS, Object, encode
 __all__ = ["cursor_of", "has_more", "merge_lists", "named", "next_cursor", "owner_of"]
 
 SEPARATOR: Final = "__"
+_MOST_CURSOR_CHARS: Final = 4_096
+"""Of a cursor of the gateway: half of what a request may have for it."""
 
 
 def owner_of(name: str, upstreams: Iterable[str], kind: str) -> tuple[str, str]:
@@ -45,19 +47,33 @@ def has_more(page: Mapping[str, Any]) -> bool:
     return isinstance(cursor, str) and (cursor != "" or "resultType" in page)
 
 
-def next_cursor(upstream: str, cursor: str) -> str:
-    """A cursor that contains the upstream of the next page, and that upstream's own cursor."""
-    return base64.urlsafe_b64encode(encode([upstream, cursor])).decode()
+def next_cursor(more: Mapping[str, str]) -> str | None:
+    """A cursor that contains the upstreams of the next page with their own cursors. An upstream is left out if no
+    client could send the cursor with it. None if there is no upstream."""
+    fitting: dict[str, str] = {}
+    for upstream, cursor in more.items():
+        if len(_cursor(fitting | {upstream: cursor})) <= _MOST_CURSOR_CHARS:
+            fitting[upstream] = cursor
+    return _cursor(fitting) if fitting else None
 
 
-def cursor_of(params: Object) -> tuple[str, str] | None:
-    """The server and its cursor in a cursor of the gateway; None for the first page. Raises `Refused`: it is no cursor
-    of the gateway."""
+def _cursor(more: Mapping[str, str]) -> str:
+    return base64.urlsafe_b64encode(encode(more)).decode()
+
+
+def cursor_of(params: Object) -> dict[str, str] | None:
+    """The upstreams in a cursor of the gateway with their own cursors, at least one; None for the first page.
+
+    Raises:
+        Refused: it is no cursor of the gateway.
+    """
     if "cursor" not in params:
         return None
     try:
         text = msgspec.json.decode(params["cursor"], type=str)
-        upstream, cursor = msgspec.json.decode(base64.urlsafe_b64decode(text), type=tuple[str, str])
+        more = msgspec.json.decode(base64.urlsafe_b64decode(text), type=dict[str, str])
     except (msgspec.MsgspecError, ValueError):
-        raise Refused(200, INVALID_PARAMS, "Invalid cursor") from None
-    return upstream, cursor
+        more = {}
+    if not more:
+        raise Refused(200, INVALID_PARAMS, "Invalid cursor")
+    return more

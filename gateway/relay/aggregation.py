@@ -3,7 +3,7 @@
 Knows nothing of how a call is sent to its server (`gateway.relay.dispatch`).
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Coroutine, Iterable, Mapping
 from typing import Any
 
 import msgspec
@@ -133,48 +133,39 @@ class Aggregation:
     # -- requests to all servers
 
     async def merged_list(self, call: Call) -> None:
-        """Answer with the pages of all servers up to the first server that has more pages. The cursor of the answer
-        continues there. The answer says which servers did not answer in time.
+        """Answer with a page of each server, and later with the next page of each that has one: a list without an end
+        keeps nothing of the others from the client. The answer says which servers did not answer in time.
 
         Raises:
             Refused: the cursor is not one of the gateway.
         """
         start, servers = cursor_of(call.params), self._servers.to(call.exchange.context)
-        names = [*servers]
-        if start is not None and start[0] not in names:
+        if start is not None and not start.keys() <= servers.keys():
             raise Refused(200, INVALID_PARAMS, "Invalid cursor")
-        pages: list[tuple[str, Any]] = []
-        missing: list[Missing] = []
-        if start is not None:
-            names = names[names.index(start[0]) :]
-            params: Object = {"cursor": msgspec.Raw(encode(start[1]))}
-            found, missing = await self._pages([servers[start[0]]], call.with_params(params))
-            pages, names = [*found.items()], names[1:]  # only if this was its last page are the others asked
-        cursor = _cursor_after(pages)
-        if cursor is None and names:
-            found, more = await self._pages([servers[name] for name in names], call.with_params({}))
-            missing += more
-            for name in names:
-                if name in found and cursor is None:
-                    pages.append((name, found[name]))
-                    cursor = _cursor_after(pages[-1:])
-        body: dict[str, Any] = {LISTS[call.method]: merge_lists(call.method, pages)}
+        asked = [upstream for name, upstream in servers.items() if start is None or name in start]
+        found, missing = await self._pages(asked, call, start)
+        cursor = next_cursor({name: page["nextCursor"] for name, page in found.items() if has_more(page)})
+        body: dict[str, Any] = {LISTS[call.method]: merge_lists(call.method, found.items())}
         if cursor is not None:
             body["nextCursor"] = cursor
         # A later page may be of other servers. All pages of a list have one scope (MCP 2026-07-28, Caching).
         is_part = start is not None or cursor is not None
-        is_filtered = is_part or any(self._admission.filters(servers[name], call.method) for name, _ in pages)
-        result = list_result(call.era, body, [page for _, page in pages], missing, is_filtered=is_filtered)
+        is_filtered = is_part or any(self._admission.filters(servers[name], call.method) for name in found)
+        result = list_result(call.era, body, [*found.values()], missing, is_filtered=is_filtered)
         call.exchange.finish(Message(jsonrpc="2.0", id=0, result=msgspec.Raw(encode(result))))
 
     async def _pages(
-        self, upstreams: Iterable[ConfiguredUpstream], call: Call
+        self, upstreams: Iterable[ConfiguredUpstream], call: Call, cursors: Mapping[str, str] | None
     ) -> tuple[Mapping[str, Any], list[Missing]]:
-        """The pages of these servers, as the session of the call sees them, and the servers that have sent none."""
+        """A page of each of these servers, as the session of the call sees it, and the servers that have sent none.
+        `cursors` are those of the servers; None for their first pages."""
         upstreams = tuple(upstreams)
-        gathered = await self._late.gather(
-            upstreams, Asker.of(call), lambda u: self._page(u, call.method, call), method=call.method
-        )
+
+        def page_of(upstream: ConfiguredUpstream) -> Coroutine[Any, Any, Any]:
+            params: Object = {} if cursors is None else {"cursor": msgspec.Raw(encode(cursors[upstream.name]))}
+            return self._page(upstream, call.method, call.with_params(params))
+
+        gathered = await self._late.gather(upstreams, Asker.of(call), page_of, method=call.method)
         pages: dict[str, Any] = {}
         for upstream in upstreams:
             page = gathered.answers.get(upstream.name)
@@ -213,11 +204,3 @@ class Aggregation:
             tools = upstream.inventory.reader.items(method, page)
             self._apps.listed(upstream.name, [(tool["name"], uri) for tool in tools if (uri := app_of(tool))])
         return page
-
-
-def _cursor_after(pages: list[tuple[str, Any]]) -> str | None:
-    """The cursor of the gateway after the last of these pages; None if its server has no more."""
-    if not pages or not has_more(pages[-1][1]):
-        return None
-    name, page = pages[-1]
-    return next_cursor(name, page["nextCursor"])

@@ -170,9 +170,9 @@ class LegacyTasks:
             Refused: no server lists its tasks, or the cursor is not one of the gateway.
         """
         live, used = resolved.live, self._listing(request.endpoint, resolved)
-        name, cursor = cursor_of(request.params) or (_MADE, "")
+        [(name, cursor), *others] = (cursor_of(request.params) or {_MADE: ""}).items()
         names = [_MADE, *used]
-        if name not in names:
+        if name not in names or others:
             raise Refused(200, INVALID_PARAMS, "Invalid cursor")
         tasks: list[Any] = []
         for each in names[names.index(name) :]:
@@ -184,8 +184,8 @@ class LegacyTasks:
                 told = await self._page(used[each][1], after)
                 tasks += self._named(live, *used[each], told, request.endpoint)
                 more = told["nextCursor"] if isinstance(told.get("nextCursor"), str) else ""
-            if more:
-                return {"tasks": tasks, "nextCursor": next_cursor(each, more)}
+            if more and (following := next_cursor({each: more})) is not None:
+                return {"tasks": tasks, "nextCursor": following}
         return {"tasks": tasks}
 
     def _listing(self, path: str, resolved: Resolved) -> dict[str, tuple[ConfiguredUpstream, Conversation]]:

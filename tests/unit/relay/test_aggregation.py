@@ -48,14 +48,26 @@ async def test_the_lists_of_all_servers_are_one_list_under_public_names() -> Non
     assert names(result) == ["a__x", "a__y", "b__x"] and "nextCursor" not in result
 
 
-async def test_a_list_continues_at_the_server_that_has_more_pages() -> None:
+async def test_a_list_continues_at_the_servers_that_have_more_pages() -> None:
     pages = {("tools/list", ""): tools("x", nextCursor="2"), ("tools/list", "2"): tools("y")}
-    one, two = Server("a", pages), Server("b", {("tools/list", ""): tools("z")})
-    parts = aggregation(one, two)
+    one, two, three = Server("a", pages), Server("b", {("tools/list", ""): tools("z")}), Server("c", pages)
+    parts = aggregation(one, two, three)
     first = await listed(parts)
-    assert names(first) == ["a__x"] and one.asked == [("tools/list", "")]
+    assert names(first) == ["a__x", "b__z", "c__x"] and one.asked == [("tools/list", "")]
     rest = await listed(parts, cursor=first["nextCursor"])
-    assert names(rest) == ["a__y", "b__z"] and one.asked == [*pages]
+    assert names(rest) == ["a__y", "c__y"] and "nextCursor" not in rest
+    assert one.asked == three.asked == [*pages] and two.asked == [("tools/list", "")]
+
+
+@pytest.mark.parametrize("cursor", ["again", "c" * 8_192, 7])
+async def test_a_list_without_an_end_keeps_nothing_of_other_servers_from_a_client(cursor: Any) -> None:
+    endless = {("tools/list", at): tools("x", nextCursor=cursor) for at in ("", "again")}
+    two = {("tools/list", ""): tools("y", nextCursor="2"), ("tools/list", "2"): tools("z")}
+    parts = aggregation(Server("a", endless), Server("b", two), Server("c", {("tools/list", ""): tools("w")}))
+    first = await listed(parts)
+    assert names(first) == ["a__x", "b__y", "c__w"] and len(first["nextCursor"]) <= 4_096
+    rest = await listed(parts, cursor=first["nextCursor"])
+    assert names(rest)[-1] == "b__z"
 
 
 @requirement("spec.letter")
