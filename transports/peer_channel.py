@@ -21,6 +21,7 @@ import asyncio
 from collections import deque
 from collections.abc import Callable
 from struct import Struct
+from time import monotonic
 from typing import Final, Protocol
 
 from transports.frames import FrameReader, FrameTooLong
@@ -113,11 +114,15 @@ class Definition(Protocol):
 class PeerCall:
     """A call on a channel. Its frames are those of `PeerConnection`: the answer is a head and an end."""
 
-    __slots__ = ("_channel", "_frames", "_has_timed_out", "_waiter", "_when_answered", "may_have_run", "number")
+    __slots__ = (
+        *("_channel", "_frames", "_has_timed_out", "_waiter", "_when_answered"),
+        *("asked_at", "may_have_run", "number"),
+    )
 
     def __init__(self, channel: "PeerChannel", number: int) -> None:
         self._channel = channel
         self.number = number
+        self.asked_at = monotonic()
         self.may_have_run = True
         """Whether it may have taken effect. Asked if it has ended without an answer."""
         self._frames: deque[tuple[bytes, bytes]] = deque()

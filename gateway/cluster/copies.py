@@ -1,12 +1,14 @@
 """Sends a request to a peer: on the channel to it if the request is small, else on a connection of its own."""
 
+import math
 from collections.abc import Callable
+from time import monotonic
 from typing import NamedTuple
 
 import msgspec
 
 from gateway.cluster.channels import Channels, Peer
-from gateway.cluster.envelope import CallFacts, Envelopes, ForwardedRequest, Headers, common_of
+from gateway.cluster.envelope import COPIES_S, CallFacts, Envelopes, ForwardedRequest, Headers, common_of
 from gateway.cluster.ownership import Route
 from gateway.observability.logs import CORRELATION
 from gateway.observability.request_log import CORRELATION_HEADER
@@ -53,6 +55,7 @@ class Copies:
         begun = request.route.begun
         self._begun: PeerCall | None = None if begun is None else begun.call
         self._nonce = "" if self._begun is None else self._begun.nonce
+        self._first_at = math.inf if self._begun is None else self._begun.asked_at
         self._seal: Callable[[], bytes] | None = None
         self._ticket: Ticket | None = None
         self._sent: list[PeerConnection | PeerCall] = []
@@ -61,6 +64,14 @@ class Copies:
     def may_have_run(self) -> bool:
         """Whether the peer may have executed one of them, as far as it was heard of."""
         return any(copy.may_have_run for copy in self._sent)
+
+    @property
+    def is_late(self) -> bool:
+        """Whether too much time has passed for one more copy: the peer, which remembers for a while what it has
+        accepted, may take it for the first."""
+        if self._begun is not None or self._ticket is not None:
+            return False  # what is sent next is no copy
+        return monotonic() - self._first_at >= COPIES_S
 
     def returned(self) -> None:
         """The peer has said that it has executed none of them, and will not."""
@@ -73,6 +84,7 @@ class Copies:
             PeerRefused, PeerTimedOut: as `PeerConnectionPool.open`. Nothing was sent.
         """
         sent = await self._send()
+        self._first_at = min(self._first_at, monotonic())
         self._sent.append(sent)
         return sent
 

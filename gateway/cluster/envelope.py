@@ -18,6 +18,7 @@ from transports.replica_wire import PeerTls
 
 __all__ = [
     "CHANNEL",
+    "COPIES_S",
     "GREETING",
     "HOLD",
     "RECORD_MAC_BYTES",
@@ -34,8 +35,11 @@ __all__ = [
 ]
 
 VALID_S: Final = 10.0
-_NONCE_S: Final = 2 * VALID_S
-"""How long a nonce is remembered at least: a copy may be sealed some seconds after the first envelope."""
+COPIES_S: Final = 10.0
+"""For how long after a request was sent copies of it may be sent to the same replica."""
+
+_NONCE_S: Final = COPIES_S + VALID_S
+"""How long a nonce is remembered at least."""
 
 GREETING: Final = "greeting"
 """The path of a request that only asks a replica to answer. Paths of endpoints begin with a slash."""

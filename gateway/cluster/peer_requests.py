@@ -6,7 +6,8 @@ channel to the peer (`transports/peer_channel.py`): there `x` is the ticket for 
 connection.
 
 A request that went out may have taken effect, unless the peer has said that it has not. It is sent to the same peer
-again, which executes one copy, but to another replica as one that may have taken effect.
+again, which executes one copy; but only for some seconds, because the peer remembers copies for a limited time. To
+another replica it is sent as one that may have taken effect.
 """
 
 import asyncio
@@ -99,7 +100,7 @@ class PeerRequests:
     async def _ask(self, peer: Peer, copies: Copies, reply: RelayedReply) -> Outcome:
         timed_out_since: float | None = None
         has_lost = False
-        while True:
+        while not copies.is_late:
             began = monotonic()
             try:
                 connection = await copies.send()
@@ -127,6 +128,7 @@ class PeerRequests:
             timed_out_since = timed_out_since or monotonic()
             if (outcome := await self._before_next(peer, timed_out_since, is_lost=True)) is not None:
                 return outcome
+        return Outcome.UNKNOWN
 
     async def _before_next(self, peer: Peer, since: float, *, is_lost: bool) -> Outcome | None:
         """The outcome for a peer that has not been reached `since` then, by a time-out or, if `is_lost`, because

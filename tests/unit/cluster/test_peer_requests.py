@@ -1,6 +1,7 @@
 """One request to one peer, with the peer and the store played by the test."""
 
 import asyncio
+from time import monotonic
 from types import SimpleNamespace
 from typing import Any
 
@@ -8,7 +9,7 @@ import msgspec
 import pytest
 
 from gateway.cluster.channels import Peer
-from gateway.cluster.envelope import Envelopes, ForwardedRequest, Refusal
+from gateway.cluster.envelope import COPIES_S, Envelopes, ForwardedRequest, Refusal
 from gateway.cluster.lease import DOUBT_S, LEASE_S
 from gateway.cluster.liveness import Outcome
 from gateway.cluster.ownership import Route
@@ -53,6 +54,7 @@ class Connection:
         self.asked: list[bytes] = []
         self.ends: list[str] = []
         self.may_have_run = True
+        self.asked_at, self.nonce = 0.0, "channel.1"
 
     def ask(self, head: bytes, body: bytes) -> None:
         self.asked.append(head)
@@ -107,9 +109,9 @@ class Asked:
     async def _send(self, event: Any) -> None:
         self.sent.append(event)
 
-    async def outcome(self) -> Outcome:
+    async def outcome(self, begun: Any = None) -> Outcome:
         request = ForwardedRequest(
-            route=Route(a_session(FakeClock()), ALICE, None),
+            route=Route(a_session(FakeClock()), ALICE, None, begun=begun),
             method="POST",
             path="/mcp",
             secure=False,
@@ -235,3 +237,30 @@ async def test_what_its_owner_had_not_begun_has_no_effect() -> None:
     waiting.may_have_run = False
     asked = Asked(Cluster(True), waiting, PeerRefused())
     assert await asked.outcome() is Outcome.GONE and not asked.reply.has_started
+
+
+@requirement("rep.honest", "rep.no-retry")
+async def test_no_copy_is_sent_when_the_peer_may_have_forgotten_the_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = FakeClock()
+    monkeypatch.setattr("gateway.cluster.copies.monotonic", clock)
+    events = (b"h", msgspec.msgpack.encode((200, [(b"content-type", b"text/event-stream")])))
+
+    class Long(Connection):
+        async def next(self) -> tuple[bytes, bytes]:
+            if len(self.frames) == 1:
+                clock.pass_time(COPIES_S)
+            return await super().next()
+
+    again = Connection([events, (b"e", b"")])
+    asked = Asked(Cluster(True), Long([events, LOST]), Connection([]), again)
+    assert await asked.outcome() is Outcome.UNKNOWN and asked.reply.has_started
+    assert not again.asked and [event["type"] for event in asked.sent] == ["http.response.start"]
+
+
+@requirement("rep.honest", "hot.forwarded")
+async def test_a_call_that_was_begun_long_ago_is_followed_and_not_copied() -> None:
+    begun, again = Connection([LOST]), Connection([(b"e", b"")])
+    begun.asked_at = monotonic() - COPIES_S
+    asked = Asked(Cluster(True), Connection([]), again)
+    assert await asked.outcome(SimpleNamespace(call=begun)) is Outcome.UNKNOWN and asked.reply.has_started
+    assert not begun.frames and not again.asked
