@@ -15,6 +15,7 @@ from gateway.identity.credential_claims import CredentialClaims
 from session_store import KeyRing, Purpose
 from session_store.tokens import Macs
 from transports.replica_wire import PeerTls
+from transports.replica_wire_server import BODY_WITHIN_S
 
 __all__ = [
     "CHANNEL",
@@ -35,11 +36,14 @@ __all__ = [
 ]
 
 VALID_S: Final = 10.0
+"""How long a seal is valid. The clocks of two replicas may differ by as much, in either direction."""
+
 COPIES_S: Final = 10.0
 """For how long after a request was sent copies of it may be sent to the same replica."""
 
-_NONCE_S: Final = COPIES_S + VALID_S
-"""How long a nonce is remembered at least."""
+_NONCE_S: Final = COPIES_S + 2 * VALID_S + BODY_WITHIN_S
+"""How long a nonce is remembered at least: until the last copy can no longer be accepted, which a sender whose clock is
+ahead has sealed, and whose body was held up on the way."""
 
 GREETING: Final = "greeting"
 """The path of a request that only asks a replica to answer. Paths of endpoints begin with a slash."""
@@ -247,7 +251,7 @@ class Envelopes:
             envelope = msgspec.msgpack.decode(data, type=Envelope)
         except msgspec.MsgspecError:
             return Refusal.INVALID
-        if self._clock() >= envelope.expires:
+        if not self._is_fresh(envelope.expires):
             return Refusal.INVALID
         return Opened(envelope, packed) if envelope.target == replica else Refusal.SOMEBODY_ELSE
 
@@ -302,7 +306,11 @@ class Envelopes:
         if len(seal) != RECORD_MAC_BYTES or not self._macs.verify(_record(channel, number, expires, content), mac):
             return False
         [until] = _EXPIRES.unpack(expires)
-        return bool(self._clock() < until)
+        return self._is_fresh(until)
+
+    def _is_fresh(self, expires: float) -> bool:
+        """Whether a seal is valid now. One that is valid for longer than seals are may outlive its nonce."""
+        return bool(0 < expires - self._clock() <= 2 * VALID_S)
 
 
 def _record(channel: str, number: int, expires: bytes, content: bytes) -> bytes:

@@ -3,12 +3,21 @@
 from collections.abc import Callable
 from typing import Any
 
-from gateway.cluster.envelope import RECORD_MAC_BYTES, Envelope, Envelopes, ForwardedRequest, Refusal
+from gateway.cluster.envelope import (
+    COPIES_S,
+    RECORD_MAC_BYTES,
+    VALID_S,
+    Envelope,
+    Envelopes,
+    ForwardedRequest,
+    Opened,
+    Refusal,
+)
 from gateway.cluster.ownership import Route
 from session_store import KeyRing
 from session_store.testing import ALICE, FakeClock, a_session
 from tests.requirements import requirement
-from transports import replica_wire_server as replica_wire_server
+from transports.replica_wire_server import BODY_WITHIN_S
 
 RING = KeyRing.ephemeral()
 HEADERS = [(b"accept", b"application/json"), (b"traceparent", b"00-1-2-01")]
@@ -100,10 +109,41 @@ def test_of_a_call_on_a_channel_and_its_copies_elsewhere_one_is_accepted() -> No
     assert not envelopes.use("channel.2") and not envelopes.use("channel.1"), "the call was first"
     assert envelopes.use("channel.3") and not envelopes.use_number("channel", 3), "the copy was first"
     assert envelopes.use_number("channel", 4) and envelopes.use("another.1") and envelopes.use("a-nonce")
-    door.clock.pass_time(19)
+    door.clock.pass_time(59)
     assert not envelopes.use("channel.4")
     door.clock.pass_time(10)
     assert not envelopes.use("channel.4"), "of the generation before"
-    door.clock.pass_time(30)
-    door.clock.pass_time(30)
+    door.clock.pass_time(90)
+    door.clock.pass_time(90)
     assert envelopes.use_number("channel", 5)
+
+
+@requirement("rep.honest", "rep.no-retry")
+def test_a_copy_that_is_held_up_on_its_way_is_no_new_request() -> None:
+    door = Door()
+    ahead = Door(clock=FakeClock())
+    ahead.clock.pass_time(VALID_S - 0.1)
+    seal = ahead.sealing()
+    assert not isinstance(door.open(seal()), Refusal)
+    for clock in (ahead.clock, door.clock):
+        clock.pass_time(COPIES_S)
+    last = seal()
+    for moment in (0.0, 2 * VALID_S - 0.2):
+        door.clock.pass_time(moment)
+        door.envelopes.use(f"another {moment}")
+    held = door.envelopes.open("me", last)
+    assert isinstance(held, Opened), "its head has come in time"
+    for _ in range(3):
+        door.clock.pass_time(BODY_WITHIN_S / 3)
+        door.envelopes.use(f"another {door.clock()}")
+    assert door.envelopes.take(held, b"{}") is Refusal.SEEN
+
+
+@requirement("rep.honest", "id.purpose")
+def test_a_seal_that_is_valid_for_too_long_is_none() -> None:
+    door = Door()
+    ahead = Door(clock=FakeClock())
+    ahead.clock.pass_time(VALID_S + 1)
+    assert door.open(ahead.sealing()()) is Refusal.INVALID
+    seal = ahead.envelopes.seal_record("channel", 7, b"content")
+    assert not door.envelopes.verify_record("channel", 7, b"content", seal)
