@@ -77,6 +77,10 @@ class Copies:
         """The peer has said that it has executed none of them, and will not."""
         self._sent.clear()
 
+    def last_refused(self) -> None:
+        """The peer has refused the last one without a look at the nonce: it may have executed another."""
+        self._sent.pop()
+
     async def send(self) -> PeerConnection | PeerCall:
         """Send a copy.
 

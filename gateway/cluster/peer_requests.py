@@ -222,7 +222,7 @@ class PeerRequests:
         refusal = Refusal(payload.decode())
         outcome = after_refusal(refusal)
         if refusal is not Refusal.SEEN:
-            copies.returned()
+            copies.last_refused()
         if outcome is None:
             logger.error("another gateway on this store refuses requests of this one: compare their keys and clocks")
             raise unreachable()

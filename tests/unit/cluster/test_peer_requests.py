@@ -264,3 +264,12 @@ async def test_a_call_that_was_begun_long_ago_is_followed_and_not_copied() -> No
     asked = Asked(Cluster(True), Connection([]), again)
     assert await asked.outcome(SimpleNamespace(call=begun)) is Outcome.UNKNOWN and asked.reply.has_started
     assert not begun.frames and not again.asked
+
+
+@requirement("rep.no-retry")
+async def test_a_copy_that_comes_too_late_says_nothing_of_the_first() -> None:
+    late = Connection([(b"r", Refusal.INVALID.value.encode())])
+    asked = Asked(Cluster(True), Connection([LOST]), Connection([]), late)
+    with pytest.raises(Refused):
+        await asked.outcome()
+    assert asked.reply.has_started, "the first may have been executed"
