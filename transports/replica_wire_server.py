@@ -11,6 +11,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
+from transports.encrypted_wire import Encrypted
 from transports.peer_channel_server import AnsweringChannel, Rules
 from transports.replica_wire import HEAD_BYTES, HEARTBEAT_S, PeerTls, Wire, frame
 from transports.sealed_wire import Answering, Sealed
@@ -73,6 +74,8 @@ class Incoming(Wire):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)
+        if self in self._server.connections:
+            return  # it counts since before its handshake of TLS
         address = transport.get_extra_info("peername")
         self.peer = str(address[0]) if isinstance(address, tuple) else ""
         self.since = asyncio.get_running_loop().time()
@@ -266,9 +269,7 @@ class PeerServer:
     async def listening(self, host: str, port: int) -> AsyncIterator[int]:
         """Listen inside the block. Gives the port (0 takes a free one). Raises `OSError` if the port cannot be used."""
         loop = asyncio.get_running_loop()
-        server = await loop.create_server(
-            self._accept, host, port, ssl=self._tls, ssl_handshake_timeout=None if self._tls is None else HEAD_WITHIN_S
-        )
+        server = await loop.create_server(self._accept, host, port)
         heartbeats = Tasks("listener for peers")
         heartbeats.spawn(self._heartbeats())
         try:
@@ -282,8 +283,12 @@ class PeerServer:
             await heartbeats.close()
             await asyncio.sleep(0)  # an aborted connection is closed in the next iteration of the event loop
 
-    def _accept(self) -> Sealed:
-        return Sealed(Incoming(self), Answering(*self._own), self.refused)
+    def _accept(self) -> asyncio.Protocol:
+        incoming = Incoming(self)
+        sealed = Sealed(incoming, Answering(*self._own), self.refused)
+        if self._tls is None:
+            return sealed
+        return Encrypted(sealed, self._tls, accepted=incoming.connection_made, failed=self.refused)
 
     async def _heartbeats(self) -> None:
         loop = asyncio.get_running_loop()

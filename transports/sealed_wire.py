@@ -18,7 +18,7 @@ from typing import Any, Final, NamedTuple, cast
 
 from transports.frames import FrameReader, FrameTooLong
 
-__all__ = ["Answering", "Asking", "OtherKeys", "OtherReplica", "Sealed", "Seals", "Unproven"]
+__all__ = ["Answering", "Asking", "Layer", "OtherKeys", "OtherReplica", "Sealed", "Seals", "Unproven"]
 
 _VERSION: Final = b"mcp-peer/1\n"
 _NONCE: Final = 32
@@ -148,7 +148,58 @@ class Answering:
         return b"".join((_VERSION, answered, proof.of(b"who answers"), name))
 
 
-class Sealed(asyncio.Transport, asyncio.Protocol):
+class Layer(asyncio.Transport, asyncio.Protocol):
+    """What lies between a connection and its protocol: the protocol of the one, and the transport of the other."""
+
+    def __init__(self, protocol: asyncio.Protocol) -> None:
+        super().__init__()
+        self._protocol = protocol
+        self._transport: asyncio.Transport | None = None
+
+    # -- the protocol of the connection
+
+    def pause_writing(self) -> None:
+        self._protocol.pause_writing()
+
+    def resume_writing(self) -> None:
+        self._protocol.resume_writing()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._transport = None
+        self._protocol.connection_lost(exc)
+
+    # -- the transport of the protocol
+
+    def set_protocol(self, protocol: asyncio.BaseProtocol) -> None:
+        self._protocol = cast("asyncio.Protocol", protocol)
+
+    def get_extra_info(self, name: str, default: Any = None) -> Any:
+        return default if self._transport is None else self._transport.get_extra_info(name, default)
+
+    def get_write_buffer_size(self) -> int:
+        return 0 if self._transport is None else self._transport.get_write_buffer_size()
+
+    def pause_reading(self) -> None:
+        if self._transport is not None:
+            self._transport.pause_reading()
+
+    def resume_reading(self) -> None:
+        if self._transport is not None:
+            self._transport.resume_reading()
+
+    def is_closing(self) -> bool:
+        return self._transport is None or self._transport.is_closing()
+
+    def close(self) -> None:
+        if self._transport is not None:
+            self._transport.close()
+
+    def abort(self) -> None:
+        if self._transport is not None:
+            self._transport.abort()
+
+
+class Sealed(Layer):
     """A connection as its protocol sees it: bytes that were verified come in, and what is written is sealed.
 
     `failed` is called if the handshake or a record is wrong; the connection is then cut.
@@ -157,11 +208,9 @@ class Sealed(asyncio.Transport, asyncio.Protocol):
     def __init__(
         self, protocol: asyncio.Protocol, handshake: Asking | Answering, failed: Callable[[], None] = lambda: None
     ) -> None:
-        super().__init__()
-        self._protocol = protocol
+        super().__init__(protocol)
         self._handshake = handshake
         self._failed = failed
-        self._transport: asyncio.Transport | None = None
         self._seals: Seals | None = None
         self._rest = bytearray()
         self._records = FrameReader(_SIZE + _MAC, 0, _RECORD_BYTES)
@@ -230,16 +279,9 @@ class Sealed(asyncio.Transport, asyncio.Protocol):
                 return
             self._protocol.data_received(content)
 
-    def pause_writing(self) -> None:
-        self._protocol.pause_writing()
-
-    def resume_writing(self) -> None:
-        self._protocol.resume_writing()
-
     def connection_lost(self, exc: Exception | None) -> None:
-        self._transport = None
         self._settle(Unproven())
-        self._protocol.connection_lost(exc)
+        super().connection_lost(exc)
 
     # -- the transport of the protocol
 
@@ -254,31 +296,3 @@ class Sealed(asyncio.Transport, asyncio.Protocol):
             content = data if len(data) <= _RECORD_BYTES else data[at : at + _RECORD_BYTES]
             records += (len(content).to_bytes(_SIZE, "big"), seal.next(content), content)
         self._transport.write(b"".join(records))
-
-    def set_protocol(self, protocol: asyncio.BaseProtocol) -> None:
-        self._protocol = cast("asyncio.Protocol", protocol)
-
-    def get_extra_info(self, name: str, default: Any = None) -> Any:
-        return default if self._transport is None else self._transport.get_extra_info(name, default)
-
-    def get_write_buffer_size(self) -> int:
-        return 0 if self._transport is None else self._transport.get_write_buffer_size()
-
-    def pause_reading(self) -> None:
-        if self._transport is not None:
-            self._transport.pause_reading()
-
-    def resume_reading(self) -> None:
-        if self._transport is not None:
-            self._transport.resume_reading()
-
-    def is_closing(self) -> bool:
-        return self._transport is None or self._transport.is_closing()
-
-    def close(self) -> None:
-        if self._transport is not None:
-            self._transport.close()
-
-    def abort(self) -> None:
-        if self._transport is not None:
-            self._transport.abort()

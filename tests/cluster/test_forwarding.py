@@ -3,10 +3,13 @@
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
 
 import pytest
 
+from gateway.config.peer_tls import PeerTlsSettings, peer_tls
 from tests.requirements import requirement
+from tests.support.certificates import Authority
 from transports import replica_wire_server as replica_wire_server
 from transports.replica_wire import (
     PeerConnection,
@@ -14,6 +17,7 @@ from transports.replica_wire import (
     PeerConnectionPool,
     PeerRefused,
     PeerTimedOut,
+    PeerTls,
 )
 from transports.replica_wire_server import Incoming, PeerBounds, PeerServer, PeerUnknown
 from transports.sealed_wire import Answering, Asking
@@ -196,7 +200,7 @@ def _only_heads(head: bytes) -> bytes:
 
 @contextlib.asynccontextmanager
 async def guarded(
-    bounds: PeerBounds | None = None,
+    bounds: PeerBounds | None = None, tls: PeerTls | None = None
 ) -> AsyncIterator[tuple[PeerConnectionPool, PeerServer, int, list[bool]]]:
     """A server that knows one head, and echoes; what it refused."""
     refused: list[bool] = []
@@ -209,10 +213,11 @@ async def guarded(
         lambda: None,
         opening=_only_heads,
         own=(KEYS, "peer"),
+        tls=tls,
         refused=lambda: refused.append(True),
         bounds=bounds or PeerBounds(),
     )
-    pool = PeerConnectionPool(KEYS)
+    pool = PeerConnectionPool(KEYS, tls)
     async with server.listening("127.0.0.1", 0) as port:
         yield pool, server, port, refused
         pool.close()
@@ -226,6 +231,18 @@ async def _ended(reader: asyncio.StreamReader) -> bytes:
             while data := await reader.read(1 << 16):
                 said += data
     return said
+
+
+@pytest.fixture
+def tls(request: pytest.FixtureRequest, tmp_path: Path) -> PeerTls | None:
+    """Contexts of both sides, if the test wants them."""
+    if not request.param:
+        return None
+    certificate = Authority(tmp_path).issue("peer")
+    return peer_tls(PeerTlsSettings(certificate=certificate, authority=tmp_path / "ca.pem"))
+
+
+encrypted = pytest.mark.parametrize("tls", [False, True], indirect=True, ids=["plain", "tls"])
 
 
 @requirement("wall.before-auth")
@@ -265,12 +282,13 @@ async def test_nothing_of_a_body_is_kept_before_its_head_is_known() -> None:
 
 
 @requirement("wall.before-auth")
+@encrypted
 async def test_a_stranger_that_says_nothing_has_seconds_and_one_of_ours_may_be_idle(
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: pytest.MonkeyPatch, tls: PeerTls | None
 ) -> None:
     monkeypatch.setattr(replica_wire_server, "HEAD_WITHIN_S", 0.2)
     monkeypatch.setattr(replica_wire_server, "BODY_WITHIN_S", 0.2)
-    async with guarded() as (pool, _, port, refused):
+    async with guarded(tls=tls) as (pool, _, port, refused):
         connection = await pool.open(f"127.0.0.1:{port}", "peer")
         connection.ask(b"head", b"")
         assert await connection.next() == (b"e", b"")
@@ -289,9 +307,12 @@ async def test_a_stranger_that_says_nothing_has_seconds_and_one_of_ours_may_be_i
 
 
 @requirement("wall.before-auth")
-async def test_strangers_in_any_number_leave_room_for_ours(monkeypatch: pytest.MonkeyPatch) -> None:
+@encrypted
+async def test_strangers_in_any_number_leave_room_for_ours(
+    monkeypatch: pytest.MonkeyPatch, tls: PeerTls | None
+) -> None:
     monkeypatch.setattr(replica_wire_server, "MOST_UNKNOWN", 8)
-    async with guarded() as (pool, server, port, refused), contextlib.AsyncExitStack() as stack:
+    async with guarded(tls=tls) as (pool, server, port, refused), contextlib.AsyncExitStack() as stack:
         for _ in range(40):
             _reader, writer = await asyncio.open_connection("127.0.0.1", port)
             stack.callback(writer.close)
