@@ -276,8 +276,13 @@ class Cluster:
         """True while no replica can have taken a session without this one knowing."""
         return self.lease.is_fresh
 
+    def may_have_lost(self, session_id: str) -> bool:
+        """Whether the store has to be asked before an answer of this session: the lease is old, or another replica has
+        claimed the session. Its calls in flight end a moment after that is known, with what has come meanwhile."""
+        return not self.lease.is_fresh or session_id in self._told
+
     async def still_owns(self, session: Session) -> bool:
-        """Ask the store whether this replica owns the session. Used if the lease may have expired."""
+        """Ask the store whether this replica owns the session. Used if it may have lost it."""
         found = await self._sessions.peek(session.id)
         return found is not None and (found.owner, found.epoch) == (self.replica, session.epoch)
 

@@ -109,7 +109,8 @@ class CallReply:
 
     @property
     def is_doubtful(self) -> bool:
-        return self._cluster is not None and self._exchange.live is not None and not self._cluster.is_fresh
+        cluster, live = self._cluster, self._exchange.live
+        return cluster is not None and live is not None and cluster.may_have_lost(live.session.id)
 
     async def confirmed(self, frame: Frame) -> Frame:
         cluster, live = self._cluster, self._exchange.live
