@@ -52,6 +52,12 @@ _NOT_FORWARDED: Final = frozenset(
 _NOT_REACHED: Final = frozenset({Outcome.GONE, Outcome.CUT_OFF, Outcome.SILENT})
 
 
+def _start_begun(route: Route, reply: RelayedReply) -> None:
+    """Record that a call which was sent to the owner already, and which nobody follows, may have taken effect."""
+    if route.begun is not None and route.begun.call.may_have_run:
+        reply.start()
+
+
 def _unbegun(route: Route) -> Route:
     return msgspec.structs.replace(route, begun=None)
 
@@ -125,6 +131,8 @@ class Forwarding:
         finally:
             if outcome is not Outcome.ANSWERED:
                 del scope[ANSWERED_BY]
+                if route.begun is not None:
+                    route.begun.call.close()
                 if route.memory is not None:
                     route.memory.end()
         scope["mcp.relayed"] = outcome is Outcome.ANSWERED and reply.is_plain
@@ -162,6 +170,7 @@ class Forwarding:
                     await self._cluster.beat()  # raises without the store, which has to say who serves it now
                 return outcome
             except (StoreUnavailable, Refused) as error:
+                _start_begun(request.route, reply)
                 if not (reply.has_started or request.again):
                     raise (error if isinstance(error, Refused) else store_unavailable()) from None
                 if monotonic() >= scope.setdefault(_UNTIL, monotonic() + _PATIENCE_S):
@@ -179,6 +188,7 @@ class Forwarding:
         if address:
             outcome = await self._peers.ask(Peer(owner, address), request, reply)
         else:
+            _start_begun(request.route, reply)
             outcome = (
                 Outcome.CUT_OFF if leased else Outcome.GONE
             )  # a lease without an address: no replica reaches the owner
