@@ -96,7 +96,9 @@ class Copies:
         if self._begun is not None:
             begun, self._begun = self._begun, None
             return begun
-        if self._ticket is None and not self._nonce and (call := await self._on_channel()) is not None:
+        # Only the first: on a channel, a copy of what went out on a connection would have another nonce.
+        is_first = self._ticket is None and not self._nonce and self._seal is None
+        if is_first and (call := await self._on_channel()) is not None:
             self._nonce = call.nonce
             return call
         connection = await self._pool.open(self._peer.address, self._peer.replica)

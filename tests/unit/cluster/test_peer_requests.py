@@ -273,3 +273,28 @@ async def test_a_copy_that_comes_too_late_says_nothing_of_the_first() -> None:
     with pytest.raises(Refused):
         await asked.outcome()
     assert asked.reply.has_started, "the first may have been executed"
+
+
+class LateChannel:
+    """A channel to the peer that can be opened at the second try."""
+
+    def __init__(self) -> None:
+        self.tries = 0
+        self.asked: list[bytes] = []
+
+    async def open(self, _: Peer) -> "LateChannel | None":
+        self.tries += 1
+        return self if self.tries > 1 else None
+
+    def ask(self, definition: bytes, facts: bytes, body: bytes) -> Connection:
+        self.asked.append(body)
+        return Connection([HEAD, (b"e", b"")])
+
+
+@requirement("rep.honest", "rep.no-retry")
+async def test_a_copy_of_what_went_out_on_a_connection_has_the_same_nonce_though_there_is_a_channel_now() -> None:
+    lost, copy = Connection([LOST]), Connection([(b"r", Refusal.SEEN.value.encode())])
+    asked, channel = Asked(Cluster(True), lost, Connection([]), copy), LateChannel()
+    asked.requests._channels = channel  # type: ignore[assignment]
+    assert await asked.outcome() is Outcome.UNKNOWN and asked.reply.has_started
+    assert lost.asked == copy.asked and not channel.asked
