@@ -23,7 +23,7 @@ from gateway.calls.log_fields import link_fields
 from gateway.calls.peer import Peer
 from gateway.errors import CANCELLED, OUTCOME_UNKNOWN, UPSTREAM_UNAVAILABLE
 from gateway.observability.logs import CORRELATION
-from gateway.protocol.methods import LISTS
+from gateway.protocol.methods import CACHEABLE, LISTS
 from gateway.protocol.reserved_meta import without_reserved_in
 from transports.era import LEGACY
 from transports.jsonrpc import HEADER_MISMATCH, InvalidMessage, Message, Object, encode, error_code
@@ -59,16 +59,26 @@ class Conversation(Peer):
     """The calls of clients over one link at a time, and what the server sends.
 
     `deadlines` are the upstream's; `unreturned`: see `Deadlines`. `users` are the sessions that have used a link of it.
+    `was_used`: a call was sent which may have changed what the server says, by this process of the gateway or before.
     """
 
-    __slots__ = ("__weakref__", "_router", "_watch", "calls", "deadlines", "users")
+    __slots__ = ("__weakref__", "_router", "_watch", "calls", "deadlines", "users", "was_used")
 
-    def __init__(self, source: LinkSource, router: Router, deadlines: Deadlines, *, unreturned: bool = False) -> None:
+    def __init__(
+        self,
+        source: LinkSource,
+        router: Router,
+        deadlines: Deadlines,
+        *,
+        unreturned: bool = False,
+        was_used: bool = False,
+    ) -> None:
         links = LinkLifecycle(source, self, deadlines, idle_stop_s=deadlines.idle_stop(unreturned))
         super().__init__(source, links)
         self.calls = Calls()
         self.deadlines = deadlines
         self.users = LinkUsers()
+        self.was_used = was_used
         self._router = router
         self._watch = CallWatch(self)
 
@@ -138,6 +148,8 @@ class Conversation(Peer):
             return LinkClosed("it exited")
         if exchange.caller is not None and self.era is LEGACY and exchange.caller.log_level:
             self.want_log_level(exchange.caller.log_level)
+        if not self.was_used and not exchange.is_subscription and exchange.method not in CACHEABLE:
+            self.was_used = True
         try:
             link.send(frame) if exchange.forwarded is None else send_with(link, frame, exchange.forwarded)
         except LinkClosed as error:

@@ -20,7 +20,7 @@ from gateway.protocol.methods import METHODS
 from gateway.protocol.reserved_meta import without_reserved
 from gateway.relay.subscriptions import changes_confirmed, relay_changes
 from gateway.upstreams.first_answers import is_unused
-from gateway.upstreams.result_cache import Asked, ResultCache
+from gateway.upstreams.result_cache import Asked
 from gateway.upstreams.upstream import ConfiguredUpstream
 from transports.era import Era
 from transports.jsonrpc import Message, Object, encode
@@ -66,7 +66,7 @@ async def ask(upstream: ConfiguredUpstream, call: Call, method: str, params: Obj
     version = results.version(method)
     message = await conversation.ask(method, encode(params))
     if asked is not None and _may_be_kept(asked, call.live, conversation):
-        results.keep(asked, message.result, version)
+        results.keep(asked, message.result, version, for_all=_is_for_all(upstream, conversation))
     return Answer(message, conversation.era, conversation)
 
 
@@ -103,6 +103,12 @@ def _may_be_kept(asked: Asked, live: LiveSession | None, conversation: Conversat
     if not asked.fresh_ms:
         return conversation.era is Era.MODERN
     return live is not None and is_unused(live, conversation, asked.method)
+
+
+def _is_for_all(upstream: ConfiguredUpstream, conversation: Conversation) -> bool:
+    """True if other sessions may be told what was said in that conversation. What a session has called in a process of
+    its own may have changed what the process says, by mistake or because the process was subverted."""
+    return upstream.settings.shared or not conversation.was_used
 
 
 def asked_of(upstream: ConfiguredUpstream, call: Call, method: str, params: Object) -> Asked | None:
@@ -162,17 +168,18 @@ class KeptResult:
     Another bridge may translate it then."""
 
     def __init__(
-        self, results: ResultCache, asked: Asked, conversation: Conversation, then: Bridge | None = None
+        self, upstream: ConfiguredUpstream, asked: Asked, conversation: Conversation, then: Bridge | None = None
     ) -> None:
         self._conversation = conversation
-        self._results = results
+        self._upstream = upstream
         self._asked: Asked | None = asked
-        self._version = results.version(asked.method)
+        self._version = upstream.inventory.results.version(asked.method)
         self._then = then
 
     def finish(self, exchange: Exchange, message: Message) -> Message | None:
         """The client's answer to the call, as of the other bridge."""
         if self._asked is not None and _may_be_kept(self._asked, live_session_of(exchange), self._conversation):
-            self._results.keep(self._asked, message.result, self._version)
+            for_all = _is_for_all(self._upstream, self._conversation)
+            self._upstream.inventory.results.keep(self._asked, message.result, self._version, for_all=for_all)
         self._asked = None  # a result that comes after the client was asked for input may not be kept
         return message if self._then is None else self._then.finish(exchange, message)

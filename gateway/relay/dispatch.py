@@ -211,7 +211,7 @@ def _for_server(
         refresh = functools.partial(upstream.inventory.refresh, "tools/list", conversation) if is_tool else None
         bridge = ModernServerBridge(conversation, params, meta, list_tools=refresh)
     if asked is not None:
-        bridge = KeptResult(upstream.inventory.results, asked, conversation, bridge)
+        bridge = KeptResult(upstream, asked, conversation, bridge)
     if bridge is not exchange.bridge:
         exchange.use_bridge(bridge)
     return params, meta

@@ -129,13 +129,14 @@ class ResultCache:
         """Changes with each change that the server notifies of. To be read before the request is sent."""
         return self._versions[method]
 
-    def keep(self, asked: Asked, result: object, version: int) -> None:
-        """Keep the result of a request, unless the server has notified of a change since it was sent."""
+    def keep(self, asked: Asked, result: object, version: int, *, for_all: bool = True) -> None:
+        """Keep the result of a request, unless the server has notified of a change since it was sent. `for_all`: for
+        all callers, if the server calls it public."""
         if not isinstance(result, msgspec.Raw) or version != self._versions[asked.method]:
             return
         hints = Hints(asked.fresh_ms, False) if asked.fresh_ms else hints_of(result)
         size = _OVERHEAD + len(bytes(result))
-        key = asked.public if hints.is_public and asked.public else asked.private
+        key = asked.public if for_all and hints.is_public and asked.public else asked.private
         if not key or not hints.ttl_ms or size > self._most_bytes // 4:
             return
         session = asked.session if key == asked.private else ""

@@ -238,6 +238,7 @@ class ConfiguredUpstream:
                 IsolatedRouter(live, self._on_change),
                 self._deadlines,
                 unreturned=live.is_unreturned,
+                was_used=any(used.rpartition("/")[0] == self.name for used in live.session.links),
             )
         return conversation
 

@@ -104,6 +104,18 @@ def test_a_resource_is_read_once_for_all_or_once_for_each(served: Served) -> Non
     assert len(set(common[:3])) == 1 and common[3] != common[0], "each principal has its own"
 
 
+@requirement("cache.servers", "wall.return")
+def test_what_a_process_says_after_a_call_is_for_its_session_alone(served: Served) -> None:
+    def read(client: Modern) -> str:
+        text: str = result(client.send("resources/read", {"uri": "note://after"}))["contents"][0]["text"]
+        return text
+
+    caller = served.client("ann", "public", "caller")
+    caller.tool("change")
+    said = read(caller)
+    assert read(caller) == said and read(served.client("bob", "public", "other")) != said
+
+
 @requirement("cache.servers")
 def test_a_legacy_client_gets_it_in_the_form_of_its_era(served: Served) -> None:
     before = served.asked("public")["tools/list"]
