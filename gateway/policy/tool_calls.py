@@ -136,8 +136,9 @@ class ToolCalls:
         raw = params.get("arguments", msgspec.Raw(b"{}"))
         try:
             arguments, holds = msgspec.json.decode(raw), True
-        except msgspec.ValidationError:
-            arguments, holds = decode_exact(raw), False  # a number that no float holds: the server gets it as it is
+        except (msgspec.ValidationError, RecursionError):
+            # A number that no float holds: the server gets it as it is. What is nested too deeply is refused.
+            arguments, holds = decode_exact(raw), False
         yield
         if decision.bind:
             arguments = self._bound(decision, tools, session, arguments, note)

@@ -17,8 +17,9 @@ from session_store import ClientFacts, Context, Principal, Session
 from session_store.memory import MemoryBackend
 from tests.requirements import requirement
 from tests.support.context import FACTS
+from tests.support.too_deep import TOO_DEEP
 from transports.inbound_port import Refused
-from transports.jsonrpc import Object, encode
+from transports.jsonrpc import InvalidMessage, Object, encode
 from transports.turns import at_once
 
 SCHEMA = {"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"]}
@@ -95,6 +96,12 @@ def test_a_number_that_no_float_holds_reaches_the_server_as_it_is() -> None:
         at_once(cast("Any", tool_calls().checked(decision, limited, session(), params, lambda *_: None)))
     with pytest.raises(msgspec.ValidationError):
         checked(tool_calls(), "count", b'{"n":1e400,"more":"' + b"x" * (256 << 10) + b'"}')
+
+
+@requirement("wall.structure")
+def test_arguments_that_are_nested_too_deeply_are_refused() -> None:
+    with pytest.raises(InvalidMessage, match="nested too deeply"):
+        checked(tool_calls(), "count", b'{"n":1,"more":' + TOO_DEEP + b"}")
 
 
 @requirement("pol.lenient")
