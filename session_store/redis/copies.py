@@ -4,6 +4,7 @@
 """
 
 import asyncio
+import contextlib
 from typing import Any, Final
 
 import hiredis
@@ -23,12 +24,49 @@ _MARK_S: Final = 10
 
 
 class _Server:
-    """A server whose copies are waited for. `good_since`: what was written before then is in one of them."""
+    """A server whose copies are waited for, one `WAIT` at a time."""
 
     def __init__(self, client: Redis) -> None:
         self.connection = Connection(client)
-        self.lock = asyncio.Lock()
-        self.good_since = self.missed_until = 0.0
+        self._waiting: asyncio.Task[bool] | None = None
+        self._next: asyncio.Task[bool] | None = None
+        self._missed_until = 0.0
+
+    async def have(self, mark: str) -> bool:
+        """Whether a copy has what was written until now. `mark` is a key on that server.
+
+        A wait that is under way may not show that. All who ask meanwhile share the next one, and go on in one turn of
+        the event loop. Behind a lock they would go on one in each turn, and the turns are long while servers start.
+        """
+        if self._next is None:
+            self._next = asyncio.create_task(self._wait_after(self._waiting, mark))
+        return await asyncio.shield(self._next)
+
+    async def _wait_after(self, earlier: asyncio.Task[bool] | None, mark: str) -> bool:
+        if earlier is not None:
+            await asyncio.wait((earlier,))
+        self._waiting, self._next = self._next, None
+        clock = asyncio.get_running_loop().time
+        if clock() < self._missed_until:
+            return False
+        has_it = False
+        with contextlib.suppress(StoreUnavailable):
+            has_it = await self._wait(mark)
+        if not has_it:
+            self._missed_until = clock() + _AGAIN_S
+        return has_it
+
+    async def _wait(self, mark: str) -> bool:
+        if not self.connection.is_open:
+            await self.connection.open()
+        role = await self.connection.send(_packed("ROLE"))
+        if role[0] == b"master" and not role[2]:
+            return True
+        # `WAIT` is for what its own connection has written.
+        marked = self.connection.send(_packed("SET", mark, "1", "EX", _MARK_S))
+        copies = self.connection.send(_packed("WAIT", 1, _PATIENCE_MS))
+        await asyncio.gather(marked, copies)
+        return bool(copies.result())
 
 
 class Copies:
@@ -40,36 +78,9 @@ class Copies:
 
     async def have(self, session_id: str) -> bool:
         """Whether a copy has what was written of that session, or there is none. False too if that is unknown."""
-        clock = asyncio.get_running_loop().time
-        asked, client = clock(), self._commands.client_for(keys.of_session(session_id)[0])
+        client = self._commands.client_for(keys.of_session(session_id)[0])
         server = self._servers.setdefault(client, _Server(client))
-        async with server.lock:
-            if server.good_since > asked:
-                return True
-            if (began := clock()) < server.missed_until:
-                return False
-            has_it = False
-            try:
-                has_it = await self._wait(server.connection, keys.claimed(session_id))
-            except StoreUnavailable:
-                pass
-            if has_it:
-                server.good_since = began
-            else:
-                server.missed_until = clock() + _AGAIN_S
-            return has_it
-
-    async def _wait(self, connection: Connection, mark: str) -> bool:
-        if not connection.is_open:
-            await connection.open()
-        role = await connection.send(_packed("ROLE"))
-        if role[0] == b"master" and not role[2]:
-            return True
-        # `WAIT` is for what its own connection has written.
-        marked = connection.send(_packed("SET", mark, "1", "EX", _MARK_S))
-        copies = connection.send(_packed("WAIT", 1, _PATIENCE_MS))
-        await asyncio.gather(marked, copies)
-        return bool(copies.result())
+        return await server.have(keys.claimed(session_id))
 
     def close(self) -> None:
         """Close the connections."""
