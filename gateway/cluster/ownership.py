@@ -259,9 +259,11 @@ class Cluster:
         """
         claimed = await self.claim(session)
         if leased and claimed is not None and claimed.owner == self.replica:
-            await self.have_beat(session.owner)
             until = monotonic() + LEASE_S
-            while monotonic() < until and not await self._directory.acknowledged(session.owner, session.id):  # noqa: ASYNC110
+            while monotonic() < until:
+                await self.have_beat(session.owner)  # again: the last beat may have been just before this claim
+                if await self._directory.acknowledged(session.owner, session.id):
+                    break
                 await asyncio.sleep(_ASKED_EACH_S)
         return claimed
 

@@ -2,13 +2,15 @@
 
 import asyncio
 from collections.abc import Mapping
+from time import time
 
 import pytest
 
 from gateway.cluster import beats as module
 from gateway.cluster.beats import Beats
-from gateway.cluster.ownership import Cluster
+from gateway.cluster.ownership import BEAT, Cluster
 from session_store import MemoryBackend, StoreUnavailable
+from session_store.testing import FakeClock, a_session
 from tests.requirements import requirement
 
 pytestmark = [pytest.mark.anyio, requirement("rep.quick", "rep.store-down")]
@@ -98,3 +100,17 @@ async def test_another_replica_can_have_it_renew_its_lease_at_once() -> None:
         await case.other.have_beat(case.cluster.replica)
         await renewed.wait()
     living.cancel()
+
+
+async def test_an_owner_that_has_just_renewed_its_lease_is_asked_again_after_a_claim() -> None:
+    case, beats = Case(), list[asyncio.Future[None]]()
+    session = await case.backend.sessions.create(a_session(FakeClock(time()), owner=case.cluster.replica, epoch=1))
+    asked = case.backend.bus.subscribed(
+        BEAT + case.cluster.replica, lambda _: beats.append(asyncio.ensure_future(case.cluster.beat()))
+    )
+    async with asked:  # it renews its lease when it is asked to, and never else
+        await case.other.have_beat(case.cluster.replica)  # for a claim before
+        await asyncio.gather(*beats)
+        assert await case.other.take(session, leased=True) is not None
+        await asyncio.gather(*beats)
+    assert await case.backend.directory.acknowledged(case.cluster.replica, session.id) and len(beats) == 2
