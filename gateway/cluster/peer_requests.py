@@ -12,6 +12,7 @@ another replica it is sent as one that may have taken effect.
 
 import asyncio
 import contextlib
+import functools
 import logging
 from collections.abc import Mapping
 from time import monotonic
@@ -32,6 +33,7 @@ from transports.inbound.http import ClientWatch
 from transports.inbound_port import Refused
 from transports.peer_channel import MAX_DEFINITION_BYTES, PeerCall
 from transports.replica_wire import (
+    CHECKED_S,
     HEARTBEAT_S,
     PeerConnection,
     PeerConnectionLost,
@@ -39,6 +41,7 @@ from transports.replica_wire import (
     PeerRefused,
     PeerTimedOut,
 )
+from transports.tasks import Tasks
 
 __all__ = ["PeerRequests"]
 
@@ -62,6 +65,7 @@ class PeerRequests:
         self._log = log
         self._pool = PeerConnectionPool(envelopes.peer_keys, envelopes.tls)
         self._channels = Channels(self._pool, envelopes)
+        self._looks = Tasks("looks at leases")
 
     def begin(self, route: Route, traceparent: str, body: bytes) -> ForwardedAnswer | None:
         """Send a POST on the channel to the session's owner, if there is one. The lease is not asked for: the owner
@@ -99,20 +103,19 @@ class PeerRequests:
 
     async def _ask(self, peer: Peer, copies: Copies, reply: RelayedReply) -> Outcome:
         timed_out_since: float | None = None
-        has_lost = False
+        is_silent = has_lost = False
         while not copies.is_late:
             began = monotonic()
             try:
-                connection = await copies.send()
+                sent = await self._sent(peer, copies, timed_out_since if is_silent else None)
             except PeerRefused:
                 return Outcome.GONE
             except (PeerTimedOut, PeerConnectionLost) as failure:
-                timed_out_since = timed_out_since or began
-                is_lost = isinstance(failure, PeerConnectionLost)
-                if (outcome := await self._before_next(peer, timed_out_since, is_lost=is_lost)) is not None:
+                timed_out_since, is_silent = timed_out_since or began, isinstance(failure, PeerTimedOut)
+                if (outcome := await self._before_next(peer, timed_out_since, is_lost=not is_silent)) is not None:
                     return outcome
                 continue
-            ended = await self._watched(connection, peer, copies, reply)
+            ended = sent if isinstance(sent, Outcome) else await self._watched(sent, peer, copies, reply)
             if isinstance(ended, Ticket):
                 copies.fetch(ended)
                 continue
@@ -129,6 +132,21 @@ class PeerRequests:
             if (outcome := await self._before_next(peer, timed_out_since, is_lost=True)) is not None:
                 return outcome
         return Outcome.UNKNOWN
+
+    async def _sent(self, peer: Peer, copies: Copies, since: float | None) -> PeerConnection | PeerCall | Outcome:
+        """Send a copy, as `Copies.send`. The lease of a peer that has been silent `since` then is looked at meanwhile:
+        it was asked to renew it, and the time-out of this try comes a second later. It may decide the outcome."""
+        if since is None:
+            return await copies.send()
+        sending = asyncio.ensure_future(copies.send())
+        try:
+            while not (await asyncio.wait((sending,), timeout=CHECKED_S))[0]:
+                lease, silent_s = await self._look(peer, monotonic() - since), monotonic() - since
+                if not sending.done() and (outcome := self._judged(lease, silent_s)) is not None:
+                    return outcome
+            return sending.result()
+        finally:
+            sending.cancel()  # what has not been sent by now is not
 
     async def _before_next(self, peer: Peer, since: float, *, is_lost: bool) -> Outcome | None:
         """The outcome for a peer that has not been reached `since` then, by a time-out or, if `is_lost`, because
@@ -188,25 +206,36 @@ class PeerRequests:
     async def _after_timeout(self, peer: Peer, silent_s: float, *, is_lost: bool = False) -> Outcome | None:
         """The outcome for a peer that has been silent for so long, or closes connections (`is_lost`). None: wait on.
         Raises `Refused`: it is unknown, and the client has waited long enough."""
-        try:
-            lease = await self._lease_of(peer, 0.0 if is_lost else silent_s)
-        except StoreUnavailable:
-            lease = Lease.UNKNOWN
+        return self._judged(await self._look(peer, 0.0 if is_lost else silent_s), silent_s)
+
+    def _judged(self, lease: Lease, silent_s: float) -> Outcome | None:
         decision = decide(lease, for_a_lease=silent_s >= LEASE_S)
         if decision is Liveness.UNDECIDED:
             raise unreachable()
         return _OUTCOMES[decision]
 
+    async def _look(self, peer: Peer, silent_s: float) -> Lease:
+        """The state of the lease of a peer that has been silent for so long. Requests that ask at once share a look."""
+        try:
+            return await self._lease_of(peer, silent_s)
+        except StoreUnavailable:
+            return Lease.UNKNOWN
+
     async def _lease_of(self, peer: Peer, silent_s: float) -> Lease:
-        age_s, own = await self._cluster.lease_age(peer.replica), self._cluster.lease
+        silent_since, own = monotonic() - silent_s, self._cluster.lease
+        asked_at, age_s = await self._looks.share(peer.replica, functools.partial(self._age_of, peer.replica))
         if age_s is None:
             return Lease.EXPIRED if own.trusts_expired else Lease.UNKNOWN
         if age_s >= DOUBT_S and own.doubt(peer.replica):
             return Lease.OLD
-        if silent_s - age_s >= _SURELY_S:
+        if asked_at - age_s - silent_since >= _SURELY_S:
             return Lease.RENEWED
         await self._cluster.have_beat(peer.replica)
         return Lease.VALID
+
+    async def _age_of(self, replica: str) -> tuple[float, float | None]:
+        """When the store was asked for the age of that replica's lease, and the age."""
+        return monotonic(), await self._cluster.lease_age(replica)
 
     async def _after_loss(self, peer: Peer) -> Outcome:
         """The outcome for a peer that lost the connection during its answer. A new connection shows whether it runs."""

@@ -35,14 +35,18 @@ class Cluster:
     def __init__(self, leased: float | None, *, trusts: bool = True, doubts: bool = True) -> None:
         self.replica = "me"
         self.leased = leased
+        self.looks = 0
         self.lease = SimpleNamespace(trusts_expired=trusts, doubt=lambda _: doubts)
 
     async def have_beat(self, _: str) -> None: ...
 
     async def lease_age(self, _: str) -> float | None:
-        if self.leased is None:
+        self.looks += 1
+        leased = self.leased
+        await asyncio.sleep(0)
+        if leased is None:
             raise StoreUnavailable("out")
-        return None if self.leased is False else 0.5 if self.leased is True else self.leased
+        return None if leased is False else 0.5 if leased is True else leased
 
 
 class Connection:
@@ -72,6 +76,23 @@ class Connection:
         self.ends.append("close")
 
 
+class Hanging:
+    """A try that is neither accepted nor refused: for a while, or until it is given up."""
+
+    def __init__(self, seconds: float = 30.0, then: Any = TIMED_OUT) -> None:
+        self.seconds = seconds
+        self.then = then
+        self.is_given_up = False
+
+    async def opened(self) -> Any:
+        try:
+            await asyncio.sleep(self.seconds)
+        except asyncio.CancelledError:
+            self.is_given_up = True
+            raise
+        return self.then
+
+
 class Pool:
     """Opens what it is given, one after the other."""
 
@@ -80,6 +101,8 @@ class Pool:
 
     async def open(self, *_: str) -> Connection:
         found = self.opened.pop(0)
+        if isinstance(found, Hanging):
+            found = await found.opened()
         if isinstance(found, Exception):
             raise found
         return found  # type: ignore[no-any-return]
@@ -191,6 +214,50 @@ async def test_a_peer_that_timed_out_is_judged_by_its_lease(
 ) -> None:
     asked = Asked(cluster, Connection([TIMED_OUT, HEAD, (b"e", b"")], quiet_for_s))
     assert await asked.outcome() is outcome
+
+
+@requirement("rep.quick")
+@pytest.mark.parametrize(
+    ("cluster", "outcome"),
+    [
+        (Cluster(0.0), Outcome.CUT_OFF),
+        (Cluster(DOUBT_S), Outcome.SILENT),
+        (Cluster(False), Outcome.GONE),
+    ],
+)
+async def test_the_lease_of_a_silent_peer_decides_while_another_try_hangs(cluster: Cluster, outcome: Outcome) -> None:
+    first = Cluster(True)  # as it was after the first time-out
+    hanging = Hanging()
+    asked = Asked(first, TIMED_OUT, hanging)
+    asking = asyncio.ensure_future(asked.outcome())
+    async with asyncio.timeout(5):
+        while not first.looks:  # noqa: ASYNC110 - each turn is looked at
+            await asyncio.sleep(0)
+        first.leased = cluster.leased
+        assert await asking is outcome
+        await asyncio.sleep(0)
+    assert hanging.is_given_up and not asked.reply.has_started, "nothing was sent"
+
+
+async def test_a_peer_that_is_reached_after_all_answers() -> None:
+    good = Connection([HEAD, (b"e", b"")])
+    async with asyncio.timeout(5):
+        assert await Asked(Cluster(True), TIMED_OUT, Hanging(0.3, good)).outcome() is Outcome.ANSWERED
+
+
+@requirement("rep.behind-address")
+async def test_an_address_that_closed_a_connection_proves_no_beat_while_the_next_try_hangs() -> None:
+    good = Connection([HEAD, (b"e", b"")])
+    async with asyncio.timeout(5):
+        tries = [Connection([LOST]), Connection([]), Connection([LOST]), Connection([]), Hanging(0.9, good)]
+        assert await Asked(Cluster(0.0), *tries).outcome() is Outcome.ANSWERED, "its sidecar may be starting again"
+
+
+async def test_requests_that_time_out_together_look_at_the_lease_once() -> None:
+    cluster = Cluster(False)
+    asked = Asked(cluster, *(TIMED_OUT for _ in range(50)))
+    assert {*await asyncio.gather(*(asked.outcome() for _ in range(50)))} == {Outcome.GONE}
+    assert cluster.looks == 1
 
 
 @pytest.mark.parametrize("cluster", [Cluster(None), Cluster(False, trusts=False)])
