@@ -2,9 +2,10 @@
 
 The times are from the fault (of Redis: from its return; of a failover: from the master's death) to the next good answer
 of each session that it hit, asked of a gateway that is well. `refused` is 503 with Retry-After: nothing was done, which
-the log of the server has to confirm;
-`failed` is a tool that says it could not reach its state; `reset` is a connection that ended, or a 502. `slowest` is
-the call that took longest, those included that the load balancer had given to a paused gateway.
+the log of the server has to confirm; `failed` is a tool that says it could not reach its state; `reset` is a connection
+that ended, or a 502. `hit` is how many sessions had to move: a third of them if a fault is run alone, and all if those
+before it have left them with one gateway. Each starts a server. `slowest` is the call that took longest, those included
+that the load balancer had given to a paused gateway.
 """
 
 import argparse
@@ -91,20 +92,23 @@ class Arena:
         """Start a gateway where another one was, as an orchestrator does."""
         self.gateways[n] = await asyncio.to_thread(self._start, n)
 
-    def owned_by(self, n: int) -> list[LoadSession]:
+    async def owned_by(self, n: int) -> list[LoadSession]:
         """The load's sessions that have their processes there."""
-        name = self._name(n)
-        owned = [s for s in self.load.sessions if self._owner(s.session_id) == name]
+        owned = await asyncio.to_thread(self._owned_by, n)  # calls that wait would count as time after the fault
         assert owned, "the fault would hit nobody"
         return owned
+
+    def _owned_by(self, n: int) -> list[LoadSession]:
+        name, store = self._name(n), self.look()
+        return [s for s in self.load.sessions if self._owner(store, s.session_id) == name]
 
     async def answered_again(self, sessions: Sequence[LoadSession], n: int) -> list[float]:
         """Seconds until a gateway that is well answers for them. Past the load balancer, which may take its time."""
         async with asyncio.timeout(30):
             return list(await asyncio.gather(*(s.probe(self.gateways[n].base) for s in sessions)))
 
-    def _owner(self, session_id: str) -> str:
-        owner: Any = self.look().hget(keys.of_session(session_id)[0], "owner")
+    def _owner(self, store: redis.Redis, session_id: str) -> str:
+        owner: Any = store.hget(keys.of_session(session_id)[0], "owner")
         return "" if owner is None else owner.decode().strip('"')
 
     def _name(self, n: int) -> str:
@@ -126,7 +130,7 @@ Fault = Callable[[Arena], Awaitable[list[float]]]
 
 
 async def killed(arena: Arena) -> list[float]:
-    hit = arena.owned_by(0)
+    hit = await arena.owned_by(0)
     arena.gateways[0].kill()
     times = await arena.answered_again(hit, 1)
     await asyncio.sleep(2)
@@ -136,7 +140,7 @@ async def killed(arena: Arena) -> list[float]:
 
 
 async def paused(arena: Arena) -> list[float]:
-    hit = arena.owned_by(1)
+    hit = await arena.owned_by(1)
     process = arena.gateways[1].process
     process.send_signal(signal.SIGSTOP)
     ending = asyncio.get_running_loop().call_later(LEASE_S + 4, process.send_signal, signal.SIGCONT)
@@ -146,7 +150,7 @@ async def paused(arena: Arena) -> list[float]:
 
 
 async def cut_off(arena: Arena) -> list[float]:
-    hit = arena.owned_by(CUT)
+    hit = await arena.owned_by(CUT)
     arena.relay.cut()
     times = await arena.answered_again(hit, 0)
     await asyncio.sleep(3)
@@ -156,7 +160,7 @@ async def cut_off(arena: Arena) -> list[float]:
 
 
 async def killed_behind_an_address(arena: Arena) -> list[float]:
-    hit = arena.owned_by(CUT)
+    hit = await arena.owned_by(CUT)
     arena.gateways[CUT].kill()
     times = await arena.answered_again(hit, 0)
     await asyncio.sleep(2)
@@ -166,7 +170,7 @@ async def killed_behind_an_address(arena: Arena) -> list[float]:
 
 
 async def apart_from_the_store(arena: Arena) -> list[float]:
-    hit = arena.owned_by(APART)
+    hit = await arena.owned_by(APART)
     arena.to_store.cut()
     await asyncio.sleep(LEASE_S + 4)
     arena.to_store.mend()
@@ -177,7 +181,7 @@ async def apart_from_the_store(arena: Arena) -> list[float]:
 
 def killed_with(server: RunningRedis) -> Fault:
     async def fault(arena: Arena) -> list[float]:
-        hit = arena.owned_by(0)
+        hit = await arena.owned_by(0)
         await asyncio.to_thread(server.stop)
         arena.gateways[0].kill()
         await asyncio.sleep(2)
@@ -299,7 +303,7 @@ async def chaos(only: str) -> dict[str, dict[str, Any]]:
 def report(rows: dict[str, dict[str, Any]]) -> int:
     """Print the table; 1 when a promise was broken."""
     columns = ("sent", "answered", "refused", "unknown", "failed", "reset", "hung", "wrong", "lost")
-    table = Table("fault", *columns, "p50 s", "max s", "slowest s", box=None)
+    table = Table("fault", *columns, "hit", "p50 s", "max s", "slowest s", box=None)
     total: Counter[str] = Counter()
     for row in rows.values():
         row.update(row["outcome"].counts)
@@ -311,7 +315,9 @@ def report(rows: dict[str, dict[str, Any]]) -> int:
         times = row["times"]
         p50, most = (f"{statistics.median(times):.2f}", f"{max(times):.2f}") if times else ("", "")
         table.add_row(
-            name, *(f"{row.get(column, 0):,}" for column in columns), p50, most, f"{row['outcome'].slowest_s:.2f}"
+            name,
+            *(f"{row.get(column, 0):,}" for column in columns),
+            *(f"{len(times)}", p50, most, f"{row['outcome'].slowest_s:.2f}"),
         )
         if times and max(times) > limits.get(name, 1e9):
             slow.append(name)
