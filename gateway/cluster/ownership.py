@@ -8,7 +8,7 @@ import asyncio
 import logging
 import secrets
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from time import monotonic
 from typing import Any, Final
 
@@ -140,13 +140,13 @@ class Cluster:
         began = monotonic()
         taken = await self._directory.renew_lease(self.replica, self.address if self.is_reachable else "", LEASE_S)
         lived = self.lease.renewed(began)
-        for told in taken:
+        for told in dict.fromkeys(taken):
             session_id = told.removeprefix(_FORGOTTEN)
             if told != session_id and session_id in self._told:
-                continue  # it has ended since: what is live now is of after the failover
-            self._told[session_id] = None
+                del self._told[session_id]  # what is live now is of after that failover, and not of after the next
+                continue
             logger.warning("another replica has taken over a session", extra={"session": session_id[:8]})
-            self._taken_over(session_id)
+            self.lose(session_id)
             if lived:
                 self._taken[session_id] = None
                 self.doubted.set()
@@ -221,10 +221,15 @@ class Cluster:
             return msgspec.structs.replace(session, owner=self.replica, epoch=epoch)
         return await self._sessions.peek(session.id)
 
-    async def tell_forgotten(self, owner: str, session_id: str) -> None:
-        """Tell the owner of a session that this replica had claimed it since, which the store has forgotten. Unless it
-        was told of that claim, it has processes of before."""
-        await self._directory.tell_lost(owner, _FORGOTTEN + session_id)
+    def lose(self, session_id: str) -> None:
+        """End what is live here of a session that another replica has claimed, however this one has learned of that."""
+        self._told[session_id] = None
+        self._taken_over(session_id)
+
+    async def tell_forgotten(self, owner: str, session_ids: Sequence[str]) -> None:
+        """Tell the owner of sessions that this replica had claimed them since, which the store has forgotten. Of those
+        of whose loss it has not learned, it has processes of before the claim."""
+        await self._directory.tell_lost(owner, [_FORGOTTEN + session_id for session_id in session_ids])
 
     def let_go(self, session: Session) -> None:
         """Record that this replica does not serve a session any more, which it is about to release."""

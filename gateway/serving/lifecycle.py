@@ -131,7 +131,7 @@ class Lifecycle:
         if membership is not None:
             work += [*membership.upkeep(), self._parts.operating.queries.listen()]
         if base.cluster is not None:
-            comparison = Reconciliation(base.cluster, base.backend.directory, base.live, base.taken_over.notify)
+            comparison = Reconciliation(base.cluster, base.backend.directory, base.live)
             work.append(comparison.keep_comparing())
         for one in work:
             tasks.spawn(one)

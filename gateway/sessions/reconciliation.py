@@ -5,8 +5,10 @@ told: the last owner keeps processes that no request reaches, and the earlier on
 """
 
 import asyncio
+import contextlib
 import logging
-from collections.abc import Callable
+from collections import defaultdict
+from collections.abc import Sequence
 from typing import Final
 
 from gateway.calls.live_session import LiveSession, LiveSessions
@@ -26,41 +28,53 @@ client of the store takes to follow its failover."""
 
 
 class Reconciliation:
-    """Ends sessions that are live here, and whose record names another owner or another epoch.
+    """Ends sessions that are live here, and whose record names another owner or another epoch."""
 
-    `taken_over` is called with the id of each.
-    """
-
-    def __init__(
-        self, cluster: Cluster, directory: Directory, live: LiveSessions, taken_over: Callable[[str], None]
-    ) -> None:
+    def __init__(self, cluster: Cluster, directory: Directory, live: LiveSessions) -> None:
         self._cluster = cluster
         self._directory = directory
         self._live = live
-        self._taken_over = taken_over
         self._part = 0
 
     async def keep_comparing(self) -> None:
-        """Compare a part of the sessions with each beat, until cancelled."""
+        """Compare a part of the sessions with each beat, until cancelled. A slow comparison delays no later one."""
+        clock = asyncio.get_running_loop().time
+        due = clock()
         while True:
-            await asyncio.sleep(BEAT_S)
-            try:
+            due = max(due + BEAT_S, clock())
+            await asyncio.sleep(due - clock())
+            with contextlib.suppress(StoreUnavailable):
                 await self.compare()
-            except StoreUnavailable:
-                continue
 
     async def compare(self) -> None:
-        """Compare the next part of the sessions. Raises `StoreUnavailable`."""
-        self._part = (self._part + 1) % _PARTS
+        """Compare the next part of the sessions.
+
+        Raises:
+            StoreUnavailable: the part is the next one again. The store is perhaps failing over, and what it has
+                forgotten must not wait for another round.
+        """
         compared = {
             session_id: live
             for session_id in self._live.ids()
             if hash(session_id) % _PARTS == self._part and (live := self._live.get(session_id)) is not None
         }
         epochs = {session_id: live.session.epoch for session_id, live in compared.items()}
-        for (session_id, live), found in zip(compared.items(), await self._directory.owners([*compared]), strict=True):
-            if found is not None and self._is_lost(live, epochs[session_id], found):
-                await self._end(live, found)
+        owners = await self._directory.owners([*compared])
+        lost = [
+            (live, found)
+            for (session_id, live), found in zip(compared.items(), owners, strict=True)
+            if found is not None and self._is_lost(live, epochs[session_id], found)
+        ]
+        # First, and again if that fails: once a session has ended here, nobody else would tell.
+        await self._tell(lost)
+        for live, found in lost:
+            if self._is_lost(live, epochs[live.session.id], found):
+                logger.warning(
+                    "the store names another owner of a session than this replica",
+                    extra={"session": redact(live.session.id)},
+                )
+                self._cluster.lose(live.session.id)
+        self._part = (self._part + 1) % _PARTS
 
     def _is_lost(self, live: LiveSession, epoch: int, found: tuple[str, int]) -> bool:
         """Whether a session is not this replica's any more, and was not claimed anew since it was asked for."""
@@ -72,12 +86,11 @@ class Reconciliation:
             and not self._cluster.has_released(session.id)
         )
 
-    async def _end(self, live: LiveSession, found: tuple[str, int]) -> None:
-        (owner, epoch), session = found, live.session
-        logger.warning(
-            "the store names another owner of a session than this replica", extra={"session": redact(session.id)}
-        )
-        self._taken_over(session.id)
-        # A failover has forgotten this replica's claim, and whether the earlier owner was told of it.
-        if owner and owner != self._cluster.replica and count_of(epoch) < count_of(session.epoch):
-            await self._cluster.tell_forgotten(owner, session.id)
+    async def _tell(self, lost: Sequence[tuple[LiveSession, tuple[str, int]]]) -> None:
+        """Tell owners of earlier claims: a failover has forgotten this replica's, and whether they were told of it."""
+        earlier: defaultdict[str, list[str]] = defaultdict(list)
+        for live, (owner, epoch) in lost:
+            if owner and owner != self._cluster.replica and count_of(epoch) < count_of(live.session.epoch):
+                earlier[owner].append(live.session.id)
+        for owner, session_ids in earlier.items():
+            await self._cluster.tell_forgotten(owner, session_ids)

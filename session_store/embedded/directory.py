@@ -69,11 +69,11 @@ class MemoryDirectory:
         if session is None:
             return None
         if before[0] and before[0] != replica:
-            await self.tell_lost(before[0], session_id)
+            await self.tell_lost(before[0], [session_id])
         return session.epoch
 
-    async def tell_lost(self, replica: str, session_id: str) -> None:
-        self._lost[replica].append(session_id)
+    async def tell_lost(self, replica: str, session_ids: Sequence[str]) -> None:
+        self._lost[replica] += session_ids
 
     async def copied(self, session_id: str) -> bool:
         return True

@@ -51,8 +51,8 @@ class Directory(Protocol):
         """Make the replica the owner if the session's epoch is still `epoch`. The new epoch (`next_epoch`), or None."""
         ...
 
-    async def tell_lost(self, replica: str, session_id: str) -> None:
-        """Have `renew_lease` tell that replica that it has lost the session: the store has forgotten that it did."""
+    async def tell_lost(self, replica: str, session_ids: Sequence[str]) -> None:
+        """Have `renew_lease` tell that replica that it has lost these sessions: the store has forgotten that it did."""
         ...
 
     async def copied(self, session_id: str) -> bool:

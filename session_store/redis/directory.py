@@ -76,11 +76,11 @@ class RedisDirectory:
             return None
         owner = msgspec.json.decode(reply, type=str)
         if owner and owner != replica:
-            await self.tell_lost(owner, session_id)
+            await self.tell_lost(owner, [session_id])
         return following
 
-    async def tell_lost(self, replica: str, session_id: str) -> None:
-        await self._commands.run("RPUSH", keys.lost(replica), session_id)
+    async def tell_lost(self, replica: str, session_ids: Sequence[str]) -> None:
+        await self._commands.run("RPUSH", keys.lost(replica), *session_ids)
         await self._commands.run("EXPIRE", keys.lost(replica), _CLAIMED_KEPT_S)
 
     async def copied(self, session_id: str) -> bool:

@@ -167,7 +167,7 @@ class BackendContract(SessionStoreContract, TaskStoreContract, HistoryContract):
         assert await directory.copied(session.id), "a store without copies has nothing to wait for"
 
     async def test_a_replica_is_told_of_a_claim_that_the_store_forgot(self, backend: Backend) -> None:
-        await backend.directory.tell_lost("r1", "some session")
+        await backend.directory.tell_lost("r1", ["some session"])
         assert not await backend.directory.acknowledged("r1", "some session")
         assert await backend.directory.renew_lease("r1", "here", 5.0) == ["some session"]
 

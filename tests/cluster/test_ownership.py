@@ -4,6 +4,7 @@ Replicas are the real `Cluster` on the real directory contract; time, pauses and
 """
 
 import asyncio
+import contextlib
 from typing import Any
 
 from hypothesis import HealthCheck, settings
@@ -16,7 +17,9 @@ from gateway.cluster import ownership as cluster_module
 from gateway.cluster.beats import BEAT_S
 from gateway.cluster.lease import DOUBT_S
 from gateway.cluster.ownership import LEASE_S, Cluster
+from gateway.sessions.reconciliation import Reconciliation
 from session_store import MemoryBackend, Session, StoreUnavailable
+from session_store.epochs import count_of
 from session_store.testing import ALICE, FakeClock, a_session
 from tests.requirements import requirement
 from transports.inbound_port import OwnedByPeer
@@ -24,6 +27,21 @@ from transports.inbound_port import OwnedByPeer
 REPLICAS = 3
 WHO = st.integers(0, REPLICAS - 1)
 SECONDS = st.sampled_from([0.4, BEAT_S, DOUBT_S, 2 * DOUBT_S])
+
+
+class Live:
+    """What a replica has of a session. `since`: how many claims there had been when it was made."""
+
+    def __init__(self, session: Session, since: int) -> None:
+        self.session = session
+        self.since = since
+
+
+class Held(dict[str, Live]):
+    """What is live on one replica, as `LiveSessions` has it."""
+
+    def ids(self) -> list[str]:
+        return [*self]
 
 
 class Interrupted:
@@ -56,7 +74,8 @@ class Ownership(RuleBasedStateMachine):
             setattr(module, "monotonic", self.clock)  # noqa: B010  # it is not exported, and time is the model's
         self.outage = False
         self.backend = MemoryBackend(clock=self.clock)
-        self.held: list[dict[str, int]] = []
+        self.held: list[Held] = []
+        self.claims = 0
         self.paused: set[int] = set()
         self.cut: set[int] = set()  # off from the store
         self.apart: set[int] = set()  # from the other replicas
@@ -72,8 +91,9 @@ class Ownership(RuleBasedStateMachine):
     def start(self) -> None:
         self.session = self.do(self.backend.sessions.create(a_session(self.clock, idle_ttl_s=1e9, max_age_s=1e9)))
         self.replicas = []
+        self.comparisons = []
         for n in range(REPLICAS):
-            held: dict[str, int] = {}
+            held = Held()
             self.held.append(held)
             directory: Any = Interrupted(self.backend.directory, self, n)
             sessions: Any = Interrupted(self.backend.sessions, self, n)
@@ -81,6 +101,7 @@ class Ownership(RuleBasedStateMachine):
             replica = Cluster(directory, sessions, self.backend.bus, taken_over=closed)
             replica.advertise(f"http://{n}")
             self.replicas.append(replica)
+            self.comparisons.append(Reconciliation(replica, directory, held))  # type: ignore[arg-type]
             self.beat(n)
         self.pass_time(2 * LEASE_S + 1)
         self.request(0)
@@ -179,18 +200,53 @@ class Ownership(RuleBasedStateMachine):
             self.backend.directory._lost.clear()
             self.forgot, self.before = True, None
 
+    @rule(n=WHO, learns=st.sampled_from(["beat", "compare", "nothing"]))
+    def claim_and_forget(self, n: int, learns: str) -> None:
+        """A replica claims from an owner that runs, and that learns of it in some way, or not, before the store forgets
+        it. Then a request reaches the owner."""
+        truth = self.do(self.backend.sessions.peek(self.session.id))
+        owner = self.number_of(truth.owner)
+        assert owner is not None
+        if owner == n or self.outage or not self.runs(n) or not self.runs(owner) or {n, owner} & self.cut:
+            return
+        self.before, self.claims = truth, self.claims + 1
+        self.serve(n, self.do(self.replicas[n].claim(truth)))
+        if learns != "nothing":
+            getattr(self, learns)(owner)
+        self.failover_forgets()
+        self.request(owner)
+
+    @rule(n=WHO)
+    def compare(self, n: int) -> None:
+        """A running replica compares what it holds, as it does once a lease."""
+        if self.runs(n):
+            for _ in range(3):
+                with contextlib.suppress(StoreUnavailable):
+                    self.do(self.comparisons[n].compare())
+
     @rule()
-    def compare(self) -> None:
-        """Every running replica compares what it holds, as it does once a lease."""
+    def settle(self) -> None:
+        """Every running replica has compared, and the owner has been told of what others have found."""
         if self.outage:
             return
-        ((owner, epoch),) = self.do(self.backend.directory.owners([self.session.id]))
+        truth = self.do(self.backend.sessions.peek(self.session.id))
+        owner = self.number_of(truth.owner)
+        assert owner is not None
+        has, knows = self.held[owner].get(truth.id), truth.id in self.replicas[owner]._told
+        reached = [n for n in range(REPLICAS) if self.runs(n) and n not in self.cut]
+        others = [live for n in reached if n != owner for live in self.held[n].values()]
+        tells = any(count_of(live.session.epoch) > count_of(truth.epoch) for live in others)
+        is_told = truth.id in self.backend.directory._lost.get(truth.owner, ())
         for n in range(REPLICAS):
-            if self.runs(n) and n not in self.cut and self.held[n].get(self.session.id, epoch) != epoch:
-                self.held[n].pop(self.session.id)
-        if not self.paused and not self.cut:
-            self.forgot = False
-            assert all(n == self.number_of(owner) for n in range(REPLICAS) if self.held[n]), "one of them serves it"
+            self.compare(n)
+        for n in range(REPLICAS):
+            self.beat(n)
+        assert not any(self.held[n] for n in reached if n != owner), "one of them serves it"
+        if owner in reached and has is not None and has.since == self.claims and not is_told:
+            assert self.held[owner].get(truth.id) is has, "it was made after all claims"
+        if owner in reached and has is not None and tells and not knows:
+            assert not self.held[owner], "it was made before a claim of which the owner has not learned"
+        self.forgot = self.forgot and bool(self.paused or self.cut)
 
     @rule(n=WHO)
     def request(self, n: int) -> None:
@@ -219,21 +275,22 @@ class Ownership(RuleBasedStateMachine):
         if refused or (silent and is_gone):
             claimed = self.do(replica.claim(session))
             self.before = session
+            self.claims += 1
             if claimed is not None and claimed.owner == replica.replica:
                 self.serve(n, claimed)
 
     def serve(self, n: int, session: Session) -> None:
         assert session.owner == self.replicas[n].replica
         assert self.epochs.setdefault(session.epoch, n) == n, "an epoch has one owner"
-        self.held[n][session.id] = session.epoch
+        self.held[n].setdefault(session.id, Live(session, self.claims)).session = session
 
     @rule(n=WHO)
     def answer(self, n: int) -> None:
         """A call of an earlier request is answered: nothing leaves a replica that has lost the session."""
-        epoch = self.held[n].get(self.session.id)
-        if epoch is None or not self.runs(n):
+        live = self.held[n].get(self.session.id)
+        if live is None or not self.runs(n):
             return
-        replica = self.replicas[n]
+        replica, epoch = self.replicas[n], live.session.epoch
         truth = self.do(self.backend.sessions.peek(self.session.id))
         session = a_session(self.clock, id=self.session.id, owner=replica.replica, epoch=epoch)
         try:
