@@ -157,7 +157,7 @@ def test_the_demo_server_needs_nothing_heavy() -> None:
     assert {module.partition(".")[0] for module in imported(ROOT / "gateway/demo_server.py")} <= allowed
 
 
-MAX_MODULE, MAX_TEST_FILE, MAX_CLASS, MAX_CONSTRUCTOR, MAX_PARAMETERS = 400, 500, 250, 8, 6
+MAX_MODULE, MAX_TEST_FILE, MAX_CONSTRUCTOR, MAX_PARAMETERS = 400, 500, 8, 6
 
 OF_LIBRARIES: set[tuple[str, str]] = {
     ("gateway/cli/options.py", "run.__annotations__"),
@@ -199,15 +199,13 @@ def too_large(path: Path) -> Iterator[tuple[str, int]]:
     if lines_of(path) > MAX_MODULE:
         yield name, lines_of(path)
     for node in ast.walk(TREES[path]):
-        if isinstance(node, ast.ClassDef) and (size := (node.end_lineno or 0) - node.lineno + 1) > MAX_CLASS:
-            yield f"{name}:{node.name}", size
-        elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             most = MAX_CONSTRUCTOR if node.name == "__init__" else MAX_PARAMETERS
             if parameters(node) > most:
                 yield f"{name}:{node.name}", parameters(node)
 
 
-def test_files_classes_and_parameter_lists_are_small() -> None:
+def test_files_and_parameter_lists_are_small() -> None:
     assert {name for path in SOURCES for name, _ in too_large(path)} == set()
 
 
