@@ -1,6 +1,7 @@
 """Fixtures of all tests, the order of a run, and the requirements that tests name."""
 
 import os
+import random
 import re
 import shutil
 import tempfile
@@ -12,6 +13,7 @@ import httpx
 import hypothesis
 import pytest
 
+from tests.rings import is_of_the_second_ring
 from tests.support.redis_server import RunningRedis, running_redis
 
 pytest.register_assert_rewrite("session_store.testing")
@@ -25,6 +27,8 @@ hypothesis.settings.load_profile("of these tests")
 
 def pytest_configure(config: pytest.Config) -> None:
     """Close the gateways that this user runs on the machine to the tests: commands would find them."""
+    if config.getoption("seed") is None:
+        config.option.seed = random.SystemRandom().randrange(1 << 32)  # workers get it with the other options
     folder = tempfile.mkdtemp(prefix="runtime-")
     os.environ["XDG_RUNTIME_DIR"] = folder
     config.add_cleanup(lambda: shutil.rmtree(folder, ignore_errors=True))
@@ -87,10 +91,29 @@ LONGEST_FIRST: Final = (
 worker: were a long one to begin last, the other workers would wait for it."""
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--seed", type=int, help="of the order of the tests within a file (default: another each time)")
+
+
+def pytest_report_header(config: pytest.Config) -> str:
+    return f"order of the tests: --seed {config.getoption('seed')}"
+
+
 @pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    items.sort(key=lambda item: _place(item.path))
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Shuffle the tests of each file: none may need another before it. pytest then puts those together that share a
+    parametrised fixture."""
+    order = random.Random(config.getoption("seed"))
+    random_places = {function: order.random() for function in dict.fromkeys(map(_function, items))}
+    items.sort(key=lambda item: (_place(item.path), str(item.path), random_places[_function(item)]))
+    for item in items:
+        if is_of_the_second_ring(item.nodeid):
+            item.add_marker("second_ring")
     COLLECTED[:] = items
+
+
+def _function(item: pytest.Item) -> str:
+    return item.nodeid.partition("[")[0]
 
 
 def _place(path: Path) -> int:

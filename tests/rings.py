@@ -1,0 +1,103 @@
+"""Which tests run when. `make test` runs the first ring; `make test-all` runs both rings; CI runs the first ring and
+what a change touches of the second.
+
+The second ring has what needs a browser, published packages or minutes, and what repeats a feature of the first ring in
+more surroundings. `python -m tests.rings [REVISION]` prints the suites of the second ring that the commits since that
+revision touch, one on a line. Without a revision these are the commits of the last day.
+"""
+
+import subprocess
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Final
+
+__all__ = ["ROOT", "SECOND_RING", "is_of_the_second_ring", "touched"]
+
+ROOT: Final = Path(__file__).parents[1]
+
+_WIRE: Final = ("transports/inbound/", "gateway/relay/")
+_CLUSTER: Final = ("gateway/cluster/", "gateway/sessions/", "session_store/redis/", "transports/peer_channel.py")
+_CONSOLE: Final = ("gateway/admin/",)
+_SANDBOX: Final = ("transports/upstream/walls/", "gateway/sandbox/")
+_SHARED: Final = ("tests/support/", "pyproject.toml")
+"""What every suite stands on."""
+
+SECOND_RING: Final[dict[str, tuple[str, ...]]] = {
+    "tests/attack/test_fuzz.py": ("transports/",),
+    "tests/attack/test_hostile_memory.py": ("transports/inbound/", "gateway/calls/", "gateway/sessions/"),
+    "tests/attack/test_live.py": (*_WIRE, "gateway/identity/", "gateway/policy/", "tests/attack/live/"),
+    "tests/clients/test_apps.py": ("gateway/bridge/", "gateway/relay/"),
+    "tests/clients/test_client_table.py": ("docs/clients.md", "gateway/sessions/", "tests/clients/programs/"),
+    "tests/clients/test_large_bodies": ("transports/inbound/",),
+    "tests/clients/test_oauth.py": ("gateway/identity/",),
+    "tests/clients/test_other_sdks.py": (*_WIRE, "gateway/bridge/"),
+    "tests/clients/test_sdk_tasks.py": ("gateway/tasks/",),
+    "tests/cluster/test_affinity.py": ("deploy/", "gateway/cluster/"),
+    "tests/cluster/test_balancer": ("deploy/", "docker-compose.yml", *_CLUSTER),
+    "tests/cluster/test_chart.py": ("deploy/",),
+    "tests/cluster/test_failovers.py": _CLUSTER,
+    "tests/cluster/test_kills.py": ("deploy/", *_CLUSTER),
+    "tests/cluster/test_run.py": ("tests/cluster/run.py",),
+    "tests/designs": ("gateway/context/", "gateway/policy/", "docs/designs.md"),
+    "tests/hosts": ("gateway/config/",),
+    "tests/hostile/test_hostile.py": _SANDBOX,
+    "tests/matrix": ("gateway/bridge/", "gateway/calls/", "gateway/relay/", "gateway/upstreams/"),
+    "tests/operating/test_alerts.py": ("deploy/", "gateway/observability/metrics.py"),
+    "tests/operating/test_console": _CONSOLE,
+    "tests/operating/test_terminal_console.py": ("gateway/admin/", "gateway/cli/"),
+    "tests/operating/test_tools_page.py": _CONSOLE,
+    "tests/processes/test_packaged_servers.py": _SANDBOX,
+    "tests/processes/test_packages.py": ("gateway/sandbox/",),
+    "tests/published": _SANDBOX,
+    "tests/test_bench.py": ("bench/", "transports/", "gateway/relay/", "gateway/calls/"),
+    "tests/test_documents.py::test_a_command_does_what_the_document_says": (
+        "docs/",
+        "README.md",
+        "examples/",
+        "gateway/cli/",
+        "gateway/config/",
+        "gateway/doctor/",
+    ),
+    "tests/test_image.py": ("deploy/", "docker-compose.yml"),
+    "tests/test_site.py": ("docs/", "mkdocs.yml"),
+    "tests/test_wheel.py": ("gateway/cli/", "gateway/__init__.py", "pyproject.toml"),
+}
+"""Suite (a folder, a file, or a beginning of test ids) → what touches it beside itself: folders and files."""
+
+
+def is_of_the_second_ring(test: str) -> bool:
+    """True for the id of such a test, as pytest writes it."""
+    return any(test.startswith(suite) for suite in SECOND_RING)
+
+
+def touched(changed: Iterable[str]) -> list[str]:
+    """The suites of the second ring that a change of these files touches."""
+    files = tuple(changed)
+    return [
+        suite
+        for suite, by in SECOND_RING.items()
+        if any(file.startswith((suite.partition("::")[0], *by, *_SHARED)) for file in files)
+    ]
+
+
+def _git(*arguments: str) -> list[str]:
+    ran = subprocess.run(["git", *arguments], cwd=ROOT, capture_output=True, text=True, check=True)
+    return ran.stdout.split("\n")[:-1]
+
+
+def main(arguments: list[str]) -> None:
+    base = (
+        arguments or _git("rev-list", "-1", "--before=1 day ago", "HEAD") or _git("rev-list", "--max-parents=0", "HEAD")
+    )
+    for suite in touched(_git("diff", "--name-only", base[0], "HEAD")):
+        path = Path(suite)
+        # pytest takes files and folders; a beginning of names stands for those that begin with it.
+        named = (
+            [path] if "::" in suite or (ROOT / path).exists() else sorted((ROOT / path.parent).glob(f"{path.name}*"))
+        )
+        print(*(each.relative_to(ROOT) if each.is_absolute() else each for each in named))  # noqa: T201
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,50 @@
+"""Each test is in one ring, and every part of the product touches some suite of the second."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import COLLECTED
+from tests.rings import ROOT, SECOND_RING, is_of_the_second_ring, touched
+
+
+def test_the_table_names_what_exists() -> None:
+    for suite, by in SECOND_RING.items():
+        assert list(ROOT.glob(f"{suite.partition('::')[0]}*")), suite
+        assert all((ROOT / path).exists() for path in by), suite
+
+
+def test_every_room_of_the_product_touches_a_suite() -> None:
+    rooms = {str(path.parent.relative_to(ROOT)) for path in (ROOT / "gateway").glob("*/__init__.py")}
+    untouched = {room for room in rooms if not touched([f"{room}/any.py"])}
+    assert untouched <= {"gateway/integrations", "gateway/protocol", "gateway/serving"}, (
+        "the first ring has their tests"
+    )
+
+
+@pytest.mark.parametrize(
+    ("changed", "suites"),
+    [
+        ("docs/eras.md", {"tests/test_site.py", "tests/test_documents.py::test_a_command_does_what_the_document_says"}),
+        ("tests/hosts/test_hosts.py", {"tests/hosts"}),
+        ("CHANGELOG.md", set()),
+        ("tests/support/waiting.py", set(SECOND_RING)),
+    ],
+)
+def test_a_change_touches_the_suites_of_its_paths(changed: str, suites: set[str]) -> None:
+    assert set(touched([changed])) == suites
+
+
+def test_the_first_ring_proves_each_feature_with_real_parts() -> None:
+    """Real processes, Redis, a load balancer, and SDK clients of both eras are not left to the night."""
+    first = {
+        Path(item.nodeid.partition("::")[0]).as_posix() for item in COLLECTED if not is_of_the_second_ring(item.nodeid)
+    }
+    if not {"tests/unit/test_mirror.py"} <= first:
+        pytest.skip("not the whole suite was collected")
+    assert {
+        "tests/clients/test_sdk.py",
+        "tests/cluster/test_replicas.py",
+        "tests/e2e/test_processes.py",
+        "tests/store/test_backends.py",
+    } <= first
