@@ -6,7 +6,16 @@ BIN := $(VENV)/bin
 # Tests and tools start hundreds of processes. Without bytecode files, each of them would compile the sources again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help run test test-below-tmp unit check clients published conformance cluster chaos tasks attack hostile kernels fuzz matrix bench bench-peers reference site lock sbom image-check clean
+# $(call pytest,WHICH,SUITES): the tests with that mark, first those that run side by side, then those that run alone.
+# Both parts run if the first fails. A part that no test is of has not failed (5).
+WORKERS ?= 3
+pytest = failed=0; \
+	$(BIN)/python -m pytest -m "not alone $(if $(1),and $(1))" -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(2) \
+		|| [ $$? -eq 5 ] || failed=1; \
+	$(BIN)/python -m pytest -m "alone $(if $(1),and $(1))" $(2) || [ $$? -eq 5 ] || failed=1; \
+	exit $$failed
+
+.PHONY: help run test test-touched test-all test-below-tmp unit check clients published conformance cluster chaos tasks attack hostile kernels fuzz matrix bench bench-peers reference site lock sbom image-check clean
 
 help: ## List the commands
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -14,11 +23,17 @@ help: ## List the commands
 run: $(VENV)/.installed ## Serve the demo server on http://127.0.0.1:8080/mcp
 	$(BIN)/mcp-session-gateway run -- $(BIN)/mcp-session-gateway demo-server || [ $$? -eq 130 ] # Ctrl+C is no error
 
-test: $(VENV)/.installed-dev ## Set up and run all tests
-	@failed=0; \
-	$(BIN)/python -m pytest -m "not alone" -n 3 --dist loadfile --no-loadscope-reorder || failed=1; \
-	$(BIN)/python -m pytest -m alone || failed=1; \
-	exit $$failed
+test: $(VENV)/.installed-dev ## Set up and run the tests (ten minutes; WORKERS=n of them at once)
+	@$(call pytest,not second_ring)
+
+test-touched: $(VENV)/.installed-dev ## Run the longer tests that the commits since BASE touch (without it: those of the last day)
+	@suites=$$($(BIN)/python -m tests.rings $(BASE)) || exit; \
+	if [ -z "$$suites" ]; then echo "no suite of the second ring is touched"; exit; fi; \
+	$(call pytest,second_ring,$$suites)
+
+test-all: $(VENV)/.installed-dev ## Run all tests, then every attack, fault and combination (an hour and a half)
+	@$(call pytest,)
+	$(MAKE) --no-print-directory test-below-tmp conformance chaos tasks attack hostile matrix clients published fuzz
 
 test-below-tmp: $(VENV)/.installed-dev ## Run the tests of servers that have a /tmp of their own in a clone below /tmp
 	@folder=$$(mktemp -d /tmp/clone.XXXXXX) && trap 'rm -rf "$$folder"' EXIT && chmod 755 "$$folder" && \

@@ -90,7 +90,7 @@ def test_actions_are_pinned_by_commit_and_get_no_more_than_they_need(file: Path)
         assert not writes or job["environment"], f"{name} writes without an environment that guards it"
         for step in job.get("steps", ()):
             if step.get("uses", "").startswith("actions/checkout@"):
-                assert step["with"] == {"persist-credentials": False}
+                assert step["with"] | {"fetch-depth": 0} == {"persist-credentials": False, "fetch-depth": 0}
 
 
 @requirement("ops.workflows")
