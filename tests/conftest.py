@@ -28,7 +28,8 @@ hypothesis.settings.load_profile("of these tests")
 def pytest_configure(config: pytest.Config) -> None:
     """Close the gateways that this user runs on the machine to the tests: commands would find them."""
     if config.getoption("seed") is None:
-        config.option.seed = random.SystemRandom().randrange(1 << 32)  # workers get it with the other options
+        drawn = str(random.SystemRandom().randrange(1 << 32))
+        config.option.seed = int(os.environ.setdefault("SEED_OF_THE_TESTS", drawn))  # workers inherit it
     folder = tempfile.mkdtemp(prefix="runtime-")
     os.environ["XDG_RUNTIME_DIR"] = folder
     config.add_cleanup(lambda: shutil.rmtree(folder, ignore_errors=True))
