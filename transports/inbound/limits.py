@@ -91,4 +91,4 @@ class Limits:
 def room_for_connections() -> int:
     """The most connections that this process has files for: half of its files, because servers need some too."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    return _MOST if soft == resource.RLIM_INFINITY else max(16, min(_MOST, (soft - _KEPT_BACK) // 2))
+    return _MOST if soft == resource.RLIM_INFINITY else max(14, min(_MOST, (soft - _KEPT_BACK) // 2))
