@@ -1,4 +1,4 @@
-"""Progress of a client on what a server has asked it."""
+"""Progress of a client on what a server has asked it, in the legacy era."""
 
 from typing import Any, cast
 
