@@ -7,7 +7,9 @@ import hmac
 import pytest
 
 from gateway.config.auth import AuthSettings
+from gateway.config.context import FieldSettings
 from gateway.identity.authenticate import Identity
+from session_store import Principal
 from tests.requirements import requirement
 from tests.support.credentials import sha256
 from transports.inbound_port import Refused
@@ -67,3 +69,39 @@ async def test_only_what_a_head_alone_decides_for_good_is_lasting() -> None:
     assert not (await identity.authenticate({"x-user": "ada"}, "127.0.0.1")).is_lasting, (
         "a proxy has other headers next"
     )
+
+
+@requirement("pol.auth")
+def test_a_challenge_says_what_was_wrong_and_where_to_get_a_token() -> None:
+    entry = {"issuer": "https://id.example", "audience": "m", "jwks_url": "https://id.example/k", "scopes": ["a", "b"]}
+    auth = AuthSettings.model_validate({"resource": "https://mcp.example/mcp", "jwt": [entry]})
+    keys = {"ada": (sha256("key"),)}
+    identity = Identity(api_keys=keys, allow_anonymous=False, auth=auth, metadata_url="https://mcp.example/meta")
+    found = []
+    for headers in ({}, {"authorization": "Basic key"}, {"authorization": "Bearer other"}):
+        with pytest.raises(Refused) as refused:
+            asyncio.run(identity.authenticate(headers))
+        assert refused.value.status == 401
+        found.append({name.lower(): value for name, value in refused.value.headers.items()}["www-authenticate"])
+    known = 'scope="a b", resource_metadata="https://mcp.example/meta"'
+    plain = f'Bearer realm="mcp-session-gateway", {known}'
+    assert found == [plain, plain, f'Bearer realm="mcp-session-gateway", error="invalid_token", {known}']
+
+
+@requirement("ctx.open", "wall.authority")
+def test_fields_come_from_claims_of_tokens_and_from_headers_of_proxies_alone() -> None:
+    entry = {"issuer": "https://id.example", "audience": "m", "jwks_url": "https://id.example/k"}
+    settings = {"resource": "https://mcp.example/mcp", "jwt": [entry], "proxies": PROXIES}
+    fields = {
+        "team": FieldSettings(claim="team"),
+        "desk": FieldSettings(header="X-Desk"),
+        "own": FieldSettings(header="X-Own", client_header=True),
+    }
+    auth = AuthSettings.model_validate(settings)
+    identity = Identity(api_keys={}, allow_anonymous=True, auth=auth, fields=fields)
+    headers = {"x-desk": "7", "x-own": "mine"}
+    assert asyncio.run(identity.authenticate(headers, "10.0.0.1")).granted is None
+    granted = asyncio.run(identity.authenticate(headers, "127.0.0.1")).granted
+    assert granted is not None and granted.fields == (("desk", "7"),)
+    holder = identity.token_holder(Principal(issuer="https://id.example", subject="ada"), {"team": "red"})
+    assert holder.granted is not None and holder.granted.fields == (("team", "red"),)

@@ -1,10 +1,14 @@
 """The context of a session from credential claims and operator rules."""
 
+import pytest
+
+from gateway.config.context import FieldSettings
 from gateway.config.policy import RuleSettings
 from gateway.identity.context_rules import ContextRules
 from gateway.identity.credential_claims import CredentialClaims
-from session_store import Principal, Provenance
+from session_store import ContextField, Principal, Provenance
 from tests.requirements import requirement
+from transports.inbound_port import Refused
 
 GUEST = Principal(issuer="api-key", subject="guest")
 BOSS = "team-boss"
@@ -89,3 +93,32 @@ def test_each_fact_has_the_setting_that_decides_it_as_its_reason() -> None:
         "trust": "gateway.session.trust, because neither a credential nor a rule sets it",
         "read_only": "gateway.policy.read_only has the trust direct",
     }
+
+
+@requirement("ctx.open", "wall.provenance")
+def test_a_field_has_the_value_of_its_one_source_and_says_which() -> None:
+    fields = {
+        "fixed": FieldSettings(value="f"),
+        "team": FieldSettings(claim="team", value="nobody"),
+        "desk": FieldSettings(header="X-Desk"),
+        "own": FieldSettings(announced="own", max_chars=3),
+    }
+    rules = ContextRules([], "direct", fields=fields)
+    announced = tuple((name, "a") for name in fields)
+    found = rules.derive(GUEST, CredentialClaims(fields=(("team", "red"), ("desk", "7"), ("own", "x"))), "", announced)
+    assert {field.name: (field.value, field.source) for field in found.context.fields} == {
+        "fixed": ("f", "configured"),
+        "team": ("red", "authenticated"),
+        "desk": ("7", "authenticated"),
+        "own": ("a", "announced"),
+    }
+    assert {r.fact: r.text for r in found.reasons if r.fact.startswith("fields.")} == {
+        "fields.fixed": "gateway.context.fields.fixed.value",
+        "fields.team": "the claim team",
+        "fields.desk": "the header X-Desk of the proxy",
+        "fields.own": "the client announces it",
+    }
+    plain = rules.context(GUEST, None, "").fields
+    assert plain == (ContextField("fixed", "f", "configured"), ContextField("team", "nobody", "configured"))
+    with pytest.raises(Refused, match="own is longer than 3"):
+        rules.context(GUEST, None, "", (("own", "long"),))

@@ -5,7 +5,13 @@ from typing import Any
 import pytest
 
 from gateway.config.auth import ClaimNames, ProxySettings
-from gateway.identity.credential_claims import fields_in_headers, granted_by, granted_in_headers, normal_trust
+from gateway.identity.credential_claims import (
+    CredentialClaims,
+    fields_in_headers,
+    granted_by,
+    granted_in_headers,
+    normal_trust,
+)
 from tests.requirements import requirement
 
 
@@ -66,4 +72,4 @@ def test_headers_of_a_proxy_say_what_claims_say() -> None:
     )
     found = granted_in_headers({"x-trust": "direct", "x-team": "a", "x-may": "p, q p"}, names)
     assert (found.trust, found.workspace, found.permissions) == ("direct", "a", ("p", "q"))
-    assert granted_in_headers({}, names).trust == "sandboxed"
+    assert granted_in_headers({}, names) == CredentialClaims(trust="sandboxed", names_workspace=True)

@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gateway.config.context import FieldSettings
 from gateway.config.policy import RuleSettings
 from gateway.identity.context_rules import ContextRules
 from gateway.identity.credential_claims import CredentialClaims
@@ -43,6 +44,14 @@ def test_the_context_stays_as_the_credential_has_made_it(claims: CredentialClaim
     kept = kept_claims(session, RULES)
     assert kept is not None
     assert RULES.renewed(session, kept) == session.context
+
+
+@requirement("ops.try-tools", "ctx.open")
+def test_fields_stay_as_the_credential_has_set_them() -> None:
+    rules = ContextRules([], "direct", fields={"team": FieldSettings(claim="team")})
+    context = rules.context(ALICE, CredentialClaims(fields=(("team", "red"),)), "")
+    kept = kept_claims(a_session(FakeClock(), principal=ALICE, context=context), rules)
+    assert kept is not None and kept.fields == (("team", "red"),)
 
 
 @requirement("ops.try-tools")

@@ -55,6 +55,8 @@ def test_rights_stand_if_the_rules_give_all_of_them_today() -> None:
 def test_a_rule_that_grants_less_today_takes_the_rights(change: dict[str, Any]) -> None:
     assert "fewer or other rights" in why(ALICE, [RULE.model_copy(update=change)])
     assert "fewer or other rights" in why(ALICE, [])
+    place = RuleSettings(principals=("api-key:alice",), workspace="red")
+    assert "fewer or other rights" in why(ALICE, [], before=(place,)), "a rule's workspace counts as no announced one"
     assert "fewer or other rights" in why(ALICE, [RULE], read_only=("direct",))
 
 

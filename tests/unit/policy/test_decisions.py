@@ -122,6 +122,7 @@ def test_what_is_hidden_is_hidden_by_a_setting_that_the_reason_names() -> None:
     assert "no entry of gateway.policy.workspaces" in policy.hides(stranger, "s")
     reasons = {tool: policy.decide(context, "s", tool, READING).reason for tool in ("drop_it", "run", "pay", "other")}
     assert "mcpServers.s.tools.drop*.direct_only" in reasons["drop_it"]
+    assert policy.decide(msgspec.structs.replace(context, trust="direct"), "s", "drop_it", READING).allowed
     assert "gateway.policy.eval_tools; mcpServers.s.tools.run.operation" in reasons["run"]
     assert "it needs paid (mcpServers.s.tools.pay.permissions)" in reasons["pay"]
     assert "gateway.policy.workspaces.team-*.tools" in reasons["other"]
@@ -130,6 +131,29 @@ def test_what_is_hidden_is_hidden_by_a_setting_that_the_reason_names() -> None:
     assert "mcpServers.s.prompts.p.permissions" in policy.hides_prompt(context, "s", "p")
     assert "mcpServers.s.resource_uris.file:///*.direct_only" in policy.hides_listed_uri(context, "s", "file:///a")
     assert "d.direct_only" in policy.decide(context, "d", "any", READING).reason
+
+
+@requirement("pol.explain", "pol.trust")
+def test_a_workspace_has_the_prompts_and_resources_of_its_entry_in_every_form_of_their_names() -> None:
+    entry = WorkspaceSettings(prompts=("s__open*",), resources=("s__file:///open/*",))
+    rules = ServerPolicy(resources={"file:///open/direct*": ItemSettings(direct_only=True)})
+    policy = Policy(PolicySettings(workspaces={"a": entry}), {"s": rules})
+    inside = Context(workspace="a", trust="sandboxed", provenance=Provenance(workspace="configured"))
+    assert policy.sees(inside, "s") and not policy.sees(msgspec.structs.replace(inside, workspace="b"), "s")
+    assert policy.allows_prompt(inside, "s", "open_one") and not policy.allows_prompt(inside, "s", "other")
+    assert "gateway.policy.workspaces.a.prompts" in policy.hides_prompt(inside, "s", "other")
+    for uri, is_allowed in (
+        ("file:///open/x", True),
+        ("file:///other", False),
+        ("file:///open/../other", False),
+        ("file:///open/direct", False),
+        ("file:///open/%64irect", False),
+        ("file:///open/%0a", False),
+    ):
+        assert policy.allows_uri(inside, "s", uri) is policy.allows_listed_uri(inside, "s", uri) is is_allowed, uri
+    assert "gateway.policy.workspaces.a.resources" in policy.hides_listed_uri(inside, "s", "file:///other")
+    uris = frozenset({"file:///open/x", "file:///open/direct", "file:///other"})
+    assert policy.permitted_uris(inside, "s", uris) == {"file:///open/x"}
 
 
 @requirement("wall.memory", "ctx.open")

@@ -49,3 +49,16 @@ async def test_calls_within_the_rate_do_not_wait_for_the_store() -> None:
         assert is_there(rates.call(session))
         clock.pass_time(0.01)
         await asyncio.sleep(0)
+
+
+@pytest.mark.anyio
+@requirement("wall.bystander")
+async def test_openings_are_counted_for_each_principal() -> None:
+    clock = FakeClock()
+    settings = PolicySettings.model_validate({"opening_rate": {"per_s": 0.001, "burst": 1}})
+    rates = RateLimits(settings, MemoryRates(clock))
+    ada, bob = (a_session(clock, principal=Principal(issuer="api-key", subject=name)) for name in ("ada", "bob"))
+    for session in (ada, bob):
+        await arrived(rates.opening(session))
+    with pytest.raises(Refused, match="sessions opened"):
+        await arrived(rates.opening(ada))

@@ -185,3 +185,11 @@ def test_a_differing_argument_is_told_with_both_values_and_no_credential(caplog:
 def test_the_decision_says_when_a_call_is_slow() -> None:
     calls = tool_calls(drop=ToolSettings(slow_s=1.5))
     assert calls.decide("s", TOOLS, CONTEXT, session(), "drop").slow_s == 1.5
+
+
+@requirement("pol.read-only", "pol.operation")
+def test_a_read_only_session_is_shown_the_tools_that_say_that_they_read() -> None:
+    look = {"name": "look", "inputSchema": SCHEMA, "annotations": {"readOnlyHint": True}}
+    listed = [look, {"name": "write", "inputSchema": SCHEMA}]
+    shown = tool_calls().shown("s", msgspec.structs.replace(CONTEXT, read_only=True), listed)
+    assert [tool["name"] for tool in shown] == ["look"]

@@ -9,6 +9,7 @@ import pytest
 from msgspec import structs
 
 from gateway.context.facts import WORKSPACE_KEY
+from gateway.identity.credential_claims import CredentialClaims
 from gateway.identity.request_context import RequestContext
 from session_store import MemoryBackend, Session
 from session_store.testing import ALICE, FakeClock
@@ -119,3 +120,15 @@ async def test_a_context_that_was_decided_on_an_old_record_is_decided_anew() -> 
         await parts.attacher.apply_announced(request("blue", token), FOR_ALICE, resolved)
     kept = await peek(live.session.id)
     assert reads == 2 and kept is not None and kept.context == elsewhere
+
+
+@requirement("ctx.announce-late")
+async def test_an_announcement_leaves_what_the_credential_grants() -> None:
+    parts = Parts()
+    token = await opened(parts)
+    granted = RequestContext(ALICE, CredentialClaims(trust="sandboxed", permissions=("deploy",)), "")
+    resolved = await arrived(parts.resolver.require(request("", token), granted))
+    announced, told = await parts.resolver.apply_announced(request("red", token), granted, resolved)
+    assert json.loads(encode(told))[WORKSPACE_KEY] == {"workspace": "red", "applied": True}
+    context = announced.context
+    assert (context.workspace, context.trust, context.permissions) == ("red", "sandboxed", ("deploy",))

@@ -12,6 +12,7 @@ from gateway.sessions.carriers import (
     cookies_of,
     explicit_token,
     modern_client,
+    names_token,
     same_client,
     without_tokens,
 )
@@ -35,6 +36,19 @@ def test_explicit_tokens_come_in_the_order_of_their_carriers() -> None:
     assert explicit_token(request(mcp_gateway_session="own", meta=meta)) == "own"
     assert explicit_token(request(meta=meta)) == "meta"
     assert explicit_token(request()) is None
+
+
+@requirement("hot.remembered")
+def test_the_body_names_the_session_only_where_no_header_does() -> None:
+    meta = {SESSION_KEY: "meta"}
+    for named in (
+        request(mcp_session_id="a"),
+        request(mcp_gateway_session="a"),
+        request(Era.MODERN, mcp_gateway_session="a"),
+    ):
+        assert names_token(named)
+    for left in (request(meta=meta), request(mcp_gateway_session="new"), request(Era.MODERN, mcp_session_id="a")):
+        assert not names_token(left)
 
 
 def test_a_modern_clients_legacy_header_is_ignored() -> None:

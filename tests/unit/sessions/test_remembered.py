@@ -6,13 +6,15 @@ from typing import Any
 import msgspec
 import pytest
 
+from gateway.cluster.ownership import Route
 from gateway.identity.authenticate import Authenticated
+from gateway.identity.credential_claims import CredentialClaims
 from gateway.identity.request_context import RequestContext
 from gateway.sessions import resolve
 from gateway.sessions.carriers import explicit_token
 from gateway.sessions.remembered import remembered
 from session_store import Context
-from session_store.testing import ALICE, BOB
+from session_store.testing import ALICE, BOB, FakeClock, a_session
 from tests.requirements import requirement
 from tests.unit.sessions.parts import Parts
 from transports.era import Era
@@ -128,3 +130,20 @@ async def test_a_record_that_was_read_again_is_the_same_but_for_its_use(monkeypa
     assert await repeating.resume() is before and repeating.read == 0
     live.replace_record(msgspec.structs.replace(live.session, version=live.session.version + 1))
     assert await repeating.resume() is not before and repeating.read == 1
+
+
+@requirement("hot.remembered", "id.bound")
+async def test_a_way_to_an_owner_is_kept_for_one_caller_in_one_era_until_the_owner_is_silent() -> None:
+    asked = Request(era=Era.LEGACY, endpoint="/mcp", headers={}, memory=Memory())
+    kept, route = remembered(asked), Route(a_session(FakeClock()), ALICE, None)
+    assert kept is not None and kept.keep_route(route, asked, FOR_ALICE) is route, "the head alone says nobody's name"
+    kept.keep_caller(Authenticated(ALICE, is_lasting=True))
+    assert kept.route(asked, FOR_ALICE) is None
+    memory = kept.keep_route(route, asked, FOR_ALICE).memory
+    found = kept.route(asked, FOR_ALICE)
+    assert memory is not None and found is not None and found.memory is memory and not found.is_read
+    assert kept.route(asked, RequestContext(BOB, None, "")) is None
+    assert kept.route(asked, RequestContext(ALICE, CredentialClaims(), "")) is None
+    assert kept.route(msgspec.structs.replace(asked, era=Era.MODERN), FOR_ALICE) is None
+    memory.end()
+    assert kept.route(asked, FOR_ALICE) is None
