@@ -15,7 +15,7 @@ pytest = failed=0; \
 	$(BIN)/python -m pytest -m "alone $(if $(1),and $(1))" $(2) || [ $$? -eq 5 ] || failed=1; \
 	exit $$failed
 
-.PHONY: help run test test-touched test-all test-below-tmp unit check clients published conformance cluster chaos tasks attack hostile kernels fuzz matrix bench bench-peers reference site lock sbom image-check clean
+.PHONY: help run test test-touched test-all test-below-tmp unit coverage mutants check clients published conformance cluster chaos tasks attack hostile kernels fuzz matrix bench bench-peers reference site lock sbom image-check clean
 
 help: ## List the commands
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -43,6 +43,15 @@ test-below-tmp: $(VENV)/.installed-dev ## Run the tests of servers that have a /
 
 unit: $(VENV)/.installed-dev ## Run the unit tests only (half a minute)
 	$(BIN)/python -m pytest -q tests/unit
+
+coverage: $(VENV)/.installed-dev ## Print how many lines and branches of each room the unit tests run (a minute)
+	@mkdir -p build
+	$(BIN)/python -m coverage run -m pytest -q tests/unit
+	$(BIN)/python -m coverage json -q -o build/coverage.json
+	$(BIN)/python -m tests.tools.room_coverage build/coverage.json
+
+mutants: $(VENV)/.installed-dev ## Print how many faults put into the deciding rooms their unit tests notice (5 minutes)
+	$(BIN)/python -m tests.tools.mutants
 
 check: $(VENV)/.installed-dev ## Check format, lint, types and architecture
 	$(BIN)/ruff format --check .
@@ -115,7 +124,7 @@ image-check: $(VENV)/.installed-dev ## Build the image without a registry, and c
 	$(BIN)/python -m tests.tools.image_check
 
 clean: ## Remove everything that these commands create
-	rm -rf $(VENV) .cache .hypothesis .mypy_cache .pytest_cache .ruff_cache build dist
+	rm -rf $(VENV) .cache .hypothesis .mypy_cache .pytest_cache .ruff_cache build dist mutants
 	find . -name __pycache__ -prune -exec rm -rf {} +
 
 $(VENV)/.installed: pyproject.toml
