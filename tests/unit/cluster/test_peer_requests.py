@@ -77,16 +77,21 @@ class Connection:
 
 
 class Hanging:
-    """A try that is neither accepted nor refused: for a while, or until it is given up."""
+    """A try that is neither accepted nor refused: until the lease was looked at so often, for a while, or until it is
+    given up."""
 
-    def __init__(self, seconds: float = 30.0, then: Any = TIMED_OUT) -> None:
+    def __init__(self, cluster: Cluster, looks: int = 100, then: Any = TIMED_OUT, *, seconds: float = 30.0) -> None:
+        self.cluster = cluster
+        self.looks = looks
         self.seconds = seconds
         self.then = then
         self.is_given_up = False
 
     async def opened(self) -> Any:
         try:
-            await asyncio.sleep(self.seconds)
+            until = asyncio.get_running_loop().time() + self.seconds
+            while self.cluster.looks < self.looks and asyncio.get_running_loop().time() < until:  # noqa: ASYNC110
+                await asyncio.sleep(0)
         except asyncio.CancelledError:
             self.is_given_up = True
             raise
@@ -227,7 +232,7 @@ async def test_a_peer_that_timed_out_is_judged_by_its_lease(
 )
 async def test_the_lease_of_a_silent_peer_decides_while_another_try_hangs(cluster: Cluster, outcome: Outcome) -> None:
     first = Cluster(True)  # as it was after the first time-out
-    hanging = Hanging()
+    hanging = Hanging(first)
     asked = Asked(first, TIMED_OUT, hanging)
     asking = asyncio.ensure_future(asked.outcome())
     async with asyncio.timeout(5):
@@ -240,17 +245,23 @@ async def test_the_lease_of_a_silent_peer_decides_while_another_try_hangs(cluste
 
 
 async def test_a_peer_that_is_reached_after_all_answers() -> None:
-    good = Connection([HEAD, (b"e", b"")])
+    cluster, good = Cluster(True), Connection([HEAD, (b"e", b"")])
     async with asyncio.timeout(5):
-        assert await Asked(Cluster(True), TIMED_OUT, Hanging(0.3, good)).outcome() is Outcome.ANSWERED
+        assert await Asked(cluster, TIMED_OUT, Hanging(cluster, 2, good)).outcome() is Outcome.ANSWERED
 
 
 @requirement("rep.behind-address")
 async def test_an_address_that_closed_a_connection_proves_no_beat_while_the_next_try_hangs() -> None:
-    good = Connection([HEAD, (b"e", b"")])
+    cluster, good = Cluster(0.0), Connection([HEAD, (b"e", b"")])
     async with asyncio.timeout(5):
-        tries = [Connection([LOST]), Connection([]), Connection([LOST]), Connection([]), Hanging(0.9, good)]
-        assert await Asked(Cluster(0.0), *tries).outcome() is Outcome.ANSWERED, "its sidecar may be starting again"
+        tries = [
+            Connection([LOST]),
+            Connection([]),
+            Connection([LOST]),
+            Connection([]),
+            Hanging(cluster, then=good, seconds=0.9),
+        ]
+        assert await Asked(cluster, *tries).outcome() is Outcome.ANSWERED, "its sidecar may be starting again"
 
 
 async def test_requests_that_time_out_together_look_at_the_lease_once() -> None:

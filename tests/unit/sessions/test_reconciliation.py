@@ -149,18 +149,18 @@ async def test_a_part_is_compared_again_at_once_if_the_store_did_not_answer(
 async def test_a_slow_comparison_delays_no_later_one(monkeypatch: pytest.MonkeyPatch) -> None:
     pair, now, began = Pair(), 100.0, []
 
-    async def sleep(seconds: float) -> None:
+    async def passes(seconds: float) -> None:
         nonlocal now
         now += seconds
 
     async def compare() -> None:
         began.append(now)
-        await sleep(0.9 * BEAT_S)
+        await passes(0.9 * BEAT_S)
         if len(began) == 5:
             raise asyncio.CancelledError
 
     loop = SimpleNamespace(time=lambda: now)
-    monkeypatch.setattr(module, "asyncio", SimpleNamespace(sleep=sleep, get_running_loop=lambda: loop))
+    monkeypatch.setattr(module, "asyncio", SimpleNamespace(sleep=passes, get_running_loop=lambda: loop))
     monkeypatch.setattr(pair.comparison, "compare", compare)
     with pytest.raises(asyncio.CancelledError):
         await pair.comparison.keep_comparing()

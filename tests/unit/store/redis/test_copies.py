@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
+import session_store.redis.copies as module
 from session_store import StoreUnavailable
-from session_store.redis import copies as module
 from session_store.redis.copies import Copies
 from tests.requirements import requirement
 
