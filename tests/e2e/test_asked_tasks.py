@@ -32,7 +32,8 @@ def ledger(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def gateway(ledger: Path) -> Iterator[RunningGateway]:
     """A server of each era without tasks, one with the extension, and one with the tasks of 2025-11-25."""
-    servers = {era: server((*WORK, era), env={"LEDGER": str(ledger)}) for era in ERAS}
+    seen = {"read": [str(ledger.parents[1])]}  # a /tmp of their own would hide the files that tests make
+    servers = {era: server((*WORK, era), env={"LEDGER": str(ledger)}, sandbox=seen) for era in ERAS}
     servers |= {"extension": server((*TASKS, "modern")), "own": server((*TASKS, "legacy"))}
     tasks = {"max_per_session": 6, "ttl_s": 600, "offered": ["legacy/*", "own/*"], "result_bytes": 4_096}
     keys = {name: sha256(name) for name in ("alice", "bob")}

@@ -42,7 +42,8 @@ def ledger(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def gateway(ledger: Path) -> Iterator[RunningGateway]:
     """Anonymous clients, a server of each era, and the same behind handles."""
-    servers = {era: server((*WORK, era), env={"LEDGER": str(ledger)}) for era in ERAS}
+    seen = {"read": [str(ledger.parents[1])]}  # a /tmp of their own would hide the files that tests make
+    servers = {era: server((*WORK, era), env={"LEDGER": str(ledger)}, sandbox=seen) for era in ERAS}
     tasks = {
         "after_s": AFTER_S,
         "at_once": ["*/slow_*"],
@@ -59,7 +60,8 @@ def gateway(ledger: Path) -> Iterator[RunningGateway]:
 def patient(ledger: Path) -> Iterator[RunningGateway]:
     """The same servers for alice and bob. Calls of some tools become tasks at once, and slow ones do not. Clients have
     to answer within a second."""
-    servers = {era: server((*WORK, era), env={"LEDGER": str(ledger)}) for era in ERAS}
+    seen = {"read": [str(ledger.parents[1])]}  # a /tmp of their own would hide the files that tests make
+    servers = {era: server((*WORK, era), env={"LEDGER": str(ledger)}, sandbox=seen) for era in ERAS}
     keys = {"alice": sha256("a" * 40), "bob": sha256("b" * 40)}
     options = {"api_keys": keys, "tasks": {"after_s": 60, "at_once": ["*/work", "*/give_up"], "answer_s": 1.0}}
     with running_gateway(servers, options=options) as running:
