@@ -23,7 +23,7 @@ from transports.jsonrpc import encode
 from transports.reply_queue import ReplyQueue
 from transports.upstream_port import LinkClosed
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, requirement("task.followed")]
 
 CREATED = "2026-11-22T09:00:00Z"
 MADE = TaskAtServer("t", CREATED, Era.MODERN)
@@ -57,7 +57,6 @@ async def resumed(task: Any) -> AsyncIterator[Resumed]:
         background.cancel()
 
 
-@requirement("task.followed")
 @pytest.mark.parametrize("created", [CREATED, "2026-11-22T09:00:00.25+00:00"])
 async def test_the_same_task_is_followed(created: str) -> None:
     done = {"status": "completed", "createdAt": created, "result": {"content": []}}
@@ -67,7 +66,6 @@ async def test_the_same_task_is_followed(created: str) -> None:
         assert one.server.sent == ["tasks/get"], "at once, and nothing is cancelled"
 
 
-@requirement("task.followed")
 @pytest.mark.parametrize("task", [{"status": "completed", "createdAt": "2026-11-22T09:01:00Z", "result": {}}, []])
 async def test_another_task_of_that_id_is_not_followed_or_cancelled(task: Any) -> None:
     async with resumed(task) as one:
@@ -77,7 +75,6 @@ async def test_another_task_of_that_id_is_not_followed_or_cancelled(task: Any) -
         assert one.server.sent == ["tasks/get"]
 
 
-@requirement("task.followed")
 @pytest.mark.parametrize(("created", "is_cancelled"), [(CREATED, True), ("2026-11-22T09:01:00Z", False)])
 async def test_a_task_is_cancelled_only_if_it_is_the_same(created: str, is_cancelled: bool) -> None:
     async with resumed(WORKING | {"createdAt": created}) as one:
@@ -89,7 +86,6 @@ async def test_a_task_is_cancelled_only_if_it_is_the_same(created: str, is_cance
         assert ("tasks/cancel" in one.server.sent) is is_cancelled
 
 
-@requirement("task.followed")
 async def test_a_task_that_the_next_owner_follows_is_not_cancelled() -> None:
     async with resumed(WORKING | {"createdAt": CREATED}) as one:
         await one.server.until(1)
@@ -99,7 +95,6 @@ async def test_a_task_that_the_next_owner_follows_is_not_cancelled() -> None:
         assert "tasks/cancel" not in one.server.sent
 
 
-@requirement("task.followed")
 async def test_a_server_that_is_unavailable_for_a_moment_has_not_lost_its_task(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("gateway.bridge.task_follower.pause_s", lambda failures: 0.0)
     assert sum(map(pause_s, range(1, 5))) == 15.0
@@ -110,7 +105,6 @@ async def test_a_server_that_is_unavailable_for_a_moment_has_not_lost_its_task(m
         assert one.lost == 0 and not one.exchange.is_over
 
 
-@requirement("task.followed")
 def test_a_client_is_read_from_the_store_as_it_was() -> None:
     caller = caller_of_meta(encode({"io.modelcontextprotocol/clientCapabilities": {"sampling": {}, "x": {"a": 1}}}))
     assert msgspec.json.decode(msgspec.json.encode(caller), type=type(caller)).key == caller.key

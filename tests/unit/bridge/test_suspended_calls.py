@@ -25,7 +25,7 @@ from tests.requirements import requirement
 from transports.jsonrpc import INTERNAL_ERROR, METHOD_NOT_FOUND, Message, encode, parse
 from transports.reply_queue import ReplyQueue
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, requirement("spec.unnamed-question")]
 
 META = b'{"io.modelcontextprotocol/clientCapabilities":{"elicitation":{},"sampling":{}}}'
 ACCEPT = {"action": "accept", "content": {"name": "Ada"}}
@@ -113,7 +113,6 @@ async def of_two(server: Server, live: LiveSession) -> tuple[Exchange, Exchange]
     return first, second
 
 
-@requirement("spec.unnamed-question")
 @pytest.mark.parametrize("end", ["completes", "is cancelled"])
 async def test_a_question_that_names_no_call_moves_to_the_next_call_when_its_call_ends(end: str) -> None:
     server, live = Server(), session()
@@ -125,7 +124,6 @@ async def test_a_question_that_names_no_call_moves_to_the_next_call_when_its_cal
     assert server.answers == [ACCEPT] and not server.refused and second.state is ExchangeState.SENT
 
 
-@requirement("spec.unnamed-question")
 async def test_the_first_answer_to_a_question_counts_under_whichever_call_it_comes() -> None:
     server, live = Server(), session()
     first, second = await of_two(server, live)
@@ -137,7 +135,6 @@ async def test_the_first_answer_to_a_question_counts_under_whichever_call_it_com
     assert server.answers == [ACCEPT] and not server.refused
 
 
-@requirement("spec.unnamed-question")
 @pytest.mark.parametrize("method", ["elicitation/create", "sampling/createMessage"])
 async def test_the_server_gets_an_answer_when_no_call_is_left_to_ask_under(method: str) -> None:
     server, live = Server(), session()
@@ -153,7 +150,6 @@ async def test_the_server_gets_an_answer_when_no_call_is_left_to_ask_under(metho
     assert later.suspended is None, "a call that was sent later has not asked"
 
 
-@requirement("spec.unnamed-question")
 async def test_a_question_that_nobody_answers_is_given_up_under_the_call_that_has_it() -> None:
     server, live = Server(), session()
     first, second = await of_two(server, live)
@@ -166,7 +162,6 @@ async def test_a_question_that_nobody_answers_is_given_up_under_the_call_that_ha
     assert server.answers == [CANCEL]
 
 
-@requirement("spec.unnamed-question")
 async def test_a_question_of_a_shared_process_reaches_no_session_whose_call_came_later() -> None:
     server, live, other = Server(), session(), session()
     calls = [server.call(live) for _ in range(2)]

@@ -11,7 +11,7 @@ from session_store.memory import MemoryBackend
 from session_store.testing import FakeClock, a_session
 from tests.requirements import requirement
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, requirement("ops.frames")]
 
 
 def sessions(count: int) -> list[LiveSession]:
@@ -19,7 +19,6 @@ def sessions(count: int) -> list[LiveSession]:
     return [live.of_new(a_session(FakeClock(), id=f"session-{number}")) for number in range(count)]
 
 
-@requirement("ops.frames")
 async def test_a_few_are_watched_and_one_that_has_ended_makes_room() -> None:
     watches, live = FrameWatches(), sessions(MOST_WATCHED + 1)
     assert [watches.start(one, "ann") for one in live] == [True] * MOST_WATCHED + [False]
@@ -33,7 +32,6 @@ async def test_a_few_are_watched_and_one_that_has_ended_makes_room() -> None:
     assert list(watches) == [] and all(one.frames is None for one in live)
 
 
-@requirement("ops.frames")
 async def test_a_watch_ends_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(frame_watches, "WATCHED_S", 0.0)
     watches, [live] = FrameWatches(), sessions(1)

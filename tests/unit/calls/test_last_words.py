@@ -3,8 +3,9 @@
 from gateway.calls.last_words import MOST_LINES, newest, with_last_words
 from tests.requirements import requirement
 
+pytestmark = requirement("proc.last-words")
 
-@requirement("proc.last-words")
+
 def test_the_last_line_with_text_is_quoted_and_cut() -> None:
     assert with_last_words("it exited", []) == with_last_words("it exited", ["", "  "]) == "it exited"
     lines = ["Traceback (most recent call last):", "ValueError: no such index", ""]
@@ -13,7 +14,6 @@ def test_the_last_line_with_text_is_quoted_and_cut() -> None:
     assert "\n" not in with_last_words("it exited", ["a\rb\x1b[31m\n"]), "control characters are escaped"
 
 
-@requirement("proc.last-words")
 def test_what_is_kept_has_the_cause_of_a_traceback_and_a_bound() -> None:
     cause = "PermissionError: [Errno 13] Permission denied: '/srv/secret'"
     lines = ["an early line", *(["older"] * 30), cause, *(f"  at frame {number}" for number in range(30)), "ToolError"]

@@ -11,6 +11,8 @@ from session_store.testing import FakeClock, a_session
 from tests.requirements import requirement
 from tests.support.fake_upstream import a_call
 
+pytestmark = requirement("ctx.correlation-right")
+
 LIVE = LiveSession(a_session(FakeClock()), cast("EventLog", None))
 ITS_ID = redact(LIVE.session.id)
 
@@ -22,13 +24,11 @@ def calls(*correlations: str, live: LiveSession | None = LIVE) -> list[Exchange]
     return made
 
 
-@requirement("ctx.correlation-right")
 def test_the_only_call_in_flight_is_named() -> None:
     fields = link_fields("files", ITS_ID, "", calls("a"), "")
     assert fields == {"server": "files", "session": ITS_ID, "correlation": "a"}
 
 
-@requirement("ctx.correlation-right")
 def test_of_several_calls_none_is_guessed() -> None:
     few = link_fields("files", ITS_ID, "", calls("b", "a"), "")
     assert (few["correlation"], few["correlations"], few["in_flight"]) == ("", "a b", 2)
@@ -36,13 +36,11 @@ def test_of_several_calls_none_is_guessed() -> None:
     assert many["correlation"] == "" and many["in_flight"] == 4 and "correlations" not in many
 
 
-@requirement("ctx.correlation-right")
 def test_between_calls_only_the_session_is_named() -> None:
     assert link_fields("files", ITS_ID, "", [], "") == {"server": "files", "session": ITS_ID, "correlation": ""}
     assert link_fields("files", ITS_ID, "", [], "opening")["correlation"] == "opening"
 
 
-@requirement("ctx.correlation-right")
 def test_a_line_of_a_shared_server_has_the_session_of_all_its_calls_or_none() -> None:
     other = LiveSession(a_session(FakeClock()), cast("EventLog", None))
     assert link_fields("files", "", "", calls("a", "b"), "")["session"] == ITS_ID

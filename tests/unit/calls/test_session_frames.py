@@ -7,6 +7,8 @@ from tests.requirements import requirement
 from transports.inbound_port import Refused
 from transports.jsonrpc import encode, parse
 
+pytestmark = requirement("ops.frames")
+
 ID = "the-id-of-a-session"
 
 
@@ -18,7 +20,6 @@ def request(number: int, method: str = "tools/call", params: object = None) -> b
     return encode({"jsonrpc": "2.0", "id": number, "method": method, "params": params or {}})
 
 
-@requirement("ops.frames")
 def test_each_message_has_its_direction_its_method_and_its_kind() -> None:
     seen = frames_of()
     seen.from_client(parse(request(7, params={"name": ID})))
@@ -37,7 +38,6 @@ def test_each_message_has_its_direction_its_method_and_its_kind() -> None:
     assert missed == 0 and ID not in found[0].body and found[0].size > 20 and found[0].id == "7"
 
 
-@requirement("ops.frames")
 def test_a_message_counts_once_and_a_refusal_belongs_to_the_session_that_sent_it() -> None:
     seen, other = frames_of(), frames_of()
     message = parse(request(1))
@@ -50,7 +50,6 @@ def test_a_message_counts_once_and_a_refusal_belongs_to_the_session_that_sent_it
     assert "no such level" in found[1].body and other.frames.behind(0, 10) == ([], 0)
 
 
-@requirement("ops.frames")
 def test_what_is_kept_is_bounded_and_who_reads_too_late_is_told() -> None:
     seen = frames_of()
     for number in range(MOST_FRAMES + 10):
@@ -89,7 +88,6 @@ def test_numbers_of_a_later_watch_are_larger(clocks: tuple[float, float]) -> Non
     assert first.frames.behind(0, 1)[0][0].number < second.frames.behind(0, 1)[0][0].number
 
 
-@requirement("ops.frames")
 def test_ids_that_are_as_long_as_messages_are_not_kept() -> None:
     seen = frames_of()
     for number in range(20):
@@ -101,7 +99,6 @@ def test_ids_that_are_as_long_as_messages_are_not_kept() -> None:
     assert len(frames) == 20 and all(len(frame.id) < 300 for frame in frames)
 
 
-@requirement("ops.frames")
 def test_who_asks_for_none_gets_none() -> None:
     seen = frames_of()
     seen.to_server("files", request(1))

@@ -9,6 +9,8 @@ from gateway.cluster.membership import Membership
 from gateway.config.settings import ConfigurationError
 from tests.requirements import requirement
 
+pytestmark = requirement("rep.any")
+
 
 class Bound(Exception):
     """The listener was asked to listen."""
@@ -43,7 +45,6 @@ def joining(monkeypatch: pytest.MonkeyPatch, found: str, listen: str = "127.0.0.
 
 
 @pytest.mark.anyio
-@requirement("rep.any")
 @pytest.mark.parametrize(
     ("found", "bound"), [("10.0.0.7", "10.0.0.7:0"), ("", "127.0.0.1:0"), ("fd00::7", "fd00::7:0")]
 )
@@ -55,7 +56,6 @@ async def test_it_is_the_address_that_reaches_the_store(
 
 
 @pytest.mark.anyio
-@requirement("rep.any")
 @pytest.mark.parametrize("found", ["8.8.4.4", "2a00:1450:4001::1"])
 async def test_no_gateway_listens_in_the_internet_unasked(monkeypatch: pytest.MonkeyPatch, found: str) -> None:
     with pytest.raises(ConfigurationError, match=r"gateway\.advertise"):

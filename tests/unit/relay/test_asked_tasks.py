@@ -7,8 +7,9 @@ from gateway.relay.asked_tasks import kept_s
 from tests.requirements import requirement
 from transports.jsonrpc import INVALID_PARAMS, InvalidMessage
 
+pytestmark = requirement("task.asked")
 
-@requirement("task.asked")
+
 @pytest.mark.parametrize(
     ("ttl", "wanted"),
     [
@@ -25,7 +26,6 @@ def test_a_time_to_live_is_cut_to_what_the_settings_keep(ttl: str, wanted: float
     assert kept_s(msgspec.Raw(b'{"ttl": %s}' % ttl.encode()), 600.0) == wanted
 
 
-@requirement("task.asked")
 @pytest.mark.parametrize("task", ["[]", "7", '{"ttl":"90000"}', '{"ttl":true}', '{"ttl":{}}'])
 def test_what_cannot_be_read_is_refused(task: str) -> None:
     with pytest.raises(InvalidMessage, match=r"params\.task") as refused:

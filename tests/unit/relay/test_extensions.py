@@ -26,7 +26,7 @@ from transports.inbound_port import Refused
 from transports.jsonrpc import METHOD_NOT_FOUND, encode
 from transports.upstream_port import UpstreamUnavailable
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, requirement("ext.relay")]
 
 ANYONE = Context(trust="direct")
 ACME: Any = {"extensions": {"com.acme/a": {}}}
@@ -115,7 +115,6 @@ async def takers(method: str, *servers: Server, declared: Any = None, era: Era =
     return [each.name for each in await relay(*servers).takers(method, ANYONE, asker(declared, era))]
 
 
-@requirement("ext.relay")
 async def test_a_method_goes_to_the_server_that_has_declared_its_extension() -> None:
     servers = Server("acme", ACME), Server("other", OTHER)
     assert await takers("com.acme/a/do", *servers) == ["acme"]
@@ -123,12 +122,10 @@ async def test_a_method_goes_to_the_server_that_has_declared_its_extension() -> 
     assert await takers("b/do", *servers) == ["other"]
 
 
-@requirement("ext.relay")
 async def test_of_servers_that_have_declared_the_same_the_first_gets_requests_and_all_get_notifications() -> None:
     assert await takers("com.acme/a/do", Server("one", ACME), Server("two", ACME), Server("three")) == ["one", "two"]
 
 
-@requirement("ext.relay")
 async def test_servers_that_start_hold_up_no_message_for_another_and_are_waited_for_together() -> None:
     starting = [Server(name, OTHER) for name in ("one", "two", "three")]
     for each in starting:
@@ -144,7 +141,6 @@ async def test_servers_that_start_hold_up_no_message_for_another_and_are_waited_
     assert refused.value.code == METHOD_NOT_FOUND
 
 
-@requirement("ext.relay")
 async def test_the_configuration_counts_before_declarations() -> None:
     own, denied = Server("own", methods={"com.acme/*": {}}), Server("no", methods={"com.acme/*": {"allowed": False}})
     servers = Server("acme", ACME), own, denied
@@ -152,7 +148,6 @@ async def test_the_configuration_counts_before_declarations() -> None:
     assert await takers("notifications/com.acme/x", *servers) == ["own"]
 
 
-@requirement("ext.relay")
 async def test_a_method_with_any_name_goes_to_the_only_server_that_has_declared_something_of_its_own(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
@@ -162,7 +157,6 @@ async def test_a_method_with_any_name_goes_to_the_only_server_that_has_declared_
     assert "'strange'" in caplog.text and "acme, other" in caplog.text and "mcpServers.SERVER.methods" in caplog.text
 
 
-@requirement("ext.relay")
 @pytest.mark.parametrize(("era", "status"), [(LEGACY, 200), (MODERN, 404)])
 async def test_what_nobody_has_declared_reaches_no_server(era: Era, status: int) -> None:
     for servers in ([Server("one")], [Server("one"), Server("two")], []):
@@ -171,14 +165,12 @@ async def test_what_nobody_has_declared_reaches_no_server(era: Era, status: int)
         assert (refused.value.status, refused.value.code) == (status, METHOD_NOT_FOUND)
 
 
-@requirement("ext.relay")
 async def test_one_server_gets_what_its_client_has_declared_and_of_several_none_does() -> None:
     assert await takers("com.acme/a/do", Server("one"), declared=ACME) == ["one"]
     with pytest.raises(Refused):
         await takers("com.acme/a/do", Server("one"), Server("two"), declared=ACME)
 
 
-@requirement("ext.relay")
 async def test_what_a_server_has_declared_to_the_session_counts() -> None:
     live = live_session()
     server = Server("one")
@@ -206,7 +198,6 @@ def notice(era: Era, caller: Caller | None, **params: Any) -> Notice:
     )
 
 
-@requirement("ext.relay")
 async def test_a_notification_gets_what_the_era_of_its_server_needs() -> None:
     caller = Caller(b'{"name":"m"}', encode(ACME))
     legacy, modern = Server("one", ACME), Server("two", ACME, era=MODERN)
@@ -223,7 +214,6 @@ async def test_a_notification_gets_what_the_era_of_its_server_needs() -> None:
     assert facts.items() <= again.sent[0][1]["_meta"].items()
 
 
-@requirement("ext.relay")
 async def test_a_notification_without_the_facts_of_its_client_goes_where_the_calls_go() -> None:
     server = Server("one", ACME)
     server.is_known = True
@@ -231,7 +221,6 @@ async def test_a_notification_without_the_facts_of_its_client_goes_where_the_cal
     assert server.opened_with == [] and len(server.sent) == 1
 
 
-@requirement("ext.relay")
 async def test_a_notification_that_cannot_be_passed_on_is_refused() -> None:
     down, well = Server("one", ACME), Server("two", ACME)
     down.is_down = True
@@ -243,7 +232,6 @@ async def test_a_notification_that_cannot_be_passed_on_is_refused() -> None:
     assert well.sent == []
 
 
-@requirement("ext.relay")
 async def test_the_declarations_of_a_server_are_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
     read: list[object] = []
     of = Declared.of
@@ -260,7 +248,6 @@ async def test_the_declarations_of_a_server_are_read_once(monkeypatch: pytest.Mo
     assert len(read) == 2, "one for each server, and the client's are not asked for"
 
 
-@requirement("ext.relay")
 @pytest.mark.parametrize("method", ["", "Tools/Call", "sampling/createMessage", "tools/call\n"])
 async def test_neither_a_declaration_nor_the_configuration_sends_a_look_alike_to_a_server(method: str) -> None:
     server = Server("one", ACME, methods={"*": {}, method: {}})
@@ -271,7 +258,6 @@ async def test_neither_a_declaration_nor_the_configuration_sends_a_look_alike_to
     assert server.sent == []
 
 
-@requirement("ext.relay")
 async def test_a_request_named_like_a_notification_reaches_no_server() -> None:
     call = SimpleNamespace(method="notifications/com.acme/changed", era=LEGACY)
     with pytest.raises(Refused, match="not found"):

@@ -20,7 +20,7 @@ from transports.era import Era
 from transports.jsonrpc import Message, encode
 from transports.upstream_port import UpstreamUnavailable
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, requirement("proc.late")]
 
 WAIT_S = 0.05
 TOOLS = [{"name": "x"}]
@@ -123,7 +123,7 @@ class Listener:
         self.heard.set()
 
 
-@requirement("proc.hang", "proc.late")
+@requirement("proc.hang")
 async def test_an_answer_comes_without_a_late_server_and_its_client_hears_of_it_once() -> None:
     late, good, slow, listener = LateServers(wait_s=WAIT_S, read_s=5), Server("a"), Server("b", is_up=False), Listener()
     late.add(listener.filter)
@@ -141,7 +141,7 @@ async def test_an_answer_comes_without_a_late_server_and_its_client_hears_of_it_
     await late.close()
 
 
-@requirement("proc.backoff", "proc.late")
+@requirement("proc.backoff")
 async def test_a_failure_is_reported_with_the_time_of_the_next_attempt() -> None:
     late, bad = LateServers(wait_s=WAIT_S, read_s=5), Server("b", is_up=False)
 
@@ -154,7 +154,6 @@ async def test_a_failure_is_reported_with_the_time_of_the_next_attempt() -> None
     await late.close()
 
 
-@requirement("proc.late")
 async def test_sessions_whose_processes_fail_in_their_own_words_do_not_fill_the_log(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
@@ -182,7 +181,6 @@ async def test_an_error_that_no_server_is_to_blame_for_is_raised() -> None:
     await late.close()
 
 
-@requirement("proc.late")
 async def test_a_list_that_came_too_late_is_used_while_the_server_is_too_slow() -> None:
     late, slow, listener = LateServers(wait_s=WAIT_S, read_s=5), Server("a"), Listener()
     late.add(listener.filter)
@@ -238,7 +236,7 @@ async def test_a_server_that_is_opened_behind_an_answer_is_not_late_for_lists() 
     await late.close()
 
 
-@requirement("spec.cold-listen", "proc.late")
+@requirement("spec.cold-listen")
 async def test_what_waits_for_a_server_that_fails_again_waits_for_the_next_attempt() -> None:
     late, bad, waiter = LateServers(wait_s=WAIT_S, read_s=5), Server("a"), Waiter(failures=1)
     late.connect(cast("Any", bad), a_session(), waiter)

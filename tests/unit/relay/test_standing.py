@@ -26,7 +26,7 @@ from transports.inbound_port import Memory, Refused, Request
 from transports.jsonrpc import Message, encode
 from transports.soon import arrived
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, requirement("hot.standing")]
 
 DEMO = {"command": sys.executable, "args": ["-m", "gateway.demo_server"], "tools": {"recall": {"bind": {}}}}
 TOOL = "recall"
@@ -154,7 +154,6 @@ async def warm(era: str, monkeypatch: pytest.MonkeyPatch, **options: Any) -> Asy
 BOTH = pytest.mark.parametrize("era", ["legacy", "modern"])
 
 
-@requirement("hot.standing")
 @BOTH
 async def test_each_call_has_its_own_progress_token(era: str, monkeypatch: pytest.MonkeyPatch) -> None:
     async with warm(era, monkeypatch) as calls:
@@ -166,7 +165,6 @@ async def test_each_call_has_its_own_progress_token(era: str, monkeypatch: pytes
             assert calls.taken == [True]
 
 
-@requirement("hot.standing")
 @BOTH
 async def test_a_call_is_sent_as_one_like_it_was_and_has_its_own_arguments(
     era: str, monkeypatch: pytest.MonkeyPatch
@@ -209,7 +207,6 @@ CHANGES: list[Callable[[Calls, pytest.MonkeyPatch], None]] = [
 ]
 
 
-@requirement("hot.standing")
 @BOTH
 @pytest.mark.parametrize("change", CHANGES, ids=lambda change: change.__name__)
 async def test_what_changes_ends_the_decision_before_the_next_call(
@@ -222,7 +219,6 @@ async def test_what_changes_ends_the_decision_before_the_next_call(
         await calls.decided()
 
 
-@requirement("hot.standing")
 @BOTH
 async def test_a_session_that_was_handed_over_is_served_by_no_decision(
     era: str, monkeypatch: pytest.MonkeyPatch
@@ -235,7 +231,6 @@ async def test_a_session_that_was_handed_over_is_served_by_no_decision(
         await before.close(over=False)
 
 
-@requirement("hot.standing")
 @BOTH
 async def test_rates_count_calls_that_are_sent_as_decided(era: str, monkeypatch: pytest.MonkeyPatch) -> None:
     rate = {"policy": {"session_rate": {"per_s": 0.001, "burst": 8}}}
@@ -246,14 +241,12 @@ async def test_rates_count_calls_that_are_sent_as_decided(era: str, monkeypatch:
         assert refused.value.status == 429
 
 
-@requirement("hot.standing")
 async def test_a_call_that_asks_for_a_task_is_decided_on_each_time(monkeypatch: pytest.MonkeyPatch) -> None:
     async with warm("legacy", monkeypatch, tasks={"enabled": False}) as calls:
         asking = calls.like(task=msgspec.Raw(b'{"ttl":1000}'))
         assert [await asking.stands() for _ in range(3)] == [False] * 3
 
 
-@requirement("hot.standing")
 @pytest.mark.parametrize("said", ["red", ""])
 async def test_an_announced_workspace_is_decided_on_each_time(said: str, monkeypatch: pytest.MonkeyPatch) -> None:
     rules = {"policy": {"rules": [{"principals": ["*"], "workspace": "blue"}]}}

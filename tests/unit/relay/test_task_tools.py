@@ -34,7 +34,7 @@ from transports.inbound_port import Request
 from transports.jsonrpc import encode
 from transports.reply_queue import ReplyQueue
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, requirement("task.tools")]
 
 
 class Parts:
@@ -106,7 +106,7 @@ class Parts:
         return msgspec.json.decode(frame.data)["result"]
 
 
-@requirement("task.tools", "task.durable")
+@requirement("task.durable")
 async def test_a_start_that_is_repeated_starts_nothing_that_may_have_been_started() -> None:
     parts = Parts()
     refused = await parts.start(again=True)
@@ -117,14 +117,13 @@ async def test_a_start_that_is_repeated_starts_nothing_that_may_have_been_starte
     assert not started.get("isError") and len(repeatable.sent) == 1
 
 
-@requirement("task.tools", "task.durable")
+@requirement("task.durable")
 async def test_the_replica_that_has_forwarded_a_start_learns_of_it_before_the_call_is_sent() -> None:
     parts = Parts()
     started = await parts.start(forwarded=parts)
     assert not started.get("isError") and parts.events == ["the sender knows", "sent"]
 
 
-@requirement("task.tools")
 async def test_no_request_of_a_client_cancels_a_started_call() -> None:
     parts = Parts()
     await parts.start()
@@ -134,7 +133,6 @@ async def test_no_request_of_a_client_cancels_a_started_call() -> None:
     assert isinstance(known, str) and len(known) > 16, "no count and no guess"
 
 
-@requirement("task.tools")
 def test_the_client_of_a_started_call_cannot_be_asked_once_the_server_has_it() -> None:
     meta = b'{"io.modelcontextprotocol/clientCapabilities":{"elicitation":{}}}'
     exchange = StartedExchange(

@@ -23,7 +23,7 @@ from transports.soon import arrived, is_there
 
 FOR_ALICE = RequestContext(ALICE, None, "")
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, requirement("hot.remembered")]
 
 
 class Repeating:
@@ -59,7 +59,6 @@ class Repeating:
         return await arrived(self.parts.resolver.resume(self.request(**more), who))
 
 
-@requirement("hot.remembered")
 async def test_a_session_is_found_once_for_a_repeated_head(monkeypatch: pytest.MonkeyPatch) -> None:
     repeating = await Repeating(Parts(), monkeypatch).open()
     found = repeating.parts.resolver.resume(repeating.request(), FOR_ALICE)
@@ -77,7 +76,6 @@ async def _remove(repeating: Repeating) -> None:
     await repeating.parts.store.end(repeating.live.session.id)
 
 
-@requirement("hot.remembered")
 @pytest.mark.parametrize("end", [_end, _remove])
 async def test_a_session_that_has_ended_is_not_served_from_memory(
     monkeypatch: pytest.MonkeyPatch, end: Callable[[Repeating], Any]
@@ -89,7 +87,6 @@ async def test_a_session_that_has_ended_is_not_served_from_memory(
     assert refused.value.status == 404
 
 
-@requirement("hot.remembered")
 async def test_what_has_changed_is_found_anew(monkeypatch: pytest.MonkeyPatch) -> None:
     repeating = await Repeating(Parts(clustered=True), monkeypatch).open()
     parts, live = repeating.parts, repeating.live
@@ -114,7 +111,6 @@ async def test_what_has_changed_is_found_anew(monkeypatch: pytest.MonkeyPatch) -
     assert await reads() == 1, "a lease that may be over"
 
 
-@requirement("hot.remembered")
 async def test_what_belongs_to_one_caller_in_one_era_is_for_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
     repeating = await Repeating(Parts(), monkeypatch).open()
     with pytest.raises(Refused):
@@ -122,7 +118,6 @@ async def test_what_belongs_to_one_caller_in_one_era_is_for_no_other(monkeypatch
     assert await repeating.resume(era=Era.MODERN) is None, "the era has no such header"
 
 
-@requirement("hot.remembered")
 async def test_a_record_that_was_read_again_is_the_same_but_for_its_use(monkeypatch: pytest.MonkeyPatch) -> None:
     repeating = await Repeating(Parts(), monkeypatch).open()
     live, before = repeating.live, await repeating.resume()

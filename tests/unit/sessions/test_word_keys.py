@@ -7,10 +7,11 @@ import pytest
 from gateway.sessions.word_keys import _share, written_bits
 from tests.requirements import requirement
 
+pytestmark = requirement("cli.session-key-anonymous")
+
 CHARACTERS = string.ascii_letters + string.digits + "-_+/="
 
 
-@requirement("cli.session-key-anonymous")
 def test_the_shares_of_all_characters_are_one_at_most_so_that_few_random_keys_look_written() -> None:
     # Markov's inequality needs nothing else: at most one random key in 2^b is 2^b times likelier as written text. Texts
     # without small letters have the shares of small ones: with them it is one in 2^(b-1).
@@ -18,7 +19,6 @@ def test_the_shares_of_all_characters_are_one_at_most_so_that_few_random_keys_lo
         assert sum(_share(before, after) for after in CHARACTERS) <= 1 + 1e-9, before
 
 
-@requirement("cli.session-key-anonymous")
 @pytest.mark.parametrize(
     "text", ["TheNightlyReportOfTheTeam", "my-production-agent-session", "THE_NIGHTLY_REPORT_2024"]
 )

@@ -16,6 +16,8 @@ from tests.requirements import requirement
 from tests.unit.tasks.test_answers import a_task
 from transports.jsonrpc import encode
 
+pytestmark = requirement("task.asked")
+
 RELATED = {"io.modelcontextprotocol/related-task": {"taskId": "handle"}}
 COMMON = {
     "taskId": "handle",
@@ -35,7 +37,6 @@ def outcome(**fields: Any) -> tuple[Any, Any]:
     return result, error
 
 
-@requirement("task.asked")
 def test_each_state_has_what_the_version_says() -> None:
     assert legacy_task(a_task(), "handle") == COMMON | {"status": "working"}
     asks = legacy_task(a_task(status="input_required", questions=b'{"q1":{}}'), "handle")
@@ -47,7 +48,6 @@ def test_each_state_has_what_the_version_says() -> None:
     assert created == {"task": COMMON | {"status": "working"}}
 
 
-@requirement("task.asked")
 def test_a_tool_that_has_failed_is_a_task_that_has_failed() -> None:
     failed = legacy_task(a_task(status="completed", is_tool_error=True, reason="no disk", message="m"), "handle")
     assert failed == COMMON | {"status": "failed", "statusMessage": "no disk"}
@@ -58,7 +58,6 @@ def test_a_tool_that_has_failed_is_a_task_that_has_failed() -> None:
     assert outcome(status="completed", result=encode(BROKEN)) == (BROKEN | {"_meta": RELATED}, None)
 
 
-@requirement("task.asked")
 def test_the_outcome_is_what_the_call_would_have_been_answered_with() -> None:
     modern = {"resultType": "complete", "content": [], "_meta": {"own": 1}}
     assert outcome(status="completed", result=encode(modern)) == ({"content": [], "_meta": {"own": 1} | RELATED}, None)
@@ -73,7 +72,6 @@ OURS: Any = {"list": {}, "cancel": {}, "requests": CALL}
 MORE: Any = {"requests": CALL | {"own": {}}}
 
 
-@requirement("task.asked")
 @pytest.mark.parametrize(
     ("declared", "expected"), [(None, OURS), (MORE, OURS | MORE), ({"list": {"x": 1}}, OURS | {"list": {"x": 1}})]
 )

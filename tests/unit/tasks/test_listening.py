@@ -12,6 +12,8 @@ from tests.requirements import requirement
 from transports.jsonrpc import Object
 from transports.reply_queue import ReplyQueue
 
+pytestmark = requirement("task.relay")
+
 ACKNOWLEDGED = "notifications/subscriptions/acknowledged"
 
 
@@ -34,7 +36,6 @@ def frame(method: str, **params: Any) -> bytes:
 ACK = frame(ACKNOWLEDGED, notifications={"toolsListChanged": True}, _meta={"x": 1})
 
 
-@requirement("task.relay")
 def test_the_first_frame_says_what_servers_honour_and_which_tasks_are_followed() -> None:
     for comes_late in (True, False):
         client, replies = stream()
@@ -55,7 +56,6 @@ def test_the_first_frame_says_what_servers_honour_and_which_tasks_are_followed()
         assert replies.got()[-1]["params"]["taskId"] == "late"
 
 
-@requirement("task.relay")
 @pytest.mark.parametrize("is_all", [False, True])
 def test_a_stream_about_tasks_alone_ends_once_nobody_notifies_of_them(is_all: bool) -> None:
     client, _ = stream()
@@ -71,7 +71,6 @@ def test_a_stream_about_tasks_alone_ends_once_nobody_notifies_of_them(is_all: bo
     assert client.is_over is is_all
 
 
-@requirement("task.relay")
 def test_a_stream_about_tasks_that_are_over_ends_after_its_first_frame() -> None:
     client, replies = stream()
     client.about_nothing_else()
@@ -96,7 +95,6 @@ def test_a_stream_is_an_exchange_that_stays_open() -> None:
     assert isinstance(client, Exchange) and client.is_subscription
 
 
-@requirement("task.relay")
 def test_a_notification_is_the_whole_task_under_its_handle_and_the_clients_own_stream() -> None:
     task: Object = {"taskId": msgspec.Raw(b'"own"'), "x": msgspec.Raw(b" [1]"), "_meta": msgspec.Raw(b'{"y":2}')}
     sent = json.loads(task_notification(task, "h", 7))

@@ -17,7 +17,7 @@ from tests.unit.tasks.test_answers import a_task
 from tests.unit.tasks.test_recovery import Replica, Store
 from transports.inbound_port import Refused
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, requirement("task.asked")]
 
 T = TypeVar("T")
 
@@ -75,7 +75,6 @@ def flat(pages: list[list[str]]) -> list[str]:
     return [name for page in pages for name in page]
 
 
-@requirement("task.asked")
 async def test_the_tasks_of_other_sessions_follow_those_of_the_session() -> None:
     scene = Scene()
     own = await scene.add("s2", "c", "a", "b")
@@ -86,7 +85,7 @@ async def test_the_tasks_of_other_sessions_follow_those_of_the_session() -> None
     assert await scene.pages("s9") == [[]]
 
 
-@requirement("task.asked", "id.bound")
+@requirement("id.bound")
 async def test_nothing_is_listed_that_would_not_be_found() -> None:
     scene = Scene()
     await scene.add("s1", "a", principal=BOB)
@@ -96,7 +95,7 @@ async def test_nothing_is_listed_that_would_not_be_found() -> None:
     assert await scene.pages("s9") == [seen]
 
 
-@requirement("task.asked", "id.bound")
+@requirement("id.bound")
 async def test_an_anonymous_session_gets_its_own_only() -> None:
     scene = Scene()
     own = await scene.add("s1", "a", principal=ANONYMOUS)
@@ -104,7 +103,6 @@ async def test_an_anonymous_session_gets_its_own_only() -> None:
     assert await scene.pages("s1", ANONYMOUS) == [own] and await scene.pages("s3", ANONYMOUS) == [[]]
 
 
-@requirement("task.asked")
 @pytest.mark.parametrize("own", [0, 1, PAGE - 1, PAGE, PAGE + 1])
 async def test_a_page_is_bounded_and_no_task_is_lost_between_two(own: int) -> None:
     scene = Scene()
@@ -116,7 +114,6 @@ async def test_a_page_is_bounded_and_no_task_is_lost_between_two(own: int) -> No
     assert flat(pages) == mine + others and max(map(len, pages)) <= PAGE
 
 
-@requirement("task.asked")
 async def test_a_page_goes_on_where_the_last_one_ended_whatever_has_expired() -> None:
     scene = Scene()
     brief = await scene.add("s1", *(f"t{number:03}" for number in range(PAGE)), ttl_s=60.0)
@@ -132,7 +129,6 @@ async def test_a_page_goes_on_where_the_last_one_ended_whatever_has_expired() ->
             await scene.lists.page(record, "/mcp", who, wrong, name_of)
 
 
-@requirement("task.asked")
 async def test_a_list_reads_no_outcome(monkeypatch: pytest.MonkeyPatch) -> None:
     scene = Scene()
     for session in ("s1", "s2"):
@@ -141,7 +137,6 @@ async def test_a_list_reads_no_outcome(monkeypatch: pytest.MonkeyPatch) -> None:
     assert await scene.page("s1", "", lambda task: task.result) == ([b""] * 4, "")
 
 
-@requirement("task.asked")
 @pytest.mark.parametrize("cursor", ["t000", '[NaN,"a"]', '[1e999,"a"]', "[1]", "{}", '[1,"\\ud800"]'])
 async def test_a_forged_cursor_is_refused(cursor: str) -> None:
     with pytest.raises(Refused, match="Invalid cursor"):

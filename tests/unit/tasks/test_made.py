@@ -17,7 +17,7 @@ from tests.requirements import requirement
 from tests.unit.tasks.test_recovery import Replica, Store, result
 from transports.inbound_port import Refused
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, requirement("task.durable")]
 
 
 class Scene:
@@ -77,7 +77,6 @@ async def scene(monkeypatch: pytest.MonkeyPatch) -> Scene:
     return Scene(store, replica.running(task, store.session), replica, monkeypatch)
 
 
-@requirement("task.durable")
 async def test_an_outcome_is_told_once_the_store_has_it(scene: Scene) -> None:
     scene.running.exchange.settle(result("done"))
     assert scene.running.task.is_over
@@ -89,7 +88,6 @@ async def test_an_outcome_is_told_once_the_store_has_it(scene: Scene) -> None:
     assert (await asked)["result"]["text"] == "done" and await scene.listed() == ["completed"]
 
 
-@requirement("task.durable")
 async def test_what_is_told_is_what_a_full_store_keeps(scene: Scene) -> None:
     scene.failures.append(StoreFull("full"))
     scene.go.set()
@@ -98,7 +96,6 @@ async def test_what_is_told_is_what_a_full_store_keeps(scene: Scene) -> None:
     assert told["status"] == "failed" and "full" in told["statusMessage"]
 
 
-@requirement("task.durable")
 @pytest.mark.parametrize("how", ["get", "cancelled"])
 async def test_nobody_waits_for_ever_for_a_store_that_does_not_answer(
     scene: Scene, how: str, monkeypatch: pytest.MonkeyPatch
@@ -113,7 +110,6 @@ async def test_nobody_waits_for_ever_for_a_store_that_does_not_answer(
     assert told["status"] == ("completed" if how == "get" else "cancelled")
 
 
-@requirement("task.durable")
 async def test_what_another_owner_has_decided_is_told_while_the_call_is_in_flight_here(scene: Scene) -> None:
     scene.go.set()
     decided = replace(scene.running.task, status="completed", result=b'{"text":"of the other owner"}', epoch=2)
@@ -123,7 +119,6 @@ async def test_what_another_owner_has_decided_is_told_while_the_call_is_in_fligh
     assert (await scene.get())["result"]["text"] == "of the other owner" and await scene.listed() == ["completed"]
 
 
-@requirement("task.durable")
 async def test_a_task_that_another_owner_has_decided_on_is_not_told_as_cancelled(scene: Scene) -> None:
     scene.go.set()
     decided = replace(scene.running.task, status="completed", result=b"{}", epoch=2)
@@ -132,7 +127,6 @@ async def test_a_task_that_another_owner_has_decided_on_is_not_told_as_cancelled
         await scene.made.cancelled(scene.handle, scene.who)
 
 
-@requirement("task.durable")
 async def test_a_task_is_cancelled_only_if_the_store_says_so(scene: Scene) -> None:
     scene.go.set()
     assert await scene.store.backend.tasks.replace(replace(scene.running.task, epoch=2))
@@ -141,7 +135,6 @@ async def test_a_task_is_cancelled_only_if_the_store_says_so(scene: Scene) -> No
     assert (await scene.store.read(scene.running.task)).status == "working"
 
 
-@requirement("task.durable")
 async def test_an_outcome_that_is_not_stored_is_found_by_nobody(scene: Scene) -> None:
     scene.running.exchange.settle(result("done"))
     found = await scene.made.find(scene.handle, scene.who)

@@ -29,7 +29,7 @@ from transports.jsonrpc import Message, encode
 from transports.reply_queue import ReplyQueue
 from transports.soon import arrived
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, requirement("task.make")]
 
 TOOL = Called(server="main", name="build", is_repeatable=True, task_support="required")
 PARAMS = {"name": msgspec.Raw(b'"build"'), "arguments": msgspec.Raw(b"{}")}
@@ -117,7 +117,6 @@ async def turns() -> None:
         await asyncio.sleep(0)
 
 
-@requirement("task.make")
 async def test_the_handle_leaves_after_the_task_is_stored_and_the_result_goes_to_the_record() -> None:
     parts = Parts()
     answer = await parts.answer()
@@ -134,7 +133,6 @@ async def test_the_handle_leaves_after_the_task_is_stored_and_the_result_goes_to
     assert StoredCall.read(stored.request) == StoredCall(PARAMS, parts.live.session.context), "it may run again"
 
 
-@requirement("task.make")
 @pytest.mark.parametrize("error", [StoreUnavailable("away"), StoreFull("full")], ids=["away", "full"])
 async def test_a_call_stays_a_call_if_the_store_takes_no_task(error: Exception) -> None:
     parts = Parts()
@@ -147,7 +145,6 @@ async def test_a_call_stays_a_call_if_the_store_takes_no_task(error: Exception) 
     assert parts.is_done and len(parts.table) == 0 and parts.counts == {}
 
 
-@requirement("task.make")
 async def test_a_call_that_is_answered_while_its_task_is_stored_gets_its_answer() -> None:
     parts = Parts()
     parts.go.clear()
@@ -162,7 +159,6 @@ async def test_a_call_that_is_answered_while_its_task_is_stored_gets_its_answer(
     assert await parts.stored() is None, "nobody has its handle"
 
 
-@requirement("task.make")
 async def test_a_client_that_leaves_while_its_task_is_stored_has_no_task() -> None:
     parts = Parts()
     parts.go.clear()
@@ -176,7 +172,6 @@ async def test_a_client_that_leaves_while_its_task_is_stored_has_no_task() -> No
     assert await parts.stored() is None and parts.exchange.work is None and parts.exchange.is_over
 
 
-@requirement("task.make")
 async def test_a_call_that_is_refused_is_refused() -> None:
     parts = Parts(after_s=60.0)
 
@@ -188,7 +183,6 @@ async def test_a_call_that_is_refused_is_refused() -> None:
     assert parts.created == []
 
 
-@requirement("task.make")
 async def test_a_call_that_cannot_be_sent_after_its_handle_has_left_fails_its_task() -> None:
     parts, begun = Parts(), asyncio.Event()
 
@@ -205,7 +199,6 @@ async def test_a_call_that_cannot_be_sent_after_its_handle_has_left_fails_its_ta
     assert stored is not None and stored.status == "failed" and "Unknown tool" in stored.message
 
 
-@requirement("task.make")
 async def test_progress_that_no_number_can_hold_leaves_the_task_as_it_is() -> None:
     parts = Parts()
     parts.exchange.frame(1, PARAMS, {})  # the client has asked for no progress
@@ -224,7 +217,6 @@ async def test_progress_that_no_number_can_hold_leaves_the_task_as_it_is() -> No
     assert stored is not None and stored.status == "completed" and len(parts.table) == 0
 
 
-@requirement("task.make")
 async def test_a_failure_after_the_handle_has_left_undoes_no_task(monkeypatch: pytest.MonkeyPatch) -> None:
     parts = Parts()
     parts.exchange.frame(1, PARAMS, {})  # the client has asked for no progress
@@ -250,7 +242,6 @@ def encode_progress(number: str) -> bytes:
     return f'{{"jsonrpc":"2.0","method":"notifications/progress","params":{{"progress":{number}}}}}'.encode()
 
 
-@requirement("task.make")
 async def test_a_call_that_is_refused_while_its_task_is_stored_becomes_no_task() -> None:
     parts, refuse = Parts(), asyncio.Event()
     parts.go.clear()

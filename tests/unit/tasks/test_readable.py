@@ -17,7 +17,7 @@ from tests.requirements import requirement
 from tests.unit.tasks.test_recovery import Replica, Store
 from transports.jsonrpc import Message
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, requirement("task.durable")]
 
 FRAMES = 60
 
@@ -41,7 +41,6 @@ def height(value: Any) -> int:
     return 0 if inner is None else 1 + max(map(height, inner), default=0)
 
 
-@requirement("task.durable")
 @given(json_values)
 def test_the_levels_of_an_outcome_are_those_of_its_arrays_and_objects(value: Any) -> None:
     beside = [value, *([[]] * MAX_LEVELS)]  # so many that the levels are counted, not only the brackets
@@ -55,7 +54,6 @@ def test_many_rows_and_brackets_in_strings_are_no_levels() -> None:
     assert can_be_read(msgspec.json.encode({"text": "[" * 5_000, "{" * 5_000: '\\"[' * 5_000, "c": "\\" * 7}))
 
 
-@requirement("task.durable")
 def test_what_can_be_read_can_be_read_from_a_deeper_stack() -> None:
     last = max(levels for levels in range(1, MAX_LEVELS + 1) if can_be_read(nested(levels)))
     for frames in range(0, 150, 10):
@@ -63,7 +61,6 @@ def test_what_can_be_read_can_be_read_from_a_deeper_stack() -> None:
     assert not can_be_read(nested(last + 1)) and can_be_read(nested(300)), "clients send and get some depth"
 
 
-@requirement("task.durable")
 async def test_each_outcome_that_a_task_keeps_can_be_told() -> None:
     store = Store()
     first = await store.task()
@@ -82,7 +79,6 @@ async def test_each_outcome_that_a_task_keeps_can_be_told() -> None:
         assert found.status == "completed" or "deeper" in found.message or "cannot be read" in found.message
 
 
-@requirement("task.durable")
 async def test_an_error_with_data_that_is_too_deep_keeps_its_code_and_message() -> None:
     store = Store()
     task = await store.task()

@@ -13,7 +13,7 @@ from session_store.testing import FakeClock
 from tests.requirements import requirement
 from tests.unit.tasks.test_answers import a_task
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, requirement("task.durable")]
 
 
 class Store:
@@ -88,7 +88,6 @@ async def test_progress_is_written_with_the_next_change_at_the_latest() -> None:
     assert [task.version for task in parts.changed] == [2, 3]
 
 
-@requirement("task.durable")
 async def test_a_change_survives_an_outage_of_the_store() -> None:
     parts = Parts()
     record = await parts.record()
@@ -100,7 +99,6 @@ async def test_a_change_survives_an_outage_of_the_store() -> None:
     assert await record.written() and (await parts.stored()).result == b"{}"
 
 
-@requirement("task.durable")
 async def test_a_write_that_the_store_did_not_confirm_is_made_good() -> None:
     parts = Parts()
     record = await parts.record()
@@ -111,7 +109,6 @@ async def test_a_write_that_the_store_did_not_confirm_is_made_good() -> None:
     assert await record.written() and (await parts.stored()).status == "cancelled"
 
 
-@requirement("task.durable")
 async def test_nothing_is_written_over_another_owner() -> None:
     parts = Parts()
     record = await parts.record()
@@ -122,7 +119,6 @@ async def test_nothing_is_written_over_another_owner() -> None:
     assert (stored.status, stored.epoch, stored.result) == ("working", 7, b"")
 
 
-@requirement("task.durable")
 async def test_an_outcome_that_the_store_did_not_confirm_is_published() -> None:
     parts = Parts()
     record = await parts.record()
@@ -133,7 +129,6 @@ async def test_an_outcome_that_the_store_did_not_confirm_is_published() -> None:
     assert told == await parts.stored() and told.status == "completed"
 
 
-@requirement("task.durable")
 async def test_a_change_is_kept_when_the_store_fails(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -152,7 +147,6 @@ async def test_a_change_is_kept_when_the_store_fails(
     assert (await parts.stored()).status == "working" and parts.changed == [] and "is lost" in caplog.text
 
 
-@requirement("task.durable")
 async def test_a_notification_that_fails_keeps_no_change_from_being_written(caplog: pytest.LogCaptureFixture) -> None:
     parts = Parts()
     record = await parts.record()
@@ -171,7 +165,6 @@ async def test_a_notification_that_fails_keeps_no_change_from_being_written(capl
 LARGE = b"x" * 1_000
 
 
-@requirement("task.durable")
 @pytest.mark.parametrize("name", ["answers", "request"])
 async def test_a_full_store_gets_a_working_task_without_what_it_can_spare(
     name: str, caplog: pytest.LogCaptureFixture
@@ -190,7 +183,6 @@ async def test_a_full_store_gets_a_working_task_without_what_it_can_spare(
     assert getattr(stored, name) == b"" and stored.message == "" and parts.store.writes == 3
 
 
-@requirement("task.durable")
 async def test_questions_that_a_full_store_does_not_take_end_the_call() -> None:
     parts = Parts()
     parts.store.room = 100
@@ -208,7 +200,6 @@ async def test_questions_that_a_full_store_does_not_take_end_the_call() -> None:
     assert await parts.stored() == parts.changed[0]
 
 
-@requirement("task.durable")
 async def test_an_outcome_that_fits_is_kept_although_what_came_before_it_did_not() -> None:
     parts = Parts()
     parts.store.room = 100

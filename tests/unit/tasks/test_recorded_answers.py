@@ -5,10 +5,11 @@ import msgspec
 from gateway.tasks.recorded_answers import RecordedAnswers
 from tests.requirements import requirement
 
+pytestmark = requirement("task.durable")
+
 YES, NO = b'{"action":"accept"}', b'{"action":"decline"}'
 
 
-@requirement("task.durable")
 def test_each_answer_is_given_once_and_equal_questions_keep_their_order() -> None:
     recorded = RecordedAnswers.of({"early": YES.decode()})
     for answer in (YES, NO):
@@ -18,7 +19,6 @@ def test_each_answer_is_given_once_and_equal_questions_keep_their_order() -> Non
     assert (again.take("other"), again.take("early"), again.take("early")) == (None, YES.decode(), None)
 
 
-@requirement("task.durable")
 def test_what_is_too_large_or_of_another_version_is_asked_again() -> None:
     recorded = RecordedAnswers.of({"q": YES.decode()})
     assert recorded.encoded(10) == b"" and RecordedAnswers().encoded(10) == b""

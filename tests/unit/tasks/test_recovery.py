@@ -33,7 +33,7 @@ from transports.jsonrpc import Message, Object, encode
 from transports.reply_queue import ReplyQueue
 from transports.upstream_port import UpstreamUnavailable
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, requirement("task.durable")]
 
 META = b'{"io.modelcontextprotocol/clientCapabilities":{}}'
 RIGHTS = Context(trust="sandboxed", workspace="of the call")
@@ -128,7 +128,6 @@ def result(text: str) -> Message:
     return Message(jsonrpc="2.0", id=0, result=msgspec.Raw(msgspec.json.encode({"text": text})))
 
 
-@requirement("task.durable")
 async def test_of_two_replicas_one_runs_a_task_again() -> None:
     store = Store()
     task = await store.task(is_repeatable=True, request=REQUEST, asked=3)
@@ -164,7 +163,6 @@ async def test_a_task_whose_rights_are_lost_does_not_run_again_and_says_why(of_t
     assert msgspec.json.decode(found.error)["code"] == OUTCOME_UNKNOWN
 
 
-@requirement("task.durable")
 async def test_a_task_that_is_lost_twice_says_that_it_may_have_run_twice() -> None:
     store, replica = Store(), None
     task = await store.task(is_repeatable=True, request=REQUEST, runs=2)
@@ -175,7 +173,6 @@ async def test_a_task_that_is_lost_twice_says_that_it_may_have_run_twice() -> No
     assert msgspec.json.decode(found.error)["code"] == OUTCOME_UNKNOWN
 
 
-@requirement("task.durable")
 @pytest.mark.parametrize("has_session", [False, True])
 async def test_a_task_that_may_not_be_repeated_fails(has_session: bool) -> None:
     store = Store()
@@ -187,7 +184,6 @@ async def test_a_task_that_may_not_be_repeated_fails(has_session: bool) -> None:
     assert msgspec.json.decode(found.error) == {"code": OUTCOME_UNKNOWN, "message": found.message}
 
 
-@requirement("task.durable")
 @pytest.mark.parametrize(("asked_s", "kept_s"), [(120.0, 120.0), (0.0, TaskSettings().ttl_s)])
 @pytest.mark.parametrize("repeatable", [False, True])
 async def test_an_outcome_is_kept_as_long_as_its_client_has_asked_whoever_decides_on_it(
@@ -207,7 +203,6 @@ async def test_an_outcome_is_kept_as_long_as_its_client_has_asked_whoever_decide
     assert found.expires_at == store.clock() + kept_s
 
 
-@requirement("task.durable")
 async def test_an_outcome_that_came_meanwhile_stays() -> None:
     store = Store()
     for repeatable in (False, True):
@@ -220,7 +215,6 @@ async def test_an_outcome_that_came_meanwhile_stays() -> None:
         assert (await store.read(task)).status == "completed" and replica.sent == []
 
 
-@requirement("task.durable")
 async def test_an_owner_that_leaves_writes_nothing_and_passes_the_task_on() -> None:
     store = Store()
     task = await store.task()
@@ -240,7 +234,6 @@ async def test_an_owner_that_leaves_writes_nothing_and_passes_the_task_on() -> N
     assert (await store.read(task)).status == "failed"
 
 
-@requirement("task.durable")
 async def test_the_record_of_a_working_task_does_not_expire() -> None:
     store = Store()
     task = await store.task()
@@ -258,7 +251,6 @@ async def test_the_record_of_a_working_task_does_not_expire() -> None:
     assert (await store.read(task)).expires_at == store.clock() + TaskSettings().ttl_s
 
 
-@requirement("task.durable")
 async def test_a_call_stored_by_another_version_does_not_run_again() -> None:
     store = Store()
     task = await store.task(is_repeatable=True, request=b'{"of":"another version"}')
@@ -267,7 +259,6 @@ async def test_a_call_stored_by_another_version_does_not_run_again() -> None:
     assert (await store.read(task)).status == "failed" and replica.sent == []
 
 
-@requirement("task.durable")
 async def test_a_record_that_cannot_be_read_keeps_no_other_from_being_decided(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -21,7 +21,7 @@ from transports.inbound_port import Refused
 from transports.jsonrpc import Object, encode
 from transports.reply_queue import ReplyQueue
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, requirement("task.relay")]
 HANDLES = TaskHandles(KeyRing(["k" * 40]))
 
 
@@ -79,7 +79,6 @@ def task(task_id: object, status: str, ttl_ms: int | None) -> Object:
     return {key: msgspec.Raw(encode(value)) for key, value in body.items()}
 
 
-@requirement("task.relay")
 @pytest.mark.parametrize("status", ["cancelled", "completed", "failed"])
 async def test_a_task_keeps_its_session_and_its_link_until_it_is_over(status: str) -> None:
     parts = Parts()
@@ -91,7 +90,6 @@ async def test_a_task_keeps_its_session_and_its_link_until_it_is_over(status: st
     assert (parts.live.busy, parts.live.tasks, parts.server.holds) == (0, 0, 0)
 
 
-@requirement("task.relay")
 async def test_a_task_that_nobody_asks_for_keeps_nothing_after_its_time() -> None:
     parts, ended = Parts(), asyncio.Event()
     parts.server.free_link = ended.set  # type: ignore[method-assign]
@@ -107,7 +105,7 @@ async def test_what_a_server_behind_a_url_works_on_does_not_end_with_the_gateway
     assert (parts.live.busy, parts.live.tasks) == (1, 0)
 
 
-@requirement("task.relay", "wall.memory")
+@requirement("wall.memory")
 async def test_of_many_tasks_the_last_ones_keep_their_session() -> None:
     parts = Parts()
     handles = [parts.made(str(number)) for number in range(MAX_KEPT + 5)]
@@ -135,7 +133,6 @@ async def test_a_task_that_a_new_process_knows_is_kept_with_that_process() -> No
     assert (before.holds, parts.server.holds, parts.live.busy) == (0, 1, 1)
 
 
-@requirement("task.relay")
 @pytest.mark.parametrize(("declared", "method"), [(False, "tools/call"), (True, "prompts/get")])
 async def test_a_task_that_the_client_cannot_have_is_cancelled(declared: bool, method: str) -> None:
     parts = Parts()
@@ -156,7 +153,7 @@ async def test_a_task_whose_id_cannot_be_used_is_an_error(task_id: object) -> No
     assert parts.server.sent == named, "nobody else could cancel it"
 
 
-@requirement("task.relay", "wall.memory")
+@requirement("wall.memory")
 async def test_what_is_known_of_tasks_is_bounded() -> None:
     parts = Parts()
     for number in range(MAX_KNOWN + 5):
@@ -165,7 +162,6 @@ async def test_what_is_known_of_tasks_is_bounded() -> None:
     assert len([*parts.server.known_tasks]) == MAX_KNOWN
 
 
-@requirement("task.relay")
 async def test_an_id_that_a_shared_server_gives_again_leads_its_first_session_nowhere() -> None:
     """The server was started anew and begins to count: its first task is another session's now."""
     parts, other = Parts(), Parts()
@@ -182,7 +178,6 @@ async def test_an_id_that_a_shared_server_gives_again_leads_its_first_session_no
     assert parts.tasks.known.is_reachable(own, other.live, second)
 
 
-@requirement("task.relay")
 async def test_the_task_of_a_legacy_server_gets_a_handle_wherever_its_id_stands() -> None:
     parts = Parts()
     own = {"taskId": "own", "status": "working", "ttl": None, "more": [1]}

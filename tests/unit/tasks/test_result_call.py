@@ -24,7 +24,7 @@ from transports.inbound.bodies import Bodies
 from transports.jsonrpc import Message, encode, parse
 from transports.reply_queue import ReplyQueue
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, requirement("task.asked")]
 
 CLIENT = encode({"clientInfo": {"name": "c", "version": "1"}, "capabilities": {"elicitation": {}}})
 QUESTION: Any = {"message": "who?", "requestedSchema": {"type": "object"}}
@@ -105,7 +105,6 @@ async def read(call: Exchange) -> Message:
     return parse(frame.data)
 
 
-@requirement("task.asked")
 async def test_a_question_comes_with_the_id_of_the_task_and_goes_to_the_server() -> None:
     on = await scene()
     call = on.call()
@@ -126,7 +125,6 @@ async def test_a_question_comes_with_the_id_of_the_task_and_goes_to_the_server()
     assert msgspec.json.decode(end.result) == {"content": [], "_meta": related}
 
 
-@requirement("task.asked")
 async def test_an_error_of_the_client_reaches_the_server() -> None:
     on = await scene()
     call = on.call()
@@ -139,7 +137,6 @@ async def test_an_error_of_the_client_reaches_the_server() -> None:
     call.cancel("enough")
 
 
-@requirement("task.asked")
 async def test_a_client_gets_a_question_once_until_its_call_has_ended() -> None:
     on = await scene()
     first = on.call()
@@ -154,7 +151,6 @@ async def test_a_client_gets_a_question_once_until_its_call_has_ended() -> None:
     second.cancel("enough")
 
 
-@requirement("task.asked")
 async def test_a_task_that_becomes_unknown_ends_the_call() -> None:
     on = await scene()
     on.failures = [UnknownTask()]
@@ -162,7 +158,6 @@ async def test_a_task_that_becomes_unknown_ends_the_call() -> None:
     assert isinstance(end.error, msgspec.Raw) and msgspec.json.decode(end.error)["code"] == UnknownTask().code
 
 
-@requirement("task.asked")
 async def test_an_outage_of_the_store_does_not_end_the_call() -> None:
     on = await scene()
     on.failures = [StoreUnavailable("gone")]
@@ -171,7 +166,7 @@ async def test_an_outage_of_the_store_does_not_end_the_call() -> None:
     assert isinstance((await read(call)).result, msgspec.Raw) and on.looks == 2
 
 
-@requirement("task.asked", "spec.priming")
+@requirement("spec.priming")
 async def test_the_stream_of_a_silent_wait_begins_as_that_of_any_call() -> None:
     on = await scene()
     call = on.call()
@@ -200,7 +195,6 @@ async def answered(calls: list[Exchange], wanted: int) -> None:
     assert sum(call.is_over for call in calls) == wanted
 
 
-@requirement("task.asked")
 async def test_many_calls_for_one_outcome_read_it_once_and_are_answered_as_their_client_reads() -> None:
     on = await scene()
     other = on.replica.live.of(msgspec.structs.replace(on.live.session, id="a third session"))
@@ -224,7 +218,6 @@ async def test_many_calls_for_one_outcome_read_it_once_and_are_answered_as_their
     assert isinstance((await read(again)).result, msgspec.Raw)
 
 
-@requirement("task.asked")
 async def test_an_outcome_for_which_the_gateway_has_no_room_is_to_be_asked_for_again() -> None:
     on = await scene()
     on.bodies.take("someone", 1 << 30, 0)
@@ -235,7 +228,6 @@ async def test_an_outcome_for_which_the_gateway_has_no_room_is_to_be_asked_for_a
     assert isinstance((await read(on.call())).result, msgspec.Raw)
 
 
-@requirement("task.asked")
 async def test_other_work_runs_between_the_answers_to_many_calls() -> None:
     on = await scene()
     calls = [on.call() for _ in range(50)]

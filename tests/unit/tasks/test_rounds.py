@@ -24,11 +24,10 @@ from tests.support.fake_upstream import FakeUpstream, answer_of
 from transports.jsonrpc import encode
 from transports.reply_queue import ReplyQueue
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, requirement("task.durable")]
 STATE = {"requestState": msgspec.Raw(b'"s"')}
 
 
-@requirement("task.durable")
 async def test_a_healthy_task_may_only_give_states_for_as_long_as_its_call_may_take(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -58,7 +57,6 @@ def asks(*messages: str) -> Any:
     return STATE | {"inputRequests": msgspec.Raw(encode(questions))}
 
 
-@requirement("task.durable")
 async def test_a_round_asks_only_what_an_earlier_run_was_not_answered() -> None:
     live = LiveSession(a_session(FakeClock(), era="modern"), MemoryBackend().events)
     caller = caller_of_meta(b'{"io.modelcontextprotocol/clientCapabilities":{"elicitation":{}}}')

@@ -23,7 +23,7 @@ from tests.unit.tasks.test_recovery import Replica, Store
 from transports.jsonrpc import INTERNAL_ERROR, Message, encode_notification
 from transports.reply_queue import Frame
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, requirement("task.durable")]
 
 ERRORS = {
     b'{"code":-32000,"message":"boom","data":1e400}': (-32000, "boom"),
@@ -37,7 +37,6 @@ ERRORS = {
 }
 
 
-@requirement("task.durable")
 @pytest.mark.parametrize("error", sorted(ERRORS))
 async def test_any_error_of_the_server_ends_the_task(error: bytes) -> None:
     store = Store()
@@ -54,7 +53,6 @@ async def test_any_error_of_the_server_ends_the_task(error: bytes) -> None:
     assert len(replica.table) == 0
 
 
-@requirement("task.durable")
 async def test_an_end_that_cannot_be_read_ends_the_task() -> None:
     store = Store()
     task = await store.task()
@@ -128,7 +126,6 @@ class Conversation:
         """The questions of the call are withdrawn with it."""
 
 
-@requirement("task.durable")
 @pytest.mark.parametrize("may_repeat", [False, True])
 async def test_answers_are_recorded_while_the_call_may_run_again(may_repeat: bool) -> None:
     store = Store()
@@ -156,7 +153,6 @@ async def test_answers_are_recorded_while_the_call_may_run_again(may_repeat: boo
     assert (await store.read(task)).answers == b"", "an outcome needs none"
 
 
-@requirement("task.durable")
 async def test_questions_for_which_the_store_has_no_room_end_the_call(monkeypatch: pytest.MonkeyPatch) -> None:
     store, server = Store(), Conversation()
     replica = Replica(store)
@@ -182,7 +178,6 @@ async def test_questions_for_which_the_store_has_no_room_end_the_call(monkeypatc
     assert len(server.told) == 1 and len(replica.table) == 0
 
 
-@requirement("task.durable")
 async def test_a_stop_says_at_once_what_is_known(caplog: pytest.LogCaptureFixture) -> None:
     store, conversation = Store(), Conversation()
     replica = Replica(store)

@@ -26,7 +26,7 @@ from transports.jsonrpc import Message, encode
 from transports.reply_queue import Frame, ReplyQueue
 from transports.upstream_port import LinkClosed
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, requirement("task.durable")]
 WORKING = {"status": "working", "pollIntervalMs": 100}
 ASKS = {
     "status": "input_required",
@@ -145,7 +145,6 @@ async def followed(
         task.cancel()
 
 
-@requirement("task.durable")
 @pytest.mark.parametrize(
     ("task", "code"),
     [
@@ -173,7 +172,6 @@ async def test_whatever_the_server_answers_no_task_waits_for_ever(task: Any, cod
         assert ("tasks/cancel" in server.sent) is not is_over, "a task that cannot be read is cancelled"
 
 
-@requirement("task.durable")
 async def test_a_lost_answer_is_sent_again_while_the_server_asks() -> None:
     async with followed() as (server, exchange, work):
         server.task = ASKS
@@ -198,7 +196,6 @@ async def test_a_lost_answer_is_sent_again_while_the_server_asks() -> None:
         assert exchange.deadline_from > since
 
 
-@requirement("task.durable")
 async def test_questions_that_the_server_no_longer_lists_are_withdrawn() -> None:
     async with followed() as (server, exchange, work):
         server.task = ASKS
@@ -212,7 +209,6 @@ async def test_questions_that_the_server_no_longer_lists_are_withdrawn() -> None
         assert exchange.is_suspended and work.asked == 2
 
 
-@requirement("task.durable")
 async def test_what_an_earlier_run_was_answered_is_not_asked_again() -> None:
     answer = '{"action":"accept","content":{}}'
     recorded = RecordedAnswers.of({question_digest("elicitation/create", ELICITATION): answer})
@@ -227,7 +223,6 @@ async def test_what_an_earlier_run_was_answered_is_not_asked_again() -> None:
         assert work.asked == 1 and exchange.is_suspended, "an answer is given once"
 
 
-@requirement("task.durable")
 async def test_a_cancelled_call_cancels_the_servers_task_at_once() -> None:
     async with followed(poll_ms=60_000) as (server, exchange, _):
         exchange.cancel("the client has cancelled the task")
@@ -235,7 +230,6 @@ async def test_a_cancelled_call_cancels_the_servers_task_at_once() -> None:
         assert server.sent == ["tasks/cancel"]
 
 
-@requirement("task.durable")
 @pytest.mark.parametrize("own_id", ["", "x" * (MAX_ID_CHARS + 1), None, 7])
 async def test_a_task_whose_id_cannot_be_kept_is_not_followed(own_id: Any) -> None:
     async with followed() as (server, exchange, work):

@@ -10,10 +10,12 @@ from tests.requirements import requirement
 from transports.era import Era
 from transports.jsonrpc import encode
 
+pytestmark = requirement("task.durable")
+
 CONTEXT = Context(workspace="red", permissions=("write",), fields=(ContextField("team", "blue"),))
 
 
-@requirement("task.durable", "wall.authority")
+@requirement("wall.authority")
 def test_a_call_is_read_as_it_was_stored() -> None:
     params = {"name": msgspec.Raw(b'"t"'), "arguments": msgspec.Raw(b'{"a":[1,2.50]}')}
     answered = {"requestState": msgspec.Raw(b'"sealed"'), "inputResponses": msgspec.Raw(b"{}")}
@@ -24,7 +26,6 @@ def test_a_call_is_read_as_it_was_stored() -> None:
     }
 
 
-@requirement("task.durable")
 def test_a_large_call_is_not_stored() -> None:
     assert stored({"arguments": msgspec.Raw(b'"' + b"x" * MAX_BYTES + b'"')}, CONTEXT) == b""
 

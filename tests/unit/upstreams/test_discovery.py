@@ -16,7 +16,7 @@ from transports.era import LEGACY, MODERN, Era
 from transports.upstream.streamable_http import HttpUpstream
 from transports.upstream_port import ConnectOptions, Link, LinkEvents, UpstreamUnavailable
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, requirement("up.era")]
 
 RESULT = {"resultType": "complete", "supportedVersions": ["2026-07-28"], "capabilities": {}}
 Answer = Callable[[Any], httpx2.Response]
@@ -67,7 +67,6 @@ def unreachable(_: Any) -> httpx2.Response:
     raise httpx2.ConnectError("refused")
 
 
-@requirement("up.era")
 @pytest.mark.parametrize(
     ("answer", "era"),
     [
@@ -101,7 +100,6 @@ async def test_what_an_answer_over_http_proves(answer: Answer, era: Era | None) 
     await server.close()
 
 
-@requirement("up.era")
 async def test_a_server_that_is_not_there_proves_nothing_and_is_unavailable() -> None:
     server = OverHttp(unreachable)
     with pytest.raises(UpstreamUnavailable):
@@ -109,7 +107,6 @@ async def test_a_server_that_is_not_there_proves_nothing_and_is_unavailable() ->
     await server.close()
 
 
-@requirement("up.era")
 @pytest.mark.parametrize(("is_url", "era"), [(True, None), (False, LEGACY)])
 async def test_silence_proves_a_legacy_process_and_nothing_of_a_server_behind_a_url(
     is_url: bool, era: Era | None
@@ -120,7 +117,6 @@ async def test_silence_proves_a_legacy_process_and_nothing_of_a_server_behind_a_
     await silent.conversation.close()
 
 
-@requirement("up.era")
 async def test_a_version_that_both_know_is_asked_for_again_once() -> None:
     refusal = error(400, -32022, {"supported": ["2026-07-28", "2027-01-01"], "requested": "2026-07-28"})
     server = OverHttp(refusal, discovered)
@@ -140,7 +136,6 @@ def refused(supported: Any) -> msgspec.Raw:
     return msgspec.Raw(msgspec.json.encode({"code": -32022, "message": "no", "data": data}))
 
 
-@requirement("up.era")
 def test_the_supported_versions_of_a_refusal_decide() -> None:
     assert meaning_of(refused(["2025-11-25"])).era is LEGACY, "a version of the handshake"
     assert meaning_of(refused(["2025-11-25", "2026-07-28"])).retry == "2026-07-28"

@@ -10,8 +10,9 @@ from session_store.tool_session import FACTS_VARIABLE
 from tests.requirements import requirement
 from transports.upstream_port import ConnectOptions
 
+pytestmark = requirement("ops.frames")
 
-@requirement("ops.frames")
+
 def test_of_a_link_all_headers_and_all_variables_but_facts_are_hidden() -> None:
     facts = json.dumps({"workspace": "acme", "permissions": ["read"]})
     env = {FACTS_VARIABLE: facts, "WORKSPACE": "acme", "WHATEVER": "a value of the session"}
@@ -19,7 +20,6 @@ def test_of_a_link_all_headers_and_all_variables_but_facts_are_hidden() -> None:
     assert secrets_of_link(given) == {"a value of the session", "Bearer of-the-session", "of-the-session"}
 
 
-@requirement("ops.frames")
 def test_of_the_configuration_headers_and_what_is_secret_by_its_name_are_hidden(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

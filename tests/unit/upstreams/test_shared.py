@@ -12,7 +12,7 @@ from tests.requirements import requirement
 from tests.support.fake_upstream import FakeLink
 from transports.era import Era
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, requirement("proc.last-words")]
 
 
 class Links:
@@ -39,7 +39,6 @@ class Links:
     def known_handshake(self) -> None: ...
 
 
-@requirement("proc.last-words")
 async def test_the_words_of_a_server_that_has_not_answered_are_known_while_it_runs_and_when_it_is_tried_again() -> None:
     links: Any = Links()
     shared = SharedConversations(links, Deadlines(start_s=5.0, call_s=30.0, suspended_s=30.0, idle_stop_s=None))
@@ -52,7 +51,6 @@ async def test_the_words_of_a_server_that_has_not_answered_are_known_while_it_ru
     await shared.close()
 
 
-@requirement("proc.last-words")
 async def test_the_words_of_a_server_are_known_while_its_process_ends() -> None:
     links: Any = Links()
     shared = SharedConversations(links, Deadlines(start_s=5.0, call_s=30.0, suspended_s=30.0, idle_stop_s=None))
