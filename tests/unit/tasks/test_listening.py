@@ -1,18 +1,25 @@
 """A stream about tasks names them in its first frame, whatever comes first."""
 
+import asyncio
 import json
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import msgspec
 import pytest
 
 from gateway.calls.exchange import Exchange
+from gateway.identity.request_context import RequestContext
 from gateway.tasks.listening import TaskStream, task_notification
+from gateway.tasks.notices import TaskNotices
+from session_store import Task
+from session_store.memory import MemoryBackend
 from tests.requirements import requirement
+from tests.unit.tasks.parts import Store, handle_of
 from transports.jsonrpc import Object
 from transports.reply_queue import ReplyQueue
 
-pytestmark = requirement("task.relay")
+pytestmark = [pytest.mark.anyio, requirement("task.relay")]
 
 ACKNOWLEDGED = "notifications/subscriptions/acknowledged"
 
@@ -104,3 +111,30 @@ def test_a_notification_is_the_whole_task_under_its_handle_and_the_clients_own_s
         "x": [1],
         "_meta": {"y": 2, "io.modelcontextprotocol/subscriptionId": 7},
     }
+
+
+async def nothing(*_: object) -> None:
+    """Any task may be followed."""
+
+
+@requirement("task.relay")
+async def test_a_stream_of_tasks_that_cannot_be_read_ends(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    store = Store()
+    task = await store.task()
+    backend: MemoryBackend = store.backend
+
+    async def get(session_id: str, task_id: str) -> Task | None:
+        raise ValueError("a record of another version")
+
+    monkeypatch.setattr(backend.tasks, "get", get)
+    made = cast("Any", SimpleNamespace(count=nothing, find=nothing))
+    notices = TaskNotices(made, backend.tasks, backend.bus)
+    client, _ = stream()
+    client.about_nothing_else()
+    client.emit(ACK)
+    client.accept(await notices.follow(client, {"h": handle_of(task)}, RequestContext(task.principal, None, "c")))
+    async with asyncio.timeout(5):
+        await notices._tasks.settled()
+    assert client.is_over and "is notified of the tasks of a session no more" in caplog.text

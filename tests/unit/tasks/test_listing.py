@@ -1,6 +1,7 @@
 """`tasks/list`: the tasks of the session, then those of the principal's other sessions, page by page."""
 
 from collections.abc import Callable
+from itertools import chain
 from typing import Any, TypeVar, cast
 
 import pytest
@@ -13,15 +14,13 @@ from gateway.tasks.made import MadeTasks
 from gateway.tasks.quotas import TaskQuotas
 from session_store import ANONYMOUS, Principal, Session, Task
 from tests.requirements import requirement
+from tests.unit.tasks.parts import ALICE, BOB, Replica, Store
 from tests.unit.tasks.test_answers import a_task
-from tests.unit.tasks.test_recovery import Replica, Store
 from transports.inbound_port import Refused
 
 pytestmark = [pytest.mark.anyio, requirement("task.asked")]
 
 T = TypeVar("T")
-
-ALICE, BOB = (Principal(issuer="api-key", subject=name) for name in ("alice", "bob"))
 
 
 class Scene:
@@ -52,15 +51,16 @@ class Scene:
             await self.store.backend.tasks.create(task)
         return [f"{session}/{task_id}" for task_id in ids]
 
-    async def page(self, session: str, after: str, shown: Callable[[Task], T]) -> tuple[list[T], str]:
-        record: Session = replace(self.store.session, id=session, principal=ALICE)
-        return await self.lists.page(record, "/mcp", RequestContext(ALICE, None, "c"), after, shown)
+    async def page(
+        self, session: str, after: str, shown: Callable[[Task], T], principal: Principal = ALICE
+    ) -> tuple[list[T], str]:
+        record: Session = replace(self.store.session, id=session, principal=principal)
+        return await self.lists.page(record, "/mcp", RequestContext(principal, None, "c"), after, shown)
 
     async def pages(self, session: str, principal: Principal = ALICE) -> list[list[str]]:
-        record: Session = replace(self.store.session, id=session, principal=principal)
-        who, after, pages = RequestContext(principal, None, "c"), "", list[list[str]]()
+        after, pages = "", list[list[str]]()
         while len(pages) < 20:
-            page, after = await self.lists.page(record, "/mcp", who, after, name_of)
+            page, after = await self.page(session, after, name_of, principal)
             pages.append(page)
             if not after:
                 break
@@ -69,10 +69,6 @@ class Scene:
 
 def name_of(task: Task) -> str:
     return task.name
-
-
-def flat(pages: list[list[str]]) -> list[str]:
-    return [name for page in pages for name in page]
 
 
 async def test_the_tasks_of_other_sessions_follow_those_of_the_session() -> None:
@@ -111,22 +107,17 @@ async def test_a_page_is_bounded_and_no_task_is_lost_between_two(own: int) -> No
     hidden = [f"h{number:03}" for number in range(PAGE)]
     await scene.add("s0", *hidden, tool="hidden")
     pages = await scene.pages("s2")
-    assert flat(pages) == mine + others and max(map(len, pages)) <= PAGE
+    assert [*chain(*pages)] == mine + others and max(map(len, pages)) <= PAGE
 
 
 async def test_a_page_goes_on_where_the_last_one_ended_whatever_has_expired() -> None:
     scene = Scene()
     brief = await scene.add("s1", *(f"t{number:03}" for number in range(PAGE)), ttl_s=60.0)
     kept = await scene.add("s1", "kept", "last", created_at=a_task().created_at + 1.0, ttl_s=600.0)
-    record: Session = replace(scene.store.session, id="s1", principal=ALICE)
-    who = RequestContext(ALICE, None, "c")
-    page, after = await scene.lists.page(record, "/mcp", who, "", name_of)
+    page, after = await scene.page("s1", "", name_of)
     assert page == brief and after
     scene.store.clock.pass_time(120.0)
-    assert await scene.lists.page(record, "/mcp", who, after, name_of) == (kept, ""), "none twice, and none lost"
-    for wrong in ("t001", "[1]", "é"):
-        with pytest.raises(Refused, match="Invalid cursor"):
-            await scene.lists.page(record, "/mcp", who, wrong, name_of)
+    assert await scene.page("s1", after, name_of) == (kept, ""), "none twice, and none lost"
 
 
 async def test_a_list_reads_no_outcome(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -137,7 +128,7 @@ async def test_a_list_reads_no_outcome(monkeypatch: pytest.MonkeyPatch) -> None:
     assert await scene.page("s1", "", lambda task: task.result) == ([b""] * 4, "")
 
 
-@pytest.mark.parametrize("cursor", ["t000", '[NaN,"a"]', '[1e999,"a"]', "[1]", "{}", '[1,"\\ud800"]'])
+@pytest.mark.parametrize("cursor", ["t000", "é", '[NaN,"a"]', '[1e999,"a"]', "[1]", "{}", '[1,"\\ud800"]'])
 async def test_a_forged_cursor_is_refused(cursor: str) -> None:
     with pytest.raises(Refused, match="Invalid cursor"):
         await Scene().page("s1", cursor, name_of)

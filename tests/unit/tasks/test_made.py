@@ -8,13 +8,12 @@ import pytest
 from msgspec.structs import replace
 
 from gateway.identity.request_context import RequestContext
-from gateway.tasks.handles import TaskHandle
 from gateway.tasks.made import MadeTasks
 from gateway.tasks.refusals import UnknownTask
 from gateway.tasks.running import RunningTask
 from session_store import Principal, StoreFull, StoreUnavailable, Task
 from tests.requirements import requirement
-from tests.unit.tasks.test_recovery import Replica, Store, result
+from tests.unit.tasks.parts import Replica, Store, handle_of, one_that_runs, result
 from transports.inbound_port import Refused
 
 pytestmark = [pytest.mark.anyio, requirement("task.durable")]
@@ -23,7 +22,7 @@ pytestmark = [pytest.mark.anyio, requirement("task.durable")]
 class Scene:
     """A task that runs here. `go` lets the store write. This object is what counts and records requests."""
 
-    def __init__(self, store: Store, running: RunningTask, replica: Replica, monkeypatch: pytest.MonkeyPatch) -> None:
+    def __init__(self, store: Store, replica: Replica, running: RunningTask, monkeypatch: pytest.MonkeyPatch) -> None:
         self.store, self.running = store, running
         self.go = asyncio.Event()
         self.failures: list[Exception] = []
@@ -48,9 +47,8 @@ class Scene:
             audit=parts,
             may_see=lambda *_: True,
         )
-        task = running.task
-        self.handle = TaskHandle("made", task.session_id, task.endpoint, task.server, task.id)
-        self.who = RequestContext(task.principal, None, "c")
+        self.handle = handle_of(running.task)
+        self.who = RequestContext(running.task.principal, None, "c")
 
     async def of_session(self, session_id: str) -> None:
         """Any number of requests is allowed."""
@@ -71,21 +69,20 @@ class Scene:
 
 @pytest.fixture
 async def scene(monkeypatch: pytest.MonkeyPatch) -> Scene:
-    store = Store()
-    task = await store.task()
-    replica = Replica(store)
-    return Scene(store, replica.running(task, store.session), replica, monkeypatch)
+    return Scene(*await one_that_runs(), monkeypatch)
 
 
-async def test_an_outcome_is_told_once_the_store_has_it(scene: Scene) -> None:
+async def test_an_outcome_is_told_and_found_once_the_store_has_it(scene: Scene) -> None:
     scene.running.exchange.settle(result("done"))
     assert scene.running.task.is_over
     asked = asyncio.ensure_future(scene.get())
     for _ in range(20):
         await asyncio.sleep(0)
     assert not asked.done() and await scene.listed() == ["working"], "another replica would say so too"
+    assert (await scene.made.find(scene.handle, scene.who)).status == "working"
     scene.go.set()
     assert (await asked)["result"]["text"] == "done" and await scene.listed() == ["completed"]
+    assert (await scene.made.find(scene.handle, scene.who)).status == "completed"
 
 
 async def test_what_is_told_is_what_a_full_store_keeps(scene: Scene) -> None:
@@ -119,29 +116,21 @@ async def test_what_another_owner_has_decided_is_told_while_the_call_is_in_fligh
     assert (await scene.get())["result"]["text"] == "of the other owner" and await scene.listed() == ["completed"]
 
 
-async def test_a_task_that_another_owner_has_decided_on_is_not_told_as_cancelled(scene: Scene) -> None:
+@pytest.mark.parametrize(
+    ("decided", "refused", "why"),
+    [
+        ({"status": "completed", "result": b"{}"}, Refused, "it is completed already"),
+        ({}, StoreUnavailable, "another gateway"),
+    ],
+)
+async def test_a_task_is_cancelled_only_if_the_store_says_so(
+    scene: Scene, decided: dict[str, Any], refused: type[Exception], why: str
+) -> None:
     scene.go.set()
-    decided = replace(scene.running.task, status="completed", result=b"{}", epoch=2)
-    assert await scene.store.backend.tasks.replace(decided)
-    with pytest.raises(Refused, match="it is completed already"):
+    assert await scene.store.backend.tasks.replace(replace(scene.running.task, epoch=2, **decided))
+    with pytest.raises(refused, match=why):
         await scene.made.cancelled(scene.handle, scene.who)
-
-
-async def test_a_task_is_cancelled_only_if_the_store_says_so(scene: Scene) -> None:
-    scene.go.set()
-    assert await scene.store.backend.tasks.replace(replace(scene.running.task, epoch=2))
-    with pytest.raises(StoreUnavailable, match="another gateway"):
-        await scene.made.cancelled(scene.handle, scene.who)
-    assert (await scene.store.read(scene.running.task)).status == "working"
-
-
-async def test_an_outcome_that_is_not_stored_is_found_by_nobody(scene: Scene) -> None:
-    scene.running.exchange.settle(result("done"))
-    found = await scene.made.find(scene.handle, scene.who)
-    assert scene.running.task.is_over and found.status == "working"
-    scene.go.set()
-    await scene.running.settled()
-    assert (await scene.made.find(scene.handle, scene.who)).status == "completed"
+    assert (await scene.store.read(scene.running.task)).status == decided.get("status", "working")
 
 
 @requirement("wall.order")

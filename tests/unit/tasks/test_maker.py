@@ -23,9 +23,9 @@ from session_store import KeyRing, StoreFull, StoreUnavailable, Task
 from session_store.memory import MemoryBackend
 from session_store.testing import FakeClock, a_session
 from tests.requirements import requirement
+from tests.unit.tasks.parts import result
 from transports.era import Era
 from transports.inbound_port import Answer, Refused, Request
-from transports.jsonrpc import Message, encode
 from transports.reply_queue import ReplyQueue
 from transports.soon import arrived
 
@@ -92,11 +92,31 @@ class Parts:
 
     # -- the call
 
-    async def answer(self) -> Answer:
-        async def accepting() -> Answer:
+    async def accepted(self, refused: asyncio.Event | None = None) -> Answer:
+        if refused is None:
             return cast("Answer", self)
+        await refused.wait()
+        raise unknown_tool("build")
 
-        return await arrived(self.maker.answer(self.exchange, self.request, [], accepting(), lambda: TOOL))
+    async def answer(self, refused: asyncio.Event | None = None) -> Answer:
+        """The answer to the call, which the server takes, or refuses once `refused` is set."""
+        accepting = self.accepted(refused)
+        return await arrived(self.maker.answer(self.exchange, self.request, [], accepting, lambda: TOOL))
+
+    async def waiting(self) -> Answer:
+        """The answer to the call, while its task waits for the store."""
+        self.go.clear()
+        answer = await self.answer()
+        await turns()
+        assert self.created
+        return answer
+
+    async def progress(self, *numbers: str) -> None:
+        """Progress that the client has not asked for."""
+        for number in numbers:
+            params = f'{{"progress":{number}}}'
+            self.exchange.emit(f'{{"jsonrpc":"2.0","method":"notifications/progress","params":{params}}}'.encode())
+        await turns()
 
     async def first(self, answer: Answer) -> Any:
         frame = await answer.replies.next()
@@ -104,7 +124,15 @@ class Parts:
         return msgspec.json.decode(frame.data)["result"]
 
     def finish(self, text: str) -> None:
-        self.exchange.settle(Message(jsonrpc="2.0", id=0, result=msgspec.Raw(encode({"text": text}))))
+        self.exchange.settle(result(text))
+
+    async def finished(self) -> Task:
+        """The record of the task once its call has ended."""
+        self.finish("done")
+        await self.table.settled()
+        stored = await self.stored()
+        assert stored is not None and len(self.table) == 0
+        return stored
 
     async def stored(self) -> Task | None:
         (task,) = self.created
@@ -125,11 +153,9 @@ async def test_the_handle_leaves_after_the_task_is_stored_and_the_result_goes_to
     assert task["resultType"] == "task" and handle is not None and handle.kind == "made"
     await arrived(answer.done())
     assert not parts.is_done, "the session stays in use"
-    parts.finish("done")
-    await parts.table.settled()
-    stored = await parts.stored()
-    assert stored is not None and (stored.status, stored.result) == ("completed", b'{"text":"done"}')
-    assert parts.is_done and len(parts.table) == 0 and parts.counts == {"made": 1, "completed": 1}
+    stored = await parts.finished()
+    assert (stored.status, stored.result) == ("completed", b'{"text":"done"}')
+    assert parts.is_done and parts.counts == {"made": 1, "completed": 1}
     assert StoredCall.read(stored.request) == StoredCall(PARAMS, parts.live.session.context), "it may run again"
 
 
@@ -147,10 +173,7 @@ async def test_a_call_stays_a_call_if_the_store_takes_no_task(error: Exception) 
 
 async def test_a_call_that_is_answered_while_its_task_is_stored_gets_its_answer() -> None:
     parts = Parts()
-    parts.go.clear()
-    answer = await parts.answer()
-    await turns()
-    assert parts.created
+    answer = await parts.waiting()
     parts.finish("plain")
     assert await parts.first(answer) == {"text": "plain"}
     parts.go.set()
@@ -161,9 +184,7 @@ async def test_a_call_that_is_answered_while_its_task_is_stored_gets_its_answer(
 
 async def test_a_client_that_leaves_while_its_task_is_stored_has_no_task() -> None:
     parts = Parts()
-    parts.go.clear()
-    answer = await parts.answer()
-    await turns()
+    answer = await parts.waiting()
     answer.cancel("the client disconnected")
     await arrived(answer.done())
     parts.go.set()
@@ -173,26 +194,17 @@ async def test_a_client_that_leaves_while_its_task_is_stored_has_no_task() -> No
 
 
 async def test_a_call_that_is_refused_is_refused() -> None:
-    parts = Parts(after_s=60.0)
-
-    async def accepting() -> Answer:
-        raise unknown_tool("build")
-
+    parts, refused = Parts(after_s=60.0), asyncio.Event()
+    refused.set()
     with pytest.raises(Refused):
-        await arrived(parts.maker.answer(parts.exchange, parts.request, [], accepting(), Called))
+        await parts.answer(refused)
     assert parts.created == []
 
 
 async def test_a_call_that_cannot_be_sent_after_its_handle_has_left_fails_its_task() -> None:
-    parts, begun = Parts(), asyncio.Event()
-
-    async def accepting() -> Answer:
-        await begun.wait()
-        raise unknown_tool("build")
-
-    answer = await arrived(parts.maker.answer(parts.exchange, parts.request, [], accepting(), lambda: TOOL))
-    assert (await parts.first(answer))["resultType"] == "task"
-    begun.set()
+    parts, refused = Parts(), asyncio.Event()
+    assert (await parts.first(await parts.answer(refused)))["resultType"] == "task"
+    refused.set()
     await turns()
     await parts.table.settled()
     stored = await parts.stored()
@@ -202,25 +214,19 @@ async def test_a_call_that_cannot_be_sent_after_its_handle_has_left_fails_its_ta
 async def test_progress_that_no_number_can_hold_leaves_the_task_as_it_is() -> None:
     parts = Parts()
     parts.exchange.frame(1, PARAMS, {})  # the client has asked for no progress
-    huge = encode_progress("1" + "0" * 400)
-    parts.exchange.emit(huge)
-    answer = await parts.answer()
-    assert (await parts.first(answer))["resultType"] == "task"
-    parts.exchange.emit(huge)
-    parts.exchange.emit(encode_progress("2"))
-    await turns()
+    huge = "1" + "0" * 400
+    await parts.progress(huge)
+    assert (await parts.first(await parts.answer()))["resultType"] == "task"
+    await parts.progress(huge, "2")
     (running,) = parts.table
     assert running.task.message == "progress: 2"
-    parts.finish("done")
-    await parts.table.settled()
-    stored = await parts.stored()
-    assert stored is not None and stored.status == "completed" and len(parts.table) == 0
+    assert (await parts.finished()).status == "completed"
 
 
 async def test_a_failure_after_the_handle_has_left_undoes_no_task(monkeypatch: pytest.MonkeyPatch) -> None:
     parts = Parts()
     parts.exchange.frame(1, PARAMS, {})  # the client has asked for no progress
-    parts.exchange.emit(encode_progress("1"))
+    await parts.progress("1")
     receive, failures = RunningTask.receive, [ZeroDivisionError()]
 
     def fails_once(running: RunningTask, frame: Any) -> None:
@@ -229,29 +235,15 @@ async def test_a_failure_after_the_handle_has_left_undoes_no_task(monkeypatch: p
         receive(running, frame)
 
     monkeypatch.setattr(RunningTask, "receive", fails_once)
-    answer = await parts.answer()
-    assert (await parts.first(answer))["resultType"] == "task" and not failures
+    assert (await parts.first(await parts.answer()))["resultType"] == "task" and not failures
     await turns()
-    parts.finish("done")
-    await parts.table.settled()
-    stored = await parts.stored()
-    assert stored is not None and stored.status == "completed" and parts.counts == {"made": 1, "completed": 1}
-
-
-def encode_progress(number: str) -> bytes:
-    return f'{{"jsonrpc":"2.0","method":"notifications/progress","params":{{"progress":{number}}}}}'.encode()
+    assert (await parts.finished()).status == "completed" and parts.counts == {"made": 1, "completed": 1}
 
 
 async def test_a_call_that_is_refused_while_its_task_is_stored_becomes_no_task() -> None:
     parts, refuse = Parts(), asyncio.Event()
     parts.go.clear()
-
-    async def accepting() -> Answer:
-        await refuse.wait()
-        raise unknown_tool("build")
-
-    answered = arrived(parts.maker.answer(parts.exchange, parts.request, [], accepting(), lambda: TOOL))
-    waiting = asyncio.ensure_future(answered)
+    waiting = asyncio.ensure_future(parts.answer(refuse))
     await turns()
     assert parts.created
     refuse.set()

@@ -1,30 +1,32 @@
 """How many tasks a session and a principal may have, and the names of the tasks that replicas run."""
 
+import asyncio
 from pathlib import Path
+from typing import Any
 
 import pytest
 from msgspec.structs import replace
 
 from gateway.config.tasks import TaskSettings
+from gateway.tasks.bounded_store import BoundedTasks
 from gateway.tasks.quotas import LEFT, RunningNames, TaskQuotas
-from session_store import ANONYMOUS, Principal
+from session_store import ANONYMOUS, Backend, StoreFull, backend_for
 from session_store.memory import MemoryBackend
 from session_store.sqlite import SqliteBackend
 from session_store.testing import FakeClock
 from tests.requirements import requirement
+from tests.unit.tasks.parts import ALICE, BOB
 from tests.unit.tasks.test_answers import a_task
 
 pytestmark = pytest.mark.anyio
 
-ALICE, BOB = (Principal(issuer="api-key", subject=name) for name in ("alice", "bob"))
 NOW = 1_700_000_001.0
 
 
 @requirement("task.make")
 async def test_a_session_and_a_principal_have_so_many_tasks_until_they_expire() -> None:
-    clock = FakeClock(NOW)
-    backend = MemoryBackend(clock=clock)
-    quotas = TaskQuotas(TaskSettings(max_per_session=2, max_per_principal=3), backend.quotas, backend.tasks)
+    backend = MemoryBackend(clock=FakeClock(NOW))
+    quotas = quotas_in(backend, max_per_session=2, max_per_principal=3)
     first = replace(a_task(), principal=ALICE)
     one, two, three = (replace(first, id=f"t{number}") for number in range(3))
     elsewhere = [replace(task, session_id="other") for task in (one, two)]
@@ -42,7 +44,7 @@ async def test_a_session_and_a_principal_have_so_many_tasks_until_they_expire() 
 @requirement("task.make")
 async def test_anonymous_clients_are_counted_by_their_network() -> None:
     backend = MemoryBackend(clock=FakeClock(NOW))
-    quotas = TaskQuotas(TaskSettings(max_per_principal=1), backend.quotas, backend.tasks)
+    quotas = quotas_in(backend, max_per_principal=1)
     one, two, other = (
         replace(a_task(), id=f"t{number}", principal=ANONYMOUS, origin=origin)
         for number, origin in enumerate(("network", "network", "another"))
@@ -59,10 +61,9 @@ async def test_a_task_that_is_gone_leaves_its_place() -> None:
     backend = MemoryBackend(clock=clock)
     task = a_task()
     await backend.tasks.create(task)
-    assert await TaskQuotas(TaskSettings(max_per_session=1), backend.quotas, backend.tasks).hold(task)
+    assert await quotas_in(backend, max_per_session=1).hold(task)
     clock.pass_time(task.ttl_s)
-    quotas = TaskQuotas(TaskSettings(max_per_session=1), backend.quotas, backend.tasks)
-    assert await quotas.hold(replace(task, id="t2", created_at=clock()))
+    assert await quotas_in(backend, max_per_session=1).hold(replace(task, id="t2", created_at=clock()))
 
 
 @requirement("task.durable")
@@ -90,7 +91,7 @@ async def test_a_task_counts_as_long_as_it_is_kept(tmp_path: Path) -> None:
     await sqlite.open()
     try:
         for backend in (MemoryBackend(clock=clock), sqlite):
-            quotas = TaskQuotas(TaskSettings(ttl_s=month, max_per_principal=2), backend.quotas, backend.tasks)
+            quotas = quotas_in(backend, ttl_s=month, max_per_principal=2)
             for number in range(2):
                 task = replace(a_task(), id=f"t{number}", principal=ALICE, created_at=clock(), ttl_s=month)
                 assert await quotas.hold(task)
@@ -98,8 +99,7 @@ async def test_a_task_counts_as_long_as_it_is_kept(tmp_path: Path) -> None:
             clock.pass_time(month - 10)
             assert not await quotas.hold(replace(task, id="t9")), "both are stored still"
             clock.pass_time(20)
-            later = TaskQuotas(TaskSettings(ttl_s=month, max_per_principal=2), backend.quotas, backend.tasks)
-            assert await later.hold(replace(task, id="t9"))
+            assert await quotas_in(backend, ttl_s=month, max_per_principal=2).hold(replace(task, id="t9"))
     finally:
         await sqlite.close()
 
@@ -108,7 +108,7 @@ async def test_a_task_counts_as_long_as_it_is_kept(tmp_path: Path) -> None:
 async def test_the_names_of_a_task_that_works_for_long_are_kept() -> None:
     clock = FakeClock(1_700_000_000.0)
     backend = MemoryBackend(clock=clock)
-    names, quotas = RunningNames(backend.quotas, "r1"), TaskQuotas(TaskSettings(), backend.quotas, backend.tasks)
+    names, quotas = RunningNames(backend.quotas, "r1"), quotas_in(backend)
     task = replace(a_task(), principal=ALICE)
     assert await quotas.hold(task)
     await names.add(task.name)
@@ -118,3 +118,102 @@ async def test_the_names_of_a_task_that_works_for_long_are_kept() -> None:
     assert await names.of("r1") == await quotas.of_principal(ALICE) == [task.name]
     clock.pass_time(4 * 86_400.0)
     assert await names.of("r1") == await quotas.of_principal(ALICE) == []
+
+
+MOST = 1 << 20
+
+
+def bounded(clock: FakeClock) -> tuple[MemoryBackend, BoundedTasks]:
+    backend = MemoryBackend(clock=clock)
+    return backend, BoundedTasks(backend.tasks, backend.quotas, MOST)
+
+
+def quotas_in(backend: Backend, **settings: Any) -> TaskQuotas:
+    return TaskQuotas(TaskSettings(**settings), backend.quotas, backend.tasks)
+
+
+@requirement("task.principal-bytes")
+async def test_a_principal_has_so_many_bytes_until_its_tasks_expire() -> None:
+    clock = FakeClock(NOW)
+    backend, store = bounded(clock)
+    quarter = b"x" * (MOST // 4)
+    tasks = [replace(a_task(request=quarter), id=f"t{number}", principal=ALICE) for number in range(5)]
+    for task in tasks[:3]:
+        await store.create(task)
+    working = replace(tasks[3], request=b"")
+    await store.create(working)
+    done = replace(working, status="completed", result=quarter)
+    assert await store.replace(done), "there is just room for it"
+    with pytest.raises(StoreFull, match=r"gateway\.tasks\.principal_bytes"):
+        await store.create(tasks[4])
+    small = replace(tasks[4], request=b"y" * 1_000)
+    await store.create(small)
+    with pytest.raises(StoreFull):
+        await store.replace(replace(small, status="completed", result=quarter))
+    assert await store.replace(replace(small, status="failed", error=b"{}")), "that it is not kept is kept"
+    await store.create(replace(tasks[4], id="t6", principal=BOB))
+    clock.pass_time(tasks[0].ttl_s)
+    renewed = BoundedTasks(backend.tasks, backend.quotas, MOST)
+    later = [replace(task, id=f"later-{task.id}", created_at=clock()) for task in tasks[:4]]
+    for task in later:
+        await renewed.create(task)
+    assert await renewed.get(later[0].session_id, later[0].id) == later[0]
+    with pytest.raises(StoreFull):
+        await renewed.create(replace(later[0], id="one more"))
+
+
+@requirement("task.principal-bytes")
+async def test_anonymous_clients_of_one_network_leave_others_their_bytes() -> None:
+    backend, store = bounded(FakeClock(NOW))
+    first = replace(a_task(request=b"x" * MOST), principal=ANONYMOUS, origin="network")
+    await store.create(first)
+    with pytest.raises(StoreFull):
+        await store.create(replace(first, id="t2"))
+    await store.create(replace(first, id="t3", origin="another"))
+    found = await BoundedTasks(backend.tasks, backend.quotas, MOST).get(first.session_id, first.id)
+    assert found == first, "its next owner counts it for the same network"
+
+
+@requirement("task.principal-bytes")
+async def test_an_outcome_that_is_not_kept_takes_nothing() -> None:
+    _, store = bounded(FakeClock(NOW))
+    half = b"x" * (MOST // 2)
+    first, second, third = (replace(a_task(), id=f"t{number}", principal=ALICE) for number in range(3))
+    for task in (first, second, third):
+        await store.create(task)
+    assert await store.replace(replace(first, status="completed", result=half))
+    with pytest.raises(StoreFull):
+        await store.replace(replace(second, status="completed", result=half + half))
+    assert await store.replace(replace(third, status="completed", result=half)), "what did not fit has no place"
+
+
+@requirement("task.principal-bytes")
+async def test_what_has_its_place_is_stored_again_when_all_places_are_taken() -> None:
+    _, store = bounded(FakeClock(NOW))
+    first = replace(a_task(request=b"x" * MOST), principal=ALICE)
+    await store.create(first)
+    with pytest.raises(StoreFull):
+        await store.create(replace(first, id="t2"))
+    assert await store.replace(replace(first, message="half")), "its progress is written all the same"
+
+
+@requirement("task.principal-bytes")
+@pytest.mark.parametrize("anonymous", [False, True])
+async def test_tasks_that_end_at_once_do_not_pass_the_bound_together(tmp_path: Path, anonymous: bool) -> None:
+    backend = backend_for(f"sqlite:///{tmp_path}/tasks.db")
+    await backend.open()
+    try:
+        store = BoundedTasks(backend.tasks, backend.quotas, MOST)
+        now = FakeClock(NOW)()
+        tasks = [replace(a_task(), id=f"t{n}", ttl_s=1e9, created_at=now) for n in range(8)]
+        if not anonymous:
+            tasks = [replace(task, principal=ALICE) for task in tasks]
+        for task in tasks:
+            await store.create(task)
+        outcomes = [replace(task, status="completed", result=b"x" * (MOST // 4)) for task in tasks]
+        ended = await asyncio.gather(*(store.replace(task) for task in outcomes), return_exceptions=True)
+        assert ended.count(True) == 4 and all(found is True or isinstance(found, StoreFull) for found in ended)
+        kept = [await store.get(task.session_id, task.id) for task in tasks]
+        assert 0 < sum(len(task.result) for task in kept if task is not None) <= MOST
+    finally:
+        await backend.close()

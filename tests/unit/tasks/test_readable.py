@@ -14,7 +14,7 @@ from gateway.tasks.legacy_answers import legacy_outcome, legacy_task
 from gateway.tasks.messages import reason_of
 from gateway.tasks.readable import MAX_LEVELS, can_be_read, error_text
 from tests.requirements import requirement
-from tests.unit.tasks.test_recovery import Replica, Store
+from tests.unit.tasks.parts import Replica, Store, one_that_runs
 from transports.jsonrpc import Message
 
 pytestmark = [pytest.mark.anyio, requirement("task.durable")]
@@ -68,11 +68,8 @@ async def test_each_outcome_that_a_task_keeps_can_be_told() -> None:
         task = replace(first, id=f"task-{levels}")
         await store.backend.tasks.create(task)
         replica = Replica(store)
-        replica.running(task, store.session).exchange.settle(
-            Message(jsonrpc="2.0", id=0, result=msgspec.Raw(nested(levels)))
-        )
-        await replica.table.settled()
-        found = await store.read(task)
+        running = replica.running(task, store.session)
+        found = await replica.settles(running, Message(jsonrpc="2.0", id=0, result=msgspec.Raw(nested(levels))))
         for tell in (legacy_task, task_result, legacy_outcome):
             deeper(FRAMES, lambda tell=tell, found=found: tell(found, "h"))  # type: ignore[misc]
         assert (found.status == "completed") is can_be_read(nested(levels))
@@ -80,12 +77,9 @@ async def test_each_outcome_that_a_task_keeps_can_be_told() -> None:
 
 
 async def test_an_error_with_data_that_is_too_deep_keeps_its_code_and_message() -> None:
-    store = Store()
-    task = await store.task()
-    replica = Replica(store)
+    _, replica, running = await one_that_runs()
     error = b'{"code":-5,"message":"boom","data":' + b"[" * MAX_LEVELS + b"]" * MAX_LEVELS + b"}"
     assert error_text(msgspec.Raw(error)) == "boom"
-    replica.running(task, store.session).exchange.settle(Message(jsonrpc="2.0", id=0, error=msgspec.Raw(error)))
-    await replica.table.settled()
-    told = msgspec.json.decode((await store.read(task)).error)
+    found = await replica.settles(running, Message(jsonrpc="2.0", id=0, error=msgspec.Raw(error)))
+    told = msgspec.json.decode(found.error)
     assert (told["code"], told["message"]) == (-5, "boom") and "data" not in told

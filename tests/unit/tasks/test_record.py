@@ -53,18 +53,30 @@ class Parts:
         self.store = Store(self.clock)
         self.changed: list[Task] = []
         self.task = a_task()
+        self.notify = self.changed.append
+        self.record = TaskRecord(
+            self.task,
+            self.store,  # type: ignore[arg-type]
+            changed=lambda task: self.notify(task),
+            no_room=lambda: self.no_room(),
+            clock=self.clock,
+        )
 
     def no_room(self) -> None:
         raise AssertionError("this task asks nothing")
-
-    async def record(self) -> TaskRecord:
-        await self.store.tasks.create(self.task)
-        return TaskRecord(self.task, self.store, changed=self.changed.append, no_room=self.no_room, clock=self.clock)  # type: ignore[arg-type]
 
     async def stored(self) -> Task:
         found = await self.store.get(self.task.session_id, self.task.id)
         assert found is not None
         return found
+
+
+async def recorded(room: int = 1_000_000) -> Parts:
+    """A task in a store that has so much room."""
+    parts = Parts()
+    await parts.store.tasks.create(parts.task)
+    parts.store.room = room
+    return parts
 
 
 async def turns() -> None:
@@ -74,8 +86,8 @@ async def turns() -> None:
 
 
 async def test_progress_is_written_with_the_next_change_at_the_latest() -> None:
-    parts = Parts()
-    record = await parts.record()
+    parts = await recorded()
+    record = parts.record
     record.change(can_wait=True, message="1")  # the first is written at once
     await turns()
     for number in range(2, 9):
@@ -89,8 +101,8 @@ async def test_progress_is_written_with_the_next_change_at_the_latest() -> None:
 
 
 async def test_a_change_survives_an_outage_of_the_store() -> None:
-    parts = Parts()
-    record = await parts.record()
+    parts = await recorded()
+    record = parts.record
     parts.store.is_away = True
     record.change(status="completed", result=b"{}")
     await turns()
@@ -100,28 +112,12 @@ async def test_a_change_survives_an_outage_of_the_store() -> None:
 
 
 async def test_a_write_that_the_store_did_not_confirm_is_made_good() -> None:
-    parts = Parts()
-    record = await parts.record()
+    parts = await recorded()
+    record = parts.record
     parts.store.is_silent = True
     record.change(message="written, but not confirmed")
     assert await record.written()
-    record.change(status="cancelled")
-    assert await record.written() and (await parts.stored()).status == "cancelled"
-
-
-async def test_nothing_is_written_over_another_owner() -> None:
-    parts = Parts()
-    record = await parts.record()
-    assert await parts.store.replace(replace(parts.task, epoch=7, runs=2))
-    record.change(status="completed", result=b'{"late":true}')
-    assert not await record.written() and record.is_lost
-    stored = await parts.stored()
-    assert (stored.status, stored.epoch, stored.result) == ("working", 7, b"")
-
-
-async def test_an_outcome_that_the_store_did_not_confirm_is_published() -> None:
-    parts = Parts()
-    record = await parts.record()
+    parts.changed.clear()
     parts.store.is_silent = True
     record.change(status="completed", result=b"{}")
     assert await record.written(), "the retry finds that the record is over: by this write"
@@ -129,18 +125,28 @@ async def test_an_outcome_that_the_store_did_not_confirm_is_published() -> None:
     assert told == await parts.stored() and told.status == "completed"
 
 
+async def test_nothing_is_written_over_another_owner() -> None:
+    parts = await recorded()
+    record = parts.record
+    assert await parts.store.replace(replace(parts.task, epoch=7, runs=2))
+    record.change(status="completed", result=b'{"late":true}')
+    assert not await record.written() and record.is_lost
+    stored = await parts.stored()
+    assert (stored.status, stored.epoch, stored.result) == ("working", 7, b"")
+
+
 async def test_a_change_is_kept_when_the_store_fails(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr("gateway.tasks.record._AGAIN_S", 0.0)
-    parts = Parts()
-    record = await parts.record()
+    parts = await recorded()
+    record = parts.record
     parts.store.failures = 3
     record.change(status="completed", result=b"{}")
     assert await record.written() and (await parts.stored()).status == "completed"
 
-    parts = Parts()
-    record = await parts.record()
+    parts = await recorded()
+    record = parts.record
     parts.store.failures = 1_000
     record.change(status="completed", result=b"{}")
     assert not await record.written() and record.is_lost, "never told as stored"
@@ -148,14 +154,14 @@ async def test_a_change_is_kept_when_the_store_fails(
 
 
 async def test_a_notification_that_fails_keeps_no_change_from_being_written(caplog: pytest.LogCaptureFixture) -> None:
-    parts = Parts()
-    record = await parts.record()
+    parts = await recorded()
+    record = parts.record
 
     def changed(task: Task) -> None:
         parts.changed.append(task)
         raise RecursionError("too deep")
 
-    record = TaskRecord(parts.task, parts.store, changed=changed, no_room=parts.no_room, clock=parts.clock)  # type: ignore[arg-type]
+    parts.notify = changed
     for status in ("input_required", "completed"):
         record.change(status=status)
         assert await record.written() and (await parts.stored()).status == status
@@ -169,9 +175,8 @@ LARGE = b"x" * 1_000
 async def test_a_full_store_gets_a_working_task_without_what_it_can_spare(
     name: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    parts = Parts()
-    parts.store.room = 100
-    record = await parts.record()
+    parts = await recorded(room=100)
+    record = parts.record
     changes: dict[str, Any] = {name: LARGE} | ({"upstream_id": "own"} if name == "request" else {})
     record.change(**changes)
     assert await record.written() and "store of tasks is full" in caplog.text
@@ -184,16 +189,9 @@ async def test_a_full_store_gets_a_working_task_without_what_it_can_spare(
 
 
 async def test_questions_that_a_full_store_does_not_take_end_the_call() -> None:
-    parts = Parts()
-    parts.store.room = 100
-    await parts.record()
-    record = TaskRecord(
-        parts.task,
-        parts.store,  # type: ignore[arg-type]
-        changed=parts.changed.append,
-        no_room=lambda: record.change(status="cancelled", questions=b"", message="no room"),
-        clock=parts.clock,
-    )
+    parts = await recorded(room=100)
+    record = parts.record
+    parts.no_room = lambda: record.change(status="cancelled", questions=b"", message="no room")  # type: ignore[method-assign]
     record.change(status="input_required", questions=LARGE, asked=1)
     assert await record.written()
     assert [(task.status, task.message) for task in parts.changed] == [("cancelled", "no room")]
@@ -201,9 +199,8 @@ async def test_questions_that_a_full_store_does_not_take_end_the_call() -> None:
 
 
 async def test_an_outcome_that_fits_is_kept_although_what_came_before_it_did_not() -> None:
-    parts = Parts()
-    parts.store.room = 100
-    record = await parts.record()
+    parts = await recorded(room=100)
+    record = parts.record
     record.change(answers=LARGE)
     await asyncio.sleep(0)
     record.change(status="completed", result=b"{}", answers=b"")

@@ -1,7 +1,6 @@
 """What becomes of tasks whose owner is gone: one replica decides, nothing runs twice silently, an outcome stays."""
 
 import asyncio
-from collections import Counter
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -9,123 +8,26 @@ import msgspec
 import pytest
 from msgspec.structs import replace
 
-from gateway.calls.live_session import LiveSessions
+from gateway.calls.deadlines import Deadlines
 from gateway.calls.task_at_server import TaskAtServer
 from gateway.config.tasks import TaskSettings
 from gateway.errors import OUTCOME_UNKNOWN
-from gateway.identity.request_context import RequestContext
-from gateway.tasks.changes import TaskChanges
-from gateway.tasks.continuation import TaskContinuation
-from gateway.tasks.exchange import TaskExchange
-from gateway.tasks.quotas import LEFT, RunningNames
-from gateway.tasks.recovery import TaskRecovery
-from gateway.tasks.running import RunningTask
+from gateway.protocol.listing import Called
+from gateway.tasks.exchange import StartedExchange
+from gateway.tasks.handles import TaskHandles
+from gateway.tasks.maker import TaskMaker
+from gateway.tasks.quotas import LEFT, TaskQuotas
 from gateway.tasks.stored_call import FollowedCall, StoredCall, following, stored
-from gateway.tasks.table import TaskTable
-from session_store import Context, Principal, Session, Task
-from session_store.memory import MemoryBackend
-from session_store.testing import FakeClock, a_session
+from session_store import KeyRing, Task
 from tests.requirements import requirement
-from tests.unit.tasks.test_answers import a_task
+from tests.unit.tasks.parts import META, REQUEST, RIGHTS, Replica, Store, one_that_runs, result
 from transports.era import Era
-from transports.inbound_port import Answer, Request
-from transports.jsonrpc import Message, Object, encode
+from transports.inbound_port import Request
+from transports.jsonrpc import encode
 from transports.reply_queue import ReplyQueue
 from transports.upstream_port import UpstreamUnavailable
 
 pytestmark = [pytest.mark.anyio, requirement("task.durable")]
-
-META = b'{"io.modelcontextprotocol/clientCapabilities":{}}'
-RIGHTS = Context(trust="sandboxed", workspace="of the call")
-REQUEST = stored({"arguments": msgspec.Raw(b'{"n":1}'), "_meta": msgspec.Raw(META)}, RIGHTS)
-
-
-class Store:
-    """A store with one session."""
-
-    def __init__(self) -> None:
-        self.clock = FakeClock(1_700_000_001.0)
-        self.backend = MemoryBackend(clock=self.clock)
-        self.session = a_session(self.clock, epoch=2)
-
-    async def task(self, **fields: Any) -> Task:
-        """A stored task of the session, by an owner of an earlier epoch."""
-        task = replace(a_task(**fields), session_id=self.session.id, epoch=1)
-        await self.backend.tasks.create(task)
-        return task
-
-    async def read(self, task: Task) -> Task:
-        found = await self.backend.tasks.get(task.session_id, task.id)
-        assert found is not None
-        return found
-
-
-class Replica:
-    """One replica, with servers that answer when they are told to."""
-
-    def __init__(self, store: Store, name: str = "r1", *, is_kept: bool = True) -> None:
-        backend = store.backend
-        self.sent: list[tuple[TaskExchange, Object]] = []
-        self.held = 0
-        self.lost: dict[str, str] = {}  # why rights are lost, by their workspace
-        self.live = LiveSessions(backend.events)
-        self.counts: Counter[str] = Counter()
-        self.table = TaskTable(
-            TaskSettings(),
-            backend.tasks,
-            RunningNames(backend.quotas, name),
-            TaskChanges(backend.bus),
-            noted=lambda _, what: self.counts.update((what,)),
-            clock=store.clock,
-            is_kept=is_kept,
-        )
-        self.server: Any = None  # of tasks that a server has made
-        self.ended = ""  # why nothing of a principal goes on
-        continuation = TaskContinuation(
-            self.table,
-            self.live,
-            cast("Any", self),
-            start=self.start,
-            server_of=lambda *_: self.server,
-            handle_of=lambda task: f"handle of {task.id}",
-        )
-        self.recovery = TaskRecovery(
-            self.table,
-            continuation,
-            sessions=backend.sessions,
-            attacher=cast("Any", self),
-            cluster=None,
-            rights=self,
-        )
-
-    def why_lost(self, principal: Principal, granted: Context) -> str:
-        return self.lost.get(granted.workspace, "")
-
-    def why_ended(self, principal: Principal, granted: Context) -> str:
-        return self.ended
-
-    def take_over(self, session: Session) -> None:
-        self.live.of(session)
-
-    async def start(self, exchange: TaskExchange, request: Request, who: RequestContext, params: Object) -> Answer:
-        self.sent.append((exchange, params))
-        self.held += 1
-        return cast("Answer", self)
-
-    async def done(self) -> None:
-        self.held -= 1
-
-    def running(self, task: Task, session: Session) -> RunningTask:
-        """A task that this replica runs."""
-        live = self.live.of(session)
-        exchange = TaskExchange(method="tools/call", client_id=1, live=live, replies=ReplyQueue())
-        running = self.table.add(task, exchange)
-        exchange.run_as(running, 0)
-        return running
-
-
-def result(text: str) -> Message:
-    return Message(jsonrpc="2.0", id=0, result=msgspec.Raw(msgspec.json.encode({"text": text})))
 
 
 async def test_of_two_replicas_one_runs_a_task_again() -> None:
@@ -155,32 +57,27 @@ async def test_a_task_whose_rights_are_lost_does_not_run_again_and_says_why(of_t
     task = await store.task(is_repeatable=True, request=REQUEST)
     replica = Replica(store)
     replica.lost[RIGHTS.workspace if of_the_call else store.session.context.workspace] = "the key was removed"
-    await replica.recovery.decide(task, store.session)
-    await replica.recovery.settled()
-    found = await store.read(task)
+    found = await replica.decided(task)
     assert (found.status, found.runs, replica.sent) == ("failed", 1, [])
     assert "unknown" in found.message and "the key was removed" in found.message
     assert msgspec.json.decode(found.error)["code"] == OUTCOME_UNKNOWN
 
 
-async def test_a_task_that_is_lost_twice_says_that_it_may_have_run_twice() -> None:
-    store, replica = Store(), None
-    task = await store.task(is_repeatable=True, request=REQUEST, runs=2)
-    replica = Replica(store)
-    await replica.recovery.decide(task, store.session)
-    found = await store.read(task)
-    assert found.status == "failed" and "once or twice" in found.message and replica.sent == []
-    assert msgspec.json.decode(found.error)["code"] == OUTCOME_UNKNOWN
-
-
-@pytest.mark.parametrize("has_session", [False, True])
-async def test_a_task_that_may_not_be_repeated_fails(has_session: bool) -> None:
+@pytest.mark.parametrize(
+    ("fields", "has_session", "why"),
+    [
+        ({}, False, ""),
+        ({"is_repeatable": False}, True, ""),
+        ({"runs": 2}, True, "once or twice"),
+        ({"request": b'{"of":"another version"}'}, True, ""),
+    ],
+)
+async def test_a_task_that_may_not_be_repeated_fails(fields: dict[str, Any], has_session: bool, why: str) -> None:
     store = Store()
-    task = await store.task(is_repeatable=not has_session, request=REQUEST)
     replica = Replica(store)
-    await replica.recovery.decide(task, store.session if has_session else None)
-    found = await store.read(task)
-    assert found.status == "failed" and replica.sent == []
+    task = await store.task(**({"is_repeatable": True, "request": REQUEST} | fields))
+    found = await replica.decided(task, has_session=has_session)
+    assert (found.status, replica.sent) == ("failed", []) and why in found.message
     assert msgspec.json.decode(found.error) == {"code": OUTCOME_UNKNOWN, "message": found.message}
 
 
@@ -193,8 +90,7 @@ async def test_an_outcome_is_kept_as_long_as_its_client_has_asked_whoever_decide
     task = await store.task(is_repeatable=repeatable, request=REQUEST, kept_s=asked_s)
     store.clock.pass_time(30.0)
     replica = Replica(store)
-    await replica.recovery.decide(task, store.session)
-    await replica.recovery.settled()
+    await replica.decided(task)
     for exchange, _ in replica.sent:
         exchange.settle(result("done"))
     await replica.table.settled()
@@ -210,16 +106,12 @@ async def test_an_outcome_that_came_meanwhile_stays() -> None:
         await store.backend.tasks.create(task)
         assert await store.backend.tasks.replace(replace(task, status="completed", result=b"{}"))
         replica = Replica(store)
-        await replica.recovery.decide(task, store.session)
-        await replica.recovery.settled()
-        assert (await store.read(task)).status == "completed" and replica.sent == []
+        assert (await replica.decided(task)).status == "completed" and replica.sent == []
 
 
 async def test_an_owner_that_leaves_writes_nothing_and_passes_the_task_on() -> None:
-    store = Store()
-    task = await store.task()
-    replica = Replica(store)
-    running = replica.running(task, store.session)
+    store, replica, running = await one_that_runs()
+    task = running.task
     await replica.table.names.add(task.name)
     live = replica.live.get(store.session.id)
     assert live is not None
@@ -235,10 +127,8 @@ async def test_an_owner_that_leaves_writes_nothing_and_passes_the_task_on() -> N
 
 
 async def test_the_record_of_a_working_task_does_not_expire() -> None:
-    store = Store()
-    task = await store.task()
-    replica = Replica(store)
-    running = replica.running(task, store.session)
+    store, replica, running = await one_that_runs()
+    task = running.task
     for _ in range(10):
         store.clock.pass_time(task.ttl_s / 2)
         replica.table.renew()
@@ -249,14 +139,6 @@ async def test_the_record_of_a_working_task_does_not_expire() -> None:
     running.exchange.settle(result("done"))
     await replica.table.settled()
     assert (await store.read(task)).expires_at == store.clock() + TaskSettings().ttl_s
-
-
-async def test_a_call_stored_by_another_version_does_not_run_again() -> None:
-    store = Store()
-    task = await store.task(is_repeatable=True, request=b'{"of":"another version"}')
-    replica = Replica(store)
-    await replica.recovery.decide(task, store.session)
-    assert (await store.read(task)).status == "failed" and replica.sent == []
 
 
 async def test_a_record_that_cannot_be_read_keeps_no_other_from_being_decided(
@@ -303,9 +185,7 @@ async def test_a_task_that_cannot_be_followed_is_decided_on_as_any_other(repeata
     task = await store.task(is_repeatable=repeatable, request=request, upstream_id="own")
     replica = Replica(store)
     replica.server, replica.ended = Remote(), ended
-    await replica.recovery.decide(task, store.session)
-    await replica.recovery.settled()
-    found = await store.read(task)
+    found = await replica.decided(task)
     runs_again = repeatable and not ended
     assert (found.status, len(replica.sent)) == (("working", 1) if runs_again else ("failed", 0))
     assert (found.upstream_id == "") is runs_again
@@ -325,3 +205,65 @@ async def test_a_gateway_that_stops_ends_a_task_that_nobody_will_follow(is_kept:
     replica.table.stop()
     await replica.table.settled()
     assert (await store.read(task)).is_over is not is_kept
+
+
+CAN_BE_ASKED = META.replace(b"{}", b'{"elicitation":{}}')
+PARAMS = {"name": msgspec.Raw(b'"build"'), "_meta": msgspec.Raw(CAN_BE_ASKED)}
+
+
+async def started(store: Store) -> Task:
+    """The record of a task that a modern client has started with the tool `start_task`."""
+    replica, backend = Replica(store, "lost"), store.backend
+    quotas = TaskQuotas(replica.table.settings, backend.quotas, backend.tasks)
+    maker = TaskMaker(replica.table, quotas, TaskHandles(KeyRing.ephemeral()))
+    exchange = StartedExchange(
+        method="tools/call",
+        client_id=1,
+        live=replica.live.of(store.session),
+        replies=ReplyQueue(),
+        context=RIGHTS,
+    )
+    request = Request(era=Era.MODERN, endpoint="/mcp", headers={}, params=PARAMS)
+    running = await maker.begin(exchange, request, Called(server="main", name="build", is_repeatable=True))
+    running.exchange.has_become(TaskAtServer("own", "", Era.MODERN))
+    assert await running.record.written()
+    return await store.read(running.task)
+
+
+@requirement("task.durable")
+async def test_a_call_that_a_tool_has_started_asks_nobody_when_it_runs_again() -> None:
+    store = Store()
+    task = await started(store)
+    call = StoredCall.read(task.request)
+    assert call.is_started and call.followed is not None
+    task = replace(task, upstream_id="")
+    assert await store.backend.tasks.replace(task)
+    replica = Replica(store)
+    await replica.decided(await store.read(task))
+    ((exchange, _),) = replica.sent
+    assert isinstance(exchange, StartedExchange) and exchange.caller is not None
+    declared = exchange.caller
+    assert b"elicitation" in declared.capabilities, "the link is opened with what the client has declared"
+    exchange.sent_as(cast("Any", Server()), 1, None, 0.0)
+    assert exchange.caller.capabilities == b"{}" and exchange.declared_by == declared
+
+
+class Server:
+    """A server that has lost the task that it had made of a call."""
+
+    deadlines = Deadlines(start_s=9.0, call_s=9.0, suspended_s=9.0, idle_stop_s=None)
+
+
+@requirement("task.followed")
+async def test_a_task_that_is_cancelled_before_it_runs_again_is_cancelled(caplog: pytest.LogCaptureFixture) -> None:
+    store = Store()
+    request = stored(PARAMS, RIGHTS)
+    task = await store.task(is_repeatable=True, request=request, upstream_id="own")
+    replica = Replica(store)
+    running = replica.running(task, store.session)
+    replica.recovery._lost(running, session=store.session, call=StoredCall.read(request))
+    running.cancel("the client has cancelled the task")  # before the call is sent again
+    await replica.recovery.settled()
+    await replica.table.settled()
+    assert (await store.read(task)).status == "cancelled" and replica.sent == []
+    assert [record for record in caplog.records if record.levelname == "ERROR"] == []

@@ -10,15 +10,18 @@ import pytest
 from gateway.calls.exchange import Exchange
 from gateway.calls.live_session import LiveSession
 from gateway.calls.owned_tasks import RELATED, OwnedTask, OwnedTasks
+from gateway.errors import SESSION_UNKNOWN, TOO_OFTEN
 from gateway.tasks.handles import TaskHandles
 from gateway.tasks.known_tasks import MAX_KEPT, MAX_KNOWN
 from gateway.tasks.relayed import RelayedTasks
+from gateway.tasks.task_session import found_session, session_of
 from session_store import KeyRing
 from session_store.memory import MemoryBackend
 from session_store.testing import FakeClock, a_session
 from tests.requirements import requirement
+from transports.era import Era
 from transports.inbound_port import Refused
-from transports.jsonrpc import Object, encode
+from transports.jsonrpc import INVALID_PARAMS, Object, encode
 from transports.reply_queue import ReplyQueue
 
 pytestmark = [pytest.mark.anyio, requirement("task.relay")]
@@ -194,3 +197,30 @@ async def test_the_task_of_a_legacy_server_gets_a_handle_wherever_its_id_stands(
     assert shaped == {"task": own | {"taskId": handle}, "_meta": {RELATED: {"taskId": handle}, "x": 1}}
     plain = {"content": msgspec.Raw(b"[]")}
     assert parts.tasks.created_legacy(parts.exchange(), plain, "/mcp") is plain
+
+
+HANDLE: Any = SimpleNamespace(session_id="s")
+WHO: Any = None
+
+
+class Resolver:
+    """Refuses with that code."""
+
+    def __init__(self, code: int) -> None:
+        self._code = code
+
+    async def resume_by_id(self, session_id: str, who: object, era: Era) -> None:
+        raise Refused(400, self._code, "no")
+
+
+@pytest.mark.parametrize(("code", "told"), [(SESSION_UNKNOWN, INVALID_PARAMS), (TOO_OFTEN, TOO_OFTEN)])
+async def test_only_an_unknown_session_makes_its_task_unknown(code: int, told: int) -> None:
+    resolver = cast("Any", Resolver(code))
+    with pytest.raises(Refused) as refused:
+        await session_of(HANDLE, WHO, resolver, Era.MODERN)
+    assert refused.value.code == told
+    if code == SESSION_UNKNOWN:
+        assert await found_session("s", WHO, resolver, Era.MODERN) is None
+    else:
+        with pytest.raises(Refused):
+            await found_session("s", WHO, resolver, Era.MODERN)

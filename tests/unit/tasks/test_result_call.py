@@ -12,14 +12,13 @@ from gateway.calls.exchange import Exchange
 from gateway.calls.live_session import LiveSession
 from gateway.calls.suspended_call import InputRequest
 from gateway.errors import TOO_OFTEN, too_much_in_flight
-from gateway.tasks.handles import TaskHandle
 from gateway.tasks.outcomes import Outcomes
 from gateway.tasks.refusals import UnknownTask
 from gateway.tasks.result_call import ResultCalls
 from gateway.tasks.running import RunningTask
 from session_store import StoreUnavailable, Task
 from tests.requirements import requirement
-from tests.unit.tasks.test_recovery import Replica, Store
+from tests.unit.tasks.parts import Replica, Store, handle_of, one_that_runs
 from transports.inbound.bodies import Bodies
 from transports.jsonrpc import Message, encode, parse
 from transports.reply_queue import ReplyQueue
@@ -53,7 +52,7 @@ class Server:
 class Scene:
     """A task that runs here, and a client that asks for its result."""
 
-    def __init__(self, replica: Replica, running: RunningTask, store: Store) -> None:
+    def __init__(self, store: Store, replica: Replica, running: RunningTask) -> None:
         self.replica, self.running, self.store = replica, running, store
         self.bodies = Bodies(1 << 30, Counter(), too_much_in_flight)
         self.outcomes = Outcomes(self.bodies, MOST)
@@ -74,9 +73,7 @@ class Scene:
 
     def call(self, live: LiveSession | None = None) -> Exchange:
         call = Exchange(method="tasks/result", client_id=7, live=live or self.live, replies=ReplyQueue())
-        task = self.running.task
-        handle = TaskHandle("made", task.session_id, task.endpoint, task.server, task.id)
-        self.results.begin(call, handle, "handle", self.look)
+        self.results.begin(call, handle_of(self.running.task), "handle", self.look)
         return call
 
     def ask(self) -> None:
@@ -91,10 +88,7 @@ class Scene:
 
 
 async def scene() -> Scene:
-    store = Store()
-    task = await store.task()
-    replica = Replica(store)
-    return Scene(replica, replica.running(task, store.session), store)
+    return Scene(*await one_that_runs())
 
 
 async def read(call: Exchange) -> Message:

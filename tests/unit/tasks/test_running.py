@@ -19,7 +19,7 @@ from gateway.tasks.recorded_answers import RecordedAnswers
 from session_store import StoreFull, Task
 from tests.requirements import requirement
 from tests.support.too_deep import TOO_DEEP
-from tests.unit.tasks.test_recovery import Replica, Store
+from tests.unit.tasks.parts import Replica, Store, one_that_runs
 from transports.jsonrpc import INTERNAL_ERROR, Message, encode_notification
 from transports.reply_queue import Frame
 
@@ -39,13 +39,8 @@ ERRORS = {
 
 @pytest.mark.parametrize("error", sorted(ERRORS))
 async def test_any_error_of_the_server_ends_the_task(error: bytes) -> None:
-    store = Store()
-    task = await store.task()
-    replica = Replica(store)
-    running = replica.running(task, store.session)
-    running.exchange.settle(Message(jsonrpc="2.0", id=0, error=msgspec.Raw(error)))
-    await replica.table.settled()
-    found = await store.read(task)
+    _, replica, running = await one_that_runs()
+    found = await replica.settles(running, Message(jsonrpc="2.0", id=0, error=msgspec.Raw(error)))
     code, text = ERRORS[error]
     told = msgspec.json.decode(found.error, type=dict[str, msgspec.Raw])
     assert (found.status, int(bytes(told["code"]))) == ("failed", code)
@@ -54,10 +49,8 @@ async def test_any_error_of_the_server_ends_the_task(error: bytes) -> None:
 
 
 async def test_an_end_that_cannot_be_read_ends_the_task() -> None:
-    store = Store()
-    task = await store.task()
-    replica = Replica(store)
-    running = replica.running(task, store.session)
+    store, replica, running = await one_that_runs()
+    task = running.task
     for final in (b"not JSON", b'{"jsonrpc":"2.0","id":1,"error":{"code":-1,"message":"m","data":' + TOO_DEEP + b"}}"):
         running.receive(Frame(final, final=True))
         await replica.table.settled()
@@ -87,20 +80,15 @@ async def test_the_last_message_of_a_task_is_about_its_outcome(runs: int) -> Non
         running.receive(progress("step 1"))
         again = AGAIN if runs > 1 else ""
         assert running.task.message == (f"{AGAIN}: step 1 (1)" if again else "step 1 (1)")
-        running.exchange.settle(Message(jsonrpc="2.0", id=0, **end))
-        await replica.table.settled()
-        assert (await store.read(task)).message == ": ".join(part for part in (again, text) if part)
+        found = await replica.settles(running, Message(jsonrpc="2.0", id=0, **end))
+        assert found.message == ": ".join(part for part in (again, text) if part)
 
 
 @requirement("task.operators")
 async def test_an_error_that_the_tool_reports_is_told_to_operators_and_completes_the_task() -> None:
-    store = Store()
-    replica = Replica(store)
-    task = await store.task()
+    store, replica, running = await one_that_runs()
     result = b'{"content":[{"type":"text","text":"no such file"}],"isError":true}'
-    replica.running(task, store.session).exchange.settle(Message(jsonrpc="2.0", id=0, result=msgspec.Raw(result)))
-    await replica.table.settled()
-    found = await store.read(task)
+    found = await replica.settles(running, Message(jsonrpc="2.0", id=0, result=msgspec.Raw(result)))
     assert (found.status, found.is_tool_error, found.message) == ("completed", True, "the tool has reported an error")
     assert found.reason == "no such file", "lists for 2025-11-25 clients have it without the result"
     assert replica.counts["tool error"] == 1 and not replica.counts["completed"]
@@ -128,10 +116,7 @@ class Conversation:
 
 @pytest.mark.parametrize("may_repeat", [False, True])
 async def test_answers_are_recorded_while_the_call_may_run_again(may_repeat: bool) -> None:
-    store = Store()
-    replica = Replica(store)
-    task = await store.task(is_repeatable=may_repeat)
-    running = replica.running(task, store.session)
+    store, replica, running = await one_that_runs(is_repeatable=may_repeat)
     exchange, heard = running.exchange, list[bytes]()
     server: Any = SimpleNamespace(
         answer=lambda number, _: heard.append(number), deadlines=SimpleNamespace(suspended_s=9)
@@ -146,17 +131,15 @@ async def test_answers_are_recorded_while_the_call_may_run_again(may_repeat: boo
         running.answer({key: msgspec.Raw(f'"{key}"'.encode()), "q3": msgspec.Raw(b"{}")})
     assert heard == [b"1", b"2"] and await running.record.written()
     digest = question_digest("elicitation/create", params)
-    recorded = RecordedAnswers((await store.read(task)).answers)
+    recorded = RecordedAnswers((await store.read(running.task)).answers)
     assert [recorded.take(digest) for _ in range(2)] == (['"q1"', '"q2"'] if may_repeat else [None, None])
-    exchange.settle(Message(jsonrpc="2.0", id=0, result=msgspec.Raw(b"{}")))
-    await replica.table.settled()
-    assert (await store.read(task)).answers == b"", "an outcome needs none"
+    end = Message(jsonrpc="2.0", id=0, result=msgspec.Raw(b"{}"))
+    assert (await replica.settles(running, end)).answers == b"", "an outcome needs none"
 
 
 async def test_questions_for_which_the_store_has_no_room_end_the_call(monkeypatch: pytest.MonkeyPatch) -> None:
-    store, server = Store(), Conversation()
-    replica = Replica(store)
-    task, write = await store.task(), store.backend.tasks.replace
+    store, replica, running = await one_that_runs()
+    server, write = Conversation(), store.backend.tasks.replace
 
     async def full(task: Task) -> bool:
         if task.questions:
@@ -164,7 +147,6 @@ async def test_questions_for_which_the_store_has_no_room_end_the_call(monkeypatc
         return await write(task)
 
     monkeypatch.setattr(store.backend.tasks, "replace", full)
-    running = replica.running(task, store.session)
     running.exchange.sent_as(cast("Any", server), 1, None, 0.0)
     running.exchange.step(ExchangeEvent.ASK)
     question = InputRequest(cast("Any", server), b"1", "elicitation/create", {"message": msgspec.Raw(b'"?"')})
@@ -173,7 +155,7 @@ async def test_questions_for_which_the_store_has_no_room_end_the_call(monkeypatc
     async with asyncio.timeout(10):
         assert await running.record.written()
         await replica.table.settled()
-    found = await store.read(task)
+    found = await store.read(running.task)
     assert found.status == "cancelled" and "gateway.tasks.principal_bytes" in found.message
     assert len(server.told) == 1 and len(replica.table) == 0
 

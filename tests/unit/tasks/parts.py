@@ -1,0 +1,147 @@
+"""The parts of the room, put together on a store in memory."""
+
+from collections import Counter
+from typing import Any, cast
+
+import msgspec
+from msgspec.structs import replace
+
+from gateway.calls.live_session import LiveSession, LiveSessions
+from gateway.config.tasks import TaskSettings
+from gateway.identity.request_context import RequestContext
+from gateway.tasks.changes import TaskChanges
+from gateway.tasks.continuation import TaskContinuation
+from gateway.tasks.exchange import TaskExchange
+from gateway.tasks.handles import TaskHandle
+from gateway.tasks.quotas import RunningNames
+from gateway.tasks.recovery import TaskRecovery
+from gateway.tasks.running import RunningTask
+from gateway.tasks.stored_call import stored
+from gateway.tasks.table import TaskTable
+from session_store import Context, Principal, Session, Task
+from session_store.memory import MemoryBackend
+from session_store.testing import FakeClock, a_session
+from tests.unit.tasks.test_answers import a_task
+from transports.inbound_port import Answer, Request
+from transports.jsonrpc import Message, Object
+from transports.reply_queue import ReplyQueue
+
+ALICE, BOB = (Principal(issuer="api-key", subject=name) for name in ("alice", "bob"))
+META = b'{"io.modelcontextprotocol/clientCapabilities":{}}'
+RIGHTS = Context(trust="sandboxed", workspace="of the call")
+REQUEST = stored({"arguments": msgspec.Raw(b'{"n":1}'), "_meta": msgspec.Raw(META)}, RIGHTS)
+
+
+class Store:
+    """A store with one session."""
+
+    def __init__(self) -> None:
+        self.clock = FakeClock(1_700_000_001.0)
+        self.backend = MemoryBackend(clock=self.clock)
+        self.session = a_session(self.clock, epoch=2)
+
+    async def task(self, **fields: Any) -> Task:
+        """A stored task of the session, by an owner of an earlier epoch."""
+        task = replace(a_task(**fields), session_id=self.session.id, epoch=1)
+        await self.backend.tasks.create(task)
+        return task
+
+    async def read(self, task: Task) -> Task:
+        found = await self.backend.tasks.get(task.session_id, task.id)
+        assert found is not None
+        return found
+
+
+class Replica:
+    """One replica, with servers that answer when they are told to."""
+
+    def __init__(self, store: Store, name: str = "r1", *, is_kept: bool = True) -> None:
+        backend, self.store = store.backend, store
+        self.sent: list[tuple[TaskExchange, Object]] = []
+        self.held = 0
+        self.lost: dict[str, str] = {}  # why rights are lost, by their workspace
+        self.live = LiveSessions(backend.events)
+        self.counts: Counter[str] = Counter()
+        self.table = TaskTable(
+            TaskSettings(),
+            backend.tasks,
+            RunningNames(backend.quotas, name),
+            TaskChanges(backend.bus),
+            noted=lambda _, what: self.counts.update((what,)),
+            clock=store.clock,
+            is_kept=is_kept,
+        )
+        self.server: Any = None  # of tasks that a server has made
+        self.ended = ""  # why nothing of a principal goes on
+        continuation = TaskContinuation(
+            self.table,
+            self.live,
+            cast("Any", self),
+            start=self.start,
+            server_of=lambda *_: self.server,
+            handle_of=lambda task: f"handle of {task.id}",
+        )
+        self.recovery = TaskRecovery(
+            self.table,
+            continuation,
+            sessions=backend.sessions,
+            attacher=cast("Any", self),
+            cluster=None,
+            rights=self,
+        )
+
+    def why_lost(self, principal: Principal, granted: Context) -> str:
+        return self.lost.get(granted.workspace, "")
+
+    def why_ended(self, principal: Principal, granted: Context) -> str:
+        return self.ended
+
+    def take_over(self, session: Session) -> None:
+        self.live.of(session)
+
+    async def start(self, exchange: TaskExchange, request: Request, who: RequestContext, params: Object) -> Answer:
+        self.sent.append((exchange, params))
+        self.held += 1
+        return cast("Answer", self)
+
+    async def done(self) -> None:
+        self.held -= 1
+
+    async def decided(self, task: Task, *, has_session: bool = True) -> Task:
+        """Decide on a task, and begin what follows; the record that it has afterwards."""
+        await self.recovery.decide(task, self.store.session if has_session else None)
+        await self.recovery.settled()
+        return await self.store.read(task)
+
+    def running(self, task: Task, session: Session) -> RunningTask:
+        """A task that this replica runs."""
+        live = self.live.of(session)
+        exchange = TaskExchange(method="tools/call", client_id=1, live=live, replies=ReplyQueue())
+        running = self.table.add(task, exchange)
+        exchange.run_as(running, 0)
+        return running
+
+    async def settles(self, running: RunningTask, end: Message) -> Task:
+        """The record of a task whose call has that end."""
+        running.exchange.settle(end)
+        await self.table.settled()
+        return await self.store.read(running.task)
+
+
+def result(text: str) -> Message:
+    return Message(jsonrpc="2.0", id=0, result=msgspec.Raw(msgspec.json.encode({"text": text})))
+
+
+def handle_of(task: Task) -> TaskHandle:
+    return TaskHandle("made", task.session_id, task.endpoint, task.server, task.id)
+
+
+def a_live(era: str = "modern") -> LiveSession:
+    return LiveSession(a_session(FakeClock(), era=era), MemoryBackend().events)
+
+
+async def one_that_runs(**fields: Any) -> tuple[Store, Replica, RunningTask]:
+    """A task that a replica runs."""
+    store = Store()
+    task, replica = await store.task(**fields), Replica(store)
+    return store, replica, replica.running(task, store.session)
