@@ -104,8 +104,8 @@ class FakeUpstream:
     def closed(self, conversation: Conversation) -> None: ...
 
 
-def a_call(live: Any = None) -> Exchange:
-    return Exchange(method="tools/call", client_id=7, live=live, replies=ReplyQueue())
+def a_call(live: Any = None, method: str = "tools/call") -> Exchange:
+    return Exchange(method=method, client_id=7, live=live, replies=ReplyQueue())
 
 
 async def answer_of(exchange: Exchange) -> Any:

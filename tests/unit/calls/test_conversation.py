@@ -6,23 +6,35 @@ from typing import cast
 import msgspec
 import pytest
 
+from gateway.calls.call import Call
+from gateway.calls.exchange import Exchange
+from gateway.calls.failed_start import fail_start
 from gateway.calls.live_session import LiveSession
 from gateway.calls.suspended_call import InputRequest
-from gateway.errors import CANCELLED, OUTCOME_UNKNOWN, TOO_OFTEN, UPSTREAM_UNAVAILABLE, too_many
-from session_store import EventLog
+from gateway.errors import CANCELLED, OUTCOME_UNKNOWN, STORE_UNAVAILABLE, TOO_OFTEN, UPSTREAM_UNAVAILABLE, too_many
+from gateway.protocol.handshake import HandshakeRefused
+from session_store import EventLog, StoreUnavailable
 from session_store.testing import FakeClock, a_session
 from tests.requirements import requirement
 from tests.support.fake_upstream import FakeUpstream, a_call, answer_of
 from tests.support.too_deep import TOO_DEEP
-from transports.jsonrpc import HEADER_MISMATCH, INVALID_PARAMS, Message, encode
-from transports.upstream_port import LinkClosed
+from transports.era import Era
+from transports.jsonrpc import HEADER_MISMATCH, INVALID_PARAMS, Message, Object, encode
+from transports.reply_queue import ReplyQueue
+from transports.upstream_port import LinkClosed, UpstreamUnavailable
 
 pytestmark = pytest.mark.anyio
 
 
-async def test_a_call_that_may_not_be_sent_again_is_answered() -> None:
+async def sent() -> tuple[FakeUpstream, Exchange]:
+    """A call that its server has."""
     upstream, exchange = FakeUpstream(), a_call()
     await upstream.conversation.start(exchange, {}, {})
+    return upstream, exchange
+
+
+async def test_a_call_that_may_not_be_sent_again_is_answered() -> None:
+    upstream, exchange = await sent()
     upstream.error = too_many("server processes", 3, anonymous=False)
     upstream.conversation.unsent(upstream.links[0], exchange.number, "the server has forgotten the session")
     assert (await answer_of(exchange))["error"]["code"] == TOO_OFTEN
@@ -54,8 +66,7 @@ async def test_an_answer_that_is_too_deep_to_be_searched_for_reserved_keys_ends_
 
 @pytest.mark.parametrize(("code", "is_old"), [(HEADER_MISMATCH, True), (INVALID_PARAMS, False)])
 async def test_a_call_that_is_refused_for_its_headers_makes_the_list_of_tools_old(code: int, is_old: bool) -> None:
-    upstream, exchange = FakeUpstream(), a_call()
-    await upstream.conversation.start(exchange, {}, {})
+    upstream, exchange = await sent()
     error = msgspec.Raw(encode({"code": code, "message": "no"}))
     upstream.conversation.message(Message(jsonrpc="2.0", id=exchange.number, error=error))
     assert (await answer_of(exchange))["error"]["code"] == code
@@ -63,8 +74,12 @@ async def test_a_call_that_is_refused_for_its_headers_makes_the_list_of_tools_ol
 
 
 @requirement("proc.last-words")
-@pytest.mark.parametrize("pid", [7, None], ids=["process", "URL"])
-async def test_a_process_whose_input_is_found_closed_has_ended_as_it_says_a_moment_later(pid: int | None) -> None:
+@pytest.mark.parametrize(("pid", "exits"), [(7, True), (7, False), (None, False)], ids=["exits", "stays", "URL"])
+async def test_a_process_whose_input_is_found_closed_has_ended_as_it_says_a_moment_later(
+    pid: int | None, exits: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not exits:
+        monkeypatch.setattr("gateway.calls.peer._EXIT_S", 0.01)
     upstream = FakeUpstream()
     await upstream.conversation.ready()
     [link] = upstream.links
@@ -72,8 +87,9 @@ async def test_a_process_whose_input_is_found_closed_has_ended_as_it_says_a_mome
     asked = asyncio.create_task(upstream.conversation.ask("ping", None))
     await asyncio.sleep(0)
     assert asked.done() == (pid is None), "nothing else will be heard of a URL"
-    upstream.conversation.closed("it exited with code 3")
-    with pytest.raises(LinkClosed, match="closed its input" if pid is None else "exited with code 3"):
+    if exits:
+        upstream.conversation.closed("it exited with code 3")
+    with pytest.raises(LinkClosed, match="exited with code 3" if exits else "closed its input"):
         await asked
     await asyncio.sleep(0)
     assert upstream.conversation.is_idle
@@ -96,20 +112,8 @@ async def test_the_end_of_a_server_is_logged_once_more_only_for_its_calls(caplog
     assert [message for message in caplog.messages if "calls in flight: 1" in message] == caplog.messages[-1:]
 
 
-@requirement("proc.last-words")
-async def test_a_process_that_has_only_closed_its_input_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gateway.calls.peer._EXIT_S", 0.01)
-    upstream = FakeUpstream()
-    await upstream.conversation.ready()
-    upstream.links[0].pid, upstream.links[0].refusal = 7, LinkClosed("it has closed its input")
-    with pytest.raises(LinkClosed, match="closed its input"):
-        await upstream.conversation.ask("ping", None)
-    assert upstream.conversation.is_idle
-
-
 async def test_a_cancellation_answers_a_call_that_is_no_longer_in_flight() -> None:
-    upstream, exchange = FakeUpstream(), a_call()
-    await upstream.conversation.start(exchange, {}, {})
+    upstream, exchange = await sent()
     upstream.conversation.calls.end(exchange)
     exchange.cancel("the session has ended")
     assert (await answer_of(exchange))["error"]["code"] == CANCELLED
@@ -137,8 +141,7 @@ async def test_a_call_that_moves_to_a_child_session_is_in_flight_there_until_it_
 
 
 async def test_a_suspended_call_that_is_cancelled_answers_its_server_first() -> None:
-    upstream, exchange = FakeUpstream(), a_call()
-    await upstream.conversation.start(exchange, {}, {})
+    upstream, exchange = await sent()
     question = InputRequest(upstream.conversation, b"5", "elicitation/create", {"message": msgspec.Raw(b'"?"')})
     suspended = exchange.suspendable()
     suspended.add(question)
@@ -147,3 +150,42 @@ async def test_a_suspended_call_that_is_cancelled_answers_its_server_first() -> 
     _, answer, cancelled = upstream.links[0].sent
     assert answer["id"] == 5 and answer["result"] == {"action": "cancel"}
     assert cancelled["method"] == "notifications/cancelled" and suspended.size == 0 and exchange.is_over
+
+
+QUOTA = too_many("server processes", 3, anonymous=False)
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "said"),
+    [
+        (QUOTA, TOO_OFTEN, str(QUOTA)),
+        (StoreUnavailable("redis is gone"), STORE_UNAVAILABLE, "The session store does not answer"),
+        (UpstreamUnavailable("it does not start"), OUTCOME_UNKNOWN, "it does not start"),
+        (LinkClosed("it exited"), OUTCOME_UNKNOWN, "it exited"),
+        (HandshakeRefused(msgspec.Raw(encode({"code": -1, "message": "no"}))), -1, "no"),
+        (RuntimeError("a secret detail"), OUTCOME_UNKNOWN, "the call could not be sent to server 'fake'"),
+    ],
+)
+async def test_the_client_gets_an_answer_that_tells_the_reason(error: Exception, code: int, said: str) -> None:
+    exchange = a_call()
+    fail_start(FakeUpstream().conversation, exchange, error, OUTCOME_UNKNOWN)
+    answer = (await answer_of(exchange))["error"]
+    assert answer["code"] == code and said in answer["message"] and "secret" not in answer["message"]
+    assert exchange.is_over
+
+
+def call(params: Object) -> Call:
+    exchange = Exchange(method="tools/call", client_id=1, live=None, replies=ReplyQueue())
+    return Call(exchange, Era.MODERN, params, {"traceparent": msgspec.Raw(b'"t"')}, "c", lambda _: None)
+
+
+def test_other_params_make_another_call_of_the_same_exchange() -> None:
+    """A call is a value: other params make another call, and the first stays as it is."""
+    first = call({"name": msgspec.Raw(b'"a"')})
+    other = first.with_params({"name": msgspec.Raw(b'"b"')})
+    assert first.params == {"name": msgspec.Raw(b'"a"')} and other.params == {"name": msgspec.Raw(b'"b"')}
+    assert other.exchange is first.exchange and other.meta is first.meta and other.era is Era.MODERN
+    assert other.check_mirrored is first.check_mirrored and other.correlation == "c"
+    assert first.with_params(first.params) is first
+    asked = first.asking({}, {})
+    assert asked.check_mirrored is None and asked.meta == {} and asked.method == "tools/call", "it mirrors nothing"

@@ -90,6 +90,24 @@ async def recorded(writer: EventWriter, session_id: str, *frames: Kept, stream: 
     return cast("list[str]", ids)
 
 
+async def stored(writer: EventWriter, *sessions: str) -> dict[str, str]:
+    """The ids of events of these sessions that the store has."""
+    ids = {name: (await recorded(writer, name, A))[0] for name in sessions}
+    for name in sessions:
+        await writer.settle(name)
+    return ids
+
+
+async def writing(writer: EventWriter, log: Log) -> str:
+    """The id of an event that the store has, while the next one is being written."""
+    first = (await stored(writer, "s"))["s"]
+    log.may_write.clear()
+    log.has_begun.clear()
+    await recorded(writer, "s", A)
+    await log.has_begun.wait()
+    return first
+
+
 async def frames_after(log: Log, event_id: str, session_id: str = "s", stream: str = "one") -> list[bytes]:
     return [event.frame for event in await log.kept.kept(session_id, stream, event_id)]
 
@@ -128,8 +146,7 @@ async def test_who_reads_waits_for_what_was_recorded(writer: EventWriter, log: L
 
 
 async def test_what_the_store_did_not_take_is_written_later_and_once(writer: EventWriter, log: Log) -> None:
-    (first,) = await recorded(writer, "s", A)
-    await writer.settle("s")
+    first = (await stored(writer, "s"))["s"]
     log.fails = True
     await recorded(writer, "s", (b"b", False))
     with pytest.raises(StoreUnavailable):
@@ -144,12 +161,7 @@ async def test_what_the_store_did_not_take_is_written_later_and_once(writer: Eve
 
 
 async def test_what_waits_is_bounded(writer: EventWriter, log: Log) -> None:
-    (first,) = await recorded(writer, "s", A)
-    await writer.settle("s")
-    log.may_write.clear()
-    log.has_begun.clear()
-    await recorded(writer, "s", A)
-    await log.has_begun.wait()
+    first = await writing(writer, log)
     await recorded(writer, "s", *[(b"%d" % number, False) for number in range(2 * MAX_LOG_EVENTS)])
     large = bytes(MAX_LOG_BYTES)
     taken = 0
@@ -197,6 +209,11 @@ async def test_a_session_that_has_ended_leaves_nothing(writer: EventWriter, log:
 async def test_a_session_that_is_released_is_in_the_store_and_has_no_more_ids(
     writer: EventWriter, log: Log, epochs: Epochs
 ) -> None:
+    recording = asyncio.ensure_future(arrived(writer.record("s", "one", [A])))
+    await asyncio.sleep(0)
+    epochs.released.add("s")
+    assert await recording == [None], "it was released while its numbers were reserved"
+    epochs.released.clear()
     (first,) = await recorded(writer, "s", A)
     epochs.released.add("s")  # before its last events are in the store
     await recorded(writer, "s", LAST)
@@ -242,8 +259,7 @@ async def test_whoever_waits_does_not_wait_for_the_pause(
 
 
 async def test_whoever_waits_does_not_wait_for_what_came_later(writer: EventWriter, log: Log) -> None:
-    (first,) = await recorded(writer, "s", A)
-    await writer.settle("s")
+    first = (await stored(writer, "s"))["s"]
     log.may_write.clear()
     log.has_begun.clear()
     await recorded(writer, "s", A)
@@ -271,9 +287,7 @@ async def test_an_event_that_cannot_be_kept_is_no_reason_to_write(writer: EventW
 async def test_events_that_the_store_cannot_write_cost_other_sessions_nothing(
     writer: EventWriter, log: Log, caplog: pytest.LogCaptureFixture
 ) -> None:
-    ids = {name: (await recorded(writer, name, A))[0] for name in ("s", "t", "u")}
-    for name in ids:
-        await writer.settle(name)
+    ids = await stored(writer, "s", "t", "u")
     log.refused = "t"
     log.may_write.clear()
     for name in ids:
@@ -293,15 +307,6 @@ async def test_events_that_the_store_cannot_write_cost_other_sessions_nothing(
         assert await frames_after(log, ids[name], name) == frames
 
 
-async def test_a_session_that_is_released_while_numbers_are_reserved_has_no_ids(
-    writer: EventWriter, epochs: Epochs
-) -> None:
-    recording = asyncio.ensure_future(arrived(writer.record("s", "one", [A])))
-    await asyncio.sleep(0)
-    epochs.released.add("s")
-    assert await recording == [None]
-
-
 async def test_a_former_owner_that_wakes_up_costs_the_next_one_nothing(
     writer: EventWriter, log: Log, epochs: Epochs
 ) -> None:
@@ -319,9 +324,7 @@ async def test_a_former_owner_that_wakes_up_costs_the_next_one_nothing(
 
 
 async def test_a_part_of_the_store_that_is_away_keeps_back_only_its_own_sessions(writer: EventWriter, log: Log) -> None:
-    for name in ("bad/s", "good/s", "good/t"):
-        await recorded(writer, name, A)
-        await writer.settle(name)
+    await stored(writer, "bad/s", "good/s", "good/t")
     log.away["bad"] = asyncio.Event()
     async with asyncio.timeout(5.0):
         (lost,) = await recorded(writer, "bad/s", (b"b", False))
@@ -336,9 +339,7 @@ async def test_a_part_of_the_store_that_is_away_keeps_back_only_its_own_sessions
 
 
 async def test_a_session_that_fails_alone_is_tried_again_alone(writer: EventWriter, log: Log) -> None:
-    ids = {name: (await recorded(writer, name, A))[0] for name in ("s", "t", "u")}
-    for name in ids:
-        await writer.settle(name)
+    ids = await stored(writer, "s", "t", "u")
     log.batches.clear()
     log.may_write.clear()
     log.failures["t"] = StoreUnavailable("its slot moves")
@@ -367,9 +368,7 @@ async def test_a_session_that_fails_alone_is_tried_again_alone(writer: EventWrit
 async def test_events_that_the_store_refuses_for_good_are_given_up(
     writer: EventWriter, log: Log, caplog: pytest.LogCaptureFixture
 ) -> None:
-    ids = {name: (await recorded(writer, name, A))[0] for name in ("s", "t")}
-    for name in ids:
-        await writer.settle(name)
+    ids = await stored(writer, "s", "t")
     log.failures["t"] = ValueError("not a stream")
     for name in ids:
         await recorded(writer, name, LAST)
@@ -384,8 +383,7 @@ async def test_events_that_the_store_refuses_for_good_are_given_up(
 
 
 async def test_nothing_is_kept_of_a_batch_that_is_cancelled(writer: EventWriter, log: Log) -> None:
-    await recorded(writer, "s", A)
-    await writer.settle("s")
+    await stored(writer, "s")
     log.may_write.clear()
     log.has_begun.clear()
     await recorded(writer, "s", A)

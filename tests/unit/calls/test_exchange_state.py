@@ -5,24 +5,19 @@ from itertools import product
 import msgspec
 import pytest
 
-from gateway.calls.exchange import Exchange
 from gateway.calls.exchange_state import EXCHANGE, OVER, TIMED_BY, Clock, ExchangeEvent, ExchangeState
 from gateway.calls.state_table import IllegalStep, step
 from gateway.errors import CANCELLED, OUTCOME_UNKNOWN
 from gateway.observability.observed import ObservedExchange
 from gateway.observability.outcome import Outcome
+from tests.support.fake_upstream import a_call
 from transports.jsonrpc import Object, parse
-from transports.reply_queue import ReplyQueue
 
 S, E = ExchangeState, ExchangeEvent
 ENDS = (E.ANSWER, E.FAIL, E.CANCEL, E.ABANDON)
 RESULT = parse(b'{"jsonrpc":"2.0","id":1,"result":{"content":[]}}')
 ERROR = parse(b'{"jsonrpc":"2.0","id":1,"error":{"code":-32602,"message":"no"}}')
 ASKED: Object = {}
-
-
-def exchange() -> Exchange:
-    return Exchange(method="tools/call", client_id=7, live=None, replies=ReplyQueue())
 
 
 def test_every_state_has_a_row_and_somebody_who_may_time_it_out() -> None:
@@ -37,18 +32,15 @@ def test_an_exchange_can_end_in_every_state_and_only_once() -> None:
         assert step(EXCHANGE, state, event) is state
 
 
-@pytest.mark.parametrize(("state", "event"), list(product(sorted(OVER), sorted(set(E) - set(ENDS)))))
-def test_nothing_begins_anew_after_the_end(state: ExchangeState, event: ExchangeEvent) -> None:
-    with pytest.raises(IllegalStep):
-        step(EXCHANGE, state, event)
-
-
-def test_an_illegal_step_changes_nothing() -> None:
-    call = exchange()
+def test_nothing_begins_anew_after_the_end() -> None:
+    for state, event in product(OVER, set(E) - set(ENDS)):
+        with pytest.raises(IllegalStep):
+            step(EXCHANGE, state, event)
+    call = a_call()
     for event in (E.ASK, E.RESUME, E.REQUEUE):
         with pytest.raises(IllegalStep):
             call.step(event)
-        assert call.state is S.QUEUED
+        assert call.state is S.QUEUED, "an illegal step changes nothing"
 
 
 @pytest.mark.parametrize(
@@ -62,7 +54,7 @@ def test_an_illegal_step_changes_nothing() -> None:
     ],
 )
 def test_the_first_end_counts(end, state: ExchangeState) -> None:  # type: ignore[no-untyped-def]
-    call, outcomes = exchange(), []
+    call, outcomes = a_call(), []
 
     def finished(_: ObservedExchange, outcome: Outcome, __: bytes) -> None:
         outcomes.append(outcome)
@@ -78,11 +70,17 @@ def test_the_first_end_counts(end, state: ExchangeState) -> None:  # type: ignor
     assert call.state is state and len(outcomes) == frames
 
 
-def test_a_call_that_ends_while_its_client_is_away_releases_what_it_holds() -> None:
-    call, released = exchange(), []
+def test_a_call_waits_for_its_client_and_releases_what_it_holds_at_its_end() -> None:
+    call, released = a_call(), []
     call.when_done(lambda: released.append("session"))
     call.step(E.SEND)
+    first = call.replies
     call.suspendable()
+    call.suspend(dict(ASKED))
+    assert call.replies is not first and first.is_closed
+    for _ in range(2):
+        call.resumed()
+        assert call.state is S.SENT
     call.suspend(dict(ASKED))
     assert call.is_suspended and not released
     call.fail(OUTCOME_UNKNOWN, "the server is gone")
@@ -90,37 +88,20 @@ def test_a_call_that_ends_while_its_client_is_away_releases_what_it_holds() -> N
     assert released == ["session"] and not call.is_suspended
 
 
-def test_a_client_that_comes_back_resumes_the_call() -> None:
-    call = exchange()
-    call.step(E.SEND)
-    first = call.replies
-    call.suspendable()
-    call.suspend(dict(ASKED))
-    assert call.replies is not first and first.is_closed
-    call.resumed()
-    assert call.state is S.SENT
-    call.resumed()
-    assert call.state is S.SENT
-
-
 def test_an_answer_of_an_earlier_round_is_given_once() -> None:
-    call = exchange()
+    call = a_call()
     call.replay = {"a": "1", "b": "2"}
     assert (call.take_replay("a"), call.take_replay("a"), call.take_replay("b")) == ("1", None, "2")
 
 
 def test_a_call_has_its_number_as_progress_token_at_the_server() -> None:
-    call = exchange()
+    call = a_call()
     meta: Object = {"progressToken": msgspec.Raw(b'"theirs"'), "x": msgspec.Raw(b"1")}
     frame = call.frame(5, {"name": msgspec.Raw(b'"t"')}, meta)
     sent = msgspec.json.decode(frame)
     assert (sent["id"], sent["method"]) == (5, "tools/call")
     assert sent["params"] == {"name": "t", "_meta": {"progressToken": 5, "x": 1}}
     assert call.progress_token is not None and bytes(call.progress_token) == b'"theirs"'
-
-
-def test_a_request_without_params_is_sent_without() -> None:
-    call = exchange()
-    frame = call.frame(1, {}, {})
-    assert msgspec.json.decode(frame) == {"jsonrpc": "2.0", "id": 1, "method": "tools/call"}
-    assert call.progress_token is None
+    plain = a_call()
+    assert msgspec.json.decode(plain.frame(1, {}, {})) == {"jsonrpc": "2.0", "id": 1, "method": "tools/call"}
+    assert plain.progress_token is None

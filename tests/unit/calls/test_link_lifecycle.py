@@ -10,6 +10,7 @@ from gateway.calls.deadlines import Deadlines
 from gateway.calls.link_lifecycle import LinkLifecycle
 from gateway.calls.link_source import LinkSession
 from gateway.calls.link_state import LinkState
+from gateway.calls.patience import Patience
 from gateway.context.link_resources import LinkResources
 from gateway.protocol.handshake import HandshakeRefused
 from tests.requirements import requirement
@@ -186,35 +187,29 @@ async def turns(count: int = 6) -> None:
 
 async def test_concurrent_callers_share_one_opening_and_its_handshake() -> None:
     links, source, _ = lifecycle()
-    await asyncio.gather(links.ready(), links.ready(), links.ready())
+    source.may_connect.clear()
+    impatient, *patient = [asyncio.create_task(links.ready()) for _ in range(3)]
+    await turns()
+    impatient.cancel()
+    await turns()
+    source.may_connect.set()
+    await asyncio.gather(*patient)
+    assert impatient.cancelled(), "and it does not end the opening"
     assert links.is_open and len(source.made) == 1
     assert source.made[0].frames == [b'["initialize"]', b"initialized"]
     assert links.initialize_result == b'{"serverInfo":{}}' and source.resumable == ["its session"]
 
 
-async def test_a_caller_that_is_cancelled_does_not_end_the_opening() -> None:
-    links, source, _ = lifecycle()
-    source.may_connect.clear()
-    impatient, patient = asyncio.create_task(links.ready()), asyncio.create_task(links.ready())
-    await turns()
-    impatient.cancel()
-    await turns()
-    source.may_connect.set()
-    await patient
-    assert impatient.cancelled() and links.is_open
-
-
-async def test_a_modern_link_has_no_handshake() -> None:
-    links, source, _ = lifecycle(Era.MODERN)
+@pytest.mark.parametrize(
+    ("era", "resume", "result"), [(Era.MODERN, "", None), (Era.LEGACY, "its session", b'{"known":true}')]
+)
+async def test_a_modern_link_and_one_that_resumes_a_session_make_no_handshake(
+    era: Era, resume: str, result: bytes | None
+) -> None:
+    links, source, _ = lifecycle(era)
+    source.options = ConnectOptions(resume=resume)
     await links.ready()
-    assert links.is_open and source.made[0].frames == [] and links.initialize_result is None
-
-
-async def test_a_link_that_resumes_a_session_makes_no_handshake() -> None:
-    links, source, _ = lifecycle()
-    source.options = ConnectOptions(resume="its session")
-    await links.ready()
-    assert source.made[0].frames == [] and links.initialize_result == b'{"known":true}'
+    assert links.is_open and source.made[0].frames == [] and links.initialize_result == result
 
 
 async def test_a_refused_handshake_leaves_no_link() -> None:
@@ -332,25 +327,21 @@ async def test_a_link_that_takes_no_message_is_discarded_once() -> None:
     assert (links.state, source.open_links) == (LinkState.ABSENT, 0)
 
 
-async def test_nothing_is_left_after_close_and_nothing_opens_again() -> None:
+@pytest.mark.parametrize("is_open", [False, True])
+async def test_nothing_is_left_after_close_and_nothing_opens_again(is_open: bool) -> None:
     links, source, _ = lifecycle()
-    source.may_connect.clear()
+    if not is_open:
+        source.may_connect.clear()
     opening = asyncio.create_task(links.ready())
     await turns()
-    await links.close()
-    await links.close()
-    with pytest.raises(UpstreamUnavailable, match="has ended"):
-        await opening
-    with pytest.raises(UpstreamUnavailable, match="has ended"):
-        await links.ready()
-    assert (links.state, links.link, source.made, source.taken_back) == (LinkState.ENDED, None, [], 1)
-
-
-async def test_an_open_link_is_closed_for_good() -> None:
-    links, source, _ = lifecycle()
-    await links.ready()
-    await links.close()
+    assert links.is_open is is_open
+    for _ in range(2):
+        await links.close()
+    for ready in (links.ready(),) if is_open else (opening, links.ready()):
+        with pytest.raises(UpstreamUnavailable, match="has ended"):
+            await ready
     assert (links.state, links.link, source.open_links, source.taken_back) == (LinkState.ENDED, None, 0, 1)
+    assert len(source.made) == int(is_open)
 
 
 @requirement("cli.idle")
@@ -367,3 +358,32 @@ async def test_the_time_until_an_idle_link_is_closed_can_change() -> None:
     await links.ready()
     await turns()
     assert links.is_open and user.reasons == ["idle_stop"]
+
+
+@requirement("proc.garbage")
+async def test_the_first_line_that_is_no_message_shortens_the_time_to_the_answer() -> None:
+    patience, loop = Patience(0.05), asyncio.get_running_loop()
+    began = loop.time()
+    with pytest.raises(TimeoutError):
+        async with patience.within(30.0):
+            patience.noise()
+            for _ in range(5):
+                await asyncio.sleep(0)
+                patience.noise()  # later lines do not prolong it
+            await asyncio.Event().wait()
+    assert 0.04 < loop.time() - began < 5.0
+    assert patience.late("files", 30.0) == (
+        "server 'files' writes lines to stdout that are not MCP messages, and did not answer within 0.05 s"
+    )
+
+
+async def test_it_never_prolongs_the_time_and_counts_from_each_beginning() -> None:
+    patience = Patience(30.0)
+    with pytest.raises(TimeoutError):
+        async with patience.within(0.01):
+            patience.noise()
+            await asyncio.Event().wait()
+    async with patience.within(5.0):
+        assert not patience.is_noisy
+    patience.noise()  # of a server that has answered
+    assert not patience.is_noisy and patience.late("files", 5.0) == "server 'files' did not start within 5 s"

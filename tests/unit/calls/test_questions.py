@@ -5,7 +5,6 @@ from typing import Any, cast
 import msgspec
 import pytest
 
-from gateway.calls.conversation import Conversation
 from gateway.calls.exchange import Exchange
 from gateway.calls.exchange_state import ExchangeEvent
 from gateway.calls.live_session import LiveSession
@@ -17,39 +16,15 @@ from gateway.calls.questions import (
     give_up,
 )
 from gateway.calls.suspended_call import InputRequest
-from gateway.errors import CANCELLED, UNREAD
-from session_store import EventLog
+from gateway.errors import UNREAD
+from session_store import EventLog, MemoryEventLog, Session, TimelineEntry
 from session_store.testing import FakeClock, a_session
+from tests.requirements import requirement
+from tests.support.fake_upstream import a_call
+from tests.unit.calls.parts import Server, a_live
 from transports.jsonrpc import Message, Object, encode, parse
-from transports.reply_queue import ReplyQueue
 
 pytestmark = pytest.mark.anyio
-
-
-class Server:
-    """A conversation, as questions use it."""
-
-    name = "s"
-
-    def __init__(self) -> None:
-        self.answers: list[tuple[bytes, Any]] = []
-        self.refusals: list[tuple[bytes, int]] = []
-        self.cancelled: list[str] = []
-
-    def answer(self, request_id: bytes, message: Message) -> None:
-        assert isinstance(message.result, msgspec.Raw)
-        self.answers.append((request_id, msgspec.json.decode(message.result)))
-
-    def refuse(self, request_id: bytes, code: int, reason: str) -> None:
-        self.refusals.append((request_id, code))
-
-    def cancel(self, exchange: Exchange, reason: str, code: int = CANCELLED) -> None:
-        self.cancelled.append(reason)
-        exchange.fail(code, reason)
-
-    @property
-    def conversation(self) -> Conversation:
-        return cast("Conversation", self)
 
 
 class Client:
@@ -65,6 +40,17 @@ class Client:
         return self.reads
 
 
+def asking() -> tuple[Server, Client, Questions]:
+    client = Client()
+    return Server(), client, Questions(client.send)
+
+
+def call(server: Server) -> Exchange:
+    exchange = a_call()
+    exchange.sent_as(server.conversation, 1, None, 1.0)
+    return exchange
+
+
 def roots(server_id: object = 1, params: object = None) -> Message:
     body = {"jsonrpc": "2.0", "id": server_id, "method": "roots/list", "params": params or {}}
     return parse(encode(body))
@@ -72,13 +58,6 @@ def roots(server_id: object = 1, params: object = None) -> Message:
 
 def response(number: int, result: object) -> Message:
     return parse(encode({"jsonrpc": "2.0", "id": number, "result": result}))
-
-
-def call(server: Server | None = None) -> Exchange:
-    exchange = Exchange(method="tools/call", client_id=7, live=None, replies=ReplyQueue())
-    if server is not None:
-        exchange.sent_as(server.conversation, 1, None, 1.0)
-    return exchange
 
 
 def suspended(server: Server, questions: Questions, *asked: InputRequest) -> Exchange:
@@ -95,8 +74,7 @@ def elicitation(server: Server, server_id: bytes = b"1", message: str = "?") -> 
 
 
 async def test_a_legacy_client_answers_by_the_gateways_own_id() -> None:
-    server, client = Server(), Client()
-    questions = Questions(client.send)
+    server, client, questions = asking()
     questions.ask(server.conversation, roots("theirs"), None)
     assert client.frames == [{"jsonrpc": "2.0", "id": 1, "method": "roots/list", "params": {}}]
     assert not questions.answered(response(2, {}))
@@ -106,40 +84,34 @@ async def test_a_legacy_client_answers_by_the_gateways_own_id() -> None:
 
 
 async def test_a_question_goes_to_the_stream_of_its_call() -> None:
-    server, client = Server(), Client()
-    questions, exchange = Questions(client.send), call(server)
+    server, client, questions = asking()
+    exchange = call(server)
     questions.ask(server.conversation, roots(), exchange)
     frame = await exchange.replies.next(1.0)
     assert client.frames == [] and frame is not None and b"roots/list" in frame.data
 
 
 async def test_the_progress_of_a_question_finds_its_server() -> None:
-    server, client = Server(), Client()
-    questions = Questions(client.send)
+    server, client, questions = asking()
     questions.ask(server.conversation, roots(1, {"_meta": {"progressToken": "theirs"}}), None)
     assert client.frames[0]["params"]["_meta"]["progressToken"] == 1
     assert questions.asker(1) == (server.conversation, msgspec.Raw(b'"theirs"'))
     assert questions.asker(2) is None
 
 
-async def test_no_more_questions_wait_for_a_client_than_it_may_have() -> None:
-    server, client = Server(), Client()
-    questions = Questions(client.send)
+async def test_a_client_that_does_not_read_or_has_all_the_questions_that_it_may_have_is_not_asked() -> None:
+    server, client, questions = asking()
     for number in range(MAX_QUESTIONS + 1):
         questions.ask(server.conversation, roots(number), None)
     assert len(client.frames) == MAX_QUESTIONS and server.refusals == [(b"%d" % MAX_QUESTIONS, UNREAD)]
-
-
-async def test_a_client_that_does_not_read_is_not_asked() -> None:
-    server, client = Server(), Client()
-    questions, client.reads = Questions(client.send), False
+    server, client, questions = asking()
+    client.reads = False
     questions.ask(server.conversation, roots(), None)
     assert server.refusals == [(b"1", UNREAD)] and not questions.answered(response(1, {}))
 
 
 async def test_a_question_that_its_server_withdraws_is_cancelled_by_the_id_that_the_client_knows() -> None:
-    server, client = Server(), Client()
-    questions = Questions(client.send)
+    server, client, questions = asking()
     questions.ask(server.conversation, roots("theirs"), None)
     questions.withdraw(server.conversation, {"requestId": msgspec.Raw(b'"theirs"'), "reason": msgspec.Raw(b'"done"')})
     assert client.frames[1]["method"] == "notifications/cancelled"
@@ -147,28 +119,22 @@ async def test_a_question_that_its_server_withdraws_is_cancelled_by_the_id_that_
     assert not questions.answered(response(1, {}))
 
 
-async def test_questions_of_a_link_that_is_gone_are_withdrawn_and_those_of_results_stay() -> None:
-    server, other, client = Server(), Server(), Client()
-    questions, exchange, answers = Questions(client.send), call(server), list[Message]()
+async def test_questions_of_a_link_that_is_gone_are_withdrawn_and_those_of_results_end_with_their_call() -> None:
+    server, _, questions = asking()
+    other, answers = Server(), list[Message]()
+    stays, over = call(server), call(server)
     questions.ask(server.conversation, roots(), None)
     questions.ask(other.conversation, roots(), None)
-    questions.ask_for_result(exchange, "roots/list", {}, answers.append)
+    for exchange in (stays, over):
+        questions.ask_for_result(exchange, "roots/list", {}, answers.append)
     questions.closed(server.conversation)
-    assert [questions.answered(response(number, {})) for number in (1, 2, 3)] == [False, True, True]
+    questions.withdraw_for(over)
+    assert [questions.answered(response(number, {})) for number in range(1, 5)] == [False, True, True, False]
     assert len(answers) == 1 and other.answers == [(b"1", {})]
 
 
-async def test_a_call_that_is_over_takes_its_questions_with_it() -> None:
-    server, client = Server(), Client()
-    questions, exchange, answers = Questions(client.send), call(server), list[Message]()
-    questions.ask_for_result(exchange, "roots/list", {}, answers.append)
-    questions.withdraw_for(exchange)
-    assert not questions.answered(response(1, {})) and answers == []
-
-
 async def test_a_session_that_ends_answers_every_server_that_waits() -> None:
-    server, client = Server(), Client()
-    questions = Questions(client.send)
+    server, _, questions = asking()
     questions.ask(server.conversation, roots(), None)
     suspended(server, questions, elicitation(server))
     questions.end("the session has ended")
@@ -177,7 +143,7 @@ async def test_a_session_that_ends_answers_every_server_that_waits() -> None:
 
 
 async def test_a_modern_client_gets_the_questions_of_a_call_by_keys() -> None:
-    server, questions = Server(), Questions(Client().send)
+    server, _, questions = asking()
     exchange = suspended(server, questions, elicitation(server), elicitation(server, b"2", "really?"))
     held = exchange.suspended
     assert held is not None and questions.has_suspended and set(held.requests()) == {"q1", "q2"}
@@ -190,7 +156,7 @@ async def test_a_modern_client_gets_the_questions_of_a_call_by_keys() -> None:
 
 
 async def test_a_client_that_does_not_come_back_cancels_the_call() -> None:
-    server, questions = Server(), Questions(Client().send)
+    server, _, questions = asking()
     sampling = InputRequest(server.conversation, b"2", "sampling/createMessage", {})
     exchange = suspended(server, questions, elicitation(server), sampling)
     give_up(exchange)
@@ -199,7 +165,7 @@ async def test_a_client_that_does_not_come_back_cancels_the_call() -> None:
 
 
 async def test_a_server_that_withdraws_a_question_gets_no_answer_to_it() -> None:
-    server, questions = Server(), Questions(Client().send)
+    server, _, questions = asking()
     exchange = suspended(server, questions, elicitation(server), elicitation(server, b"2"))
     questions.withdraw(server.conversation, {"requestId": msgspec.Raw(b"1")})
     assert exchange.suspended is not None and set(exchange.suspended.requests()) == {"q2"}
@@ -208,33 +174,28 @@ async def test_a_server_that_withdraws_a_question_gets_no_answer_to_it() -> None
 
 
 async def test_what_waits_for_a_modern_client_is_bounded() -> None:
-    server, questions = Server(), Questions(Client().send)
+    server, _, questions = asking()
     one = call(server)
     asked = [questions.suspend(one, elicitation(server)) for _ in range(MAX_QUESTIONS_OF_CALL + 1)]
-    assert asked == [True] * MAX_QUESTIONS_OF_CALL + [False]
+    held = [questions.hold_unclear(10) for _ in range(MAX_QUESTIONS_OF_CALL + 1)]
+    assert asked == held == [True] * MAX_QUESTIONS_OF_CALL + [False]
+    questions.release_unclear(10)
+    assert questions.hold_unclear(10)
     for _ in range(MAX_SUSPENDED):
         suspended(server, questions, elicitation(server))
     assert not questions.suspend(call(server), elicitation(server))
 
 
 async def test_calls_that_have_ended_are_remembered_by_name_for_a_while() -> None:
-    server, questions = Server(), Questions(Client().send)
+    server, _, questions = asking()
     for _ in range(MAX_SUSPENDED + 5):
         give_up(suspended(server, questions, elicitation(server)))
     suspended(server, questions, elicitation(server))
     assert len(questions.suspended) == MAX_SUSPENDED + 1 and questions.has_suspended
 
 
-async def test_questions_whose_call_is_unclear_are_bounded() -> None:
-    questions = Questions(Client().send)
-    held = [questions.hold_unclear(10) for _ in range(MAX_QUESTIONS_OF_CALL + 1)]
-    assert held == [True] * MAX_QUESTIONS_OF_CALL + [False]
-    questions.release_unclear(10)
-    assert questions.hold_unclear(10)
-
-
 async def test_a_session_ends_the_calls_that_wait_for_its_client_on_a_shared_server_too() -> None:
-    server, live = Server(), LiveSession(a_session(FakeClock()), cast("EventLog", _Events()))
+    server, live = Server(), a_live(MemoryEventLog())
     exchange = suspended(server, live.questions, elicitation(server))
     assert live.has_suspended and live.is_busy
     await live.close()
@@ -242,10 +203,10 @@ async def test_a_session_ends_the_calls_that_wait_for_its_client_on_a_shared_ser
 
 
 async def test_an_id_that_a_client_uses_again_hides_no_call() -> None:
-    live = LiveSession(a_session(FakeClock()), cast("EventLog", _Events()))
-    server, first, second = Server(), call(), call()
+    live = a_live(MemoryEventLog())
+    server = Server()
+    first, second = call(server), call(server)
     for exchange in (first, second):
-        exchange.sent_as(server.conversation, 1, None, 1.0)
         live.exchange_begins(exchange)
     assert set(live.in_flight_as(7)) == {first, second} and live.in_flight_as("7") == []
     for exchange in live.in_flight_as(7):
@@ -255,5 +216,18 @@ async def test_an_id_that_a_client_uses_again_hides_no_call() -> None:
         first.step(ExchangeEvent.SEND)
 
 
-class _Events:
-    async def drop(self, session_id: str) -> None: ...
+@requirement("ops.timeline")
+async def test_a_question_and_its_answer_are_entries_of_the_timeline() -> None:
+    entries: list[tuple[Session, TimelineEntry]] = []
+    session = a_session(FakeClock())
+    live = LiveSession(session, cast("EventLog", None), None, lambda *entry: entries.append(entry))
+    server, live.questions._send = Server(), lambda frame: True
+    params = msgspec.Raw(b'{"message":"the secret question"}')
+    question = Message(jsonrpc="2.0", id=7, method="elicitation/create", params=params)
+    live.questions.ask(server.conversation, question, None)
+    assert live.questions.answered(response(1, {})) and server.answers
+    assert [(one.kind, one.name, one.outcome) for _, one in entries] == [
+        ("question", "elicitation/create", "asked"),
+        ("question", "elicitation/create", "answered"),
+    ]
+    assert entries[0][0] is live.session and "secret" not in str(entries)

@@ -22,10 +22,10 @@ from gateway.protocol.subscription_filter import Filter, SubscriptionFilter
 from session_store import EventLog, Session
 from session_store.testing import FakeClock, a_session
 from tests.requirements import requirement
+from tests.support.fake_upstream import a_call
 from tests.support.too_deep import TOO_DEEP
 from transports.era import Era
 from transports.jsonrpc import INVALID_PARAMS, INVALID_REQUEST, METHOD_NOT_FOUND, Message, encode, parse
-from transports.reply_queue import ReplyQueue
 from transports.upstream_port import STANDALONE
 
 pytestmark = pytest.mark.anyio
@@ -59,8 +59,8 @@ class Server:
     def message(self, message: Message) -> None:
         self.settled.append(message)
 
-    def send(self, live: LiveSession | None, token: object = None) -> Exchange:
-        exchange = Exchange(method="tools/call", client_id=7, live=live, replies=ReplyQueue())
+    def send(self, live: LiveSession | None, token: object = None, method: str = "tools/call") -> Exchange:
+        exchange = a_call(live, method)
         exchange.sent_as(self.conversation, len(self.calls) + 1, None, 1.0)
         exchange.progress_token = None if token is None else msgspec.Raw(encode(token))
         self.calls.send(exchange)
@@ -105,11 +105,16 @@ async def test_a_ping_is_answered_by_the_gateway() -> None:
     assert server.acknowledged == [b'"p"']
 
 
-async def test_a_question_belongs_to_the_only_call() -> None:
+async def test_a_question_belongs_to_the_only_call_and_outside_of_calls_to_the_session() -> None:
     server, live = Server(), live_session()
+    router = IsolatedRouter(live)
+    router.asked(server.conversation, request("roots/list", "x" * MAX_SERVER_ID_BYTES))
+    assert [code for _, code in server.refused] == [INVALID_REQUEST] and not live.sent, "its id is too long to be kept"
+    router.asked(server.conversation, request("roots/list"))
+    assert [frame["method"] for frame in live.sent] == ["roots/list"]
     exchange = server.send(live)
-    IsolatedRouter(live).asked(server.conversation, request("roots/list"))
-    assert [frame["method"] for frame in await frames_of(exchange)] == ["roots/list"] and not live.sent
+    router.asked(server.conversation, request("roots/list"))
+    assert [frame["method"] for frame in await frames_of(exchange)] == ["roots/list"] and len(live.sent) == 1
 
 
 async def test_the_era_of_the_calls_client_decides_how_it_is_asked_in_a_legacy_session() -> None:
@@ -143,28 +148,15 @@ async def test_a_question_that_names_its_call_goes_to_that_call_of_several() -> 
     assert asked[2] is first
 
 
-async def test_a_question_outside_of_calls_goes_to_the_session() -> None:
-    server, live = Server(), live_session()
-    IsolatedRouter(live).asked(server.conversation, request("roots/list"))
-    assert [frame["method"] for frame in live.sent] == ["roots/list"]
-
-
 async def test_in_a_shared_process_nobody_gets_the_question_of_another() -> None:
-    server = Server()
-    router = SharedRouter()
+    server, router, live = Server(), SharedRouter(), live_session()
     router.asked(server.conversation, request("roots/list"))
-    server.send(live_session())
+    _, last = server.send(live), server.send(live)
+    router.asked(server.conversation, request("roots/list"))
+    assert len(await frames_of(last)) == 1, "calls of one session leave no doubt"
     server.send(live_session())
     router.asked(server.conversation, request("roots/list"))
     assert server.refused == [(b"1", METHOD_NOT_FOUND)] * 2
-
-
-async def test_in_a_shared_process_calls_of_one_session_leave_no_doubt() -> None:
-    server, live = Server(), live_session()
-    server.send(live)
-    last = server.send(live)
-    SharedRouter().asked(server.conversation, request("roots/list"))
-    assert len(await frames_of(last)) == 1 and not server.refused
 
 
 @pytest.mark.parametrize("method", ["roots/list", "ping"])
@@ -174,12 +166,6 @@ async def test_a_modern_server_may_send_no_requests_and_gets_no_answer(method: s
     IsolatedRouter(live).asked(server.conversation, request(method))
     assert not server.refused and not server.acknowledged and not live.sent
     assert await frames_of(exchange) == []
-
-
-async def test_an_id_that_is_too_long_to_be_kept_is_refused() -> None:
-    server, live = Server(), live_session()
-    IsolatedRouter(live).asked(server.conversation, request("roots/list", "x" * MAX_SERVER_ID_BYTES))
-    assert [code for _, code in server.refused] == [INVALID_REQUEST] and not live.sent
 
 
 TOO_DEEP_PARAMS = {"_meta": {RELATED: msgspec.Raw(TOO_DEEP)}}
@@ -201,9 +187,9 @@ async def test_progress_goes_to_its_call_under_the_clients_own_token() -> None:
     server, live = Server(), live_session()
     first, second = server.send(live, "theirs"), server.send(live)
     router = IsolatedRouter(live)
-    router.notified(server.conversation, notification("notifications/progress", {"progressToken": 1, "progress": 2}))
-    router.notified(server.conversation, notification("notifications/progress", {"progressToken": 2, "progress": 2}))
-    router.notified(server.conversation, notification("notifications/progress", {"progressToken": 9, "progress": 2}))
+    for token in (1, 2, 9):
+        params = {"progressToken": token, "progress": 2}
+        router.notified(server.conversation, notification("notifications/progress", params))
     assert [frame["params"] for frame in await frames_of(first)] == [{"progressToken": "theirs", "progress": 2}]
     assert await frames_of(second) == []
 
@@ -220,33 +206,25 @@ async def test_progress_of_a_task_goes_to_the_session_of_the_call_that_made_it()
         for number in (*range(1, 5), "1", None, 1e9):
             params = {"progressToken": number, "progress": 2}
             router.notified(server.conversation, notification("notifications/progress", params))
-    progress = {
-        "jsonrpc": "2.0",
-        "method": "notifications/progress",
-        "params": {"progressToken": "theirs", "progress": 2},
-    }
-    assert live.sent == [progress] * 2 and not other.sent
+    assert [frame["method"] for frame in live.sent] == ["notifications/progress"] * 2 and not other.sent
+    assert [frame["params"] for frame in live.sent] == [{"progressToken": "theirs", "progress": 2}] * 2
     server.calls.forget_tasks()
-    IsolatedRouter(live).notified(
-        server.conversation, notification("notifications/progress", {"progressToken": 1, "progress": 3})
-    )
+    more = notification("notifications/progress", {"progressToken": 1, "progress": 3})
+    IsolatedRouter(live).notified(server.conversation, more)
     assert len(live.sent) == 2, "the process is gone"
 
 
-async def test_a_changed_list_is_forgotten_and_the_sessions_are_notified() -> None:
-    server, live = Server(), live_session()
+def test_a_changed_list_is_forgotten_and_the_sessions_are_notified() -> None:
+    server, live, changes = Server(), live_session(), list[Method]()
+    router = IsolatedRouter(live, changes.append)
     server.lists.known["tools/list"] = Tools([])
-    IsolatedRouter(live).notified(server.conversation, notification("notifications/tools/list_changed", {}))
+    router.tools_changed(server.conversation)
+    assert [change.kind for change in changes] == ["tools"] and not server.lists.known
+    assert not live.sent, "the server refuses headers: its list has not changed for clients"
+    server.lists.known["tools/list"] = Tools([])
+    router.notified(server.conversation, notification("notifications/tools/list_changed", {}))
     assert "tools/list" not in server.lists.known and "tools/list" in server.lists.changed
     assert [frame["method"] for frame in live.sent] == ["notifications/tools/list_changed"]
-
-
-def test_kept_results_are_dropped_for_tools_whose_headers_the_server_refuses_and_no_client_is_notified() -> None:
-    live, server = live_session(), Server(Era.MODERN)
-    server.lists.known["tools/list"] = Tools([])
-    changes: list[Method] = []
-    IsolatedRouter(live, changes.append).tools_changed(server.conversation)
-    assert [change.kind for change in changes] == ["tools"] and not server.lists.known and not live.sent
 
 
 async def test_an_updated_resource_of_a_shared_process_goes_to_its_subscribers() -> None:
@@ -271,9 +249,7 @@ async def test_a_notification_that_cannot_be_read_is_dropped() -> None:
 def test_a_modern_server_may_cancel_its_subscriptions_and_nothing_else() -> None:
     server, live = Server(Era.MODERN), live_session(era="modern")
     call = server.send(live)
-    stream = Exchange(method="subscriptions/listen", client_id=8, live=live, replies=ReplyQueue())
-    stream.sent_as(server.conversation, 2, None, 1.0)
-    server.calls.send(stream)
+    server.send(live, method="subscriptions/listen")
     router = IsolatedRouter(live)
     for request_id in (call.number, 9, "2", None, [2]):
         router.notified(server.conversation, notification("notifications/cancelled", {"requestId": request_id}))
@@ -286,12 +262,7 @@ def test_a_modern_server_may_cancel_its_subscriptions_and_nothing_else() -> None
 async def test_the_acknowledgement_of_a_server_is_the_clients_unless_the_gateway_has_acknowledged() -> None:
     server, live = Server(Era.MODERN), live_session(era="modern")
     known: list[str] = []
-    streams = []
-    for number in (1, 2):
-        stream = Exchange(method="subscriptions/listen", client_id=number, live=live, replies=ReplyQueue())
-        stream.sent_as(server.conversation, number, None, 1.0)
-        server.calls.send(stream)
-        streams.append(stream)
+    streams = [server.send(live, method="subscriptions/listen") for _ in range(2)]
     streams[1].acknowledged_here(lambda: known.append("the server has it"))
     for number in (1, 2, 3):
         tag = {"io.modelcontextprotocol/subscriptionId": number}
@@ -333,16 +304,9 @@ async def test_what_belongs_to_no_call_goes_to_the_streams_of_a_modern_client_th
         subscription.acknowledge(Filter())
         live.subscriptions.append(subscription)
     streams = []
-    for client_id, meta in ((7, ACME), (8, b"{}")):
-        exchange = Exchange(
-            method="subscriptions/listen",
-            client_id=client_id,
-            live=live,
-            replies=ReplyQueue(),
-            caller=caller_of_meta(meta),
-        )
-        exchange.sent_as(server.conversation, client_id, None, 1.0)
-        server.calls.send(exchange)
+    for meta in (ACME, b"{}"):
+        exchange = server.send(live, method="subscriptions/listen")
+        exchange.caller = caller_of_meta(meta)
         streams.append(exchange)
     frames.clear()
     IsolatedRouter(live).notified(server.conversation, notification(VENDOR, {"n": 1}))

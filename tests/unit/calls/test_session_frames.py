@@ -1,13 +1,20 @@
 """What is kept of the messages of a watched session: the newest, with cursors, and bounded."""
 
+import asyncio
+
 import pytest
 
+from gateway.calls import frame_watches
+from gateway.calls.frame_watches import MOST_WATCHED, FrameWatches
+from gateway.calls.live_session import LiveSession, LiveSessions
 from gateway.calls.session_frames import MOST_FRAMES, MOST_KEPT_CHARS, MOST_LINES, SessionFrames
+from session_store.memory import MemoryBackend
+from session_store.testing import FakeClock, a_session
 from tests.requirements import requirement
 from transports.inbound_port import Refused
 from transports.jsonrpc import encode, parse
 
-pytestmark = requirement("ops.frames")
+pytestmark = [pytest.mark.anyio, requirement("ops.frames")]
 
 ID = "the-id-of-a-session"
 
@@ -80,11 +87,11 @@ def test_lines_are_redacted_cut_and_bounded() -> None:
     assert len(seen.lines.behind(0, 10_000)[0]) == MOST_LINES
 
 
-@pytest.mark.parametrize("clocks", [(1_000.0, 1_000.5)])
-def test_numbers_of_a_later_watch_are_larger(clocks: tuple[float, float]) -> None:
-    first, second = map(frames_of, clocks)
+def test_numbers_of_a_later_watch_are_larger_and_who_asks_for_none_gets_none() -> None:
+    first, second = frames_of(1_000.0), frames_of(1_000.5)
     for seen in (first, second):
         seen.to_server("files", request(1))
+        assert seen.frames.behind(0, 0) == ([], 0)
     assert first.frames.behind(0, 1)[0][0].number < second.frames.behind(0, 1)[0][0].number
 
 
@@ -99,7 +106,28 @@ def test_ids_that_are_as_long_as_messages_are_not_kept() -> None:
     assert len(frames) == 20 and all(len(frame.id) < 300 for frame in frames)
 
 
-def test_who_asks_for_none_gets_none() -> None:
-    seen = frames_of()
-    seen.to_server("files", request(1))
-    assert seen.frames.behind(0, 0) == ([], 0)
+def sessions(count: int) -> list[LiveSession]:
+    live = LiveSessions(MemoryBackend().events)
+    return [live.of_new(a_session(FakeClock(), id=f"session-{number}")) for number in range(count)]
+
+
+async def test_a_few_are_watched_and_one_that_has_ended_makes_room() -> None:
+    watches, live = FrameWatches(), sessions(MOST_WATCHED + 1)
+    assert [watches.start(one, "ann") for one in live] == [True] * MOST_WATCHED + [False]
+    assert len(list(watches)) == MOST_WATCHED and live[-1].frames is None
+    seen = live[0].frames
+    assert watches.start(live[0], "bob") and live[0].frames is seen and seen is not None and seen.by == "bob"
+    await live[1].close()
+    assert watches.start(live[-1], "ann") and live[-1].frames is not None
+    for one in live:
+        watches.stop(one)
+    assert list(watches) == [] and all(one.frames is None for one in live)
+
+
+async def test_a_watch_ends_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(frame_watches, "WATCHED_S", 0.0)
+    watches, [live] = FrameWatches(), sessions(1)
+    assert watches.start(live, "ann") and live.frames is not None
+    for _ in range(3):
+        await asyncio.sleep(0)
+    assert live.frames is None and list(watches) == []

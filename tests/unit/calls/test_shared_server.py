@@ -32,11 +32,7 @@ def test_the_process_has_the_lowest_level_that_any_session_asked_for(level: str)
     assert wanted == params(level=min(level, "warning", key=LEVELS.index))
 
 
-def test_a_level_that_is_none_is_for_the_server_to_refuse() -> None:
-    unknown = params(level="loud")
+def test_a_level_that_is_none_is_for_the_server_to_refuse_and_other_requests_pass_as_they_are() -> None:
+    unknown, call = params(level="loud"), params(name="x")
     assert params_for_shared("logging/setLevel", unknown, [other(log_level="debug")]) is unknown
-
-
-def test_other_requests_pass_as_they_are() -> None:
-    call = params(name="x")
     assert params_for_shared("tools/call", call, [other()]) is call

@@ -1,32 +1,14 @@
 """The questions of one call, round by round."""
 
-from typing import Any
-
 import msgspec
 
 from gateway.calls.suspended_call import InputRequest, SuspendedCall, question_digest
-from transports.jsonrpc import INTERNAL_ERROR, Message, Object, encode
-
-
-class Server:
-    """A server that asks."""
-
-    def __init__(self) -> None:
-        self.answers: list[tuple[bytes, Any]] = []
-        self.refusals: list[tuple[bytes, int]] = []
-
-    def answer(self, request_id: bytes, message: Message) -> None:
-        assert isinstance(message.result, msgspec.Raw)
-        self.answers.append((request_id, msgspec.json.decode(message.result)))
-
-    def refuse(self, request_id: bytes, code: int, reason: str) -> None:
-        self.refusals.append((request_id, code))
-
-    def notify(self, method: str, params: bytes | None) -> None: ...
+from tests.unit.calls.parts import Server
+from transports.jsonrpc import INTERNAL_ERROR, Object, encode
 
 
 def question(server: Server, server_id: bytes, method: str = "elicitation/create", message: str = "?") -> InputRequest:
-    return InputRequest(server, server_id, method, {"message": msgspec.Raw(encode(message))})
+    return InputRequest(server.conversation, server_id, method, {"message": msgspec.Raw(encode(message))})
 
 
 def asked(*questions: InputRequest) -> SuspendedCall:
@@ -46,7 +28,7 @@ def test_identical_questions_have_one_digest_whatever_their_ids() -> None:
 def test_a_question_keeps_no_more_than_itself() -> None:
     whole = encode({"message": "?" * 10})
     params = msgspec.json.decode(whole, type=Object)
-    kept = InputRequest(Server(), b"1", "roots/list", params)
+    kept = InputRequest(Server().conversation, b"1", "roots/list", params)
     assert kept.params is not None and kept.size == 12 and bytes(kept.params["message"]) == bytes(params["message"])
     assert kept.params["message"] is not params["message"]
 
@@ -54,7 +36,11 @@ def test_a_question_keeps_no_more_than_itself() -> None:
 def test_the_keys_of_questions_are_never_used_again() -> None:
     server = Server()
     call = asked(question(server, b"1"))
+    call.ask_until(10.0)
+    turn = call.turn
+    assert call.until == 10.0
     call.take_answers({"q1": msgspec.Raw(b"{}")})
+    assert call.turn != turn, "a state is good for one round"
     call.add(question(server, b"2"))
     assert set(call.requests()) == set(call.asked()) == {"q2"} and server.answers == [(b"1", {})]
 
@@ -67,15 +53,6 @@ def test_answers_of_earlier_rounds_are_known_by_the_digest_of_their_question() -
     assert call.size == first.size
 
 
-def test_a_state_is_good_for_one_round() -> None:
-    call = asked(question(Server(), b"1"))
-    call.ask_until(10.0)
-    turn = call.turn
-    assert call.until == 10.0
-    call.take_answers({})
-    assert call.turn != turn
-
-
 def test_questions_of_one_round_are_gathered_once() -> None:
     call = SuspendedCall()
     assert call.gather() and not call.gather()
@@ -83,18 +60,14 @@ def test_questions_of_one_round_are_gathered_once() -> None:
     assert call.gather()
 
 
-def test_a_server_withdraws_its_own_questions_only() -> None:
+def test_a_server_withdraws_its_own_questions_only_and_gets_an_answer_to_the_others() -> None:
     server, other = Server(), Server()
     call = asked(question(server, b"1"), question(server, b"2"), question(other, b"1"))
-    call.withdraw(server, b"1")
+    call.withdraw(server.conversation, b"1")
     assert set(call.requests()) == {"q2", "q3"}
-    call.withdraw(server, None)
+    call.withdraw(server.conversation, None)
     assert set(call.requests()) == {"q3"}
-
-
-def test_servers_get_an_answer_in_place_of_a_client_that_gives_none() -> None:
-    server = Server()
-    call = asked(question(server, b"1"), question(server, b"2", "sampling/createMessage"))
+    call.add(question(other, b"2", "sampling/createMessage"))
     call.give_up()
-    assert server.answers == [(b"1", {"action": "cancel"})] and server.refusals == [(b"2", INTERNAL_ERROR)]
-    assert call.requests() == {} and call.size == 0
+    assert other.answers == [(b"1", {"action": "cancel"})] and other.refusals == [(b"2", INTERNAL_ERROR)]
+    assert call.requests() == {} and call.size == 0 and server.answers == server.refusals == []

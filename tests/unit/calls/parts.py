@@ -1,0 +1,45 @@
+"""Parts of the room: a server as questions and messages use it, and a session."""
+
+from typing import Any, cast
+
+import msgspec
+
+from gateway.calls.conversation import Conversation
+from gateway.calls.exchange import Exchange
+from gateway.calls.live_session import LiveSession
+from gateway.errors import CANCELLED
+from session_store import EventLog
+from session_store.testing import FakeClock, a_session
+from transports.jsonrpc import Message
+
+
+class Server:
+    """A server that asks, and its conversation."""
+
+    name = "s"
+
+    def __init__(self) -> None:
+        self.answers: list[tuple[bytes, Any]] = []
+        self.refusals: list[tuple[bytes, int]] = []
+        self.cancelled: list[str] = []
+
+    def answer(self, request_id: bytes, message: Message) -> None:
+        assert isinstance(message.result, msgspec.Raw)
+        self.answers.append((request_id, msgspec.json.decode(message.result)))
+
+    def refuse(self, request_id: bytes, code: int, reason: str) -> None:
+        self.refusals.append((request_id, code))
+
+    def cancel(self, exchange: Exchange, reason: str, code: int = CANCELLED) -> None:
+        self.cancelled.append(reason)
+        exchange.fail(code, reason)
+
+    def notify(self, method: str, params: bytes | None) -> None: ...
+
+    @property
+    def conversation(self) -> Conversation:
+        return cast("Conversation", self)
+
+
+def a_live(events: object = None, **fields: Any) -> LiveSession:
+    return LiveSession(a_session(FakeClock(), **fields), cast("EventLog", events))
