@@ -30,7 +30,7 @@ from transports.jsonrpc import Message, encode
 from transports.reply_queue import ReplyQueue
 from transports.upstream_port import UpstreamUnavailable
 
-__all__ = ["PagedServer", "a_call", "aggregation"]
+__all__ = ["NamedSession", "PagedServer", "a_call", "admission_by", "aggregation"]
 
 WAIT_S = 0.2
 
@@ -99,12 +99,22 @@ class PagedServer:
         return Message(jsonrpc="2.0", id=1, result=msgspec.Raw(encode(self._pages[key])))
 
 
+class NamedSession:
+    """A session, as far as finding owners needs one."""
+
+    class session:
+        id = "s1"
+
+
+def admission_by(policies: dict[str, ServerPolicy], audit: Audit | None = None) -> tuple[Policy, Admission]:
+    settings = PolicySettings()
+    policy, audit = Policy(settings, policies), audit or Audit(MemoryBackend().audit, lambda: 0.0)
+    return policy, Admission(policy, ToolCalls(policy, audit, Schemas(), settings, FACTS), audit, settings)
+
+
 def aggregation(*servers: PagedServer, policies: dict[str, ServerPolicy] | None = None) -> Aggregation:
     """What serves all of them. `policies` are those of servers that have one."""
-    settings = PolicySettings()
-    policy = Policy(settings, {server.name: ServerPolicy() for server in servers} | (policies or {}))
-    audit = Audit(MemoryBackend().audit, lambda: 0.0)
-    admission = Admission(policy, ToolCalls(policy, audit, Schemas(), settings, FACTS), audit, settings)
+    policy, admission = admission_by({server.name: ServerPolicy() for server in servers} | (policies or {}))
     return Aggregation(VisibleServers(cast("Any", servers), policy), admission, LateServers(wait_s=WAIT_S, read_s=5.0))
 
 

@@ -10,24 +10,19 @@ import pytest
 from gateway.calls.call import Call
 from gateway.calls.exchange import Exchange
 from gateway.calls.live_session import LiveSession
-from gateway.config.policy import PolicySettings
 from gateway.config.upstreams import ItemSettings, ToolSettings
-from gateway.observability.audit import Audit
-from gateway.policy.decisions import Policy, ServerPolicy
-from gateway.policy.tool_calls import ToolCalls
+from gateway.policy.decisions import ServerPolicy
 from gateway.protocol.listing import Names, Tools
 from gateway.protocol.methods import METHODS, Method
-from gateway.protocol.schemas import Schemas
 from gateway.relay.admission import Admission
 from gateway.relay.admitted_tool import AdmittedTool
 from session_store import Context
 from session_store.memory import MemoryBackend
 from session_store.testing import FakeClock, a_session
 from tests.requirements import requirement
-from tests.support.context import FACTS
+from tests.support.paged_server import a_call, admission_by
 from transports.era import Era
 from transports.inbound_port import Refused
-from transports.jsonrpc import encode
 from transports.reply_queue import ReplyQueue
 from transports.turns import at_once
 from transports.upstream_port import UpstreamUnavailable
@@ -68,15 +63,11 @@ class Server:
 
 
 def admission(**rules: Any) -> Admission:
-    settings = PolicySettings()
-    policy = Policy(settings, {"s": ServerPolicy(**rules)})
-    audit = Audit(MemoryBackend().audit, lambda: 0.0)
-    return Admission(policy, ToolCalls(policy, audit, Schemas(), settings, FACTS), audit, settings)
+    return admission_by({"s": ServerPolicy(**rules)})[1]
 
 
 def call(method: str, **params: Any) -> Call:
-    exchange = Exchange(method=method, client_id=1, live=None, replies=ReplyQueue(), context=Context(trust="sandboxed"))
-    return Call(exchange, Era.LEGACY, {key: msgspec.Raw(encode(value)) for key, value in params.items()}, {}, "c")
+    return a_call(method, trust="sandboxed", **params)
 
 
 DROP = {"name": "drop", "inputSchema": {"type": "object", "properties": {"where": {"type": "string"}}}}
@@ -84,15 +75,11 @@ SECRET = {"secret*": ItemSettings(direct_only=True)}
 
 
 def test_where_nothing_is_restricted_nothing_is_asked_for() -> None:
-    server, wanted = cast("Any", Server(Inventory())), call("prompts/get", name="anything")
-    assert admission().admit_now(server, CONVERSATION, wanted) is wanted.params
-    unknown = call("acme/unknown")
-    assert admission().admit_now(server, CONVERSATION, unknown) is unknown.params
-
-
-def test_an_unknown_method_is_refused_where_policy_has_rules() -> None:
+    server, unknown = cast("Any", Server(Inventory())), call("acme/unknown")
+    for wanted in (call("prompts/get", name="anything"), unknown):
+        assert admission().admit_now(server, CONVERSATION, wanted) is wanted.params
     with pytest.raises(Refused, match="acme/unknown"):
-        admission(prompts=SECRET).admit_now(cast("Any", Server(Inventory())), CONVERSATION, call("acme/unknown"))
+        admission(prompts=SECRET).admit_now(server, CONVERSATION, unknown)
 
 
 def test_both_ways_make_the_same_decision() -> None:
@@ -173,11 +160,9 @@ def test_a_tool_that_the_server_does_not_list_is_counted_as_such() -> None:
     inventory = Inventory()
     inventory.known_lists["tools/list"] = cast("Any", Tools([DROP]))
     for name, is_listed in (("drop", True), ("other", False)):
-        live = LiveSession(a_session(FakeClock()), MemoryBackend().events)
-        exchange = Exchange(method="tools/call", client_id=1, live=live, replies=ReplyQueue())
-        wanted = Call(exchange, Era.LEGACY, {"name": msgspec.Raw(encode(name))}, {}, "c")
+        wanted = a_call("tools/call", live=LiveSession(a_session(FakeClock()), MemoryBackend().events), name=name)
         assert admission().admit_now(cast("Any", Server(inventory)), CONVERSATION, wanted) is not None
-        assert exchange.is_listed == is_listed
+        assert wanted.exchange.is_listed == is_listed
 
 
 def test_a_subscription_is_left_with_the_resources_that_the_session_may_see() -> None:

@@ -1,19 +1,31 @@
 """Several servers behind one URL: one list of all their items, and the server of each request."""
 
+import asyncio
+from collections.abc import Callable
+from time import monotonic
+from types import SimpleNamespace
 from typing import Any, cast
 
 import msgspec
 import pytest
 
+from gateway.calls.call import Call
 from gateway.calls.exchange import Exchange
+from gateway.config.policy import PolicySettings
+from gateway.config.upstreams import ItemSettings
+from gateway.policy.decisions import Policy, ServerPolicy
 from gateway.relay.aggregation import Aggregation
+from gateway.relay.in_turn import InTurn
+from gateway.relay.visible_servers import VisibleServers
+from session_store import Context
 from tests.requirements import requirement
+from tests.support.paged_server import NamedSession, PagedServer, a_call, aggregation
 from tests.support.paged_server import PagedServer as Server
 from tests.support.paged_server import a_call as call
-from tests.support.paged_server import aggregation
 from transports.era import Era
 from transports.inbound_port import Refused
 from transports.jsonrpc import Object, encode
+from transports.upstream_port import UpstreamUnavailable
 
 pytestmark = pytest.mark.anyio
 
@@ -43,9 +55,10 @@ def names(result: dict[str, Any]) -> list[str]:
 
 
 async def test_the_lists_of_all_servers_are_one_list_under_public_names() -> None:
-    one, two = Server("a", {("tools/list", ""): tools("x", "y")}), Server("b", {("tools/list", ""): tools("x")})
-    result = await listed(aggregation(one, two))
-    assert names(result) == ["a__x", "a__y", "b__x"] and "nextCursor" not in result
+    servers = [Server("a", {("tools/list", ""): tools("x", "y")}), Server("b", {("tools/list", ""): tools("x")})]
+    for away in ([], [Server("c", None), Server("d", {})]):
+        result = await listed(aggregation(*away, *servers))
+        assert names(result) == ["a__x", "a__y", "b__x"] and "nextCursor" not in result
 
 
 async def test_a_list_continues_at_the_servers_that_have_more_pages() -> None:
@@ -85,12 +98,6 @@ async def test_every_page_of_a_list_has_the_same_scope() -> None:
     assert whole["cacheScope"] == "public"
 
 
-async def test_a_server_that_is_away_takes_nothing_from_the_others() -> None:
-    without_tools = Server("c", {})
-    result = await listed(aggregation(Server("a", None), Server("b", {("tools/list", ""): tools("x")}), without_tools))
-    assert names(result) == ["b__x"]
-
-
 async def test_a_cursor_that_is_not_of_the_gateway_is_refused() -> None:
     with pytest.raises(Refused, match="Invalid cursor"):
         await aggregation(Server("a", {}), Server("b", {})).merged_list(call("tools/list", cursor="2"))
@@ -104,6 +111,12 @@ async def test_a_public_name_belongs_to_one_server() -> None:
     for name in ("c__x", "x"):
         with pytest.raises(Refused, match="Unknown tool"):
             await parts.owner(call("tools/call", name=name))
+    reference = {"type": "ref/prompt", "name": "b__p"}
+    upstream, request = await parts.owner(call("completion/complete", ref=reference))
+    assert cast("Any", upstream) is two, "that of its prompt"
+    assert msgspec.json.decode(request.params["ref"]) == reference | {"name": "p"}
+    with pytest.raises(Refused, match="Method not found"):
+        await parts.owner(call("acme/method"))
 
 
 async def test_a_resource_belongs_to_the_server_that_lists_it_or_has_the_closest_template() -> None:
@@ -123,21 +136,248 @@ async def test_a_resource_belongs_to_the_server_that_lists_it_or_has_the_closest
         await parts.owner(call("resources/read", uri="web://x"))
 
 
-async def test_a_completion_belongs_to_the_server_of_its_prompt() -> None:
-    two = Server("b", {})
-    reference = {"type": "ref/prompt", "name": "b__p"}
-    upstream, request = await aggregation(Server("a", {}), two).owner(call("completion/complete", ref=reference))
-    assert cast("Any", upstream) is two
-    assert msgspec.json.decode(request.params["ref"]) == reference | {"name": "p"}
-
-
-async def test_an_unknown_method_has_no_server() -> None:
-    with pytest.raises(Refused, match="Method not found"):
-        await aggregation(Server("a", {}), Server("b", {})).owner(call("acme/method"))
-
-
 async def test_a_request_to_all_servers_is_answered_once_all_have_answered() -> None:
     one, two = Server("a", {}), Server("b", None)
     request = call("logging/setLevel", level="debug")
     await aggregation(one, two).send_to_all(request)
     assert one.asked == [("logging/setLevel", "")] and request.exchange.is_over
+
+
+LIST, TEMPLATES, READ = "resources/list", "resources/templates/list", "resources/read"
+
+
+def pages(*uris: str, templates: tuple[str, ...] = (), reads: tuple[str, ...] = ()) -> dict[tuple[str, str], Any]:
+    """The results of a server that lists these URIs, one on each page, and templates, and can be read at others."""
+    listed: dict[tuple[str, str], Any] = {
+        (LIST, str(n or "")): {"resources": [{"uri": uri}], "nextCursor": str(n + 1)} for n, uri in enumerate(uris)
+    }
+    listed[LIST, str(len(uris) or "")] = {"resources": []}
+    listed[TEMPLATES, ""] = {"resourceTemplates": [{"uriTemplate": template} for template in templates]}
+    return listed | {(READ, uri): {"contents": [{"uri": uri, "text": "x"}]} for uri in (*uris, *reads)}
+
+
+async def owner(parts: Aggregation, uri: str, method: str = READ, **more: Any) -> str:
+    wanted: Call = a_call(method, uri=uri, **more)
+    return (await parts.resources.owner(uri, wanted)).upstream.name
+
+
+@requirement("ext.resource-owner")
+async def test_a_resource_on_a_later_page_is_found_once_and_costs_no_list_after_that() -> None:
+    one, two = PagedServer("a", pages("x://1")), PagedServer("b", pages("y://1", "y://2", "y://3"))
+    parts = aggregation(one, two)
+    assert await owner(parts, "y://3") == "b" and (LIST, "3") in two.asked
+    asked = len(one.asked) + len(two.asked)
+    assert await owner(parts, "y://3") == "b" and await owner(parts, "x://1") == "a"
+    assert len(one.asked) + len(two.asked) == asked
+
+
+async def test_pages_that_clients_ask_for_count() -> None:
+    one, two = PagedServer("a", pages()), PagedServer("b", pages("y://1"))
+    parts = aggregation(one, two)
+    await parts.merged_list(a_call(LIST))
+    asked = len(one.asked) + len(two.asked)
+    assert await owner(parts, "y://1") == "b"
+    assert len(one.asked) + len(two.asked) == asked
+
+
+async def test_a_list_that_has_changed_is_asked_for_again() -> None:
+    one, two = PagedServer("a", pages("x://1")), PagedServer("b", pages())
+    parts = aggregation(one, two)
+    assert await owner(parts, "x://1") == "a"
+    for each in (one, two):
+        each.lists.forget("resources")
+    one.asked.clear()
+    assert await owner(parts, "x://1") == "a" and (LIST, "") in one.asked
+
+
+@pytest.mark.parametrize("method", ["resources/read", "resources/subscribe", "resources/unsubscribe"])
+@requirement("ext.resource-owner")
+async def test_a_resource_that_nobody_lists_is_looked_for_at_a_few_servers_at_a_time(method: str) -> None:
+    servers = [PagedServer(name, pages(reads=("z://1",) if name != "a" else ())) for name in "abcdef"]
+    one, *_, six = servers
+    parts = aggregation(*servers)
+    found = await parts.resources.owner("z://1", wanted := a_call(method, uri="z://1"))
+    assert found.upstream.name == "b" and (READ, "z://1") in one.asked and (READ, "z://1") not in six.asked
+    if method == READ:
+        assert found.answer is not None and found.answer.message.result is not msgspec.UNSET
+    else:
+        assert found.answer is None
+    asked = len(one.asked)
+    again = await parts.resources.owner("z://1", wanted)
+    assert again.upstream.name == "b" and again.answer is None and len(one.asked) == asked, "it is remembered"
+
+
+async def test_a_template_that_says_less_than_its_server_can_read_still_leads_there() -> None:
+    one, two = PagedServer("a", pages()), PagedServer("b", pages(templates=("f:///{name}",), reads=("f:///x/y",)))
+    assert await owner(aggregation(one, two), "f:///x") == "b"
+    assert await owner(aggregation(one, two), "f:///x/y") == "b" and (READ, "f:///x/y") not in one.asked
+
+
+async def test_a_server_that_lists_similar_uris_is_asked_first() -> None:
+    one, two = PagedServer("a", pages(reads=("db://t/9",))), PagedServer("b", pages("db://t/1", reads=("db://t/9",)))
+    assert await owner(aggregation(one, two), "db://t/9") == "b"
+
+
+@pytest.mark.parametrize(("code", "found"), [(-32002, "b"), (-32602, "b"), (-32601, "b"), (0, "b"), (-32603, "a")])
+async def test_what_servers_answer_for_a_missing_resource_is_not_an_answer_and_another_error_is(
+    code: int, found: str
+) -> None:
+    one, two = PagedServer("a", pages()), PagedServer("b", pages(reads=("z://1",)))
+    one.error = code
+    assert await owner(aggregation(one, two), "z://1") == found
+
+
+async def test_a_resource_that_nobody_has_is_not_found() -> None:
+    parts = aggregation(PagedServer("a", pages()), PagedServer("b", pages()))
+    with pytest.raises(Refused, match="Resource not found: z://1"):
+        await owner(parts, "z://1")
+    with pytest.raises(UpstreamUnavailable, match="c did not answer in time"):
+        await owner(aggregation(PagedServer("a", pages()), PagedServer("c", None)), "z://1")
+
+
+async def test_servers_without_resources_are_not_asked() -> None:
+    one, two = PagedServer("a", pages()), PagedServer("b", pages("y://1"))
+    one.declared = {"tools": {}}
+    assert await owner(aggregation(one, two), "y://1") == "b" and not one.asked
+
+
+async def test_of_two_servers_that_list_it_the_first_of_the_configuration_has_it() -> None:
+    assert await owner(aggregation(PagedServer("b", pages("x://1")), PagedServer("a", pages("x://1"))), "x://1") == "b"
+
+
+async def test_a_server_whose_resource_policy_hides_does_not_have_it() -> None:
+    hidden = ServerPolicy(resources={"x://*": ItemSettings(direct_only=True)})
+    one, two = PagedServer("a", pages("x://1", "x://2")), PagedServer("b", pages("x://1"))
+    parts = aggregation(one, two, policies={"a": hidden})
+    assert await owner(parts, "x://1") == "a"
+    assert await owner(parts, "x://1", trust="sandboxed") == "b"
+    one.asked.clear()
+    with pytest.raises(Refused, match="Resource not found: x://2"):
+        await owner(parts, "x://2", trust="sandboxed")
+    assert not one.asked, "it is not even asked"
+
+
+async def test_an_unlisted_resource_is_not_looked_for_where_policy_goes_by_lists() -> None:
+    restricted = ServerPolicy(resources={"secret://*": ItemSettings(direct_only=True)})
+    one, two = PagedServer("a", pages(reads=("z://1",))), PagedServer("b", pages())
+    with pytest.raises(Refused):
+        await owner(aggregation(one, two, policies={"a": restricted}), "z://1")
+    assert (READ, "z://1") not in one.asked
+
+
+async def test_an_app_that_no_list_has_belongs_to_the_server_whose_tool_names_it() -> None:
+    tool = {"name": "t", "_meta": {"ui": {"resourceUri": "ui://t/app.html"}}}
+    one, two = PagedServer("a", pages()), PagedServer("b", pages(), probed=[tool])
+    assert await owner(aggregation(one, two), "ui://t/app.html") == "b"
+    assert not one.asked and not two.asked
+
+
+async def test_of_two_servers_with_the_same_app_the_one_that_was_called_has_it() -> None:
+    tool = {"name": "t", "_meta": {"ui": {"resourceUri": "ui://t/app.html"}}}
+    served = {("tools/list", ""): {"tools": [tool]}}
+    one, two = PagedServer("a", pages() | served, probed=[tool]), PagedServer("b", pages() | served, probed=[tool])
+    parts, live = aggregation(one, two), cast("Any", NamedSession())
+    await parts.merged_list(a_call("tools/list"))
+    assert await owner(parts, "ui://t/app.html", live=live) == "a"
+    await parts.owner(a_call("tools/call", live=live, name="b__t"))
+    assert await owner(parts, "ui://t/app.html", live=live) == "b"
+    assert await owner(parts, "ui://t/app.html", live=cast("Any", NamedSession())) == "a", "in another session"
+
+
+WAIT_S, WITHIN_S = 0.05, 0.4
+NAMES = [f"s{n}" for n in range(9)]
+
+
+class Servers:
+    """Servers that have nothing, but for those named in `having`. Those in `hanging` never answer, `slow` ones once the
+    last server has been asked, and `gone` ones cannot be asked."""
+
+    def __init__(self, *, having: str = "", hanging: str = "", slow: str = "", gone: str = "") -> None:
+        self.having, self.hanging, self.slow, self.gone = (each.split() for each in (having, hanging, slow, gone))
+        self.asked: list[str] = []
+        self.cancelled: list[str] = []
+        self.all_asked = asyncio.Event()
+
+    async def ask(self, name: str) -> bool:
+        self.asked.append(name)
+        if name == NAMES[-1]:
+            self.all_asked.set()
+        try:
+            if name in self.hanging:
+                await asyncio.Event().wait()
+            if name in self.slow:
+                await self.all_asked.wait()
+        except asyncio.CancelledError:
+            self.cancelled.append(name)
+            raise
+        if name in self.gone:
+            raise UpstreamUnavailable("gone")
+        return name in self.having
+
+
+def search(servers: Servers, has: Callable[[bool], bool] = bool) -> InTurn[bool]:
+    return InTurn(servers.ask, has, wait_s=WAIT_S, within_s=WITHIN_S)
+
+
+@requirement("ext.resource-owner")
+async def test_the_first_is_asked_alone_and_the_others_in_groups() -> None:
+    servers = Servers(having="s0 s1")
+    assert await search(servers).first(NAMES) == ("s0", True) and servers.asked == ["s0"]
+    servers = Servers(having="s3 s4")
+    assert await search(servers).first(NAMES) == ("s3", True) and servers.asked == NAMES[:5]
+
+
+async def test_nobody_of_those_asked_in_turn_has_it() -> None:
+    servers, of_none = Servers(gone="s2"), Servers()
+    found = search(servers)
+    assert await found.first(NAMES) is None and servers.asked == NAMES and found.late == {"s2"}
+    assert await search(of_none).first([]) is None
+
+
+@requirement("ext.resource-owner")
+async def test_one_that_hangs_holds_up_nobody_for_long() -> None:
+    servers = Servers(having="s8", hanging="s0 s2")
+    found, began = search(servers), monotonic()
+    assert await found.first(NAMES) == ("s8", True)
+    assert monotonic() - began < WITHIN_S and servers.cancelled == ["s0", "s2"] == sorted(found.late)
+
+
+async def test_one_that_is_slow_is_found_still() -> None:
+    assert await search(Servers(having="s1", slow="s1")).first(NAMES) == ("s1", True)
+
+
+async def test_all_that_hang_take_one_deadline_together() -> None:
+    servers = Servers(hanging=" ".join(NAMES))
+    found, began = search(servers), monotonic()
+    assert await found.first(NAMES) is None
+    assert WITHIN_S <= monotonic() - began < 3 * WITHIN_S and found.late == {*NAMES} == {*servers.cancelled}
+
+
+async def test_an_error_that_is_not_the_servers_ends_the_search() -> None:
+    servers = Servers()
+
+    async def ask(name: str) -> bool:
+        if name == "s1":
+            raise RuntimeError("full")
+        return await servers.ask(name)
+
+    with pytest.raises(RuntimeError, match="full"):
+        await InTurn(ask, bool, wait_s=WAIT_S, within_s=WITHIN_S).first(NAMES)
+    assert "s5" not in servers.asked
+
+
+SANDBOXED, DIRECT = Context(trust="sandboxed"), Context(trust="direct")
+
+
+def visible(**servers: ServerPolicy) -> VisibleServers:
+    upstreams = cast("Any", [SimpleNamespace(name=name) for name in servers])
+    return VisibleServers(upstreams, Policy(PolicySettings(), servers))
+
+
+def test_a_server_for_direct_trust_is_not_there_for_others() -> None:
+    servers = visible(a=ServerPolicy(), b=ServerPolicy())
+    assert servers.to(SANDBOXED) is servers.all and [*servers.all] == ["a", "b"] and servers.only is None
+    servers = visible(a=ServerPolicy(), b=ServerPolicy(direct_only=True))
+    assert [*servers.to(SANDBOXED)] == ["a"] and [*servers.to(DIRECT)] == ["a", "b"]
+    only = visible(a=ServerPolicy(direct_only=True))
+    assert only.only is only.all["a"] and not only.to(SANDBOXED)

@@ -14,22 +14,18 @@ from gateway.calls.call import Call
 from gateway.calls.exchange import Exchange
 from gateway.calls.live_session import LiveSession
 from gateway.config.operators import AuditSettings
-from gateway.config.policy import PolicySettings
 from gateway.observability.audit import Audit
-from gateway.policy.decisions import Policy, ServerPolicy
-from gateway.policy.tool_calls import ToolCalls
+from gateway.policy.decisions import ServerPolicy
 from gateway.protocol.capabilities import Caller
 from gateway.protocol.extensions import Declared
 from gateway.protocol.listing import Tools
-from gateway.protocol.schemas import Schemas
 from gateway.protocol.tasks import TASKS
-from gateway.relay.admission import Admission
 from gateway.relay.dispatch import Dispatch
 from gateway.upstreams.result_cache import ResultCache
 from session_store import Context
 from session_store.memory import MemoryBackend
 from session_store.testing import FakeClock, a_session
-from tests.support.context import FACTS
+from tests.support.paged_server import admission_by
 from transports.era import Era
 from transports.jsonrpc import Message, Object, encode
 from transports.reply_queue import ReplyQueue
@@ -112,11 +108,9 @@ class Parts:
 
     def __init__(self, *, initialized: bool = True) -> None:
         self.backend = MemoryBackend()
-        settings, clock = PolicySettings(), FakeClock()
-        policy = Policy(settings, {"s": ServerPolicy()})
+        clock = FakeClock()
         self.audit = Audit(self.backend.audit, clock, AuditSettings(calls=True))
-        admission = Admission(policy, ToolCalls(policy, self.audit, Schemas(), settings, FACTS), self.audit, settings)
-        self.dispatch = Dispatch(cast("Any", None), admission)
+        self.dispatch = Dispatch(cast("Any", None), admission_by({"s": ServerPolicy()}, self.audit)[1])
         self.live = LiveSession(a_session(clock, initialized=initialized), self.backend.events)
 
     def subscribe(self, server: Server) -> None:
@@ -178,18 +172,14 @@ async def test_a_legacy_call_is_sent_to_a_modern_server_at_once_behind_the_subsc
     assert TASKS.encode() in bytes(meta["io.modelcontextprotocol/clientCapabilities"])
 
 
-async def test_a_legacy_call_waits_for_no_changes_where_there_are_none() -> None:
-    parts, server = Parts(), Server(era=Era.MODERN)
-    server.declared = {"tools": {}}
-    assert send_now(parts, server, parts.call())
-    assert not send_now(parts, server, parts.call("resources/subscribe", uri="x://y")), "its record changes"
-
-
-async def test_a_subscription_that_has_ended_is_made_again_before_the_call() -> None:
+async def test_a_legacy_call_waits_for_changes_where_there_are_any() -> None:
     parts, server = Parts(), Server(era=Era.MODERN)
     parts.subscribe(server)
     parts.live.subscription_relays["s"].fail(-32014, "it exited")
-    assert not send_now(parts, server, parts.call())
+    assert not send_now(parts, server, parts.call()), "the subscription that has ended is made again before it"
+    parts, server.declared = Parts(), {"tools": {}}
+    assert send_now(parts, server, parts.call())
+    assert not send_now(parts, server, parts.call("resources/subscribe", uri="x://y")), "its record changes"
 
 
 async def test_a_modern_call_is_sent_to_a_legacy_server_at_once() -> None:

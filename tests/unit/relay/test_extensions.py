@@ -120,10 +120,11 @@ async def test_a_method_goes_to_the_server_that_has_declared_its_extension() -> 
     assert await takers("com.acme/a/do", *servers) == ["acme"]
     assert await takers("notifications/org.other/changed", *servers) == ["other"]
     assert await takers("b/do", *servers) == ["other"]
-
-
-async def test_of_servers_that_have_declared_the_same_the_first_gets_requests_and_all_get_notifications() -> None:
-    assert await takers("com.acme/a/do", Server("one", ACME), Server("two", ACME), Server("three")) == ["one", "two"]
+    both = await takers("com.acme/a/do", Server("one", ACME), Server("two", ACME), Server("three"))
+    assert both == ["one", "two"], "the first gets requests, and all get notifications"
+    assert await takers("com.acme/a/do", Server("one"), declared=ACME) == ["one"], "it gets what its client declares"
+    with pytest.raises(Refused):
+        await takers("com.acme/a/do", Server("one"), Server("two"), declared=ACME)
 
 
 async def test_servers_that_start_hold_up_no_message_for_another_and_are_waited_for_together() -> None:
@@ -163,12 +164,6 @@ async def test_what_nobody_has_declared_reaches_no_server(era: Era, status: int)
         with pytest.raises(Refused) as refused:
             await takers("com.acme/a/do", *servers, era=era)
         assert (refused.value.status, refused.value.code) == (status, METHOD_NOT_FOUND)
-
-
-async def test_one_server_gets_what_its_client_has_declared_and_of_several_none_does() -> None:
-    assert await takers("com.acme/a/do", Server("one"), declared=ACME) == ["one"]
-    with pytest.raises(Refused):
-        await takers("com.acme/a/do", Server("one"), Server("two"), declared=ACME)
 
 
 async def test_what_a_server_has_declared_to_the_session_counts() -> None:
@@ -213,12 +208,10 @@ async def test_a_notification_gets_what_the_era_of_its_server_needs() -> None:
     facts = {key: msgspec.json.decode(raw) for key, raw in caller_of(sent.live).meta("").items()}
     assert facts.items() <= again.sent[0][1]["_meta"].items()
 
-
-async def test_a_notification_without_the_facts_of_its_client_goes_where_the_calls_go() -> None:
-    server = Server("one", ACME)
-    server.is_known = True
-    await relay(server).notify(notice(MODERN, Caller(b"{}", b"{}")))
-    assert server.opened_with == [] and len(server.sent) == 1
+    known = Server("one", ACME)
+    known.is_known = True
+    await relay(known).notify(notice(MODERN, Caller(b"{}", b"{}")))
+    assert known.opened_with == [] and len(known.sent) == 1, "without the facts of its client, it goes with the calls"
 
 
 async def test_a_notification_that_cannot_be_passed_on_is_refused() -> None:
@@ -255,10 +248,7 @@ async def test_neither_a_declaration_nor_the_configuration_sends_a_look_alike_to
         await takers(method, server, declared=ACME)
     with pytest.raises(Refused, match="not found"):
         await relay(server).notify(msgspec.structs.replace(notice(LEGACY, None), method=method))
-    assert server.sent == []
-
-
-async def test_a_request_named_like_a_notification_reaches_no_server() -> None:
     call = SimpleNamespace(method="notifications/com.acme/changed", era=LEGACY)
     with pytest.raises(Refused, match="not found"):
-        await relay(Server("one", ACME)).relay(cast("Any", call))
+        await relay(server).relay(cast("Any", call))
+    assert server.sent == []

@@ -8,7 +8,7 @@ from gateway.policy.decisions import ServerPolicy
 from gateway.relay.aggregation import Aggregation
 from gateway.relay.open_apps import OpenApps
 from tests.requirements import requirement
-from tests.support.paged_server import PagedServer, a_call, aggregation
+from tests.support.paged_server import NamedSession, PagedServer, a_call, aggregation
 from transports.inbound_port import Refused
 
 pytestmark = [pytest.mark.anyio, requirement("ext.apps")]
@@ -17,11 +17,6 @@ APP = "ui://clock/app.html"
 SHOW = {"name": "show", "_meta": {"ui": {"resourceUri": APP}}}
 TICK = {"name": "tick", "_meta": {"ui": {"visibility": ["app"]}}}
 ADMIN = {"name": "admin", "_meta": {"ui": {"visibility": ["model"]}}}
-
-
-class Session:
-    class session:
-        id = "s1"
 
 
 def clock(name: str, *more: dict[str, Any]) -> PagedServer:
@@ -45,7 +40,7 @@ async def test_an_app_calls_tools_by_the_names_of_its_server() -> None:
 
 
 async def test_of_two_servers_with_one_app_the_one_that_was_called_is_meant_and_none_is_guessed() -> None:
-    parts, live = aggregation(clock("a"), clock("b", {"name": "more"})), cast("Any", Session())
+    parts, live = aggregation(clock("a"), clock("b", {"name": "more"})), cast("Any", NamedSession())
     assert await called(parts, "more", live) == ("b", b'"more"')
     await parts.owner(a_call("resources/read", live=live, uri=APP))
     with pytest.raises(Refused, match="call a__tick or b__tick"):
@@ -56,12 +51,12 @@ async def test_of_two_servers_with_one_app_the_one_that_was_called_is_meant_and_
     with pytest.raises(Refused, match="call a__tick or b__tick"):
         await called(parts, "tick", live)
     with pytest.raises(Refused, match="call a__tick or b__tick"):
-        await called(parts, "tick", cast("Any", Session()))
+        await called(parts, "tick", cast("Any", NamedSession()))
 
 
 async def test_of_two_servers_with_different_apps_the_one_whose_app_was_read_is_meant() -> None:
     other = [{"name": "show", "_meta": {"ui": {"resourceUri": "ui://other"}}}, TICK]
-    parts, live = aggregation(clock("a"), PagedServer("b", {}, probed=other)), cast("Any", Session())
+    parts, live = aggregation(clock("a"), PagedServer("b", {}, probed=other)), cast("Any", NamedSession())
     with pytest.raises(Refused, match="call a__tick or b__tick"):
         await called(parts, "tick", live)
     await parts.owner(a_call("resources/read", live=live, uri="ui://other"))
@@ -75,7 +70,7 @@ async def test_a_tool_that_policy_hides_does_not_make_a_name_ambiguous() -> None
 
 
 def test_only_apps_that_several_servers_have_are_followed_and_within_bounds() -> None:
-    apps, live = OpenApps(), cast("Any", Session())
+    apps, live = OpenApps(), cast("Any", NamedSession())
     apps.listed("a", [("t", APP), ("u", "ui://other")])
     assert not apps.contested
     apps.listed("b", [("t", APP)])

@@ -154,26 +154,28 @@ async def warm(era: str, monkeypatch: pytest.MonkeyPatch, **options: Any) -> Asy
 BOTH = pytest.mark.parametrize("era", ["legacy", "modern"])
 
 
-@BOTH
-async def test_each_call_has_its_own_progress_token(era: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    async with warm(era, monkeypatch) as calls:
-        slow = calls.like(name=msgspec.Raw(b'"slow"'))
-        assert await slow.progress_of(b"1") == 1
-        for token, expected in ((b"2", 2), (b'"a\\u0062"', "ab"), (b"2", 2)):
-            calls.taken.clear()
-            assert await slow.progress_of(token) == expected
-            assert calls.taken == [True]
+@pytest.fixture(scope="module", params=["legacy", "modern"])
+async def calls(request: pytest.FixtureRequest) -> AsyncIterator[Calls]:
+    """Calls in one session of each era. What a test changes is decided on again before the next one."""
+    with pytest.MonkeyPatch.context() as patch:
+        async with warm(request.param, patch) as found:
+            yield found
 
 
-@BOTH
-async def test_a_call_is_sent_as_one_like_it_was_and_has_its_own_arguments(
-    era: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    async with warm(era, monkeypatch) as calls:
-        assert await calls.stands()
-        wrong = await calls.call(key=7)
-        assert wrong["result"]["isError"] and "key" in str(wrong["result"]["content"]), "each call is checked"
-        assert await calls.stands()
+async def test_each_call_has_its_own_progress_token(calls: Calls) -> None:
+    slow = calls.like(name=msgspec.Raw(b'"slow"'))
+    assert await slow.progress_of(b"1") == 1
+    for token, expected in ((b"2", 2), (b'"a\\u0062"', "ab"), (b"2", 2)):
+        calls.taken.clear()
+        assert await slow.progress_of(token) == expected
+        assert calls.taken == [True]
+
+
+async def test_a_call_is_sent_as_one_like_it_was_and_has_its_own_arguments(calls: Calls) -> None:
+    await calls.decided()
+    wrong = await calls.call(key=7)
+    assert wrong["result"]["isError"] and "key" in str(wrong["result"]["content"]), "each call is checked"
+    assert await calls.stands()
 
 
 def _record_changes(calls: Calls, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -207,28 +209,24 @@ CHANGES: list[Callable[[Calls, pytest.MonkeyPatch], None]] = [
 ]
 
 
-@BOTH
 @pytest.mark.parametrize("change", CHANGES, ids=lambda change: change.__name__)
 async def test_what_changes_ends_the_decision_before_the_next_call(
-    era: str, change: Callable[[Calls, pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch
+    calls: Calls, change: Callable[[Calls, pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async with warm(era, monkeypatch) as calls:
-        with monkeypatch.context() as patch:
-            change(calls, patch)
-            assert not await calls.stands()
-        await calls.decided()
-
-
-@BOTH
-async def test_a_session_that_was_handed_over_is_served_by_no_decision(
-    era: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    async with warm(era, monkeypatch) as calls:
-        before = calls.session
-        calls.lives.hand_over(before)
+    await calls.decided()
+    with monkeypatch.context() as patch:
+        change(calls, patch)
         assert not await calls.stands()
-        assert calls.session is not before, "the session was attached anew"
-        await before.close(over=False)
+    await calls.decided()
+
+
+async def test_a_session_that_was_handed_over_is_served_by_no_decision(calls: Calls) -> None:
+    await calls.decided()
+    before = calls.session
+    calls.lives.hand_over(before)
+    assert not await calls.stands()
+    assert calls.session is not before, "the session was attached anew"
+    await before.close(over=False)
 
 
 @BOTH

@@ -1,14 +1,19 @@
 """Results of a server are found while they are fresh, by those whom they are for."""
 
 import json
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
 import pytest
+from msgspec.structs import replace
 
+from gateway.config.upstreams import UpstreamSettings
 from gateway.protocol.methods import CHANGES
+from gateway.upstreams.first_answers import FirstAnswers
 from gateway.upstreams.result_cache import Asked, ResultCache
-from session_store.testing import FakeClock
+from session_store import Session
+from session_store.testing import FakeClock, a_session
 from tests.requirements import requirement
 
 pytestmark = requirement("cache.servers")
@@ -157,3 +162,53 @@ def test_all_pages_of_a_list_or_none() -> None:
     assert kept.cache.pages(LIST, page) is None, "a list without an end"
     kept.keep(page({}), result(nextCursor={"a": 1}))
     assert len(list(kept.cache.pages(LIST, page) or ())) == 1, "what is no text is no cursor"
+
+
+SESSION = replace(a_session(FakeClock()), metadata={"tier": "gold", "team": "a"}, token_hash="one")
+
+
+def live_of(session: Session) -> Any:
+    return SimpleNamespace(session=session, ended=False)
+
+
+def conversation_of(*users: Any) -> Any:
+    return SimpleNamespace(users=users, known_lists=None, initialize_result=b'{"serverInfo":{}}')
+
+
+def first_answers() -> FirstAnswers:
+    return FirstAnswers(ResultCache(1 << 20), 60)
+
+
+@requirement("cold.lists")
+def test_metadata_and_credential_are_facts_of_a_process() -> None:
+    found = first_answers()
+
+    def key(session: Session) -> bytes:
+        asked = found.asked("tools/list", {}, live_of(session), session.context)
+        assert asked is not None
+        return asked.private
+
+    same = replace(SESSION, id="another", metadata={"team": "a", "tier": "gold"})
+    assert key(same) == key(SESSION)
+    others = [replace(SESSION, metadata=metadata) for metadata in ({}, {"tier": "free", "team": "a"}, {"tier": "gold"})]
+    keys = {key(session) for session in (SESSION, *others, replace(SESSION, token_hash="two"))}
+    assert len(keys) == 5
+
+
+@requirement("cold.lists")
+def test_a_handshake_is_kept_of_an_unused_process_and_as_it_was_asked() -> None:
+    found, live = first_answers(), live_of(SESSION)
+    version = found.handshake_version()
+    found.keep_handshake(live, conversation_of(live), version)
+    found.keep_handshake(live_of(replace(SESSION, links=("x/legacy",))), conversation_of(), version)
+    found.keep_handshake(live, conversation_of(), version - 1)
+    assert found.handshake(live) is None
+    found.keep_handshake(live, conversation_of(), version)
+    assert found.handshake(live) == b'{"serverInfo":{}}'
+    assert found.handshake(live_of(replace(SESSION, metadata={}))) is None
+
+
+def test_a_server_behind_a_url_has_none() -> None:
+    UpstreamSettings.model_validate({"command": "x", "lists_fresh_s": 60})
+    with pytest.raises(ValueError, match=r"lists_fresh_s needs a command or in_process: .* URL"):
+        UpstreamSettings.model_validate({"url": "http://127.0.0.1:1/mcp", "lists_fresh_s": 60})

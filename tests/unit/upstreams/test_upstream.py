@@ -1,5 +1,8 @@
 """A configured server: which conversation a session has with it."""
 
+import json
+import sys
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -7,15 +10,24 @@ import pytest
 
 from gateway.calls.deadlines import Deadlines
 from gateway.calls.live_session import LiveSession
+from gateway.config.faults import ConfigurationError
 from gateway.config.upstreams import UpstreamSettings
+from gateway.context.link_resources import LinkResources
 from gateway.protocol.capabilities import Caller
+from gateway.upstreams.factory import load_object
+from gateway.upstreams.link_secrets import secrets_in, secrets_in_command, secrets_of_link
 from gateway.upstreams.result_cache import ResultCache
+from gateway.upstreams.shared import SharedConversations
 from gateway.upstreams.upstream import MAX_CONVERSATIONS, ConfiguredUpstream
 from session_store.memory import MemoryBackend
 from session_store.testing import FakeClock, a_session
+from session_store.tool_session import FACTS_VARIABLE
 from tests.requirements import requirement
-from transports.era import LEGACY
-from transports.upstream_port import UpstreamUnavailable
+from tests.support.fake_upstream import FakeLink
+from transports.era import LEGACY, Era
+from transports.upstream_port import ConnectOptions, UpstreamUnavailable
+
+pytestmark = pytest.mark.anyio
 
 
 def upstream(name: str = "s") -> ConfiguredUpstream:
@@ -38,7 +50,6 @@ def declaring(settings: int) -> Caller:
 
 
 @requirement("ext.relay")
-@pytest.mark.anyio
 async def test_other_extension_settings_are_another_connection_up_to_a_limit() -> None:
     live = LiveSession(a_session(FakeClock()), MemoryBackend().events)
     server, other = upstream(), upstream("other")
@@ -48,3 +59,102 @@ async def test_other_extension_settings_are_another_connection_up_to_a_limit() -
     with pytest.raises(UpstreamUnavailable, match="16 different sets of capabilities"):
         server.conversation(live, LEGACY, "c", declaring(MAX_CONVERSATIONS))
     assert other.conversation(live, LEGACY, "c", declaring(99)) not in open_conversations
+
+
+class Links:
+    """Opens links to a server whose processes write what they are told to."""
+
+    name = "fake"
+    quotes = "none"
+
+    def __init__(self) -> None:
+        self.links: list[FakeLink] = []
+        self.resources = SimpleNamespace(shared=self.given)
+
+    async def given(self) -> LinkResources:
+        return LinkResources()
+
+    async def connect(self, _: Any, events: Any) -> FakeLink:
+        self.links.append(FakeLink(events))
+        return self.links[-1]
+
+    def started(self, *_: Any) -> None: ...
+
+    def failed(self, why: str) -> None: ...
+
+    def known_handshake(self) -> None: ...
+
+
+@requirement("proc.last-words")
+async def test_the_words_of_a_server_are_known_while_it_runs_and_ends_and_is_tried_again() -> None:
+    links: Any = Links()
+    shared = SharedConversations(links, Deadlines(start_s=5.0, call_s=30.0, suspended_s=30.0, idle_stop_s=None))
+    assert shared.last_words == ()
+    await shared.of(Era.MODERN).ready()
+    link, newest, known = links.links[0], tuple(f"line {n}" for n in range(20, 60)), []
+    link.last_words, end = [f"line {n}" for n in range(60)], link.close
+
+    async def close() -> None:
+        known.append(shared.last_words)
+        await end()
+
+    link.close = close
+    assert shared.last_words == newest, "while its process runs"
+    await shared.discard(Era.MODERN)
+    assert known == [newest], "while its process ends"
+    assert shared.last_words == newest, "until the next process writes something"
+    await shared.close()
+
+
+@pytest.fixture
+def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A module `operators_module` that can be imported; a test writes it."""
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.delitem(sys.modules, "operators_module", raising=False)
+    return tmp_path / "operators_module.py"
+
+
+@requirement("ops.check")
+@pytest.mark.parametrize(
+    ("target", "source", "fault"),
+    [
+        ("no_such_module:app", "", "ModuleNotFoundError: No module named 'no_such_module' (modules are looked for in "),
+        ("operators_module:other", "app = 1\n", "AttributeError: module 'operators_module' has no attribute 'other'"),
+        ("operators_module:app", "import no_such_module\n", "No module named 'no_such_module' ({file}, line 1)"),
+        ("operators_module:app", "app = 1\n\n1 / 0\n", "ZeroDivisionError: division by zero ({file}, line 3)"),
+    ],
+)
+def test_a_target_that_does_not_import_is_told_with_the_line_that_failed(
+    target: str, source: str, fault: str, module: Path
+) -> None:
+    module.write_text(source, encoding="utf-8")
+    with pytest.raises(ConfigurationError) as caught:
+        load_object("mine", target)
+    assert str(caught.value).startswith(f"mcpServers.mine.in_process: {target}: ")
+    assert fault.format(file=module) in str(caught.value)
+
+
+def test_a_target_is_found_by_its_attributes(module: Path) -> None:
+    module.write_text("class Servers:\n    first = 'found'\n", encoding="utf-8")
+    assert load_object("mine", "operators_module:Servers.first") == "found"
+
+
+@requirement("ops.frames")
+def test_of_a_link_all_headers_and_all_variables_but_facts_are_hidden() -> None:
+    facts = json.dumps({"workspace": "acme", "permissions": ["read"]})
+    env = {FACTS_VARIABLE: facts, "WORKSPACE": "acme", "WHATEVER": "a value of the session"}
+    given = ConnectOptions(env=env, headers=lambda: {"x": "Bearer of-the-session"})
+    assert secrets_of_link(given) == {"a value of the session", "Bearer of-the-session", "of-the-session"}
+
+
+@requirement("ops.frames")
+def test_of_the_configuration_headers_and_what_is_secret_by_its_name_are_hidden(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("SERVICE_TOKEN", "from the environment")
+    env = {"API_KEY": "of the variable", "MODE": "from the environment", "LEVEL": "info"}
+    command = UpstreamSettings(command="x", args=("--token", "of the command"), env=env)
+    assert secrets_in_command(command) == {"of the command", "from the environment"}
+    assert secrets_in(command) == {"of the command", "from the environment", "of the variable"}
+    url = UpstreamSettings(url="http://example.com/mcp", headers={"Authorization": "Bearer of-the-header"})
+    assert secrets_in(url) == {"Bearer of-the-header", "of-the-header"}
