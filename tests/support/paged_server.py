@@ -1,8 +1,9 @@
 """A server with lists and resources, without a process, and the parts that serve several of them behind one URL."""
 
 import asyncio
+from collections.abc import Mapping
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any, Self, cast
 
 import msgspec
 
@@ -13,6 +14,7 @@ from gateway.config.policy import PolicySettings
 from gateway.observability.audit import Audit
 from gateway.policy.decisions import Policy, ServerPolicy
 from gateway.policy.tool_calls import ToolCalls
+from gateway.protocol.extensions import Declared
 from gateway.protocol.listing import Tools
 from gateway.protocol.schemas import Schemas
 from gateway.relay.admission import Admission
@@ -30,25 +32,65 @@ from transports.jsonrpc import Message, encode
 from transports.reply_queue import ReplyQueue
 from transports.upstream_port import UpstreamUnavailable
 
-__all__ = ["NamedSession", "PagedServer", "a_call", "admission_by", "aggregation"]
+__all__ = ["NamedSession", "OneServer", "PagedServer", "a_call", "admission_by", "aggregation"]
 
 WAIT_S = 0.2
 
 
-class PagedServer:
+class OneServer:
+    """A server, which is its own conversation. It is up, and takes what it gets."""
+
+    name = "s"
+    era = Era.LEGACY
+    settings: Any = SimpleNamespace(command="x", handles=False)
+    declared: Mapping[str, Any] = {"tools": {"listChanged": True}}
+    discovery: bytes | None = b"{}"
+    extensions = Declared()
+    is_failing = False
+    hangs_for_s = 0.0
+
+    def itself(self, *_: Any) -> Self:
+        return self
+
+    conversation = open_with = sessionless = itself
+
+    async def conversation_for(self, call: Call) -> Self:
+        return self
+
+    def era_now(self, client: Era) -> Era:
+        return self.era
+
+    async def era_for(self, *_: Any) -> Era:
+        return self.era
+
+    era_in = era_for
+
+    async def capabilities(self) -> Any:
+        return self.declared
+
+    def permits(self, context: Context, uris: frozenset[str]) -> frozenset[str]:
+        return uris
+
+    def is_open_to(self, live: Any) -> bool:
+        return True
+
+    def in_background(self, work: Any) -> None:
+        asyncio.get_running_loop().create_task(work)
+
+    async def join(self, live: Any) -> None: ...
+    async def ready(self) -> None: ...
+
+
+class PagedServer(OneServer):
     """A server, and its conversation. `pages` has its results by method, and by cursor or URI; None: it is unavailable.
     `probed` are the tools that it has listed to the probe. `asked` has the requests that it got."""
 
-    era = Era.LEGACY
-    is_failing = False
     has_answered = True
-    hangs_for_s = 0.0
 
     def __init__(
         self, name: str, pages: dict[tuple[str, str], Any] | None, probed: list[dict[str, Any]] | None = None
     ) -> None:
         self.name = name
-        self.settings = SimpleNamespace(handles=False)
         self.probed_tools = None if probed is None else Tools(probed)
         reader = ListReader(name_chars=256, uri_chars=256)
         self.inventory = Inventory(
@@ -56,7 +98,7 @@ class PagedServer:
         )
         self.lists = Lists()
         self.known_lists = self.lists
-        self.declared: dict[str, Any] = {"resources": {}, "tools": {}}
+        self.declared = {"resources": {}, "tools": {}}
         self.error = -32002
         self.asked: list[tuple[str, str]] = []
         self.answered = asyncio.Event()
@@ -65,24 +107,6 @@ class PagedServer:
     @property
     def shared(self) -> list["PagedServer"]:
         return [self]
-
-    def open_with(self, live: object) -> "PagedServer":
-        return self
-
-    def era_now(self, client: Era) -> Era:
-        return self.era
-
-    def sessionless(self, era: Era) -> "PagedServer":
-        return self
-
-    async def capabilities(self) -> dict[str, Any]:
-        return self.declared
-
-    async def era_for(self, client: Era) -> Era:
-        return self.era
-
-    async def conversation_for(self, call: Call) -> "PagedServer":
-        return self
 
     async def ready(self) -> None:
         if self._pages is None:

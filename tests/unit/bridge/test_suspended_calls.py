@@ -1,6 +1,8 @@
 """The questions of a legacy server to modern clients: under which call each is asked, and that each has one answer."""
 
+import asyncio
 from collections.abc import Callable
+from time import monotonic
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -8,7 +10,9 @@ import anyio.lowlevel
 import msgspec
 import pytest
 
-from gateway.bridge import suspended_calls
+from gateway.bridge import round_trips, suspended_calls
+from gateway.bridge.modern_server import MAX_ROUNDS, CallRounds, ModernServerBridge
+from gateway.bridge.subscription_relay import subscription_relay_for
 from gateway.bridge.suspended_calls import answer_suspended, ask_modern
 from gateway.calls.conversation import Conversation
 from gateway.calls.deadlines import Deadlines
@@ -17,11 +21,13 @@ from gateway.calls.exchange_state import ExchangeState
 from gateway.calls.in_flight import Calls
 from gateway.calls.live_session import LiveSession
 from gateway.calls.questions import give_up
-from gateway.errors import CALL_TIMED_OUT, CANCELLED
+from gateway.errors import CALL_TIMED_OUT, CANCELLED, OUTCOME_UNKNOWN, STORE_UNAVAILABLE, TOO_OFTEN, too_many
 from gateway.protocol.capabilities import caller_of_meta
-from session_store import EventLog
+from session_store import EventLog, StoreUnavailable
+from session_store.memory import MemoryBackend
 from session_store.testing import FakeClock, a_session
 from tests.requirements import requirement
+from tests.support.fake_upstream import FakeUpstream, a_call, answer_of
 from transports.jsonrpc import INTERNAL_ERROR, METHOD_NOT_FOUND, Message, encode, parse
 from transports.reply_queue import ReplyQueue
 
@@ -180,3 +186,51 @@ async def test_a_question_that_names_its_call_ends_with_it() -> None:
     await until(lambda: shown(first))
     server.completes(first)
     assert server.answers == [CANCEL] and second.suspended is None
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (too_many("server processes", 3, anonymous=False), TOO_OFTEN),
+        (StoreUnavailable("redis is gone"), STORE_UNAVAILABLE),
+        (RuntimeError("unexpected"), OUTCOME_UNKNOWN),
+    ],
+)
+async def test_a_round_that_cannot_be_sent_ends_the_call(error: Exception, code: int) -> None:
+    upstream, exchange = FakeUpstream(), a_call()
+    exchange.use_bridge(ModernServerBridge(upstream.conversation, {}, {}))
+    await upstream.conversation.start(exchange, {}, {})
+    link = upstream.links[0]
+    link.answer({"resultType": "input_required", "requestState": "1"})
+    upstream.error = error
+    await link.close()
+    assert (await answer_of(exchange))["error"]["code"] == code
+    assert exchange.is_over and not upstream.conversation.has_calls
+
+
+async def test_a_call_that_is_repeated_without_questions_is_bounded_by_its_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    now = [monotonic()]
+    monkeypatch.setattr(round_trips, "monotonic", lambda: now[0])
+    upstream, exchange = FakeUpstream(), a_call()
+    bridge = ModernServerBridge(upstream.conversation, {}, {})
+    exchange.use_bridge(bridge)
+    await upstream.conversation.start(exchange, {}, {})
+    link = upstream.links[0]
+    monkeypatch.setattr(CallRounds, "poll_s", 0.0)
+    for _ in range(MAX_ROUNDS + 5):
+        link.was_sent.clear()
+        link.answer({"resultType": "input_required", "requestState": "1"})
+        await asyncio.wait_for(link.was_sent.wait(), 5)
+    assert not exchange.is_over
+    now[0] += upstream.conversation.deadlines.call_s + 1
+    link.answer({"resultType": "input_required", "requestState": "1"})
+    assert (await answer_of(exchange))["error"]["code"] == CALL_TIMED_OUT
+
+
+@requirement("spec.complete")
+def test_no_request_of_a_client_cancels_a_subscription_of_the_gateway() -> None:
+    live = LiveSession(a_session(FakeClock()), MemoryBackend().events)
+    one, other = (subscription_relay_for(live).client_id for _ in range(2))
+    assert isinstance(one, str) and one != other, "no count, and no text that stays the same"

@@ -8,12 +8,12 @@ import pytest
 
 from gateway.calls.deadlines import Deadlines
 from gateway.calls.link_lifecycle import LinkLifecycle
-from gateway.calls.link_source import LinkSession
 from gateway.calls.link_state import LinkState
 from gateway.calls.patience import Patience
 from gateway.context.link_resources import LinkResources
 from gateway.protocol.handshake import HandshakeRefused
 from tests.requirements import requirement
+from tests.support.fake_upstream import FakeLink, FakeUpstream
 from transports.era import Era
 from transports.jsonrpc import Message, encode, parse
 from transports.upstream_port import ConnectOptions, Link, LinkClosed, LinkEvents, UpstreamUnavailable
@@ -21,26 +21,20 @@ from transports.upstream_port import ConnectOptions, Link, LinkClosed, LinkEvent
 pytestmark = pytest.mark.anyio
 
 
-class FakeLink:
-    pid = None
+class HeldLink(FakeLink):
+    """Closes once it may."""
+
     resume = "its session"
     may_forget = False
 
     def __init__(self, user: "User", source: "Source") -> None:
-        self.frames: list[bytes] = []
+        super().__init__(user)
         self.last_words = ["a line"]
         self.may_close = asyncio.Event()
         self.may_close.set()
-        self._user = user
         self._source = source
         source.open_links += 1
         assert source.open_links == 1, "there are two links"
-
-    def stderr_tail(self) -> list[str]:
-        return self.last_words
-
-    def send(self, frame: bytes) -> None:
-        self.frames.append(frame)
 
     async def close(self) -> None:
         await self.may_close.wait()
@@ -48,7 +42,7 @@ class FakeLink:
 
     def end(self) -> None:
         self._source.open_links -= 1
-        self._user.closed("it ended")
+        self.events.closed("it ended")
 
 
 class User:
@@ -95,25 +89,19 @@ class User:
     def unsent(self, link: Link, request_id: int | str | None, reason: str) -> None: ...
 
 
-class Source:
-    name = "files"
-    quotes_output = True
-    session = principal = ""
-    frames = None
-
-    def secrets(self, given: ConnectOptions) -> set[str]:
-        return {*given.env.values()}
+class Source(FakeUpstream):
+    """Opens links once it may, and counts them."""
 
     def __init__(self, user: User, era: Era = Era.LEGACY) -> None:
+        super().__init__()
         self.user = user
         self.era = era
         self.open_links = 0
-        self.made: list[FakeLink] = []
+        self.made: list[HeldLink] = []
         self.given: list[ConnectOptions] = []
         self.options = ConnectOptions()
         self.resumable: list[str] = []
         self.restarts: Counter[str] = Counter()
-        self.starts: Counter[str] = Counter()
         self.taken_back = 0
         self.failure: Exception | None = None
         self.tried = 0
@@ -132,9 +120,8 @@ class Source:
         if self.failure is not None:
             raise self.failure
         self.given.append(options)
-        link = FakeLink(self.user, self)
-        self.made.append(link)
-        return link
+        self.made.append(HeldLink(self.user, self))
+        return self.made[-1]
 
     def handshake(self) -> bytes | None:
         return b"{}" if self.era is Era.LEGACY else None
@@ -143,19 +130,10 @@ class Source:
         return b'{"known":true}'
 
     def replay(self) -> list[bytes]:
-        return [b"initialized"]
-
-    async def record_use(self, live: LinkSession) -> bool:
-        return False
+        return [b'"initialized"']
 
     async def remote_session_changed(self, resume: str) -> None:
         self.resumable.append(resume)
-
-    def started(self, pid: int | None, took_s: float, correlation: str) -> None:
-        self.starts["started"] += 1
-
-    def failed(self, why: str) -> None:
-        self.starts["failed"] += 1
 
     def restarted(self, reason: str) -> None:
         self.restarts[reason] += 1
@@ -196,7 +174,7 @@ async def test_concurrent_callers_share_one_opening_and_its_handshake() -> None:
     await asyncio.gather(*patient)
     assert impatient.cancelled(), "and it does not end the opening"
     assert links.is_open and len(source.made) == 1
-    assert source.made[0].frames == [b'["initialize"]', b"initialized"]
+    assert source.made[0].sent == [["initialize"], "initialized"]
     assert links.initialize_result == b'{"serverInfo":{}}' and source.resumable == ["its session"]
 
 
@@ -209,7 +187,7 @@ async def test_a_modern_link_and_one_that_resumes_a_session_make_no_handshake(
     links, source, _ = lifecycle(era)
     source.options = ConnectOptions(resume=resume)
     await links.ready()
-    assert links.is_open and source.made[0].frames == [] and links.initialize_result == result
+    assert links.is_open and source.made[0].sent == [] and links.initialize_result == result
 
 
 async def test_a_refused_handshake_leaves_no_link() -> None:
@@ -306,15 +284,9 @@ async def test_an_idle_link_is_closed_and_the_next_opening_waits_for_its_end() -
     source.made[0].may_close.set()
     await opening
     assert links.is_open and user.reasons == ["idle_stop"] and (source.taken_back, user.stops) == (1, 1)
-
-
-async def test_a_link_with_calls_is_not_idle() -> None:
-    links, _, user = lifecycle(idle_stop_s=0.0)
-    user.has_calls = True
-    await links.ready()
     links.rest()
     await turns()
-    assert links.is_open
+    assert links.is_open, "it has calls"
 
 
 async def test_a_link_that_takes_no_message_is_discarded_once() -> None:

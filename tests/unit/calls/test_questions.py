@@ -81,6 +81,10 @@ async def test_a_legacy_client_answers_by_the_gateways_own_id() -> None:
     assert questions.answered(response(1, {"roots": []}))
     assert not questions.answered(response(1, {"roots": []}))
     assert server.answers == [(b'"theirs"', {"roots": []})]
+    questions.ask(server.conversation, roots(1, {"_meta": {"progressToken": "theirs"}}), None)
+    assert client.frames[1]["params"]["_meta"]["progressToken"] == 2
+    assert questions.asker(2) == (server.conversation, msgspec.Raw(b'"theirs"')), "its progress finds its server"
+    assert questions.asker(3) is None
 
 
 async def test_a_question_goes_to_the_stream_of_its_call() -> None:
@@ -89,14 +93,6 @@ async def test_a_question_goes_to_the_stream_of_its_call() -> None:
     questions.ask(server.conversation, roots(), exchange)
     frame = await exchange.replies.next(1.0)
     assert client.frames == [] and frame is not None and b"roots/list" in frame.data
-
-
-async def test_the_progress_of_a_question_finds_its_server() -> None:
-    server, client, questions = asking()
-    questions.ask(server.conversation, roots(1, {"_meta": {"progressToken": "theirs"}}), None)
-    assert client.frames[0]["params"]["_meta"]["progressToken"] == 1
-    assert questions.asker(1) == (server.conversation, msgspec.Raw(b'"theirs"'))
-    assert questions.asker(2) is None
 
 
 async def test_a_client_that_does_not_read_or_has_all_the_questions_that_it_may_have_is_not_asked() -> None:
@@ -162,6 +158,11 @@ async def test_a_client_that_does_not_come_back_cancels_the_call() -> None:
     give_up(exchange)
     assert server.answers == [(b"1", {"action": "cancel"})] and [number for number, _ in server.refusals] == [b"2"]
     assert exchange.is_over and not questions.has_suspended
+    for _ in range(MAX_SUSPENDED + 5):
+        give_up(suspended(server, questions, elicitation(server)))
+    suspended(server, questions, elicitation(server))
+    assert len(questions.suspended) == MAX_SUSPENDED + 1, "those that have ended are remembered by name for a while"
+    assert questions.has_suspended
 
 
 async def test_a_server_that_withdraws_a_question_gets_no_answer_to_it() -> None:
@@ -184,14 +185,6 @@ async def test_what_waits_for_a_modern_client_is_bounded() -> None:
     for _ in range(MAX_SUSPENDED):
         suspended(server, questions, elicitation(server))
     assert not questions.suspend(call(server), elicitation(server))
-
-
-async def test_calls_that_have_ended_are_remembered_by_name_for_a_while() -> None:
-    server, _, questions = asking()
-    for _ in range(MAX_SUSPENDED + 5):
-        give_up(suspended(server, questions, elicitation(server)))
-    suspended(server, questions, elicitation(server))
-    assert len(questions.suspended) == MAX_SUSPENDED + 1 and questions.has_suspended
 
 
 async def test_a_session_ends_the_calls_that_wait_for_its_client_on_a_shared_server_too() -> None:

@@ -80,8 +80,7 @@ class Server:
     def declared(self) -> Declared:
         return Declared.of(capabilities_json(self.initialize_result))
 
-    async def join(self, live: LiveSession) -> None:
-        """Nothing to record."""
+    async def join(self, live: LiveSession) -> None: ...
 
     async def ready(self) -> None:
         if self.is_down:

@@ -1,26 +1,32 @@
 """A call is accepted: what its server gets in `_meta`."""
 
+import asyncio
+from types import SimpleNamespace
 from typing import Any, cast
 
 import msgspec
 import pytest
 
+from gateway.bridge.request_state import Binding, RequestDigest, RequestStateSeal
 from gateway.calls.call import Call
 from gateway.calls.event_writer import EventWriter
 from gateway.calls.exchange import Exchange
 from gateway.calls.live_session import LiveSession
+from gateway.calls.suspended_call import InputRequest
 from gateway.config.context import ContextSettings
 from gateway.config.limits import LimitSettings
 from gateway.config.tasks import TaskSettings
 from gateway.context.announced import Announcements
 from gateway.context.facts import CONTEXT_KEY
-from gateway.errors import OUTCOME_UNKNOWN, UPSTREAM_UNAVAILABLE
+from gateway.errors import OUTCOME_UNKNOWN, UPSTREAM_UNAVAILABLE, is_bad_request_state
 from gateway.identity.request_context import RequestContext
-from gateway.protocol.capabilities import caller_of_meta
 from gateway.protocol.listing import Called
 from gateway.relay.intake import Intake
 from gateway.relay.legacy import _progress_of_question
+from gateway.relay.modern import ModernClients
+from gateway.relay.replies import CallReply
 from gateway.relay.task_tools import TaskTools
+from gateway.sessions.attach import Resolved
 from gateway.tasks.changes import TaskChanges
 from gateway.tasks.exchange import StartedExchange
 from gateway.tasks.handles import TaskHandles
@@ -33,8 +39,8 @@ from session_store.testing import ALICE, FakeClock, a_session
 from tests.requirements import requirement
 from tests.support.context import FACTS
 from transports.era import Era
-from transports.inbound_port import Request
-from transports.jsonrpc import Object, encode
+from transports.inbound_port import Answer, Refused, Request
+from transports.jsonrpc import Message, Object, encode
 from transports.reply_queue import ReplyQueue
 from transports.soon import arrived
 from transports.upstream_port import UpstreamUnavailable
@@ -68,8 +74,7 @@ class Server:
         return True
 
 
-def taken_in_by(server: Server) -> Intake:
-    parts = cast("Any", server)
+def taken_in_by(parts: Any) -> Intake:
     return Intake(
         endpoints={"/mcp": parts},
         events=EventWriter(EVENTS, lambda _: 0),
@@ -148,22 +153,14 @@ class Parts:
         self.events: list[str] = []
         self._is_repeatable = is_repeatable
         backend, ring, settings = MemoryBackend(), KeyRing.ephemeral(), TaskSettings()
-        self.live = LiveSession(a_session(FakeClock()), backend.events)
+        self.live = LiveSession(a_session(FakeClock()), EVENTS)
         table = TaskTable(
             settings, backend.tasks, RunningNames(backend.quotas, "r1"), TaskChanges(backend.bus), noted=self.noted
         )
         handles, parts = TaskHandles(ring), cast("Any", self)
         maker = TaskMaker(table, TaskQuotas(settings, backend.quotas, backend.tasks), handles)
-        intake = Intake(
-            endpoints={"/mcp": parts},
-            events=EventWriter(backend.events, lambda _: 0),
-            limits=LimitSettings(),
-            rates=parts,
-            watching=parts,
-            facts=FACTS,
-            announcements=Announcements("orbit.workspace", ContextSettings(), lambda _: None),
-        )
-        self.tools = TaskTools(maker=maker, made=parts, handles=handles, intake=intake, endpoints={"/mcp": parts})
+        endpoints = {"/mcp": parts}
+        self.tools = TaskTools(maker=maker, made=parts, handles=handles, intake=taken_in_by(self), endpoints=endpoints)
 
     # -- as the endpoint
 
@@ -236,12 +233,125 @@ async def test_no_request_of_a_client_cancels_a_started_call() -> None:
     assert isinstance(known, str) and len(known) > 16, "no count and no guess"
 
 
-@requirement("task.tools")
-def test_the_client_of_a_started_call_cannot_be_asked_once_the_server_has_it() -> None:
-    meta = b'{"io.modelcontextprotocol/clientCapabilities":{"elicitation":{}}}'
-    exchange = StartedExchange(
-        method="tools/call", client_id=0, live=None, replies=ReplyQueue(), caller=caller_of_meta(meta)
-    )
-    assert exchange.caller is not None and b"elicitation" in exchange.caller.capabilities, "for the link"
-    exchange.sent_as(cast("Any", None), 1, None, 0.0)
-    assert exchange.caller.capabilities == b"{}"
+METHOD = "tools/call"
+PARAMS = {"name": msgspec.Raw(b'"ask"'), "arguments": msgspec.Raw(b"{}")}
+
+
+class Asking:
+    """A conversation whose server has asked something."""
+
+    name = "s"
+    deadlines = SimpleNamespace(suspended_s=60.0)
+
+    def __init__(self) -> None:
+        self.answers: list[Any] = []
+
+    def answer(self, request_id: bytes, message: Message) -> None:
+        assert isinstance(message.result, msgspec.Raw)
+        self.answers.append(msgspec.json.decode(message.result))
+
+
+class Suspended:
+    """A suspended call of one session, and the state that its client was given."""
+
+    def __init__(self) -> None:
+        clock, self.server = FakeClock(), Asking()
+        self.live = LiveSession(a_session(clock, era="modern"), MemoryBackend().events)
+        self.who = RequestContext(self.live.session.principal, None, "c")
+        seal = RequestStateSeal(KeyRing.ephemeral(), clock)
+        self.clients = ModernClients(
+            intake=cast("Any", self),
+            resolver=cast("Any", self),
+            carriers=cast("Any", self),
+            endpoints=cast("Any", {"/mcp": None}),
+            seal=seal,
+            tasks=cast("Any", None),
+            task_calls=cast("Any", None),
+            result_meta=False,
+        )
+        self.exchange = Exchange(method=METHOD, client_id=1, live=self.live, replies=ReplyQueue())
+        self.exchange.sent_as(cast("Any", self.server), 1, None, 1.0)
+        question = InputRequest(cast("Any", self.server), b"1", "elicitation/create", {})
+        assert self.live.questions.suspend(self.exchange, question)
+        suspended = self.exchange.suspendable()
+        suspended.ask_until(60.0)
+        self.exchange.suspend({})
+        binding = Binding(self.who.principal, "/mcp", RequestDigest(METHOD, PARAMS))
+        self.state = seal.seal({}, session_id="s", binding=binding, suspended=suspended)["requestState"]
+        self.asked = list(suspended.questions)
+
+    def retry(self, request_id: int, forwarded: object) -> Request:
+        answers = {key: {"action": "accept", "content": {"n": request_id}} for key in self.asked}
+        params = PARAMS | {"requestState": self.state, "inputResponses": msgspec.Raw(encode(answers))}
+        return Request(
+            era=Era.MODERN,
+            endpoint="/mcp",
+            headers={},
+            message=Message(jsonrpc="2.0", id=request_id, method=METHOD),
+            params=params,
+            forwarded=forwarded,
+        )
+
+    # as resolver
+
+    async def resume_by_id(self, session_id: str, who: RequestContext, era: Era) -> Resolved:
+        return Resolved(live=self.live, context=self.live.session.context)
+
+    # as carriers
+
+    def headers(self, *_: object, **__: object) -> list[tuple[bytes, bytes]]:
+        return []
+
+    def is_in_result(self, *_: object, opened: bool) -> bool:
+        return opened
+
+    def token(self, *_: object) -> str:
+        return "t"
+
+    # as intake
+
+    def attach(self, exchange: Exchange, headers: Any, request: Request, correlation: str) -> Answer:
+        return CallReply(exchange, self.live, headers, events=None)
+
+
+class Forwarded:
+    """Another replica, which takes a while to be told that the request has started."""
+
+    def __init__(self) -> None:
+        self.begun, self.goes_on = asyncio.Event(), asyncio.Event()
+
+    async def started(self) -> None:
+        self.begun.set()
+        await self.goes_on.wait()
+
+
+async def test_of_two_forwarded_answers_to_one_round_the_first_counts() -> None:
+    parts, peers = Suspended(), [Forwarded(), Forwarded()]
+    retries = [
+        asyncio.create_task(arrived(parts.clients.call(parts.retry(number, peer), parts.who)))
+        for number, peer in enumerate(peers, start=10)
+    ]
+    await asyncio.gather(*(peer.begun.wait() for peer in peers))
+    for peer in peers:
+        peer.goes_on.set()
+    first, second = await asyncio.gather(*retries, return_exceptions=True)
+    assert isinstance(first, CallReply)
+    assert isinstance(second, Refused) and is_bad_request_state(second)
+    assert [answer["content"]["n"] for answer in parts.server.answers] == [10]
+    assert parts.exchange.client_id == 10
+
+    parts.exchange.finish(Message(jsonrpc="2.0", id=1, result=msgspec.Raw(b"{}")))
+    frame = await first.replies.next()
+    assert frame is not None and msgspec.json.decode(frame.data)["id"] == 10
+    await arrived(first.done())
+    assert not parts.live.is_busy
+
+
+async def test_a_reply_that_is_cancelled_after_its_question_ends_without_the_call() -> None:
+    parts = Suspended()
+    reply = await arrived(parts.clients.call(parts.retry(10, None), parts.who))
+    parts.exchange.suspend({})
+    assert await reply.replies.next() is not None
+    reply.cancel("the client disconnected")
+    assert await reply.replies.next() is None
+    assert not parts.exchange.is_over

@@ -9,15 +9,24 @@ import msgspec
 import pytest
 
 from gateway.calls.backoff import Backoff
+from gateway.calls.call import Call
+from gateway.calls.exchange import Exchange
 from gateway.calls.last_words import with_last_words
 from gateway.calls.lists import Lists
+from gateway.calls.live_session import LiveSession
 from gateway.protocol.subscription_filter import Filter, SubscriptionFilter
+from gateway.relay import server_subscriptions
 from gateway.relay.late_servers import Asker, Gathered, LateServers
+from gateway.relay.subscriptions import listen
 from gateway.upstreams.facts import STARTING
 from gateway.upstreams.list_pages import ListReader
+from session_store import EventLog
+from session_store.testing import FakeClock, a_session
 from tests.requirements import requirement
+from tests.support.paged_server import OneServer
 from transports.era import Era
-from transports.jsonrpc import Message, encode
+from transports.jsonrpc import Message, Object, encode, encode_notification
+from transports.reply_queue import ReplyQueue
 from transports.upstream_port import UpstreamUnavailable
 
 pytestmark = [pytest.mark.anyio, requirement("proc.late")]
@@ -27,12 +36,10 @@ TOOLS = [{"name": "x"}]
 NOBODY = Asker(None, Era.MODERN, None, "c")
 
 
-class Server:
+class Server(OneServer):
     """A server, its conversation and its inventory. It answers once `up` is set."""
 
-    era = Era.LEGACY
     probed_tools = None
-    hangs_for_s = 0.0
 
     def __init__(self, name: str, *, is_up: bool = True) -> None:
         self.name = name
@@ -50,23 +57,8 @@ class Server:
         return self.up.is_set()
 
     @property
-    def is_failing(self) -> bool:
+    def is_failing(self) -> bool:  # type: ignore[override]
         return self.failures.count > 0
-
-    def era_now(self, client: Era) -> Era:
-        return self.era
-
-    async def era_for(self, client: Era) -> Era:
-        return self.era
-
-    async def era_in(self, live: Any, client: Era, correlation: str) -> Era:
-        return self.era
-
-    def sessionless(self, era: Era) -> "Server":
-        return self
-
-    def conversation(self, *_: Any) -> "Server":
-        return self
 
     def is_open_to(self, live: Any) -> bool:
         return False
@@ -96,7 +88,7 @@ class Live:
     subscriptions = ()
 
 
-def a_session() -> Asker:
+def of_a_session() -> Asker:
     """On behalf of a session."""
     return Asker(cast("Any", Live()), Era.MODERN, None, "c")
 
@@ -223,7 +215,7 @@ class Waiter:
 
 @requirement("spec.cold-listen")
 async def test_a_server_that_is_opened_behind_an_answer_is_not_late_for_lists() -> None:
-    late, slow, waiter, asker = LateServers(wait_s=5, read_s=5), Server("a", is_up=False), Waiter(), a_session()
+    late, slow, waiter, asker = LateServers(wait_s=5, read_s=5), Server("a", is_up=False), Waiter(), of_a_session()
     late.connect(cast("Any", slow), asker, waiter)
     listing = asyncio.create_task(
         late.gather(cast("Any", [slow]), asker, lambda u: cast("Server", u).page(), method="tools/list")
@@ -239,8 +231,114 @@ async def test_a_server_that_is_opened_behind_an_answer_is_not_late_for_lists() 
 @requirement("spec.cold-listen")
 async def test_what_waits_for_a_server_that_fails_again_waits_for_the_next_attempt() -> None:
     late, bad, waiter = LateServers(wait_s=WAIT_S, read_s=5), Server("a"), Waiter(failures=1)
-    late.connect(cast("Any", bad), a_session(), waiter)
+    late.connect(cast("Any", bad), of_a_session(), waiter)
     async with asyncio.timeout(10):
         await waiter.arrival.wait()
     assert waiter.attempts == 2
     await late.close()
+
+
+ACKNOWLEDGED = "notifications/subscriptions/acknowledged"
+CHANGED = "notifications/tools/list_changed"
+UPDATED = "notifications/resources/updated"
+OK = Message(jsonrpc="2.0", id=1, result=msgspec.Raw(b"{}"))
+CAPABILITIES = {"tools": {"listChanged": True}, "resources": {"subscribe": True}}
+
+
+class Heard(OneServer):
+    """A server that is up, and its conversation. It confirms nothing by itself."""
+
+    declared = CAPABILITIES
+
+    def __init__(self, era: Era) -> None:
+        self.era = era
+        self.initialize_result = encode({"capabilities": CAPABILITIES})
+        self.parts: asyncio.Queue[Exchange] = asyncio.Queue()
+        self.answers: asyncio.Queue[asyncio.Future[Message]] = asyncio.Queue()
+        self.requested: list[str] = []
+
+    async def start(self, exchange: Exchange, params: Any, meta: Any) -> None:
+        self.parts.put_nowait(exchange)
+
+    def answer_to(self, method: str, params: bytes) -> asyncio.Future[Message]:
+        answer: asyncio.Future[Message] = asyncio.get_running_loop().create_future()
+        self.answers.put_nowait(answer)
+        return answer
+
+    def request(self, method: str, params: bytes) -> None:
+        self.requested.append(method)
+
+
+class Listening:
+    """A client that listens at a server."""
+
+    def __init__(self) -> None:
+        self.live = LiveSession(a_session(FakeClock(), era="modern"), cast("EventLog", None))
+        self.replies = ReplyQueue()
+        self.exchange = Exchange(method="subscriptions/listen", client_id=7, live=self.live, replies=self.replies)
+
+    def listen(self, server: Heard) -> asyncio.Task[None]:
+        wanted = {"toolsListChanged": True, "resourceSubscriptions": ["a"]}
+        params: Object = {"notifications": msgspec.Raw(encode(wanted))}
+        call = SimpleNamespace(
+            exchange=self.exchange,
+            live=self.live,
+            params=params,
+            era=Era.MODERN,
+            correlation="c",
+        )
+        late = LateServers(wait_s=5, read_s=5)
+        return asyncio.create_task(listen(cast("Any", [server]), cast("Call", call), late))
+
+    async def got(self, count: int) -> list[Any]:
+        async with asyncio.timeout(5):
+            frames = [await self.replies.next() for _ in range(count)]
+        return [msgspec.json.decode(frame.data)["method"] for frame in frames if frame is not None]
+
+    @property
+    def has_nothing(self) -> bool:
+        return not self.replies._frames
+
+
+@requirement("spec.cold-listen")
+async def test_an_acknowledgement_waits_for_a_server_that_is_up_and_comes_first() -> None:
+    server, client = Heard(Era.MODERN), Listening()
+    listening = client.listen(server)
+    part = await server.parts.get()
+    part.emit(encode_notification(CHANGED, b"{}"))
+    assert client.has_nothing
+    assert part.takes_acknowledgement()
+    await listening
+    assert await client.got(2) == [ACKNOWLEDGED, CHANGED] and client.has_nothing, "nothing extra"
+
+    server, client = Heard(Era.LEGACY), Listening()
+    listening = client.listen(server)
+    answer = await server.answers.get()
+    assert client.has_nothing, "a legacy server has to answer each subscription"
+    answer.set_result(OK)
+    await listening
+    assert await client.got(1) == [ACKNOWLEDGED] and client.has_nothing
+
+
+@pytest.mark.parametrize("era", [Era.LEGACY, Era.MODERN])
+async def test_what_a_server_may_have_changed_before_it_had_the_subscription_is_notified_of(
+    era: Era, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(server_subscriptions, "CONFIRM_S", 0.01)
+    server, client = Heard(era), Listening()
+    await client.listen(server)
+    assert await client.got(1) == [ACKNOWLEDGED] and client.has_nothing
+    if era is Era.MODERN:
+        (await server.parts.get()).takes_acknowledgement()
+    else:
+        (await server.answers.get()).set_result(OK)
+    assert await client.got(2) == [CHANGED, UPDATED] and client.has_nothing
+
+
+async def test_a_stream_that_has_ended_waits_for_no_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server_subscriptions, "CONFIRM_S", 0.01)
+    server, client = Heard(Era.LEGACY), Listening()
+    await client.listen(server)
+    client.exchange.done()
+    assert (await server.answers.get()).cancelled() and server.requested == ["resources/unsubscribe"]
+    assert await client.got(1) == [ACKNOWLEDGED] and client.has_nothing

@@ -14,22 +14,19 @@ from gateway.relay.lost_subscriptions import LostSubscriptions
 from gateway.relay.subscriptions import changes_confirmed, relay_changes
 from gateway.upstreams.link_source import UpstreamLinks
 from gateway.upstreams.upstream import ConfiguredUpstream
-from session_store import Context, EventLog
+from session_store import EventLog
 from session_store.memory import MemoryBackend
 from session_store.testing import FakeClock, a_session
 from tests.requirements import requirement
-from transports.era import Era
+from tests.support.paged_server import OneServer
 from transports.jsonrpc import parse
 from transports.upstream_port import UpstreamUnavailable
 
 pytestmark = [pytest.mark.anyio, requirement("spec.legacy")]
 
 
-class Server:
+class Server(OneServer):
     """A modern server that is subscribed to, and its conversation. It says what it supports once `is_known` is set."""
-
-    name = "s"
-    settings = SimpleNamespace(command="x")
 
     def __init__(self, *, is_away: bool = False) -> None:
         self.is_known = asyncio.Event()
@@ -38,15 +35,9 @@ class Server:
         self.cancelled: list[Exchange] = []
         self.is_away = is_away
 
-    def permits(self, context: Context, uris: frozenset[str]) -> frozenset[str]:
-        return uris
-
     async def capabilities(self) -> dict[str, Any]:
         await self.is_known.wait()
-        return {"tools": {"listChanged": True}}
-
-    def conversation(self, live: Any, era: Era, correlation: str) -> "Server":
-        return self
+        return dict(self.declared)
 
     async def start(self, exchange: Exchange, params: Any, meta: Any) -> None:
         if self.is_away:
@@ -56,9 +47,6 @@ class Server:
 
     def when_started(self, live: LiveSession, callback: Callable[[], None]) -> None:
         self.awaited.append(callback)
-
-    def in_background(self, work: Any) -> None:
-        asyncio.get_running_loop().create_task(work)
 
     def cancel(self, exchange: Exchange, reason: str) -> None:
         self.cancelled.append(exchange)
@@ -79,18 +67,10 @@ def described(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("gateway.relay.subscriptions.caller_of", lambda live: caller)
 
 
-async def test_of_two_calls_at_the_same_time_one_subscribes() -> None:
+@pytest.mark.parametrize("replaces", [False, True])
+async def test_of_two_calls_at_the_same_time_one_subscribes(replaces: bool) -> None:
     server, live = Server(), a_live()
-    calls = [asyncio.create_task(relay_changes(of(server), live, "c")) for _ in range(2)]
-    await asyncio.sleep(0)
-    server.is_known.set()
-    await asyncio.gather(*calls)
-    assert server.started == [live.subscription_relays["s"]]
-
-
-async def test_one_that_is_replaced_meanwhile_is_not_sent() -> None:
-    server, live = Server(), a_live()
-    calls = [asyncio.create_task(relay_changes(of(server), live, "c", anew=anew)) for anew in (False, True)]
+    calls = [asyncio.create_task(relay_changes(of(server), live, "c", anew=anew)) for anew in (False, replaces)]
     await asyncio.sleep(0)
     server.is_known.set()
     await asyncio.gather(*calls)
@@ -211,10 +191,8 @@ async def test_changed_subscriptions_take_the_place_of_the_old_ones_without_a_ga
     assert client.server.cancelled == [second, third, first] and not client.notified
 
 
-class StartedServer:
+class StartedServer(OneServer):
     """A server and its conversation."""
-
-    name = "s"
 
     def __init__(self, *, url: str = "") -> None:
         self.settings = SimpleNamespace(url=url)
@@ -238,9 +216,6 @@ class StartedServer:
         if self.has_ended:
             raise UpstreamUnavailable("the session has ended")
         return self
-
-    def in_background(self, work: Any) -> None:
-        asyncio.get_running_loop().create_task(work)
 
 
 class Stream:

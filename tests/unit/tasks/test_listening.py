@@ -93,13 +93,9 @@ def test_a_stream_about_tasks_that_are_over_ends_after_its_first_frame() -> None
 @requirement("wall.memory")
 def test_what_comes_before_the_acknowledgement_is_bounded() -> None:
     client, _ = stream()
+    assert isinstance(client, Exchange) and client.is_subscription, "it stays open"
     taken = [client.emit(frame("notifications/tasks", taskId=str(number))) for number in range(300)]
     assert taken.count(True) == 256
-
-
-def test_a_stream_is_an_exchange_that_stays_open() -> None:
-    client, _ = stream()
-    assert isinstance(client, Exchange) and client.is_subscription
 
 
 def test_a_notification_is_the_whole_task_under_its_handle_and_the_clients_own_stream() -> None:

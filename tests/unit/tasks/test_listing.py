@@ -1,9 +1,11 @@
 """`tasks/list`: the tasks of the session, then those of the principal's other sessions, page by page."""
 
+import asyncio
 from collections.abc import Callable
 from itertools import chain
 from typing import Any, TypeVar, cast
 
+import msgspec
 import pytest
 from msgspec.structs import replace
 
@@ -12,9 +14,11 @@ from gateway.identity.request_context import RequestContext
 from gateway.tasks.listing import PAGE, TaskLists
 from gateway.tasks.made import MadeTasks
 from gateway.tasks.quotas import TaskQuotas
-from session_store import ANONYMOUS, Principal, Session, Task
+from gateway.tasks.refusals import UnknownTask
+from gateway.tasks.running import RunningTask
+from session_store import ANONYMOUS, Principal, Session, StoreFull, StoreUnavailable, Task
 from tests.requirements import requirement
-from tests.unit.tasks.parts import ALICE, BOB, Replica, Store
+from tests.unit.tasks.parts import ALICE, BOB, Replica, Store, handle_of, one_that_runs, result
 from tests.unit.tasks.test_answers import a_task
 from transports.inbound_port import Refused
 
@@ -132,3 +136,137 @@ async def test_a_list_reads_no_outcome(monkeypatch: pytest.MonkeyPatch) -> None:
 async def test_a_forged_cursor_is_refused(cursor: str) -> None:
     with pytest.raises(Refused, match="Invalid cursor"):
         await Scene().page("s1", cursor, name_of)
+
+
+class One:
+    """A task that runs here. `go` lets the store write. This object is what counts and records requests."""
+
+    def __init__(self, store: Store, replica: Replica, running: RunningTask, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.store, self.running = store, running
+        self.go = asyncio.Event()
+        self.failures: list[Exception] = []
+        self.counted: list[str] = []
+        tasks, parts = store.backend.tasks, cast("Any", self)
+        write = tasks.replace
+
+        async def replace(task: Task) -> bool:
+            await self.go.wait()
+            if self.failures:
+                raise self.failures.pop()
+            return await write(task)
+
+        monkeypatch.setattr(tasks, "replace", replace)
+        self.made = MadeTasks(
+            replica.table,
+            replica.recovery,
+            sessions=store.backend.sessions,
+            resolver=parts,
+            cluster=None,
+            rates=parts,
+            audit=parts,
+            may_see=lambda *_: True,
+        )
+        self.handle = handle_of(running.task)
+        self.who = RequestContext(running.task.principal, None, "c")
+
+    async def of_session(self, session_id: str) -> None:
+        """Any number of requests is allowed."""
+        self.counted.append(session_id)
+
+    def record(self, kind: str, **what: Any) -> None:
+        """Refusals are for the audit trail."""
+
+    async def get(self) -> Any:
+        async with asyncio.timeout(10):
+            return msgspec.json.decode(await self.made.get(self.handle, "handle", self.who))
+
+    async def listed(self) -> list[str]:
+        task = self.running.task
+        heads = await self.store.backend.tasks.of_session(task.session_id)
+        return [each.status for each in await self.made.seen(heads, task.endpoint, self.who)]
+
+
+@pytest.fixture
+async def scene(monkeypatch: pytest.MonkeyPatch) -> One:
+    return One(*await one_that_runs(), monkeypatch)
+
+
+@requirement("task.durable")
+async def test_an_outcome_is_told_and_found_once_the_store_has_it(scene: One) -> None:
+    scene.running.exchange.settle(result("done"))
+    assert scene.running.task.is_over
+    asked = asyncio.ensure_future(scene.get())
+    for _ in range(20):
+        await asyncio.sleep(0)
+    assert not asked.done() and await scene.listed() == ["working"], "another replica would say so too"
+    assert (await scene.made.find(scene.handle, scene.who)).status == "working"
+    scene.go.set()
+    assert (await asked)["result"]["text"] == "done" and await scene.listed() == ["completed"]
+    assert (await scene.made.find(scene.handle, scene.who)).status == "completed"
+
+
+async def test_what_is_told_is_what_a_full_store_keeps(scene: One) -> None:
+    scene.failures.append(StoreFull("full"))
+    scene.go.set()
+    scene.running.exchange.settle(result("done"))
+    told = await scene.get()
+    assert told["status"] == "failed" and "full" in told["statusMessage"]
+
+
+@pytest.mark.parametrize("how", ["get", "cancelled"])
+async def test_nobody_waits_for_ever_for_a_store_that_does_not_answer(
+    scene: One, how: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gateway.tasks.made._STORED_S", 0.05)
+    if how == "get":
+        scene.running.exchange.settle(result("done"))
+    with pytest.raises(StoreUnavailable):
+        await (scene.get() if how == "get" else scene.made.cancelled(scene.handle, scene.who))
+    scene.go.set()
+    told = await scene.get()
+    assert told["status"] == ("completed" if how == "get" else "cancelled")
+
+
+@requirement("task.durable")
+async def test_what_another_owner_has_decided_is_told_while_the_call_is_in_flight_here(scene: One) -> None:
+    scene.go.set()
+    decided = replace(scene.running.task, status="completed", result=b'{"text":"of the other owner"}', epoch=2)
+    assert await scene.store.backend.tasks.replace(decided)
+    scene.running.record.change(message="progress")
+    assert not await scene.running.record.written() and scene.running.task.status == "working"
+    assert (await scene.get())["result"]["text"] == "of the other owner" and await scene.listed() == ["completed"]
+
+
+@pytest.mark.parametrize(
+    ("decided", "refused", "why"),
+    [
+        ({"status": "completed", "result": b"{}"}, Refused, "it is completed already"),
+        ({}, StoreUnavailable, "another gateway"),
+    ],
+)
+async def test_a_task_is_cancelled_only_if_the_store_says_so(
+    scene: One, decided: dict[str, Any], refused: type[Exception], why: str
+) -> None:
+    scene.go.set()
+    assert await scene.store.backend.tasks.replace(replace(scene.running.task, epoch=2, **decided))
+    with pytest.raises(refused, match=why):
+        await scene.made.cancelled(scene.handle, scene.who)
+    assert (await scene.store.read(scene.running.task)).status == decided.get("status", "working")
+
+
+@requirement("wall.order")
+@pytest.mark.parametrize("method", ["get", "update", "cancel", "cancelled", "counted"])
+async def test_who_asks_about_the_task_of_another_does_not_use_up_the_rate_of_its_session(
+    scene: One, method: str
+) -> None:
+    scene.go.set()
+    more: dict[str, list[Any]] = {"get": ["handle"], "update": [{}]}
+    given = more.get(method, [])
+    ask = getattr(scene.made, method)
+    stranger = RequestContext(Principal(issuer="api-key", subject="mallory"), None, "c")
+    for _ in range(28):
+        with pytest.raises(UnknownTask):
+            await ask(scene.handle, *given, stranger)
+    assert scene.counted == []
+    await ask(scene.handle, *given, scene.who)
+    assert scene.counted == [scene.handle.session_id]

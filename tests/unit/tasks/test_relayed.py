@@ -108,61 +108,53 @@ async def test_what_a_server_behind_a_url_works_on_does_not_end_with_the_gateway
     assert (parts.live.busy, parts.live.tasks) == (1, 0)
 
 
-@requirement("wall.memory")
-async def test_of_many_tasks_the_last_ones_keep_their_session() -> None:
+async def test_a_task_is_kept_with_the_process_that_knows_it_until_its_session_is_closed() -> None:
     parts = Parts()
-    handles = [parts.made(str(number)) for number in range(MAX_KEPT + 5)]
-    assert (parts.live.busy, parts.server.holds) == (MAX_KEPT, MAX_KEPT)
-    parts.told(handles[0], "completed")
-    assert parts.live.busy == MAX_KEPT
-    parts.told(handles[-1], "completed")
-    assert parts.live.busy == MAX_KEPT - 1
-
-
-async def test_the_tasks_of_a_closed_session_are_forgotten() -> None:
-    parts = Parts()
-    handle = parts.made("1")
+    handle, before = parts.made("1"), parts.server
+    parts.server = Conversation()
+    parts.told(handle, "working")
+    assert (before.holds, parts.server.holds, parts.live.busy) == (0, 1, 1)
     await parts.live.close()
     parts.tasks.known.forget(parts.live)
     parts.told(handle, "working")
     assert (parts.live.busy, parts.server.holds) == (0, 0)
 
 
-async def test_a_task_that_a_new_process_knows_is_kept_with_that_process() -> None:
-    parts = Parts()
-    handle, before = parts.made("1"), parts.server
-    parts.server = Conversation()
-    parts.told(handle, "working")
-    assert (before.holds, parts.server.holds, parts.live.busy) == (0, 1, 1)
-
-
-@pytest.mark.parametrize(("declared", "method"), [(False, "tools/call"), (True, "prompts/get")])
-async def test_a_task_that_the_client_cannot_have_is_cancelled(declared: bool, method: str) -> None:
-    parts = Parts()
-    with pytest.raises(Refused) as refused:
-        parts.made("own", declared=declared, method=method)
-    assert refused.value.code == -32021
-    assert parts.server.sent == [("tasks/cancel", "own")]
-    assert parts.live.busy == 0
-
-
-@pytest.mark.parametrize("task_id", ["", "x" * 513, 7, None])
-async def test_a_task_whose_id_cannot_be_used_is_an_error(task_id: object) -> None:
-    parts = Parts()
-    with pytest.raises(Refused, match="an id that cannot be used"):
-        parts.made(task_id)
-    assert parts.live.busy == 0
-    named = [("tasks/cancel", task_id)] if isinstance(task_id, str) and task_id else []
-    assert parts.server.sent == named, "nobody else could cancel it"
-
-
 @requirement("wall.memory")
-async def test_what_is_known_of_tasks_is_bounded() -> None:
+async def test_what_is_known_and_kept_of_many_tasks_is_bounded() -> None:
     parts = Parts()
+    handles = [parts.made(str(number)) for number in range(MAX_KEPT + 5)]
+    assert (parts.live.busy, parts.server.holds) == (MAX_KEPT, MAX_KEPT)
+    parts.told(handles[0], "completed")
+    assert parts.live.busy == MAX_KEPT, "the last ones keep their session"
+    parts.told(handles[-1], "completed")
+    assert parts.live.busy == MAX_KEPT - 1
     for number in range(MAX_KNOWN + 5):
-        parts.told(parts.made(str(number)), "completed")
+        parts.told(parts.made(f"more {number}"), "completed")
     assert parts.server.known_tasks is not None
     assert len([*parts.server.known_tasks]) == MAX_KNOWN
+
+
+@pytest.mark.parametrize(
+    ("task_id", "kind", "refused", "is_cancelled"),
+    [
+        ("own", {"declared": False}, None, True),
+        ("own", {"method": "prompts/get"}, None, True),
+        ("", {}, "an id that cannot be used", False),
+        ("x" * 513, {}, "an id that cannot be used", True),
+        (7, {}, "an id that cannot be used", False),
+        (None, {}, "an id that cannot be used", False),
+    ],
+)
+async def test_a_task_that_the_client_cannot_have_is_an_error_and_cancelled_where_it_has_an_id(
+    task_id: object, kind: dict[str, Any], refused: str | None, is_cancelled: bool
+) -> None:
+    parts = Parts()
+    with pytest.raises(Refused, match=refused) as told:
+        parts.made(task_id, **kind)
+    assert (told.value.code == -32021) is bool(kind)
+    assert parts.server.sent == ([("tasks/cancel", task_id)] if is_cancelled else []), "nobody else could cancel it"
+    assert parts.live.busy == 0
 
 
 async def test_an_id_that_a_shared_server_gives_again_leads_its_first_session_nowhere() -> None:

@@ -119,18 +119,6 @@ async def test_a_question_comes_with_the_id_of_the_task_and_goes_to_the_server()
     assert msgspec.json.decode(end.result) == {"content": [], "_meta": related}
 
 
-async def test_an_error_of_the_client_reaches_the_server() -> None:
-    on = await scene()
-    call = on.call()
-    on.ask()
-    question = await read(call)
-    refusal = msgspec.Raw(b'{"code":-1,"message":"rejected"}')
-    on.live.questions.answered(Message(jsonrpc="2.0", id=question.id, error=refusal))
-    assert [bytes(cast("Any", told.error)) for told in on.server.told] == [bytes(refusal)]
-    assert on.running.task.status == "working"
-    call.cancel("enough")
-
-
 async def test_a_client_gets_a_question_once_until_its_call_has_ended() -> None:
     on = await scene()
     first = on.call()
@@ -145,16 +133,12 @@ async def test_a_client_gets_a_question_once_until_its_call_has_ended() -> None:
     second.cancel("enough")
 
 
-async def test_a_task_that_becomes_unknown_ends_the_call() -> None:
+async def test_a_task_that_becomes_unknown_ends_the_call_and_an_outage_of_the_store_does_not() -> None:
     on = await scene()
     on.failures = [UnknownTask()]
     end = await read(on.call())
     assert isinstance(end.error, msgspec.Raw) and msgspec.json.decode(end.error)["code"] == UnknownTask().code
-
-
-async def test_an_outage_of_the_store_does_not_end_the_call() -> None:
-    on = await scene()
-    on.failures = [StoreUnavailable("gone")]
+    on.looks, on.failures = 0, [StoreUnavailable("gone")]
     call = on.call()
     on.running.exchange.settle(Message(jsonrpc="2.0", id=0, result=msgspec.Raw(b'{"content":[]}')))
     assert isinstance((await read(call)).result, msgspec.Raw) and on.looks == 2

@@ -26,8 +26,11 @@ def test_a_call_is_read_as_it_was_stored() -> None:
     }
 
 
-def test_a_large_call_is_not_stored() -> None:
+@requirement("task.followed")
+def test_what_is_stored_is_bounded() -> None:
     assert stored({"arguments": msgspec.Raw(b'"' + b"x" * MAX_BYTES + b'"')}, CONTEXT) == b""
+    assert following(EMPTY, followed(own_id="x" * (MAX_ID_CHARS + 1))) == b""
+    assert following(EMPTY, followed(capabilities=b"x" * MAX_BYTES)) == b""
 
 
 EMPTY = encode(StoredCall({}, CONTEXT))
@@ -44,9 +47,3 @@ def test_what_the_next_owner_needs_to_follow_a_task_is_stored_beside_the_call() 
     for request, name in ((call, b'"t"'), (EMPTY, b"")):
         found = StoredCall.read(following(request, followed()))
         assert (found.followed, found.context, bytes(found.params.get("name", b""))) == (followed(), CONTEXT, name)
-
-
-@requirement("task.followed")
-def test_what_is_stored_of_the_task_of_a_server_is_bounded() -> None:
-    assert following(EMPTY, followed(own_id="x" * (MAX_ID_CHARS + 1))) == b""
-    assert following(EMPTY, followed(capabilities=b"x" * MAX_BYTES)) == b""

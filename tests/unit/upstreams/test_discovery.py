@@ -1,7 +1,8 @@
 """What an answer to `server/discover` proves."""
 
+import asyncio
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import httpx2
 import msgspec
@@ -9,10 +10,13 @@ import pytest
 
 from gateway.calls.conversation import Conversation
 from gateway.calls.deadlines import Deadlines
-from gateway.upstreams.discovery import ask_discovery, meaning_of
+from gateway.protocol.listing import MOST_TOOLS
+from gateway.upstreams.discovery import Discovery, ask_discovery, meaning_of
+from gateway.upstreams.list_pages import GATEWAY_META, ListReader
 from tests.requirements import requirement
 from tests.support.fake_upstream import FakeUpstream
 from transports.era import LEGACY, MODERN, Era
+from transports.jsonrpc import Message, encode
 from transports.upstream.streamable_http import HttpUpstream
 from transports.upstream_port import ConnectOptions, Link, LinkEvents, UpstreamUnavailable
 
@@ -41,9 +45,12 @@ class OverHttp(FakeUpstream):
     async def connect(self, options: ConnectOptions, events: LinkEvents) -> Link:
         return await self._upstream.connect(options, events)
 
-    async def close(self) -> None:
-        await self.conversation.close()
-        await self._upstream.close()
+    async def discover(self) -> Discovery:
+        try:
+            return await ask_discovery(self.conversation, within_s=5.0, is_url=True)
+        finally:
+            await self.conversation.close()
+            await self._upstream.close()
 
 
 def status(code: int, content: bytes = b"") -> Answer:
@@ -90,21 +97,18 @@ def unreachable(_: Any) -> httpx2.Response:
         (status(302), None),
         (status(200, b"<html>"), None),
         (broken, None),
+        (unreachable, None),
     ],
 )
 async def test_what_an_answer_over_http_proves(answer: Answer, era: Era | None) -> None:
     server = OverHttp(answer)
-    found = await ask_discovery(server.conversation, within_s=5.0, is_url=True)
+    if answer is unreachable:
+        with pytest.raises(UpstreamUnavailable):
+            await server.discover()
+        return
+    found = await server.discover()
     assert found.era is era and bool(found.result) == (answer is discovered)
     assert found.reason or found.era is not None, "a server that proved nothing says why"
-    await server.close()
-
-
-async def test_a_server_that_is_not_there_proves_nothing_and_is_unavailable() -> None:
-    server = OverHttp(unreachable)
-    with pytest.raises(UpstreamUnavailable):
-        await ask_discovery(server.conversation, within_s=5.0, is_url=True)
-    await server.close()
 
 
 @pytest.mark.parametrize(("is_url", "era"), [(True, None), (False, LEGACY)])
@@ -120,15 +124,13 @@ async def test_silence_proves_a_legacy_process_and_nothing_of_a_server_behind_a_
 async def test_a_version_that_both_know_is_asked_for_again_once() -> None:
     refusal = error(400, -32022, {"supported": ["2026-07-28", "2027-01-01"], "requested": "2026-07-28"})
     server = OverHttp(refusal, discovered)
-    found = await ask_discovery(server.conversation, within_s=5.0, is_url=True)
+    found = await server.discover()
     assert found.result is not None and [each["method"] for each in server.requests] == ["server/discover"] * 2
-    await server.close()
 
     server = OverHttp(refusal)
-    found = await ask_discovery(server.conversation, within_s=5.0, is_url=True)
+    found = await server.discover()
     assert found.era is MODERN and found.result is None and "it says it supports" in found.reason
     assert len(server.requests) == 2, "a server that contradicts itself is not asked for ever"
-    await server.close()
 
 
 def refused(supported: Any) -> msgspec.Raw:
@@ -145,3 +147,69 @@ def test_the_supported_versions_of_a_refusal_decide() -> None:
     assert len(long) < 500, "the server does not decide how long the message is"
     assert meaning_of(refused("2026-07-28")).era is LEGACY, "the code alone may be a legacy server's own"
     assert meaning_of(msgspec.Raw(b"7")).era is LEGACY
+
+
+READER = ListReader(name_chars=16, uri_chars=256)
+
+
+class Pages:
+    """Answers with these results, one after another."""
+
+    def __init__(self, *results: Any, era: Era = Era.LEGACY) -> None:
+        self.era = era
+        self.asked: list[dict[str, Any]] = []
+        self._results = list(results)
+
+    async def ready(self) -> None:
+        """It is open."""
+
+    async def ask(self, method: str, params: bytes) -> Message:
+        self.asked.append(msgspec.json.decode(params))
+        result = self._results.pop(0)
+        if result is None:
+            return Message(jsonrpc="2.0", id=1, error=msgspec.Raw(b"{}"))
+        return Message(jsonrpc="2.0", id=1, result=msgspec.Raw(encode(result)))
+
+
+def read(conversation: Pages, method: str = "tools/list") -> list[dict[str, Any]]:
+    return asyncio.run(READER.all_items(method, cast("Any", conversation)))
+
+
+@pytest.mark.parametrize(
+    ("method", "listed", "key", "most_chars"),
+    [
+        ("tools/list", "tools", "name", 16),
+        ("prompts/list", "prompts", "name", 16),
+        ("resources/list", "resources", "uri", 256),
+        ("resources/templates/list", "resourceTemplates", "uriTemplate", 256),
+    ],
+)
+def test_the_limits_of_requests_bound_the_names_in_lists(method: str, listed: str, key: str, most_chars: int) -> None:
+    page = {listed: [{key: "x" * most_chars}, {key: "x" * (most_chars + 1)}]}
+    assert READER.items(method, page) == page[listed][:1]
+
+
+def test_pages_are_read_until_there_is_no_cursor() -> None:
+    first = {"tools": [{"name": "a"}], "nextCursor": "2"}
+    conversation = Pages(first, {"tools": [{"name": "b"}]})
+    assert [item["name"] for item in read(conversation)] == ["a", "b"]
+    assert conversation.asked == [{}, {"cursor": "2"}]
+    assert [item["name"] for item in read(Pages(first, None))] == ["a"], "an error ends the list"
+    page = {"tools": [{"name": f"t{number}"} for number in range(1_000)], "nextCursor": "again"}
+    endless = Pages(*[page] * 10)
+    assert len(read(endless)) > MOST_TOOLS and len(endless.asked) == MOST_TOOLS // 1_000 + 1
+    modern = Pages({"tools": []}, era=Era.MODERN)
+    read(modern)
+    assert modern.asked == [{"_meta": GATEWAY_META}]
+
+
+@pytest.mark.parametrize(
+    ("annotations", "is_repeatable"),
+    [({"readOnlyHint": True}, True), ({"idempotentHint": True}, True), ({"readOnlyHint": False}, False), (None, False)],
+)
+def test_the_annotations_of_a_tool_say_whether_its_calls_are_repeatable(
+    annotations: dict[str, bool] | None, is_repeatable: bool
+) -> None:
+    conversation = cast("Any", Pages({"tools": [{"name": "t", "annotations": annotations}]}))
+    assert asyncio.run(READER.is_repeatable("t", conversation)) is is_repeatable
+    assert asyncio.run(READER.is_repeatable("t", cast("Any", Pages({"tools": []})))) is False, "it is not listed"

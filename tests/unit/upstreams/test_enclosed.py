@@ -78,27 +78,26 @@ async def test_the_folder_of_the_whole_session_is_written_if_a_variable_names_it
     await folders.close()
 
 
-@requirement("box.trust")
-async def test_without_walls_a_link_is_left_as_it_was() -> None:
-    folders = SessionFolders()
-    one = enclosing(folders, {"direct": "off", "sandboxed": "strict"})
-    given = resources([])
-    assert await one.of_session(given, "s1", one.sandbox("direct")) is given
+@requirement("box.trust", "box.package-once")
+async def test_without_walls_a_link_is_left_as_it_was_and_nothing_is_fetched() -> None:
+    folders, ended = SessionFolders(), list[str]()
+    one = enclosing(folders, {"direct": "off", "sandboxed": "strict"}, package=package(ended))
+    given = resources(ended)
+    assert await one.of_session(given, "s1", one.sandbox("direct")) is given and not ended
     of_nobody = await one.shared()
     assert of_nobody.given.walls is not None, "such a process has the walls of the least trusted session"
     await folders.close()
 
 
-async def test_a_folder_that_cannot_be_made_releases_the_link(monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(*_: str) -> Path:
-        raise OSError(28, "No space left on device")
-
-    folders, closed = SessionFolders(), list[str]()
-    monkeypatch.setattr(folders, "use_own", full)
-    one = enclosing(folders, "standard")
+@requirement("box.package-shared")
+async def test_a_folder_that_cannot_be_made_releases_the_link_and_the_package(monkeypatch: pytest.MonkeyPatch) -> None:
+    folders, ended = SessionFolders(), list[str]()
+    one = enclosing(folders, "standard", package=package(ended))
+    monkeypatch.setattr(folders, "use_own", refuse)
     with pytest.raises(UpstreamUnavailable, match="no folder for the session: No space left"):
-        await one.of_session(resources(closed), "s1", one.sandbox("direct"))
-    assert closed == ["closed"]
+        await one.of_session(resources(ended), "s1", one.sandbox("direct"))
+    assert sorted(ended) == ["closed", "released"]
+    await folders.close()
 
 
 def package(released: list[str]) -> PackageInUse:
@@ -121,26 +120,6 @@ async def test_a_fetched_package_is_started_in_place_of_the_command_and_only_rea
     walls = found.given.walls
     assert walls is not None and {grant.mode for grant in walls.grants if grant.path == "/usr/share/doc"} == {"rx"}
     found.close()
-    assert sorted(ended) == ["closed", "released"]
-    await folders.close()
-
-
-@requirement("box.package-once")
-async def test_a_server_without_walls_fetches_nothing() -> None:
-    folders, ended = SessionFolders(), list[str]()
-    one = enclosing(folders, "off", package=package(ended))
-    given = resources(ended)
-    assert await one.of_session(given, "s1", one.sandbox("direct")) is given
-    await folders.close()
-
-
-@requirement("box.package-shared")
-async def test_a_package_is_released_if_the_walls_cannot_be_made(monkeypatch: pytest.MonkeyPatch) -> None:
-    folders, ended = SessionFolders(), list[str]()
-    one = enclosing(folders, "standard", package=package(ended))
-    monkeypatch.setattr(folders, "use_own", refuse)
-    with pytest.raises(UpstreamUnavailable):
-        await one.of_session(resources(ended), "s1", one.sandbox("direct"))
     assert sorted(ended) == ["closed", "released"]
     await folders.close()
 

@@ -44,16 +44,11 @@ def test_a_server_is_addressed_in_the_clients_era_if_it_speaks_that(
     assert era_of(facts, client, accepts_handshake=accepts) is era
 
 
-@pytest.mark.parametrize(("facts", "has"), [(MODERN, True), (LEGACY, True), (NEITHER, False), (FAILED, False)])
-def test_a_server_has_answered_if_it_speaks_an_era(facts: ServerFacts, has: bool) -> None:
-    assert facts.has_answered is has
-
-
-def test_a_legacy_server_is_described_to_modern_clients_by_its_handshake() -> None:
-    assert MODERN.discovery == MODERN.discover
+def test_a_server_has_answered_if_it_speaks_an_era_and_is_described_to_modern_clients() -> None:
+    assert [facts.has_answered for facts in (MODERN, LEGACY, NEITHER, FAILED)] == [True, True, False, False]
+    assert MODERN.discovery == MODERN.discover and MODERN.capabilities == {"tools": {}}
     assert LEGACY.discovery is not None and LEGACY.capabilities == {"prompts": {}}
-    assert NEITHER.discovery is None and NEITHER.capabilities == {}
-    assert MODERN.capabilities == {"tools": {}}
+    assert NEITHER.discovery is None and NEITHER.capabilities == {} and not NEITHER.notifies
 
 
 @pytest.mark.parametrize(
@@ -67,7 +62,6 @@ def test_a_legacy_server_is_described_to_modern_clients_by_its_handshake() -> No
 )
 def test_a_server_notifies_of_changes_if_it_declares_that(capabilities: object, notifies: bool) -> None:
     assert ServerFacts(discover=json.dumps({"capabilities": capabilities}).encode()).notifies is notifies
-    assert not NEITHER.notifies
 
 
 def test_what_is_known_is_what_was_learned_last() -> None:

@@ -107,21 +107,17 @@ async def test_a_session_that_was_not_opened_leaves_no_process() -> None:
     assert pooled.server.started[0].is_closed and pooled.given.take(session, "demo") is None
 
 
-async def test_a_process_that_has_exited_is_not_given() -> None:
+@pytest.mark.parametrize("has_exited", [False, True])
+async def test_a_process_that_has_exited_or_was_not_used_by_its_session_ends(has_exited: bool) -> None:
     pooled = Pooled()
     await pooled.open()
-    pooled.server.started[0].is_good = False
+    pooled.server.started[0].is_good = not has_exited
     session = await pooled.open()
-    assert pooled.given.take(session, "demo") is None and pooled.server.started[0].is_closed
-    await pooled.pool.close()
-
-
-async def test_what_a_session_has_not_used_ends_with_it() -> None:
-    pooled = Pooled()
-    await pooled.open()
-    session = await pooled.open()
-    pooled.given.forget(session.id)
-    await pooled.settled()
+    if has_exited:
+        assert pooled.given.take(session, "demo") is None
+    else:
+        pooled.given.forget(session.id)
+        await pooled.settled()
     assert pooled.server.started[0].is_closed
     await pooled.pool.close()
 

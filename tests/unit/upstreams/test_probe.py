@@ -23,6 +23,8 @@ DISCOVERED = b'{"capabilities":{}}'
 TOOLS = b'{"tools":[{"name":"t"}]}'
 NO_METHOD = HandshakeRefused(msgspec.Raw(b'{"code":-32601,"message":"no such method"}'))
 NO_HEADER = HandshakeRefused(msgspec.Raw(b'{"code":-32020,"message":"no MCP-Protocol-Version"}'))
+BUSY = UpstreamUnavailable("503 Service Unavailable", status=503)
+UNAUTHORIZED = UpstreamUnavailable("server 'demo' answered 401", status=401)
 BAD_CLIENT = HandshakeRefused(msgspec.Raw(b'{"code":-32602,"message":"who are you"}'))
 
 
@@ -87,8 +89,10 @@ def probe_of(server: Any, clock: FakeClock | None = None, *, is_url: bool = Fals
 
 async def test_a_modern_server_is_discovered_and_no_handshake_is_made() -> None:
     server = Server(discover=DISCOVERED)
-    facts = await probe_of(server).facts()
+    probe = probe_of(server)
+    facts = await probe.facts()
     assert facts.discover == DISCOVERED and [tool["name"] for tool in facts.tools.listed] == ["t"]
+    assert probe.discovery(facts) == DISCOVERED, "it may not be kept, and is passed on as before"
     assert server.log == [f"ready {Era.MODERN}"]
 
 
@@ -110,16 +114,27 @@ async def test_a_server_that_knows_no_discovery_is_asked_for_a_handshake(discove
     assert server.log == [f"ready {Era.MODERN}", f"discard {Era.MODERN}", f"ready {Era.LEGACY}"]
 
 
-async def test_a_server_that_refuses_both_speaks_neither_era() -> None:
-    facts = await probe_of(Server(legacy=BAD_CLIENT)).facts()
-    assert not facts.has_answered and not facts.failure
+@pytest.mark.parametrize(
+    ("server", "is_url"),
+    [
+        (Server(legacy=BAD_CLIENT), False),
+        (Server(discover=BUSY, legacy=BUSY), True),
+        (Server(discover=UNAUTHORIZED, legacy=UNAUTHORIZED), False),
+    ],
+    ids=["refuses both", "503", "401 of a process"],
+)
+async def test_refusals_of_both_eras_say_nothing_of_credentials(server: Server, is_url: bool) -> None:
+    probe = probe_of(server, is_url=is_url)
+    facts = await probe.facts()
+    assert not facts.has_answered and not facts.needs_credentials
+    assert bool(facts.failure) is (server.discover is not None), "a server may speak neither era"
+    await probe.close()
 
 
 @pytest.mark.parametrize("discover", [None, DISCOVERED])
 @requirement("upstream.probe-survives")
 async def test_a_server_that_cannot_list_its_tools_now_can_be_used(discover: Any) -> None:
-    busy = UpstreamUnavailable("server 'demo' answered 503", status=503)
-    facts = await probe_of(Server(discover=discover, tools=busy), is_url=True).facts()
+    facts = await probe_of(Server(discover=discover, tools=BUSY), is_url=True).facts()
     assert facts.has_answered and not facts.tools.listed
 
 
@@ -171,12 +186,14 @@ async def test_a_server_that_failed_is_asked_again_in_the_background_after_a_whi
     [(None, Era.LEGACY), (BAD_CLIENT, Era.LEGACY), (NO_METHOD, Era.MODERN), (NO_HEADER, Era.MODERN)],
 )
 async def test_a_modern_server_is_tried_once_with_a_handshake(trial: Any, era: Era) -> None:
-    server = Server(discover=DISCOVERED, trial=trial)
+    server = Server(discover=DISCOVERED, trial=UpstreamUnavailable("busy"))
     probe = probe_of(server)
     assert await probe.era_for(Era.MODERN) is Era.MODERN and "trial" not in server.log
-    assert probe.era_now(Era.LEGACY) is None
+    assert await probe.era_for(Era.LEGACY) is Era.LEGACY
+    assert probe.era_now(Era.LEGACY) is None, "a trial that failed decides nothing, and is made again"
+    server.unavailable[None] = trial
     assert [await probe.era_for(Era.LEGACY) for _ in range(2)] == [era, era]
-    assert probe.era_now(Era.LEGACY) is era and server.log.count("trial") == 1
+    assert probe.era_now(Era.LEGACY) is era and server.log.count("trial") == 2
     assert server.log[-1] == "close"
 
 
@@ -187,13 +204,6 @@ async def test_a_handshake_in_no_version_of_its_era_is_none(monkeypatch: pytest.
     trial.initialize_result = answer
     monkeypatch.setattr(server, "trial", lambda: trial)
     assert await probe.era_for(Era.LEGACY) is Era.MODERN
-
-
-async def test_a_trial_that_failed_decides_nothing_and_is_made_again() -> None:
-    server = Server(discover=DISCOVERED, trial=UpstreamUnavailable("busy"))
-    probe = probe_of(server)
-    assert [await probe.era_for(Era.LEGACY) for _ in range(2)] == [Era.LEGACY, Era.LEGACY]
-    assert server.log.count("trial") == 2 and probe.era_now(Era.LEGACY) is None
 
 
 async def test_who_waits_when_the_gateway_stops_gets_a_failure() -> None:
@@ -222,32 +232,26 @@ async def test_nobody_waits_for_a_probe_that_has_taken_too_long_already() -> Non
     assert probe.answered.is_set()
 
 
-@requirement("proc.backoff", "wall.ready")
-async def test_a_server_that_failed_is_asked_again_without_a_client(monkeypatch: pytest.MonkeyPatch) -> None:
+@requirement("proc.backoff", "wall.ready", "up.era")
+@pytest.mark.parametrize(
+    ("server", "is_url", "failure", "words"),
+    [
+        (Server(ready=UpstreamUnavailable("not there")), False, "not there", ("it is no use",)),
+        (Server(discover=BUSY, legacy=NO_METHOD), True, "503 Service Unavailable", ()),
+    ],
+    ids=["failed", "busy"],
+)
+async def test_a_server_that_failed_is_asked_again_without_a_client(
+    server: Server, is_url: bool, failure: str, words: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("gateway.calls.backoff.FIRST_S", 0.001)
-    server = Server(ready=UpstreamUnavailable("not there"))
-    probe = probe_of(server)
-    assert (await probe.facts()).last_words == ("it is no use",) and probe.failures.count == 1
+    probe = probe_of(server, is_url=is_url)
+    facts = await probe.facts()
+    assert (facts.failure, facts.last_words, probe.failures.count) == (failure, words, 1)
     server.unavailable[Era.MODERN], server.discover = None, DISCOVERED
     async with asyncio.timeout(5.0):
         await probe.answered.wait()
-    assert probe.failures.count == 0
-    await probe.close()
-
-
-BUSY = UpstreamUnavailable("503 Service Unavailable", status=503)
-
-
-@requirement("up.era")
-async def test_a_modern_server_that_was_busy_once_is_found_without_a_client(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gateway.calls.backoff.FIRST_S", 0.001)
-    server = Server(discover=BUSY, legacy=NO_METHOD)
-    probe = probe_of(server, is_url=True)
-    assert (await probe.facts()).failure == "503 Service Unavailable" and probe.failures.count == 1
-    server.discover = DISCOVERED
-    async with asyncio.timeout(5.0):
-        await probe.answered.wait()
-    assert probe.era_now(Era.MODERN) is Era.MODERN
+    assert probe.failures.count == 0 and probe.era_now(Era.MODERN) is Era.MODERN
     await probe.close()
 
 
@@ -301,13 +305,6 @@ async def test_what_a_server_says_of_itself_is_passed_on_with_the_time_that_is_l
     assert again.capabilities == {"tools": {}} and b'"ttlMs":60000' in (probe.discovery(again) or b"")
 
 
-async def test_an_answer_that_may_not_be_kept_is_passed_on_as_before() -> None:
-    server = Server(discover=DISCOVERED)
-    probe = probe_of(server)
-    facts = await probe.facts()
-    assert probe.discovery(facts) == DISCOVERED and len(server.log) == 1
-
-
 async def _settle() -> None:
     for _ in range(20):
         await asyncio.sleep(0)
@@ -327,8 +324,7 @@ async def test_the_first_session_tries_the_handshake_with_its_own_process(fault:
 
 @requirement("up.era-credentials")
 async def test_a_server_that_refuses_the_probe_for_want_of_credentials_is_marked_and_sessions_may_learn_more() -> None:
-    refused = UpstreamUnavailable("server 'demo' answered 401", status=401)
-    server = Server(discover=refused, legacy=refused)
+    server = Server(discover=UNAUTHORIZED, legacy=UNAUTHORIZED)
     probe = probe_of(server, is_url=True)
     facts = await probe.facts()
     assert facts.needs_credentials and not facts.has_answered and probe.failures.count == 1
@@ -346,12 +342,4 @@ async def test_a_server_that_refuses_the_probe_for_want_of_credentials_is_marked
     server.discover = b'{"capabilities":{"prompts":{}}}'
     await probe.start()
     assert (await probe.facts()).capabilities == {"prompts": {}}
-    await probe.close()
-
-
-@pytest.mark.parametrize(("status", "is_url"), [(503, True), (401, False)])
-async def test_other_refusals_say_nothing_of_credentials(status: int, is_url: bool) -> None:
-    refused = UpstreamUnavailable(f"server 'demo' answered {status}", status=status)
-    probe = probe_of(Server(discover=refused, legacy=refused), is_url=is_url)
-    assert not (await probe.facts()).needs_credentials
     await probe.close()

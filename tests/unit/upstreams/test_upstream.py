@@ -132,10 +132,8 @@ def test_a_target_that_does_not_import_is_told_with_the_line_that_failed(
         load_object("mine", target)
     assert str(caught.value).startswith(f"mcpServers.mine.in_process: {target}: ")
     assert fault.format(file=module) in str(caught.value)
-
-
-def test_a_target_is_found_by_its_attributes(module: Path) -> None:
     module.write_text("class Servers:\n    first = 'found'\n", encoding="utf-8")
+    sys.modules.pop("operators_module", None)
     assert load_object("mine", "operators_module:Servers.first") == "found"
 
 
