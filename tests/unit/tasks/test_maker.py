@@ -98,10 +98,10 @@ class Parts:
         await refused.wait()
         raise unknown_tool("build")
 
-    async def answer(self, refused: asyncio.Event | None = None) -> Answer:
+    async def answer(self, refused: asyncio.Event | None = None, tool: Called = TOOL) -> Answer:
         """The answer to the call, which the server takes, or refuses once `refused` is set."""
         accepting = self.accepted(refused)
-        return await arrived(self.maker.answer(self.exchange, self.request, [], accepting, lambda: TOOL))
+        return await arrived(self.maker.answer(self.exchange, self.request, [], accepting, lambda: tool))
 
     async def waiting(self) -> Answer:
         """The answer to the call, while its task waits for the store."""
@@ -197,7 +197,7 @@ async def test_a_call_that_is_refused_is_refused() -> None:
     parts, refused = Parts(after_s=60.0), asyncio.Event()
     refused.set()
     with pytest.raises(Refused):
-        await parts.answer(refused)
+        await parts.answer(refused, Called())
     assert parts.created == []
 
 

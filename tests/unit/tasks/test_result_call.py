@@ -130,6 +130,10 @@ async def test_a_client_gets_a_question_once_until_its_call_has_ended() -> None:
     assert (await read(first)).method == "notifications/cancelled" or first.is_over
     again = await read(second)
     assert again.method == "elicitation/create" and again.id != question.id
+    refusal = msgspec.Raw(b'{"code":-1,"message":"rejected"}')
+    on.live.questions.answered(Message(jsonrpc="2.0", id=again.id, error=refusal))
+    assert [bytes(cast("Any", told.error)) for told in on.server.told] == [bytes(refusal)]
+    assert on.running.task.status == "working", "an error of the client reaches the server"
     second.cancel("enough")
 
 
