@@ -38,6 +38,7 @@ from session_store.memory import MemoryBackend
 from session_store.testing import ALICE, FakeClock, a_session
 from tests.requirements import requirement
 from tests.support.context import FACTS
+from tests.support.fake_upstream import a_call
 from transports.era import Era
 from transports.inbound_port import Answer, Refused, Request
 from transports.jsonrpc import Message, Object, encode
@@ -259,19 +260,14 @@ class Suspended:
         self.live = LiveSession(a_session(clock, era="modern"), MemoryBackend().events)
         self.who = RequestContext(self.live.session.principal, None, "c")
         seal = RequestStateSeal(KeyRing.ephemeral(), clock)
-        self.clients = ModernClients(
-            intake=cast("Any", self),
-            resolver=cast("Any", self),
-            carriers=cast("Any", self),
-            endpoints=cast("Any", {"/mcp": None}),
-            seal=seal,
-            tasks=cast("Any", None),
-            task_calls=cast("Any", None),
-            result_meta=False,
+        carriers = SimpleNamespace(
+            headers=lambda *_, **__: [], is_in_result=lambda *_, opened: opened, token=lambda *_: "t"
         )
-        self.exchange = Exchange(method=METHOD, client_id=1, live=self.live, replies=ReplyQueue())
-        self.exchange.sent_as(cast("Any", self.server), 1, None, 1.0)
-        question = InputRequest(cast("Any", self.server), b"1", "elicitation/create", {})
+        given: Any = {"intake": self, "resolver": self, "carriers": carriers, "endpoints": {"/mcp": None}}
+        self.clients = ModernClients(**given, seal=seal, tasks=None, task_calls=None, result_meta=False)
+        self.exchange, server = a_call(self.live), cast("Any", self.server)
+        self.exchange.sent_as(server, 1, None, 1.0)
+        question = InputRequest(server, b"1", "elicitation/create", {})
         assert self.live.questions.suspend(self.exchange, question)
         suspended = self.exchange.suspendable()
         suspended.ask_until(60.0)
@@ -283,30 +279,13 @@ class Suspended:
     def retry(self, request_id: int, forwarded: object) -> Request:
         answers = {key: {"action": "accept", "content": {"n": request_id}} for key in self.asked}
         params = PARAMS | {"requestState": self.state, "inputResponses": msgspec.Raw(encode(answers))}
-        return Request(
-            era=Era.MODERN,
-            endpoint="/mcp",
-            headers={},
-            message=Message(jsonrpc="2.0", id=request_id, method=METHOD),
-            params=params,
-            forwarded=forwarded,
-        )
+        message = Message(jsonrpc="2.0", id=request_id, method=METHOD)
+        return Request(era=Era.MODERN, endpoint="/mcp", headers={}, message=message, params=params, forwarded=forwarded)
 
     # as resolver
 
     async def resume_by_id(self, session_id: str, who: RequestContext, era: Era) -> Resolved:
         return Resolved(live=self.live, context=self.live.session.context)
-
-    # as carriers
-
-    def headers(self, *_: object, **__: object) -> list[tuple[bytes, bytes]]:
-        return []
-
-    def is_in_result(self, *_: object, opened: bool) -> bool:
-        return opened
-
-    def token(self, *_: object) -> str:
-        return "t"
 
     # as intake
 

@@ -1,6 +1,7 @@
 """The parts of the room, put together on a store in memory."""
 
 from collections import Counter
+from collections.abc import Callable
 from typing import Any, cast
 
 import msgspec
@@ -13,6 +14,7 @@ from gateway.tasks.changes import TaskChanges
 from gateway.tasks.continuation import TaskContinuation
 from gateway.tasks.exchange import TaskExchange
 from gateway.tasks.handles import TaskHandle
+from gateway.tasks.made import MadeTasks
 from gateway.tasks.quotas import RunningNames
 from gateway.tasks.recovery import TaskRecovery
 from gateway.tasks.running import RunningTask
@@ -120,6 +122,19 @@ class Replica:
         running = self.table.add(task, exchange)
         exchange.run_as(running, 0)
         return running
+
+    def made(self, parts: Any, may_see: Callable[..., bool] = lambda *_: True) -> MadeTasks:
+        """What clients are told of tasks. `parts` resolves, counts and records their requests."""
+        return MadeTasks(
+            self.table,
+            self.recovery,
+            sessions=self.store.backend.sessions,
+            resolver=parts,
+            cluster=None,
+            rates=parts,
+            audit=parts,
+            may_see=may_see,
+        )
 
     async def settles(self, running: RunningTask, end: Message) -> Task:
         """The record of a task whose call has that end."""

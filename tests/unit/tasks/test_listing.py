@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import Callable
 from itertools import chain
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar
 
 import msgspec
 import pytest
@@ -12,7 +12,6 @@ from msgspec.structs import replace
 from gateway.config.tasks import TaskSettings
 from gateway.identity.request_context import RequestContext
 from gateway.tasks.listing import PAGE, TaskLists
-from gateway.tasks.made import MadeTasks
 from gateway.tasks.quotas import TaskQuotas
 from gateway.tasks.refusals import UnknownTask
 from gateway.tasks.running import RunningTask
@@ -34,17 +33,7 @@ class Scene:
         self.store = Store()
         backend, replica = self.store.backend, Replica(self.store)
         self.quotas = TaskQuotas(TaskSettings(max_per_session=1_000), backend.quotas, backend.tasks)
-        parts = cast("Any", self)
-        made = MadeTasks(
-            replica.table,
-            replica.recovery,
-            sessions=backend.sessions,
-            resolver=parts,
-            cluster=None,
-            rates=parts,
-            audit=parts,
-            may_see=lambda task, *_: task.tool != "hidden",
-        )
+        made = replica.made(self, lambda task, *_: task.tool != "hidden")
         self.lists = TaskLists(made, self.quotas, backend.tasks)
 
     async def add(self, session: str, *ids: str, principal: Principal = ALICE, **fields: Any) -> list[str]:
@@ -146,7 +135,7 @@ class One:
         self.go = asyncio.Event()
         self.failures: list[Exception] = []
         self.counted: list[str] = []
-        tasks, parts = store.backend.tasks, cast("Any", self)
+        tasks = store.backend.tasks
         write = tasks.replace
 
         async def replace(task: Task) -> bool:
@@ -156,16 +145,7 @@ class One:
             return await write(task)
 
         monkeypatch.setattr(tasks, "replace", replace)
-        self.made = MadeTasks(
-            replica.table,
-            replica.recovery,
-            sessions=store.backend.sessions,
-            resolver=parts,
-            cluster=None,
-            rates=parts,
-            audit=parts,
-            may_see=lambda *_: True,
-        )
+        self.made = replica.made(self)
         self.handle = handle_of(running.task)
         self.who = RequestContext(running.task.principal, None, "c")
 
