@@ -19,10 +19,12 @@ def test_the_format_is_that_of_the_sdk(content: bytes) -> None:
 
 
 def test_older_keys_open_and_keys_that_have_left_the_ring_do_not() -> None:
-    sealed = StateCipher([OLD]).seal(CONTENT)
+    old = StateCipher([OLD])
+    sealed = old.seal(CONTENT)
     assert StateCipher([NEW, OLD]).open(sealed) == CONTENT
     with pytest.raises(InvalidSeal):
         StateCipher([NEW]).open(sealed)
+    assert old.seal(CONTENT) != sealed, "it is sealed anew each time"
 
 
 def test_no_changed_text_is_opened() -> None:
@@ -40,8 +42,3 @@ def test_no_changed_text_is_opened() -> None:
 def test_what_is_no_sealed_text_is_not_opened(text: str) -> None:
     with pytest.raises(InvalidSeal):
         StateCipher([NEW]).open(text)
-
-
-def test_a_text_is_sealed_anew_each_time() -> None:
-    cipher = StateCipher([NEW])
-    assert cipher.seal(CONTENT) != cipher.seal(CONTENT)

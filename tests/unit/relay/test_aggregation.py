@@ -143,6 +143,7 @@ async def test_a_request_to_all_servers_is_answered_once_all_have_answered() -> 
     assert one.asked == [("logging/setLevel", "")] and request.exchange.is_over
 
 
+APP_TOOL = {"name": "t", "_meta": {"ui": {"resourceUri": "ui://t/app.html"}}}
 LIST, TEMPLATES, READ = "resources/list", "resources/templates/list", "resources/read"
 
 
@@ -207,15 +208,24 @@ async def test_a_resource_that_nobody_lists_is_looked_for_at_a_few_servers_at_a_
     assert again.upstream.name == "b" and again.answer is None and len(one.asked) == asked, "it is remembered"
 
 
-async def test_a_template_that_says_less_than_its_server_can_read_still_leads_there() -> None:
-    one, two = PagedServer("a", pages()), PagedServer("b", pages(templates=("f:///{name}",), reads=("f:///x/y",)))
-    assert await owner(aggregation(one, two), "f:///x") == "b"
-    assert await owner(aggregation(one, two), "f:///x/y") == "b" and (READ, "f:///x/y") not in one.asked
-
-
-async def test_a_server_that_lists_similar_uris_is_asked_first() -> None:
-    one, two = PagedServer("a", pages(reads=("db://t/9",))), PagedServer("b", pages("db://t/1", reads=("db://t/9",)))
-    assert await owner(aggregation(one, two), "db://t/9") == "b"
+@pytest.mark.parametrize(
+    ("one", "two", "tools", "uri", "found"),
+    [
+        (pages("x://1"), pages("x://1"), None, "x://1", "a"),
+        (pages(reads=("db://t/9",)), pages("db://t/1", reads=("db://t/9",)), None, "db://t/9", "b"),
+        (pages(), pages(templates=("f:///{name}",)), None, "f:///x", "b"),
+        (pages(), pages(templates=("f:///{name}",), reads=("f:///x/y",)), None, "f:///x/y", "b"),
+        (pages(), pages(), [APP_TOOL], "ui://t/app.html", "b"),
+    ],
+    ids=["first of the configuration", "similar URIs", "template", "more than its template", "app of a tool"],
+)
+async def test_a_server_that_is_likelier_to_have_it_is_asked_first(
+    one: Any, two: Any, tools: list[Any] | None, uri: str, found: str
+) -> None:
+    first, second = PagedServer("a", one), PagedServer("b", two, probed=tools)
+    assert await owner(aggregation(first, second), uri) == found
+    assert (READ, uri) not in first.asked
+    assert tools is None or (not first.asked and not second.asked), "no list has an app"
 
 
 @pytest.mark.parametrize(("code", "found"), [(-32002, "b"), (-32602, "b"), (-32601, "b"), (0, "b"), (-32603, "a")])
@@ -241,10 +251,6 @@ async def test_servers_without_resources_are_not_asked() -> None:
     assert await owner(aggregation(one, two), "y://1") == "b" and not one.asked
 
 
-async def test_of_two_servers_that_list_it_the_first_of_the_configuration_has_it() -> None:
-    assert await owner(aggregation(PagedServer("b", pages("x://1")), PagedServer("a", pages("x://1"))), "x://1") == "b"
-
-
 async def test_a_server_whose_resource_policy_hides_does_not_have_it() -> None:
     hidden = ServerPolicy(resources={"x://*": ItemSettings(direct_only=True)})
     one, two = PagedServer("a", pages("x://1", "x://2")), PagedServer("b", pages("x://1"))
@@ -265,17 +271,9 @@ async def test_an_unlisted_resource_is_not_looked_for_where_policy_goes_by_lists
     assert (READ, "z://1") not in one.asked
 
 
-async def test_an_app_that_no_list_has_belongs_to_the_server_whose_tool_names_it() -> None:
-    tool = {"name": "t", "_meta": {"ui": {"resourceUri": "ui://t/app.html"}}}
-    one, two = PagedServer("a", pages()), PagedServer("b", pages(), probed=[tool])
-    assert await owner(aggregation(one, two), "ui://t/app.html") == "b"
-    assert not one.asked and not two.asked
-
-
 async def test_of_two_servers_with_the_same_app_the_one_that_was_called_has_it() -> None:
-    tool = {"name": "t", "_meta": {"ui": {"resourceUri": "ui://t/app.html"}}}
-    served = {("tools/list", ""): {"tools": [tool]}}
-    one, two = PagedServer("a", pages() | served, probed=[tool]), PagedServer("b", pages() | served, probed=[tool])
+    served = {("tools/list", ""): {"tools": [APP_TOOL]}}
+    one, two = (PagedServer(name, pages() | served, probed=[APP_TOOL]) for name in "ab")
     parts, live = aggregation(one, two), cast("Any", NamedSession())
     await parts.merged_list(a_call("tools/list"))
     assert await owner(parts, "ui://t/app.html", live=live) == "a"
@@ -325,13 +323,11 @@ async def test_the_first_is_asked_alone_and_the_others_in_groups() -> None:
     assert await search(servers).first(NAMES) == ("s0", True) and servers.asked == ["s0"]
     servers = Servers(having="s3 s4")
     assert await search(servers).first(NAMES) == ("s3", True) and servers.asked == NAMES[:5]
-
-
-async def test_nobody_of_those_asked_in_turn_has_it() -> None:
-    servers, of_none = Servers(gone="s2"), Servers()
+    assert await search(Servers(having="s1", slow="s1")).first(NAMES) == ("s1", True), "a slow one is found still"
+    servers = Servers(gone="s2")
     found = search(servers)
     assert await found.first(NAMES) is None and servers.asked == NAMES and found.late == {"s2"}
-    assert await search(of_none).first([]) is None
+    assert await search(Servers()).first([]) is None
 
 
 @requirement("ext.resource-owner")
@@ -340,10 +336,6 @@ async def test_one_that_hangs_holds_up_nobody_for_long() -> None:
     found, began = search(servers), monotonic()
     assert await found.first(NAMES) == ("s8", True)
     assert monotonic() - began < WITHIN_S and servers.cancelled == ["s0", "s2"] == sorted(found.late)
-
-
-async def test_one_that_is_slow_is_found_still() -> None:
-    assert await search(Servers(having="s1", slow="s1")).first(NAMES) == ("s1", True)
 
 
 async def test_all_that_hang_take_one_deadline_together() -> None:

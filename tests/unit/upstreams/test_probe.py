@@ -256,29 +256,22 @@ async def test_a_server_that_failed_is_asked_again_without_a_client(
 
 
 @requirement("up.era")
-async def test_a_server_of_both_eras_that_was_busy_once_is_served_at_once_and_asked_again() -> None:
-    clock, server = FakeClock(), Server(discover=BUSY)
-    probe = probe_of(server, clock, is_url=True)
-    assert (await probe.facts()).has_answered and probe.era_now(Era.MODERN) is Era.LEGACY, "it accepts a handshake"
-    handshakes = server.log.count(f"ready {Era.LEGACY}")
-    assert (await probe.start()).initialize is not None, "still busy"
-    server.discover = UpstreamUnavailable("gone")
-    assert (await probe.start()).initialize is not None and not probe.failures.count
-    assert server.log.count(f"ready {Era.LEGACY}") == handshakes, "what is known is not asked for again"
-    server.discover = DISCOVERED
-    assert (await probe.start()).is_certain and probe.era_now(Era.MODERN) is Era.MODERN
-    assert server.log.count(f"discard {Era.MODERN}") == 2
-    await probe.close()
-
-
-@requirement("up.era")
-async def test_a_legacy_server_that_was_busy_once_is_legacy_when_it_says_so() -> None:
+@pytest.mark.parametrize("is_modern", [True, False])
+async def test_a_server_that_was_busy_once_is_served_at_once_and_asked_again(is_modern: bool) -> None:
     server = Server(discover=BUSY)
     probe = probe_of(server, is_url=True)
-    assert not (await probe.facts()).is_certain
-    server.discover = UpstreamUnavailable("400 Bad Request", status=400)
-    assert (await probe.start()).is_certain and probe.era_now(Era.MODERN) is Era.LEGACY
-    assert probe._again is None, "nothing is left to find out"
+    facts = await probe.facts()
+    assert facts.has_answered and not facts.is_certain
+    assert probe.era_now(Era.MODERN) is Era.LEGACY, "it accepts a handshake"
+    handshakes = server.log.count(f"ready {Era.LEGACY}")
+    for still in (BUSY, UpstreamUnavailable("gone")):
+        server.discover = still
+        assert (await probe.start()).initialize is not None and not probe.failures.count
+    assert server.log.count(f"ready {Era.LEGACY}") == handshakes, "what is known is not asked for again"
+    server.discover = DISCOVERED if is_modern else UpstreamUnavailable("400 Bad Request", status=400)
+    assert (await probe.start()).is_certain and probe._again is None, "nothing is left to find out"
+    assert probe.era_now(Era.MODERN) is (Era.MODERN if is_modern else Era.LEGACY)
+    assert not is_modern or server.log.count(f"discard {Era.MODERN}") == 2
     await probe.close()
 
 
