@@ -33,12 +33,17 @@ async def sent() -> tuple[FakeUpstream, Exchange]:
     return upstream, exchange
 
 
-async def test_a_call_that_may_not_be_sent_again_is_answered() -> None:
+async def test_a_call_that_may_not_be_sent_again_or_is_no_longer_in_flight_is_answered() -> None:
     upstream, exchange = await sent()
     upstream.error = too_many("server processes", 3, anonymous=False)
     upstream.conversation.unsent(upstream.links[0], exchange.number, "the server has forgotten the session")
     assert (await answer_of(exchange))["error"]["code"] == TOO_OFTEN
     assert not upstream.conversation.has_calls
+    upstream, exchange = await sent()
+    upstream.conversation.calls.end(exchange)
+    exchange.cancel("the session has ended")
+    assert (await answer_of(exchange))["error"]["code"] == CANCELLED
+    assert [message["method"] for message in upstream.links[0].sent] == ["tools/call"]
 
 
 @requirement("rep.no-retry")
@@ -110,14 +115,6 @@ async def test_the_end_of_a_server_is_logged_once_more_only_for_its_calls(caplog
     upstream.conversation.closed("it exited with code 3")
     assert (await answer_of(exchange))["error"]["code"] == OUTCOME_UNKNOWN
     assert [message for message in caplog.messages if "calls in flight: 1" in message] == caplog.messages[-1:]
-
-
-async def test_a_cancellation_answers_a_call_that_is_no_longer_in_flight() -> None:
-    upstream, exchange = await sent()
-    upstream.conversation.calls.end(exchange)
-    exchange.cancel("the session has ended")
-    assert (await answer_of(exchange))["error"]["code"] == CANCELLED
-    assert [message["method"] for message in upstream.links[0].sent] == ["tools/call"]
 
 
 async def test_a_conversation_that_closes_tells_which_calls_the_server_had() -> None:

@@ -136,13 +136,16 @@ async def test_an_answer_comes_without_a_late_server_and_its_client_hears_of_it_
 @requirement("proc.backoff")
 async def test_a_failure_is_reported_with_the_time_of_the_next_attempt() -> None:
     late, bad = LateServers(wait_s=WAIT_S, read_s=5), Server("b", is_up=False)
+    errors: list[Exception] = [UpstreamUnavailable("no such command"), ValueError("a bug")]
 
     async def fails(_: Any) -> str:
-        raise UpstreamUnavailable("no such command")
+        raise errors.pop(0)
 
     found: Gathered[str] = await late.gather(cast("Any", [bad]), NOBODY, fails)
     assert [entry.reason for entry in found.missing] == ["no such command"] and found.missing[0].retry_s is not None
     assert isinstance(found.failures["b"], UpstreamUnavailable)
+    with pytest.raises(ValueError, match="a bug"):
+        await late.gather(cast("Any", [Server("a")]), NOBODY, fails)
     await late.close()
 
 
@@ -160,16 +163,6 @@ async def test_sessions_whose_processes_fail_in_their_own_words_do_not_fill_the_
     assert [line for line in caplog.messages if "without server" in line] == [
         "answers for all servers come without server b: it exited"
     ]
-    await late.close()
-
-
-async def test_an_error_that_no_server_is_to_blame_for_is_raised() -> None:
-    async def fails(_: Any) -> str:
-        raise ValueError("a bug")
-
-    late = LateServers(wait_s=WAIT_S, read_s=5)
-    with pytest.raises(ValueError, match="a bug"):
-        await late.gather(cast("Any", [Server("a")]), NOBODY, fails)
     await late.close()
 
 
