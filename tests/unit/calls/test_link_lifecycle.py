@@ -190,12 +190,26 @@ async def test_a_modern_link_and_one_that_resumes_a_session_make_no_handshake(
     assert links.is_open and source.made[0].sent == [] and links.initialize_result == result
 
 
-async def test_a_refused_handshake_leaves_no_link() -> None:
+async def test_an_opening_that_fails_leaves_no_link() -> None:
     links, source, user = lifecycle()
     user.answer = parse(b'{"jsonrpc":"2.0","id":1,"error":{"code":-32600,"message":"no"}}')
     with pytest.raises(HandshakeRefused):
         await links.ready()
     assert (links.state, links.link, source.open_links, source.taken_back) == (LinkState.ABSENT, None, 0, 1)
+
+    slow, source, _ = lifecycle(start_s=0.001)
+    source.may_connect.clear()
+    with pytest.raises(UpstreamUnavailable, match=r"did not start within 0\.001 s"):
+        await slow.ready()
+    assert slow.state is LinkState.ABSENT
+
+    lost, source, _ = lifecycle()
+    opening = asyncio.create_task(lost.ready())
+    await until(lambda: bool(source.made))
+    source.made[0].end()
+    with pytest.raises(UpstreamUnavailable, match="ended while it was starting"):
+        await opening
+    assert lost.state is LinkState.ABSENT and lost.link is None
 
 
 @requirement("proc.hang", "proc.backoff")
@@ -227,24 +241,6 @@ async def test_a_notification_of_the_client_waits_for_the_handshake() -> None:
     assert greeted == [None] and links.greeted is source.made[0]
     source.made[0].end()
     assert links.greeted is None
-
-
-async def test_a_server_that_starts_too_slowly_is_given_up() -> None:
-    links, source, _ = lifecycle(start_s=0.001)
-    source.may_connect.clear()
-    with pytest.raises(UpstreamUnavailable, match=r"did not start within 0\.001 s"):
-        await links.ready()
-    assert links.state is LinkState.ABSENT
-
-
-async def test_a_link_that_is_lost_while_it_opens_fails_the_opening() -> None:
-    links, source, _ = lifecycle()
-    opening = asyncio.create_task(links.ready())
-    await until(lambda: bool(source.made))
-    source.made[0].end()
-    with pytest.raises(UpstreamUnavailable, match="ended while it was starting"):
-        await opening
-    assert links.state is LinkState.ABSENT and links.link is None
 
 
 async def test_a_crash_is_counted_and_reported_once_the_next_link_is_open() -> None:

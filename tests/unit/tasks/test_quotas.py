@@ -55,17 +55,6 @@ async def test_anonymous_clients_are_counted_by_their_network() -> None:
     assert await quotas.hold(other)
 
 
-@requirement("task.make")
-async def test_a_task_that_is_gone_leaves_its_place() -> None:
-    clock = FakeClock(NOW)
-    backend = MemoryBackend(clock=clock)
-    task = a_task()
-    await backend.tasks.create(task)
-    assert await quotas_in(backend, max_per_session=1).hold(task)
-    clock.pass_time(task.ttl_s)
-    assert await quotas_in(backend, max_per_session=1).hold(replace(task, id="t2", created_at=clock()))
-
-
 @requirement("task.durable")
 async def test_the_names_of_a_replica_are_found_by_others() -> None:
     quotas = MemoryBackend().quotas
@@ -87,11 +76,12 @@ async def test_the_names_of_a_replica_are_found_by_others() -> None:
 @requirement("task.make")
 async def test_a_task_counts_as_long_as_it_is_kept(tmp_path: Path) -> None:
     month, clock = 30 * 86_400.0, FakeClock(1_700_000_000.0)
+    so_many = {"ttl_s": month, "max_per_principal": 2, "max_per_session": 2}
     sqlite = SqliteBackend(tmp_path / "tasks.db", clock=clock)
     await sqlite.open()
     try:
         for backend in (MemoryBackend(clock=clock), sqlite):
-            quotas = quotas_in(backend, ttl_s=month, max_per_principal=2)
+            quotas = quotas_in(backend, **so_many)
             for number in range(2):
                 task = replace(a_task(), id=f"t{number}", principal=ALICE, created_at=clock(), ttl_s=month)
                 assert await quotas.hold(task)
@@ -99,7 +89,7 @@ async def test_a_task_counts_as_long_as_it_is_kept(tmp_path: Path) -> None:
             clock.pass_time(month - 10)
             assert not await quotas.hold(replace(task, id="t9")), "both are stored still"
             clock.pass_time(20)
-            assert await quotas_in(backend, ttl_s=month, max_per_principal=2).hold(replace(task, id="t9"))
+            assert await quotas_in(backend, **so_many).hold(replace(task, id="t9"))
     finally:
         await sqlite.close()
 

@@ -56,6 +56,11 @@ async def test_a_pattern_of_tasks_that_names_no_tool_is_a_warning(caplog: pytest
         ({"evalute": {"operation": "eval"}}, {}, "mcpServers.s.tools: 'evalute' names no tool"),
         ({}, {"w": {"tools": ["s__evalute"]}}, "workspaces.w.tools: 's__evalute' names no tool"),
         ({}, {"w": {"servers": ["t"]}}, "workspaces.w.servers: 't' names no server"),
+        (
+            {"eval*": {"operation": "eval"}, "*": {"slow_s": 1}},
+            {"w": {"servers": ["s"], "tools": ["s__read", "s__*"]}},
+            "",
+        ),
     ],
 )
 async def test_one_pattern_that_names_nothing_is_refused(
@@ -64,18 +69,15 @@ async def test_one_pattern_that_names_nothing_is_refused(
     server: Any = Listing(tools)
     refusing = GatewaySettings.model_validate({"policy": {"workspaces": workspaces}})
     policy = {"workspaces": workspaces, "unmatched_patterns": "allow"}
+    if not fault:
+        await compare([server], refusing, NO_SCHEMAS)
+        assert not server.unreviewed, "all patterns name something"
+        return
     with pytest.raises(ConfigurationError) as refused:
         await compare([server], refusing, NO_SCHEMAS)
     [found, what_to_do] = str(refused.value).splitlines()
     assert fault in found and what_to_do == CORRECT and server.unreviewed
     await compare([server], GatewaySettings.model_validate({"policy": policy}), NO_SCHEMAS)
-    assert not server.unreviewed
-
-
-async def test_patterns_that_name_something_are_taken() -> None:
-    server: Any = Listing({"eval*": {"operation": "eval"}, "*": {"slow_s": 1}})
-    workspaces = {"w": {"servers": ["s"], "tools": ["s__read", "s__*"]}}
-    await compare([server], GatewaySettings.model_validate({"policy": {"workspaces": workspaces}}), NO_SCHEMAS)
     assert not server.unreviewed
 
 
