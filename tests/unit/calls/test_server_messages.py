@@ -216,13 +216,12 @@ async def test_progress_of_a_task_goes_to_the_session_of_the_call_that_made_it()
 
 def test_a_changed_list_is_forgotten_and_the_sessions_are_notified() -> None:
     server, live, changes = Server(), live_session(), list[Method]()
-    router = IsolatedRouter(live, changes.append)
     server.lists.known["tools/list"] = Tools([])
-    router.tools_changed(server.conversation)
+    IsolatedRouter(live, changes.append).tools_changed(server.conversation)
     assert [change.kind for change in changes] == ["tools"] and not server.lists.known
     assert not live.sent, "the server refuses headers: its list has not changed for clients"
     server.lists.known["tools/list"] = Tools([])
-    router.notified(server.conversation, notification("notifications/tools/list_changed", {}))
+    IsolatedRouter(live).notified(server.conversation, notification("notifications/tools/list_changed", {}))
     assert "tools/list" not in server.lists.known and "tools/list" in server.lists.changed
     assert [frame["method"] for frame in live.sent] == ["notifications/tools/list_changed"]
 

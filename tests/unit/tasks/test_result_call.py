@@ -119,6 +119,18 @@ async def test_a_question_comes_with_the_id_of_the_task_and_goes_to_the_server()
     assert msgspec.json.decode(end.result) == {"content": [], "_meta": related}
 
 
+async def test_an_error_of_the_client_reaches_the_server() -> None:
+    on = await scene()
+    call = on.call()
+    on.ask()
+    question = await read(call)
+    refusal = msgspec.Raw(b'{"code":-1,"message":"rejected"}')
+    on.live.questions.answered(Message(jsonrpc="2.0", id=question.id, error=refusal))
+    assert [bytes(cast("Any", told.error)) for told in on.server.told] == [bytes(refusal)]
+    assert on.running.task.status == "working"
+    call.cancel("enough")
+
+
 async def test_a_client_gets_a_question_once_until_its_call_has_ended() -> None:
     on = await scene()
     first = on.call()
@@ -130,10 +142,6 @@ async def test_a_client_gets_a_question_once_until_its_call_has_ended() -> None:
     assert (await read(first)).method == "notifications/cancelled" or first.is_over
     again = await read(second)
     assert again.method == "elicitation/create" and again.id != question.id
-    refusal = msgspec.Raw(b'{"code":-1,"message":"rejected"}')
-    on.live.questions.answered(Message(jsonrpc="2.0", id=again.id, error=refusal))
-    assert [bytes(cast("Any", told.error)) for told in on.server.told] == [bytes(refusal)]
-    assert on.running.task.status == "working", "an error of the client reaches the server"
     second.cancel("enough")
 
 
