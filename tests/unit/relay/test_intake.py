@@ -264,7 +264,8 @@ class Suspended:
             headers=lambda *_, **__: [], is_in_result=lambda *_, opened: opened, token=lambda *_: "t"
         )
         given: Any = {"intake": self, "resolver": self, "carriers": carriers, "endpoints": {"/mcp": None}}
-        self.clients = ModernClients(**given, **dict.fromkeys(("tasks", "task_calls")), seal=seal, result_meta=False)
+        nothing: Any = None
+        self.clients = ModernClients(**given, seal=seal, tasks=nothing, task_calls=nothing, result_meta=False)
         self.exchange, server = a_call(self.live), cast("Any", self.server)
         self.exchange.sent_as(server, 1, None, 1.0)
         question = InputRequest(server, b"1", "elicitation/create", {})
