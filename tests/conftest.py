@@ -27,9 +27,6 @@ hypothesis.settings.load_profile("of these tests")
 
 def pytest_configure(config: pytest.Config) -> None:
     """Close the gateways that this user runs on the machine to the tests: commands would find them."""
-    if config.getoption("seed") is None:
-        drawn = str(random.SystemRandom().randrange(1 << 32))
-        config.option.seed = int(os.environ.setdefault("SEED_OF_THE_TESTS", drawn))  # workers inherit it
     folder = tempfile.mkdtemp(prefix="runtime-")
     os.environ["XDG_RUNTIME_DIR"] = folder
     config.add_cleanup(lambda: shutil.rmtree(folder, ignore_errors=True))
@@ -93,20 +90,17 @@ worker: were a long one to begin last, the other workers would wait for it."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--seed", type=int, help="of the order of the tests within a file (default: another each time)")
-
-
-def pytest_report_header(config: pytest.Config) -> str:
-    return f"order of the tests: --seed {config.getoption('seed')}"
+    parser.addoption("--seed", type=int, help="shuffle the tests within each file, in the order that this number gives")
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Shuffle the tests of each file: none may need another before it. pytest then puts those together that share a
-    parametrised fixture."""
-    order = random.Random(config.getoption("seed"))
-    random_places = {function: order.random() for function in dict.fromkeys(map(_function, items))}
-    items.sort(key=lambda item: (_place(item.path), str(item.path), random_places[_function(item)]))
+    items.sort(key=lambda item: _place(item.path))
+    if (seed := config.getoption("seed")) is not None:
+        # pytest then puts those together that share a parametrised fixture.
+        order = random.Random(seed)
+        places = {function: order.random() for function in dict.fromkeys(map(_function, items))}
+        items.sort(key=lambda item: (_place(item.path), str(item.path), places[_function(item)]))
     for item in items:
         if is_of_the_second_ring(item.nodeid):
             item.add_marker("second_ring")
