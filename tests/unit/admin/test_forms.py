@@ -12,6 +12,8 @@ from gateway.admin.form_arguments import FormFaults, arguments_in
 from gateway.admin.forms import JSON_CONTROL, PREFIX, Form, form_of
 from tests.requirements import requirement
 
+pytestmark = requirement("ops.try-tools")
+
 NAMES = st.text('aZ09_-.$<"&=;ä語', min_size=1, max_size=12)
 STRINGS = st.text('aZ0 9.-+eE{}[]\\"\n\tä語', max_size=12)
 JSON = st.recursive(
@@ -49,7 +51,6 @@ TEXTS = st.one_of(
 )
 
 
-@requirement("ops.try-tools")
 @given(schemas(), st.data())
 def test_whatever_stands_in_the_controls_is_sent_as_the_declared_types_or_refused(
     schema: dict[str, Any], data: st.DataObject
@@ -70,7 +71,6 @@ def test_whatever_stands_in_the_controls_is_sent_as_the_declared_types_or_refuse
     assert jsonschema_rs.is_valid(schema, sent), sent
 
 
-@requirement("ops.try-tools")
 @given(schemas(), st.data())
 def test_every_value_of_a_schema_can_be_entered(schema: dict[str, Any], data: st.DataObject) -> None:
     form = form_of(schema)
@@ -108,7 +108,6 @@ def a_form(**properties: Any) -> Form:
     return form_of({"type": "object", "properties": properties})
 
 
-@requirement("ops.try-tools")
 def test_each_type_has_its_control_and_required_ones_come_first() -> None:
     form = form_of(
         {
@@ -143,7 +142,6 @@ def test_each_type_has_its_control_and_required_ones_come_first() -> None:
     assert json.loads(form.skeleton) == {"days": 3}
 
 
-@requirement("ops.try-tools")
 def test_an_empty_control_leaves_the_argument_out_unless_it_is_required() -> None:
     form = form_of(
         {
@@ -161,7 +159,6 @@ def test_an_empty_control_leaves_the_argument_out_unless_it_is_required() -> Non
     assert arguments_in(form, empty) == {"b": "", "c": None}
 
 
-@requirement("ops.try-tools")
 @pytest.mark.parametrize(
     "schema",
     [
@@ -185,7 +182,6 @@ def test_a_schema_that_makes_no_form_takes_json(schema: Any) -> None:
     assert arguments_in(form, {JSON_CONTROL: '{"a": [1]}'}) == {"a": [1]}
 
 
-@requirement("ops.try-tools")
 def test_references_that_lead_in_circles_or_nowhere_take_json() -> None:
     form = form_of(
         {

@@ -11,7 +11,7 @@ from session_store import MemoryBackend, Task
 from session_store.testing import BOB, FakeClock, a_task
 from tests.requirements import requirement
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, requirement("task.operators")]
 
 
 class Parts:
@@ -30,7 +30,6 @@ class Parts:
         return tasks
 
 
-@requirement("task.operators")
 async def test_pages_follow_each_other_newest_first() -> None:
     parts = Parts()
     await parts.holding(*(f"{letter * 8}-rest" for letter in "abcde"))
@@ -41,7 +40,6 @@ async def test_pages_follow_each_other_newest_first() -> None:
     assert ([row.task for row in third.tasks], third.after) == (["aaaaaaaa"], "")
 
 
-@requirement("task.operators")
 async def test_tasks_are_found_by_status_and_by_their_facts() -> None:
     parts = Parts()
     await parts.holding("one-of-alice")
@@ -60,7 +58,6 @@ async def test_tasks_are_found_by_status_and_by_their_facts() -> None:
         TaskQuery(status="lost")
 
 
-@requirement("task.operators")
 async def test_a_task_is_never_guessed() -> None:
     parts = Parts()
     await parts.holding("same-one", "same-two", "different")
@@ -70,7 +67,6 @@ async def test_a_task_is_never_guessed() -> None:
     assert (await parts.list.row("same-o")).task == "same-one"
 
 
-@requirement("task.operators")
 async def test_what_a_task_was_given_and_returned_is_not_shown() -> None:
     parts = Parts()
     error = msgspec.json.encode({"code": -32603, "message": "why it failed", "data": "private"})

@@ -8,6 +8,8 @@ import pytest
 from gateway.admin.tool_results import MOST_CHARS, MOST_PARTS, parts_of
 from tests.requirements import requirement
 
+pytestmark = requirement("ops.try-tools")
+
 PNG = base64.b64encode(b"\x89PNG\r\n\x1a\nrest").decode()
 
 
@@ -15,13 +17,11 @@ def image(kind: str, data: str) -> dict[str, Any]:
     return {"content": [{"type": "image", "mimeType": kind, "data": data}]}
 
 
-@requirement("ops.try-tools")
 def test_an_image_of_a_known_type_is_shown() -> None:
     [part] = parts_of(image("image/png", PNG))
     assert (part.kind, part.source) == ("image", f"data:image/png;base64,{PNG}")
 
 
-@requirement("ops.try-tools")
 @pytest.mark.parametrize(
     ("kind", "data"),
     [
@@ -40,14 +40,12 @@ def test_any_other_image_has_no_source(kind: str, data: str) -> None:
     assert part.kind == "text" and part.source == "" and part.note
 
 
-@requirement("ops.try-tools")
 def test_texts_are_cut_and_their_controls_are_visible() -> None:
     [part] = parts_of({"content": [{"type": "text", "text": "\x1b[2J\u202e\n\t" + "x" * 2 * MOST_CHARS}]})
     assert part.text.startswith("\\x1b[2J\\u202e\n\tx")
     assert len(part.text) < MOST_CHARS + 100 and "The first" in part.note
 
 
-@requirement("ops.try-tools")
 def test_parts_are_counted_and_what_they_are_beside_is_told_apart() -> None:
     result = {"content": [{"type": "text", "text": "x"}] * (MOST_PARTS + 3), "structuredContent": {"a": 1}, "_meta": {}}
     *texts, more, structured, beside = parts_of(result)
@@ -56,13 +54,11 @@ def test_parts_are_counted_and_what_they_are_beside_is_told_apart() -> None:
     assert (beside.title, beside.is_aside) == ("Other fields of the result", True)
 
 
-@requirement("ops.try-tools")
 @pytest.mark.parametrize("result", [None, 7, [], {"content": 5}, {"content": [None, 5, {"type": "image"}]}], ids=str)
 def test_what_is_no_result_is_shown_as_json(result: Any) -> None:
     assert all(part.kind == "json" for part in parts_of(result))
 
 
-@requirement("ops.try-tools")
 def test_what_is_nested_without_end_is_told() -> None:
     deep: Any = []
     for _ in range(200_000):

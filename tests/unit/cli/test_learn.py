@@ -9,8 +9,9 @@ from gateway.cli.learn import name_of, said_of
 from gateway.cli.main import app
 from tests.requirements import requirement
 
+pytestmark = requirement("box.learn")
 
-@requirement("box.learn")
+
 @pytest.mark.parametrize(
     ("command", "name"),
     [
@@ -30,7 +31,6 @@ def test_a_server_is_called_after_what_runs(command: str, name: str) -> None:
     assert name_of(command.split()) == name
 
 
-@requirement("box.learn")
 def test_a_run_in_which_nothing_was_needed_says_so() -> None:
     nothing, something = {"profile": "strict"}, {"profile": "strict", "read": ["/srv"]}
     [said] = said_of(nothing, by_hand=False, code=0)
@@ -40,19 +40,16 @@ def test_a_run_in_which_nothing_was_needed_says_so() -> None:
     assert "tools were not called" in more
 
 
-@requirement("box.learn")
 def test_a_server_that_failed_is_not_said_to_need_nothing() -> None:
     [said] = said_of({"profile": "strict"}, by_hand=False, code=3)
     assert "exit code 3" in said and "nothing beyond" not in said
 
 
-@requirement("box.learn")
 def test_a_server_that_is_killed_has_no_exit_code() -> None:
     [said] = said_of({"profile": "strict"}, by_hand=False, code=-11)
     assert "was killed by signal 11" in said
 
 
-@requirement("box.learn")
 def test_a_folder_that_the_table_cannot_be_written_to_is_said_before_the_server_runs(tmp_path: Path) -> None:
     ran = tmp_path / "ran"
     file = tmp_path / "missing" / "table.json"

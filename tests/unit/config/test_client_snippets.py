@@ -90,14 +90,9 @@ def test_a_server_has_its_own_name_in_clients() -> None:
 
 
 @requirement("first.clients")
-def test_nothing_of_a_url_becomes_a_word_of_its_own() -> None:
-    hostile = "http://x/mcp?a=1;rm -rf ~'\""
-    for one in snippets(hostile):
+def test_nothing_of_a_url_or_a_name_becomes_a_word_of_its_own() -> None:
+    url, name = "http://x/mcp?a=1;rm -rf ~'\"", "a; touch pwn; #"
+    for one in snippets(url, name=name):
         if one.language == "sh" and one.client != "vscode":
-            assert hostile in shlex.split(one.text), one.client
-
-
-def test_a_name_is_one_word_of_a_shell() -> None:
-    name = "a; touch pwn; #"
-    for client in ("claude-code", "codex", "gemini"):
-        assert name in shlex.split(snippet(client, "http://127.0.0.1:8080/mcp", name=name).text), client
+            words = {url} if one.client == "inspector" else {url, name}
+            assert words <= {*shlex.split(one.text)}, one.client

@@ -13,6 +13,8 @@ from gateway.config.edited_file import add_entry, with_entry, write_file
 from gateway.config.faults import ConfigurationError
 from tests.requirements import requirement
 
+pytestmark = requirement("first.files")
+
 ENTRY = {"command": "x", "args": ["-y", 'a "b"'], "env": {"K": "v"}}
 JSON = ClientFile(path="", at=("mcpServers", "new"), entry=ENTRY)
 TOML = ClientFile(path="", at=("mcp_servers", "n.ew"), entry=ENTRY, language="toml")
@@ -33,7 +35,6 @@ def read(text: str, *, is_toml: bool = False) -> dict[str, Any]:
     return parsed_document(text, "file", is_toml=is_toml)
 
 
-@requirement("first.files")
 def test_a_commented_file_keeps_its_comments() -> None:
     after = with_entry(COMMENTED, JSON, "file")
     assert read(after) == {
@@ -44,7 +45,6 @@ def test_a_commented_file_keeps_its_comments() -> None:
     assert [*read(after)["mcpServers"]] == ["old", "new"]
 
 
-@requirement("first.files")
 @pytest.mark.parametrize(
     ("inside", "after"),
     [
@@ -66,20 +66,17 @@ def test_an_entry_comes_last_and_comments_stay_where_they_are(inside: str, after
     assert edited == f"{text}{after}\n}}"
 
 
-@requirement("first.files")
 @pytest.mark.parametrize("before", ["", "{}", "{ // nothing\n}", '{"a": 1}', '{"a": 1,}', '{"mcpServers": {}}'])
 def test_the_table_is_made_where_it_is_missing(before: str) -> None:
     after = read(with_entry(before, JSON, "file"))
     assert after == {**(read(before) if before else {}), "mcpServers": {"new": ENTRY}}
 
 
-@requirement("first.files")
 def test_plain_json_stays_plain_and_keeps_its_indentation() -> None:
     after = with_entry('{\n\t"mcpServers": {}\n}', JSON, "file")
     assert after.startswith('{\n\t"mcpServers": {\n\t\t"new": {\n') and '"é"' in with_entry('{"é": 1}', JSON, "file")
 
 
-@requirement("first.files")
 def test_a_toml_file_gets_a_table() -> None:
     before = '# mine\nmodel = "o"\n\n[mcp_servers.old]\ncommand = "y"\n'
     after = with_entry(before, TOML, "file")
@@ -88,7 +85,6 @@ def test_a_toml_file_gets_a_table() -> None:
         with_entry("mcp_servers = {}\n", TOML, "file")
 
 
-@requirement("first.files")
 def test_an_entry_that_is_there_is_not_replaced() -> None:
     once = with_entry(COMMENTED, JSON, "file")
     assert with_entry(once, JSON, "file") == once
@@ -101,7 +97,6 @@ def test_an_entry_that_is_there_is_not_replaced() -> None:
         with_entry("{", JSON, "file")
 
 
-@requirement("first.files")
 def test_a_file_is_replaced_as_a_whole_and_keeps_its_permissions(tmp_path: Path) -> None:
     real, link = tmp_path / "dotfiles.json", tmp_path / "mcp.json"
     real.write_text("{}")
@@ -115,7 +110,6 @@ def test_a_file_is_replaced_as_a_whole_and_keeps_its_permissions(tmp_path: Path)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["dotfiles.json", "made", "mcp.json"]
 
 
-@requirement("first.files")
 @pytest.mark.parametrize("of", ["mcp.json", "folder/mcp.json", "folder/inner/mcp.json", "way/mcp.json"])
 def test_a_link_to_nothing_is_not_followed(tmp_path: Path, of: str) -> None:
     """Neither the file nor a folder above it, nor a link that leads to one."""
@@ -128,7 +122,6 @@ def test_a_link_to_nothing_is_not_followed(tmp_path: Path, of: str) -> None:
     assert not (tmp_path / "elsewhere").exists()
 
 
-@requirement("first.files")
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can make links of another user")
 @pytest.mark.parametrize("of", ["mcp.json", "folder/mcp.json", "way/mcp.json"])
 def test_a_link_of_another_user_is_not_followed(tmp_path: Path, of: str) -> None:
@@ -144,7 +137,6 @@ def test_a_link_of_another_user_is_not_followed(tmp_path: Path, of: str) -> None
     assert (tmp_path / "theirs/mcp.json").read_text() == "{}"
 
 
-@requirement("first.files")
 def test_folders_behind_links_of_ones_own_are_written_to(tmp_path: Path) -> None:
     (tmp_path / "dotfiles").mkdir()
     (tmp_path / "client").symlink_to("dotfiles")

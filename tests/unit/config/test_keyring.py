@@ -12,19 +12,14 @@ from tests.requirements import requirement
 KEY = "k" * 40
 
 
-@pytest.fixture
-def secret(tmp_path: Path) -> Path:
-    path = tmp_path / "secret"
-    path.touch(mode=0o600)
-    return path
-
-
 @requirement("wall.secrets", "ops.config")
 def test_keys_come_from_a_file_as_well(
-    secret: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setenv("MCP_GATEWAY_KEYS", f"{KEY},{'l' * 40}")
     as_variable = key_ring("memory://").derive(Purpose.TOKEN)
+    secret = tmp_path / "secret"
+    secret.touch(mode=0o600)
     secret.write_text(f"{KEY}\n{'l' * 40}\n", encoding="utf-8")
     monkeypatch.setenv("MCP_GATEWAY_KEYS_FILE", str(secret))
     with pytest.raises(ConfigurationError, match="MCP_GATEWAY_KEYS and MCP_GATEWAY_KEYS_FILE are both set"):

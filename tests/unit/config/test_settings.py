@@ -21,47 +21,16 @@ CREDENTIALS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.fixture
-def secret(tmp_path: Path) -> Path:
-    path = tmp_path / "secret"
-    path.touch(mode=0o600)
-    return path
-
-
-@requirement("ops.config")
-def test_toml_says_the_same_and_the_environment_wins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = tmp_path / "gateway.toml"
-    path.write_text(
-        '[mcpServers.demo]\ncommand = "demo"\nshared = true\n'
-        "[gateway]\nport = 9000\n[gateway.session]\nidle_ttl_s = 60\nmax_age_s = 120\n"
-    )
-    monkeypatch.setenv("MCP_GATEWAY_PORT", "9001")
-    monkeypatch.setenv("MCP_GATEWAY_SESSION__IDLE_TTL_S", "30")
-    monkeypatch.setenv("MCP_GATEWAY_API_KEYS", json.dumps({"a": "0" * 64}))
-    monkeypatch.setenv("MCP_GATEWAY_ALLOWED_HOSTS", '["a.example"]')
-    settings = load(path, {"host": "::1"}).settings
-    assert (settings.gateway.port, settings.gateway.host) == (9001, "::1")
-    assert (settings.gateway.session.idle_ttl_s, settings.gateway.session.max_age_s) == (30, 120)
-    assert settings.gateway.allowed_hosts == ("a.example",) and not settings.gateway.allows_anonymous
-    assert settings.mcpServers["demo"].shared
-
-
 @requirement("ops.config")
 @pytest.mark.parametrize(
     ("document", "where", "what"),
     [
-        ("{", "mcp.json", "not valid JSON"),
-        ("[]", "mcp.json", "must contain an object"),
         ({"mcpServers": {"a": {}}}, "mcpServers.a", "give one of command"),
         ({"mcpServers": {"a": {"in_process": "no module"}}}, "mcpServers.a.in_process", "module:attribute"),
         ({"mcpServers": {"a": {"command": "x", "in_process": "m:a"}}}, "mcpServers.a", "not several"),
         ({"mcpServers": {"a": {"url": "ftp://x.example/mcp"}}}, "mcpServers.a.url", "http:// or https://"),
         ({"mcpServers": {"a": {"url": "https://u:p@x.example/mcp"}}}, "mcpServers.a.url", "use headers"),
         ({"mcpServers": {"a__b": {"command": "x"}}}, "mcpServers.a__b", "server name"),
-        ({"mcpServers": {"a": {"command": "x", "args": "y"}}}, "mcpServers.a.args", "must be a list"),
-        ({"mcpServers": {"a": {"command": "x", "context_env": {"X": "nope"}}}}, "context_env.X", "session_id"),
-        ({"gateway": {"prot": 1}}, "gateway.prot", "no such setting"),
-        ({"gateway": {"port": 99999}}, "gateway.port", "65535"),
         ({"gateway": {"store": "mysql://x"}}, "gateway.store", "memory://"),
         ({"gateway": {"store": "redis:///0"}}, "gateway.store", "host"),
         ({"gateway": {"store": "sqlite://x.db"}}, "gateway.store", "path"),
@@ -76,7 +45,7 @@ def test_a_bad_configuration_fails_at_start_naming_the_field(
     tmp_path: Path, document: Any, where: str, what: str
 ) -> None:
     path = tmp_path / "mcp.json"
-    path.write_text(document if isinstance(document, str) else json.dumps(document))
+    path.write_text(json.dumps(document))
     with pytest.raises(ConfigurationError) as caught:
         load(path)
     assert where in str(caught.value) and what in str(caught.value)
@@ -139,12 +108,6 @@ def test_anonymous_beside_a_credential_is_refused_wherever_they_came_from(
         Settings.model_validate({"gateway": {"anonymous": True, **CREDENTIALS[name]}})
 
 
-@requirement("wall.defaults", "pol.auth")
-def test_a_proxy_that_names_nobody_is_no_credential() -> None:
-    settings = load(None, {"anonymous": True, "auth": {"proxies": {"networks": ["10.0.0.0/8"]}}}).settings
-    assert settings.gateway.allows_anonymous
-
-
 @requirement("rep.takeover", "ops.config")
 def test_no_gateway_is_advertised_where_each_reaches_itself() -> None:
     for address in ("0.0.0.0:9000", "[::]:9000"):
@@ -159,6 +122,8 @@ def test_nobody_is_served_by_accident() -> None:
         load(None, {"host": "0.0.0.0", "advertise": "10.0.0.1:9000"})
     for more in ({"anonymous": True, "allowed_hosts": ["mcp.example"]}, {"api_keys": {"a": "0" * 64}}):
         assert load(None, {"host": "0.0.0.0", **more}).settings
+    nameless = {"auth": {"proxies": {"networks": ["10.0.0.0/8"]}}}
+    assert load(None, {"anonymous": True, **nameless}).settings.gateway.allows_anonymous, "it names nobody"
     for jwks_url in ("http://id.example/jwks.json", "ftp://id.example"):
         entry = {"issuer": "https://id.example", "audience": "a", "jwks_url": jwks_url}
         with pytest.raises(ConfigurationError, match="https://"):
@@ -235,8 +200,10 @@ def test_limits_have_defaults_and_are_switched_off_by_0() -> None:
 
 @requirement("wall.secrets", "ops.config")
 def test_the_store_comes_from_a_file_or_from_a_setting_and_not_from_both(
-    secret: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    secret = tmp_path / "secret"
+    secret.touch(mode=0o600)
     secret.write_text("redis://:hush@127.0.0.1:6379/0\n", encoding="utf-8")
     monkeypatch.setenv("MCP_GATEWAY_STORE_FILE", str(secret))
     assert load().settings.gateway.store == "redis://:hush@127.0.0.1:6379/0"

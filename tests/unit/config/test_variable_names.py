@@ -22,15 +22,13 @@ ROOT = Path(__file__).parents[3]
         ("MCP_GATEWAY_APIKEYS", "MCP_GATEWAY_API_KEYS"),
         ("MCP_GATEWAY_SESSION_IDLE_TTL_S", "MCP_GATEWAY_SESSION__IDLE_TTL_S"),
         ("MCP_GATEWAY_SESION__IDLE_TTL_S", "MCP_GATEWAY_SESSION__IDLE_TTL_S"),
-        ("MCP_GATEWAY_AUTH__PROXIS__NETWORKS__X", "MCP_GATEWAY_AUTH__"),
     ],
 )
 def test_a_misspelt_variable_is_a_fault_with_the_name_that_was_meant(variable: str, right: str) -> None:
     faults, notes = unknown_variables({variable: "x"}, GatewaySettings)
-    if variable.startswith("MCP_GATEWAY_AUTH__"):
-        assert (faults, notes) == ([], ()), "below a setting that exists, validation names the fault"
-    else:
-        assert faults == [f"the variable {variable}: no such setting; did you mean {right}?"] and not notes
+    assert faults == [f"the variable {variable}: no such setting; did you mean {right}?"] and not notes
+    below = unknown_variables(["MCP_GATEWAY_AUTH__PROXIS__NETWORKS__X"], GatewaySettings)
+    assert below == ([], ()), "below a setting that exists, validation names the fault"
 
 
 @requirement("ops.misspelt")

@@ -8,7 +8,6 @@ import pytest
 
 from gateway.config.context import BOUND
 from gateway.context.facts import (
-    CONTEXT_KEY,
     SESSION_KEY,
     built_in,
     context_meta,
@@ -18,7 +17,6 @@ from gateway.context.facts import (
     with_context,
     with_meta,
 )
-from gateway.protocol.reserved_meta import without_reserved
 from session_store import Context, Principal
 from session_store.testing import FakeClock, a_session
 from tests.requirements import requirement
@@ -75,14 +73,6 @@ def test_the_record_with_the_context_of_a_request_is_the_same_record_if_the_cont
     session, weak = a_session(FakeClock(), context=Context(workspace="w")), Context(trust="sandboxed")
     assert with_context(session, session.context) is session
     assert with_context(session, weak).context is weak and session.context.workspace == "w"
-
-
-@requirement("ctx.unforgeable")
-def test_keys_of_the_gateway_are_taken_out_of_what_clients_send() -> None:
-    honest = {"progressToken": msgspec.Raw(b"1")}
-    assert without_reserved(honest) is honest
-    forged = {CONTEXT_KEY: msgspec.Raw(b"{}"), SESSION_KEY: msgspec.Raw(b'"x"'), **honest}
-    assert without_reserved(forged) == honest
 
 
 def test_what_the_gateway_adds_to_meta_stands_beside_what_the_server_put_there() -> None:

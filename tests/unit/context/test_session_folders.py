@@ -68,14 +68,6 @@ async def test_whatever_a_server_puts_there_is_removed(base: Path) -> None:
     (folder / "closed").mkdir()
     (folder / "closed" / "file").write_text("x")
     (folder / "closed").chmod(0)
-    here, deep = os.open(folder, os.O_RDONLY), os.open(folder, os.O_RDONLY)
-    for _ in range(1_500):
-        os.mkdir("d", dir_fd=deep)
-        below = os.open("d", os.O_RDONLY, dir_fd=deep)
-        os.close(deep)
-        deep = below
-    os.close(deep)
-    os.close(here)
     folders.release("s1")
     folders.forget("s1")
     await folders.close()
@@ -87,9 +79,9 @@ async def test_deep_folders_are_removed_with_few_descriptors(base: Path) -> None
     folders = SessionFolders()
     folders.use("s1")
     deep = os.open(folders.path("s1"), os.O_RDONLY)
-    for _ in range(300):  # the path is longer than a path may be
-        os.mkdir("d" * 100, dir_fd=deep)
-        below = os.open("d" * 100, os.O_RDONLY, dir_fd=deep)
+    for _ in range(1_100):  # the path is longer than a path may be, and deeper than a recursion
+        os.mkdir("d" * 9, dir_fd=deep)
+        below = os.open("d" * 9, os.O_RDONLY, dir_fd=deep)
         os.close(deep)
         deep = below
     os.mkdir("closed", 0, dir_fd=deep)

@@ -11,7 +11,4 @@ def test_the_holder_of_a_key_is_found() -> None:
     assert keys.holder("a") == "alice" and keys.holder("b") == keys.holder("new") == "bob"
     assert keys.holder("") is None and keys.holder(digest_of("a")) is None
     assert digest_of("\udcff") == hashlib.sha256(b"\xff").hexdigest(), "a key of bytes that are no UTF-8"
-
-
-def test_no_key_holds_nothing() -> None:
     assert not KeyDigests[str]([]) and KeyDigests[str]([]).holder("a") is None

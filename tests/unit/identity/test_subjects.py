@@ -39,9 +39,3 @@ def test_a_name_that_deceives_its_reader_is_not(subject: object, why: str) -> No
 def test_a_header_has_a_name_in_utf_8(name: str) -> None:
     name = name.encode("utf-8", "replace").decode("utf-8")
     assert named_in_header(name.encode("utf-8").decode("latin-1")) == name
-
-
-@pytest.mark.parametrize("value", ["\u00e9", "\u00ff\u00fe"])
-def test_a_header_in_another_encoding_is_an_error(value: str) -> None:
-    with pytest.raises(ValueError, match="utf-8"):
-        named_in_header(value)

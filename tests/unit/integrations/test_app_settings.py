@@ -12,6 +12,8 @@ from session_store import KeyRing, MemoryBackend
 from session_store.small_store import SmallBackend
 from tests.requirements import requirement
 
+pytestmark = requirement("app.settings")
+
 KEY = "k" * 40
 
 
@@ -21,7 +23,6 @@ def nothing_set(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delenv(f"MCP_GATEWAY_{name}", raising=False)
 
 
-@requirement("app.settings")
 def test_the_environment_gives_what_no_argument_gives(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MCP_GATEWAY_STORE", "redis://there:6379/0")
     monkeypatch.setenv("MCP_GATEWAY_SESSION__IDLE_TTL_S", "60")
@@ -34,7 +35,6 @@ def test_the_environment_gives_what_no_argument_gives(monkeypatch: pytest.Monkey
     assert settings.store == "memory://" and settings.session.idle_ttl_s == 5.0
 
 
-@requirement("app.settings")
 def test_the_stores_url_may_be_in_a_file(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     file = tmp_path / "url"
     file.write_text("redis://:secret@there:6379/0\n")
@@ -43,7 +43,6 @@ def test_the_stores_url_may_be_in_a_file(monkeypatch: pytest.MonkeyPatch, tmp_pa
     assert settings_of("memory://", {}).store == "memory://"
 
 
-@requirement("app.settings")
 @pytest.mark.parametrize(
     ("arguments", "variable", "words"),
     [
@@ -65,7 +64,6 @@ def test_what_cannot_be_used_is_named(
         SessionMiddleware(None, **arguments)
 
 
-@requirement("app.settings")
 def test_keys_are_the_arguments_or_the_environments_or_the_stores_own(monkeypatch: pytest.MonkeyPatch) -> None:
     shared: Any = SmallBackend(None)  # type: ignore[arg-type]  # nothing asks it
     ring = KeyRing([KEY])
@@ -79,21 +77,18 @@ def test_keys_are_the_arguments_or_the_environments_or_the_stores_own(monkeypatc
     assert isinstance(ring_of(None, shared), KeyRing)
 
 
-@requirement("app.settings")
 def test_the_memory_store_keeps_as_many_sessions_as_the_setting_says(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MCP_GATEWAY_SESSION__MAX_SESSIONS", "3")
     backend = backend_of(settings_of("memory://", {}))
     assert backend.sessions._max_sessions == 3
 
 
-@requirement("app.settings")
 def test_a_misspelt_variable_is_an_error_with_the_name_that_was_meant(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MCP_GATEWAY_STOR", "redis://there:6379/0")
     with pytest.raises(ConfigurationError, match=r"MCP_GATEWAY_STOR: .*did you mean MCP_GATEWAY_STORE"):
         SessionMiddleware(None, store="memory://")
 
 
-@requirement("app.settings")
 def test_a_variable_that_is_no_setting_is_a_warning(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -17,8 +17,9 @@ from session_store.embedded.audit import MemoryAuditTrail
 from session_store.testing import FakeClock, a_session, a_task
 from tests.requirements import requirement
 
+pytestmark = pytest.mark.anyio
 
-@pytest.mark.anyio
+
 @requirement("life.events", "ops.figures")
 async def test_the_end_of_a_session_says_whose_it_was_how_long_and_how_busy() -> None:
     clock, trail = FakeClock(), MemoryAuditTrail()
@@ -36,7 +37,6 @@ async def test_the_end_of_a_session_says_whose_it_was_how_long_and_how_busy() ->
     assert audit.counts == {"ended": 1, "expired": 1} and audit.durations["ended"].total_s == 90.0
 
 
-@pytest.mark.anyio
 @requirement("task.operators")
 async def test_the_line_of_an_outcome_names_the_task_as_all_its_lines_do(caplog: pytest.LogCaptureFixture) -> None:
     clock, trail = FakeClock(), MemoryAuditTrail()
@@ -52,7 +52,6 @@ async def test_the_line_of_an_outcome_names_the_task_as_all_its_lines_do(caplog:
     assert [event.reason for event in await trail.recent()] == ["disk full", "one-of-m disk full"]
 
 
-@pytest.mark.anyio
 @requirement("wall.audit")
 async def test_while_the_store_is_away_strangers_displace_nobody() -> None:
     class Away(MemoryAuditTrail):
@@ -78,7 +77,6 @@ class Silent(MemoryAuditTrail):
         await super().record(events)
 
 
-@pytest.mark.anyio
 @requirement("life.events")
 async def test_a_store_that_is_away_makes_no_line_twice(tmp_path: Path) -> None:
     file, trail = tmp_path / "audit.jsonl", Silent()
@@ -93,7 +91,6 @@ async def test_a_store_that_is_away_makes_no_line_twice(tmp_path: Path) -> None:
     assert [event.session for event in await trail.recent()] == ["session-"] * 3
 
 
-@pytest.mark.anyio
 @requirement("wall.unread-log")
 async def test_a_disk_that_stands_still_holds_nothing_up_and_what_is_lost_is_counted(tmp_path: Path) -> None:
     file = tmp_path / "audit.jsonl"

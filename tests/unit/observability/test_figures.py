@@ -21,6 +21,8 @@ from session_store.session import ClientFacts
 from session_store.testing import FakeClock, a_session
 from tests.requirements import requirement
 
+pytestmark = [pytest.mark.anyio, requirement("ops.history")]
+
 SESSION = a_session(FakeClock())
 
 
@@ -33,8 +35,6 @@ def of(subject: str) -> Session:
     return msgspec.structs.replace(SESSION, principal=Principal(issuer="i", subject=subject))
 
 
-@requirement("ops.history")
-@pytest.mark.anyio
 async def test_minutes_and_ten_minutes_are_written_and_merged() -> None:
     backend = MemoryBackend()
     figures, other = Figures(backend.history, "r1"), Figures(backend.history, "r2")
@@ -74,8 +74,6 @@ async def written(figures: Figures, backend: MemoryBackend, step_s: int = 60) ->
     return merged(read_record(record.body) for record in await backend.history.read(step_s, 0, 10_000))
 
 
-@requirement("ops.history")
-@pytest.mark.anyio
 async def test_names_of_clients_are_bounded() -> None:
     backend = MemoryBackend()
     figures = Figures(backend.history, "r1")
@@ -91,8 +89,6 @@ async def test_names_of_clients_are_bounded() -> None:
     assert all("\x1b" not in row.name and len(row.name) <= 128 for row in record.tools)
 
 
-@requirement("ops.history")
-@pytest.mark.anyio
 async def test_names_that_mean_nothing_take_no_room() -> None:
     """Of tools that a server does not list, and of methods that MCP does not define."""
     backend = MemoryBackend()
@@ -105,8 +101,6 @@ async def test_names_that_mean_nothing_take_no_room() -> None:
     assert found == {("s", UNLISTED): 2 * (MOST_TOOLS + 50), ("s", "real"): 1, ("s", "tools/list"): 1}
 
 
-@requirement("ops.history")
-@pytest.mark.anyio
 async def test_one_principal_has_a_share_of_the_names_of_clients() -> None:
     """In each minute, and in ten minutes together."""
     backend = MemoryBackend()
@@ -125,8 +119,6 @@ async def test_one_principal_has_a_share_of_the_names_of_clients() -> None:
         assert clients.pop(OTHERS) == 5 * (MOST_WHO + 50) - names and len(clients) == names
 
 
-@requirement("ops.history")
-@pytest.mark.anyio
 async def test_nothing_is_written_of_nothing_and_an_outage_loses_nothing() -> None:
     backend, is_away = MemoryBackend(), True
     written: list[int] = []

@@ -30,6 +30,8 @@ from transports.era import Era
 from transports.inbound_port import Request
 from transports.jsonrpc import Message
 
+pytestmark = requirement("hot.sampling")
+
 RATES = [0.0, 1e-9, 0.01, 0.3, 0.5, 0.999, 1.0]
 SAMPLERS: Sequence[Sampler] = [
     *(ALWAYS_ON, ALWAYS_OFF, DEFAULT_ON, DEFAULT_OFF),
@@ -55,7 +57,6 @@ def takes(sampler: Sampler, context: Context, trace_id: int) -> bool:
     return bool(sampler.should_sample(context, trace_id, "tools/call").decision.is_sampled())  # type: ignore[no-untyped-call]
 
 
-@requirement("hot.sampling")
 @pytest.mark.parametrize("sampler", SAMPLERS, ids=named)
 def test_the_decision_is_that_of_the_sampler(sampler: Sampler) -> None:
     sampling = Sampling.of(TracerProvider(sampler=sampler).get_tracer("t"), GivenIds())
@@ -71,7 +72,6 @@ def test_the_decision_is_that_of_the_sampler(sampler: Sampler) -> None:
             assert sampling.takes(parent) is takes(sampler, context, trace_id)
 
 
-@requirement("hot.sampling")
 @pytest.mark.parametrize("sampler", SAMPLERS, ids=named)
 def test_a_server_gets_the_parent_that_the_sdk_would_make(sampler: Sampler) -> None:
     provider = TracerProvider(sampler=sampler)
@@ -98,7 +98,6 @@ def test_a_server_gets_the_parent_that_the_sdk_would_make(sampler: Sampler) -> N
             span.dropped()
 
 
-@requirement("hot.sampling")
 def test_of_new_traces_the_configured_part_is_recorded_under_the_ids_that_logs_have() -> None:
     exporter, ids = InMemorySpanExporter(), GivenIds()
     provider = TracerProvider(sampler=TraceIdRatioBased(0.3), id_generator=ids)  # type: ignore[arg-type]
@@ -121,7 +120,6 @@ def test_of_new_traces_the_configured_part_is_recorded_under_the_ids_that_logs_h
     assert len(exporter.get_finished_spans()) == 2 * sampled
 
 
-@requirement("hot.sampling")
 def test_what_is_not_known_is_left_to_the_sdk() -> None:
     class Odd(TraceIdRatioBased):
         def get_description(self) -> str:
@@ -136,7 +134,6 @@ def test_what_is_not_known_is_left_to_the_sdk() -> None:
     assert int(bytes(meta["traceparent"])[4:36], 16)
 
 
-@requirement("hot.sampling")
 def test_an_id_is_for_the_thread_that_it_was_given_to() -> None:
     ids = GivenIds()
     ids.give(7)

@@ -14,6 +14,8 @@ from session_store.session import redact
 from session_store.testing import FakeClock, a_session
 from tests.requirements import requirement
 
+pytestmark = [pytest.mark.anyio, requirement("ops.timeline")]
+
 SESSION = a_session(FakeClock())
 NAME = redact(SESSION.id)
 
@@ -48,7 +50,6 @@ def a_recorder(store: object | None = None, count: Counting | None = None) -> Ti
     return Timelines(store or Store(), "r1", count or Counting())  # type: ignore[arg-type]  # fakes
 
 
-@requirement("ops.timeline")
 def test_a_call_is_one_entry_from_its_begin_to_its_end() -> None:
     timelines = a_recorder()
     timelines.take_calls([call(10.0, outcome=TOOL_ERROR, why="key sk-live-0123456789abcdef0123456789abcdef\x1b[2J")])
@@ -63,8 +64,6 @@ def test_a_call_is_one_entry_from_its_begin_to_its_end() -> None:
     assert timelines.part_of("other") is None
 
 
-@requirement("ops.timeline")
-@pytest.mark.anyio
 async def test_calls_without_a_pause_are_summed_up() -> None:
     store, count = Store(), Counting()
     timelines = a_recorder(store, count)
@@ -84,8 +83,6 @@ async def test_calls_without_a_pause_are_summed_up() -> None:
     assert timelines.part_of(NAME) is None
 
 
-@requirement("ops.timeline")
-@pytest.mark.anyio
 async def test_an_outage_of_the_store_loses_nothing_within_the_bounds() -> None:
     store, count = Store(), Counting()
     timelines = a_recorder(store, count)
@@ -111,8 +108,6 @@ async def test_an_outage_of_the_store_loses_nothing_within_the_bounds() -> None:
     assert len(store.parts) == 1 + 20_000
 
 
-@requirement("ops.timeline")
-@pytest.mark.anyio
 async def test_sessions_that_have_ended_can_be_written_before_the_others() -> None:
     store = Store()
     timelines = a_recorder(store)
@@ -125,7 +120,6 @@ async def test_sessions_that_have_ended_can_be_written_before_the_others() -> No
     assert [part.head.session for part in store.parts] == [NAME, redact(resting.id)]
 
 
-@requirement("ops.timeline")
 def test_events_of_a_session_are_entries() -> None:
     timelines = a_recorder()
     now = time.time()
@@ -157,8 +151,6 @@ def test_events_of_a_session_are_entries() -> None:
     assert part.entries[3].count == 3 and part.entries[5].outcome == "made"
 
 
-@requirement("ops.timeline")
-@pytest.mark.anyio
 async def test_what_is_being_written_is_still_known() -> None:
     backend = MemoryBackend()
     timelines = Timelines(backend.timelines, "r1", Counting())
@@ -168,7 +160,7 @@ async def test_what_is_being_written_is_still_known() -> None:
     assert found is not None and [entry.until for entry in found.entries] == [1.0] and found.head.calls == 1
 
 
-@requirement("ops.timeline", "ops.redact")
+@requirement("ops.redact")
 def test_a_password_is_redacted_where_the_reason_is_cut_within_its_url() -> None:
     timelines = a_recorder()
     why = f"{'x' * 275} postgres://ann:correct-horse@db.example/notes"
@@ -177,7 +169,6 @@ def test_a_password_is_redacted_where_the_reason_is_cut_within_its_url() -> None
     assert part is not None and "x [redacted]db" in part.entries[0].why and "correct" not in part.entries[0].why
 
 
-@requirement("ops.timeline")
 def test_text_that_grows_when_it_is_made_readable_is_cut_again() -> None:
     timelines = a_recorder()
     timelines.take_calls([call(1.0, tool="\U000e0001" * 500, outcome=TOOL_ERROR, why="\U000e0001" * 5_000)])

@@ -11,6 +11,8 @@ from hypothesis import strategies as st
 from gateway.sandbox.dns_messages import Query, read_query
 from tests.requirements import requirement
 
+pytestmark = requirement("box.names")
+
 
 def asked(name: str, kind: str = "A") -> Query:
     query = read_query(dns.message.make_query(name, kind).to_wire())
@@ -23,7 +25,6 @@ def read(reply: bytes) -> dns.message.Message:
     return dns.message.from_wire(reply[2:])
 
 
-@requirement("box.names")
 def test_addresses_of_the_kind_that_is_asked_for_are_answered() -> None:
     addresses = ("93.184.216.34", "2606:2800::1", "93.184.216.35")
     for kind, wanted in (("A", ["93.184.216.34", "93.184.216.35"]), ("AAAA", ["2606:2800::1"]), ("TXT", [])):
@@ -39,7 +40,6 @@ def test_addresses_of_the_kind_that_is_asked_for_are_answered() -> None:
     assert read(asked("x.test").reply("unknown")).rcode() == 3 and read(asked("x.test").reply("failed")).rcode() == 2
 
 
-@requirement("box.names")
 @pytest.mark.parametrize(
     "name", ["a b.test", "a\\000b.test", "*.test", ".", "x.-a.test", "é.test", "a\\.b.test", "%s.test", "a/b.test"]
 )
@@ -48,7 +48,6 @@ def test_names_that_no_host_has_are_unknown(name: str) -> None:
     assert query is not None and (query.problem == "unknown" or query.name == "xn--9ca.test")
 
 
-@requirement("box.names")
 def test_other_questions_are_answered_without_records() -> None:
     two = dns.message.make_query("a.test", "A")
     two.question.append(dns.message.make_query("b.test", "A").question[0])
@@ -64,7 +63,6 @@ def test_other_questions_are_answered_without_records() -> None:
     assert asked(longest).name == longest and asked(longest).problem is None
 
 
-@requirement("box.names")
 def test_what_is_no_question_is_not_answered() -> None:
     header = b"\0\1\1\0\0\1\0\0\0\0\0\0"
     loop = header + b"\xc0\x0c\0\1\0\1"  # a name that points to itself
@@ -73,14 +71,12 @@ def test_what_is_no_question_is_not_answered() -> None:
         assert read_query(wire) is None
 
 
-@requirement("box.names")
 @given(st.binary(max_size=600), st.booleans())
 def test_no_bytes_raise(wire: bytes, is_headed: bool) -> None:
     query = read_query((b"\0\1\1\0\0\1\0\0\0\0\0\0" if is_headed else b"") + wire)
     assert query is None or read(query.reply(query.problem or "found", ("10.0.0.1",)))
 
 
-@requirement("box.names")
 def test_a_name_with_many_addresses_fits() -> None:
     many = tuple(f"2600::{n:x}" for n in range(32))
     assert len(read(asked("a.test", "AAAA").reply("found", many)).answer[0]) == 32

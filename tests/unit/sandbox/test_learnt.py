@@ -8,6 +8,8 @@ from gateway.sandbox.learnt import Learnt, learnt, united
 from tests.requirements import requirement
 from transports.upstream.walls.spec import Grant
 
+pytestmark = requirement("box.learn")
+
 GRANTS = (Grant(path="/usr", mode="rx"), Grant(path="/etc/hosts"), Grant(path="/dev/null", mode="rw"))
 
 
@@ -16,14 +18,12 @@ def of(*touched: tuple[str, str], **names: str) -> Learnt:
     return learnt(touched, names=addresses, grants=GRANTS, own=("/own",))
 
 
-@requirement("box.learn")
 def test_what_the_profile_grants_anyway_is_left_out() -> None:
     found = of(("x", "/usr/bin/node"), ("r", "/etc/hosts"), ("w", "/dev/null"), ("w", "/own/home"), ("r", "/proc/stat"))
     assert (found.table, found.remarks) == ({"profile": "strict"}, [])
     assert of(("w", "/usr/lib/x")).table["write"] == ["/usr/lib/x"], "reading alone is granted there"
 
 
-@requirement("box.learn")
 def test_many_files_of_a_folder_are_the_folder() -> None:
     found = of(*(("r", f"/srv/data/{name}") for name in "abcd"), ("r", "/srv/one"), ("x", "/srv/data/sub/tool"))
     assert found.table["read"] == ["/srv/data", "/srv/one"]
@@ -32,13 +32,11 @@ def test_many_files_of_a_folder_are_the_folder() -> None:
     assert found.table["read"] == [f"/etc/{name}.conf" for name in "abcdef"], "never a folder of the system"
 
 
-@requirement("box.learn")
 def test_what_is_written_needs_no_other_grant() -> None:
     found = of(("r", "/srv/a/x"), ("w", "/srv/a"), ("w", "/srv/a/x"))
     assert found.table == {"profile": "strict", "write": ["/srv/a"]}
 
 
-@requirement("box.learn")
 @pytest.mark.parametrize(
     "touched",
     [
@@ -57,7 +55,6 @@ def test_what_is_dangerous_is_remarked_on_first_and_not_granted(touched: tuple[s
     assert "/etc itself" in found.remarks[1]
 
 
-@requirement("box.learn")
 def test_hosts_are_named_as_they_were_found() -> None:
     found = of(
         *(("connect", "93.184.215.14:443"), ("connect", "93.184.215.15:443"), ("connect", "10.0.0.5:5432")),
@@ -80,7 +77,6 @@ def test_hosts_are_named_as_they_were_found() -> None:
     assert any("port 45123, which the kernel may have chosen" in remark for remark in found.remarks)
 
 
-@requirement("box.learn")
 def test_what_was_learnt_in_several_runs_adds_up() -> None:
     first = {"profile": "strict", "read": ["/srv/a", "/srv/b/x"], "reach": ["localhost:1"], "listen": [80]}
     second = {"profile": "strict", "read": ["/srv/b", "/srv/c/y"], "write": ["/srv/c"], "listen": [80, 443]}

@@ -4,6 +4,8 @@ from gateway.sandbox import lookup_turns
 from gateway.sandbox.lookup_turns import LookupTurns
 from tests.requirements import requirement
 
+pytestmark = requirement("box.names")
+
 
 def begun(turns: LookupTurns) -> list[str]:
     """All names whose turn it is now."""
@@ -13,7 +15,6 @@ def begun(turns: LookupTurns) -> list[str]:
     return found
 
 
-@requirement("box.names")
 def test_further_names_of_an_asker_leave_some_threads_to_others() -> None:
     turns = LookupTurns(threads=4, reserved=2)
     assert all(turns.ask(f"a{n}", "a") for n in range(5))
@@ -24,7 +25,6 @@ def test_further_names_of_an_asker_leave_some_threads_to_others() -> None:
     assert begun(turns) == ["d0"], "the first name of another comes before further ones"
 
 
-@requirement("box.names")
 def test_the_names_of_a_quick_asker_take_turns_though_others_hold_all_that_is_not_reserved() -> None:
     turns = LookupTurns(threads=3, reserved=1)
     assert all(turns.ask(f"a{n}", "a") for n in range(4))
@@ -35,7 +35,6 @@ def test_the_names_of_a_quick_asker_take_turns_though_others_hold_all_that_is_no
         turns.done(name)
 
 
-@requirement("box.names")
 def test_an_asker_of_slow_names_has_no_reserved_thread_for_a_minute() -> None:
     now = [0.0]
     turns = LookupTurns(threads=2, reserved=1, clock=lambda: now[0])
@@ -52,7 +51,6 @@ def test_an_asker_of_slow_names_has_no_reserved_thread_for_a_minute() -> None:
     assert turns.ask("b1", "b") and turns.ask("later", "a") and begun(turns) == ["b1", "later"]
 
 
-@requirement("box.names")
 def test_a_name_that_another_asks_for_too_has_the_turn_of_the_better_one() -> None:
     turns = LookupTurns(threads=2, reserved=1)
     assert turns.ask("a0", "a") and turns.ask("shared", "a") and begun(turns) == ["a0"]
@@ -64,7 +62,6 @@ def test_a_name_that_another_asks_for_too_has_the_turn_of_the_better_one() -> No
     assert turns.ask("b0", "b") and begun(turns) == ["b0"]
 
 
-@requirement("box.names")
 def test_names_that_nobody_wants_leave_and_lines_are_bounded() -> None:
     turns = LookupTurns(threads=1, reserved=1)
     assert turns.ask("a", "a") and begun(turns) == ["a"] and not turns.give_up("a")

@@ -11,7 +11,7 @@ from gateway.sandbox.lookups import MAX_THREADS, Found, Lookups, addresses_of
 from tests.requirements import requirement
 from tests.support.waiting import eventually
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, requirement("box.names")]
 
 
 class Names:
@@ -39,7 +39,6 @@ class Names:
         return ["192.0.2.1", "192.0.2.1", "2001:db8::1"]
 
 
-@requirement("box.names")
 async def test_those_who_ask_for_one_name_share_a_look_up_for_some_seconds() -> None:
     names, now = Names(), 0.0
     lookups = Lookups(names, clock=lambda: now)
@@ -53,7 +52,6 @@ async def test_those_who_ask_for_one_name_share_a_look_up_for_some_seconds() -> 
     assert names.asked.count("away.test") == 2, "what nobody could say is asked again"
 
 
-@requirement("box.names")
 async def test_threads_and_waiting_names_are_bounded() -> None:
     names = Names()
     lookups = Lookups(names)
@@ -61,30 +59,15 @@ async def test_threads_and_waiting_names_are_bounded() -> None:
     asking += [asyncio.ensure_future(lookups.find(f"slow{n}.more", 0)) for n in range(MAX_WAITING)]
     assert await asyncio.to_thread(eventually, lambda: names.at_once == MAX_THREADS)
     assert (await lookups.find("more.test", 0)).outcome == "failed"
-    names.let.set()
-    assert {found.outcome for found in await asyncio.gather(*asking)} == {"found"}
-    assert names.most == MAX_THREADS and (await lookups.find("more.test", 0)).outcome == "found"
-
-
-@requirement("box.names")
-async def test_sessions_that_ask_for_many_slow_names_leave_threads_for_others() -> None:
-    names = Names()
-    lookups = Lookups(names)
-    hostile = [asyncio.ensure_future(lookups.find(f"slow{n}.test", n % 10)) for n in range(500)]
-    assert await asyncio.to_thread(eventually, lambda: names.at_once > 40)
-    for asker in ("one", "other"):
-        assert (await lookups.find(f"{asker}.test", asker)).outcome == "found"
-    assert names.at_once < MAX_THREADS
-    for each in hostile:
+    for each in asking[MAX_THREADS:-1]:
         each.cancel()
-    await asyncio.gather(*hostile, return_exceptions=True)
-    asked = len(names.asked)
+    await asyncio.gather(*asking[MAX_THREADS:-1], return_exceptions=True)
     names.let.set()
-    assert (await lookups.find("slow499.test", "one")).outcome == "found"
-    assert len(names.asked) == asked + 1, "what nobody wants any more is not looked up"
+    assert {found.outcome for found in await asyncio.gather(*asking[:MAX_THREADS], asking[-1])} == {"found"}
+    assert names.most == MAX_THREADS and (await lookups.find("more.test", 0)).outcome == "found"
+    assert len(names.asked) == MAX_THREADS + 2, "what nobody wants any more is not looked up"
 
 
-@requirement("box.names")
 async def test_one_who_gives_up_does_not_end_the_look_up_of_others() -> None:
     names = Names()
     lookups = Lookups(names)
@@ -96,7 +79,6 @@ async def test_one_who_gives_up_does_not_end_the_look_up_of_others() -> None:
     assert (await second).outcome == "found"
 
 
-@requirement("box.names")
 def test_this_machine_s_own_names_are_found() -> None:
     assert "127.0.0.1" in addresses_of("localhost")
     with pytest.raises(socket.gaierror):

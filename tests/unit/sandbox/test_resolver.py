@@ -14,7 +14,7 @@ from gateway.sandbox.resolver import BURST, MAX_STREAMS, REACHABLE_S, SessionRes
 from tests.requirements import requirement
 from transports.upstream.walls.spec import Reach
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, requirement("box.names")]
 Learnt = list[tuple[tuple[str, ...], frozenset[int] | None]]
 
 
@@ -69,7 +69,6 @@ class Served:
         return [replies[number] for number in range(len(names))]
 
 
-@requirement("box.names")
 async def test_listed_names_are_resolved_and_their_addresses_announced_before_the_answer() -> None:
     served = Served(Reach(hosts=("api.test:443", "*.example.test", "10.0.0.0/8")))
     answers = await served.ask("api.test", "a.example.test", "example.test", "other.test", "localhost")
@@ -85,14 +84,12 @@ async def test_listed_names_are_resolved_and_their_addresses_announced_before_th
     assert await served.ask("api.test") == [(2, [])], "an address that is not reachable is not answered"
 
 
-@requirement("box.names")
 async def test_every_name_is_resolved_where_names_are_open() -> None:
     served = Served(Reach(public=True, names=True))
     assert await served.ask("a.test", "b.test") == [(0, ["93.184.216.34"])] * 2
     assert not served.learnt and not served.refused
 
 
-@requirement("box.names")
 async def test_questions_per_second_and_streams_are_bounded() -> None:
     served = Served(Reach(names=True))
     codes = [code for code, _ in await served.ask(*["a.test"] * (int(BURST) + 30))]
@@ -108,7 +105,6 @@ async def test_questions_per_second_and_streams_are_bounded() -> None:
     assert await served.ask("a.test") == [(0, ["93.184.216.34"])]
 
 
-@requirement("box.names")
 async def test_what_is_no_question_costs_as_much_as_one_and_ends_a_socket_of_packets() -> None:
     served = Served(Reach(names=True))
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -130,7 +126,6 @@ async def test_what_is_no_question_costs_as_much_as_one_and_ends_a_socket_of_pac
     assert await served.ask("a.test") == [(5, [])], "questions with a fault are counted"
 
 
-@requirement("box.names")
 async def test_streams_per_second_are_bounded() -> None:
     served = Served(Reach(names=True))
     for _ in range(int(BURST)):
@@ -142,7 +137,6 @@ async def test_streams_per_second_are_bounded() -> None:
     assert await served.ask("a.test") == [(0, ["93.184.216.34"])]
 
 
-@requirement("box.names")
 @pytest.mark.parametrize("sent", [b"\xff\xff" + b"x" * 100, b"\0\5hello", b"\0\0", b"\0"])
 async def test_who_is_no_client_of_a_resolver_is_disconnected(sent: bytes) -> None:
     served = Served(Reach(names=True))
@@ -166,7 +160,6 @@ async def connected(resolver: SessionResolver) -> AsyncIterator[socket.socket]:
         await asyncio.wait_for(serving, 10)
 
 
-@requirement("box.names")
 async def test_a_stream_that_the_resolver_ends_first_keeps_no_port() -> None:
     served, loop = Served(Reach(names=True)), asyncio.get_running_loop()
     async with connected(served.resolver) as program:
@@ -180,7 +173,6 @@ async def test_a_stream_that_the_resolver_ends_first_keeps_no_port() -> None:
             await asyncio.wait_for(loop.sock_recv(program, 1), 10)
 
 
-@requirement("box.names")
 async def test_a_stream_that_its_program_ends_is_read_to_its_end() -> None:
     served, loop = Served(Reach(names=True)), asyncio.get_running_loop()
     wire = dns.message.make_query("api.test", "A").to_wire()

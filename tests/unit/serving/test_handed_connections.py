@@ -18,6 +18,8 @@ from transports.inbound.connections import Connections
 from transports.inbound.hand_over import MOST_MOVES
 from transports.inbound.limits import Limits
 
+pytestmark = [pytest.mark.anyio, requirement("rep.workers")]
+
 
 class Echo(asyncio.Protocol):
     """In place of an HTTP connection: says how often it has moved."""
@@ -102,8 +104,6 @@ async def pair(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Pair]:
     inboxes.close()
 
 
-@requirement("rep.workers")
-@pytest.mark.anyio
 async def test_a_connection_is_served_where_there_is_room_for_its_client(pair: Pair) -> None:
     _, back = await pair.given("127.0.0.1")
     assert back is None and len(pair.connections) == 1
@@ -116,8 +116,6 @@ async def test_a_connection_is_served_where_there_is_room_for_its_client(pair: P
     assert pair.taker.counts == {"taken": 2, "returned": 2}
 
 
-@requirement("rep.workers")
-@pytest.mark.anyio
 async def test_a_worker_that_drains_gives_back_what_it_gets(pair: Pair) -> None:
     pair.serves = False
     client, back = await pair.given("127.0.0.1")
@@ -126,8 +124,6 @@ async def test_a_worker_that_drains_gives_back_what_it_gets(pair: Pair) -> None:
     assert client.recv(100) == b"still there"
 
 
-@requirement("rep.workers")
-@pytest.mark.anyio
 async def test_one_that_has_come_back_is_not_sent_again(pair: Pair) -> None:
     await pair.given("127.0.0.1")
     _, back = await pair.given("127.0.0.1", MOST_MOVES + 1)
@@ -136,8 +132,6 @@ async def test_one_that_has_come_back_is_not_sent_again(pair: Pair) -> None:
     assert back is None
 
 
-@requirement("rep.workers")
-@pytest.mark.anyio
 async def test_nothing_is_received_after_the_stop(pair: Pair) -> None:
     pair.handed.stop()
     with socket.create_server(("127.0.0.1", 0)) as listener:

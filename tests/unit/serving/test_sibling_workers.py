@@ -10,6 +10,8 @@ import pytest
 from gateway.serving.sibling_workers import Inboxes, SiblingWorkers, inherited_siblings
 from tests.requirements import requirement
 
+pytestmark = requirement("rep.workers")
+
 VARIABLE = "MCP_GATEWAY_WORKER_SIBLINGS"
 
 
@@ -44,12 +46,10 @@ def worker(inboxes: Inboxes, monkeypatch: pytest.MonkeyPatch) -> Iterator[Worker
         each.close()
 
 
-@requirement("rep.workers")
 def test_a_process_that_is_no_worker_has_no_siblings() -> None:
     assert inherited_siblings(Counter()) is None
 
 
-@requirement("rep.workers")
 def test_each_finds_the_others_by_their_replica(worker: Worker) -> None:
     first, second = (worker(number) for number in (0, 2))
     first.join("aaaaaaaaaaaa")
@@ -62,7 +62,6 @@ def test_each_finds_the_others_by_their_replica(worker: Worker) -> None:
     assert (first.place_of("bbbbbbbbbbbb"), first.place_of("cccccccccccc")) == (None, 2)
 
 
-@requirement("rep.workers")
 def test_a_connection_arrives_with_what_its_client_has_sent(worker: Worker) -> None:
     giver, taker = (worker(number) for number in (0, 1))
     client, accepted = socket.socketpair()
@@ -85,7 +84,6 @@ def test_a_connection_arrives_with_what_its_client_has_sent(worker: Worker) -> N
     assert (giver.counts, taker.counts) == ({"given": 1}, {"returned": 1})
 
 
-@requirement("rep.workers")
 def test_what_was_sent_to_a_worker_that_dies_is_received_by_the_next(worker: Worker) -> None:
     giver, dying = (worker(number) for number in (0, 1))
     client, accepted = socket.socketpair()
@@ -99,7 +97,6 @@ def test_what_was_sent_to_a_worker_that_dies_is_received_by_the_next(worker: Wor
         assert client.recv(100) == b""
 
 
-@requirement("rep.workers")
 def test_a_full_inbox_takes_nothing_more_and_loses_nothing(worker: Worker) -> None:
     giver, taker = (worker(number) for number in (0, 1))
     client, accepted = socket.socketpair()
@@ -116,7 +113,6 @@ def test_a_full_inbox_takes_nothing_more_and_loses_nothing(worker: Worker) -> No
         assert taken == given and giver.give(accepted.fileno(), 1, 1)
 
 
-@requirement("rep.workers")
 def test_a_message_without_a_connection_is_skipped(inboxes: Inboxes, worker: Worker) -> None:
     taker = worker(1)
     _, descriptors = inboxes.for_worker(0)
