@@ -1,6 +1,7 @@
 """`gateway.admin.detached_sessions` and lists that have them: sessions of gateways that have ended."""
 
 import asyncio
+from typing import Any
 
 import pytest
 
@@ -78,9 +79,17 @@ async def test_replicas_that_do_not_answer_are_counted() -> None:
 
 
 @requirement("ops.session-list")
-async def test_what_a_silent_replica_may_serve_is_not_listed_as_detached(durable: Parts) -> None:
+@pytest.mark.parametrize("answer", [(set(), 1), StoreUnavailable("gone")], ids=["a silent replica", "no store"])
+async def test_what_may_be_served_elsewhere_is_not_listed_as_detached(
+    durable: Parts, answer: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def held(session_ids: list[str]) -> Any:
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
     await durable.holding("left-session")
-    durable.replicas.unanswered = 1
+    monkeypatch.setattr(durable.replicas, "held", held)
     page = await durable.operations.sessions(SessionQuery(sort="used"))
     assert (page.sessions, page.is_reading) == ([], True)
 
@@ -112,14 +121,3 @@ async def test_a_list_says_that_the_store_is_still_being_read_and_shows_what_was
         await asyncio.sleep(0)
     page = await durable.operations.sessions(query)
     assert not page.is_reading and len(page.sessions) == 2
-
-
-@requirement("ops.session-list")
-async def test_a_store_that_is_away_is_not_an_empty_one(durable: Parts, monkeypatch: pytest.MonkeyPatch) -> None:
-    async def away(session_ids: list[str]) -> tuple[set[str], int]:
-        raise StoreUnavailable("gone")
-
-    await durable.holding("left-session")
-    monkeypatch.setattr(durable.replicas, "held", away)
-    page = await durable.operations.sessions(SessionQuery(sort="used"))
-    assert (page.sessions, page.is_reading) == ([], True)

@@ -32,10 +32,6 @@ def test_addresses_pass_and_names_that_are_allowed() -> None:
             hosts.check(host)
     for host in (*ALWAYS, *NAMED, *OTHERS):
         OperatorHosts(["*"]).check(host)
-
-
-@requirement("ops.console-host")
-def test_no_name_is_allowed_by_itself() -> None:
     for host in ALWAYS:
         OperatorHosts().check(host)
     for host in NAMED:

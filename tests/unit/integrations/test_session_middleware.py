@@ -40,16 +40,6 @@ async def test_a_session_is_given_once_and_comes_back() -> None:
 
 
 @requirement("app.lazy")
-@pytest.mark.parametrize("handler", [nothing, look], ids=["untouched", "read"])
-async def test_a_client_without_a_session_gets_none_by_reading(handler: Any) -> None:
-    store = FailingStore()
-    client = Client(app_of(handler, store=store))
-    answer = await client.get()
-    assert {name for name, _ in answer.headers} & GIVEN == set() and answer.body in (b"", b"nothing")
-    assert store.asked == 0 and len(store.sessions.records) == 0
-
-
-@requirement("app.lazy")
 async def test_an_untouched_session_costs_no_question_and_an_outage_does_not_matter() -> None:
     store = FailingStore()
     app = app_of(count, store=store)
@@ -69,20 +59,6 @@ async def test_a_known_session_costs_one_question() -> None:
         asked = store.asked
         await client.get()
         assert store.asked == asked + 1
-
-
-@requirement("app.lazy")
-async def test_the_id_of_a_session_opens_it() -> None:
-    async def name(session: AppSession) -> str:
-        await session.load()
-        return session.id
-
-    store = FailingStore()
-    client = Client(app_of(name, store=store))
-    first, second = await client.get(), await client.get()
-    assert first.body == second.body and first.header("set-cookie") and not second.header("set-cookie")
-    assert first.header("mcp-gateway-session").partition(".")[0] == first.body.decode()
-    assert len(store.sessions.records) == 1
 
 
 @requirement("app.middleware", "id.carriers")
@@ -107,17 +83,6 @@ async def test_an_unknown_session_is_404_by_header_and_replaced_by_cookie() -> N
     assert again.body == b"1" and client.cookie != before
     client.cookie = "mcp_session_id=forged"
     assert (await client.get()).body == b"1" and client.cookie != before
-
-
-@requirement("app.middleware", "id.cookie-flags")
-async def test_another_sites_request_has_no_session_of_the_visitor() -> None:
-    client = Client(app_of(count))
-    await client.get()
-    held = client.cookie
-    client.headers = {"sec-fetch-site": "cross-site"}
-    assert (await client.get()).body == b"1" and client.cookie == held
-    client.headers = {}
-    assert (await client.get()).body == b"2"
 
 
 @requirement("app.principal", "id.bound")
@@ -195,8 +160,10 @@ async def test_an_answer_with_a_token_is_not_stored_and_others_are_the_apps() ->
     assert (await client.get()).header("cache-control") == "public, max-age=60, no-store"
     second = await client.get()
     assert second.header("cache-control") == "public, max-age=60" and "Cookie" in second.header("vary")
-    untouched = await Client(app_of(nothing, headers=said)).get()
-    assert untouched.headers == said
+    for handler in (nothing, look):
+        opened = await Client(app_of(handler, headers=said)).get()
+        assert {name for name, _ in opened.headers} & GIVEN == {b"cache-control"}, "reading opens no session"
+    assert (await Client(app_of(nothing, headers=said)).get()).headers == said
 
 
 @requirement("app.sign-out")
@@ -229,8 +196,8 @@ async def test_a_websocket_gets_its_session_with_the_handshake() -> None:
     token = first.header("mcp-gateway-session")
     assert (await Client(client.app, mcp_gateway_session=token).connect()).events[1]["text"] == "4"
     elsewhere = Client(client.app, origin="https://evil.example")
-    elsewhere.cookie = client.cookie
-    assert (await elsewhere.connect()).events[1]["text"] == "1"
+    elsewhere.cookie = held = client.cookie
+    assert (await elsewhere.connect()).events[1]["text"] == "1" and elsewhere.cookie == held, "of another site"
 
 
 @requirement("app.websocket")

@@ -1,6 +1,5 @@
 """Counters, quantiles and the history of each second."""
 
-import time
 from itertools import pairwise
 
 import pytest
@@ -48,15 +47,6 @@ def test_no_second_is_slower_than_its_slowest_request() -> None:
     metrics.answered("s", "tools/call", "legacy", "ok", 0.3)
     metrics.history.take(2.0)
     assert [sample.p99_s for sample in metrics.history.samples] == [5.42, 0.3]
-
-
-def test_counting_costs_next_to_nothing() -> None:
-    metrics = Metrics()
-    began = time.perf_counter()
-    for _ in range(10_000):
-        metrics.answered("server", "tools/call", "modern", "ok", 0.0004)
-    each = (time.perf_counter() - began) / 10_000
-    assert each < 20e-6, "it takes 1 µs; a call takes 45"
 
 
 @pytest.mark.parametrize("q", [0.5, 0.99])

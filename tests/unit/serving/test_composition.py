@@ -1,9 +1,5 @@
 """`gateway.serving.composition`: which parts there are for which settings."""
 
-import dataclasses
-
-import pytest
-
 from gateway.config.settings import Settings
 from gateway.serving.composition import compose
 from session_store import KeyRing, MemoryBackend
@@ -30,9 +26,3 @@ def test_the_event_loop_is_watched_unless_that_is_switched_off() -> None:
     off = Settings.model_validate({"gateway": {"stall_log_s": 0}})
     assert compose(Settings(), ring=KeyRing.ephemeral()).foundation.loop_watch is not None
     assert compose(off, ring=KeyRing.ephemeral()).foundation.loop_watch is None
-
-
-def test_the_parts_are_patched_by_nobody() -> None:
-    parts = compose(Settings(), ring=KeyRing.ephemeral())
-    with pytest.raises(dataclasses.FrozenInstanceError):
-        parts.http = parts.http  # type: ignore[misc]  # what must not work

@@ -3,7 +3,6 @@
 import base64
 import hashlib
 import re
-from collections.abc import AsyncIterator
 from typing import Any
 
 import httpx
@@ -35,15 +34,15 @@ class Served:
         return httpx.AsyncClient(transport=transport, base_url="http://localhost:8080")
 
 
-@pytest.fixture
-async def http() -> AsyncIterator[httpx.AsyncClient]:
-    async with Served().client() as client:
-        yield client
-
-
 @pytest.mark.parametrize("path", ["/", "/mcp"])
-async def test_a_browser_gets_a_page_that_says_how_to_connect(http: httpx.AsyncClient, path: str) -> None:
-    page = await http.get(path, headers=BROWSER)
+async def test_a_browser_gets_a_page_that_says_how_to_connect(path: str) -> None:
+    served = Served()
+    async with served.client() as http:
+        page = await http.get(path, headers=BROWSER)
+        served.gateway.state.start_draining()
+        assert "takes no new sessions now" in (await http.get(path, headers=BROWSER)).text
+    async with Served(discovery={"home_page": False}).client() as http:
+        assert (await http.get(path, headers=BROWSER)).status_code == (404 if path == "/" else 406)
     assert page.status_code == 200 and page.headers["content-type"].startswith("text/html")
     assert "claude mcp add --transport http gateway http://localhost:8080/mcp" in page.text
     assert "The gateway serves requests." in page.text and 'href="/readyz"' in page.text
@@ -64,8 +63,11 @@ async def test_the_page_tells_nothing_and_leaves_nothing(path: str) -> None:
     assert not [*served.gateway.parts.foundation.live]
 
 
-async def test_the_page_runs_no_script_and_has_the_style_that_is_allowed(http: httpx.AsyncClient) -> None:
-    page = await http.get("/", headers=BROWSER)
+async def test_the_page_runs_no_script_and_has_the_style_that_is_allowed() -> None:
+    async with Served().client() as http:
+        page = await http.get("/", headers=BROWSER)
+        assert (await http.head("/", headers=BROWSER)).status_code == 404, "a look at the head is no visit"
+        assert (await http.head("/mcp", headers=BROWSER)).status_code == 405
     (style,) = re.findall(r"<style>(.*?)</style>", page.text, re.S)
     allowed = base64.b64encode(hashlib.sha256(style.encode()).digest()).decode()
     policy = page.headers["content-security-policy"]
@@ -105,11 +107,6 @@ async def test_programs_get_what_they_got_before(accept: str) -> None:
                     answers.append((path, method, answer.status_code, text, answer.headers.get("allow")))
     with_page, without = answers[: len(answers) // 2], answers[len(answers) // 2 :]
     assert with_page == without
-
-
-async def test_a_look_at_the_head_is_no_visit(http: httpx.AsyncClient) -> None:
-    assert (await http.head("/", headers=BROWSER)).status_code == 404
-    assert (await http.head("/mcp", headers=BROWSER)).status_code == 405
 
 
 @pytest.mark.parametrize(
@@ -155,16 +152,3 @@ async def test_visits_are_counted_like_requests_without_a_credential() -> None:
     async with Served(policy={"principal_rate": {"per_s": 1, "burst": 2}}).client() as http:
         answers = [(await http.get("/", headers=BROWSER)).status_code for _ in range(6)]
     assert answers[:2] == [200, 200] and answers[-1] == 429
-
-
-async def test_a_gateway_that_drains_says_so() -> None:
-    served = Served()
-    served.gateway.state.start_draining()
-    async with served.client() as http:
-        assert "takes no new sessions now" in (await http.get("/", headers=BROWSER)).text
-
-
-async def test_the_page_can_be_switched_off() -> None:
-    async with Served(discovery={"home_page": False}).client() as http:
-        assert (await http.get("/", headers=BROWSER)).status_code == 404
-        assert (await http.get("/mcp", headers=BROWSER)).status_code == 406

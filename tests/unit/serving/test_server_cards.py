@@ -13,14 +13,11 @@ from tests.requirements import requirement
 
 pytestmark = [pytest.mark.anyio, requirement("ext.discovery")]
 
-SEARCH = {
-    "name": "com.example/search",
-    "description": "Finds pages",
-    "title": "Search",
-    "website": "https://example.com",
-}
+NAMED = {"name": "com.example/search", "description": "Finds pages", "title": "Search"}
+SEARCH = {**NAMED, "website": "https://example.com"}
 ALL = {"name": "com.example/everything", "description": "All servers", "version": "2.0"}
-DISCOVERY = {"url": "https://mcp.example.com/", "publisher": "example.com", "cards": {"search": SEARCH, "*": ALL}}
+BASE = "https://mcp.example.com"
+DISCOVERY = {"url": f"{BASE}/", "publisher": "example.com", "cards": {"search": SEARCH, "*": ALL}}
 CARD = "application/mcp-server-card+json"
 
 
@@ -43,33 +40,21 @@ async def test_the_catalog_leads_to_the_cards_and_the_cards_to_the_servers() -> 
     async with client(settings(DISCOVERY)) as http:
         catalog = await http.get("/.well-known/ai-catalog.json")
         assert catalog.headers["content-type"] == "application/ai-catalog+json"
-        assert catalog.json() == {
-            "specVersion": "1.0",
-            "entries": [
-                {
-                    "identifier": "urn:air:example.com:mcp:search",
-                    "type": CARD,
-                    "url": "https://mcp.example.com/servers/search/mcp/server-card",
-                },
-                {
-                    "identifier": "urn:air:example.com:mcp:everything",
-                    "type": CARD,
-                    "url": "https://mcp.example.com/mcp/server-card",
-                },
-            ],
-        }
+        entries = [
+            {"identifier": f"urn:air:example.com:mcp:{name}", "type": CARD, "url": f"{BASE}{path}/server-card"}
+            for name, path in (("search", "/servers/search/mcp"), ("everything", "/mcp"))
+        ]
+        assert catalog.json() == {"specVersion": "1.0", "entries": entries}
         cards = [await http.get(httpx.URL(entry["url"]).path) for entry in catalog.json()["entries"]]
         assert [card.headers["content-type"] for card in cards] == [CARD, CARD]
         assert cards[0].json() == {
+            **NAMED,
             "$schema": "https://static.modelcontextprotocol.io/schemas/v1/server-card.schema.json",
-            "name": "com.example/search",
             "version": "1.0.0",
-            "description": "Finds pages",
-            "title": "Search",
             "websiteUrl": "https://example.com",
-            "remotes": [{"type": "streamable-http", "url": "https://mcp.example.com/servers/search/mcp"}],
+            "remotes": [{"type": "streamable-http", "url": f"{BASE}/servers/search/mcp"}],
         }
-        assert cards[1].json()["remotes"] == [{"type": "streamable-http", "url": "https://mcp.example.com/mcp"}]
+        assert cards[1].json()["remotes"] == [{"type": "streamable-http", "url": f"{BASE}/mcp"}]
         assert (await http.get("/servers/secret/mcp/server-card")).status_code == 404
         assert "secret" not in catalog.text
 

@@ -14,7 +14,7 @@ def test_requests_are_welcome_between_start_and_stop() -> None:
     assert not state.may_serve() and not state.is_running
 
 
-def test_a_gateway_that_drains_claims_nothing_until_it_is_admitted() -> None:
+def test_a_gateway_that_drains_or_that_its_peers_do_not_find_takes_no_requests() -> None:
     backend = MemoryBackend()
     cluster = Cluster(backend.directory, backend.sessions, backend.bus, taken_over=lambda _: None)
     state = ServingState(cluster)
@@ -23,12 +23,5 @@ def test_a_gateway_that_drains_claims_nothing_until_it_is_admitted() -> None:
     assert state.is_draining and cluster.is_leaving and not state.may_serve()
     state.stop_draining()
     assert not state.is_draining and not cluster.is_leaving and state.may_serve()
-
-
-def test_a_gateway_that_its_peers_do_not_find_takes_no_requests() -> None:
-    backend = MemoryBackend()
-    cluster = Cluster(backend.directory, backend.sessions, backend.bus, taken_over=lambda _: None)
-    state = ServingState(cluster)
-    state.start()
     cluster.set_reachable(False)
     assert not state.may_serve()
