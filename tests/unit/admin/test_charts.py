@@ -20,11 +20,8 @@ def test_calls_of_all_replicas_add_up_and_the_slowest_is_shown() -> None:
     calls, failures, latency = charts_of([one, other], NOW)
     assert (calls.now, failures.now, latency.now) == ("7/s", "1/s", "p99 2 s")
     assert latency.names == ["p50", "p99"] and calls.names == []
-
-
-def test_what_is_older_than_five_minutes_is_left_out() -> None:
     calls, _, latency = charts_of([report(Sample(600.0, 9, 9, 1.0, 1.0))], NOW)
-    assert calls.now == "0/s" and calls.top == "0/s" and latency.now == "no calls"
+    assert calls.now == "0/s" and calls.top == "0/s" and latency.now == "no calls", "of more than five minutes ago"
 
 
 def test_the_highest_value_touches_the_top_and_names_are_text() -> None:

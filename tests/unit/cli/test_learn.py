@@ -38,16 +38,9 @@ def test_a_run_in_which_nothing_was_needed_says_so() -> None:
     assert said_of(something, by_hand=False, code=None) == []
     [_, more] = said_of(nothing, by_hand=True, code=None)
     assert "tools were not called" in more
-
-
-def test_a_server_that_failed_is_not_said_to_need_nothing() -> None:
-    [said] = said_of({"profile": "strict"}, by_hand=False, code=3)
-    assert "exit code 3" in said and "nothing beyond" not in said
-
-
-def test_a_server_that_is_killed_has_no_exit_code() -> None:
-    [said] = said_of({"profile": "strict"}, by_hand=False, code=-11)
-    assert "was killed by signal 11" in said
+    for code, told in ((3, "exit code 3"), (-11, "was killed by signal 11")):
+        [said] = said_of(nothing, by_hand=False, code=code)
+        assert told in said and "nothing beyond" not in said
 
 
 def test_a_folder_that_the_table_cannot_be_written_to_is_said_before_the_server_runs(tmp_path: Path) -> None:

@@ -57,10 +57,6 @@ def test_a_client_gets_no_newer_version_than_it_asked_for(negotiated: str, asked
     assert version_of(at_most(shaken(negotiated), asked)) == told
 
 
-def test_a_result_without_a_version_has_an_empty_one() -> None:
-    assert version_of(b"{}") == ""
-
-
 def test_a_server_that_has_shaken_hands_is_discovered_without_what_the_modern_era_does_not_know() -> None:
     declared = {"tools": {"listChanged": True}, "logging": {}, "tasks": {}}
     told = json.loads(discovery_of(shaken(capabilities=declared, instructions="be kind")))
@@ -135,22 +131,16 @@ def test_a_result_that_makes_no_sense_does_no_harm(result: bytes) -> None:
     for made in (discovery_of(result), handshake_of(result, ""), merge_handshakes([result] * 2, "9")):
         assert json.loads(made)["capabilities"] == {}
     assert json.loads(merge_discoveries([result] * 2, "9"))["ttlMs"] == 0
+    assert capabilities_of(None) == capabilities_of(b'{"capabilities":7}') == {} and version_of(b"{}") == ""
 
 
-def test_what_a_server_declared_is_empty_where_it_declared_nothing_of_use() -> None:
-    assert capabilities_of(None) == capabilities_of(b'{"capabilities":7}') == {}
-    assert capabilities_of(shaken(capabilities={"tools": {}})) == {"tools": {}}
-    assert json.loads(server_info_of(shaken())) == {"name": "s", "version": "1"}
-
-
-def test_one_server_is_passed_on_as_it_is() -> None:
+def test_one_handshake_passes_as_it_is_and_several_have_the_oldest_version_and_every_capability() -> None:
     assert merge_handshakes([shaken()], "9") == shaken() and merge_discoveries([b"{ }"], "9") == b"{ }"
-
-
-def test_several_handshakes_have_the_oldest_version_and_every_capability() -> None:
+    assert json.loads(server_info_of(shaken())) == {"name": "s", "version": "1"}
     one = shaken("2025-06-18", capabilities={"tools": {"listChanged": True}}, instructions="one")
     two = shaken("2025-11-25", capabilities={"tools": {}, "logging": {}}, instructions="two")
     told = json.loads(merge_handshakes([one, two], "9"))
+    assert capabilities_of(one) == {"tools": {"listChanged": True}}
     assert told["protocolVersion"] == "2025-06-18" and told["instructions"] == "one\n\ntwo"
     assert told["capabilities"] == {"tools": {"listChanged": True}, "logging": {}}
     assert told["serverInfo"] == {"name": "mcp-session-gateway", "version": "9"}

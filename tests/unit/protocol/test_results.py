@@ -44,13 +44,10 @@ def test_a_legacy_result_gets_what_the_modern_era_wants() -> None:
     told = plain(modern_result("tools/call", raw(content=[], _meta={"a": 1}), INFO))
     assert told["resultType"] == "complete" and "ttlMs" not in told
     assert told["_meta"] == {"io.modelcontextprotocol/serverInfo": {"name": "s"}, "a": 1}
-
-
-def test_a_legacy_list_may_not_be_cached_and_its_tools_have_no_tasks() -> None:
     tools = [{"name": "a", "execution": {"taskSupport": "required"}}, {"name": "b"}]
-    told = plain(modern_result("tools/list", raw(tools=tools), INFO))
-    assert told["tools"] == [{"name": "a"}, {"name": "b"}]
-    assert (told["ttlMs"], told["cacheScope"]) == (0, "private")
+    listed = plain(modern_result("tools/list", raw(tools=tools), INFO))
+    assert listed["tools"] == [{"name": "a"}, {"name": "b"}], "the modern era has no such tasks"
+    assert (listed["ttlMs"], listed["cacheScope"]) == (0, "private")
 
 
 def test_a_resource_that_is_not_found_has_another_code_in_the_modern_era() -> None:
@@ -86,11 +83,8 @@ def test_urls_that_a_user_has_to_visit_are_found_in_the_error() -> None:
     found = urls_required(msgspec.Raw(encode(error)))
     assert found == [{"url": msgspec.Raw(b'"https://a.example"')}]
     assert urls_required(msgspec.Raw(encode({**error, "code": -32000}))) is None
-
-
-@pytest.mark.parametrize("data", [None, 7, {}, {"elicitations": 7}])
-def test_an_error_about_urls_that_names_none_in_the_right_form_is_an_error_like_others(data: Any) -> None:
-    assert urls_required(msgspec.Raw(encode({"code": -32042, "message": "go", "data": data}))) is None
+    for data in (None, 7, {}, {"elicitations": 7}):
+        assert urls_required(msgspec.Raw(encode({**error, "data": data}))) is None, "an error like others"
 
 
 @requirement("spec.bridge")

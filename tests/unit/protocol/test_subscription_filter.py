@@ -12,6 +12,13 @@ WANTED: Object = {
 }
 
 
+def a_listener(wanted: Filter | None = None, *declared: str) -> tuple[SubscriptionFilter, list[bytes]]:
+    frames: list[bytes] = []
+    return SubscriptionFilter(
+        7, Filter.of(WANTED) if wanted is None else wanted, frames.append, Declared(declared)
+    ), frames
+
+
 def test_a_filter_is_read_and_written_as_the_wire_has_it() -> None:
     wanted = Filter.of(WANTED)
     assert wanted == Filter(kinds=frozenset({"toolsListChanged"}), uris=frozenset({"a"}))
@@ -28,8 +35,7 @@ def test_a_server_fulfils_what_it_has_declared() -> None:
 
 
 def test_only_what_was_asked_for_is_sent_and_under_the_clients_id() -> None:
-    frames: list[bytes] = []
-    listening = SubscriptionFilter(7, Filter.of(WANTED), frames.append)
+    listening, frames = a_listener()
     listening.acknowledge(listening.wanted)
     listening.notify("notifications/prompts/list_changed", {}, None)
     listening.notify("notifications/resources/updated", {"uri": msgspec.Raw(encode("b"))}, "b")
@@ -46,8 +52,7 @@ def test_only_what_was_asked_for_is_sent_and_under_the_clients_id() -> None:
 
 @requirement("spec.cold-listen")
 def test_all_of_a_part_is_notified_of_if_changes_of_it_may_have_been_missed() -> None:
-    frames: list[bytes] = []
-    listening = SubscriptionFilter(7, Filter.of(WANTED), frames.append)
+    listening, frames = a_listener()
     listening.acknowledge(listening.wanted)
     listening.notify_all(Filter.of(WANTED) | Filter(kinds=frozenset({"promptsListChanged"}), uris=frozenset({"b"})))
     sent = [parse(frame) for frame in frames[1:]]
@@ -60,8 +65,7 @@ def test_all_of_a_part_is_notified_of_if_changes_of_it_may_have_been_missed() ->
 
 @requirement("spec.cold-listen")
 def test_the_acknowledgement_is_first_whatever_a_server_sends_on_its_part_of_the_stream() -> None:
-    frames: list[bytes] = []
-    listening = SubscriptionFilter(7, Filter.of(WANTED), frames.append)
+    listening, frames = a_listener()
     changed = encode_notification("notifications/tools/list_changed", b"{}")
     below = encode_notification("notifications/resources/updated", b'{"uri":"a/b"}')
     of_extension = encode_notification("notifications/com.acme/a", b'{"n":1}')
@@ -81,8 +85,7 @@ def test_the_acknowledgement_is_first_whatever_a_server_sends_on_its_part_of_the
 
 @requirement("ext.relay")
 def test_notifications_of_declared_extensions_wait_for_the_acknowledgement_and_keep_their_order() -> None:
-    frames: list[bytes] = []
-    listening = SubscriptionFilter(7, Filter(), frames.append, Declared(("com.acme/a",)))
+    listening, frames = a_listener(Filter(), "com.acme/a")
     for number in range(MAX_EARLY + 1):
         listening.pass_on("notifications/com.acme/a", {"n": msgspec.Raw(encode(number))})
     listening.pass_on("notifications/org.other/b", {})
@@ -100,8 +103,7 @@ def test_notifications_of_declared_extensions_wait_for_the_acknowledgement_and_k
 def test_what_a_filter_has_beyond_mcp_is_acknowledged_once_a_server_gets_it() -> None:
     params: Object = {"notifications": msgspec.Raw(b'{"toolsListChanged":true,"taskIds":[],"com.acme/a":{"v":1e2}}')}
     assert beyond(params) == {"com.acme/a": msgspec.Raw(b'{"v":1e2}')} and beyond({}) == {}
-    frames: list[bytes] = []
-    listening = SubscriptionFilter(7, Filter(), frames.append)
+    listening, frames = a_listener(Filter())
     listening.honour(beyond(params))
     listening.acknowledge(Filter())
     assert b'"notifications":{"com.acme/a":{"v":1e2}}' in frames[0]

@@ -9,6 +9,7 @@ import pytest
 from gateway.config.settings import GatewaySettings
 from gateway.config.upstreams import UpstreamSettings
 from gateway.sandbox.enclosures import Enclosures, enclosures_of, own_listeners
+from gateway.sandbox.profiles import Enclosure
 from tests.requirements import requirement
 
 
@@ -46,24 +47,41 @@ def test_no_server_reaches_the_gateway_itself() -> None:
     assert off.enclosure(off.sandbox("direct")) is None
 
 
+class Later:
+    """Enclosures of a server with a clock of their own, and what they would have run in a thread."""
+
+    def __init__(self, inherited: dict[str, str], *args: str, private: tuple[Path, ...] = ()) -> None:
+        self.now = 0.0
+        self.later: list[Callable[[], object]] = []
+        self.sandbox = enclosures("standard").sandbox("direct")
+        settings = UpstreamSettings.model_validate({"command": "cat", "args": args, "sandbox": "standard"})
+        self.found = Enclosures(
+            "files", settings, {"direct": self.sandbox},
+            inherited=inherited, private=private, clock=lambda: self.now, run=self.later.append,
+        )  # fmt: skip
+
+    def enclosure(self) -> Enclosure | None:
+        return self.found.enclosure(self.sandbox)
+
+    def looked(self, now: float) -> Enclosure | None:
+        """What there is after one more search."""
+        self.now = now
+        self.enclosure()
+        self.later.pop()()
+        return self.enclosure()
+
+
 def test_paths_are_looked_for_again_after_a_while(tmp_path: Path) -> None:
-    now = [0.0]
-    settings = UpstreamSettings.model_validate({"command": "cat", "sandbox": {"profile": "standard"}})
-    sandbox = enclosures("standard").sandbox("direct")
-    later: list[Callable[[], object]] = []
-    inherited = {"PATH": str(tmp_path)}
-    found = Enclosures(
-        "cat", settings, {"direct": sandbox}, inherited=inherited, clock=lambda: now[0], run=later.append
-    )
-    first = found.enclosure(sandbox)
+    found = Later({"PATH": str(tmp_path)})
+    first = found.enclosure()
     (tmp_path / "cat").touch(mode=0o755)
-    now[0] = 9.0
-    assert found.enclosure(sandbox) is first
-    now[0] = 11.0
-    assert found.enclosure(sandbox) is found.enclosure(sandbox) is first, "nobody waits for the search"
-    [search] = later
+    found.now = 9.0
+    assert found.enclosure() is first
+    found.now = 11.0
+    assert found.enclosure() is found.enclosure() is first, "nobody waits for the search"
+    [search] = found.later
     search()
-    second = found.enclosure(sandbox)
+    second = found.enclosure()
     assert second is not first and second is not None
     assert str(tmp_path / "cat") in {grant.path for grant in second.walls.grants} | {
         f"{grant.path}/cat" for grant in second.walls.grants
@@ -74,31 +92,14 @@ def test_paths_are_looked_for_again_after_a_while(tmp_path: Path) -> None:
 def test_a_folder_that_comes_later_opens_no_keys_of_the_gateway(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    now = [0.0]
     folder = tmp_path / "mounted" / "data"
-    settings = UpstreamSettings.model_validate({"command": "cat", "args": [str(folder)], "sandbox": "standard"})
-    sandbox = enclosures("standard").sandbox("direct")
-    later: list[Callable[[], object]] = []
-    found = Enclosures(
-        "files",
-        settings,
-        {"direct": sandbox},
-        inherited={},
-        private=[folder / "keys"],
-        clock=lambda: now[0],
-        run=later.append,
-    )
-    first = found.enclosure(sandbox)
+    found = Later({}, str(folder), private=(folder / "keys",))
+    first = found.enclosure()
     folder.mkdir(parents=True)
-    for now[0] in (11.0, 22.0):
-        found.enclosure(sandbox)
-        later.pop()()
-        assert found.enclosure(sandbox) is first, "nothing of the new folder is granted"
+    for now in (11.0, 22.0):
+        assert found.looked(now) is first, "nothing of the new folder is granted"
     [said] = caplog.messages
     assert f"server files: its sandbox would grant {folder} now, and with it {folder}/keys" in said
     folder.rmdir()
     folder.parent.rmdir()
-    now[0] = 33.0
-    found.enclosure(sandbox)
-    later.pop()()
-    assert found.enclosure(sandbox) is not first, "what opens none of them counts again"
+    assert found.looked(33.0) is not first, "what opens none of them counts again"
