@@ -78,8 +78,6 @@ def test_an_option_wins_over_a_variable_that_names_another_place() -> None:
     [
         (("end", ""), "[ID]"),
         (("end", "--client", "c", "--principal", ""), "--principal"),
-        (("end", "--workspace="), "--workspace"),
-        (("list", "--find", ""), "--find"),
         (("show", ""), "[ID]"),
     ],
 )

@@ -17,6 +17,7 @@ GATEWAY: dict[str, Any] = {
     "secrets": {"files": {"file": "/run/secrets/files"}},
     "policy": {"rules": [{"workspace": "w", "env": {"PLAIN": SECRET}}]},
     "session": {"idle_ttl_s": 50},
+    "allowed_hosts": ["a.example"],
 }
 SERVER: dict[str, Any] = {
     "command": "files",
@@ -43,11 +44,14 @@ def test_no_credential_is_shown(tmp_path: Path) -> None:
     assert found["gateway.store"].value == "redis://…@localhost/0"
 
 
-@requirement("ops.configuration-page")
+@requirement("ops.configuration-page", "ops.precedence")
 def test_each_setting_has_the_place_that_wins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MCP_GATEWAY_SESSION__IDLE_TTL_S", "70")
     monkeypatch.setenv("MCP_GATEWAY_PORT", "99")
-    found = loaded(tmp_path, {"port": 98})
+    monkeypatch.setenv("MCP_GATEWAY_ALLOWED_HOSTS", '["b.example"]')
+    found = loaded(tmp_path, {"port": 98, "allowed_hosts": ["c.example"]})
+    assert found["gateway.allowed_hosts"].value == "c.example", "lists do not add up"
+    assert loaded(tmp_path)["gateway.allowed_hosts"].value == "b.example"
     ttl = found["gateway.session.idle_ttl_s"]
     assert (ttl.value, ttl.origin) == ("70", "the variable MCP_GATEWAY_SESSION__IDLE_TTL_S")
     assert (found["gateway.port"].value, found["gateway.port"].origin) == ("98", "--port on the command line")

@@ -98,29 +98,3 @@ def test_all_faults_of_file_and_variables_are_told_at_once(tmp_path: Path, monke
         [str(path), "mcpServers.b.arg"],
         ["the variable MCP_GATEWAY_PROT", "no such setting; did you mean MCP_GATEWAY_PORT?"],
     ]
-
-
-@requirement("ops.precedence")
-def test_the_command_line_wins_over_the_environment_and_that_over_the_file(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path = tmp_path / "mcp.json"
-    given = {"store": "sqlite:///file.db", "host": "127.0.0.3", "port": 3, "allowed_hosts": ["c.example"]}
-    path.write_text(json.dumps({"gateway": given | {"advertise": "127.0.0.3:30"}}))
-    file = load(path).settings.gateway
-    monkeypatch.setenv("MCP_GATEWAY_STORE", "sqlite:///variable.db")
-    monkeypatch.setenv("MCP_GATEWAY_HOST", "127.0.0.2")
-    monkeypatch.setenv("MCP_GATEWAY_PORT", "2")
-    monkeypatch.setenv("MCP_GATEWAY_ALLOWED_HOSTS", '["b.example"]')
-    monkeypatch.setenv("MCP_GATEWAY_ADVERTISE", "127.0.0.2:20")
-    variable = load(path).settings.gateway
-    typed = {"store": "sqlite:///typed.db", "host": "127.0.0.1", "port": 1, "allowed_hosts": ["a.example"]}
-    command_line = load(path, typed | {"advertise": "127.0.0.1:10"}).settings.gateway
-    for settings, n, name, letter in (
-        (file, 3, "file", "c"),
-        (variable, 2, "variable", "b"),
-        (command_line, 1, "typed", "a"),
-    ):
-        assert (settings.store, settings.port) == (f"sqlite:///{name}.db", n)
-        assert (settings.host, settings.advertise) == (f"127.0.0.{n}", f"127.0.0.{n}:{n}0")
-        assert settings.allowed_hosts == (f"{letter}.example",)

@@ -52,21 +52,15 @@ class Client:
         raw = [(name.encode(), value.encode()) for name, value in headers]
         return {"type": kind, "path": "/mcp", "scheme": "http", "headers": raw, "client": ("192.0.2.1", 1), **more}
 
-    async def get(self, **more: Any) -> Answer:
+    async def get(self, kind: str = "http", **more: Any) -> Answer:
         answer = Answer()
-        await self.app(self.scope("http", **more), _nothing, answer.send)
-        self._keep(answer)
+        await self.app(self.scope(kind, **more), _nothing, answer.send)
+        given = answer.header("set-cookie").partition(";")[0]
+        self.cookie = "" if given.endswith("=") else given or self.cookie
         return answer
 
     async def connect(self, **more: Any) -> Answer:
-        answer = Answer()
-        await self.app(self.scope("websocket", **more), _nothing, answer.send)
-        self._keep(answer)
-        return answer
-
-    def _keep(self, answer: Answer) -> None:
-        given = answer.header("set-cookie").partition(";")[0]
-        self.cookie = "" if given.endswith("=") else given or self.cookie
+        return await self.get("websocket", **more)
 
 
 async def _nothing() -> MutableMapping[str, Any]:

@@ -1,11 +1,8 @@
 """The lines of calls that went well are written together, and look as if each had been logged."""
 
 import asyncio
-import io
 import logging
 import select
-import sys
-from collections.abc import Callable, Iterator
 from time import time
 
 import pytest
@@ -14,13 +11,14 @@ from hypothesis import strategies as st
 
 from gateway.observability.call_lines import MOST, CallLine, CallLines
 from gateway.observability.log_lines import FORMS, LineFormatter
-from gateway.observability.logs import call_lines, configure_logging
+from gateway.observability.logs import call_lines
 from gateway.observability.outcome import CANCELLED, OK, Outcome
 from session_store import Principal, Session
 from session_store.session import redact
 from session_store.testing import FakeClock, a_session
 from tests.requirements import requirement
 from tests.support.hostile_text import HOSTILE
+from tests.unit.observability.conftest import Log
 
 FIELDS = ("session", "era", "principal", "server", "tool", "outcome", "took_ms", "context", "correlation")
 TEXTS = st.one_of(st.text(max_size=20), st.sampled_from(["", "a b", 'a"=b\\', "\nlevel=info", HOSTILE]))
@@ -56,41 +54,6 @@ def test_a_line_is_what_the_formatter_makes_of_its_record(
         "correlation": correlation,
     }
     assert CallLines(FORMS[form], print).line(line) == LineFormatter(form, FIELDS, dict).format(record)
-
-
-class Stderr(io.StringIO):
-    """Remembers its writes one by one."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.writes: list[str] = []
-        self.written = asyncio.Event()
-
-    def write(self, text: str) -> int:
-        self.writes.append(text)
-        self.written.set()
-        return len(text)
-
-
-Log = Callable[[str, str], Stderr]
-
-
-@pytest.fixture
-def log(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str, str], Stderr]]:
-    """Configures the log, and returns what gets it."""
-    root = logging.getLogger()
-    handlers, level = root.handlers[:], root.level
-
-    def configured(level: str, form: str) -> Stderr:
-        stderr = Stderr()
-        with monkeypatch.context() as patch:
-            patch.setattr(sys, "stderr", stderr)
-            configure_logging(level, form)
-        return stderr
-
-    yield configured
-    root.handlers[:] = handlers
-    root.setLevel(level)
 
 
 @requirement("hot.lines")

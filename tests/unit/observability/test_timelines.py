@@ -9,7 +9,7 @@ import pytest
 from gateway.observability.ended_call import EndedCall
 from gateway.observability.outcome import OK, TOOL_ERROR, Outcome
 from gateway.observability.timelines import INITIALIZED_AGAIN, Timelines
-from session_store import AuditEvent, MemoryBackend, Session, StoreUnavailable, TimelineEntry, TimelinePart
+from session_store import AuditEvent, Session, StoreUnavailable, TimelineEntry, TimelinePart
 from session_store.session import redact
 from session_store.testing import FakeClock, a_session
 from tests.requirements import requirement
@@ -150,15 +150,6 @@ def test_events_of_a_session_are_entries() -> None:
         ("session", "", "expired"),
     ]
     assert part.entries[3].count == 3 and part.entries[5].outcome == "made"
-
-
-async def test_what_is_being_written_is_still_known() -> None:
-    backend = MemoryBackend()
-    timelines = Timelines(backend.timelines, "r1", Counting())
-    timelines.take_calls([call(1.0)])
-    await timelines.flush()
-    found = await backend.timelines.read(NAME)
-    assert found is not None and [entry.until for entry in found.entries] == [1.0] and found.head.calls == 1
 
 
 @requirement("ops.redact")

@@ -10,13 +10,12 @@ from transports.jsonrpc import Object, encode, encode_notification, parse
 WANTED: Object = {
     "notifications": msgspec.Raw(b'{"toolsListChanged":true,"promptsListChanged":false,"resourceSubscriptions":["a"]}')
 }
+ASKED = Filter.of(WANTED)
 
 
-def a_listener(wanted: Filter | None = None, *declared: str) -> tuple[SubscriptionFilter, list[bytes]]:
+def a_listener(wanted: Filter = ASKED, *declared: str) -> tuple[SubscriptionFilter, list[bytes]]:
     frames: list[bytes] = []
-    return SubscriptionFilter(
-        7, Filter.of(WANTED) if wanted is None else wanted, frames.append, Declared(declared)
-    ), frames
+    return SubscriptionFilter(7, wanted, frames.append, Declared(declared)), frames
 
 
 def test_a_filter_is_read_and_written_as_the_wire_has_it() -> None:

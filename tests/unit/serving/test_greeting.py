@@ -132,23 +132,13 @@ def test_no_key_is_left_where_the_kernel_does_not_hold_the_sandboxes(
 @pytest.mark.parametrize(
     ("count", "store", "fault", "said"),
     [
-        (0, "memory://", "", "stopped: no session was live here"),
-        (1, "memory://", "", "stopped: 1 session ended, which was in memory"),
-        (3, "memory://", "", "stopped: 3 sessions ended, which were in memory"),
-        (
-            1,
-            "sqlite:///s",
-            "",
-            "stopped: 1 session stays in sqlite:///s; the next gateway with this store goes on with it",
-        ),
-        (
-            2,
-            "redis://:p@r",
-            "",
-            "stopped: 2 sessions stay in redis://…@r; the next gateway with this store goes on with them",
-        ),
-        (2, "redis://:pw@r/0", "gone", "stopped: of 2 sessions, redis://…@r/0 has what was stored while it answered"),
+        (0, "memory://", "", "no session was live here"),
+        (1, "memory://", "", "1 session ended, which was in memory"),
+        (3, "memory://", "", "3 sessions ended, which were in memory"),
+        (1, "sqlite:///s", "", "1 session stays in sqlite:///s; the next gateway with this store goes on with it"),
+        (2, "redis://:p@r", "", "2 sessions stay in redis://…@r; the next gateway with this store goes on with them"),
+        (2, "redis://:pw@r/0", "gone", "of 2 sessions, redis://…@r/0 has what was stored while it answered"),
     ],
 )
 def test_a_stop_says_what_becomes_of_the_sessions(count: int, store: str, fault: str, said: str) -> None:
-    assert farewell(count, store, fault) == said
+    assert farewell(count, store, fault) == f"stopped: {said}"
