@@ -1,4 +1,4 @@
-"""The one-time link: it signs one browser in, once, and not for long."""
+"""Signing in: by the one-time link, once and not for long, and later and later after wrong keys."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -11,6 +11,7 @@ from starlette.applications import Starlette
 from gateway.admin.auth import Access
 from gateway.admin.console import Console
 from gateway.admin.operations import Operations
+from gateway.admin.sign_in_attempts import FREE, LONGEST_S, SignInAttempts, TooManyAttempts
 from gateway.admin.sign_in_link import VALID_S, SignInLink
 from gateway.observability.audit import Audit
 from session_store import KeyRing, MemoryBackend
@@ -147,3 +148,22 @@ async def test_replicas_know_the_cookie_while_keys_are_replaced() -> None:
         assert (await browser.get(f"{other}/admin")).status_code == 200
         await browser.post(f"{other}/admin/sign-out")
         assert (await browser.get("/admin")).status_code == 303
+
+
+@requirement("wall.memory")
+def test_attempts_wait_longer_and_longer_and_are_forgotten() -> None:
+    clock = FakeClock()
+    attempts = SignInAttempts(clock)
+    waits = []
+    for _ in range(FREE + 8):
+        attempts.wrong("192.0.2.1")
+        try:
+            attempts.check("192.0.2.1")
+        except TooManyAttempts as error:
+            waits.append(error.wait_s)
+    assert waits == sorted(waits) and waits[0] == 1.0 and waits[-1] == LONGEST_S and len(waits) == 9
+    clock.pass_time(LONGEST_S)
+    attempts.check("192.0.2.1")
+    for number in range(10_000):
+        attempts.wrong(f"10.0.{number // 250}.{number % 250}")
+    assert len(attempts._wrong) <= 4_096

@@ -2,9 +2,11 @@
 
 import json
 import stat
+import sys
 from pathlib import Path
 
 import pytest
+import typer
 from typer.testing import CliRunner, Result
 
 from gateway.cli.main import app
@@ -168,3 +170,24 @@ def test_shells_complete_commands_options_and_clients() -> None:
     assert completed("conn") == ["connect"]
     assert "--config" in completed("run", "--c")
     assert completed("connect", "cu") == ["cursor"]
+
+
+@requirement("first.help")
+def test_every_command_is_listed_under_what_it_is_for() -> None:
+    commands = typer.main.get_command(app).commands  # type: ignore[attr-defined]
+    panels: dict[str, list[str]] = {}
+    for name, command in commands.items():
+        panels.setdefault(getattr(command, "rich_help_panel", ""), []).append(name)
+    assert set(panels) == {"Serve", "Set up", "Check", "Operate"}
+    assert panels["Serve"][:2] == ["run", "stdio"] and panels["Set up"][:3] == ["init", "add", "connect"]
+    assert set(panels["Operate"]) == {"top", "tail", "ui", "sessions", "tasks", "replicas"}
+
+
+@requirement("ops.ui")
+def test_without_textual_the_command_says_how_to_install_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in [name for name in sys.modules if name == "textual" or name.startswith("gateway.cli.terminal_")]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "textual", None)
+    outcome = CliRunner().invoke(app, ["ui", "--url", "http://127.0.0.1:1", "--key", "k"])
+    assert outcome.exit_code == 2
+    assert "pip install 'mcp-session-gateway[ui]'" in " ".join(outcome.stderr.split())

@@ -1,4 +1,4 @@
-"""`gateway.doctor.checks`: which checks run, in which order."""
+"""`gateway.doctor.checks`: which checks run, in which order, and what is said of servers."""
 
 import json
 from pathlib import Path
@@ -7,6 +7,7 @@ import pytest
 
 from gateway.config.settings import Settings
 from gateway.doctor.checks import check_everything, check_settings
+from gateway.doctor.servers import check_servers
 from tests.requirements import requirement
 
 pytestmark = pytest.mark.anyio
@@ -58,3 +59,17 @@ async def test_what_is_ignored_or_missing_is_a_finding(tmp_path: Path) -> None:
         "ignored theme: not mcpServers or gateway": "ok",
         "mcpServers.a: not served": "warning",
     }
+
+
+@pytest.mark.anyio
+@requirement("ops.check")
+async def test_a_policy_is_not_fine_while_a_server_does_not_answer() -> None:
+    missing = {"command": "/does/not/exist", "tools": {"drop_*": {"operation": "eval"}}}
+    settings = Settings.model_validate({"mcpServers": {"notes": missing, "search": {"command": "/nor/this"}}})
+    found = [finding async for finding in check_servers(settings)]
+    assert [(one.check, one.state) for one in found] == [
+        ("server notes", "error"),
+        ("server search", "error"),
+        ("policy", "warning"),
+    ]
+    assert "not checked: notes, search" in found[-1].what and found[-1].do

@@ -1,4 +1,4 @@
-"""`gateway.serving.drain`: it is not ready at once, and its sessions are released."""
+"""`gateway.serving.drain` and its state: it is not ready at once, and its sessions are released."""
 
 import asyncio
 from typing import Any
@@ -143,3 +143,25 @@ async def test_clients_that_wait_for_a_task_are_answered_before_they_are_cut(mon
     frame = await asyncio.wait_for(reading, 5)
     assert frame is not None and frame.final and frame.error_code == STORE_UNAVAILABLE
     assert b"ask for its result again" in frame.data and not other.is_over
+
+
+def test_requests_are_welcome_between_start_and_stop() -> None:
+    state = ServingState(None)
+    assert not state.may_serve()
+    state.start()
+    assert state.may_serve() and state.is_running and not state.is_draining
+    state.stop()
+    assert not state.may_serve() and not state.is_running
+
+
+def test_a_gateway_that_drains_or_that_its_peers_do_not_find_takes_no_requests() -> None:
+    backend = MemoryBackend()
+    cluster = Cluster(backend.directory, backend.sessions, backend.bus, taken_over=lambda _: None)
+    state = ServingState(cluster)
+    state.start()
+    state.start_draining()
+    assert state.is_draining and cluster.is_leaving and not state.may_serve()
+    state.stop_draining()
+    assert not state.is_draining and not cluster.is_leaving and state.may_serve()
+    cluster.set_reachable(False)
+    assert not state.may_serve()
