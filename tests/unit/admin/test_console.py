@@ -19,7 +19,6 @@ from gateway.admin import console, hosts, pages
 from gateway.admin.auth import Access
 from gateway.admin.console import Console
 from gateway.admin.environment_reports import HiddenTools, ServerEnvironment, Variable
-from gateway.admin.operations import Operations
 from gateway.admin.pages import console_pages
 from gateway.admin.reports import ProcessFacts, ReplicaReport, SessionPart
 from gateway.admin.server_reports import ServerPart
@@ -35,7 +34,7 @@ from session_store.session import ClientFacts
 from session_store.testing import FakeClock, a_session, a_task
 from tests.requirements import requirement
 from tests.support.credentials import bearer, sha256
-from tests.unit.admin.test_operations import FakeEnding, FakeReplicas, an_environment
+from tests.unit.admin.test_operations import FakeEnding, FakeReplicas, an_environment, operations_of
 from transports.inbound.http import Guard
 
 pytestmark = pytest.mark.anyio
@@ -99,15 +98,8 @@ async def operator(ending: FakeEnding) -> AsyncIterator[httpx.AsyncClient]:
     replicas.environments[SESSION] = an_environment(session, given, why=HOSTILE)
     tried: Any = SimpleNamespace(catalog=ToolCatalog([HOSTILE_SERVER], {}), where="any")
     replicas.known_servers = [ServerPart(server=HOSTILE, kind="command", state="failing", reason=HOSTILE)]
-    operations = Operations(
-        backend=backend,
-        replicas=replicas,
-        ending=ending,
-        record=lambda _, session="": None,
-        clock=clock,
-        settings=Settings.model_validate({"gateway": {"issuer": HOSTILE}}),
-        tried=tried,
-    )
+    settings = Settings.model_validate({"gateway": {"issuer": HOSTILE}})
+    operations = operations_of(backend, replicas, clock, ending=ending, settings=settings, tried=tried)
     audit = Audit(backend.audit, time)
     access = Access(
         {"ann": [sha256("key")]},

@@ -114,8 +114,7 @@ class FakeReplicas:
     async def drain(self, prefix: str) -> str:
         return "abc"
 
-    async def admit(self, prefix: str) -> str:
-        return "abc"
+    admit = drain
 
 
 class FakeEnding:
@@ -131,6 +130,12 @@ class FakeEnding:
         return True
 
 
+def operations_of(backend: MemoryBackend, replicas: Any, clock: Any, **more: Any) -> Operations:
+    """Operations on a store in memory, of which nothing is recorded."""
+    given = {"ending": FakeEnding(), "record": lambda _, session="": None} | more
+    return Operations(backend=backend, replicas=replicas, clock=clock, **given)
+
+
 class Parts:
     """A model on a store in memory, and what it did."""
 
@@ -140,13 +145,9 @@ class Parts:
         self.backend = MemoryBackend(clock=self.clock)
         self.ending = FakeEnding()
         self.recorded: list[str] = []
-        self.operations = Operations(
-            backend=self.backend,
-            replicas=NoReplicas() if replicas is None else replicas,
-            ending=self.ending,
-            record=lambda reason, session="": self.recorded.append(reason),
-            clock=self.clock,
-        )
+        record = {"record": lambda reason, session="": self.recorded.append(reason)}
+        replicas = NoReplicas() if replicas is None else replicas
+        self.operations = operations_of(self.backend, replicas, self.clock, ending=self.ending, **record)
 
     async def holding(self, *ids: str) -> list[Session]:
         sessions = [a_session(self.clock, id=one) for one in ids]

@@ -10,7 +10,6 @@ from starlette.applications import Starlette
 
 from gateway.admin.auth import Access
 from gateway.admin.console import Console
-from gateway.admin.operations import Operations
 from gateway.admin.sign_in_attempts import FREE, LONGEST_S, SignInAttempts, TooManyAttempts
 from gateway.admin.sign_in_link import VALID_S, SignInLink
 from gateway.observability.audit import Audit
@@ -18,7 +17,7 @@ from session_store import KeyRing, MemoryBackend
 from session_store.testing import FakeClock
 from session_store.tokens import generate_key
 from tests.requirements import requirement
-from tests.unit.admin.test_operations import FakeEnding, FakeReplicas
+from tests.unit.admin.test_operations import FakeReplicas, operations_of
 from transports.inbound.http import Guard
 
 pytestmark = pytest.mark.anyio
@@ -41,9 +40,7 @@ class ConsoleWithLink:
     def __init__(self, ring: KeyRing | None = None) -> None:
         self.link = SignInLink()
         backend = MemoryBackend(clock=FakeClock(time()))
-        operations = Operations(
-            backend=backend, replicas=FakeReplicas(), ending=FakeEnding(), record=lambda _, session="": None, clock=time
-        )
+        operations = operations_of(backend, FakeReplicas(), time)
         self.audit = Audit(backend.audit, time)
         self.access = Access(
             {}, ring or KeyRing.ephemeral(), guard=Guard(), marks=backend.marks, audit=self.audit, link=self.link

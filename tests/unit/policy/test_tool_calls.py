@@ -53,12 +53,8 @@ def test_a_number_in_text_is_left_to_the_server_unless_the_operator_wants_it_che
     assert bytes(checked(tool_calls(), "count", {"n": "3"})["arguments"]) == b'{"n":"3"}', "as the client wrote it"
     with pytest.raises(InvalidArguments, match='"3" is not of type "integer"'):
         checked(tool_calls(check_arguments=True), "count", {"n": "3"})
-    assert bytes(checked(tool_calls(), "drop", {"where": None})["arguments"]) == b'{"where":null}'
     with pytest.raises(InvalidArguments):
-        checked(tool_calls(), "count", {"n": None})  # it is required
-    for wrong in ("three", "3.5", "[3]", '"3"', "", "1e400"):
-        with pytest.raises(InvalidArguments):
-            checked(tool_calls(), "count", {"n": wrong})
+        checked(tool_calls(), "count", {"n": "1e400"})
 
 
 @requirement("pol.lenient")

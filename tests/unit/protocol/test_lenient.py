@@ -23,7 +23,7 @@ def _schema(listed: Any) -> Schema:
     [
         ({"type": "integer"}, "3", True),
         ({"type": "integer"}, "3.0", True),
-        ({"type": "integer"}, "3.5", False),
+        *(({"type": "integer"}, wrong, False) for wrong in ("three", "3.5", "[3]", '"3"', "", "1e400")),
         ({"type": "integer", "maximum": 2}, "3", False),
         ({"type": "number"}, "-2.5e3", True),
         ({"type": "boolean"}, "True", True),

@@ -1,6 +1,7 @@
 """`gateway.serving.drain` and its state: it is not ready at once, and its sessions are released."""
 
 import asyncio
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -43,11 +44,8 @@ class FakeLive:
         self.drained += 1
 
 
-class FakeTask:
-    """A task with that status."""
-
-    def __init__(self, status: str = "working") -> None:
-        self.task = a_task(status=status)
+def a_running(status: str = "working") -> Any:
+    return SimpleNamespace(task=a_task(status=status))
 
 
 def draining(cluster: Cluster | None, sessions: FakeSessions, *lives: FakeLive, tasks: Any = ()) -> Drain:
@@ -98,7 +96,7 @@ async def test_sessions_are_released_as_their_calls_end(answers: bool, monkeypat
 
 @requirement("task.durable")
 async def test_a_stop_waits_for_tasks_but_not_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
-    tasks = [FakeTask(), FakeTask("input_required")]
+    tasks = [a_running(), a_running("input_required")]
     drain = draining(None, FakeSessions(rounds=1), tasks=tasks)
     await drain.drain()
     ending = asyncio.ensure_future(drain.tasks_end())
@@ -106,7 +104,7 @@ async def test_a_stop_waits_for_tasks_but_not_for_ever(monkeypatch: pytest.Monke
     del tasks[0]
     await asyncio.wait_for(ending, 1)  # nobody could answer the other
     monkeypatch.setattr(module, "HAND_OVER_S", 0.1)
-    tasks.append(FakeTask())
+    tasks.append(a_running())
     await drain.drain()
     await asyncio.wait_for(drain.tasks_end(), 1)
     assert len(tasks) == 2
@@ -115,11 +113,11 @@ async def test_a_stop_waits_for_tasks_but_not_for_ever(monkeypatch: pytest.Monke
 @requirement("task.durable")
 async def test_an_end_without_a_drain_waits_as_well_unless_it_is_hurried() -> None:
     """As of a gateway in another program, and of one on stdin."""
-    tasks: list[FakeTask] = []
+    tasks: list[Any] = []
     drain = draining(None, FakeSessions(rounds=1), tasks=tasks)
     await drain.tasks_end()
     assert not drain.is_draining, "nothing works"
-    tasks.append(FakeTask())
+    tasks.append(a_running())
     ending = asyncio.ensure_future(drain.tasks_end())
     assert (await asyncio.wait((ending,), timeout=0.15))[1] and not await drain.is_ready()
     drain.hurry()
