@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import os
 import socket
 from collections import Counter
 from collections.abc import AsyncIterator
@@ -12,8 +11,9 @@ from typing import Any, cast
 import pytest
 
 from gateway.serving.handed_connections import HandedConnections
-from gateway.serving.sibling_workers import Inboxes, SiblingWorkers, inherited_siblings
+from gateway.serving.sibling_workers import SiblingWorkers
 from tests.requirements import requirement
+from tests.unit.serving.conftest import Worker
 from transports.inbound.connections import Connections
 from transports.inbound.hand_over import MOST_MOVES
 from transports.inbound.limits import Limits
@@ -86,22 +86,12 @@ class Pair:
 
 
 @pytest.fixture
-async def pair(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Pair]:
-    inboxes, siblings = Inboxes(2), []
-    for number in range(2):
-        _, descriptors = inboxes.for_worker(number)
-        monkeypatch.setenv("MCP_GATEWAY_WORKER_SIBLINGS", ",".join(map(str, [number, *map(os.dup, descriptors)])))
-        found = inherited_siblings(Counter())
-        assert found is not None
-        siblings.append(found)
-    made = Pair(siblings)
+async def pair(worker: Worker) -> AsyncIterator[Pair]:
+    made = Pair([worker(0), worker(1)])
     yield made
     made.handed.stop()
     made.connections.close()
     made.open.close()
-    for each in siblings:
-        each.close()
-    inboxes.close()
 
 
 async def test_a_connection_is_served_where_there_is_room_for_its_client(pair: Pair) -> None:
