@@ -132,7 +132,7 @@ class FakeEnding:
 
 def operations_of(backend: MemoryBackend, replicas: Any, clock: Any, **more: Any) -> Operations:
     """Operations on a store in memory, of which nothing is recorded."""
-    given = {"ending": FakeEnding(), "record": lambda _, session="": None} | more
+    given: dict[str, Any] = {"ending": FakeEnding(), "record": lambda _, session="": None} | more
     return Operations(backend=backend, replicas=replicas, clock=clock, **given)
 
 
@@ -192,18 +192,13 @@ async def test_a_session_is_never_guessed(prefix: str, kind: type[Exception], me
 
 async def test_the_only_session_needs_no_name_and_a_whole_id_is_never_ambiguous() -> None:
     parts = Parts()
-    assert str(await _refusal(parts, "")) == "no session is live"
+    with pytest.raises(NoSuch, match="no session is live"):
+        await parts.operations.session("")
     await parts.holding("abcd")
     assert await parts.operations.end("", "ann") == "abcd"
     await parts.holding("abcd-longer")
     assert await parts.operations.end("abcd") == "abcd"
     assert parts.ending.ended == [("abcd", "the operator ann ended it"), ("abcd", "the operator ended it")]
-
-
-async def _refusal(parts: Parts, prefix: str) -> Exception:
-    with pytest.raises(NoSuch) as caught:
-        await parts.operations.session(prefix)
-    return caught.value
 
 
 async def test_rows_have_what_replicas_know_where_there_are_any() -> None:

@@ -1,13 +1,15 @@
-"""What is printed cannot steer the terminal."""
+"""What is printed cannot steer the terminal, and an empty list says so."""
 
 import io
 from typing import Any
 
 import msgspec
+import pytest
 from rich.table import Table
 
+from gateway.admin.operators import Page
 from gateway.admin.reports import SessionRow
-from gateway.cli.output import facts_table, sessions_table
+from gateway.cli.output import facts_table, none_line, sessions_table, totals_line
 from gateway.cli.terminal import Terminal
 from tests.requirements import requirement
 from tests.support.hostile_text import HOSTILE, STEERING, shows_only_text
@@ -69,3 +71,18 @@ def test_facts_are_shown_without_json() -> None:
     assert "size: 2" in lines and "at: 1970-01-01 00:01:00  server: t  why: gone" in lines
     assert any(line.endswith("why: no route  took: 1 min 30 s") for line in lines)
     assert any(line.startswith("is new") and line.endswith("True") for line in lines)
+
+
+@requirement("ops.session-list")
+@pytest.mark.parametrize(
+    ("page", "is_all", "said"),
+    [
+        (Page(sessions=[]), True, "no session is live: connect a client"),
+        (Page(sessions=[]), False, "leave out a filter"),
+        (Page(sessions=[], is_reading=True), True, "no session has been found yet"),
+        (Page(sessions=[], unanswered=1), True, "no session has been found yet"),
+    ],
+)
+def test_an_empty_list_says_so(page: Page, is_all: bool, said: str) -> None:
+    assert said in none_line(page, is_all=is_all)
+    assert ("still reading" in totals_line(page)) is page.is_reading

@@ -1,4 +1,4 @@
-"""Whether a trace is recorded is known before there is a span, and is what the SDK's sampler decides."""
+"""The trace context of requests is what the SDK reads of it, and whether it is recorded what its sampler decides."""
 
 import random
 from collections.abc import Sequence
@@ -21,10 +21,11 @@ from opentelemetry.sdk.trace.sampling import (
     TraceIdRatioBased,
 )
 from opentelemetry.trace import NonRecordingSpan, SpanContext, TraceFlags
+from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
 from gateway.observability.outcome import OK
 from gateway.observability.sampling import GivenIds, Sampling
-from gateway.observability.spans import Tracing
+from gateway.observability.spans import Tracing, carried_on
 from tests.requirements import requirement
 from transports.era import Era
 from transports.inbound_port import Request
@@ -141,3 +142,37 @@ def test_an_id_is_for_the_thread_that_it_was_given_to() -> None:
         assert pool.submit(ids.generate_trace_id).result() != 7
     assert ids.generate_trace_id() == 7
     assert ids.generate_trace_id() != 7
+
+
+TRACE, SPAN = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
+GOOD = f"00-{TRACE}-{SPAN}-01"
+PARENTS = [
+    GOOD,
+    f"00-{TRACE}-{SPAN}-00",
+    f"00-{TRACE}-{SPAN}-03",
+    f" {GOOD} ",
+    f"01-{TRACE}-{SPAN}-01-more",
+    f"00-{TRACE}-{SPAN}-01-more",
+    f"ff-{TRACE}-{SPAN}-01",
+    f"00-{'0' * 32}-{SPAN}-01",
+    f"00-{TRACE}-{'0' * 16}-01",
+    f"00-{TRACE.upper()}-{SPAN}-01",
+    "00-",
+    "",
+]
+
+
+@pytest.mark.parametrize("state", ["", "vendor=1", "bad state"])
+@pytest.mark.parametrize("parent", PARENTS)
+def test_the_parent_of_a_request_is_what_the_propagator_reads(parent: str, state: str) -> None:
+    request = a_request(parent or " ", state)
+    headers = request.headers
+    read = trace.get_current_span(TraceContextTextMapPropagator().extract(headers, Context())).get_span_context()
+
+    span, meta = Tracing(TracerProvider().get_tracer("t")).arrived(request).call(None, {})
+    trace_id, tracestate = bytes(meta["traceparent"])[4:36].decode(), bytes(meta.get("tracestate", b'""'))
+    assert (trace_id == trace.format_trace_id(read.trace_id)) is read.is_valid
+    assert tracestate.decode().strip('"') == (read.trace_state.to_header() if read.is_valid else "")
+    assert ("traceparent" in carried_on({}, headers)) is read.is_valid
+    if span is not None:
+        span.dropped()
