@@ -119,6 +119,21 @@ async def test_a_session_that_ends_during_a_request_is_not_replaced_in_it() -> N
     assert (await client.get()).status == 404, "known or not"
 
 
+@requirement("app.lazy")
+async def test_a_session_that_this_process_remembers_and_that_has_ended_is_replaced() -> None:
+    async def count(session: AppSession) -> Any:
+        return await session.state.increment("n")
+
+    store = FailingStore()
+    client = Client(app_of(count, store=store))
+    await client.get()
+    held = client.cookie
+    for session in list(store.sessions.records.scan()):
+        store.sessions.records.remove(session.id)
+    answer = await client.get()
+    assert answer.body == b"1" and client.cookie not in ("", held)
+
+
 @requirement("app.sign-out")
 async def test_what_is_written_after_the_end_is_written_to_a_new_session() -> None:
     async def renew(session: AppSession) -> Any:
