@@ -65,6 +65,7 @@ async def test_the_line_of_an_outcome_names_the_task_as_all_its_lines_do(caplog:
 @requirement("wall.audit")
 async def test_while_the_store_is_away_strangers_displace_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("gateway.observability.audit._MOST_WAITING", 20)
+    monkeypatch.setattr("gateway.observability.audit._MANY", 15)
     trail = Silent()
     audit = Audit(trail, lambda: 0.0)
     for number in range(30):
