@@ -8,7 +8,8 @@ __all__ = ["Bus", "Directory"]
 
 
 class Bus(Protocol):
-    """Short messages between the processes that share a store. Only current subscribers get them; nothing is kept."""
+    """Short messages between the processes that share a store. Only current subscribers get them; nothing is kept. They
+    may arrive in another order than they were sent: the nodes of a cluster pass them on."""
 
     async def publish(self, topic: str, data: bytes) -> None:
         """Send to every subscriber of that topic, in this process too."""
