@@ -118,7 +118,8 @@ def test_no_session_changes_what_others_run(gateway: RunningGateway, registry: P
             answer = session.tool("poison")
             assert "result" in answer.text, answer.text
             found.append(answer.json()["result"]["content"][0]["text"].split())
-    assert [words[:2] for words in found] == [["EACCES", "argument"]] * 2
+    # Refused by the kernel's rules, or where the cache is below a /tmp that is the server's own, mounted to be read.
+    assert all(words[0] in ("EACCES", "EROFS") and words[1] == "argument" for words in found)
     assert found[0][2] == found[1][2]
     once = {"npm": "/published/-/published-1.0.0.tgz", "pypi": "/simple/published/"}[name]
     assert registry.asked.count(once) == 1
