@@ -108,7 +108,8 @@ def _may_be_kept(asked: Asked, live: LiveSession | None, conversation: Conversat
 def _is_for_all(upstream: ConfiguredUpstream, conversation: Conversation) -> bool:
     """True if other sessions may be told what was said in that conversation. What a session has called in a process of
     its own may have changed what the process says, by mistake or because the process was subverted."""
-    return upstream.settings.shared or not conversation.was_used
+    has_own_process = upstream.settings.command and not upstream.settings.shared
+    return not (has_own_process and conversation.was_used)
 
 
 def asked_of(upstream: ConfiguredUpstream, call: Call, method: str, params: Object) -> Asked | None:
