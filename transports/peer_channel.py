@@ -115,8 +115,14 @@ class PeerCall:
     """A call on a channel. Its frames are those of `PeerConnection`: the answer is a head and an end."""
 
     __slots__ = (
-        *("_channel", "_frames", "_has_timed_out", "_waiter", "_when_answered"),
-        *("asked_at", "may_have_run", "number"),
+        "_channel",
+        "_frames",
+        "_has_timed_out",
+        "_waiter",
+        "_when_answered",
+        "asked_at",
+        "may_have_run",
+        "number",
     )
 
     def __init__(self, channel: "PeerChannel", number: int) -> None:
