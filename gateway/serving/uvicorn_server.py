@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import replace
 from functools import partial
 from math import ceil
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 import uvicorn
 
@@ -31,7 +31,7 @@ from transports.inbound.http_connection import http_connections
 from transports.inbound.limits import room_for_connections
 from transports.tasks import Tasks
 
-__all__ = ["serve"]
+__all__ = ["opened", "serve"]
 
 logger = logging.getLogger(__name__)
 
@@ -92,23 +92,23 @@ class _Beside(uvicorn.Server):
 
 class _Server(uvicorn.Server):
     """`operators`, with the socket it listens on, serves those who operate the gateway. `handed` brings connections
-    that other workers have accepted."""
+    that other workers have accepted. `ready` is called once clients are served."""
 
     def __init__(
         self,
         config: uvicorn.Config,
         gateway: Gateway,
-        url: str,
         operators: tuple[_Beside, socket.socket] | None,
         handed: HandedConnections | None,
         welcome: Welcome,
+        ready: Callable[[], None],
     ) -> None:
         super().__init__(config)
-        self._welcome = welcome
-        self._handed = handed
         self._gateway = gateway
-        self._url = url
         self._operators = operators
+        self._handed = handed
+        self._welcome = welcome
+        self._ready = ready
         self._tasks = Tasks("the operators' listener")
 
     @contextlib.contextmanager
@@ -129,16 +129,7 @@ class _Server(uvicorn.Server):
         if self.started and self._handed is not None:
             self._handed.start(self, self._gateway.replica)
         if self.started:
-            # What is there now stays: the collector need not walk through it again, nor stop calls for it so often.
-            gc.freeze()
-            # What refused connections leave behind in circles is found in time all the same. A look through the new
-            # objects takes a millisecond, and one through those that have outlived it 3. The oldest generation, which
-            # takes 1 µs for each object of a session, is looked through once it has grown by a quarter and a million.
-            gc.set_threshold(2_000, 5, 100)
-            # The loop lets go of the interpreter and takes it back in less than the usual 5 ms, so a thread that asks
-            # only after 5 ms is not heard while a server floods the loop: SQLite's took a second for a transaction.
-            sys.setswitchinterval(0.0005)
-            report_ready(lambda: self._welcome.ready(self._gateway, self._url))
+            self._ready()
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         base = self._gateway.parts.foundation
@@ -160,32 +151,63 @@ def serve(settings: Settings, welcome: Welcome | None = None) -> None:
         OSError: the address cannot be had.
         ConfigurationError: the settings cannot be served.
     """
-    options = settings.gateway
     welcome = welcome or PlainWelcome()
     gateway = Gateway(settings, link=welcome.link)
     # Before anything listens, and where an error still reaches the person who started it.
     asyncio.run(gateway.try_store())
-    connections, siblings = _limited(gateway, settings), inherited_siblings(gateway.metrics.hand_overs)
-    handed = None if siblings is None else HandedConnections(siblings, connections, gateway.state.may_serve)
-    config = _Config(
-        _remembering(create_app(settings, gateway=gateway), refused := list[ConfigurationError]()),
-        host=options.host,
-        port=options.port,
-        log_config=None,
-        access_log=False,
-        interface="asgi3",
-        lifespan="on",
-        ws="none",
-        http=_made_by(connections, _memory(gateway) if options.connection_memory else None, siblings),
-        server_header=False,
-        proxy_headers=False,  # the one we heed is read with the others
-        timeout_graceful_shutdown=DRAIN_TIMEOUT_S,
-        timeout_keep_alive=ceil(options.limits.idle_timeout_s),
-    )
+    app = _remembering(create_app(settings, gateway=gateway), refused := list[ConfigurationError]())
+
+    def ready(url: str) -> None:
+        _settle_interpreter()
+        report_ready(lambda: welcome.ready(gateway, url))
+
     with contextlib.ExitStack() as stack:
         stack.callback(welcome.ended)
+        siblings = inherited_siblings(gateway.metrics.hand_overs)
         if siblings is not None:
             stack.callback(siblings.close)
+        try:
+            server, listener = stack.enter_context(
+                opened(settings, gateway, app, ready, welcome=welcome, siblings=siblings)
+            )
+            server.run(sockets=[listener])
+        except SystemExit:
+            if not refused:
+                raise
+        if refused:
+            raise refused[0]
+
+
+@contextlib.contextmanager
+def opened(
+    settings: Settings,
+    gateway: Gateway,
+    app: Any,
+    ready: Callable[[str], None],
+    *,
+    welcome: Welcome,
+    siblings: SiblingWorkers | None = None,
+    loop: Literal["auto", "asyncio"] = "auto",
+) -> Iterator[tuple[uvicorn.Server, socket.socket]]:
+    """Open the listeners of a gateway. Gives the server that serves the app, to be run on the listener given with it.
+
+    Args:
+        settings: what it serves.
+        gateway: made from them.
+        app: made from it.
+        ready: called with the URL of the endpoint once clients are served.
+        welcome: shows the start.
+        siblings: the other workers, if it is one.
+        loop: the event loop, in uvicorn's words.
+
+    Raises:
+        OSError: the address cannot be had.
+        ConfigurationError: that of the operators cannot.
+    """
+    options = settings.gateway
+    connections = _limited(gateway, settings)
+    handed = None if siblings is None else HandedConnections(siblings, connections, gateway.state.may_serve)
+    with contextlib.ExitStack() as stack:
         listener = stack.enter_context(inherited_listener() or _listener(options.host, options.port))
         operators = None
         if options.admin.listen:
@@ -196,15 +218,35 @@ def serve(settings: Settings, welcome: Welcome | None = None) -> None:
                 raise ConfigurationError(f"gateway.admin.listen: {options.admin.listen}: {error.strerror}") from None
             operators = (_operators(gateway, settings), beside)
             logger.info("operators are served at %s", _url(host, beside, ADMIN))
-        try:
-            _Server(config, gateway, _url(options.host, listener, ALL), operators, handed, welcome).run(
-                sockets=[listener]
-            )
-        except SystemExit:
-            if not refused:
-                raise
-        if refused:
-            raise refused[0]
+        config = _Config(
+            app,
+            loop=loop,
+            log_config=None,
+            access_log=False,
+            interface="asgi3",
+            lifespan="on",
+            ws="none",
+            http=_made_by(connections, _memory(gateway) if options.connection_memory else None, siblings),
+            server_header=False,
+            proxy_headers=False,  # the one we heed is read with the others
+            timeout_graceful_shutdown=DRAIN_TIMEOUT_S,
+            timeout_keep_alive=ceil(options.limits.idle_timeout_s),
+        )
+        told = partial(ready, _url(options.host, listener, ALL))
+        yield _Server(config, gateway, operators, handed, welcome, told), listener
+
+
+def _settle_interpreter() -> None:
+    """Tune the interpreter for the one gateway of its process."""
+    # What is there now stays: the collector need not walk through it again, nor stop calls for it so often.
+    gc.freeze()
+    # What refused connections leave behind in circles is found in time all the same. A look through the new
+    # objects takes a millisecond, and one through those that have outlived it 3. The oldest generation, which
+    # takes 1 µs for each object of a session, is looked through once it has grown by a quarter and a million.
+    gc.set_threshold(2_000, 5, 100)
+    # The loop lets go of the interpreter and takes it back in less than the usual 5 ms, so a thread that asks
+    # only after 5 ms is not heard while a server floods the loop: SQLite's took a second for a transaction.
+    sys.setswitchinterval(0.0005)
 
 
 def _remembering(app: Any, refused: list[ConfigurationError]) -> Any:

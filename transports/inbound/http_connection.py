@@ -55,9 +55,8 @@ class HttpConnection(MessageReading):
         self._hand_over = hand_over
         if hand_over is not None and hand_over.moves:
             self._heads = 1  # it has had a request, so that it may be idle for as long as any other
-        # What uvicorn does for each request beyond ASGI is not done for requests that the memory serves.
-        is_plain = not self.access_log and self.limit_concurrency is None
-        self._repeats = Repeats(self, memory if is_plain else None)
+        self.access_log = False  # even where somebody listens to its logger: requests that the memory serves have none
+        self._repeats = Repeats(self, memory)
 
     # -- the connection
 
