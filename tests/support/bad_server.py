@@ -1,4 +1,4 @@
-"""A stdio server for tests that does one thing wrong, or takes its time. It needs no SDK, so that it starts quickly.
+"""A stdio server for tests that does one thing wrong, or takes its time.
 
 `argv[1]` says what it does:
 
@@ -13,47 +13,24 @@
 If `argv[3]` names an existing file, it is `good`. `modern` among the arguments: it speaks both eras.
 """
 
-import json
 import os
 import sys
 import time
-from pathlib import Path
-from typing import Any
 
-INFO = {"name": "bad", "version": "1"}
-CAPABILITIES: dict[str, Any] = {"tools": {}, "prompts": {}}
-LISTS: dict[str, Any] = {
-    "tools/list": {"tools": [{"name": "who", "inputSchema": {"type": "object"}}]},
-    "prompts/list": {"prompts": [{"name": "greet"}]},
-}
+if not __package__:
+    sys.path.insert(0, f"{sys.path[0]}/../..")
+
+from tests.support.stdio_server import Call, StdioServer, text, tools
+
 TOKEN = "ghp_abcdefghijklmnopqrstuvwxyz0123456789"
 
 
-def send(message: dict[str, Any]) -> None:
-    say(json.dumps({"jsonrpc": "2.0", **message}))
-
-
-def say(text: str) -> None:
-    sys.stdout.write(text + "\n")
-    sys.stdout.flush()
+def say(line: str) -> None:
+    os.write(1, line.encode() + b"\n")
 
 
 def complain(*lines: str) -> None:
-    sys.stderr.write("\n".join(lines) + "\n")
-    sys.stderr.flush()
-
-
-def result(method: str, params: dict[str, Any]) -> dict[str, Any] | None:
-    if method == "initialize":
-        return {"protocolVersion": params["protocolVersion"], "capabilities": CAPABILITIES, "serverInfo": INFO}
-    if method == "server/discover" and "modern" in sys.argv:
-        found = {"supportedVersions": ["2026-07-28"], "capabilities": CAPABILITIES, "serverInfo": INFO}
-        return {**found, "ttlMs": 60_000, "cacheScope": "public"}
-    if method in LISTS:
-        return {**LISTS[method], "ttlMs": 60_000, "cacheScope": "public"}
-    if method == "tools/call":
-        return {"content": [{"type": "text", "text": f"pid {os.getpid()}"}]}
-    return None
+    os.write(2, "".join(f"{line}\n" for line in lines).encode())
 
 
 def begin(what: str, seconds: float) -> None:
@@ -82,25 +59,24 @@ def begin(what: str, seconds: float) -> None:
 def main() -> None:
     what = sys.argv[1]
     seconds = float(sys.argv[2]) if len(sys.argv) > 2 and what != "refuse" else 0.0
-    if len(sys.argv) > 3 and Path(sys.argv[3]).exists():
+    if len(sys.argv) > 3 and os.path.exists(sys.argv[3]):
         what = "good"
     begin(what, seconds)
-    for line in sys.stdin:
-        message = json.loads(line)
-        if "id" not in message or "method" not in message:
-            continue
-        method, params = message["method"], message.get("params") or {}
-        if what == "crash" and method == "tools/call":
+
+    def hears(call: Call) -> None:
+        if what == "crash" and call.method == "tools/call":
             complain("Traceback (most recent call last):", f"ValueError: {TOKEN} is of no use")
             os._exit(7)
-        if what == "slow-lists" and method.endswith("/list"):
+        if what == "slow-lists" and call.method.endswith("/list"):
             time.sleep(seconds)
-        found = result(method, params)
-        if found is None:
-            send({"id": message["id"], "error": {"code": -32601, "message": "Method not found"}})
-        else:
-            modern = "io.modelcontextprotocol/protocolVersion" in params.get("_meta", {})
-            send({"id": message["id"], "result": {"resultType": "complete", **found} if modern else found})
+
+    answers = {
+        "tools/list": tools("who"),
+        "prompts/list": {"prompts": [{"name": "greet"}]},
+        "tools/call": lambda call: text(f"pid {os.getpid()}"),
+    }
+    era = "" if "modern" in sys.argv else "legacy"
+    StdioServer("bad", answers, {"tools": {}, "prompts": {}}, era=era, ttl_ms=60_000, hears=hears).run()
 
 
 if __name__ == "__main__":

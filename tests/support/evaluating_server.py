@@ -7,7 +7,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).parents[2]))
+if not __package__:
+    sys.path.insert(0, f"{sys.path[0]}/../..")
 
 from tests.support import probe_server
 

@@ -4,48 +4,42 @@ It appends each request to the file LOG, as `PID METHOD`. Its tool `add` adds a 
 announces nothing; `announce` adds one and announces it. The lists have the principal of the session in them.
 """
 
-import json
 import os
 import sys
-from pathlib import Path
 from typing import Any
 
-LOG, WHO = Path(sys.argv[1]), os.environ.get("MCP_SESSION_PRINCIPAL", "")
-CAPABILITIES = {"tools": {"listChanged": True}, "resources": {}, "prompts": {}}
+if not __package__:
+    sys.path.insert(0, f"{sys.path[0]}/../..")
+
+from tests.support.stdio_server import Call, StdioServer, text, tools
+
+WHO = os.environ.get("MCP_SESSION_PRINCIPAL", "")
 names = ["add", "announce"]
 
 
-def send(message: dict[str, Any]) -> None:
-    sys.stdout.write(json.dumps({"jsonrpc": "2.0", **message}) + "\n")
-    sys.stdout.flush()
+def hears(call: Call) -> None:
+    with open(sys.argv[1], "a") as log:
+        log.write(f"{os.getpid()} {call.method}\n")
 
 
-def result(method: str, params: dict[str, Any]) -> dict[str, Any] | None:
-    if method == "initialize":
-        info = {"name": "filed", "version": "1"}
-        return {"protocolVersion": params["protocolVersion"], "capabilities": CAPABILITIES, "serverInfo": info}
-    if method == "tools/list":
-        return {"tools": [{"name": name, "description": WHO, "inputSchema": {"type": "object"}} for name in names]}
-    if method == "prompts/list":
-        return {"prompts": [{"name": "greet", "description": WHO}]}
-    if method == "resources/list":
-        return {"resources": [{"uri": "note://1", "name": WHO}]}
-    if method == "resources/templates/list":
-        return {"resourceTemplates": [{"uriTemplate": "note://{id}", "name": WHO}]}
-    if method == "tools/call":
-        names.append(params["arguments"].get("name", "added"))
-        if params["name"] == "announce":
-            send({"method": "notifications/tools/list_changed"})
-        return {"content": [{"type": "text", "text": str(os.getpid())}]}
-    return None
+def add(call: Call) -> dict[str, Any]:
+    names.append(call.arguments.get("name", "added"))
+    if call.name == "announce":
+        server.notify("notifications/tools/list_changed")
+    return text(str(os.getpid()))
 
 
-for line in sys.stdin:
-    message = json.loads(line)
-    if "id" not in message:
-        continue
-    with LOG.open("a") as log:
-        log.write(f"{os.getpid()} {message['method']}\n")
-    found = result(message["method"], message.get("params") or {})
-    answer = {"error": {"code": -32601, "message": "Method not found"}} if found is None else {"result": found}
-    send({"id": message["id"], **answer})
+server = StdioServer(
+    "filed",
+    {
+        "tools/list": lambda _: tools(*names, description=WHO),
+        "tools/call": add,
+        "prompts/list": {"prompts": [{"name": "greet", "description": WHO}]},
+        "resources/list": {"resources": [{"uri": "note://1", "name": WHO}]},
+        "resources/templates/list": {"resourceTemplates": [{"uriTemplate": "note://{id}", "name": WHO}]},
+    },
+    {"tools": {"listChanged": True}, "resources": {}, "prompts": {}},
+    era="legacy",
+    hears=hears,
+)
+server.run()

@@ -6,6 +6,11 @@ import sys
 import zlib
 from typing import Any, Final
 
+if not __package__:
+    sys.path.insert(0, f"{sys.path[0]}/../..")
+
+from tests.support.stdio_server import Call, StdioServer, text
+
 
 def _png() -> str:
     """A picture of one red point."""
@@ -48,41 +53,18 @@ TOOLS: Final[list[dict[str, Any]]] = [
 ]
 
 
-def content(name: str, arguments: Any) -> list[dict[str, Any]]:
-    if name == "pictures":
-        return [
-            {"type": "image", "mimeType": "image/png", "data": _png()},
-            {"type": "image", "mimeType": "image/svg+xml", "data": SVG},
-            {"type": "image", "mimeType": "image/png", "data": SVG},
-            {"type": "image", "mimeType": 'image/png" onerror="alert(4)', "data": _png()},
-            {"type": "text", "text": SCRIPT},
-        ]
-    return [{"type": "text", "text": json.dumps(arguments, sort_keys=True)}]
-
-
-def answer(method: str, params: dict[str, Any]) -> dict[str, Any]:
-    if method == "initialize":
-        version = params["protocolVersion"]
-        return {"protocolVersion": version, "capabilities": {"tools": {}}, "serverInfo": {"name": "h", "version": "1"}}
-    if method == "tools/list":
-        return {"tools": TOOLS}
-    if method == "tools/call":
-        return {"content": content(params["name"], params.get("arguments", {}))}
-    raise LookupError(method)
-
-
-def main() -> None:
-    for line in sys.stdin:
-        message = json.loads(line)
-        if "id" not in message or "method" not in message:
-            continue
-        try:
-            reply = {"result": answer(message["method"], message.get("params") or {})}
-        except LookupError:
-            reply = {"error": {"code": -32601, "message": "Method not found"}}
-        sys.stdout.write(json.dumps({"jsonrpc": "2.0", "id": message["id"], **reply}) + "\n")
-        sys.stdout.flush()
+def called(call: Call) -> dict[str, Any]:
+    if call.name != "pictures":
+        return text(json.dumps(call.arguments, sort_keys=True))
+    pictures = (
+        ("image/png", _png()),
+        ("image/svg+xml", SVG),
+        ("image/png", SVG),
+        ('image/png" onerror="alert(4)', _png()),
+    )
+    drawn = [{"type": "image", "mimeType": kind, "data": data} for kind, data in pictures]
+    return {"content": [*drawn, *text(SCRIPT)["content"]]}
 
 
 if __name__ == "__main__":
-    main()
+    StdioServer("h", {"tools/list": {"tools": TOOLS}, "tools/call": called}, {"tools": {}}, era="legacy").run()

@@ -2,15 +2,18 @@
 
 `argv[1]`: the file, with `tools`, `prompts`, `resources` and `resourceTemplates`; read anew for every list. `argv[2:]`
 may hold `modern` (speaks both eras, instead of the handshake only). The tool `relist` sends
-`notifications/tools/list_changed`.
+`notifications/tools/list_changed`, and `raw` says what came, to the byte.
 """
 
 import json
 import sys
-from pathlib import Path
 from typing import Any
 
-LISTS = {"tools": "tools", "prompts": "prompts", "resources": "resources", "resources/templates": "resourceTemplates"}
+if not __package__:
+    sys.path.insert(0, f"{sys.path[0]}/../..")
+
+from tests.support.stdio_server import Call, StdioServer, text
+
 CAPABILITIES = {
     "tools": {"listChanged": True},
     "prompts": {},
@@ -19,59 +22,35 @@ CAPABILITIES = {
 }
 
 
-def send(message: dict[str, Any]) -> None:
-    sys.stdout.write(json.dumps({"jsonrpc": "2.0", **message}) + "\n")
-    sys.stdout.flush()
+def listed(key: str) -> dict[str, Any]:
+    with open(sys.argv[1]) as file:
+        return {key: json.load(file).get(key, [])}
 
 
-def listed(method: str) -> dict[str, Any]:
-    key = LISTS[method.removesuffix("/list")]
-    return {key: json.loads(Path(sys.argv[1]).read_text()).get(key, []), "ttlMs": 0, "cacheScope": "public"}
+def said(call: Call) -> str:
+    return json.dumps({"did": call.method, **{key: value for key, value in call.params.items() if key != "_meta"}})
 
 
-def result(method: str, params: dict[str, Any]) -> dict[str, Any]:
-    info = {"name": "listing", "version": "1"}
-    if method == "initialize":
-        return {"protocolVersion": params["protocolVersion"], "capabilities": CAPABILITIES, "serverInfo": info}
-    if method == "server/discover":
-        found = {"supportedVersions": ["2026-07-28"], "capabilities": CAPABILITIES, "serverInfo": info}
-        return {**found, "ttlMs": 0, "cacheScope": "public"}
-    if method.endswith("/list"):
-        return listed(method)
-    if method == "tools/call" and params["name"] == "relist":
-        send({"method": "notifications/tools/list_changed"})
-    said = json.dumps({"did": method, **{key: value for key, value in params.items() if key != "_meta"}})
-    if method == "tools/call":
-        return {"content": [{"type": "text", "text": said}]}
-    if method == "prompts/get":
-        return {"messages": [{"role": "user", "content": {"type": "text", "text": said}}]}
-    if method == "resources/read":
-        return {"contents": [{"uri": params["uri"], "text": said}], "ttlMs": 0, "cacheScope": "public"}
-    if method == "completion/complete":
-        return {"completion": {"values": [said]}}
-    return {"did": method}
+def called(call: Call) -> dict[str, Any]:
+    if call.name == "relist":
+        server.notify("notifications/tools/list_changed")
+    return text(call.line.decode() if call.name == "raw" else said(call))
 
 
-def main() -> None:
-    for line in sys.stdin:
-        message = json.loads(line)
-        if "id" not in message or "method" not in message:
-            continue
-        method, params = message["method"], message.get("params") or {}
-        if method == "server/discover" and "modern" not in sys.argv:
-            send({"id": message["id"], "error": {"code": -32601, "message": "Method not found"}})
-            continue
-        if method == "subscriptions/listen":
-            key = {"io.modelcontextprotocol/subscriptionId": message["id"]}
-            told = {"notifications": params["notifications"], "_meta": key}
-            send({"method": "notifications/subscriptions/acknowledged", "params": told})
-            continue
-        modern = "io.modelcontextprotocol/protocolVersion" in params.get("_meta", {})
-        found = result(method, params)
-        if method == "tools/call" and params["name"] == "raw":  # what came, to the byte
-            found = {"content": [{"type": "text", "text": line}]}
-        send({"id": message["id"], "result": {"resultType": "complete", **found} if modern else found})
-
-
-if __name__ == "__main__":
-    main()
+server = StdioServer(
+    "listing",
+    {
+        "tools/list": lambda _: listed("tools"),
+        "prompts/list": lambda _: listed("prompts"),
+        "resources/list": lambda _: listed("resources"),
+        "resources/templates/list": lambda _: listed("resourceTemplates"),
+        "tools/call": called,
+        "prompts/get": lambda call: {"messages": [{"role": "user", "content": text(said(call))["content"][0]}]},
+        "resources/read": lambda call: {"contents": [{"uri": call.params["uri"], "text": said(call)}]},
+        "completion/complete": lambda call: {"completion": {"values": [said(call)]}},
+        "*": lambda call: {"did": call.method},
+    },
+    CAPABILITIES,
+    era="" if "modern" in sys.argv else "legacy",
+)
+server.run()

@@ -6,56 +6,47 @@ With `apps`, its tool `show` names the app `ui://NAME/board`, which nothing else
 may call `turn`.
 """
 
-import json
 import sys
-from pathlib import Path
 from typing import Any
 
-LOG, NAME, COUNT, MODERN = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3]), "modern" in sys.argv
+if not __package__:
+    sys.path.insert(0, f"{sys.path[0]}/../..")
+
+from tests.support.stdio_server import Call, Refusal, StdioServer, text
+
+LOG, NAME, COUNT, ERA = sys.argv[1], sys.argv[2], int(sys.argv[3]), "modern" if "modern" in sys.argv else "legacy"
 APPS = [
     {"name": "show", "inputSchema": {"type": "object"}, "_meta": {"ui": {"resourceUri": f"ui://{NAME}/board"}}},
     {"name": "turn", "inputSchema": {"type": "object"}, "_meta": {"ui": {"visibility": ["app"]}}},
 ]
-INFO = {"name": NAME, "version": "1"}
+KNOWN = (f"{NAME}://", f"{NAME}-row://", f"{NAME}-hidden://", f"ui://{NAME}/")
+
+
+def hears(call: Call) -> None:
+    with open(LOG, "a") as log:
+        log.write(f"{call.method} {call.params.get('uri', '')}\n")
+
+
+def listed(call: Call) -> dict[str, Any]:
+    first = int(call.params.get("cursor", 1))
+    page = [{"uri": f"{NAME}://{n}", "name": str(n)} for n in range(first, min(first + 2, COUNT + 1))]
+    return {"resources": page} | ({"nextCursor": str(first + 2)} if first + 2 <= COUNT else {})
+
+
+def read(call: Call) -> dict[str, Any]:
+    if not call.params["uri"].startswith(KNOWN):
+        raise Refusal(-32602 if ERA == "modern" else -32002, "not found")
+    return {"contents": [{"uri": call.params["uri"], "text": f"of {NAME}"}]}
+
+
+ANSWERS = {
+    "tools/list": {"tools": APPS if "apps" in sys.argv else []},
+    "tools/call": lambda call: text(f"{call.name} at {NAME}"),
+    "resources/list": listed,
+    "resources/templates/list": {"resourceTemplates": [{"uriTemplate": f"{NAME}-row://{{id}}", "name": "row"}]},
+    "resources/subscribe": lambda _: {},
+    "resources/unsubscribe": lambda _: {},
+    "resources/read": read,
+}
 CAPABILITIES = {"resources": {"subscribe": True}, "tools": {}}
-
-
-def result(method: str, params: dict[str, Any]) -> dict[str, Any] | None:
-    if method == "initialize" and not MODERN:
-        return {"protocolVersion": params["protocolVersion"], "capabilities": CAPABILITIES, "serverInfo": INFO}
-    if method == "server/discover" and MODERN:
-        return {"supportedVersions": ["2026-07-28"], "capabilities": CAPABILITIES, "serverInfo": INFO}
-    if method == "tools/list":
-        return {"tools": APPS if "apps" in sys.argv else []}
-    if method == "tools/call":
-        return {"content": [{"type": "text", "text": f"{params['name']} at {NAME}"}]}
-    if method == "resources/list":
-        first = int(params.get("cursor", 1))
-        page = [{"uri": f"{NAME}://{n}", "name": str(n)} for n in range(first, min(first + 2, COUNT + 1))]
-        return {"resources": page} | ({"nextCursor": str(first + 2)} if first + 2 <= COUNT else {})
-    if method == "resources/templates/list":
-        return {"resourceTemplates": [{"uriTemplate": f"{NAME}-row://{{id}}", "name": "row"}]}
-    if method in ("resources/subscribe", "resources/unsubscribe"):
-        return {}
-    known = (f"{NAME}://", f"{NAME}-row://", f"{NAME}-hidden://", f"ui://{NAME}/")
-    if method == "resources/read" and params["uri"].startswith(known):
-        return {"contents": [{"uri": params["uri"], "text": f"of {NAME}"}]}
-    return None
-
-
-for line in sys.stdin:
-    message = json.loads(line)
-    if "method" not in message or "id" not in message:
-        continue
-    method, params = message["method"], message.get("params") or {}
-    with LOG.open("a") as log:
-        log.write(f"{method} {params.get('uri', '')}\n")
-    found = result(method, params)
-    if found is None:
-        code = (-32602 if MODERN else -32002) if method == "resources/read" else -32601
-        answer: dict[str, Any] = {"error": {"code": code, "message": "not found"}}
-    else:
-        hints = {"resultType": "complete", "ttlMs": 0, "cacheScope": "private"} if MODERN else {}
-        answer = {"result": {**found, **hints}}
-    sys.stdout.write(json.dumps({"jsonrpc": "2.0", "id": message["id"], **answer}) + "\n")
-    sys.stdout.flush()
+StdioServer(NAME, ANSWERS, CAPABILITIES, era=ERA, scope="private", hears=hears).run()

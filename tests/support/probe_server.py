@@ -5,42 +5,24 @@ Standard library only, so that it starts fast. `argv[1:]` may hold `refuse` (the
 overtake a subscription), or `mirror` (an argument in a header).
 """
 
-import json
 import os
 import resource
 import signal
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Callable
 from typing import Any, Final
 
-_lock = threading.Lock()
+if not __package__:
+    sys.path.insert(0, f"{sys.path[0]}/../..")
+
+from tests.support.stdio_server import Call, Refusal, StdioServer, text
+
 _state: dict[str, str] = {}
-_answers: dict[Any, Any] = {}
-_answered = threading.Condition()
 _cancelled: list[Any] = []
-_listening: list[Any] = []
 _shaken: dict[str, Any] = {}
 _set: list[str] = []
-SUBSCRIPTION = "io.modelcontextprotocol/subscriptionId"
-
-
-def write(data: bytes) -> None:
-    with _lock:
-        os.write(1, data)
-
-
-def send(message: dict[str, Any]) -> None:
-    data = json.dumps({"jsonrpc": "2.0", **message}).encode() + b"\n"
-    with _lock:
-        while data:
-            data = data[os.write(1, data) :]
-
-
-def text(value: Any) -> dict[str, Any]:
-    return {"content": [{"type": "text", "text": value if isinstance(value, str) else json.dumps(value)}]}
 
 
 def env(arguments: dict[str, Any], _: dict[str, Any]) -> Any:
@@ -62,17 +44,17 @@ def state(arguments: dict[str, Any], _: dict[str, Any]) -> Any:
 
 def hang(arguments: dict[str, Any], _: dict[str, Any]) -> None:
     if arguments.get("say"):
-        send({"method": "notifications/message", "params": {"level": "info", "data": "hanging"}})
+        server.notify("notifications/message", level="info", data="hanging")
 
 
 def giant(arguments: dict[str, Any], _: dict[str, Any]) -> str:
     if arguments.get("say"):
-        send({"method": "notifications/message", "params": {"level": "info", "data": "it is large"}})
+        server.notify("notifications/message", level="info", data="it is large")
     return "g" * int(arguments["size"])
 
 
 def noise(arguments: dict[str, Any], _: dict[str, Any]) -> str:
-    write(b'this is no JSON\n{"neither": "is this a message"}\n\xff\xfe\n\n[]\nnull\n')
+    server.write(b'this is no JSON\n{"neither": "is this a message"}\n\xff\xfe\n\n[]\nnull\n')
     os.write(2, b"x" * int(arguments.get("stderr", 0)))
     return "still here"
 
@@ -82,28 +64,27 @@ def spawn(*_: Any) -> str:
 
 
 def change(*_: Any) -> str:
-    send({"method": "notifications/tools/list_changed"})
-    send({"method": "notifications/resources/updated", "params": {"uri": "probe://thing"}})
+    server.send({"method": "notifications/tools/list_changed"})
+    server.notify("notifications/resources/updated", uri="probe://thing")
     return "changed"
 
 
 def flood(arguments: dict[str, Any], _: dict[str, Any]) -> str:
     for _number in range(int(arguments["megabytes"])):
-        send({"method": "notifications/message", "params": {"level": "info", "data": "f" * (1 << 20)}})
+        server.notify("notifications/message", level="info", data="f" * (1 << 20))
     _set.append("flooded")
     return "flooded"
 
 
 def announce(*_: Any) -> str:
-    for listener in _listening:
-        send({"method": "notifications/tools/list_changed", "params": {"_meta": {SUBSCRIPTION: listener}}})
+    server.announce()
     return "announced"
 
 
 def unlisten(*_: Any) -> str:
     """Ends every subscription, as a modern server does."""
-    while _listening:
-        send({"method": "notifications/cancelled", "params": {"requestId": _listening.pop(), "reason": "enough"}})
+    while server.listening:
+        server.notify("notifications/cancelled", requestId=server.listening.pop(), reason="enough")
     return "ended"
 
 
@@ -117,7 +98,7 @@ def sleep(arguments: dict[str, Any], _: dict[str, Any]) -> str:
 
 def tick(arguments: dict[str, Any], params: dict[str, Any]) -> str:
     for step in range(int(arguments["steps"])):
-        send({"method": "notifications/progress", "params": {**params["_meta"], "progress": step}})
+        server.notify("notifications/progress", **params["_meta"], progress=step)
         time.sleep(arguments["interval_s"])
     return "done"
 
@@ -144,10 +125,7 @@ def files(arguments: dict[str, Any], _: dict[str, Any]) -> Any:
 
 
 def roots(*_: Any) -> Any:
-    send({"id": "probe-1", "method": "roots/list", "params": {}})
-    with _answered:
-        _answered.wait_for(lambda: "probe-1" in _answers, 10)
-    return _answers.pop("probe-1", "nobody answered")
+    return server.ask("probe-1", "roots/list", {}, 10)
 
 
 def ask(arguments: dict[str, Any], _: dict[str, Any]) -> Any:
@@ -156,10 +134,7 @@ def ask(arguments: dict[str, Any], _: dict[str, Any]) -> Any:
     for number in range(int(arguments.get("times", 1))):
         name = f"ask-{time.monotonic_ns()}-{number}"
         params = {"message": f"question {number}", "requestedSchema": {"type": "object", "properties": {}}}
-        send({"id": name, "method": "elicitation/create", "params": params})
-        with _answered:
-            _answered.wait_for(lambda name=name: name in _answers, 30)  # type: ignore[misc]  # of this round
-        heard.append(_answers.pop(name, "nobody answered"))
+        heard.append(server.ask(name, "elicitation/create", params))
     return heard
 
 
@@ -211,92 +186,66 @@ TOOLS: dict[str, Callable[[dict[str, Any], dict[str, Any]], Any]] = {
 }
 
 
-def settings(method: str, params: dict[str, Any]) -> None:
-    if method in ("logging/setLevel", "resources/subscribe", "resources/unsubscribe"):
-        _set.append(f"{method} {params.get('level', params.get('uri'))}")
+def shake(call: Call) -> dict[str, Any]:
+    if "refuse" in sys.argv:
+        raise Refusal(-32099, "not today")
+    _shaken.update(call.params)
+    legacy = {"tools": {"listChanged": True}, "resources": {"subscribe": True}, "logging": {}}
+    return {**server.shaken(call), "capabilities": legacy}
 
 
-def result(message: dict[str, Any]) -> dict[str, Any] | None:
-    method, params = message["method"], message.get("params") or {}
-    if method == "initialize":
-        _shaken.update(params)
-        capabilities = {"tools": {"listChanged": True}, "resources": {"subscribe": True}, "logging": {}}
-        info = {"name": "probe", "version": "1"}
-        return {"protocolVersion": params["protocolVersion"], "capabilities": capabilities, "serverInfo": info}
-    if method == "server/discover":
-        info = {"name": "probe", "version": "1"}
-        return {
-            "supportedVersions": ["2026-07-28"],
-            "capabilities": {"tools": {"listChanged": True} if "notifies" in sys.argv else {}},
-            "serverInfo": info,
-            "ttlMs": 0,
-            "cacheScope": "public",
-        }
-    if method == "tools/list":
-        mirrored = {"region": {"type": "string", "x-mcp-header": "Region"}} if "mirror" in sys.argv else {}
-        schema = {"type": "object", "properties": mirrored}
-        named = {"type": "object", "properties": NAMED | mirrored}
-        tools = [{"name": n, "inputSchema": named if n == "echo" else schema} for n in TOOLS]
-        for tool in tools:
-            if tool["name"] in ("nap", "ask_again"):
-                tool["annotations"] = {"idempotentHint": True}
-        return {"tools": tools, "ttlMs": 0, "cacheScope": "public"}
-    if method == "tools/call":
-        told = TOOLS[params["name"]](params.get("arguments") or {}, params)
-        if isinstance(told, dict) and "resultType" in told:
-            return told
-        failed = {"isError": True} if params["name"] == "fail" else {}
-        return None if told is None else text(told) | failed
-    settings(method, params)
+def listed(_: Call) -> dict[str, Any]:
+    mirrored = {"region": {"type": "string", "x-mcp-header": "Region"}} if "mirror" in sys.argv else {}
+    found = []
+    for name in TOOLS:
+        properties = NAMED | mirrored if name == "echo" else mirrored
+        hint = {"annotations": {"idempotentHint": True}} if name in ("nap", "ask_again") else {}
+        found.append({"name": name, "inputSchema": {"type": "object", "properties": properties}, **hint})
+    return {"tools": found}
+
+
+def called(call: Call) -> dict[str, Any] | None:
+    if call.name == "broken":
+        # A line as it is told to, with ID and DEEP filled in, which is no JSON for a Python that reads so many levels.
+        line = call.arguments["line"].replace("ID", str(call.id))
+        server.write(line.replace("DEEP", "[" * 5_000 + "NaN" + "]" * 5_000).encode("latin-1") + b"\n")
+    told = TOOLS[call.name](call.arguments, call.params)
+    if told is None or (isinstance(told, dict) and "resultType" in told):
+        return told
+    return text(told) | ({"isError": True} if call.name == "fail" else {})
+
+
+def settle(call: Call) -> dict[str, Any]:
+    if call.method in ("logging/setLevel", "resources/subscribe", "resources/unsubscribe"):
+        _set.append(f"{call.method} {call.params.get('level', call.params.get('uri'))}")
     return {}
 
 
-def listen(message: dict[str, Any]) -> None:
+def listen(call: Call) -> None:
     if "listens-late" in sys.argv:
         time.sleep(0.4)
-    _listening.append(message["id"])
-    acknowledged = {"notifications": message["params"]["notifications"], "_meta": {SUBSCRIPTION: message["id"]}}
-    send({"method": "notifications/subscriptions/acknowledged", "params": acknowledged})
+    server.listen(call)
 
 
-def serve(message: dict[str, Any]) -> None:
-    if "method" not in message:
-        with _answered:
-            _answers[message["id"]] = message.get("result") or message.get("error")
-            _answered.notify_all()
-        return
-    if "id" not in message:
-        if message["method"] == "notifications/cancelled":
-            _cancelled.append(message["params"].get("reason"))
-        return
-    if message["method"] == "subscriptions/listen":
-        listen(message)
-        return
-    if message["method"] == "server/discover" and "legacy-only" in sys.argv:
-        send({"id": message["id"], "error": {"code": -32601, "message": "Method not found"}})
-        return
-    if message["method"] == "initialize" and "modern-only" in sys.argv:
-        send({"id": message["id"], "error": {"code": -32601, "message": "Method not found"}})
-        return
-    if message["method"] == "initialize" and "refuse" in sys.argv:
-        send({"id": message["id"], "error": {"code": -32099, "message": "not today"}})
-        return
-    if message["method"] == "tools/call" and message["params"]["name"] == "broken":
-        # A line as it is told to, with ID and DEEP filled in, which is no JSON for a Python that reads so many levels.
-        line = message["params"]["arguments"]["line"].replace("ID", str(message["id"]))
-        write(line.replace("DEEP", "[" * 5_000 + "NaN" + "]" * 5_000).encode("latin-1") + b"\n")
-        return
-    answer = result(message)
-    if answer is not None:
-        modern = "io.modelcontextprotocol/protocolVersion" in (message.get("params") or {}).get("_meta", {})
-        send({"id": message["id"], "result": {"resultType": "complete", **answer} if modern else answer})
+def notified(call: Call) -> None:
+    if call.method == "notifications/cancelled":
+        _cancelled.append(call.params.get("reason"))
+
+
+server = StdioServer(
+    "probe",
+    {"initialize": shake, "tools/list": listed, "tools/call": called, "subscriptions/listen": listen, "*": settle},
+    {"tools": {"listChanged": True} if "notifies" in sys.argv else {}},
+    era="legacy" if "legacy-only" in sys.argv else "modern" if "modern-only" in sys.argv else "",
+    notified=notified,
+    threads=True,
+)
 
 
 def main() -> None:
     if "ignore-term" in sys.argv:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    for line in sys.stdin.buffer:
-        threading.Thread(target=serve, args=(json.loads(line),), daemon=True).start()
+    server.run()
     while "ignore-term" in sys.argv:
         time.sleep(1)
 

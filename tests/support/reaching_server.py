@@ -1,11 +1,13 @@
 """A stdio server with one tool, `reach`: it connects to `host` and `port`, and says how that went."""
 
-import json
 import socket
 import sys
-from typing import Any
 
-INFO = {"name": "reaching", "version": "1"}
+if not __package__:
+    sys.path.insert(0, f"{sys.path[0]}/../..")
+
+from tests.support.stdio_server import StdioServer, text
+
 ARGUMENTS = {"type": "object", "properties": {"host": {"type": "string"}, "port": {"type": "integer"}}}
 
 
@@ -17,22 +19,7 @@ def reach(host: str, port: int) -> str:
     return "connected"
 
 
-def result(method: str, params: dict[str, Any]) -> dict[str, Any] | None:
-    if method == "initialize":
-        return {"protocolVersion": params["protocolVersion"], "capabilities": {"tools": {}}, "serverInfo": INFO}
-    if method == "tools/list":
-        return {"tools": [{"name": "reach", "inputSchema": ARGUMENTS}]}
-    if method == "tools/call":
-        return {"content": [{"type": "text", "text": reach(**params["arguments"])}]}
-    return None
-
-
 if __name__ == "__main__":
-    for line in sys.stdin:
-        message = json.loads(line)
-        if "id" not in message:
-            continue
-        found = result(message.get("method", ""), message.get("params", {}))
-        answer = {"error": {"code": -32601, "message": "unknown"}} if found is None else {"result": found}
-        sys.stdout.write(json.dumps({"jsonrpc": "2.0", "id": message["id"], **answer}) + "\n")
-        sys.stdout.flush()
+    listed = {"tools": [{"name": "reach", "inputSchema": ARGUMENTS}]}
+    answers = {"tools/list": listed, "tools/call": lambda call: text(reach(**call.arguments))}
+    StdioServer("reaching", answers, {"tools": {}}, era="legacy").run()

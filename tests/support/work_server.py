@@ -1,29 +1,23 @@
 """A stdio server with slow tools, as anybody may have written it: it knows nothing of tasks.
 
 `argv[1]` is the era that it speaks, `legacy` or `modern`. Each call that is executed adds a line to the ledger: the
-file that `LEDGER` names. Standard library only, so that it starts fast.
+file that `LEDGER` names.
 """
 
 import json
 import os
 import sys
-import threading
 import time
 from typing import Any, Final
 
-MODERN: Final = "io.modelcontextprotocol/protocolVersion"
+if not __package__:
+    sys.path.insert(0, f"{sys.path[0]}/../..")
+
+from tests.support import stdio_server
+from tests.support.stdio_server import Refusal, StdioServer, text
+
 ERA: Final = sys.argv[1]
 SCHEMA: Final = {"type": "object", "properties": {"name": {"type": "string"}}}
-
-_lock = threading.Lock()
-_answers: dict[str, Any] = {}
-_answered = threading.Condition()
-
-
-def send(message: dict[str, Any]) -> None:
-    data = json.dumps({"jsonrpc": "2.0", **message}).encode() + b"\n"
-    with _lock:
-        os.write(1, data)
 
 
 def note(word: str, job: object) -> None:
@@ -68,7 +62,7 @@ class Call:
         for step in range(1, 4):
             told = {"progressToken": token, "progress": step, "total": 3, "message": f"step {step}"}
             if token is not None:
-                send({"method": "notifications/progress", "params": told})
+                server.notify("notifications/progress", **told)
             time.sleep(float(self.arguments.get("seconds", 0)))
         return "all steps"
 
@@ -80,10 +74,7 @@ class Call:
         heard = []
         for number in range(int(self.arguments.get("times", 2))):
             name = f"ask-{self.number}-{number}"
-            send({"id": name, **question(number)})
-            with _answered:
-                _answered.wait_for(lambda name=name: name in _answers, 60)  # type: ignore[misc]  # of this round
-            heard.append(_answers.pop(name, "nobody answered"))
+            heard.append(server.ask(name, "elicitation/create", question(number)["params"], 60))
         return heard
 
     def _ask_in_rounds(self) -> Any:
@@ -100,9 +91,9 @@ class Call:
     def give_up(self) -> Any:
         """Work, ask, and withdraw the question."""
         time.sleep(float(self.arguments.get("seconds", 0)))
-        send({"id": "withdrawn", **question(0)})
+        server.send({"id": "withdrawn", **question(0)})
         self.wait("withdraws")
-        send({"method": "notifications/cancelled", "params": {"requestId": "withdrawn"}})
+        server.notify("notifications/cancelled", requestId="withdrawn")
         self.wait("until")
         return "went on without an answer"
 
@@ -117,7 +108,7 @@ class Call:
 
     def wrong(self) -> Any:
         time.sleep(float(self.arguments.get("seconds", 0)))
-        raise LookupError("there is no such thing")
+        raise Refusal(4711, "there is no such thing", data={"kind": "lookup"})
 
 
 def own_task() -> dict[str, Any]:
@@ -129,10 +120,9 @@ def own_task() -> dict[str, Any]:
         "ttlMs": None,
         "pollIntervalMs": 100,
     }
-    if "own" not in _answers:
+    if "own" not in server.answered:
         return task | {"status": "input_required", "inputRequests": {"who": question(0)}}
-    text = json.dumps(_answers["own"])
-    return task | {"status": "completed", "result": {"content": [{"type": "text", "text": text}]}}
+    return task | {"status": "completed", "result": text(json.dumps(server.answered["own"]))}
 
 
 TOOLS: Final = {
@@ -153,57 +143,38 @@ HINTS: Final[dict[str, Any]] = {
 }
 
 
-def answer(message: dict[str, Any]) -> dict[str, Any]:
-    method, params = message["method"], message.get("params") or {}
-    info = {"name": "work", "version": "1"}
-    if method == "initialize" and ERA == "legacy":
-        return {"protocolVersion": params["protocolVersion"], "capabilities": {"tools": {}}, "serverInfo": info}
-    if method == "server/discover" and ERA == "modern":
-        found = {"supportedVersions": ["2026-07-28"], "capabilities": {"tools": {}}, "serverInfo": info}
-        return found | {"ttlMs": 0, "cacheScope": "public"}
-    if method == "tools/list":
-        tools = [{"name": name, "inputSchema": {"type": "object"}, **HINTS.get(name, {})} for name in TOOLS]
-        return {"tools": tools, "ttlMs": 0, "cacheScope": "public"}
-    if method == "tools/call":
-        told = TOOLS[params["name"]](Call(params, message["id"]))
-        if isinstance(told, dict) and "resultType" in told:
-            return told
-        return {"content": [{"type": "text", "text": told if isinstance(told, str) else json.dumps(told)}]}
-    if method == "tasks/get":
-        return own_task()
-    if method == "tasks/update":
-        _answers["own"] = params["inputResponses"]["who"]
-        return {}
-    raise NotImplementedError(method)
+def called(call: stdio_server.Call) -> dict[str, Any]:
+    told = TOOLS[call.name](Call(call.params, call.id))
+    return told if isinstance(told, dict) and "resultType" in told else text(told)
 
 
-def serve(message: dict[str, Any]) -> None:
-    if "method" not in message:
-        with _answered:
-            _answers[message["id"]] = message.get("result") or message.get("error")
-            _answered.notify_all()
-        return
-    if "id" not in message:
-        if message["method"] == "notifications/cancelled":
-            note("cancelled", message["params"].get("reason", ""))
-        elif "ANSWERS_NOTIFICATIONS" in os.environ and message["method"] == "tools/call":
-            answer({"id": 0, **message})
-        return
-    try:
-        result = answer(message)
-    except NotImplementedError as missing:
-        send({"id": message["id"], "error": {"code": -32601, "message": f"Method not found: {missing}"}})
-    except LookupError as error:
-        send({"id": message["id"], "error": {"code": 4711, "message": str(error), "data": {"kind": "lookup"}}})
-    else:
-        is_modern = MODERN in (message.get("params") or {}).get("_meta", {})
-        send({"id": message["id"], "result": {"resultType": "complete", **result} if is_modern else result})
+def updated(call: stdio_server.Call) -> dict[str, Any]:
+    server.answered["own"] = call.params["inputResponses"]["who"]
+    return {}
 
 
-def main() -> None:
-    for line in sys.stdin.buffer:
-        threading.Thread(target=serve, args=(json.loads(line),), daemon=True).start()
+def notified(call: stdio_server.Call) -> None:
+    if call.method == "notifications/cancelled":
+        note("cancelled", call.params.get("reason", ""))
+    elif "ANSWERS_NOTIFICATIONS" in os.environ and call.method == "tools/call":
+        called(call)
 
+
+server = StdioServer(
+    "work",
+    {
+        "tools/list": {
+            "tools": [{"name": name, "inputSchema": {"type": "object"}, **HINTS.get(name, {})} for name in TOOLS]
+        },
+        "tools/call": called,
+        "tasks/get": lambda _: own_task(),
+        "tasks/update": updated,
+    },
+    {"tools": {}},
+    era=ERA,
+    notified=notified,
+    threads=True,
+)
 
 if __name__ == "__main__":
-    main()
+    server.run()

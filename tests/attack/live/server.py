@@ -1,6 +1,6 @@
 """A stdio server for attacks: tells what reached it, and answers what no honest server would. Both eras.
 
-Standard library only. What a test asks of it does not depend on the gateway: it checks nothing.
+What a test asks of it does not depend on the gateway: it checks nothing.
 """
 
 import json
@@ -9,6 +9,11 @@ import sys
 import time
 from collections import Counter
 from typing import Any
+
+if not __package__:
+    sys.path.insert(0, f"{sys.path[0]}/../../..")
+
+from tests.support.stdio_server import Call, StdioServer, text, tools
 
 __all__ = ["LISTED"]
 
@@ -20,15 +25,10 @@ FORM = {"mode": "form", "message": "Who?", "requestedSchema": {"type": "object",
 seen: Counter[str] = Counter()
 
 
-def tools() -> list[dict[str, Any]]:
-    names = [*LISTED, f"plain{ESCAPES}"] if "escapes" in sys.argv else LISTED
-    return [{"name": name, "inputSchema": {"type": "object"}} for name in names]
-
-
-def called(name: str, arguments: dict[str, Any], params: dict[str, Any]) -> Any:
-    match name:
+def value_of(call: Call) -> Any:
+    match call.name:
         case "whoami":
-            return params.get("_meta", {}).get(CONTEXT, {})
+            return call.params.get("_meta", {}).get(CONTEXT, {})
         case "count":
             return str(seen["tools/call count"])
         case "ask":
@@ -36,58 +36,51 @@ def called(name: str, arguments: dict[str, Any], params: dict[str, Any]) -> Any:
         case "seen":
             return dict(seen)
         case "big":
-            return "b" * int(arguments.get("size", 0))
+            return "b" * int(call.arguments.get("size", 0))
         case "slow":
             time.sleep(0.1)
-            return arguments
+            return call.arguments
         case "env":
             return {name: value for name, value in os.environ.items() if name.startswith("MCP_SESSION")}
         case _:
-            return {"ran": name, "arguments": arguments}
+            return {"ran": call.name, "arguments": call.arguments}
 
 
-def result(method: str, params: dict[str, Any]) -> dict[str, Any]:
-    info = {"name": "attacked", "version": "1"}
-    capabilities: dict[str, Any] = {"tools": {}, "prompts": {}, "resources": {}, "completions": {}}
-    match method:
-        case "initialize":
-            return {"protocolVersion": params["protocolVersion"], "capabilities": capabilities, "serverInfo": info}
-        case "server/discover":
-            return {"supportedVersions": ["2026-07-28"], "capabilities": capabilities, "serverInfo": info}
-        case "tools/list":
-            return {"tools": tools()}
-        case "prompts/list":
-            return {"prompts": [{"name": name} for name in PROMPTS]}
-        case "prompts/get":
-            text = {"type": "text", "text": f"the prompt {params.get('name')}"}
-            return {"messages": [{"role": "user", "content": text}]}
-        case "tools/call" if params["name"] == "ask" and "requestState" not in params:
-            question = {"method": "elicitation/create", "params": FORM}
-            return {"resultType": "input_required", "inputRequests": {"q": question}, "requestState": "asked"}
-        case "tools/call":
-            value = called(params["name"], params.get("arguments") or {}, params)
-            return {"content": [{"type": "text", "text": value if isinstance(value, str) else json.dumps(value)}]}
-        case _:
-            return {"ran": method}
+def called(call: Call) -> dict[str, Any] | None:
+    if call.name == "ask" and "requestState" not in call.params:
+        question = {"method": "elicitation/create", "params": FORM}
+        return {"resultType": "input_required", "inputRequests": {"q": question}, "requestState": "asked"}
+    if call.name == "deep":
+        nested = "[" * 5_000 + "]" * 5_000
+        server.write(f'{{"jsonrpc":"2.0","id":{json.dumps(call.id)},"result":{nested}}}\n'.encode())
+        return None
+    return text(value_of(call))
 
 
-def main() -> None:
-    out = sys.stdout.buffer
-    for line in sys.stdin.buffer:
-        message = json.loads(line)
-        if "method" not in message or "id" not in message:
-            continue
-        method, params = message["method"], message.get("params") or {}
-        name = params.get("name") if method in ("tools/call", "prompts/get") else ""
-        seen[(f"{method} {name}" if name else method)[:100]] += 1
-        answer = {"resultType": "complete", "ttlMs": 0, "cacheScope": "private", **result(method, params)}
-        if name == "deep":
-            nested = "[" * 5_000 + "]" * 5_000
-            out.write(f'{{"jsonrpc":"2.0","id":{json.dumps(message["id"])},"result":{nested}}}\n'.encode())
-        else:
-            out.write(json.dumps({"jsonrpc": "2.0", "id": message["id"], "result": answer}).encode() + b"\n")
-        out.flush()
+def prompted(call: Call) -> dict[str, Any]:
+    return {
+        "messages": [{"role": "user", "content": {"type": "text", "text": f"the prompt {call.params.get('name')}"}}]
+    }
 
+
+def hears(call: Call) -> None:
+    name = call.name if call.method in ("tools/call", "prompts/get") else ""
+    seen[(f"{call.method} {name}" if name else call.method)[:100]] += 1
+
+
+server = StdioServer(
+    "attacked",
+    {
+        "tools/list": tools(*LISTED, *([f"plain{ESCAPES}"] if "escapes" in sys.argv else ())),
+        "tools/call": called,
+        "prompts/list": {"prompts": [{"name": name} for name in PROMPTS]},
+        "prompts/get": prompted,
+        "*": lambda call: {"ran": call.method},
+    },
+    {"tools": {}, "prompts": {}, "resources": {}, "completions": {}},
+    scope="private",
+    hears=hears,
+)
 
 if __name__ == "__main__":
-    main()
+    server.run()
