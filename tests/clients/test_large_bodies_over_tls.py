@@ -2,23 +2,20 @@
 
 import contextlib
 import os
-import socket
 import subprocess
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-import uvicorn
 
 from gateway import Settings
 from gateway.serving.app import Gateway, create_app
 from tests.clients.test_large_bodies import FETCH
 from tests.requirements import requirement
+from tests.support.asgi import served
 from tests.support.certificates import Authority
 from tests.support.gateway_process import PROBE, server
-from tests.support.waiting import eventually
 from tests.tools.obtain import node
 from transports.inbound.connections import Connections
 from transports.inbound.http_connection import http_connections
@@ -27,7 +24,7 @@ pytestmark = requirement("wall.readable-refusal")
 
 
 @contextlib.contextmanager
-def served(folder: Path, *, own: bool) -> Iterator[tuple[str, Authority]]:
+def gateway_under_uvicorn(folder: Path, *, own: bool) -> Iterator[tuple[str, Authority]]:
     """The URL of a gateway under uvicorn with a certificate. `own`: with the connections of the command `run`."""
     authority = Authority(folder)
     certificate = authority.issue("server")
@@ -35,24 +32,16 @@ def served(folder: Path, *, own: bool) -> Iterator[tuple[str, Authority]]:
     gateway = Gateway(settings)
     app = create_app(settings, gateway=gateway)
     http: Any = http_connections(Connections(gateway.limits, gateway.metrics.limited)) if own else "auto"
-    config = uvicorn.Config(app, log_config=None, lifespan="on", ws="none", http=http, ssl_certfile=certificate)
-    running = uvicorn.Server(config)
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        thread = threading.Thread(target=running.run, kwargs={"sockets": [listener]})
-        thread.start()
-        try:
-            assert eventually(lambda: running.started, 20)
-            yield f"https://127.0.0.1:{listener.getsockname()[1]}/mcp", authority
-        finally:
-            running.should_exit = True
-            thread.join(30)
+    tls = {"lifespan": "on", "log_config": None, "ws": "none", "http": http, "ssl_certfile": certificate}
+    with served(app, **tls) as url:
+        yield url, authority
 
 
 @pytest.fixture(scope="module", params=[True, False], ids=["run", "uvicorn"])
 def gateway(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[tuple[str, Authority]]:
-    with served(tmp_path_factory.mktemp("tls"), own=request.param) as found:
+    with gateway_under_uvicorn(tmp_path_factory.mktemp("tls"), own=request.param) as found:
         yield found
 
 

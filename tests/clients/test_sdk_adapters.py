@@ -1,7 +1,6 @@
 """Servers that stay on the SDK's own transport, with our event log and bus: sessions stay apart, replicas hear."""
 
 import contextlib
-import threading
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
@@ -18,6 +17,7 @@ from session_store import MemoryBackend
 from session_store.redis import RedisBackend
 from tests.matrix.run import connected, text
 from tests.requirements import requirement
+from tests.support.asgi import served
 from tests.support.document_blocks import blocks
 from tests.support.free_ports import free_port
 from tests.support.mcp_clients import Legacy, events
@@ -39,18 +39,8 @@ def an_app(store: SdkEventStore) -> Any:
 
 @pytest.fixture
 def url() -> Iterator[str]:
-    port = free_port()
-    store = SdkEventStore(MemoryBackend().events)
-    running = uvicorn.Server(uvicorn.Config(an_app(store), host="127.0.0.1", port=port, log_level="critical"))
-    thread = threading.Thread(target=running.run, daemon=True)
-    thread.start()
-    try:
-        while not running.started:
-            thread.join(0.01)
-        yield f"http://127.0.0.1:{port}/mcp"
-    finally:
-        running.should_exit = True
-        thread.join(10)
+    with served(an_app(SdkEventStore(MemoryBackend().events)), lifespan="auto") as found:
+        yield found
 
 
 def spoken(client: Legacy, word: str) -> list[tuple[str, str]]:
@@ -78,6 +68,19 @@ def test_a_client_resumes_its_own_stream_and_nobody_elses(url: str) -> None:
 
 
 @contextlib.asynccontextmanager
+async def listening(app: Any) -> AsyncIterator[str]:
+    """The URL of an app on this loop."""
+    port = free_port()
+    running = uvicorn.Server(uvicorn.Config(app, host="127.0.0.1", port=port, log_level="critical"))
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(running.serve)
+        while not running.started:  # noqa: ASYNC110  # it has no event to wait for
+            await anyio.sleep(0.01)
+        yield f"http://127.0.0.1:{port}/mcp"
+        running.should_exit = True
+
+
+@contextlib.asynccontextmanager
 async def replica(redis: RunningRedis) -> AsyncIterator[str]:
     """One process's server, with a bus of its own on the one Redis."""
     backend = RedisBackend(redis.url)
@@ -89,15 +92,8 @@ async def replica(redis: RunningRedis) -> AsyncIterator[str]:
         await ctx.notify_tools_changed()
         return "changed"
 
-    port = free_port()
-    config = uvicorn.Config(server.streamable_http_app(), host="127.0.0.1", port=port, log_level="critical")
-    running = uvicorn.Server(config)
-    async with bus.running(), anyio.create_task_group() as tasks:
-        tasks.start_soon(running.serve)
-        while not running.started:  # noqa: ASYNC110  # it has no event to wait for
-            await anyio.sleep(0.01)
-        yield f"http://127.0.0.1:{port}/mcp"
-        running.should_exit = True
+    async with bus.running(), listening(server.streamable_http_app()) as url:
+        yield url
     await backend.close()
 
 
@@ -114,21 +110,14 @@ async def test_the_server_in_the_document_stores_events_and_delivers_changes(tmp
         await ctx.report_progress(1, 1, "changed")
         return "changed"
 
-    port = free_port()
-    url = f"http://127.0.0.1:{port}/mcp"
-    running = uvicorn.Server(uvicorn.Config(printed["app"], host="127.0.0.1", port=port, log_level="critical"))
     with anyio.fail_after(30):
-        async with anyio.create_task_group() as tasks:
-            tasks.start_soon(running.serve)
-            while not running.started:  # noqa: ASYNC110  # it has no event to wait for
-                await anyio.sleep(0.01)
+        async with listening(printed["app"]) as url:
             async with connected(url, "modern") as (client, _):
                 async with client.listen(tools_list_changed=True) as subscription:
                     assert text(await client.call_tool("change", {})) == "changed"
                     assert type(await anext(aiter(subscription))).__name__ == "ToolsListChanged"
             async with connected(url, "legacy") as (client, _):
                 assert text(await client.call_tool("change", {})) == "changed"
-            running.should_exit = True
 
 
 @requirement("rep.any", "spec.modern")

@@ -4,13 +4,10 @@ import asyncio
 import contextlib
 import json
 import secrets
-import threading
 from collections.abc import Iterator
 from typing import Any
 
-import uvicorn
-
-from tests.support.free_ports import free_port
+from tests.support.asgi import body_of, respond, served
 
 __all__ = ["HttpProbe", "running_http_probe"]
 
@@ -28,8 +25,7 @@ class HttpProbe:
     """
 
     def __init__(self) -> None:
-        self.port = free_port()
-        self.url = f"http://127.0.0.1:{self.port}/mcp"
+        self.url = ""
         self.sessions: dict[str, int] = {}
         self.deleted: list[str] = []
         self.headers: list[dict[str, str]] = []
@@ -45,18 +41,18 @@ class HttpProbe:
         self.headers.append(headers)
         if scope["method"] == "DELETE":
             self.deleted.append(session)
-            await self._send(send, 200)
+            await respond(send, 200)
         elif scope["method"] == "GET":
             status = self.gets.pop(0) if self.gets else 405
             if status == 200:
                 changed = b'retry: 200\ndata: {"jsonrpc":"2.0","method":"notifications/tools/list_changed"}\n\n'
-                await self._send(send, status, changed, kind=b"text/event-stream")
+                await respond(send, status, changed, kind="text/event-stream")
             else:
-                await self._send(send, status)
+                await respond(send, status)
         elif self.answer_with:
-            await self._send(send, self.answer_with, b"go away", kind=b"text/plain")
+            await respond(send, self.answer_with, b"go away", kind="text/plain")
         else:
-            await self._post(await self._body(receive), headers, session, send)
+            await self._post(json.loads(await body_of(receive)), headers, session, send)
 
     async def _post(self, message: Any, headers: dict[str, str], session: str, send: Any) -> None:
         method = message.get("method")
@@ -70,7 +66,7 @@ class HttpProbe:
         elif session not in self.sessions:
             await self._error(send, 404, message.get("id"), -32600, "Session not found")
         elif "id" not in message:
-            await self._send(send, 202)
+            await respond(send, 202)
         elif method == "ping":
             await self._result(send, message, {})
         elif method == "tools/list":
@@ -115,42 +111,18 @@ class HttpProbe:
             await asyncio.sleep(0.05)
         await send({"type": "http.response.body", "body": b""})
 
-    async def _body(self, receive: Any) -> Any:
-        body, more = b"", True
-        while more:
-            event = await receive()
-            body, more = body + event.get("body", b""), event.get("more_body", False)
-        return json.loads(body)
-
     async def _result(self, send: Any, message: Any, result: Any, session: str = "") -> None:
         body = json.dumps({"jsonrpc": "2.0", "id": message["id"], "result": result}).encode()
-        await self._send(send, 200, body, session=session)
+        await respond(send, 200, body, session=session)
 
     async def _error(self, send: Any, status: int, request_id: Any, code: int, text: str) -> None:
         error = {"code": code, "message": text}
-        await self._send(send, status, json.dumps({"jsonrpc": "2.0", "id": request_id, "error": error}).encode())
-
-    async def _send(
-        self, send: Any, status: int, body: bytes = b"", *, kind: bytes = b"application/json", session: str = ""
-    ) -> None:
-        head = [(b"content-type", kind)] + ([(b"mcp-session-id", session.encode())] if session else [])
-        await send({"type": "http.response.start", "status": status, "headers": head})
-        await send({"type": "http.response.body", "body": body})
+        await respond(send, status, json.dumps({"jsonrpc": "2.0", "id": request_id, "error": error}).encode())
 
 
 @contextlib.contextmanager
 def running_http_probe() -> Iterator[HttpProbe]:
     """The server in a thread of this process, so that a test can read its record."""
     probe = HttpProbe()
-    config = uvicorn.Config(probe, host="127.0.0.1", port=probe.port, lifespan="off", log_level="critical")
-    running = uvicorn.Server(config)
-    thread = threading.Thread(target=running.run, daemon=True)
-    thread.start()
-    try:
-        while not running.started:
-            assert thread.is_alive()
-            thread.join(0.01)
+    with served(probe) as probe.url:
         yield probe
-    finally:
-        running.should_exit = True
-        thread.join(10)

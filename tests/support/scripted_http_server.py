@@ -1,16 +1,12 @@
 """An MCP server on HTTP that does what a test says: each message is answered by a function, and recorded."""
 
-import asyncio
 import contextlib
 import json
-import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-import uvicorn
-
-from tests.support.free_ports import free_port
+from tests.support.asgi import body_of, served
 
 __all__ = ["Reply", "ScriptedServer", "Seen", "discovered", "event", "result_of", "running_scripted_server"]
 
@@ -40,8 +36,7 @@ class ScriptedServer:
 
     def __init__(self, script: Callable[[Seen], Reply]) -> None:
         self.script = script
-        self.port = free_port()
-        self.url = f"http://127.0.0.1:{self.port}/mcp"
+        self.url = ""
         self.seen: list[Seen] = []
         self.left: list[Any] = []
 
@@ -50,12 +45,7 @@ class ScriptedServer:
         return [seen for seen in self.seen if isinstance(seen.body, dict) and seen.body.get("method") == method]
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        body = b""
-        while True:
-            message = await receive()
-            body += message.get("body", b"")
-            if not message.get("more_body"):
-                break
+        body = await body_of(receive)
         headers = {name.decode().lower(): value.decode("latin-1") for name, value in scope["headers"]}
         seen = Seen(method=scope["method"], headers=headers, body=json.loads(body) if body else None)
         self.seen.append(seen)
@@ -102,16 +92,5 @@ def discovered(**capabilities: Any) -> Any:
 def running_scripted_server(script: Callable[[Seen], Reply]) -> Iterator[ScriptedServer]:
     """The server in a thread of this process."""
     server = ScriptedServer(script)
-    config = uvicorn.Config(server, host="127.0.0.1", port=server.port, lifespan="off", log_level="critical")
-    config.timeout_graceful_shutdown = 1
-    running = uvicorn.Server(config)
-    thread = threading.Thread(target=lambda: asyncio.run(running.serve()), daemon=True)
-    thread.start()
-    try:
-        while not running.started:
-            assert thread.is_alive()
-            thread.join(0.01)
+    with served(server) as server.url:
         yield server
-    finally:
-        running.should_exit = True
-        thread.join(10)

@@ -10,10 +10,11 @@ import itertools
 import json
 import os
 import sys
-import threading
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any
+
+from tests.support.asgi import body_of, respond, served
 
 __all__ = ["EXTENSION", "RELATED", "HttpTasks", "TaskServer", "running_http_tasks"]
 
@@ -307,9 +308,9 @@ class HttpTasks:
     """The server as an ASGI app. `headers` has those of every request. A legacy client has a session, whose tasks no
     other session knows: `sessions` has the ids of its tasks."""
 
-    def __init__(self, era: str, port: int) -> None:
+    def __init__(self, era: str) -> None:
         self.server = TaskServer(era)
-        self.url = f"http://127.0.0.1:{port}/mcp"
+        self.url = ""
         self.headers: list[dict[str, str]] = []
         self.sessions: dict[str, set[str]] = {}
         self._streams: list[asyncio.Queue[Any]] = []
@@ -330,17 +331,13 @@ class HttpTasks:
             await self._stream(send, self._forever(stream))
             return
         if scope["method"] != "POST":
-            await self._whole(send, 405, b"")
+            await respond(send, 405)
             return
-        body, more = b"", True
-        while more:
-            event = await receive()
-            body, more = body + event.get("body", b""), event.get("more_body", False)
-        message = json.loads(body)
+        message = json.loads(await body_of(receive))
         named = headers.get("mcp-session-id", "")
         session = self._session(message, named) if self.server.era == "legacy" else ""
         if session is None:
-            await self._whole(send, 404, b"")
+            await respond(send, 404)
             return
         if message.get("method") in ("subscriptions/listen", "tasks/result"):
             await self._stream(send, self._handled(message))
@@ -349,7 +346,7 @@ class HttpTasks:
         if session and "task" in (response or {}).get("result", {}):
             self.sessions[session].add(response["result"]["task"]["taskId"])
         status = 202 if response is None else 200
-        await self._whole(send, status, b"" if response is None else json.dumps(response).encode(), session)
+        await respond(send, status, b"" if response is None else json.dumps(response).encode(), session=session)
 
     def asked_about(self, *methods: str) -> set[str]:
         """The ids of the tasks that clients have asked about."""
@@ -412,34 +409,13 @@ class HttpTasks:
             await send({"type": "http.response.body", "body": body, "more_body": True})
         await send({"type": "http.response.body", "body": b""})
 
-    async def _whole(self, send: Any, status: int, body: bytes, session: str = "") -> None:
-        head = [(b"content-type", b"application/json"), (b"mcp-session-id", session.encode())]
-        head = head if session else head[:1]
-        await send({"type": "http.response.start", "status": status, "headers": head})
-        await send({"type": "http.response.body", "body": body})
-
 
 @contextlib.contextmanager
 def running_http_tasks(era: str) -> Iterator[HttpTasks]:
     """The server on HTTP in a thread of this process, so that a test can read its record."""
-    import uvicorn
-
-    from tests.support.free_ports import free_port
-
-    port = free_port()
-    app = HttpTasks(era, port)
-    config = uvicorn.Config(app, host="127.0.0.1", port=port, lifespan="off", log_level="critical")
-    running = uvicorn.Server(config)
-    thread = threading.Thread(target=running.run, daemon=True)
-    thread.start()
-    try:
-        while not running.started:
-            assert thread.is_alive()
-            thread.join(0.01)
+    app = HttpTasks(era)
+    with served(app) as app.url:
         yield app
-    finally:
-        running.should_exit = running.force_exit = True
-        thread.join(10)
 
 
 if __name__ == "__main__":

@@ -10,12 +10,12 @@ import asyncio
 import contextlib
 import functools
 import sys
-import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import msgspec
 
+from tests.support.asgi import body_of, respond, served
 from transports.jsonrpc import parse
 from transports.upstream_port import ConnectOptions, LinkClosed, LinkEvents
 
@@ -183,15 +183,15 @@ class _Http:
         if scope["method"] == "GET" and not server.is_modern:
             server.listen(subscription, queue.put_nowait)
         elif scope["method"] == "POST":
-            body = await _body(receive)
+            body = await body_of(receive)
             message = _object(body)
             server.handle(body, queue.put_nowait)
             if "id" not in message or "method" not in message:
-                await _respond(send, 202)
+                await respond(send, 202)
                 return
             last, subscription = b'{"jsonrpc":"2.0","id":%b,' % bytes(message["id"]), bytes(message["id"])
         else:
-            await _respond(send, 405)
+            await respond(send, 405)
             return
         head = [(b"content-type", b"text/event-stream"), *([(b"mcp-session-id", session.encode())] if session else [])]
         await send({"type": "http.response.start", "status": 200, "headers": head})
@@ -264,40 +264,12 @@ async def _gone(receive: Any) -> None:
         pass
 
 
-async def _body(receive: Any) -> bytes:
-    body, more = b"", True
-    while more:
-        event = await receive()
-        body, more = body + event.get("body", b""), event.get("more_body", False)
-    return body
-
-
-async def _respond(send: Any, status: int) -> None:
-    await send({"type": "http.response.start", "status": status, "headers": [(b"content-length", b"0")]})
-    await send({"type": "http.response.body", "body": b""})
-
-
 @contextlib.contextmanager
 def running_vendor_server(era: str, name: str, port: int) -> Iterator[_Http]:
     """The server on HTTP, in a thread of this process."""
-    import uvicorn  # which a server on stdio need not wait for
-
     app = _Http(era, name)
-    running = uvicorn.Server(
-        uvicorn.Config(
-            app, host="127.0.0.1", port=port, lifespan="off", log_level="critical", timeout_graceful_shutdown=1
-        )
-    )
-    thread = threading.Thread(target=running.run, daemon=True)
-    thread.start()
-    try:
-        while not running.started:
-            assert thread.is_alive()
-            thread.join(0.01)
+    with served(app, port):
         yield app
-    finally:
-        running.should_exit = True
-        thread.join(10)
 
 
 li, mi = InProcess("legacy", "li"), InProcess("modern", "mi")
