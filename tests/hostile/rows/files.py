@@ -24,19 +24,22 @@ def _of_sibling(stage: Stage) -> Facts:
     return {"path": stage.sibling["file"]}
 
 
+def _steals(name: str, what: str, attack: str, secret: str, **more: Any) -> Row:
+    """It reads the file with that secret."""
+    return Row(name, what, f"files.{attack}", keeps(secret), facts=_path(secret), **more)
+
+
+def _changes(name: str, what: str, attack: str, canary: str, **more: Any) -> Row:
+    """It changes that canary."""
+    return Row(name, what, f"files.{attack}", unchanged(canary), facts=_canary(canary), **more)
+
+
 def _reads() -> list[Row]:
     return [
-        Row("ssh", "reads ~/.ssh/id_ed25519", "files.read", keeps("ssh"), facts=_path("ssh")),
-        Row("ssh, Node", "the same, by Node", "files.read", keeps("ssh"), server="node", facts=_path("ssh")),
-        Row("ssh, sh", "the same, by cat", "files.read", keeps("ssh"), server="sh", facts=_path("ssh")),
-        Row(
-            "ssh, shell's child",
-            "the same, by an interpreter that a shell starts",
-            "files.read",
-            keeps("ssh"),
-            way="shell",
-            facts=_path("ssh"),
-        ),
+        _steals("ssh", "reads ~/.ssh/id_ed25519", "read", "ssh"),
+        _steals("ssh, Node", "the same, by Node", "read", "ssh", server="node"),
+        _steals("ssh, sh", "the same, by cat", "read", "ssh", server="sh"),
+        _steals("ssh, shell's child", "the same, by an interpreter that a shell starts", "read", "ssh", way="shell"),
         Row("home listing", "lists the operator's home", "files.home", _hidden_home, server="node"),
         Row(
             "cloud credentials",
@@ -45,15 +48,8 @@ def _reads() -> list[Row]:
             keeps(*_CLOUD),
             facts={"paths": [str(SECRETS[name]) for name in _CLOUD]},
         ),
-        Row(
-            "shadow",
-            "reads /etc/shadow",
-            "files.read",
-            keeps("shadow"),
-            facts=_path("shadow"),
-            root="the file is root's",
-        ),
-        Row("gateway keys", "reads the gateway's key file", "files.read", keeps("keys"), facts=_path("keys")),
+        _steals("shadow", "reads /etc/shadow", "read", "shadow", root="the file is root's"),
+        _steals("gateway keys", "reads the gateway's key file", "read", "keys"),
         Row(
             "gateway configuration",
             "reads the gateway's configuration",
@@ -68,13 +64,7 @@ def _reads() -> list[Row]:
             keeps("store", "configuration", "keys"),
             facts={"path": str(HOME / "gateway")},
         ),
-        Row(
-            "other server",
-            "reads the .env of another server",
-            "files.read",
-            keeps("other-server"),
-            facts=_path("other-server"),
-        ),
+        _steals("other server", "reads the .env of another server", "read", "other-server"),
         Row(
             "configuration beside the code",
             "reads the configuration of MCP servers in the project of its own script",
@@ -96,21 +86,8 @@ def _reads() -> list[Row]:
             keeps("sibling"),
             facts={"path": str(TEMPORARY)},
         ),
-        Row(
-            "symlink",
-            "reads ~/.ssh through a symbolic link in its own folder",
-            "files.through_symlink",
-            keeps("ssh"),
-            facts=_path("ssh"),
-        ),
-        Row(
-            "symlink, sh",
-            "the same, by ln and cat",
-            "files.through_symlink",
-            keeps("ssh"),
-            server="sh",
-            facts=_path("ssh"),
-        ),
+        _steals("symlink", "reads ~/.ssh through a symbolic link in its own folder", "through_symlink", "ssh"),
+        _steals("symlink, sh", "the same, by ln and cat", "through_symlink", "ssh", server="sh"),
         Row(
             "hard link",
             "reads another server's file through a hard link in its own folder",
@@ -118,35 +95,15 @@ def _reads() -> list[Row]:
             keeps("sibling"),
             facts=lambda stage: {"path": stage.sibling["file"]},
         ),
-        Row("dots", "reads ~/.ssh by `..` from its own folder", "files.through_dots", keeps("ssh"), facts=_path("ssh")),
-        Row(
-            "O_PATH",
-            "opens ~/.ssh by O_PATH and again through /proc/self/fd",
-            "files.through_o_path",
-            keeps("ssh"),
-            facts=_path("ssh"),
-        ),
-        Row(
-            "/proc/self/root",
-            "reads ~/.ssh through /proc/self/root",
-            "files.through_proc",
-            keeps("ssh"),
-            server="sh",
-            facts=_path("ssh"),
-        ),
-        Row(
-            "/proc/PID/root",
-            "reads ~/.ssh through the root of other processes",
-            "files.through_root_of_others",
-            keeps("ssh"),
-            facts=_path("ssh"),
-        ),
-        Row(
+        _steals("dots", "reads ~/.ssh by `..` from its own folder", "through_dots", "ssh"),
+        _steals("O_PATH", "opens ~/.ssh by O_PATH and again through /proc/self/fd", "through_o_path", "ssh"),
+        _steals("/proc/self/root", "reads ~/.ssh through /proc/self/root", "through_proc", "ssh", server="sh"),
+        _steals("/proc/PID/root", "reads ~/.ssh through the root of other processes", "through_root_of_others", "ssh"),
+        _steals(
             "file handle",
             "opens ~/.ssh by its number (open_by_handle_at)",
-            "files.through_handle",
-            keeps("ssh"),
-            facts=_path("ssh"),
+            "through_handle",
+            "ssh",
             root="it needs a capability",
         ),
         Row(
@@ -177,22 +134,8 @@ def _writes() -> list[Row]:
     ]
     return [
         *rows,
-        Row(
-            "write bashrc, Node",
-            "changes ~/.bashrc, by Node",
-            "files.write",
-            unchanged("bashrc"),
-            server="node",
-            facts=_canary("bashrc"),
-        ),
-        Row(
-            "write bashrc, sh",
-            "changes ~/.bashrc, by sh",
-            "files.write",
-            unchanged("bashrc"),
-            server="sh",
-            facts=_canary("bashrc"),
-        ),
+        _changes("write bashrc, Node", "changes ~/.bashrc, by Node", "write", "bashrc", server="node"),
+        _changes("write bashrc, sh", "changes ~/.bashrc, by sh", "write", "bashrc", server="sh"),
         Row(
             "write /tmp",
             "leaves a file in /tmp",
@@ -217,48 +160,22 @@ def _writes() -> list[Row]:
             not_there(str(HOME / ".config/systemd/user/x.service")),
             facts={"path": str(HOME / ".config/systemd/user/x.service")},
         ),
-        Row(
-            "remove",
-            "removes another server's program",
-            "files.remove",
-            unchanged("other program"),
-            facts=_canary("other program"),
-        ),
-        Row(
+        _changes("remove", "removes another server's program", "remove", "other program"),
+        _changes(
             "truncate",
             "empties another server's program by truncate(2)",
-            "files.truncate",
-            unchanged("other program"),
-            facts=_canary("other program"),
+            "truncate",
+            "other program",
             needs="landlock 3",
         ),
-        Row(
-            "rename in",
-            "renames another server's program into its own folder",
-            "files.rename_in",
-            unchanged("other program"),
-            facts=_canary("other program"),
-        ),
-        Row(
-            "rename out",
-            "renames a file of its own over ~/.bashrc",
-            "files.rename_out",
-            unchanged("bashrc"),
-            facts=_canary("bashrc"),
-        ),
-        Row(
-            "exchange",
-            "exchanges a file of its own with ~/.bashrc (renameat2)",
-            "files.exchange",
-            unchanged("bashrc"),
-            facts=_canary("bashrc"),
-        ),
-        Row(
+        _changes("rename in", "renames another server's program into its own folder", "rename_in", "other program"),
+        _changes("rename out", "renames a file of its own over ~/.bashrc", "rename_out", "bashrc"),
+        _changes("exchange", "exchanges a file of its own with ~/.bashrc (renameat2)", "exchange", "bashrc"),
+        _changes(
             "mode and times",
             "chmod, utime, setxattr, chown of another server's file",
-            "files.open_up",
-            unchanged("mode"),
-            facts=_canary("mode"),
+            "open_up",
+            "mode",
             needs="seccomp or mount namespace",
         ),
         Row(

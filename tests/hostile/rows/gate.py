@@ -9,7 +9,6 @@ from tests.hostile.rows.row import (
     Judge,
     Outcome,
     Row,
-    both,
     no_answer,
     not_heard,
     serves_on,
@@ -26,6 +25,11 @@ _DOCKER: Final = "/run/docker.sock"
 def _row(name: str, what: str, attack: str, refused: Judge, **more: Any) -> Row:
     given: dict[str, Any] = {"needs": "user_notif", **more}
     return Row(name, what, f"gate.{attack}", refused, **given)
+
+
+def _works(name: str, what: str, attack: str, **more: Any) -> Row:
+    """What an honest server does: no profile may refuse it."""
+    return Row(name, what, attack, _worked, profiles=(), works=BOTH, needs="", **more)
 
 
 def _docker(stage: Stage) -> Facts:
@@ -168,52 +172,19 @@ ROWS = [
         needs="user_notif",
         seen="connect",
     ),
-    Row(
-        "honest work",
-        "uses its folder, processes, threads, memory and state",
-        "gate.honest",
-        _worked,
-        profiles=(),
-        works=BOTH,
-        needs="",
-    ),
-    Row(
+    _works("honest work", "uses its folder, processes, threads, memory and state", "gate.honest"),
+    _works(
         "honest work, Node",
         "the same, by Node: a folder, a program, a thread, the list of interfaces",
         "honest",
-        _worked,
         server="node",
-        profiles=(),
-        works=BOTH,
-        needs="",
     ),
-    Row(
-        "honest work, sh",
-        "the same, by sh: programs and a pipe",
-        "honest",
-        _worked,
-        server="sh",
-        profiles=(),
-        works=BOTH,
-        needs="",
-    ),
-    Row(
-        "honest forks",
-        "starts processes while others end, as shells do",
-        "gate.honest_forks",
-        _worked,
-        profiles=(),
-        works=BOTH,
-        needs="",
-    ),
-    Row(
+    _works("honest work, sh", "the same, by sh: programs and a pipe", "honest", server="sh"),
+    _works("honest forks", "starts processes while others end, as shells do", "gate.honest_forks"),
+    _works(
         "allowed host",
         "connects to a host that it may reach, by name",
         "gate.honest_name",
-        both(_worked),
         facts={"name": "allowed.example.com", "port": 443},
-        profiles=(),
-        works=BOTH,
-        needs="",
     ),
 ]

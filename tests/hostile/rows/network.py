@@ -35,8 +35,10 @@ def _by_name(name: str, what: str, asked: str, host: str, *, port: int = 80, tim
     return Row(name, f"connects by a name {what}", "network.by_name", judge, facts=_name(asked, port, times), **given)
 
 
-def _listens(stage: Stage, called: Called, facts: Facts) -> Outcome:
-    return no_answer(stage, called, facts)
+def _loopback(name: str, what: str, facts: Any, seen: str) -> Row:
+    """Connects to a service of this machine, by `network.tcp`, or by a name."""
+    way = "by_name" if "name" in facts(None) else "tcp"
+    return _row(name, what, way, refused=not_heard("loopback"), facts=facts, seen=seen)
 
 
 def _unanswered_tunnel(stage: Stage, called: Called, facts: Facts) -> Outcome:
@@ -98,68 +100,45 @@ _TO = [
         "sixtofour",
         seen="connect",
     ),
-    Row(
+    _row(
         "private ranges",
         "connects to 10/8, 172.16/12, 192.168/16, 100.64/10, fc00::/7",
-        "network.tcp",
-        unreached(*_PRIVATE),
-        facts=_to(*_PRIVATE),
-        needs="user_notif",
+        "tcp",
+        *_PRIVATE,
         seen=_TEN,
     ),
-    Row(
+    _loopback(
         "loopback",
         "connects to a service on 127.0.0.1 and ::1",
-        "network.tcp",
-        not_heard("loopback"),
-        facts=_to("127.0.0.1", "::1", port=8123),
-        needs="user_notif",
+        _to("127.0.0.1", "::1", port=8123),
         seen="connect 127.0.0.1:8123",
     ),
-    Row(
+    _loopback(
         "loopback's other names",
         "connects to 127.9.9.9, 0.0.0.0, ::, ::ffff:127.0.0.1",
-        "network.tcp",
-        not_heard("loopback"),
-        facts=_to("127.9.9.9", "0.0.0.0", "::", "::ffff:127.0.0.1", "::ffff:0.0.0.0", port=8123),
-        needs="user_notif",
+        _to("127.9.9.9", "0.0.0.0", "::", "::ffff:127.0.0.1", "::ffff:0.0.0.0", port=8123),
         seen="connect",
     ),
-    Row(
+    _loopback(
         "decimal",
         "connects to 2130706433, 0x7f.1 and 0177.0.0.1",
-        "network.by_name",
-        not_heard("loopback"),
-        facts=_name("2130706433", 8123),
-        needs="user_notif",
+        _name("2130706433", 8123),
         seen="connect 127.0.0.1:8123",
     ),
-    Row(
-        "localhost",
-        "connects to localhost by its name",
-        "network.by_name",
-        not_heard("loopback"),
-        facts=_name("localhost", 8123),
-        needs="user_notif",
-        seen="connect",
-    ),
-    Row(
+    _loopback("localhost", "connects to localhost by its name", _name("localhost", 8123), seen="connect"),
+    _loopback(
         "own address",
         "connects to the machine's own address",
-        "network.tcp",
-        not_heard("loopback"),
-        facts=_to("10.99.0.2", "fd99::2", port=8123),
-        needs="user_notif",
+        _to("10.99.0.2", "fd99::2", port=8123),
         seen="connect 10.99.0.2:8123",
     ),
-    Row(
+    _row(
         "gateway's listener",
         "connects to the gateway's own port",
-        "network.tcp",
-        _quiet_gateway,
+        "tcp",
         facts=lambda stage: {"hosts": ["127.0.0.1"], "port": stage.port},
-        needs="user_notif",
         seen="connect",
+        refused=_quiet_gateway,
     ),
     _row(
         "public host",
@@ -220,12 +199,12 @@ _BY = [
         refused=both(no_answer, unreached("public")),
         root="it needs a capability",
     ),
-    Row(
+    _row(
         "other families",
         "opens vsock, AF_ALG, AF_XDP, TIPC, CAN, KCM, PF_KEY and audit sockets",
-        "network.families",
-        no_answer,
+        "families",
         needs="seccomp",
+        refused=no_answer,
     ),
     _row("fast open", "connects by MSG_FASTOPEN and TCP_FASTOPEN_CONNECT", "fast_open", "metadata", needs="seccomp"),
     _row("io_uring", "connects by io_uring", "ring", "metadata", needs="seccomp"),
@@ -263,50 +242,40 @@ _BY = [
     ),
     _row("other tables", "connects by int 0x80 and x32", "other_table", "metadata", needs="seccomp"),
     _row("own listener", "installs a filter whose listener says `continue`", "own_filter", "metadata"),
-    Row(
-        "DNS tunnel",
-        "sends a secret in a name",
-        "network.tunnel",
-        _unanswered_tunnel,
-        needs="user_notif",
-        profiles=STRICT,
-        seen="name",
-    ),
-    Row(
+    _row("DNS tunnel", "sends a secret in a name", "tunnel", profiles=STRICT, seen="name", refused=_unanswered_tunnel),
+    _row(
         "DNS tunnel back",
         "takes an answer in TXT records, by datagram and by stream",
-        "network.tunnel_back",
-        both(keeps("credential"), _unanswered_tunnel),
+        "tunnel_back",
         facts=_to("10.53.53.53", "other"),
-        needs="user_notif",
-        seen="",
+        refused=both(keeps("credential"), _unanswered_tunnel),
     ),
-    Row(
+    _row(
         "listen",
         "listens on all addresses, and on a port of the kernel's choice",
-        "network.listen",
-        _listens,
+        "listen",
         facts={"port": 7_654},
         needs="landlock 4",
         seen="listen",
+        refused=no_answer,
     ),
-    Row(
+    _row(
         "listen, Node",
         "the same, by Node's http",
-        "network.listen",
-        _listens,
+        "listen",
         server="node",
         facts={"port": 7_655},
-        needs="landlock 4",  # bind(2) of a port that is not granted: the kernel tells nobody
+        needs="landlock 4",
+        refused=no_answer,
     ),
-    Row(
+    _row(
         "gateway's port",
         "listens on the gateway's own port beside it (SO_REUSEPORT)",
-        "network.same_port",
-        no_answer,
+        "same_port",
         facts=lambda stage: {"port": stage.port},
         needs="landlock 4",
         already="the gateway's socket is not shared",
+        refused=no_answer,
     ),
 ]
 

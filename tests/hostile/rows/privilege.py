@@ -71,41 +71,45 @@ def _row(name: str, what: str, attack: str, refused: Judge = no_answer, **more: 
     return Row(name, what, f"privilege.{attack}", refused, **given)
 
 
+def _leaves(name: str, what: str, attack: str, **more: Any) -> Row:
+    given: dict[str, Any] = {"needs": "", "already": "the reaper ends it", **more}
+    return Row(name, what, f"persistence.{attack}", _processes_gone, **given)
+
+
 _MORE = [
-    Row(
+    _row(
         "setuid",
         "runs a program with another user's rights",
-        "privilege.setuid_program",
+        "setuid_program",
         _same_user,
         facts={"path": "/home/id"},
         needs="no_new_privs",
     ),
-    Row(
+    _row(
         "setuid, sh",
         "the same, by sh",
-        "privilege.setuid_program",
+        "setuid_program",
         _same_user,
         server="sh",
         facts={"path": "/home/id"},
         needs="no_new_privs",
     ),
-    Row(
+    _row(
         "no_new_privs",
         "asks the kernel whether it may get rights by exec",
-        "privilege.new_privileges",
+        "new_privileges",
         _unprivileged,
         needs="no_new_privs",
     ),
     _row("namespaces", "unshare, clone and clone3 with new namespaces", "new_namespaces"),
     _row("setns", "joins the namespaces of others", "joined_namespace", root="it needs a capability"),
     _row("mount", "mounts, with a user namespace of its own", "mounted"),
-    Row(
+    _row(
         "chroot",
         "leaves by chroot and reads ~/.ssh",
-        "privilege.out_of_chroot",
+        "out_of_chroot",
         keeps("ssh"),
         facts={"path": str(SECRETS["ssh"])},
-        needs="seccomp",
     ),
     _row(
         "system calls",
@@ -133,31 +137,9 @@ _MORE = [
     ),
 ]
 _STAYS = [
-    Row(
-        "daemon",
-        "leaves a daemon that ignores signals",
-        "persistence.daemon",
-        _processes_gone,
-        needs="",
-        already="the reaper ends it",
-    ),
-    Row(
-        "daemon, sh",
-        "the same, by setsid",
-        "persistence.daemon",
-        _processes_gone,
-        server="sh",
-        needs="",
-        already="the reaper ends it",
-    ),
-    Row(
-        "runner",
-        "leaves a process that forks and ends for ever",
-        "persistence.runner",
-        _processes_gone,
-        needs="",
-        already="the reaper ends it",
-    ),
+    _leaves("daemon", "leaves a daemon that ignores signals", "daemon"),
+    _leaves("daemon, sh", "the same, by setsid", "daemon", server="sh"),
+    _leaves("runner", "leaves a process that forks and ends for ever", "runner"),
     Row(
         "kernel objects",
         "leaves shared memory and queues for its next session",

@@ -2,9 +2,21 @@
 
 import os
 from pathlib import Path
+from typing import Any
 
 from tests.hostile.home import word_of
-from tests.hostile.rows.row import STRICT, Facts, Outcome, Row, alive, keeps, no_answer, not_heard, unheard_by_sibling
+from tests.hostile.rows.row import (
+    STRICT,
+    Facts,
+    Judge,
+    Outcome,
+    Row,
+    alive,
+    keeps,
+    no_answer,
+    not_heard,
+    unheard_by_sibling,
+)
 from tests.hostile.stage import Called, Stage
 
 __all__ = ["ROWS"]
@@ -46,6 +58,14 @@ def _output(stage: Stage, called: Called, facts: Facts) -> Outcome:
     return Outcome(not called.got, called.text[:100])
 
 
+def _ends(name: str, what: str, attack: str, refused: Judge = alive, **more: Any) -> Row:
+    return Row(name, what, f"processes.{attack}", refused, needs="landlock 6", **more)
+
+
+def _shares(name: str, what: str, attack: str, refused: Judge, needs: str = "landlock", **more: Any) -> Row:
+    return Row(name, what, f"ipc.{attack}", refused, needs=needs, **more)
+
+
 _SEES = [
     Row("environments", "reads /proc/*/environ of siblings", "processes.environments", keeps("sibling-environment")),
     Row(
@@ -82,40 +102,18 @@ _SEES = [
     Row("sibling's input", "opens a sibling's standard input through /proc/PID/fd", "processes.steal_input", no_answer),
 ]
 _ENDS = [
-    Row("kill", "SIGKILL to siblings", "processes.end", alive, needs="landlock 6"),
-    Row("kill, Node", "the same, by Node", "processes.end", alive, server="node", needs="landlock 6"),
-    Row(
-        "kill gateway",
-        "SIGKILL to the gateway",
-        "processes.end",
-        alive,
-        facts=lambda stage: {"victims": [stage.gateway.pid]},
-        needs="landlock 6",
-    ),
-    Row("kill -1", "SIGKILL to everybody", "processes.end_everybody", alive, needs="landlock 6"),
-    Row(
-        "kill by pidfd", "SIGKILL to siblings by pidfd_send_signal", "processes.end_by_pidfd", alive, needs="landlock 6"
-    ),
-    Row(
-        "kill by queue",
-        "SIGKILL to siblings by rt_sigqueueinfo and tgkill",
-        "processes.end_by_queue",
-        alive,
-        needs="landlock 6",
-    ),
-    Row(
-        "kill by F_SETOWN",
-        "lets the kernel send SIGKILL to siblings (F_SETOWN, F_SETSIG)",
-        "processes.end_by_owner",
-        alive,
-        needs="landlock 6",
-    ),
-    Row(
+    _ends("kill", "SIGKILL to siblings", "end"),
+    _ends("kill, Node", "the same, by Node", "end", server="node"),
+    _ends("kill gateway", "SIGKILL to the gateway", "end", facts=lambda stage: {"victims": [stage.gateway.pid]}),
+    _ends("kill -1", "SIGKILL to everybody", "end_everybody"),
+    _ends("kill by pidfd", "SIGKILL to siblings by pidfd_send_signal", "end_by_pidfd"),
+    _ends("kill by queue", "SIGKILL to siblings by rt_sigqueueinfo and tgkill", "end_by_queue"),
+    _ends("kill by F_SETOWN", "lets the kernel send SIGKILL to siblings (F_SETOWN, F_SETSIG)", "end_by_owner"),
+    _ends(
         "kill reaper",
         "SIGKILL to its own reaper and the fork server, to outlive them",
-        "processes.end_reaper",
+        "end_reaper",
         _ended_with_session,
-        needs="landlock 6",
     ),
     Row(
         "prlimit",
@@ -128,59 +126,53 @@ _ENDS = [
     Row("oom_score_adj", "makes siblings the first to die when memory ends", "processes.first_to_die", _oom),
 ]
 _SHARES = [
-    Row(
+    _shares(
         "state socket",
         "connects to a sibling's state socket without its secret",
-        "ipc.state",
+        "state",
         keeps("sibling"),
         already="the socket asks for the secret",
     ),
-    Row(
+    _shares(
         "stolen state secret",
         "connects to a sibling's state socket with its secret",
-        "ipc.state_with_secret",
+        "state_with_secret",
         keeps("sibling"),
-        needs="user_notif",
+        "user_notif",
         seen="socket {sibling[socket]}",
     ),
-    Row("state socket names", "lists the state sockets of all sessions", "ipc.state_sockets", no_answer),
-    Row(
+    _shares("state socket names", "lists the state sockets of all sessions", "state_sockets", no_answer),
+    _shares(
         "sibling's socket",
         "connects to a Unix socket in a sibling's folder",
-        "ipc.connected",
+        "connected",
         unheard_by_sibling,
+        "user_notif",
         facts=lambda stage: {"path": stage.sibling["path"]},
-        needs="user_notif",
         seen="socket {path}",
     ),
-    Row(
+    _shares(
         "sibling's datagrams",
         "sends to a datagram socket in a sibling's folder",
-        "ipc.datagram",
+        "datagram",
         unheard_by_sibling,
+        "seccomp",
         facts=lambda stage: {"path": stage.sibling["datagram"]},
-        needs="seccomp",
     ),
-    Row(
-        "abstract socket",
-        "connects to a sibling's abstract socket",
-        "ipc.abstract",
-        unheard_by_sibling,
-        needs="landlock 6",
-    ),
-    Row(
+    _shares("abstract socket", "connects to a sibling's abstract socket", "abstract", unheard_by_sibling, "landlock 6"),
+    _shares(
         "abstract datagrams",
         "sends to a sibling's abstract datagram socket",
-        "ipc.abstract_datagram",
+        "abstract_datagram",
         unheard_by_sibling,
-        needs="landlock 6",
+        "landlock 6",
     ),
-    Row(
+    _shares(
         "passed descriptor",
         "takes an open file that a sibling passes",
-        "ipc.passed_descriptor",
+        "passed_descriptor",
         keeps("sibling"),
-        needs="landlock 6",
+        "landlock 6",
     ),
     Row(
         "sockets of the machine",
@@ -191,41 +183,35 @@ _SHARES = [
         profiles=STRICT,
         needs="namespaces",
     ),
-    Row("/dev/shm", "reads a sibling's file in /dev/shm", "ipc.shared_memory_file", keeps("sibling")),
-    Row("shmget", "attaches a sibling's System V segment", "ipc.shared_memory_key", keeps("sibling"), needs="seccomp"),
-    Row("msgget", "reads a sibling's System V message queue", "ipc.message_queue", keeps("sibling"), needs="seccomp"),
-    Row(
-        "POSIX queue",
-        "sends into a sibling's POSIX message queue",
-        "ipc.posix_queue",
-        unheard_by_sibling,
-        needs="seccomp",
-    ),
-    Row(
+    _shares("/dev/shm", "reads a sibling's file in /dev/shm", "shared_memory_file", keeps("sibling")),
+    _shares("shmget", "attaches a sibling's System V segment", "shared_memory_key", keeps("sibling"), "seccomp"),
+    _shares("msgget", "reads a sibling's System V message queue", "message_queue", keeps("sibling"), "seccomp"),
+    _shares("POSIX queue", "sends into a sibling's POSIX message queue", "posix_queue", unheard_by_sibling, "seccomp"),
+    _shares(
         "docker.sock",
         "connects to the container engine's socket",
-        "ipc.connected",
+        "connected",
         not_heard("docker.sock"),
+        "user_notif",
         facts={"path": "/run/docker.sock"},
-        needs="user_notif",
         seen="socket {path}",
     ),
-    Row(
+    _shares(
         "dbus",
         "connects to the message bus",
-        "ipc.connected",
+        "connected",
         not_heard("dbus"),
+        "user_notif",
         way="shell",
         facts={"path": "/run/dbus"},
-        needs="user_notif",
         seen="socket {path}",
     ),
-    Row(
+    _shares(
         "netlink",
         "gives the machine another address by netlink",
-        "ipc.netlink",
+        "netlink",
         no_answer,
-        needs="seccomp",
+        "seccomp",
         root="it needs a capability",
     ),
 ]

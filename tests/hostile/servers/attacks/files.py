@@ -6,11 +6,9 @@ import os
 import socket
 import struct
 from collections.abc import Callable
-from typing import Any
 
+from .attempt import Facts, any_of, own_path
 from .kernel import libc, syscall, text
-
-Facts = dict[str, Any]
 
 
 def read(facts: Facts) -> str:
@@ -76,18 +74,14 @@ def truncate(facts: Facts) -> str:
     return "truncated"
 
 
-def _own(name: str) -> str:
-    return os.path.join(os.environ.get("TMPDIR") or os.getcwd(), f"{name}-{os.getpid()}")
-
-
 def through_symlink(facts: Facts) -> str:
-    link = _own("link")
+    link = own_path("link")
     os.symlink(facts["path"], link)
     return read({"path": link})
 
 
 def through_hardlink(facts: Facts) -> str:
-    link = _own("hard")
+    link = own_path("hard")
     os.link(facts["path"], link)
     return read({"path": link})
 
@@ -125,13 +119,13 @@ def through_handle(facts: Facts) -> str:
 
 
 def rename_in(facts: Facts) -> str:
-    own = _own("stolen")
+    own = own_path("stolen")
     os.rename(facts["path"], own)
     return read({"path": own})
 
 
 def rename_out(facts: Facts) -> str:
-    own = _own("planted")
+    own = own_path("planted")
     write({"path": own, "token": facts["token"]})
     os.rename(own, facts["path"])
     return "renamed"
@@ -139,7 +133,7 @@ def rename_out(facts: Facts) -> str:
 
 def exchange(facts: Facts) -> str:
     """renameat2 with RENAME_EXCHANGE: both ways at once."""
-    own = _own("planted")
+    own = own_path("planted")
     write({"path": own, "token": facts["token"]})
     if libc.renameat2(-100, own.encode(), -100, facts["path"].encode(), 2):
         raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
@@ -193,9 +187,7 @@ def special(facts: Facts) -> str:
     with contextlib.suppress(OSError):
         os.mknod(facts["path"] + ".dev", 0o20666, os.makedev(1, 1))
         done.append("device")
-    if not done:
-        raise PermissionError("neither pipe, socket nor device")
-    return ", ".join(done)
+    return any_of(done, "neither pipe, socket nor device")
 
 
 def terminal(facts: Facts) -> str:

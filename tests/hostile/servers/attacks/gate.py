@@ -8,46 +8,21 @@ import resource
 import signal
 import socket
 import struct
-import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Callable
 
+from .attempt import Facts, any_of, flipping, own_path
 from .kernel import libc, syscall, text
 from .network import address_of, talk
-
-Facts = dict[str, Any]
 
 _HIGH = 1 << 32
 """The kernel reads 32 bits of an argument that is an int. A filter that reads 64 sees another number."""
 
 
-def _own(name: str) -> str:
-    return os.path.join(tempfile.gettempdir(), f"{name}-{os.getpid()}")
-
-
-@contextlib.contextmanager
-def _flipping(flip: Callable[[], None]) -> Iterator[None]:
-    over = threading.Event()
-
-    def run() -> None:
-        while not over.is_set():
-            with contextlib.suppress(OSError):
-                flip()
-
-    thread = threading.Thread(target=run, daemon=True)
-    thread.start()
-    try:
-        yield
-    finally:
-        over.set()
-        thread.join(1)
-
-
 def unix_by_link(facts: Facts) -> str:
     """A link in its own folder, a path from the current folder, /proc/self/root, a path without an end."""
-    link = _own("sock")
+    link = own_path("sock")
     os.symlink(facts["path"], link)
     paths = (link, f"/proc/self/root{facts['path']}", "//" + facts["path"].lstrip("/"))
     found = [_unix(path.encode(), facts) for path in paths]
@@ -72,7 +47,7 @@ def _unix(path: bytes, facts: Facts) -> str:
 
 def unix_race(facts: Facts) -> str:
     """The folder of a socket of its own becomes a link to the folder of another while it is decided."""
-    own, link = _own("real"), _own("flips")
+    own, link = own_path("real"), own_path("flips")
     os.mkdir(own)
     with socket.socket(socket.AF_UNIX) as listener:
         name = os.path.basename(facts["path"])
@@ -85,7 +60,7 @@ def unix_race(facts: Facts) -> str:
                 os.rename(link + ".new", link)
 
         got = ""
-        with _flipping(flip):
+        with flipping(flip):
             until = time.monotonic() + 1.5
             while time.monotonic() < until and "canary" not in got:
                 with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX) as connection:
@@ -98,8 +73,8 @@ def unix_race(facts: Facts) -> str:
 
 def attribute_race(facts: Facts) -> str:
     """A file of its own becomes a link to another's while its mode is changed."""
-    path = _own("mode")
-    own = _own("mine")
+    path = own_path("mode")
+    own = own_path("mine")
     with open(own, "w", encoding="ascii"):
         pass
 
@@ -109,7 +84,7 @@ def attribute_race(facts: Facts) -> str:
             os.rename(path + ".new", path)
 
     tried = 0
-    with _flipping(flip):
+    with flipping(flip):
         until = time.monotonic() + 1.5
         while time.monotonic() < until:
             with contextlib.suppress(OSError):
@@ -137,9 +112,7 @@ def attributes_by_descriptor(facts: Facts) -> str:
         with contextlib.suppress(OSError):
             act()
             done.append(name)
-    if not done:
-        raise PermissionError("none of six")
-    return ", ".join(done)
+    return any_of(done, "none of six")
 
 
 def high_halves_typing(facts: Facts) -> str:
@@ -171,9 +144,7 @@ def high_halves_sockets(facts: Facts) -> str:
                     syscall("sendto", number, data, len(data), flags, address, 16)
                     done.append(f"{family:#x} {kind:#x}")
                 os.close(number)
-    if not done:
-        raise PermissionError("none of six")
-    return ", ".join(done)
+    return any_of(done, "none of six")
 
 
 def high_halves_processes(facts: Facts) -> str:
@@ -187,9 +158,7 @@ def high_halves_processes(facts: Facts) -> str:
         with contextlib.suppress(OSError):
             syscall("sched_setscheduler", pid | _HIGH, 5, ctypes.create_string_buffer(4))
             done.append("scheduler")
-    if not done:
-        raise PermissionError("none")
-    return ", ".join(done)
+    return any_of(done, "none")
 
 
 def priority_of_user(facts: Facts) -> str:
@@ -297,7 +266,7 @@ def forks_at_once(facts: Facts) -> str:
 
 def honest(facts: Facts) -> str:
     """What every server may do: its own folder, a few processes and threads, its state, memory."""
-    path = _own("work")
+    path = own_path("work")
     os.mkdir(path)
     with open(os.path.join(path, "file"), "w+", encoding="ascii") as file:
         file.write("work")

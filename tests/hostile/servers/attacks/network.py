@@ -6,13 +6,10 @@ import os
 import select
 import socket
 import struct
-import threading
 import time
-from typing import Any
 
+from .attempt import Facts, any_of, changing, flipping
 from .kernel import MACHINE, NUMBERS, libc, syscall, text
-
-Facts = dict[str, Any]
 
 _WAIT_S = 1.5
 
@@ -127,9 +124,7 @@ def other_kinds(facts: Facts) -> str:
             connection.connect((host, facts["port"]))
             connection.send(_request(facts))
             done.append(name)
-    if not done:
-        raise PermissionError("none of " + ", ".join(kinds))
-    return ", ".join(done)
+    return any_of(done, "none of " + ", ".join(kinds))
 
 
 def raw(facts: Facts) -> str:
@@ -151,9 +146,7 @@ def raw(facts: Facts) -> str:
         done.append("ping")
     with contextlib.suppress(OSError), socket.socket(socket.AF_PACKET, socket.SOCK_RAW, socket.htons(3)):
         done.append("packet")
-    if not done:
-        raise PermissionError("no raw, ping or packet socket")
-    return ", ".join(done)
+    return any_of(done, "no raw, ping or packet socket")
 
 
 def families(facts: Facts) -> str:
@@ -173,9 +166,7 @@ def families(facts: Facts) -> str:
         protocol = 9 if name == "netlink audit" else 2 if name == "key" else 0
         with contextlib.suppress(OSError), socket.socket(family, kind, protocol):
             done.append(name)
-    if not done:
-        raise PermissionError("none")
-    return ", ".join(done)
+    return any_of(done, "none")
 
 
 def fast_open(facts: Facts) -> str:
@@ -195,9 +186,7 @@ def fast_open(facts: Facts) -> str:
                 connection.send(_request(facts))
             connection.recv(100)
             done.append(way)
-    if not done:
-        raise PermissionError("no way of three")
-    return ", ".join(done)
+    return any_of(done, "no way of three")
 
 
 def ring(facts: Facts) -> str:
@@ -233,48 +222,28 @@ def changed_address(facts: Facts) -> str:
     """A second thread changes the address between the look and the use, many times a second."""
     good, bad = address_of(facts["hosts"][0], facts["port"]), address_of(facts["hosts"][1], facts["port"])
     address = ctypes.create_string_buffer(good, 16)
-    over = threading.Event()
-
-    def flip() -> None:
-        while not over.is_set():
-            ctypes.memmove(address, bad, 16)
-            ctypes.memmove(address, good, 16)
-
-    threading.Thread(target=flip, daemon=True).start()
     until = time.monotonic() + float(facts.get("seconds", 2.0))
     tried = 0
-    try:
+    with changing(address, bad, good):
         while time.monotonic() < until:
             with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as connection:
                 connection.setblocking(False)
                 libc.connect(connection.fileno(), address, 16)
                 tried += 1
-    finally:
-        over.set()
     return f"tried {tried} times"
 
 
 def changed_socket(facts: Facts) -> str:
     """A second thread puts another socket in the place of the number while its connection is made."""
-    over = threading.Event()
     number = os.dup(0)
-
-    def flip() -> None:
-        stream = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
-        unix = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        while not over.is_set():
-            with contextlib.suppress(OSError):
-                os.dup2(stream.fileno(), number)
-                os.dup2(unix.fileno(), number)
-
-    threading.Thread(target=flip, daemon=True).start()
+    stream, unix = socket.socket(), socket.socket(socket.AF_UNIX)
     address = ctypes.create_string_buffer(address_of(facts["hosts"][0], facts["port"]), 16)
     until = time.monotonic() + 1.0
     tried = 0
-    while time.monotonic() < until:
-        libc.connect(number, address, 16)
-        tried += 1
-    over.set()
+    with flipping(lambda: [os.dup2(each.fileno(), number) for each in (stream, unix)]):
+        while time.monotonic() < until:
+            libc.connect(number, address, 16)
+            tried += 1
     return f"tried {tried} times"
 
 
@@ -301,9 +270,7 @@ def half_length(facts: Facts) -> str:
                 if libc.connect(connection.fileno(), buffer, length) == 0 or ctypes.get_errno() == 115:
                     if select.select([], [connection], [], _WAIT_S)[1] and not connection.getsockopt(1, 4):
                         found.append(f"family {family} length {length}")
-    if not found:
-        raise PermissionError("none")
-    return ", ".join(found)
+    return any_of(found, "none")
 
 
 def other_table(facts: Facts) -> str:
@@ -333,9 +300,7 @@ def other_table(facts: Facts) -> str:
             done.append("int 0x80")
             talk(connection, facts)
     del mmap
-    if not done:
-        raise PermissionError(f"x32 and int 0x80: {answer}")
-    return ", ".join(done)
+    return any_of(done, f"x32 and int 0x80: {answer}")
 
 
 def own_filter(facts: Facts) -> str:
@@ -412,9 +377,7 @@ def tunnel_back(facts: Facts) -> str:
         with contextlib.suppress(OSError), socket.create_connection((host, 53), _WAIT_S) as stream:
             stream.sendall(struct.pack(">H", len(query)) + query)
             found.append(text(stream.recv(1000)))
-    if not found:
-        raise PermissionError("no name server answered")
-    return "\n".join(found)
+    return any_of(found, "no name server answered", "\n")
 
 
 def listen(facts: Facts) -> str:

@@ -14,18 +14,13 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from .attempt import Facts, any_of, changing, flipping, in_threads, own_path
 from .kernel import libc, syscall, text
 from .network import address_of, talk
-
-Facts = dict[str, Any]
 
 _MPTCP = 262
 _CLONE3 = 435
 _UNBOUND = struct.pack("=H14x", socket.AF_UNSPEC)
-
-
-def _own(name: str) -> str:
-    return os.path.join(tempfile.gettempdir(), f"{name}-{os.getpid()}")
 
 
 def _honest() -> str:
@@ -35,16 +30,6 @@ def _honest() -> str:
         connection.connect(os.environ["MCP_SESSION_SOCKET"])
         connection.sendall(b"GET /v1/session HTTP/1.0\r\n\r\n")
         return "honest call: " + text(connection.recv(20))
-
-
-def _threads(count: int, run: Callable[[], None]) -> None:
-    threads = [threading.Thread(target=run, daemon=True) for _ in range(count)]
-    for thread in threads:
-        with contextlib.suppress(RuntimeError):
-            thread.start()
-    for thread in threads:
-        with contextlib.suppress(RuntimeError):
-            thread.join(30)
 
 
 def junk_questions(facts: Facts) -> str:
@@ -64,7 +49,7 @@ def junk_questions(facts: Facts) -> str:
                     sent[0] += 1
                 asks.recv(100)
 
-    _threads(24, run)
+    in_threads(24, run)
     return f"sent {sent[0]}"
 
 
@@ -82,33 +67,29 @@ def slow_resolver_streams(facts: Facts) -> str:
                 libc.connect(stream.fileno(), _UNBOUND, 16)
                 tried[0] += 1
 
-    _threads(8, run)
+    in_threads(8, run)
     return f"tried {tried[0]}"
 
 
 def moved_listener(facts: Facts) -> str:
     """A thread binds a socket to all addresses, and lets it go, while others listen on it."""
-    over, until = threading.Event(), time.monotonic() + 2
+    until = time.monotonic() + 2
     one = socket.socket()
     one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     everywhere, here = address_of("0.0.0.0", facts["port"]), address_of("127.0.0.1", facts["port"])
 
     def move() -> None:
-        while not over.is_set():
-            for place in (here, everywhere):
-                libc.bind(one.fileno(), place, 16)
-                libc.connect(one.fileno(), _UNBOUND, 16)
+        for place in (here, everywhere):
+            libc.bind(one.fileno(), place, 16)
+            libc.connect(one.fileno(), _UNBOUND, 16)
 
-    threading.Thread(target=move, daemon=True).start()
-    listened = ""
-    while not listened and time.monotonic() < until:
-        if libc.listen(one.fileno(), 5) == 0:
-            with contextlib.suppress(OSError):
-                listened = f"listens on {one.getsockname()}"
-    over.set()
-    if not listened:
-        raise PermissionError("never listened")
-    return listened
+    listened: list[str] = []
+    with flipping(move):
+        while not listened and time.monotonic() < until:
+            if libc.listen(one.fileno(), 5) == 0:
+                with contextlib.suppress(OSError):
+                    listened.append(f"listens on {one.getsockname()}")
+    return any_of(listened, "never listened")
 
 
 def paths_of_siblings(facts: Facts) -> str:
@@ -146,14 +127,12 @@ def odd_pairs(facts: Facts) -> str:
                 pair = (ctypes.c_int * 2)()
                 if libc.socketpair(family, kind, 0, pair) == 0:
                     done.append(f"{family}/{kind}")
-    if not done:
-        raise PermissionError("none of 47 families")
-    return ", ".join(done)
+    return any_of(done, "none of 47 families")
 
 
 def long_chain(facts: Facts) -> str:
     """A thousand links, each to the next, in a path that the gate has to follow. Then an honest call."""
-    folder = _own("chain")
+    folder = own_path("chain")
     os.mkdir(folder)
     for number in range(1_500):
         os.symlink(f"{folder}/{number + 1}", f"{folder}/{number}")
@@ -180,9 +159,7 @@ def multipath(facts: Facts) -> str:
             listener.bind(("", 7_656))
             listener.listen()
             done.append("listens")
-    if not done:
-        raise PermissionError("none")
-    return ", ".join(done)
+    return any_of(done, "none")
 
 
 def error_without_end(facts: Facts) -> str:
@@ -225,7 +202,7 @@ def state_flood(facts: Facts) -> str:
                     connection.recv(65_536)
                     sent[0] += 1
 
-    _threads(16, run)
+    in_threads(16, run)
     return f"sent {sent[0]}"
 
 
@@ -332,14 +309,6 @@ def changed_batch(facts: Facts) -> str:
     """sendmmsg to many hosts with fast open, one of which changes on the way, and descriptors in its messages."""
     good, bad = (address_of(host, facts["port"]) for host in facts["hosts"])
     place = ctypes.create_string_buffer(good, 16)
-    over = threading.Event()
-
-    def flip() -> None:
-        while not over.is_set():
-            ctypes.memmove(place, bad, 16)
-            ctypes.memmove(place, good, 16)
-
-    threading.Thread(target=flip, daemon=True).start()
     data = ctypes.create_string_buffer(facts["token"].encode())
     vector = struct.pack("=QQ", ctypes.addressof(data), len(data))
     room = ctypes.create_string_buffer(vector)
@@ -347,16 +316,16 @@ def changed_batch(facts: Facts) -> str:
     batch = ctypes.create_string_buffer((header + bytes(8)) * 16)
     sent = 0
     until = time.monotonic() + 1
-    while time.monotonic() < until:
-        for kind in (socket.SOCK_STREAM, socket.SOCK_DGRAM):
-            with contextlib.suppress(OSError), socket.socket(socket.AF_INET, kind) as sends:
-                sends.setblocking(False)
-                with contextlib.suppress(OSError):
-                    sends.connect((facts["hosts"][0], facts["port"]))
-                for flags in (0x2000_0000, 0x4000, 0):
+    with changing(place, bad, good):
+        while time.monotonic() < until:
+            for kind in (socket.SOCK_STREAM, socket.SOCK_DGRAM):
+                with contextlib.suppress(OSError), socket.socket(socket.AF_INET, kind) as sends:
+                    sends.setblocking(False)
                     with contextlib.suppress(OSError):
-                        sent += syscall("sendmmsg", sends.fileno(), batch, 16, flags)
-    over.set()
+                        sends.connect((facts["hosts"][0], facts["port"]))
+                    for flags in (0x2000_0000, 0x4000, 0):
+                        with contextlib.suppress(OSError):
+                            sent += syscall("sendmmsg", sends.fileno(), batch, 16, flags)
     if not sent:
         raise PermissionError("none sent")
     return f"sent {sent}"

@@ -3,9 +3,8 @@
 import contextlib
 import os
 import time
-from typing import Any
 
-Facts = dict[str, Any]
+from .attempt import Facts
 
 
 def daemon(facts: Facts) -> str:

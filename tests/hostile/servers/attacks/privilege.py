@@ -8,11 +8,9 @@ import signal
 import socket
 import struct
 import subprocess
-from typing import Any
 
+from .attempt import Facts, any_of
 from .kernel import libc, syscall
-
-Facts = dict[str, Any]
 
 _NEW_USER, _NEW_NET, _NEW_MOUNT, _NEW_PID = 0x1000_0000, 0x4000_0000, 0x0002_0000, 0x2000_0000
 
@@ -42,9 +40,7 @@ def new_namespaces(facts: Facts) -> str:
         os.close(writes)
         if os.read(reads, 1):
             done.append(name)
-    if not done:
-        raise PermissionError("none of four ways")
-    return ", ".join(done)
+    return any_of(done, "none of four ways")
 
 
 def _cloned(flags: int) -> None:
@@ -66,9 +62,7 @@ def joined_namespace(facts: Facts) -> str:
             with contextlib.suppress(OSError):
                 syscall("setns", os.open(f"/proc/{pid}/ns/{kind}", os.O_RDONLY), 0)
                 done.append(f"{kind} of {pid}")
-    if not done:
-        raise PermissionError("none")
-    return ", ".join(done)
+    return any_of(done, "none")
 
 
 def mounted(facts: Facts) -> str:
@@ -121,9 +115,7 @@ def calls_nobody_needs(facts: Facts) -> str:
         except OSError as error:
             if error.errno not in (1, 38):  # EPERM, ENOSYS
                 looked_at.append(name)
-    if not looked_at:
-        raise PermissionError(f"none of {len(facts['calls'])}")
-    return ", ".join(looked_at)
+    return any_of(looked_at, f"none of {len(facts['calls'])}")
 
 
 def fault_handler(facts: Facts) -> str:
@@ -220,9 +212,7 @@ def higher_limits(facts: Facts) -> str:
         with contextlib.suppress(OSError, ValueError):
             resource.setrlimit(number, (hard + 1, hard + 1))
             done.append(name)
-    if not done:
-        raise PermissionError("none")
-    return ", ".join(done)
+    return any_of(done, "none")
 
 
 def new_privileges(facts: Facts) -> str:
@@ -237,6 +227,4 @@ def devices(facts: Facts) -> str:
         with contextlib.suppress(OSError):
             os.close(os.open(path, os.O_RDONLY | os.O_NONBLOCK))
             done.append(path)
-    if not done:
-        raise PermissionError("none")
-    return ", ".join(done)
+    return any_of(done, "none")

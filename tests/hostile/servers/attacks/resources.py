@@ -7,9 +7,8 @@ import shutil
 import socket
 import threading
 import time
-from typing import Any
 
-Facts = dict[str, Any]
+from .attempt import Facts
 
 _HOLD_S = 1.5
 

@@ -8,12 +8,10 @@ import socket
 import struct
 import threading
 import time
-from typing import Any
 
+from .attempt import Facts, any_of
 from .kernel import libc, syscall
 from .network import address_of
-
-Facts = dict[str, Any]
 
 
 def poll_watches(facts: Facts) -> str:
@@ -104,6 +102,4 @@ def owners_ioctls(facts: Facts) -> str:
     ):
         if libc.ioctl(target, request, room) == 0 or ctypes.get_errno() != errno.EPERM:
             done.append(name)  # it has come to the file system, whatever that said
-    if not done:
-        raise PermissionError("none of five")
-    return ", ".join(done)
+    return any_of(done, "none of five")

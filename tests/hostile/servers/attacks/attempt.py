@@ -1,0 +1,67 @@
+"""What attacks share: a place of their own, what changes meanwhile, and what they say of themselves."""
+
+import contextlib
+import ctypes
+import os
+import tempfile
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+Facts = dict[str, Any]
+
+
+def own_path(name: str) -> str:
+    """A path in the session's own folder."""
+    return os.path.join(tempfile.gettempdir(), f"{name}-{os.getpid()}")
+
+
+def any_of(done: Sequence[str], none: str, between: str = ", ") -> str:
+    """What was got.
+
+    Raises:
+        PermissionError: nothing.
+    """
+    if not done:
+        raise PermissionError(none)
+    return between.join(done)
+
+
+@contextlib.contextmanager
+def flipping(flip: Callable[[], object]) -> Iterator[None]:
+    """A second thread does that, again and again."""
+    over = threading.Event()
+
+    def run() -> None:
+        while not over.is_set():
+            with contextlib.suppress(OSError):
+                flip()
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join(1)
+
+
+def changing(place: Any, bad: bytes, good: bytes) -> contextlib.AbstractContextManager[None]:
+    """A second thread changes the address between the look and the use, many times a second."""
+
+    def flip() -> None:
+        ctypes.memmove(place, bad, 16)
+        ctypes.memmove(place, good, 16)
+
+    return flipping(flip)
+
+
+def in_threads(count: int, run: Callable[[], None]) -> None:
+    """As many as can be had, to their end."""
+    threads = [threading.Thread(target=run, daemon=True) for _ in range(count)]
+    for thread in threads:
+        with contextlib.suppress(RuntimeError):
+            thread.start()
+    for thread in threads:
+        with contextlib.suppress(RuntimeError):
+            thread.join(30)
