@@ -19,7 +19,7 @@ from typing import Any, Final
 
 import psutil
 
-from tests.attack.live.wire import call_body, legacy_body, post, rpc
+from tests.attack.live.wire import call_body, hello, legacy, legacy_body, post, rpc
 from tests.support.gateway_process import ROOT
 
 __all__ = ["KINDS", "Attackers", "running_attackers"]
@@ -160,10 +160,7 @@ class _Work:
 
     async def _batches(self) -> None:
         key = {"Authorization": f"Bearer {_AUTHORIZED}"}
-        info = {"protocolVersion": "2025-03-26", "capabilities": {}, "clientInfo": {"name": "b", "version": "1"}}
-        opened = await self._connect(
-            "batch session", post(json.dumps(legacy_body("initialize", info)).encode(), key), "127.0.6.2"
-        )
+        opened = await self._connect("batch session", legacy("initialize", hello("2025-03-26"), key), "127.0.6.2")
         await opened.came.wait()
         head = opened.data.partition(b"\r\n\r\n")[0].decode().lower().split("\r\n")
         token = next((line.partition(": ")[2] for line in head if line.startswith("mcp-session-id")), "")

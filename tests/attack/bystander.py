@@ -7,7 +7,6 @@ machine; the better of the two counts. A machine that does other things fails fo
 
 import argparse
 import contextlib
-import hashlib
 import os
 import resource
 import sys
@@ -23,6 +22,7 @@ from rich.table import Table
 
 from tests.attack.attackers import KINDS, Attackers, running_attackers
 from tests.attack.honest import Felt, Honest, Lane, running_honest
+from tests.support.credentials import sha256
 from tests.support.gateway_process import RunningGateway, running_gateway, server
 from tests.support.redis_server import running_redis
 
@@ -63,7 +63,7 @@ def running_place(*, per_s: float = 50.0, scale: float = 1.0) -> Iterator[Place]
         redis = stack.enter_context(running_redis())
         options: dict[str, Any] = {
             "store": redis.url,
-            "api_keys": {name: hashlib.sha256(key.encode()).hexdigest() for name, key in keys.items()},
+            "api_keys": {name: sha256(key) for name, key in keys.items()},
             "auth": {"proxies": {"networks": ["192.0.2.1/32"], "subject_header": "X-User"}},
             "log_level": "warning",
         }
@@ -71,9 +71,8 @@ def running_place(*, per_s: float = 50.0, scale: float = 1.0) -> Iterator[Place]
         servers = {"calm": server(_SERVER), "tool": server(("nice", "-n", "10", *_SERVER), shared=True)}
         env = {"MCP_GATEWAY_KEYS": "k" * 40}
         gateway = stack.enter_context(running_gateway(servers, options=options, env=env, must_stop=False))
-        port = int(gateway.base.rpartition(":")[2])
-        attackers = stack.enter_context(running_attackers(port, scale))
-        lane = Lane(name="direct", port=port, keys=tuple(keys[name] for name in names[1:]), per_s=per_s)
+        attackers = stack.enter_context(running_attackers(gateway.port, scale))
+        lane = Lane(name="direct", port=gateway.port, keys=tuple(keys[name] for name in names[1:]), per_s=per_s)
         honest = stack.enter_context(running_honest([lane]))
         yield Place(gateway=gateway, honest=honest, attackers=attackers)
 

@@ -18,7 +18,7 @@ from typing import Any, Final
 
 import h11
 
-from tests.attack.live.wire import ACCEPT, LEGACY, legacy_body
+from tests.attack.live.wire import ACCEPT, LEGACY, hello, legacy_body
 from tests.support.gateway_process import ROOT
 
 __all__ = ["Felt", "Honest", "Lane", "running_honest"]
@@ -111,8 +111,7 @@ class _Client:
 
     async def open(self) -> None:
         """A session."""
-        info = {"protocolVersion": LEGACY, "capabilities": {}, "clientInfo": {"name": "honest", "version": "1"}}
-        status, headers, body = await self._exchange(legacy_body("initialize", info))
+        status, headers, body = await self._exchange(legacy_body("initialize", hello()))
         if status != 200:
             raise ConnectionError(f"no session: {status} {body[:200]!r}")
         self._session = headers["mcp-session-id"]

@@ -72,6 +72,11 @@ class RunningGateway:
         """The URL without the path."""
         return self.url.removesuffix("/mcp")
 
+    @property
+    def port(self) -> int:
+        """The port of the URL."""
+        return int(self.base.rpartition(":")[2])
+
     def stderr(self) -> str:
         """What the gateway has written to stderr so far."""
         return "".join(self._lines)

@@ -10,8 +10,9 @@ import jwt
 from tests.attack.live.doors import Door
 from tests.attack.live.exhaustion import opened
 from tests.attack.live.rows import Outcome, attack, judged
-from tests.attack.live.wire import Answer, ask, call_body, head, legacy_body, post, rpc
-from tests.attack.live.world import PROXY, World, bearer, key_of
+from tests.attack.live.wire import Answer, ask, call_body, head, hello, legacy, rpc
+from tests.attack.live.world import PROXY, World, key_of
+from tests.support.credentials import bearer
 from tests.support.mcp_clients import SESSION_KEY
 
 ALPHABET: Final = string.ascii_letters + string.digits + "-_"
@@ -33,10 +34,9 @@ def an_announced_workspace_grants_nothing(world: World, door: Door) -> Outcome:
 def last_characters(world: World, door: Door) -> Outcome:
     token = opened(door, key_of("victim"))
     headers = {**bearer(key_of("victim")), "MCP-Protocol-Version": "2025-11-25"}
-    body = json.dumps(legacy_body("tools/list")).encode()
     came: dict[str, int] = {}
     for last in ALPHABET:
-        answer = ask(door.port, post(body, {**headers, "Mcp-Session-Id": token[:-1] + last}))
+        answer = ask(door.port, legacy("tools/list", None, {**headers, "Mcp-Session-Id": token[:-1] + last}))
         came[last] = answer.status
     good = [last for last, status in came.items() if status == 200]
     return judged(f"{len(good)} of {len(ALPHABET)} verify", good == [token[-1]])
@@ -146,8 +146,7 @@ def delete_with_a_wrong_version(world: World, door: Door) -> Outcome:
         ask(door.port, head("DELETE", headers=[*headers.items(), ("MCP-Protocol-Version", version)])).status
         for version in ("1999-01-01", "2026-07-28", "x" * 300)
     ]
-    body = json.dumps(legacy_body("tools/list")).encode()
-    after = ask(door.port, post(body, {**headers, "MCP-Protocol-Version": "2025-11-25"})).status
+    after = ask(door.port, legacy("tools/list", None, {**headers, "MCP-Protocol-Version": "2025-11-25"})).status
     return judged(f"{ended}, then a list: {after}", after == 200 and all(status >= 400 for status in ended))
 
 
@@ -172,18 +171,13 @@ def forged_tokens_are_told(world: World, door: Door) -> Outcome:
     before = told()
     token = opened(door, key_of("victim"), "2025-11-25")
     forged = token[:-8] + ("AAAAAAAA" if not token.endswith("AAAAAAAA") else "BBBBBBBB")
-    info = {"protocolVersion": "2025-11-25", "capabilities": {}, "clientInfo": {"name": "f", "version": "1"}}
+    key = bearer(key_of("mallory"))
+    carried = {**key, "Mcp-Session-Id": forged}
     requests = [
-        post(
-            json.dumps(legacy_body("tools/list")).encode(),
-            {**bearer(key_of("mallory")), "Mcp-Session-Id": forged, "MCP-Protocol-Version": "2025-11-25"},
-        ),
-        post(
-            json.dumps(legacy_body("initialize", info)).encode(),
-            {**bearer(key_of("mallory")), "Mcp-Session-Id": forged},
-        ),
-        rpc(call_body("count"), {**bearer(key_of("mallory")), "MCP-Gateway-Session": forged}),
-        rpc(call_body("count", meta={SESSION_KEY: forged}), bearer(key_of("mallory"))),
+        legacy("tools/list", None, {**carried, "MCP-Protocol-Version": "2025-11-25"}),
+        legacy("initialize", hello(), carried),
+        rpc(call_body("count"), {**key, "MCP-Gateway-Session": forged}),
+        rpc(call_body("count", meta={SESSION_KEY: forged}), key),
     ]
     came = [ask(door.port, request).status for request in requests]
     until = time.monotonic() + 3

@@ -8,8 +8,9 @@ from typing import Any, Final
 
 from tests.attack.live.doors import Door
 from tests.attack.live.rows import Outcome, attack, judged
-from tests.attack.live.wire import Wire, ask, call_body, head, legacy_body, post, rpc, statuses
-from tests.attack.live.world import World, bearer, key_of
+from tests.attack.live.wire import Wire, ask, call_body, head, hello, legacy, legacy_body, post, rpc, statuses
+from tests.attack.live.world import World, key_of
+from tests.support.credentials import bearer
 from transports.replica_wire_server import HEAD_WITHIN_S
 
 HEADERS: Final = {"MCP-Protocol-Version": "2025-03-26"}
@@ -23,8 +24,7 @@ STRANGER: Final = "127.0.6.1"
 
 def opened(door: Door, key: str, version: str = "2025-03-26") -> str:
     """A session of the handshake era: its token."""
-    info = {"protocolVersion": version, "capabilities": {}, "clientInfo": {"name": "attacker", "version": "1"}}
-    answer = ask(door.port, post(json.dumps(legacy_body("initialize", info)).encode(), bearer(key)))
+    answer = ask(door.port, legacy("initialize", hello(version), bearer(key)))
     if answer.status != 200:
         raise ConnectionError(f"no session: {answer.status} {answer.error()}")
     return answer.headers["mcp-session-id"]
@@ -95,16 +95,12 @@ def long_names(world: World, door: Door) -> Outcome:
         name = f"{number}" + "n" * (3 << 20)
         session: dict[str, Any] = {"name": name, "arguments": {}}
         for method, params in (("tools/call", session), ("resources/read", {"uri": f"x://{name}"})):
-            body = json.dumps(legacy_body(method, params)).encode()
-            answer = ask(door.port, post(body, {**bearer(key_of("mallory")), "Mcp-Session-Id": _session(world, door)}))
+            headers = {**bearer(key_of("mallory")), "Mcp-Session-Id": _session(world, door)}
+            answer = ask(door.port, legacy(method, params, headers))
             came[f"{method} {'refused' if answer.error() else 'ANSWERED'}"] += 1
     for number in range(20):
-        info = {
-            "protocolVersion": "2025-11-25",
-            "capabilities": {},
-            "clientInfo": {"name": f"{number}" + "c" * (3 << 20), "version": "1"},
-        }
-        answer = ask(door.port, post(json.dumps(legacy_body("initialize", info)).encode(), bearer(key_of("mallory"))))
+        info = hello(name=f"{number}" + "c" * (3 << 20))
+        answer = ask(door.port, legacy("initialize", info, bearer(key_of("mallory"))))
         came[f"initialize {'refused' if answer.error() else 'ANSWERED'}"] += 1
     grown = world.rss_mb() - before
     told = f"{', '.join(came)}; {grown:+.0f} MB"
@@ -161,8 +157,7 @@ def a_batch_that_is_refused_does_nothing(world: World, door: Door) -> Outcome:
 
 @attack(14, "400 sessions opened by one principal as fast as it can")
 def sessions_without_end(world: World, door: Door) -> Outcome:
-    info = {"protocolVersion": "2025-11-25", "capabilities": {}, "clientInfo": {"name": "flood", "version": "1"}}
-    request = post(json.dumps(legacy_body("initialize", info)).encode(), bearer(key_of("flooder")))
+    request = legacy("initialize", hello(), bearer(key_of("flooder")))
     came = Counter[int]()
     with Wire(door.port) as wire:
         for _ in range(400):
@@ -185,7 +180,7 @@ def what_is_cheap_is_counted(world: World, door: Door) -> Outcome:
         with Wire(door.port) as wire:
             for number in range(first, first + 500):
                 method = ("ping", "tools/list", "prompts/list")[number % 3]
-                wire.send(post(json.dumps(legacy_body(method, request_id=number)).encode(), headers))
+                wire.send(legacy(method, None, headers, request_id=number))
                 answer = wire.answer()
                 came[answer.status if answer else 0] += 1
                 if came[429]:

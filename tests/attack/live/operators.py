@@ -1,7 +1,6 @@
 """What operators see and rely on: the console, the audit trail, the terminal, readiness; and the wire of 2024-11-05."""
 
 import contextlib
-import json
 import math
 import subprocess
 import sys
@@ -12,8 +11,9 @@ from collections import Counter
 from tests.attack.live.doors import Door
 from tests.attack.live.exhaustion import opened
 from tests.attack.live.rows import Outcome, attack, judged
-from tests.attack.live.wire import Answer, Wire, ask, head, legacy_body, post
-from tests.attack.live.world import OPERATOR, World, bearer, key_of
+from tests.attack.live.wire import Answer, Wire, ask, head, hello, legacy, post
+from tests.attack.live.world import OPERATOR, World, key_of
+from tests.support.credentials import bearer
 from tests.support.gateway_process import ROOT
 
 FORM = {"Content-Type": "application/x-www-form-urlencoded"}
@@ -156,13 +156,11 @@ def _bad_keys(door: Door, count: int, came: Counter[int]) -> None:
 @attack(28, "escape sequences in names of tools and clients on the operator's terminal", doors=("direct",))
 def escape_sequences(world: World, door: Door) -> Outcome:
     place, escapes = world.open_doors[door.name].port, "\x1b]0;owned\x07\x1b[2J"
-    info = {"protocolVersion": "2025-11-25", "capabilities": {}, "clientInfo": {"name": escapes, "version": "1"}}
     path = "/servers/odd/mcp"
-    opening = ask(place, post(json.dumps(legacy_body("initialize", info)).encode(), path=path))
+    opening = ask(place, legacy("initialize", hello(name=escapes), path=path))
     headers = {"Mcp-Session-Id": opening.headers.get("mcp-session-id", ""), "MCP-Protocol-Version": "2025-11-25"}
     for tool in (f"plain{escapes}", f"none{escapes}"):
-        body = legacy_body("tools/call", {"name": tool, "arguments": {}})
-        ask(place, post(json.dumps(body).encode(), headers, path))
+        ask(place, legacy("tools/call", {"name": tool, "arguments": {}}, headers, path))
     shown = world.open.stderr().encode()
     store = world.redis.url.replace("/0", "/1")
     for arguments in (("list",), ("events",), ("events", "--json")):

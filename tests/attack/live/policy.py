@@ -6,8 +6,9 @@ from typing import Final
 
 from tests.attack.live.doors import Door
 from tests.attack.live.rows import Outcome, attack, judged
-from tests.attack.live.wire import ask, call_body, legacy_body, post, rpc
-from tests.attack.live.world import World, bearer, key_of
+from tests.attack.live.wire import ask, call_body, legacy, post, rpc
+from tests.attack.live.world import World, key_of
+from tests.support.credentials import bearer
 from tests.support.mcp_clients import modern_body
 
 SPELLINGS: Final = (
@@ -78,7 +79,7 @@ def what_is_not_listed(world: World, door: Door) -> Outcome:
         ask(door.port, post(body, {**key, **shape}))
     for method in ("admin/reset", "tools/delete", "internal/dump", "Tools/Call", "tools/call ", "notes"):
         ask(door.port, rpc(modern_body(method, {"name": "notes", "arguments": {}}), key))
-        ask(door.port, post(json.dumps(legacy_body(method, {"name": "notes"})).encode(), key))
+        ask(door.port, legacy(method, {"name": "notes"}, key))
     after = world.seen()
     new = [
         name

@@ -14,7 +14,7 @@ from typing import Any, Final, cast
 
 from tests.support.mcp_clients import modern_body, modern_headers
 
-__all__ = ["Answer", "Wire", "ask", "call_body", "head", "legacy_body", "post", "rpc", "statuses"]
+__all__ = ["Answer", "Wire", "ask", "call_body", "head", "hello", "legacy", "legacy_body", "post", "rpc", "statuses"]
 
 LEGACY: Final = "2025-11-25"
 ACCEPT: Final = "application/json, text/event-stream"
@@ -187,6 +187,22 @@ def legacy_body(method: str, params: Any = None, request_id: Any = 1) -> Any:
     """A request of the handshake era."""
     body = {"jsonrpc": "2.0", "id": request_id, "method": method}
     return body if params is None else {**body, "params": params}
+
+
+def hello(version: str = LEGACY, name: str = "attacker") -> Any:
+    """The params of a handshake."""
+    return {"protocolVersion": version, "capabilities": {}, "clientInfo": {"name": name, "version": "1"}}
+
+
+def legacy(
+    method: str,
+    params: Any = None,
+    headers: Mapping[str, str] | None = None,
+    path: str = "/servers/tool/mcp",
+    request_id: Any = 1,
+) -> bytes:
+    """A request of the handshake era, as it is sent."""
+    return post(json.dumps(legacy_body(method, params, request_id)).encode(), headers, path)
 
 
 def rpc(body: Any, headers: Mapping[str, str] | None = None, path: str = "/servers/tool/mcp") -> bytes:

@@ -2,7 +2,6 @@
 
 import contextlib
 import dataclasses
-import hashlib
 import json
 import sys
 import time
@@ -16,11 +15,12 @@ from tests.attack.honest import Felt, Honest, Lane, running_honest
 from tests.attack.live.doors import Door, running_doors
 from tests.attack.live.rows import DOORS
 from tests.attack.live.wire import Answer, ask, call_body, head, rpc
+from tests.support.credentials import bearer, sha256
 from tests.support.gateway_process import RunningGateway, running_gateway, server
 from tests.support.issuer import Issuer, running_issuer
 from tests.support.redis_server import RunningRedis, running_redis
 
-__all__ = ["OPERATOR", "PROXY", "World", "bearer", "key_of", "running_world"]
+__all__ = ["OPERATOR", "PROXY", "World", "key_of", "running_world"]
 
 OPERATOR: Final = "operators-key-0123456789"
 PROXY: Final = "127.0.0.77"
@@ -90,7 +90,7 @@ class World:
     def listening(self) -> list[int]:
         """The ports the gateway's process listens on beside its own."""
         found = psutil.Process(self.gateway.pid).net_connections(kind="tcp")
-        return [c.laddr.port for c in found if c.status == psutil.CONN_LISTEN and c.laddr.port != port_of(self.gateway)]
+        return [c.laddr.port for c in found if c.status == psutil.CONN_LISTEN and c.laddr.port != self.gateway.port]
 
     def audit(self) -> list[bytes]:
         """The ids of the events of sessions that the trail keeps: what happened, not what was refused."""
@@ -110,18 +110,6 @@ class World:
 def key_of(name: str) -> str:
     """The API key of that name."""
     return f"{name}-key-0123456789"
-
-
-def bearer(key: str) -> dict[str, str]:
-    return {"Authorization": f"Bearer {key}"}
-
-
-def port_of(gateway: RunningGateway) -> int:
-    return int(gateway.base.rpartition(":")[2])
-
-
-def sha256(text: str) -> str:
-    return hashlib.sha256(text.encode()).hexdigest()
 
 
 def settings(redis: RunningRedis, issuer: Issuer) -> dict[str, Any]:
@@ -163,10 +151,10 @@ def running_world(doors: tuple[str, ...] = DOORS, *, sessions: int = 4, quiet_s:
         options = settings(redis, issuer)
         gateway = stack.enter_context(running_gateway(servers(), options=options, env=_KEYS, must_stop=False))
         unguarded = gateway
-        ways = {"direct": Door(name="direct", port=port_of(gateway))}
+        ways = {"direct": Door(name="direct", port=gateway.port)}
         open_ways = ways
         if doors != ("direct",):
-            ways = stack.enter_context(running_doors(port_of(gateway)))
+            ways = stack.enter_context(running_doors(gateway.port))
             # Its metrics need a listener of their own; where that is, the process knows.
             anybody = {
                 "store": redis.url.replace("/0", "/1"),
@@ -175,7 +163,7 @@ def running_world(doors: tuple[str, ...] = DOORS, *, sessions: int = 4, quiet_s:
                 "log_level": "warning",
             }
             unguarded = stack.enter_context(running_gateway(servers(), options=anybody, env=_KEYS, must_stop=False))
-            open_ways = stack.enter_context(running_doors(port_of(unguarded)))
+            open_ways = stack.enter_context(running_doors(unguarded.port))
         lanes = [
             Lane(
                 name=name,
@@ -199,7 +187,7 @@ def running_world(doors: tuple[str, ...] = DOORS, *, sessions: int = 4, quiet_s:
 def _admin_port(gateway: RunningGateway) -> int:
     """Where a gateway serves its operators: the port of its own that answers for metrics."""
     connections = psutil.Process(gateway.pid).net_connections(kind="tcp")
-    ports = {c.laddr.port for c in connections if c.status == psutil.CONN_LISTEN} - {port_of(gateway)}
+    ports = {c.laddr.port for c in connections if c.status == psutil.CONN_LISTEN} - {gateway.port}
     for port in ports:
         with contextlib.suppress(ConnectionError):
             if ask(port, head("GET", "/metrics", [("Host", "localhost")])).status == 200:
