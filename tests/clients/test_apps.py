@@ -4,7 +4,6 @@ import functools
 import http.server
 import json
 import subprocess
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,6 +14,7 @@ from playwright.sync_api import Page, expect, sync_playwright
 from tests.requirements import requirement
 from tests.support.credentials import KEYS, sha256
 from tests.support.gateway_process import DEMO, RunningGateway, running_gateway, server
+from tests.support.http_thread import Handler, answering
 from tests.tools.obtain import node, npm_packages
 from tests.tools.programs import program
 
@@ -50,14 +50,11 @@ def page_url(packages: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterat
     subprocess.run([str(node()), "-e", bundling], cwd=packages, check=True, timeout=60)
     (folder / "index.html").write_text("<!doctype html><title>host</title><body><script src='host.js'></script>")
 
-    class Files(http.server.SimpleHTTPRequestHandler):
-        def log_message(self, format: str, *args: object) -> None:
-            """Say nothing."""
+    class Files(Handler, http.server.SimpleHTTPRequestHandler):
+        """The files of the folder."""
 
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), functools.partial(Files, directory=str(folder))) as files:
-        threading.Thread(target=files.serve_forever, daemon=True).start()
-        yield f"http://127.0.0.1:{files.server_address[1]}"
-        files.shutdown()
+    with answering(functools.partial(Files, directory=str(folder))) as port:
+        yield f"http://127.0.0.1:{port}"
 
 
 @pytest.fixture(scope="module")

@@ -5,13 +5,13 @@
 
 import argparse
 import asyncio
+import functools
 import http.server
 import os
 import shutil
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -26,6 +26,7 @@ from mcp.client.streamable_http import streamable_http_client
 
 from tests.published.servers import CHROMIUM, SERVERS, PublishedServer, Site
 from tests.support.gateway_process import RunningGateway, running_gateway
+from tests.support.http_thread import Handler, answering
 from tests.tools.obtain import CACHE, npx, python_with
 
 __all__ = ["PROFILES", "Outcome", "site", "try_server"]
@@ -65,7 +66,7 @@ def site() -> Iterator[Site]:
         rules = 'export default [{ rules: { "no-unused-vars": "error" } }]\n'
         (folder / "lint/eslint.config.mjs").write_text(rules, encoding="utf-8")
         _make_repository(folder / "repository")
-        with _serve(folder) as port:
+        with answering(functools.partial(_Files, directory=str(folder))) as port:
             yield Site(folder, f"http://127.0.0.1:{port}/page.html")
 
 
@@ -84,22 +85,8 @@ def _make_repository(path: Path) -> None:
         subprocess.run(["git", *command], cwd=path, check=True)
 
 
-@contextmanager
-def _serve(folder: Path) -> Iterator[int]:
-    class Handler(http.server.SimpleHTTPRequestHandler):
-        def __init__(self, *given: Any) -> None:
-            super().__init__(*given, directory=str(folder))
-
-        def log_message(self, *_: object) -> None:
-            """The outcome says what matters."""
-
-    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True).start()
-    try:
-        yield server.server_address[1]
-    finally:
-        server.shutdown()
-        server.server_close()
+class _Files(Handler, http.server.SimpleHTTPRequestHandler):
+    """The files of a folder."""
 
 
 def try_server(server: PublishedServer, site: Site, profile: str, reach: Sequence[str] = ()) -> Outcome:

@@ -2,15 +2,15 @@
 
 import contextlib
 import json
-import threading
 import time
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 import jwt
 from cryptography.hazmat.primitives.asymmetric import rsa
 from jwt.algorithms import RSAAlgorithm
+
+from tests.support.http_thread import Handler, answering
 
 __all__ = ["AUDIENCE", "Issuer", "running_issuer"]
 
@@ -55,26 +55,11 @@ class Issuer:
 def running_issuer() -> Iterator[Issuer]:
     """An issuer that serves its keys in a thread of this process."""
 
-    class Handler(BaseHTTPRequestHandler):
+    class Keys(Handler):
         def do_GET(self) -> None:
             issuer.asked += 1
-            body = json.dumps(issuer.jwks()).encode()
-            self.send_response(200)
-            self.send_header("Content-Type", "application/json")
-            self.send_header("Content-Length", str(len(body)))
-            self.end_headers()
-            self.wfile.write(body)
+            self.respond(200, "application/json", json.dumps(issuer.jwks()).encode())
 
-        def log_message(self, *_: Any) -> None:
-            pass
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    issuer = Issuer(server.server_address[1])
-    thread = threading.Thread(target=server.serve_forever, daemon=True)
-    thread.start()
-    try:
+    with answering(Keys) as port:
+        issuer = Issuer(port)
         yield issuer
-    finally:
-        server.shutdown()
-        server.server_close()
-        thread.join(5)

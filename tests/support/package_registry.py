@@ -6,13 +6,13 @@ import hashlib
 import io
 import json
 import tarfile
-import threading
 import zipfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 from urllib.parse import unquote
+
+from tests.support.http_thread import Handler, answering
 
 __all__ = ["PackageRegistry", "package_registry"]
 
@@ -93,31 +93,16 @@ def package_registry() -> Iterator[PackageRegistry]:
     """A registry that serves until the end of the block."""
     registry = PackageRegistry()
 
-    class Handler(BaseHTTPRequestHandler):
+    class Packages(Handler):
         def do_GET(self) -> None:
             found = registry.answer(unquote(self.path.partition("?")[0]))
-            status = 503 if registry.is_down else 404 if found is None else 200
-            kind, body = found if found and status == 200 else ("text/plain", b"")
-            self.send_response(status)
-            self.send_header("Content-Type", kind)
-            self.send_header("Content-Length", str(len(body)))
-            self.end_headers()
-            if self.command == "GET":
-                self.wfile.write(body)
+            if registry.is_down or found is None:
+                self.respond(503 if registry.is_down else 404)
+            else:
+                self.respond(200, *found)
 
         do_HEAD = do_GET
 
-        def log_message(self, *_: object) -> None:
-            """`asked` has it."""
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    server.daemon_threads = True
-    registry.url = f"http://127.0.0.1:{server.server_address[1]}"
-    thread = threading.Thread(target=server.serve_forever, args=(0.05,))
-    thread.start()
-    try:
+    with answering(Packages) as port:
+        registry.url = f"http://127.0.0.1:{port}"
         yield registry
-    finally:
-        server.shutdown()
-        thread.join()
-        server.server_close()

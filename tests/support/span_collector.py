@@ -1,14 +1,14 @@
 """An OpenTelemetry collector for tests: receives spans (OTLP over HTTP) and keeps them in memory."""
 
 import gzip
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+
+from tests.support.http_thread import Handler, answering
 
 __all__ = ["Collector", "Received", "collecting"]
 
@@ -67,22 +67,12 @@ def collecting() -> Iterator[Collector]:
     """A collector that listens on a free port until the block ends."""
     collector = Collector()
 
-    class Handler(BaseHTTPRequestHandler):
+    class Spans(Handler):
         def do_POST(self) -> None:
             body = self.rfile.read(int(self.headers["Content-Length"]))
             collector.take(gzip.decompress(body) if self.headers.get("Content-Encoding") == "gzip" else body)
-            self.send_response(200)
-            self.send_header("Content-Length", "0")
-            self.end_headers()
+            self.respond(200)
 
-        def log_message(self, format: str, *args: Any) -> None:
-            pass
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    collector.url = f"http://127.0.0.1:{server.server_port}"
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    try:
+    with answering(Spans) as port:
+        collector.url = f"http://127.0.0.1:{port}"
         yield collector
-    finally:
-        server.shutdown()
-        server.server_close()
