@@ -3,9 +3,8 @@
 The oracle is `json.loads` and the rules of JSON-RPC 2.0 and MCP written down a second time. Hypothesis makes the bytes.
 """
 
-import asyncio
-import functools
 import json
+from collections import Counter
 from time import perf_counter
 from typing import Any, Final, cast
 
@@ -13,6 +12,7 @@ import msgspec
 from hypothesis import HealthCheck, given, seed, settings
 from hypothesis import strategies as st
 
+from tests.attack.fuzz.transport import loop
 from transports.era import Era
 from transports.inbound.batch import Batches
 from transports.inbound.batch_response import BatchResponse
@@ -237,20 +237,10 @@ class _Handler:
         pass
 
 
-@functools.cache
-def _loop() -> asyncio.AbstractEventLoop:
-    return asyncio.new_event_loop()
-
-
-class _Counts(dict[Any, int]):
-    def __missing__(self, key: Any) -> int:
-        return 0
-
-
 def check_batch(data: bytes) -> None:
     """A batch: each of its messages is answered once, or all of it refused."""
     limits = Limits()
-    made = Batches(cast("Any", _Handler()), Sizes(limits, cast("Any", _Counts())), limits, cast("Any", _Counts()))
+    made = Batches(cast("Any", _Handler()), Sizes(limits, Counter[Any]()), limits, Counter[Any]())
     request = Request(era=Era.LEGACY, endpoint="/mcp", headers={}, protocol_version="2025-03-26")
     sent: list[bytes] = []
 
@@ -264,7 +254,7 @@ def check_batch(data: bytes) -> None:
 
     begin = perf_counter()
     try:
-        answer = _loop().run_until_complete(answered())
+        answer = loop().run_until_complete(answered())
     except Refused as refused:
         assert refused.status == 400, refused
         answer = b"refused"

@@ -7,7 +7,6 @@ smuggler's, whatever else happens.
 
 import asyncio
 import contextlib
-import functools
 import logging
 import math
 import re
@@ -21,7 +20,7 @@ import h11
 from uvicorn.config import Config
 from uvicorn.server import ServerState
 
-from tests.attack.fuzz.transport import RecordingTransport
+from tests.attack.fuzz.transport import RecordingTransport, loop
 from transports.inbound.connection_memory import ConnectionMemory
 from transports.inbound.connections import Connections
 from transports.inbound.head_offer import REPEATS
@@ -254,7 +253,7 @@ class _Gateway:
         self.config.load()
         # uvicorn's own wrappers have no part in this.
         self.config.loaded_app = self.app
-        self.connections = Connections(Limits(), cast("Any", _Uncounted()))
+        self.connections = Connections(Limits(), Counter[Any]())
         self.made = made or http_connections(self.connections)
 
     async def read(self, segments: Sequence[bytes]) -> Read:
@@ -312,17 +311,7 @@ class _Gateway:
                 return
 
 
-class _Uncounted(dict[Any, int]):
-    def __missing__(self, key: Any) -> int:
-        return 0
-
-
 _gateways: dict[tuple[str, Any], _Gateway] = {}
-
-
-@functools.cache
-def _loop() -> asyncio.AbstractEventLoop:
-    return asyncio.new_event_loop()
 
 
 def gateway_reads(segments: Sequence[bytes], behaviour: str, made: Any = None) -> Read:
@@ -333,7 +322,7 @@ def gateway_reads(segments: Sequence[bytes], behaviour: str, made: Any = None) -
             _gateways[behaviour, made] = _Gateway(behaviour, made)
         return await _gateways[behaviour, made].read(segments)
 
-    return _loop().run_until_complete(reading())
+    return loop().run_until_complete(reading())
 
 
 MEMORY: Final[Counter[str]] = Counter()
@@ -350,7 +339,7 @@ def write_no_access_log() -> None:
 def remembering(*arguments: Any) -> HttpConnection:
     """A connection that remembers heads, for `made`."""
     write_no_access_log()
-    connections = Connections(Limits(), cast("Any", _Uncounted()))
+    connections = Connections(Limits(), Counter[Any]())
     memory = ConnectionMemory(MEMORY, lambda: True, Limits())
     return http_connections(connections, memory)(*arguments)
 

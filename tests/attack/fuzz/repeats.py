@@ -4,7 +4,6 @@ Requests repeat few heads, with bodies of many kinds, in pieces of many sizes. E
 """
 
 import asyncio
-import functools
 import json
 import logging
 import math
@@ -18,7 +17,7 @@ from uvicorn.config import Config
 from uvicorn.server import ServerState
 
 from tests.attack.fuzz.framing import write_no_access_log
-from tests.attack.fuzz.transport import RecordingTransport
+from tests.attack.fuzz.transport import RecordingTransport, loop
 from transports.inbound.bodies import Bodies
 from transports.inbound.connection_memory import ConnectionMemory
 from transports.inbound.connections import Connections
@@ -432,7 +431,7 @@ def differences(said: Conversation) -> tuple[list[str], Counter[str]]:
 
     logging.disable(logging.CRITICAL)  # handlers that fail are logged, by the thousand
     try:
-        on, off = _loop().run_until_complete(both())
+        on, off = loop().run_until_complete(both())
     finally:
         logging.disable(logging.NOTSET)
     found = []
@@ -441,8 +440,3 @@ def differences(said: Conversation) -> tuple[list[str], Counter[str]]:
         if with_memory != without:
             found.append(f"{name} differs: {with_memory!r} with memory, {without!r} without")
     return found, on.counts
-
-
-@functools.cache
-def _loop() -> asyncio.AbstractEventLoop:
-    return asyncio.new_event_loop()

@@ -1,9 +1,10 @@
 """The other side of a connection that is fuzzed without a socket."""
 
 import asyncio
+import functools
 from typing import Any
 
-__all__ = ["RecordingTransport"]
+__all__ = ["RecordingTransport", "loop"]
 
 
 class RecordingTransport(asyncio.Transport):
@@ -43,3 +44,9 @@ class RecordingTransport(asyncio.Transport):
 
     def get_write_buffer_size(self) -> int:
         return 0
+
+
+@functools.cache
+def loop() -> asyncio.AbstractEventLoop:
+    """The loop of all that is tried."""
+    return asyncio.new_event_loop()
