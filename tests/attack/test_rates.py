@@ -1,5 +1,6 @@
 """Everything that costs is counted, opening sessions included; nobody uses up what belongs to others."""
 
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import httpx
@@ -7,10 +8,11 @@ import pytest
 
 from tests.requirements import requirement
 from tests.support.credentials import KEYS, bearer, sha256
-from tests.support.gateway_process import DEMO, running_gateway, server
+from tests.support.gateway_process import DEMO, RunningGateway, running_gateway, server
 from tests.support.mcp_clients import Legacy, Modern
 
 SERVERS = {"main": server(DEMO, shared=True)}
+WHAT = ("ping", "initialize", "discover", "list", "notification", "stream", "delete", "answer")
 PROXIES = {"proxies": {"networks": ["127.0.0.0/8", "10.0.0.0/8"]}}
 
 
@@ -28,41 +30,33 @@ def refused(response: httpx.Response) -> bool:
     return response.status_code == 429
 
 
-@requirement("wall.bystander", "pol.limits")
-@pytest.mark.parametrize(
-    "what", ["ping", "initialize", "discover", "list", "notification", "stream", "delete", "answer"]
-)
-def test_whatever_is_sent_counts(what: str, http: httpx.Client) -> None:
+@pytest.fixture(scope="module")
+def rated() -> Iterator[RunningGateway]:
     with running_gateway(SERVERS, options=options(principal_rate={"per_s": 0.01, "burst": 12})) as gateway:
-        legacy = Legacy(gateway.url, http, headers=come_from("192.0.2.1")).open()
-        modern = Modern(gateway.url, http, headers=come_from("192.0.2.1"))
+        yield gateway
 
-        def send() -> httpx.Response:
-            match what:
-                case "initialize":
-                    return Legacy(gateway.url, http, headers=come_from("192.0.2.1")).initialize()
-                case "discover":
-                    return modern.send("server/discover")
-                case "list":
-                    return modern.send("tools/list")
-                case "notification":
-                    return legacy.notify("notifications/roots/list_changed")
-                case "answer":
-                    return legacy.post({"jsonrpc": "2.0", "id": 1, "result": {}})
-                case "delete":
-                    return http.delete(gateway.url, headers={**legacy.request_headers(), "Mcp-Session-Id": "x" * 30})
-                case "stream":
-                    return http.get(
-                        gateway.url,
-                        headers={**legacy.request_headers(), "Accept": "text/event-stream", "Mcp-Session-Id": "x"},
-                    )
-                case _:
-                    return legacy.call("ping")
 
-        answers = [refused(send()) for _ in range(13)]
-        assert answers == sorted(answers) and answers.count(True) == 3, answers
-        other = Legacy(gateway.url, http, headers=come_from("192.0.2.2")).open()
-        assert other.call("ping").status_code == 200, "nobody else pays"
+@requirement("wall.bystander", "pol.limits")
+@pytest.mark.parametrize("what", WHAT)
+def test_whatever_is_sent_counts(what: str, rated: RunningGateway, http: httpx.Client) -> None:
+    came = come_from(f"192.0.2.{WHAT.index(what)}")  # nobody came from there before
+    legacy = Legacy(rated.url, http, headers=came).open()
+    modern = Modern(rated.url, http, headers=came)
+    unknown = {**legacy.request_headers(), "Mcp-Session-Id": "x" * 30}
+    send: Callable[[], httpx.Response] = {
+        "ping": lambda: legacy.call("ping"),
+        "initialize": lambda: Legacy(rated.url, http, headers=came).initialize(),
+        "discover": lambda: modern.send("server/discover"),
+        "list": lambda: modern.send("tools/list"),
+        "notification": lambda: legacy.notify("notifications/roots/list_changed"),
+        "answer": lambda: legacy.post({"jsonrpc": "2.0", "id": 1, "result": {}}),
+        "delete": lambda: http.delete(rated.url, headers=unknown),
+        "stream": lambda: http.get(rated.url, headers={**unknown, "Accept": "text/event-stream"}),
+    }[what]
+    answers = [refused(send()) for _ in range(13)]
+    assert answers == sorted(answers) and answers.count(True) == 3, answers
+    other = Legacy(rated.url, http, headers=come_from(f"198.51.100.{WHAT.index(what)}")).open()
+    assert other.call("ping").status_code == 200, "nobody else pays"
 
 
 @requirement("wall.bystander", "pol.limits")
