@@ -1,4 +1,4 @@
-"""The Python SDK client in both eras: everything the demo offers, and fifty of them at once."""
+"""The Python SDK client in both eras: fifty of them at once, and one that meets its session again."""
 
 import asyncio
 import json
@@ -41,39 +41,6 @@ async def text(connected: Client, name: str, arguments: Any = None, **more: Any)
     result = await connected.call_tool(name, arguments or {}, **more)
     assert isinstance(result.content[0], types.TextContent) and not result.is_error, result
     return result.content[0].text
-
-
-@ERAS
-@requirement("spec.legacy", "spec.modern", "spec.complete")
-async def test_everything_the_demo_offers(gateway: RunningGateway, era: Era) -> None:
-    asked: list[str] = []
-    steps: list[float] = []
-
-    async def elicit(_: Any, params: types.ElicitRequestParams) -> types.ElicitResult:
-        asked.append(params.message)
-        return types.ElicitResult(action="accept", content={"name": "Ada"})
-
-    async def progress(done: float, *_: Any) -> None:
-        steps.append(done)
-
-    async with client(gateway.url, era, elicitation_callback=elicit) as connected:
-        assert [t.name for t in (await connected.list_tools()).tools] == [
-            "whoami",
-            "count",
-            "ask",
-            "slow",
-            "remember",
-            "recall",
-        ]
-        assert await text(connected, "ask") == "Hello, Ada!" and len(asked) == 1
-        arguments = {"steps": 3, "interval_s": 0.01}
-        assert await text(connected, "slow", arguments, progress_callback=progress) == "done"
-        assert steps == [1, 2, 3]
-        assert [str(r.uri) for r in (await connected.list_resources()).resources] == ["demo://session"]
-        read = (await connected.read_resource("demo://session")).contents[0]
-        assert isinstance(read, types.TextResourceContents)
-        assert json.loads(read.text) == json.loads(await text(connected, "whoami"))
-        assert (await connected.get_prompt("introduce")).messages
 
 
 @ERAS
