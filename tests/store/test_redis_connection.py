@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator
+from time import monotonic, time
 
 import pytest
 
@@ -93,6 +94,22 @@ async def test_silence_fails_within_the_limit_and_what_was_on_its_way_is_not_sen
         server.start()
         assert int(await run("GET", "n")) == value, "and it is connected again by itself"
         await backend.close()
+
+
+async def test_nothing_of_an_expired_session_stays_in_redis_even_if_nobody_sweeps(redis_server: RunningRedis) -> None:
+    client = redis_server.client()
+    client.flushall()
+    backend = RedisBackend(redis_server.url)
+    session = await backend.sessions.create(a_session(FakeClock(time()), idle_ttl_s=0.3), alias="alias")
+    await backend.state.set(session.id, "k", b"1")
+    await backend.events.append(session.id, "one", b"frame")
+    deadline = monotonic() + 5
+    while [name for name in client.keys("*") if session.id.encode() in name]:
+        assert monotonic() < deadline, client.keys("*")
+        await asyncio.sleep(0.05)
+    assert await backend.sessions.resume_alias("alias") is None
+    assert [g.session_id for g in await backend.sessions.sweep()] == [session.id], "it is told nevertheless"
+    await backend.close()
 
 
 async def test_a_subscriber_that_fails_takes_no_message_from_the_others(

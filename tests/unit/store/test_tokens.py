@@ -79,8 +79,3 @@ def test_bad_rings_say_what_is_wrong_and_show_no_key(keys: list[str]) -> None:
 def test_a_ring_is_read_from_a_comma_separated_list() -> None:
     token = TokenCodec(KeyRing([NEW]), Purpose.TOKEN).sign("x" * 24)
     assert TokenCodec(KeyRing.parse(f" {NEW} , {generate_key()},"), Purpose.TOKEN).verify(token) == "x" * 24
-
-
-@requirement("id.random")
-def test_an_id_can_be_typed_on_a_command_line() -> None:
-    assert not any(new_session_id().startswith("-") for _ in range(5_000))
