@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.processes.children import DAEMON, SETSID, STUBBORN, Family, Recorder, until
+from tests.processes.children import DAEMON, Family, Recorder, until
 from tests.requirements import requirement
 from tests.support.walled import python_grants
 from transports.upstream.process import Command, ProcessFailed
@@ -61,11 +61,10 @@ async def test_its_number_is_that_outside(fork_server: ForkServer, family: Famil
     assert await process.wait() == 7
 
 
-@pytest.mark.parametrize("program", [DAEMON, SETSID, STUBBORN], ids=["daemon", "setsid", "stubborn"])
 @requirement("box.siblings")
-async def test_nothing_of_it_survives_a_kill(fork_server: ForkServer, family: Family, program: str) -> None:
+async def test_nothing_of_it_survives_a_kill(fork_server: ForkServer, family: Family) -> None:
     sink = Recorder()
-    process = await fork_server.spawn(walled(family.python(program)), sink)
+    process = await fork_server.spawn(walled(family.python(DAEMON)), sink)
     assert await until(lambda: sink.lines)
     process.kill()
     assert await asyncio.wait_for(process.wait(), 5) == -signal.SIGKILL

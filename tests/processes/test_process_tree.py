@@ -13,6 +13,7 @@ import pytest
 from gateway.context import process_tree
 from gateway.context.process_tree import ProcessTree
 from tests.requirements import requirement
+from transports.upstream.walls.paths import resolved
 
 pytestmark = [
     pytest.mark.anyio,
@@ -61,3 +62,11 @@ async def test_a_server_without_walls_may_do_its_work_elsewhere() -> None:
     tree = ProcessTree()
     tree.started(None)
     assert await tree.has(1)
+
+
+@requirement("box.sockets")
+def test_a_socket_is_named_from_the_folder_of_the_process_that_names_it(tmp_path: Path) -> None:
+    with subprocess.Popen(["cat"], stdin=subprocess.PIPE, cwd=tmp_path) as other:
+        for path in ("s", "/proc/self/cwd/s", "/proc/thread-self/cwd/s"):
+            assert resolved(path, other.pid) == f"{tmp_path.resolve()}/s"
+        assert resolved("/dev/stdin", other.pid) == os.path.realpath(f"/proc/{other.pid}/fd/0")
