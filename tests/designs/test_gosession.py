@@ -74,16 +74,6 @@ def test_on_stdio_each_initialize_is_a_session() -> None:
             assert [text_of(agent.tool("add", {"item": "apple"})) for _ in range(2)] == ["apple", "apple, apple"]
 
 
-@requirement("ctx.stdio-front", "ctx.scope", "ctx.state", "ctx.limits")
-def test_on_stdio_tools_find_the_session_as_well(config: Path) -> None:
-    with StdioAgent(config) as agent:
-        agent.open(meta={"orbit": {"workspace": "w1"}})
-        for count, kind in enumerate(("object", "child"), 1):
-            seen = json.loads(text_of(agent.tool(f"{kind}__visit", {"name": "a"})))
-            assert (seen["workspace"], seen["visits"]) == ("w1", count)
-        assert "10240" in text_of(agent.tool("object__annotate", {"name": "a", "value": "x" * 11_000}))
-
-
 @requirement("ctx.scope", "ctx.state", "ctx.isolated")
 def test_tools_find_the_session_of_their_call(start: Open) -> None:
     agents = [start(meta={"orbit": {"workspace": f"w{n}"}}) for n in range(2)]

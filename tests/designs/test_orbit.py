@@ -6,7 +6,7 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.designs.agents import Open, StdioAgent, example, failed_text, opener, serving, text_of, tools_of
+from tests.designs.agents import Open, example, failed_text, opener, serving, text_of, tools_of
 from tests.requirements import requirement
 from tests.support.gateway_process import RunningGateway
 from tests.support.waiting import eventually
@@ -59,13 +59,3 @@ def test_without_a_workspace_the_error_names_the_argument(meta: Any, start: Open
     agent = start(meta=meta)
     assert "workspace_id" in failed_text(agent.tool("list_documents"))
     assert text_of(agent.tool("list_documents", {"workspace_id": "w-red"})) == "plan.md"
-
-
-@requirement("ctx.announce", "ctx.bind", "ctx.stdio-front", "ctx.isolated")
-def test_the_same_holds_on_stdio() -> None:
-    with StdioAgent(example("orbit")) as agent:
-        for meta in (NESTED, DOTTED):
-            assert text_of(agent.open(meta=meta).tool("list_documents")) == "plan.md"
-        assert text_of(agent.tool("list_documents", {"workspace_id": "w-blue"})) == "notes.md, todo.md"
-        assert eventually(lambda: "argument workspace_id is 'w-blue'" in agent.log())
-        assert "workspace_id" in failed_text(agent.open().tool("list_documents")), "a new session has announced nothing"

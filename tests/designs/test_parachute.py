@@ -8,7 +8,7 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.designs.agents import Open, StdioAgent, example, opener, refused_text, serving, text_of, tools_of
+from tests.designs.agents import Open, example, opener, refused_text, serving, text_of, tools_of
 from tests.requirements import requirement
 from tests.support.credentials import sha256
 from tests.support.gateway_process import DEMO, PROBE, RunningGateway, server
@@ -78,18 +78,6 @@ def test_a_sandboxed_session_has_no_tool_of_direct_trust(start: Open) -> None:
     )
     operator = start(key=OPERATOR)
     assert text_of(operator.tool("write_file", {"name": "x"})) == "wrote x"
-
-
-@requirement("ctx.env", "ctx.env-names", "pol.trust", "ctx.stdio-front")
-def test_the_same_holds_on_stdio() -> None:
-    with StdioAgent(example("parachute"), MCP_GATEWAY_API_KEY=OPERATOR) as operator:
-        operator.open(meta=WORKSPACE)
-        assert text_of(operator.tool("whose")).split()[1:] == ["w-1", "direct"]
-        assert text_of(operator.tool("write_file", {"name": "x"})) == "wrote x"
-    with StdioAgent(example("parachute"), MCP_GATEWAY_API_KEY=GUEST) as guest:
-        assert text_of(guest.open().tool("whose")).split()[1:] == ["-", "sandboxed"]
-        assert set(tools_of(guest)) == {"whose"}
-        assert "Unknown tool" in refused_text(guest.tool("write_file", {"name": "x"}))
 
 
 @requirement("ctx.unforgeable", "pol.trust")
