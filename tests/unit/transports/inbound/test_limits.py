@@ -4,7 +4,7 @@ import resource
 
 import pytest
 
-from transports.inbound.limits import Limited, Limits, Refusals, room_for_connections
+from transports.inbound.limits import Limited, Refusals, room_for_connections
 
 
 @pytest.mark.parametrize(
@@ -13,12 +13,6 @@ from transports.inbound.limits import Limited, Limits, Refusals, room_for_connec
 def test_half_of_the_files_are_for_connections(files: int, connections: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("resource.getrlimit", lambda _: (files, files))
     assert room_for_connections() == connections
-
-
-def test_limits_are_one_value_that_nobody_changes() -> None:
-    with pytest.raises(AttributeError):
-        Limits().headers = 1  # type: ignore[misc]  # that it is frozen is the point
-    assert Limits(headers=1) != Limits()
 
 
 def test_refusals_are_counted_by_the_label_of_the_metric() -> None:

@@ -220,13 +220,6 @@ def test_listening_needs_a_grant_and_port_0_grants_what_only_the_server_itself_r
     assert results == ["EACCES", "EACCES", "", "", ["EACCES", "", "own", "EACCES"]]
 
 
-@requirement("box.network")
-def test_another_server_s_listener_on_loopback_is_closed() -> None:
-    with serving(V4, ("127.0.0.1", 0)) as (_, port):
-        results, _ = attempt(Reach(listen=(0,)), ["own_listener"], ["connect", V4, v4("127.0.0.1", port), {}])
-    assert results == [["EACCES", "", "own", "EACCES"], "EACCES"]
-
-
 @requirement("box.sockets")
 def test_unix_sockets_are_reached_below_granted_folders_only(tmp_path: Path) -> None:
     granted, private = tmp_path / "granted", tmp_path / "private"
