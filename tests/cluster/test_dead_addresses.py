@@ -6,9 +6,8 @@ from pathlib import Path
 import httpx
 
 from tests.cluster.test_lost_owners import behind_a_relay, through
-from tests.cluster.test_replicas import KEYS, LEASE_S, SERVERS, replica, restarted, retried
+from tests.cluster.test_replicas import LEASE_S, replica, restarted, retried
 from tests.requirements import requirement
-from tests.support.gateway_process import running_gateway
 from tests.support.mcp_clients import Legacy, messages, tool_text
 from tests.support.redis_server import RunningRedis, running_redis
 from tests.support.waiting import eventually
@@ -18,7 +17,7 @@ from tests.support.waiting import eventually
 def test_a_dead_owner_is_replaced_although_its_address_accepts_and_closes(
     redis_server: RunningRedis, http: httpx.Client
 ) -> None:
-    with behind_a_relay(redis_server) as (owner, _), replica(redis_server) as other:
+    with behind_a_relay(redis_server) as (owner, _), replica(redis_server, "probe") as other:
         client = Legacy(f"{owner.base}/servers/probe/mcp", http).open()
         old = tool_text(client.tool("pid"))
         near = through(other, "probe", client)
@@ -33,8 +32,8 @@ def test_a_dead_owner_is_replaced_although_its_address_accepts_and_closes(
 def test_a_call_that_was_done_is_not_refused_when_its_owner_and_the_store_die(
     http: httpx.Client, tmp_path: Path
 ) -> None:
-    with running_redis() as redis, replica(redis) as other:
-        with running_gateway(SERVERS, options={"store": redis.url}, env=KEYS, must_stop=False) as owner:
+    with running_redis() as redis, replica(redis, "probe") as other:
+        with replica(redis, "probe") as owner:
             client = Legacy(f"{owner.base}/servers/probe/mcp", http).open()
             tool_text(client.tool("pid"))
             far = through(other, "probe", client)
@@ -68,7 +67,7 @@ def test_a_call_whose_owner_lives_behind_something_that_died_is_made_once(
     redis_server: RunningRedis, http: httpx.Client, tmp_path: Path
 ) -> None:
     note = tmp_path / "note"
-    with behind_a_relay(redis_server) as (owner, relay), replica(redis_server) as other:
+    with behind_a_relay(redis_server) as (owner, relay), replica(redis_server, "probe") as other:
         client = Legacy(f"{owner.base}/servers/probe/mcp", http).open()
         tool_text(client.tool("pid"))
         far = through(other, "probe", client)

@@ -26,18 +26,18 @@ class Pair(NamedTuple):
 
 
 @contextlib.contextmanager
-def two(redis: RunningRedis) -> Iterator[Pair]:
-    options = {**ON, "store": redis.url}
+def two(redis: RunningRedis, *names: str) -> Iterator[Pair]:
+    options, servers = {**ON, "store": redis.url}, {name: SERVERS[name] for name in names}
     with contextlib.ExitStack() as stack:
         owner, front = (
-            stack.enter_context(running_gateway(SERVERS, options=options, env=KEYS, must_stop=False)) for _ in range(2)
+            stack.enter_context(running_gateway(servers, options=options, env=KEYS, must_stop=False)) for _ in range(2)
         )
         yield Pair(owner, front)
 
 
 @pytest.fixture(scope="module")
 def pair(redis_server: RunningRedis) -> Iterator[Pair]:
-    with two(redis_server) as found:
+    with two(redis_server, *SERVERS) as found:
         yield found
 
 
@@ -106,7 +106,7 @@ def test_a_modern_client_that_leaves_cancels_its_call_at_the_owner(pair: Pair, t
 
 @requirement("hot.forwarded", "rep.takeover", "rep.honest")
 def test_the_death_of_the_owner_loses_no_call_that_had_not_begun(redis_server: RunningRedis, tmp_path: Path) -> None:
-    with two(redis_server) as pair:
+    with two(redis_server, "probe") as pair:
         clients = [opened(pair) for _ in range(4)]
         for client in clients:
             for _ in range(4):

@@ -16,7 +16,7 @@ import pytest
 from tests.requirements import requirement
 from tests.support.concurrent_clients import AsyncModern, run_concurrently
 from tests.support.gateway_process import DEMO, PROBE, RunningGateway, running_gateway, server
-from tests.support.mcp_clients import Legacy, Modern, messages, tool_text
+from tests.support.mcp_clients import Legacy, messages, tool_text
 from tests.support.redis_server import RunningRedis
 from tests.support.waiting import descendants, eventually, gone
 from transports.replica_wire import frame
@@ -29,23 +29,32 @@ LEASE_S = 5.0
 
 
 @contextlib.contextmanager
-def replica(redis: RunningRedis) -> Iterator[RunningGateway]:
-    with running_gateway(SERVERS, options={"store": redis.url}, env=KEYS, must_stop=False) as gateway:
+def replica(redis: RunningRedis, *names: str) -> Iterator[RunningGateway]:
+    """A replica with the servers of these names, or with both."""
+    servers = {name: SERVERS[name] for name in names or SERVERS}
+    with running_gateway(servers, options={"store": redis.url}, env=KEYS, must_stop=False) as gateway:
         yield gateway
 
 
-@pytest.fixture
-def three(redis_server: RunningRedis) -> Iterator[list[RunningGateway]]:
-    """Three replicas of a test's own, which it may kill."""
+@contextlib.contextmanager
+def replicas(redis: RunningRedis, count: int, *names: str) -> Iterator[list[RunningGateway]]:
+    """As many replicas, which a test may kill."""
     with contextlib.ExitStack() as stack:
-        yield [stack.enter_context(replica(redis_server)) for _ in range(3)]
+        yield [stack.enter_context(replica(redis, *names)) for _ in range(count)]
+
+
+@pytest.fixture
+def two(redis_server: RunningRedis) -> Iterator[list[RunningGateway]]:
+    """Two replicas of a test's own, which it may kill."""
+    with replicas(redis_server, 2, "probe") as gateways:
+        yield gateways
 
 
 @pytest.fixture(scope="module")
 def steady(redis_server: RunningRedis) -> Iterator[list[RunningGateway]]:
     """Three replicas that stay."""
-    with contextlib.ExitStack() as stack:
-        yield [stack.enter_context(replica(redis_server)) for _ in range(3)]
+    with replicas(redis_server, 3) as gateways:
+        yield gateways
 
 
 class Wandering(Legacy):
@@ -98,22 +107,11 @@ def test_messages_of_legacy_clients_may_land_anywhere(steady: list[RunningGatewa
     assert not failures, failures[0]
 
 
-@requirement("rep.any")
-def test_requests_of_modern_clients_may_land_anywhere(steady: list[RunningGateway]) -> None:
-    async def working(http: httpx.AsyncClient, n: int) -> list[str]:
-        client = AsyncModern(http, workspace=f"w{n}")
-        urls = [f"{gateway.base}/servers/demo/mcp" for gateway in steady]
-        return [await client.tool(urls[(n + i) % 3], "count") for i in range(10)]
-
-    for counts in run_concurrently(working, 30):
-        assert counts == [str(i) for i in range(1, 11)]
-
-
 @requirement("rep.drain")
-def test_a_replica_that_stops_ends_the_streams_that_it_relays(three: list[RunningGateway], http: httpx.Client) -> None:
-    client = Wandering(three, "probe", http).open()
-    owner = owner_of(three, client)
-    relay = next(gateway for gateway in three if gateway is not owner)
+def test_a_replica_that_stops_ends_the_streams_that_it_relays(two: list[RunningGateway], http: httpx.Client) -> None:
+    client = Wandering(two, "probe", http).open()
+    owner = owner_of(two, client)
+    relay = next(gateway for gateway in two if gateway is not owner)
     with http.stream("GET", f"{relay.base}/servers/probe/mcp", headers=client.request_headers()) as stream:
         assert stream.status_code == 200
         stopped = threading.Thread(target=relay.stop)
@@ -141,19 +139,6 @@ def test_a_question_on_one_replica_is_answered_on_another(steady: list[RunningGa
         assert seen[-1]["id"] == 7 and seen[-1]["result"]["content"][0]["text"] == "Hello, Ada!"
 
 
-@requirement("rep.any", "spec.modern")
-def test_an_elicitation_asked_through_one_replica_is_answered_through_another(
-    steady: list[RunningGateway], http: httpx.Client
-) -> None:
-    for n in range(3):
-        first = Modern(f"{steady[n].base}/servers/demo/mcp", http)
-        second = Modern(f"{steady[(n + 1) % 3].base}/servers/demo/mcp", http)
-        asked = messages(first.tool("ask"))[-1]["result"]
-        answer = {"inputResponses": {"name": {"action": "accept", "content": {"name": "Ada"}}}}
-        params = {"name": "ask", "arguments": {}, "requestState": asked["requestState"], **answer}
-        assert tool_text(second.send("tools/call", params)) == "Hello, Ada!"
-
-
 @requirement("life.end", "proc.gone")
 def test_delete_on_one_replica_ends_the_process_on_another(steady: list[RunningGateway], http: httpx.Client) -> None:
     for n in range(3):
@@ -166,14 +151,14 @@ def test_delete_on_one_replica_ends_the_process_on_another(steady: list[RunningG
 
 
 @requirement("rep.takeover", "proc.reset-told", "proc.gone")
-def test_a_killed_owner_is_replaced_without_initialize(three: list[RunningGateway], http: httpx.Client) -> None:
-    clients = [Wandering(three, "probe", http).open(meta={"orbit.workspace": f"w{n}"}) for n in range(4)]
-    owners = [owner_of(three, client) for client in clients]
+def test_a_killed_owner_is_replaced_without_initialize(two: list[RunningGateway], http: httpx.Client) -> None:
+    clients = [Wandering(two, "probe", http).open(meta={"orbit.workspace": f"w{n}"}) for n in range(4)]
+    owners = [owner_of(two, client) for client in clients]
     dead = owners[0]
     children = descendants(dead.pid)
     dead.kill()
     began = time.monotonic()
-    alive = [gateway for gateway in three if gateway is not dead]
+    alive = [gateway for gateway in two if gateway is not dead]
     for client, owner in zip(clients, owners, strict=True):
         client.urls = [f"{gateway.base}/servers/probe/mcp" for gateway in alive]
         answer = client.tool("env", {"prefix": "MCP_SESSION_WORKSPACE"})
@@ -185,37 +170,15 @@ def test_a_killed_owner_is_replaced_without_initialize(three: list[RunningGatewa
     assert gone(children, within_s=5)
 
 
-@requirement("rep.honest")
-def test_a_call_in_flight_at_a_killed_owner_is_told_to_be_unknown(
-    three: list[RunningGateway], http: httpx.Client
-) -> None:
-    client = Wandering(three, "probe", http).open()
-    owner = owner_of(three, client)
-    edge = next(gateway for gateway in three if gateway is not owner)
-    calling = Legacy(f"{edge.base}/servers/probe/mcp", httpx.Client(timeout=30))
-    calling.session = client.session
-    answers: list[httpx.Response] = []
-    thread = threading.Thread(target=lambda: answers.append(calling.tool("sleep", {"seconds": 20})))
-    thread.start()
-    time.sleep(1.0)  # long enough to be on its way; were it not, the answer below would be a good one
-    began = time.monotonic()
-    owner.kill()
-    thread.join(10)
-    calling.http.close()
-    assert messages(answers[0])[-1]["error"]["code"] == -32014 and time.monotonic() - began < 3.0
-    client.urls = [f"{edge.base}/servers/probe/mcp"]
-    assert client.tool("pid").status_code == 200
-
-
 @requirement("rep.fence", "rep.takeover")
 def test_a_paused_owner_loses_its_sessions_and_never_answers_for_them(
-    three: list[RunningGateway], http: httpx.Client
+    two: list[RunningGateway], http: httpx.Client
 ) -> None:
-    client = Wandering(three, "probe", http).open()
-    owner = owner_of(three, client)
+    client = Wandering(two, "probe", http).open()
+    owner = owner_of(two, client)
     # Looked at while all of them live: one that is ending has no command line any more.
     servers = [p for p in descendants(owner.pid) if "probe_server" in " ".join(p.cmdline())]
-    others = [gateway for gateway in three if gateway is not owner]
+    others = [gateway for gateway in two if gateway is not owner]
     direct = Legacy(f"{owner.base}/servers/probe/mcp", httpx.Client(timeout=60))
     direct.session = client.session
     answers: list[httpx.Response] = []
@@ -251,31 +214,10 @@ def retried(call: Any, within_s: float) -> httpx.Response:
         time.sleep(0.2)
 
 
-@requirement("rep.takeover", "spec.legacy")
-def test_a_stream_broken_by_its_replicas_death_is_resumed_on_another(
-    three: list[RunningGateway], http: httpx.Client
-) -> None:
-    client = Wandering(three, "demo", http).open()
-    first = client.call(
-        "tools/call",
-        {"name": "slow", "arguments": {"steps": 3, "interval_s": 0}, "_meta": {"progressToken": "p"}},
-    )
-    events = [line for line in first.text.splitlines() if line.startswith(("id: ", "data: {"))]
-    event_id = next(line for line in events if line.startswith("id: ")).removeprefix("id: ")
-    pid_owner = next(g for g in three if any("demo-server" in " ".join(p.cmdline()) for p in descendants(g.pid)))
-    pid_owner.kill()
-    alive = next(gateway for gateway in three if gateway is not pid_owner)
-    client.url = f"{alive.base}/servers/demo/mcp"
-    with client.get(event_id) as stream:
-        assert stream.status_code == 200
-        rest = stream.read().decode()
-    assert [e for e in events if e.startswith("data")] == [d for d in rest.splitlines() if d.startswith("data: {")]
-
-
 @requirement("rep.drain")
 def test_a_rolling_restart_loses_no_call(redis_server: RunningRedis) -> None:
     with contextlib.ExitStack() as stack:
-        gateways = [stack.enter_context(replica(redis_server)) for _ in range(3)]
+        gateways = [stack.enter_context(replica(redis_server, "demo")) for _ in range(3)]
         urls = [f"{gateway.base}/servers/demo/mcp" for gateway in gateways]
         stop = threading.Event()
         failures: list[str] = []
@@ -303,7 +245,7 @@ def test_a_rolling_restart_loses_no_call(redis_server: RunningRedis) -> None:
 
         def roll() -> None:
             for old in gateways[:3]:
-                new = stack.enter_context(replica(redis_server))
+                new = stack.enter_context(replica(redis_server, "demo"))
                 urls.append(f"{new.base}/servers/demo/mcp")
                 urls.remove(f"{old.base}/servers/demo/mcp")
                 assert old.stop() in (0, -signal.SIGTERM)
