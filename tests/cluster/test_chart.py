@@ -6,6 +6,7 @@ import os
 import re
 import subprocess
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -73,6 +74,7 @@ def test_what_is_switched_on_is_in_the_chart() -> None:
         assert each["imagePullSecrets"] == [{"name": "registry"}]
 
 
+@cache
 def everything() -> dict[tuple[str, str], dict[str, Any]]:
     """Kind and name → manifest, with everything switched on."""
     return {(part["kind"], part["metadata"]["name"]): part for part in rendered(*EVERYTHING)}
@@ -105,9 +107,8 @@ def test_the_alert_rules_find_the_job_of_the_service_monitor() -> None:
 
 
 @requirement("ops.deploy")
-@pytest.mark.parametrize("replicas", [1, 2, 3])
-def test_nodes_can_be_emptied_whatever_the_number_of_pods(replicas: int) -> None:
-    parts = {part["kind"]: part for part in rendered(*USUAL, f"replicas={replicas}")}
+def test_nodes_can_be_emptied_even_of_the_only_pod() -> None:
+    parts = {part["kind"]: part for part in rendered(*USUAL, "replicas=1")}
     budget = parts["PodDisruptionBudget"]["spec"]
     assert budget["maxUnavailable"] >= 1 and "minAvailable" not in budget
     [spread] = parts["Deployment"]["spec"]["template"]["spec"]["topologySpreadConstraints"]

@@ -20,6 +20,10 @@ import httpx
 import pytest
 import yaml
 
+from gateway.config.settings import load
+from gateway.serving.drain import HAND_OVER_S
+from gateway.serving.paths import HEALTH, READY
+from gateway.serving.uvicorn_server import DRAIN_TIMEOUT_S
 from tests.requirements import requirement
 from tests.support.chart import usual
 from tests.support.compose_topology import running_balancer, running_nginx
@@ -135,11 +139,48 @@ def test_one_service_builds_the_image_before_others_use_it() -> None:
     assert "secrets" in services["redis"]["depends_on"]
 
 
-@requirement("ops.compose")
-def test_what_others_wait_for_has_time_to_start() -> None:
-    assert COMPOSE["services"]["redis"]["healthcheck"]["start_period"] == "5m"
-    [check] = re.findall(r"(?m)^HEALTHCHECK (.+)", DOCKERFILE)
-    assert "--start-period=60s" in check
+@requirement("ops.deploy")
+def test_the_compose_file_starts_the_topology_of_these_tests() -> None:
+    services = {name for name, service in COMPOSE["services"].items() if "profiles" not in service}
+    assert services == {"secrets", "redis", "gateway1", "gateway2", "gateway3", "balancer"}
+    beside = {name for name, service in COMPOSE["services"].items() if service.get("profiles") == ["observe"]}
+    assert beside == {"prometheus", "grafana", "jaeger"}
+    for service in COMPOSE["services"].values():
+        for volume in service.get("volumes", ()):
+            assert not volume.startswith("./") or (ROOT / volume.partition(":")[0]).exists(), volume
+    assert (ROOT / COMPOSE["services"]["secrets"]["build"]["dockerfile"]).exists()
+    balancer = COMPOSE["services"]["balancer"]
+    config = (ROOT / "deploy/haproxy.cfg").read_text(encoding="utf-8")
+    assert set(re.findall(r"\$\{(\w+)\}", config)) == set(balancer["environment"])
+    for name in GATEWAYS:
+        service = COMPOSE["services"][name]
+        assert service["environment"]["MCP_GATEWAY_ADVERTISE"] == f"{name}.internal:9000"
+        assert service["networks"]["store"]["aliases"] == [f"{name}.internal"]
+    for source in re.findall(r"^COPY (.+) /src", DOCKERFILE, re.MULTILINE):
+        assert all((ROOT / path).exists() for path in source.split())
+    assert "USER gateway" in DOCKERFILE and "tini" in DOCKERFILE and "HEALTHCHECK" in DOCKERFILE
+
+
+@requirement("ops.deploy")
+def test_the_manifests_agree_with_the_gateway_and_with_each_other() -> None:
+    parts = usual()
+    assert parts.keys() == {"Deployment", "Service", "PodDisruptionBudget", "HorizontalPodAutoscaler", "NetworkPolicy"}
+    pod = parts["Deployment"]["spec"]["template"]
+    for selector in ("Service", "PodDisruptionBudget"):
+        found = parts[selector]["spec"]["selector"]
+        assert found.get("matchLabels", found) == pod["metadata"]["labels"]
+    container = pod["spec"]["containers"][0]
+    assert container["readinessProbe"]["httpGet"]["path"] == READY
+    assert container["livenessProbe"]["httpGet"]["path"] == HEALTH
+    assert pod["spec"]["terminationGracePeriodSeconds"] > 5 + HAND_OVER_S + DRAIN_TIMEOUT_S
+    given = {entry["name"]: entry.get("value", "secret") for entry in container["env"]}
+    ports = {port["name"]: port["containerPort"] for port in container["ports"]}
+    assert given["MCP_GATEWAY_ADVERTISE"].endswith(f":{ports['internal']}") and "MCP_GATEWAY_KEYS" in given
+    assert given["MCP_GATEWAY_STORE"] == "secret"
+    options: dict[str, Any] = {"host": "0.0.0.0", "store": "redis://redis:6379/0", "advertise": "10.0.0.1:9000"}
+    options |= {"anonymous": True, "allowed_hosts": ["*"]}
+    checked = load(None, options).settings
+    assert checked.gateway.port == ports["http"]
 
 
 # -- what their command lines do
@@ -349,14 +390,6 @@ def balancer(kind: str, recorder: Recorder) -> Iterator[int]:
     running = running_nginx if kind == "nginx" else running_balancer
     with running([place] * 3) as url:
         yield int(url.rpartition(":")[2])
-
-
-def wait_for(port: int) -> None:
-    for _ in range(400):
-        with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), 1):
-            return
-        threading.Event().wait(0.02)
-    raise AssertionError("it does not listen")
 
 
 def said(port: int, head: str, body: bytes = b"") -> bytes:
