@@ -17,7 +17,7 @@ from tests.support.mcp_clients import DECLARES_TASKS, Legacy, modern_body, moder
 from tests.support.redis_server import running_redis
 
 # No multiple of three, so that the turns of a round robin move on.
-SESSIONS, CALLS = 8, 6
+SESSIONS, CALLS = 5, 5
 COUNT = modern_body("tools/call", {"name": "count", "arguments": {}})
 
 

@@ -2,48 +2,28 @@
 
 import contextlib
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import httpx
-import pytest
 
 from tests.requirements import requirement
 from tests.support.credentials import KEYS, bearer, sha256
 from tests.support.gateway_process import running_gateway, server
-from tests.support.mcp_clients import Legacy, Modern, messages
+from tests.support.mcp_clients import Legacy, messages
 from tests.support.redis_server import RunningRedis
 
 PROGRAM = str(Path(__file__).parents[1] / "support/noteshelf_server.py")
 SHELVES = ("first", "second")
 SIGNING = {"MCP_GATEWAY_KEYS": "k" * 40}
 
-Send = Callable[..., Any]
-
-
-def client(era: str, urls: list[str], http: httpx.Client) -> Send:
-    """A function that sends a request of one session to the last of the URLs, and returns the answer."""
-    if era == "legacy":
-        legacy = Legacy(urls[-1], http, headers=bearer(KEYS["alice"])).open()
-
-        def send(method: str, **params: Any) -> Any:
-            legacy.url = urls[-1]
-            return messages(legacy.call(method, params))[-1]
-
-        return send
-    headers = {**bearer(KEYS["alice"]), "MCP-Gateway-Session-Key": "mine"}
-    return lambda method, **params: messages(Modern(urls[-1], http, headers=headers).send(method, params))[-1]
-
 
 @requirement("ext.apps", "ext.resource-owner", "rep.takeover")
-@pytest.mark.parametrize(("era", "of_servers"), [("legacy", "modern"), ("modern", "legacy")])
 def test_apps_are_read_and_call_their_server_after_a_takeover(
-    redis_server: RunningRedis, http: httpx.Client, tmp_path: Path, era: str, of_servers: str
+    redis_server: RunningRedis, http: httpx.Client, tmp_path: Path
 ) -> None:
     servers = {
-        name: server((sys.executable, PROGRAM, str(tmp_path / "log"), name, "1", of_servers, "apps"))
-        for name in SHELVES
+        name: server((sys.executable, PROGRAM, str(tmp_path / "log"), name, "1", "modern", "apps")) for name in SHELVES
     }
     options = {"store": redis_server.url, "api_keys": {"alice": sha256(KEYS["alice"])}}
     with contextlib.ExitStack() as stack:
@@ -51,8 +31,10 @@ def test_apps_are_read_and_call_their_server_after_a_takeover(
             stack.enter_context(running_gateway(servers, options=options, env=SIGNING, must_stop=False))
             for _ in range(2)
         )
-        urls = [owner.url]
-        send = client(era, urls, http)
+        client = Legacy(owner.url, http, headers=bearer(KEYS["alice"])).open()
+
+        def send(method: str, **params: Any) -> Any:
+            return messages(client.call(method, params))[-1]
 
         def read(uri: str) -> str:
             return str(send("resources/read", uri=uri)["result"]["contents"][0]["text"])
@@ -63,7 +45,7 @@ def test_apps_are_read_and_call_their_server_after_a_takeover(
         assert send("tools/call", name="turn", arguments={})["result"]["content"][0]["text"] == "turn at second"
 
         owner.kill()
-        urls.append(other.url)
+        client.url = other.url
         # What the session had opened is gone with its owner, and nobody guesses which app calls (ADR 22).
         assert "first__turn or second__turn" in send("tools/call", name="turn", arguments={})["error"]["message"]
         assert read("ui://second/board") == "of second"

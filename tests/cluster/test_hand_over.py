@@ -13,8 +13,8 @@ from tests.requirements import requirement
 from tests.support.mcp_clients import ACCEPT, modern_body
 from tests.support.pipelining_client import PipeliningClient
 from tests.support.redis_server import running_redis
-from tests.support.waiting import descendants
-from tests.support.worker_processes import Workers, call, running_workers
+from tests.support.waiting import descendants, eventually
+from tests.support.worker_processes import Workers, call, running_workers, worker_processes
 from transports.inbound.hand_over import MOST_MOVES
 
 
@@ -220,3 +220,4 @@ def test_the_connections_of_a_worker_that_dies_are_reset_and_its_sessions_live_o
     with PipeliningClient(limited.gateway.url) as again:
         again.write(call(again, token, RECALL))
         assert texts(again, 1) == ["kept"]
+    assert eventually(lambda: len(worker_processes(limited.gateway)) == 2, within_s=10), "it is started again"

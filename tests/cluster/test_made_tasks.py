@@ -110,15 +110,6 @@ def test_only_what_is_unanswered_is_asked_again_where_the_task_goes(
     assert [one["content"]["name"] for one in heard] == ["first", "second"]
 
 
-@requirement("task.durable", "rep.drain")
-def test_a_gateway_that_drains_waits_for_its_tasks(two: list[RunningGateway], http: httpx.Client) -> None:
-    owner, other = two
-    task = client_of(owner, http).begin("work", job="drained", seconds=2.5)
-    assert owner.stop() in (0, -signal.SIGTERM)
-    found = client_of(other, http).get(task)
-    assert found["status"] == "completed" and found["result"]["content"][0]["text"] == "done drained"
-
-
 @requirement("task.durable", "rep.drain", "proc.gone")
 def test_tasks_that_outlast_a_drain_are_decided_on_elsewhere(
     two: list[RunningGateway], http: httpx.Client, ledger: Path

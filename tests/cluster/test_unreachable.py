@@ -3,8 +3,7 @@ by two processes in turn."""
 
 import contextlib
 import socket
-import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from typing import Any
 
 import httpx
@@ -24,6 +23,7 @@ from tests.support.gateway_process import DEMO, RunningGateway, running_gateway,
 from tests.support.mcp_clients import Legacy, modern_body, modern_headers, tool_text
 from tests.support.redis_server import RunningRedis, running_redis
 from tests.support.tcp_relay import running_relay
+from tests.support.waiting import eventually
 from transports.replica_wire import PeerRefused
 
 KEYS = {"MCP_GATEWAY_KEYS": "k" * 40}
@@ -38,15 +38,6 @@ def replica(redis: RunningRedis, **options: Any) -> Any:
 
 def ready(gateway: RunningGateway) -> bool:
     return httpx.get(f"{gateway.base}/readyz").status_code == 200
-
-
-def eventually(true: Callable[[], bool], within_s: float = 15.0) -> bool:
-    deadline = time.monotonic() + within_s
-    while not true():
-        if time.monotonic() > deadline:
-            return False
-        time.sleep(0.05)
-    return True
 
 
 @requirement("rep.takeover", "wall.ready")
@@ -80,8 +71,8 @@ def test_a_replica_that_is_found_no_longer_says_so_and_never_takes_back(http: ht
             client.url = other.url
             taken = client.tool("count")
             assert tool_text(taken) == "1", "a new process, at a replica that can be found"
-            assert eventually(lambda: not ready(one)), one.stderr()
-            assert eventually(lambda: f"cannot reach this one at 127.0.0.1:{relay.port}" in one.stderr())
+            assert eventually(lambda: not ready(one), 15), one.stderr()
+            assert eventually(lambda: f"cannot reach this one at 127.0.0.1:{relay.port}" in one.stderr(), 15)
             counts = []
             for n in range(6):
                 client.url = (one, other)[n % 2].url

@@ -13,8 +13,8 @@ from tests.requirements import requirement
 from tests.support.concurrent_clients import AsyncModern, run_concurrently
 from tests.support.gateway_process import DEMO, ROOT, RunningGateway, running_gateway, server
 from tests.support.redis_server import RunningRedis
-from tests.support.waiting import descendants, eventually, gone
-from tests.support.worker_processes import KEYS, worker_processes
+from tests.support.waiting import descendants, gone
+from tests.support.worker_processes import KEYS
 
 
 @contextlib.contextmanager
@@ -23,38 +23,6 @@ def workers(redis: RunningRedis, count: int) -> Iterator[RunningGateway]:
     arguments = ["--workers", str(count)]
     with running_gateway({"demo": server(DEMO)}, options=options, env=KEYS, arguments=arguments) as gateway:
         yield gateway
-
-
-async def counting(http: httpx.AsyncClient, url: str, n: int) -> list[str]:
-    client = AsyncModern(http, workspace=f"w{n}")
-    counts = []
-    for _ in range(10):
-        # A new connection each time, so that the kernel may give it to any worker.
-        async with httpx.AsyncClient(timeout=30) as fresh:
-            client._http = fresh
-            counts.append(await client.tool(url, "count"))
-    return counts
-
-
-@requirement("rep.any")
-def test_workers_serve_each_others_sessions_on_one_port(redis_server: RunningRedis) -> None:
-    with workers(redis_server, 3) as gateway:
-        assert len(worker_processes(gateway)) == 3
-        for counts in run_concurrently(lambda http, n: counting(http, gateway.url, n), 12):
-            assert counts == [str(n) for n in range(1, 11)]
-
-
-@requirement("rep.takeover", "proc.gone")
-def test_a_worker_that_dies_is_started_again_and_loses_no_session(redis_server: RunningRedis) -> None:
-    with workers(redis_server, 2) as gateway:
-        tokens = run_concurrently(lambda http, n: opened(http, gateway.url), 6)
-        worker_processes(gateway)[0].kill()
-
-        async def recalling(http: httpx.AsyncClient, n: int) -> str:
-            return await AsyncModern(http, token=tokens[n]).tool(gateway.url, "recall", {"key": "k"})
-
-        assert run_concurrently(recalling, 6) == ["kept"] * 6
-        assert eventually(lambda: len(worker_processes(gateway)) == 2, within_s=10)
 
 
 async def opened(http: httpx.AsyncClient, url: str) -> str:
