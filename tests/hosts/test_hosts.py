@@ -10,18 +10,20 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 
+from gateway.config.settings import load
 from tests.requirements import requirement
 from tests.support.gateway_process import PROBE, ROOT, RunningGateway
 from tests.support.http_probe_server import HttpProbe, running_http_probe
-from tests.support.mcp_clients import Legacy, messages, tool_text
+from tests.support.mcp_clients import ACCEPT, Legacy, messages, tool_text
 
 FILES = Path(__file__).with_name("files")
 PROGRAMS = ("docker", "node", "npx", "python", "uv", "uvx")
@@ -179,17 +181,51 @@ def tools_of(client: Legacy) -> set[str]:
     return {tool["name"] for tool in messages(client.call("tools/list"))[-1]["result"]["tools"]}
 
 
+def placed(host: Host, name: str, folder: Path) -> Path:
+    """The file of that host where it keeps it, with a project beside it."""
+    config = folder / host.keeps_it_at
+    config.parent.mkdir(parents=True, exist_ok=True)
+    shutil.copyfile(FILES / name, config)
+    (folder / "project").mkdir(exist_ok=True)
+    (folder / "project/.env").write_text("FROM_FILE='a b'\nAPI_KEY=overridden\n", encoding="utf-8")
+    return config
+
+
 @requirement("ops.foreign-config", "ops.config")
 @pytest.mark.parametrize("name", sorted(HOSTS))
+def test_the_file_of_a_host_says_what_it_says_to_its_host(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    host = HOSTS[name]
+    for key, value in host.variables.items():
+        monkeypatch.setenv(key, value.format(http="http://127.0.0.1:9"))
+    loaded = load(placed(host, name, tmp_path))
+    entries = loaded.settings.mcpServers
+    assert entries.keys() == {*host.commands, *([host.remote[0]] if host.remote else [])}
+    for server, command in host.commands.items():
+        entry = entries[server]
+        assert " ".join((entry.command, *entry.args)) == command.format(folder=tmp_path)
+        assert host.env.get(server, {}).items() <= dict(entry.env).items()
+        served = entry.only_tools if entry.only_tools is not None else ("*",)
+        for tool in host.hidden.get(server, ()):
+            assert _is_any(tool, entry.hidden_tools) or not _is_any(tool, served), tool
+    if host.remote:
+        server, header, value = host.remote
+        sent = {key.lower(): text for key, text in entries[server].headers.items()}
+        assert sent.get(header, ACCEPT["Accept"]) == value
+    notes = "\n".join(map(str, loaded.notes))
+    for line in host.told:
+        assert line in notes
+    assert not any(value in notes for value in ("ghp_example", "postgres://db"))
+
+
+@requirement("ops.foreign-config", "ops.config")
+@pytest.mark.parametrize("name", ["gemini_settings.json", "vscode_mcp.json"])
 def test_the_file_of_a_host_is_served_as_it_is(
     name: str, programs: Path, remote: HttpProbe, http: httpx.Client, tmp_path: Path
 ) -> None:
     host = HOSTS[name]
-    config = tmp_path / host.keeps_it_at
-    config.parent.mkdir(parents=True, exist_ok=True)
-    shutil.copyfile(FILES / name, config)
-    (tmp_path / "project").mkdir(exist_ok=True)
-    (tmp_path / "project/.env").write_text("FROM_FILE='a b'\nAPI_KEY=overridden\n", encoding="utf-8")
+    config = placed(host, name, tmp_path)
     variables = {key: value.format(http=remote.url.removesuffix("/mcp")) for key, value in host.variables.items()}
     env = {**os.environ, "PATH": f"{programs}{os.pathsep}{os.environ['PATH']}", "PYTHONPATH": str(ROOT), **variables}
     env["MCP_GATEWAY_SANDBOX"] = "off"  # where packages are fetched for sandboxes, stand-ins are no npx
@@ -213,6 +249,10 @@ def test_the_file_of_a_host_is_served_as_it_is(
         for line in host.told:
             assert line in gateway.stderr(), gateway.stderr()
         assert not any(value in gateway.stderr() for value in ("ghp_example", "postgres://db"))
+
+
+def _is_any(tool: str, patterns: Iterable[str]) -> bool:
+    return any(fnmatchcase(tool, pattern) for pattern in patterns)
 
 
 def _is_unknown(response: httpx.Response) -> bool:
