@@ -18,6 +18,7 @@ from tests.tools.programs import program
 OPERATOR = "operator-key-of-the-tests"
 KEYS = {"MCP_GATEWAY_KEYS": "k" * 40}
 SERVERS = {"demo": server(DEMO), "probe": server(PROBE)}
+ONLY_DEMO = {"demo": SERVERS["demo"]}
 ADMIN = {"keys": {"olga": sha256(OPERATOR)}}
 
 # What a page shows is waited for, and how long that takes is measured by the tests that run alone.
@@ -35,11 +36,15 @@ def own_redis() -> Iterator[RunningRedis]:
 
 @contextlib.contextmanager
 def replica(
-    redis: RunningRedis, *, more_servers: Mapping[str, Any] | None = None, **options: object
+    redis: RunningRedis,
+    *,
+    servers: Mapping[str, Any] = SERVERS,
+    more_servers: Mapping[str, Any] | None = None,
+    **options: object,
 ) -> Iterator[RunningGateway]:
     tasks = {"at_once": ["probe/sleep", "probe/fail"]}
     settings = {"store": redis.url, "admin": ADMIN, "audit": {"calls": True}, "tasks": tasks, **options}
-    with running_gateway({**SERVERS, **(more_servers or {})}, options=settings, env=KEYS, must_stop=False) as gateway:
+    with running_gateway({**servers, **(more_servers or {})}, options=settings, env=KEYS, must_stop=False) as gateway:
         yield gateway
 
 

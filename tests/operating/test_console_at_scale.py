@@ -143,6 +143,17 @@ def test_what_a_client_did_before_it_went_is_found(operator: Clicks) -> None:
 
 
 @requirement("ops.console-at-scale")
+def test_pages_of_sessions_follow_each_other(operator: Clicks, cluster: Cluster) -> None:
+    operator.page.goto(f"{cluster[2].base}/admin/sessions")
+    rows = operator.page.locator("tbody th")
+    expect(rows).to_have_count(50)
+    seen = set(rows.all_inner_texts())
+    operator.click(operator.page.get_by_role("link", name="Next 50"))
+    expect(rows.first).not_to_have_text(min(seen))
+    assert not seen & set(rows.all_inner_texts())
+
+
+@requirement("ops.console-at-scale")
 def test_every_page_takes_a_tenth_of_a_second_at_most(cluster: Cluster) -> None:
     """At the client, so that the time of the server is less. The best of five: others may use the machine."""
     took: dict[str, list[float]] = {}

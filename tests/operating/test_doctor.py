@@ -67,138 +67,107 @@ class Doctor:
             found_ for found_ in found if found_["state"] != "ok" and "to start, which delays" not in found_["what"]
         ]
 
+    def tells(self, planted: "Planted") -> None:
+        """It finds this and nothing else, and says what to do about each."""
+        found = self.finds()
+        assert {finding["check"] for finding in found} == {check for check, _ in planted}, found
+        for check, words in planted:
+            told = [f"{finding['what']} {finding['do']}" for finding in found if finding["check"] == check]
+            assert len(told) == 1 and words in told[0] and "hush" not in told[0], found
+        assert all(finding["do"] for finding in found), found
+
 
 @pytest.fixture
 def doctor(tmp_path: Path) -> Doctor:
     return Doctor(tmp_path)
 
 
-Plant = Callable[[Doctor, RunningRedis, contextlib.ExitStack], None]
+Planted = list[tuple[str, str]]
+"""The check that fails, and words of what it says."""
 
 
-def unknown_setting(doctor: Doctor, _: RunningRedis, __: contextlib.ExitStack) -> None:
+def test_a_configuration_that_cannot_be_read_is_told(doctor: Doctor) -> None:
     doctor.gateway["sesion"] = {}
-
-
-def no_keys(doctor: Doctor, redis: RunningRedis, _: contextlib.ExitStack) -> None:
-    doctor.gateway["store"] = redis.url
-    doctor.env = {"MCP_GATEWAY_KEYS": ""}
-
-
-def no_store(doctor: Doctor, _: RunningRedis, __: contextlib.ExitStack) -> None:
-    doctor.gateway["store"] = f"redis://:hush@127.0.0.1:{free_port()}/0"
-
-
-def anonymous_beside_keys(doctor: Doctor, _: RunningRedis, __: contextlib.ExitStack) -> None:
-    doctor.gateway |= {"api_keys": {"ada": "0" * 64}, "anonymous": False}
+    doctor.tells([("configuration", "no such setting")])
+    doctor.gateway = {"api_keys": {"ada": "0" * 64}, "anonymous": False}
     doctor.env["MCP_GATEWAY_ANONYMOUS"] = "true"
+    doctor.tells([("configuration", "MCP_GATEWAY_ANONYMOUS")])
 
 
-def unreachable_replica(doctor: Doctor, redis: RunningRedis, _: contextlib.ExitStack) -> None:
+@requirement("ops.config", "ops.health")
+def test_a_store_that_cannot_be_used_is_told(doctor: Doctor, redis_server: RunningRedis) -> None:
+    doctor.gateway["store"] = f"redis://:hush@127.0.0.1:{free_port()}/0"
+    doctor.tells([("store", "cannot be reached")])
+    doctor.gateway["store"], doctor.env = redis_server.url, {"MCP_GATEWAY_KEYS": ""}
+    doctor.tells([("keys", "MCP_GATEWAY_KEYS")])
+
+
+def of_redis(doctor: Doctor, redis: RunningRedis, stack: contextlib.ExitStack) -> Planted:
+    """A server that forgets, is old and far away, and a replica that nobody reaches."""
+
     async def lives() -> None:
         backend = backend_for(redis.url)
         await backend.open()
         await backend.directory.renew_lease("abc123", f"127.0.0.1:{free_port()}", 60.0)
         await backend.close()
 
-    doctor.gateway["store"] = redis.url
-    asyncio.run(lives())
-
-
-def eviction(doctor: Doctor, redis: RunningRedis, stack: contextlib.ExitStack) -> None:
-    doctor.gateway["store"] = redis.url
-    redis.client().config_set("maxmemory", "1gb")
-    redis.client().config_set("maxmemory-policy", "allkeys-lru")
-
-
-def no_persistence(doctor: Doctor, redis: RunningRedis, _: contextlib.ExitStack) -> None:
-    doctor.gateway["store"] = redis.url
-    redis.client().config_set("appendonly", "no")
-
-
-def old_version(doctor: Doctor, redis: RunningRedis, stack: contextlib.ExitStack) -> None:
-    def lie(data: bytes) -> bytes:
+    def changed(data: bytes) -> bytes:
+        threading.Event().wait(0.02)
         return re.sub(rb"redis_version:\d", b"redis_version:5", data)
 
-    doctor.gateway["store"] = f"redis://127.0.0.1:{stack.enter_context(between(redis.port, lie))}/0"
+    asyncio.run(lives())
+    for name, value in (("maxmemory", "1gb"), ("maxmemory-policy", "allkeys-lru"), ("appendonly", "no")):
+        redis.client().config_set(name, value)
+    doctor.gateway["store"] = f"redis://127.0.0.1:{stack.enter_context(between(redis.port, changed))}/0"
+    return [
+        ("store version", "6.2"),
+        ("store persistence", "appendonly yes"),
+        ("store eviction", "noeviction"),
+        ("store latency", "network"),
+        ("replicas", "gateway.advertise"),
+    ]
 
 
-def slow_store(doctor: Doctor, redis: RunningRedis, stack: contextlib.ExitStack) -> None:
-    def late(data: bytes) -> bytes:
-        threading.Event().wait(0.02)
-        return data
-
-    doctor.gateway["store"] = f"redis://127.0.0.1:{stack.enter_context(between(redis.port, late))}/0"
-
-
-def wrong_clock(doctor: Doctor, redis: RunningRedis, _: contextlib.ExitStack) -> None:
+def of_this_machine(doctor: Doctor, redis: RunningRedis, _: contextlib.ExitStack) -> Planted:
+    """A clock that is wrong, few files, and servers that are not there."""
     doctor.gateway["store"] = redis.url
     doctor.before = (str(program("faketime", "faketime")), "-f", "-90s")
-
-
-def few_files(doctor: Doctor, _: RunningRedis, __: contextlib.ExitStack) -> None:
     doctor.limit = lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (256, 256))
-
-
-def no_such_command(doctor: Doctor, _: RunningRedis, __: contextlib.ExitStack) -> None:
     doctor.servers["notes"] = server(("/does/not/exist", "--stdio"))
-
-
-def dead_url(doctor: Doctor, _: RunningRedis, __: contextlib.ExitStack) -> None:
     doctor.servers["remote"] = {"url": f"http://127.0.0.1:{free_port()}/mcp"}
+    return [
+        ("clock", "time server"),
+        ("files", "LimitNOFILE"),
+        ("server notes", "/does/not/exist --stdio"),
+        ("server remote", "can be reached from here"),
+        ("policy", ""),
+    ]
 
 
-def buffering(doctor: Doctor, _: RunningRedis, stack: contextlib.ExitStack) -> None:
+def of_a_proxy(doctor: Doctor, _: RunningRedis, stack: contextlib.ExitStack) -> Planted:
+    """A proxy that takes small bodies only, and keeps events back: compression waits for enough to compress."""
     gateway = stack.enter_context(running_gateway({"demo": server(DEMO)}, must_stop=False))
-    # Compression waits for enough to compress.
-    how = "proxy_ignore_headers X-Accel-Buffering; gzip on; gzip_types *; gzip_proxied any; client_max_body_size 8m;"
-    url = stack.enter_context(nginx(gateway.base, how))
-    doctor.arguments = ("--url", url)
+    how = "proxy_ignore_headers X-Accel-Buffering; gzip on; gzip_types *; gzip_proxied any;"
+    doctor.arguments = ("--url", stack.enter_context(nginx(gateway.base, how)))
+    return [("event streams", "compression"), ("large calls", "client_max_body_size")]
 
 
-def small_bodies(doctor: Doctor, _: RunningRedis, stack: contextlib.ExitStack) -> None:
-    gateway = stack.enter_context(running_gateway({"demo": server(DEMO)}, must_stop=False))
-    url = stack.enter_context(nginx(gateway.base, "proxy_http_version 1.1; proxy_buffering off;"))
-    doctor.arguments = ("--url", url)
-
-
-def not_shared(doctor: Doctor, _: RunningRedis, stack: contextlib.ExitStack) -> None:
+def of_two_gateways(doctor: Doctor, _: RunningRedis, stack: contextlib.ExitStack) -> Planted:
+    """They do not share their sessions."""
     gateways = [stack.enter_context(running_gateway({"demo": server(DEMO)}, must_stop=False)) for _ in range(2)]
     bases = " ".join(gateway.base for gateway in gateways)
     url = stack.enter_context(nginx(bases, "proxy_http_version 1.1; proxy_buffering off; client_max_body_size 8m;"))
     doctor.arguments = ("--url", url)
-
-
-PLANTED: list[tuple[Plant, str, str]] = [
-    (unknown_setting, "configuration", "no such setting"),
-    (no_keys, "keys", "MCP_GATEWAY_KEYS"),
-    (no_store, "store", "cannot be reached"),
-    (anonymous_beside_keys, "configuration", "MCP_GATEWAY_ANONYMOUS"),
-    (unreachable_replica, "replicas", "gateway.advertise"),
-    (eviction, "store eviction", "noeviction"),
-    (no_persistence, "store persistence", "appendonly yes"),
-    (old_version, "store version", "6.2"),
-    (slow_store, "store latency", "network"),
-    (wrong_clock, "clock", "time server"),
-    (few_files, "files", "LimitNOFILE"),
-    (no_such_command, "server notes, policy", "/does/not/exist --stdio"),
-    (dead_url, "server remote, policy", "can be reached from here"),
-    (buffering, "event streams", "compression"),
-    (small_bodies, "large calls", "client_max_body_size"),
-    (not_shared, "sessions", "same redis store"),
-]
+    return [("sessions", "same redis store")]
 
 
 @requirement("ops.config", "ops.health")
-@pytest.mark.parametrize(("plant", "check", "words"), PLANTED, ids=[plant.__name__ for plant, _, _ in PLANTED])
-def test_a_planted_fault_is_found_with_what_to_do(plant: Plant, check: str, words: str, doctor: Doctor) -> None:
+@pytest.mark.parametrize("plant", [of_redis, of_this_machine, of_a_proxy, of_two_gateways])
+def test_planted_faults_are_found_with_what_to_do(
+    plant: Callable[[Doctor, RunningRedis, contextlib.ExitStack], Planted], doctor: Doctor
+) -> None:
     with contextlib.ExitStack() as stack:
-        redis = stack.enter_context(running_redis())
-        plant(doctor, redis, stack)
-        found = doctor.finds()
-    assert ", ".join(finding["check"] for finding in found) == check, found
-    told = f"{found[0]['what']} {found[0]['do']}"
-    assert words in told and found[0]["do"] and "hush" not in told
+        doctor.tells(plant(doctor, stack.enter_context(running_redis()), stack))
 
 
 @requirement("ops.config")

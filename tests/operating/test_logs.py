@@ -52,13 +52,6 @@ def test_under_load_lines_are_left_out_and_counted(http: httpx.Client) -> None:
     assert len(written) <= 5 * 10 and len(written) + sum(told) == 101, "what is not written is counted"
 
 
-def test_lines_can_be_off(http: httpx.Client) -> None:
-    with running_gateway({"probe": server(PROBE)}, options={"log_calls_per_s": 0}) as gateway:
-        Legacy(gateway.url, http).open().tool("pid")
-        gateway.stop()
-    assert "outcome=" not in gateway.stderr()
-
-
 def test_at_a_terminal_lines_are_for_people(http: httpx.Client) -> None:
     with running_gateway({"probe": server(PROBE)}, options={"log_format": "pretty"}) as gateway:
         Legacy(gateway.url, http).open().tool("pid")

@@ -5,12 +5,9 @@ import re
 import httpx
 from prometheus_client.parser import text_string_to_metric_families
 
-from tests.operating.conftest import replica
 from tests.requirements import requirement
 from tests.support.gateway_process import RunningGateway
 from tests.support.mcp_clients import Legacy, Modern
-from tests.support.redis_server import running_redis
-from tests.support.waiting import eventually
 
 Series = dict[tuple[str, frozenset[tuple[str, str]]], float]
 
@@ -109,15 +106,6 @@ def test_forwarded_calls_are_counted_once_and_told_apart(
         for a, b in zip(after, before, strict=True)
     ]
     assert calls == [1, 0] and hops == [0, 1]
-
-
-@requirement("ops.health")
-def test_metrics_come_also_while_the_store_is_away(ops: httpx.Client) -> None:
-    with running_redis() as redis, replica(redis) as gateway:
-        redis.freeze()
-        assert eventually(lambda: value(scrape(gateway, ops), "mcp_gateway_store_up") == 0)
-        redis.thaw()
-        assert eventually(lambda: value(scrape(gateway, ops), "mcp_gateway_store_up") == 1)
 
 
 def test_the_exposition_is_openmetrics_where_that_is_asked_for(

@@ -1,7 +1,6 @@
 """What operators see and do by REST and by the command line, on whatever replica they ask."""
 
 import json
-import os
 import re
 import threading
 import time
@@ -11,8 +10,7 @@ import httpx
 import psutil
 import pytest
 
-from gateway.admin.local_gateways import LocalGateway, announced, local_gateways, network_namespace, runtime_folder
-from tests.operating.conftest import ADMIN, OPERATOR, Cli, replica
+from tests.operating.conftest import ADMIN, ONLY_DEMO, OPERATOR, Cli, replica
 from tests.requirements import requirement
 from tests.support.gateway_process import DEMO, RunningGateway, running_gateway, server
 from tests.support.mcp_clients import Legacy, Modern, tool_text
@@ -184,9 +182,10 @@ def test_the_interface_is_described_as_it_is(pair: Pair, ops: httpx.Client, http
 
 @requirement("ops.console", "rep.any")
 def test_a_drained_replica_hands_over_and_can_be_admitted_again(
-    own_redis: RunningRedis, ops: httpx.Client, http: httpx.Client, cli: Cli
+    pair: Pair, own_redis: RunningRedis, ops: httpx.Client, http: httpx.Client, cli: Cli
 ) -> None:
-    with replica(own_redis) as one, replica(own_redis) as other:
+    other = pair[1]
+    with replica(own_redis, servers=ONLY_DEMO) as one:
         client = Legacy(f"{one.base}/servers/demo/mcp", http).open()
         tool_text(client.tool("remember", {"key": "a", "value": "1"}))
         [name] = [r["replica"] for r in of(ops, one, "replicas") if r["here"]]
@@ -205,9 +204,10 @@ def test_a_drained_replica_hands_over_and_can_be_admitted_again(
 
 @requirement("ops.console")
 def test_a_replica_that_does_not_answer_is_shown_and_holds_nobody_up(
-    own_redis: RunningRedis, ops: httpx.Client
+    pair: Pair, own_redis: RunningRedis, ops: httpx.Client
 ) -> None:
-    with replica(own_redis) as one, replica(own_redis) as other:
+    one = pair[0]
+    with replica(own_redis, servers=ONLY_DEMO) as other:
         [name] = [r["replica"] for r in of(ops, other, "replicas") if r["here"]]
         other.process.send_signal(19)  # SIGSTOP
         began = time.monotonic()
@@ -254,19 +254,6 @@ def test_the_command_line_shows_the_same(pair: Pair, cli: Cli, http: httpx.Clien
 def test_the_command_line_says_what_is_missing(cli: Cli, arguments: tuple[str, ...], words: str) -> None:
     ran = cli(*arguments)
     assert ran.returncode == 2 and words in ran.stderr
-
-
-def test_no_test_finds_a_gateway_that_runs_on_the_machine(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
-    with monkeypatch.context() as outside:
-        outside.delenv("XDG_RUNTIME_DIR")
-        machine = runtime_folder()
-    there = "http://127.0.0.1:9"
-    network = network_namespace()
-    running = LocalGateway(url=there, endpoint=f"{there}/mcp", key="key", pid=os.getpid(), network=network)
-    with announced(running, machine):
-        assert local_gateways(machine), "a command outside finds it"
-        ran = cli("sessions", "list")
-    assert ran.returncode == 2 and "none is found" in ran.stderr
 
 
 def test_a_key_that_is_none_is_said_to_be(pair: Pair, cli: Cli) -> None:

@@ -1,4 +1,5 @@
-"""What the servers of a session were given and why it sees what it sees: told by each replica, without any secret."""
+"""What the servers of a session were given and why it sees what it sees, told without any secret by each replica; and
+the list of live sessions."""
 
 import json
 from collections.abc import Iterator, Sequence
@@ -19,7 +20,7 @@ from tests.support.redis_server import running_redis
 SECRET = "hunter2-of-ann"
 CONFIGURED = "only-in-the-configuration"
 SERVERS = {
-    "files": server(PROBE, env={"TOKEN": "${secret:token}", "PLAIN": CONFIGURED}, hidden_tools=["fail"]),
+    "files": server(PROBE, env={"TOKEN": "${secret:token}", "PLAIN": CONFIGURED}),
     "common": server(DEMO, shared=True),
     "vault": server(DEMO, permissions=["vault.open"]),
 }
@@ -99,23 +100,6 @@ def test_the_names_are_those_that_the_process_has(
 
 
 @requirement("ops.environment")
-def test_sentences_name_what_decides(pair: Sequence[RunningGateway], ops: httpx.Client, session: str) -> None:
-    found = environment(pair[1], ops, session)
-    text = "\n".join(found["why"])
-    assert "opened at /mcp, which serves 3 servers: files, common, vault." in text
-    assert "Its principal is api-key:ann: its client has sent the key gateway.api_keys.ann." in text
-    assert "Its workspace is team: gateway.policy.rules[0].workspace." in text
-    files, common, vault = found["servers"]
-    assert vault["hidden"] == "it needs vault.open (mcpServers.vault.permissions)" and not vault["variables"]
-    assert files["tools"] - files["visible_tools"] == 1
-    assert files["hidden_tools"] == [
-        {"reason": "it is hidden from everyone (mcpServers.files.hidden_tools)", "count": 1, "names": ["fail"]}
-    ]
-    assert common["shared"] and "mcpServers.common.shared" in common["why"][0]
-    assert not {"MCP_SESSION_ID", "RULED"} & {one["name"] for one in common["variables"]}
-
-
-@requirement("ops.environment")
 def test_a_session_that_nobody_serves_is_explained_by_its_record(
     tmp_path_factory: pytest.TempPathFactory, ops: httpx.Client
 ) -> None:
@@ -185,3 +169,57 @@ def test_a_tool_is_tried_in_the_session_that_its_page_names(context: BrowserCont
         page.get_by_role("button", name="Call pid").click()
         result = page.locator("section", has=page.get_by_role("heading", name="Result"))
         expect(result.locator("> pre").first).to_contain_text(pid)
+
+
+# -- the list of live sessions, filtered, sorted, counted and ended
+
+
+@pytest.fixture(scope="module")
+def clients(pair: Sequence[RunningGateway]) -> Iterator[dict[str, Legacy]]:
+    """Three sessions of ann and bob on both replicas, one of which has failed, and one of which has called more."""
+    with httpx.Client(timeout=30, headers=bearer("ann")) as ann, httpx.Client(timeout=30, headers=bearer("bob")) as bob:
+        quiet = Legacy(f"{pair[0].base}/servers/files/mcp", ann).open(name="quiet")
+        failing = Legacy(f"{pair[1].base}/servers/files/mcp", ann).open(name="failing")
+        failing.tool("fail")
+        eager = Legacy(f"{pair[0].base}/servers/common/mcp", bob).open(name="eager")
+        for _ in range(4):
+            eager.tool("whoami")
+        yield {"quiet": quiet, "failing": failing, "eager": eager}
+
+
+def names(page: Any) -> list[str]:
+    return [row["client"].split()[0] for row in page["sessions"]]
+
+
+@requirement("ops.session-list")
+def test_the_command_line_has_the_same_filters_and_prints_totals(
+    pair: Sequence[RunningGateway], clients: dict[str, Legacy], cli: Cli
+) -> None:
+    text = cli("sessions", "list", "--principal", "api-key:ann", "--sort", "failures", url=pair[1].base).stdout
+    assert "eager" not in text and text.index("failing") < text.index("quiet")
+    assert "2 sessions: 2 idle, 1 with failures, calls 1, failed 1" in text
+    found = json.loads(cli("sessions", "list", "--failing", "--json", url=pair[0].base).stdout)
+    assert names(found) == ["failing"] and found["totals"]["sessions"] == 1
+    assert cli("sessions", "list", "--state", "asleep", url=pair[0].base).returncode == 2
+
+
+@requirement("ops.session-list", "ops.bulk-end")
+def test_the_console_filters_sorts_and_ends_what_it_shows(
+    pair: Sequence[RunningGateway], clients: dict[str, Legacy], ops: httpx.Client, context: BrowserContext
+) -> None:
+    page = signed_in(context, pair[1])
+    page.goto(f"{pair[1].base}/admin/sessions")
+    rows = page.locator("tbody tr")
+    expect(rows).to_have_count(3)
+    page.get_by_role("link", name="Calls", exact=True).click()
+    expect(rows.first).to_contain_text("eager")
+    expect(page.get_by_role("columnheader", name="Calls")).to_have_attribute("aria-sort", "descending")
+    expect(page.get_by_text("End these sessions…")).to_have_count(0)
+    page.locator("select[name=failing]").select_option("with failures")
+    page.get_by_role("button", name="Find").click()
+    expect(rows).to_have_count(1)
+    expect(page.get_by_text("1 session of failing calls")).to_be_visible()
+    page.get_by_text("End these sessions…").click()
+    page.get_by_role("button", name="End all sessions of failing calls").click()
+    expect(page.get_by_role("heading", name="Events")).to_be_visible()
+    assert {*names(ops.get(f"{pair[0].base}/admin/api/sessions").json())} == {"quiet", "eager"}

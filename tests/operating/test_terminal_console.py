@@ -14,7 +14,7 @@ from gateway.cli import terminal_console, terminal_screens
 from gateway.cli.rest_client import RestClient
 from gateway.cli.terminal_console import TerminalConsole
 from gateway.cli.terminal_screens import Confirm, SessionScreen
-from tests.operating.conftest import OPERATOR, Cli, replica
+from tests.operating.conftest import ONLY_DEMO, OPERATOR, Cli, replica
 from tests.requirements import requirement
 from tests.support.gateway_process import RunningGateway
 from tests.support.hostile_text import HOSTILE, STEERING
@@ -113,8 +113,9 @@ async def test_events_come_as_they_happen(pair: Pair, http: httpx.Client) -> Non
 
 
 @requirement("ops.ui")
-async def test_a_replica_is_drained_and_admitted(own_redis: RunningRedis) -> None:
-    with replica(own_redis) as one, replica(own_redis) as other:
+async def test_a_replica_is_drained_and_admitted(pair: Pair, own_redis: RunningRedis) -> None:
+    one = pair[0]
+    with replica(own_redis, servers=ONLY_DEMO) as other:
         async with RestClient(one.base, OPERATOR).open() as source:
             [name] = [report.replica for report in await source.replicas() if report.pid == other.pid]
         async with console(one.base) as pilot:
@@ -133,7 +134,7 @@ async def test_a_replica_is_drained_and_admitted(own_redis: RunningRedis) -> Non
 
 @requirement("ops.ui")
 async def test_a_gateway_that_goes_away_is_said_and_the_console_stays(own_redis: RunningRedis) -> None:
-    with replica(own_redis) as gateway:
+    with replica(own_redis, servers=ONLY_DEMO) as gateway:
         async with console(gateway.base) as pilot:
             await until(pilot, lambda: bool(keys(pilot, "replicas")))
             gateway.kill()

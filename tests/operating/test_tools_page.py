@@ -10,11 +10,10 @@ import httpx
 import pytest
 from playwright.sync_api import Browser, BrowserContext, Page, expect
 
-from tests.operating.conftest import ADMIN, KEYS, OPERATOR
+from tests.operating import console_browser
+from tests.operating.conftest import ADMIN, KEYS
 from tests.requirements import requirement
 from tests.support.gateway_process import PROBE, RunningGateway, running_gateway, server
-from tests.support.mcp_clients import Legacy, tool_text
-from tests.tools.obtain import npm_packages
 
 TOOLS = (sys.executable, str(Path(__file__).parents[1] / "support/hostile_tools.py"))
 
@@ -27,13 +26,8 @@ def gateway() -> Iterator[RunningGateway]:
 
 
 def signed_in(context: BrowserContext, gateway: RunningGateway) -> Page:
-    page = context.new_page()
-    page.set_default_timeout(15_000)
+    page = console_browser.signed_in(context, gateway)
     page.on("dialog", lambda _: pytest.fail("a script of a server was executed"))
-    page.goto(f"{gateway.base}/admin")
-    page.get_by_label("Operator's key").fill(OPERATOR)
-    page.get_by_role("button", name="Sign in").click()
-    expect(page.get_by_role("link", name="Tools")).to_be_visible()  # a page that is left meanwhile has no cookie yet
     return page
 
 
@@ -148,22 +142,6 @@ def test_a_fresh_session_is_kept_and_called_again(gateway: RunningGateway, conte
 
 
 @requirement("ops.try-tools")
-def test_a_tool_is_called_in_the_session_of_a_client(
-    gateway: RunningGateway, context: BrowserContext, http: httpx.Client
-) -> None:
-    client = Legacy(f"{gateway.base}/mcp", http).open(name="watched")
-    page = signed_in(context, gateway)
-    page.goto(f"{gateway.base}/admin/tools?session={client.session[:8]}&q=probe+pid")
-    page.get_by_role("link", name="pid", exact=True).click()
-    page.get_by_role("button", name="Call pid").click()
-    result = page.locator("section", has=page.get_by_role("heading", name="Result"))
-    expect(result.locator("> pre")).to_have_text(tool_text(client.tool("probe__pid")))
-    page.get_by_role("textbox", name="Session").fill("gone-gone")
-    page.get_by_role("button", name="Call pid").click()
-    expect(page.get_by_role("alert")).to_contain_text("No session begins with 'gone-gone'")
-
-
-@requirement("ops.try-tools")
 def test_other_sites_call_nothing(gateway: RunningGateway, context: BrowserContext, http: httpx.Client) -> None:
     signed_in(context, gateway).close()
     cookie = "; ".join(f"{one['name']}={one['value']}" for one in context.cookies())
@@ -181,16 +159,12 @@ def test_other_sites_call_nothing(gateway: RunningGateway, context: BrowserConte
 def test_the_pages_of_tools_are_accessible_and_fit_a_phone(
     gateway: RunningGateway, browser: Browser, scheme: str
 ) -> None:
-    axe = (npm_packages({"axe-core": "4.10.3"}) / "node_modules/axe-core/axe.min.js").read_text(encoding="utf-8")
     context = browser.new_context(color_scheme=scheme, bypass_csp=True, viewport={"width": 390, "height": 844})  # type: ignore[arg-type]  # light or dark
     page = signed_in(context, gateway)
     found: dict[str, Any] = {}
 
     def look(where: str) -> None:
-        page.evaluate(axe)
-        found[where] = [
-            f"{one['id']}: {one['nodes'][0]['html'][:200]}" for one in page.evaluate("axe.run()")["violations"]
-        ]
+        found[where] = console_browser.axe_violations(page)
         wide = page.evaluate("document.documentElement.scrollWidth - document.documentElement.clientWidth")
         found[where] += [f"{wide} px too wide"] if wide > 0 else []
 

@@ -40,23 +40,8 @@ def test_one_call_is_one_trace_across_client_two_replicas_and_server(redis_serve
     assert all(name in drawn for name in ("agent", "replica A", "replica B", "server"))
 
 
-@requirement("ops.health")
-def test_spans_say_how_a_call_failed(http: httpx.Client) -> None:
-    with collecting() as collector:
-        env = {"OTEL_EXPORTER_OTLP_ENDPOINT": collector.url}
-        with running_gateway({"probe": server(PROBE)}, options={"tracing": True}, env=env) as gateway:
-            client = Legacy(gateway.url, http).open()
-            client.tool("fail")
-            client.tool("crash")
-            Legacy(gateway.url, http).call("tools/list")
-        failed = {span.name: span for span in collector.spans if span.kind == "server" and span.failed}
-    assert failed["tools/call fail"].facts["error.type"] == "tool_error"
-    assert failed["tools/call crash"].facts["rpc.response.status_code"] == "-32014"
-    assert failed["tools/list"].facts["rpc.response.status_code"].startswith("-32")
-
-
 @requirement("ops.health", "ctx.correlation")
-def test_a_trace_goes_on_to_the_server_with_and_without_spans_of_ours(http: httpx.Client) -> None:
+def test_a_trace_goes_on_to_the_server_and_spans_say_how_a_call_failed(http: httpx.Client) -> None:
     def meta(url: str, **how: Any) -> Any:
         return json.loads(tool_text(Modern(url, http).tool("meta", **how)))
 
@@ -74,6 +59,14 @@ def test_a_trace_goes_on_to_the_server_with_and_without_spans_of_ours(http: http
             forged = {"mcp-gateway-traceparent": f"00-{'1' * 32}-{'2' * 16}-01"}
             assert "1" * 32 not in meta(gateway.url, headers=forged)["traceparent"]
             assert eventually(lambda: any(span.id == parent for span in collector.spans))
+            client = Legacy(gateway.url, http).open()
+            client.tool("fail")
+            client.tool("crash")
+            Legacy(gateway.url, http).call("tools/list")
     [call] = [span for span in collector.spans if span.id == parent]
     [request] = [span for span in collector.spans if span.id == call.parent]
     assert request.parent == PARENT and (request.kind, call.kind) == ("server", "client")
+    failed = {span.name: span for span in collector.spans if span.kind == "server" and span.failed}
+    assert failed["tools/call fail"].facts["error.type"] == "tool_error"
+    assert failed["tools/call crash"].facts["rpc.response.status_code"] == "-32014"
+    assert failed["tools/list"].facts["rpc.response.status_code"].startswith("-32")
