@@ -4,6 +4,7 @@ import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
+from typing import Any
 
 import httpx
 import pytest
@@ -38,7 +39,7 @@ def cluster() -> Iterator[Cluster]:
     """Three replicas with a crowd of sessions of one shared server, and four clients that stand out."""
     servers = {"crowd": server(DEMO, shared=True)}
     keys = {name: sha256(name) for name in ("heavy", "light")}
-    options = {"policy": UNLIMITED, "session": {"max_sessions": 10_000}, "api_keys": keys}
+    options: dict[str, Any] = {"policy": UNLIMITED, "session": {"max_sessions": 10_000}, "api_keys": keys}
     with running_redis() as redis, ExitStack() as stack:
         gateways = [stack.enter_context(replica(redis, more_servers=servers, **options)) for _ in range(3)]
         with ThreadPoolExecutor(6) as pool:
