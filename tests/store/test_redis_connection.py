@@ -100,10 +100,10 @@ async def test_nothing_of_an_expired_session_stays_in_redis_even_if_nobody_sweep
     client = redis_server.client()
     client.flushall()
     backend = RedisBackend(redis_server.url)
-    session = await backend.sessions.create(a_session(FakeClock(time()), idle_ttl_s=0.3), alias="alias")
+    session = await backend.sessions.create(a_session(FakeClock(time()), idle_ttl_s=2.0), alias="alias")
     await backend.state.set(session.id, "k", b"1")
     await backend.events.append(session.id, "one", b"frame")
-    deadline = monotonic() + 5
+    deadline = monotonic() + 10
     while [name for name in client.keys("*") if session.id.encode() in name]:
         assert monotonic() < deadline, client.keys("*")
         await asyncio.sleep(0.05)
