@@ -1,0 +1,157 @@
+"""A gateway under uvicorn in a thread of the tests' process: no process has to start, and none to end.
+
+For tests that assert nothing of a process: no signal, id, memory, exit code or environment. Clients reach it at a port,
+as they reach the command `run`, which is tested with `running_gateway`.
+"""
+
+import contextlib
+import json
+import logging
+import socket
+import tempfile
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from time import time
+from typing import Any, Final
+
+import uvicorn
+
+from gateway import Gateway, create_app
+from gateway.config.settings import load
+from gateway.observability.logs import configure_logging
+from gateway.serving.uvicorn_server import _limited, _made_by, _memory
+from tests.support.gateway_process import DEMO, server
+from tests.support.waiting import eventually
+
+__all__ = ["InProcessGateway", "in_process_gateway"]
+
+READY_WITHIN_S: Final = 60.0
+
+
+class InProcessGateway:
+    """A gateway in this process, its URL and what it has logged."""
+
+    def __init__(self, gateway: Gateway, port: int, log: "_Log") -> None:
+        self.gateway = gateway
+        self.url = f"http://127.0.0.1:{port}/mcp"
+        self._log = log
+
+    @property
+    def base(self) -> str:
+        """The URL without the path."""
+        return self.url.removesuffix("/mcp")
+
+    def stderr(self) -> str:
+        """What the gateway has logged so far, as the command writes it to stderr."""
+        return "".join(self._log.written)
+
+
+@contextlib.contextmanager
+def in_process_gateway(
+    servers: Mapping[str, Any] | None = None,
+    *,
+    command: Sequence[str] = DEMO,
+    options: Mapping[str, Any] | None = None,
+    objects: Mapping[str, Any] | None = None,
+    clock: Callable[[], float] = time,
+) -> Iterator[InProcessGateway]:
+    """A gateway that is stopped when the block ends.
+
+    Args:
+        servers: the configuration's `mcpServers`; None for one server `main`.
+        command: the command of that one server.
+        options: the configuration's `gateway`.
+        objects: server objects of the `mcp` SDK, or upstreams, by name, beside `servers`.
+        clock: tells the time of sessions.
+    """
+    if servers is None:
+        servers = {} if objects else {"main": server(command)}
+    with contextlib.ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        folder.joinpath("mcp.json").write_text(
+            json.dumps({"mcpServers": servers, "gateway": options or {}}), encoding="utf-8"
+        )
+        settings = load(folder / "mcp.json").settings
+        log = _Log(settings.gateway.log_level)
+        with log.taken(alone=True):
+            gateway = Gateway(settings, servers=objects, clock=clock)
+        stack.enter_context(log.taken(alone=False))
+        memory = _memory(gateway) if settings.gateway.connection_memory else None
+        listener = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
+        serving = _Server(
+            uvicorn.Config(
+                create_app(settings, gateway=gateway),
+                log_config=None,
+                access_log=False,
+                lifespan="on",
+                ws="none",
+                http=_made_by(_limited(gateway, settings), memory),
+                server_header=False,
+                proxy_headers=False,
+            ),
+            gateway,
+        )
+        log.thread = threading.Thread(target=serving.run, kwargs={"sockets": [listener]}, daemon=True)
+        log.thread.start()
+        try:
+            assert eventually(lambda: serving.started or not log.thread.is_alive(), READY_WITHIN_S)
+            running = InProcessGateway(gateway, listener.getsockname()[1], log)
+            assert serving.started, f"the gateway did not start:\n{running.stderr()}"
+            yield running
+        finally:
+            serving.should_exit = True
+            log.thread.join(30)
+            assert not log.thread.is_alive(), "the gateway did not end"
+
+
+class _Server(uvicorn.Server):
+    """Hands the sessions over before it stops, as that of the command `run` does."""
+
+    def __init__(self, config: uvicorn.Config, gateway: Gateway) -> None:
+        super().__init__(config)
+        self._gateway = gateway
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        await self._gateway.drain()
+        await super().shutdown(sockets)
+
+
+class _Log:
+    """The log of one of the gateways in this process: what its thread logs."""
+
+    def __init__(self, level: str) -> None:
+        self.written: list[str] = []
+        self.thread = threading.current_thread()
+        with _logging_as_before() as root:
+            configure_logging(level, "logfmt", self)
+            (self._handler,) = root.handlers
+        self._handler.setLevel(level.upper())
+        self._handler.addFilter(lambda record: record.thread == self.thread.ident)
+
+    def write(self, text: str) -> int:
+        self.written.append(text)
+        return len(text)
+
+    def flush(self) -> None:
+        """Nothing waits."""
+
+    @contextlib.contextmanager
+    def taken(self, *, alone: bool) -> Iterator[None]:
+        """Write what is logged inside. `alone`: it is the only log of the program, as in the command `run`."""
+        with _logging_as_before() as root:
+            root.handlers[:] = [*([] if alone else root.handlers), self._handler]
+            root.setLevel(min(root.level, self._handler.level))
+            yield
+
+
+@contextlib.contextmanager
+def _logging_as_before() -> Iterator[logging.Logger]:
+    """At the end of the block, the root logger logs as at its beginning."""
+    root = logging.getLogger()
+    handlers, level = root.handlers[:], root.level
+    try:
+        yield root
+    finally:
+        root.handlers[:] = handlers
+        root.setLevel(level)
