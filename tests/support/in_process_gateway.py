@@ -10,23 +10,30 @@ import logging
 import socket
 import tempfile
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from time import time
 from typing import Any, Final
 
 import uvicorn
 
 from gateway import Gateway, create_app
-from gateway.config.settings import load
+from gateway.admin.routes import ADMIN
+from gateway.config.addresses import host_and_port
+from gateway.config.settings import GatewaySettings, load
 from gateway.observability.logs import configure_logging
-from gateway.serving.uvicorn_server import _limited, _made_by, _memory
+from gateway.serving.uvicorn_server import _Beside, _limited, _listener, _made_by, _memory, _operators, _url
+from session_store import KeyRing
 from tests.support.gateway_process import DEMO, server
 from tests.support.waiting import eventually
+from transports.tasks import Tasks
 
-__all__ = ["InProcessGateway", "in_process_gateway"]
+__all__ = ["RING", "InProcessGateway", "in_process_gateway"]
+
+logger = logging.getLogger(__name__)
 
 READY_WITHIN_S: Final = 60.0
+RING: Final = KeyRing(["k" * 40])
+"""The keys of gateways that share a store."""
 
 
 class InProcessGateway:
@@ -54,7 +61,7 @@ def in_process_gateway(
     command: Sequence[str] = DEMO,
     options: Mapping[str, Any] | None = None,
     objects: Mapping[str, Any] | None = None,
-    clock: Callable[[], float] = time,
+    ring: KeyRing | None = None,
 ) -> Iterator[InProcessGateway]:
     """A gateway that is stopped when the block ends.
 
@@ -63,7 +70,7 @@ def in_process_gateway(
         command: the command of that one server.
         options: the configuration's `gateway`.
         objects: server objects of the `mcp` SDK, or upstreams, by name, beside `servers`.
-        clock: tells the time of sessions.
+        ring: the keys that sign, for a store that several gateways share or that outlives them.
     """
     if servers is None:
         servers = {} if objects else {"main": server(command)}
@@ -73,9 +80,9 @@ def in_process_gateway(
             json.dumps({"mcpServers": servers, "gateway": options or {}}), encoding="utf-8"
         )
         settings = load(folder / "mcp.json").settings
-        log = _Log(settings.gateway.log_level)
+        log = _Log(settings.gateway)
         with log.taken(alone=True):
-            gateway = Gateway(settings, servers=objects, clock=clock)
+            gateway = Gateway(settings, servers=objects, ring=ring)
         stack.enter_context(log.taken(alone=False))
         memory = _memory(gateway) if settings.gateway.connection_memory else None
         listener = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
@@ -84,14 +91,19 @@ def in_process_gateway(
                 create_app(settings, gateway=gateway),
                 log_config=None,
                 access_log=False,
+                interface="asgi3",
                 lifespan="on",
                 ws="none",
-                http=_made_by(_limited(gateway, settings), memory),
+                http=_unheard(_made_by(_limited(gateway, settings), memory)),
                 server_header=False,
                 proxy_headers=False,
+                timeout_graceful_shutdown=5,
             ),
             gateway,
         )
+        if settings.gateway.admin.listen:
+            beside = stack.enter_context(_listener(*host_and_port(settings.gateway.admin.listen)))
+            serving.operators = (_operators(gateway, settings), beside)
         log.thread = threading.Thread(target=serving.run, kwargs={"sockets": [listener]}, daemon=True)
         log.thread.start()
         try:
@@ -105,28 +117,53 @@ def in_process_gateway(
             assert not log.thread.is_alive(), "the gateway did not end"
 
 
+def _unheard(made: Any) -> Any:
+    """A factory of connections that log no requests. pytest listens to a logger that propagates nothing, and uvicorn
+    tells of requests where somebody listens."""
+
+    def connection(*given: Any, **more: Any) -> Any:
+        logging.getLogger("uvicorn.access").handlers.clear()
+        return made(*given, **more)
+
+    return connection
+
+
 class _Server(uvicorn.Server):
-    """Hands the sessions over before it stops, as that of the command `run` does."""
+    """Serves the operators beside clients, and hands the sessions over before it stops, as the command `run` does."""
 
     def __init__(self, config: uvicorn.Config, gateway: Gateway) -> None:
         super().__init__(config)
+        self.operators: tuple[_Beside, socket.socket] | None = None
         self._gateway = gateway
+        self._tasks = Tasks("the operators' listener")
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        if self.operators is not None:
+            server, listener = self.operators
+            self._tasks.spawn(server.serve(sockets=[listener]))
+            await server.serves.wait()
+            logger.info("operators are served at %s", _url("127.0.0.1", listener, ADMIN))
+        await super().startup(sockets)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         await self._gateway.drain()
+        if self.operators is not None:
+            self.operators[0].should_exit = True
+            await self._tasks.settled()
         await super().shutdown(sockets)
 
 
 class _Log:
     """The log of one of the gateways in this process: what its thread logs."""
 
-    def __init__(self, level: str) -> None:
+    def __init__(self, options: GatewaySettings) -> None:
         self.written: list[str] = []
         self.thread = threading.current_thread()
         with _logging_as_before() as root:
-            configure_logging(level, "logfmt", self)
+            form = "logfmt" if options.log_format == "auto" else options.log_format
+            configure_logging(options.log_level, form, self)
             (self._handler,) = root.handlers
-        self._handler.setLevel(level.upper())
+        self._handler.setLevel(options.log_level.upper())
         self._handler.addFilter(lambda record: record.thread == self.thread.ident)
 
     def write(self, text: str) -> int:
@@ -142,6 +179,8 @@ class _Log:
         with _logging_as_before() as root:
             root.handlers[:] = [*([] if alone else root.handlers), self._handler]
             root.setLevel(min(root.level, self._handler.level))
+            for of_clients in ("httpcore", "httpx"):
+                logging.getLogger(of_clients).setLevel(logging.WARNING)
             yield
 
 
