@@ -1,6 +1,8 @@
 """The gateway's tasks for clients of 2025-11-25: `params.task` at servers of each era that make no tasks themselves."""
 
 import json
+import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -10,7 +12,8 @@ import pytest
 
 from tests.requirements import requirement
 from tests.support.credentials import bearer, sha256
-from tests.support.gateway_process import TASKS, WORK, RunningGateway, running_gateway, server
+from tests.support.gateway_process import TASKS, WORK, server
+from tests.support.in_process_gateway import InProcessGateway, in_process_gateway
 from tests.support.legacy_task_client import Listening, Tasks
 from tests.support.mcp_clients import Legacy, messages, tool_text
 from tests.support.task_client import TaskClient
@@ -30,25 +33,25 @@ def ledger(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def gateway(ledger: Path) -> Iterator[RunningGateway]:
+def gateway(ledger: Path) -> Iterator[InProcessGateway]:
     """A server of each era without tasks, one with the extension, and one with the tasks of 2025-11-25."""
     seen = {"read": [str(ledger.parents[1])]}  # a /tmp of their own would hide the files that tests make
     servers = {era: server((*WORK, era), env={"LEDGER": str(ledger)}, sandbox=seen) for era in ERAS}
     servers |= {"extension": server((*TASKS, "modern")), "own": server((*TASKS, "legacy"))}
     tasks = {"max_per_session": 6, "ttl_s": 600, "offered": ["legacy/*", "own/*"], "result_bytes": 4_096}
     keys = {name: sha256(name) for name in ("alice", "bob")}
-    with running_gateway(servers, options={"tasks": tasks, "api_keys": keys}) as running:
+    with in_process_gateway(servers, options={"tasks": tasks, "api_keys": keys}) as running:
         yield running
 
 
-def client_of(gateway: RunningGateway, http: httpx.Client, server: str, key: str = "alice") -> Tasks:
+def client_of(gateway: InProcessGateway, http: httpx.Client, server: str, key: str = "alice") -> Tasks:
     """A client with a session of its own, at one server."""
     return Tasks(f"{gateway.base}/servers/{server}/mcp", http, headers=bearer(key))
 
 
 @requirement("task.asked")
 @pytest.mark.parametrize("era", ERAS)
-def test_a_call_that_asks_for_a_task_becomes_one(gateway: RunningGateway, http: httpx.Client, era: str) -> None:
+def test_a_call_that_asks_for_a_task_becomes_one(gateway: InProcessGateway, http: httpx.Client, era: str) -> None:
     client = client_of(gateway, http, era)
     offered = client.handshake["capabilities"]["tasks"]
     assert offered == {"list": {}, "cancel": {}, "requests": {"tools": {"call": {}}}}
@@ -74,7 +77,7 @@ def without_trace(result: Any) -> Any:
 
 
 @requirement("task.asked")
-def test_a_time_to_live_is_bounded_and_has_to_be_a_number(gateway: RunningGateway, http: httpx.Client) -> None:
+def test_a_time_to_live_is_bounded_and_has_to_be_a_number(gateway: InProcessGateway, http: httpx.Client) -> None:
     client = client_of(gateway, http, "legacy")
     ttls = [client.begin("work", task=task)["ttl"] for task in ({"ttl": 10**12}, {"ttl": 5}, {"more": 1})]
     assert ttls == [600_000, 60_000, 600_000]
@@ -86,7 +89,7 @@ def test_a_time_to_live_is_bounded_and_has_to_be_a_number(gateway: RunningGatewa
 
 @requirement("task.asked")
 @pytest.mark.parametrize("name", [*ERAS, "extension"])
-def test_a_task_asks_on_the_call_for_its_result(gateway: RunningGateway, http: httpx.Client, name: str) -> None:
+def test_a_task_asks_on_the_call_for_its_result(gateway: InProcessGateway, http: httpx.Client, name: str) -> None:
     client, later = (client_of(gateway, http, name) for _ in range(2))
     task = client.begin("ask", seconds=0.2)["taskId"]
     client.until(task, "input_required")
@@ -102,7 +105,7 @@ def test_a_task_asks_on_the_call_for_its_result(gateway: RunningGateway, http: h
 @requirement("spec.unnamed-question")
 @pytest.mark.parametrize("is_cancelled", [False, True])
 def test_a_question_outlives_the_task_under_which_it_is_asked(
-    gateway: RunningGateway, http: httpx.Client, tmp_path: Path, is_cancelled: bool
+    gateway: InProcessGateway, http: httpx.Client, tmp_path: Path, is_cancelled: bool
 ) -> None:
     client, end = client_of(gateway, http, "legacy"), tmp_path / "end"
     other = client.begin("work", until=str(end))["taskId"]
@@ -120,7 +123,7 @@ def test_a_question_outlives_the_task_under_which_it_is_asked(
 @requirement("task.asked")
 @pytest.mark.parametrize("era", ERAS)
 def test_a_question_that_the_client_refuses_is_refused_at_the_server(
-    gateway: RunningGateway, http: httpx.Client, era: str
+    gateway: InProcessGateway, http: httpx.Client, era: str
 ) -> None:
     client = client_of(gateway, http, era)
     task = client.begin("ask", seconds=0.2, times=1)["taskId"]
@@ -133,7 +136,9 @@ def test_a_question_that_the_client_refuses_is_refused_at_the_server(
 
 @requirement("task.asked")
 @pytest.mark.parametrize("era", ERAS)
-def test_a_task_is_cancelled_at_its_server(gateway: RunningGateway, http: httpx.Client, era: str, ledger: Path) -> None:
+def test_a_task_is_cancelled_at_its_server(
+    gateway: InProcessGateway, http: httpx.Client, era: str, ledger: Path
+) -> None:
     client = client_of(gateway, http, era)
     task = client.begin("work", job=f"{era}-gone", seconds=60)["taskId"]
     assert eventually(lambda: f"began {era}-gone" in ledger.read_text())
@@ -146,7 +151,7 @@ def test_a_task_is_cancelled_at_its_server(gateway: RunningGateway, http: httpx.
 
 
 @requirement("task.asked")
-def test_what_goes_wrong_is_the_outcome(gateway: RunningGateway, http: httpx.Client) -> None:
+def test_what_goes_wrong_is_the_outcome(gateway: InProcessGateway, http: httpx.Client) -> None:
     client = client_of(gateway, http, "legacy")
     task = client.begin("wrong")["taskId"]
     assert client.error("tasks/result", {"taskId": task})["code"] == 4711
@@ -167,7 +172,7 @@ def test_what_goes_wrong_is_the_outcome(gateway: RunningGateway, http: httpx.Cli
 
 
 @requirement("task.asked", "id.bound")
-def test_a_task_is_known_to_nobody_else(gateway: RunningGateway, http: httpx.Client) -> None:
+def test_a_task_is_known_to_nobody_else(gateway: InProcessGateway, http: httpx.Client) -> None:
     mine, other = (client_of(gateway, http, "legacy", key) for key in ("alice", "bob"))
     task = mine.begin("work", seconds=0.2)["taskId"]
     elsewhere = client_of(gateway, http, "modern")
@@ -182,7 +187,7 @@ def test_a_task_is_known_to_nobody_else(gateway: RunningGateway, http: httpx.Cli
 
 
 @requirement("task.asked")
-def test_lists_say_which_tools_are_offered_as_tasks(gateway: RunningGateway, http: httpx.Client) -> None:
+def test_lists_say_which_tools_are_offered_as_tasks(gateway: InProcessGateway, http: httpx.Client) -> None:
     def listed(version: str) -> tuple[dict[str, Any], Any]:
         client = Legacy(gateway.url, http, version=version, headers=bearer("alice"))
         handshake = messages(client.initialize())[-1]["result"]
@@ -201,7 +206,7 @@ def test_lists_say_which_tools_are_offered_as_tasks(gateway: RunningGateway, htt
 
 
 @requirement("task.asked")
-def test_a_server_with_tasks_makes_those_of_its_own_tools(gateway: RunningGateway, http: httpx.Client) -> None:
+def test_a_server_with_tasks_makes_those_of_its_own_tools(gateway: InProcessGateway, http: httpx.Client) -> None:
     client = client_of(gateway, http, "own")
     own, made = client.begin("work"), client.begin("plain")
     assert "x-more" in own and "x-more" not in made
@@ -210,7 +215,7 @@ def test_a_server_with_tasks_makes_those_of_its_own_tools(gateway: RunningGatewa
 
 
 @requirement("task.asked")
-def test_earlier_clients_get_ordinary_results(gateway: RunningGateway, http: httpx.Client) -> None:
+def test_earlier_clients_get_ordinary_results(gateway: InProcessGateway, http: httpx.Client) -> None:
     client = Legacy(f"{gateway.base}/servers/legacy/mcp", http, version="2025-06-18", headers=bearer("alice"))
     handshake = messages(client.initialize())[-1]["result"]
     assert "tasks" not in handshake["capabilities"]
@@ -220,7 +225,7 @@ def test_earlier_clients_get_ordinary_results(gateway: RunningGateway, http: htt
 
 
 @requirement("task.asked")
-def test_a_client_that_listens_is_notified_of_its_task(gateway: RunningGateway, http: httpx.Client) -> None:
+def test_a_client_that_listens_is_notified_of_its_task(gateway: InProcessGateway, http: httpx.Client) -> None:
     client = client_of(gateway, http, "legacy")
     with Listening(client.client) as told:
         task = client.begin("steps", meta={"progressToken": "p1"}, seconds=0.1)["taskId"]
@@ -231,3 +236,63 @@ def test_a_client_that_listens_is_notified_of_its_task(gateway: RunningGateway, 
         steps = told.of("notifications/progress")
         assert [step["progress"] for step in steps] == [1, 2, 3]
         assert {(step["progressToken"], step["_meta"][RELATED]["taskId"]) for step in steps} == {("p1", task)}
+
+
+EXCHANGES = 4
+# Answers `tools/list` only once the file `go` is there, and writes down each call.
+SERVER = """
+import json, pathlib, sys, time
+folder = pathlib.Path(sys.argv[1])
+def answer(message, result):
+    print(json.dumps({"jsonrpc": "2.0", "id": message["id"], "result": result}), flush=True)
+for line in sys.stdin:
+    message = json.loads(line)
+    match message.get("method"):
+        case "initialize":
+            version = message["params"]["protocolVersion"]
+            known = {"capabilities": {"tools": {}}, "serverInfo": {"name": "late", "version": "1"}}
+            answer(message, {"protocolVersion": version, **known})
+        case "server/discover":
+            error = {"code": -32601, "message": "unknown"}
+            print(json.dumps({"jsonrpc": "2.0", "id": message["id"], "error": error}), flush=True)
+        case "tools/list":
+            while not (folder / "go").exists():
+                time.sleep(0.01)
+            answer(message, {"tools": [{"name": "run", "inputSchema": {"type": "object"}}]})
+        case "tools/call":
+            with (folder / "calls").open("a") as file:
+                file.write(message["params"]["arguments"]["job"] + "\\n")
+            answer(message, {"content": []})
+"""
+
+
+@requirement("task.asked", "pol.limits")
+def test_a_call_that_waits_for_a_list_is_in_flight_and_can_be_cancelled(tmp_path: Path, http: httpx.Client) -> None:
+    file = tmp_path / "late.py"
+    file.write_text(SERVER)
+    entry = server((sys.executable, str(file), str(tmp_path)), sandbox={"write": [str(tmp_path)]})
+    options = {"limits": {"exchanges": EXCHANGES}}
+    answers: dict[str, Any] = {}
+    with in_process_gateway({"late": entry}, options=options) as own:
+        client = Tasks(own.url, http)
+
+        def call(name: str) -> None:
+            params = {"name": "run", "arguments": {"job": name}, "task": {}}
+            body = {"jsonrpc": "2.0", "id": name, "method": "tools/call", "params": params}
+            answers[name] = http.post(client.client.url, json=body, headers=client.client.request_headers())
+
+        calls = [threading.Thread(target=call, args=(f"job {number}",)) for number in range(EXCHANGES + 3)]
+        for each in calls:
+            each.start()
+        assert eventually(lambda: len(answers) == 3), "beyond the limit, calls are refused while the others wait"
+        assert {answer.status_code for answer in answers.values()} == {429}
+        waiting = sorted({f"job {number}" for number in range(EXCHANGES + 3)} - answers.keys())
+        client.client.notify("notifications/cancelled", {"requestId": waiting[0]})
+        (tmp_path / "go").touch()
+        for each in calls:
+            each.join(30)
+        assert messages(answers[waiting[0]])[-1]["error"]["code"] == -32800
+        tasks = [messages(answers[name])[-1]["result"]["task"]["taskId"] for name in waiting[1:]]
+        for task in tasks:
+            client.until(task, "completed")
+    assert sorted((tmp_path / "calls").read_text().splitlines()) == waiting[1:]

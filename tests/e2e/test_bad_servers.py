@@ -1,6 +1,5 @@
 """One bad server harms nobody: lists and calls of the others, and who got a list without it hears when it is up."""
 
-import hashlib
 import re
 import time
 import warnings
@@ -15,7 +14,9 @@ import pytest
 from tests.matrix.run import CLIENTS, connected, text
 from tests.requirements import requirement
 from tests.support.bad_server import TOKEN
+from tests.support.credentials import bearer, sha256
 from tests.support.gateway_process import BAD, RunningGateway, running_gateway, server
+from tests.support.in_process_gateway import in_process_gateway
 from tests.support.mcp_clients import Legacy, Modern, messages
 from tests.support.waiting import eventually
 
@@ -104,7 +105,7 @@ def failing(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[RunningG
         "slow-lists": bad("slow-lists", "1.5"),
     }
     limits = {"noise_timeout_s": 0.5, "list_timeout_s": 1.0, "shutdown_grace_s": 0.2}
-    keys = {"olga": hashlib.sha256(OPERATOR.encode()).hexdigest()}
+    keys = {"olga": sha256(OPERATOR)}
     options = {"limits": limits, "admin": {"keys": keys}}
     with running_gateway(servers, options=options, env={"ACCOUNT_ACCESS_KEY": PLAIN}) as gateway:
         yield gateway, mended
@@ -153,7 +154,7 @@ def test_operators_see_which_servers_cannot_be_used_and_what_they_wrote(
     failing: tuple[RunningGateway, Path], http: httpx.Client
 ) -> None:
     gateway, _ = failing
-    key = {"Authorization": f"Bearer {OPERATOR}"}
+    key = bearer(OPERATOR)
     replicas = http.get(f"{gateway.base}/admin/api/replicas", headers=key).json()
     found = {entry["server"]: entry for entry in replicas[0]["unavailable"]}
     assert {"exit", "usage"} <= {*found} and not {"good", "banner", "crash"} & {*found}
@@ -216,3 +217,27 @@ def test_a_server_whose_lists_are_slow_is_in_the_list_all_the_same(
         ]
 
     assert eventually(is_complete, 10)
+
+
+POLICY = {
+    "rules": [
+        {"principals": ["api-key:ann"], "workspace": "red"},
+        {"principals": ["api-key:bob"], "workspace": "blue"},
+    ],
+    "workspaces": {"red": {"servers": ["one", "hidden"]}, "blue": {"servers": ["two"]}},
+}
+
+
+@requirement("spec.sessionless-lists", "proc.late")
+def test_it_is_reduced_by_policy_and_names_no_hidden_server(http: httpx.Client) -> None:
+    servers = {"one": bad("good"), "two": bad("good"), "hidden": bad("exit")}
+    keys = {name: sha256(name) for name in ("ann", "bob")}
+    with in_process_gateway(servers, options={"api_keys": keys, "policy": POLICY}) as gateway:
+        found = {}
+        for name in keys:
+            client = Modern(gateway.url, http, headers=bearer(name))
+            answer = client.send("tools/list")
+            assert "mcp-gateway-session" not in answer.headers, "no session was opened"
+            result = messages(answer)[-1]["result"]
+            found[name] = [tool["name"] for tool in result["tools"]], [*missing_of(result)]
+        assert found == {"ann": (["one__who"], ["hidden"]), "bob": (["two__who"], [])}

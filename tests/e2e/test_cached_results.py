@@ -1,6 +1,5 @@
-"""Fresh results come from the gateway, for those whom they are for, and start no process."""
+"""Lists, handshakes and results that are known come from the gateway, for whom they are for, without a process."""
 
-import hashlib
 import sys
 from collections import Counter
 from collections.abc import Iterator
@@ -12,51 +11,66 @@ import httpx
 import pytest
 
 from tests.requirements import requirement
-from tests.support.gateway_process import RunningGateway, running_gateway, server
-from tests.support.mcp_clients import Legacy, Modern, messages, modern_body, modern_headers
+from tests.support.credentials import bearer, sha256
+from tests.support.gateway_process import server
+from tests.support.in_process_gateway import InProcessGateway, in_process_gateway
+from tests.support.mcp_clients import Legacy, Modern, messages, modern_body, modern_headers, tool_text
 from tests.support.waiting import eventually
 
-KEYS = {"ann": "a key of ann, for tests", "bob": "a key of bob, for tests"}
+WHO = ("ann", "bob")
 SERVERS = {"public": ("public", False), "private": ("private", False), "common": ("private", True)}
-PROGRAM = str(Path(__file__).parents[1] / "support/caching_server.py")
+CACHING, FILED = (
+    (sys.executable, str(Path(__file__).parents[1] / f"support/{name}_server.py")) for name in ("caching", "filed")
+)
 
 
 def headers_of(who: str, key: str) -> dict[str, str]:
     """The credential of a client, and the name of its session if it has one."""
-    return {"Authorization": f"Bearer {KEYS[who]}"} | ({"MCP-Gateway-Session-Key": key} if key else {})
+    return bearer(who) | ({"MCP-Gateway-Session-Key": key} if key else {})
 
 
-class Served:
-    """A gateway, and what its servers were asked."""
+class Asked:
+    """A gateway, and what the processes of its servers were asked."""
 
-    def __init__(self, gateway: RunningGateway, folder: Path, http: httpx.Client) -> None:
+    def __init__(self, gateway: InProcessGateway, folder: Path, http: httpx.Client) -> None:
         self.gateway = gateway
         self.folder = folder
         self.http = http
 
-    def client(self, who: str, name: str, key: str = "") -> Modern:
-        url = f"{self.gateway.base}/servers/{name}/mcp" if name else self.gateway.url
-        return Modern(url, self.http, headers=headers_of(who, key))
+    def url(self, name: str) -> str:
+        return f"{self.gateway.base}/servers/{name}/mcp" if name else self.gateway.url
 
-    def asked(self, name: str) -> Counter[str]:
-        return Counter(line.split()[1] for line in (self.folder / name).read_text().splitlines())
-
-    def is_probed(self, name: str) -> bool:
-        return (self.folder / name).exists() and self.asked(name)["tools/list"] == 1
+    def lines(self, name: str) -> list[list[str]]:
+        """Process and method of each request."""
+        file = self.folder / name
+        return [line.split() for line in file.read_text().splitlines()] if file.exists() else []
 
     def processes(self, name: str) -> set[str]:
-        return {line.split()[0] for line in (self.folder / name).read_text().splitlines()}
+        return {line[0] for line in self.lines(name)}
+
+
+class Served(Asked):
+    """With servers whose results say how long they are fresh."""
+
+    def client(self, who: str, name: str, key: str = "") -> Modern:
+        return Modern(self.url(name), self.http, headers=headers_of(who, key))
+
+    def asked(self, name: str) -> Counter[str]:
+        return Counter(line[1] for line in self.lines(name))
+
+    def is_probed(self, name: str) -> bool:
+        return self.asked(name)["tools/list"] == 1
 
 
 @pytest.fixture(scope="module")
 def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     folder = tmp_path_factory.mktemp("asked")
     servers = {
-        name: server((sys.executable, PROGRAM, str(folder / name), scope, "60000"), shared=shared)
+        name: server((*CACHING, str(folder / name), scope, "60000"), shared=shared)
         for name, (scope, shared) in SERVERS.items()
     }
-    keys = {name: hashlib.sha256(key.encode()).hexdigest() for name, key in KEYS.items()}
-    with running_gateway(servers, options={"api_keys": keys}) as gateway, httpx.Client(timeout=30.0) as http:
+    keys = {name: sha256(name) for name in WHO}
+    with in_process_gateway(servers, options={"api_keys": keys}) as gateway, httpx.Client(timeout=30.0) as http:
         served = Served(gateway, folder, http)
         for name in SERVERS:  # until the probe is done
             assert eventually(partial(served.is_probed, name))
@@ -69,7 +83,7 @@ def result(answer: httpx.Response) -> Any:
 
 @requirement("cache.servers", "cache.hints")
 def test_a_public_list_of_the_probe_is_for_all_and_starts_no_process(served: Served) -> None:
-    for who in (*KEYS, *KEYS):
+    for who in (*WHO, *WHO):
         for name in ("public", ""):
             listed = result(served.client(who, name).send("tools/list"))
             assert any(tool["name"].endswith("change") for tool in listed["tools"])
@@ -81,7 +95,7 @@ def test_a_public_list_of_the_probe_is_for_all_and_starts_no_process(served: Ser
 @requirement("cache.servers")
 def test_a_private_list_is_for_one_principal(served: Served) -> None:
     before = served.asked("private")["tools/list"]
-    found = {who: [result(served.client(who, "private").send("tools/list")) for _ in range(3)] for who in KEYS}
+    found = {who: [result(served.client(who, "private").send("tools/list")) for _ in range(3)] for who in WHO}
     assert served.asked("private")["tools/list"] - before <= 2, "at most one for each: earlier tests may have asked"
     texts = {who: {each["tools"][0]["description"] for each in lists} for who, lists in found.items()}
     assert all(len(each) == 1 for each in texts.values()) and texts["ann"] != texts["bob"]
@@ -119,8 +133,7 @@ def test_what_a_process_says_after_a_call_is_for_its_session_alone(served: Serve
 @requirement("cache.servers")
 def test_a_legacy_client_gets_it_in_the_form_of_its_era(served: Served) -> None:
     before = served.asked("public")["tools/list"]
-    url = f"{served.gateway.base}/servers/public/mcp"
-    client = Legacy(url, served.http, headers={"Authorization": f"Bearer {KEYS['ann']}"}).open()
+    client = Legacy(served.url("public"), served.http, headers=bearer("ann")).open()
     answer = result(client.call("tools/list"))
     assert answer["tools"] and not answer.keys() & {"ttlMs", "cacheScope", "resultType"}
     assert served.asked("public")["tools/list"] == before
@@ -133,7 +146,7 @@ def test_a_change_that_the_server_announces_ends_it(served: Served) -> None:
     before = served.asked("public")
     body = modern_body("subscriptions/listen", {"notifications": {"toolsListChanged": True}})
     headers = {**modern_headers(body), **headers_of("ann", "changing")}
-    with served.http.stream("POST", f"{served.gateway.base}/servers/public/mcp", json=body, headers=headers) as stream:
+    with served.http.stream("POST", served.url("public"), json=body, headers=headers) as stream:
         lines = (line for line in stream.iter_lines() if "data:" in line)
         assert "acknowledged" in next(lines)
         client.tool("change")
@@ -154,8 +167,7 @@ def test_a_request_with_facts_that_only_the_server_knows_is_never_answered_from_
 @requirement("cold.lists")
 @pytest.mark.parametrize("name", ["public", ""])
 def test_a_legacy_session_has_no_process_of_a_modern_server_before_its_first_call(served: Served, name: str) -> None:
-    url = f"{served.gateway.base}/servers/{name}/mcp" if name else served.gateway.url
-    open_session = partial(Legacy, url, served.http, headers={"Authorization": f"Bearer {KEYS['ann']}"})
+    open_session = partial(Legacy, served.url(name), served.http, headers=bearer("ann"))
     methods = ("tools/list", "resources/list")
     first = open_session().open()  # which finds out that the server has no handshake
     assert all(result(first.call(method)) for method in methods)
@@ -165,6 +177,100 @@ def test_a_legacy_session_has_no_process_of_a_modern_server_before_its_first_cal
     assert served.processes("public") == before
     client.tool("change" if name else "public__change")
     assert len(served.processes("public") - before) == 1
-    asked = (served.folder / "public").read_text().splitlines()
     (own,) = served.processes("public") - before
-    assert [line.split()[1] for line in asked if line.startswith(own)] == ["subscriptions/listen", "tools/call"]
+    asked = [line[1] for line in served.lines("public") if line[0] == own]
+    assert asked == ["subscriptions/listen", "tools/call"]
+
+
+LISTS = {
+    "tools/list": "tools",
+    "prompts/list": "prompts",
+    "resources/list": "resources",
+    "resources/templates/list": "resourceTemplates",
+}
+
+
+class Learnt(Asked):
+    """With servers of the handshake era."""
+
+    def open(self, who: str, name: str = "one", client: str = "raw") -> Legacy:
+        self.http.cookies.clear()
+        return Legacy(self.url(name), self.http, headers=bearer(who)).open(name=client)
+
+    def lists(self, client: Legacy) -> dict[str, Any]:
+        return {key: messages(client.call(method))[-1]["result"][key] for method, key in LISTS.items()}
+
+    def learn(self, who: str, name: str = "one") -> dict[str, Any]:
+        """The lists that a process of the principal's first session sends."""
+        return self.lists(self.open(who, name))
+
+    def all_processes(self) -> dict[str, set[str]]:
+        return {name: self.processes(name) for name in ("one", "two", "other")}
+
+
+@pytest.fixture(scope="module")
+def learnt(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Learnt]:
+    folder = tmp_path_factory.mktemp("asked")
+    servers = {
+        name: server((*FILED, str(folder / name)), lists_fresh_s=seconds)
+        for name, seconds in (("one", 600), ("two", 600), ("other", 0))
+    }
+    keys = {name: sha256(name) for name in ("ann", "bob", "cat", "dan", "eve")}
+    with in_process_gateway(servers, options={"api_keys": keys}) as gateway, httpx.Client(timeout=30.0) as http:
+        served = Learnt(gateway, folder, http)
+        for name in ("one", "two", "other"):  # the probe needs a process of its own
+            served.learn("dan", name)
+        yield served
+
+
+@requirement("cold.lists")
+def test_a_session_like_an_earlier_one_gets_its_handshake_and_its_lists_without_a_process(learnt: Learnt) -> None:
+    learned = learnt.learn("ann")
+    before = learnt.all_processes()
+    again = [learnt.open("ann") for _ in range(3)]
+    assert [learnt.lists(client) for client in again] == [learned] * 3
+    assert learnt.all_processes() == before, "no process was started"
+    pids = {tool_text(client.tool("add", {"name": "mine"})) for client in again}
+    assert len(pids) == 3 and learnt.all_processes()["one"] - before["one"] == pids, (
+        "each call has its session's own process"
+    )
+    listed = [tool["name"] for tool in learnt.lists(again[0])["tools"]]
+    assert listed == ["add", "announce", "mine"], "a session that has a process asks it"
+    assert learnt.learn("ann") == learned, "what a session does to its lists is not for others"
+
+
+@requirement("cold.lists")
+def test_several_servers_behind_one_url_need_no_process_either(learnt: Learnt) -> None:
+    for name in ("one", "two"):
+        learnt.learn("bob", name)
+    first = learnt.learn("bob", "")
+    before = learnt.all_processes()
+    client = learnt.open("bob", "")
+    assert learnt.lists(client) == first
+    after = learnt.all_processes()
+    assert {name: after[name] - before[name] for name in ("one", "two")} == {"one": set(), "two": set()}
+    assert len(after["other"] - before["other"]) == 1, "nobody has said that its lists are fresh"
+    assert tool_text(client.tool("two__add")) in learnt.all_processes()["two"] - before["two"]
+    assert learnt.all_processes()["one"] == before["one"], "only the server that was called has a process"
+
+
+@requirement("cold.lists")
+def test_lists_are_for_equal_sessions_only(learnt: Learnt) -> None:
+    ann, before = learnt.learn("ann"), learnt.all_processes()["one"]
+    for count, (who, client) in enumerate((("cat", "raw"), ("ann", "another client")), start=1):
+        lists = learnt.lists(learnt.open(who, client=client))
+        assert len(learnt.all_processes()["one"] - before) == count
+        assert (lists == ann) is (who == "ann"), "the lists have the principal in them"
+
+
+@requirement("cold.lists")
+def test_a_change_that_a_server_announces_ends_what_is_known_of_its_lists(learnt: Learnt) -> None:
+    learnt.learn("eve")
+    changing, before = learnt.open("eve"), learnt.all_processes()["one"]
+    assert learnt.lists(changing) and learnt.all_processes()["one"] == before
+    tool_text(changing.tool("announce", {"name": "later"}))
+    assert eventually(lambda: "later" in [tool["name"] for tool in learnt.lists(changing)["tools"]])
+    before = learnt.all_processes()["one"]
+    fresh = learnt.lists(learnt.open("eve"))
+    assert [tool["name"] for tool in fresh["tools"]] == ["add", "announce"]
+    assert len(learnt.all_processes()["one"] - before) == 1, "it had to be asked"

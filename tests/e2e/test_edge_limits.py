@@ -3,10 +3,14 @@
 import asyncio
 import contextlib
 import json
+import signal
 import socket
 import struct
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Final
 
 import httpx
@@ -14,8 +18,9 @@ import psutil
 import pytest
 
 from tests.requirements import requirement
-from tests.support.gateway_process import PROBE, RunningGateway, running_gateway, server
+from tests.support.gateway_process import DEMO, PROBE, ROOT, RunningGateway, running_gateway, server
 from tests.support.http_bytes import Listener, answers, connected, listener_of, post, read_answers
+from tests.support.in_process_gateway import in_process_gateway
 from tests.support.mcp_clients import ACCEPT, Legacy, modern_body, modern_headers, tool_text
 from tests.support.waiting import eventually
 from transports.inbound.connections import drop
@@ -129,7 +134,8 @@ def test_heads_have_a_size_and_a_number_of_headers(places: dict[str, Listener], 
 
 @requirement("wall.before-auth")
 def test_the_size_of_heads_is_the_operators_on_every_path() -> None:
-    with started(head_bytes=200_000) as gateway, httpx.Client() as http:
+    limits = {"head_bytes": 200_000}
+    with in_process_gateway({"probe": server(PROBE)}, options={"limits": limits}) as gateway, httpx.Client() as http:
         client = Legacy(gateway.url, http, headers={"X": "a" * 150_000}).open()
         assert tool_text(client.tool("pid"))
 
@@ -344,7 +350,8 @@ def test_a_connection_that_makes_room_is_gone_though_its_client_does_not_close(s
         before = files()
 
         def evicted() -> int:
-            stack.enter_context(connected(listener_of(gateway.url))).sendall(start)
+            for _ in range(8):
+                stack.enter_context(connected(listener_of(gateway.url))).sendall(start)
             return limited(gateway, "connections")
 
         # Which connections may make room is found out once a second, so some of the new ones are refused.
@@ -416,3 +423,33 @@ def test_an_endless_head_and_half_sent_heads_are_not_felt_by_others(gateway: Run
             assert client.tool("pid").status_code == 200
             took.append(time.monotonic() - began)
         assert sorted(took)[30] < 0.25, took
+
+
+@requirement("wall.order", "wall.before-auth")
+def test_sixty_idle_connections_at_64_files_shut_nobody_out(tmp_path: Path, http: httpx.Client) -> None:
+    config = tmp_path / "mcp.json"
+    options = {"anonymous": True, "admin": {"listen": "127.0.0.1:0"}}
+    config.write_text(json.dumps({"mcpServers": {"demo": server(DEMO)}, "gateway": options}))
+    run = f"ulimit -n 64; exec {sys.executable} -m gateway run --port 0 --config {config}"
+    process = subprocess.Popen(["sh", "-c", run], cwd=ROOT, stderr=subprocess.PIPE, text=True)
+    gateway = RunningGateway(process)
+    try:
+        gateway.wait_ready()
+        for said in (b"", b"POST /mcp HTTP/1.1\r\nHost: local", GET + b"\r\n"):
+            with contextlib.ExitStack() as stack:
+                for place in (gateway.url, operators(gateway)):
+                    for _ in range(60):
+                        stack.enter_context(connected(listener_of(place))).sendall(said)
+                for _ in range(5):
+                    assert http.get(f"{gateway.base}/healthz", headers={"Connection": "close"}).status_code == 200
+                    assert http.get(f"{operators(gateway)}/metrics", headers={"Connection": "close"}).status_code == 200
+                with httpx.Client(timeout=20) as fresh:
+                    client = Legacy(gateway.url, fresh).open()
+                    assert tool_text(client.tool("count")) == "1", "there are files for a server too"
+                    assert client.delete().status_code == 200
+        assert "connections are taken" in gateway.stderr()
+        assert "Too many open files" not in gateway.stderr()
+        assert gateway.stop() in (0, -signal.SIGTERM)
+    finally:
+        if process.poll() is None:
+            gateway.kill()

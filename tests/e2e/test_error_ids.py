@@ -1,15 +1,20 @@
-"""Every error answer has the correlation id of its request, and the log has a line with that id."""
+"""Every error answer has the correlation id of its request, and says nothing of what raised it."""
 
 import json
+import logging
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import httpx
 import pytest
 
+from gateway.config.settings import Settings
+from gateway.serving.app import create_app
+from session_store import MemoryBackend
 from tests.requirements import requirement
-from tests.support.gateway_process import PROBE, RunningGateway, running_gateway, server
-from tests.support.mcp_clients import ACCEPT, Legacy, Modern, messages
+from tests.support.gateway_process import DEMO, PROBE, server
+from tests.support.in_process_gateway import InProcessGateway, in_process_gateway
+from tests.support.mcp_clients import ACCEPT, Legacy, Modern, messages, modern_body, modern_headers
 from tests.support.waiting import eventually
 
 TRACE = "0af7651916cd43dd8448eb211c80319c"
@@ -18,14 +23,14 @@ SERVER_ERROR = '{"jsonrpc":"2.0","id":ID,"error":{"code":-32050,"message":"no di
 
 
 @pytest.fixture(scope="module")
-def gateway() -> Iterator[RunningGateway]:
+def gateway() -> Iterator[InProcessGateway]:
     servers = {
         "probe": server(PROBE),
         "refusing": server([*PROBE, "refuse"]),
         "absent": server(["/nonexistent/program"]),
     }
     options = {"log_format": "json", "log_calls_per_s": 1_000, "sse": True}
-    with running_gateway(servers, options=options) as running:
+    with in_process_gateway(servers, options=options) as running:
         yield running
 
 
@@ -35,11 +40,11 @@ def error_of(response: httpx.Response) -> Any:
     return (found[-1] if isinstance(found, list) else found)["error"]
 
 
-def legacy(gateway: RunningGateway, http: httpx.Client, server: str = "probe") -> Legacy:
+def legacy(gateway: InProcessGateway, http: httpx.Client, server: str = "probe") -> Legacy:
     return Legacy(f"{gateway.base}/servers/{server}/mcp", http)
 
 
-Way = Callable[[RunningGateway, httpx.Client], httpx.Response]
+Way = Callable[[InProcessGateway, httpx.Client], httpx.Response]
 
 WAYS: dict[str, tuple[int, Way]] = {
     "not JSON": (
@@ -79,14 +84,14 @@ WAYS: dict[str, tuple[int, Way]] = {
 }
 
 
-def legacy_batch(gateway: RunningGateway, http: httpx.Client, batch: list[Any]) -> httpx.Response:
+def legacy_batch(gateway: InProcessGateway, http: httpx.Client, batch: list[Any]) -> httpx.Response:
     client = Legacy(f"{gateway.base}/servers/probe/mcp", http, version="2025-03-26").open()
     return client.post(batch)
 
 
 @requirement("ctx.correlation-right", "pol.errors")
 @pytest.mark.parametrize("way", sorted(WAYS))
-def test_an_error_names_its_request_and_the_log_has_it(gateway: RunningGateway, http: httpx.Client, way: str) -> None:
+def test_an_error_names_its_request_and_the_log_has_it(gateway: InProcessGateway, http: httpx.Client, way: str) -> None:
     code, ask = WAYS[way]
     error = error_of(ask(gateway, http))
     assert error["code"] == code, error
@@ -103,7 +108,7 @@ def test_an_error_names_its_request_and_the_log_has_it(gateway: RunningGateway, 
 
 
 @requirement("ctx.correlation-right")
-def test_a_servers_error_keeps_its_data(gateway: RunningGateway, http: httpx.Client) -> None:
+def test_a_servers_error_keeps_its_data(gateway: InProcessGateway, http: httpx.Client) -> None:
     client = legacy(gateway, http).open()
     client.headers |= PARENT
     for given, wanted in (
@@ -118,7 +123,7 @@ def test_a_servers_error_keeps_its_data(gateway: RunningGateway, http: httpx.Cli
 
 @requirement("ctx.correlation-right")
 @pytest.mark.parametrize("era", ["legacy", "modern"])
-def test_a_failed_tool_names_its_request(gateway: RunningGateway, http: httpx.Client, era: str) -> None:
+def test_a_failed_tool_names_its_request(gateway: InProcessGateway, http: httpx.Client, era: str) -> None:
     url = f"{gateway.base}/servers/probe/mcp"
     if era == "modern":
         failed, good = (Modern(url, http, headers=PARENT).tool(name) for name in ("fail", "pid"))
@@ -130,3 +135,38 @@ def test_a_failed_tool_names_its_request(gateway: RunningGateway, http: httpx.Cl
     trace = result["_meta"]["io.github.mcp-session-gateway/trace"]
     assert result["isError"] and trace["correlation_id"] == TRACE and len(trace["session"]) == 8
     assert "io.github.mcp-session-gateway/trace" not in messages(good)[-1]["result"].get("_meta", {})
+
+
+@pytest.mark.anyio
+@requirement("pol.errors", "ops.redact")
+@pytest.mark.parametrize("method", ["POST", "GET", "DELETE"])
+async def test_a_fault_of_ours_is_an_error_like_others(
+    method: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    settings = Settings.model_validate({"mcpServers": {"demo": server(DEMO)}})
+    store = MemoryBackend()
+    app = create_app(settings, store=store)
+    transport = httpx.ASGITransport(app)
+    async with (
+        app.router.lifespan_context(app),
+        httpx.AsyncClient(transport=transport, base_url="http://localhost") as http,
+    ):
+        body = modern_body("tools/call", {"name": "count", "arguments": {}}, request_id=7)
+        good = await http.post("/mcp", json=body, headers=modern_headers(body))
+        assert "result" in good.json()
+        token = {"MCP-Gateway-Session": good.headers["mcp-gateway-session"]}
+
+        async def fails(*_: Any, **__: Any) -> Any:
+            raise ZeroDivisionError("the secret of /etc/passwd")
+
+        with monkeypatch.context() as patched, caplog.at_level(logging.ERROR):
+            patched.setattr(store.sessions, "resume", fails)
+            headers = (
+                {**modern_headers(body), **token} if method == "POST" else {**token, "Accept": "text/event-stream"}
+            )
+            bad = await http.request(method, "/mcp", json=body if method == "POST" else None, headers=headers)
+        assert bad.status_code == 500 and bad.json()["error"]["code"] == -32603, bad.text
+        assert bad.json()["id"] == (7 if method == "POST" else None)
+        assert "secret" not in bad.text and "ZeroDivision" not in bad.text and "ZeroDivision" in caplog.text
+        again = await http.post("/mcp", json=body, headers={**modern_headers(body), **token})
+        assert again.json()["result"]["content"][0]["text"] == "2", "nothing was lost"

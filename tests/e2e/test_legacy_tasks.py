@@ -1,48 +1,49 @@
-"""The experimental tasks of 2025-11-25, between a legacy client and legacy servers."""
+"""The experimental tasks of 2025-11-25: relayed to clients of their era, and followed for clients of another."""
 
 import json
 from collections.abc import Iterator
+from typing import Any
 
 import httpx
 import pytest
 
 from tests.requirements import requirement
-from tests.support.gateway_process import DEMO, TASKS, RunningGateway, running_gateway, server
+from tests.support.gateway_process import DEMO, TASKS, server
+from tests.support.in_process_gateway import InProcessGateway, in_process_gateway
 from tests.support.legacy_task_client import Listening, Tasks
-from tests.support.mcp_clients import tool_text
-from tests.support.task_server import RELATED, HttpTasks, running_http_tasks
+from tests.support.mcp_clients import DECLARES_TASKS, SESSION_KEY, Legacy, Modern, messages, tool_text
+from tests.support.task_server import RELATED, running_http_tasks
 from tests.support.waiting import eventually
 
 SERVERS = ("http", "shared", "stdio")
 
 
-@pytest.fixture(scope="module")
-def upstream() -> Iterator[HttpTasks]:
-    with running_http_tasks("legacy") as running:
-        yield running
+def serving(era: str) -> Iterator[InProcessGateway]:
+    command = (*TASKS, era)
+    with running_http_tasks(era) as upstream:
+        servers = {"stdio": server(command), "shared": server(command, shared=True), "http": {"url": upstream.url}}
+        with in_process_gateway(servers | {"plain": server(DEMO)}, options={"tasks": {"after_s": 0.3}}) as running:
+            yield running
 
 
 @pytest.fixture(scope="module")
-def gateway(upstream: HttpTasks) -> Iterator[RunningGateway]:
-    legacy = (*TASKS, "legacy")
-    servers = {
-        "stdio": server(legacy),
-        "shared": server(legacy, shared=True),
-        "http": {"url": upstream.url},
-        "plain": server(DEMO),
-    }
-    with running_gateway(servers) as running:
-        yield running
+def gateway() -> Iterator[InProcessGateway]:
+    yield from serving("legacy")
 
 
-def clients(gateway: RunningGateway, http: httpx.Client, name: str) -> list[Tasks]:
+@pytest.fixture(scope="module")
+def modern() -> Iterator[InProcessGateway]:
+    yield from serving("modern")
+
+
+def clients(gateway: InProcessGateway, http: httpx.Client, name: str) -> list[Tasks]:
     """Clients of one server, at the address of all servers and at its own."""
     return [Tasks(gateway.url, http, f"{name}__"), Tasks(f"{gateway.base}/servers/{name}/mcp", http)]
 
 
 @requirement("task.relay")
 @pytest.mark.parametrize("name", SERVERS)
-def test_a_legacy_task_lives_under_the_gateways_id(gateway: RunningGateway, http: httpx.Client, name: str) -> None:
+def test_a_legacy_task_lives_under_the_gateways_id(gateway: InProcessGateway, http: httpx.Client, name: str) -> None:
     for tasks in clients(gateway, http, name):
         assert tasks.handshake["capabilities"]["tasks"]["requests"] == {"tools": {"call": {}}}
         made = tasks.begin("work")
@@ -67,7 +68,7 @@ def test_a_legacy_task_lives_under_the_gateways_id(gateway: RunningGateway, http
 @requirement("task.relay")
 @pytest.mark.parametrize("name", SERVERS)
 def test_a_task_that_asks_is_answered_while_its_result_is_awaited(
-    gateway: RunningGateway, http: httpx.Client, name: str
+    gateway: InProcessGateway, http: httpx.Client, name: str
 ) -> None:
     for tasks in clients(gateway, http, name):
         task = tasks.begin("ask")["taskId"]
@@ -85,7 +86,7 @@ def test_a_task_that_asks_is_answered_while_its_result_is_awaited(
 
 @requirement("task.relay", "wall.memory")
 @pytest.mark.parametrize("name", SERVERS)
-def test_only_its_own_session_is_told_of_a_task(gateway: RunningGateway, http: httpx.Client, name: str) -> None:
+def test_only_its_own_session_is_told_of_a_task(gateway: InProcessGateway, http: httpx.Client, name: str) -> None:
     mine, other = (Tasks(gateway.url, http, f"{name}__") for _ in range(2))
     with Listening(mine.client) as told, Listening(other.client) as others:
         task = mine.begin("work", meta={"progressToken": "p1"}, for_s=0.3)["taskId"]
@@ -102,7 +103,7 @@ def test_only_its_own_session_is_told_of_a_task(gateway: RunningGateway, http: h
 
 
 @requirement("task.relay", "id.forged")
-def test_unknown_tasks_and_methods_are_errors_of_the_protocol(gateway: RunningGateway, http: httpx.Client) -> None:
+def test_unknown_tasks_and_methods_are_errors_of_the_protocol(gateway: InProcessGateway, http: httpx.Client) -> None:
     tasks = Tasks(gateway.url, http, "stdio__")
     task = tasks.begin("work", for_s=60)["taskId"]
     elsewhere = Tasks(f"{gateway.base}/servers/stdio/mcp", http)
@@ -118,15 +119,96 @@ def test_unknown_tasks_and_methods_are_errors_of_the_protocol(gateway: RunningGa
 
 
 @requirement("task.relay")
-def test_tasks_of_several_servers_are_one_list(gateway: RunningGateway, http: httpx.Client) -> None:
+def test_tasks_of_several_servers_are_one_list(gateway: InProcessGateway, http: httpx.Client) -> None:
     tasks = Tasks(gateway.url, http)
     made = {name: [tasks.begin(f"{name}__work")["taskId"] for _ in range(3)] for name in SERVERS}
     assert sorted(tasks.listed()) == sorted(task for of_server in made.values() for task in of_server)
 
 
 @requirement("task.relay")
-def test_a_task_is_found_from_a_later_session_of_its_client(gateway: RunningGateway, http: httpx.Client) -> None:
+def test_a_task_is_found_from_a_later_session_of_its_client(gateway: InProcessGateway, http: httpx.Client) -> None:
     task = Tasks(gateway.url, http, "stdio__").begin("work")["taskId"]
     later = Tasks(gateway.url, http)
     assert later.until(task, "completed")
     assert later.ask("tasks/result", {"taskId": task})["content"][0]["text"] == "work is done"
+
+
+def seen_by(client: Any, name: str) -> list[Any]:
+    found: list[Any] = json.loads(tool_text(client.tool(f"{name}__seen")))
+    return found
+
+
+def asked_and_answered(client: Legacy, tool: str, **more: Any) -> list[Any]:
+    """The messages of a tool call, whose questions are answered."""
+    body = {"jsonrpc": "2.0", "id": "c", "method": "tools/call", "params": {"name": tool, "arguments": {}, **more}}
+    headers, seen = client.request_headers(), []
+    with client.http.stream("POST", client.url, json=body, headers=headers) as response:
+        for line in response.iter_lines():
+            if line.startswith("data: {"):
+                message = json.loads(line.removeprefix("data: "))
+                seen.append(message)
+                if message.get("method") == "elicitation/create":
+                    result = {"action": "accept", "content": {"name": "Ada"}}
+                    with httpx.Client() as other:
+                        answer = {"jsonrpc": "2.0", "id": message["id"], "result": result}
+                        assert other.post(client.url, json=answer, headers=headers).status_code == 202
+    return seen
+
+
+@requirement("task.relay", "spec.bridge")
+@pytest.mark.parametrize("name", SERVERS)
+def test_a_legacy_client_gets_the_outcome_of_a_modern_servers_task(
+    modern: InProcessGateway, http: httpx.Client, name: str
+) -> None:
+    client = Legacy(modern.url, http).open(capabilities={"elicitation": {}})
+    for tool in ("work", "must"):
+        result = messages(client.tool(f"{name}__{tool}"))[-1]["result"]
+        assert result == {"content": [{"type": "text", "text": f"{tool} is done"}]}, "and nothing of the task"
+    failed = messages(client.tool(f"{name}__fail"))[-1]["error"]
+    assert (failed["code"], failed["message"]) == (-32603, "it broke")
+    *notes, answer = asked_and_answered(client, f"{name}__ask", _meta={"progressToken": "p"})
+    assert answer["result"]["content"][0]["text"] == "hello Ada"
+    told = [note["params"] for note in notes if note["method"] == "notifications/progress"]
+    assert all(note["progressToken"] == "p" for note in told)
+    assert [note["progress"] for note in told] == [*range(1, len(told) + 1)]
+    assert "asking" in [note["message"] for note in told]
+
+
+@requirement("task.relay", "spec.bridge")
+@pytest.mark.parametrize("name", SERVERS)
+def test_a_modern_client_gets_the_result_of_a_tool_that_is_a_task_only(
+    gateway: InProcessGateway, http: httpx.Client, name: str
+) -> None:
+    plain = Modern(gateway.url, http)
+    result = messages(plain.tool(f"{name}__must"))[-1]["result"]
+    assert result["content"] == [{"type": "text", "text": "must is done"}]
+    assert result["resultType"] == "complete" and "task" not in result
+    assert "io.modelcontextprotocol/related-task" not in result.get("_meta", {})
+    # A client that takes tasks gets one of the gateway's.
+    made = messages(plain.tool(f"{name}__must", {"for_s": 1}, meta=DECLARES_TASKS))[-1]["result"]
+    assert made["resultType"] == "task"
+
+    def got() -> Any:
+        return messages(plain.send("tasks/get", {"taskId": made["taskId"]}, meta=DECLARES_TASKS))[-1]["result"]
+
+    assert eventually(lambda: got()["status"] == "completed")
+    assert got()["result"]["content"][0]["text"] == "must is done"
+
+
+@requirement("task.relay", "spec.bridge")
+@pytest.mark.parametrize("name", SERVERS)
+def test_a_call_that_is_cancelled_cancels_the_task(
+    gateway: InProcessGateway, modern: InProcessGateway, http: httpx.Client, name: str
+) -> None:
+    old = Legacy(modern.url, http).open()
+    token = messages(Modern(gateway.url, http).tool(f"{name}__plain"))[-1]["result"]["_meta"][SESSION_KEY]
+    new = Modern(gateway.url, http, headers={"MCP-Gateway-Session": token})
+    with httpx.Client(timeout=1.0) as impatient:
+        same = Legacy(old.url, impatient)
+        same.session, same._last_id = old.session, 76
+        for client in (same, Modern(new.url, impatient, headers=new.headers)):
+            with pytest.raises(httpx.ReadTimeout):
+                client.tool(f"{name}__must", {"for_s": 60})
+    old.notify("notifications/cancelled", {"requestId": 77})
+    for each in (old, new):
+        assert eventually(lambda each=each: any(m.get("method") == "tasks/cancel" for m in seen_by(each, name)))  # type: ignore[misc]  # of this round

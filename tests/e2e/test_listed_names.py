@@ -11,7 +11,8 @@ from mcp.shared.inbound import NAME_BEARING_METHODS, encode_header_value
 
 from tests.requirements import requirement
 from tests.support.credentials import KEYS, bearer, sha256
-from tests.support.gateway_process import LISTING, RunningGateway, running_gateway, server
+from tests.support.gateway_process import LISTING, WORK, server
+from tests.support.in_process_gateway import InProcessGateway, in_process_gateway
 from tests.support.mcp_clients import (
     Legacy,
     Modern,
@@ -52,7 +53,7 @@ Send = Callable[[str, dict[str, Any]], Any]
 
 
 @pytest.fixture(scope="module", params=["legacy server", "modern server", "two servers"])
-def gateway(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningGateway]:
+def gateway(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[InProcessGateway]:
     lists = tmp_path_factory.mktemp("lists") / "lists.json"
     lists.write_text(json.dumps(LISTS))
     more = ["modern"] if request.param == "modern server" else []
@@ -61,13 +62,13 @@ def gateway(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
         empty = lists.with_name("empty.json")
         empty.write_text("{}")
         servers["t"] = server((*LISTING, str(empty)), **RULES)
-    with running_gateway(servers, options=OPTIONS) as running:
+    with in_process_gateway(servers, options=OPTIONS) as running:
         running.prefix = "s__" if request.param == "two servers" else ""  # type: ignore[attr-defined]
         yield running
 
 
 @pytest.fixture(params=["legacy", "modern"])
-def senders(request: pytest.FixtureRequest, gateway: RunningGateway, http: httpx.Client) -> tuple[Send, Send, str]:
+def senders(request: pytest.FixtureRequest, gateway: InProcessGateway, http: httpx.Client) -> tuple[Send, Send, str]:
     """A client that may all, one that may not, and what stands before names."""
 
     def sender(who: str) -> Send:
@@ -175,7 +176,7 @@ def test_methods_that_nobody_knows_do_not_pass(senders: tuple[Send, Send, str]) 
 
 
 @requirement("wall.decoded")
-def test_nobody_hears_of_resources_that_are_hidden(gateway: RunningGateway, http: httpx.Client) -> None:
+def test_nobody_hears_of_resources_that_are_hidden(gateway: InProcessGateway, http: httpx.Client) -> None:
     bob = Legacy(gateway.url, http, headers=bearer(KEYS["bob"])).open()
     error = messages(bob.call("resources/subscribe", {"uri": "note://secret/b"}))[-1]["error"]
     assert error["message"] == "Resource not found: note://secret/b"
@@ -199,7 +200,7 @@ def test_lists_that_change_are_read_anew(era: str, http: httpx.Client, tmp_path:
     tools = [{"name": "relist", "inputSchema": SCHEMA}]
     lists.write_text(json.dumps({"tools": tools}))
     entry = server((*LISTING, str(lists)), tools={"delete_*": BOSS})
-    with running_gateway({"s": entry}, options={"policy": {"unmatched_patterns": "allow"}}) as gateway:
+    with in_process_gateway({"s": entry}, options={"policy": {"unmatched_patterns": "allow"}}) as gateway:
         client = Legacy(gateway.url, http).open() if era == "legacy" else Modern(gateway.url, http)
         assert "Unknown tool" in messages(client.tool("newcomer"))[-1]["error"]["message"]
         strict = {"type": "object", "required": ["n"]}
@@ -221,7 +222,7 @@ def test_a_workspace_has_its_prompts_and_resources(http: httpx.Client, tmp_path:
         "api_keys": {"bob": sha256("bob-key")},
         "policy": {"rules": [{"principals": ["*"], "workspace": "w"}], "workspaces": {"w": entry}},
     }
-    with running_gateway({"s": server((*LISTING, str(lists)))}, options=options) as gateway:
+    with in_process_gateway({"s": server((*LISTING, str(lists)))}, options=options) as gateway:
         bob = Legacy(gateway.url, http, headers=bearer("bob-key")).open()
         for method, key, name, seen in (
             ("tools/list", "tools", "name", {"read"}),
@@ -232,3 +233,51 @@ def test_a_workspace_has_its_prompts_and_resources(http: httpx.Client, tmp_path:
             assert {item[name] for item in messages(bob.call(method))[-1]["result"][key]} == seen
         for uri in ("note://secret/b", "note://open/../secret/b", "file:///pub/x"):
             assert "not found" in messages(bob.call("resources/read", {"uri": uri}))[-1]["error"]["message"]
+
+
+CALL = {"name": "work", "arguments": {"job": "hidden"}}
+
+
+@pytest.fixture(scope="module")
+def ledger(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("ledger") / "ledger"
+
+
+@pytest.fixture(scope="module")
+def working(ledger: Path) -> Iterator[InProcessGateway]:
+    """Two servers that execute requests without an id, as JSON-RPC permits. One tool of each is hidden."""
+    env = {"LEDGER": str(ledger), "ANSWERS_NOTIFICATIONS": "1"}
+    servers = {era: server((*WORK, era), env=env, hidden_tools=["work"]) for era in ("legacy", "modern")}
+    with in_process_gateway(servers) as running:
+        yield running
+
+
+@requirement("pol.doors")
+@pytest.mark.parametrize("path", ["/mcp", "/servers/legacy/mcp", "/servers/modern/mcp"])
+def test_a_request_without_an_id_reaches_no_server(
+    working: InProcessGateway, http: httpx.Client, ledger: Path, path: str
+) -> None:
+    for version in ("2025-11-25", "2025-03-26"):
+        client = Legacy(f"{working.base}{path}", http, version=version).open()
+        look = "legacy__look" if path == "/mcp" else "look"
+        assert tool_text(client.tool(look, {"job": "before"})) == "done before"
+        for name in ("work", "legacy__work"):
+            params = CALL | {"name": name}
+            assert client.notify("tools/call", params).status_code == 202
+            if version == "2025-03-26":
+                body = [{"jsonrpc": "2.0", "method": "tools/call", "params": params}]
+                assert client.post(body).status_code == 202
+        client.notify("tasks/cancel", {"taskId": "1"})
+        assert tool_text(client.tool(look, {"job": "after"})) == "done after"
+    assert "hidden" not in ledger.read_text(encoding="utf-8")
+
+
+@requirement("pol.doors")
+def test_requests_of_the_other_era_reach_no_server(working: InProcessGateway, http: httpx.Client) -> None:
+    old, new = Legacy(working.url, http).open(), Modern(working.url, http)
+    for method in ("subscriptions/listen", "server/discover", "tasks/update", "sampling/createMessage"):
+        refused = old.call(method, {"notifications": {"taskIds": ["1"]}})
+        assert messages(refused)[-1]["error"]["code"] == -32601, refused.text
+    for method in ("tasks/list", "tasks/result", "roots/list", "notifications/initialized"):
+        answer = new.send(method)
+        assert (answer.status_code, messages(answer)[-1]["error"]["code"]) == (404, -32601), answer.text

@@ -1,4 +1,4 @@
-"""What arguments may not contain, however JSON and Unicode write it, and what it costs to look."""
+"""Arguments on their way: what they may not contain, what it costs to look, and that others arrive as written."""
 
 import json
 import time
@@ -9,8 +9,9 @@ import httpx
 import pytest
 
 from tests.requirements import requirement
-from tests.support.gateway_process import LISTING, PROBE, RunningGateway, running_gateway, server
-from tests.support.mcp_clients import ACCEPT, Legacy, failed_text, tool_text
+from tests.support.gateway_process import LISTING, PROBE, SCRIPTED, server
+from tests.support.in_process_gateway import InProcessGateway, in_process_gateway
+from tests.support.mcp_clients import ACCEPT, Legacy, Modern, failed_text, modern_body, modern_headers, tool_text
 
 BLOCKED = [r"drop\s+table", r'say "no"', r"^(a+)+$", r"\b4111\d{12}\b"]
 EVASIONS = [
@@ -33,8 +34,8 @@ EVASIONS = [
 
 
 @pytest.fixture(scope="module")
-def gateway() -> Iterator[RunningGateway]:
-    with running_gateway({"probe": server(PROBE, tools={"echo": {"blocked": BLOCKED}})}) as running:
+def gateway() -> Iterator[InProcessGateway]:
+    with in_process_gateway({"probe": server(PROBE, tools={"echo": {"blocked": BLOCKED}})}) as running:
         yield running
 
 
@@ -46,7 +47,7 @@ def echo(client: Legacy, arguments: str, tool: str = "echo") -> httpx.Response:
 
 
 @requirement("wall.decoded")
-def test_what_is_blocked_is_found_however_it_is_written(gateway: RunningGateway, http: httpx.Client) -> None:
+def test_what_is_blocked_is_found_however_it_is_written(gateway: InProcessGateway, http: httpx.Client) -> None:
     client = Legacy(gateway.url, http).open()
     for arguments in EVASIONS:
         assert "blocked" in failed_text(echo(client, arguments)), arguments
@@ -60,14 +61,14 @@ def test_the_server_sees_what_was_looked_at(http: httpx.Client, tmp_path: Path) 
     lists = tmp_path / "lists.json"
     lists.write_text(json.dumps({"tools": [{"name": "raw", "inputSchema": {"type": "object"}}]}))
     for tools in ({"raw": {"blocked": BLOCKED}}, {}):
-        with running_gateway({"s": server((*LISTING, str(lists)), tools=tools)}) as running:
+        with in_process_gateway({"s": server((*LISTING, str(lists)), tools=tools)}) as running:
             client = Legacy(running.url, http).open()
             line = tool_text(echo(client, '{"sql": "drop table x", "n": 1.50, "sql": "select 1"}', "raw"))
             assert "drop" not in line and json.loads(line)["params"]["arguments"] == {"sql": "select 1", "n": 1.5}
 
 
 @requirement("wall.decoded")
-def test_looking_costs_a_bounded_time(gateway: RunningGateway, http: httpx.Client) -> None:
+def test_looking_costs_a_bounded_time(gateway: InProcessGateway, http: httpx.Client) -> None:
     client = Legacy(gateway.url, http).open()
     ascii_only = ("a" * 2_000_000 + "!", "drop " * 400_000)
     # The last two are no marks, and become marks when they are normalised.
@@ -79,3 +80,35 @@ def test_looking_costs_a_bounded_time(gateway: RunningGateway, http: httpx.Clien
         assert text in tool_text(answer) if text.isascii() else "cannot be checked" in failed_text(answer)
     many = echo(client, json.dumps({"all": ["x"] * 100_000}))
     assert "more than 20000 strings" in failed_text(many)
+
+
+@pytest.fixture(scope="module")
+def scripted() -> Iterator[InProcessGateway]:
+    with in_process_gateway({era: server((*SCRIPTED, era)) for era in ("legacy", "modern")}) as running:
+        yield running
+
+
+@requirement("pol.lenient")
+@pytest.mark.parametrize("era", ["legacy", "modern"])
+def test_arguments_that_a_server_may_take_reach_it(scripted: InProcessGateway, http: httpx.Client, era: str) -> None:
+    url = f"{scripted.base}/servers/{era}/mcp"
+    legacy, modern = Legacy(url, http).open(), Modern(url, http)
+    mine = {"MCP-Gateway-Session": modern.tool("got").headers["mcp-gateway-session"]}
+    for sent in ('{"n":"3","region":null}', '{"n":1e400}', '{"n":-12345678901234567890}'):
+        call = {
+            "jsonrpc": "2.0",
+            "id": 5,
+            "method": "tools/call",
+            "params": {"name": "number", "arguments": {"here": "is"}},
+        }
+        text = json.dumps(call).replace('{"here": "is"}', sent)
+        headers = {"Content-Type": "application/json", **legacy.request_headers()}
+        assert tool_text(http.post(url, content=text, headers=headers)) == "ok"
+        body = modern_body("tools/call", {"name": "number", "arguments": {"here": "is"}})
+        text = json.dumps(body).replace('{"here": "is"}', sent)
+        headers = {"Content-Type": "application/json", **modern_headers(body), **mine}
+        assert tool_text(http.post(url, content=text, headers=headers)) == "ok"
+        assert any(f'"arguments":{sent}' in line for line in json.loads(tool_text(modern.tool("got", headers=mine))))
+    assert tool_text(modern.tool("mirrored", {"region": None})) == "ok", "no header stands for no value"
+    for client in (legacy, modern):
+        assert 'arguments.n: "x" is not of type "integer"' in failed_text(client.tool("number", {"n": "x"}))

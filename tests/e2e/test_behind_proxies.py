@@ -1,4 +1,4 @@
-"""Behind nginx as it is set up for WebSockets, with connections kept to the gateway: nobody gets another's answer."""
+"""Behind nginx and HAProxy: nobody gets another's answer, and a certificate that was checked is a principal."""
 
 import contextlib
 import json
@@ -12,19 +12,21 @@ import httpx
 import pytest
 
 from tests.requirements import requirement
+from tests.support.certificates import Authority
 from tests.support.credentials import KEYS, bearer, sha256
 from tests.support.free_ports import free_port
-from tests.support.gateway_process import PROBE, RunningGateway, running_gateway, server
+from tests.support.gateway_process import DEMO, PROBE, server
 from tests.support.http_bytes import connected, post, read_answers
-from tests.support.mcp_clients import Legacy, tool_text
+from tests.support.in_process_gateway import InProcessGateway, in_process_gateway
+from tests.support.mcp_clients import Legacy, Modern, tool_text
 from tests.support.waiting import eventually
 from tests.tools.programs import program
 
-ROUNDS = 6
+ROUNDS = 3
 
 
 @contextlib.contextmanager
-def nginx(gateway: RunningGateway, buffering: str) -> Iterator[int]:
+def nginx(gateway: InProcessGateway, buffering: str) -> Iterator[int]:
     """With the map of nginx's own documentation (nginx.org/en/docs/http/websocket.html), and upstream keepalive."""
     port = free_port()
     with tempfile.TemporaryDirectory() as name:
@@ -74,7 +76,7 @@ def call(client: Legacy, said: str, *headers: str) -> bytes:
 def test_two_principals_never_get_each_others_answers(buffering: str, offer: tuple[str, ...]) -> None:
     keys = {name: sha256(KEYS[name]) for name in ("alice", "bob")}
     with (
-        running_gateway({"probe": server(PROBE)}, options={"api_keys": keys}) as gateway,
+        in_process_gateway({"probe": server(PROBE)}, options={"api_keys": keys}) as gateway,
         nginx(gateway, buffering) as port,
         httpx.Client() as one,
         httpx.Client() as other,
@@ -99,3 +101,61 @@ def test_two_principals_never_get_each_others_answers(buffering: str, offer: tup
                 sock.sendall(call(alice, f"alice-{n}", *offer))
                 said = sock.recv(1 << 16)
                 assert b" 200 " in said and f"alice-{n}".encode() in said, said
+
+
+CONFIG = """
+defaults
+  mode http
+  timeout connect 5s
+  timeout client 60s
+  timeout server 60s
+frontend tls
+  bind 127.0.0.1:{port} ssl crt {folder}/server.pem ca-file {folder}/ca.pem verify optional
+  http-request del-header X-Client-Subject
+  http-request set-header X-Client-Subject %[ssl_c_s_dn(CN)] if {{ ssl_c_used }}
+  http-request set-header X-Forwarded-Proto https
+  default_backend gateway
+backend gateway
+  server one 127.0.0.1:{gateway}
+"""
+
+
+@pytest.fixture
+def proxied(tmp_path: Path) -> Iterator[tuple[str, Authority]]:
+    """The URL of the load balancer, and what is behind it."""
+    authority, port = Authority(tmp_path), free_port()
+    authority.issue("server")
+    proxies = {"networks": ["127.0.0.1/32"], "subject_header": "X-Client-Subject", "issuer": "mtls"}
+    with in_process_gateway({"demo": server(DEMO)}, options={"auth": {"proxies": proxies}}) as gateway:
+        config = tmp_path / "haproxy.cfg"
+        behind = gateway.base.rpartition(":")[2]
+        config.write_text(CONFIG.format(port=port, folder=tmp_path, gateway=behind))
+        with subprocess.Popen([str(program("haproxy", "haproxy")), "-db", "-q", "-f", str(config)]) as balancer:
+            try:
+                yield f"https://localhost:{port}/mcp", authority
+            finally:
+                balancer.terminate()
+
+
+@requirement("pol.auth", "id.bound")
+def test_a_certificate_is_a_principal(proxied: tuple[str, Authority]) -> None:
+    url, authority = proxied
+    with authority.client("ada") as ada, authority.client("bob") as bob, authority.client() as nobody:
+
+        def answers() -> bool:
+            try:
+                return ada.get(url.replace("/mcp", "/healthz")).status_code == 200
+            except httpx.ConnectError:
+                return False
+
+        assert eventually(answers, 10)
+        who = json.loads(tool_text(Modern(url, ada).tool("whoami")))
+        assert who["principal"] == "mtls:ada"
+        assert json.loads(tool_text(Modern(url, ada).tool("whoami"))) == who, "her own session again"
+        assert json.loads(tool_text(Modern(url, bob).tool("whoami")))["principal"] == "mtls:bob"
+        forged = {"X-Client-Subject": "ada"}
+        assert Modern(url, nobody, headers=forged).tool("whoami").status_code == 401, "no certificate, no name"
+        spoofed = json.loads(tool_text(Modern(url, bob, headers=forged).tool("whoami")))
+        assert spoofed["principal"] == "mtls:bob", "what a client says itself is taken off"
+        token = Modern(url, ada).tool("whoami").headers["mcp-gateway-session"]
+        assert Modern(url, bob, headers={"MCP-Gateway-Session": token}).tool("whoami").status_code == 404

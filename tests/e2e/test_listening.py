@@ -1,0 +1,234 @@
+"""Streams of notifications: acknowledged before servers have started, and ended or begun again with them."""
+
+import json
+import os
+import shlex
+import signal
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.requirements import requirement
+from tests.support.gateway_process import PROBE, server
+from tests.support.in_process_gateway import InProcessGateway, in_process_gateway
+from tests.support.mcp_clients import Modern, events, messages, modern_body, modern_headers, tool_text
+from tests.support.scripted_http_server import Reply, Seen, discovered, event, result_of, running_scripted_server
+from tests.support.waiting import eventually
+
+START_S = 2.0
+CHANGED = "notifications/tools/list_changed"
+
+
+class Cold:
+    """A gateway whose servers run a line of shell before they start."""
+
+    def __init__(self, gateway: InProcessGateway, line: Path) -> None:
+        self._gateway = gateway
+        self._line = line
+
+    def url(self, path: str) -> str:
+        return self._gateway.base + path
+
+    def start_with(self, line: str) -> None:
+        self._line.write_text(line, encoding="utf-8")
+
+
+@pytest.fixture(scope="module")
+def cold(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cold]:
+    line = tmp_path_factory.mktemp("cold") / "before"
+    line.write_text("true")
+
+    def slow(*flags: str) -> Any:
+        return server(("/bin/sh", "-c", f". {shlex.quote(str(line))}; exec {shlex.join((*PROBE, *flags))}"))
+
+    servers = {"new": slow("modern-only", "notifies", "listens-late"), "old": slow("legacy-only", "notifies")}
+    # Longer than a start takes: what does not wait for one is told apart from what waits as long as it may.
+    with in_process_gateway(servers, options={"limits": {"list_timeout_s": 20}}) as gateway:
+        yield Cold(gateway, line)
+
+
+@requirement("spec.cold-listen")
+@pytest.mark.parametrize(
+    ("path", "changes", "notified"),
+    [
+        ("/servers/new/mcp", ["announce"], 1),
+        ("/servers/old/mcp", ["change"], 2),
+        ("/mcp", ["new__announce", "old__change"], 3),
+    ],
+)
+def test_no_change_is_missed_after_an_acknowledgement_that_servers_have_not_started_for(
+    cold: Cold, http: httpx.Client, path: str, changes: list[str], notified: int
+) -> None:
+    """The new server makes its change before it has the subscription, and notifies nobody: the gateway does. The old
+    server notifies by itself, and the gateway once it is up."""
+    cold.start_with(f"sleep {START_S}")
+    with listening(cold.url(path)) as stream:
+        assert stream.first["params"]["notifications"] == {"toolsListChanged": True}
+        assert stream.acknowledged_s < START_S
+        client = Modern(cold.url(path), http, headers={"MCP-Gateway-Session": stream.session})
+        for change in changes:
+            assert "result" in messages(client.tool(change))[-1]
+        seen = stream.until(1 + notified)
+        assert {message["method"] for message in seen[1:]} == {CHANGED}
+        assert {message["params"]["_meta"][SUBSCRIPTION] for message in seen} == {"mine"}
+
+
+@requirement("spec.cold-listen")
+@pytest.mark.parametrize(("name", "code"), [("new", -32014), ("old", -32013)])
+def test_a_stream_ends_with_an_error_if_its_only_server_does_not_start(cold: Cold, name: str, code: int) -> None:
+    """A modern server has no handshake, so that it has the subscription when it fails."""
+    cold.start_with("sleep 0.5; exit 3")
+    with listening(cold.url(f"/servers/{name}/mcp")) as stream:
+        _, last = stream.rest()
+    assert last["id"] == "mine" and last["error"]["code"] == code and name in last["error"]["message"]
+
+
+@requirement("spec.cold-listen")
+def test_a_stream_of_several_servers_waits_for_those_that_do_not_start(cold: Cold, http: httpx.Client) -> None:
+    cold.start_with("exit 3")
+    with listening(cold.url("/mcp")) as stream:
+        cold.start_with("true")
+        client = Modern(cold.url("/mcp"), http, headers={"MCP-Gateway-Session": stream.session})
+        assert eventually(lambda: "result" in messages(client.tool("old__change"))[-1])
+        assert stream.until(2)[1]["method"] == CHANGED
+
+
+@requirement("spec.cold-listen", "proc.late")
+def test_lists_of_a_session_that_listens_wait_for_its_servers(cold: Cold, http: httpx.Client) -> None:
+    cold.start_with("sleep 0.8")
+    with listening(cold.url("/mcp")) as stream:
+        client = Modern(cold.url("/mcp"), http, headers={"MCP-Gateway-Session": stream.session})
+        listed = client.send("tools/list").json()["result"]
+    assert "io.github.mcp-session-gateway/missing" not in listed.get("_meta", {})
+    assert {tool["name"].split("__")[0] for tool in listed["tools"]} == {"new", "old"}
+
+
+SUBSCRIPTION = "io.modelcontextprotocol/subscriptionId"
+NOTIFIES = (*PROBE, "notifies", "modern-only")
+
+
+class Stream:
+    """An acknowledged `subscriptions/listen`, and what has come of it. `session` is the token of its session."""
+
+    def __init__(self, response: httpx.Response, began: float) -> None:
+        self.session = response.headers["mcp-gateway-session"]
+        self._chunks = response.iter_text()
+        self._text = ""
+        self.first = self.until(1)[0]
+        self.acknowledged_s = time.monotonic() - began
+        assert self.first["method"] == "notifications/subscriptions/acknowledged"
+
+    @property
+    def seen(self) -> list[Any]:
+        return [json.loads(data) for _, data in events(self._text[: self._text.rfind("\n\n") + 2]) if data]
+
+    def until(self, count: int) -> list[Any]:
+        """The first messages, so many."""
+        while len(self.seen) < count:
+            self._text += next(self._chunks)
+        return self.seen
+
+    def rest(self) -> list[Any]:
+        """All messages, once the gateway has ended the stream."""
+        self._text += "".join(self._chunks)
+        return self.seen
+
+
+@contextmanager
+def listening(url: str, request_id: object = "mine") -> Iterator[Stream]:
+    body = modern_body("subscriptions/listen", {"notifications": {"toolsListChanged": True}}, request_id=request_id)
+    began = time.monotonic()
+    with (
+        httpx.Client(timeout=20) as own,
+        own.stream("POST", url, json=body, headers=modern_headers(body)) as response,
+    ):
+        yield Stream(response, began)
+
+
+@requirement("spec.ended-listen")
+def test_a_stream_that_the_only_server_ends_is_ended_gracefully(http: httpx.Client) -> None:
+    with in_process_gateway({"p": server(NOTIFIES, shared=True)}) as gateway:
+        with listening(gateway.url, "mine") as stream:
+            assert Modern(gateway.url, http).tool("unlisten").status_code == 200
+            last = stream.rest()[-1]
+        assert last["id"] == "mine" and last["result"]["resultType"] == "complete"
+        assert last["result"]["_meta"][SUBSCRIPTION] == "mine"
+
+
+@requirement("spec.ended-listen")
+def test_a_stream_of_several_servers_ends_with_the_last_of_them(http: httpx.Client) -> None:
+    servers = {"one": server(NOTIFIES, shared=True), "two": server(NOTIFIES, shared=True)}
+    with in_process_gateway(servers) as gateway:
+        client = Modern(gateway.url, http)
+        with listening(gateway.url, 7) as stream:
+            client.tool("one__unlisten")
+            client.tool("one__announce")
+            client.tool("two__announce")
+            assert stream.until(2)[1]["method"] == "notifications/tools/list_changed", "the other server's"
+            client.tool("two__unlisten")
+            seen = stream.rest()
+        assert len(seen) == 3 and seen[-1]["id"] == 7 and seen[-1]["result"]["_meta"][SUBSCRIPTION] == 7
+
+        with listening(gateway.url, 8) as stream:
+            client.tool("one__unlisten")
+            client.tool("two__crash")
+            last = stream.rest()[-1]
+        assert last["id"] == 8 and last["error"]["code"] == -32013, "a server that is gone has ended nothing gracefully"
+
+
+@requirement("spec.lost-listen")
+def test_a_server_that_was_killed_has_its_part_of_a_stream_again_once_it_is_used() -> None:
+    servers = {"one": server(NOTIFIES), "two": server(NOTIFIES)}
+    with in_process_gateway(servers) as gateway, listening(gateway.url, 9) as stream, httpx.Client(timeout=20) as own:
+        client = Modern(gateway.url, own, headers={"MCP-Gateway-Session": stream.session})
+        for round_ in range(1, 3):
+            os.kill(int(tool_text(client.tool("one__pid"))), signal.SIGKILL)
+            assert eventually(lambda: "restarted" in client.tool("one__pid").text)
+            seen = stream.until(2 * round_)
+            assert seen[-1]["method"] == "notifications/tools/list_changed", "what it changed meanwhile may be missed"
+            client.tool("one__announce")
+            stream.until(2 * round_ + 1)
+        client.tool("two__announce")
+        seen = stream.until(6)
+    assert {message["method"] for message in seen[1:]} == {"notifications/tools/list_changed"}
+    assert {message["params"]["_meta"][SUBSCRIPTION] for message in seen} == {9}
+
+
+@requirement("spec.lost-listen")
+def test_a_server_behind_a_url_has_its_part_of_a_stream_again_after_its_connection_was_cut() -> None:
+    def script(seen: Seen) -> Reply:
+        if seen.body["method"] != "subscriptions/listen":
+            return Reply(body=result_of(seen, {**discovered(tools={"listChanged": True}), "tools": []}))
+        meta = {SUBSCRIPTION: seen.body["id"]}
+        params = {"notifications": {"toolsListChanged": True}, "_meta": meta}
+        frame = event({"jsonrpc": "2.0", "method": "notifications/subscriptions/acknowledged", "params": params})
+        if len(remote.posted("subscriptions/listen")) == 1:
+            return Reply(events=(frame,))
+        later = {"method": "notifications/tools/list_changed", "params": {"_meta": meta | {"com.acme/later": True}}}
+        return Reply(events=(frame, event({"jsonrpc": "2.0", **later})), holds=True)
+
+    with running_scripted_server(script) as remote:
+        servers = {"remote": {"url": remote.url}, "two": server(NOTIFIES)}
+        with in_process_gateway(servers) as gateway, listening(gateway.url, 3) as stream:
+            count = 2
+            while "com.acme/later" not in stream.until(count)[-1]["params"]["_meta"]:
+                count += 1
+        assert len(remote.posted("subscriptions/listen")) == 2
+        before = stream.seen[-2]
+        assert before["method"] == "notifications/tools/list_changed", "what it changed meanwhile may be missed"
+
+
+@requirement("spec.ended-listen")
+def test_a_legacy_server_keeps_the_stream_open(http: httpx.Client) -> None:
+    servers = {"new": server(NOTIFIES, shared=True), "old": server((*PROBE, "legacy-only"), shared=True)}
+    with in_process_gateway(servers) as gateway:
+        client = Modern(gateway.url, http)
+        with listening(gateway.url, 1) as stream:
+            client.tool("new__unlisten")
+            client.tool("old__change")
+            assert stream.until(2)[1]["method"] == "notifications/tools/list_changed"
