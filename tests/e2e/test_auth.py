@@ -13,7 +13,8 @@ from cryptography.hazmat.primitives.asymmetric import rsa
 
 from tests.requirements import requirement
 from tests.support.credentials import KEYS, bearer, sha256
-from tests.support.gateway_process import DEMO, PROBE, RunningGateway, running_gateway, server
+from tests.support.gateway_process import DEMO, PROBE, server
+from tests.support.in_process_gateway import InProcessGateway, in_process_gateway
 from tests.support.issuer import AUDIENCE, Issuer, running_issuer
 from tests.support.mcp_clients import Legacy, Modern, messages, tool_text
 
@@ -25,24 +26,24 @@ def issuer() -> Iterator[Issuer]:
 
 
 @pytest.fixture(scope="module")
-def gateway(issuer: Issuer) -> Iterator[RunningGateway]:
+def gateway(issuer: Issuer) -> Iterator[InProcessGateway]:
     claims = {"trust": "mcp.trust", "workspace": "team", "permissions": "may"}
     options = {
         "auth": issuer.settings(claims=claims, clock_skew_s=20),
         "api_keys": {name: sha256(key) for name, key in KEYS.items()},
     }
     servers = {"demo": server(DEMO), "probe": server(PROBE), "secret": server(DEMO, permissions=["read.secrets"])}
-    with running_gateway(servers, options=options) as running:
+    with in_process_gateway(servers, options=options) as running:
         yield running
 
 
-def whoami(gateway: RunningGateway, http: httpx.Client, token: str) -> Any:
+def whoami(gateway: InProcessGateway, http: httpx.Client, token: str) -> Any:
     return json.loads(tool_text(Modern(gateway.url, http, headers=bearer(token)).tool("demo__whoami")))
 
 
 @requirement("pol.auth", "id.refresh", "life.affinity", "id.bound")
 def test_a_token_is_a_principal_and_a_refreshed_one_the_same(
-    gateway: RunningGateway, issuer: Issuer, http: httpx.Client
+    gateway: InProcessGateway, issuer: Issuer, http: httpx.Client
 ) -> None:
     first = whoami(gateway, http, issuer.token("ada", jti="1", team="red", mcp={"trust": "Direct "}))
     assert first["principal"] == f"{issuer.url}:ada" and first["workspace"] == "red" and first["trust"] == "direct"
@@ -61,7 +62,7 @@ def test_a_token_is_a_principal_and_a_refreshed_one_the_same(
 
 
 @requirement("pol.auth")
-def test_tokens_that_are_not_good_are_refused(gateway: RunningGateway, issuer: Issuer, http: httpx.Client) -> None:
+def test_tokens_that_are_not_good_are_refused(gateway: InProcessGateway, issuer: Issuer, http: httpx.Client) -> None:
     now = int(time.time())
     stranger = rsa.generate_private_key(public_exponent=65_537, key_size=2_048)
     head = base64.urlsafe_b64encode(json.dumps({"alg": "none", "kid": "first"}).encode()).rstrip(b"=").decode()
@@ -100,7 +101,7 @@ def test_tokens_that_are_not_good_are_refused(gateway: RunningGateway, issuer: I
 @requirement("pol.auth")
 def test_new_keys_are_found_and_forged_ids_do_not_hammer_the_issuer(http: httpx.Client) -> None:
     with running_issuer() as issuer:
-        with running_gateway({"demo": server(DEMO)}, options={"auth": issuer.settings()}) as gateway:
+        with in_process_gateway({"demo": server(DEMO)}, options={"auth": issuer.settings()}) as gateway:
             url = gateway.url
 
             def status(token: str) -> int:
@@ -119,7 +120,9 @@ def test_new_keys_are_found_and_forged_ids_do_not_hammer_the_issuer(http: httpx.
 
 
 @requirement("pol.auth")
-def test_clients_can_find_the_authorization_server(gateway: RunningGateway, issuer: Issuer, http: httpx.Client) -> None:
+def test_clients_can_find_the_authorization_server(
+    gateway: InProcessGateway, issuer: Issuer, http: httpx.Client
+) -> None:
     refused = Legacy(gateway.url, http).initialize()
     challenge = refused.headers["www-authenticate"]
     url = "https://mcp.example/.well-known/oauth-protected-resource/mcp"
@@ -135,7 +138,7 @@ def test_clients_can_find_the_authorization_server(gateway: RunningGateway, issu
 
 @requirement("pol.permissions", "pol.trust", "id.refresh")
 def test_what_a_token_no_longer_says_holds_no_longer(
-    gateway: RunningGateway, issuer: Issuer, http: httpx.Client
+    gateway: InProcessGateway, issuer: Issuer, http: httpx.Client
 ) -> None:
     client = Legacy(gateway.url, http, headers=bearer(issuer.token("eve", may=["read.secrets"]))).open()
     assert tool_text(client.tool("secret__count")) == "1"
@@ -152,12 +155,12 @@ def test_only_trusted_proxies_say_who_calls(http: httpx.Client) -> None:
     says = {"X-User": "ada", "X-Trust": "sandboxed", "X-May": "a, b", "X-Forwarded-Proto": "https"}
     names = {"subject_header": "X-User", "trust_header": "X-Trust", "permissions_header": "X-May"}
     proxied = {"auth": {"proxies": {"networks": ["127.0.0.0/8"], **names}}}
-    with running_gateway({"demo": server(DEMO)}, options=proxied) as gateway:
+    with in_process_gateway({"demo": server(DEMO)}, options=proxied) as gateway:
         answer = Modern(gateway.url, http, headers=says).tool("whoami")
         told = json.loads(tool_text(answer))
         assert told["principal"] == "proxy:ada" and told["trust"] == "sandboxed"
         assert "__Host-" in answer.headers["set-cookie"]
         assert Modern(gateway.url, http).tool("whoami").status_code == 401
     elsewhere = {"auth": {"proxies": {"networks": ["10.0.0.0/8"], **names}}}
-    with running_gateway({"demo": server(DEMO)}, options=elsewhere) as gateway:
+    with in_process_gateway({"demo": server(DEMO)}, options=elsewhere) as gateway:
         assert Modern(gateway.url, http, headers=says).tool("whoami").status_code == 401

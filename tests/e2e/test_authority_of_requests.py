@@ -22,7 +22,8 @@ from gateway.serving.app import Gateway, create_app
 from session_store import NoSession, current_session
 from tests.requirements import requirement
 from tests.support.credentials import KEYS, bearer, sha256
-from tests.support.gateway_process import PROBE, RunningGateway, running_gateway, server
+from tests.support.gateway_process import PROBE, server
+from tests.support.in_process_gateway import RING, InProcessGateway, in_process_gateway
 from tests.support.issuer import Issuer, running_issuer
 from tests.support.mcp_clients import Legacy, Modern, messages, modern_body, modern_headers, tool_text
 from tests.support.pipelining_client import PipeliningClient
@@ -48,8 +49,8 @@ def options(issuer: Issuer) -> dict[str, Any]:
 
 
 @pytest.fixture(scope="module")
-def gateway(issuer: Issuer) -> Iterator[RunningGateway]:
-    with running_gateway({"probe": server(PROBE)}, options=options(issuer)) as running:
+def gateway(issuer: Issuer) -> Iterator[InProcessGateway]:
+    with in_process_gateway({"probe": server(PROBE)}, options=options(issuer)) as running:
         yield running
 
 
@@ -65,7 +66,7 @@ def authority(answer: Any) -> tuple[str, str, str]:
 
 
 @requirement("wall.authority")
-def test_pipelined_requests_inherit_nothing_of_each_other(gateway: RunningGateway, issuer: Issuer) -> None:
+def test_pipelined_requests_inherit_nothing_of_each_other(gateway: InProcessGateway, issuer: Issuer) -> None:
     body, headers = what_am_i()
     token, key = bearer(issuer.token("ada", **POWERFUL)), bearer(KEYS["alice"])
     plain = bearer(issuer.token("eve"))
@@ -80,7 +81,7 @@ def test_pipelined_requests_inherit_nothing_of_each_other(gateway: RunningGatewa
 
 
 @requirement("wall.authority")
-def test_a_kept_alive_connection_inherits_nothing(gateway: RunningGateway, issuer: Issuer) -> None:
+def test_a_kept_alive_connection_inherits_nothing(gateway: InProcessGateway, issuer: Issuer) -> None:
     body, headers = what_am_i()
     with PipeliningClient(gateway.url) as client:
         for credential, expected in (
@@ -94,7 +95,7 @@ def test_a_kept_alive_connection_inherits_nothing(gateway: RunningGateway, issue
 
 @requirement("wall.authority")
 def test_a_batch_inherits_nothing_of_the_request_before_it(
-    gateway: RunningGateway, issuer: Issuer, http: httpx.Client
+    gateway: InProcessGateway, issuer: Issuer, http: httpx.Client
 ) -> None:
     body, headers = what_am_i()
     mine = Legacy(gateway.url, http, version="2025-03-26", headers=bearer(KEYS["bob"])).open()
@@ -176,7 +177,7 @@ def test_an_embedded_apps_requests_inherit_nothing(issuer: Issuer) -> None:
 
 @requirement("wall.authority", "id.refresh")
 def test_a_session_has_the_authority_of_each_request_however_it_is_found(
-    gateway: RunningGateway, issuer: Issuer, http: httpx.Client
+    gateway: InProcessGateway, issuer: Issuer, http: httpx.Client
 ) -> None:
     """A principal may hold several tokens; one that says less may do less, also in a session that it finds by cookie,
     by header, by who it is (its default session), or with a handle."""
@@ -206,7 +207,7 @@ def test_a_session_has_the_authority_of_each_request_however_it_is_found(
 def test_a_handles_session_has_the_authority_of_each_request(issuer: Issuer, http: httpx.Client) -> None:
     servers = {"probe": server(PROBE, handles=True)}
     arguments = {"prefix": "MCP_SESSION_"}
-    with running_gateway(servers, options=options(issuer)) as gateway:
+    with in_process_gateway(servers, options=options(issuer)) as gateway:
         client = Legacy(gateway.url, http, headers=bearer(issuer.token("ada", **POWERFUL))).open()
         handle = tool_text(client.tool("open_session"))
         within = arguments | {"session": handle}
@@ -221,11 +222,10 @@ def test_a_request_keeps_its_own_authority_on_its_way_to_another_replica(
 ) -> None:
     more, less = bearer(issuer.token("kay", **POWERFUL)), bearer(issuer.token("kay"))
     servers = {"probe": server(PROBE, handles=True)}
-    env = {"MCP_GATEWAY_KEYS": "k" * 40}
     settings = options(issuer) | {"store": redis_server.url}
     with (
-        running_gateway(servers, options=settings, env=env, must_stop=False) as owner,
-        running_gateway(servers, options=settings, env=env, must_stop=False) as other,
+        in_process_gateway(servers, options=settings, ring=RING) as owner,
+        in_process_gateway(servers, options=settings, ring=RING) as other,
     ):
         client = Legacy(owner.url, http, headers=more).open()
         handle = tool_text(client.tool("open_session"))

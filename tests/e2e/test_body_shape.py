@@ -12,6 +12,7 @@ import pytest
 from tests.requirements import requirement
 from tests.support.credentials import KEYS, bearer, sha256
 from tests.support.gateway_process import DEMO, RunningGateway, running_gateway, server
+from tests.support.in_process_gateway import in_process_gateway
 from tests.support.mcp_clients import ACCEPT, Legacy, Modern, messages, modern_body, modern_headers, tool_text
 
 JSON: Final = {**ACCEPT, "Content-Type": "application/json"}
@@ -107,7 +108,7 @@ def test_rates_weigh_bytes(http: httpx.Client) -> None:
         "api_keys": {name: sha256(key) for name, key in KEYS.items()},
         "policy": {"principal_rate": {"per_s": 0.01, "burst": 100}},
     }
-    with running_gateway({"demo": server(DEMO)}, options=options) as running:
+    with in_process_gateway({"demo": server(DEMO)}, options=options) as running:
         client = Modern(running.url, http, headers=bearer(KEYS["alice"]))
         large = {"text": "x" * 4_000_000}
         assert client.tool("count", large).status_code == 200

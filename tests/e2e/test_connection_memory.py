@@ -17,6 +17,7 @@ import pytest
 from tests.requirements import requirement
 from tests.support.gateway_process import PROBE, RunningGateway, running_gateway, server
 from tests.support.http_bytes import Answer, connected, listener_of, post, read_answers
+from tests.support.in_process_gateway import InProcessGateway, in_process_gateway
 from tests.support.issuer import running_issuer
 from tests.support.mcp_clients import Legacy, Modern, modern_body, modern_headers, tool_text
 from tests.support.recording_server import messages_of
@@ -28,12 +29,12 @@ ON: dict[str, Any] = {"connection_memory": True, "admin": {"listen": "127.0.0.1:
 
 
 @pytest.fixture(scope="module")
-def gateway() -> Iterator[RunningGateway]:
-    with running_gateway({"p": server(PROBE)}, options=ON) as running:
+def gateway() -> Iterator[InProcessGateway]:
+    with in_process_gateway({"p": server(PROBE)}, options=ON) as running:
         yield running
 
 
-def became(gateway: RunningGateway) -> dict[str, int]:
+def became(gateway: InProcessGateway | RunningGateway) -> dict[str, int]:
     """What became of POSTs at the memories of their connections."""
     line = next(line for line in gateway.stderr().splitlines() if "operators are served at" in line)
     found = re.search(r"http://[\d.]+:\d+", line)
@@ -45,7 +46,7 @@ def became(gateway: RunningGateway) -> dict[str, int]:
 class Counted:
     """What has become of POSTs since."""
 
-    def __init__(self, gateway: RunningGateway) -> None:
+    def __init__(self, gateway: InProcessGateway | RunningGateway) -> None:
         self._gateway = gateway
         self._before = became(gateway)
 
@@ -56,7 +57,9 @@ class Counted:
 class Raw:
     """A client whose calls of tools are sent as bytes on one connection, by default in a legacy session of its own."""
 
-    def __init__(self, gateway: RunningGateway, client: Legacy | None = None, *, modern: str = "") -> None:
+    def __init__(
+        self, gateway: InProcessGateway | RunningGateway, client: Legacy | None = None, *, modern: str = ""
+    ) -> None:
         if client is None:
             with httpx.Client() as http:
                 client = Legacy(gateway.url, http).open()
@@ -113,7 +116,7 @@ class Raw:
 
 
 @requirement("hot.memory")
-def test_calls_of_httpx_are_served_from_memory(gateway: RunningGateway) -> None:
+def test_calls_of_httpx_are_served_from_memory(gateway: InProcessGateway) -> None:
     with httpx.Client() as http:
         legacy, counted = Legacy(gateway.url, http).open(), Counted(gateway)
         texts = [json.loads(tool_text(legacy.tool("echo", {"n": "x" * n}))) for n in range(12)]
@@ -127,7 +130,7 @@ def test_calls_of_httpx_are_served_from_memory(gateway: RunningGateway) -> None:
 
 
 @requirement("hot.memory")
-def test_calls_of_fetch_are_served_from_memory(gateway: RunningGateway) -> None:
+def test_calls_of_fetch_are_served_from_memory(gateway: InProcessGateway) -> None:
     counted = Counted(gateway)
     done = subprocess.run([str(node()), str(FETCH), gateway.url, "20"], capture_output=True, text=True, timeout=60)
     legacy, modern = map(json.loads, done.stdout.splitlines())
@@ -137,7 +140,7 @@ def test_calls_of_fetch_are_served_from_memory(gateway: RunningGateway) -> None:
 
 @requirement("hot.memory")
 @pytest.mark.parametrize("cut", [0, -1, 9])
-def test_a_head_and_a_body_in_two_segments_are_served_from_memory(gateway: RunningGateway, cut: int) -> None:
+def test_a_head_and_a_body_in_two_segments_are_served_from_memory(gateway: InProcessGateway, cut: int) -> None:
     with Raw(gateway) as raw:
         counted = Counted(gateway)
         for number in range(5):
@@ -146,7 +149,7 @@ def test_a_head_and_a_body_in_two_segments_are_served_from_memory(gateway: Runni
 
 
 @requirement("hot.memory", "wall.authority")
-def test_a_session_that_has_ended_is_unknown_on_a_connection_that_remembers_it(gateway: RunningGateway) -> None:
+def test_a_session_that_has_ended_is_unknown_on_a_connection_that_remembers_it(gateway: InProcessGateway) -> None:
     with httpx.Client() as http, httpx.Client() as other:
         legacy = Legacy(gateway.url, http).open()
         for _ in range(4):
@@ -162,7 +165,7 @@ def test_a_session_that_has_ended_is_unknown_on_a_connection_that_remembers_it(g
 def test_a_credential_that_has_expired_is_refused_on_a_connection_that_remembers_it() -> None:
     with running_issuer() as issuer:
         options = {**ON, "auth": issuer.settings()}
-        with running_gateway({"p": server(PROBE)}, options=options) as gateway, httpx.Client() as http:
+        with in_process_gateway({"p": server(PROBE)}, options=options) as gateway, httpx.Client() as http:
             # The gateway reads the issuer's keys and starts a process before the time of the token begins to count.
             warm = Legacy(gateway.url, http, headers={"Authorization": f"Bearer {issuer.token()}"}).open()
             assert warm.tool("pid").status_code == 200
@@ -179,7 +182,7 @@ def test_a_credential_that_has_expired_is_refused_on_a_connection_that_remembers
 @requirement("hot.memory")
 def test_rates_count_what_is_served_from_memory() -> None:
     options = {**ON, "policy": {"session_rate": {"per_s": 1, "burst": 20}}}
-    with running_gateway({"p": server(PROBE)}, options=options) as gateway, httpx.Client() as http:
+    with in_process_gateway({"p": server(PROBE)}, options=options) as gateway, httpx.Client() as http:
         legacy = Legacy(gateway.url, http).open()
         statuses = [legacy.tool("pid").status_code for _ in range(40)]
         assert 429 in statuses and statuses.index(429) <= 21
@@ -188,7 +191,7 @@ def test_rates_count_what_is_served_from_memory() -> None:
 
 
 @requirement("hot.memory")
-def test_each_call_from_memory_has_a_log_line_with_a_correlation_id_of_its_own(gateway: RunningGateway) -> None:
+def test_each_call_from_memory_has_a_log_line_with_a_correlation_id_of_its_own(gateway: InProcessGateway) -> None:
     with Raw(gateway) as raw:
         mark, counted = len(gateway.stderr()), Counted(gateway)
         for tool in ("echo", "echo", "fail", "pid"):
@@ -202,7 +205,7 @@ def test_each_call_from_memory_has_a_log_line_with_a_correlation_id_of_its_own(g
 @requirement("hot.memory", "wall.before-auth")
 def test_a_body_that_does_not_come_is_refused_in_time() -> None:
     options = {**ON, "limits": {"body_timeout_s": 1}}
-    with running_gateway({"p": server(PROBE)}, options=options) as gateway, Raw(gateway) as raw:
+    with in_process_gateway({"p": server(PROBE)}, options=options) as gateway, Raw(gateway) as raw:
         raw.send(raw.request("pid")[:-5])
         began = time.monotonic()
         answer = raw.answer()
@@ -211,7 +214,7 @@ def test_a_body_that_does_not_come_is_refused_in_time() -> None:
 
 
 @requirement("hot.memory")
-def test_a_call_from_memory_outlives_a_legacy_client_and_not_a_modern_one(gateway: RunningGateway) -> None:
+def test_a_call_from_memory_outlives_a_legacy_client_and_not_a_modern_one(gateway: InProcessGateway) -> None:
     with httpx.Client() as http:
         legacy = Legacy(gateway.url, http).open()
         with Raw(gateway, legacy) as raw:
@@ -245,7 +248,7 @@ def test_a_gateway_that_stops_answers_what_it_serves_from_memory() -> None:
 
 @requirement("hot.memory")
 def test_the_setting_turns_it_off() -> None:
-    with running_gateway({"p": server(PROBE)}, options={**ON, "connection_memory": False}) as gateway:
+    with in_process_gateway({"p": server(PROBE)}, options={**ON, "connection_memory": False}) as gateway:
         with Raw(gateway) as raw:
             assert raw.call("pid").status == 200
         assert not any(became(gateway).values())
@@ -259,7 +262,7 @@ def spoken(folder: Path, name: str, *, remembers: bool) -> tuple[list[Any], list
     recorded = server((sys.executable, "-m", "tests.support.recording_server", str(record), *PROBE))
     options = {**ON, "connection_memory": remembers, "result_meta": True}
     answered: list[Any] = []
-    with running_gateway({"p": recorded}, options=options) as gateway, httpx.Client() as http:
+    with in_process_gateway({"p": recorded}, options=options) as gateway, httpx.Client() as http:
         legacy = Legacy(gateway.url, http, headers={"X-A": "b"}).open()
         modern = Modern(gateway.url, http)
         token = modern.tool("echo").headers["mcp-gateway-session"]

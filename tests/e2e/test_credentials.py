@@ -9,8 +9,9 @@ import httpx
 
 from tests.requirements import requirement
 from tests.support.credentials import KEYS, bearer, sha256
-from tests.support.gateway_process import PROBE, running_gateway, server
+from tests.support.gateway_process import PROBE, server
 from tests.support.http_probe_server import running_http_probe
+from tests.support.in_process_gateway import in_process_gateway
 from tests.support.issuer import running_issuer
 from tests.support.mcp_clients import Legacy, Modern, messages, tool_text
 
@@ -37,7 +38,7 @@ def test_each_principal_has_its_own_and_nobody_else_sees_it(http: httpx.Client, 
             },
             "log_level": "debug",
         }
-        with running_gateway(servers, options=options) as gateway:
+        with in_process_gateway(servers, options=options) as gateway:
             for name, word in WORDS.items():
                 client = Legacy(f"{gateway.base}/servers/local/mcp", http, headers=bearer(KEYS[name])).open()
                 env = json.loads(tool_text(client.tool("env")))
@@ -66,7 +67,7 @@ def test_a_subject_that_is_no_name_reaches_nothing(http: httpx.Client, tmp_path:
             "secrets": {"word": {"file": str(tmp_path / "own" / "{subject}")}},
         }
         servers = {"local": server(PROBE, env={"TOKEN": "${secret:word}"})}
-        with running_gateway(servers, options=options) as gateway:
+        with in_process_gateway(servers, options=options) as gateway:
             for subject in ("../outside", "..", "a/../../outside", "", "x" * 200, "nobody", "-word", "@word"):
                 answer = Modern(gateway.url, http, headers=bearer(issuer.token(subject))).tool("env")
                 assert "error" in messages(answer)[-1] and "not for you" not in answer.text, subject
@@ -93,7 +94,7 @@ def test_a_name_vouched_for_by_another_issuer_is_another_principal(http: httpx.C
         servers = {
             name: server(PROBE, env={"TOKEN": f"${{secret:{name}}}"}) for name in ("own", "team", "each", "made")
         }
-        with running_gateway(servers, options=options) as gateway:
+        with in_process_gateway(servers, options=options) as gateway:
 
             def found(name: str, credential: str) -> str:
                 url = f"{gateway.base}/servers/{name}/mcp"

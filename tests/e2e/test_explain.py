@@ -17,7 +17,8 @@ from gateway.config.settings import ConfigurationError, Settings
 from tests.requirements import requirement
 from tests.support.commands import run_command
 from tests.support.credentials import KEYS, bearer, sha256
-from tests.support.gateway_process import DEMO, PROBE, running_gateway, server
+from tests.support.gateway_process import DEMO, PROBE, server
+from tests.support.in_process_gateway import in_process_gateway
 from tests.support.mcp_clients import Legacy, messages
 
 SERVERS = {
@@ -52,7 +53,7 @@ def explained(caller: Caller, **more: Any) -> dict[str, Any]:
 
 @requirement("pol.explain")
 def test_it_says_what_the_gateway_does(http: httpx.Client) -> None:
-    with running_gateway(SERVERS, options=OPTIONS) as gateway:
+    with in_process_gateway(SERVERS, options=OPTIONS) as gateway:
         for who, workspace in (("alice", "team-a"), ("bob", ""), ("alice-new", "else")):
             client = Legacy(gateway.url, http, headers=bearer(KEYS[who])).open(meta={"orbit": {"workspace": workspace}})
             listed = messages(client.call("tools/list"))[-1]["result"]["tools"]

@@ -14,7 +14,8 @@ import pytest
 from tests.requirements import requirement
 from tests.support import vendor_server
 from tests.support.free_ports import free_port
-from tests.support.gateway_process import RunningGateway, running_gateway, server
+from tests.support.gateway_process import server
+from tests.support.in_process_gateway import InProcessGateway, in_process_gateway
 from tests.support.mcp_clients import Legacy, Modern, messages, modern_body, modern_headers
 from tests.support.vendor_server import running_vendor_server
 from tests.support.waiting import eventually
@@ -26,7 +27,7 @@ CAPABILITIES = "io.modelcontextprotocol/clientCapabilities"
 class Running:
     """A gateway with servers of which some are restricted, and what its audit trail and its HTTP server have seen."""
 
-    def __init__(self, gateway: RunningGateway, remote: Any, audit: Path) -> None:
+    def __init__(self, gateway: InProcessGateway, remote: Any, audit: Path) -> None:
         self.gateway = gateway
         self.remote = remote
         self._audit = audit
@@ -54,7 +55,7 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
     options = {"session": {"trust": "sandboxed"}, "audit": {"file": str(audit)}}
     with contextlib.ExitStack() as stack:
         remote = stack.enter_context(running_vendor_server("modern", "remote", port))
-        yield Running(stack.enter_context(running_gateway(servers, options=options)), remote, audit)
+        yield Running(stack.enter_context(in_process_gateway(servers, options=options)), remote, audit)
 
 
 def clients(url: str, http: httpx.Client) -> tuple[Legacy, Modern]:

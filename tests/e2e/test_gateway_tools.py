@@ -9,7 +9,8 @@ import pytest
 
 from tests.requirements import requirement
 from tests.support.credentials import KEYS, bearer, sha256
-from tests.support.gateway_process import PROBE, running_gateway, server
+from tests.support.gateway_process import PROBE, server
+from tests.support.in_process_gateway import in_process_gateway
 from tests.support.mcp_clients import Legacy, messages, tool_text
 from tests.support.waiting import gone
 
@@ -22,7 +23,7 @@ def listed(client: Legacy) -> list[Any]:
 @requirement("pol.tools", "life.default-only", "life.end", "id.bound")
 def test_a_client_sees_and_ends_its_own_sessions_only(http: httpx.Client) -> None:
     options = {"api_keys": {name: sha256(key) for name, key in KEYS.items()}, "tools": True}
-    with running_gateway({"probe": server(PROBE)}, options=options) as gateway:
+    with in_process_gateway({"probe": server(PROBE)}, options=options) as gateway:
 
         def opened(who: str, name: str) -> Legacy:
             return Legacy(gateway.url, http, headers=bearer(KEYS[who])).open(name=name)
@@ -47,7 +48,7 @@ def test_a_client_sees_and_ends_its_own_sessions_only(http: httpx.Client) -> Non
 @requirement("pol.tools")
 @pytest.mark.parametrize("tools", [True, False])
 def test_without_a_name_there_is_only_ones_own_session_and_off_means_off(http: httpx.Client, tools: bool) -> None:
-    with running_gateway({"probe": server(PROBE)}, options={"tools": tools}) as gateway:
+    with in_process_gateway({"probe": server(PROBE)}, options={"tools": tools}) as gateway:
         one, _ = (Legacy(gateway.url, http).open() for _ in range(2))
         names = {tool["name"] for tool in messages(one.call("tools/list"))[-1]["result"]["tools"]}
         assert ("gateway__list_sessions" in names) is tools

@@ -12,7 +12,8 @@ from gateway.protocol.listing import Tools
 from gateway.sessions.child_sessions import MAX_CHILDREN, with_handles
 from tests.requirements import requirement
 from tests.support.credentials import KEYS, bearer, sha256
-from tests.support.gateway_process import DEMO, PROBE, RunningGateway, running_gateway, server
+from tests.support.gateway_process import DEMO, PROBE, server
+from tests.support.in_process_gateway import RING, InProcessGateway, in_process_gateway
 from tests.support.mcp_clients import Legacy, Modern, failed_text, messages, tool_text
 from tests.support.redis_server import RunningRedis
 from tests.support.waiting import gone
@@ -21,12 +22,12 @@ SERVERS = {"demo": server(DEMO, handles=True), "probe": server(PROBE, handles=Tr
 
 
 @pytest.fixture(scope="module")
-def gateway() -> Iterator[RunningGateway]:
-    with running_gateway(SERVERS) as running:
+def gateway() -> Iterator[InProcessGateway]:
+    with in_process_gateway(SERVERS) as running:
         yield running
 
 
-def clients(gateway: RunningGateway, http: httpx.Client, path: str) -> list[Legacy | Modern]:
+def clients(gateway: InProcessGateway, http: httpx.Client, path: str) -> list[Legacy | Modern]:
     """One of each era, both with a session to come back to."""
     url = f"{gateway.base}/servers/{path}/mcp"
     token = messages(Modern(url, http).tool("open_session"))[-1]["result"]["_meta"][
@@ -36,7 +37,7 @@ def clients(gateway: RunningGateway, http: httpx.Client, path: str) -> list[Lega
 
 
 @requirement("id.carriers", "ctx.isolated", "proc.isolated")
-def test_one_client_holds_three_sessions_of_an_unmodified_server(gateway: RunningGateway, http: httpx.Client) -> None:
+def test_one_client_holds_three_sessions_of_an_unmodified_server(gateway: InProcessGateway, http: httpx.Client) -> None:
     for client in clients(gateway, http, "demo"):
         handles = [tool_text(client.tool("open_session")) for _ in range(2)]
         for n in range(1, 4):
@@ -49,7 +50,9 @@ def test_one_client_holds_three_sessions_of_an_unmodified_server(gateway: Runnin
 
 
 @requirement("id.carriers")
-def test_sessions_that_are_opened_at_the_same_time_have_one_bound(gateway: RunningGateway, http: httpx.Client) -> None:
+def test_sessions_that_are_opened_at_the_same_time_have_one_bound(
+    gateway: InProcessGateway, http: httpx.Client
+) -> None:
     client = Legacy(f"{gateway.base}/servers/demo/mcp", http).open()
     with ThreadPoolExecutor(16) as pool:
         answers = [messages(answer)[-1] for answer in pool.map(client.tool, ["open_session"] * (MAX_CHILDREN + 40))]
@@ -61,7 +64,7 @@ def test_sessions_that_are_opened_at_the_same_time_have_one_bound(gateway: Runni
 
 
 @requirement("id.carriers", "spec.complete")
-def test_the_tools_say_how_and_the_server_never_sees_it(gateway: RunningGateway, http: httpx.Client) -> None:
+def test_the_tools_say_how_and_the_server_never_sees_it(gateway: InProcessGateway, http: httpx.Client) -> None:
     for client in clients(gateway, http, "probe"):
         listed = client.call("tools/list") if isinstance(client, Legacy) else client.send("tools/list")
         tools = {tool["name"]: tool for tool in messages(listed)[-1]["result"]["tools"]}
@@ -72,7 +75,7 @@ def test_the_tools_say_how_and_the_server_never_sees_it(gateway: RunningGateway,
 
 
 @requirement("id.bound", "life.end", "proc.gone")
-def test_closed_foreign_and_ended_handles_are_unknown(gateway: RunningGateway, http: httpx.Client) -> None:
+def test_closed_foreign_and_ended_handles_are_unknown(gateway: InProcessGateway, http: httpx.Client) -> None:
     url = f"{gateway.base}/servers/probe/mcp"
     client, stranger = Legacy(url, http).open(), Legacy(url, http).open()
     one, two = (tool_text(client.tool("open_session")) for _ in range(2))
@@ -88,11 +91,10 @@ def test_closed_foreign_and_ended_handles_are_unknown(gateway: RunningGateway, h
 @requirement("id.carriers", "rep.any")
 def test_a_principals_handles_are_good_wherever_it_calls_from(redis_server: RunningRedis, http: httpx.Client) -> None:
     options = {"store": redis_server.url, "api_keys": {name: sha256(key) for name, key in KEYS.items()}}
-    env = {"MCP_GATEWAY_KEYS": "k" * 40}
     mine, other = (bearer(key) for key in list(KEYS.values())[:2])
     with (
-        running_gateway(SERVERS, options=options, env=env, must_stop=False) as first,
-        running_gateway(SERVERS, options=options, env=env, must_stop=False) as second,
+        in_process_gateway(SERVERS, options=options, ring=RING) as first,
+        in_process_gateway(SERVERS, options=options, ring=RING) as second,
     ):
         urls = [f"{gateway.base}/servers/demo/mcp" for gateway in (first, second)]
         handle = tool_text(Modern(urls[0], http, headers=mine).tool("open_session"))
@@ -104,7 +106,9 @@ def test_a_principals_handles_are_good_wherever_it_calls_from(redis_server: Runn
 
 
 @requirement("wall.authority")
-def test_a_call_that_names_a_session_is_never_done_in_another_one(gateway: RunningGateway, http: httpx.Client) -> None:
+def test_a_call_that_names_a_session_is_never_done_in_another_one(
+    gateway: InProcessGateway, http: httpx.Client
+) -> None:
     for client in clients(gateway, http, "demo"):
         handle = tool_text(client.tool("open_session"))
         assert tool_text(client.tool("count", {"session": handle})) == "1"
@@ -132,7 +136,7 @@ def test_a_tool_with_such_an_argument_of_its_own_keeps_it(http: httpx.Client) ->
 
 @requirement("wall.authority", "id.carriers")
 def test_what_a_client_carries_is_the_session_around_the_one_it_names(
-    gateway: RunningGateway, http: httpx.Client
+    gateway: InProcessGateway, http: httpx.Client
 ) -> None:
     client = Modern(f"{gateway.base}/servers/demo/mcp", http)
     first = client.tool("open_session")

@@ -9,22 +9,22 @@ import pytest
 
 from tests.requirements import requirement
 from tests.support.credentials import bearer, sha256
-from tests.support.gateway_process import DEMO, RunningGateway, running_gateway, server
+from tests.support.gateway_process import DEMO, server
+from tests.support.in_process_gateway import InProcessGateway, in_process_gateway
 from tests.support.mcp_clients import Legacy
 
 NAMES = ["mcp.example", "*.pages.example", "[2001:db8::1]"]
 
 
 @pytest.fixture(scope="module")
-def public() -> Iterator[RunningGateway]:
+def public() -> Iterator[InProcessGateway]:
     options = {"host": "0.0.0.0", "anonymous": True, "allowed_hosts": NAMES}
-    with running_gateway({"demo": server(DEMO)}, options=options) as running:
-        running.url = running.url.replace("0.0.0.0", "127.0.0.1")
+    with in_process_gateway({"demo": server(DEMO)}, options=options) as running:
         yield running
 
 
 @requirement("wall.defaults", "spec.origin")
-def test_a_page_that_has_its_name_point_here_is_not_served(public: RunningGateway, http: httpx.Client) -> None:
+def test_a_page_that_has_its_name_point_here_is_not_served(public: InProcessGateway, http: httpx.Client) -> None:
     port = public.base.rpartition(":")[2]
     for name in (
         "evil.example",
@@ -50,9 +50,8 @@ def test_a_page_that_has_its_name_point_here_is_not_served(public: RunningGatewa
 @requirement("wall.defaults")
 def test_any_name_is_served_only_where_that_is_spelled_out(http: httpx.Client) -> None:
     options = {"host": "0.0.0.0", "anonymous": True, "allowed_hosts": ["*"]}
-    with running_gateway({"demo": server(DEMO)}, options=options) as gateway:
-        url = gateway.url.replace("0.0.0.0", "127.0.0.1")
-        assert Legacy(url, http, headers={"Host": "whatever.example"}).initialize().status_code == 200
+    with in_process_gateway({"demo": server(DEMO)}, options=options) as gateway:
+        assert Legacy(gateway.url, http, headers={"Host": "whatever.example"}).initialize().status_code == 200
 
 
 @requirement("ops.console-host")
@@ -61,7 +60,7 @@ def test_a_page_that_has_its_name_point_here_does_not_reach_the_console(http: ht
     """Neither the console nor the REST interface, even with a key. Probes and scrapers may use any name."""
     admin = {"keys": {"ops": sha256("key")}, "listen": listen, "allowed_hosts": ["admin.example"]}
     options = {"admin": admin, "host": "127.0.0.1", "allowed_hosts": ["mcp.example", "127.0.0.1"]}
-    with running_gateway({"demo": server(DEMO)}, options=options) as gateway:
+    with in_process_gateway({"demo": server(DEMO)}, options=options) as gateway:
         found = re.findall(r"operators are served at (http://[\d.:]+)/admin", gateway.stderr())
         base = found[0] if listen else gateway.base
         port = base.rpartition(":")[2]

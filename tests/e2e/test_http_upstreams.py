@@ -12,8 +12,9 @@ import jwt
 import pytest
 
 from tests.requirements import requirement
-from tests.support.gateway_process import PROBE, RunningGateway, running_gateway, server
+from tests.support.gateway_process import PROBE, running_gateway, server
 from tests.support.http_probe_server import HttpProbe, running_http_probe
+from tests.support.in_process_gateway import InProcessGateway, in_process_gateway
 from tests.support.mcp_clients import Legacy, Modern, messages, tool_text
 from tests.support.redis_server import RunningRedis
 from tests.support.waiting import eventually
@@ -29,8 +30,8 @@ def remote() -> Iterator[HttpProbe]:
 
 
 @pytest.fixture
-def gateway(remote: HttpProbe) -> Iterator[RunningGateway]:
-    with running_gateway({"remote": {"url": remote.url, "headers": {"X-Team": "blue"}}}) as running:
+def gateway(remote: HttpProbe) -> Iterator[InProcessGateway]:
+    with in_process_gateway({"remote": {"url": remote.url, "headers": {"X-Team": "blue"}}}) as running:
         yield running
 
 
@@ -40,7 +41,7 @@ def restarted(response: httpx.Response) -> Any:
 
 @requirement("ctx.isolated", "spec.bridge")
 def test_each_session_has_a_session_of_its_own_there(
-    gateway: RunningGateway, remote: HttpProbe, http: httpx.Client
+    gateway: InProcessGateway, remote: HttpProbe, http: httpx.Client
 ) -> None:
     clients = [Legacy(gateway.url, http).open() for _ in range(3)]
     for n in range(1, 4):
@@ -76,7 +77,7 @@ def test_another_replica_goes_on_with_the_session_there(
 
 @requirement("proc.reset-told", "ctx.isolated")
 def test_a_session_that_the_server_forgets_is_opened_again(
-    gateway: RunningGateway, remote: HttpProbe, http: httpx.Client
+    gateway: InProcessGateway, remote: HttpProbe, http: httpx.Client
 ) -> None:
     client = Legacy(gateway.url, http).open()
     assert tool_text(client.tool("count")) == "1"
@@ -103,7 +104,7 @@ def test_a_session_that_the_server_forgets_is_opened_again(
 @requirement("spec.bridge", "rep.honest", "rep.no-retry")
 def test_what_goes_wrong_there_is_told_and_stays_there(remote: HttpProbe, http: httpx.Client) -> None:
     servers = {"remote": {"url": remote.url}, "local": server(PROBE)}
-    with running_gateway(servers) as gateway:
+    with in_process_gateway(servers) as gateway:
         client = Legacy(gateway.url, http).open()
         assert tool_text(client.tool("remote__count")) == "1"
         for status, code in ((401, -32013), (403, -32013), (500, -32014), (502, -32014), (503, -32013), (504, -32014)):
@@ -117,7 +118,7 @@ def test_what_goes_wrong_there_is_told_and_stays_there(remote: HttpProbe, http: 
 
 
 @requirement("up.retry")
-def test_a_stream_that_the_server_refused_once_is_opened_again(remote: HttpProbe, gateway: RunningGateway) -> None:
+def test_a_stream_that_the_server_refused_once_is_opened_again(remote: HttpProbe, gateway: InProcessGateway) -> None:
     remote.gets = [503, 200, 200]
     with httpx.Client(timeout=20) as own:
         client = Legacy(gateway.url, own).open()
@@ -132,7 +133,7 @@ def test_a_stream_that_the_server_refused_once_is_opened_again(remote: HttpProbe
 @requirement("spec.bridge")
 def test_a_server_that_is_not_there_takes_nothing_from_the_others(http: httpx.Client) -> None:
     servers = {"gone": {"url": "http://127.0.0.1:9/mcp"}, "local": server(PROBE)}
-    with running_gateway(servers) as gateway:
+    with in_process_gateway(servers) as gateway:
         for client in (Legacy(gateway.url, http).open(), Modern(gateway.url, http)):
             assert tool_text(client.tool("local__pid"))
             error = messages(client.tool("gone__anything"))[-1]["error"]
@@ -141,7 +142,7 @@ def test_a_server_that_is_not_there_takes_nothing_from_the_others(http: httpx.Cl
 
 @requirement("spec.complete", "rep.honest")
 def test_of_two_servers_one_that_is_killed_mid_call_is_back_with_the_next(http: httpx.Client) -> None:
-    with running_gateway({"one": server(PROBE), "two": server(PROBE)}) as gateway:
+    with in_process_gateway({"one": server(PROBE), "two": server(PROBE)}) as gateway:
         client = Legacy(gateway.url, http).open()
         assert tool_text(client.tool("two__pid"))
         answers: list[httpx.Response] = []
@@ -164,7 +165,7 @@ def test_of_two_servers_one_that_is_killed_mid_call_is_back_with_the_next(http: 
 
 @requirement("ctx.state", "ctx.unforgeable", "id.purpose")
 def test_the_server_is_told_whose_call_it_is_and_reaches_that_sessions_state(
-    gateway: RunningGateway, remote: HttpProbe, http: httpx.Client
+    gateway: InProcessGateway, remote: HttpProbe, http: httpx.Client
 ) -> None:
     client, other = Legacy(gateway.url, http, headers={"MCP-Gateway-Context": "forged"}), Legacy(gateway.url, http)
     tokens = []

@@ -7,7 +7,8 @@ import httpx
 import pytest
 
 from tests.requirements import requirement
-from tests.support.gateway_process import DEMO, PROBE, RunningGateway, running_gateway, server
+from tests.support.gateway_process import DEMO, PROBE, RunningGateway, server
+from tests.support.in_process_gateway import in_process_gateway
 from tests.support.mcp_clients import ACCEPT, Legacy, events, messages, tool_text
 from tests.support.waiting import eventually
 
@@ -152,7 +153,7 @@ def test_progress_makes_an_event_stream_with_ids_to_resume_from(demo: RunningGat
 
 @requirement("spec.legacy", "wall.memory")
 def test_a_result_that_is_too_large_to_be_kept_is_told_in_a_replay(http: httpx.Client) -> None:
-    with running_gateway({"probe": server(PROBE)}) as gateway:
+    with in_process_gateway({"probe": server(PROBE)}) as gateway:
         client = Legacy(gateway.url, http).open()
         answer = client.tool("giant", {"size": 1_500_000, "say": True})
         seen = list(events(answer.text))
@@ -328,7 +329,7 @@ def test_host_and_origin_are_checked(demo: RunningGateway, http: httpx.Client) -
 def test_named_hosts_and_origins_are_let_in(http: httpx.Client) -> None:
     options = {"allowed_hosts": ["mcp.example"], "allowed_origins": ["https://app.example"]}
     body = {"jsonrpc": "2.0", "id": 1, "method": "ping"}
-    with running_gateway({"main": server(DEMO)}, options=options) as gateway:
+    with in_process_gateway({"main": server(DEMO)}, options=options) as gateway:
 
         def status(**headers: str) -> int:
             return http.post(gateway.url, json=body, headers={**ACCEPT, **headers}).status_code
@@ -342,7 +343,7 @@ def test_named_hosts_and_origins_are_let_in(http: httpx.Client) -> None:
 @requirement("spec.complete")
 def test_several_servers_are_one_endpoint_with_prefixed_names(http: httpx.Client) -> None:
     servers = {"one": server(DEMO), "two": server(DEMO), "broken": server(("/does/not/exist",))}
-    with running_gateway(servers) as gateway:
+    with in_process_gateway(servers) as gateway:
         client = Legacy(gateway.url, http).open()
         names = [t["name"] for t in messages(client.call("tools/list"))[-1]["result"]["tools"]]
         tools = ("whoami", "count", "ask", "slow", "remember", "recall")

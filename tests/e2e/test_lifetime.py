@@ -9,17 +9,18 @@ import pytest
 
 from gateway.sessions.cached_record import CACHED_FOR_S
 from tests.requirements import requirement
-from tests.support.gateway_process import DEMO, PROBE, RunningGateway, running_gateway, server
+from tests.support.gateway_process import DEMO, PROBE, RunningGateway, server
+from tests.support.in_process_gateway import InProcessGateway, in_process_gateway
 from tests.support.mcp_clients import Legacy, Modern, tool_text
 from tests.support.waiting import eventually, gone
 
 
 @pytest.fixture(scope="module")
-def short() -> Iterator[RunningGateway]:
+def short() -> Iterator[InProcessGateway]:
     """Sessions that go after 1.5 s without use, after 4 s anyhow, and unconfirmed ones after 0.6 s."""
     session = {"idle_ttl_s": 1.5, "max_age_s": 4.0, "unconfirmed_ttl_s": 0.6}
     servers = {"probe": server(PROBE), "demo": server(DEMO)}
-    with running_gateway(servers, options={"session": session}) as gateway:
+    with in_process_gateway(servers, options={"session": session}) as gateway:
         yield gateway
 
 
@@ -28,7 +29,7 @@ def process(client: Legacy | Modern, **more: dict[str, str]) -> psutil.Process:
 
 
 @requirement("life.ttl")
-def test_idle_time_slides_and_its_end_takes_the_process(short: RunningGateway, http: httpx.Client) -> None:
+def test_idle_time_slides_and_its_end_takes_the_process(short: InProcessGateway, http: httpx.Client) -> None:
     client = Legacy(f"{short.base}/servers/probe/mcp", http).open()
     child = process(client)
     for _ in range(3):
@@ -39,9 +40,10 @@ def test_idle_time_slides_and_its_end_takes_the_process(short: RunningGateway, h
 
 
 @requirement("life.ttl")
-def test_age_ends_a_session_that_is_never_idle(short: RunningGateway, http: httpx.Client) -> None:
+def test_age_ends_a_session_that_is_never_idle(short: InProcessGateway, http: httpx.Client) -> None:
+    opened = time.monotonic()
     client = Legacy(f"{short.base}/servers/probe/mcp", http).open()
-    child, opened = process(client), time.monotonic()
+    child = process(client)
     assert eventually(lambda: client.tool("pid").status_code == 404, within_s=8)
     assert time.monotonic() - opened > 3.5
     assert gone([child], within_s=4)
@@ -61,7 +63,7 @@ def test_delete_ends_a_session_at_once_and_twice_is_harmless(probe: RunningGatew
 
 @requirement("life.unconfirmed")
 def test_an_anonymous_session_nobody_returns_to_goes_with_its_process(
-    short: RunningGateway, http: httpx.Client
+    short: InProcessGateway, http: httpx.Client
 ) -> None:
     url = f"{short.base}/servers/probe/mcp"
     once = Modern(url, http)
@@ -77,7 +79,7 @@ def test_an_anonymous_session_nobody_returns_to_goes_with_its_process(
 
 
 @requirement("life.unconfirmed")
-def test_an_exchange_in_flight_keeps_an_unconfirmed_session_alive(short: RunningGateway, http: httpx.Client) -> None:
+def test_an_exchange_in_flight_keeps_an_unconfirmed_session_alive(short: InProcessGateway, http: httpx.Client) -> None:
     client = Modern(f"{short.base}/servers/demo/mcp", http)
     answer = client.tool("slow", {"steps": 5, "interval_s": 0.5})  # four times as long as it would live unused
     assert tool_text(answer) == "done"
@@ -86,7 +88,7 @@ def test_an_exchange_in_flight_keeps_an_unconfirmed_session_alive(short: Running
 
 
 @requirement("life.unconfirmed", "spec.legacy")
-def test_an_open_stream_keeps_a_session_alive(short: RunningGateway, http: httpx.Client) -> None:
+def test_an_open_stream_keeps_a_session_alive(short: InProcessGateway, http: httpx.Client) -> None:
     client = Legacy(f"{short.base}/servers/probe/mcp", http).open()
     with httpx.Client(timeout=20) as second:
         listening = Legacy(client.url, second)
@@ -99,7 +101,7 @@ def test_an_open_stream_keeps_a_session_alive(short: RunningGateway, http: httpx
 
 @requirement("life.bounded")
 def test_the_store_is_bounded_and_an_evicted_session_takes_its_process(http: httpx.Client) -> None:
-    with running_gateway({"p": server(PROBE)}, options={"session": {"max_sessions": 2}}) as gateway:
+    with in_process_gateway({"p": server(PROBE)}, options={"session": {"max_sessions": 2}}) as gateway:
         first, second = Legacy(gateway.url, http).open(), Legacy(gateway.url, http).open()
         child = process(first)
         second.tool("pid")

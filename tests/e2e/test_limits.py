@@ -19,6 +19,7 @@ from tests.requirements import requirement
 from tests.support.commands import run_command
 from tests.support.credentials import KEYS, bearer, sha256
 from tests.support.gateway_process import DEMO, PROBE, ROOT, running_gateway, server
+from tests.support.in_process_gateway import RING, in_process_gateway
 from tests.support.mcp_clients import Legacy, Modern, messages, tool_text, without_id
 from tests.support.redis_server import RunningRedis
 from tests.support.waiting import descendants, eventually
@@ -31,7 +32,7 @@ SIGNED = {"MCP_GATEWAY_KEYS": "k" * 40}
 def test_calls_that_come_together_have_the_bound_of_calls_in_flight(http: httpx.Client) -> None:
     # A rate of which every call asks the store: all of them wait at the same place.
     options = {"limits": {"exchanges": 4}, "policy": {"session_rate": {"per_s": 10, "burst": 1_000}}}
-    with running_gateway({"probe": server(PROBE)}, options=options) as gateway:
+    with in_process_gateway({"probe": server(PROBE)}, options=options) as gateway:
         client = Legacy(gateway.url, http, version="2025-03-26").open()
         params = {"name": "sleep", "arguments": {"seconds": 1}}
         batch = [{"jsonrpc": "2.0", "id": n, "method": "tools/call", "params": params} for n in range(20)]
@@ -42,7 +43,7 @@ def test_calls_that_come_together_have_the_bound_of_calls_in_flight(http: httpx.
 @requirement("pol.limits")
 def test_a_session_that_asks_too_often_is_told_when_to_come_back(http: httpx.Client) -> None:
     options = {"policy": {"session_rate": {"per_s": 2, "burst": 5}}}
-    with running_gateway({"demo": server(DEMO)}, options=options) as gateway:
+    with in_process_gateway({"demo": server(DEMO)}, options=options) as gateway:
         greedy, other = (Legacy(gateway.url, http).open() for _ in range(2))
         answers = [greedy.tool("count") for _ in range(12)]
         good = [answer for answer in answers if answer.status_code == 200]
@@ -65,8 +66,8 @@ def test_a_principals_rate_is_one_on_all_replicas(redis_server: RunningRedis, ht
     }
     servers = {"demo": server(DEMO)}
     with (
-        running_gateway(servers, options=options, env=SIGNED, must_stop=False) as first,
-        running_gateway(servers, options=options, env=SIGNED, must_stop=False) as second,
+        in_process_gateway(servers, options=options, ring=RING) as first,
+        in_process_gateway(servers, options=options, ring=RING) as second,
     ):
         statuses, began = [], time.monotonic()
         for n in range(12):
@@ -86,8 +87,8 @@ def test_a_principal_has_so_many_sessions_on_all_replicas(redis_server: RunningR
         "policy": {"principal_sessions": 4},
     }
     servers = {"demo": server(DEMO)}
-    with running_gateway(servers, options=options, env=SIGNED, must_stop=False) as second:
-        with running_gateway(servers, options=options, env=SIGNED, must_stop=False) as first:
+    with in_process_gateway(servers, options=options, ring=RING) as second:
+        with in_process_gateway(servers, options=options, ring=RING) as first:
             urls = [(first, second)[n % 2].url for n in range(12)]
             with ThreadPoolExecutor(12) as pool:
                 clients = [Legacy(url, http, headers=bearer(KEYS["alice"])) for url in urls]
@@ -138,7 +139,7 @@ def test_a_principal_has_so_many_processes_and_what_is_gone_does_not_count(
 @pytest.mark.skipif(not shutil.which("prlimit"), reason="needs prlimit (util-linux), as the setting does")
 def test_a_child_gets_no_more_than_it_may(http: httpx.Client) -> None:
     limits = {"files": 40, "cpu_s": 100, "memory_mb": 4_000}
-    with running_gateway({"probe": server(PROBE, resources=limits)}) as gateway:
+    with in_process_gateway({"probe": server(PROBE, resources=limits)}) as gateway:
         told = json.loads(tool_text(Modern(gateway.url, http).tool("limits")))
         assert told == {"files": 40, "cpu_s": 100, "memory_mb": 4_000}
 
