@@ -18,6 +18,8 @@ from tests.support.redis_server import RunningRedis
 from tests.support.uvicorn_workers import Workers, running_workers
 
 EXAMPLES = ROOT / "examples/apps"
+MANY = 30
+"""Visitors at once."""
 
 
 class Visitor:
@@ -110,38 +112,36 @@ def workers_of(visitors: list[Visitor]) -> set[int]:
 
 @requirement("app.middleware", "app.examples")
 @by("starlette")
-def test_fifty_clients_of_two_workers_count_exactly(served: Workers) -> None:
-    crowd, visitors = Crowd(served), [Visitor() for _ in range(50)]
-    asyncio.run(crowd.over_http(visitors, 20))
+def test_many_clients_of_two_workers_count_exactly(served: Workers) -> None:
+    crowd, visitors = Crowd(served), [Visitor() for _ in range(MANY)]
+    asyncio.run(crowd.over_http(visitors, 10))
     for visitor in visitors:
-        assert visitor.visits == [*range(1, 21)] and visitor.failed == 0
+        assert visitor.visits == [*range(1, 11)] and visitor.failed == 0
     assert len(workers_of(visitors)) == 2, "both workers served"
-    assert len({visitor.cookie for visitor in visitors}) == 50
+    assert len({visitor.cookie for visitor in visitors}) == MANY
 
 
 @requirement("app.middleware", "app.examples", "app.survives-kill")
 @by("starlette", "fastapi", "litestar", "django")
-def test_no_session_is_lost_with_a_worker_that_is_killed(served: Workers, request: pytest.FixtureRequest) -> None:
-    many = 50 if "starlette" in request.node.name else 10
-    crowd, visitors = Crowd(served, kill_after=8 * many), [Visitor() for _ in range(many)]
-    asyncio.run(crowd.over_http(visitors, 20))
+def test_no_session_is_lost_with_a_worker_that_is_killed(served: Workers) -> None:
+    crowd, visitors = Crowd(served, kill_after=4 * MANY), [Visitor() for _ in range(MANY)]
+    asyncio.run(crowd.over_http(visitors, 10))
     assert crowd.killed and crowd.killed not in served.pids
     for visitor in visitors:
         visitor.check()
-    assert workers_of(visitors) > {crowd.killed} and len({visitor.cookie for visitor in visitors}) == many
+    assert workers_of(visitors) > {crowd.killed} and len({visitor.cookie for visitor in visitors}) == MANY
 
 
 @requirement("app.websocket", "app.examples", "app.survives-kill")
 @by("starlette", "fastapi", "litestar")
 @pytest.mark.parametrize("kills", [False, True], ids=["in peace", "a worker is killed"])
-def test_the_same_over_websockets(served: Workers, kills: bool, request: pytest.FixtureRequest) -> None:
-    many = 50 if "starlette" in request.node.name else 10
-    crowd, visitors = Crowd(served, kill_after=8 * many if kills else 0), [Visitor() for _ in range(many)]
-    asyncio.run(crowd.over_websockets(visitors, 20))
+def test_the_same_over_websockets(served: Workers, kills: bool) -> None:
+    crowd, visitors = Crowd(served, kill_after=4 * MANY if kills else 0), [Visitor() for _ in range(MANY)]
+    asyncio.run(crowd.over_websockets(visitors, 10))
     for visitor in visitors:
         visitor.check()
-        assert kills or (visitor.visits == [*range(1, 21)] and visitor.failed == 0)
-    assert len({visitor.cookie for visitor in visitors}) == many and bool(crowd.killed) == kills
+        assert kills or (visitor.visits == [*range(1, 11)] and visitor.failed == 0)
+    assert len({visitor.cookie for visitor in visitors}) == MANY and bool(crowd.killed) == kills
 
 
 @requirement("app.examples")

@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 from gateway.errors import ERRORS
 from tests.requirements import requirement
 from tests.support.gateway_process import PROBE, RunningGateway, running_gateway, server
-from tests.support.mcp_clients import ACCEPT, Legacy, Modern, modern_body, modern_headers, tool_text
+from tests.support.in_process_gateway import in_process_gateway
+from tests.support.mcp_clients import ACCEPT, Legacy, modern_body, modern_headers, tool_text
 from tests.support.too_deep import TOO_DEEP, TOO_DEEP_LEVELS
 from tests.support.waiting import eventually
 
@@ -122,18 +123,6 @@ def test_header_injection_and_doubled_headers(demo: RunningGateway, http: httpx.
     assert unharmed(bystander)
 
 
-@requirement("id.cookie-flags")
-def test_cross_site_posts_with_a_cookie_reach_nobodys_session(demo: RunningGateway, http: httpx.Client) -> None:
-    victim = Modern(demo.url, http).tool("whoami")
-    cookie = victim.headers["set-cookie"].partition(";")[0]
-    evil = {"Cookie": cookie, "Origin": "https://evil.example", "Sec-Fetch-Site": "cross-site"}
-    assert Modern(demo.url, http).tool("whoami", headers=evil).status_code == 403
-    form = {"Content-Type": "text/plain", "Cookie": cookie, **ACCEPT}
-    assert http.post(demo.url, content=b"{}", headers=form).status_code == 415
-    quiet = Modern(demo.url, http).tool("whoami", headers={"Cookie": cookie, "Sec-Fetch-Site": "cross-site"})
-    assert tool_text(quiet) != tool_text(victim)
-
-
 VALUES: st.SearchStrategy[Any] = (
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=50) | st.just([]) | st.just({})
 )
@@ -167,7 +156,7 @@ def mutated(draw: st.DrawFn) -> tuple[Any, dict[str, str], bool]:
 
 
 @requirement("spec.legacy", "spec.modern")
-@settings(max_examples=1_000, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(case=mutated(), cut=st.integers(0, 400) | st.none())
 def test_mutations_of_valid_requests(
     tormented: "Tormented", case: tuple[Any, dict[str, str], bool], cut: int | None
@@ -196,7 +185,7 @@ class Tormented:
 
 @pytest.fixture(scope="module")
 def tormented() -> Iterator[Tormented]:
-    with running_gateway() as gateway, httpx.Client(timeout=20) as http:
+    with in_process_gateway() as gateway, httpx.Client(timeout=20) as http:
         yield Tormented(gateway.url, http)
         assert "Traceback" not in gateway.stderr(), gateway.stderr()
 

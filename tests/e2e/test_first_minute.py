@@ -199,7 +199,7 @@ def test_a_server_cannot_read_the_key_that_commands_find(tmp_path: Path) -> None
         shown.process.wait()
 
 
-@requirement("first.late", "first.own-file")
+@requirement("first.late", "first.own-file", "first.farewell")
 def test_servers_that_are_late_are_told_of_when_they_are_ready_or_fail(tmp_path: Path) -> None:
     late = {"files": server([*BAD, "slow", "4"]), "gone": server(["sh", "-c", "sleep 4; echo no license >&2; exit 3"])}
     document = {"mcpServers": late, "gateway": {"limits": {"list_timeout_s": 0.5}}}
@@ -214,7 +214,10 @@ def test_servers_that_are_late_are_told_of_when_they_are_ready_or_fail(tmp_path:
         failed = shown.wait_for("server gone cannot be used").partition("server gone cannot be used")[2]
         assert "no license" in failed.partition("\n")[0]
         assert "server gone is ready" not in shown.text
+        with httpx.Client() as http:
+            Legacy(found(r"URL +(http://127\.0\.0\.1:\d+/mcp)\n", shown), http).open()
         assert shown.stop() == 130, "as shells expect of Ctrl+C"
+        assert "stopped: 1 session ended, which was in memory" in shown.text
     finally:
         shown.process.kill()
         shown.process.wait()
@@ -229,25 +232,3 @@ def test_a_port_that_is_taken_is_told_with_the_option_for_another(more: tuple[st
         ran = run_command("run", "--port", port, *more, "--", *DEMO, env=env)
     assert ran.returncode == 2, ran.stderr
     assert f"cannot listen on 127.0.0.1:{port}: Address already in use" in ran.stderr and "--port" in ran.stderr
-
-
-@requirement("first.farewell")
-@pytest.mark.parametrize(
-    ("options", "said"),
-    [
-        ((), "stopped: 1 session ended, which was in memory"),
-        (("--store", "sqlite:///kept.db"), "stopped: 1 session stays in sqlite:///kept.db"),
-    ],
-)
-def test_a_stop_says_what_becomes_of_the_sessions(options: tuple[str, ...], said: str, tmp_path: Path) -> None:
-    entry = server(DEMO)
-    shown = Terminal(*options, "--", entry["command"], *entry["args"], cwd=tmp_path)
-    try:
-        shown.wait_for("Press Ctrl+C")
-        with httpx.Client() as http:
-            Legacy(found(r"URL +(http://127\.0\.0\.1:\d+/mcp)\n", shown), http).open().tool("whoami")
-        shown.stop()
-    finally:
-        shown.process.kill()
-        shown.process.wait()
-    assert said in shown.text
