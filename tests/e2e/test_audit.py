@@ -5,37 +5,34 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-import pytest
 
 from tests.requirements import requirement
 from tests.support.commands import run_command
 from tests.support.credentials import KEYS, bearer, sha256
 from tests.support.gateway_process import DEMO, PROBE, running_gateway, server
+from tests.support.in_process_gateway import in_process_gateway
 from tests.support.mcp_clients import Legacy, Modern, failed_text, messages, tool_text
 from tests.support.redis_server import RunningRedis
 from tests.support.waiting import eventually
 
 TRACE = "0af7651916cd43dd8448eb211c80319c"
-SIGNED = {"MCP_GATEWAY_KEYS": "k" * 40}
 
 
 @requirement("life.events", "ctx.correlation", "ops.redact", "pol.trust")
-@pytest.mark.parametrize("store", ["redis", "sqlite"])
 def test_calls_and_refusals_are_told_to_a_file_and_the_store(
-    store: str, redis_server: RunningRedis, http: httpx.Client, tmp_path: Path
+    redis_server: RunningRedis, http: httpx.Client, tmp_path: Path
 ) -> None:
+    """A process of its own, whose stderr is the third sink."""
     file = tmp_path / "audit.jsonl"
-    url = redis_server.url if store == "redis" else f"sqlite:///{tmp_path / 'sessions.db'}"
-    if store == "redis":
-        redis_server.client().flushall()
+    redis_server.client().flushall()
     options = {
-        "store": url,
+        "store": redis_server.url,
         "api_keys": {name: sha256(key) for name, key in KEYS.items()},
         "audit": {"calls": True, "file": str(file), "to": ["store", "stderr"]},
         "policy": {"session_rate": {"per_s": 0.01, "burst": 5}, "rules": [{"trust": "sandboxed"}]},
     }
     servers = {"demo": server(DEMO, tools={"recall": {"direct_only": True}}), "probe": server(PROBE)}
-    with running_gateway(servers, options=options, env=SIGNED) as gateway:
+    with running_gateway(servers, options=options, env={"MCP_GATEWAY_KEYS": "k" * 40}) as gateway:
         alice = Modern(gateway.url, http, headers=bearer(KEYS["alice"]))
         traced = {"traceparent": f"00-{TRACE}-b7ad6b7169203331-01"}
         assert tool_text(alice.tool("demo__remember", {"key": "k", "value": "a \n secret"}, headers=traced))
@@ -65,17 +62,16 @@ def test_calls_and_refusals_are_told_to_a_file_and_the_store(
         everything = file.read_text() + gateway.stderr()
         assert "secret" not in everything and KEYS["alice"] not in everything and "not-a-key" not in everything
         assert eventually(lambda: '"event":"called"' in gateway.stderr()), "each sink has a writer of its own"
-    if store == "redis":
-        printed = run_command("sessions", "events", "--store", url, "--json")
-        assert printed.returncode == 0, printed.stderr
-        kept = [json.loads(line) for line in printed.stdout.splitlines()]
-        assert {"created", "called", "refused"} <= {event["event"] for event in kept}
+    printed = run_command("sessions", "events", "--store", redis_server.url, "--json")
+    assert printed.returncode == 0, printed.stderr
+    kept = [json.loads(line) for line in printed.stdout.splitlines()]
+    assert {"created", "called", "refused"} <= {event["event"] for event in kept}
 
 
 @requirement("life.events")
 def test_calls_are_not_told_unless_wanted(http: httpx.Client, tmp_path: Path) -> None:
     file = tmp_path / "audit.jsonl"
-    with running_gateway({"demo": server(DEMO)}, options={"audit": {"file": str(file)}}) as gateway:
+    with in_process_gateway({"demo": server(DEMO)}, options={"audit": {"file": str(file)}}) as gateway:
         client = Legacy(gateway.url, http).open()
         assert tool_text(client.tool("count")) == "1"
         client.headers["traceparent"] = f"00-{TRACE}-b7ad6b7169203331-01"

@@ -10,7 +10,8 @@ import httpx
 import pytest
 
 from tests.requirements import requirement
-from tests.support.gateway_process import ROOT, SCRIPTED, RunningGateway, running_gateway
+from tests.support.gateway_process import ROOT, SCRIPTED
+from tests.support.in_process_gateway import InProcessGateway, in_process_gateway
 from tests.support.mcp_clients import Legacy, tool_text
 
 PROGRESS = '{"jsonrpc":"2.0","method":"notifications/progress","params":{"progressToken":@TOKEN,"progress":1}}'
@@ -20,8 +21,8 @@ DONE = '{"content":[{"type":"text","text":"done"}]}'
 
 
 @pytest.fixture(scope="module")
-def gateway() -> Iterator[RunningGateway]:
-    with running_gateway(command=(*SCRIPTED, "legacy")) as running:
+def gateway() -> Iterator[InProcessGateway]:
+    with in_process_gateway(command=(*SCRIPTED, "legacy")) as running:
         yield running
 
 
@@ -37,7 +38,7 @@ def answer(number: Any, **outcome: Any) -> dict[str, Any]:
 
 @requirement("spec.batch", "spec.legacy")
 def test_what_a_batched_call_causes_reaches_the_client_and_comes_back(
-    gateway: RunningGateway, http: httpx.Client
+    gateway: InProcessGateway, http: httpx.Client
 ) -> None:
     client = Legacy(gateway.url, http, version="2025-03-26").open(capabilities={"roots": {}})
     finish = {"name": "answer", "arguments": {"result": DONE}}
@@ -68,19 +69,6 @@ def test_what_a_batched_call_causes_reaches_the_client_and_comes_back(
     assert (answers[3]["error"]["code"], answers[None]["error"]["code"]) == (-32601, -32600)
     sent = [json.loads(line) for line in json.loads(tool_text(client.tool("got")))]
     assert [message["result"]["roots"][0]["uri"] for message in sent if message.get("id") == "mine"] == ["file:///a"]
-
-
-@requirement("spec.batch")
-@pytest.mark.parametrize("version", ["2024-11-05", "2025-06-18", "2025-11-25"])
-def test_a_session_of_another_revision_takes_no_batch(
-    gateway: RunningGateway, http: httpx.Client, version: str
-) -> None:
-    client = Legacy(gateway.url, http, version=version).open()
-    for claimed in (None, "2025-03-26", version):
-        headers = {name: value for name, value in client.request_headers().items() if name != "MCP-Protocol-Version"}
-        headers |= {} if claimed is None else {"MCP-Protocol-Version": claimed}
-        refused = http.post(client.url, json=[{"jsonrpc": "2.0", "id": 1, "method": "ping"}], headers=headers)
-        assert (refused.status_code, refused.json()["error"]["code"]) == (400, -32600), claimed
 
 
 @requirement("spec.batch", "ctx.stdio-front")

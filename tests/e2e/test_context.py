@@ -1,7 +1,6 @@
 """What tools see of a session, and what no client can make them see."""
 
 import json
-import threading
 from typing import Any
 
 import httpx
@@ -156,41 +155,3 @@ def test_trace_facts_are_off_unless_asked_for(demo: RunningGateway, http: httpx.
     result = messages(Modern(demo.url, http).tool("whoami"))[0]["result"]
     assert "io.github.mcp-session-gateway/trace" not in result["_meta"]
     assert "_meta" not in messages(Legacy(demo.url, http).open().tool("whoami"))[0]["result"]
-
-
-@requirement("ctx.isolated", "proc.isolated")
-@pytest.mark.parametrize("era", ["legacy", "modern"])
-def test_fifty_sessions_calling_at_once_never_mix(demo: RunningGateway, era: str) -> None:
-    """Raw clients here; the same through SDK clients in tests/clients."""
-    sessions, barrier = 50, threading.Barrier(50)
-    seen: dict[int, list[tuple[str, str]]] = {}
-    failures: list[BaseException] = []
-
-    def use(number: int) -> None:
-        try:
-            with httpx.Client(timeout=60) as http:
-                meta = {"orbit.workspace": f"w{number}"}
-                barrier.wait(60)
-                if era == "legacy":
-                    client: Legacy | Modern = Legacy(demo.url, http).open(meta=meta)
-                    answers = [(client.tool("whoami"), client.tool("count")) for _ in range(4)]
-                else:
-                    client = Modern(demo.url, http)
-                    answers = [(client.tool("whoami", meta=meta), client.tool("count", meta=meta)) for _ in range(4)]
-                seen[number] = [(tool_text(a), tool_text(b)) for a, b in answers]
-        except BaseException as error:
-            failures.append(error)
-
-    threads = [threading.Thread(target=use, args=(n,)) for n in range(sessions)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(90)
-    assert not failures and len(seen) == sessions
-    ids = set()
-    for number, answers in seen.items():
-        assert [count for _, count in answers] == ["1", "2", "3", "4"]
-        facts = [json.loads(who) for who, _ in answers]
-        assert all(f == facts[0] for f in facts) and facts[0]["workspace"] == f"w{number}"
-        ids.add(facts[0]["session_id"])
-    assert len(ids) == sessions
