@@ -103,15 +103,16 @@ def test_a_batch_is_taken_in_2025_03_26_and_refused_later(demo: RunningGateway, 
     assert answers["two"]["result"]["content"][0]["text"] == "1"
     assert old.post(batch[1:2]).status_code == 202
     assert old.post([]).status_code == 400
-    new = Legacy(demo.url, http).open()
-    assert new.post(batch).status_code == 400
-    assert new.post(batch, headers={"MCP-Protocol-Version": "2025-03-26"}).status_code == 400, (
-        "it did not negotiate that"
-    )
     unsaid = {name: value for name, value in old.request_headers().items() if name != "MCP-Protocol-Version"}
     assert http.post(demo.url, json=batch[:1], headers=unsaid).json()[0]["result"] == {}
-    unsaid["Mcp-Session-Id"] = new.session
-    assert http.post(demo.url, json=batch[:1], headers=unsaid).status_code == 400
+    for version in ("2024-11-05", "2025-06-18", "2025-11-25"):
+        new = Legacy(demo.url, http, version=version).open()
+        refused = new.post(batch)
+        assert (refused.status_code, refused.json()["error"]["code"]) == (400, -32600)
+        claimed = new.post(batch, headers={"MCP-Protocol-Version": "2025-03-26"})
+        assert claimed.status_code == 400, "it did not negotiate that"
+        unsaid["Mcp-Session-Id"] = new.session
+        assert http.post(demo.url, json=batch[:1], headers=unsaid).status_code == 400
     assert http.post(demo.url, json=batch[:1], headers=ACCEPT).status_code == 400, "no session"
 
 
