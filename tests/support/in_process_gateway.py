@@ -92,6 +92,7 @@ def in_process_gateway(
                 log_config=None,
                 access_log=False,
                 interface="asgi3",
+                loop="asyncio",  # libuv would end this process where a descriptor of its loop is gone
                 lifespan="on",
                 ws="none",
                 http=_unheard(_made_by(_limited(gateway, settings), memory)),
