@@ -10,8 +10,9 @@ import logging
 import socket
 import tempfile
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from time import time
 from typing import Any, Final
 
 import uvicorn
@@ -62,6 +63,7 @@ def in_process_gateway(
     options: Mapping[str, Any] | None = None,
     objects: Mapping[str, Any] | None = None,
     ring: KeyRing | None = None,
+    clock: Callable[[], float] = time,
 ) -> Iterator[InProcessGateway]:
     """A gateway that is stopped when the block ends.
 
@@ -71,6 +73,7 @@ def in_process_gateway(
         options: the configuration's `gateway`.
         objects: server objects of the `mcp` SDK, or upstreams, by name, beside `servers`.
         ring: the keys that sign, for a store that several gateways share or that outlives them.
+        clock: tells the time of sessions.
     """
     if servers is None:
         servers = {} if objects else {"main": server(command)}
@@ -82,7 +85,7 @@ def in_process_gateway(
         settings = load(folder / "mcp.json").settings
         log = _Log(settings.gateway)
         with log.taken(alone=True):
-            gateway = Gateway(settings, servers=objects, ring=ring)
+            gateway = Gateway(settings, servers=objects, ring=ring, clock=clock)
         stack.enter_context(log.taken(alone=False))
         memory = _memory(gateway) if settings.gateway.connection_memory else None
         listener = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
