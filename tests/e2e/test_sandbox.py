@@ -1,10 +1,13 @@
 """Sandboxes of servers behind a gateway: what a session's process touches, and what the commands say of it."""
 
 import json
+import os
 import shutil
 import subprocess
 import sys
+import threading
 from pathlib import Path
+from socket import create_server
 from typing import Any
 
 import httpx
@@ -13,7 +16,8 @@ import pytest
 from tests.requirements import requirement
 from tests.support.commands import run_command
 from tests.support.credentials import bearer, sha256
-from tests.support.gateway_process import ROOT, running_gateway
+from tests.support.gateway_process import ROOT
+from tests.support.in_process_gateway import in_process_gateway
 from tests.support.mcp_clients import Legacy, tool_text
 from tests.support.waiting import descendants, eventually
 from transports.upstream.walls.kernel import probe
@@ -25,6 +29,7 @@ REFUSED = ("PermissionError", "OSError")
 """A mount that is read-only answers EROFS."""
 LISTENS = "  listen: on loopback, a port of the kernel's choice"
 EVALUATING = str(ROOT / "tests/support/evaluating_server.py")
+BOX: dict[str, Any] = {"command": sys.executable, "args": [EVALUATING]}
 
 pytestmark = pytest.mark.skipif(not probe().landlock, reason="this kernel has no Landlock, so it has no sandbox")
 
@@ -44,7 +49,7 @@ def test_a_session_sees_its_own_folder_and_what_it_was_granted(http: httpx.Clien
         "api_keys": {name: sha256(key) for name, key in KEYS.items()},
         "policy": {"sandbox": by_trust, "rules": [{"principals": ["api-key:guest"], "trust": "sandboxed"}]},
     }
-    with running_gateway({"box": entry, "free": {**entry, "sandbox": "off"}}, options=options) as gateway:
+    with in_process_gateway({"box": entry, "free": {**entry, "sandbox": "off"}}, options=options) as gateway:
         ada, other, guest = (Legacy(gateway.url, http, headers=bearer(KEYS[name])) for name in ("ada", "ada", "guest"))
         for client in (ada, other, guest):
             client.open()
@@ -92,7 +97,7 @@ def test_a_script_does_not_read_the_credentials_that_lie_beside_it(
         file.write_text("open to the server")
     entry = {"command": sys.executable, "args": ["src/server.py"], "cwd": str(app), "sandbox": profile}
     listed = {**entry, "sandbox": {"profile": profile, "read": [str(app / ".env")]}}
-    with running_gateway({"box": entry, "listed": listed}) as gateway:
+    with in_process_gateway({"box": entry, "listed": listed}) as gateway:
         client = Legacy(gateway.url, http).open()
         assert {asked(client, f"Path({str(file)!r}).read_text()") for file in closed} <= {*CLOSED}
         assert {asked(client, f"Path({str(file)!r}).read_text()") for file in free} == {"open to the server"}
@@ -108,9 +113,9 @@ def test_a_script_does_not_read_the_credentials_that_lie_beside_it(
 def test_servers_of_a_session_share_its_folder_if_home_is_there_also_in_prestarted_processes(
     http: httpx.Client,
 ) -> None:
-    entry = {"command": sys.executable, "args": [EVALUATING], "cwd": "~", "sandbox": "strict", "warm": 1}
+    entry = {**BOX, "cwd": "~", "sandbox": "strict", "warm": 1}
     shared = {**entry, "context_env": {"HOME": "temp_dir"}}
-    with running_gateway({"one": shared, "two": shared, "own": entry}) as gateway:
+    with in_process_gateway({"one": shared, "two": shared, "own": entry}) as gateway:
         for _ in range(2):  # the second session has the prestarted processes
             client = Legacy(gateway.url, http).open()
             assert asked(client, "Path('note').write_text('x')", "one") == "1"
@@ -119,11 +124,11 @@ def test_servers_of_a_session_share_its_folder_if_home_is_there_also_in_prestart
             home = asked(client, "os.getcwd()", "one")
             assert asked(client, "os.environ['HOME']", "two") == home
             assert asked(client, f"os.listdir({home!r})", "own") in CLOSED
-            assert eventually(lambda: len(evaluating(gateway.process.pid)) >= 6, 10), "the next session's are there"
+            assert eventually(lambda: len(evaluating()) >= 6, 10), "the next session's are there"
 
 
-def evaluating(gateway: int) -> list[int]:
-    return [child.pid for child in descendants(gateway) if EVALUATING in child.cmdline()]
+def evaluating() -> list[int]:
+    return [child.pid for child in descendants(os.getpid()) if EVALUATING in child.cmdline()]
 
 
 @requirement("box.explained")
@@ -182,7 +187,7 @@ def test_a_machine_that_cannot_hold_a_sandbox_is_told_and_refused_where_it_is_re
     missing = "Files are not closed to the server: the kernel has no Landlock, or it is switched off."
     code, words = ran("standard", "check", "--offline")
     assert code == 0 and f"sandbox box: {missing}" in words
-    for arguments, expected in ((("check", "--offline"), 2), (("run", "--port", "0"), 2), (("doctor",), 1)):
+    for arguments, expected in ((("run", "--port", "0"), 2), (("doctor",), 1)):
         code, words = ran({"profile": "standard", "required": True}, *arguments)
         assert code == expected and missing in words, (arguments, words)
 
@@ -201,3 +206,70 @@ def test_nothing_is_served_where_a_sandbox_opens_the_store(tmp_path: Path) -> No
         told = " ".join(refused.stderr.split())
         assert refused.returncode == 2 and "mcpServers.notes: its sandbox grants" in told, told
         assert str(program.parent) in told.replace(" ", "") and "sessions.db" in told
+
+
+def message(number: int, method: str, **params: Any) -> str:
+    return json.dumps({"jsonrpc": "2.0", "id": number, "method": method, "params": params})
+
+
+@pytest.mark.skipif(bool(probe().gate), reason=f"a server cannot be watched here: {probe().gate}")
+@requirement("box.learn")
+def test_a_server_works_under_strict_with_what_was_learnt_of_it(http: httpx.Client, tmp_path: Path) -> None:
+    for name in ("data", "out", ".ssh"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "data/in").write_text("read")
+    (tmp_path / ".ssh/id_ed25519").write_text("key")
+    with create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+
+        def accept() -> None:
+            while True:
+                try:
+                    listener.accept()[0].close()
+                except OSError:
+                    return
+
+        threading.Thread(target=accept, daemon=True).start()
+        work = {
+            f"Path({str(tmp_path / 'data/in')!r}).read_text()": "read",
+            f"Path({str(tmp_path / 'out/new')!r}).write_text('x')": "1",
+            f"socket.create_connection(('127.0.0.1', {port})).close()": "None",
+        }
+        opening = {"protocolVersion": "2025-11-25", "capabilities": {}, "clientInfo": {"name": "t", "version": "1"}}
+        codes = [*work, f"Path({str(tmp_path / '.ssh/id_ed25519')!r}).read_text()"]
+        calls = [{"name": "python", "arguments": {"code": code}} for code in codes]
+        sent = [message(0, "initialize", **opening)]
+        sent += [message(number, "tools/call", **call) for number, call in enumerate(calls, 1)]
+        command = [sys.executable, "-m", "gateway", "sandbox", "learn", "--write", str(tmp_path / "learnt.json")]
+        with subprocess.Popen(
+            [*command, "--", sys.executable, EVALUATING],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=ROOT,
+        ) as learning:  # fmt: skip
+            assert learning.stdin is not None and learning.stdout is not None
+            learning.stdin.write("\n".join(sent) + "\n")
+            learning.stdin.flush()
+            answers: dict[int, Any] = {}
+            while len(answers) < len(sent):  # the server has notifications as well
+                answer = json.loads(learning.stdout.readline())
+                answers |= {answer["id"]: answer} if "id" in answer else {}
+            _, told = learning.communicate(timeout=30)
+        assert learning.returncode == 0, told
+        assert "key" in json.dumps(answers[len(codes)]), "everything is open while it is learnt"
+        table = json.loads((tmp_path / "learnt.json").read_text())
+        assert table == {
+            "profile": "strict",
+            "read": [str(tmp_path / "data/in")],
+            "write": [str(tmp_path / "out")],
+            "reach": [f"localhost:{port}"],
+        }
+        with_earlier = {"profile": "strict", "read": ["/srv/earlier", str(tmp_path / "data/in")]}
+        (tmp_path / "learnt.json").write_text(json.dumps(with_earlier))
+        subprocess.run([*command, "--", "true"], check=True, stdin=subprocess.DEVNULL, capture_output=True, cwd=ROOT)
+        assert json.loads((tmp_path / "learnt.json").read_text()) == with_earlier, "runs add up"
+        assert f"DANGER: it reads {tmp_path}/.ssh/id_ed25519" in told and '"sandbox": {' in told
+        (tmp_path / "out/new").unlink()
+        with in_process_gateway({"learnt": {**BOX, "sandbox": table}, "bare": {**BOX, "sandbox": "strict"}}) as gateway:
+            client = Legacy(gateway.url, http).open()
+            assert {asked(client, code, "bare") for code in work} <= {*CLOSED}
+            assert [asked(client, code, "learnt") for code in work] == list(work.values())
+            assert asked(client, codes[-1], "learnt") in CLOSED
