@@ -3,7 +3,9 @@
 import contextlib
 import json
 import socket
+import sys
 import threading
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -20,13 +22,17 @@ from session_store.context import current_session
 from tests.requirements import requirement
 from tests.support import session_tool
 from tests.support.concurrent_clients import AsyncModern, run_concurrently
-from tests.support.gateway_process import TOOL, RunningGateway, running_gateway, server
-from tests.support.mcp_clients import Legacy, tool_text
+from tests.support.credentials import bearer, sha256
+from tests.support.gateway_process import TOOL, server
+from tests.support.in_process_gateway import InProcessGateway, in_process_gateway
+from tests.support.mcp_clients import Legacy, Modern, failed_text, messages, tool_text
 from tests.support.redis_server import RunningRedis
 
-KEYS = {"MCP_GATEWAY_KEYS": "k" * 40}
+FILLING = "tests.support.filling_server"
+OBJECT = {"in_process": "tests.support.session_tool:server"}
+TOO_LARGE = "the value of 'a' is 70002 bytes of JSON, more than 65536"
 SESSIONS = 50
-PROCESSES = 15
+PROCESSES = 6
 """Sessions whose tool is a process of its own. Each of them takes a second of processor time to start."""
 
 
@@ -54,13 +60,15 @@ def store(request: pytest.FixtureRequest, redis_server: RunningRedis) -> str:
 
 
 @pytest.fixture(scope="module")
-def tools(store: str) -> Iterator[RunningGateway]:
+def tools(store: str) -> Iterator[InProcessGateway]:
     """The tool as a stdio child, and as an object in the gateway's process."""
-    servers = {"child": server(TOOL), "object": {"in_process": "tests.support.session_tool:server"}}
     metadata = {"team": "t-{principal}", "client": "{agent}", "owner": "ada@example.com"}
     session = {"metadata": metadata, "scrub_metadata": ["email"]}
-    with running_gateway(servers, options={"store": store, "session": session}, env=KEYS) as gateway:
-        yield gateway
+    options = {"store": store, "session": session}
+    with pytest.MonkeyPatch.context() as environment:
+        environment.setenv("MCP_GATEWAY_KEYS", "k" * 40)
+        with in_process_gateway({"child": server(TOOL), "object": OBJECT}, options=options) as gateway:
+            yield gateway
 
 
 def expected(n: int, visits: int) -> Any:
@@ -69,7 +77,7 @@ def expected(n: int, visits: int) -> Any:
 
 @requirement("ctx.state", "ctx.isolated", "ctx.scope")
 @pytest.mark.parametrize(("kind", "sessions"), [("child", PROCESSES), ("object", SESSIONS)])
-def test_sessions_at_once_each_see_their_own(tools: RunningGateway, kind: str, sessions: int) -> None:
+def test_sessions_at_once_each_see_their_own(tools: InProcessGateway, kind: str, sessions: int) -> None:
     url = f"{tools.base}/servers/{kind}/mcp"
 
     async def visiting(http: httpx.AsyncClient, n: int) -> list[Any]:
@@ -81,7 +89,7 @@ def test_sessions_at_once_each_see_their_own(tools: RunningGateway, kind: str, s
 
 
 @requirement("ctx.state", "ctx.scope")
-def test_a_child_and_an_object_of_one_session_share_its_state(tools: RunningGateway) -> None:
+def test_a_child_and_an_object_of_one_session_share_its_state(tools: InProcessGateway) -> None:
     async def visiting(http: httpx.AsyncClient, n: int) -> list[Any]:
         client = AsyncModern(http, workspace=f"w{n}")
         return [
@@ -94,7 +102,7 @@ def test_a_child_and_an_object_of_one_session_share_its_state(tools: RunningGate
 
 
 @requirement("ctx.scope")
-def test_a_legacy_client_reaches_an_object_too(tools: RunningGateway, http: httpx.Client) -> None:
+def test_a_legacy_client_reaches_an_object_too(tools: InProcessGateway, http: httpx.Client) -> None:
     client = Legacy(f"{tools.base}/servers/object/mcp", http).open(meta={"orbit.workspace": "mine"})
     assert json.loads(tool_text(client.tool("visit", {"name": "a"})))["workspace"] == "mine"
     assert tool_text(client.tool("blocking_whoami")) == "mine", "in a worker thread as well"
@@ -104,7 +112,7 @@ def test_a_legacy_client_reaches_an_object_too(tools: RunningGateway, http: http
 
 @requirement("ctx.metadata", "ctx.scrub")
 def test_metadata_comes_from_rules_and_from_tools_in_the_process_only(
-    tools: RunningGateway, http: httpx.Client
+    tools: InProcessGateway, http: httpx.Client
 ) -> None:
     client = Legacy(f"{tools.base}/mcp", http).open()
     secret = "Bearer abcdefghijklmnop"
@@ -117,6 +125,55 @@ def test_metadata_comes_from_rules_and_from_tools_in_the_process_only(
     assert tool_text(client.tool("child__annotate", {"name": "a", "value": "b"})).startswith("refused: ")
     too_large = client.tool("object__annotate", {"name": "a", "value": "x" * 11_000})
     assert "10240" in tool_text(too_large)
+
+
+@requirement("ctx.tool-session")
+def test_a_tool_learns_the_times_the_credential_and_the_call_of_its_session(http: httpx.Client) -> None:
+    servers = {"object": OBJECT, "child": server(TOOL, env={"PYTHONPATH": "."})}
+    options = {"api_keys": {"alice": sha256("key")}, "policy": {"rules": [{"idle_ttl_s": 1_234}]}}
+    with in_process_gateway(servers, options=options) as gateway:
+        before = time.time()
+        client = Legacy(gateway.url, http, headers=bearer("key")).open()
+        correlations = set()
+        for name in ("object", "child", "object"):
+            created, active, idle_ttl_s, max_age_s, token_hash, correlation = json.loads(
+                tool_text(client.tool(f"{name}__times"))
+            )
+            assert before - 1 <= created <= active <= time.time() + 1
+            assert (idle_ttl_s, max_age_s) == (1_234, 86_400)
+            assert token_hash == sha256("key")[:16]
+            assert len(correlation) == 32
+            correlations.add(correlation)
+        assert len(correlations) == 3, "each call of an object in the process has its own"
+
+
+@requirement("ctx.limits")
+def test_what_a_tool_cannot_store_its_caller_reads_in_the_words_of_the_limit(http: httpx.Client) -> None:
+    servers = {
+        "object": {"in_process": f"{FILLING}:server"},
+        "low": {"in_process": f"{FILLING}:lowlevel"},
+        "child": server((sys.executable, "-m", FILLING), env={"PYTHONPATH": "."}),
+    }
+    with in_process_gateway(servers) as gateway:
+        client = Legacy(gateway.url, http).open()
+        for kind in ("object", "child"):
+            large = client.tool(f"{kind}__fill", {"key": "a", "size": 70_000})
+            assert failed_text(large) == f"Error executing tool fill: {TOO_LARGE}"
+            assert tool_text(client.tool(f"{kind}__fill", {"key": f"{kind}0", "size": 10})) == "stored", "it lives on"
+            bad = failed_text(client.tool(f"{kind}__increment", {"key": f"{kind}0"}))
+            assert bad.endswith(f"the value of '{kind}0' is not an integer and cannot be incremented")
+            assert failed_text(client.tool(f"{kind}__fail")) == "Error executing tool fail", "others stay hidden"
+        sizes = [client.tool("object__fill", {"key": f"k{n}", "size": 60_000}) for n in range(18)]
+        assert [tool_text(size) for size in sizes[:17]] == ["stored"] * 17
+        assert "the session's state would be 10" in failed_text(sizes[17]) and "1048576" in failed_text(sizes[17])
+        written = failed_text(client.tool("object__annotate", {"size": 11_000}))
+        assert "would be 11004 bytes" in written and "10240" in written
+        read = messages(client.call("resources/read", {"uri": "filling://too-large"}))[-1]["error"]
+        assert "70002 bytes of JSON, more than 65536" in read["message"]
+        low = messages(client.tool("low__fill", {"size": 70_000}))[-1]["error"]
+        assert low["message"] == TOO_LARGE.replace("'a'", "'low'")
+        modern = Modern(gateway.url, http).tool("object__fill", {"key": "a", "size": 70_000})
+        assert failed_text(modern) == f"Error executing tool fill: {TOO_LARGE}"
 
 
 @requirement("ctx.isolated", "ctx.scope")
