@@ -1,7 +1,7 @@
 """Slow calls become tasks, whoever wrote the server: in both eras, with progress, questions, errors and limits."""
 
 import json
-import secrets
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -10,9 +10,10 @@ import httpx
 import pytest
 
 from tests.requirements import requirement
-from tests.support.credentials import sha256
-from tests.support.gateway_process import WORK, RunningGateway, running_gateway, server
+from tests.support.credentials import bearer, sha256
+from tests.support.gateway_process import WORK, server
 from tests.support.http_bytes import connected, listener_of, post
+from tests.support.in_process_gateway import InProcessGateway, in_process_gateway
 from tests.support.mcp_clients import (
     DECLARES_TASKS,
     Legacy,
@@ -29,7 +30,8 @@ from tests.support.waiting import descendants, eventually, gone
 ERAS = ("legacy", "modern")
 SLOW = 0.4
 AFTER_S = 0.2
-ALICE, BOB = ({"Authorization": f"Bearer {letter * 40}"} for letter in "ab")
+ALICE, BOB = (bearer(letter * 40) for letter in "ab")
+KEYS = {"alice": sha256("a" * 40), "bob": sha256("b" * 40)}
 
 
 @pytest.fixture(scope="module")
@@ -40,10 +42,9 @@ def ledger(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def gateway(ledger: Path) -> Iterator[RunningGateway]:
-    """Anonymous clients, a server of each era, and the same behind handles."""
-    seen = {"read": [str(ledger.parents[1])]}  # a /tmp of their own would hide the files that tests make
-    servers = {era: server((*WORK, era), env={"LEDGER": str(ledger)}, sandbox=seen) for era in ERAS}
+def gateway(ledger: Path) -> Iterator[InProcessGateway]:
+    """Anonymous clients, and a server of each era, which looks for files of the tests."""
+    servers = {era: server((*WORK, era), env={"LEDGER": str(ledger)}, sandbox="off") for era in ERAS}
     tasks = {
         "after_s": AFTER_S,
         "at_once": ["*/slow_*"],
@@ -52,25 +53,30 @@ def gateway(ledger: Path) -> Iterator[RunningGateway]:
         "max_per_session": 3,
     }
     options = {"tasks": tasks, "session": {"unconfirmed_ttl_s": 1.0}, "limits": {"call_timeout_s": 1.5}}
-    with running_gateway(servers, options=options) as running:
+    with in_process_gateway(servers, options=options) as running:
         yield running
 
 
 @pytest.fixture(scope="module")
-def patient(ledger: Path) -> Iterator[RunningGateway]:
+def patient(ledger: Path) -> Iterator[InProcessGateway]:
     """The same servers for alice and bob. Calls of some tools become tasks at once, and slow ones do not. Clients have
     to answer within a second."""
-    seen = {"read": [str(ledger.parents[1])]}  # a /tmp of their own would hide the files that tests make
-    servers = {era: server((*WORK, era), env={"LEDGER": str(ledger)}, sandbox=seen) for era in ERAS}
-    keys = {"alice": sha256("a" * 40), "bob": sha256("b" * 40)}
-    options = {"api_keys": keys, "tasks": {"after_s": 60, "at_once": ["*/work", "*/give_up"], "answer_s": 1.0}}
-    with running_gateway(servers, options=options) as running:
+    servers = {era: server((*WORK, era), env={"LEDGER": str(ledger)}, sandbox="off") for era in ERAS}
+    options = {"api_keys": KEYS, "tasks": {"after_s": 60, "at_once": ["*/work", "*/give_up"], "answer_s": 1.0}}
+    with in_process_gateway(servers, options=options) as running:
         yield running
 
 
 @pytest.fixture
-def client(gateway: RunningGateway, http: httpx.Client) -> TaskClient:
+def client(gateway: InProcessGateway, http: httpx.Client) -> TaskClient:
     return TaskClient(gateway.url, http)
+
+
+def text(result: Any) -> str:
+    """The text of a result, or of that of a task that is over."""
+    told = result.get("result", result)["content"][0]["text"]
+    assert isinstance(told, str)
+    return told
 
 
 def asked(client: TaskClient, task: str, earlier: Any = ()) -> Any:
@@ -84,13 +90,6 @@ def asked(client: TaskClient, task: str, earlier: Any = ()) -> Any:
 
     assert eventually(has_come), client.get(task)
     return found
-
-
-@requirement("task.make")
-@pytest.mark.parametrize("era", ERAS)
-def test_a_fast_call_stays_a_call(patient: RunningGateway, http: httpx.Client, era: str) -> None:
-    plain = TaskClient(patient.url, http, headers=ALICE).call(f"{era}__look", job=1)
-    assert plain["resultType"] == "complete" and plain["content"][0]["text"] == "done 1"
 
 
 @requirement("task.make")
@@ -111,13 +110,12 @@ def test_a_slow_call_becomes_a_task_with_the_result_that_the_call_had_had(
 
 
 @requirement("task.make")
-def test_the_configuration_makes_a_task_of_a_tool_at_once(client: TaskClient) -> None:
-    task = client.begin("legacy__slow_build", job="b", seconds=AFTER_S / 2)
-    assert client.until(task, "completed")["result"]["content"][0]["text"] == "done b"
-
-
-@requirement("task.make")
-def test_who_does_not_declare_the_extension_gets_the_answer(patient: RunningGateway, http: httpx.Client) -> None:
+def test_a_fast_call_and_one_without_the_extension_get_their_answer(
+    patient: InProcessGateway, http: httpx.Client
+) -> None:
+    for era in ERAS:
+        fast = TaskClient(patient.url, http, headers=ALICE).call(f"{era}__look", job=1)
+        assert fast["resultType"] == "complete" and text(fast) == "done 1"
     plain, old = Modern(patient.url, http, headers=ALICE), Legacy(patient.url, http, headers=ALICE).open()
     assert tool_text(plain.tool("legacy__work", {"job": 3, "seconds": SLOW})) == "done 3"
     assert tool_text(old.tool("legacy__work", {"job": 4, "seconds": SLOW})) == "done 4"
@@ -131,7 +129,7 @@ def test_progress_is_the_message_of_the_task(client: TaskClient) -> None:
     for step in ("step 1 (1 of 3)", "step 2 (2 of 3)"):
         assert eventually(lambda step=step: client.get(task).get("statusMessage") == step)  # type: ignore[misc]
     done = client.until(task, "completed")
-    assert done["result"]["content"][0]["text"] == "all steps"
+    assert text(done) == "all steps"
     assert "statusMessage" not in done, "the last progress says nothing of the outcome"
 
 
@@ -150,29 +148,13 @@ def test_a_server_asks_during_its_task(client: TaskClient, era: str) -> None:
         assert client.get(task)["status"] == "input_required", "only answers to what is asked count"
         client.answer(task, questions, {"action": "accept", "content": {"name": f"n{number}"}})
         earlier.append(key)
-    heard = json.loads(client.until(task, "completed")["result"]["content"][0]["text"])
+    heard = json.loads(text(client.until(task, "completed")))
     assert [one["content"] for one in heard] == [{"name": "n0"}, {"name": "n1"}]
     assert len(set(earlier)) == 2, "a key is used once"
 
 
-@requirement("spec.unnamed-question")
-def test_a_question_outlives_the_task_under_which_it_is_asked(
-    gateway: RunningGateway, http: httpx.Client, tmp_path: Path
-) -> None:
-    client = TaskClient(gateway.url, http, headers={"MCP-Gateway-Session-Key": secrets.token_hex(16)})
-    end = tmp_path / "end"
-    other = client.call("legacy__work", until=str(end))["taskId"]
-    task = client.begin("legacy__ask", seconds=SLOW, times=1)
-    asked(client, other)  # on stdio the question does not name its call
-    end.touch()
-    client.until(other, "completed")
-    client.answer(task, asked(client, task), {"action": "accept", "content": {"name": "Ada"}})
-    heard = json.loads(client.until(task, "completed")["result"]["content"][0]["text"])
-    assert [one["content"] for one in heard] == [{"name": "Ada"}]
-
-
 @requirement("task.make")
-def test_what_is_asked_before_the_task_is_asked_by_the_call(patient: RunningGateway, http: httpx.Client) -> None:
+def test_what_is_asked_before_the_task_is_asked_by_the_call(patient: InProcessGateway, http: httpx.Client) -> None:
     client, arguments = Modern(patient.url, http, headers=ALICE), {"times": 2}
     first = messages(client.tool("legacy__ask", arguments, meta=DECLARES_TASKS))[-1]["result"]
     assert first["resultType"] == "input_required"
@@ -191,7 +173,7 @@ def test_a_task_that_the_server_makes_late_is_followed(client: TaskClient) -> No
     task = client.begin("modern__late", seconds=SLOW)
     client.answer(task, asked(client, task), {"action": "accept", "content": {"name": "late"}})
     done = client.until(task, "completed")
-    assert json.loads(done["result"]["content"][0]["text"])["content"] == {"name": "late"}
+    assert json.loads(text(done))["content"] == {"name": "late"}
 
 
 @requirement("task.make")
@@ -202,11 +184,11 @@ def test_a_withdrawn_question_is_asked_no_more(client: TaskClient, tmp_path: Pat
     withdraws.touch()
     client.until(task, "working")
     end.touch()
-    assert client.until(task, "completed")["result"]["content"][0]["text"] == "went on without an answer"
+    assert text(client.until(task, "completed")) == "went on without an answer"
 
 
 @requirement("task.make")
-def test_a_question_that_nobody_answers_ends_the_task(patient: RunningGateway, http: httpx.Client) -> None:
+def test_a_question_that_nobody_answers_ends_the_task(patient: InProcessGateway, http: httpx.Client) -> None:
     client = TaskClient(patient.url, http, headers=ALICE)
     task = client.begin("legacy__give_up", withdraws="/never")
     asked(client, task)
@@ -239,7 +221,7 @@ def test_a_task_is_cancelled_at_its_server(client: TaskClient, ledger: Path, era
 
 
 @requirement("task.make")
-def test_a_client_that_leaves_before_the_task_cancels_its_call(patient: RunningGateway, ledger: Path) -> None:
+def test_a_client_that_leaves_before_the_task_cancels_its_call(patient: InProcessGateway, ledger: Path) -> None:
     arguments = {"job": "left", "seconds": 30}
     body = modern_body("tools/call", {"name": "legacy__look", "arguments": arguments}, meta=DECLARES_TASKS)
     headers = {**modern_headers(body), **ALICE, "Host": "127.0.0.1", "Content-Type": "application/json"}
@@ -252,17 +234,17 @@ def test_a_client_that_leaves_before_the_task_cancels_its_call(patient: RunningG
 
 
 @requirement("task.make")
-def test_too_many_tasks_leave_calls_what_they_are(gateway: RunningGateway, http: httpx.Client) -> None:
+def test_too_many_tasks_leave_calls_what_they_are(gateway: InProcessGateway, http: httpx.Client) -> None:
     session = Legacy(gateway.url, http).open().session
     client = TaskClient(gateway.url, http, headers={"MCP-Gateway-Session": session})
     tasks = [client.begin("legacy__slow_build", job=number, seconds=1.0) for number in range(3)]
     plain = client.call("legacy__slow_build", job="last", seconds=AFTER_S)
-    assert plain["resultType"] == "complete" and plain["content"][0]["text"] == "done last"
+    assert plain["resultType"] == "complete" and text(plain) == "done last"
     assert all(client.until(task, "completed") for task in tasks)
 
 
 @requirement("task.make", "id.bound")
-def test_a_task_is_known_to_nobody_else(patient: RunningGateway, http: httpx.Client, tmp_path: Path) -> None:
+def test_a_task_is_known_to_nobody_else(patient: InProcessGateway, http: httpx.Client, tmp_path: Path) -> None:
     alice, bob = (TaskClient(patient.url, http, headers=each) for each in (ALICE, BOB))
     end = tmp_path / "end"
     task = alice.begin("legacy__work", job=1, until=str(end))
@@ -275,41 +257,40 @@ def test_a_task_is_known_to_nobody_else(patient: RunningGateway, http: httpx.Cli
             answers.append((response.status_code, json.dumps(without_id(messages(response)[-1]["error"]))))
     assert len(set(answers)) == 1 and json.loads(answers[0][1])["code"] == -32602, answers
     end.touch()
-    assert alice.until(task, "completed")["result"]["content"][0]["text"] == "done 1", "and it goes on"
+    assert text(alice.until(task, "completed")) == "done 1", "and it goes on"
     undeclared = alice.client.send("tasks/get", {"taskId": task})
     assert messages(undeclared)[-1]["error"]["code"] == -32021
 
 
 @requirement("wall.order", "pol.limits")
-@pytest.mark.parametrize("method", ["tasks/get", "tasks/update", "tasks/cancel", "listen"])
-def test_who_asks_about_the_task_of_another_uses_up_no_rate_but_their_own(method: str, http: httpx.Client) -> None:
-    keys = {"alice": sha256("a" * 40), "bob": sha256("b" * 40)}
+def test_who_asks_about_the_task_of_another_uses_up_no_rate_but_their_own(http: httpx.Client) -> None:
     options = {
-        "api_keys": keys,
+        "api_keys": KEYS,
         "tasks": {"at_once": ["*/work"]},
         "policy": {"session_rate": {"per_s": 0.01, "burst": 20}},
     }
-    with running_gateway({"modern": server((*WORK, "modern"))}, options=options) as running:
+    with in_process_gateway({"modern": server((*WORK, "modern"))}, options=options) as running:
         alice, bob = (TaskClient(running.url, http, headers=each) for each in (ALICE, BOB))
         task = alice.begin("work", job=1)
-        for _ in range(28):
-            if method == "listen":
-                with bob.listening(task) as told:
-                    next(told, None)
-            else:
-                assert messages(bob.send(method, task, inputResponses={}))[-1]["error"]["code"] == -32602
-        assert [alice.send("tasks/get", task).status_code for _ in range(10)] == [200] * 10
+        for method in ("tasks/get", "tasks/update", "tasks/cancel", "listen"):
+            for _ in range(28):
+                if method == "listen":
+                    with bob.listening(task) as told:
+                        next(told, None)
+                else:
+                    assert messages(bob.send(method, task, inputResponses={}))[-1]["error"]["code"] == -32602
+            assert [alice.send("tasks/get", task).status_code for _ in range(4)] == [200] * 4, method
 
 
 @requirement("task.make", "life.end")
-def test_the_end_of_a_session_ends_its_tasks_and_forgets_them(gateway: RunningGateway, http: httpx.Client) -> None:
-    before = set(descendants(gateway.pid))
+def test_the_end_of_a_session_ends_its_tasks_and_forgets_them(gateway: InProcessGateway, http: httpx.Client) -> None:
+    before = set(descendants(os.getpid()))
     legacy = Legacy(gateway.url, http).open()
     client = TaskClient(gateway.url, http, headers={"MCP-Gateway-Session": legacy.session})
     over = client.begin("legacy__slow_build", job="over")
     client.until(over, "completed")
     task = client.begin("legacy__work", job="ended with its session", seconds=30)
-    processes = [process for process in descendants(gateway.pid) if process not in before]
+    processes = [process for process in descendants(os.getpid()) if process not in before]
     assert processes, "the session has a server process of its own"
     assert legacy.delete().status_code == 200
     assert gone(processes)
@@ -320,6 +301,6 @@ def test_the_end_of_a_session_ends_its_tasks_and_forgets_them(gateway: RunningGa
 @requirement("task.make", "life.unconfirmed")
 def test_a_working_task_keeps_its_session_and_a_result_outlives_it(client: TaskClient) -> None:
     task = client.begin("modern__work", job="long", seconds=2.2)  # longer than a call may take, or an unused session
-    assert client.until(task, "completed")["result"]["content"][0]["text"] == "done long"
+    assert text(client.until(task, "completed")) == "done long"
     later = client.get(task)
-    assert later["result"]["content"][0]["text"] == "done long"
+    assert text(later) == "done long"

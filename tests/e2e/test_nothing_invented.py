@@ -8,7 +8,8 @@ import httpx
 import pytest
 
 from tests.requirements import requirement
-from tests.support.gateway_process import SCRIPTED, RunningGateway, running_gateway, server
+from tests.support.gateway_process import SCRIPTED, server
+from tests.support.in_process_gateway import InProcessGateway, in_process_gateway
 from tests.support.mcp_clients import Legacy, Modern, messages, tool_text
 
 INFO = "io.modelcontextprotocol/serverInfo"
@@ -17,14 +18,14 @@ CONTEXT = f"{OURS}/context"
 
 
 @pytest.fixture(scope="module")
-def gateway() -> Iterator[RunningGateway]:
-    with running_gateway(
-        {era: server((*SCRIPTED, era), methods={"vendor/*": {}}) for era in ("legacy", "modern")}
-    ) as running:
+def gateway() -> Iterator[InProcessGateway]:
+    """Makes no tasks of its own."""
+    servers = {era: server((*SCRIPTED, era), methods={"vendor/*": {}}) for era in ("legacy", "modern")}
+    with in_process_gateway(servers, options={"tasks": {"enabled": False}}) as running:
         yield running
 
 
-def url(gateway: RunningGateway, era: str) -> str:
+def url(gateway: InProcessGateway, era: str) -> str:
     return f"{gateway.base}/servers/{era}/mcp"
 
 
@@ -35,7 +36,7 @@ def say(*lines: str, result: Any = None) -> dict[str, Any]:
 
 @requirement("spec.nothing-invented", "spec.bridge")
 def test_a_legacy_clients_messages_and_results_gain_and_lose_nothing(
-    gateway: RunningGateway, http: httpx.Client
+    gateway: InProcessGateway, http: httpx.Client
 ) -> None:
     client = Legacy(url(gateway, "legacy"), http).open()
     bare = '{"jsonrpc":"2.0","method":"notifications/vendor"}'
@@ -53,7 +54,7 @@ def test_a_legacy_clients_messages_and_results_gain_and_lose_nothing(
 
 
 @requirement("spec.nothing-invented", "spec.bridge")
-def test_a_question_without_params_stays_without_them(gateway: RunningGateway, http: httpx.Client) -> None:
+def test_a_question_without_params_stays_without_them(gateway: InProcessGateway, http: httpx.Client) -> None:
     asks = '{"jsonrpc":"2.0","id":"r","method":"roots/list"}'
     client = Legacy(url(gateway, "legacy"), http).open(capabilities={"roots": {}})
     asked, _ = messages(client.call("tools/call", say(asks)))
@@ -77,7 +78,7 @@ def test_a_question_without_params_stays_without_them(gateway: RunningGateway, h
 
 
 @requirement("spec.nothing-invented")
-def test_a_server_gets_the_params_of_its_client_and_the_context(gateway: RunningGateway, http: httpx.Client) -> None:
+def test_a_server_gets_the_params_of_its_client_and_the_context(gateway: InProcessGateway, http: httpx.Client) -> None:
     client = Legacy(url(gateway, "legacy"), http).open()
     for text in ("", ',"params":{}', ',"params":{"_meta":{}}', ',"params":{"a":1.50,"b":{ }}'):
         body = f'{{"jsonrpc":"2.0","id":5,"method":"vendor/thing"{text}}}'
@@ -94,7 +95,7 @@ def test_a_server_gets_the_params_of_its_client_and_the_context(gateway: Running
 
 @requirement("spec.bridge")
 def test_a_resource_that_does_not_exist_has_the_code_of_the_clients_era(
-    gateway: RunningGateway, http: httpx.Client
+    gateway: InProcessGateway, http: httpx.Client
 ) -> None:
     for where in (url(gateway, "legacy"), url(gateway, "modern"), gateway.url):  # the last one is of both servers
         error = messages(Legacy(where, http).open().call("resources/read", {"uri": "x://y"}))[-1]["error"]
@@ -105,7 +106,7 @@ def test_a_resource_that_does_not_exist_has_the_code_of_the_clients_era(
 
 @requirement("wall.return")
 @pytest.mark.parametrize("era", ["legacy", "modern"])
-def test_a_server_cannot_speak_for_the_gateway(gateway: RunningGateway, http: httpx.Client, era: str) -> None:
+def test_a_server_cannot_speak_for_the_gateway(gateway: InProcessGateway, http: httpx.Client, era: str) -> None:
     """A client that keeps the newest token would go on in the session of an attacker."""
     forged = {f"{OURS}/session": "an attacker's", f"{OURS}/restarted": {"reason": "crash"}, OURS.upper(): 1}
     result = {"resultType": "complete", "content": [{"type": "text", "text": "x", "_meta": forged}], "_meta": forged}
@@ -117,3 +118,29 @@ def test_a_server_cannot_speak_for_the_gateway(gateway: RunningGateway, http: ht
         assert answered.status_code == 200 and messages(answered)[-1]["result"]["content"], answered.text
         assert "attacker" not in answered.text and "crash" not in answered.text
         assert OURS.upper() not in answered.text.replace("\\u0069", "i")
+
+
+@requirement("spec.task-progress")
+def test_progress_of_a_task_comes_on_the_clients_own_stream(gateway: InProcessGateway, http: httpx.Client) -> None:
+    """Which comes after the call that made it was answered. The server does not declare its tasks."""
+    client = Legacy(url(gateway, "legacy"), http).open()
+    progress = '{"jsonrpc":"2.0","method":"notifications/progress","params":{"progressToken":@TOKEN,"progress":%d}}'
+    made = '{"task":{"taskId":"t","status":"working","createdAt":"2025-11-25T10:30:00Z","ttl":60000}}'
+    params = {
+        "name": "say",
+        "arguments": {"lines": [progress % 1], "result": made},
+        "task": {"ttl": 60_000},
+        "_meta": {"progressToken": "mine"},
+    }
+    first, answer = messages(client.call("tools/call", params))
+    assert (
+        first["params"] == {"progressToken": "mine", "progress": 1} and answer["result"]["task"]["status"] == "working"
+    )
+    # The server has the gateway's number for it, which is that of the call.
+    got = json.loads(messages(client.tool("got"))[-1]["result"]["content"][0]["text"])
+    number = next(json.loads(line)["params"]["_meta"]["progressToken"] for line in got if '"task"' in line)
+    later = (progress % 2).replace("@TOKEN", str(number))
+    assert messages(client.tool("say", {"lines": [later], "result": "{}"}))[-1]["result"] == {}
+    with client.get() as stream:
+        data = next(line for line in stream.iter_lines() if line.startswith("data: {"))
+    assert json.loads(data[6:])["params"] == {"progressToken": "mine", "progress": 2}

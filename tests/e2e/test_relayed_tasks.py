@@ -3,6 +3,7 @@
 import contextlib
 import json
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -11,19 +12,13 @@ import pytest
 
 from tests.requirements import requirement
 from tests.support.credentials import sha256
-from tests.support.gateway_process import TASKS, RunningGateway, running_gateway, server
-from tests.support.mcp_clients import (
-    DECLARES_TASKS,
-    Modern,
-    messages,
-    modern_body,
-    modern_headers,
-    tool_text,
-    without_id,
-)
+from tests.support.gateway_process import TASKS, running_gateway, server
+from tests.support.in_process_gateway import InProcessGateway, in_process_gateway
+from tests.support.mcp_clients import DECLARES_TASKS, messages, tool_text, without_id
 from tests.support.redis_server import RunningRedis
+from tests.support.task_client import TaskClient
 from tests.support.task_server import EXTENSION, HttpTasks, running_http_tasks
-from tests.support.waiting import eventually, gone
+from tests.support.waiting import gone
 
 ACCEPT = {"action": "accept", "content": {"name": "Ada"}}
 SERVERS = ("http", "shared", "stdio")
@@ -38,7 +33,7 @@ def upstream() -> Iterator[HttpTasks]:
 
 
 @pytest.fixture(scope="module")
-def gateway(upstream: HttpTasks) -> Iterator[RunningGateway]:
+def gateway(upstream: HttpTasks) -> Iterator[InProcessGateway]:
     modern = (*TASKS, "modern")
     servers = {
         "stdio": server(modern),
@@ -46,56 +41,20 @@ def gateway(upstream: HttpTasks) -> Iterator[RunningGateway]:
         "lazy": server(modern, idle_stop_s=0.3),
         "http": {"url": upstream.url},
     }
-    with running_gateway(servers, options={"session": {"unconfirmed_ttl_s": 1.0}}) as running:
+    with in_process_gateway(servers, options={"session": {"unconfirmed_ttl_s": 1.0}}) as running:
         yield running
 
 
-class Tasks:
-    """A client of tasks. Each request may come from another process: it carries nothing of the one before."""
-
-    def __init__(self, url: str, http: httpx.Client, prefix: str = "", **more: Any) -> None:
-        self.client = Modern(url, http, **more)
-        self.prefix = prefix
-
-    def begin(self, tool: str, **arguments: Any) -> Any:
-        return self.result(self.client.tool(f"{self.prefix}{tool}", arguments, meta=DECLARES_TASKS))
-
-    def send(self, method: str, task: str, **more: Any) -> httpx.Response:
-        return self.client.send(method, {"taskId": task, **more}, meta=DECLARES_TASKS)
-
-    def get(self, task: str) -> Any:
-        return self.result(self.send("tasks/get", task))
-
-    def until(self, task: str, status: str) -> Any:
-        assert eventually(lambda: self.get(task)["status"] == status), self.get(task)
-        return self.get(task)
-
-    @staticmethod
-    def result(response: httpx.Response) -> Any:
-        answer = messages(response)[-1]
-        assert "result" in answer, answer
-        return answer["result"]
-
-    @contextlib.contextmanager
-    def listen(self, tasks: list[str], meta: Any = DECLARES_TASKS, **more: Any) -> Iterator[Iterator[Any]]:
-        """An open `subscriptions/listen`: its messages."""
-        body = modern_body("subscriptions/listen", {"notifications": {"taskIds": tasks, **more}}, meta=meta)
-        headers = {**modern_headers(body), **self.client.headers}
-        with self.client.http.stream("POST", self.client.url, json=body, headers=headers) as response:
-            lines = response.iter_lines()
-            yield (json.loads(line.removeprefix("data: ")) for line in lines if line.startswith("data: {"))
-
-
-def clients(gateway: RunningGateway, http: httpx.Client, name: str) -> list[Tasks]:
+def clients(gateway: InProcessGateway, http: httpx.Client, name: str) -> list[TaskClient]:
     """Clients of one server, at the address of all servers and at its own."""
-    return [Tasks(gateway.url, http, f"{name}__"), Tasks(f"{gateway.base}/servers/{name}/mcp", http)]
+    return [TaskClient(gateway.url, http, f"{name}__"), TaskClient(f"{gateway.base}/servers/{name}/mcp", http)]
 
 
 @requirement("task.relay")
 @pytest.mark.parametrize("name", SERVERS)
-def test_a_task_is_found_by_its_id_alone(gateway: RunningGateway, http: httpx.Client, name: str) -> None:
+def test_a_task_is_found_by_its_id_alone(gateway: InProcessGateway, http: httpx.Client, name: str) -> None:
     for tasks in clients(gateway, http, name):
-        made = tasks.begin("work", ttl=60_000)
+        made = tasks.call("work", ttl=60_000)
         assert (made["resultType"], made["status"], made["ttlMs"]) == ("task", "working", 60_000)
         assert "task/" not in made["taskId"], "the server's own id does not leave the gateway"
         done = tasks.until(made["taskId"], "completed")
@@ -107,30 +66,29 @@ def test_a_task_is_found_by_its_id_alone(gateway: RunningGateway, http: httpx.Cl
 
 @requirement("task.relay")
 @pytest.mark.parametrize("name", SERVERS)
-def test_a_task_asks_fails_and_is_cancelled(gateway: RunningGateway, http: httpx.Client, name: str) -> None:
+def test_a_task_asks_fails_and_is_cancelled(gateway: InProcessGateway, http: httpx.Client, name: str) -> None:
     for tasks in clients(gateway, http, name):
-        task = tasks.begin("ask")["taskId"]
+        task = tasks.call("ask")["taskId"]
         asked = tasks.until(task, "input_required")
         assert asked["inputRequests"]["q1"]["params"]["message"] == "who?"
-        nothing = tasks.result(tasks.send("tasks/update", task, inputResponses={"other": ACCEPT}))
-        assert nothing == {"resultType": "complete"}
-        tasks.result(tasks.send("tasks/update", task, inputResponses={"q1": ACCEPT}))
+        tasks.answer(task, ["other"], ACCEPT)
+        tasks.answer(task, ["q1"], ACCEPT)
         assert tasks.until(task, "completed")["result"]["content"][0]["text"] == "hello Ada"
 
-        failed = tasks.until(tasks.begin("fail")["taskId"], "failed")
+        failed = tasks.until(tasks.call("fail")["taskId"], "failed")
         assert failed["error"] == {"code": -32603, "message": "it broke"}
 
-        task = tasks.begin("work", for_s=60)["taskId"]
-        assert tasks.result(tasks.send("tasks/cancel", task)) == {"resultType": "complete"}
+        task = tasks.call("work", for_s=60)["taskId"]
+        tasks.cancel(task)
         assert tasks.until(task, "cancelled")
 
 
 @requirement("task.relay", "ext.relay")
 def test_a_server_is_asked_for_a_task_by_its_own_id(
-    gateway: RunningGateway, http: httpx.Client, upstream: HttpTasks
+    gateway: InProcessGateway, http: httpx.Client, upstream: HttpTasks
 ) -> None:
     (tasks, _) = clients(gateway, http, "http")
-    task = tasks.begin("work")["taskId"]
+    task = tasks.call("work")["taskId"]
     tasks.until(task, "completed")
     own = next(reversed(upstream.server.tasks))
     assert [m["params"]["taskId"] for m in upstream.server.seen if m.get("method") == "tasks/get"][-1] == own
@@ -141,10 +99,10 @@ def test_a_server_is_asked_for_a_task_by_its_own_id(
 @requirement("task.relay")
 @pytest.mark.parametrize("name", SERVERS)
 def test_without_the_extension_on_a_request_there_are_no_tasks(
-    gateway: RunningGateway, http: httpx.Client, name: str
+    gateway: InProcessGateway, http: httpx.Client, name: str
 ) -> None:
     tasks, _ = clients(gateway, http, name)
-    task = tasks.begin("work")["taskId"]
+    task = tasks.call("work")["taskId"]
     needed: Any = {"requiredCapabilities": {"extensions": {EXTENSION: {}}}}
     for method in ("tasks/get", "tasks/update", "tasks/cancel"):
         response = tasks.client.send(method, {"taskId": task, "inputResponses": {}})
@@ -154,7 +112,7 @@ def test_without_the_extension_on_a_request_there_are_no_tasks(
     sneaky = tasks.client.tool(f"{name}__sneak")
     error = without_id(messages(sneaky)[-1]["error"])
     assert (error["code"], error["data"]) == (-32021, needed)
-    session = {"MCP-Gateway-Session": tasks.begin("plain")["_meta"][SESSION_KEY]}
+    session = {"MCP-Gateway-Session": tasks.call("plain")["_meta"][SESSION_KEY]}
     sneaky = tasks.client.tool(f"{name}__sneak", {"for_s": 60}, headers=session)
     assert messages(sneaky)[-1]["error"]["code"] == -32021
     seen = json.loads(tool_text(tasks.client.tool(f"{name}__seen", headers=session)))
@@ -162,7 +120,7 @@ def test_without_the_extension_on_a_request_there_are_no_tasks(
     assert EXTENSION in cancelled[-1]["_meta"]["io.modelcontextprotocol/clientCapabilities"]["extensions"]
 
 
-def unknown(tasks: Tasks, task: str) -> Any:
+def unknown(tasks: TaskClient, task: str) -> Any:
     """The answers to all requests about a task, which are the same for every task that is unknown."""
     answers = [
         tasks.client.send(method, {"taskId": task, "inputResponses": {}}, meta=DECLARES_TASKS)
@@ -178,18 +136,18 @@ def test_whoever_may_not_have_a_task_learns_nothing_of_it(http: httpx.Client) ->
     keys = {"alice": sha256("a" * 20), "bob": sha256("b" * 20)}
     servers = {"free": server((*TASKS, "modern")), "other": server((*TASKS, "modern"))}
     options = {"api_keys": keys}
-    with running_gateway(servers, options=options) as gateway:
+    with in_process_gateway(servers, options=options) as gateway:
         alice, bob = (
-            Tasks(gateway.url, http, "free__", headers={"Authorization": f"Bearer {key * 20}"}) for key in "ab"
+            TaskClient(gateway.url, http, "free__", headers={"Authorization": f"Bearer {key * 20}"}) for key in "ab"
         )
-        made = alice.begin("work", for_s=60)
+        made = alice.call("work", for_s=60)
         task = made["taskId"]
         assert alice.get(task)["status"] == "working"
         forged = unknown(alice, task[:-1] + ("A" if task[-1] != "A" else "B"))
         assert json.loads(forged[1])["code"] == -32602
         assert unknown(bob, task) == forged, "another principal"
         assert unknown(alice, "task/1:1") == forged, "the server's own id, or anything else"
-        elsewhere = Tasks(f"{gateway.base}/servers/free/mcp", http, headers=alice.client.headers)
+        elsewhere = TaskClient(f"{gateway.base}/servers/free/mcp", http, headers=alice.client.headers)
         assert unknown(elsewhere, task) == forged, "another endpoint"
         assert alice.get(task)["status"] == "working", "and the task goes on"
 
@@ -197,19 +155,19 @@ def test_whoever_may_not_have_a_task_learns_nothing_of_it(http: httpx.Client) ->
 @requirement("task.relay")
 @pytest.mark.parametrize("name", SERVERS)
 def test_a_client_is_notified_of_the_tasks_that_it_names(
-    gateway: RunningGateway, http: httpx.Client, name: str
+    gateway: InProcessGateway, http: httpx.Client, name: str
 ) -> None:
     for tasks in clients(gateway, http, name):
-        first, second, other = (tasks.begin("ask")["taskId"] for _ in range(3))
+        first, second, other = (tasks.call("ask")["taskId"] for _ in range(3))
         for task in (first, second, other):
             tasks.until(task, "input_required")
-        with tasks.listen([first, "forged", second]) as stream:
+        with tasks.listening(first, "forged", second) as stream:
             acknowledged = next(stream)
             assert acknowledged["method"] == "notifications/subscriptions/acknowledged"
             assert acknowledged["params"]["notifications"] == {"taskIds": [first, second]}
             assert acknowledged["params"]["_meta"][SUBSCRIPTION] == 1
             for task in (other, second, first):
-                tasks.result(tasks.send("tasks/update", task, inputResponses={"q1": ACCEPT}))
+                tasks.answer(task, ["q1"], ACCEPT)
             told = [next(stream) for _ in range(4)]
         assert {message["method"] for message in told} == {"notifications/tasks"}
         assert {message["params"]["_meta"][SUBSCRIPTION] for message in told} == {1}
@@ -219,30 +177,25 @@ def test_a_client_is_notified_of_the_tasks_that_it_names(
         whole = next(message["params"] for message in told if message["params"]["status"] == "completed")
         assert whole["result"]["content"][0]["text"] == "hello Ada" and whole["x-more"]["kept"] == [1, None]
         got = tasks.get(whole["taskId"])
-        assert {**got, "_meta": 0, "lastUpdatedAt": 0, "createdAt": 0} == {
-            **whole,
-            "resultType": "complete",
-            "_meta": 0,
-            "lastUpdatedAt": 0,
-            "createdAt": 0,
-        }
+        differs = {"_meta": 0, "lastUpdatedAt": 0, "createdAt": 0}
+        assert {**got, **differs} == {**whole, "resultType": "complete", **differs}
 
 
 @requirement("task.relay")
 def test_one_stream_notifies_of_tasks_of_several_servers_and_of_lists(
-    gateway: RunningGateway, http: httpx.Client
+    gateway: InProcessGateway, http: httpx.Client
 ) -> None:
-    begun = [Tasks(gateway.url, http, f"{name}__").begin("work", for_s=1)["taskId"] for name in SERVERS]
-    with Tasks(gateway.url, http).listen(begun, toolsListChanged=True) as stream:
+    begun = [TaskClient(gateway.url, http, f"{name}__").call("work", for_s=1)["taskId"] for name in SERVERS]
+    with TaskClient(gateway.url, http).listening(*begun, toolsListChanged=True) as stream:
         honoured = next(stream)["params"]["notifications"]
         assert honoured["taskIds"] == begun and honoured["toolsListChanged"] is True
         assert {next(stream)["params"]["taskId"] for _ in begun} == {*begun}
 
 
 @requirement("task.relay")
-def test_who_takes_no_tasks_is_notified_of_none(gateway: RunningGateway, http: httpx.Client) -> None:
+def test_who_takes_no_tasks_is_notified_of_none(gateway: InProcessGateway, http: httpx.Client) -> None:
     tasks, _ = clients(gateway, http, "http")
-    task = tasks.begin("work")["taskId"]
+    task = tasks.call("work")["taskId"]
     refused = tasks.client.send("subscriptions/listen", {"notifications": {"taskIds": [task]}})
     error = without_id(messages(refused)[-1]["error"])
     assert (refused.status_code, error["code"]) == (400, -32021)
@@ -252,43 +205,33 @@ def test_who_takes_no_tasks_is_notified_of_none(gateway: RunningGateway, http: h
 
 
 @requirement("task.relay", "life.unconfirmed")
-def test_a_task_keeps_its_session_and_its_process_until_it_is_over(gateway: RunningGateway, http: httpx.Client) -> None:
+def test_a_task_keeps_its_session_and_its_process_until_it_is_over(
+    gateway: InProcessGateway, http: httpx.Client
+) -> None:
     """No other request comes for its session, whose server is stopped when it is idle."""
     tasks, _ = clients(gateway, http, "lazy")
-    made = tasks.begin("work", for_s=3)
+    made = tasks.call("work", for_s=3)
     process = psutil.Process(made["x-more"]["pid"])
     assert not gone([process], within_s=2.8)
     tasks.until(made["taskId"], "completed")
     assert gone([process])
 
 
-@requirement("task.relay")
-def test_a_task_keeps_nothing_when_its_time_is_over(gateway: RunningGateway, http: httpx.Client) -> None:
-    tasks, _ = clients(gateway, http, "lazy")
-    made = tasks.begin("work", for_s=60, ttl=200)
-    assert gone([psutil.Process(made["x-more"]["pid"])], within_s=4)
-
-
 @requirement("task.relay", "id.forged")
-def test_a_task_of_an_ended_session_or_of_a_hidden_server_is_unknown(
-    redis_server: RunningRedis, http: httpx.Client
-) -> None:
+def test_a_task_of_an_ended_session_or_of_a_hidden_server_is_unknown(tmp_path: Path, http: httpx.Client) -> None:
     free = server((*TASKS, "modern"))
-    options = {"store": redis_server.url}
-    with running_gateway({"one": free, "two": free}, options=options, env=KEYS) as gateway:
-        tasks = Tasks(gateway.url, http, "one__")
-        made, kept = tasks.begin("work", for_s=60), tasks.begin("work", for_s=60)
+    options = {"store": f"sqlite:///{tmp_path}/sessions.db"}
+    with in_process_gateway({"one": free, "two": free}, options=options) as gateway:
+        tasks = TaskClient(gateway.url, http, "one__")
+        made, kept = tasks.call("work", for_s=60), tasks.call("work", for_s=60)
         forged = unknown(tasks, made["taskId"][:-4] + "AAAA")
         ended = http.delete(gateway.url, headers={"Mcp-Session-Id": made["_meta"][SESSION_KEY]})
         assert ended.status_code == 200, ended.text
         assert unknown(tasks, made["taskId"]) == forged
         assert tasks.get(kept["taskId"])["status"] == "working"
     paid = {"one": server((*TASKS, "modern"), permissions=["paid"]), "two": free}
-    with running_gateway(paid, options=options, env=KEYS) as gateway:
-        assert unknown(Tasks(gateway.url, http), kept["taskId"]) == forged
-
-
-KEYS = {"MCP_GATEWAY_KEYS": "k" * 40}
+    with in_process_gateway(paid, options=options) as gateway:
+        assert unknown(TaskClient(gateway.url, http), kept["taskId"]) == forged
 
 
 @requirement("task.relay", "rep.any")
@@ -297,19 +240,18 @@ def test_a_task_is_reached_through_every_replica(
 ) -> None:
     servers = {"stdio": server((*TASKS, "modern")), "http": {"url": upstream.url}}
     with contextlib.ExitStack() as stack:
-        options = {"store": redis_server.url}
-        gateways = [
-            stack.enter_context(running_gateway(servers, options=options, env=KEYS, must_stop=False)) for _ in range(3)
-        ]
+        options: Any = {"store": redis_server.url}
+        more: Any = {"env": {"MCP_GATEWAY_KEYS": "k" * 40}, "must_stop": False}
+        gateways = [stack.enter_context(running_gateway(servers, options=options, **more)) for _ in range(3)]
         for name in servers:
-            one, two, three = (Tasks(gateway.url, http, f"{name}__") for gateway in gateways)
-            task = one.begin("ask")["taskId"]
+            one, two, three = (TaskClient(gateway.url, http, f"{name}__") for gateway in gateways)
+            task = one.call("ask")["taskId"]
             two.until(task, "input_required")
-            three.result(three.send("tasks/update", task, inputResponses={"q1": ACCEPT}))
+            three.answer(task, ["q1"], ACCEPT)
             assert two.until(task, "completed")["result"]["content"][0]["text"] == "hello Ada"
         # The server behind a URL goes on when the gateway that relayed its task is killed.
-        task = one.begin("ask")["taskId"]
+        task = one.call("ask")["taskId"]
         gateways[0].kill()
         two.until(task, "input_required")
-        three.result(three.send("tasks/update", task, inputResponses={"q1": ACCEPT}))
+        three.answer(task, ["q1"], ACCEPT)
         assert two.until(task, "completed")

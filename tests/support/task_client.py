@@ -16,14 +16,15 @@ ACCEPT: Any = {"action": "accept", "content": {}}
 
 
 class TaskClient:
-    """Calls tools, and asks about the tasks that the calls have become."""
+    """Calls tools, whose names begin with the prefix, and asks about the tasks that the calls have become."""
 
-    def __init__(self, url: str, http: httpx.Client, **more: Any) -> None:
+    def __init__(self, url: str, http: httpx.Client, prefix: str = "", **more: Any) -> None:
         self.client = Modern(url, http, **more)
+        self.prefix = prefix
 
     def call(self, tool: str, **arguments: Any) -> Any:
         """The result of a call, or the task that it has become."""
-        return self.result(self.client.tool(tool, arguments, meta=DECLARES_TASKS))
+        return self.result(self.client.tool(f"{self.prefix}{tool}", arguments, meta=DECLARES_TASKS))
 
     def begin(self, tool: str, **arguments: Any) -> str:
         """The handle of the task that a call becomes."""
@@ -43,9 +44,10 @@ class TaskClient:
         return self.client.send(method, {"taskId": task, **more}, meta=DECLARES_TASKS)
 
     @contextlib.contextmanager
-    def listening(self, *tasks: str) -> Iterator[Iterator[Any]]:
-        """The messages of a stream that notifies of tasks."""
-        body = modern_body("subscriptions/listen", {"notifications": {"taskIds": tasks}}, meta=DECLARES_TASKS)
+    def listening(self, *tasks: str, **more: Any) -> Iterator[Iterator[Any]]:
+        """The messages of a stream that notifies of tasks, and of what else it asks for."""
+        wanted = {"taskIds": tasks, **more}
+        body = modern_body("subscriptions/listen", {"notifications": wanted}, meta=DECLARES_TASKS)
         headers = {**modern_headers(body), **self.client.headers}
         with self.client.http.stream("POST", self.client.url, json=body, headers=headers) as response:
             lines = response.iter_lines()
