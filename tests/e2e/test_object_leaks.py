@@ -1,10 +1,15 @@
-"""Of a session that ended, no object stays behind: on uvloop, as the gateway runs."""
+"""Of sessions that ended, no object, process, descriptor or memory stays behind: on uvloop, as the gateway runs."""
 
 import asyncio
 import contextlib
 import gc
+import logging
+import tracemalloc
+from typing import NamedTuple
 
 import httpx
+import psutil
+import pytest
 import uvloop
 
 from gateway.calls.conversation import Conversation
@@ -14,20 +19,31 @@ from gateway.config.settings import Settings
 from gateway.serving.app import Gateway, create_app
 from session_store import KeyRing
 from tests.requirements import requirement
-from tests.support.gateway_process import DEMO, server
+from tests.support.gateway_process import DEMO, UNLIMITED, server
 from tests.support.mcp_clients import ACCEPT, messages
 from transports.reply_queue import ReplyQueue
 from transports.upstream.process import Process
 
 KINDS = (Conversation, Exchange, LiveSession, Process, ReplyQueue)
+SESSIONS = 60
+KEPT_BYTES = 10 << 10
+"""What each session may leave in memory: what is known of ended ones for a while, and no conversation."""
 
 
-def held() -> list[str]:
+class Held(NamedTuple):
+    objects: list[str]
+    processes: int
+    descriptors: int
+
+
+def held() -> Held:
     gc.collect()
-    return sorted(type(thing).__name__ for thing in gc.get_objects() if isinstance(thing, KINDS))
+    itself = psutil.Process()
+    objects = sorted(type(thing).__name__ for thing in gc.get_objects() if isinstance(thing, KINDS))
+    return Held(objects, len(itself.children(recursive=True)), itself.num_fds())
 
 
-async def settled(expected: list[str]) -> list[str]:
+async def settled(expected: Held) -> Held:
     """What is held when it is as expected, or after a time: a process that was told to end is reaped later."""
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(15):
@@ -51,18 +67,29 @@ async def use_a_session(http: httpx.AsyncClient) -> None:
     assert (await http.delete("/mcp", headers=headers)).status_code == 200
 
 
-async def use_many() -> tuple[list[str], list[str]]:
-    settings = Settings.model_validate({"mcpServers": {"main": server(DEMO)}})
+async def use_many() -> tuple[Held, Held, int]:
+    """What is held before and after many sessions, and how many bytes more there are."""
+    settings = Settings.model_validate({"mcpServers": {"main": server(DEMO)}, "gateway": {"policy": UNLIMITED}})
     gateway = Gateway(settings, ring=KeyRing.ephemeral())
     transport = httpx.ASGITransport(create_app(settings, gateway=gateway))
     async with gateway.running(), httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1") as http:
-        before = held()
-        for _ in range(10):
+        unused = held()
+        for _ in range(SESSIONS // 2):
             await use_a_session(http)
-        return before, await settled(before)
+        before = await settled(unused)
+        tracemalloc.start()
+        for _ in range(SESSIONS):
+            await use_a_session(http)
+        after = await settled(before)
+        return before, after, tracemalloc.get_traced_memory()[0]
 
 
 @requirement("proc.gone", "life.end")
-def test_nothing_of_an_ended_session_stays_in_memory() -> None:
-    before, after = uvloop.run(use_many())
+def test_nothing_of_ended_sessions_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(logging.root, "handlers", [])  # pytest keeps what is logged
+    try:
+        before, after, grown = uvloop.run(use_many())
+    finally:
+        tracemalloc.stop()
     assert after == before
+    assert grown < SESSIONS * KEPT_BYTES
