@@ -11,20 +11,20 @@ import pytest
 
 from tests.requirements import requirement
 from tests.support.gateway_process import PROBE, UNLIMITED, RunningGateway, running_gateway, server
-from tests.support.mcp_clients import Legacy, Modern, messages, tool_text, without_id
+from tests.support.in_process_gateway import InProcessGateway, in_process_gateway
+from tests.support.mcp_clients import Modern, messages, tool_text, without_id
 from tests.support.redis_server import RunningRedis
 from tests.support.waiting import descendants, eventually
 
 SERVERS = {"old": server((*PROBE, "legacy-only"))}
-KEYS = {"MCP_GATEWAY_KEYS": "k" * 40}
 SESSION_KEY = "io.github.mcp-session-gateway/session"
 RESTARTED = "io.github.mcp-session-gateway/restarted"
 ACCEPT: Any = {"action": "accept", "content": {}}
 
 
 @pytest.fixture(scope="module")
-def gateway() -> Iterator[RunningGateway]:
-    with running_gateway(SERVERS) as running:
+def gateway() -> Iterator[InProcessGateway]:
+    with in_process_gateway(SERVERS) as running:
         yield running
 
 
@@ -45,7 +45,9 @@ def answers_to(question: Any, answer: Any = ACCEPT) -> Any:
 
 
 @requirement("spec.bridge", "spec.modern")
-def test_a_call_goes_through_its_rounds_with_nothing_but_the_state(gateway: RunningGateway, http: httpx.Client) -> None:
+def test_a_call_goes_through_its_rounds_with_nothing_but_the_state(
+    gateway: InProcessGateway, http: httpx.Client
+) -> None:
     client, arguments = Modern(gateway.url, http), {"times": 3}
     question = asked(client.tool("ask_once", arguments))
     for number in range(3):
@@ -57,20 +59,8 @@ def test_a_call_goes_through_its_rounds_with_nothing_but_the_state(gateway: Runn
     assert [heard["content"]["n"] for heard in json.loads(tool_text(response))] == [0, 1, 2]
 
 
-@requirement("spec.bridge")
-def test_a_modern_call_in_a_legacy_session_gets_its_question_as_a_result(
-    gateway: RunningGateway, http: httpx.Client
-) -> None:
-    session = Legacy(gateway.url, http).open(capabilities={"elicitation": {}}).session
-    client, arguments = Modern(gateway.url, http, headers={"MCP-Gateway-Session": str(session)}), {"times": 1}
-    question = asked(client.tool("ask_once", arguments))
-    answer = {"action": "accept", "content": {"n": 7}}
-    response = back(client, "ask_once", arguments, question["requestState"], answers_to(question, answer))
-    assert json.loads(tool_text(response))[0]["content"] == {"n": 7}
-
-
 @requirement("spec.bridge", "id.purpose")
-def test_a_round_is_good_once_for_its_request_and_its_principal(gateway: RunningGateway, http: httpx.Client) -> None:
+def test_a_round_is_good_once_for_its_request_and_its_principal(gateway: InProcessGateway, http: httpx.Client) -> None:
     client, arguments = Modern(gateway.url, http), {"times": 2}
     first = asked(client.tool("ask_once", arguments))
     state, responses = first["requestState"], answers_to(first)
@@ -88,7 +78,7 @@ def test_a_round_is_good_once_for_its_request_and_its_principal(gateway: Running
 
 
 @requirement("spec.bridge", "id.purpose")
-def test_a_state_is_good_at_the_endpoint_that_gave_it(gateway: RunningGateway, http: httpx.Client) -> None:
+def test_a_state_is_good_at_the_endpoint_that_gave_it(gateway: InProcessGateway, http: httpx.Client) -> None:
     here, there = Modern(gateway.url, http), Modern(f"{gateway.base}/servers/old/mcp", http)
     for given, other in ((here, there), (there, here)):
         question = asked(given.tool("ask_once", {}))
@@ -100,7 +90,7 @@ def test_a_state_is_good_at_the_endpoint_that_gave_it(gateway: RunningGateway, h
 
 
 @requirement("spec.bridge")
-def test_what_is_missing_is_asked_again(gateway: RunningGateway, http: httpx.Client) -> None:
+def test_what_is_missing_is_asked_again(gateway: InProcessGateway, http: httpx.Client) -> None:
     client = Modern(gateway.url, http)
     arguments: dict[str, Any] = {}
     first = asked(client.tool("ask_once", arguments))
@@ -110,7 +100,9 @@ def test_what_is_missing_is_asked_again(gateway: RunningGateway, http: httpx.Cli
 
 
 @requirement("spec.bridge")
-def test_what_a_client_has_not_declared_is_an_error_to_the_server(gateway: RunningGateway, http: httpx.Client) -> None:
+def test_what_a_client_has_not_declared_is_an_error_to_the_server(
+    gateway: InProcessGateway, http: httpx.Client
+) -> None:
     heard = json.loads(tool_text(Modern(gateway.url, http).tool("roots")))
     assert "not declared" in heard["message"]
 
@@ -118,7 +110,7 @@ def test_what_a_client_has_not_declared_is_an_error_to_the_server(gateway: Runni
 @requirement("spec.bridge", "life.unconfirmed")
 def test_a_client_that_never_comes_back_is_given_up(http: httpx.Client) -> None:
     options = {"limits": {"parked_s": 1.5}, "session": {"unconfirmed_ttl_s": 1.0}}
-    with running_gateway(SERVERS, options=options) as gateway:
+    with in_process_gateway(SERVERS, options=options) as gateway:
         client = Modern(gateway.url, http)
         question = asked(client.tool("ask_once"))
         token = question["_meta"][SESSION_KEY]
@@ -150,62 +142,42 @@ def test_calls_that_have_ended_are_not_kept_with_their_session(http: httpx.Clien
         assert grown < 40 << 20
 
 
-@pytest.fixture
-def three(redis_server: RunningRedis) -> Iterator[list[RunningGateway]]:
-    with contextlib.ExitStack() as stack:
-        options = {"store": redis_server.url}
-        yield [
-            stack.enter_context(running_gateway(SERVERS, options=options, env=KEYS, must_stop=False)) for _ in range(3)
-        ]
-
-
-def owner_of(gateways: list[RunningGateway]) -> RunningGateway:
-    return next(g for g in gateways if any(p.environ().get("MCP_SESSION_ID") for p in descendants(g.pid)))
-
-
-@requirement("rep.any", "spec.bridge")
-def test_every_round_may_land_on_another_replica(three: list[RunningGateway], http: httpx.Client) -> None:
-    clients, arguments = [Modern(gateway.url, http) for gateway in three], {"times": 3}
-    response = clients[0].tool("ask_once", arguments)
-    for number in range(3):
-        question = asked(response)
-        client = clients[(number + 1) % 3]
-        response = back(client, "ask_once", arguments, question["requestState"], answers_to(question))
-    assert len(json.loads(tool_text(response))) == 3
-
-
-@requirement("rep.honest", "spec.bridge")
-def test_between_rounds_an_owners_death_is_an_unknown_outcome(three: list[RunningGateway], http: httpx.Client) -> None:
-    question = asked(Modern(three[0].url, http).tool("ask_once", {"times": 2}))
-    owner = owner_of(three)
-    owner.kill()
-    client = Modern(next(g for g in three if g is not owner).url, http)
-    answer = messages(back(client, "ask_once", {"times": 2}, question["requestState"], answers_to(question)))[-1]
-    assert answer["error"]["code"] == -32014
-
-
-@requirement("rep.honest", "spec.bridge", "proc.reset-told")
-def test_an_idempotent_call_is_made_again_and_asks_only_what_is_new(
-    three: list[RunningGateway], http: httpx.Client
+@requirement("rep.any", "rep.honest", "spec.bridge", "proc.reset-told")
+def test_every_round_may_land_on_another_replica_also_when_the_owner_has_died(
+    redis_server: RunningRedis, http: httpx.Client
 ) -> None:
-    arguments = {"times": 2}
-    first = asked(Modern(three[0].url, http).tool("ask_again", arguments))
-    second = asked(back(Modern(three[1].url, http), "ask_again", arguments, first["requestState"], answers_to(first)))
-    owner = owner_of(three)
-    owner.kill()
-    client = Modern(next(g for g in three if g is not owner).url, http)
-    done = back(client, "ask_again", arguments, second["requestState"], answers_to(second))
-    assert len(json.loads(tool_text(done))) == 2, "both answers were given again, and nobody was asked"
-    assert messages(done)[-1]["result"]["_meta"][RESTARTED] == {"reason": "takeover"}
+    with contextlib.ExitStack() as stack:
+        more: Any = {"env": {"MCP_GATEWAY_KEYS": "k" * 40}, "options": {"store": redis_server.url}, "must_stop": False}
+        owner, *others = (stack.enter_context(running_gateway(SERVERS, **more)) for _ in range(3))
+        first, second, third = (Modern(each.url, http) for each in (owner, *others))
+        arguments = {"times": 3}
+        response = first.tool("ask_once", arguments)
+        for client in (second, third, first):
+            question = asked(response)
+            response = back(client, "ask_once", arguments, question["requestState"], answers_to(question))
+        assert len(json.loads(tool_text(response))) == 3
+
+        arguments = {"times": 2}
+        lost = asked(first.tool("ask_once", arguments))
+        repeatable = asked(first.tool("ask_again", arguments))
+        again = asked(back(second, "ask_again", arguments, repeatable["requestState"], answers_to(repeatable)))
+        assert {p.environ().get("MCP_SESSION_ID") for p in descendants(owner.pid)} - {None}, "it has the servers"
+        owner.kill()
+        answer = messages(back(third, "ask_once", arguments, lost["requestState"], answers_to(lost)))[-1]
+        assert answer["error"]["code"] == -32014, "whether it took effect is unknown"
+        done = back(third, "ask_again", arguments, again["requestState"], answers_to(again))
+        assert len(json.loads(tool_text(done))) == 2, "both answers were given again, and nobody was asked"
+        assert messages(done)[-1]["result"]["_meta"][RESTARTED] == {"reason": "takeover"}
 
 
 @requirement("wall.return")
 @pytest.mark.parametrize("tool", ["ask_once", "want"])
-def test_an_answer_brings_no_keys_of_the_gateway_to_a_server(http: httpx.Client, tool: str) -> None:
+def test_an_answer_brings_no_keys_of_the_gateway_to_a_server(
+    gateway: InProcessGateway, probe: RunningGateway, http: httpx.Client, tool: str
+) -> None:
     forged = {"io.github.mcp-session-gateway/context": {"trust": "direct"}, "com.example/own": 1}
     answer = {"action": "accept", "content": {}, "_meta": forged}
-    with running_gateway(command=PROBE if tool == "want" else (*PROBE, "legacy-only")) as gateway:
-        client = Modern(gateway.url, http)
-        question = asked(client.tool(tool))
-        response = back(client, tool, {}, question["requestState"], answers_to(question, answer))
-        assert '"com.example/own": 1' in tool_text(response) and "direct" not in tool_text(response)
+    client = Modern(f"{probe.base}/servers/probe/mcp" if tool == "want" else gateway.url, http)
+    question = asked(client.tool(tool))
+    response = back(client, tool, {}, question["requestState"], answers_to(question, answer))
+    assert '"com.example/own": 1' in tool_text(response) and "direct" not in tool_text(response)
