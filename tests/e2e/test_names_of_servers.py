@@ -10,7 +10,8 @@ import pytest
 
 from tests.requirements import requirement
 from tests.support.credentials import KEYS, bearer, sha256
-from tests.support.gateway_process import DEMO, RunningGateway, running_gateway, server
+from tests.support.gateway_process import DEMO, server
+from tests.support.in_process_gateway import InProcessGateway, in_process_gateway
 from tests.support.mcp_clients import ACCEPT, Legacy, Modern, modern_body, modern_headers, tool_text
 
 SERVERS: Final = {"seen-one": server(DEMO), "hidden": server(DEMO, direct_only=True)}
@@ -21,10 +22,10 @@ _RANDOM: Final = re.compile(r'"(correlation_id|io\\.github\\.mcp-session-gateway
 
 
 @pytest.fixture(scope="module")
-def gateway() -> Iterator[RunningGateway]:
+def gateway() -> Iterator[InProcessGateway]:
     keys = {name: sha256(key) for name, key in KEYS.items()}
     options = {"api_keys": keys, "policy": {"rules": RULES}, "sse": True}
-    with running_gateway(SERVERS, options=options) as running:
+    with in_process_gateway(SERVERS, options=options) as running:
         yield running
 
 
@@ -71,7 +72,7 @@ def answers(base: str, name: str, http: httpx.Client, headers: dict[str, str]) -
 @requirement("wall.order", "pol.trust")
 @pytest.mark.parametrize("who", ["nobody", "a wrong key", "a guest"])
 def test_a_server_that_may_not_be_seen_and_one_that_is_not_there_answer_alike(
-    gateway: RunningGateway, http: httpx.Client, who: str
+    gateway: InProcessGateway, http: httpx.Client, who: str
 ) -> None:
     headers = {"nobody": {}, "a wrong key": {"Authorization": "Bearer wrong"}, "a guest": bearer(KEYS["bob"])}[who]
     hidden = dict(answers(gateway.base, "hidden", http, headers))
@@ -86,18 +87,18 @@ def test_a_server_that_may_not_be_seen_and_one_that_is_not_there_answer_alike(
 
 @requirement("wall.order")
 def test_who_sees_a_server_is_served_and_an_open_gateway_says_what_is_not_there(
-    gateway: RunningGateway, http: httpx.Client
+    gateway: InProcessGateway, http: httpx.Client
 ) -> None:
     client = Modern(f"{gateway.base}/servers/hidden/mcp", http, headers=bearer(KEYS["alice"]))
     assert tool_text(client.tool("count")) == "1"
-    with running_gateway({"demo": server(DEMO)}) as running:
+    with in_process_gateway({"demo": server(DEMO)}) as running:
         assert http.post(f"{running.base}/servers/absent/mcp", json={}, headers=ACCEPT).status_code == 404
 
 
 @requirement("wall.order")
 @pytest.mark.parametrize("name", ["$(id)", "-x", "a;b", "a b", "<b>"])
 def test_a_page_for_people_repeats_no_name_that_no_server_can_have(
-    gateway: RunningGateway, http: httpx.Client, name: str
+    gateway: InProcessGateway, http: httpx.Client, name: str
 ) -> None:
     answer = http.get(f"{gateway.base}/servers/{quote(name)}/mcp", headers={"Accept": "text/html"})
     assert answer.status_code == 404 and name not in answer.text

@@ -14,8 +14,8 @@ import httpx
 from gateway.config.settings import load
 from tests.requirements import requirement
 from tests.support.commands import run_command
-from tests.support.gateway_process import DEMO, ROOT, RunningGateway, running_gateway, server
-from tests.support.mcp_clients import Legacy, tool_text
+from tests.support.gateway_process import DEMO, ROOT, RunningGateway, running_gateway
+from tests.support.mcp_clients import Legacy
 from tests.support.waiting import eventually
 
 DESKTOP = {
@@ -43,7 +43,7 @@ def test_the_file_of_a_desktop_host_works_as_it_is(tmp_path: Path) -> None:
     path.write_text(json.dumps(DESKTOP))
     settings = load(path).settings
     assert settings.mcpServers["files"].argv[0] == "npx" and settings.mcpServers["files"].env == {"A": "b"}
-    checked = command("check", "--config", str(path))
+    checked = command("check", "--offline", "--config", str(path))
     assert checked.returncode == 0 and "files" in checked.stdout
 
 
@@ -131,10 +131,3 @@ def test_the_commands_of_the_readme_are_make_targets() -> None:
         assert f"make {target}\n" in readme and re.search(rf"^{target}:", makefile, re.MULTILINE)
     listed = subprocess.run(["make", "-n", "run"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
     assert "mcp-session-gateway run -- " in listed
-
-
-def test_a_server_that_does_not_start_leaves_the_gateway_standing(http: httpx.Client) -> None:
-    servers = {"good": server(DEMO), "broken": server(("/does/not/exist",))}
-    with running_gateway(servers) as gateway:
-        assert http.get(f"{gateway.base}/readyz").status_code == 200
-        assert tool_text(Legacy(f"{gateway.base}/servers/good/mcp", http).open().tool("count")) == "1"

@@ -10,7 +10,8 @@ import pytest
 
 from tests.requirements import requirement
 from tests.support.credentials import KEYS, bearer, sha256
-from tests.support.gateway_process import DEMO, PROBE, RunningGateway, running_gateway, server
+from tests.support.gateway_process import DEMO, PROBE, RunningGateway, server
+from tests.support.in_process_gateway import InProcessGateway, in_process_gateway
 from tests.support.mcp_clients import Legacy, Modern, failed_text, messages, tool_text
 from tests.support.waiting import eventually
 
@@ -34,17 +35,17 @@ RULES = [
 
 
 @pytest.fixture(scope="module")
-def gateway() -> Iterator[RunningGateway]:
+def gateway() -> Iterator[InProcessGateway]:
     options = {
         "api_keys": {name: sha256(key) for name, key in KEYS.items()},
         "policy": {"rules": RULES},
         "log_level": "info",
     }
-    with running_gateway(SERVERS, options=options) as running:
+    with in_process_gateway(SERVERS, options=options) as running:
         yield running
 
 
-def clients(gateway: RunningGateway, http: httpx.Client, who: str, path: str = "/mcp") -> list[Legacy | Modern]:
+def clients(gateway: InProcessGateway, http: httpx.Client, who: str, path: str = "/mcp") -> list[Legacy | Modern]:
     url, headers = gateway.base + path, bearer(KEYS[who])
     legacy = Legacy(url, http, headers=headers).open(meta={"orbit": {"workspace": "announced"}})
     return [legacy, Modern(url, http, headers=headers)]
@@ -60,7 +61,7 @@ def error_of(response: httpx.Response) -> Any:
 
 
 @requirement("pol.trust", "pol.permissions")
-def test_what_is_not_for_a_session_does_not_exist_for_it(gateway: RunningGateway, http: httpx.Client) -> None:
+def test_what_is_not_for_a_session_does_not_exist_for_it(gateway: InProcessGateway, http: httpx.Client) -> None:
     for client in clients(gateway, http, "alice"):
         assert {"probe__crash", "probe__noise", "inner__count", "paid__count"} <= listed(client)
         assert tool_text(client.tool("inner__count")) and tool_text(client.tool("probe__noise"))
@@ -82,7 +83,7 @@ def test_what_is_not_for_a_session_does_not_exist_for_it(gateway: RunningGateway
 
 
 @requirement("pol.trust")
-def test_a_server_of_its_own_url_is_hidden_too(gateway: RunningGateway, http: httpx.Client) -> None:
+def test_a_server_of_its_own_url_is_hidden_too(gateway: InProcessGateway, http: httpx.Client) -> None:
     url, headers = f"{gateway.base}/servers/inner/mcp", bearer(KEYS["bob"])
     modern = Modern(url, http, headers=headers)
     assert listed(modern) == set() and "Unknown tool" in error_of(modern.tool("count"))["message"]
@@ -91,19 +92,16 @@ def test_a_server_of_its_own_url_is_hidden_too(gateway: RunningGateway, http: ht
 
 
 @requirement("pol.operation")
-def test_eval_tools_are_absent_and_blocked_words_hold(gateway: RunningGateway, http: httpx.Client) -> None:
+def test_eval_tools_are_absent_and_blocked_words_hold(gateway: InProcessGateway, http: httpx.Client) -> None:
     for client in clients(gateway, http, "alice"):
         assert "probe__spawn" not in listed(client)
         assert "Unknown tool" in error_of(client.tool("probe__spawn"))["message"]
         blocked = failed_text(client.tool("probe__echo", {"sql": "DROP  Table x", "workspace_id": "w"}))
         assert "blocked" in blocked
-    options = {"policy": {"eval_tools": True}}
-    with running_gateway({"probe": server(PROBE, tools=PROBE_TOOLS)}, options=options) as running:
-        assert "spawn" in listed(Modern(running.url, http))
 
 
 @requirement("pol.read-only")
-def test_a_read_only_session_has_only_tools_that_read(gateway: RunningGateway, http: httpx.Client) -> None:
+def test_a_read_only_session_has_only_tools_that_read(gateway: InProcessGateway, http: httpx.Client) -> None:
     """The demo server annotates its tools, so nothing is configured for them."""
     for client in clients(gateway, http, "alice-new"):
         seen = {name for name in listed(client) if name.startswith("inner__")}
@@ -115,7 +113,7 @@ def test_a_read_only_session_has_only_tools_that_read(gateway: RunningGateway, h
 
 
 @requirement("ctx.bind")
-def test_arguments_are_bound_to_the_context(gateway: RunningGateway, http: httpx.Client) -> None:
+def test_arguments_are_bound_to_the_context(gateway: InProcessGateway, http: httpx.Client) -> None:
     legacy, _ = clients(gateway, http, "alice")
     assert json.loads(tool_text(legacy.tool("probe__echo"))) == {"workspace_id": "announced"}
     assert json.loads(tool_text(legacy.tool("probe__echo", {"workspace_id": ""}))) == {"workspace_id": "announced"}
@@ -134,25 +132,22 @@ def test_arguments_are_bound_to_the_context(gateway: RunningGateway, http: httpx
 
 
 @requirement("pol.arguments", "pol.argument-results")
-def test_arguments_are_checked_before_the_server_sees_them(http: httpx.Client) -> None:
-    with running_gateway({"demo": server(DEMO)}) as gateway:
-        for client in (Legacy(gateway.url, http).open(), Modern(gateway.url, http)):
-            wrong = client.tool("slow", {"steps": "three"})
-            assert wrong.status_code == 200
-            assert failed_text(wrong) == (
-                'Invalid arguments for slow: arguments.steps: "three" is not of type "integer"'
-            )
-            result = messages(wrong)[-1]["result"]
-            assert len(result["_meta"]["io.github.mcp-session-gateway/trace"]["correlation_id"]) == 32
-            assert result.get("resultType") == (None if isinstance(client, Legacy) else "complete")
-            assert "required" in failed_text(client.tool("recall"))
-            assert "unexpected" in failed_text(client.tool("count", {"more": 1}))
-            if isinstance(client, Legacy):
-                malformed = client.call("tools/call", {"name": "count", "arguments": "none"})
-                assert error_of(malformed)["message"] == "params.arguments must be an object", "no model can cause it"
-                unknown = error_of(client.tool("nothing"))
-                assert unknown["code"] == -32602 and unknown["message"] == "Unknown tool: nothing"
-    with running_gateway({"demo": server(DEMO)}, options={"policy": {"check_arguments": False}}) as gateway:
+def test_arguments_are_checked_before_the_server_sees_them(demo: RunningGateway, http: httpx.Client) -> None:
+    for client in (Legacy(demo.url, http).open(), Modern(demo.url, http)):
+        wrong = client.tool("slow", {"steps": "three"})
+        assert wrong.status_code == 200
+        assert failed_text(wrong) == 'Invalid arguments for slow: arguments.steps: "three" is not of type "integer"'
+        result = messages(wrong)[-1]["result"]
+        assert len(result["_meta"]["io.github.mcp-session-gateway/trace"]["correlation_id"]) == 32
+        assert result.get("resultType") == (None if isinstance(client, Legacy) else "complete")
+        assert "required" in failed_text(client.tool("recall"))
+        assert "unexpected" in failed_text(client.tool("count", {"more": 1}))
+        if isinstance(client, Legacy):
+            malformed = client.call("tools/call", {"name": "count", "arguments": "none"})
+            assert error_of(malformed)["message"] == "params.arguments must be an object", "no model can cause it"
+            unknown = error_of(client.tool("nothing"))
+            assert unknown["code"] == -32602 and unknown["message"] == "Unknown tool: nothing"
+    with in_process_gateway({"demo": server(DEMO)}, options={"policy": {"check_arguments": False}}) as gateway:
         result = messages(Modern(gateway.url, http).tool("slow", {"steps": "three"}))[-1]["result"]
         assert result["isError"], "the server's own words"
 
@@ -165,7 +160,7 @@ def test_a_workspace_sees_what_is_for_it_and_an_unknown_one_nothing(http: httpx.
     }
     servers = {"demo": server(DEMO), "probe": server(PROBE)}
     policy = {"workspaces": workspaces, "trust_announced_workspace": True}
-    with running_gateway(servers, options={"policy": policy}) as gateway:
+    with in_process_gateway(servers, options={"policy": policy}) as gateway:
 
         def at(workspace: str) -> Legacy:
             return Legacy(gateway.url, http).open(meta={"orbit": {"workspace": workspace}})
@@ -179,18 +174,12 @@ def test_a_workspace_sees_what_is_for_it_and_an_unknown_one_nothing(http: httpx.
 
 
 @requirement("pol.slow")
-def test_a_slow_call_is_told_in_the_log(gateway: RunningGateway, http: httpx.Client) -> None:
+def test_a_slow_call_is_told_in_the_log(gateway: InProcessGateway, http: httpx.Client) -> None:
     legacy, _ = clients(gateway, http, "alice")
     assert tool_text(legacy.tool("probe__sleep", {"seconds": 0.3})) == "slept"
-    # Written before the answer; read from the pipe by a thread of ours.
-
-    def ended() -> str:
-        """The line of its end. While it waits, there may be another line, with the time that it has taken so far."""
-        told = [line for line in gateway.stderr().splitlines() if "slow call" in line]
-        return next((line for line in told if "not answered yet" not in line), "")
-
-    assert eventually(lambda: bool(ended()))
-    line = ended()
+    # While it waits, there may be another line, with the time that it has taken so far.
+    told = [line for line in gateway.stderr().splitlines() if "slow call" in line]
+    [line] = [line for line in told if "not answered yet" not in line]
     took = re.search(r"took_s=([0-9.]+)", line)
     assert "tool=sleep" in line and "session=" in line and took
     assert float(took[1]) >= 0.3

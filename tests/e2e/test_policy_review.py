@@ -9,7 +9,8 @@ import httpx
 
 from tests.requirements import requirement
 from tests.support.commands import run_command
-from tests.support.gateway_process import LISTING, running_gateway, server
+from tests.support.gateway_process import LISTING, server
+from tests.support.in_process_gateway import in_process_gateway
 from tests.support.mcp_clients import Legacy, messages
 
 TOOLS = [{"name": "evaluate", "inputSchema": {"type": "object"}}, {"name": "read", "inputSchema": {"type": "object"}}]
@@ -86,25 +87,13 @@ def test_a_pattern_that_is_not_checked_is_a_warning(tmp_path: Path) -> None:
 
 
 @requirement("wall.decoded")
-def test_a_policy_that_fits_is_good(tmp_path: Path) -> None:
-    entry = {
-        "tools": {"eval*": {"operation": "eval"}, "*": {"slow_s": 1}},
-        "prompts": {"greet": {"direct_only": True}},
-        "resource_uris": {"note://*": {"direct_only": True}},
-    }
-    policy = {"workspaces": {"w": {"servers": ["s"], "tools": ["s__read"], "prompts": ["s__*"]}}}
-    found, words = told(tmp_path, ["check"], entry, policy)
-    assert found == 0 and "ok (s)" in words
-
-
-@requirement("wall.decoded")
 def test_a_server_that_answers_only_later_is_compared_then(http: httpx.Client, tmp_path: Path) -> None:
     lists = tmp_path / "lists.json"
     broken = tmp_path / "start"
     broken.write_text("exit 1")
     command = ("sh", "-c", f". {broken}; exec {sys.executable} {LISTING[1]} {lists}")
     lists.write_text(json.dumps(LISTS))
-    with running_gateway({"s": server(command, tools={"evalute": {"operation": "eval"}})}) as gateway:
+    with in_process_gateway({"s": server(command, tools={"evalute": {"operation": "eval"}})}) as gateway:
         broken.write_text("")
         client = Legacy(gateway.url, http).open()
         for tool in ("evaluate", "read"):

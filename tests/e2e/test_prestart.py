@@ -112,10 +112,7 @@ def test_what_was_started_ahead_ends_with_the_gateway(http: httpx.Client) -> Non
 
 
 @requirement("proc.warm")
-def test_it_is_off_by_default_and_for_commands_only(http: httpx.Client) -> None:
-    with running_gateway({"probe": server(PROBE)}) as gateway:
-        Legacy(gateway.url, http).open()
-        assert not eventually(lambda: len(servers_of(gateway)) > 2, 1)
+def test_it_is_for_commands_only() -> None:
     for wrong in ({"url": "http://127.0.0.1:1/mcp"}, {"command": "x", "shared": True}):
         with pytest.raises(ValueError, match="warm needs a command"):
             Settings.model_validate({"mcpServers": {"x": {**wrong, "warm": 1}}})

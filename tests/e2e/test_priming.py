@@ -9,7 +9,8 @@ import httpx
 import pytest
 
 from tests.requirements import requirement
-from tests.support.gateway_process import PROBE, WORK, RunningGateway, running_gateway, server
+from tests.support.gateway_process import PROBE, WORK, running_gateway, server
+from tests.support.in_process_gateway import in_process_gateway
 from tests.support.legacy_task_client import Tasks
 from tests.support.mcp_clients import Legacy, Modern, events, tool_text
 from tests.support.redis_server import RunningRedis
@@ -18,7 +19,7 @@ KEYS = {"MCP_GATEWAY_KEYS": "k" * 40}
 SERVERS = {"probe": server(PROBE)}
 
 
-def cut_call(gateway: RunningGateway, client: Legacy, seconds: float, *, task: str = "") -> tuple[str, float]:
+def cut_call(client: Legacy, seconds: float, *, task: str = "") -> tuple[str, float]:
     """A silent call, or the wait for that task, whose connection is cut after the first event: the id of that event,
     and when it came."""
     params = {"taskId": task} if task else {"name": "sleep", "arguments": {"seconds": seconds}}
@@ -26,7 +27,7 @@ def cut_call(gateway: RunningGateway, client: Legacy, seconds: float, *, task: s
     body = {"jsonrpc": "2.0", "id": 5, "method": method, "params": params}
     began = monotonic()
     with httpx.Client(timeout=20) as own:
-        with own.stream("POST", gateway.url, json=body, headers=client.request_headers()) as response:
+        with own.stream("POST", client.url, json=body, headers=client.request_headers()) as response:
             assert response.headers["content-type"].startswith("text/event-stream")
             text = ""
             for chunk in response.iter_text():
@@ -54,7 +55,7 @@ def test_the_result_of_a_cut_silent_call_is_fetched_from_any_replica(
         one, two = (stack.enter_context(running_gateway(SERVERS, options=options, env=KEYS)) for _ in range(2))
         client = Legacy(one.url, http).open()
         assert tool_text(client.tool("pid"))
-        event_id, after_s = cut_call(one, client, 2.0)
+        event_id, after_s = cut_call(client, 2.0)
         assert after_s > 0.9, "after a second"
         client.url = two.url
         for _ in range(2):  # while the call is running, and afterwards
@@ -71,25 +72,25 @@ def test_the_result_of_a_cut_silent_call_is_fetched_from_any_replica(
 @requirement("spec.priming")
 @pytest.mark.parametrize("after_s", [0, None])
 def test_a_stream_begins_at_once_or_not_before_a_message(after_s: float | None, http: httpx.Client) -> None:
-    with running_gateway(SERVERS, options={"limits": {"priming_after_s": after_s}}) as gateway:
+    with in_process_gateway(SERVERS, options={"limits": {"priming_after_s": after_s}}) as gateway:
         client = Legacy(gateway.url, http).open()
         assert tool_text(client.tool("pid"))
         if after_s is None:
             assert client.tool("sleep", {"seconds": 1.4}).headers["content-type"] == "application/json"
         else:
-            event_id, came_s = cut_call(gateway, client, 2.0)
+            event_id, came_s = cut_call(client, 2.0)
             assert came_s < 1.8 and fetched(client, event_id)["id"] == 5
             assert tool_text(client.tool("pid")), "a quick one too"
 
 
 @requirement("spec.priming", "task.asked")
 def test_the_wait_for_a_task_is_resumed_as_any_call_and_each_wait_has_its_own_stream(http: httpx.Client) -> None:
-    with running_gateway({"work": server((*WORK, "legacy"))}) as gateway:
+    with in_process_gateway({"work": server((*WORK, "legacy"))}) as gateway:
         client = Tasks(gateway.url, http)
         cut: dict[str, str] = {}
         for job in ("one", "two"):
             task = client.begin("work", job=job, seconds=2.0)["taskId"]
-            cut[job], after_s = cut_call(gateway, client.client, 0.0, task=task)
+            cut[job], after_s = cut_call(client.client, 0.0, task=task)
             assert 0.9 < after_s < 1.9, "after a second, and not with the result"
         for job, event_id in cut.items():
             assert fetched(client.client, event_id)["result"]["content"][0]["text"] == f"done {job}"

@@ -10,7 +10,8 @@ import pytest
 from tests.requirements import requirement
 from tests.support.commands import run_command
 from tests.support.credentials import KEYS, bearer, sha256
-from tests.support.gateway_process import DEMO, PROBE, RunningGateway, running_gateway, server
+from tests.support.gateway_process import DEMO, PROBE, server
+from tests.support.in_process_gateway import InProcessGateway, in_process_gateway
 from tests.support.issuer import running_issuer
 from tests.support.mcp_clients import Legacy, Modern, messages, tool_text
 
@@ -35,7 +36,7 @@ def listed(client: Legacy) -> set[str]:
     return {tool["name"] for tool in messages(client.call("tools/list"))[-1]["result"]["tools"]}
 
 
-def opened(gateway: RunningGateway, http: httpx.Client, headers: dict[str, str], workspace: str = BOSS) -> Legacy:
+def opened(gateway: InProcessGateway, http: httpx.Client, headers: dict[str, str], workspace: str = BOSS) -> Legacy:
     return Legacy(gateway.url, http, headers=headers).open(meta={"orbit": {"workspace": workspace}})
 
 
@@ -46,7 +47,7 @@ def keyed(**policy: Any) -> dict[str, Any]:
 
 @requirement("wall.provenance")
 def test_a_guest_gains_nothing_by_the_workspace_it_announces(http: httpx.Client) -> None:
-    with running_gateway(SERVERS, options=keyed()) as gateway:
+    with in_process_gateway(SERVERS, options=keyed()) as gateway:
         guest = opened(gateway, http, bearer(KEYS["alice"]))
         facts = told(guest)
         assert (facts["workspace"], facts["trust"], facts["permissions"]) == (BOSS, "sandboxed", "")
@@ -57,9 +58,6 @@ def test_a_guest_gains_nothing_by_the_workspace_it_announces(http: httpx.Client)
         facts = told(bob)
         assert (facts["workspace"], facts["trust"], facts["permissions"]) == (BOSS, "direct", "notes.write")
         assert "probe__noise" in listed(bob), "a rule has said its workspace"
-    with running_gateway(SERVERS, options=keyed(trust_announced_workspace=True)) as gateway:
-        facts = told(opened(gateway, http, bearer(KEYS["alice"])))
-        assert (facts["trust"], facts["permissions"]) == ("direct", "notes.write"), "the operator has said so"
 
 
 @requirement("wall.provenance")
@@ -71,7 +69,7 @@ def test_servers_and_tools_of_a_workspace_are_not_for_who_announces_it(http: htt
     }
     servers = {"probe": server(PROBE), "demo": server(DEMO)}
     options = keyed(workspaces=workspaces)
-    with running_gateway(servers, options=options) as gateway:
+    with in_process_gateway(servers, options=options) as gateway:
         for announced in (BOSS, "guests", "anything", ""):
             guest = opened(gateway, http, bearer(KEYS["alice"]), announced)
             assert listed(guest) == {"demo__count"}, f"what all of them have, whatever is announced: {announced!r}"
@@ -84,7 +82,7 @@ def test_a_workspace_that_a_credential_no_longer_says_is_gone(http: httpx.Client
     rules = {"rules": [{"workspaces": ["team-*"], "permissions": ["notes.write"]}]}
     with running_issuer() as issuer:
         options = {"auth": issuer.settings(claims=claims), "policy": rules}
-        with running_gateway(SERVERS, options=options) as gateway:
+        with in_process_gateway(SERVERS, options=options) as gateway:
             client = opened(gateway, http, bearer(issuer.token(trust="direct", team=BOSS)), "other")
             assert told(client) == told(client) | {"workspace": BOSS, "trust": "direct", "permissions": "notes.write"}
             client.headers = bearer(issuer.token(trust="direct", jti="2"))
@@ -99,7 +97,7 @@ def test_a_workspace_that_a_credential_no_longer_says_is_gone(http: httpx.Client
 def test_what_a_proxy_does_not_say_grants_nothing(http: httpx.Client) -> None:
     names = {"trust_header": "X-Trust", "workspace_header": "X-Team", "permissions_header": "X-May"}
     proxies = {"networks": ["127.0.0.0/8"], "subject_header": "X-User", **names}
-    with running_gateway(SERVERS, options={"auth": {"proxies": proxies}}) as gateway:
+    with in_process_gateway(SERVERS, options={"auth": {"proxies": proxies}}) as gateway:
         silent = opened(gateway, http, {"X-User": "ada"})
         assert told(silent) == told(silent) | {"workspace": "", "trust": "sandboxed", "permissions": ""}
         says = {"X-User": "bob", "X-Trust": "direct", "X-Team": "red", "X-May": "a, b"}
@@ -110,12 +108,11 @@ def test_what_a_proxy_does_not_say_grants_nothing(http: httpx.Client) -> None:
 
 
 @requirement("wall.provenance")
-@pytest.mark.parametrize("asked", ["check", "doctor"])
-def test_check_and_doctor_warn_of_trust_in_announced_workspaces(asked: str, tmp_path: Path) -> None:
+def test_a_check_warns_of_trust_in_announced_workspaces(tmp_path: Path) -> None:
     config = tmp_path / "mcp.json"
     policy = {"trust_announced_workspace": True}
     config.write_text(json.dumps({"mcpServers": {"demo": server(DEMO)}, "gateway": {"policy": policy}}), "utf-8")
-    done = run_command(asked, "--config", str(config))
+    done = run_command("check", "--config", str(config))
     assert done.returncode == 0 and "any client may take any workspace" in done.stdout + done.stderr
 
 
@@ -124,7 +121,7 @@ def test_check_and_doctor_warn_of_trust_in_announced_workspaces(asked: str, tmp_
 def test_a_server_gets_no_announced_workspace_that_is_not_the_operators(http: httpx.Client, era: Any) -> None:
     rules = {"rules": [{"principals": ["*"], "workspace": "blue"}]}
     options = {"policy": rules, "context": {"workspace_ids": {"/srv/*": "{name}"}}}
-    with running_gateway({"probe": server(PROBE)}, options=options) as gateway:
+    with in_process_gateway({"probe": server(PROBE)}, options=options) as gateway:
         client = era(gateway.url, http)
         if era is Legacy:
             client.open(meta={"orbit": {"workspace": "red"}, "acme": 1})

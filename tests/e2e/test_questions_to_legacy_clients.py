@@ -11,7 +11,8 @@ import httpx
 import pytest
 
 from tests.requirements import requirement
-from tests.support.gateway_process import PROBE, RunningGateway, running_gateway, server
+from tests.support.gateway_process import PROBE, server
+from tests.support.in_process_gateway import InProcessGateway, in_process_gateway
 from tests.support.mcp_clients import Legacy, messages, tool_text
 from tests.support.waiting import eventually
 
@@ -20,8 +21,8 @@ LIMITS = {"call_timeout_s": 2.0}
 
 
 @pytest.fixture(scope="module")
-def gateway() -> Iterator[RunningGateway]:
-    with running_gateway(SERVERS, options={"limits": LIMITS}) as running:
+def gateway() -> Iterator[InProcessGateway]:
+    with in_process_gateway(SERVERS, options={"limits": LIMITS}) as running:
         yield running
 
 
@@ -71,7 +72,7 @@ def read(response: httpx.Response) -> Iterator[tuple[str, Any]]:
 
 
 @pytest.fixture
-def client(gateway: RunningGateway, http: httpx.Client) -> Legacy:
+def client(gateway: InProcessGateway, http: httpx.Client) -> Legacy:
     return Legacy(gateway.url, http).open(capabilities={"elicitation": {}})
 
 
@@ -141,7 +142,7 @@ def test_a_server_that_asks_for_too_much_at_once_is_refused(client: Legacy) -> N
 @requirement("spec.bridge", "spec.legacy")
 def test_a_stream_that_waits_for_an_answer_is_looked_after_and_goes_on_where_it_was_left(http: httpx.Client) -> None:
     """Signs of life and polls come from the same look at calls in flight."""
-    with running_gateway(SERVERS, options={"limits": {"poll_after_s": 0.5}}) as gateway:
+    with in_process_gateway(SERVERS, options={"limits": {"poll_after_s": 0.5}}) as gateway:
         client = Legacy(gateway.url, http).open(capabilities={"elicitation": {}})
         call = Call(client, "want", {"rounds": 2})
         question = call.next()

@@ -10,7 +10,8 @@ import pytest
 
 from tests.requirements import requirement
 from tests.support.credentials import KEYS, bearer, sha256
-from tests.support.gateway_process import DEMO, PROBE, RunningGateway, running_gateway, server
+from tests.support.gateway_process import DEMO, PROBE, RunningGateway, server
+from tests.support.in_process_gateway import InProcessGateway, in_process_gateway
 from tests.support.issuer import Issuer, running_issuer
 from tests.support.mcp_clients import Legacy, Modern, messages, tool_text
 
@@ -22,9 +23,9 @@ def issuer() -> Iterator[Issuer]:
 
 
 @pytest.fixture(scope="module")
-def tokens(issuer: Issuer) -> Iterator[RunningGateway]:
+def tokens(issuer: Issuer) -> Iterator[InProcessGateway]:
     """Serves tokens of the issuer, with the scope `mcp`."""
-    with running_gateway({"demo": server(DEMO)}, options={"auth": issuer.settings()}) as running:
+    with in_process_gateway({"demo": server(DEMO)}, options={"auth": issuer.settings()}) as running:
         yield running
 
 
@@ -43,7 +44,7 @@ def test_a_delete_or_get_of_an_unknown_version_ends_and_opens_nothing(
 
 @requirement("wall.authority", "pol.auth")
 def test_a_token_that_does_not_go_far_enough_is_told_what_it_needs(
-    tokens: RunningGateway, issuer: Issuer, http: httpx.Client
+    tokens: InProcessGateway, issuer: Issuer, http: httpx.Client
 ) -> None:
     for scope in ("other", "", None):
         answer = Modern(tokens.url, http, headers=bearer(issuer.token(scope=scope))).tool("whoami")
@@ -57,7 +58,7 @@ def test_a_token_that_does_not_go_far_enough_is_told_what_it_needs(
 @requirement("wall.authority", "pol.auth")
 @pytest.mark.parametrize("bound", [{"jkt": "0ZcOCORZNYy-DWpqq30jZyJGHTN0d2HglBV3uiguA4I"}, {"x5t#S256": "bwc"}, {}])
 def test_a_token_that_is_bound_to_a_key_is_no_bearer_token(
-    tokens: RunningGateway, issuer: Issuer, http: httpx.Client, bound: dict[str, str]
+    tokens: InProcessGateway, issuer: Issuer, http: httpx.Client, bound: dict[str, str]
 ) -> None:
     answer = Modern(tokens.url, http, headers=bearer(issuer.token(cnf=bound))).tool("whoami")
     assert answer.status_code == 401 and 'error="invalid_token"' in answer.headers["www-authenticate"]
@@ -65,14 +66,14 @@ def test_a_token_that_is_bound_to_a_key_is_no_bearer_token(
 
 
 @pytest.fixture(scope="module")
-def batches() -> Iterator[RunningGateway]:
+def batches() -> Iterator[InProcessGateway]:
     """The probe, for those who have a key; of a result no more than 16 MiB is passed on."""
-    with running_gateway({"p": server(PROBE)}, options={"api_keys": {"alice": sha256(KEYS["alice"])}}) as running:
+    with in_process_gateway({"p": server(PROBE)}, options={"api_keys": {"alice": sha256(KEYS["alice"])}}) as running:
         yield running
 
 
 @pytest.fixture
-def old(batches: RunningGateway, http: httpx.Client) -> Legacy:
+def old(batches: InProcessGateway, http: httpx.Client) -> Legacy:
     return Legacy(batches.url, http, version="2025-03-26", headers=bearer(KEYS["alice"])).open()
 
 
@@ -87,7 +88,7 @@ def call(number: Any, tool: str, **arguments: Any) -> dict[str, Any]:
 
 @requirement("wall.before-auth")
 def test_a_batch_that_is_too_long_is_refused_before_any_of_it_is_read_or_done(
-    batches: RunningGateway, http: httpx.Client, old: Legacy
+    batches: InProcessGateway, http: httpx.Client, old: Legacy
 ) -> None:
     assert len(old.post([ping(number) for number in range(64)]).json()) == 64
     for size in (65, 85_000):
@@ -102,7 +103,7 @@ def test_a_batch_that_is_too_long_is_refused_before_any_of_it_is_read_or_done(
 
 @requirement("wall.before-auth")
 def test_nothing_of_a_batch_is_done_for_somebody_who_may_not_send_it(
-    batches: RunningGateway, http: httpx.Client, old: Legacy
+    batches: InProcessGateway, http: httpx.Client, old: Legacy
 ) -> None:
     work = [ping(1), call(2, "state", touched="yes")]
     for wrong, status in (

@@ -9,7 +9,8 @@ import httpx
 import pytest
 
 from tests.requirements import requirement
-from tests.support.gateway_process import PROBE, RunningGateway, running_gateway, server
+from tests.support.gateway_process import PROBE, server
+from tests.support.in_process_gateway import InProcessGateway, in_process_gateway
 from tests.support.mcp_clients import Legacy, tool_text
 from tests.support.waiting import eventually
 
@@ -17,9 +18,9 @@ CHANGED = "notifications/tools/list_changed"
 
 
 @pytest.fixture(scope="module")
-def gateway() -> Iterator[RunningGateway]:
+def gateway() -> Iterator[InProcessGateway]:
     late = server((*PROBE, "modern-only", "notifies", "listens-late"))
-    with running_gateway({"one": late, "two": late}) as running:
+    with in_process_gateway({"one": late, "two": late}) as running:
         yield running
 
 
@@ -46,7 +47,7 @@ def listening(client: Legacy) -> Iterator[Stream]:
 @requirement("spec.relayed-changes")
 @pytest.mark.parametrize(("path", "prefix"), [("/mcp", "one__"), ("/servers/one/mcp", "")])
 def test_no_change_is_missed_from_the_first_call_on_and_after_a_server_was_killed(
-    gateway: RunningGateway, path: str, prefix: str
+    gateway: InProcessGateway, path: str, prefix: str
 ) -> None:
     """The server has the subscription 0.4 s after it was asked for it, and calls overtake that."""
     with httpx.Client(timeout=20) as own, httpx.Client(timeout=20) as other:

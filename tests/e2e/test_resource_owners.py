@@ -10,7 +10,8 @@ import httpx
 import pytest
 
 from tests.requirements import requirement
-from tests.support.gateway_process import RunningGateway, running_gateway, server
+from tests.support.gateway_process import server
+from tests.support.in_process_gateway import InProcessGateway, in_process_gateway
 from tests.support.mcp_clients import Legacy, Modern, messages
 
 pytestmark = requirement("ext.resource-owner")
@@ -30,7 +31,7 @@ Ask = Callable[..., Any]
 
 
 class Shelves:
-    def __init__(self, gateway: RunningGateway, folder: Path, http: httpx.Client) -> None:
+    def __init__(self, gateway: InProcessGateway, folder: Path, http: httpx.Client) -> None:
         self.gateway = gateway
         self.folder = folder
         self.http = http
@@ -58,7 +59,7 @@ def shelves(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shelves]:
     }
     keys = {name: hashlib.sha256(key.encode()).hexdigest() for name, key in KEYS.items()}
     options = {"api_keys": keys, "policy": POLICY}
-    with running_gateway(servers, options=options) as gateway, httpx.Client(timeout=30.0) as http:
+    with in_process_gateway(servers, options=options) as gateway, httpx.Client(timeout=30.0) as http:
         yield Shelves(gateway, folder, http)
 
 

@@ -12,7 +12,8 @@ import httpx
 import pytest
 
 from tests.requirements import requirement
-from tests.support.gateway_process import LISTING, running_gateway, server
+from tests.support.gateway_process import LISTING, server
+from tests.support.in_process_gateway import in_process_gateway
 from tests.support.mcp_clients import Legacy, Modern, failed_text, messages, tool_text
 
 
@@ -81,7 +82,7 @@ def test_a_schema_makes_the_gateway_fetch_nothing_and_wait_for_nothing(
     ]
     lists = tmp_path / "lists.json"
     lists.write_text(json.dumps({"tools": tools}))
-    with running_gateway({"s": server((*LISTING, str(lists)))}) as gateway:
+    with in_process_gateway({"s": server((*LISTING, str(lists)))}) as gateway:
         for client in (Legacy(gateway.url, http).open(), Modern(gateway.url, http)):
             answer = client.call("tools/list") if isinstance(client, Legacy) else client.send("tools/list")
             assert [t["name"] for t in messages(answer)[-1]["result"]["tools"]] == ["fine", "relist"]
@@ -106,7 +107,7 @@ def test_an_operator_can_allow_tools_whose_schemas_cannot_be_used(
     lists = tmp_path / "lists.json"
     lists.write_text(json.dumps({"tools": [tool("ref", {"$ref": canary.url}), tool("wrong", {"type": "objekt"})]}))
     options = {"policy": {"unusable_schemas": "allow"}}
-    with running_gateway({"s": server((*LISTING, str(lists)))}, options=options) as gateway:
+    with in_process_gateway({"s": server((*LISTING, str(lists)))}, options=options) as gateway:
         client = Legacy(gateway.url, http).open()
         assert "did" in tool_text(client.tool("ref")) and "did" in tool_text(client.tool("wrong"))
         assert len(messages(client.call("tools/list"))[-1]["result"]["tools"]) == 2

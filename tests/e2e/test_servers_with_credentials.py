@@ -14,7 +14,7 @@ from mcp.client.streamable_http import streamable_http_client
 
 from tests.requirements import requirement
 from tests.support.credentials import bearer, sha256
-from tests.support.gateway_process import RunningGateway, running_gateway
+from tests.support.in_process_gateway import InProcessGateway, in_process_gateway
 from tests.support.scripted_http_server import (
     Reply,
     ScriptedServer,
@@ -76,7 +76,7 @@ def legacy_only(seen: Seen) -> Reply:
 
 
 @contextmanager
-def gateway_to(folder: Path, **remotes: ScriptedServer) -> Iterator[RunningGateway]:
+def gateway_to(folder: Path, **remotes: ScriptedServer) -> Iterator[InProcessGateway]:
     for name, token in TOKENS.items():
         (folder / name).write_text(token)
     headers = {"Authorization": "Bearer ${secret:token}"}
@@ -85,7 +85,7 @@ def gateway_to(folder: Path, **remotes: ScriptedServer) -> Iterator[RunningGatew
         "secrets": {"token": {"file": str(folder / "{subject}")}},
     }
     servers = {name: {"url": remote.url, "headers": headers} for name, remote in remotes.items()}
-    with running_gateway(servers, options=options) as gateway:
+    with in_process_gateway(servers, options=options) as gateway:
         yield gateway
 
 

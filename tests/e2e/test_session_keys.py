@@ -1,10 +1,10 @@
 """Session keys, default sessions and idle sessions, at two replicas on one Redis and at a gateway for everybody."""
 
 import contextlib
+import os
 import secrets
 import threading
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import httpx
@@ -16,6 +16,7 @@ from mcp.types import TextContent
 from tests.requirements import requirement
 from tests.support.credentials import KEYS, bearer, sha256
 from tests.support.gateway_process import DEMO, PROBE, UNLIMITED, RunningGateway, running_gateway, server
+from tests.support.in_process_gateway import InProcessGateway, in_process_gateway
 from tests.support.mcp_clients import CURL, Legacy, Modern, messages, modern_body, modern_headers, tool_text
 from tests.support.redis_server import RunningRedis
 from tests.support.waiting import descendants, eventually
@@ -30,7 +31,6 @@ OPTIONS = {
     "session": {"key_headers": ["MCP-Gateway-Session-Key", HOSTS]},
     "policy": UNLIMITED,
 }
-FIRST_REQUESTS = 24
 
 
 @pytest.fixture(scope="module")
@@ -80,42 +80,6 @@ def test_one_key_is_one_session_of_its_principal_at_any_replica(pair: list[Runni
         assert key not in gateway.stderr()
 
 
-@requirement("cli.session-key-race", "rep.any")
-def test_first_requests_with_one_key_at_two_replicas_open_one_session(pair: list[RunningGateway]) -> None:
-    begin = threading.Barrier(FIRST_REQUESTS)
-
-    def first(n: int, key: str) -> str:
-        with httpx.Client(timeout=60) as http:
-            begin.wait(30)
-            if n % 3:
-                answer = Modern(pair[n % 2].url, http, headers=keyed(key)).tool("whoami")
-                return str(answer.headers["mcp-gateway-session"])
-            return Legacy(pair[n % 2].url, http, headers=keyed(key)).open().session
-
-    with ThreadPoolExecutor(FIRST_REQUESTS) as pool:
-        for _ in range(2):
-            key = secrets.token_hex(8)
-            sessions = set(pool.map(lambda n, key=key: first(n, key), range(FIRST_REQUESTS)))
-            assert len(sessions) == 1
-
-
-@requirement("cli.isolated", "cli.default")
-def test_clients_that_bring_their_session_back_are_never_merged(pair: list[RunningGateway]) -> None:
-    both = threading.Barrier(2)
-
-    def use(n: int) -> list[str]:
-        with httpx.Client(timeout=60) as http:  # which keeps cookies, as the Python SDK's client does
-            client = Modern(pair[n].url, http, headers={**PYTHON, **bearer(KEYS["alice"])})
-            counts = []
-            for _ in range(3):
-                both.wait(30)
-                counts.append(tool_text(client.tool("count")))
-            return counts
-
-    with ThreadPoolExecutor(2) as pool:
-        assert list(pool.map(use, range(2))) == [["1", "2", "3"]] * 2
-
-
 @requirement("cli.default", "cli.default-learnt")
 def test_a_client_that_brings_nothing_back_meets_its_default_session(
     pair: list[RunningGateway], http: httpx.Client
@@ -132,15 +96,15 @@ def test_a_client_that_brings_nothing_back_meets_its_default_session(
 
 
 @pytest.fixture(scope="module")
-def everybody() -> Iterator[RunningGateway]:
+def everybody() -> Iterator[InProcessGateway]:
     """Serves anonymous clients, and gives idle processes of sessions that nobody came back to up at once."""
     servers = {"main": server(PROBE), "kept": server(PROBE, idle_stop_s=0)}
-    with running_gateway(servers, options={"session": {"unreturned_stop_s": 0.3}, "policy": UNLIMITED}) as gateway:
+    with in_process_gateway(servers, options={"session": {"unreturned_stop_s": 0.3}, "policy": UNLIMITED}) as gateway:
         yield gateway
 
 
 @requirement("cli.session-key-anonymous", "cli.session-key-refused")
-def test_an_anonymous_key_must_be_hard_to_guess(everybody: RunningGateway, http: httpx.Client) -> None:
+def test_an_anonymous_key_must_be_hard_to_guess(everybody: InProcessGateway, http: httpx.Client) -> None:
     def ask(key: str) -> httpx.Response:
         headers = {"MCP-Gateway-Session-Key": key}
         return Modern(f"{everybody.base}/servers/main/mcp", http, headers=headers).tool("pid")
@@ -155,7 +119,7 @@ def test_an_anonymous_key_must_be_hard_to_guess(everybody: RunningGateway, http:
 
 
 @requirement("cli.session-key-refused")
-def test_a_key_that_comes_twice_in_one_header_is_refused(everybody: RunningGateway, http: httpx.Client) -> None:
+def test_a_key_that_comes_twice_in_one_header_is_refused(everybody: InProcessGateway, http: httpx.Client) -> None:
     """Readers of the first, of the last and of both together would mean three sessions."""
     body = modern_body("tools/list")
     key = ("MCP-Gateway-Session-Key", secrets.token_hex(16))
@@ -165,13 +129,13 @@ def test_a_key_that_comes_twice_in_one_header_is_refused(everybody: RunningGatew
 
 @requirement("cli.idle")
 def test_a_session_that_nobody_came_back_to_gives_its_idle_process_up(
-    everybody: RunningGateway, http: httpx.Client
+    everybody: InProcessGateway, http: httpx.Client
 ) -> None:
     opened = [Modern(f"{everybody.base}/servers/main/mcp", http).tool("pid") for _ in range(4)]
     kept = Modern(f"{everybody.base}/servers/kept/mcp", http).tool("pid")
     pids = {int(tool_text(answer)) for answer in opened}
-    assert eventually(lambda: not pids & {p.pid for p in descendants(everybody.pid)})
-    assert int(tool_text(kept)) in {p.pid for p in descendants(everybody.pid)}, "its server does not allow it"
+    assert eventually(lambda: not pids & {p.pid for p in descendants(os.getpid())})
+    assert int(tool_text(kept)) in {p.pid for p in descendants(os.getpid())}, "its server does not allow it"
     token = {"MCP-Gateway-Session": opened[0].headers["mcp-gateway-session"]}
     again = Modern(f"{everybody.base}/servers/main/mcp", http, headers=token)
     woken = again.tool("pid")

@@ -11,7 +11,8 @@ import pytest
 from gateway.identity.access_tokens import is_access_token
 from tests.requirements import requirement
 from tests.support.credentials import bearer
-from tests.support.gateway_process import DEMO, RunningGateway, running_gateway, server
+from tests.support.gateway_process import DEMO, server
+from tests.support.in_process_gateway import InProcessGateway, in_process_gateway
 from tests.support.issuer import Issuer, running_issuer
 from tests.support.mcp_clients import Modern, modern_body, modern_headers, tool_text
 from tests.support.pipelining_client import PipeliningClient
@@ -28,20 +29,20 @@ def issuer() -> Iterator[Issuer]:
 
 
 @pytest.fixture(scope="module")
-def gateway(issuer: Issuer) -> Iterator[RunningGateway]:
-    with running_gateway({"demo": server(DEMO)}, options={"auth": issuer.settings()}) as running:
+def gateway(issuer: Issuer) -> Iterator[InProcessGateway]:
+    with in_process_gateway({"demo": server(DEMO)}, options={"auth": issuer.settings()}) as running:
         yield running
 
 
 @pytest.fixture(scope="module")
-def proxied() -> Iterator[RunningGateway]:
-    with running_gateway({"demo": server(DEMO)}, options={"auth": {"proxies": PROXIES}}) as running:
+def proxied() -> Iterator[InProcessGateway]:
+    with in_process_gateway({"demo": server(DEMO)}, options={"auth": {"proxies": PROXIES}}) as running:
         yield running
 
 
 @requirement("wall.authority")
 def test_a_token_whose_subject_is_no_name_is_refused(
-    gateway: RunningGateway, issuer: Issuer, http: httpx.Client
+    gateway: InProcessGateway, issuer: Issuer, http: httpx.Client
 ) -> None:
     for subject in UNUSABLE:
         answer = Modern(gateway.url, http, headers=bearer(issuer.token(subject))).tool("whoami")
@@ -75,7 +76,7 @@ ACCESS: list[tuple[dict[str, Any], dict[str, Any]]] = [
 
 
 @requirement("wall.authority")
-def test_only_access_tokens_are_credentials(gateway: RunningGateway, issuer: Issuer, http: httpx.Client) -> None:
+def test_only_access_tokens_are_credentials(gateway: InProcessGateway, issuer: Issuer, http: httpx.Client) -> None:
     name, key = next(iter(issuer.keys.items()))
     for tokens, status in ((OTHERS, 401), (ACCESS, 200)):
         for head, claims in tokens:
@@ -88,7 +89,7 @@ def test_only_access_tokens_are_credentials(gateway: RunningGateway, issuer: Iss
 
 @requirement("wall.authority")
 @pytest.mark.parametrize("name", ["X-User", "X-Trust", "X-Team", "X-May"])
-def test_a_header_that_says_who_calls_stands_once(proxied: RunningGateway, name: str) -> None:
+def test_a_header_that_says_who_calls_stands_once(proxied: InProcessGateway, name: str) -> None:
     body = modern_body("tools/call", {"name": "whoami", "arguments": {}})
     headers = modern_headers(body)
     says = {"X-User": "ada", "X-Trust": "direct", "X-Team": "red", "X-May": "a"}

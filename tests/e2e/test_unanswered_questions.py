@@ -8,7 +8,8 @@ from pathlib import Path
 import httpx
 
 from tests.requirements import requirement
-from tests.support.gateway_process import running_gateway, server
+from tests.support.gateway_process import server
+from tests.support.in_process_gateway import in_process_gateway
 from tests.support.mcp_clients import SESSION_KEY, Legacy, Modern, messages, tool_text
 
 ASKING = """
@@ -38,7 +39,7 @@ def test_questions_with_long_ids_are_not_kept(http: httpx.Client, tmp_path: Path
     """They wait for as long as the session lives, and 256 of them may."""
     script = tmp_path / "asking.py"
     script.write_text(ASKING, encoding="utf-8")
-    with running_gateway({"asking": server((sys.executable, str(script)))}) as running:
+    with in_process_gateway({"asking": server((sys.executable, str(script)))}) as running:
         client = Legacy(running.url, http).open()
         *asked, answer = messages(client.call("tools/call", {"name": "go", "arguments": {}}))
         assert "result" in answer
@@ -87,7 +88,7 @@ def test_what_may_belong_to_one_of_two_calls_waits_in_a_bounded_number_and_is_an
     script = tmp_path / "unclear.py"
     script.write_text(UNCLEAR, encoding="utf-8")
     options = {"limits": {"call_timeout_s": 4}}
-    with running_gateway({"unclear": server((sys.executable, str(script)))}, options=options) as running:
+    with in_process_gateway({"unclear": server((sys.executable, str(script)))}, options=options) as running:
         token = messages(Modern(running.url, http).tool("go"))[-1]["result"]["_meta"][SESSION_KEY]
         client = Modern(running.url, http, headers={"MCP-Gateway-Session": token})
         with ThreadPoolExecutor(2) as pool:

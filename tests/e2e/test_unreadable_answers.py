@@ -11,8 +11,9 @@ import pytest
 
 from tests.e2e.test_questions_to_legacy_clients import Call
 from tests.requirements import requirement
-from tests.support.gateway_process import PROBE, RunningGateway, running_gateway, server
+from tests.support.gateway_process import PROBE, RunningGateway, server
 from tests.support.http_probe_server import running_http_probe
+from tests.support.in_process_gateway import InProcessGateway, in_process_gateway
 from tests.support.mcp_clients import Legacy, Modern, messages, tool_text
 from tests.support.waiting import eventually
 
@@ -60,7 +61,7 @@ def test_an_error_about_nothing_in_particular_is_that_of_the_only_call(
 
 @requirement("rep.honest", "proc.noise")
 def test_only_calls_that_may_be_meant_fail(http: httpx.Client) -> None:
-    with running_gateway({"probe": server(PROBE)}, options={"log_level": "debug"}) as probe:
+    with in_process_gateway({"probe": server(PROBE)}, options={"log_level": "debug"}) as probe:
         client = Legacy(f"{probe.base}/servers/probe/mcp", http).open()
         hanging = Call(client, "hang", {"say": True})
         assert hanging.next()["method"] == "notifications/message"
@@ -78,7 +79,7 @@ def test_only_calls_that_may_be_meant_fail(http: httpx.Client) -> None:
         assert failed(hanging.next()), "which of them it was is not known: both are told so"
 
 
-def is_told(gateway: RunningGateway, times: int) -> bool:
+def is_told(gateway: InProcessGateway, times: int) -> bool:
     return gateway.stderr().count("that is not a JSON-RPC message") >= times
 
 
@@ -92,7 +93,7 @@ def quietly(client: Legacy, line: str) -> None:
 @requirement("rep.honest")
 @pytest.mark.parametrize("kind", ["application/json", "text/event-stream"])
 def test_a_server_behind_a_url_that_answers_unreadably_fails_its_call_at_once(http: httpx.Client, kind: str) -> None:
-    with running_http_probe() as remote, running_gateway({"remote": {"url": remote.url}}) as gateway:
+    with running_http_probe() as remote, in_process_gateway({"remote": {"url": remote.url}}) as gateway:
         client = Legacy(gateway.url, http).open()
         for line in (*NAMED[:3], *NAMED[4:6], *NAMELESS):
             began = time.monotonic()
