@@ -7,7 +7,6 @@ as they reach the command `run`, which is tested with `running_gateway`.
 import contextlib
 import json
 import logging
-import socket
 import tempfile
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -15,22 +14,16 @@ from pathlib import Path
 from time import time
 from typing import Any, Final
 
-import uvicorn
-
 from gateway import Gateway, create_app
-from gateway.admin.routes import ADMIN
-from gateway.config.addresses import host_and_port
 from gateway.config.settings import GatewaySettings, load
 from gateway.observability.logs import configure_logging
-from gateway.serving.uvicorn_server import _Beside, _limited, _listener, _made_by, _memory, _operators, _url
+from gateway.serving.greeting import PlainWelcome
+from gateway.serving.uvicorn_server import opened
 from session_store import KeyRing
 from tests.support.gateway_process import DEMO, server
 from tests.support.waiting import eventually
-from transports.tasks import Tasks
 
 __all__ = ["RING", "InProcessGateway", "in_process_gateway"]
-
-logger = logging.getLogger(__name__)
 
 READY_WITHIN_S: Final = 60.0
 RING: Final = KeyRing(["k" * 40])
@@ -40,9 +33,9 @@ RING: Final = KeyRing(["k" * 40])
 class InProcessGateway:
     """A gateway in this process, its URL and what it has logged."""
 
-    def __init__(self, gateway: Gateway, port: int, log: "_Log") -> None:
+    def __init__(self, gateway: Gateway, url: str, log: "_Log") -> None:
         self.gateway = gateway
-        self.url = f"http://127.0.0.1:{port}/mcp"
+        self.url = url
         self._log = log
 
     @property
@@ -80,81 +73,28 @@ def in_process_gateway(
     with contextlib.ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         folder.joinpath("mcp.json").write_text(
-            json.dumps({"mcpServers": servers, "gateway": options or {}}), encoding="utf-8"
+            json.dumps({"mcpServers": servers, "gateway": {"port": 0, **(options or {})}}), encoding="utf-8"
         )
         settings = load(folder / "mcp.json").settings
         log = _Log(settings.gateway)
         with log.taken(alone=True):
             gateway = Gateway(settings, servers=objects, ring=ring, clock=clock)
         stack.enter_context(log.taken(alone=False))
-        memory = _memory(gateway) if settings.gateway.connection_memory else None
-        listener = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
-        serving = _Server(
-            uvicorn.Config(
-                create_app(settings, gateway=gateway),
-                log_config=None,
-                access_log=False,
-                interface="asgi3",
-                loop="asyncio",  # libuv would end this process where a descriptor of its loop is gone
-                lifespan="on",
-                ws="none",
-                http=_unheard(_made_by(_limited(gateway, settings), memory)),
-                server_header=False,
-                proxy_headers=False,
-                timeout_graceful_shutdown=5,
-            ),
-            gateway,
-        )
-        if settings.gateway.admin.listen:
-            beside = stack.enter_context(_listener(*host_and_port(settings.gateway.admin.listen)))
-            serving.operators = (_operators(gateway, settings), beside)
+        ready = list[str]()
+        app = create_app(settings, gateway=gateway)
+        # Not uvloop: libuv would end this process where a descriptor of its loop is gone.
+        opening = opened(settings, gateway, app, ready.append, welcome=PlainWelcome(), loop="asyncio")
+        serving, listener = stack.enter_context(opening)
         log.thread = threading.Thread(target=serving.run, kwargs={"sockets": [listener]}, daemon=True)
         log.thread.start()
         try:
-            assert eventually(lambda: serving.started or not log.thread.is_alive(), READY_WITHIN_S)
-            running = InProcessGateway(gateway, listener.getsockname()[1], log)
-            assert serving.started, f"the gateway did not start:\n{running.stderr()}"
-            yield running
+            assert eventually(lambda: ready != [] or not log.thread.is_alive(), READY_WITHIN_S)
+            assert ready, f"the gateway did not start:\n{''.join(log.written)}"
+            yield InProcessGateway(gateway, ready[0], log)
         finally:
             serving.should_exit = True
             log.thread.join(30)
             assert not log.thread.is_alive(), "the gateway did not end"
-
-
-def _unheard(made: Any) -> Any:
-    """A factory of connections that log no requests. pytest listens to a logger that propagates nothing, and uvicorn
-    tells of requests where somebody listens."""
-
-    def connection(*given: Any, **more: Any) -> Any:
-        logging.getLogger("uvicorn.access").handlers.clear()
-        return made(*given, **more)
-
-    return connection
-
-
-class _Server(uvicorn.Server):
-    """Serves the operators beside clients, and hands the sessions over before it stops, as the command `run` does."""
-
-    def __init__(self, config: uvicorn.Config, gateway: Gateway) -> None:
-        super().__init__(config)
-        self.operators: tuple[_Beside, socket.socket] | None = None
-        self._gateway = gateway
-        self._tasks = Tasks("the operators' listener")
-
-    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        if self.operators is not None:
-            server, listener = self.operators
-            self._tasks.spawn(server.serve(sockets=[listener]))
-            await server.serves.wait()
-            logger.info("operators are served at %s", _url("127.0.0.1", listener, ADMIN))
-        await super().startup(sockets)
-
-    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        await self._gateway.drain()
-        if self.operators is not None:
-            self.operators[0].should_exit = True
-            await self._tasks.settled()
-        await super().shutdown(sockets)
 
 
 class _Log:
