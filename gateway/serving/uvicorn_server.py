@@ -167,9 +167,7 @@ def serve(settings: Settings, welcome: Welcome | None = None) -> None:
         if siblings is not None:
             stack.callback(siblings.close)
         try:
-            server, listener = stack.enter_context(
-                opened(settings, gateway, app, ready, welcome=welcome, siblings=siblings)
-            )
+            server, listener = stack.enter_context(opened(gateway, app, ready, welcome=welcome, siblings=siblings))
             server.run(sockets=[listener])
         except SystemExit:
             if not refused:
@@ -180,7 +178,6 @@ def serve(settings: Settings, welcome: Welcome | None = None) -> None:
 
 @contextlib.contextmanager
 def opened(
-    settings: Settings,
     gateway: Gateway,
     app: Any,
     ready: Callable[[str], None],
@@ -192,8 +189,7 @@ def opened(
     """Open the listeners of a gateway. Gives the server that serves the app, to be run on the listener given with it.
 
     Args:
-        settings: what it serves.
-        gateway: made from them.
+        gateway: what is served.
         app: made from it.
         ready: called with the URL of the endpoint once clients are served.
         welcome: shows the start.
@@ -204,6 +200,7 @@ def opened(
         OSError: the address cannot be had.
         ConfigurationError: that of the operators cannot.
     """
+    settings = gateway.parts.foundation.settings
     options = settings.gateway
     connections = _limited(gateway, settings)
     handed = None if siblings is None else HandedConnections(siblings, connections, gateway.state.may_serve)

@@ -83,7 +83,7 @@ def in_process_gateway(
         ready = list[str]()
         app = create_app(settings, gateway=gateway)
         # Not uvloop: libuv would end this process where a descriptor of its loop is gone.
-        opening = opened(settings, gateway, app, ready.append, welcome=PlainWelcome(), loop="asyncio")
+        opening = opened(gateway, app, ready.append, welcome=PlainWelcome(), loop="asyncio")
         serving, listener = stack.enter_context(opening)
         log.thread = threading.Thread(target=serving.run, kwargs={"sockets": [listener]}, daemon=True)
         log.thread.start()
