@@ -20,6 +20,7 @@ _WIRE: Final = ("transports/inbound/", "gateway/relay/")
 _CLUSTER: Final = ("gateway/cluster/", "gateway/sessions/", "session_store/redis/", "transports/peer_channel.py")
 _CONSOLE: Final = ("gateway/admin/",)
 _SANDBOX: Final = ("transports/upstream/walls/", "gateway/sandbox/")
+_TASKS: Final = ("gateway/tasks/",)
 _SHARED: Final = ("tests/support/", "pyproject.toml")
 """What every suite stands on."""
 
@@ -32,21 +33,38 @@ SECOND_RING: Final[dict[str, tuple[str, ...]]] = {
     "tests/clients/test_large_bodies": ("transports/inbound/",),
     "tests/clients/test_oauth.py": ("gateway/identity/",),
     "tests/clients/test_other_sdks.py": (*_WIRE, "gateway/bridge/"),
-    "tests/clients/test_sdk_tasks.py": ("gateway/tasks/",),
+    "tests/clients/test_sdk_tasks.py": _TASKS,
+    "tests/clients/test_sse_front.py": _WIRE,
+    "tests/clients/test_stdio_front.py": ("gateway/cli/", "gateway/calls/", *_WIRE),
     "tests/cluster/test_affinity.py": ("deploy/", "gateway/cluster/"),
+    "tests/cluster/test_asked_tasks.py": (*_TASKS, *_CLUSTER),
     "tests/cluster/test_balancer": ("deploy/", "docker-compose.yml", *_CLUSTER),
     "tests/cluster/test_chart.py": ("deploy/",),
     "tests/cluster/test_failovers.py": _CLUSTER,
+    "tests/cluster/test_hand_over.py": ("gateway/serving/", "transports/inbound/"),
     "tests/cluster/test_kills.py": ("deploy/", *_CLUSTER),
+    "tests/cluster/test_made_tasks.py": (*_TASKS, *_CLUSTER),
+    "tests/cluster/test_replicas.py::test_a_rolling_restart": _CLUSTER,
     "tests/cluster/test_run.py": ("tests/cluster/run.py",),
     "tests/designs": ("gateway/context/", "gateway/policy/", "docs/designs.md"),
+    "tests/e2e/test_app_sessions.py": ("gateway/integrations/", "session_store/"),
+    "tests/e2e/test_examples.py": ("examples/", "gateway/context/", "gateway/sandbox/"),
+    "tests/e2e/test_idle_memory.py": ("gateway/sessions/", "gateway/calls/", "transports/inbound/"),
+    "tests/e2e/test_object_leaks.py": ("gateway/sessions/", "gateway/calls/", "gateway/upstreams/", "transports/"),
     "tests/hosts": ("gateway/config/",),
     "tests/hostile/test_hostile.py": _SANDBOX,
     "tests/matrix": ("gateway/bridge/", "gateway/calls/", "gateway/relay/", "gateway/upstreams/"),
     "tests/operating/test_alerts.py": ("deploy/", "gateway/observability/metrics.py"),
     "tests/operating/test_console": _CONSOLE,
+    "tests/operating/test_frames.py::test_the_page": _CONSOLE,
+    "tests/operating/test_session_environment.py::test_a_tool_is_tried": _CONSOLE,
+    "tests/operating/test_session_environment.py::test_the_console": _CONSOLE,
+    "tests/operating/test_session_environment.py::test_the_page": _CONSOLE,
+    "tests/operating/test_terminal.py": ("gateway/admin/", "gateway/cli/"),
     "tests/operating/test_terminal_console.py": ("gateway/admin/", "gateway/cli/"),
     "tests/operating/test_tools_page.py": _CONSOLE,
+    "tests/operating/test_unread_log.py": ("gateway/observability/", "gateway/serving/"),
+    "tests/operating/test_unreturning_clients.py": ("gateway/observability/", "gateway/sessions/"),
     "tests/processes/test_packaged_servers.py": _SANDBOX,
     "tests/processes/test_packages.py": ("gateway/sandbox/",),
     "tests/published": _SANDBOX,
@@ -90,13 +108,13 @@ def main(arguments: list[str]) -> None:
     base = (
         arguments or _git("rev-list", "-1", "--before=1 day ago", "HEAD") or _git("rev-list", "--max-parents=0", "HEAD")
     )
-    for suite in touched(_git("diff", "--name-only", base[0], "HEAD")):
-        path = Path(suite)
-        # pytest takes files and folders; a beginning of names stands for those that begin with it.
-        named = (
-            [path] if "::" in suite or (ROOT / path).exists() else sorted((ROOT / path.parent).glob(f"{path.name}*"))
-        )
-        print(*(each.relative_to(ROOT) if each.is_absolute() else each for each in named))  # noqa: T201
+    begun = {suite.partition("::")[0] for suite in touched(_git("diff", "--name-only", base[0], "HEAD"))}
+    # pytest takes files and folders; a beginning of names stands for those that begin with it. The mark of the ring
+    # chooses among the tests of a file.
+    named = {
+        path for start in begun for path in ([ROOT / start] if (ROOT / start).exists() else ROOT.glob(f"{start}*"))
+    }
+    print(*sorted(path.relative_to(ROOT).as_posix() for path in named), sep="\n")  # noqa: T201
 
 
 if __name__ == "__main__":

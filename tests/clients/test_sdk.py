@@ -2,19 +2,24 @@
 
 import asyncio
 import json
+import sys
+import warnings
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from typing import Any, Literal
 
+import anyio
 import httpx2
 import pytest
 from mcp import types
 from mcp.client import Client
+from mcp.client.stdio import StdioServerParameters, stdio_client
 from mcp.client.streamable_http import streamable_http_client
 
+from tests.matrix.run import Heard
 from tests.requirements import requirement
 from tests.support.credentials import KEYS, bearer, sha256
-from tests.support.gateway_process import DEMO, RunningGateway, running_gateway, server
+from tests.support.gateway_process import DEMO, ROOT, RunningGateway, running_gateway, server
 
 pytestmark = pytest.mark.anyio
 Era = Literal["legacy", "2026-07-28"]
@@ -71,3 +76,26 @@ async def test_a_modern_client_with_nothing_but_its_key_meets_its_session_again(
             async with client(keyed.url, "2026-07-28", headers=bearer(KEYS["alice"])) as connected:
                 counts.append(await text(connected, "count"))
         assert counts == ["1", "2", "3"]
+
+
+@pytest.mark.parametrize("era", ["legacy", "2026-07-28", "auto"])
+@requirement("ctx.stdio-front", "spec.legacy", "spec.modern")
+async def test_the_gateway_on_stdin_and_stdout_is_used_as_any_server(era: Any) -> None:
+    warnings.simplefilter("ignore")
+    heard = Heard()
+    arguments = ["-m", "gateway", "stdio", "--", *DEMO]
+    parameters = StdioServerParameters(command=sys.executable, args=arguments, cwd=str(ROOT))
+    steps: list[float] = []
+
+    async def note(progress: float, total: float | None, message: str | None) -> None:
+        steps.append(progress)
+
+    callbacks: dict[str, Any] = {"elicitation_callback": heard.elicit}
+    with anyio.fail_after(30):
+        async with Client(stdio_client(parameters), mode=era, **callbacks) as connected:
+            assert {"count", "ask"} <= {tool.name for tool in (await connected.list_tools()).tools}
+            assert [await text(connected, "count") for _ in range(3)] == ["1", "2", "3"]
+            assert await text(connected, "ask") == "Hello, Ada!"
+            assert await text(connected, "slow", {"steps": 3, "interval_s": 0.01}, progress_callback=note) == "done"
+            assert steps == [1, 2, 3]
+            assert (await connected.read_resource("demo://session")).contents

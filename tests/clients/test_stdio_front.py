@@ -1,4 +1,4 @@
-"""The gateway on stdin and stdout: SDK clients of both eras, and every line that goes out is protocol."""
+"""The gateway on stdin and stdout: every line that goes out is protocol."""
 
 import fcntl
 import json
@@ -6,7 +6,6 @@ import os
 import subprocess
 import sys
 import termios
-import warnings
 from array import array
 from pathlib import Path
 from time import monotonic
@@ -18,7 +17,7 @@ import pytest
 from mcp.client import Client
 from mcp.client.stdio import StdioServerParameters, stdio_client
 
-from tests.matrix.run import Heard, text
+from tests.matrix.run import text
 from tests.requirements import requirement
 from tests.support.gateway_process import DEMO, PROBE, ROOT, SCRIPTED, running_gateway, server
 from tests.support.mcp_clients import Legacy, modern_body, tool_text
@@ -31,30 +30,6 @@ KEYS = {"MCP_GATEWAY_KEYS": "k" * 40}
 
 def command(*more: str, child: Any = DEMO) -> list[str]:
     return [sys.executable, "-m", "gateway", "stdio", *more, "--", *child]
-
-
-@pytest.mark.parametrize("era", ["legacy", "2026-07-28", "auto"])
-@requirement("ctx.stdio-front", "spec.legacy", "spec.modern")
-async def test_sdk_clients_use_it_as_any_server(era: Any) -> None:
-    warnings.simplefilter("ignore")
-    heard = Heard()
-    program, *arguments = command()
-    parameters = StdioServerParameters(command=program, args=arguments, cwd=str(ROOT))
-    steps: list[float] = []
-
-    async def note(progress: float, total: float | None, message: str | None) -> None:
-        steps.append(progress)
-
-    callbacks: dict[str, Any] = {"elicitation_callback": heard.elicit}
-    with anyio.fail_after(30):
-        async with Client(stdio_client(parameters), mode=era, **callbacks) as client:
-            assert {"count", "ask"} <= {tool.name for tool in (await client.list_tools()).tools}
-            assert [text(await client.call_tool("count", {})) for _ in range(3)] == ["1", "2", "3"]
-            assert text(await client.call_tool("ask", {})) == "Hello, Ada!"
-            arguments_of = {"steps": 3, "interval_s": 0.01}
-            assert text(await client.call_tool("slow", arguments_of, progress_callback=note)) == "done"
-            assert steps == [1, 2, 3]
-            assert (await client.read_resource("demo://session")).contents
 
 
 class Typed:
