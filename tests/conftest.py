@@ -25,11 +25,29 @@ hypothesis.settings.register_profile(
 hypothesis.settings.load_profile("of these tests")
 
 
+CACHES: Final = {"npm_config_cache": ".npm", "PIP_CACHE_DIR": ".cache/pip", "UV_CACHE_DIR": ".cache/uv"}
+"""Variable → folder in this user's home with packages that were downloaded once, and hold nothing of the user."""
+
+
 def pytest_configure(config: pytest.Config) -> None:
-    """Close the gateways that this user runs on the machine to the tests: commands would find them."""
-    folder = tempfile.mkdtemp(prefix="runtime-")
-    os.environ["XDG_RUNTIME_DIR"] = folder
-    config.add_cleanup(lambda: shutil.rmtree(folder, ignore_errors=True))
+    """Close what this user has on the machine to the tests: files at home, gateways that run, variables of a gateway.
+    Choose the seed of a run, which its workers are told."""
+    home = Path.home()
+    for name, folder in CACHES.items():
+        os.environ.setdefault(name, str(home / folder))
+    for name in [name for name in os.environ if name.startswith("MCP_GATEWAY_")]:
+        del os.environ[name]
+    surroundings = Path(tempfile.mkdtemp(prefix="surroundings-"))
+    for name, variable in (("home", "HOME"), ("runtime", "XDG_RUNTIME_DIR")):
+        surroundings.joinpath(name).mkdir(mode=0o700)
+        os.environ[variable] = str(surroundings / name)
+    config.add_cleanup(lambda: shutil.rmtree(surroundings, ignore_errors=True))
+    if config.option.seed is None:
+        config.option.seed = int(os.environ.setdefault("TESTS_SEED", str(random.randrange(1_000_000))))
+
+
+def pytest_report_header(config: pytest.Config) -> str:
+    return f"order: --seed {config.option.seed}"
 
 
 @pytest.fixture(scope="session")
@@ -90,17 +108,17 @@ worker: were a long one to begin last, the other workers would wait for it."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--seed", type=int, help="shuffle the tests within each file, in the order that this number gives")
+    parser.addoption(
+        "--seed", type=int, help="what shuffles the tests within each file; without it, another order each time"
+    )
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    items.sort(key=lambda item: _place(item.path))
-    if (seed := config.getoption("seed")) is not None:
-        # pytest then puts those together that share a parametrised fixture.
-        order = random.Random(seed)
-        places = {function: order.random() for function in dict.fromkeys(map(_function, items))}
-        items.sort(key=lambda item: (_place(item.path), str(item.path), places[_function(item)]))
+    # pytest then puts those together that share a parametrised fixture.
+    order = random.Random(config.option.seed)
+    places = {function: order.random() for function in dict.fromkeys(map(_function, items))}
+    items.sort(key=lambda item: (_place(item.path), str(item.path), places[_function(item)]))
     for item in items:
         if is_of_the_second_ring(item.nodeid):
             item.add_marker("second_ring")

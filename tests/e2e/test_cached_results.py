@@ -62,16 +62,16 @@ class Served(Asked):
         return self.asked(name)["tools/list"] == 1
 
 
-@pytest.fixture(scope="module")
-def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    folder = tmp_path_factory.mktemp("asked")
+@pytest.fixture
+def served(tmp_path: Path) -> Iterator[Served]:
+    """New for each test: what one changes, none after it is given from memory."""
     servers = {
-        name: server((*CACHING, str(folder / name), scope, "60000"), shared=shared)
+        name: server((*CACHING, str(tmp_path / name), scope, "60000"), shared=shared)
         for name, (scope, shared) in SERVERS.items()
     }
     keys = {name: sha256(name) for name in WHO}
     with in_process_gateway(servers, options={"api_keys": keys}) as gateway, httpx.Client(timeout=30.0) as http:
-        served = Served(gateway, folder, http)
+        served = Served(gateway, tmp_path, http)
         for name in SERVERS:  # until the probe is done
             assert eventually(partial(served.is_probed, name))
         yield served

@@ -115,11 +115,12 @@ def found(pattern: str, terminal: Terminal) -> str:
 @requirement("first.greeting")
 def test_run_greets_with_one_screen(terminal: Terminal) -> None:
     url = found(r"URL +(http://127\.0\.0\.1:\d+/mcp)\n", terminal)
-    screen = terminal.text.partition("MCP Session Gateway")[2].partition("Press Ctrl+C")[0]
+    start = terminal.text.partition("Press Ctrl+C")[0]
+    screen = start.partition("MCP Session Gateway")[2]
     assert len(screen.splitlines()) < 20
     assert re.search(r"✓ main +6 tools +2026-07-28 +sandbox standard", screen), screen
     assert "in memory: they end with this process" in screen and f"--transport http gateway {url}" in screen
-    assert "process started" not in terminal.text, "the greeting says it"
+    assert "process started" not in start, "the greeting says it"
     with httpx.Client() as http:
         Modern(url, http).tool("whoami")
     line = next(line for line in terminal.wait_for("whoami").splitlines() if "whoami" in line)

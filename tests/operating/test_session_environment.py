@@ -53,7 +53,8 @@ def session(pair: Sequence[RunningGateway], ops: httpx.Client) -> Iterator[str]:
     with httpx.Client(timeout=30, headers=bearer("ann")) as http:
         client = Legacy(f"{pair[0].base}/mcp", http).open(name="agent")
         client.tool("files__pid")
-        [row] = ops.get(f"{pair[0].base}/admin/api/sessions").json()["sessions"]
+        rows = ops.get(f"{pair[0].base}/admin/api/sessions").json()["sessions"]
+        (row,) = [row for row in rows if row["client"].split()[0] == "agent"]
         yield row["session"]
         client.delete()
 
@@ -174,7 +175,7 @@ def test_a_tool_is_tried_in_the_session_that_its_page_names(context: BrowserCont
 # -- the list of live sessions, filtered, sorted, counted and ended
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def clients(pair: Sequence[RunningGateway]) -> Iterator[dict[str, Legacy]]:
     """Three sessions of ann and bob on both replicas, one of which has failed, and one of which has called more."""
     with httpx.Client(timeout=30, headers=bearer("ann")) as ann, httpx.Client(timeout=30, headers=bearer("bob")) as bob:
@@ -185,6 +186,8 @@ def clients(pair: Sequence[RunningGateway]) -> Iterator[dict[str, Legacy]]:
         for _ in range(4):
             eager.tool("whoami")
         yield {"quiet": quiet, "failing": failing, "eager": eager}
+        for client in (quiet, failing, eager):
+            client.delete()
 
 
 def names(page: Any) -> list[str]:

@@ -100,11 +100,13 @@ def test_a_client_that_leaves_cancels_its_call_and_no_other(letter: Letter, http
     url = letter.url(name)
     token = Modern(url, http).tool("pid").headers["mcp-gateway-session"]
     carried = {"MCP-Gateway-Session": token}
+    record = messages_of(letter.record(name))
     with httpx.Client(timeout=0.5) as impatient, pytest.raises(httpx.TimeoutException):
         Modern(url, impatient, headers=carried).tool("hang", {"marked": "left"})
 
     def cancelled() -> list[Any]:
-        return [m for m in messages_of(letter.record(name)) if m.get("method") == "notifications/cancelled"]
+        since = messages_of(letter.record(name))[len(record) :]
+        return [m for m in since if m.get("method") == "notifications/cancelled"]
 
     assert eventually(lambda: bool(cancelled()))
     left = {m["id"] for m in called(letter, name, "hang") if m["params"]["arguments"] == {"marked": "left"}}

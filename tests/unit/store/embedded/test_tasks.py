@@ -35,7 +35,8 @@ async def test_an_outcome_that_does_not_fit_fails_its_task_and_says_so() -> None
 
 @requirement("task.bytes")
 async def test_anonymous_clients_leave_half_of_the_store_to_named_ones_and_room_comes_back() -> None:
-    store, clock = MemoryTasks(CLOCK, 100, max_bytes=100_000), CLOCK
+    clock = FakeClock(CLOCK())
+    store = MemoryTasks(clock, 100, max_bytes=100_000)
     await store.create(task("a", principal=ANONYMOUS, result=bytes(40_000)))
     with pytest.raises(StoreFull):
         await store.create(task("b", principal=ANONYMOUS, result=bytes(10_000)))
