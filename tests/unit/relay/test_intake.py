@@ -9,19 +9,14 @@ import pytest
 
 from gateway.bridge.request_state import Binding, RequestDigest, RequestStateSeal
 from gateway.calls.call import Call
-from gateway.calls.event_writer import EventWriter
 from gateway.calls.exchange import Exchange
 from gateway.calls.live_session import LiveSession
 from gateway.calls.suspended_call import InputRequest
-from gateway.config.context import ContextSettings
-from gateway.config.limits import LimitSettings
 from gateway.config.tasks import TaskSettings
-from gateway.context.announced import Announcements
 from gateway.context.facts import CONTEXT_KEY
 from gateway.errors import OUTCOME_UNKNOWN, UPSTREAM_UNAVAILABLE, is_bad_request_state
 from gateway.identity.request_context import RequestContext
 from gateway.protocol.listing import Called
-from gateway.relay.intake import Intake
 from gateway.relay.legacy import _progress_of_question
 from gateway.relay.modern import ModernClients
 from gateway.relay.replies import CallReply
@@ -35,14 +30,13 @@ from gateway.tasks.quotas import RunningNames, TaskQuotas
 from gateway.tasks.table import TaskTable
 from session_store import Context, KeyRing, Session
 from session_store.memory import MemoryBackend
-from session_store.testing import ALICE, FakeClock, a_session
+from session_store.testing import ALICE, FakeClock
 from tests.requirements import requirement
-from tests.support.context import FACTS
-from tests.support.fake_upstream import a_call
+from tests.support.fake_upstream import a_call, answer_of
+from tests.unit.relay.parts import TakingEndpoint, a_live, a_request, a_tool_call, an_intake
 from transports.era import Era
 from transports.inbound_port import Answer, Refused, Request
-from transports.jsonrpc import Message, Object, encode
-from transports.reply_queue import ReplyQueue
+from transports.jsonrpc import Message, encode
 from transports.soon import arrived
 from transports.upstream_port import UpstreamUnavailable
 
@@ -50,57 +44,19 @@ pytestmark = pytest.mark.anyio
 
 STRONG = Context(trust="direct", workspace="red", permissions=("write",))
 WEAK = Context(trust="sandboxed")
-EVENTS = MemoryBackend().events
-
-
-class Server:
-    """An endpoint whose server takes every call, and rates that allow every call."""
-
-    def __init__(self, live: LiveSession) -> None:
-        self.calls: list[Call] = []
-        self._live = live
-
-    def relay_now(self, call: Call) -> bool:
-        self.calls.append(call)
-        return True
-
-    async def call(self, session: Session, size: int = 0) -> None:
-        """Another request of the session, with a stronger credential, is resolved meanwhile."""
-        self._live.replace_record(msgspec.structs.replace(session, context=STRONG))
-
-    def begin(self, exchange: Exchange, request: Request, meta: Object, correlation: str) -> Object:
-        return meta
-
-    async def is_repeatable(self, call: Call) -> bool:
-        return True
-
-
-def taken_in_by(parts: Any) -> Intake:
-    return Intake(
-        endpoints={"/mcp": parts},
-        events=EventWriter(EVENTS, lambda _: 0),
-        limits=LimitSettings(),
-        rates=parts,
-        watching=parts,
-        facts=FACTS,
-        announcements=Announcements("orbit.workspace", ContextSettings(), lambda _: None),
-    )
+WHO = RequestContext(ALICE, None, "c")
 
 
 @requirement("rep.no-retry")
 async def test_a_repeated_call_that_cannot_be_sent_may_have_run_the_first_time() -> None:
-    live = LiveSession(a_session(FakeClock()), EVENTS)
-    server = Server(live)
+    class Unavailable(TakingEndpoint):
+        def relay_now(self, call: Call) -> bool:
+            raise UpstreamUnavailable("its program is missing")
 
-    def unavailable(_: Call) -> bool:
-        raise UpstreamUnavailable("its program is missing")
-
-    server.relay_now = unavailable  # type: ignore[method-assign, assignment]
-    codes = []
+    live, codes = a_live(), []
     for again in (False, True):
-        exchange = Exchange(method="tools/call", client_id=1, live=live, replies=ReplyQueue())
-        request = Request(era=Era.LEGACY, endpoint="/mcp", headers={}, again=again)
-        await arrived(taken_in_by(server).accept(exchange, request, RequestContext(ALICE, None, "c"), {}, []))
+        exchange = a_tool_call(live)
+        await arrived(an_intake(Unavailable()).accept(exchange, a_request(again=again), WHO, {}, []))
         assert exchange.replies.first is not None
         codes.append(exchange.replies.first.error_code)
     assert codes == [UPSTREAM_UNAVAILABLE, OUTCOME_UNKNOWN], "the first invites a client to repeat it"
@@ -108,13 +64,16 @@ async def test_a_repeated_call_that_cannot_be_sent_may_have_run_the_first_time()
 
 @requirement("wall.authority")
 async def test_a_server_gets_the_context_of_the_request_and_not_of_another_one_in_the_session() -> None:
-    live = LiveSession(a_session(FakeClock(), context=WEAK), EVENTS)
-    server = Server(live)
-    intake = taken_in_by(server)
-    exchange = Exchange(method="tools/call", client_id=1, live=live, replies=ReplyQueue(), context=WEAK)
-    who = RequestContext(live.session.principal, None, "c")
-    await arrived(intake.accept(exchange, Request(era=Era.LEGACY, endpoint="/mcp", headers={}), who, {}, []))
-    (call,) = server.calls
+    live = a_live(context=WEAK)
+
+    class Counting(TakingEndpoint):
+        async def call(self, session: Session, size: int = 0) -> None:
+            """Another request of the session, with a stronger credential, is resolved meanwhile."""
+            live.replace_record(msgspec.structs.replace(session, context=STRONG))
+
+    endpoint = Counting()
+    await arrived(an_intake(endpoint).accept(a_tool_call(live, context=WEAK), a_request(), WHO, {}, []))
+    (call,) = endpoint.calls
     facts = msgspec.json.decode(call.meta[CONTEXT_KEY])
     assert live.session.context is STRONG
     assert (facts["trust"], facts["workspace"], facts["permissions"]) == ("sandboxed", "", [])
@@ -145,76 +104,53 @@ def test_a_server_gets_its_token_and_none_of_the_gateways_keys() -> None:
     assert not _progress_of_question(cast(LiveSession, asker), {"progressToken": msgspec.Raw(b'"other"')})
 
 
-class Parts:
+class Parts(TakingEndpoint):
     """The tools, before an endpoint whose server has one tool and answers nothing. This object is the endpoint, the
-    rates, and the log of requests."""
+    rates, the log of requests, and the replica that has forwarded a request."""
 
     def __init__(self, *, is_repeatable: bool = False) -> None:
-        self.sent: list[Call] = []
+        super().__init__(is_repeatable=is_repeatable)
         self.events: list[str] = []
-        self._is_repeatable = is_repeatable
         backend, ring, settings = MemoryBackend(), KeyRing.ephemeral(), TaskSettings()
-        self.live = LiveSession(a_session(FakeClock()), EVENTS)
+        self.live = a_live()
         table = TaskTable(
-            settings, backend.tasks, RunningNames(backend.quotas, "r1"), TaskChanges(backend.bus), noted=self.noted
+            settings, backend.tasks, RunningNames(backend.quotas, "r1"), TaskChanges(backend.bus), noted=lambda *_: None
         )
         handles, parts = TaskHandles(ring), cast("Any", self)
         maker = TaskMaker(table, TaskQuotas(settings, backend.quotas, backend.tasks), handles)
         endpoints = {"/mcp": parts}
-        self.tools = TaskTools(maker=maker, made=parts, handles=handles, intake=taken_in_by(self), endpoints=endpoints)
-
-    # -- as the endpoint
+        self.tools = TaskTools(maker=maker, made=parts, handles=handles, intake=an_intake(self), endpoints=endpoints)
 
     def called(self, *_: object) -> Called:
-        return Called(server="main", name="build", is_repeatable=self._is_repeatable)
-
-    async def is_repeatable(self, _: Call) -> bool:
-        return self._is_repeatable
+        return Called(server="main", name="build", is_repeatable=self.is_repeatable_now)
 
     def relay_now(self, call: Call) -> bool:
         self.events.append("sent")
-        self.sent.append(call)
-        return True
-
-    # -- as the rates, the log, and the facts of a forwarded request
+        return super().relay_now(call)
 
     async def of_session(self, *_: object) -> None:
         """Any number of requests is allowed."""
 
-    call = of_session
-
-    def begin(self, exchange: Exchange, request: Request, meta: Any, correlation: str) -> Any:
-        return meta
-
-    def noted(self, *_: object) -> None:
-        """Nobody counts."""
-
     async def started(self) -> None:
         self.events.append("the sender knows")
 
-    # -- the client
-
     async def start(self, **facts: Any) -> Any:
-        params = {"name": encode("start_task"), "arguments": encode({"tool": "build", "arguments": {}})}
-        raw = {key: msgspec.Raw(value) for key, value in params.items()}
-        request = Request(era=Era.MODERN, endpoint="/mcp", headers={}, params=raw, **facts)
-        replies, who = ReplyQueue(), RequestContext(self.live.session.principal, None, "c")
-        exchange = Exchange(method="tools/call", client_id=1, live=self.live, replies=replies)
-        await self.tools.call(exchange, request, who, raw, [])
-        frame = await replies.next()
-        assert frame is not None
-        return msgspec.json.decode(frame.data)["result"]
+        """The result of a client's call that starts another."""
+        raw = {"name": msgspec.Raw(b'"start_task"'), "arguments": msgspec.Raw(b'{"tool":"build","arguments":{}}')}
+        exchange = a_tool_call(self.live)
+        await self.tools.call(exchange, a_request(era=Era.MODERN, params=raw, **facts), WHO, raw, [])
+        return (await answer_of(exchange))["result"]
 
 
 @requirement("task.tools", "task.durable")
 async def test_a_start_that_is_repeated_starts_nothing_that_may_have_been_started() -> None:
     parts = Parts()
     refused = await parts.start(again=True)
-    assert refused["isError"] and not parts.sent
+    assert refused["isError"] and not parts.calls
     assert refused["content"][0]["text"].startswith("The gateway that served this session died before it answered")
     repeatable = Parts(is_repeatable=True)
     started = await repeatable.start(again=True)
-    assert not started.get("isError") and len(repeatable.sent) == 1
+    assert not started.get("isError") and len(repeatable.calls) == 1
 
 
 @requirement("task.tools", "task.durable")
@@ -228,13 +164,12 @@ async def test_the_replica_that_has_forwarded_a_start_learns_of_it_before_the_ca
 async def test_no_request_of_a_client_cancels_a_started_call() -> None:
     parts = Parts()
     await parts.start()
-    (call,) = parts.sent
+    (call,) = parts.calls
     assert isinstance(call.exchange, StartedExchange)
     known = call.exchange.client_id
     assert isinstance(known, str) and len(known) > 16, "no count and no guess"
 
 
-METHOD = "tools/call"
 PARAMS = {"name": msgspec.Raw(b'"ask"'), "arguments": msgspec.Raw(b"{}")}
 
 
@@ -256,10 +191,8 @@ class Suspended:
     """A suspended call of one session, and the state that its client was given."""
 
     def __init__(self) -> None:
-        clock, self.server = FakeClock(), Asking()
-        self.live = LiveSession(a_session(clock, era="modern"), MemoryBackend().events)
-        self.who = RequestContext(self.live.session.principal, None, "c")
-        seal = RequestStateSeal(KeyRing.ephemeral(), clock)
+        self.server, self.live = Asking(), a_live(era="modern")
+        seal = RequestStateSeal(KeyRing.ephemeral(), FakeClock())
         carriers = SimpleNamespace(
             headers=lambda *_, **__: [], is_in_result=lambda *_, opened: opened, token=lambda *_: "t"
         )
@@ -273,15 +206,15 @@ class Suspended:
         suspended = self.exchange.suspendable()
         suspended.ask_until(60.0)
         self.exchange.suspend({})
-        binding = Binding(self.who.principal, "/mcp", RequestDigest(METHOD, PARAMS))
+        binding = Binding(WHO.principal, "/mcp", RequestDigest("tools/call", PARAMS))
         self.state = seal.seal({}, session_id="s", binding=binding, suspended=suspended)["requestState"]
         self.asked = list(suspended.questions)
 
     def retry(self, request_id: int, forwarded: object) -> Request:
         answers = {key: {"action": "accept", "content": {"n": request_id}} for key in self.asked}
         params = PARAMS | {"requestState": self.state, "inputResponses": msgspec.Raw(encode(answers))}
-        message = Message(jsonrpc="2.0", id=request_id, method=METHOD)
-        return Request(era=Era.MODERN, endpoint="/mcp", headers={}, message=message, params=params, forwarded=forwarded)
+        message = Message(jsonrpc="2.0", id=request_id, method="tools/call")
+        return a_request(era=Era.MODERN, message=message, params=params, forwarded=forwarded)
 
     # as resolver
 
@@ -308,7 +241,7 @@ class Forwarded:
 async def test_of_two_forwarded_answers_to_one_round_the_first_counts() -> None:
     parts, peers = Suspended(), [Forwarded(), Forwarded()]
     retries = [
-        asyncio.create_task(arrived(parts.clients.call(parts.retry(number, peer), parts.who)))
+        asyncio.create_task(arrived(parts.clients.call(parts.retry(number, peer), WHO)))
         for number, peer in enumerate(peers, start=10)
     ]
     await asyncio.gather(*(peer.begun.wait() for peer in peers))
@@ -329,7 +262,7 @@ async def test_of_two_forwarded_answers_to_one_round_the_first_counts() -> None:
 
 async def test_a_reply_that_is_cancelled_after_its_question_ends_without_the_call() -> None:
     parts = Suspended()
-    reply = await arrived(parts.clients.call(parts.retry(10, None), parts.who))
+    reply = await arrived(parts.clients.call(parts.retry(10, None), WHO))
     parts.exchange.suspend({})
     assert await reply.replies.next() is not None
     reply.cancel("the client disconnected")

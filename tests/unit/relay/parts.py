@@ -1,0 +1,71 @@
+"""A session, and an endpoint that takes its calls, without a process: for tests of what accepts and sends calls."""
+
+from typing import Any, cast
+
+from gateway.calls.call import Call
+from gateway.calls.event_writer import EventWriter
+from gateway.calls.exchange import Exchange
+from gateway.calls.live_session import LiveSession
+from gateway.config.context import ContextSettings
+from gateway.config.limits import LimitSettings
+from gateway.context.announced import Announcements
+from gateway.relay.intake import Intake
+from session_store import Context, MemoryEventLog, Session
+from session_store.testing import FakeClock, a_session
+from tests.support.context import FACTS
+from transports.era import Era
+from transports.inbound_port import Request
+from transports.jsonrpc import Object
+from transports.reply_queue import ReplyQueue
+
+__all__ = ["TakingEndpoint", "a_live", "a_request", "a_tool_call", "an_intake"]
+
+
+def a_live(**record: Any) -> LiveSession:
+    """A session whose record has these fields."""
+    return LiveSession(a_session(FakeClock(), **record), MemoryEventLog())
+
+
+def a_request(**more: Any) -> Request:
+    return Request(**({"era": Era.LEGACY, "endpoint": "/mcp", "headers": {}} | more))
+
+
+def a_tool_call(live: LiveSession, client_id: Any = 1, context: Context | None = None) -> Exchange:
+    return Exchange(method="tools/call", client_id=client_id, live=live, replies=ReplyQueue(), context=context)
+
+
+class TakingEndpoint:
+    """An endpoint whose server takes every call, rates that allow every call, and a log of requests that keeps none."""
+
+    def __init__(self, *, is_repeatable: bool = True) -> None:
+        self.calls: list[Call] = []
+        self.is_repeatable_now = is_repeatable
+
+    async def is_repeatable(self, call: Call) -> bool:
+        return self.is_repeatable_now
+
+    def relay_now(self, call: Call) -> bool:
+        self.calls.append(call)
+        return True
+
+    def call(self, session: Session, size: int = 0) -> Any:
+        """Count a call."""
+
+    def begin(self, exchange: Exchange, request: Request, meta: Object, correlation: str) -> Object:
+        return meta
+
+    def forget(self, exchange: Exchange) -> None: ...
+
+
+def an_intake(endpoint: TakingEndpoint, events: EventWriter | None = None) -> Intake:
+    """What accepts calls for that endpoint."""
+    parts = cast("Any", endpoint)
+    return Intake(
+        endpoints={"/mcp": parts},
+        events=events or EventWriter(MemoryEventLog(), lambda _: 0),
+        limits=LimitSettings(),
+        rates=parts,
+        watching=parts,
+        facts=FACTS,
+        announcements=Announcements("orbit.workspace", ContextSettings(), lambda _: None),
+    )
