@@ -3,6 +3,7 @@
 import asyncio
 from types import SimpleNamespace
 from typing import Any, cast
+from unittest.mock import patch
 
 import msgspec
 import pytest
@@ -18,9 +19,9 @@ from gateway.relay.extensions import ExtensionRelay, Notice
 from gateway.relay.late_servers import Asker
 from gateway.upstreams.facts import ServerFacts
 from session_store import ClientFacts, Context
-from session_store.memory import MemoryBackend
-from session_store.testing import FakeClock, a_session
 from tests.requirements import requirement
+from tests.support.paged_server import OneServer
+from tests.unit.relay.parts import a_live
 from transports.era import LEGACY, MODERN, Era
 from transports.inbound_port import Refused
 from transports.jsonrpc import METHOD_NOT_FOUND, encode
@@ -33,30 +34,32 @@ ACME: Any = {"extensions": {"com.acme/a": {}}}
 OTHER: Any = {"extensions": {"org.other/b": {}}}
 
 
-class Server:
-    """A server with one conversation. `capabilities` are declared to the gateway, `to_session` to the session."""
+class Server(OneServer):
+    """A server with one conversation, which is open if it `is_known`. `capabilities` are declared to the gateway, those
+    in `initialize_result` to the session."""
+
+    is_known = is_starting = is_awaited = is_down = False
+    initialize_result: bytes | None = None
 
     def __init__(self, name: str, capabilities: Any = None, *, era: Era = LEGACY, methods: Any = None) -> None:
         self.name = name
         self.era = era
         self.settings = SimpleNamespace(methods={k: MethodSettings(**v) for k, v in (methods or {}).items()})
         self._facts = ServerFacts(initialize=encode({"capabilities": capabilities or {}}))
-        self.initialize_result: bytes | None = None
-        self.is_known = False
-        self.is_starting = self.is_awaited = False
-        self.is_down = False
         self.opened_with: list[Caller | None] = []
         self.sent: list[tuple[str, Any]] = []
 
-    # as upstream
-
     @property
-    def discovery(self) -> bytes | None:
+    def discovery(self) -> bytes | None:  # type: ignore[override]
         return None if self.is_starting else self._facts.discovery
 
     @property
-    def extensions(self) -> Declared:
+    def extensions(self) -> Declared:  # type: ignore[override]
         return self._facts.declared
+
+    @property
+    def declared(self) -> Declared:  # type: ignore[override]
+        return Declared.of(capabilities_json(self.initialize_result))
 
     async def facts(self) -> ServerFacts:
         if self.is_starting:
@@ -64,23 +67,12 @@ class Server:
             await asyncio.Event().wait()
         return self._facts
 
-    async def era_for(self, client: Era) -> Era:
-        return self.era
-
-    def open_with(self, live: LiveSession) -> "Server | None":
+    def open_with(self, live: LiveSession) -> "Server | None":  # type: ignore[override]
         return self if self.is_known else None
 
     def conversation(self, live: LiveSession, era: Era, correlation: str, caller: Caller | None) -> "Server":
         self.opened_with.append(caller)
         return self
-
-    # as conversation
-
-    @property
-    def declared(self) -> Declared:
-        return Declared.of(capabilities_json(self.initialize_result))
-
-    async def join(self, live: LiveSession) -> None: ...
 
     async def ready(self) -> None:
         if self.is_down:
@@ -133,8 +125,8 @@ async def test_servers_that_start_hold_up_no_message_for_another_and_are_waited_
     assert await takers("com.acme/a/do", *starting, Server("acme", ACME)) == ["acme"]
     assert not any(each.is_awaited for each in starting)
     asked = asyncio.create_task(takers("b/do", *starting, Server("plain")))
-    await asyncio.sleep(0)
-    await asyncio.sleep(0)
+    for _ in range(2):
+        await asyncio.sleep(0)
     assert all(each.is_awaited for each in starting) and not asked.done()
     with pytest.raises(Refused) as refused:
         await asked
@@ -143,9 +135,8 @@ async def test_servers_that_start_hold_up_no_message_for_another_and_are_waited_
 
 async def test_the_configuration_counts_before_declarations() -> None:
     own, denied = Server("own", methods={"com.acme/*": {}}), Server("no", methods={"com.acme/*": {"allowed": False}})
-    servers = Server("acme", ACME), own, denied
-    assert await takers("com.acme/a/do", *servers) == ["own"]
-    assert await takers("notifications/com.acme/x", *servers) == ["own"]
+    for method in ("com.acme/a/do", "notifications/com.acme/x"):
+        assert await takers(method, Server("acme", ACME), own, denied) == ["own"]
 
 
 async def test_a_method_with_any_name_goes_to_the_only_server_that_has_declared_something_of_its_own(
@@ -166,27 +157,22 @@ async def test_what_nobody_has_declared_reaches_no_server(era: Era, status: int)
 
 
 async def test_what_a_server_has_declared_to_the_session_counts() -> None:
-    live = live_session()
     server = Server("one")
     server.is_known, server.initialize_result = True, encode({"capabilities": ACME})
-    found = await relay(server, Server("two")).takers("com.acme/a/do", ANYONE, Asker(live, LEGACY, None, "c"))
+    found = await relay(server, Server("two")).takers("com.acme/a/do", ANYONE, Asker(a_live(), LEGACY, None, "c"))
     assert [each.name for each in found] == ["one"]
 
 
-def live_session(capabilities: Any = None) -> LiveSession:
-    params = encode({"capabilities": capabilities or {}, "clientInfo": {"name": "c", "version": "1"}})
-    client = ClientFacts(name="c", protocol_version="2025-11-25", initialize_params=params)
-    return LiveSession(msgspec.structs.replace(a_session(FakeClock()), client=client), MemoryBackend().events)
-
-
-def notice(era: Era, caller: Caller | None, **params: Any) -> Notice:
+def notice(era: Era, caller: Caller | None = None, **params: Any) -> Notice:
+    hello = encode({"capabilities": ACME, "clientInfo": {"name": "c", "version": "1"}})
+    client = ClientFacts(name="c", protocol_version="2025-11-25", initialize_params=hello)
     return Notice(
         method="notifications/com.acme/changed",
         params={key: msgspec.Raw(encode(value)) for key, value in params.items()},
         meta={"own": msgspec.Raw(b"1"), "io.modelcontextprotocol/x": msgspec.Raw(b"2")},
         era=era,
         caller=caller,
-        live=live_session(ACME),
+        live=a_live(client=client),
         context=ANYONE,
         correlation="c",
     )
@@ -202,7 +188,7 @@ async def test_a_notification_gets_what_the_era_of_its_server_needs() -> None:
     assert legacy.opened_with == [caller]
 
     again = Server("one", ACME, era=MODERN)
-    sent = notice(LEGACY, None)
+    sent = notice(LEGACY)
     await relay(again).notify(sent)
     facts = {key: msgspec.json.decode(raw) for key, raw in caller_of(sent.live).meta("").items()}
     assert facts.items() <= again.sent[0][1]["_meta"].items()
@@ -217,37 +203,31 @@ async def test_a_notification_that_cannot_be_passed_on_is_refused() -> None:
     down, well = Server("one", ACME), Server("two", ACME)
     down.is_down = True
     with pytest.raises(Refused, match="it is down") as refused:
-        await relay(down).notify(notice(LEGACY, None))
+        await relay(down).notify(notice(LEGACY))
     assert refused.value.status == 503
     with pytest.raises(Refused, match="not found"):
-        await relay(well, hidden="two").notify(notice(LEGACY, None))
+        await relay(well, hidden="two").notify(notice(LEGACY))
     assert well.sent == []
 
 
-async def test_the_declarations_of_a_server_are_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    read: list[object] = []
-    of = Declared.of
-
-    def noted(raw: Any) -> Declared:
-        read.append(raw)
-        return of(raw)
-
-    monkeypatch.setattr(Declared, "of", noted)
-    server = Server("one", {"extensions": {f"com.a{number}/x": {} for number in range(10_000)}})
-    asking = relay(server, Server("two"))
-    for _ in range(3):
-        assert [each.name for each in await asking.takers("com.a7/do", ANYONE, asker(ACME))] == ["one"]
-    assert len(read) == 2, "one for each server, and the client's are not asked for"
+async def test_the_declarations_of_a_server_are_read_once() -> None:
+    many = Server("one", {"extensions": {f"com.a{number}/x": {} for number in range(10_000)}})
+    asking = relay(many, Server("two"))
+    with patch.object(Declared, "of", side_effect=Declared.of) as reading:
+        for _ in range(3):
+            assert [each.name for each in await asking.takers("com.a7/do", ANYONE, asker(ACME))] == ["one"]
+    assert reading.call_count == 2, "one for each server, and the client's are not asked for"
 
 
 @pytest.mark.parametrize("method", ["", "Tools/Call", "sampling/createMessage", "tools/call\n"])
 async def test_neither_a_declaration_nor_the_configuration_sends_a_look_alike_to_a_server(method: str) -> None:
     server = Server("one", ACME, methods={"*": {}, method: {}})
-    with pytest.raises(Refused, match="not found"):
-        await takers(method, server, declared=ACME)
-    with pytest.raises(Refused, match="not found"):
-        await relay(server).notify(msgspec.structs.replace(notice(LEGACY, None), method=method))
-    call = SimpleNamespace(method="notifications/com.acme/changed", era=LEGACY)
-    with pytest.raises(Refused, match="not found"):
-        await relay(server).relay(cast("Any", call))
+    request: Any = SimpleNamespace(method="notifications/com.acme/changed", era=LEGACY)
+    for sending in (
+        takers(method, server, declared=ACME),
+        relay(server).notify(msgspec.structs.replace(notice(LEGACY), method=method)),
+        relay(server).relay(request),
+    ):
+        with pytest.raises(Refused, match="not found"):
+            await sending
     assert server.sent == []
