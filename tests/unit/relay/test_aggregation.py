@@ -1,7 +1,6 @@
 """Several servers behind one URL: one list of all their items, and the server of each request."""
 
 import asyncio
-from collections.abc import Callable
 from time import monotonic
 from types import SimpleNamespace
 from typing import Any, cast
@@ -9,8 +8,6 @@ from typing import Any, cast
 import msgspec
 import pytest
 
-from gateway.calls.call import Call
-from gateway.calls.exchange import Exchange
 from gateway.config.policy import PolicySettings
 from gateway.config.upstreams import ItemSettings
 from gateway.policy.decisions import Policy, ServerPolicy
@@ -19,64 +16,64 @@ from gateway.relay.in_turn import InTurn
 from gateway.relay.visible_servers import VisibleServers
 from session_store import Context
 from tests.requirements import requirement
+from tests.support.fake_upstream import answer_of
 from tests.support.paged_server import NamedSession, PagedServer, a_call, aggregation
-from tests.support.paged_server import PagedServer as Server
-from tests.support.paged_server import a_call as call
 from transports.era import Era
 from transports.inbound_port import Refused
-from transports.jsonrpc import Object, encode
 from transports.upstream_port import UpstreamUnavailable
 
 pytestmark = pytest.mark.anyio
 
 
-def tools(*names: str, **more: str) -> dict[str, Any]:
+def tools(*names: str, **more: Any) -> dict[str, Any]:
     return {"tools": [{"name": name} for name in names], **more}
 
 
-async def listed(
-    parts: Aggregation, method: str = "tools/list", *, era: Era = Era.LEGACY, **params: Any
-) -> dict[str, Any]:
-    """The result of a list."""
-    results: list[dict[str, Any]] = []
-    request = msgspec.structs.replace(call(method, **params), era=era)
-
-    def keep(_: Exchange, result: Object) -> Object:
-        results.append(msgspec.json.decode(encode(result)))
-        return result
-
-    request.exchange.filter_result(keep)
+async def listed(parts: Aggregation, *, era: Era = Era.LEGACY, **params: Any) -> dict[str, Any]:
+    """The tools of all servers."""
+    request = msgspec.structs.replace(a_call("tools/list", **params), era=era)
     await parts.merged_list(request)
-    return results[0]
+    return cast("dict[str, Any]", (await answer_of(request.exchange))["result"])
 
 
 def names(result: dict[str, Any]) -> list[str]:
     return [tool["name"] for tool in result["tools"]]
 
 
+def listing(name: str, *pages: list[str], **more: Any) -> PagedServer:
+    """A server with these tools on its pages, each of which has `more` as well."""
+    cursors = ["", *(str(number) for number in range(2, len(pages) + 1))]
+    following = [{"nextCursor": cursor} for cursor in cursors[1:]] + [{}]
+    return PagedServer(
+        name,
+        {
+            ("tools/list", cursor): tools(*names, **after, **more)
+            for cursor, names, after in zip(cursors, pages, following, strict=True)
+        },
+    )
+
+
 async def test_the_lists_of_all_servers_are_one_list_under_public_names() -> None:
-    servers = [Server("a", {("tools/list", ""): tools("x", "y")}), Server("b", {("tools/list", ""): tools("x")})]
-    for away in ([], [Server("c", None), Server("d", {})]):
+    servers = [listing("a", ["x", "y"]), listing("b", ["x"])]
+    for away in ([], [PagedServer("c", None), PagedServer("d", {})]):
         result = await listed(aggregation(*away, *servers))
         assert names(result) == ["a__x", "a__y", "b__x"] and "nextCursor" not in result
 
 
 async def test_a_list_continues_at_the_servers_that_have_more_pages() -> None:
-    pages = {("tools/list", ""): tools("x", nextCursor="2"), ("tools/list", "2"): tools("y")}
-    one, two, three = Server("a", pages), Server("b", {("tools/list", ""): tools("z")}), Server("c", pages)
+    one, two, three = listing("a", ["x"], ["y"]), listing("b", ["z"]), listing("c", ["x"], ["y"])
     parts = aggregation(one, two, three)
     first = await listed(parts)
     assert names(first) == ["a__x", "b__z", "c__x"] and one.asked == [("tools/list", "")]
     rest = await listed(parts, cursor=first["nextCursor"])
     assert names(rest) == ["a__y", "c__y"] and "nextCursor" not in rest
-    assert one.asked == three.asked == [*pages] and two.asked == [("tools/list", "")]
+    assert one.asked == three.asked == [("tools/list", ""), ("tools/list", "2")] and two.asked == [("tools/list", "")]
 
 
 @pytest.mark.parametrize("cursor", ["again", "c" * 8_192, 7])
 async def test_a_list_without_an_end_keeps_nothing_of_other_servers_from_a_client(cursor: Any) -> None:
-    endless = {("tools/list", at): tools("x", nextCursor=cursor) for at in ("", "again")}
-    two = {("tools/list", ""): tools("y", nextCursor="2"), ("tools/list", "2"): tools("z")}
-    parts = aggregation(Server("a", endless), Server("b", two), Server("c", {("tools/list", ""): tools("w")}))
+    endless = PagedServer("a", {("tools/list", at): tools("x", nextCursor=cursor) for at in ("", "again")})
+    parts = aggregation(endless, listing("b", ["y"], ["z"]), listing("c", ["w"]))
     first = await listed(parts)
     assert names(first) == ["a__x", "b__y", "c__w"] and len(first["nextCursor"]) <= 4_096
     rest = await listed(parts, cursor=first["nextCursor"])
@@ -86,59 +83,52 @@ async def test_a_list_without_an_end_keeps_nothing_of_other_servers_from_a_clien
 @requirement("spec.letter")
 async def test_every_page_of_a_list_has_the_same_scope() -> None:
     public = {"ttlMs": 5, "cacheScope": "public", "resultType": "complete"}
-    two = {("tools/list", ""): tools("x", nextCursor="2") | public, ("tools/list", "2"): tools("y") | public}
 
-    def servers() -> Aggregation:
-        return aggregation(Server("a", {("tools/list", ""): tools("w") | public}), Server("b", two))
+    def servers() -> list[PagedServer]:
+        return [listing("a", ["w"], **public), listing("b", ["x"], ["y"], **public)]
 
-    first = await listed(servers(), era=Era.MODERN)
-    rest = await listed(servers(), era=Era.MODERN, cursor=first["nextCursor"])
+    first = await listed(aggregation(*servers()), era=Era.MODERN)
+    rest = await listed(aggregation(*servers()), era=Era.MODERN, cursor=first["nextCursor"])
     assert first["cacheScope"] == rest["cacheScope"] == "private"
-    whole = await listed(aggregation(Server("a", {("tools/list", ""): tools("w") | public})), era=Era.MODERN)
+    whole = await listed(aggregation(servers()[0]), era=Era.MODERN)
     assert whole["cacheScope"] == "public"
 
 
 async def test_a_cursor_that_is_not_of_the_gateway_is_refused() -> None:
     with pytest.raises(Refused, match="Invalid cursor"):
-        await aggregation(Server("a", {}), Server("b", {})).merged_list(call("tools/list", cursor="2"))
+        await aggregation(PagedServer("a", {}), PagedServer("b", {})).merged_list(a_call("tools/list", cursor="2"))
 
 
 async def test_a_public_name_belongs_to_one_server() -> None:
-    one, two = Server("a", {}), Server("b", {})
+    one, two = PagedServer("a", {}), PagedServer("b", {})
     parts = aggregation(one, two)
-    upstream, request = await parts.owner(call("tools/call", name="b__x"))
+    upstream, request = await parts.owner(a_call("tools/call", name="b__x"))
     assert cast("Any", upstream) is two and bytes(request.params["name"]) == b'"x"'
     for name in ("c__x", "x"):
         with pytest.raises(Refused, match="Unknown tool"):
-            await parts.owner(call("tools/call", name=name))
+            await parts.owner(a_call("tools/call", name=name))
     reference = {"type": "ref/prompt", "name": "b__p"}
-    upstream, request = await parts.owner(call("completion/complete", ref=reference))
+    upstream, request = await parts.owner(a_call("completion/complete", ref=reference))
     assert cast("Any", upstream) is two, "that of its prompt"
     assert msgspec.json.decode(request.params["ref"]) == reference | {"name": "p"}
     with pytest.raises(Refused, match="Method not found"):
-        await parts.owner(call("acme/method"))
+        await parts.owner(a_call("acme/method"))
 
 
 async def test_a_resource_belongs_to_the_server_that_lists_it_or_has_the_closest_template() -> None:
-    def server(name: str, uri: str, template: str) -> Server:
-        pages = {
-            ("resources/list", ""): {"resources": [{"uri": uri}]},
-            ("resources/templates/list", ""): {"resourceTemplates": [{"uriTemplate": template}]},
-        }
-        return Server(name, pages)
-
-    one, two = server("a", "db://t/1", "db://{+table}"), server("b", "db://t/2", "db://t/{id}")
+    one = PagedServer("a", pages("db://t/1", templates=("db://{+table}",)))
+    two = PagedServer("b", pages("db://t/2", templates=("db://t/{id}",)))
     parts = aggregation(one, two)
     for uri, owner in (("db://t/1", one), ("db://t/2", two), ("db://t/3", two), ("db://u/1", one)):
-        upstream, _ = await parts.owner(call("resources/read", uri=uri))
+        upstream, _ = await parts.owner(a_call("resources/read", uri=uri))
         assert cast("Any", upstream) is owner, uri
     with pytest.raises(Refused, match="Resource not found"):
-        await parts.owner(call("resources/read", uri="web://x"))
+        await parts.owner(a_call("resources/read", uri="web://x"))
 
 
 async def test_a_request_to_all_servers_is_answered_once_all_have_answered() -> None:
-    one, two = Server("a", {}), Server("b", None)
-    request = call("logging/setLevel", level="debug")
+    one, two = PagedServer("a", {}), PagedServer("b", None)
+    request = a_call("logging/setLevel", level="debug")
     await aggregation(one, two).send_to_all(request)
     assert one.asked == [("logging/setLevel", "")] and request.exchange.is_over
 
@@ -158,8 +148,11 @@ def pages(*uris: str, templates: tuple[str, ...] = (), reads: tuple[str, ...] = 
 
 
 async def owner(parts: Aggregation, uri: str, method: str = READ, **more: Any) -> str:
-    wanted: Call = a_call(method, uri=uri, **more)
-    return (await parts.resources.owner(uri, wanted)).upstream.name
+    return (await parts.resources.owner(uri, a_call(method, uri=uri, **more))).upstream.name
+
+
+def requests(*servers: PagedServer) -> int:
+    return sum(len(server.asked) for server in servers)
 
 
 @requirement("ext.resource-owner")
@@ -167,18 +160,17 @@ async def test_a_resource_on_a_later_page_is_found_once_and_costs_no_list_after_
     one, two = PagedServer("a", pages("x://1")), PagedServer("b", pages("y://1", "y://2", "y://3"))
     parts = aggregation(one, two)
     assert await owner(parts, "y://3") == "b" and (LIST, "3") in two.asked
-    asked = len(one.asked) + len(two.asked)
+    asked = requests(one, two)
     assert await owner(parts, "y://3") == "b" and await owner(parts, "x://1") == "a"
-    assert len(one.asked) + len(two.asked) == asked
+    assert requests(one, two) == asked
 
 
 async def test_pages_that_clients_ask_for_count() -> None:
     one, two = PagedServer("a", pages()), PagedServer("b", pages("y://1"))
     parts = aggregation(one, two)
     await parts.merged_list(a_call(LIST))
-    asked = len(one.asked) + len(two.asked)
-    assert await owner(parts, "y://1") == "b"
-    assert len(one.asked) + len(two.asked) == asked
+    asked = requests(one, two)
+    assert await owner(parts, "y://1") == "b" and requests(one, two) == asked
 
 
 async def test_a_list_that_has_changed_is_asked_for_again() -> None:
@@ -199,13 +191,11 @@ async def test_a_resource_that_nobody_lists_is_looked_for_at_a_few_servers_at_a_
     parts = aggregation(*servers)
     found = await parts.resources.owner("z://1", wanted := a_call(method, uri="z://1"))
     assert found.upstream.name == "b" and (READ, "z://1") in one.asked and (READ, "z://1") not in six.asked
-    if method == READ:
-        assert found.answer is not None and found.answer.message.result is not msgspec.UNSET
-    else:
-        assert found.answer is None
-    asked = len(one.asked)
+    assert (found.answer is not None) is (method == READ)
+    assert found.answer is None or found.answer.message.result is not msgspec.UNSET
+    asked = requests(one)
     again = await parts.resources.owner("z://1", wanted)
-    assert again.upstream.name == "b" and again.answer is None and len(one.asked) == asked, "it is remembered"
+    assert again.upstream.name == "b" and again.answer is None and requests(one) == asked, "it is remembered"
 
 
 @pytest.mark.parametrize(
@@ -288,33 +278,38 @@ NAMES = [f"s{n}" for n in range(9)]
 
 class Servers:
     """Servers that have nothing, but for those named in `having`. Those in `hanging` never answer, `slow` ones once the
-    last server has been asked, and `gone` ones cannot be asked."""
+    last server has been asked, `gone` ones cannot be asked, and asking a `broken` one is an error of the gateway's."""
 
-    def __init__(self, *, having: str = "", hanging: str = "", slow: str = "", gone: str = "") -> None:
-        self.having, self.hanging, self.slow, self.gone = (each.split() for each in (having, hanging, slow, gone))
+    def __init__(self, **names: str) -> None:
+        self._names = names
         self.asked: list[str] = []
         self.cancelled: list[str] = []
         self.all_asked = asyncio.Event()
+
+    def _is(self, what: str, name: str) -> bool:
+        return name in self._names.get(what, "").split()
 
     async def ask(self, name: str) -> bool:
         self.asked.append(name)
         if name == NAMES[-1]:
             self.all_asked.set()
         try:
-            if name in self.hanging:
+            if self._is("hanging", name):
                 await asyncio.Event().wait()
-            if name in self.slow:
+            if self._is("slow", name):
                 await self.all_asked.wait()
         except asyncio.CancelledError:
             self.cancelled.append(name)
             raise
-        if name in self.gone:
+        if self._is("gone", name):
             raise UpstreamUnavailable("gone")
-        return name in self.having
+        if self._is("broken", name):
+            raise RuntimeError("full")
+        return self._is("having", name)
 
 
-def search(servers: Servers, has: Callable[[bool], bool] = bool) -> InTurn[bool]:
-    return InTurn(servers.ask, has, wait_s=WAIT_S, within_s=WITHIN_S)
+def search(servers: Servers) -> InTurn[bool]:
+    return InTurn(servers.ask, bool, wait_s=WAIT_S, within_s=WITHIN_S)
 
 
 @requirement("ext.resource-owner")
@@ -346,15 +341,9 @@ async def test_all_that_hang_take_one_deadline_together() -> None:
 
 
 async def test_an_error_that_is_not_the_servers_ends_the_search() -> None:
-    servers = Servers()
-
-    async def ask(name: str) -> bool:
-        if name == "s1":
-            raise RuntimeError("full")
-        return await servers.ask(name)
-
+    servers = Servers(broken="s1")
     with pytest.raises(RuntimeError, match="full"):
-        await InTurn(ask, bool, wait_s=WAIT_S, within_s=WITHIN_S).first(NAMES)
+        await search(servers).first(NAMES)
     assert "s5" not in servers.asked
 
 

@@ -1,6 +1,7 @@
 """Answers of several servers do not wait for a late one, and their client hears when it is up."""
 
 import asyncio
+from collections.abc import AsyncIterator, Callable
 from itertools import count
 from types import SimpleNamespace
 from typing import Any, cast
@@ -9,21 +10,18 @@ import msgspec
 import pytest
 
 from gateway.calls.backoff import Backoff
-from gateway.calls.call import Call
 from gateway.calls.exchange import Exchange
 from gateway.calls.last_words import with_last_words
 from gateway.calls.lists import Lists
-from gateway.calls.live_session import LiveSession
 from gateway.protocol.subscription_filter import Filter, SubscriptionFilter
 from gateway.relay import server_subscriptions
 from gateway.relay.late_servers import Asker, Gathered, LateServers
 from gateway.relay.subscriptions import listen
 from gateway.upstreams.facts import STARTING
 from gateway.upstreams.list_pages import ListReader
-from session_store import EventLog
-from session_store.testing import FakeClock, a_session
 from tests.requirements import requirement
 from tests.support.paged_server import OneServer
+from tests.unit.relay.parts import a_live
 from transports.era import Era
 from transports.jsonrpc import Message, Object, encode, encode_notification
 from transports.reply_queue import ReplyQueue
@@ -76,27 +74,22 @@ class Server(OneServer):
         return self.name
 
 
-async def listed(late: LateServers, *servers: Server) -> Gathered[str]:
-    return await late.gather(cast("Any", servers), NOBODY, lambda u: cast("Server", u).page(), method="tools/list")
-
-
-class Live:
-    """A session of a modern client."""
-
-    ended = False
-    session = SimpleNamespace(era=Era.MODERN)
-    subscriptions = ()
+async def listed(
+    late: LateServers, *servers: Server, asker: Asker = NOBODY, page: Callable[[Any], Any] = Server.page
+) -> Gathered[str]:
+    return await late.gather(cast("Any", servers), asker, page, method="tools/list")
 
 
 def of_a_session() -> Asker:
     """On behalf of a session."""
-    return Asker(cast("Any", Live()), Era.MODERN, None, "c")
+    return Asker(a_live(era="modern"), Era.MODERN, None, "c")
 
 
-class Gone:
-    """A session that has just ended, so that no server is followed for it."""
-
-    ended = True
+@pytest.fixture
+async def late() -> AsyncIterator[LateServers]:
+    found = LateServers(wait_s=WAIT_S, read_s=5)
+    yield found
+    await found.close()
 
 
 class Listener:
@@ -116,8 +109,8 @@ class Listener:
 
 
 @requirement("proc.hang")
-async def test_an_answer_comes_without_a_late_server_and_its_client_hears_of_it_once() -> None:
-    late, good, slow, listener = LateServers(wait_s=WAIT_S, read_s=5), Server("a"), Server("b", is_up=False), Listener()
+async def test_an_answer_comes_without_a_late_server_and_its_client_hears_of_it_once(late: LateServers) -> None:
+    good, slow, listener = Server("a"), Server("b", is_up=False), Listener()
     late.add(listener.filter)
     first = await listed(late, good, slow)
     assert first.answers == {"a": "a"}
@@ -130,63 +123,59 @@ async def test_an_answer_comes_without_a_late_server_and_its_client_hears_of_it_
         await listener.heard.wait()
     assert listener.frames == ["notifications/tools/list_changed"]
     assert (await listed(late, good, slow)).answers == {"a": "a", "b": "b"} and len(listener.frames) == 1
-    await late.close()
 
 
 @requirement("proc.backoff")
-async def test_a_failure_is_reported_with_the_time_of_the_next_attempt() -> None:
-    late, bad = LateServers(wait_s=WAIT_S, read_s=5), Server("b", is_up=False)
+async def test_a_failure_is_reported_with_the_time_of_the_next_attempt(late: LateServers) -> None:
     errors: list[Exception] = [UpstreamUnavailable("no such command"), ValueError("a bug")]
 
     async def fails(_: Any) -> str:
         raise errors.pop(0)
 
-    found: Gathered[str] = await late.gather(cast("Any", [bad]), NOBODY, fails)
+    found = await listed(late, Server("b", is_up=False), page=fails)
     assert [entry.reason for entry in found.missing] == ["no such command"] and found.missing[0].retry_s is not None
     assert isinstance(found.failures["b"], UpstreamUnavailable)
     with pytest.raises(ValueError, match="a bug"):
-        await late.gather(cast("Any", [Server("a")]), NOBODY, fails)
-    await late.close()
+        await listed(late, Server("a"), page=fails)
 
 
 async def test_sessions_whose_processes_fail_in_their_own_words_do_not_fill_the_log(
-    caplog: pytest.LogCaptureFixture,
+    late: LateServers, caplog: pytest.LogCaptureFixture
 ) -> None:
-    late, bad, attempts = LateServers(wait_s=WAIT_S, read_s=5), Server("b", is_up=False), count()
+    bad, attempts = Server("b", is_up=False), count()
+
+    class Gone:
+        """A session that has just ended, so that no server is followed for it."""
+
+        ended = True
 
     async def fails(_: Any) -> str:
         raise UpstreamUnavailable(with_last_words("it exited", [f"pid {next(attempts)}"]))
 
     for _ in range(10):
-        live = cast("Any", Gone())
-        await late.gather(cast("Any", [bad]), Asker(live, Era.MODERN, None, "c"), fails)
+        await late.gather(cast("Any", [bad]), Asker(cast("Any", Gone()), Era.MODERN, None, "c"), fails)
     assert [line for line in caplog.messages if "without server" in line] == [
         "answers for all servers come without server b: it exited"
     ]
-    await late.close()
 
 
-async def test_a_list_that_came_too_late_is_used_while_the_server_is_too_slow() -> None:
-    late, slow, listener = LateServers(wait_s=WAIT_S, read_s=5), Server("a"), Listener()
+async def test_a_list_that_came_too_late_is_used_while_the_server_is_too_slow(late: LateServers) -> None:
+    slow, listener = Server("a"), Listener()
     late.add(listener.filter)
 
     async def never(_: Any) -> str:
         await asyncio.Event().wait()
         return ""
 
-    async def ask() -> Gathered[str]:
-        return await late.gather(cast("Any", [slow]), NOBODY, never, method="tools/list")
-
-    assert len((await ask()).missing) == 1
+    assert len((await listed(late, slow, page=never)).missing) == 1
     async with asyncio.timeout(5):
         await listener.heard.wait()
-    second = await ask()
+    second = await listed(late, slow, page=never)
     assert second.known == {"a": TOOLS} and not second.missing
     await late.settled()
     assert len(listener.frames) == 1, "what the client has is what the server lists"
     slow.lists.forget("tools")
-    assert len((await ask()).missing) == 1, "the server has announced a change"
-    await late.close()
+    assert len((await listed(late, slow, page=never)).missing) == 1, "the server has announced a change"
 
 
 class Waiter:
@@ -210,9 +199,7 @@ class Waiter:
 async def test_a_server_that_is_opened_behind_an_answer_is_not_late_for_lists() -> None:
     late, slow, waiter, asker = LateServers(wait_s=5, read_s=5), Server("a", is_up=False), Waiter(), of_a_session()
     late.connect(cast("Any", slow), asker, waiter)
-    listing = asyncio.create_task(
-        late.gather(cast("Any", [slow]), asker, lambda u: cast("Server", u).page(), method="tools/list")
-    )
+    listing = asyncio.create_task(listed(late, slow, asker=asker))
     async with asyncio.timeout(5):
         await slow.was_asked.wait()
         slow.up.set()
@@ -222,70 +209,70 @@ async def test_a_server_that_is_opened_behind_an_answer_is_not_late_for_lists() 
 
 
 @requirement("spec.cold-listen")
-async def test_what_waits_for_a_server_that_fails_again_waits_for_the_next_attempt() -> None:
-    late, bad, waiter = LateServers(wait_s=WAIT_S, read_s=5), Server("a"), Waiter(failures=1)
-    late.connect(cast("Any", bad), of_a_session(), waiter)
+async def test_what_waits_for_a_server_that_fails_again_waits_for_the_next_attempt(late: LateServers) -> None:
+    waiter = Waiter(failures=1)
+    late.connect(cast("Any", Server("a")), of_a_session(), waiter)
     async with asyncio.timeout(10):
         await waiter.arrival.wait()
     assert waiter.attempts == 2
-    await late.close()
 
 
 ACKNOWLEDGED = "notifications/subscriptions/acknowledged"
 CHANGED = "notifications/tools/list_changed"
 UPDATED = "notifications/resources/updated"
-OK = Message(jsonrpc="2.0", id=1, result=msgspec.Raw(b"{}"))
 CAPABILITIES = {"tools": {"listChanged": True}, "resources": {"subscribe": True}}
 
 
 class Heard(OneServer):
-    """A server that is up, and its conversation. It confirms nothing by itself."""
+    """A server that is up, and its conversation. It confirms nothing by itself: `pending` has the subscription at a
+    modern one, and the answer to that at a legacy one."""
 
     declared = CAPABILITIES
 
     def __init__(self, era: Era) -> None:
         self.era = era
         self.initialize_result = encode({"capabilities": CAPABILITIES})
-        self.parts: asyncio.Queue[Exchange] = asyncio.Queue()
-        self.answers: asyncio.Queue[asyncio.Future[Message]] = asyncio.Queue()
+        self.pending: asyncio.Queue[Any] = asyncio.Queue()
         self.requested: list[str] = []
 
     async def start(self, exchange: Exchange, params: Any, meta: Any) -> None:
-        self.parts.put_nowait(exchange)
+        self.pending.put_nowait(exchange)
 
     def answer_to(self, method: str, params: bytes) -> asyncio.Future[Message]:
         answer: asyncio.Future[Message] = asyncio.get_running_loop().create_future()
-        self.answers.put_nowait(answer)
+        self.pending.put_nowait(answer)
         return answer
 
     def request(self, method: str, params: bytes) -> None:
         self.requested.append(method)
 
+    def confirm(self, pending: Any) -> None:
+        if self.era is Era.MODERN:
+            assert pending.takes_acknowledgement()
+        else:
+            pending.set_result(Message(jsonrpc="2.0", id=1, result=msgspec.Raw(b"{}")))
+
 
 class Listening:
     """A client that listens at a server."""
 
-    def __init__(self) -> None:
-        self.live = LiveSession(a_session(FakeClock(), era="modern"), cast("EventLog", None))
+    def __init__(self, server: Heard) -> None:
+        self.live = a_live(era="modern")
         self.replies = ReplyQueue()
         self.exchange = Exchange(method="subscriptions/listen", client_id=7, live=self.live, replies=self.replies)
-
-    def listen(self, server: Heard) -> asyncio.Task[None]:
         wanted = {"toolsListChanged": True, "resourceSubscriptions": ["a"]}
         params: Object = {"notifications": msgspec.Raw(encode(wanted))}
-        call = SimpleNamespace(
-            exchange=self.exchange,
-            live=self.live,
-            params=params,
-            era=Era.MODERN,
-            correlation="c",
+        call: Any = SimpleNamespace(
+            exchange=self.exchange, live=self.live, params=params, era=Era.MODERN, correlation="c"
         )
         late = LateServers(wait_s=5, read_s=5)
-        return asyncio.create_task(listen(cast("Any", [server]), cast("Call", call), late))
+        self.acknowledged = asyncio.create_task(listen(cast("Any", [server]), call, late))
 
     async def got(self, count: int) -> list[Any]:
+        """So many frames, which are all that there are."""
         async with asyncio.timeout(5):
             frames = [await self.replies.next() for _ in range(count)]
+        assert self.has_nothing
         return [msgspec.json.decode(frame.data)["method"] for frame in frames if frame is not None]
 
     @property
@@ -293,45 +280,43 @@ class Listening:
         return not self.replies._frames
 
 
+ERAS = pytest.mark.parametrize("era", [Era.LEGACY, Era.MODERN])
+
+
+@ERAS
 @requirement("spec.cold-listen")
-async def test_an_acknowledgement_waits_for_a_server_that_is_up_and_comes_first() -> None:
-    server, client = Heard(Era.MODERN), Listening()
-    listening = client.listen(server)
-    part = await server.parts.get()
-    part.emit(encode_notification(CHANGED, b"{}"))
+async def test_an_acknowledgement_waits_for_a_server_that_is_up_and_comes_first(era: Era) -> None:
+    server = Heard(era)
+    client = Listening(server)
+    pending = await server.pending.get()
+    early = []
+    if era is Era.MODERN:
+        pending.emit(encode_notification(CHANGED, b"{}"))
+        early = [CHANGED]
     assert client.has_nothing
-    assert part.takes_acknowledgement()
-    await listening
-    assert await client.got(2) == [ACKNOWLEDGED, CHANGED] and client.has_nothing, "nothing extra"
-
-    server, client = Heard(Era.LEGACY), Listening()
-    listening = client.listen(server)
-    answer = await server.answers.get()
-    assert client.has_nothing, "a legacy server has to answer each subscription"
-    answer.set_result(OK)
-    await listening
-    assert await client.got(1) == [ACKNOWLEDGED] and client.has_nothing
+    server.confirm(pending)
+    await client.acknowledged
+    assert await client.got(1 + len(early)) == [ACKNOWLEDGED, *early]
 
 
-@pytest.mark.parametrize("era", [Era.LEGACY, Era.MODERN])
+@ERAS
 async def test_what_a_server_may_have_changed_before_it_had_the_subscription_is_notified_of(
     era: Era, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(server_subscriptions, "CONFIRM_S", 0.01)
-    server, client = Heard(era), Listening()
-    await client.listen(server)
-    assert await client.got(1) == [ACKNOWLEDGED] and client.has_nothing
-    if era is Era.MODERN:
-        (await server.parts.get()).takes_acknowledgement()
-    else:
-        (await server.answers.get()).set_result(OK)
-    assert await client.got(2) == [CHANGED, UPDATED] and client.has_nothing
+    server = Heard(era)
+    client = Listening(server)
+    await client.acknowledged
+    assert await client.got(1) == [ACKNOWLEDGED]
+    server.confirm(await server.pending.get())
+    assert await client.got(2) == [CHANGED, UPDATED]
 
 
 async def test_a_stream_that_has_ended_waits_for_no_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(server_subscriptions, "CONFIRM_S", 0.01)
-    server, client = Heard(Era.LEGACY), Listening()
-    await client.listen(server)
+    server = Heard(Era.LEGACY)
+    client = Listening(server)
+    await client.acknowledged
     client.exchange.done()
-    assert (await server.answers.get()).cancelled() and server.requested == ["resources/unsubscribe"]
-    assert await client.got(1) == [ACKNOWLEDGED] and client.has_nothing
+    assert (await server.pending.get()).cancelled() and server.requested == ["resources/unsubscribe"]
+    assert await client.got(1) == [ACKNOWLEDGED]

@@ -14,11 +14,10 @@ from gateway.relay.lost_subscriptions import LostSubscriptions
 from gateway.relay.subscriptions import changes_confirmed, relay_changes
 from gateway.upstreams.link_source import UpstreamLinks
 from gateway.upstreams.upstream import ConfiguredUpstream
-from session_store import EventLog
-from session_store.memory import MemoryBackend
-from session_store.testing import FakeClock, a_session
+from session_store.testing import FakeClock
 from tests.requirements import requirement
 from tests.support.paged_server import OneServer
+from tests.unit.relay.parts import a_live
 from transports.jsonrpc import parse
 from transports.upstream_port import UpstreamUnavailable
 
@@ -28,12 +27,13 @@ pytestmark = [pytest.mark.anyio, requirement("spec.legacy")]
 class Server(OneServer):
     """A modern server that is subscribed to, and its conversation. It says what it supports once `is_known` is set."""
 
-    def __init__(self, *, is_away: bool = False) -> None:
+    is_away = False
+
+    def __init__(self) -> None:
         self.is_known = asyncio.Event()
         self.started: list[Exchange] = []
         self.awaited: list[Callable[[], None]] = []
         self.cancelled: list[Exchange] = []
-        self.is_away = is_away
 
     async def capabilities(self) -> dict[str, Any]:
         await self.is_known.wait()
@@ -53,36 +53,10 @@ class Server(OneServer):
         exchange.fail(-32800, reason)
 
 
-def of(server: Server) -> ConfiguredUpstream:
-    return cast("ConfiguredUpstream", server)
-
-
-def a_live() -> LiveSession:
-    return LiveSession(a_session(FakeClock(), era="legacy"), MemoryBackend().events)
-
-
 @pytest.fixture(autouse=True)
 def described(monkeypatch: pytest.MonkeyPatch) -> None:
     caller = SimpleNamespace(capabilities=b"{}", meta=lambda _: {})
     monkeypatch.setattr("gateway.relay.subscriptions.caller_of", lambda live: caller)
-
-
-@pytest.mark.parametrize("replaces", [False, True])
-async def test_of_two_calls_at_the_same_time_one_subscribes(replaces: bool) -> None:
-    server, live = Server(), a_live()
-    calls = [asyncio.create_task(relay_changes(of(server), live, "c", anew=anew)) for anew in (False, replaces)]
-    await asyncio.sleep(0)
-    server.is_known.set()
-    await asyncio.gather(*calls)
-    assert server.started == [live.subscription_relays["s"]]
-
-
-async def test_one_that_fails_leaves_the_place_to_the_next_call() -> None:
-    server, live = Server(is_away=True), a_live()
-    server.is_known.set()
-    with pytest.raises(UpstreamUnavailable):
-        await relay_changes(of(server), live, "c")
-    assert not live.subscription_relays
 
 
 class Client:
@@ -90,15 +64,15 @@ class Client:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.notified: list[str] = []
-        monkeypatch.setattr(
-            LiveSession, "send_to_client", lambda _, frame: self.notified.append(str(parse(frame).method))
-        )
+        heard = self.notified.append
+        monkeypatch.setattr(LiveSession, "send_to_client", lambda _, frame: heard(str(parse(frame).method)))
         self.live, self.server = a_live(), Server()
         self.server.is_known.set()
 
     async def calls(self, *, anew: bool = False) -> None:
-        await relay_changes(of(self.server), self.live, "c", anew=anew)
-        await changes_confirmed(of(self.server), self.live)
+        server = cast("ConfiguredUpstream", self.server)
+        await relay_changes(server, self.live, "c", anew=anew)
+        await changes_confirmed(server, self.live)
 
     def begins(self, *, anew: bool = False) -> asyncio.Task[None]:
         return asyncio.create_task(self.calls(anew=anew))
@@ -120,6 +94,25 @@ async def settled() -> None:
 @pytest.fixture
 def client(monkeypatch: pytest.MonkeyPatch) -> Client:
     return Client(monkeypatch)
+
+
+@pytest.mark.parametrize("replaces", [False, True])
+async def test_of_two_calls_at_the_same_time_one_subscribes(client: Client, replaces: bool) -> None:
+    client.server.is_known.clear()
+    calls = [client.begins(anew=anew) for anew in (False, replaces)]
+    await settled()
+    client.server.is_known.set()
+    await settled()
+    assert client.server.started == [client.live.subscription_relays["s"]]
+    client.server.started[0].takes_acknowledgement()
+    await asyncio.gather(*calls)
+
+
+async def test_one_that_fails_leaves_the_place_to_the_next_call(client: Client) -> None:
+    client.server.is_away = True
+    with pytest.raises(UpstreamUnavailable):
+        await client.calls()
+    assert not client.live.subscription_relays
 
 
 @requirement("spec.relayed-changes")
@@ -196,16 +189,11 @@ class StartedServer(OneServer):
 
     def __init__(self, *, url: str = "") -> None:
         self.settings = SimpleNamespace(url=url)
+        records: Any = SimpleNamespace(remote_session_changed=None, record_use=None, happened=lambda *_: None)
+        known: Any = SimpleNamespace(handshake=None)
+        nothing: Any = None
         self.links = UpstreamLinks(
-            "s",
-            *cast("Any", [None] * 2),
-            is_url=bool(url),
-            records=cast(
-                "Any", SimpleNamespace(remote_session_changed=None, record_use=None, happened=lambda *_: None)
-            ),
-            permits=cast("Any", None),
-            known=cast("Any", SimpleNamespace(handshake=None)),
-            quotes="own",
+            "s", nothing, nothing, is_url=bool(url), records=records, permits=nothing, known=known, quotes="own"
         )
         self.has_ended = False
 
@@ -222,48 +210,43 @@ class Stream:
     """The stream of a client, and the servers at which its parts were opened again."""
 
     def __init__(self) -> None:
-        self.clock = FakeClock()
-        self.live = LiveSession(a_session(self.clock, era="modern"), cast("EventLog", None))
+        self.clock, self.live = FakeClock(), a_live(era="modern")
         self.listened: list[str] = []
         self.lost_ones = LostSubscriptions(self.live, "c", self._listen, clock=self.clock)
 
     async def _listen(self, upstream: Any, conversation: Any) -> None:
         self.listened.append(upstream.name)
 
-    def lost(self, server: StartedServer) -> None:
+    async def lost(self, server: StartedServer) -> None:
         self.lost_ones.lost(cast("ConfiguredUpstream", server))
-
-
-async def turned() -> None:
-    for _ in range(3):
-        await asyncio.sleep(0)
+        await settled()
 
 
 @requirement("spec.lost-listen")
 async def test_a_process_is_listened_to_once_with_the_next_start_for_this_session() -> None:
     server, stream, other = StartedServer(), Stream(), Stream()
-    stream.lost(server)
-    stream.lost(server)
+    await stream.lost(server)
+    await stream.lost(server)
     server.links.started(1, 0.1, "c", other.live)
     server.links.started(1, 0.1, "c", None)
-    await turned()
+    await settled()
     assert not stream.listened
     for _ in range(2):
         server.links.started(1, 0.1, "c", stream.live)
-    await turned()
+    await settled()
     assert stream.listened == ["s"]
 
 
 @pytest.mark.parametrize("url", ["", "http://s"])
 async def test_nothing_is_opened_again_for_a_stream_or_a_session_that_has_ended(url: str) -> None:
     server, stream = StartedServer(url=url), Stream()
-    stream.lost(server)
+    await stream.lost(server)
     stream.lost_ones.end()
     server.links.started(1, 0.1, "c", stream.live)
-    stream.lost(server)
+    await stream.lost(server)
     server.has_ended = True
     server.links.started(1, 0.1, "c", stream.live)
-    await turned()
+    await settled()
     assert not stream.listened and not server.links._awaited
 
 
@@ -281,11 +264,9 @@ async def test_a_server_behind_a_url_is_asked_again_after_longer_and_longer_paus
 
     monkeypatch.setattr(loop, "call_later", call_later)
     for _ in range(3):
-        stream.lost(server)
-        await turned()
+        await stream.lost(server)
         stream.clock.pass_time(pauses[-1])
     assert pauses == [1, 2, 4] and stream.listened == ["s"] * 3
     stream.clock.pass_time(60)
-    stream.lost(server)
-    await turned()
+    await stream.lost(server)
     assert pauses[-1] == 1, "it has lasted a while"
