@@ -19,11 +19,12 @@ from gateway.relay.pipeline import Pipeline
 from gateway.relay.replies import CallReply
 from gateway.serving.app import create_app
 from gateway.sessions.cached_record import CachedRecords
+from session_store import Session
 from tests.requirements import requirement
 from tests.support.mcp_clients import ACCEPT, modern_body, modern_headers
 from transports.era import Era
 from transports.inbound_port import Memory, Refused, Request
-from transports.jsonrpc import Message, encode
+from transports.jsonrpc import Message, Object, encode
 from transports.soon import arrived
 
 pytestmark = [pytest.mark.anyio, requirement("hot.standing")]
@@ -45,37 +46,36 @@ class Calls:
 
     def like(self, **params: msgspec.Raw) -> "Calls":
         """Calls with these params as well."""
-        more = replace(self._like, params=self._like.params | params, meta=_decoded(params.get("_meta", b"{}")))
+        meta = msgspec.json.decode(params.get("_meta", b"{}"))
+        more = replace(self._like, params=self._like.params | params, meta=meta)
         return Calls(self._pipeline, more, self.taken, self.lives)
+
+    async def _sent(self, params: Object) -> list[Any]:
+        """What the client gets for one more call, with these params as well."""
+        message = Message(jsonrpc="2.0", id=next(self._ids), method="tools/call")
+        request = replace(self._like, message=message, params=self._like.params | params)
+        reply = await arrived(self._pipeline.call(request))
+        assert isinstance(reply, CallReply)
+        self.live = reply.live
+        got: list[Any] = []
+        while (frame := await reply.replies.next()) is not None:
+            got.append(msgspec.json.decode(frame.data))
+            if frame.final:
+                break
+        await arrived(reply.done())
+        assert got[-1]["id"] == message.id
+        return got
 
     async def call(self, key: Any = "k") -> Any:
         """The answer to one more call."""
-        number = next(self._ids)
-        params = self._like.params | {"arguments": msgspec.Raw(encode({"key": key}))}
-        message = Message(jsonrpc="2.0", id=number, method="tools/call")
-        reply = await arrived(self._pipeline.call(replace(self._like, message=message, params=params)))
-        assert isinstance(reply, CallReply)
-        self.live = reply.live
-        frame = await reply.replies.next()
-        await arrived(reply.done())
-        assert frame is not None
-        answer = msgspec.json.decode(frame.data)
-        assert answer["id"] == number
-        return answer
+        return (await self._sent({"arguments": msgspec.Raw(encode({"key": key}))}))[-1]
 
     async def progress_of(self, token: bytes) -> Any:
         """The progress token that the client gets with the progress of one more call, which has sent this one."""
         meta = msgspec.json.decode(self._like.params.get("_meta", b"{}")) | {"progressToken": msgspec.Raw(token)}
-        arguments = {"arguments": msgspec.Raw(b'{"steps": 1, "interval_s": 0}'), "_meta": msgspec.Raw(encode(meta))}
-        message = Message(jsonrpc="2.0", id=next(self._ids), method="tools/call")
-        request = replace(self._like, message=message, params=self._like.params | arguments)
-        reply = await arrived(self._pipeline.call(request))
-        progress = frame = await reply.replies.next()
-        while frame is not None and not frame.final:
-            frame = await reply.replies.next()
-        await arrived(reply.done())
-        assert progress is not None and frame is not None
-        return msgspec.json.decode(progress.data)["params"]["progressToken"]
+        arguments = msgspec.Raw(b'{"steps": 1, "interval_s": 0}')
+        progress, *_ = await self._sent({"arguments": arguments, "_meta": msgspec.Raw(encode(meta))})
+        return progress["params"]["progressToken"]
 
     async def stands(self) -> bool:
         """Whether the next call is sent as decided before. It is answered in any case."""
@@ -99,10 +99,6 @@ class Calls:
     def conversation(self) -> Conversation:
         (found,) = self.session.conversations.values()
         return found
-
-
-def _decoded(raw: msgspec.Raw | bytes) -> Any:
-    return msgspec.json.decode(raw)
 
 
 @asynccontextmanager
@@ -151,9 +147,6 @@ async def warm(era: str, monkeypatch: pytest.MonkeyPatch, **options: Any) -> Asy
         yield calls
 
 
-BOTH = pytest.mark.parametrize("era", ["legacy", "modern"])
-
-
 @pytest.fixture(scope="module", params=["legacy", "modern"])
 async def calls(request: pytest.FixtureRequest) -> AsyncIterator[Calls]:
     """Calls in one session of each era. What a test changes is decided on again before the next one."""
@@ -178,44 +171,31 @@ async def test_a_call_is_sent_as_one_like_it_was_and_has_its_own_arguments(calls
     assert await calls.stands()
 
 
-def _record_changes(calls: Calls, monkeypatch: pytest.MonkeyPatch) -> None:
-    record = calls.session.session
-    calls.session.replace_record(replace(record, context=replace(record.context, workspace="red")))
-
-
-def _list_changes(calls: Calls, monkeypatch: pytest.MonkeyPatch) -> None:
-    calls.conversation.lists.forget("tools")
-
-
-def _servers_stop(calls: Calls, monkeypatch: pytest.MonkeyPatch) -> None:
-    calls.session.conversations.clear()
-
-
-def _record_is_old(calls: Calls, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(CachedRecords, "age_at_hand", lambda cached, live: None)
-
-
-def _server_is_of_another_era(calls: Calls, monkeypatch: pytest.MonkeyPatch) -> None:
+def change_era(calls: Calls, patch: pytest.MonkeyPatch) -> None:
     other = Era.LEGACY if calls.conversation.era is Era.MODERN else Era.MODERN
-    monkeypatch.setattr("gateway.upstreams.probe.era_of", lambda *args, **more: other)
+    patch.setattr("gateway.upstreams.probe.era_of", lambda *args, **more: other)
 
 
-CHANGES: list[Callable[[Calls, pytest.MonkeyPatch], None]] = [
-    _list_changes,
-    _record_changes,
-    _record_is_old,
-    _server_is_of_another_era,
-    _servers_stop,
-]
+def in_workspace(session: Session) -> Session:
+    return replace(session, context=replace(session.context, workspace="red"))
 
 
-@pytest.mark.parametrize("change", CHANGES, ids=lambda change: change.__name__)
+CHANGES: dict[str, Callable[[Calls, pytest.MonkeyPatch], None]] = {
+    "list changes": lambda calls, patch: calls.conversation.lists.forget("tools"),
+    "record changes": lambda calls, patch: calls.session.replace_record(in_workspace(calls.session.session)),
+    "record is old": lambda calls, patch: patch.setattr(CachedRecords, "age_at_hand", lambda cached, live: None),
+    "server is of another era": change_era,
+    "servers stop": lambda calls, patch: calls.session.conversations.clear(),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
 async def test_what_changes_ends_the_decision_before_the_next_call(
-    calls: Calls, change: Callable[[Calls, pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch
+    calls: Calls, change: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await calls.decided()
     with monkeypatch.context() as patch:
-        change(calls, patch)
+        CHANGES[change](calls, patch)
         assert not await calls.stands()
     await calls.decided()
 
@@ -229,7 +209,7 @@ async def test_a_session_that_was_handed_over_is_served_by_no_decision(calls: Ca
     await before.close(over=False)
 
 
-@BOTH
+@pytest.mark.parametrize("era", ["legacy", "modern"])
 async def test_rates_count_calls_that_are_sent_as_decided(era: str, monkeypatch: pytest.MonkeyPatch) -> None:
     rate = {"policy": {"session_rate": {"per_s": 0.001, "burst": 8}}}
     async with warm(era, monkeypatch, **rate) as calls:
@@ -249,7 +229,6 @@ async def test_a_call_that_asks_for_a_task_is_decided_on_each_time(monkeypatch: 
 async def test_an_announced_workspace_is_decided_on_each_time(said: str, monkeypatch: pytest.MonkeyPatch) -> None:
     rules = {"policy": {"rules": [{"principals": ["*"], "workspace": "blue"}]}}
     async with warm("legacy", monkeypatch, **rules) as calls:
-        announced = {"_meta": msgspec.Raw(encode({"orbit": {"workspace": said}}))}
-        announcing = calls.like(**announced)
+        announcing = calls.like(_meta=msgspec.Raw(encode({"orbit": {"workspace": said}})))
         stood = [await announcing.stands() for _ in range(4)][-1]
         assert stood is not bool(said), "each such call is told that its announcement has no effect"

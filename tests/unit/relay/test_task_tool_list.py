@@ -11,22 +11,15 @@ from transports.jsonrpc import Object, encode
 NAMES = ["start_task", "task_status", "task_result"]
 
 
-def page(*tools: Any, **more: Any) -> Object:
-    return {key: msgspec.Raw(encode(value)) for key, value in {"tools": tools, **more}.items()}
-
-
-def listed(result: Object) -> list[Any]:
-    return [tool["name"] for tool in _with_tools_of(result)]
-
-
-def _with_tools_of(result: Object) -> list[Any]:
-    shaped = with_task_tools(cast("Any", None), result)
-    return cast("list[Any]", msgspec.json.decode(shaped["tools"]))
+def listed(*tools: Any, **more: Any) -> list[Any]:
+    """The tools that a client gets of a page with these tools of a server."""
+    page: Object = {key: msgspec.Raw(encode(value)) for key, value in {"tools": tools, **more}.items()}
+    return cast("list[Any]", msgspec.json.decode(with_task_tools(cast("Any", None), page)["tools"]))
 
 
 @requirement("task.tools")
 def test_servers_tools_of_the_same_names_are_hidden_on_every_page() -> None:
-    tools = [{"name": "start_task"}, {"name": "build"}, {"name": "task_result", "of": "the server"}]
-    assert listed(page(*tools, nextCursor="more")) == ["build"]
-    assert listed(page(*tools)) == ["build", *NAMES]
-    assert _with_tools_of(page("no object", {"name": 5}))[:2] == ["no object", {"name": 5}], "as it came"
+    tools = {"name": "start_task"}, {"name": "build"}, {"name": "task_result", "of": "the server"}
+    assert listed(*tools, nextCursor="more") == [{"name": "build"}]
+    assert [tool["name"] for tool in listed(*tools)] == ["build", *NAMES]
+    assert listed("no object", {"name": 5})[:2] == ["no object", {"name": 5}], "as it came"
