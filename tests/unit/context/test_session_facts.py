@@ -35,6 +35,10 @@ def variables(one: Session, more: dict[str, str] | None = None, **names: Any) ->
     return FACTS.environment(one, {n: EnvironmentValue.model_validate(v) for n, v in names.items()}, more or {})
 
 
+def in_meta(one: Session, facts: SessionFacts = FACTS) -> Any:
+    return json.loads(bytes(facts.meta(one).of("c-1")))
+
+
 @requirement("ctx.open")
 def test_a_field_has_its_value_by_name_and_metadata_is_read_when_it_is_told() -> None:
     one = session(metadata={"ticket": "ABC-123456", "said": "x"})
@@ -59,28 +63,21 @@ def test_each_field_says_where_its_value_comes_from() -> None:
 @requirement("ctx.open")
 def test_only_fields_that_are_opted_in_leave_by_meta_log_and_audit() -> None:
     one = session(metadata={"ticket": "T"})
-    told = json.loads(bytes(FACTS.meta(one).of("c-1")))
+    told = in_meta(one)
     assert told["fields"] == {"team": "red", "ticket": "T", "said": "nothing"}
     assert told["fields_provenance"] == {"team": "authenticated", "ticket": "configured", "said": "configured"}
     assert told["correlation_id"] == "c-1" and told["workspace"] == "w"
     assert FACTS.all_of(one, "c-1")["fields"] == FACTS.claims(one)["fields"] == told["fields"]
     assert (FACTS.logged(one), FACTS.audited(one)) == ({"team": "red"}, {"ticket": "T"})
     plain = SessionFacts(ContextSettings(), {})
-    assert "fields" not in json.loads(bytes(plain.meta(one).of("c-1"))) and plain.claims(one) == {}
-
-
-@requirement("ctx.env")
-def test_a_missing_fact_is_an_empty_string() -> None:
-    wanted: dict[str, Any] = {"A": {"field": "workspace"}, "C": {"field": "correlation_id"}}
-    found = variables(session(context=Context()), {"correlation_id": "c"}, **wanted)
-    assert found == {"A": "", "C": "c"}
+    assert "fields" not in in_meta(one, plain) and plain.claims(one) == {}
 
 
 @requirement("ctx.open", "wall.provenance")
 def test_a_workspace_that_nobody_names_has_no_provenance() -> None:
     for workspace, source in (("w", "announced"), ("", "")):
         one = session(context=Context(workspace=workspace))
-        for told in (FACTS.all_of(one, "c-1"), json.loads(bytes(FACTS.meta(one).of("c-1")))):
+        for told in (FACTS.all_of(one, "c-1"), in_meta(one)):
             assert (told["workspace"], told["workspace_provenance"]) == (workspace, source)
 
 
@@ -100,8 +97,11 @@ def test_a_variable_can_have_the_subject_alone_and_be_empty_for_nobody() -> None
 
 
 @requirement("ctx.env", "ctx.unforgeable")
-def test_an_environment_holds_no_nul_and_no_half_of_a_surrogate_pair() -> None:
-    assert variables(session(client=ClientFacts(name="a\0b\ud800")), A={"field": "agent"}) == {"A": "ab?"}
+def test_every_fact_is_a_text_that_an_environment_can_hold_and_empty_if_it_is_missing() -> None:
+    one = session(client=ClientFacts(name="a\0b\ud800"), context=Context())
+    wanted: dict[str, Any] = {name: {"field": name} for name in ("agent", "workspace", "correlation_id")}
+    found = variables(one, {"correlation_id": "c"}, **wanted)
+    assert found == {"agent": "ab?", "workspace": "", "correlation_id": "c"}, "no NUL, and no half of a surrogate pair"
 
 
 @requirement("ctx.env-names")
