@@ -30,15 +30,16 @@ MADE = TaskAtServer("t", CREATED, Era.MODERN)
 
 
 class Resumed:
-    """A call that is followed again. `lost` counts how often the server did not know its task."""
+    """A call whose task is followed again. `lost` counts how often the server did not know the task."""
 
-    def __init__(self) -> None:
+    lost = 0
+
+    def __init__(self, task: Any) -> None:
         live = LiveSession(a_session(FakeClock(), era="modern"), MemoryBackend().events)
         self.exchange = TaskExchange(method="tools/call", client_id=0, live=live, replies=ReplyQueue(), caller=CALLER)
-        self.work, self.server, self.lost = Work(self.exchange), Server(), 0
+        self.work, self.server = Work(self.exchange), Server()
+        self.server.task = task
         self.exchange.run_as(self.work, 0)
-
-    def resume(self) -> None:
         conversation = cast("Any", self.server)
         go_on(conversation, self.exchange)
         ServerTask(self.exchange, self.work, conversation).resume(MADE, self._lost)
@@ -49,9 +50,7 @@ class Resumed:
 
 @asynccontextmanager
 async def resumed(task: Any) -> AsyncIterator[Resumed]:
-    one = Resumed()
-    one.server.task = task
-    one.resume()
+    one = Resumed(task)
     yield one
     for background in one.server.background:
         background.cancel()

@@ -29,7 +29,6 @@ from session_store.testing import FakeClock, a_session
 from tests.requirements import requirement
 from tests.support.fake_upstream import FakeUpstream, a_call, answer_of
 from transports.jsonrpc import INTERNAL_ERROR, METHOD_NOT_FOUND, Message, encode, parse
-from transports.reply_queue import ReplyQueue
 
 pytestmark = [pytest.mark.anyio, requirement("spec.unnamed-question")]
 
@@ -39,11 +38,12 @@ CANCEL = {"action": "cancel"}
 
 
 class Server:
-    """A conversation with a server on stdio."""
+    """A conversation with a server on stdio, which asks a modern client's session during its calls."""
 
     name, deadlines = "old", Deadlines(start_s=1, call_s=60, suspended_s=60, idle_stop_s=60)
 
     def __init__(self) -> None:
+        self.live = LiveSession(a_session(FakeClock(), era="modern"), cast("EventLog", None), ask_modern)
         self.calls = Calls()
         self.answers: list[Any] = []
         self.refused: list[int] = []
@@ -54,14 +54,19 @@ class Server:
     def conversation(self) -> Conversation:
         return cast("Conversation", self)
 
-    def call(self, live: LiveSession) -> Exchange:
+    def call(self, live: LiveSession | None = None) -> Exchange:
         self._last += 1
-        exchange = Exchange(
-            method="tools/call", client_id=7, live=live, replies=ReplyQueue(), caller=caller_of_meta(META)
-        )
+        exchange = a_call(live or self.live)
+        exchange.caller = caller_of_meta(META)
         exchange.sent_as(self.conversation, self._last, None, 1.0)
         self.calls.send(exchange)
         return exchange
+
+    def asks(self, method: str = "elicitation/create", call: Exchange | None = None) -> None:
+        """Ask. `call` is the one that the question names."""
+        params = {"message": "Your name?", "requestedSchema": {"type": "object", "properties": {}}}
+        message = parse(encode({"jsonrpc": "2.0", "id": "theirs", "method": method, "params": params}))
+        ask_modern(self.live, self.conversation, message, call)
 
     def answer(self, request_id: bytes, message: Message) -> None:
         assert isinstance(message.result, msgspec.Raw)
@@ -85,15 +90,6 @@ def short(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(suspended_calls, name, 0.001)
 
 
-def session() -> LiveSession:
-    return LiveSession(a_session(FakeClock(), era="modern"), cast("EventLog", None), ask_modern)
-
-
-def question(method: str = "elicitation/create") -> Message:
-    params = {"message": "Your name?", "requestedSchema": {"type": "object", "properties": {}}}
-    return parse(encode({"jsonrpc": "2.0", "id": "theirs", "method": method, "params": params}))
-
-
 def shown(exchange: Exchange) -> bool:
     return exchange.is_suspended and exchange.suspended is not None and bool(exchange.suspended.questions)
 
@@ -110,19 +106,19 @@ def answer(exchange: Exchange, response: Any) -> None:
     answer_suspended(exchange, dict.fromkeys(exchange.suspended.questions, raw))
 
 
-async def of_two(server: Server, live: LiveSession) -> tuple[Exchange, Exchange]:
+async def asked_during_two(method: str = "elicitation/create") -> tuple[Server, Exchange, Exchange]:
     """Two calls. The server has asked during the second, and the first has the question."""
-    first, second = server.call(live), server.call(live)
-    ask_modern(live, server.conversation, question(), None)
+    server = Server()
+    first, second = server.call(), server.call()
+    server.asks(method)
     await until(lambda: shown(first))
     assert not shown(second)
-    return first, second
+    return server, first, second
 
 
 @pytest.mark.parametrize("end", ["completes", "is cancelled"])
 async def test_a_question_that_names_no_call_moves_to_the_next_call_when_its_call_ends(end: str) -> None:
-    server, live = Server(), session()
-    first, second = await of_two(server, live)
+    server, first, second = await asked_during_two()
     server.completes(first) if end == "completes" else server.cancel(first, "enough")
     await until(lambda: shown(second))
     assert not server.answers and second.suspended is not None and len(second.suspended.questions) == 1
@@ -131,8 +127,7 @@ async def test_a_question_that_names_no_call_moves_to_the_next_call_when_its_cal
 
 
 async def test_the_first_answer_to_a_question_counts_under_whichever_call_it_comes() -> None:
-    server, live = Server(), session()
-    first, second = await of_two(server, live)
+    server, first, second = await asked_during_two()
     server.completes(first)
     await until(lambda: shown(second))
     answer(first, ACCEPT)  # the client was on its way with it
@@ -141,51 +136,60 @@ async def test_the_first_answer_to_a_question_counts_under_whichever_call_it_com
     assert server.answers == [ACCEPT] and not server.refused
 
 
-@pytest.mark.parametrize("method", ["elicitation/create", "sampling/createMessage"])
-async def test_the_server_gets_an_answer_when_no_call_is_left_to_ask_under(method: str) -> None:
-    server, live = Server(), session()
-    first, second = server.call(live), server.call(live)
-    ask_modern(live, server.conversation, question(method), None)
-    await until(lambda: shown(first))
-    later = server.call(live)
+@pytest.mark.parametrize(
+    ("method", "answers", "refused"),
+    [("elicitation/create", [CANCEL], []), ("sampling/createMessage", [], [INTERNAL_ERROR])],
+)
+async def test_the_server_gets_an_answer_when_no_call_is_left_to_ask_under(
+    method: str, answers: list[Any], refused: list[int]
+) -> None:
+    server, first, second = await asked_during_two(method)
+    later = server.call()
     server.completes(first)
     await until(lambda: shown(second))
     server.completes(second)
-    got = (server.answers, server.refused)
-    assert got == (([CANCEL], []) if method == "elicitation/create" else ([], [INTERNAL_ERROR]))
+    assert (server.answers, server.refused) == (answers, refused)
     assert later.suspended is None, "a call that was sent later has not asked"
 
 
 async def test_a_question_that_nobody_answers_is_given_up_under_the_call_that_has_it() -> None:
-    server, live = Server(), session()
-    first, second = await of_two(server, live)
+    server, first, second = await asked_during_two()
     server.completes(first)
     await until(lambda: shown(second))
     give_up(second)
-    second.replies.close()
-    frame = await second.replies.next()
-    assert frame is not None and frame.error_code == CALL_TIMED_OUT and second.state is ExchangeState.FAILED
+    assert (await answer_of(second))["error"]["code"] == CALL_TIMED_OUT and second.state is ExchangeState.FAILED
     assert server.answers == [CANCEL]
 
 
 async def test_a_question_of_a_shared_process_reaches_no_session_whose_call_came_later() -> None:
-    server, live, other = Server(), session(), session()
-    calls = [server.call(live) for _ in range(2)]
-    ask_modern(live, server.conversation, question(), None)
+    server = Server()
+    calls = [server.call() for _ in range(2)]
+    server.asks()
     for call in calls:
         server.completes(call)
-    stranger = server.call(other)
+    stranger = server.call(Server().live)
     await until(lambda: bool(server.refused))
-    assert server.refused == [METHOD_NOT_FOUND] and stranger.suspended is None and not live.suspended
+    assert server.refused == [METHOD_NOT_FOUND] and stranger.suspended is None and not server.live.suspended
 
 
 async def test_a_question_that_names_its_call_ends_with_it() -> None:
-    server, live = Server(), session()
-    first, second = server.call(live), server.call(live)
-    ask_modern(live, server.conversation, question(), first)
+    server = Server()
+    first, second = server.call(), server.call()
+    server.asks(call=first)
     await until(lambda: shown(first))
     server.completes(first)
     assert server.answers == [CANCEL] and second.suspended is None
+
+
+INPUT_REQUIRED = {"resultType": "input_required", "requestState": "1"}
+
+
+async def sent_to_modern() -> tuple[FakeUpstream, Exchange]:
+    """A call that a modern server has got."""
+    upstream, exchange = FakeUpstream(), a_call()
+    exchange.use_bridge(ModernServerBridge(upstream.conversation, {}, {}))
+    await upstream.conversation.start(exchange, {}, {})
+    return upstream, exchange
 
 
 @pytest.mark.parametrize(
@@ -197,13 +201,10 @@ async def test_a_question_that_names_its_call_ends_with_it() -> None:
     ],
 )
 async def test_a_round_that_cannot_be_sent_ends_the_call(error: Exception, code: int) -> None:
-    upstream, exchange = FakeUpstream(), a_call()
-    exchange.use_bridge(ModernServerBridge(upstream.conversation, {}, {}))
-    await upstream.conversation.start(exchange, {}, {})
-    link = upstream.links[0]
-    link.answer({"resultType": "input_required", "requestState": "1"})
+    upstream, exchange = await sent_to_modern()
+    upstream.links[0].answer(INPUT_REQUIRED)
     upstream.error = error
-    await link.close()
+    await upstream.links[0].close()
     assert (await answer_of(exchange))["error"]["code"] == code
     assert exchange.is_over and not upstream.conversation.has_calls
 
@@ -213,19 +214,16 @@ async def test_a_call_that_is_repeated_without_questions_is_bounded_by_its_time(
 ) -> None:
     now = [monotonic()]
     monkeypatch.setattr(round_trips, "monotonic", lambda: now[0])
-    upstream, exchange = FakeUpstream(), a_call()
-    bridge = ModernServerBridge(upstream.conversation, {}, {})
-    exchange.use_bridge(bridge)
-    await upstream.conversation.start(exchange, {}, {})
-    link = upstream.links[0]
     monkeypatch.setattr(CallRounds, "poll_s", 0.0)
+    upstream, exchange = await sent_to_modern()
+    link = upstream.links[0]
     for _ in range(MAX_ROUNDS + 5):
         link.was_sent.clear()
-        link.answer({"resultType": "input_required", "requestState": "1"})
+        link.answer(INPUT_REQUIRED)
         await asyncio.wait_for(link.was_sent.wait(), 5)
     assert not exchange.is_over
     now[0] += upstream.conversation.deadlines.call_s + 1
-    link.answer({"resultType": "input_required", "requestState": "1"})
+    link.answer(INPUT_REQUIRED)
     assert (await answer_of(exchange))["error"]["code"] == CALL_TIMED_OUT
 
 

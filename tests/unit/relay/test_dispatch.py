@@ -111,23 +111,23 @@ class Parts:
         assert [way for way, *_ in server.sent] == ["now", "waited"]
 
 
+async def test_a_call_over_an_open_link_is_sent_at_once() -> None:
+    parts, server = Parts(), Server()
+    call = parts.call()
+    assert parts.send_now(server, call)
+    assert server.sent == [("now", call.params, call.meta)]
+
+
 @pytest.mark.parametrize(
-    ("server", "is_sent"),
-    [
-        (Server(), True),
-        (Server(era=Era.MODERN), False),
-        (Server(is_open=False), False),
-        (Server(shared=True), False),
-        (Server(handles=True), False),
-    ],
-    ids=["an open link", "changes to subscribe to", "no link", "shared", "handles"],
+    "server",
+    [Server(era=Era.MODERN), Server(is_open=False), Server(shared=True), Server(handles=True)],
+    ids=["changes to subscribe to", "no link", "shared", "handles"],
 )
-async def test_a_call_is_sent_at_once_or_left_as_it_was_where_it_has_to_wait(server: Server, is_sent: bool) -> None:
+async def test_a_call_that_has_to_wait_is_left_as_it_was(server: Server) -> None:
     parts = Parts()
     call = parts.call()
-    assert parts.send_now(server, call) is is_sent
-    assert server.sent == ([("now", call.params, call.meta)] if is_sent else [])
-    assert bool(call.exchange.watchers) is is_sent
+    assert not parts.send_now(server, call)
+    assert server.sent == [] and not call.exchange.watchers
 
 
 async def test_a_legacy_call_is_sent_to_a_modern_server_at_once_behind_the_subscription() -> None:
@@ -142,7 +142,7 @@ async def test_a_legacy_call_is_sent_to_a_modern_server_at_once_behind_the_subsc
     assert TASKS.encode() in bytes(meta["io.modelcontextprotocol/clientCapabilities"])
 
 
-async def test_a_legacy_call_waits_for_changes_where_there_are_any() -> None:
+async def test_a_call_between_eras_waits_for_what_its_server_has_to_be_asked_first() -> None:
     parts, server = Parts(), Server(era=Era.MODERN)
     parts.subscribe(server)
     parts.live.subscription_relays["s"].fail(-32014, "it exited")
@@ -150,6 +150,7 @@ async def test_a_legacy_call_waits_for_changes_where_there_are_any() -> None:
     parts, server.declared = Parts(), {"tools": {}}
     assert parts.send_now(server, parts.call())
     assert not parts.send_now(server, parts.call("resources/subscribe", uri="x://y")), "its record changes"
+    assert not parts.send_now(Server(is_asked=True), parts.call(era=Era.MODERN)), "its era has to be asked for"
 
 
 @pytest.mark.parametrize("method", ["tools/call", "acme/method"])
@@ -159,11 +160,6 @@ async def test_a_legacy_server_gets_nothing_of_the_modern_era(method: str) -> No
     await parts.send_both_ways(server, *calls)
     assert all(isinstance(call.exchange.bridge, LegacyServerBridge) for call in calls)
     assert [sent for _, *sent in server.sent] == [[{"name": call.params["name"]}, {}] for call in calls]
-
-
-async def test_a_modern_call_waits_where_the_era_of_the_server_has_to_be_asked_for() -> None:
-    parts = Parts()
-    assert not parts.send_now(Server(is_asked=True), parts.call(era=Era.MODERN))
 
 
 async def test_a_call_that_is_admitted_twice_is_audited_once() -> None:
