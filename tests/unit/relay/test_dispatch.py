@@ -244,6 +244,7 @@ def test_both_ways_make_the_same_decision() -> None:
     assert server.decide(wanted) is None and server.inventory.asked == []
     assert server.ask(wanted) is wanted.params and server.inventory.asked == ["prompts/list"]
     assert server.decide(wanted) is wanted.params
+    assert server.decide(asked("prompts/get", name="missing")) is None, "the list may have changed"
     for name in ("secret", "missing"):
         with pytest.raises(Refused):
             server.ask(asked("prompts/get", name=name))

@@ -293,6 +293,8 @@ async def test_an_acknowledgement_waits_for_a_server_that_is_up_and_comes_first(
     if era is Era.MODERN:
         pending.emit(encode_notification(CHANGED, b"{}"))
         early = [CHANGED]
+    for _ in range(5):
+        await asyncio.sleep(0)
     assert client.has_nothing
     server.confirm(pending)
     await client.acknowledged
