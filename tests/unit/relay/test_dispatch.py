@@ -111,11 +111,12 @@ class Parts:
         assert [way for way, *_ in server.sent] == ["now", "waited"]
 
 
-async def test_a_call_over_an_open_link_is_sent_at_once() -> None:
+async def test_a_call_over_an_open_link_is_sent_at_once_unless_it_asks_for_a_list() -> None:
     parts, server = Parts(), Server()
     call = parts.call()
     assert parts.send_now(server, call)
     assert server.sent == [("now", call.params, call.meta)]
+    assert not parts.send_now(server, parts.call("tools/list")), "its result may be kept"
 
 
 @pytest.mark.parametrize(
