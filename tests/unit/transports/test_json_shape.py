@@ -8,14 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.requirements import requirement
-from transports.json_shape import (
-    ANSWER_PARTS,
-    META_BYTES,
-    META_PARTS,
-    REQUEST_PARTS,
-    has_more_parts,
-)
+from transports.json_shape import ANSWER_PARTS, META_BYTES, META_PARTS, REQUEST_PARTS, has_more_parts
 from transports.jsonrpc import InvalidMessage, decode_meta, parse, parse_lenient
+
+pytestmark = requirement("wall.structure")
 
 texts = st.text(alphabet='ab"\\[]{}:, é\n')
 values = st.recursive(
@@ -33,7 +29,6 @@ def parts_of(value: Any) -> int:
     return 0
 
 
-@requirement("wall.structure")
 @given(value=values, space=st.booleans())
 def test_parts_are_counted_as_a_reader_would(value: Any, space: bool) -> None:
     text = msgspec.json.encode(value)
@@ -44,18 +39,14 @@ def test_parts_are_counted_as_a_reader_would(value: Any, space: bool) -> None:
     assert not count or has_more_parts(text, count - 1)
 
 
-def nested(count: int) -> bytes:
-    return b"[" + b",".join([b"[" * 200 + b"]" * 200] * count) + b"]"
-
-
-@requirement("wall.structure")
 @pytest.mark.parametrize(
     "costly",
     [
-        pytest.param(nested(9_500), id="9,500 arrays, nested 200 deep"),
-        pytest.param(b"[" + b",".join([b"{}"] * 350_000) + b"]", id="350,000 empty objects"),
-        pytest.param(b"{" + b",".join(b'"%d":0' % n for n in range(350_000)) + b"}", id="350,000 members"),
+        b"[" + b",".join([b"[" * 200 + b"]" * 200] * 9_500) + b"]",
+        b"[" + b",".join([b"{}"] * 350_000) + b"]",
+        b"{" + b",".join(b'"%d":0' % n for n in range(350_000)) + b"}",
     ],
+    ids=["9,500 arrays, nested 200 deep", "350,000 empty objects", "350,000 members"],
 )
 def test_a_message_of_too_many_parts_is_not_read(costly: bytes) -> None:
     for read in (parse, parse_lenient):
@@ -65,7 +56,6 @@ def test_a_message_of_too_many_parts_is_not_read(costly: bytes) -> None:
         decode_meta(msgspec.Raw(costly))
 
 
-@requirement("wall.structure")
 def test_long_texts_and_large_tables_are_read() -> None:
     """Brackets in a string are text, and a result may have more rows than a request."""
     code = msgspec.json.encode('{"a": [1, {"b": "c"}], "t": "12:00:00"},\n' * 90_000)
@@ -77,11 +67,12 @@ def test_long_texts_and_large_tables_are_read() -> None:
     assert answer.result is not msgspec.UNSET
 
 
-@requirement("wall.structure")
 def test_a_meta_is_bounded_in_bytes_and_in_parts() -> None:
-    text = msgspec.json.encode({"baggage": "x" * 8_192, "deep": [[]] * 100})
-    assert decode_meta(msgspec.Raw(text))["baggage"]
-    larger: tuple[Any, ...] = ({"x": "y" * META_BYTES}, {"x": [[]] * META_PARTS})
-    for large in larger:
-        with pytest.raises(InvalidMessage, match="_meta is longer than"):
-            decode_meta(msgspec.Raw(msgspec.json.encode(large)))
+    def read(**meta: object) -> object:
+        return decode_meta(msgspec.Raw(msgspec.json.encode(meta)))
+
+    assert read(baggage="x" * 8_192, deep=[[]] * 100)
+    with pytest.raises(InvalidMessage, match="_meta is longer than"):
+        read(x="y" * META_BYTES)
+    with pytest.raises(InvalidMessage, match="_meta is longer than"):
+        read(x=[[]] * META_PARTS)

@@ -41,11 +41,18 @@ class Common:
         return self._packed
 
 
+async def until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(5):
+        while not condition():  # noqa: ASYNC110 - each turn is looked at
+            await asyncio.sleep(0)
+
+
 class Both:
     """Both sides of a channel, and the writes of each."""
 
     def __init__(self) -> None:
         self.came: list[Call] = []
+        self.left: list[int] = []
         self.cut: list[bool] = []
         self.ended = asyncio.Event()
         self.begin: Callable[[Call], None] = self.came.append
@@ -56,10 +63,17 @@ class Both:
     def rules(self) -> Rules:
         return Rules(4, verify, define, lambda call: self.begin(call), lambda: self.cut.append(True))
 
+    def attend(self, call: Call) -> None:
+        """Begin a call, and note in `left` when its client has left."""
+        self.came.append(call)
+        self.answering.attend(call.number, lambda: self.left.append(call.number))
+
     async def arrived(self, number: int) -> None:
+        await until(lambda: len(self.came) >= number)
+
+    async def has_ended(self) -> None:
         async with asyncio.timeout(5):
-            while len(self.came) < number:  # noqa: ASYNC110 - each turn is looked at
-                await asyncio.sleep(0)
+            await self.ended.wait()
 
 
 @contextlib.asynccontextmanager
@@ -88,8 +102,7 @@ async def both() -> AsyncIterator[Both]:
         found.asking.close()
         found.answering.abort()
         server.close()
-        async with asyncio.timeout(5):
-            await found.ended.wait()
+        await found.has_ended()
         await asyncio.sleep(0)
 
 
@@ -150,10 +163,6 @@ async def test_a_lost_channel_says_which_calls_may_have_taken_effect() -> None:
         calls = (began, waiting, going, asked)
         assert [await _events(call) for call in calls] == [[]] * 4 and not found.asking.has_room
         assert [call.may_have_run for call in calls] == [True, False, True, True]
-
-
-@requirement("rep.honest")
-async def test_a_call_that_never_left_has_no_effect() -> None:
     async with both() as found:
         unsent = found.asking.ask(b"c", b"", b"")
         found.asking.connection_lost(None)
@@ -173,9 +182,8 @@ async def test_a_call_that_has_waited_begins_only_when_the_asking_side_counts_on
             await found.answering.agreed(1)
         found.answering._transport = transport
         calls[1].close()
+        await until(lambda: 2 not in found.answering._open)
         async with asyncio.timeout(5):
-            while 2 in found.answering._open:  # noqa: ASYNC110 - each turn is looked at
-                await asyncio.sleep(0)
             with pytest.raises(CallLeft):
                 await found.answering.agreed(2)
             await found.answering.agreed(3)
@@ -205,27 +213,20 @@ async def test_a_quiet_peer_is_asked_for_a_sign_of_life_before_a_call_is_sent(mo
 
 @requirement("rep.honest")
 async def test_a_call_is_cancelled_even_if_it_has_not_begun_and_a_peer_that_is_gone_cancels_all() -> None:
-    left: list[int] = []
     async with both() as found:
-
-        def begin(call: Call) -> None:
-            found.came.append(call)
-            found.answering.attend(call.number, lambda: left.append(call.number))
-
-        found.begin = begin
+        found.begin = found.attend
         found.asking.ask(b"c", b"", b"").close()  # with the call in one record
         second = found.asking.ask(b"c", b"", b"")
         found.asking.ask(b"c", b"", b"")
         await found.arrived(3)
-        assert left == [1]
+        assert found.left == [1]
         second.close()
         found.asking.ask(b"c", b"", b"")
         await found.arrived(4)
-        assert left == [1, 2]
+        assert found.left == [1, 2]
         found.asking.close()
-        async with asyncio.timeout(5):
-            await found.ended.wait()
-        assert left == [1, 2, 3, 4]
+        await found.has_ended()
+        assert found.left == [1, 2, 3, 4]
 
 
 @requirement("rep.honest")
@@ -283,8 +284,7 @@ async def test_a_peer_that_breaks_a_rule_is_cut(data: bytes) -> None:
         transport = found.asking._transport
         assert transport is not None
         transport.write(data)
-        async with asyncio.timeout(5):
-            await found.ended.wait()
+        await found.has_ended()
         assert found.cut == [True] and not found.came
 
 
@@ -304,19 +304,13 @@ async def test_records_and_answers_arrive_in_any_pieces() -> None:
 
 
 @requirement("wall.memory")
-async def test_a_channel_that_has_used_its_numbers_takes_no_more_calls(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("transports.peer_channel.MAX_NUMBER", 2)
+@pytest.mark.parametrize(("bound", "most"), [("MAX_NUMBER", 2), ("MAX_CALLS", MAX_CALLS)])
+async def test_a_channel_takes_so_many_calls_and_has_so_many_numbers_and_no_more(
+    bound: str, most: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(peer_channel, bound, most)
     async with both() as found:
-        for _ in range(2):
-            assert found.asking.has_room
-            found.asking.ask(b"c", b"", b"")
-        assert not found.asking.has_room
-
-
-@requirement("wall.memory")
-async def test_a_channel_takes_so_many_calls_and_no_more() -> None:
-    async with both() as found:
-        for _ in range(MAX_CALLS):
+        for _ in range(most):
             assert found.asking.has_room
             found.asking.ask(b"c", b"", b"")
         assert not found.asking.has_room
@@ -324,15 +318,8 @@ async def test_a_channel_takes_so_many_calls_and_no_more() -> None:
 
 @requirement("wall.memory", "rep.any")
 async def test_a_sender_that_keeps_to_the_bound_is_not_cut_whatever_it_cancels() -> None:
-    left: list[int] = []
-
     async with both() as found:
-
-        def begin(call: Call) -> None:
-            found.came.append(call)
-            found.answering.attend(call.number, lambda: left.append(call.number))
-
-        found.begin = begin
+        found.begin = found.attend
         calls: list[PeerCall] = []
         for begun in range(1, 4):
             calls = [found.asking.ask(b"c", b"", b"") for _ in range(MAX_CALLS)]
@@ -345,4 +332,4 @@ async def test_a_sender_that_keeps_to_the_bound_is_not_cut_whatever_it_cancels()
         await found.arrived(4 * MAX_CALLS + 1)
         found.answering.end(b"a", last.number, packed(b"answered"))
         assert await last.next() == (b"h", b"head") and await last.next() == (b"e", b"answered")
-        assert not found.cut and sorted(left) == list(range(1, 4 * MAX_CALLS + 1))
+        assert not found.cut and sorted(found.left) == list(range(1, 4 * MAX_CALLS + 1))

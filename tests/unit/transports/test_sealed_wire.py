@@ -14,21 +14,33 @@ from transports.replica_wire import PeerConnection, PeerConnectionLost, PeerConn
 from transports.replica_wire_server import Incoming, PeerServer
 from transports.sealed_wire import Answering, Asking, OtherKeys, OtherReplica, Sealed, Seals, Unproven
 
+pytestmark = [pytest.mark.anyio, requirement("rep.sealed")]
+
 OLD, NEW = b"o" * 32, b"n" * 32
+
+
+def _answer(asking: Asking, answering: Answering) -> bytes:
+    """The answer to the first message."""
+    answer = answering.step(bytearray(asking.begin()))
+    assert isinstance(answer, bytes)
+    return answer
+
+
+def _proof(asking: Asking, answer: bytes) -> tuple[bytes, Seals]:
+    """What the asking side sends and keeps once it knows the other."""
+    asked = asking.step(bytearray(answer))
+    assert isinstance(asked, tuple)
+    return asked
 
 
 def _shaken(asking: Asking, answering: Answering) -> tuple[Seals, Seals]:
     """The seals of both sides after their handshake."""
-    answer = answering.step(bytearray(asking.begin()))
-    assert isinstance(answer, bytes)
-    asked = asking.step(bytearray(answer))
-    assert isinstance(asked, tuple)
-    answered = answering.step(bytearray(asked[0]))
+    proof, seals = _proof(asking, _answer(asking, answering))
+    answered = answering.step(bytearray(proof))
     assert isinstance(answered, tuple)
-    return asked[1], answered[1]
+    return seals, answered[1]
 
 
-@requirement("rep.sealed")
 @pytest.mark.parametrize("asking", [[OLD], [NEW, OLD], [OLD, NEW]])
 @pytest.mark.parametrize("answering", [[OLD], [OLD, NEW]])
 def test_both_sides_have_the_same_seals_while_keys_are_replaced(asking: list[bytes], answering: list[bytes]) -> None:
@@ -37,24 +49,20 @@ def test_both_sides_have_the_same_seals_while_keys_are_replaced(asking: list[byt
     assert other.sent.next(b"x") == one.received.next(b"x")
 
 
-@requirement("rep.sealed")
 def test_a_seal_is_for_one_connection_direction_and_place() -> None:
     seals = [_shaken(Asking([OLD], "a"), Answering([OLD], "a"))[0] for _ in range(2)]
     made = [seal.next(b"x") for one in seals for seal in (one.sent, one.received, one.sent)]
     assert len(set(made)) == len(made)
 
 
-@requirement("rep.sealed")
 def test_another_replica_and_other_keys_prove_nothing() -> None:
     for answering, why in ((Answering([OLD], "b"), OtherReplica), (Answering([NEW], "a"), OtherKeys)):
         asking = Asking([OLD], "a")
-        answer = answering.step(bytearray(asking.begin()))
-        assert isinstance(answer, bytes)
+        answer = _answer(asking, answering)
         with pytest.raises(why):
             asking.step(bytearray(answer))
 
 
-@requirement("rep.sealed")
 @given(at=st.integers(0, 10_000), bit=st.integers(0, 7), turn=st.integers(0, 2))
 def test_a_changed_byte_ends_the_handshake(at: int, bit: int, turn: int) -> None:
     asking, answering = Asking([OLD], "replica"), Answering([OLD], "replica")
@@ -74,18 +82,15 @@ def test_a_changed_byte_ends_the_handshake(at: int, bit: int, turn: int) -> None
         answering.step(passed(2, asked[0]))
 
 
-@requirement("rep.sealed")
 def test_what_was_said_on_one_connection_proves_nothing_on_another() -> None:
     asking, answering = Asking([OLD], "a"), Answering([OLD], "a")
-    answer = answering.step(bytearray(asking.begin()))
-    assert isinstance(answer, bytes)
-    asked = asking.step(bytearray(answer))
-    assert isinstance(asked, tuple)
+    answer = _answer(asking, answering)
+    proof, _ = _proof(asking, answer)
     with pytest.raises(OtherKeys):
         Asking([OLD], "a").step(bytearray(answer))
     again = Answering([OLD], "a")
-    again.step(bytearray(asking.begin()))
-    for reflected in (asked[0], answer[43:75]):
+    _answer(asking, again)
+    for reflected in (proof, answer[43:75]):
         with pytest.raises(Unproven):
             again.step(bytearray(reflected))
     with pytest.raises(Unproven):
@@ -162,8 +167,7 @@ def _swapped(data: bytes) -> bytes:
     return data[ends:] + data[:ends]
 
 
-@requirement("rep.sealed", "wall.return")
-@pytest.mark.anyio
+@requirement("wall.return")
 @pytest.mark.parametrize("change", [
     lambda data: data[:-1] + bytes([data[-1] ^ 1]),
     lambda data: data[:40] + data[:40],
@@ -181,23 +185,17 @@ async def test_an_answer_that_a_relay_changes_is_never_complete(change: Callable
     assert frames in ([], [(b"b", b"one")]), "what came before the change is as it was sent"
 
 
-@requirement("rep.sealed")
-@pytest.mark.anyio
 async def test_an_answer_that_is_relayed_unchanged_is_complete() -> None:
     async with asyncio.timeout(5), asked(bytes) as connection:
         assert [await connection.next() for _ in range(2)] == [(b"b", b"one"), (b"e", b"two")]
 
 
-@requirement("rep.sealed")
-@pytest.mark.anyio
 async def test_a_challenge_that_is_relayed_to_another_replica_is_not_met() -> None:
     with pytest.raises(PeerReplaced):
         async with asked(bytes, replica="owner"):
             pass
 
 
-@requirement("rep.sealed")
-@pytest.mark.anyio
 @pytest.mark.parametrize("says", ["nothing", "the challenge", "an answer"])
 async def test_a_listener_without_keys_sees_a_challenge_and_nothing_else(says: str) -> None:
     heard, ended = bytearray(), asyncio.Event()
@@ -226,8 +224,6 @@ async def test_a_listener_without_keys_sees_a_challenge_and_nothing_else(says: s
     assert len(heard) == len(Asking([OLD], "peer").begin())
 
 
-@pytest.mark.anyio
-@requirement("rep.sealed")
 async def test_a_proof_that_comes_when_its_asker_has_left_is_no_fault() -> None:
     class Sent(asyncio.Transport):
         last = b""

@@ -27,13 +27,10 @@ def test_events_come_out_as_they_went_in_whatever_pieces_they_come_in(frames: li
     ]
 
 
-def test_lines_end_in_any_of_three_ways() -> None:
+def test_lines_end_in_any_of_three_ways_and_the_two_bytes_of_one_may_come_in_two_pieces() -> None:
     for end in (b"\n", b"\r\n", b"\r"):
         stream = end.join([b"id: 7", b"data: a", b"data: b", b"", b"data: c", b"", b"x"])
         assert [event.data for event in decoded(stream)] == [b"a\nb", b"c"]
-
-
-def test_a_line_end_of_two_bytes_may_come_in_two_pieces() -> None:
     assert [event.data for event in decoded(b"data: a\r", b"\n\r", b"\ndata: b\r\n\r\n")] == [b"a", b"b"]
 
 

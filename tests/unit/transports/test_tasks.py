@@ -2,10 +2,13 @@
 
 import asyncio
 import logging
+from contextlib import nullcontext
 
 import pytest
 
 from transports.tasks import Tasks, TasksClosed, first_of
+
+pytestmark = pytest.mark.anyio
 
 
 class Work:
@@ -34,15 +37,6 @@ async def turns(count: int = 3) -> None:
         await asyncio.sleep(0)
 
 
-@pytest.mark.anyio
-async def test_a_spawned_task_is_kept_until_it_ends() -> None:
-    tasks, work = Tasks("test"), Work()
-    task = tasks.spawn(work.run())
-    work.may_end.set()
-    assert await task == 1
-
-
-@pytest.mark.anyio
 async def test_a_failure_that_nobody_awaits_is_logged(caplog: pytest.LogCaptureFixture) -> None:
     tasks, work = Tasks("the test"), Work()
     work.error = ValueError("broken")
@@ -56,32 +50,21 @@ async def test_a_failure_that_nobody_awaits_is_logged(caplog: pytest.LogCaptureF
     assert all(record.exc_info and record.exc_info[1] is work.error for record in caplog.records)
 
 
-@pytest.mark.anyio
-async def test_concurrent_callers_share_one_run() -> None:
+async def test_concurrent_callers_share_one_run_and_one_that_is_cancelled_leaves_it_to_the_others() -> None:
     tasks, work = Tasks("test"), Work()
-    callers = [asyncio.create_task(tasks.share("key", work.run)) for _ in range(3)]
+    impatient, *callers = [asyncio.create_task(tasks.share("key", work.run)) for _ in range(3)]
     await turns()
     assert tasks.running("key") is not None and tasks.running("other") is None
+    impatient.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await impatient
+    assert not work.cancelled
     work.may_end.set()
-    assert await asyncio.gather(*callers) == [1, 1, 1]
+    assert await asyncio.gather(*callers) == [1, 1]
     assert tasks.running("key") is None
     assert await tasks.share("key", work.run) == 2
 
 
-@pytest.mark.anyio
-async def test_a_caller_that_is_cancelled_leaves_the_run_to_the_others() -> None:
-    tasks, work = Tasks("test"), Work()
-    first, second = (asyncio.create_task(tasks.share("key", work.run)) for _ in range(2))
-    await turns()
-    first.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await first
-    assert not work.cancelled
-    work.may_end.set()
-    assert await second == 1
-
-
-@pytest.mark.anyio
 async def test_a_failed_run_reaches_its_callers_and_is_not_remembered(caplog: pytest.LogCaptureFixture) -> None:
     tasks, work = Tasks("test"), Work()
     work.error = ValueError("broken")
@@ -92,9 +75,8 @@ async def test_a_failed_run_reaches_its_callers_and_is_not_remembered(caplog: py
     assert await tasks.share("key", work.run) == 2
 
 
-@pytest.mark.anyio
-async def test_close_cancels_what_runs() -> None:
-    tasks, work = Tasks("test"), Work()
+async def test_close_cancels_what_runs_and_what_comes_later_never_starts() -> None:
+    tasks, work, late = Tasks("test"), Work(), Work()
     caller = asyncio.create_task(tasks.share("key", work.run))
     spawned = tasks.spawn(work.run())
     await turns()
@@ -102,9 +84,12 @@ async def test_close_cancels_what_runs() -> None:
     with pytest.raises(TasksClosed):
         await caller
     assert work.cancelled == 2 and spawned.cancelled()
+    task = tasks.spawn(late.run())
+    with pytest.raises(TasksClosed):
+        await tasks.share("key", late.run)
+    assert task.cancelled() and late.started == 0
 
 
-@pytest.mark.anyio
 async def test_close_gives_tasks_time_to_end() -> None:
     tasks, quick, slow = Tasks("test"), Work(), Work()
     task = tasks.spawn(quick.run())
@@ -115,7 +100,6 @@ async def test_close_gives_tasks_time_to_end() -> None:
     assert task.result() == 1 and slow.cancelled == 1
 
 
-@pytest.mark.anyio
 async def test_a_task_that_ignores_its_cancellation_does_not_hold_close(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -137,42 +121,22 @@ async def test_a_task_that_ignores_its_cancellation_does_not_hold_close(
     await task
 
 
-@pytest.mark.anyio
 async def test_a_task_may_close_its_owner() -> None:
     tasks = Tasks("test")
     task = tasks.spawn(tasks.close())
     await asyncio.wait_for(task, 1)
 
 
-@pytest.mark.anyio
-async def test_work_that_comes_after_close_never_starts() -> None:
-    tasks, work = Tasks("test"), Work()
-    await tasks.close()
-    task = tasks.spawn(work.run())
-    with pytest.raises(TasksClosed):
-        await tasks.share("key", work.run)
-    assert task.cancelled() and work.started == 0
+async def test_the_first_work_that_ends_or_fails_ends_the_others() -> None:
+    for error, outcome in ((None, nullcontext()), (LookupError("no"), pytest.RaisesGroup(LookupError))):
+        first, second = Work(), Work()
+        first.may_end.set()
+        first.error = error
+        with outcome:
+            await first_of(first.run(), second.run())
+        assert second.started == second.cancelled == 1
 
 
-@pytest.mark.anyio
-async def test_the_first_work_that_ends_ends_the_others() -> None:
-    first, second = Work(), Work()
-    first.may_end.set()
-    await first_of(first.run(), second.run())
-    assert second.started == second.cancelled == 1
-
-
-@pytest.mark.anyio
-async def test_a_failure_of_one_work_ends_the_others_and_is_raised() -> None:
-    first, second = Work(), Work()
-    first.may_end.set()
-    first.error = LookupError("no")
-    with pytest.RaisesGroup(LookupError):
-        await first_of(first.run(), second.run())
-    assert second.cancelled == 1
-
-
-@pytest.mark.anyio
 async def test_a_cancelled_caller_ends_every_work() -> None:
     works = [Work(), Work()]
     caller = asyncio.ensure_future(first_of(*(work.run() for work in works)))
