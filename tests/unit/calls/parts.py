@@ -1,16 +1,18 @@
-"""Parts of the room: a server as questions and messages use it, and a session."""
+"""Parts of the room: a server as questions and messages use it, its messages, a session, and turns of the loop."""
 
+import asyncio
+from collections.abc import Callable
 from typing import Any, cast
 
 import msgspec
 
 from gateway.calls.conversation import Conversation
 from gateway.calls.exchange import Exchange
-from gateway.calls.live_session import LiveSession
+from gateway.calls.live_session import AskModern, LiveSession
 from gateway.errors import CANCELLED
 from session_store import EventLog
 from session_store.testing import FakeClock, a_session
-from transports.jsonrpc import Message
+from transports.jsonrpc import Message, encode, parse
 
 
 class Server:
@@ -41,5 +43,24 @@ class Server:
         return cast("Conversation", self)
 
 
-def a_live(events: object = None, **fields: Any) -> LiveSession:
-    return LiveSession(a_session(FakeClock(), **fields), cast("EventLog", events))
+def a_live(events: object = None, ask_modern: AskModern | None = None, **fields: Any) -> LiveSession:
+    return LiveSession(a_session(FakeClock(), **fields), cast("EventLog", events), ask_modern)
+
+
+def request(method: str, server_id: object = 1, **params: object) -> Message:
+    return parse(encode({"jsonrpc": "2.0", "id": server_id, "method": method, "params": params}))
+
+
+def notification(method: str, params: object) -> Message:
+    return parse(encode({"jsonrpc": "2.0", "method": method, "params": params}))
+
+
+async def turns(count: int = 6) -> None:
+    for _ in range(count):
+        await asyncio.sleep(0)
+
+
+async def until(condition: Callable[[], object]) -> None:
+    async with asyncio.timeout(5.0):
+        while not condition():  # noqa: ASYNC110 - each turn is looked at
+            await asyncio.sleep(0)

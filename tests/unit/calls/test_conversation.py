@@ -1,26 +1,25 @@
 """The calls of one conversation: each has one end, whatever becomes of its link."""
 
 import asyncio
-from typing import cast
 
 import msgspec
 import pytest
+from msgspec.structs import replace
 
 from gateway.calls.call import Call
 from gateway.calls.exchange import Exchange
 from gateway.calls.failed_start import fail_start
-from gateway.calls.live_session import LiveSession
 from gateway.calls.suspended_call import InputRequest
 from gateway.errors import CANCELLED, OUTCOME_UNKNOWN, STORE_UNAVAILABLE, TOO_OFTEN, UPSTREAM_UNAVAILABLE, too_many
 from gateway.protocol.handshake import HandshakeRefused
-from session_store import EventLog, StoreUnavailable
-from session_store.testing import FakeClock, a_session
+from session_store import StoreUnavailable
+from session_store.testing import ALICE
 from tests.requirements import requirement
 from tests.support.fake_upstream import FakeUpstream, a_call, answer_of
 from tests.support.too_deep import TOO_DEEP
+from tests.unit.calls.parts import a_live
 from transports.era import Era
 from transports.jsonrpc import HEADER_MISMATCH, INVALID_PARAMS, Message, Object, encode
-from transports.reply_queue import ReplyQueue
 from transports.upstream_port import LinkClosed, UpstreamUnavailable
 
 pytestmark = pytest.mark.anyio
@@ -33,9 +32,12 @@ async def sent() -> tuple[FakeUpstream, Exchange]:
     return upstream, exchange
 
 
+QUOTA = too_many("server processes", 3, anonymous=False)
+
+
 async def test_a_call_that_may_not_be_sent_again_or_is_no_longer_in_flight_is_answered() -> None:
     upstream, exchange = await sent()
-    upstream.error = too_many("server processes", 3, anonymous=False)
+    upstream.error = QUOTA
     upstream.conversation.unsent(upstream.links[0], exchange.number, "the server has forgotten the session")
     assert (await answer_of(exchange))["error"]["code"] == TOO_OFTEN
     assert not upstream.conversation.has_calls
@@ -55,15 +57,13 @@ async def test_a_call_that_may_not_be_sent_again_or_is_no_longer_in_flight_is_an
     ],
 )
 async def test_only_a_status_that_refuses_a_call_says_that_it_was_not_executed(status: int, code: int) -> None:
-    upstream, exchange = FakeUpstream(), a_call()
-    await upstream.conversation.start(exchange, {}, {})
+    upstream, exchange = await sent()
     upstream.conversation.refused(exchange.number, f"server 'fake' answered {status}", status)
     assert (await answer_of(exchange))["error"]["code"] == code
 
 
 async def test_an_answer_that_is_too_deep_to_be_searched_for_reserved_keys_ends_its_call() -> None:
-    upstream, exchange = FakeUpstream(), a_call()
-    await upstream.conversation.start(exchange, {}, {})
+    upstream, exchange = await sent()
     result = msgspec.Raw(b'{"_meta":{"io.github.mcp-session-gateway/x":1},"a":' + TOO_DEEP + b"}")
     upstream.conversation.message(Message(jsonrpc="2.0", id=exchange.number, result=result))
     assert (await answer_of(exchange))["error"]["code"] == OUTCOME_UNKNOWN
@@ -118,19 +118,17 @@ async def test_the_end_of_a_server_is_logged_once_more_only_for_its_calls(caplog
 
 
 async def test_a_conversation_that_closes_tells_which_calls_the_server_had() -> None:
-    upstream, sent, waiting = FakeUpstream(), a_call(), a_call()
-    await upstream.conversation.start(sent, {}, {})
+    (upstream, in_flight), waiting = await sent(), a_call()
     waiting.queue_at(upstream.conversation)
     upstream.conversation.calls.wait(waiting)
     await upstream.conversation.close("the session's context has changed")
-    errors = [(await answer_of(exchange))["error"] for exchange in (sent, waiting)]
+    errors = [(await answer_of(exchange))["error"] for exchange in (in_flight, waiting)]
     assert [error["code"] for error in errors] == [OUTCOME_UNKNOWN, UPSTREAM_UNAVAILABLE]
     assert all("context has changed" in error["message"] for error in errors)
 
 
 async def test_a_call_that_moves_to_a_child_session_is_in_flight_there_until_it_is_done() -> None:
-    child = LiveSession(a_session(FakeClock()), cast("EventLog", None))
-    exchange = a_call()
+    child, exchange = a_live(), a_call()
     exchange.move_to(child)
     assert child.exchanges == {exchange} and child.is_busy
     exchange.done()
@@ -147,9 +145,6 @@ async def test_a_suspended_call_that_is_cancelled_answers_its_server_first() -> 
     _, answer, cancelled = upstream.links[0].sent
     assert answer["id"] == 5 and answer["result"] == {"action": "cancel"}
     assert cancelled["method"] == "notifications/cancelled" and suspended.size == 0 and exchange.is_over
-
-
-QUOTA = too_many("server processes", 3, anonymous=False)
 
 
 @pytest.mark.parametrize(
@@ -171,18 +166,13 @@ async def test_the_client_gets_an_answer_that_tells_the_reason(error: Exception,
     assert exchange.is_over
 
 
-def call(params: Object) -> Call:
-    exchange = Exchange(method="tools/call", client_id=1, live=None, replies=ReplyQueue())
-    return Call(exchange, Era.MODERN, params, {"traceparent": msgspec.Raw(b'"t"')}, "c", lambda _: None)
-
-
-def test_other_params_make_another_call_of_the_same_exchange() -> None:
-    """A call is a value: other params make another call, and the first stays as it is."""
-    first = call({"name": msgspec.Raw(b'"a"')})
-    other = first.with_params({"name": msgspec.Raw(b'"b"')})
-    assert first.params == {"name": msgspec.Raw(b'"a"')} and other.params == {"name": msgspec.Raw(b'"b"')}
-    assert other.exchange is first.exchange and other.meta is first.meta and other.era is Era.MODERN
-    assert other.check_mirrored is first.check_mirrored and other.correlation == "c"
-    assert first.with_params(first.params) is first
-    asked = first.asking({}, {})
-    assert asked.check_mirrored is None and asked.meta == {} and asked.method == "tools/call", "it mirrors nothing"
+def test_other_params_make_another_call_of_the_same_exchange_and_leave_the_first_as_it_is() -> None:
+    params, meta = {"name": msgspec.Raw(b'"a"')}, {"traceparent": msgspec.Raw(b'"t"')}
+    exchange = a_call()
+    first = Call(exchange, Era.MODERN, params, meta, "c", lambda _: None, "files", ALICE, {"mcp-name": "a"})
+    other: Object = {"name": msgspec.Raw(b'"b"')}
+    assert first.with_params(other) == replace(first, params=other) != first
+    assert first.with_params(params) is first and first.params is params
+    asked = first.asking(other, {})
+    assert asked == Call(exchange, Era.MODERN, other, {}, "c", principal=ALICE), "it mirrors nothing"
+    assert asked.method == "tools/call"

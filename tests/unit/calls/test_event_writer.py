@@ -8,9 +8,10 @@ import pytest
 
 from gateway.calls import event_batches, event_writer
 from gateway.calls.event_writer import MAX_WAITING_BYTES, EventWriter, Kept
-from session_store import Entry, EventLog, MemoryEventLog, Reserved, StoreUnavailable, UnknownEvent
+from session_store import Entry, MemoryEventLog, Reserved, StoreUnavailable, UnknownEvent
 from session_store.embedded.events import MAX_LOG_BYTES, MAX_LOG_EVENTS
 from tests.requirements import requirement
+from tests.unit.calls.parts import turns
 from transports.soon import arrived, is_there
 
 pytestmark = [pytest.mark.anyio, requirement("spec.stream-log")]
@@ -19,11 +20,11 @@ A: Kept = (b"a", False)
 LAST: Kept = (b"last", True)
 
 
-class Log:
-    """A log in memory, each write of which waits until it may go on."""
+class Log(MemoryEventLog):
+    """Each write waits until it may go on."""
 
     def __init__(self) -> None:
-        self.kept = MemoryEventLog()
+        super().__init__()
         self.batches: list[Mapping[str, Sequence[Entry]]] = []
         self.may_write = asyncio.Event()
         self.may_write.set()
@@ -32,14 +33,17 @@ class Log:
         self.refused: str | None = None  # the session whose events cannot be written
         self.failures: dict[str, Exception] = {}  # why events of which sessions are not taken
         self.away: dict[str, asyncio.Event] = {}  # the sessions of which part do not get an answer yet
-        self.stream_of, self.follow, self.unfinished = self.kept.stream_of, self.kept.follow, self.kept.unfinished
-        self.drop, self.take_request = self.kept.drop, self.kept.take_request
+
+    def hold(self) -> None:
+        """Let the next write begin, and wait."""
+        self.may_write.clear()
+        self.has_begun.clear()
 
     async def reserve(self, session_id: str, count: int, epoch: int = 0) -> Reserved | None:
         await asyncio.sleep(0)
         if self.fails:
             raise StoreUnavailable("it is gone")
-        return await self.kept.reserve(session_id, count, epoch)
+        return await super().reserve(session_id, count, epoch)
 
     async def write(self, entries: Mapping[str, Sequence[Entry]]) -> Mapping[str, Exception]:
         self.batches.append(entries)
@@ -51,11 +55,14 @@ class Log:
             raise TypeError("not a frame")
         for part in {self.part_of(session_id) for session_id in entries} & self.away.keys():
             await self.away[part].wait()
-        await self.kept.write({name: events for name, events in entries.items() if name not in self.failures})
+        await super().write({name: events for name, events in entries.items() if name not in self.failures})
         return {name: failure for name, failure in self.failures.items() if name in entries}
 
     def part_of(self, session_id: str) -> str:
         return session_id.rpartition("/")[0]
+
+    async def frames_after(self, event_id: str, session_id: str = "s") -> list[bytes]:
+        return [event.frame for event in await self.kept(session_id, "one", event_id)]
 
 
 @pytest.fixture
@@ -63,25 +70,16 @@ def log() -> Log:
     return Log()
 
 
-class Epochs(dict[str, int]):
-    """The epochs of the sessions that are served here: 0 if a test says nothing, none once they are released."""
-
-    def __init__(self) -> None:
-        self.released: set[str] = set()
-
-    def of(self, session_id: str) -> int | None:
-        return None if session_id in self.released else self.get(session_id, 0)
+@pytest.fixture
+def epochs() -> dict[str, int | None]:
+    """In which epoch sessions are served here: 0 if a test says nothing, None once they are released."""
+    return {}
 
 
 @pytest.fixture
-def epochs() -> Epochs:
-    return Epochs()
-
-
-@pytest.fixture
-def writer(log: Log, epochs: Epochs, monkeypatch: pytest.MonkeyPatch) -> EventWriter:
+def writer(log: Log, epochs: dict[str, int | None], monkeypatch: pytest.MonkeyPatch) -> EventWriter:
     monkeypatch.setattr(event_batches, "_RETRY_S", 0.01)
-    return EventWriter(cast("EventLog", log), epochs.of)
+    return EventWriter(log, lambda session_id: epochs.get(session_id, 0))
 
 
 async def recorded(writer: EventWriter, session_id: str, *frames: Kept, stream: str = "one") -> list[str]:
@@ -98,20 +96,6 @@ async def stored(writer: EventWriter, *sessions: str) -> dict[str, str]:
     return ids
 
 
-async def writing(writer: EventWriter, log: Log) -> str:
-    """The id of an event that the store has, while the next one is being written."""
-    first = (await stored(writer, "s"))["s"]
-    log.may_write.clear()
-    log.has_begun.clear()
-    await recorded(writer, "s", A)
-    await log.has_begun.wait()
-    return first
-
-
-async def frames_after(log: Log, event_id: str, session_id: str = "s", stream: str = "one") -> list[bytes]:
-    return [event.frame for event in await log.kept.kept(session_id, stream, event_id)]
-
-
 async def test_ids_are_there_before_the_store_has_the_events_which_are_written_together(
     writer: EventWriter, log: Log
 ) -> None:
@@ -122,11 +106,11 @@ async def test_ids_are_there_before_the_store_has_the_events_which_are_written_t
     assert is_there(ids), "once numbers are reserved, nothing is waited for"
     await asyncio.sleep(0)
     with pytest.raises(UnknownEvent):
-        await log.kept.stream_of("s", first)
+        await log.stream_of("s", first)
     log.may_write.set()
     await writer.settle("s")
-    assert await log.kept.stream_of("s", first) == "one"
-    assert await frames_after(log, first) == [b"b", b"last"]
+    assert await log.stream_of("s", first) == "one"
+    assert await log.frames_after(first) == [b"b", b"last"]
     assert await writer.unfinished("s") == {} and await writer.unfinished("t") == {"one": False}
     assert sum(len(batch) for batch in log.batches) <= 3
 
@@ -157,11 +141,14 @@ async def test_what_the_store_did_not_take_is_written_later_and_once(writer: Eve
     log.fails = False
     await recorded(writer, "s", LAST)
     await writer.settle("s")
-    assert await frames_after(log, first) == [b"b", b"last"]
+    assert await log.frames_after(first) == [b"b", b"last"]
 
 
 async def test_what_waits_is_bounded(writer: EventWriter, log: Log) -> None:
-    first = await writing(writer, log)
+    first = (await stored(writer, "s"))["s"]
+    log.hold()
+    await recorded(writer, "s", A)
+    await log.has_begun.wait()
     await recorded(writer, "s", *[(b"%d" % number, False) for number in range(2 * MAX_LOG_EVENTS)])
     large = bytes(MAX_LOG_BYTES)
     taken = 0
@@ -170,9 +157,8 @@ async def test_what_waits_is_bounded(writer: EventWriter, log: Log) -> None:
         assert taken <= MAX_WAITING_BYTES // len(large) + 1
     assert taken > 1
     log.may_write.set()
-    await writer.settle("s")
-    for number in range(taken):
-        await writer.settle(f"t{number}")
+    for name in ("s", *(f"t{number}" for number in range(taken))):
+        await writer.settle(name)
     kept = [len(batch["s"]) for batch in log.batches if "s" in batch]
     assert max(kept) == MAX_LOG_EVENTS, "the log would drop the others at once"
     not_kept, kept_again = await arrived(writer.record("s", "one", [(None, False), A]))
@@ -185,12 +171,9 @@ async def test_numbers_of_a_session_that_has_used_its_own_are_reserved_again(
     writer: EventWriter, log: Log, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(event_writer, "_RESERVED", 2)
-    both = await asyncio.gather(*(recorded(writer, "s", (b"%d" % number, False)) for number in range(5)))
-    ids = [event_id for (event_id,) in both]
-    assert len(set(ids)) == 5
+    ids = {event_id for (event_id,) in await asyncio.gather(*(recorded(writer, "s", A) for _ in range(5)))}
     await writer.settle("s")
-    for event_id in ids:
-        assert await log.kept.stream_of("s", event_id) == "one"
+    assert [await log.stream_of("s", event_id) for event_id in ids] == ["one"] * 5
 
 
 async def test_a_session_that_has_ended_leaves_nothing(writer: EventWriter, log: Log) -> None:
@@ -203,37 +186,37 @@ async def test_a_session_that_has_ended_leaves_nothing(writer: EventWriter, log:
     log.may_write.set()
     await dropping
     await writer.settle("s")
-    assert await log.kept.unfinished("s") == {}
+    assert await log.unfinished("s") == {}
 
 
 async def test_a_session_that_is_released_is_in_the_store_and_has_no_more_ids(
-    writer: EventWriter, log: Log, epochs: Epochs
+    writer: EventWriter, log: Log, epochs: dict[str, int | None]
 ) -> None:
     recording = asyncio.ensure_future(arrived(writer.record("s", "one", [A])))
     await asyncio.sleep(0)
-    epochs.released.add("s")
+    epochs["s"] = None
     assert await recording == [None], "it was released while its numbers were reserved"
-    epochs.released.clear()
+    epochs["s"] = 0
     (first,) = await recorded(writer, "s", A)
-    epochs.released.add("s")  # before its last events are in the store
+    epochs["s"] = None  # before its last events are in the store
     await recorded(writer, "s", LAST)
     await writer.release("s")
-    assert await frames_after(log, first) == [b"last"]
+    assert await log.frames_after(first) == [b"last"]
     assert await arrived(writer.record("s", "one", [A])) == [None]
     with pytest.raises(StoreUnavailable):
         await writer.append("s", "one", b"of a server that has not ended yet")
-    epochs.released.clear()  # it comes back
+    epochs["s"] = 0  # it comes back
     (later,) = await recorded(writer, "s", A)
-    epochs.released.add("s")
+    epochs["s"] = None
     log.fails = True
     await recorded(writer, "s", A)
     await writer.release("s")
     log.fails = False
-    epochs.released.clear()
+    epochs["s"] = 0
     (afterwards,) = await recorded(writer, "s", LAST)
     await writer.settle("s")
-    assert await frames_after(log, later) == [b"last"], "what the store did not take until then was given up"
-    assert await log.kept.stream_of("s", afterwards) == "one"
+    assert await log.frames_after(later) == [b"last"], "what the store did not take until then was given up"
+    assert await log.stream_of("s", afterwards) == "one"
 
 
 async def test_whoever_waits_does_not_wait_for_the_pause(
@@ -246,13 +229,11 @@ async def test_whoever_waits_does_not_wait_for_the_pause(
         batches = len(log.batches)
         await recorded(writer, "t", A)
         await recorded(writer, "u", A)
-        log.may_write.clear()
-        log.has_begun.clear()
+        log.hold()
         first = asyncio.create_task(writer.settle("t"))
         await log.has_begun.wait()
         second = asyncio.create_task(writer.append("v", "one", b"v"))
-        for _ in range(20):  # until it waits for the next write
-            await asyncio.sleep(0)
+        await turns(20)  # until it waits for the next write
         log.may_write.set()
         await asyncio.gather(first, second)
     assert [sorted(batch) for batch in log.batches[batches:]] == [["t", "u"], ["v"]], "what has gathered goes along"
@@ -260,8 +241,7 @@ async def test_whoever_waits_does_not_wait_for_the_pause(
 
 async def test_whoever_waits_does_not_wait_for_what_came_later(writer: EventWriter, log: Log) -> None:
     first = (await stored(writer, "s"))["s"]
-    log.may_write.clear()
-    log.has_begun.clear()
+    log.hold()
     await recorded(writer, "s", A)
     reading = asyncio.create_task(writer.stream_of("s", first))
     await log.has_begun.wait()
@@ -309,15 +289,15 @@ async def test_events_that_the_store_does_not_take_for_good_are_given_up_and_cos
         await recorded(writer, "t", (b"later", False))
         await writer.settle("t")
     for name, frames in (("s", [b"last"]), ("t", [b"later"]), ("u", [b"last"])):
-        assert await frames_after(log, ids[name], name) == frames
+        assert await log.frames_after(ids[name], name) == frames
 
 
 async def test_a_former_owner_that_wakes_up_costs_the_next_one_nothing(
-    writer: EventWriter, log: Log, epochs: Epochs
+    writer: EventWriter, log: Log, epochs: dict[str, int | None]
 ) -> None:
     epochs["s"] = 1
     (first,) = await recorded(writer, "s", A)
-    sleeper = EventWriter(cast("EventLog", log), {"s": 1}.get)  # as the first one, without a number
+    sleeper = EventWriter(log, {"s": 1}.get)  # as the first one, without a number
     epochs["s"] = 2  # the numbers of the former epoch are used no more
     await recorded(writer, "s", (b"b", False))
     assert await arrived(sleeper.record("s", "one", [(b"late", False)])) == [None]
@@ -325,7 +305,7 @@ async def test_a_former_owner_that_wakes_up_costs_the_next_one_nothing(
         await sleeper.append("s", "one", b"late")
     await recorded(writer, "s", LAST)
     await writer.settle("s")
-    assert await frames_after(log, first) == [b"b", b"last"]
+    assert await log.frames_after(first) == [b"b", b"last"]
 
 
 async def test_a_part_of_the_store_that_is_away_keeps_back_only_its_own_sessions(writer: EventWriter, log: Log) -> None:
@@ -340,7 +320,7 @@ async def test_a_part_of_the_store_that_is_away_keeps_back_only_its_own_sessions
         assert not waiting.done()
         log.away["bad"].set()
         await waiting
-        assert await log.kept.stream_of("bad/s", lost) == "one"
+        assert await log.stream_of("bad/s", lost) == "one"
 
 
 async def test_a_session_that_fails_alone_is_tried_again_alone(writer: EventWriter, log: Log) -> None:
@@ -363,7 +343,7 @@ async def test_a_session_that_fails_alone_is_tried_again_alone(writer: EventWrit
         await writer.settle("t")
         await writer.append("t", "one", b"e")
     for name, frames in (("s", [b"b", b"c", b"d"]), ("t", [b"b", b"last", b"e"]), ("u", [b"b", b"c"])):
-        assert await frames_after(log, ids[name], name) == frames
+        assert await log.frames_after(ids[name], name) == frames
     written = [entry.number for batch in log.batches for entry in batch.get("s", ())]
     assert len(written) == len(set(written)), "what is written is not written again"
     with_t = [batch for batch in log.batches if "t" in batch]
@@ -372,8 +352,7 @@ async def test_a_session_that_fails_alone_is_tried_again_alone(writer: EventWrit
 
 async def test_nothing_is_kept_of_a_batch_that_is_cancelled(writer: EventWriter, log: Log) -> None:
     await stored(writer, "s")
-    log.may_write.clear()
-    log.has_begun.clear()
+    log.hold()
     await recorded(writer, "s", A)
     waiting = asyncio.create_task(writer.settle("s"))
     await log.has_begun.wait()
@@ -388,19 +367,15 @@ async def test_nothing_is_kept_of_a_batch_that_is_cancelled(writer: EventWriter,
 
 @pytest.mark.parametrize("fails", [False, True])
 async def test_what_is_said_to_be_stored_while_its_session_leaves_is_stored(
-    writer: EventWriter, log: Log, epochs: Epochs, *, fails: bool
+    writer: EventWriter, log: Log, epochs: dict[str, int | None], *, fails: bool
 ) -> None:
-    await recorded(writer, "s", A)
-    await writer.settle("s")
-    epochs.released.add("s")
-    log.has_begun.clear()
-    log.may_write.clear()
+    await stored(writer, "s")
+    epochs["s"] = None
+    log.hold()
     before = asyncio.create_task(writer.append("s", "one", b"before"))
     await log.has_begun.wait()
     behind = asyncio.create_task(writer.append("s", "one", b"behind"))
-    await asyncio.sleep(0)
     releasing = asyncio.create_task(writer.release("s"))
-    await asyncio.sleep(0)
     late = asyncio.create_task(writer.append("s", "one", b"late"))
     await asyncio.sleep(0)
     log.fails = fails
@@ -409,7 +384,7 @@ async def test_what_is_said_to_be_stored_while_its_session_leaves_is_stored(
         await releasing
         for appended in await asyncio.gather(before, behind, late, return_exceptions=True):
             if isinstance(appended, str):
-                assert await log.kept.stream_of("s", appended) == "one"
+                assert await log.stream_of("s", appended) == "one"
             else:
                 assert isinstance(appended, StoreUnavailable)
         assert isinstance(late.exception(), StoreUnavailable), "what comes later has no id"

@@ -2,18 +2,19 @@
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable
+from typing import cast
 
 import pytest
 
 from gateway.calls.deadlines import Deadlines
-from gateway.calls.link_lifecycle import LinkLifecycle
+from gateway.calls.link_lifecycle import LinkLifecycle, LinkUser
 from gateway.calls.link_state import LinkState
 from gateway.calls.patience import Patience
 from gateway.context.link_resources import LinkResources
 from gateway.protocol.handshake import HandshakeRefused
 from tests.requirements import requirement
 from tests.support.fake_upstream import FakeLink, FakeUpstream
+from tests.unit.calls.parts import turns, until
 from transports.era import Era
 from transports.jsonrpc import Message, encode, parse
 from transports.upstream_port import ConnectOptions, Link, LinkClosed, LinkEvents, UpstreamUnavailable
@@ -28,7 +29,7 @@ class HeldLink(FakeLink):
     may_forget = False
 
     def __init__(self, user: "User", source: "Source") -> None:
-        super().__init__(user)
+        super().__init__(cast("LinkEvents", user))
         self.last_words = ["a line"]
         self.may_close = asyncio.Event()
         self.may_close.set()
@@ -52,6 +53,7 @@ class User:
         self.has_calls = False
         self.answer = parse(b'{"jsonrpc":"2.0","id":1,"result":{"serverInfo":{}}}')
         self.reasons: list[str] = []
+        self.greeted: list[Link | None] = []  # the link that the client's notifications may have used, at each request
         self.stops = 0
         self.links: LinkLifecycle
 
@@ -60,6 +62,7 @@ class User:
         return not self.has_calls
 
     async def ask(self, method: str, params: bytes | None) -> Message:
+        self.greeted.append(self.links.greeted)
         self.links.require().send(encode([method]))
         await asyncio.sleep(0)
         self.links.require()
@@ -74,19 +77,8 @@ class User:
     def closed(self, reason: str) -> None:
         self.links.lost()
 
-    def log_fields(self) -> dict[str, str]:
-        return {}
-
-    stderr = None
-
     def put(self, frame: bytes) -> None:
         self.links.require().send(frame)
-
-    def noise(self) -> None: ...
-    def message(self, message: Message, stream: int | str | None = None) -> None: ...
-    def unreadable(self, request_id: int | str | None, reason: str) -> None: ...
-    def refused(self, request_id: int | str, reason: str, status: int = 0) -> None: ...
-    def unsent(self, link: Link, request_id: int | str | None, reason: str) -> None: ...
 
 
 class Source(FakeUpstream):
@@ -144,23 +136,9 @@ def lifecycle(
 ) -> tuple[LinkLifecycle, Source, User]:
     user = User()
     source = Source(user, era)
-    user.links = LinkLifecycle(
-        source, user, Deadlines(start_s=start_s, call_s=5.0, suspended_s=5.0, idle_stop_s=None), idle_stop_s=idle_stop_s
-    )
+    deadlines = Deadlines(start_s=start_s, call_s=5.0, suspended_s=5.0, idle_stop_s=None)
+    user.links = LinkLifecycle(source, cast("LinkUser", user), deadlines, idle_stop_s=idle_stop_s)
     return user.links, source, user
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    for _ in range(1_000):
-        if condition():
-            return
-        await asyncio.sleep(0)
-    raise AssertionError("it does not happen")
-
-
-async def turns(count: int = 6) -> None:
-    for _ in range(count):
-        await asyncio.sleep(0)
 
 
 async def test_concurrent_callers_share_one_opening_and_its_handshake() -> None:
@@ -229,16 +207,8 @@ async def test_a_server_that_cannot_be_reached_can_be_tried_again(monkeypatch: p
 
 async def test_a_notification_of_the_client_waits_for_the_handshake() -> None:
     links, source, user = lifecycle()
-    greeted: list[object] = []
-    ask = user.ask
-
-    async def asked(method: str, params: bytes | None) -> Message:
-        greeted.append(links.greeted)
-        return await ask(method, params)
-
-    user.ask = asked  # type: ignore[method-assign]  # observed on its way
     await links.ready()
-    assert greeted == [None] and links.greeted is source.made[0]
+    assert user.greeted == [None] and links.greeted is source.made[0]
     source.made[0].end()
     assert links.greeted is None
 

@@ -16,7 +16,7 @@ from session_store import EventLog, StoreUnavailable
 from session_store.testing import FakeClock, a_session
 from tests.requirements import requirement
 from tests.support.fake_upstream import a_call
-from tests.unit.calls.parts import a_live
+from tests.unit.calls.parts import a_live, until
 from transports.reply_queue import MAX_QUEUED_BYTES
 
 pytestmark = pytest.mark.anyio
@@ -103,6 +103,7 @@ class Appending:
         self.begun = asyncio.Event()
         self.may_append = asyncio.Event()
         self.failures = 0
+        self.box = Outbox("session", cast("EventLog", self))
 
     async def append(self, session_id: str, stream: str, frame: bytes) -> str:
         assert (session_id, stream) == ("session", STANDALONE)
@@ -114,25 +115,15 @@ class Appending:
         self.frames.append(frame)
         return str(len(self.frames))
 
-    @property
-    def log(self) -> EventLog:
-        return cast("EventLog", self)
-
-
-async def appended(events: Appending, count: int) -> None:
-    async with asyncio.timeout(5.0):
-        while len(events.frames) < count:  # noqa: ASYNC110
-            await asyncio.sleep(0)
-
 
 async def test_messages_keep_their_order() -> None:
     events = Appending()
-    box = Outbox("session", events.log)
+    box = events.box
     assert all(box.put(b"%d" % number) for number in range(5))
     events.may_append.set()
-    await appended(events, 5)
+    await until(lambda: len(events.frames) == 5)
     assert box.put(b"5")
-    await appended(events, 6)
+    await until(lambda: len(events.frames) == 6)
     assert events.frames == [b"%d" % number for number in range(6)]
     await box.close()
 
@@ -142,16 +133,14 @@ async def test_a_message_that_the_store_has_failed_is_appended_later(monkeypatch
     events = Appending()
     events.failures = 2
     events.may_append.set()
-    box = Outbox("session", events.log)
-    assert box.put(b"a") and box.put(b"b")
-    await appended(events, 2)
+    assert events.box.put(b"a") and events.box.put(b"b")
+    await until(lambda: len(events.frames) == 2)
     assert events.frames == [b"a", b"b"]
 
 
 async def test_no_more_waits_than_may() -> None:
-    box = Outbox("session", Appending().log)
+    box, large = Appending().box, Appending().box
     assert all(box.put(b"") for _ in range(MAX_MESSAGES)) and not box.put(b"")
-    large = Outbox("session", Appending().log)
     assert large.put(bytes(MAX_QUEUED_BYTES + 1)) and not large.put(b"x")
     await box.close()
     await large.close()
@@ -159,7 +148,7 @@ async def test_no_more_waits_than_may() -> None:
 
 async def test_a_close_lets_the_append_under_way_end_and_begins_no_other() -> None:
     events = Appending()
-    box = Outbox("session", events.log)
+    box = events.box
     box.put(b"a")
     box.put(b"b")
     await events.begun.wait()

@@ -11,11 +11,10 @@ from session_store import Entry, MemoryEventLog, Reserved, StoreUnavailable
 from session_store.testing import FakeClock, a_session
 from tests.requirements import requirement
 
-pytestmark = requirement("spec.stream-log")
+pytestmark = [pytest.mark.anyio, requirement("spec.stream-log")]
 
 
 @pytest.mark.parametrize("call", [1, -7, "a", "call/5 \u00fc", ""])
-@pytest.mark.anyio
 async def test_the_name_of_an_event_has_the_id_of_its_call(call: int | str) -> None:
     log, session = MemoryEventLog(), a_session(FakeClock())
     stream = await answer_lost(log, session, call)
@@ -36,23 +35,16 @@ def test_a_long_id_of_a_call_is_left_out() -> None:
     assert event_name("a-1", f'1/2/server/"{"x" * 300}"') == "a-1" and event_name("a-1", "standalone") == "a-1"
 
 
-def test_a_lost_stream_goes_on_once_unless_it_waits_again() -> None:
-    lost = LostStreams()
-    lost.wait("1/2/files/7")
-    assert lost.go_on("1/2/files/7") and not lost.go_on("1/2/files/7") and not lost.go_on("1/3/files/8")
-    lost.wait("1/2/files/7")
-    assert lost.go_on("1/2/files/7")
-
-
-def test_a_lost_stream_is_found_by_the_id_of_its_call() -> None:
+def test_a_lost_stream_goes_on_once_unless_it_waits_again_and_is_found_by_the_id_of_its_call() -> None:
     lost = LostStreams()
     for stream in ("1/2/files/7", '1/3/files/"7"', "2/2/files/7"):
         lost.wait(stream)
+    assert lost.go_on("2/2/files/7") and not lost.go_on("2/2/files/7") and not lost.go_on("1/3/files/8")
+    lost.wait("2/2/files/7")
     assert lost.go_on("2/2/files/7")
     assert (lost.newest_of(7), lost.newest_of("7"), lost.newest_of(8)) == ("2/2/files/7", '1/3/files/"7"', None)
 
 
-@pytest.mark.anyio
 async def test_a_call_that_another_request_makes_again_is_not_made_for_its_streams() -> None:
     log, lost = MemoryEventLog(), LostStreams()
     for stream in ("1/2/files/7", "1/3/files/8", "1/4/files/7"):
@@ -71,7 +63,6 @@ class Away(MemoryEventLog):
         raise StoreUnavailable
 
 
-@pytest.mark.anyio
 async def test_who_asks_for_a_stream_waits_until_all_lost_ones_are_found() -> None:
     log, lost = MemoryEventLog(), LostStreams()
     nonce, first = await log.reserve("s", 1) or Reserved("", 0)
@@ -85,11 +76,9 @@ async def test_who_asks_for_a_stream_waits_until_all_lost_ones_are_found() -> No
     assert await log.unfinished("s") == {"1/2/files/7": True, "standalone": False}
 
 
-@pytest.mark.anyio
 async def test_who_asks_for_a_stream_is_told_that_the_lost_ones_could_not_be_found() -> None:
     lost = LostStreams()
     waiting = asyncio.create_task(lost.looked())
-    with pytest.raises(StoreUnavailable):
-        await lost.look(Away(), "s")
-    with pytest.raises(StoreUnavailable):
-        await waiting
+    for failing in (lost.look(Away(), "s"), waiting):
+        with pytest.raises(StoreUnavailable):
+            await failing

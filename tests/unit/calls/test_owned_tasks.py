@@ -4,19 +4,14 @@ from typing import Any, cast
 
 import msgspec
 
-from gateway.calls.exchange import Exchange
 from gateway.calls.owned_tasks import RELATED, OwnedTask, OwnedTasks, related_id, with_related
 from tests.requirements import requirement
+from tests.support.fake_upstream import a_call
 from transports.jsonrpc import Message, Object
-from transports.reply_queue import ReplyQueue
 
 
 def related(task_id: object, more: str = "") -> str:
     return f'"_meta":{{"{RELATED}":{{"taskId":{msgspec.json.encode(task_id).decode()}{more}}}}}'
-
-
-def call() -> Exchange:
-    return Exchange(method="tasks/result", client_id=1, live=None, replies=ReplyQueue())
 
 
 def task(handle: str, lost: list[str]) -> OwnedTask:
@@ -41,7 +36,7 @@ def test_an_id_belongs_to_who_has_it_last() -> None:
 
 
 def test_messages_go_to_the_call_that_waits_for_the_result_until_it_is_done() -> None:
-    owned, first, second = task("h", []), call(), call()
+    owned, first, second = task("h", []), a_call(), a_call()
     assert owned.stream is None
     owned.await_result(first)
     assert owned.stream is first

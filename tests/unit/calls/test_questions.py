@@ -8,21 +8,15 @@ import pytest
 from gateway.calls.exchange import Exchange
 from gateway.calls.exchange_state import ExchangeEvent
 from gateway.calls.live_session import LiveSession
-from gateway.calls.questions import (
-    MAX_QUESTIONS,
-    MAX_QUESTIONS_OF_CALL,
-    MAX_SUSPENDED,
-    Questions,
-    give_up,
-)
+from gateway.calls.questions import MAX_QUESTIONS, MAX_QUESTIONS_OF_CALL, MAX_SUSPENDED, Questions, give_up
 from gateway.calls.suspended_call import InputRequest
 from gateway.errors import UNREAD
 from session_store import EventLog, MemoryEventLog, Session, TimelineEntry
 from session_store.testing import FakeClock, a_session
 from tests.requirements import requirement
 from tests.support.fake_upstream import a_call
-from tests.unit.calls.parts import Server, a_live
-from transports.jsonrpc import Message, Object, encode, parse
+from tests.unit.calls.parts import Server, a_live, request
+from transports.jsonrpc import Message, encode, parse
 
 pytestmark = pytest.mark.anyio
 
@@ -51,12 +45,7 @@ def call(server: Server) -> Exchange:
     return exchange
 
 
-def roots(server_id: object = 1, params: object = None) -> Message:
-    body = {"jsonrpc": "2.0", "id": server_id, "method": "roots/list", "params": params or {}}
-    return parse(encode(body))
-
-
-def response(number: int, result: object) -> Message:
+def answer(number: int, **result: object) -> Message:
     return parse(encode({"jsonrpc": "2.0", "id": number, "result": result}))
 
 
@@ -68,20 +57,19 @@ def suspended(server: Server, questions: Questions, *asked: InputRequest) -> Exc
     return exchange
 
 
-def elicitation(server: Server, server_id: bytes = b"1", message: str = "?") -> InputRequest:
-    params: Object = {"message": msgspec.Raw(encode(message))}
-    return InputRequest(server.conversation, server_id, "elicitation/create", params)
+def elicitation(server: Server, server_id: bytes = b"1") -> InputRequest:
+    return InputRequest(server.conversation, server_id, "elicitation/create", {"message": msgspec.Raw(b'"?"')})
 
 
 async def test_a_legacy_client_answers_by_the_gateways_own_id() -> None:
     server, client, questions = asking()
-    questions.ask(server.conversation, roots("theirs"), None)
+    questions.ask(server.conversation, request("roots/list", "theirs"), None)
     assert client.frames == [{"jsonrpc": "2.0", "id": 1, "method": "roots/list", "params": {}}]
-    assert not questions.answered(response(2, {}))
-    assert questions.answered(response(1, {"roots": []}))
-    assert not questions.answered(response(1, {"roots": []}))
+    assert not questions.answered(answer(2))
+    assert questions.answered(answer(1, roots=[]))
+    assert not questions.answered(answer(1, roots=[]))
     assert server.answers == [(b'"theirs"', {"roots": []})]
-    questions.ask(server.conversation, roots(1, {"_meta": {"progressToken": "theirs"}}), None)
+    questions.ask(server.conversation, request("roots/list", _meta={"progressToken": "theirs"}), None)
     assert client.frames[1]["params"]["_meta"]["progressToken"] == 2
     assert questions.asker(2) == (server.conversation, msgspec.Raw(b'"theirs"')), "its progress finds its server"
     assert questions.asker(3) is None
@@ -90,7 +78,7 @@ async def test_a_legacy_client_answers_by_the_gateways_own_id() -> None:
 async def test_a_question_goes_to_the_stream_of_its_call() -> None:
     server, client, questions = asking()
     exchange = call(server)
-    questions.ask(server.conversation, roots(), exchange)
+    questions.ask(server.conversation, request("roots/list"), exchange)
     frame = await exchange.replies.next(1.0)
     assert client.frames == [] and frame is not None and b"roots/list" in frame.data
 
@@ -98,57 +86,44 @@ async def test_a_question_goes_to_the_stream_of_its_call() -> None:
 async def test_a_client_that_does_not_read_or_has_all_the_questions_that_it_may_have_is_not_asked() -> None:
     server, client, questions = asking()
     for number in range(MAX_QUESTIONS + 1):
-        questions.ask(server.conversation, roots(number), None)
+        questions.ask(server.conversation, request("roots/list", number), None)
     assert len(client.frames) == MAX_QUESTIONS and server.refusals == [(b"%d" % MAX_QUESTIONS, UNREAD)]
     server, client, questions = asking()
     client.reads = False
-    questions.ask(server.conversation, roots(), None)
-    assert server.refusals == [(b"1", UNREAD)] and not questions.answered(response(1, {}))
+    questions.ask(server.conversation, request("roots/list"), None)
+    assert server.refusals == [(b"1", UNREAD)] and not questions.answered(answer(1))
 
 
 async def test_a_question_that_its_server_withdraws_is_cancelled_by_the_id_that_the_client_knows() -> None:
     server, client, questions = asking()
-    questions.ask(server.conversation, roots("theirs"), None)
+    questions.ask(server.conversation, request("roots/list", "theirs"), None)
     questions.withdraw(server.conversation, {"requestId": msgspec.Raw(b'"theirs"'), "reason": msgspec.Raw(b'"done"')})
     assert client.frames[1]["method"] == "notifications/cancelled"
     assert client.frames[1]["params"] == {"requestId": 1, "reason": "done"}
-    assert not questions.answered(response(1, {}))
+    assert not questions.answered(answer(1))
 
 
 async def test_questions_of_a_link_that_is_gone_are_withdrawn_and_those_of_results_end_with_their_call() -> None:
     server, _, questions = asking()
     other, answers = Server(), list[Message]()
     stays, over = call(server), call(server)
-    questions.ask(server.conversation, roots(), None)
-    questions.ask(other.conversation, roots(), None)
+    questions.ask(server.conversation, request("roots/list"), None)
+    questions.ask(other.conversation, request("roots/list"), None)
     for exchange in (stays, over):
         questions.ask_for_result(exchange, "roots/list", {}, answers.append)
     questions.closed(server.conversation)
     questions.withdraw_for(over)
-    assert [questions.answered(response(number, {})) for number in range(1, 5)] == [False, True, True, False]
+    assert [questions.answered(answer(number)) for number in range(1, 5)] == [False, True, True, False]
     assert len(answers) == 1 and other.answers == [(b"1", {})]
 
 
 async def test_a_session_that_ends_answers_every_server_that_waits() -> None:
     server, _, questions = asking()
-    questions.ask(server.conversation, roots(), None)
+    questions.ask(server.conversation, request("roots/list"), None)
     suspended(server, questions, elicitation(server))
     questions.end("the session has ended")
     assert server.refusals == [(b"1", UNREAD)] and not questions.has_suspended and not questions.suspended
     assert server.answers == [(b"1", {"action": "cancel"})]
-
-
-async def test_a_modern_client_gets_the_questions_of_a_call_by_keys() -> None:
-    server, _, questions = asking()
-    exchange = suspended(server, questions, elicitation(server), elicitation(server, b"2", "really?"))
-    held = exchange.suspended
-    assert held is not None and questions.has_suspended and set(held.requests()) == {"q1", "q2"}
-    turn = held.turn
-    exchange.resumed()
-    held.take_answers({"q2": msgspec.Raw(b'{"action":"accept"}'), "q9": msgspec.Raw(b"1")})
-    assert server.answers == [(b"2", {"action": "accept"})] and held.turn == turn + 1
-    assert set(held.requests()) == {"q1"} and list(held.answers.values()) == ['{"action":"accept"}']
-    assert not questions.has_suspended
 
 
 async def test_a_client_that_does_not_come_back_cancels_the_call() -> None:
@@ -171,7 +146,9 @@ async def test_a_server_that_withdraws_a_question_gets_no_answer_to_it() -> None
     questions.withdraw(server.conversation, {"requestId": msgspec.Raw(b"1")})
     assert exchange.suspended is not None and set(exchange.suspended.requests()) == {"q2"}
     questions.closed(server.conversation)
-    assert exchange.suspended.requests() == {}
+    assert exchange.suspended.requests() == {} and questions.has_suspended
+    exchange.resumed()
+    assert not questions.has_suspended, "its client has come back"
 
 
 async def test_what_waits_for_a_modern_client_is_bounded() -> None:
@@ -196,8 +173,7 @@ async def test_a_session_ends_the_calls_that_wait_for_its_client_on_a_shared_ser
 
 
 async def test_an_id_that_a_client_uses_again_hides_no_call() -> None:
-    live = a_live(MemoryEventLog())
-    server = Server()
+    live, server = a_live(MemoryEventLog()), Server()
     first, second = call(server), call(server)
     for exchange in (first, second):
         live.exchange_begins(exchange)
@@ -215,10 +191,8 @@ async def test_a_question_and_its_answer_are_entries_of_the_timeline() -> None:
     session = a_session(FakeClock())
     live = LiveSession(session, cast("EventLog", None), None, lambda *entry: entries.append(entry))
     server, live.questions._send = Server(), lambda frame: True
-    params = msgspec.Raw(b'{"message":"the secret question"}')
-    question = Message(jsonrpc="2.0", id=7, method="elicitation/create", params=params)
-    live.questions.ask(server.conversation, question, None)
-    assert live.questions.answered(response(1, {})) and server.answers
+    live.questions.ask(server.conversation, request("elicitation/create", message="the secret question"), None)
+    assert live.questions.answered(answer(1)) and server.answers
     assert [(one.kind, one.name, one.outcome) for _, one in entries] == [
         ("question", "elicitation/create", "asked"),
         ("question", "elicitation/create", "answered"),

@@ -6,16 +6,18 @@ from typing import Any
 import msgspec
 import pytest
 
-from gateway.calls.exchange import Exchange
 from gateway.calls.exchange_state import ExchangeEvent
 from gateway.calls.readdressed import readdressed
 from tests.requirements import requirement
+from tests.support.fake_upstream import a_call
 from transports.jsonrpc import encode, parse
-from transports.reply_queue import Frame, ReplyQueue
+from transports.reply_queue import Frame
 
 pytestmark = pytest.mark.anyio
 
 RESULT = {"jsonrpc": "2.0", "id": 1, "result": {"content": [{"type": "text", "text": "a\nb"}]}}
+ERROR = {"jsonrpc": "2.0", "id": 1, "error": {"code": -1, "message": "m"}}
+LOG = {"jsonrpc": "2.0", "method": "notifications/message", "params": {"data": 1}}
 
 
 def progress(token: int) -> dict[str, Any]:
@@ -30,15 +32,9 @@ def message_of(frame: Frame | None) -> Any:
     ("before", "after"),
     [
         (RESULT, RESULT | {"id": "two"}),
-        (
-            {"jsonrpc": "2.0", "id": 1, "error": {"code": -1, "message": "m"}},
-            {"jsonrpc": "2.0", "id": "two", "error": {"code": -1, "message": "m"}},
-        ),
+        (ERROR, ERROR | {"id": "two"}),
         (progress(1), progress(2)),
-        (
-            {"jsonrpc": "2.0", "method": "notifications/message", "params": {"data": 1}},
-            {"jsonrpc": "2.0", "method": "notifications/message", "params": {"data": 1}},
-        ),
+        (LOG, LOG),
     ],
 )
 def test_a_frame_names_the_later_request(before: Any, after: Any) -> None:
@@ -55,7 +51,7 @@ def test_progress_that_the_later_request_does_not_want_is_left_out() -> None:
 @requirement("spec.bridge")
 async def test_a_call_that_ends_while_its_client_answers_is_answered_under_the_clients_next_request() -> None:
     """The server does not wait for its own question: progress and result come before the client's answers."""
-    exchange = Exchange(method="tools/call", client_id=1, live=None, replies=ReplyQueue())
+    exchange = a_call()
     exchange.progress_token = msgspec.Raw(b"1")
     exchange.step(ExchangeEvent.SEND)
     exchange.suspendable()

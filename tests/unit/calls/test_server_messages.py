@@ -5,7 +5,6 @@ from typing import Any, cast
 import msgspec
 import pytest
 
-from gateway.calls.conversation import Conversation
 from gateway.calls.exchange import Exchange
 from gateway.calls.in_flight import Calls
 from gateway.calls.link_users import LinkUsers
@@ -24,34 +23,33 @@ from session_store.testing import FakeClock, a_session
 from tests.requirements import requirement
 from tests.support.fake_upstream import a_call
 from tests.support.too_deep import TOO_DEEP
+from tests.unit.calls import parts
+from tests.unit.calls.parts import a_live, notification, request
 from transports.era import Era
-from transports.jsonrpc import INVALID_PARAMS, INVALID_REQUEST, METHOD_NOT_FOUND, Message, encode, parse
+from transports.jsonrpc import INVALID_PARAMS, INVALID_REQUEST, METHOD_NOT_FOUND, Message, encode
 from transports.upstream_port import STANDALONE
 
 pytestmark = pytest.mark.anyio
 
+TOO_DEEP_PARAMS = {"_meta": {RELATED: msgspec.Raw(TOO_DEEP)}}
+"""Params that are nested too deep where a message names its task."""
+VENDOR = "notifications/com.acme/changed"
+ACME = b'{"io.modelcontextprotocol/clientCapabilities":{"extensions":{"com.acme/a":{}}}}'
+TAG = "io.modelcontextprotocol/subscriptionId"
 
-class Server:
+
+class Server(parts.Server):
     """A conversation, as a router uses it."""
 
-    name = "files"
-
     def __init__(self, era: Era = Era.LEGACY) -> None:
+        super().__init__()
         self.era = era
         self.calls = Calls()
         self.users = LinkUsers()
         self.lists = Lists()
-        self.refused: list[tuple[bytes, int]] = []
         self.acknowledged: list[bytes] = []
         self.settled: list[Message] = []
         self.known_tasks: OwnedTasks | None = None
-
-    @property
-    def conversation(self) -> Conversation:
-        return cast("Conversation", self)
-
-    def refuse(self, request_id: bytes, code: int, reason: str) -> None:
-        self.refused.append((request_id, code))
 
     def acknowledge(self, request_id: bytes) -> None:
         self.acknowledged.append(request_id)
@@ -83,14 +81,6 @@ def live_session(**fields: Any) -> Live:
     return Live(a_session(FakeClock(), **fields))
 
 
-def request(method: str, server_id: object = 1, **params: object) -> Message:
-    return parse(encode({"jsonrpc": "2.0", "id": server_id, "method": method, "params": params}))
-
-
-def notification(method: str, params: object) -> Message:
-    return parse(encode({"jsonrpc": "2.0", "method": method, "params": params}))
-
-
 async def frames_of(exchange: Exchange) -> list[Any]:
     exchange.replies.close()
     frames = []
@@ -109,7 +99,7 @@ async def test_a_question_belongs_to_the_only_call_and_outside_of_calls_to_the_s
     server, live = Server(), live_session()
     router = IsolatedRouter(live)
     router.asked(server.conversation, request("roots/list", "x" * MAX_SERVER_ID_BYTES))
-    assert [code for _, code in server.refused] == [INVALID_REQUEST] and not live.sent, "its id is too long to be kept"
+    assert [code for _, code in server.refusals] == [INVALID_REQUEST] and not live.sent, "its id is too long to be kept"
     router.asked(server.conversation, request("roots/list"))
     assert [frame["method"] for frame in live.sent] == ["roots/list"]
     exchange = server.send(live)
@@ -119,10 +109,7 @@ async def test_a_question_belongs_to_the_only_call_and_outside_of_calls_to_the_s
 
 async def test_the_era_of_the_calls_client_decides_how_it_is_asked_in_a_legacy_session() -> None:
     suspended: list[object] = []
-    live = LiveSession(
-        a_session(FakeClock()), cast("EventLog", None), lambda _, __, message, ___: suspended.append(message.method)
-    )
-    server = Server()
+    server, live = Server(), a_live(ask_modern=lambda _, __, message, ___: suspended.append(message.method))
     exchange = server.send(live)
     exchange.caller = caller_of_meta(b"{}")
     IsolatedRouter(live).asked(server.conversation, request("roots/list"))
@@ -131,8 +118,7 @@ async def test_the_era_of_the_calls_client_decides_how_it_is_asked_in_a_legacy_s
 
 async def test_a_question_that_names_its_call_goes_to_that_call_of_several() -> None:
     asked: list[object] = []
-    session = a_session(FakeClock(), era="modern")
-    live = LiveSession(session, cast("EventLog", None), lambda _, __, ___, call: asked.append(call))
+    live = a_live(ask_modern=lambda _, __, ___, call: asked.append(call), era="modern")
     server, router = Server(), IsolatedRouter(live)
     first, second = server.send(live), server.send(live)
     for call in (first, second):
@@ -156,7 +142,7 @@ async def test_in_a_shared_process_nobody_gets_the_question_of_another() -> None
     assert len(await frames_of(last)) == 1, "calls of one session leave no doubt"
     server.send(live_session())
     router.asked(server.conversation, request("roots/list"))
-    assert server.refused == [(b"1", METHOD_NOT_FOUND)] * 2
+    assert server.refusals == [(b"1", METHOD_NOT_FOUND)] * 2
 
 
 @pytest.mark.parametrize("method", ["roots/list", "ping"])
@@ -164,12 +150,8 @@ async def test_a_modern_server_may_send_no_requests_and_gets_no_answer(method: s
     server = Server(Era.MODERN)
     exchange = server.send(live := live_session())
     IsolatedRouter(live).asked(server.conversation, request(method))
-    assert not server.refused and not server.acknowledged and not live.sent
+    assert not server.refusals and not server.acknowledged and not live.sent
     assert await frames_of(exchange) == []
-
-
-TOO_DEEP_PARAMS = {"_meta": {RELATED: msgspec.Raw(TOO_DEEP)}}
-"""Params that are nested too deep where a message names its task."""
 
 
 @requirement("wall.memory")
@@ -180,7 +162,11 @@ async def test_a_question_that_cannot_be_read_is_refused_at_once() -> None:
     for params in unreadable:
         message = Message(jsonrpc="2.0", id=1, method="roots/list", params=msgspec.Raw(encode(params)))
         IsolatedRouter(live).asked(server.conversation, message)
-    assert server.refused == [(b"1", INVALID_PARAMS)] * len(unreadable) and not live.sent
+    assert server.refusals == [(b"1", INVALID_PARAMS)] * len(unreadable) and not live.sent
+
+
+def progress(token: object) -> Message:
+    return notification("notifications/progress", {"progressToken": token, "progress": 2})
 
 
 async def test_progress_goes_to_its_call_under_the_clients_own_token() -> None:
@@ -188,8 +174,7 @@ async def test_progress_goes_to_its_call_under_the_clients_own_token() -> None:
     first, second = server.send(live, "theirs"), server.send(live)
     router = IsolatedRouter(live)
     for token in (1, 2, 9):
-        params = {"progressToken": token, "progress": 2}
-        router.notified(server.conversation, notification("notifications/progress", params))
+        router.notified(server.conversation, progress(token))
     assert [frame["params"] for frame in await frames_of(first)] == [{"progressToken": "theirs", "progress": 2}]
     assert await frames_of(second) == []
 
@@ -204,13 +189,11 @@ async def test_progress_of_a_task_goes_to_the_session_of_the_call_that_made_it()
         assert server.calls.take(exchange.number) is exchange
     for router in (IsolatedRouter(other), SharedRouter()):
         for number in (*range(1, 5), "1", None, 1e9):
-            params = {"progressToken": number, "progress": 2}
-            router.notified(server.conversation, notification("notifications/progress", params))
+            router.notified(server.conversation, progress(number))
     assert [frame["method"] for frame in live.sent] == ["notifications/progress"] * 2 and not other.sent
     assert [frame["params"] for frame in live.sent] == [{"progressToken": "theirs", "progress": 2}] * 2
     server.calls.forget_tasks()
-    more = notification("notifications/progress", {"progressToken": 1, "progress": 3})
-    IsolatedRouter(live).notified(server.conversation, more)
+    IsolatedRouter(live).notified(server.conversation, progress(1))
     assert len(live.sent) == 2, "the process is gone"
 
 
@@ -227,8 +210,7 @@ def test_a_changed_list_is_forgotten_and_the_sessions_are_notified() -> None:
 
 
 async def test_an_updated_resource_of_a_shared_process_goes_to_its_subscribers() -> None:
-    server = Server()
-    subscriber, other = live_session(subscriptions=("file:///a",)), live_session()
+    server, subscriber, other = Server(), live_session(subscriptions=("file:///a",)), live_session()
     for live in (subscriber, other):
         server.users.add(live)
     updated = notification("notifications/resources/updated", {"uri": "file:///a"})
@@ -269,14 +251,10 @@ async def test_the_acknowledgement_of_a_server_is_the_clients_unless_the_gateway
     streams = [server.send(live, method="subscriptions/listen") for _ in range(2)]
     streams[1].acknowledged_here(lambda: known.append("the server has it"))
     for number in (1, 2, 3):
-        tag = {"io.modelcontextprotocol/subscriptionId": number}
-        acknowledged = notification("notifications/subscriptions/acknowledged", {"notifications": {}, "_meta": tag})
+        params = {"notifications": {}, "_meta": {TAG: number}}
+        acknowledged = notification("notifications/subscriptions/acknowledged", params)
         IsolatedRouter(live).notified(server.conversation, acknowledged)
     assert [len(await frames_of(stream)) for stream in streams] == [1, 0] and known == ["the server has it"]
-
-
-VENDOR = "notifications/com.acme/changed"
-ACME = b'{"io.modelcontextprotocol/clientCapabilities":{"extensions":{"com.acme/a":{}}}}'
 
 
 @requirement("ext.relay")
@@ -307,16 +285,13 @@ async def test_what_belongs_to_no_call_goes_to_the_streams_of_a_modern_client_th
         subscription = SubscriptionFilter(client_id, Filter(), frames.append, declared)
         subscription.acknowledge(Filter())
         live.subscriptions.append(subscription)
-    streams = []
-    for meta in (ACME, b"{}"):
-        exchange = server.send(live, method="subscriptions/listen")
-        exchange.caller = caller_of_meta(meta)
-        streams.append(exchange)
+    streams = [server.send(live, method="subscriptions/listen") for _ in range(2)]
+    for stream, meta in zip(streams, (ACME, b"{}"), strict=True):
+        stream.caller = caller_of_meta(meta)
     frames.clear()
     IsolatedRouter(live).notified(server.conversation, notification(VENDOR, {"n": 1}))
-    tag = "io.modelcontextprotocol/subscriptionId"
-    assert [msgspec.json.decode(frame)["params"] for frame in frames] == [{"n": 1, "_meta": {tag: 5}}]
-    assert [frame["params"] for frame in await frames_of(streams[0])] == [{"n": 1, "_meta": {tag: 7}}]
+    assert [msgspec.json.decode(frame)["params"] for frame in frames] == [{"n": 1, "_meta": {TAG: 5}}]
+    assert [frame["params"] for frame in await frames_of(streams[0])] == [{"n": 1, "_meta": {TAG: 7}}]
     assert await frames_of(streams[1]) == [] and not live.sent
 
 
@@ -338,14 +313,8 @@ async def test_a_message_about_a_task_of_a_shared_server_reaches_the_session_of_
         {"level": "info", "_meta": {RELATED: {"taskId": "handle"}}},
     ]
     assert len(seen) == 1
-
-    def asks(server_id: int, task: str) -> None:
-        params = {"message": "who?", "_meta": {RELATED: {"taskId": task}}}
-        body = {"jsonrpc": "2.0", "id": server_id, "method": "elicitation/create", "params": params}
-        router.asked(server.conversation, parse(encode(body)))
-
-    asks(1, "own")
+    router.asked(server.conversation, request("elicitation/create", message="who?", **meta))
     assert owner.sent[-1]["params"] == {"message": "who?", "_meta": {RELATED: {"taskId": "handle"}}}
-    asks(2, "another")
-    assert server.refused == [(b"2", -32601)]
+    router.asked(server.conversation, request("elicitation/create", 2, _meta={RELATED: {"taskId": "another"}}))
+    assert server.refusals == [(b"2", METHOD_NOT_FOUND)]
     assert not await frames_of(call) and not busy.sent
