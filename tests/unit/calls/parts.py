@@ -1,7 +1,7 @@
 """Parts of the room: a server as questions and messages use it, its messages, a session, and turns of the loop."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, cast
 
 import msgspec
@@ -10,7 +10,7 @@ from gateway.calls.conversation import Conversation
 from gateway.calls.exchange import Exchange
 from gateway.calls.live_session import AskModern, LiveSession
 from gateway.errors import CANCELLED
-from session_store import EventLog
+from session_store import EventLog, MemoryEventLog, StoreUnavailable
 from session_store.testing import FakeClock, a_session
 from transports.jsonrpc import Message, encode, parse
 
@@ -41,6 +41,19 @@ class Server:
     @property
     def conversation(self) -> Conversation:
         return cast("Conversation", self)
+
+
+class Events(MemoryEventLog):
+    """A log that a process can leave to the next one. `fails`: the store does not answer."""
+
+    fails = False
+
+    async def unfinished(self, session_id: str) -> Mapping[str, bool]:
+        if self.fails:
+            raise StoreUnavailable
+        return await super().unfinished(session_id)
+
+    async def release(self, session_id: str) -> None: ...
 
 
 def a_live(events: object = None, ask_modern: AskModern | None = None, **fields: Any) -> LiveSession:

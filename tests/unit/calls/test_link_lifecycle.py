@@ -142,7 +142,7 @@ def lifecycle(
 
 
 async def test_concurrent_callers_share_one_opening_and_its_handshake() -> None:
-    links, source, _ = lifecycle()
+    links, source, user = lifecycle()
     source.may_connect.clear()
     impatient, *patient = [asyncio.create_task(links.ready()) for _ in range(3)]
     await turns()
@@ -154,6 +154,7 @@ async def test_concurrent_callers_share_one_opening_and_its_handshake() -> None:
     assert links.is_open and len(source.made) == 1
     assert source.made[0].sent == [["initialize"], "initialized"]
     assert links.initialize_result == b'{"serverInfo":{}}' and source.resumable == ["its session"]
+    assert user.greeted == [None] and links.greeted is source.made[0], "notifications of the client wait for it"
 
 
 @pytest.mark.parametrize(
@@ -205,19 +206,12 @@ async def test_a_server_that_cannot_be_reached_can_be_tried_again(monkeypatch: p
     assert links.is_open and not source.restarts and links.failures is None
 
 
-async def test_a_notification_of_the_client_waits_for_the_handshake() -> None:
-    links, source, user = lifecycle()
-    await links.ready()
-    assert user.greeted == [None] and links.greeted is source.made[0]
-    source.made[0].end()
-    assert links.greeted is None
-
-
 async def test_a_crash_is_counted_and_reported_once_the_next_link_is_open() -> None:
     links, source, user = lifecycle()
     await links.ready()
     source.made[0].end()
     assert (links.state, links.last_words, user.reasons) == (LinkState.ABSENT, ("a line",), [])
+    assert links.greeted is None
     with pytest.raises(LinkClosed):
         links.require()
     await links.ready()

@@ -16,33 +16,10 @@ from session_store import EventLog, StoreUnavailable
 from session_store.testing import FakeClock, a_session
 from tests.requirements import requirement
 from tests.support.fake_upstream import a_call
-from tests.unit.calls.parts import a_live, until
+from tests.unit.calls.parts import Events, a_live, until
 from transports.reply_queue import MAX_QUEUED_BYTES
 
 pytestmark = pytest.mark.anyio
-
-
-class Events:
-    """Has a stream that an earlier process left open. `fails`: the store does not answer."""
-
-    def __init__(self) -> None:
-        self.fails = False
-        self.finished: list[str] = []
-
-    async def unfinished(self, session_id: str) -> dict[str, bool]:
-        if self.fails:
-            raise StoreUnavailable
-        return {"1/7/files/3": False, "1/8/files/4": True}
-
-    async def append(self, session_id: str, stream: str, frame: bytes) -> str:
-        return "1"
-
-    async def finish(self, session_id: str, stream: str) -> None:
-        self.finished.append(stream)
-
-    async def drop(self, session_id: str) -> None: ...
-
-    async def release(self, session_id: str) -> None: ...
 
 
 def test_a_session_that_has_ended_lives_nowhere_else() -> None:
@@ -54,13 +31,14 @@ def test_a_session_that_has_ended_lives_nowhere_else() -> None:
 async def test_streams_of_an_earlier_process_are_ended_once_the_store_answers() -> None:
     events = Events()
     live, events.fails = a_live(events), True
+    await events.append(live.session.id, "1/7/files/3", b"")
     with pytest.raises(StoreUnavailable):
         await live.recover()
     assert not live.recovered
     events.fails = False
     for _ in range(2):
         await live.recover()
-    assert live.recovered and events.finished == ["1/7/files/3"]
+    assert live.recovered and await events.unfinished(live.session.id) == {}
 
 
 def test_a_session_without_earlier_streams_is_live_at_once() -> None:

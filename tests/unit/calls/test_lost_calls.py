@@ -10,6 +10,7 @@ from gateway.calls.streams import call_of_event, event_name, id_in_log
 from session_store import Entry, MemoryEventLog, Reserved, StoreUnavailable
 from session_store.testing import FakeClock, a_session
 from tests.requirements import requirement
+from tests.unit.calls.parts import Events
 
 pytestmark = [pytest.mark.anyio, requirement("spec.stream-log")]
 
@@ -56,13 +57,6 @@ async def test_a_call_that_another_request_makes_again_is_not_made_for_its_strea
     assert json.loads(ended)["error"]["code"] == -32014 and await log.unfinished("s") == {}
 
 
-class Away(MemoryEventLog):
-    """A log of a store that does not answer."""
-
-    async def unfinished(self, session_id: str) -> dict[str, bool]:
-        raise StoreUnavailable
-
-
 async def test_who_asks_for_a_stream_waits_until_all_lost_ones_are_found() -> None:
     log, lost = MemoryEventLog(), LostStreams()
     nonce, first = await log.reserve("s", 1) or Reserved("", 0)
@@ -77,8 +71,9 @@ async def test_who_asks_for_a_stream_waits_until_all_lost_ones_are_found() -> No
 
 
 async def test_who_asks_for_a_stream_is_told_that_the_lost_ones_could_not_be_found() -> None:
-    lost = LostStreams()
+    log, lost = Events(), LostStreams()
+    log.fails = True
     waiting = asyncio.create_task(lost.looked())
-    for failing in (lost.look(Away(), "s"), waiting):
+    for failing in (lost.look(log, "s"), waiting):
         with pytest.raises(StoreUnavailable):
             await failing

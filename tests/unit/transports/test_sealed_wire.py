@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import itertools
 from collections.abc import AsyncIterator, Callable
 from typing import cast
 
@@ -16,6 +17,7 @@ from transports.sealed_wire import Answering, Asking, OtherKeys, OtherReplica, S
 
 pytestmark = [pytest.mark.anyio, requirement("rep.sealed")]
 
+Change = Callable[[bytes], bytes]
 OLD, NEW = b"o" * 32, b"n" * 32
 
 
@@ -100,50 +102,37 @@ def test_what_was_said_on_one_connection_proves_nothing_on_another() -> None:
 # -- whole connections, with a relay between them
 
 
-class Relay:
-    """A process between two replicas that has no keys. `change` has the bytes of the answers to change."""
-
-    def __init__(self, change: Callable[[bytes], bytes]) -> None:
-        self._change = change
-        self.answers = 0
-
-    @contextlib.asynccontextmanager
-    async def between(self, port: int) -> AsyncIterator[int]:
-        tasks: list[asyncio.Task[None]] = []
-        writers: list[asyncio.StreamWriter] = []
-
-        async def relay(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-            inside, out = await asyncio.open_connection("127.0.0.1", port)
-            writers.extend((writer, out))
-            tasks.append(asyncio.ensure_future(self._pass(reader, out, bytes)))
-            await self._pass(inside, writer, self._changed)
-
-        async with await asyncio.start_server(relay, "127.0.0.1", 0) as server:
-            yield server.sockets[0].getsockname()[1]
-            for task in tasks:
-                task.cancel()
-            for writer in writers:
-                writer.close()
-                with contextlib.suppress(OSError):
-                    await writer.wait_closed()
-
-    def _changed(self, data: bytes) -> bytes:
-        self.answers += 1
-        return data if self.answers == 1 else self._change(data)  # the first is the handshake
-
-    async def _pass(
-        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, change: Callable[[bytes], bytes]
-    ) -> None:
-        try:
-            with contextlib.suppress(OSError):
-                while data := await reader.read(1 << 16):
-                    writer.write(change(data))
-        finally:
-            writer.close()
+async def _pass(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, change: Change) -> None:
+    try:
+        with contextlib.suppress(OSError):
+            while data := await reader.read(1 << 16):
+                writer.write(change(data))
+    finally:
+        writer.close()
 
 
 @contextlib.asynccontextmanager
-async def asked(change: Callable[[bytes], bytes], replica: str = "peer") -> AsyncIterator[PeerConnection]:
+async def relay(port: int, change: Change) -> AsyncIterator[int]:
+    """The port of a process before that one which has no keys. It changes answers: all but the first, the handshake."""
+    answers = itertools.count()
+    ended: list[asyncio.StreamWriter] = []
+
+    async def between(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        inside, out = await asyncio.open_connection("127.0.0.1", port)
+        ended.extend((writer, out))
+        there = _pass(reader, out, bytes)
+        back = _pass(inside, writer, lambda data: change(data) if next(answers) else data)
+        await asyncio.gather(there, back)
+
+    async with await asyncio.start_server(between, "127.0.0.1", 0) as server:
+        yield server.sockets[0].getsockname()[1]
+        for writer in ended:
+            with contextlib.suppress(OSError):
+                await writer.wait_closed()
+
+
+@contextlib.asynccontextmanager
+async def asked(change: Change, replica: str = "peer") -> AsyncIterator[PeerConnection]:
     """A connection through a relay, that has asked for an answer of two frames."""
 
     async def answer(incoming: Incoming) -> None:
@@ -152,7 +141,7 @@ async def asked(change: Callable[[bytes], bytes], replica: str = "peer") -> Asyn
 
     pool = PeerConnectionPool([OLD])
     server = PeerServer(answer, lambda: None, opening=bytes, own=([OLD], "peer"))
-    async with server.listening("127.0.0.1", 0) as port, Relay(change).between(port) as relayed:
+    async with server.listening("127.0.0.1", 0) as port, relay(port, change) as relayed:
         try:
             connection = await pool.open(f"127.0.0.1:{relayed}", replica)
             connection.ask(b"head", b"")
@@ -176,7 +165,7 @@ def _swapped(data: bytes) -> bytes:
     lambda data: b"e\0\0\0\x05forged" + bytes(40),
     lambda data: b"\0\0\0\x0a" + bytes(32) + b"e\0\0\0\x05forge",
 ], ids=["changed", "repeated", "moved", "left out", "bare", "forged"])  # fmt: skip
-async def test_an_answer_that_a_relay_changes_is_never_complete(change: Callable[[bytes], bytes]) -> None:
+async def test_an_answer_that_a_relay_changes_is_never_complete(change: Change) -> None:
     frames: list[tuple[bytes, bytes]] = []
     async with asyncio.timeout(5), asked(change) as connection:
         with pytest.raises(PeerConnectionLost):
