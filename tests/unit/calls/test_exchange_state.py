@@ -8,7 +8,6 @@ import pytest
 from gateway.calls.exchange_state import EXCHANGE, OVER, TIMED_BY, Clock, ExchangeEvent, ExchangeState
 from gateway.calls.state_table import IllegalStep, step
 from gateway.errors import CANCELLED, OUTCOME_UNKNOWN
-from gateway.observability.observed import ObservedExchange
 from gateway.observability.outcome import Outcome
 from tests.support.fake_upstream import a_call
 from transports.jsonrpc import Object, parse
@@ -54,12 +53,8 @@ def test_nothing_begins_anew_after_the_end() -> None:
     ],
 )
 def test_the_first_end_counts(end, state: ExchangeState) -> None:  # type: ignore[no-untyped-def]
-    call, outcomes = a_call(), []
-
-    def finished(_: ObservedExchange, outcome: Outcome, __: bytes) -> None:
-        outcomes.append(outcome)
-
-    call.watch(finished)
+    call, outcomes = a_call(), list[Outcome]()
+    call.watch(lambda _, outcome, __: outcomes.append(outcome))
     call.step(E.SEND)
     end(call)
     assert call.is_over and call.state is state

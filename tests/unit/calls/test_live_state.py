@@ -94,9 +94,10 @@ class Appending:
         return str(len(self.frames))
 
 
-async def test_messages_keep_their_order() -> None:
+async def test_messages_keep_their_order_also_when_the_store_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(outbox, "_RETRY_S", 0.0)
     events = Appending()
-    box = events.box
+    box, events.failures = events.box, 2
     assert all(box.put(b"%d" % number) for number in range(5))
     events.may_append.set()
     await until(lambda: len(events.frames) == 5)
@@ -104,16 +105,6 @@ async def test_messages_keep_their_order() -> None:
     await until(lambda: len(events.frames) == 6)
     assert events.frames == [b"%d" % number for number in range(6)]
     await box.close()
-
-
-async def test_a_message_that_the_store_has_failed_is_appended_later(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(outbox, "_RETRY_S", 0.0)
-    events = Appending()
-    events.failures = 2
-    events.may_append.set()
-    assert events.box.put(b"a") and events.box.put(b"b")
-    await until(lambda: len(events.frames) == 2)
-    assert events.frames == [b"a", b"b"]
 
 
 async def test_no_more_waits_than_may() -> None:

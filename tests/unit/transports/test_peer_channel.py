@@ -13,7 +13,7 @@ from transports.peer_channel import CALL, MAX_CALLS, MAX_DEFINITION_BYTES, SMALL
 from transports.peer_channel_server import AnsweringChannel, Call, CallFaulty, CallLeft, Rules
 from transports.replica_wire import PeerConnectionLost, PeerTimedOut, frame
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.timeout(60)]
 
 
 def seal(number: int, content: bytes) -> bytes:
@@ -42,9 +42,8 @@ class Common:
 
 
 async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(5):
-        while not condition():  # noqa: ASYNC110 - each turn is looked at
-            await asyncio.sleep(0)
+    while not condition():  # noqa: ASYNC110 - each turn is looked at
+        await asyncio.sleep(0)
 
 
 class Both:
@@ -70,10 +69,6 @@ class Both:
 
     async def arrived(self, number: int) -> None:
         await until(lambda: len(self.came) >= number)
-
-    async def has_ended(self) -> None:
-        async with asyncio.timeout(5):
-            await self.ended.wait()
 
 
 @contextlib.asynccontextmanager
@@ -102,7 +97,7 @@ async def both() -> AsyncIterator[Both]:
         found.asking.close()
         found.answering.abort()
         server.close()
-        await found.has_ended()
+        await found.ended.wait()
         await asyncio.sleep(0)
 
 
@@ -154,8 +149,7 @@ async def test_a_lost_channel_says_which_calls_may_have_taken_effect() -> None:
         await found.arrived(3)
         found.answering.send(b"n", 2)
         found.answering.send(b"n", 3)
-        async with asyncio.timeout(5):
-            await found.answering.agreed(3)
+        await found.answering.agreed(3)
         found.answering.end(b"m", 1000)  # of a call that is over
         asked = found.asking.ask(b"c", b"", b"")
         await found.arrived(4)
@@ -183,10 +177,9 @@ async def test_a_call_that_has_waited_begins_only_when_the_asking_side_counts_on
         found.answering._transport = transport
         calls[1].close()
         await until(lambda: 2 not in found.answering._open)
-        async with asyncio.timeout(5):
-            with pytest.raises(CallLeft):
-                await found.answering.agreed(2)
-            await found.answering.agreed(3)
+        with pytest.raises(CallLeft):
+            await found.answering.agreed(2)
+        await found.answering.agreed(3)
         assert calls[2].may_have_run
         waiting = asyncio.ensure_future(found.answering.agreed(1))
         await asyncio.sleep(0)
@@ -225,7 +218,7 @@ async def test_a_call_is_cancelled_even_if_it_has_not_begun_and_a_peer_that_is_g
         await found.arrived(4)
         assert found.left == [1, 2]
         found.asking.close()
-        await found.has_ended()
+        await found.ended.wait()
         assert found.left == [1, 2, 3, 4]
 
 
@@ -284,7 +277,7 @@ async def test_a_peer_that_breaks_a_rule_is_cut(data: bytes) -> None:
         transport = found.asking._transport
         assert transport is not None
         transport.write(data)
-        await found.has_ended()
+        await found.ended.wait()
         assert found.cut == [True] and not found.came
 
 

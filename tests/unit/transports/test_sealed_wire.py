@@ -15,7 +15,7 @@ from transports.replica_wire import PeerConnection, PeerConnectionLost, PeerConn
 from transports.replica_wire_server import Incoming, PeerServer
 from transports.sealed_wire import Answering, Asking, OtherKeys, OtherReplica, Sealed, Seals, Unproven
 
-pytestmark = [pytest.mark.anyio, requirement("rep.sealed")]
+pytestmark = [pytest.mark.anyio, pytest.mark.timeout(60), requirement("rep.sealed")]
 
 Change = Callable[[bytes], bytes]
 OLD, NEW = b"o" * 32, b"n" * 32
@@ -167,7 +167,7 @@ def _swapped(data: bytes) -> bytes:
 ], ids=["changed", "repeated", "moved", "left out", "bare", "forged"])  # fmt: skip
 async def test_an_answer_that_a_relay_changes_is_never_complete(change: Change) -> None:
     frames: list[tuple[bytes, bytes]] = []
-    async with asyncio.timeout(5), asked(change) as connection:
+    async with asked(change) as connection:
         with pytest.raises(PeerConnectionLost):
             while True:
                 frames.append(await connection.next())
@@ -175,7 +175,7 @@ async def test_an_answer_that_a_relay_changes_is_never_complete(change: Change) 
 
 
 async def test_an_answer_that_is_relayed_unchanged_is_complete() -> None:
-    async with asyncio.timeout(5), asked(bytes) as connection:
+    async with asked(bytes) as connection:
         assert [await connection.next() for _ in range(2)] == [(b"b", b"one"), (b"e", b"two")]
 
 

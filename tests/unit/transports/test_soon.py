@@ -8,6 +8,8 @@ import pytest
 
 from transports.soon import Soon, arrived, if_there, is_there, then
 
+pytestmark = pytest.mark.anyio
+
 
 async def coming(value: str) -> str:
     return value
@@ -21,11 +23,6 @@ async def shouted_later(value: str, mark: str) -> str:
     return value.upper() + mark
 
 
-def test_nothing_is_awaited_for_a_result_that_is_there() -> None:
-    assert is_there("now") and then("now", shouted, "!") == "NOW!"
-
-
-@pytest.mark.anyio
 @pytest.mark.parametrize("go_on", (shouted, shouted_later))
 @pytest.mark.parametrize("is_now", (True, False))
 async def test_a_result_may_come_at_each_step(go_on: Callable[[str, str], Soon[str]], is_now: bool) -> None:
@@ -35,7 +32,6 @@ async def test_a_result_may_come_at_each_step(go_on: Callable[[str, str], Soon[s
     assert await arrived(result) == "IT!"
 
 
-@pytest.mark.anyio
 async def test_what_is_raised_comes_from_the_call_or_from_the_coroutine() -> None:
     def failing(value: str) -> Soon[str]:
         raise ValueError(value)
