@@ -19,12 +19,9 @@ ERROR = parse(b'{"jsonrpc":"2.0","id":1,"error":{"code":-32602,"message":"no"}}'
 ASKED: Object = {}
 
 
-def test_every_state_has_a_row_and_somebody_who_may_time_it_out() -> None:
+def test_an_exchange_can_end_or_time_out_in_every_state_and_only_once() -> None:
     assert EXCHANGE.keys() == TIMED_BY.keys() == set(S)
     assert {state for state, clock in TIMED_BY.items() if clock is Clock.NOBODY} == OVER
-
-
-def test_an_exchange_can_end_in_every_state_and_only_once() -> None:
     for state, event in product(set(S) - OVER, ENDS):
         assert step(EXCHANGE, state, event) in OVER
     for state, event in product(OVER, ENDS):

@@ -36,9 +36,11 @@ async def test_streams_of_an_earlier_process_are_ended_once_the_store_answers() 
         await live.recover()
     assert not live.recovered
     events.fails = False
-    for _ in range(2):
-        await live.recover()
+    await live.recover()
     assert live.recovered and await events.unfinished(live.session.id) == {}
+    events.fails = True
+    await live.recover()
+    assert live.recovered, "the store is not asked again"
 
 
 def test_a_session_without_earlier_streams_is_live_at_once() -> None:

@@ -1,38 +1,38 @@
 """A line about a server names the call that it belongs to only if it can belong to no other."""
 
-from gateway.calls.exchange import Exchange
-from gateway.calls.live_session import LiveSession
+from typing import Any
+
+import pytest
+
 from gateway.calls.log_fields import link_fields
 from session_store.session import redact
 from tests.requirements import requirement
 from tests.support.fake_upstream import a_call
 from tests.unit.calls.parts import a_live
 
-pytestmark = requirement("ctx.correlation-right")
-
-LIVE = a_live()
-ITS_ID = redact(LIVE.session.id)
+LIVE, OTHER = a_live(), a_live()
+OWN: dict[str, Any] = {"session": redact(LIVE.session.id)}
 
 
-def calls(*correlations: str, live: LiveSession | None = LIVE) -> list[Exchange]:
-    made = [a_call(live) for _ in correlations]
-    for call, correlation in zip(made, correlations, strict=True):
+@requirement("ctx.correlation-right")
+@pytest.mark.parametrize(
+    ("of_session", "in_flight", "opened_for", "expected"),
+    [
+        (True, "a", "", {"correlation": "a", **OWN}),
+        (True, "ba", "", {"correlation": "", "correlations": "a b", "in_flight": 2, **OWN}),
+        (True, "abcd", "", {"correlation": "", "in_flight": 4, **OWN}),
+        (True, "", "", {"correlation": "", **OWN}),
+        (True, "", "opening", {"correlation": "opening", **OWN}),
+        (False, "ab", "", {"correlation": "", "correlations": "a b", "in_flight": 2, **OWN}),
+        (False, "ao", "", {"correlation": "", "correlations": "a o", "in_flight": 2}),
+        (False, "", "", {"correlation": ""}),
+    ],
+)
+def test_a_line_names_the_only_call_in_flight_and_the_session_of_all_and_guesses_none(
+    of_session: bool, in_flight: str, opened_for: str, expected: dict[str, Any]
+) -> None:
+    calls = [a_call(OTHER if correlation == "o" else LIVE) for correlation in in_flight]
+    for call, correlation in zip(calls, in_flight, strict=True):
         call.begin(0.0, correlation, None)
-    return made
-
-
-def test_a_line_names_the_only_call_in_flight_and_guesses_none() -> None:
-    fields = link_fields("files", ITS_ID, "", calls("a"), "")
-    assert fields == {"server": "files", "session": ITS_ID, "correlation": "a"}
-    few = link_fields("files", ITS_ID, "", calls("b", "a"), "")
-    assert (few["correlation"], few["correlations"], few["in_flight"]) == ("", "a b", 2)
-    many = link_fields("files", ITS_ID, "", calls(*"abcd"), "")
-    assert many["correlation"] == "" and many["in_flight"] == 4 and "correlations" not in many
-    assert link_fields("files", ITS_ID, "", [], "") == {"server": "files", "session": ITS_ID, "correlation": ""}
-    assert link_fields("files", ITS_ID, "", [], "opening")["correlation"] == "opening"
-
-
-def test_a_line_of_a_shared_server_has_the_session_of_all_its_calls_or_none() -> None:
-    assert link_fields("files", "", "", calls("a", "b"), "")["session"] == ITS_ID
-    assert "session" not in link_fields("files", "", "", calls("a") + calls("b", live=a_live()), "")
-    assert "session" not in link_fields("files", "", "", [], "")
+    session = OWN["session"] if of_session else ""
+    assert link_fields("files", session, "", calls, opened_for) == {"server": "files", **expected}

@@ -18,7 +18,7 @@ from gateway.protocol.extensions import Declared
 from gateway.protocol.listing import Tools
 from gateway.protocol.methods import Method
 from gateway.protocol.subscription_filter import Filter, SubscriptionFilter
-from session_store import EventLog, Session
+from session_store import EventLog
 from session_store.testing import FakeClock, a_session
 from tests.requirements import requirement
 from tests.support.fake_upstream import a_call
@@ -68,17 +68,13 @@ class Server(parts.Server):
 class Live(LiveSession):
     """A session whose own stream is a list."""
 
-    def __init__(self, record: Session) -> None:
-        super().__init__(record, cast("EventLog", None))
+    def __init__(self, **fields: Any) -> None:
+        super().__init__(a_session(FakeClock(), **fields), cast("EventLog", None))
         self.sent: list[Any] = []
 
     def send_to_client(self, frame: bytes) -> bool:
         self.sent.append(msgspec.json.decode(frame))
         return True
-
-
-def live_session(**fields: Any) -> Live:
-    return Live(a_session(FakeClock(), **fields))
 
 
 async def frames_of(exchange: Exchange) -> list[Any]:
@@ -91,12 +87,12 @@ async def frames_of(exchange: Exchange) -> list[Any]:
 
 async def test_a_ping_is_answered_by_the_gateway() -> None:
     server = Server()
-    IsolatedRouter(live_session()).asked(server.conversation, request("ping", "p"))
+    IsolatedRouter(Live()).asked(server.conversation, request("ping", "p"))
     assert server.acknowledged == [b'"p"']
 
 
 async def test_a_question_belongs_to_the_only_call_and_outside_of_calls_to_the_session() -> None:
-    server, live = Server(), live_session()
+    server, live = Server(), Live()
     router = IsolatedRouter(live)
     router.asked(server.conversation, request("roots/list", "x" * MAX_SERVER_ID_BYTES))
     assert [code for _, code in server.refusals] == [INVALID_REQUEST] and not live.sent, "its id is too long to be kept"
@@ -135,12 +131,12 @@ async def test_a_question_that_names_its_call_goes_to_that_call_of_several() -> 
 
 
 async def test_in_a_shared_process_nobody_gets_the_question_of_another() -> None:
-    server, router, live = Server(), SharedRouter(), live_session()
+    server, router, live = Server(), SharedRouter(), Live()
     router.asked(server.conversation, request("roots/list"))
     _, last = server.send(live), server.send(live)
     router.asked(server.conversation, request("roots/list"))
     assert len(await frames_of(last)) == 1, "calls of one session leave no doubt"
-    server.send(live_session())
+    server.send(Live())
     router.asked(server.conversation, request("roots/list"))
     assert server.refusals == [(b"1", METHOD_NOT_FOUND)] * 2
 
@@ -148,7 +144,7 @@ async def test_in_a_shared_process_nobody_gets_the_question_of_another() -> None
 @pytest.mark.parametrize("method", ["roots/list", "ping"])
 async def test_a_modern_server_may_send_no_requests_and_gets_no_answer(method: str) -> None:
     server = Server(Era.MODERN)
-    exchange = server.send(live := live_session())
+    exchange = server.send(live := Live())
     IsolatedRouter(live).asked(server.conversation, request(method))
     assert not server.refusals and not server.acknowledged and not live.sent
     assert await frames_of(exchange) == []
@@ -156,7 +152,7 @@ async def test_a_modern_server_may_send_no_requests_and_gets_no_answer(method: s
 
 @requirement("wall.memory")
 async def test_a_question_that_cannot_be_read_is_refused_at_once() -> None:
-    server, live = Server(), live_session()
+    server, live = Server(), Live()
     server.send(live)
     unreadable = [msgspec.Raw(b"[1]"), {"_meta": 1}, {"_meta": {RELATED: msgspec.Raw(b"1e400")}}, TOO_DEEP_PARAMS]
     for params in unreadable:
@@ -170,7 +166,7 @@ def progress(token: object) -> Message:
 
 
 async def test_progress_goes_to_its_call_under_the_clients_own_token() -> None:
-    server, live = Server(), live_session()
+    server, live = Server(), Live()
     first, second = server.send(live, "theirs"), server.send(live)
     router = IsolatedRouter(live)
     for token in (1, 2, 9):
@@ -181,7 +177,7 @@ async def test_progress_goes_to_its_call_under_the_clients_own_token() -> None:
 
 @requirement("spec.task-progress")
 async def test_progress_of_a_task_goes_to_the_session_of_the_call_that_made_it() -> None:
-    server, live, other = Server(), live_session(), live_session()
+    server, live, other = Server(), Live(), Live()
     maker, plain, modern = server.send(live, "theirs"), server.send(live, "plain"), server.send(live, "modern")
     maker.makes_task = modern.makes_task = True
     modern.caller = caller_of_meta(b"{}")
@@ -198,7 +194,7 @@ async def test_progress_of_a_task_goes_to_the_session_of_the_call_that_made_it()
 
 
 def test_a_changed_list_is_forgotten_and_the_sessions_are_notified() -> None:
-    server, live, changes = Server(), live_session(), list[Method]()
+    server, live, changes = Server(), Live(), list[Method]()
     server.lists.known["tools/list"] = Tools([])
     IsolatedRouter(live, changes.append).tools_changed(server.conversation)
     assert [change.kind for change in changes] == ["tools"] and not server.lists.known
@@ -210,7 +206,7 @@ def test_a_changed_list_is_forgotten_and_the_sessions_are_notified() -> None:
 
 
 async def test_an_updated_resource_of_a_shared_process_goes_to_its_subscribers() -> None:
-    server, subscriber, other = Server(), live_session(subscriptions=("file:///a",)), live_session()
+    server, subscriber, other = Server(), Live(subscriptions=("file:///a",)), Live()
     for live in (subscriber, other):
         server.users.add(live)
     updated = notification("notifications/resources/updated", {"uri": "file:///a"})
@@ -220,7 +216,7 @@ async def test_an_updated_resource_of_a_shared_process_goes_to_its_subscribers()
 
 @requirement("ext.relay")
 async def test_a_legacy_client_gets_what_a_modern_server_says_outside_of_calls() -> None:
-    server, live = Server(Era.MODERN), live_session()
+    server, live = Server(Era.MODERN), Live()
     router = IsolatedRouter(live)
     router.notified(server.conversation, notification(VENDOR, {"n": 1}))
     router.notified(server.conversation, notification("notifications/message", {}))
@@ -233,7 +229,7 @@ async def test_a_legacy_client_gets_what_a_modern_server_says_outside_of_calls()
 
 @requirement("spec.ended-listen")
 def test_a_modern_server_may_cancel_its_subscriptions_and_nothing_else() -> None:
-    server, live = Server(Era.MODERN), live_session(era="modern")
+    server, live = Server(Era.MODERN), Live(era="modern")
     call = server.send(live)
     server.send(live, method="subscriptions/listen")
     router = IsolatedRouter(live)
@@ -246,7 +242,7 @@ def test_a_modern_server_may_cancel_its_subscriptions_and_nothing_else() -> None
 
 @requirement("spec.cold-listen")
 async def test_the_acknowledgement_of_a_server_is_the_clients_unless_the_gateway_has_acknowledged() -> None:
-    server, live = Server(Era.MODERN), live_session(era="modern")
+    server, live = Server(Era.MODERN), Live(era="modern")
     known: list[str] = []
     streams = [server.send(live, method="subscriptions/listen") for _ in range(2)]
     streams[1].acknowledged_here(lambda: known.append("the server has it"))
@@ -259,7 +255,7 @@ async def test_the_acknowledgement_of_a_server_is_the_clients_unless_the_gateway
 
 @requirement("ext.relay")
 async def test_what_came_on_the_stream_of_a_request_belongs_to_that_request() -> None:
-    server, live = Server(), live_session()
+    server, live = Server(), Live()
     first, second = server.send(live), server.send(live)
     router = IsolatedRouter(live)
     router.notified(server.conversation, notification(VENDOR, {"n": 1}), first.number)
@@ -270,7 +266,7 @@ async def test_what_came_on_the_stream_of_a_request_belongs_to_that_request() ->
     assert [frame["params"] for frame in await frames_of(second)] == [{"n": 2}]
     assert [frame["params"] for frame in live.sent] == [{"n": 3}]
 
-    shared, other = Server(), live_session()
+    shared, other = Server(), Live()
     mine, theirs = shared.send(live), shared.send(other)
     SharedRouter().notified(shared.conversation, notification(VENDOR, {}), theirs.number)
     assert await frames_of(mine) == [] and len(await frames_of(theirs)) == 1
@@ -279,7 +275,7 @@ async def test_what_came_on_the_stream_of_a_request_belongs_to_that_request() ->
 @requirement("ext.relay")
 @pytest.mark.parametrize("era", [Era.LEGACY, Era.MODERN])
 async def test_what_belongs_to_no_call_goes_to_the_streams_of_a_modern_client_that_have_declared_it(era: Era) -> None:
-    server, live = Server(era), live_session(era="modern")
+    server, live = Server(era), Live(era="modern")
     frames: list[bytes] = []
     for client_id, declared in ((5, Declared(("com.acme/a",))), (6, Declared())):
         subscription = SubscriptionFilter(client_id, Filter(), frames.append, declared)
@@ -297,7 +293,7 @@ async def test_what_belongs_to_no_call_goes_to_the_streams_of_a_modern_client_th
 
 @requirement("task.relay")
 async def test_a_message_about_a_task_of_a_shared_server_reaches_the_session_of_the_task_only() -> None:
-    server, owner, busy = Server(), live_session(era="legacy"), live_session(era="legacy")
+    server, owner, busy = Server(), Live(era="legacy"), Live(era="legacy")
     call = server.send(busy)
     server.known_tasks = OwnedTasks()
     seen: list[object] = []

@@ -47,23 +47,18 @@ def test_numbers_and_key_order_are_not_touched() -> None:
 @pytest.mark.parametrize(
     ("data", "code"),
     [
-        (b"", PARSE_ERROR),
-        (b"{", PARSE_ERROR),
-        (b"nonsense", PARSE_ERROR),
+        *((data, PARSE_ERROR) for data in (b"", b"{", b"nonsense")),
         (b'{"jsonrpc":"2.0","id":1,"method":"m"} trailing', PARSE_ERROR),
         (b'{"jsonrpc":"2.0","id":1,"method":"m","params":{"a":"\xff"}}', PARSE_ERROR),
         (b'{"jsonrpc":"2.0","id":1,"method":"m","params":{"a":"line\nbreak"}}', PARSE_ERROR),
         pytest.param(b'{"jsonrpc":"2.0","id":1,"method":"m","params":' + TOO_DEEP + b"}", PARSE_ERROR, id="too deep"),
-        (b"[]", INVALID_REQUEST),
-        (b"null", INVALID_REQUEST),
-        (b'"text"', INVALID_REQUEST),
-        (b"{}", INVALID_REQUEST),
+        *((data, INVALID_REQUEST) for data in (b"[]", b"null", b'"text"', b"{}")),
         (b'{"id":1,"method":"m"}', INVALID_REQUEST),
         (b'{"jsonrpc":"1.0","id":1,"method":"m"}', INVALID_REQUEST),
-        (b'{"jsonrpc":"2.0","id":null,"method":"m"}', INVALID_REQUEST),
-        (b'{"jsonrpc":"2.0","id":1.5,"method":"m"}', INVALID_REQUEST),
-        (b'{"jsonrpc":"2.0","id":true,"method":"m"}', INVALID_REQUEST),
-        (b'{"jsonrpc":"2.0","id":[1],"method":"m"}', INVALID_REQUEST),
+        *(
+            (b'{"jsonrpc":"2.0","id":%b,"method":"m"}' % no_id, INVALID_REQUEST)
+            for no_id in (b"null", b"1.5", b"true", b"[1]")
+        ),
         (b'{"jsonrpc":"2.0","id":1,"method":7}', INVALID_REQUEST),
         (b'{"jsonrpc":"2.0","id":1}', INVALID_REQUEST),
         (b'{"jsonrpc":"2.0","id":1,"result":{},"error":{}}', INVALID_REQUEST),

@@ -59,9 +59,6 @@ class Both:
         self.answering: AnsweringChannel
         self.reads: list[bytes] = []
 
-    def rules(self) -> Rules:
-        return Rules(4, verify, define, lambda call: self.begin(call), lambda: self.cut.append(True))
-
     def attend(self, call: Call) -> None:
         """Begin a call, and note in `left` when its client has left."""
         self.came.append(call)
@@ -83,7 +80,8 @@ async def both() -> AsyncIterator[Both]:
     server = await loop.create_server(Accepting, "127.0.0.1", 0)
     transport, _ = await loop.create_connection(asyncio.Protocol, *server.sockets[0].getsockname())
     found.asking = PeerChannel(transport, "name", seal)
-    found.answering = AnsweringChannel(await made, "name", found.rules(), lambda _: found.ended.set())
+    rules = Rules(4, verify, define, lambda call: found.begin(call), lambda: found.cut.append(True))
+    found.answering = AnsweringChannel(await made, "name", rules, lambda _: found.ended.set())
     read = found.answering.data_received
 
     def noting(data: bytes) -> None:
