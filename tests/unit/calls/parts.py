@@ -10,7 +10,7 @@ from gateway.calls.conversation import Conversation
 from gateway.calls.exchange import Exchange
 from gateway.calls.live_session import AskModern, LiveSession
 from gateway.errors import CANCELLED
-from session_store import EventLog, MemoryEventLog, StoreUnavailable
+from session_store import Entry, EventLog, MemoryEventLog, Reserved, StoreUnavailable
 from session_store.testing import FakeClock, a_session
 from transports.jsonrpc import Message, encode, parse
 
@@ -52,6 +52,11 @@ class Events(MemoryEventLog):
         if self.fails:
             raise StoreUnavailable
         return await super().unfinished(session_id)
+
+    async def keep(self, session_id: str, stream: str) -> None:
+        """Store the first event of a call, with its request."""
+        nonce, number = await self.reserve(session_id, 1) or Reserved("", 0)
+        await self.write({session_id: [Entry(number, stream, b"", nonce=nonce, request=b"call")]})
 
     async def release(self, session_id: str) -> None: ...
 

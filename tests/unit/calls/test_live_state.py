@@ -32,12 +32,14 @@ async def test_streams_of_an_earlier_process_are_ended_once_the_store_answers() 
     events = Events()
     live, events.fails = a_live(events), True
     await events.append(live.session.id, "1/7/files/3", b"")
+    await events.keep(live.session.id, "1/8/files/4")
     with pytest.raises(StoreUnavailable):
         await live.recover()
     assert not live.recovered
     events.fails = False
     await live.recover()
-    assert live.recovered and await events.unfinished(live.session.id) == {}
+    assert live.recovered and await events.unfinished(live.session.id) == {"1/8/files/4": True}
+    assert live.lost is not None, "one call can be made again"
     events.fails = True
     await live.recover()
     assert live.recovered, "the store is not asked again"

@@ -7,7 +7,7 @@ import pytest
 
 from gateway.calls.lost_calls import LostStreams, answer_lost
 from gateway.calls.streams import call_of_event, event_name, id_in_log
-from session_store import Entry, MemoryEventLog, Reserved, StoreUnavailable
+from session_store import MemoryEventLog, StoreUnavailable
 from session_store.testing import FakeClock, a_session
 from tests.requirements import requirement
 from tests.unit.calls.parts import Events
@@ -58,9 +58,8 @@ async def test_a_call_that_another_request_makes_again_is_not_made_for_its_strea
 
 
 async def test_who_asks_for_a_stream_waits_until_all_lost_ones_are_found() -> None:
-    log, lost = MemoryEventLog(), LostStreams()
-    nonce, first = await log.reserve("s", 1) or Reserved("", 0)
-    await log.write({"s": [Entry(first, "1/2/files/7", b"", nonce=nonce, request=b"call")]})
+    log, lost = Events(), LostStreams()
+    await log.keep("s", "1/2/files/7")
     await log.append("s", "1/3/files/8", b"")
     await log.append("s", "standalone", b"")
     waiting = asyncio.create_task(lost.looked())

@@ -26,14 +26,15 @@ async def test_a_reader_that_waits_is_woken() -> None:
         assert await reading == found
 
 
-async def test_a_client_that_does_not_read_is_given_up_at_the_bound_but_one_answer_beyond_it_passes() -> None:
+async def test_a_client_that_does_not_read_is_given_up_at_the_bound_but_one_frame_and_the_answer_pass() -> None:
     queue, megabyte, taken = ReplyQueue(), Frame(b"x" * (1 << 20)), 0
     while queue.push(megabyte):
         taken += 1
     assert taken == MAX_QUEUED_BYTES >> 20 and queue.abandoned
     assert not queue.push(Frame(b"more")) and not queue.push(Frame(b"last", final=True))
-    queue, large = ReplyQueue(), Frame(b"x" * (MAX_QUEUED_BYTES + 1), final=True)
-    assert queue.push(large) and await queue.next() is large
+    queue, large = ReplyQueue(), [Frame(b"x" * (MAX_QUEUED_BYTES + 1), final) for final in (False, True)]
+    assert all(queue.push(frame) for frame in large)
+    assert [await queue.next() for _ in large] == large
 
 
 async def test_a_reader_without_a_task_is_called_back_once() -> None:
