@@ -93,9 +93,7 @@ def writer(monkeypatch: pytest.MonkeyPatch) -> Writer:
     return Writer()
 
 
-async def test_ids_are_there_before_the_store_has_the_events_which_are_written_together_and_who_reads_waits(
-    writer: Writer,
-) -> None:
+async def test_ids_are_there_before_the_events_are_stored_together_and_who_reads_waits(writer: Writer) -> None:
     writer.log.may_write.clear()
     (first,) = await writer.recorded("s", A)
     await writer.recorded("t", A)
@@ -207,7 +205,7 @@ async def test_whoever_waits_does_not_wait_for_the_pause(writer: Writer, monkeyp
     monkeypatch.setattr(event_batches, "_PAUSE_S", 60.0)
     for number in range(5):
         await writer.append("s", "one", b"%d" % number)
-    batches = len(writer.log.batches)
+    before = len(writer.log.batches)
     await writer.recorded("t", A)
     await writer.recorded("u", A)
     writer.log.hold()
@@ -217,9 +215,8 @@ async def test_whoever_waits_does_not_wait_for_the_pause(writer: Writer, monkeyp
     await turns(20)  # until it waits for the next write
     writer.log.may_write.set()
     await asyncio.gather(first, second)
-    assert [sorted(batch) for batch in writer.log.batches[batches:]] == [["t", "u"], ["v"]], (
-        "what has gathered goes along"
-    )
+    batches = [sorted(batch) for batch in writer.log.batches[before:]]
+    assert batches == [["t", "u"], ["v"]], "what has gathered goes along"
 
 
 async def test_whoever_waits_does_not_wait_for_what_came_later(writer: Writer) -> None:
