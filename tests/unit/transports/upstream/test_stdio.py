@@ -5,7 +5,7 @@ from typing import cast
 
 import pytest
 
-from session_store.metadata import output_scrubber, scrubbed_text
+from session_store.metadata import output_scrubber
 from tests.requirements import requirement
 from transports.testing import RecordedEvents
 from transports.upstream.line_budget import MOST_KINDS, LineBudget
@@ -13,22 +13,41 @@ from transports.upstream.process import Process
 from transports.upstream.stdio import StdioLink
 
 SECRET = "ghp_abcdefghijklmnop"
+MESSAGE = b'{"jsonrpc":"2.0","id":1,"result":{}}'
 
 
-class DeadChild:
-    """A process that has written one line to stderr."""
+class Noisy(RecordedEvents):
+    """Counts lines that are no messages."""
 
-    why_ended = ""
+    noises = 0
+
+    def noise(self) -> None:
+        self.noises += 1
+
+
+class Child:
+    """A process that has written these lines to stderr."""
+
+    def __init__(self, *lines: str, why_ended: str = "") -> None:
+        self.lines = [*lines]
+        self.why_ended = why_ended
 
     def stderr_tail(self) -> list[str]:
-        return [f"cannot sign in with {SECRET}"]
+        return self.lines
+
+
+def linked(
+    child: Child, environment: dict[str, str] | None = None, budget: LineBudget | None = None
+) -> tuple[StdioLink, Noisy]:
+    events = Noisy()
+    link = StdioLink("files", events, 1.0, output_scrubber(["TENANT"], environment or {}), budget)
+    link.attach(cast(Process, child))
+    return link, events
 
 
 @requirement("ops.redact")
 def test_credentials_in_the_output_of_a_child_are_not_logged(caplog: pytest.LogCaptureFixture) -> None:
-    events = RecordedEvents()
-    link = StdioLink("files", events, 1.0, scrubbed_text)
-    link.attach(cast(Process, DeadChild()))
+    link, events = linked(Child(f"cannot sign in with {SECRET}"))
     with caplog.at_level(logging.DEBUG, logger="transports.upstream.stdio"):
         link.stderr(f"token {SECRET}".encode())
         link.line(f"signed in with {SECRET}".encode())
@@ -40,7 +59,7 @@ def test_credentials_in_the_output_of_a_child_are_not_logged(caplog: pytest.LogC
 
 @requirement("proc.last-words")
 def test_a_child_that_failed_has_one_short_line_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
-    link, _ = linked(Chatty(*(f"line {number} {'x' * 400}" for number in range(50)), "KeyError: 'API_KEY'", ""))
+    link, _ = linked(Child(*(f"line {number} {'x' * 400}" for number in range(50)), "KeyError: 'API_KEY'", ""))
     assert len(link.last_words) == 40
     link.exited(1)
     [told] = caplog.messages
@@ -51,18 +70,15 @@ def test_a_child_that_failed_has_one_short_line_in_the_log(caplog: pytest.LogCap
 def test_a_server_that_dies_again_and_again_does_not_fill_the_log(caplog: pytest.LogCaptureFixture) -> None:
     budget = LineBudget()
     for code in (3, 3, 3, 4, 3):
-        link = StdioLink("files", RecordedEvents(), 1.0, scrubbed_text, budget)
-        link.attach(cast(Process, DeadChild()))
-        link.exited(code)
+        linked(Child("no database"), budget=budget)[0].exited(code)
     assert [message.partition(";")[0] for message in caplog.messages] == [
         "server files exited with code 3",
         "server files exited with code 4 (2 more before it, which have no line)",
     ]
     caplog.clear()
     for _ in range(2):
-        link = StdioLink("files", RecordedEvents(), 1.0, scrubbed_text, budget)
-        link.attach(cast(Process, DeadChild()))
-        link.line(b'{"jsonrpc":"2.0","id":1,"result":{}}')
+        link, _ = linked(Child("no database"), budget=budget)
+        link.line(MESSAGE)
         link.exited(3)
     assert len(caplog.messages) == 2, "each of these has served somebody"
 
@@ -71,8 +87,7 @@ def test_a_server_that_dies_again_and_again_does_not_fill_the_log(caplog: pytest
 def test_a_server_that_prints_does_not_fill_the_log(caplog: pytest.LogCaptureFixture) -> None:
     budget = LineBudget()
     for session in range(3):
-        link = StdioLink("files", RecordedEvents(), 1.0, scrubbed_text, budget)
-        link.attach(cast(Process, DeadChild()))
+        link, _ = linked(Child(), budget=budget)
         for number in range(1_000):
             link.line(f"worked on {number} of session {session}".encode())
             link.oversized(b"{", b"}")
@@ -81,51 +96,19 @@ def test_a_server_that_prints_does_not_fill_the_log(caplog: pytest.LogCaptureFix
 
 @requirement("box.tree-limits")
 def test_a_child_that_the_kernel_ended_says_why() -> None:
-    events = RecordedEvents()
-    link = StdioLink("files", events, 1.0, scrubbed_text)
-    child = DeadChild()
-    child.why_ended = "its processes had more than 64 MiB of memory together"
-    link.attach(cast(Process, child))
+    link, events = linked(Child(why_ended="its processes had more than 64 MiB of memory together"))
     link.exited(-9)
     assert events.ends == ["server 'files' was ended: its processes had more than 64 MiB of memory together"]
 
 
-class Noisy(RecordedEvents):
-    """Counts lines that are no messages."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.noises = 0
-
-    def noise(self) -> None:
-        self.noises += 1
-
-
-class Chatty(DeadChild):
-    """A process that has written these lines to stderr."""
-
-    def __init__(self, *lines: str) -> None:
-        self.lines = [*lines]
-
-    def stderr_tail(self) -> list[str]:
-        return self.lines
-
-
-def linked(child: DeadChild, environment: dict[str, str] | None = None) -> tuple[StdioLink, Noisy]:
-    events = Noisy()
-    link = StdioLink("files", events, 1.0, output_scrubber(["TENANT"], environment or {}))
-    link.attach(cast(Process, child))
-    return link, events
-
-
 @requirement("proc.garbage", "proc.noise")
 def test_lines_that_are_no_messages_are_reported_until_the_first_message(caplog: pytest.LogCaptureFixture) -> None:
-    link, events = linked(Chatty("starting"))
+    link, events = linked(Child("starting"))
     for number in range(100):
         link.line(f"Usage {number}".encode())
     assert events.noises == 100 and len(caplog.messages) == 3, "a flood is not a flood in the log"
     assert link.last_words == ["starting", "(stdout) Usage 0", "(stdout) Usage 1", "(stdout) Usage 2"]
-    link.line(b'{"jsonrpc":"2.0","id":1,"result":{}}')
+    link.line(MESSAGE)
     link.line(b"a later line")
     assert events.noises == 100 and link.last_words == ["starting"]
 
@@ -134,7 +117,7 @@ def test_lines_that_are_no_messages_are_reported_until_the_first_message(caplog:
 def test_credentials_are_redacted_before_a_line_is_cut() -> None:
     straddling = "x" * 490 + " " + SECRET
     many = " ".join([f"{number} {SECRET}" for number in range(200)])
-    link, _ = linked(Chatty(straddling, many[:2_000], many))
+    link, _ = linked(Child(straddling, many[:2_000], many))
     for line in link.last_words:
         assert "ghp_" not in line and len(line) <= 500
     assert link.last_words[0].startswith("x" * 490)
@@ -143,5 +126,5 @@ def test_credentials_are_redacted_before_a_line_is_cut() -> None:
 @requirement("proc.last-words", "ops.redact")
 def test_the_secrets_of_a_server_s_environment_are_redacted_whatever_their_form() -> None:
     environment = {"API_KEY": "plain words", "TENANT": "acme-corporation", "HOME": "/home/ada", "TOKEN": "abc"}
-    link, _ = linked(Chatty("key 'plain words' of acme-corporation in /home/ada is no abc"), environment)
+    link, _ = linked(Child("key 'plain words' of acme-corporation in /home/ada is no abc"), environment)
     assert link.last_words == ["key '[redacted]' of [redacted] in /home/ada is no abc"]
