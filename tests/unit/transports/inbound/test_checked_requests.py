@@ -16,6 +16,10 @@ from transports.inbound_port import Refused, Request
 
 LEGACY_HEAD = {"mcp_protocol_version": "2025-11-25"}
 MODERN_HEAD = {"mcp_protocol_version": "2026-07-28", "mcp_method": "tools/call", "mcp_name": "a"}
+UNUSUAL_TOKENS: tuple[Any, ...] = (None, {}, 1.5, True)
+ERAS = pytest.mark.parametrize(
+    ("named", "more"), [(LEGACY_HEAD, {}), (MODERN_HEAD, {"_meta": MODERN_META})], ids=["legacy", "modern"]
+)
 
 
 def kept_head(**headers: str) -> Head:
@@ -28,21 +32,20 @@ def request(head: Head, /, client_id: Any = 1, call: str = "tools/call", **param
 
 
 @requirement("hot.standing")
-@pytest.mark.parametrize("era", ["legacy", "modern"])
-def test_calls_that_differ_in_id_and_arguments_share_what_was_decided(era: str) -> None:
-    modern = era == "modern"
-    named, more = kept_head(**(MODERN_HEAD if modern else LEGACY_HEAD)), dict[str, Any]()
-    if modern:
-        more["_meta"] = MODERN_META
-    first = request(named, name="a", arguments={"n": 1}, **more)
-    second = request(named, client_id="x", name="a", arguments={"n": 2}, **more)
+@ERAS
+def test_calls_that_differ_in_id_and_arguments_share_what_was_decided(
+    named: dict[str, str], more: dict[str, Any]
+) -> None:
+    head = kept_head(**named)
+    first = request(head, name="a", arguments={"n": 1}, **more)
+    second = request(head, client_id="x", name="a", arguments={"n": 2}, **more)
     assert first.standing is not None and second.standing is first.standing
     for found, number, client_id in ((first, 1, 1), (second, 2, "x")):
         assert found.message is not None and found.message.id == client_id
         assert json.loads(bytes(found.params["arguments"])) == {"n": number}
-        assert found.body_bytes > 0 and found.arrived_at > 0 and (found.check_mirrored is not None) is modern
+        assert found.body_bytes > 0 and found.arrived_at > 0 and (found.check_mirrored is not None) is bool(more)
     assert (second.era, second.meta, second.protocol_version) == (first.era, first.meta, first.protocol_version)
-    without = request(named, name="a", **more)
+    without = request(head, name="a", **more)
     assert without.standing is first.standing and "arguments" not in without.params
 
 
@@ -68,15 +71,15 @@ def test_a_request_that_says_anything_else_shares_nothing(other: dict[str, Any])
 
 
 @requirement("hot.standing")
-@pytest.mark.parametrize("era", ["legacy", "modern"])
-def test_calls_with_other_progress_tokens_share_what_was_decided_and_have_their_own(era: str) -> None:
-    modern = era == "modern"
-    named = kept_head(**(MODERN_HEAD if modern else LEGACY_HEAD))
-    meta = MODERN_META if modern else {"note": {"x": 1}}
-    first = request(named, name="a", _meta={**meta, "progressToken": 1})
+@ERAS
+def test_calls_with_other_progress_tokens_share_what_was_decided_and_have_their_own(
+    named: dict[str, str], more: dict[str, Any]
+) -> None:
+    head, meta = kept_head(**named), {"note": {"x": 1}, **more.get("_meta", {})}
+    first = request(head, name="a", _meta={**meta, "progressToken": 1})
     assert first.standing is not None
     for token in (2, "2", 'a "b" \u20ac', -1):
-        found = request(named, name="a", _meta={**meta, "progressToken": token})
+        found = request(head, name="a", _meta={**meta, "progressToken": token})
         assert found.standing is first.standing
         assert found.meta == {**meta, "progressToken": token} == json.loads(bytes(found.params["_meta"]))
     assert first.meta["progressToken"] == 1
@@ -86,10 +89,7 @@ def test_calls_with_other_progress_tokens_share_what_was_decided_and_have_their_
 @pytest.mark.parametrize(
     "meta",
     [
-        {"note": 1, "progressToken": None},
-        {"note": 1, "progressToken": {}},
-        {"note": 1, "progressToken": 1.5},
-        {"note": 1, "progressToken": True},
+        *({"note": 1, "progressToken": token} for token in UNUSUAL_TOKENS),
         {"note": 2, "progressToken": 1},
         {"note": 1, "more": 1, "progressToken": 1},
         {"progressToken": 1, "note": 1},

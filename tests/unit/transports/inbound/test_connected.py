@@ -13,15 +13,6 @@ from transports.inbound.connected import Connected
 pytestmark = pytest.mark.anyio
 
 
-class Endpoint:
-    """Answers each request with its `Mcp-Name`; a body with `explode` raises."""
-
-    def ask(self, method: str, headers: dict[str, str], body: bytes = b"", peer: str = "") -> "Answered":
-        if b"explode" in body:
-            raise RuntimeError("nobody foresaw this")
-        return Answered(json.loads(body)["id"], headers.get("mcp-name"))
-
-
 class Answered:
     """An answer of the endpoint."""
 
@@ -41,33 +32,40 @@ class Answered:
         """Nothing to leave."""
 
 
+class Ends:
+    """Both ends of a connection: an endpoint that answers each request with its `Mcp-Name`, where a body with `explode`
+    raises, and the client, which keeps what it gets."""
+
+    def __init__(self, token: str = "") -> None:
+        self.got: list[Any] = []
+        self.connected = Connected(cast("Any", self), self.write, token=token)
+
+    def ask(self, method: str, headers: dict[str, str], body: bytes = b"", peer: str = "") -> Answered:
+        if b"explode" in body:
+            raise RuntimeError("nobody foresaw this")
+        return Answered(json.loads(body)["id"], headers.get("mcp-name"))
+
+    async def write(self, data: bytes) -> None:
+        self.got.append(json.loads(data))
+
+
 @requirement("wire.connection-survives")
 async def test_a_name_that_cannot_be_read_is_left_to_the_endpoint() -> None:
-    written: list[Any] = []
-
-    async def write(data: bytes) -> None:
-        written.append(json.loads(data))
-
-    connected = Connected(cast("Any", Endpoint()), write)
+    ends = Ends()
     for number, named in enumerate((b"1e400", b'"echo"')):
         body = json.dumps(modern_body("tools/call", {"name": "@"}, request_id=number)).encode()
-        await connected.receive(body.replace(b'"@"', named))
-    await connected.close()
-    assert sorted(str(each["result"]["name"]) for each in written) == ["None", "echo"]
+        await ends.connected.receive(body.replace(b'"@"', named))
+    await ends.connected.close()
+    assert sorted(str(each["result"]["name"]) for each in ends.got) == ["None", "echo"]
 
 
 @requirement("wire.connection-survives")
 async def test_an_error_that_nobody_foresaw_answers_its_request_and_the_next_is_served(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    written: list[Any] = []
-
-    async def write(data: bytes) -> None:
-        written.append(json.loads(data))
-
-    connected = Connected(cast("Any", Endpoint()), write, token="t")
-    await connected.receive(b'{"jsonrpc":"2.0","id":1,"method":"initialize","params":{"a":"explode"}}')
-    await connected.receive(b'{"jsonrpc":"2.0","method":"notifications/x","params":{"a":"explode"}}')
-    await connected.receive(b'{"jsonrpc":"2.0","id":2,"method":"initialize","params":{}}')
-    assert [(each["id"], each.get("error", {}).get("code")) for each in written] == [(1, -32603), (2, None)]
-    assert "foresaw" not in json.dumps(written) and "could not be handled" in caplog.text
+    ends = Ends(token="t")
+    await ends.connected.receive(b'{"jsonrpc":"2.0","id":1,"method":"initialize","params":{"a":"explode"}}')
+    await ends.connected.receive(b'{"jsonrpc":"2.0","method":"notifications/x","params":{"a":"explode"}}')
+    await ends.connected.receive(b'{"jsonrpc":"2.0","id":2,"method":"initialize","params":{}}')
+    assert [(each["id"], each.get("error", {}).get("code")) for each in ends.got] == [(1, -32603), (2, None)]
+    assert "foresaw" not in json.dumps(ends.got) and "could not be handled" in caplog.text

@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,21 +17,10 @@ pytestmark = pytest.mark.anyio
 DATE: HeaderList = [(b"date", b"Sun, 22 Nov 2026 00:00:00 GMT"), (b"X-Of-Config", b"a b")]
 
 
-class _Flow:
-    write_paused = False
-
-
-class _Transport:
-    def __init__(self) -> None:
-        self.written = b""
-
-    def write(self, data: bytes) -> None:
-        self.written += data
-
-
 async def of_uvicorn(status: int, defaults: HeaderList, headers: HeaderList, body: bytes) -> bytes:
-    transport: Any = _Transport()
-    flow: Any = _Flow()
+    written = bytearray()
+    transport: Any = SimpleNamespace(write=written.extend)
+    flow: Any = SimpleNamespace(write_paused=False)
     cycle = RequestResponseCycle(
         scope={"method": "POST"},  # type: ignore[typeddict-item]  # what the writing reads
         transport=transport,
@@ -45,7 +35,7 @@ async def of_uvicorn(status: int, defaults: HeaderList, headers: HeaderList, bod
         on_response=lambda: None,
     )
     await send_json(cycle.send, status, body, headers)  # type: ignore[arg-type]  # of other names for the same
-    return bytes(transport.written)
+    return bytes(written)
 
 
 @requirement("hot.memory")

@@ -8,6 +8,7 @@ import struct
 import threading
 import time
 from collections.abc import Iterator
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +17,10 @@ import pytest
 
 import tests.support.connecting_program
 from tests.requirements import requirement
-from tests.support.gated import gated, python_for
+from tests.support.gated import Gateway, gated, python_for
 from transports.upstream.walls.connecting import MAX_WAITING
 from transports.upstream.walls.spec import Reach
 
-PYTHON = python_for(os.getuid())
 PROGRAM = Path(tests.support.connecting_program.__file__).read_text(encoding="utf-8")
 V4, V6, UNIX = int(socket.AF_INET), int(socket.AF_INET6), int(socket.AF_UNIX)
 
@@ -34,8 +34,14 @@ def v6(host: str, port: int, scope: int = 0) -> str:
     return (head + socket.inet_pton(V6, host) + struct.pack("=I", scope)).hex()
 
 
-def unix(path: bytes) -> str:
-    return (struct.pack("=H", UNIX) + path).hex()
+def unix(path: bytes | str) -> str:
+    return (struct.pack("=H", UNIX) + os.fsencode(path)).hex()
+
+
+def to(address: str, domain: int | None = None, **options: Any) -> list[Any]:
+    """An attempt to connect to an address, with a socket of its family if no other is given."""
+    (family,) = struct.unpack("=H", bytes.fromhex(address[:4]))
+    return ["connect", domain or family, address, options]
 
 
 @contextlib.contextmanager
@@ -75,13 +81,10 @@ def never_accepting() -> Iterator[str]:
         yield v4("127.0.0.1", listener.getsockname()[1])
 
 
-def attempt(
-    reach: Reach, *attempts: list[Any], uid: int = 0, names: dict[str, list[str]] | None = None, learn: bool = False
-) -> tuple[list[Any], list[tuple[str, str, str]]]:
-    """What a program's attempts came to, and what the gateway was told of refusals."""
-    command = (python_for(uid), "-c", PROGRAM, json.dumps(attempts))
-    with gated(*command, reach=reach, uid=uid, names=names, learn=learn) as program:
-        return json.loads(program.output()), program.gateway.shown()
+def attempt(reach: Reach, *attempts: list[Any], uid: int = 0, **how: Any) -> tuple[list[Any], Gateway]:
+    """What a program's attempts came to, and the gateway, which was told of refusals."""
+    with gated(python_for(uid), "-c", PROGRAM, json.dumps(attempts), reach=reach, uid=uid, **how) as program:
+        return json.loads(program.output()), program.gateway
 
 
 @requirement("box.network")
@@ -90,27 +93,24 @@ def test_granted_addresses_are_reached_and_others_are_refused_in_every_form(uid:
     with serving(V4, ("127.0.0.1", 0)) as (_, port), serving(V6, ("::1", 0)) as six:
         reach = Reach(public=True, names=True, hosts=(f"127.0.0.1:{port}", f"[::1]:{six[1]}"))
         granted = [
-            ["connect", V4, v4("127.0.0.1", port), {"nonblocking": nonblocking, "bytes": True}]
-            for nonblocking in (False, True)
+            to(v4("127.0.0.1", port), bytes=True),
+            to(v4("127.0.0.1", port), bytes=True, nonblocking=True),
+            to(v4("0.0.0.0", port), bytes=True),
+            to(v6("::ffff:127.0.0.1", port), bytes=True, nonblocking=True),
+            to(v6("::1", six[1]), bytes=True),
+            to(v4("127.0.0.1", port) + "00" * 112, bytes=True),
         ]
-        granted += [["connect", V4, v4("0.0.0.0", port), {"bytes": True}]]
-        granted += [["connect", V6, v6("::ffff:127.0.0.1", port), {"bytes": True, "nonblocking": True}]]
-        granted += [["connect", V6, v6("::1", six[1]), {"bytes": True}]]
-        granted += [["connect", V4, v4("127.0.0.1", port) + "00" * 112, {"bytes": True}]]
+        hosts = ["169.254.169.254", "10.0.0.5", "127.0.0.1", "0.0.0.0", "224.0.0.1", "192.0.2.2"]
+        refused = [to(v4(host, 80), nonblocking=True) for host in hosts]
+        hosts = ["::1", "fe80::1", "fd00::1", "::ffff:10.0.0.5", "64:ff9b::a00:5", "2002:a00:5::", "::"]
+        refused += [to(v6(host, 80, 1)) for host in hosts]
         with socket.socket() as closed:
             closed.bind(("127.0.0.1", 0))  # without listen(): whoever connects is refused by the kernel
             reach_closed = closed.getsockname()[1]
-            other = [["connect", V4, v4("127.0.0.1", reach_closed), {}]]
-            refused = [
-                ["connect", V4, v4(host, 80), {"nonblocking": True}]
-                for host in ("169.254.169.254", "10.0.0.5", "127.0.0.1", "0.0.0.0", "224.0.0.1", "192.0.2.2")
-            ]
-            refused += [
-                ["connect", V6, v6(host, 80, 1), {}]
-                for host in ("::1", "fe80::1", "fd00::1", "::ffff:10.0.0.5", "64:ff9b::a00:5", "2002:a00:5::", "::")
-            ]
-            results, told = attempt(reach, *granted, *other, *refused, uid=uid)
-    assert results == ["ok"] * len(granted) + ["EACCES"] * (1 + len(refused))
+            refused.append(to(v4("127.0.0.1", reach_closed)))
+            results, gateway = attempt(reach, *granted, *refused, uid=uid)
+    assert results == ["ok"] * len(granted) + ["EACCES"] * len(refused)
+    told = gateway.shown()
     assert ("connect", "169.254.169.254:80", "a metadata address") in told
     assert ("connect", "10.0.0.5:80", "a private address") in told
     assert ("connect", "[fe80::1]:80", "a link-local address") in told
@@ -121,28 +121,27 @@ def test_granted_addresses_are_reached_and_others_are_refused_in_every_form(uid:
 def test_calls_that_make_no_sense_fail_as_they_do_without_a_gate() -> None:
     address = v4("10.0.0.5", 80)
     with serving(V4, ("127.0.0.1", 0)) as (_, port):
-        results, told = attempt(
+        results, gateway = attempt(
             Reach(hosts=("0.0.0.0/0", f"127.0.0.1:{port}")),
-            *[["connect", V4, address, {"size": size}] for size in (0, 1, 2, 15, 129, 2**31 - 1, -1)],
-            *[["connect", V6, v6("fd00::1", 80), {"size": size}] for size in (2, 16, 23)],
-            ["connect", V4, v6("::1", 80), {}],
-            ["connect", V6, address, {}],
-            ["connect", V4, unix(b"/tmp/x\0"), {}],
-            ["connect", V4, address, {"type": int(socket.SOCK_DGRAM)}],
+            *[to(address, size=size) for size in (0, 1, 2, 15, 129, 2**31 - 1, -1)],
+            *[to(v6("fd00::1", 80), size=size) for size in (2, 16, 23)],
+            to(v6("::1", 80), V4),
+            to(address, V6),
+            to(unix(b"/tmp/x\0"), V4),
+            to(address, type=int(socket.SOCK_DGRAM)),
             ["odd_descriptors"],
             ["disconnect", port],
-            ["connect", int(socket.AF_NETLINK), struct.pack("=HHII", socket.AF_NETLINK, 0, 1, 0).hex(), {"type": 3}],
+            to(struct.pack("=HHII", socket.AF_NETLINK, 0, 1, 0).hex(), type=3),
         )
     assert results == [
-        *["EINVAL"] * 7,
-        *["EINVAL"] * 3,
+        *["EINVAL"] * 10,
         *["EAFNOSUPPORT"] * 3,
         "ENETUNREACH",
         ["EBADF", "EBADF", "ENOTSOCK", "EFAULT", "EFAULT"],
         ["", "EACCES", ""],
         "EACCES",
     ]
-    assert told == [("connect", "127.0.0.2:80", "a loopback address")]
+    assert gateway.shown() == [("connect", "127.0.0.2:80", "a loopback address")]
 
 
 @requirement("box.network")
@@ -159,16 +158,14 @@ def test_a_program_that_may_not_be_looked_into_reaches_nothing() -> None:
     """Without the capability that root has."""
     with serving(V4, ("127.0.0.1", 0)) as (_, port):
         address = v4("127.0.0.1", port)
-        results, _ = attempt(Reach(hosts=("localhost",)), ["connect", V4, address, {}], ["undumpable", address])
+        results, _ = attempt(Reach(hosts=("localhost",)), to(address), ["undumpable", address])
     assert results[0] == "" and results[1] in ("", "EPERM")
 
 
 @requirement("box.network")
 def test_connections_that_never_end_hold_up_no_others() -> None:
     with never_accepting() as stuck, serving(V4, ("127.0.0.1", 0)) as (_, port):
-        others = [
-            ["connect", V4, v4("127.0.0.1", port), {"bytes": True, "nonblocking": each}] for each in (True, False)
-        ]
+        others = [to(v4("127.0.0.1", port), bytes=True, nonblocking=each) for each in (True, False)]
         results, _ = attempt(Reach(hosts=("localhost",)), ["hang", stuck, others], ["timeout", stuck])
     assert results == [["ok", "ok"], ["EINPROGRESS", True]]
 
@@ -176,7 +173,7 @@ def test_connections_that_never_end_hold_up_no_others() -> None:
 @requirement("box.network")
 def test_blocking_connections_are_bounded_in_number_and_forgotten_when_their_process_dies() -> None:
     with never_accepting() as stuck, serving(V4, ("127.0.0.1", 0)) as (_, port):
-        others = ["connect", V4, v4("127.0.0.1", port), {"bytes": True, "nonblocking": True}]
+        others = to(v4("127.0.0.1", port), bytes=True, nonblocking=True)
         twice = [["many", stuck, MAX_WAITING + 5], others] * 2
         results, _ = attempt(Reach(hosts=("localhost",)), *twice)
         assert results == [5, "ok"] * 2
@@ -186,21 +183,19 @@ def test_blocking_connections_are_bounded_in_number_and_forgotten_when_their_pro
 def test_a_process_that_dies_in_a_connection_leaves_the_gate_in_order() -> None:
     with never_accepting() as stuck, serving(V4, ("127.0.0.1", 0)) as (_, port):
         dying = json.dumps([["die", stuck]])
-        living = json.dumps([["connect", V4, v4("127.0.0.1", port), {"bytes": True}]])
-        command = ("sh", "-c", '"$1" -c "$2" "$3"; "$1" -c "$2" "$4"', "sh", PYTHON, PROGRAM, dying, living)
+        living = json.dumps([to(v4("127.0.0.1", port), bytes=True)])
+        command = ("sh", "-c", '"$1" -c "$2" "$3"; "$1" -c "$2" "$4"', "sh", python_for(0), PROGRAM, dying, living)
         with gated(*command, reach=Reach(hosts=("localhost",))) as program:
             assert json.loads(program.output()) == ["ok"]
 
 
 @requirement("box.refusals-seen")
 def test_a_flood_of_refusals_is_counted_in_few_messages() -> None:
-    command = (PYTHON, "-c", PROGRAM, json.dumps([["flood", v4("10.0.0.5", 443), 3_000]]))
     began = time.monotonic()
-    with gated(*command, reach=Reach(public=True)) as program:
-        assert json.loads(program.output()) == ["EACCES"]
-        refused = program.gateway.refused
+    results, gateway = attempt(Reach(public=True), ["flood", v4("10.0.0.5", 443), 3_000])
     took_s = time.monotonic() - began
-    assert sum(each["count"] for each in refused) == 3_000
+    refused = gateway.refused
+    assert results == ["EACCES"] and sum(each["count"] for each in refused) == 3_000
     assert {(each["kind"], each["what"]) for each in refused} == {("connect", "10.0.0.5:443")}
     assert len(refused) <= 8 * (took_s + 1) + 1, "eight messages in each second that the flood takes, and the last one"
 
@@ -214,8 +209,8 @@ def test_listening_needs_a_grant_and_port_0_grants_what_only_the_server_itself_r
         ["listen", V6, "::1", 0],
         ["own_listener"],
     ]
-    results, told = attempt(Reach(public=True), *attempts[:-1])
-    assert results == ["EACCES"] * 4 and {kind for kind, _, _ in told} == {"listen"}
+    results, gateway = attempt(Reach(public=True), *attempts[:-1])
+    assert results == ["EACCES"] * 4 and {kind for kind, _, _ in gateway.shown()} == {"listen"}
     results, _ = attempt(Reach(public=True, listen=(0,)), *attempts)
     assert results == ["EACCES", "EACCES", "", "", ["EACCES", "", "own", "EACCES"]]
 
@@ -231,38 +226,36 @@ def test_unix_sockets_are_reached_below_granted_folders_only(tmp_path: Path) -> 
     inside, outside, exact = str(granted / "socket"), str(private / "socket"), str(private / "exact")
     with serving(UNIX, inside), serving(UNIX, outside), serving(UNIX, exact), serving(UNIX, "\0gate-test"):
         ok = [
-            unix(inside.encode() + b"\0"),
-            unix(inside.encode()),  # not terminated
-            unix(inside.encode() + b"\0/../x"),  # what follows a zero byte is not looked at
-            unix(str(tmp_path / "way in" / "socket").encode()),
-            unix(str(granted / "x").encode().replace(b"/x", b"/../granted/socket")),
-            unix(exact.encode()),
-            unix(b"granted/socket\0"),
-            unix(b"/proc/self/cwd/granted/socket\0"),
-            unix(b"/proc/thread-self/cwd/granted/socket\0"),
+            inside + "\0",
+            inside,  # not terminated
+            inside + "\0/../x",  # what follows a zero byte is not looked at
+            str(tmp_path / "way in" / "socket"),
+            f"{granted}/../granted/socket",
+            exact,
+            "granted/socket\0",
+            "/proc/self/cwd/granted/socket\0",
+            "/proc/thread-self/cwd/granted/socket\0",
         ]
         refused = [
-            unix(outside.encode() + b"\0"),
-            unix(str(granted / "link").encode()),
-            unix(str(granted / "folder" / "socket").encode()),
-            unix(f"{granted}/../private/socket".encode()),
-            unix(f"{granted}-x/socket".encode()),
-            unix(b"private/socket\0"),
-            unix(b"\0gate-test"),
-            unix(exact.encode() + b"2"),
+            outside + "\0",
+            str(granted / "link"),
+            str(granted / "folder" / "socket"),
+            f"{granted}/../private/socket",
+            f"{granted}-x/socket",
+            "private/socket\0",
+            "\0gate-test",
+            exact + "2",
         ]
-        attempts = [["connect", UNIX, each, {"bytes": True}] for each in (*ok, *refused)]
-        attempts += [["connect", UNIX, unix(inside.encode()), {"type": int(socket.SOCK_SEQPACKET)}]]
-        attempts += [["connect", UNIX, unix(b""), {}], ["connect", UNIX, unix(b"x" * 120), {}]]
-        attempts += [["connect", UNIX, unix(b"/run/nscd/socket"), {}]]
-        attempts += [["connect", UNIX, unix(str(granted / "missing").encode()), {"nonblocking": True}]]
-        reach = Reach(sockets=(str(granted), exact))
-        with gated(PYTHON, "-c", PROGRAM, json.dumps(attempts), reach=reach, cwd=str(tmp_path)) as program:
-            results = json.loads(program.output())
-            told = program.gateway.shown()
-    assert results[: len(ok)] == ["ok"] * len(ok)
-    assert results[len(ok) : -5] == ["EACCES"] * len(refused)
-    assert results[-5:] == ["EPROTOTYPE", "EINVAL", "EINVAL", "ENOENT", "ENOENT"]
+        impossible = {
+            "EPROTOTYPE": [to(unix(inside), type=int(socket.SOCK_SEQPACKET))],
+            "EINVAL": [to(unix("")), to(unix("x" * 120))],
+            "ENOENT": [to(unix("/run/nscd/socket")), to(unix(str(granted / "missing")), nonblocking=True)],
+        }
+        attempts = [to(unix(each), bytes=True) for each in (*ok, *refused)] + [*chain(*impossible.values())]
+        results, gateway = attempt(Reach(sockets=(str(granted), exact)), *attempts, cwd=str(tmp_path))
+    errors = [error for error, each in impossible.items() for _ in each]
+    assert results == ["ok"] * len(ok) + ["EACCES"] * len(refused) + errors
+    told = gateway.shown()
     assert ("socket", outside, "not granted") in told and len(told) <= len(refused)
     assert ("socket", "@gate-test", "an abstract name") in told
 
@@ -275,11 +268,8 @@ def test_a_unix_socket_whose_queue_is_full_is_waited_for(tmp_path: Path) -> None
         listener.listen(0)
         first = waiting.enter_context(socket.socket(UNIX))
         first.connect(path)
-        attempts = [
-            ["connect", UNIX, unix(path.encode()), {"nonblocking": True}],
-            ["connect", UNIX, unix(path.encode()), {"bytes": True}],
-        ]
-        with gated(PYTHON, "-c", PROGRAM, json.dumps(attempts), reach=Reach(sockets=(path,))) as program:
+        attempts = json.dumps([to(unix(path), nonblocking=True), to(unix(path), bytes=True)])
+        with gated(python_for(0), "-c", PROGRAM, attempts, reach=Reach(sockets=(path,))) as program:
             waiting.enter_context(listener.accept()[0])
             first.close()
             client = waiting.enter_context(listener.accept()[0])
@@ -311,10 +301,8 @@ def test_programs_of_c_python_and_node_resolve_names_and_reach_what_was_answered
         with gated("node", "-e", script, reach=reach, names=names, uid=uid) as program:
             results = json.loads(program.output())
         assert results == [["127.0.0.1"], ["::1"], "ENODATA", ["127.0.0.1", "::1"], "ok", "ok"]
-        with gated(
-            python_for(uid), "-c", PROGRAM, json.dumps([["resolve", "six.test"]]), reach=reach, names=names, uid=uid
-        ) as python:
-            assert json.loads(python.output()) == [["127.0.0.1", "::1"]]
+        python, _ = attempt(reach, ["resolve", "six.test"], names=names, uid=uid)
+        assert python == [["127.0.0.1", "::1"]]
         curl = ("curl", "-s", "-m", "10", "--http0.9", f"http://foo.test:{port}/")
         with gated(*curl, reach=reach, names=names, uid=uid) as program:
             assert program.output() == "ok"
@@ -325,26 +313,18 @@ def test_an_address_is_reachable_once_the_resolver_has_answered_it() -> None:
     with socket.socket() as fresh:
         fresh.bind(("127.0.0.1", 0))
     address = v4("93.184.216.34", 9)
-    before, told = attempt(Reach(hosts=("foo.test",)), ["connect", V4, address, {"nonblocking": True}])
-    assert before == ["EACCES"] and told == [("connect", "93.184.216.34:9", "not listed")]
-    names = {"foo.test": ["93.184.216.34"]}
-    after, told = attempt(
-        Reach(hosts=("foo.test",)),
-        ["resolve", "foo.test"],
-        ["connect", V4, address, {"nonblocking": True, "give_up": True}],
-        names=names,
-        learn=True,
-    )
-    assert after[1] != "EACCES" and told == []
+    reach = Reach(hosts=("foo.test",))
+    before, gateway = attempt(reach, to(address, nonblocking=True))
+    assert before == ["EACCES"] and gateway.shown() == [("connect", "93.184.216.34:9", "not listed")]
+    attempts = [["resolve", "foo.test"], to(address, nonblocking=True, give_up=True)]
+    after, gateway = attempt(reach, *attempts, names={"foo.test": ["93.184.216.34"]}, learn=True)
+    assert after[1] != "EACCES" and gateway.shown() == []
 
 
 @requirement("box.refusals-seen")
 def test_paths_of_any_bytes_are_counted() -> None:
     paths = [b"/" + bytes((1 + n % 31, 0x80 + n % 128)) * 40 + str(n).encode() for n in range(150)]
-    attempts = [["connect", UNIX, unix(path), {}] for path in paths]
-    with gated(PYTHON, "-c", PROGRAM, json.dumps(attempts), reach=Reach()) as program:
-        assert json.loads(program.output()) == ["EACCES"] * len(paths)
-        refused = program.gateway.refused
-    assert sum(each["count"] for each in refused) == len(paths)
-    packets = msgspec.json.encode([each["what"] for each in refused])
+    results, gateway = attempt(Reach(), *[to(unix(path)) for path in paths])
+    assert results == ["EACCES"] * len(paths) and sum(each["count"] for each in gateway.refused) == len(paths)
+    packets = msgspec.json.encode([each["what"] for each in gateway.refused])
     assert msgspec.json.decode(packets, type=list[str]), "they are text"

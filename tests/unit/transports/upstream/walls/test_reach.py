@@ -27,55 +27,18 @@ def refusal(reach: Reach, address: str, port: int = 443) -> str | None:
 
 PUBLIC = Reach(public=True, names=True)
 CLOSED = {
-    "loopback": [
-        "127.0.0.1",
-        "127.9.9.9",
-        "::1",
-        "0.0.0.0",
-        "::",
-        "::ffff:127.0.0.1",
-        "::ffff:0.0.0.0",
-        "64:ff9b::7f00:1",
-    ],
-    "link-local": ["169.254.1.1", "fe80::1", "fe80::1%3", "2002:a9fe:101::"],
-    "metadata": [
-        "169.254.169.254",
-        "::ffff:169.254.169.254",
-        "fd00:ec2::254",
-        "168.63.129.16",
-        "100.100.100.200",
-        "64:ff9b::a9fe:a9fe",
-    ],
-    "multicast": ["224.0.0.1", "239.255.255.250", "ff02::1"],
-    "private": [
-        "10.0.0.5",
-        "172.31.0.1",
-        "192.168.1.1",
-        "100.64.0.1",
-        "fd12::1",
-        "fec0::1",
-        "2002:a00:5::",
-        "::ffff:10.0.0.5",
-    ],
-    "reserved": [
-        "0.1.2.3",
-        "192.0.2.1",
-        "198.19.0.1",
-        "255.255.255.255",
-        "240.0.0.1",
-        "2001::1",
-        "2001:db8::1",
-        "::10.0.0.5",
-        "64:ff9b:1::1",
-        "::2",
-        "4000::1",
-        "192.88.99.1",
-    ],
+    "loopback": "127.0.0.1 127.9.9.9 ::1 0.0.0.0 :: ::ffff:127.0.0.1 ::ffff:0.0.0.0 64:ff9b::7f00:1",
+    "link-local": "169.254.1.1 fe80::1 fe80::1%3 2002:a9fe:101::",
+    "metadata": "169.254.169.254 ::ffff:169.254.169.254 fd00:ec2::254 168.63.129.16 100.100.100.200 64:ff9b::a9fe:a9fe",
+    "multicast": "224.0.0.1 239.255.255.250 ff02::1",
+    "private": "10.0.0.5 172.31.0.1 192.168.1.1 100.64.0.1 fd12::1 fec0::1 2002:a00:5:: ::ffff:10.0.0.5",
+    "reserved": "0.1.2.3 192.0.2.1 198.19.0.1 255.255.255.255 240.0.0.1 192.88.99.1 "
+    "2001::1 2001:db8::1 ::10.0.0.5 64:ff9b:1::1 ::2 4000::1",
 }
 
 
 @requirement("box.network")
-@pytest.mark.parametrize(("kind", "address"), [(kind, a) for kind, found in sorted(CLOSED.items()) for a in found])
+@pytest.mark.parametrize(("kind", "address"), [(kind, a) for kind, found in CLOSED.items() for a in found.split()])
 def test_addresses_that_are_not_public_are_closed_in_every_form(kind: str, address: str) -> None:
     assert refusal(PUBLIC, address) == f"a {kind} address"
 
@@ -92,8 +55,8 @@ def test_public_addresses_are_open_if_public_is(address: str) -> None:
 @requirement("box.network")
 def test_a_public_address_of_this_machine_is_closed_until_it_is_granted() -> None:
     assert refusal(PUBLIC, "198.51.101.7") == "an address of this machine"
-    assert refusal(Reach(public=True, hosts=("198.51.101.7:443",)), "198.51.101.7") is None
-    assert refusal(Reach(public=True, hosts=("198.51.101.7:443",)), "198.51.101.7", 80) is not None
+    granted = Reach(public=True, hosts=("198.51.101.7:443",))
+    assert refusal(granted, "198.51.101.7") is None and refusal(granted, "198.51.101.7", 80) is not None
 
 
 @requirement("box.network")
@@ -101,25 +64,17 @@ def test_grants_open_their_addresses_and_ports_only() -> None:
     reach = Reach(hosts=("10.1.0.0/16:5432", "[fd00::7]:80", "192.168.1.1", "fd01::/16", "localhost:8123", "*:993"))
     granted = [("10.1.2.3", 5432), ("::ffff:10.1.2.3", 5432), ("fd00::7", 80), ("192.168.1.1", 9), ("fd01::9", 1)]
     granted += [("127.0.0.1", 8123), ("::1", 8123), ("0.0.0.0", 8123), ("1.1.1.1", 993)]
-    for address, port in granted:
-        assert refusal(reach, address, port) is None, (address, port)
-    for address, port in [
-        ("10.1.2.3", 5433),
-        ("10.2.0.1", 5432),
-        ("fd00::8", 80),
-        ("127.0.0.1", 8124),
-        ("10.0.0.5", 993),
-        ("1.1.1.1", 994),
-    ]:
-        assert refusal(reach, address, port), (address, port)
+    others = [("10.1.2.3", 5433), ("10.2.0.1", 5432), ("fd00::8", 80), ("127.0.0.1", 8124), ("10.0.0.5", 993)]
+    others += [("1.1.1.1", 994)]
+    assert [each for each in granted + others if refusal(reach, *each) is None] == granted
 
 
 @requirement("box.network")
 def test_a_wide_network_does_not_open_metadata_and_loopback() -> None:
     wide = Reach(hosts=("0.0.0.0/0", "::/0"))
-    assert refusal(wide, "1.1.1.1") is None and refusal(wide, "10.0.0.5") is None
-    for address in ("169.254.169.254", "127.0.0.1", "169.254.1.1", "fe80::1", "::1", "224.0.0.1"):
-        assert refusal(wide, address)
+    open_ones = ["1.1.1.1", "10.0.0.5"]
+    closed = ["169.254.169.254", "127.0.0.1", "169.254.1.1", "fe80::1", "::1", "224.0.0.1"]
+    assert [each for each in open_ones + closed if refusal(wide, each) is None] == open_ones
     assert refusal(Reach(hosts=("169.254.0.0/16",)), "169.254.169.254")
     assert refusal(Reach(hosts=("169.254.0.0/16",)), "169.254.1.1") is None
     assert refusal(Reach(hosts=("169.254.169.254:80",)), "169.254.169.254", 80) is None
@@ -177,54 +132,24 @@ def test_a_server_that_resolves_without_end_holds_a_bounded_number_of_addresses(
 @requirement("box.names")
 def test_names_and_wildcards_match_nothing_that_only_looks_like_them() -> None:
     names = NameRules(Reach(hosts=("api.example.com:443", "*.example.org", "*.xn--bcher-kva.example", "10.0.0.1")))
-    for name in ("api.example.com", "API.Example.COM.", "a.example.org", "a.b.example.org.", "x.xn--bcher-kva.example"):
-        assert names.is_resolved(name), name
-    for name in (
-        "example.com",
-        "api.example.com.evil.net",
-        "xapi.example.com",
-        "example.org",
-        ".example.org",
-        "aexample.org",
-        "api.example.com..",
-        "a.bücher.example",
-        "10.0.0.1",
-        "",
-        ".",
-    ):
-        assert not names.is_resolved(name), name
+    granted = ["api.example.com", "API.Example.COM.", "a.example.org", "a.b.example.org.", "x.xn--bcher-kva.example"]
+    others = ["example.com", "api.example.com.evil.net", "xapi.example.com", "example.org", ".example.org", ""]
+    others += ["aexample.org", "api.example.com..", "a.bücher.example", "10.0.0.1", "."]
+    assert [name for name in granted + others if names.is_resolved(name)] == granted
     assert names.ports("api.example.com") == frozenset({443}) and names.ports("a.example.org") is None
     assert NameRules(PUBLIC).is_resolved("anything.test") and NameRules(PUBLIC).ports("anything.test") == frozenset()
     assert NameRules(Reach(hosts=("*:443",))).ports("anything.test") == frozenset({443})
 
 
-@requirement("box.network")
-@pytest.mark.parametrize(
-    "text",
-    [
-        "",
-        "*.",
-        "*.com",
-        "a*b.com",
-        "example.com:",
-        "example.com:0",
-        "example.com:65536",
-        "example.com:-1",
-        "example.com:x",
-        "10.0.0.1/8",
-        "10.0.0",
-        "10.0.0.256",
-        "[fd00::1",
-        "[fd00::1]x",
-        "fd00::1/8",
-        "http://example.com",
-        "a b",
-        "a..b",
-        "a" * 64 + ".com",
-        "x/y",
-        "bücher.example",
-    ],
+MEANINGLESS = (
+    *("", "*.", "*.com", "a*b.com", "a b", "a..b", "a" * 64 + ".com", "x/y", "bücher.example", "http://example.com"),
+    *("example.com:", "example.com:0", "example.com:65536", "example.com:-1", "example.com:x"),
+    *("10.0.0.1/8", "10.0.0", "10.0.0.256", "[fd00::1", "[fd00::1]x", "fd00::1/8"),
 )
+
+
+@requirement("box.network")
+@pytest.mark.parametrize("text", MEANINGLESS)
 def test_an_entry_that_means_nothing_is_refused(text: str) -> None:
     with pytest.raises(ValueError):
         destination(text)
