@@ -13,10 +13,9 @@ from session_store.context import current_session_id
 from tests.requirements import requirement
 from tests.unit.integrations.apps import Client, FailingStore, app_of
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, requirement("app.lazy")]
 
 
-@requirement("app.lazy")
 async def test_facts_are_there_once_the_session_is_loaded() -> None:
     async def facts(session: AppSession) -> str:
         for name in ("id", "principal", "agent", "context"):
@@ -37,7 +36,6 @@ async def test_facts_are_there_once_the_session_is_loaded() -> None:
     assert first.body == second.body and first.body.endswith(b" anonymous direct") and len(store.sessions.records) == 1
 
 
-@requirement("app.lazy")
 async def test_what_reads_gives_nothing_without_a_session_and_what_writes_opens_one() -> None:
     async def read(session: AppSession) -> Any:
         state = session.state
@@ -61,7 +59,6 @@ async def test_what_reads_gives_nothing_without_a_session_and_what_writes_opens_
     assert (await Client(app_of(write, store=store)).get()).body == b"[[1], ['k'], {'team': 'red'}]"
 
 
-@requirement("app.lazy")
 async def test_concurrent_writes_of_one_request_open_one_session() -> None:
     async def many(session: AppSession) -> Any:
         return sorted(await asyncio.gather(*(session.state.increment("n") for _ in range(20))))[-1]
@@ -72,7 +69,6 @@ async def test_concurrent_writes_of_one_request_open_one_session() -> None:
     assert len(store.sessions.records) == 1
 
 
-@requirement("app.lazy")
 async def test_after_the_response_has_begun_no_session_is_opened() -> None:
     raised: list[str] = []
 
@@ -98,7 +94,6 @@ async def test_after_the_response_has_begun_no_session_is_opened() -> None:
     assert len(raised) == 2 and "its response has begun" in raised[0]
 
 
-@requirement("app.lazy")
 async def test_a_session_that_ends_during_a_request_is_not_replaced_in_it() -> None:
     """Else one request would read from one session and write to another."""
     store = FailingStore()
@@ -119,21 +114,6 @@ async def test_a_session_that_ends_during_a_request_is_not_replaced_in_it() -> N
     assert (await client.get()).status == 404, "known or not"
 
 
-@requirement("app.lazy")
-async def test_a_session_that_this_process_remembers_and_that_has_ended_is_replaced() -> None:
-    async def count(session: AppSession) -> Any:
-        return await session.state.increment("n")
-
-    store = FailingStore()
-    client = Client(app_of(count, store=store))
-    await client.get()
-    held = client.cookie
-    for session in list(store.sessions.records.scan()):
-        store.sessions.records.remove(session.id)
-    answer = await client.get()
-    assert answer.body == b"1" and client.cookie not in ("", held)
-
-
 @requirement("app.sign-out")
 async def test_what_is_written_after_the_end_is_written_to_a_new_session() -> None:
     async def renew(session: AppSession) -> Any:
@@ -151,7 +131,6 @@ async def test_what_is_written_after_the_end_is_written_to_a_new_session() -> No
     assert answer.body == b"['new']" and client.cookie not in ("", held)
 
 
-@requirement("app.lazy")
 async def test_a_request_leaves_nothing_for_the_garbage_collector() -> None:
     """A session and its scope name each other. At thousands of requests a second, collecting them costs a tenth."""
     held: list[weakref.ref[AppSession]] = []
@@ -169,7 +148,6 @@ async def test_a_request_leaves_nothing_for_the_garbage_collector() -> None:
         gc.enable()
 
 
-@requirement("app.lazy")
 async def test_a_session_that_is_kept_beyond_its_request_is_not_looked_up_any_more() -> None:
     kept: list[AppSession] = []
 

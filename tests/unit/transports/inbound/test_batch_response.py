@@ -10,7 +10,7 @@ from tests.requirements import requirement
 from transports.inbound import batch_response
 from transports.inbound.batch_response import BatchResponse
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, requirement("spec.batch")]
 
 
 class Client:
@@ -44,7 +44,6 @@ class Client:
         return [json.loads(line[6:]) for line in self.text.splitlines() if line.startswith("data: ")]
 
 
-@requirement("spec.batch")
 async def test_answers_alone_are_one_array_in_the_order_of_their_messages() -> None:
     client = Client()
     response = BatchResponse(client.send)
@@ -57,7 +56,6 @@ async def test_answers_alone_are_one_array_in_the_order_of_their_messages() -> N
     assert nothing.events[0]["status"] == 202
 
 
-@requirement("spec.batch")
 async def test_another_message_begins_a_stream_with_the_answers_so_far() -> None:
     client = Client()
     response = BatchResponse(client.send)
@@ -70,7 +68,6 @@ async def test_another_message_begins_a_stream_with_the_answers_so_far() -> None
     assert client.head[b"content-type"] == b"text/event-stream" and client.events[-1]["more_body"] is False
 
 
-@requirement("spec.batch")
 async def test_a_client_that_waits_for_long_gets_comments(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(batch_response, "KEEPALIVE_S", 0.01)
     client = Client()
@@ -81,7 +78,7 @@ async def test_a_client_that_waits_for_long_gets_comments(monkeypatch: pytest.Mo
     assert client.data() == [1]
 
 
-@requirement("spec.batch", "wall.before-auth")
+@requirement("wall.before-auth")
 async def test_answers_that_nobody_reads_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(BatchResponse, "MOST", 20_000)
     large, small, client = b'"' + b"x" * 8_000 + b'"', b'"small"', Client()

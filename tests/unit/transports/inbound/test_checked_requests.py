@@ -14,6 +14,8 @@ from transports.inbound.limits import MAX_ID_CHARS
 from transports.inbound.posts import Head
 from transports.inbound_port import Refused, Request
 
+pytestmark = requirement("hot.standing")
+
 LEGACY_HEAD = {"mcp_protocol_version": "2025-11-25"}
 MODERN_HEAD = {"mcp_protocol_version": "2026-07-28", "mcp_method": "tools/call", "mcp_name": "a"}
 UNUSUAL_TOKENS: tuple[Any, ...] = (None, {}, 1.5, True)
@@ -31,7 +33,6 @@ def request(head: Head, /, client_id: Any = 1, call: str = "tools/call", **param
     return posts().request(head, posts().read(body), len(body))
 
 
-@requirement("hot.standing")
 @ERAS
 def test_calls_that_differ_in_id_and_arguments_share_what_was_decided(
     named: dict[str, str], more: dict[str, Any]
@@ -49,7 +50,6 @@ def test_calls_that_differ_in_id_and_arguments_share_what_was_decided(
     assert without.standing is first.standing and "arguments" not in without.params
 
 
-@requirement("hot.standing")
 @pytest.mark.parametrize(
     "other",
     [
@@ -70,7 +70,6 @@ def test_a_request_that_says_anything_else_shares_nothing(other: dict[str, Any])
     assert request(named, name="a").standing is first.standing, "both are kept"
 
 
-@requirement("hot.standing")
 @ERAS
 def test_calls_with_other_progress_tokens_share_what_was_decided_and_have_their_own(
     named: dict[str, str], more: dict[str, Any]
@@ -85,7 +84,6 @@ def test_calls_with_other_progress_tokens_share_what_was_decided_and_have_their_
     assert first.meta["progressToken"] == 1
 
 
-@requirement("hot.standing")
 @pytest.mark.parametrize(
     "meta",
     [
@@ -109,14 +107,12 @@ def test_another_meta_or_an_unusual_progress_token_shares_nothing(meta: dict[str
         request(named, name="a", _meta={"note": 1, "progressToken": "x" * (MAX_ID_CHARS + 1)})
 
 
-@requirement("hot.standing")
 def test_what_each_request_has_of_its_own_is_not_kept() -> None:
     named = kept_head(**LEGACY_HEAD)
     assert request(named, name="a", _meta={"traceparent": "00"}).standing is None
     assert request(named, name="a", note="x" * MAX_BYTES).standing is None
 
 
-@requirement("hot.standing")
 def test_a_connection_keeps_few_and_the_last_ones() -> None:
     named = kept_head(**LEGACY_HEAD)
     first = request(named, name="a").standing
@@ -125,7 +121,6 @@ def test_a_connection_keeps_few_and_the_last_ones() -> None:
     assert request(named, name="a").standing is not first
 
 
-@requirement("hot.standing")
 def test_the_rules_of_the_wire_hold_for_each_request() -> None:
     named = kept_head(**MODERN_HEAD)
     meta: dict[str, Any] = {"_meta": MODERN_META}
@@ -139,7 +134,6 @@ def test_the_rules_of_the_wire_hold_for_each_request() -> None:
         posts().request(named, posts().read(b'{"jsonrpc":"2.0","id":1,"result":{}}'), 1)
 
 
-@requirement("hot.standing")
 def test_each_request_has_the_trace_of_its_own_head() -> None:
     named = kept_head(**LEGACY_HEAD)
     request(named, name="a")

@@ -10,7 +10,7 @@ from tests.requirements import requirement
 from tests.support.mcp_clients import modern_body
 from transports.inbound.connected import Connected
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, requirement("wire.connection-survives")]
 
 
 class Answered:
@@ -49,7 +49,6 @@ class Ends:
         self.got.append(json.loads(data))
 
 
-@requirement("wire.connection-survives")
 async def test_a_name_that_cannot_be_read_is_left_to_the_endpoint() -> None:
     ends = Ends()
     for number, named in enumerate((b"1e400", b'"echo"')):
@@ -59,7 +58,6 @@ async def test_a_name_that_cannot_be_read_is_left_to_the_endpoint() -> None:
     assert sorted(str(each["result"]["name"]) for each in ends.got) == ["None", "echo"]
 
 
-@requirement("wire.connection-survives")
 async def test_an_error_that_nobody_foresaw_answers_its_request_and_the_next_is_served(
     caplog: pytest.LogCaptureFixture,
 ) -> None:

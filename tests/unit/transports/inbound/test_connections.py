@@ -9,7 +9,7 @@ from tests.requirements import requirement
 from transports.inbound.connections import Connections, Phase
 from transports.inbound.limits import Limited, Limits
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, requirement("wall.before-auth")]
 
 
 class Waiting:
@@ -44,7 +44,6 @@ class Waiting:
         self.over.set()
 
 
-@requirement("wall.before-auth")
 async def test_a_connection_that_cannot_be_cut_ends_no_deadline_of_others() -> None:
     """A peer that resets a connection in the very moment when it is cut: the socket refuses to be shut down."""
     connections = Connections(Limits(head_timeout_s=0.1), Counter())
@@ -57,7 +56,7 @@ async def test_a_connection_that_cannot_be_cut_ends_no_deadline_of_others() -> N
     connections.close()
 
 
-@requirement("wall.bystander", "wall.before-auth")
+@requirement("wall.bystander")
 async def test_thousands_that_came_together_are_cut_in_many_turns_of_the_loop() -> None:
     connections = Connections(Limits(head_timeout_s=0.05), Counter())
     waiting = [Waiting() for _ in range(1_000)]

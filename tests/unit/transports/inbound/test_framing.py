@@ -5,12 +5,13 @@ import pytest
 from tests.requirements import requirement
 from transports.inbound.framing import BadRequest, plain_target
 
+pytestmark = requirement("wall.framing")
+
 HOST = (b"host", b"127.0.0.1")
 LENGTH = (b"content-length", b"5")
 CHUNKED = (b"transfer-encoding", b"chunked")
 
 
-@requirement("wall.framing")
 @pytest.mark.parametrize(
     ("target", "plain", "host"),
     [
@@ -25,7 +26,6 @@ def test_the_host_of_an_absolute_target_replaces_the_header(target: bytes, plain
     assert headers == [(b"host", host), (b"accept", b"x")]
 
 
-@requirement("wall.framing")
 @pytest.mark.parametrize(
     ("headers", "version"),
     [
@@ -41,7 +41,6 @@ def test_a_head_with_one_meaning_passes(headers: list[tuple[bytes, bytes]], vers
     assert plain_target("POST", b"/", version, headers) == b"/"
 
 
-@requirement("wall.framing")
 @pytest.mark.parametrize(
     ("status", "headers", "version"),
     [
@@ -75,7 +74,6 @@ def test_a_head_with_more_than_one_meaning_is_refused(
 NO_PATHS = (b"*", b"a:80", b"/a#b", b"ftp://a/b", b"http://user@a/b", b"http:///b", b"http://[::1/b", b"")
 
 
-@requirement("wall.framing")
 @pytest.mark.parametrize(
     ("method", "target", "status"), [("CONNECT", b"a:80", 501), *(("GET", target, 400) for target in NO_PATHS)]
 )

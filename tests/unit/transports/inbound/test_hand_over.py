@@ -1,12 +1,15 @@
 """When a connection may move, and when it stays."""
 
 import asyncio
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 
 from tests.requirements import requirement
 from transports.inbound.hand_over import ANSWERED_BY, MOST_MOVES, HandOver
+
+pytestmark = requirement("rep.workers")
 
 
 class Others:
@@ -23,22 +26,12 @@ class Others:
         return True
 
 
-class Transport:
-    def __init__(self, *, unsent: int = 0, **info: Any) -> None:
-        self._unsent = unsent
-        self._info = {"socket": self, **info}
-
-    def fileno(self) -> int:
-        return 7
-
-    def get_write_buffer_size(self) -> int:
-        return self._unsent
-
-    def get_extra_info(self, name: str) -> Any:
-        return self._info.get(name)
+def transport(*, unsent: int = 0, **info: Any) -> asyncio.Transport:
+    known = {"socket": SimpleNamespace(fileno=lambda: 7), **info}
+    fake = SimpleNamespace(get_write_buffer_size=lambda: unsent, get_extra_info=known.get)
+    return cast("asyncio.Transport", fake)
 
 
-@requirement("rep.workers")
 @pytest.mark.parametrize(
     ("scope", "place"),
     [({ANSWERED_BY: "one"}, 1), ({ANSWERED_BY: "of another machine"}, None), ({ANSWERED_BY: ""}, None), ({}, None)],
@@ -47,21 +40,19 @@ def test_it_goes_to_the_sibling_that_answered(scope: dict[str, str], place: int 
     assert HandOver(Others()).place_for(scope) == place
 
 
-@requirement("rep.workers")
 def test_it_moves_a_few_times_and_then_stays() -> None:
     others, moved = Others(), []
     for moves in range(MOST_MOVES + 2):
         connection = HandOver(others, moves)
         if (place := connection.place_for({ANSWERED_BY: "one"})) is not None:
-            assert connection.give(cast("asyncio.Transport", Transport()), place)
+            assert connection.give(transport(), place)
             moved.append(moves)
     assert moved == list(range(MOST_MOVES))
     assert others.got == [(7, 1, moves + 1) for moves in moved]
 
 
-@requirement("rep.workers")
-@pytest.mark.parametrize("transport", [Transport(unsent=1), Transport(sslcontext=object())])
-def test_it_stays_while_a_part_of_it_is_in_this_process(transport: Transport) -> None:
+def test_it_stays_while_a_part_of_it_is_in_this_process() -> None:
     others = Others()
-    assert not HandOver(others).give(cast("asyncio.Transport", transport), 1)
+    for stays in (transport(unsent=1), transport(sslcontext=object())):
+        assert not HandOver(others).give(stays, 1)
     assert others.got == []

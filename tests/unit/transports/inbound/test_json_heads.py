@@ -12,7 +12,7 @@ from tests.requirements import requirement
 from transports.inbound.http import send_json
 from transports.inbound.json_heads import HeaderList, JsonHeads
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, requirement("hot.memory")]
 
 DATE: HeaderList = [(b"date", b"Sun, 22 Nov 2026 00:00:00 GMT"), (b"X-Of-Config", b"a b")]
 
@@ -38,7 +38,6 @@ async def of_uvicorn(status: int, defaults: HeaderList, headers: HeaderList, bod
     return bytes(written)
 
 
-@requirement("hot.memory")
 @pytest.mark.parametrize("status", [200, 400, 404])
 @pytest.mark.parametrize(
     "headers",
@@ -57,7 +56,6 @@ async def test_a_response_has_the_bytes_of_uvicorn(status: int, headers: HeaderL
             assert head is not None and head + body == expected
 
 
-@requirement("hot.memory")
 async def test_what_changes_is_made_anew() -> None:
     made, later = JsonHeads(), [(b"date", b"later")]
     for status, defaults, headers in (
@@ -67,7 +65,7 @@ async def test_what_changes_is_made_anew() -> None:
         assert made.head(status, defaults, headers, 0) == await of_uvicorn(status, defaults, headers, b"")
 
 
-@requirement("hot.memory", "wall.framing")
+@requirement("wall.framing")
 @pytest.mark.parametrize(
     "header",
     [

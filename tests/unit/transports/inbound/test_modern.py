@@ -22,6 +22,8 @@ from transports.inbound.modern import (
 from transports.inbound_port import Refused
 from transports.jsonrpc import METHOD_NOT_FOUND, decode_object, encode, parse
 
+pytestmark = requirement("spec.modern")
+
 HEADER_MISMATCH, UNSUPPORTED_VERSION, INVALID_PARAMS = -32020, -32022, -32602
 CALL = modern_body("tools/call", {"name": "echo", "arguments": {}})
 SCHEMA = {"type": "object", "properties": {"region": {"type": "string", "x-mcp-header": "Region"}}}
@@ -46,14 +48,12 @@ def refusal(
     return refused.value.status, refused.value.code
 
 
-@requirement("spec.modern")
 def test_a_request_whose_headers_agree_with_its_body_passes() -> None:
     check()
     check(modern_body("tools/list"))
     check(modern_body("resources/read", {"uri": "note://a"}))
 
 
-@requirement("spec.modern")
 @pytest.mark.parametrize(
     "changed",
     [
@@ -68,7 +68,7 @@ def test_a_header_that_disagrees_with_the_body_is_refused(changed: dict[str, str
     assert refusal(**changed) == (400, HEADER_MISMATCH)
 
 
-@requirement("spec.modern", "ext.relay")
+@requirement("ext.relay")
 @pytest.mark.parametrize("method", ["tasks/get", "tasks/update", "tasks/cancel"])
 def test_requests_about_a_task_name_the_task_in_their_headers(method: str) -> None:
     body = modern_body(method, {"taskId": "t-1"})
@@ -77,7 +77,7 @@ def test_requests_about_a_task_name_the_task_in_their_headers(method: str) -> No
         assert refusal(body, words=words, mcp_name=named) == (400, HEADER_MISMATCH)
 
 
-@requirement("spec.modern", "wire.connection-survives")
+@requirement("wire.connection-survives")
 def test_a_name_that_cannot_be_read_is_refused_as_invalid_params() -> None:
     message = parse(json.dumps(CALL).replace('"echo"', "1e400").encode())
     params = message.params_object()
@@ -87,12 +87,10 @@ def test_a_name_that_cannot_be_read_is_refused_as_invalid_params() -> None:
     assert refused.value.code == INVALID_PARAMS
 
 
-@requirement("spec.modern")
 def test_a_header_that_stands_twice_is_refused() -> None:
     assert refusal(CALL, ("mcp-name", "echo"), words="more than once") == (400, HEADER_MISMATCH)
 
 
-@requirement("spec.modern")
 def test_a_version_that_nobody_knows_is_refused_with_those_that_are_served() -> None:
     body = json.loads(json.dumps(CALL).replace("2026-07-28", "2099-01-01"))
     assert refusal(body, mcp_protocol_version="2099-01-01") == (400, UNSUPPORTED_VERSION)
@@ -101,13 +99,11 @@ def test_a_version_that_nobody_knows_is_refused_with_those_that_are_served() -> 
     check_notification({"mcp-protocol-version": "2026-07-28"})
 
 
-@requirement("spec.modern")
 @pytest.mark.parametrize("method", ["initialize", "ping", "logging/setLevel", "resources/subscribe"])
 def test_a_method_that_the_revision_removed_is_unknown(method: str) -> None:
     assert refusal(modern_body(method, {"uri": "note://a"}), words=method) == (404, METHOD_NOT_FOUND)
 
 
-@requirement("spec.modern")
 def test_a_header_that_mirrors_an_argument_agrees_with_it() -> None:
     def mirrored(*headers: tuple[bytes, bytes]) -> None:
         check_param_headers(decode_object(b'{"arguments":{"region":"eu"}}', "params"), list(headers), SCHEMA)
@@ -134,7 +130,6 @@ HEADERS = st.fixed_dictionaries(
 )
 
 
-@requirement("spec.modern")
 @settings(max_examples=300)
 @given(method=METHODS, name=NAMES, meta=METAS, headers=HEADERS)
 def test_requests_are_refused_as_the_sdk_refuses_them(
@@ -155,7 +150,6 @@ def test_requests_are_refused_as_the_sdk_refuses_them(
     assert found == expected
 
 
-@requirement("spec.modern")
 def test_each_error_has_the_status_that_the_sdk_gives_it_and_other_answers_are_200() -> None:
     assert {code: status_of(code) for code in ERROR_CODE_HTTP_STATUS} == ERROR_CODE_HTTP_STATUS
     assert {METHOD_NOT_FOUND: 404, HEADER_MISMATCH: 400}.items() <= ERROR_CODE_HTTP_STATUS.items()

@@ -15,6 +15,8 @@ from transports.inbound.remembered_heads import (
     template_of,
 )
 
+pytestmark = requirement("hot.memory")
+
 LINES = ("POST /mcp HTTP/1.1", "Host: a", "Content-Length: 12", "X: y")
 END = b"\r\n\r\n"
 TRACE = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
@@ -43,7 +45,6 @@ def remembering(*templates: Template) -> RememberedHeads[str]:
     return heads
 
 
-@requirement("hot.memory")
 @pytest.mark.parametrize("length", [0, 1, 7, 64, 9_999_999])
 def test_only_the_digits_of_the_length_may_differ(length: int) -> None:
     heads, other = remembering(template()), head().replace(b"12", b"%d" % length)
@@ -53,7 +54,7 @@ def test_only_the_digits_of_the_length_may_differ(length: int) -> None:
         assert (found.remembered, found.head_bytes, found.body_bytes) == ("0", len(other), length)
 
 
-@requirement("hot.memory", "wall.framing")
+@requirement("wall.framing")
 @pytest.mark.parametrize(
     "digits",
     [b"", b"00", b"012", b"+12", b"-1", b" 12", b"12 ", b"1 2", b"1_2", b"0x1", b"12345678", b"\xb2", b"1,1", b"12\r"],
@@ -62,7 +63,7 @@ def test_digits_of_another_form_are_not_found(digits: bytes) -> None:
     assert remembering(template()).match(head().replace(b"12", digits) + b"{}") is None
 
 
-@requirement("hot.memory", "wall.framing")
+@requirement("wall.framing")
 def test_no_other_byte_may_differ_and_none_may_be_missing() -> None:
     raw, heads = head(), remembering(template())
     digits = range(raw.index(b"12"), raw.index(b"12") + 2)
@@ -74,7 +75,6 @@ def test_no_other_byte_may_differ_and_none_may_be_missing() -> None:
     assert heads.match(b"\r\n" + raw) is None
 
 
-@requirement("hot.memory")
 @pytest.mark.parametrize("place", range(1, 5))
 def test_each_request_may_have_a_trace_of_its_own(place: int) -> None:
     lines = [*LINES]
@@ -91,14 +91,12 @@ def test_each_request_may_have_a_trace_of_its_own(place: int) -> None:
     assert heads.match(head() + b"{}") is None
 
 
-@requirement("hot.memory")
 def test_a_trace_of_another_form_is_a_byte_like_others() -> None:
     odd = template(*LINES, "traceparent: 01-x")
     assert remembering(odd).match(head(*LINES, "traceparent: 01-x")) is not None
     assert remembering(odd).match(head(*LINES, f"traceparent: {TRACE}")) is None
 
 
-@requirement("hot.memory")
 def test_a_head_that_begins_like_another_is_another() -> None:
     longer = template(*LINES, "Z: 1")
     heads = remembering(template(), longer)
@@ -121,14 +119,14 @@ UNUSUAL = (
 )
 
 
-@requirement("hot.memory", "wall.framing")
+@requirement("wall.framing")
 @pytest.mark.parametrize("lines", UNUSUAL)
 def test_a_head_that_says_more_of_its_body_or_is_unusual_is_not_remembered(lines: tuple[str, ...]) -> None:
     raw = head(*lines)
     assert template_of(raw, headers(raw)) is None
 
 
-@requirement("hot.memory", "wall.framing")
+@requirement("wall.framing")
 def test_a_head_of_which_the_parser_has_read_something_else_is_not_remembered() -> None:
     read = headers(head())
     assert template_of(head(), read) is not None
@@ -138,7 +136,7 @@ def test_a_head_of_which_the_parser_has_read_something_else_is_not_remembered() 
     assert template_of(head() + b"{}", read) is None
 
 
-@requirement("hot.memory", "wall.memory")
+@requirement("wall.memory")
 def test_a_connection_holds_few_bytes_and_fewer_if_all_hold_many() -> None:
     held = HeldHeads()
     heads, other = RememberedHeads[str](held), RememberedHeads[str](held)
@@ -159,7 +157,7 @@ def test_a_connection_holds_few_bytes_and_fewer_if_all_hold_many() -> None:
     assert len(heads) == len(other) == held.total == 0
 
 
-@requirement("hot.memory", "wall.memory")
+@requirement("wall.memory")
 def test_a_connection_that_has_ended_remembers_nothing_more() -> None:
     held = HeldHeads()
     heads = RememberedHeads[str](held)
@@ -169,7 +167,7 @@ def test_a_connection_that_has_ended_remembers_nothing_more() -> None:
     assert len(heads) == 0 == held.total
 
 
-@requirement("hot.memory", "wall.memory")
+@requirement("wall.memory")
 def test_of_few_heads_the_one_that_was_not_repeated_for_longest_makes_room() -> None:
     heads = remembering(*(template(*LINES, f"Z: {number}") for number in range(MAX_HEADS)))
     assert heads.match(head(*LINES, "Z: 0")) is not None
@@ -178,7 +176,7 @@ def test_of_few_heads_the_one_that_was_not_repeated_for_longest_makes_room() -> 
     assert [heads.match(head(*LINES, f"Z: {name}")) is not None for name in (0, 1, "new")] == [True, False, True]
 
 
-@requirement("hot.memory", "wall.memory")
+@requirement("wall.memory")
 def test_what_comes_once_is_not_kept() -> None:
     heads = RememberedHeads[str](HeldHeads())
     assert not heads.is_repeated(head()) and len(heads) == 0

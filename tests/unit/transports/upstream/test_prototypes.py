@@ -25,6 +25,8 @@ from transports.upstream.prototypes import (
 )
 from transports.upstream.walls.spec import Grant, Reach, Walls
 
+pytestmark = requirement("box.prepared")
+
 COMMON = Walls(
     profile="standard", grants=(Grant("/usr", "rx"), Grant("/etc/hosts")), common=2, reach=Reach(public=True)
 )
@@ -94,7 +96,6 @@ def machine() -> Iterator[Machine]:
     assert not machine.ready()
 
 
-@requirement("box.prepared")
 def test_a_ruleset_is_given_to_one_start_only(machine: Machine) -> None:
     assert machine.take() is None, "nobody had started it before"
     machine.idle()
@@ -105,7 +106,6 @@ def test_a_ruleset_is_given_to_one_start_only(machine: Machine) -> None:
     assert [machine.take() for _ in range(READY)] == machine.made[READY:]
 
 
-@requirement("box.prepared")
 def test_nothing_is_prepared_while_starts_follow_each_other(machine: Machine) -> None:
     for _ in range(10):
         assert machine.take() is None
@@ -115,7 +115,6 @@ def test_nothing_is_prepared_while_starts_follow_each_other(machine: Machine) ->
     assert len(machine.made) == READY
 
 
-@requirement("box.prepared")
 def test_an_old_ruleset_is_not_used(machine: Machine) -> None:
     machine.take()
     machine.idle()
@@ -133,7 +132,6 @@ def test_rulesets_are_renewed_for_a_while_after_the_last_start(machine: Machine)
     assert not machine.ready() and machine.prototypes.due_ms() is None
 
 
-@requirement("box.prepared")
 def test_without_a_ruleset_the_start_makes_its_own(machine: Machine) -> None:
     machine.fails = True
     machine.take()
@@ -146,7 +144,6 @@ def test_without_a_ruleset_the_start_makes_its_own(machine: Machine) -> None:
     assert machine.prototypes.take(1, ruleset=False) == Prepared(COMMON), "it cannot use one"
 
 
-@requirement("box.prepared")
 def test_an_unknown_number_starts_nothing(machine: Machine) -> None:
     assert machine.prototypes.take(2, ruleset=True) is None
     machine.learn(2)
@@ -156,7 +153,6 @@ def test_an_unknown_number_starts_nothing(machine: Machine) -> None:
     assert machine.prototypes.take(2, ruleset=True) is None, "it was used least"
 
 
-@requirement("box.prepared")
 def test_a_forked_process_keeps_the_ruleset_of_its_start_only(machine: Machine) -> None:
     machine.take()
     machine.idle()

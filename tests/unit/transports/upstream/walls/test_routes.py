@@ -4,7 +4,8 @@ import errno
 import ipaddress
 import socket
 import struct
-from unittest.mock import MagicMock
+from contextlib import nullcontext
+from types import SimpleNamespace
 
 import pytest
 
@@ -20,9 +21,9 @@ from transports.upstream.walls import routes
 def test_an_address_whose_route_the_kernel_does_not_tell_counts_as_local(
     monkeypatch: pytest.MonkeyPatch, errors: tuple[int, ...], is_local: bool
 ) -> None:
-    kernel = MagicMock()
-    monkeypatch.setattr(socket, "socket", kernel)
+    kernel = SimpleNamespace(settimeout=lambda _: None, sendto=lambda *_: None)
+    monkeypatch.setattr(socket, "socket", lambda *_: nullcontext(kernel))
     for error in errors:
         answer = struct.pack("=IHHII", 36, 2, 0, 1, 0) + struct.pack("=i", -error) + bytes(16)
-        kernel.return_value.__enter__.return_value.recv.return_value = answer
+        kernel.recv = lambda _, answer=answer: answer
         assert routes.is_local(ipaddress.ip_address("192.0.2.1")) is is_local, errno.errorcode[error]
