@@ -11,6 +11,8 @@ from session_store.session import new_session_id
 from tests.requirements import requirement
 from transports.inbound_port import Refused
 
+pytestmark = requirement("app.carriers")
+
 RING = KeyRing(["k" * 40])
 CARRIERS = AppCarriers(RING, cookie=True)
 ID = new_session_id()
@@ -31,7 +33,7 @@ def sent_back(given: Any) -> tuple[str, str]:
     return "cookie", "other=1; " + cookie_of(given).partition(";")[0]
 
 
-@requirement("app.carriers", "id.forged")
+@requirement("id.forged")
 def test_a_session_comes_back_by_header_and_by_cookie_and_forged_ones_are_nobodys() -> None:
     given = CARRIERS.giving(scope(), ID)
     assert CARRIERS.session_ids(scope(sent_back(given))) == (ID,)
@@ -44,13 +46,12 @@ def test_a_session_comes_back_by_header_and_by_cookie_and_forged_ones_are_nobody
     assert CARRIERS.session_ids(scope()) == ()
 
 
-@requirement("app.carriers")
 def test_a_header_that_comes_twice_is_refused() -> None:
     with pytest.raises(Refused, match="more than once"):
         CARRIERS.session_ids(scope(("mcp-gateway-session", "a"), ("mcp-gateway-session", "b")))
 
 
-@requirement("app.carriers", "id.cookie-flags")
+@requirement("id.cookie-flags")
 def test_the_cookie_is_bound_to_the_host_behind_tls() -> None:
     plain, secure = CARRIERS.giving(scope(), ID), CARRIERS.giving(scope(scheme="https"), ID)
     assert cookie_of(plain).startswith("mcp_session_id=") and "Secure" not in cookie_of(plain)
@@ -62,7 +63,7 @@ def test_the_cookie_is_bound_to_the_host_behind_tls() -> None:
     assert cookie_of(CARRIERS.giving(proxied, ID)) == cookie_of(secure), "a proxy on this machine ends TLS"
 
 
-@requirement("app.carriers", "id.cookie-flags")
+@requirement("id.cookie-flags")
 @pytest.mark.parametrize(
     "cause",
     [("sec-fetch-site", "cross-site"), ("sec-fetch-site", "same-site"), ("origin", "https://evil.example")],
@@ -75,7 +76,6 @@ def test_a_cookie_does_not_count_across_sites_and_is_not_replaced(cause: tuple[s
     assert cookie_of(CARRIERS.giving(scope(cause), ID)), "a first visit, by a link from elsewhere"
 
 
-@requirement("app.carriers")
 def test_a_client_is_told_to_forget_only_what_it_holds() -> None:
     held = sent_back(CARRIERS.giving(scope(), ID))
     assert cookie_of(CARRIERS.taking(scope(held), ID)).startswith("mcp_session_id=; ")
@@ -83,7 +83,6 @@ def test_a_client_is_told_to_forget_only_what_it_holds() -> None:
     assert CARRIERS.taking(scope(), ID) == [] and CARRIERS.taking(scope(held), new_session_id()) == []
 
 
-@requirement("app.carriers")
 def test_without_cookies_the_header_alone_carries() -> None:
     carriers = AppCarriers(RING, cookie=False)
     assert carriers.session_ids(scope(sent_back(CARRIERS.giving(scope(), ID)))) == ()
@@ -115,7 +114,6 @@ def test_vary_names_what_is_missing_in_it() -> None:
     assert with_session_headers([(b"vary", b"*")], []) == [(b"vary", b"*")]
 
 
-@requirement("app.carriers")
 def test_headers_that_clients_make_long_or_many_are_not_held_in_memory() -> None:
     carriers = AppCarriers(RING, cookie=True)
     tracemalloc.start()

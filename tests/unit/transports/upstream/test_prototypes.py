@@ -1,6 +1,7 @@
 """What of the walls is told to the fork server once, and the rulesets that it keeps ready."""
 
 import contextlib
+import json
 import os
 import socket
 from collections.abc import Iterator
@@ -49,15 +50,10 @@ class Machine:
         return fd
 
     def learn(self, number: int, walls: Walls = COMMON) -> None:
-        ours, theirs = socket.socketpair()
-        with ours, theirs:
-            announced = Announced()
-            announced._last = number - 1
-            assert announced.number(ours, walls) == number
-            request, (file,), _, _ = socket.recv_fds(theirs, 16, 2)
-            assert request == REQUEST.pack(ANNOUNCES, number)
-            self.prototypes.learn(number, file)
-            os.close(file)
+        file = os.memfd_create("walls")
+        os.write(file, json.dumps(walls.to_json()).encode())
+        self.prototypes.learn(number, file)
+        os.close(file)
 
     def take(self) -> int | None:
         """The ruleset of a start, which ends."""
@@ -65,10 +61,8 @@ class Machine:
         assert prepared is not None and prepared.walls == COMMON
         if prepared.ruleset is None:
             return None
-        try:
-            return os.fstat(prepared.ruleset).st_ino
-        finally:
-            os.close(prepared.ruleset)
+        with os.fdopen(prepared.ruleset) as ruleset:
+            return os.fstat(ruleset.fileno()).st_ino
 
     def ready(self) -> list[int]:
         """The rulesets that are open."""
@@ -171,11 +165,13 @@ def test_a_prototype_is_told_once() -> None:
         theirs.setblocking(False)
         announced, other = Announced(), replace(COMMON, profile="other")
         assert [announced.number(ours, walls) for walls in (None, COMMON, COMMON, other, COMMON)] == [0, 1, 1, 2, 1]
-        for number in (1, 2):
-            request, files, _, _ = socket.recv_fds(theirs, 16, 2)
+        prototypes = Prototypes()
+        for number, walls in ((1, COMMON), (2, other)):
+            request, (file,), _, _ = socket.recv_fds(theirs, 16, 2)
             assert request == REQUEST.pack(ANNOUNCES, number)
-            for file in files:
-                os.close(file)
+            prototypes.learn(number, file)
+            os.close(file)
+            assert prototypes.take(number, ruleset=False) == Prepared(walls)
         with pytest.raises(BlockingIOError):
             theirs.recv(1)
         announced.forget(COMMON)

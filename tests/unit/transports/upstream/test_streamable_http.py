@@ -154,22 +154,14 @@ async def test_a_modern_request_has_the_headers_of_its_client_that_its_tool_does
 
 
 @requirement("up.retry")
-async def test_a_stream_that_was_refused_for_a_while_is_opened_later() -> None:
-    refusals = (httpx2.Response(503), httpx2.ConnectError("down"), httpx2.Response(429))
-    server = Server(*refusals, stream(NOTE), httpx2.Response(405))
-    async with linked(server, resume=SESSION) as (link, events):
-        await asyncio.wait([link._running["stream"]], timeout=5.0)
-        assert server.pauses == [1.0, 2.0, 4.0, 1.0], "405 is the last word"
-        assert events.methods == ["notifications/x"]
-
-
-@requirement("up.retry")
 async def test_no_event_id_and_no_error_ends_the_stream_of_a_server() -> None:
+    refusals = (httpx2.Response(503), httpx2.ConnectError("down"), httpx2.Response(429))
     odd = (stream("id: é\ndata:\n\n"), stream("id: \x01\ndata:\n\n"), RuntimeError("odd"))
-    server = Server(*odd, stream(NOTE), httpx2.Response(405))
+    server = Server(*refusals, *odd, stream(NOTE), httpx2.Response(405))
     async with linked(server, resume=SESSION) as (link, events):
         await asyncio.wait([link._running["stream"]], timeout=5.0)
-        assert server.asked == ["", "é", "", "", ""] and events.methods == ["notifications/x"]
+        assert server.asked == ["", "", "", "", "é", "", "", ""], "405 is the last word"
+        assert server.pauses == [1.0, 2.0, 4.0, 1.0, 1.0, 1.0, 1.0] and events.methods == ["notifications/x"]
 
 
 @requirement("up.retry")

@@ -21,6 +21,8 @@ from tests.support.gated import Gateway, gated, python_for
 from transports.upstream.walls.connecting import MAX_WAITING
 from transports.upstream.walls.spec import Reach
 
+pytestmark = requirement("box.network")
+
 PROGRAM = Path(tests.support.connecting_program.__file__).read_text(encoding="utf-8")
 V4, V6, UNIX = int(socket.AF_INET), int(socket.AF_INET6), int(socket.AF_UNIX)
 
@@ -87,7 +89,6 @@ def attempt(reach: Reach, *attempts: list[Any], uid: int = 0, **how: Any) -> tup
         return json.loads(program.output()), program.gateway
 
 
-@requirement("box.network")
 @pytest.mark.parametrize("uid", [0, 65534])
 def test_granted_addresses_are_reached_and_others_are_refused_in_every_form(uid: int) -> None:
     with serving(V4, ("127.0.0.1", 0)) as (_, port), serving(V6, ("::1", 0)) as six:
@@ -117,7 +118,6 @@ def test_granted_addresses_are_reached_and_others_are_refused_in_every_form(uid:
     assert ("connect", f"127.0.0.1:{reach_closed}", "a loopback address") in told
 
 
-@requirement("box.network")
 def test_calls_that_make_no_sense_fail_as_they_do_without_a_gate() -> None:
     address = v4("10.0.0.5", 80)
     with serving(V4, ("127.0.0.1", 0)) as (_, port):
@@ -144,7 +144,6 @@ def test_calls_that_make_no_sense_fail_as_they_do_without_a_gate() -> None:
     assert gateway.shown() == [("connect", "127.0.0.2:80", "a loopback address")]
 
 
-@requirement("box.network")
 def test_addresses_and_descriptors_that_change_meanwhile_lead_nowhere_else() -> None:
     with serving(V4, ("127.0.0.1", 0)) as (_, port), serving(V4, ("127.0.0.2", port)):
         (result,), _ = attempt(
@@ -153,7 +152,6 @@ def test_addresses_and_descriptors_that_change_meanwhile_lead_nowhere_else() -> 
     assert result == [["127.0.0.1"], True]
 
 
-@requirement("box.network")
 def test_a_program_that_may_not_be_looked_into_reaches_nothing() -> None:
     """Without the capability that root has."""
     with serving(V4, ("127.0.0.1", 0)) as (_, port):
@@ -162,7 +160,6 @@ def test_a_program_that_may_not_be_looked_into_reaches_nothing() -> None:
     assert results[0] == "" and results[1] in ("", "EPERM")
 
 
-@requirement("box.network")
 def test_connections_that_never_end_hold_up_no_others() -> None:
     with never_accepting() as stuck, serving(V4, ("127.0.0.1", 0)) as (_, port):
         others = [to(v4("127.0.0.1", port), bytes=True, nonblocking=each) for each in (True, False)]
@@ -170,7 +167,6 @@ def test_connections_that_never_end_hold_up_no_others() -> None:
     assert results == [["ok", "ok"], ["EINPROGRESS", True]]
 
 
-@requirement("box.network")
 def test_blocking_connections_are_bounded_in_number_and_forgotten_when_their_process_dies() -> None:
     with never_accepting() as stuck, serving(V4, ("127.0.0.1", 0)) as (_, port):
         others = to(v4("127.0.0.1", port), bytes=True, nonblocking=True)
@@ -179,7 +175,6 @@ def test_blocking_connections_are_bounded_in_number_and_forgotten_when_their_pro
         assert results == [5, "ok"] * 2
 
 
-@requirement("box.network")
 def test_a_process_that_dies_in_a_connection_leaves_the_gate_in_order() -> None:
     with never_accepting() as stuck, serving(V4, ("127.0.0.1", 0)) as (_, port):
         dying = json.dumps([["die", stuck]])
@@ -200,7 +195,6 @@ def test_a_flood_of_refusals_is_counted_in_few_messages() -> None:
     assert len(refused) <= 8 * (took_s + 1) + 1, "eight messages in each second that the flood takes, and the last one"
 
 
-@requirement("box.network")
 def test_listening_needs_a_grant_and_port_0_grants_what_only_the_server_itself_reaches() -> None:
     attempts: list[list[Any]] = [
         ["listen", V4, "", 0],

@@ -21,13 +21,9 @@ def words(kernel: Kernel, walls: Walls) -> list[str]:
 
 
 @requirement("box.system")
-def test_nothing_is_missing_on_a_new_kernel() -> None:
+def test_each_missing_part_has_its_sentence() -> None:
     assert NEW.missing(FULL) == ()
     assert replace(NEW, landlock=3).missing(PLAIN) == (), "the gate keeps signals within"
-
-
-@requirement("box.system")
-def test_each_missing_part_has_its_sentence() -> None:
     assert words(replace(NEW, landlock=0), PLAIN) == ["Files are not closed"]
     assert replace(NEW, landlock=2).missing(PLAIN) == (), "the gate truncates"
     no_gate = replace(NEW, gate="the kernel has no seccomp user notification")

@@ -8,6 +8,8 @@ from tests.requirements import requirement
 from transports.upstream.walls.reach import MAX_LEARNT, NameRules, ReachRules, destination, kind_of, shown, unwrapped
 from transports.upstream.walls.spec import Reach
 
+pytestmark = requirement("box.network")
+
 
 class Clock:
     now = 1_000.0
@@ -37,13 +39,11 @@ CLOSED = {
 }
 
 
-@requirement("box.network")
 @pytest.mark.parametrize(("kind", "address"), [(kind, a) for kind, found in CLOSED.items() for a in found.split()])
 def test_addresses_that_are_not_public_are_closed_in_every_form(kind: str, address: str) -> None:
     assert refusal(PUBLIC, address) == f"a {kind} address"
 
 
-@requirement("box.network")
 @pytest.mark.parametrize(
     "address", ["1.1.1.1", "2606:4700::1111", "::ffff:1.1.1.1", "2002:101:101::", "64:ff9b::101:101", "172.32.0.1"]
 )
@@ -52,14 +52,12 @@ def test_public_addresses_are_open_if_public_is(address: str) -> None:
     assert refusal(Reach(), address) == "not listed"
 
 
-@requirement("box.network")
 def test_a_public_address_of_this_machine_is_closed_until_it_is_granted() -> None:
     assert refusal(PUBLIC, "198.51.101.7") == "an address of this machine"
     granted = Reach(public=True, hosts=("198.51.101.7:443",))
     assert refusal(granted, "198.51.101.7") is None and refusal(granted, "198.51.101.7", 80) is not None
 
 
-@requirement("box.network")
 def test_grants_open_their_addresses_and_ports_only() -> None:
     reach = Reach(hosts=("10.1.0.0/16:5432", "[fd00::7]:80", "192.168.1.1", "fd01::/16", "localhost:8123", "*:993"))
     granted = [("10.1.2.3", 5432), ("::ffff:10.1.2.3", 5432), ("fd00::7", 80), ("192.168.1.1", 9), ("fd01::9", 1)]
@@ -69,7 +67,6 @@ def test_grants_open_their_addresses_and_ports_only() -> None:
     assert [each for each in granted + others if refusal(reach, *each) is None] == granted
 
 
-@requirement("box.network")
 def test_a_wide_network_does_not_open_metadata_and_loopback() -> None:
     wide = Reach(hosts=("0.0.0.0/0", "::/0"))
     open_ones = ["1.1.1.1", "10.0.0.5"]
@@ -80,7 +77,6 @@ def test_a_wide_network_does_not_open_metadata_and_loopback() -> None:
     assert refusal(Reach(hosts=("169.254.169.254:80",)), "169.254.169.254", 80) is None
 
 
-@requirement("box.network")
 def test_where_the_gateway_listens_stays_closed_whatever_is_granted() -> None:
     reach = Reach(
         public=True,
@@ -148,7 +144,6 @@ MEANINGLESS = (
 )
 
 
-@requirement("box.network")
 @pytest.mark.parametrize("text", MEANINGLESS)
 def test_an_entry_that_means_nothing_is_refused(text: str) -> None:
     with pytest.raises(ValueError):
