@@ -4,10 +4,11 @@ from collections.abc import Awaitable, Callable, MutableMapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from gateway.integrations.app_session import AppSession
 from gateway.integrations.session_middleware import SessionMiddleware
 from session_store import MemoryBackend, StoreUnavailable, current_session
 
-__all__ = ["KEY", "Answer", "Client", "FailingStore", "app_of"]
+__all__ = ["KEY", "Answer", "Client", "FailingStore", "app_of", "count", "nothing"]
 
 KEY = "k" * 40
 Handler = Callable[[Any], Awaitable[Any]]
@@ -83,6 +84,14 @@ def app_of(handler: Handler, *, headers: Any = (), status: int = 200, **options:
 
     given: dict[str, Any] = {"store": MemoryBackend(), "keys": KEY} | options
     return SessionMiddleware(app, **given)
+
+
+async def count(session: AppSession) -> Any:
+    return await session.state.increment("visits")
+
+
+async def nothing(session: AppSession) -> Any:
+    return ""
 
 
 class FailingStore(MemoryBackend):
