@@ -22,6 +22,7 @@ class Noisy(RecordedEvents):
     noises = 0
 
     def noise(self) -> None:
+        super().noise()
         self.noises += 1
 
 
