@@ -3,39 +3,31 @@
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
-from gateway.sessions.aliases import Alias, default_alias, reattach_alias
+from gateway.sessions.aliases import default_alias, reattach_alias
 from session_store import ANONYMOUS, Principal
 from session_store.testing import ALICE, BOB
 from tests.requirements import requirement
-from tests.unit.sessions.parts import Parts
+from tests.unit.sessions.parts import Parts, request
 from transports.era import Era
 from transports.inbound_port import Request
 from transports.soon import arrived
 
-
-def request(era: Era, name: str = "agent") -> Request:
-    meta = {"io.modelcontextprotocol/clientInfo": {"name": name}}
-    return Request(era=era, endpoint="/mcp", headers={}, meta=meta)
+MODERN = Era.MODERN
 
 
-def test_only_authenticated_modern_clients_have_a_default_session() -> None:
-    assert default_alias(request(Era.MODERN), ALICE) is not None
-    assert default_alias(request(Era.MODERN), ANONYMOUS) is None
-    assert default_alias(request(Era.LEGACY), ALICE) is None
-
-
-def test_a_default_session_is_one_principals_with_one_client() -> None:
-    modern = Era.MODERN
-    aliases = [default_alias(request(modern, name), who) for name in ("agent", "other") for who in (ALICE, BOB)]
-    assert len(set(aliases)) == 4
-    assert default_alias(request(modern), ALICE) == default_alias(request(modern), ALICE)
+def test_a_default_session_is_that_of_one_authenticated_principal_with_one_modern_client() -> None:
+    asked = request(MODERN)
+    aliases = {default_alias(request(MODERN, client=name), who) for name in ("tests", "other") for who in (ALICE, BOB)}
+    assert len(aliases) == 4 and None not in aliases and default_alias(asked, ALICE) in aliases
+    assert default_alias(asked, ANONYMOUS) is default_alias(replace(asked, era=Era.LEGACY), ALICE) is None
 
 
 def test_no_two_principals_share_an_alias_by_where_their_names_are_cut() -> None:
     one, other = Principal(issuer="a", subject='b", "c'), Principal(issuer='a", "b', subject="c")
     assert reattach_alias(one, "x", "/mcp") != reattach_alias(other, "x", "/mcp")
-    assert reattach_alias(one, "x", "/mcp") != default_alias(request(Era.MODERN, "x"), one)
+    assert reattach_alias(one, "x", "/mcp") != default_alias(request(MODERN, client="x"), one)
 
 
 def test_a_client_is_re_attached_at_the_endpoint_it_was_at() -> None:
@@ -47,39 +39,34 @@ def test_a_client_is_re_attached_at_the_endpoint_it_was_at() -> None:
 def test_a_key_holds_for_all_paths_of_an_app_and_for_one_endpoint_of_the_gateway() -> None:
     aliases = Parts().aliases
     at = {
-        path: aliases.of_key(Request(era=Era.MODERN, endpoint=path, headers={"mcp-gateway-session-key": "k"}), ALICE)
+        path: aliases.of_key(request(MODERN, endpoint=path, mcp_gateway_session_key="k"), ALICE)
         for path in ("/mcp", "/servers/a/mcp", "/basket", "/pay")
     }
     assert at["/basket"] == at["/pay"] and len(set(at.values())) == 3
 
 
-def of_agent(agent: str, **headers: str) -> Request:
-    given = {name.replace("_", "-"): value for name, value in headers.items()}
-    meta = {"io.modelcontextprotocol/clientInfo": {"name": "agent"}}
-    return Request(era=Era.MODERN, endpoint="/mcp", headers={"user-agent": agent, **given}, meta=meta)
-
-
-async def default_of(asked: Request, parts: Parts | None = None, **settings: Any) -> Alias | None:
-    return await arrived((parts or Parts(**settings)).aliases.of_default(asked, ALICE))
+async def has_default(asked: Request, **settings: Any) -> bool:
+    return await arrived(Parts(**settings).aliases.of_default(asked, ALICE)) is not None
 
 
 @pytest.mark.anyio
 @requirement("cli.isolated", "cli.default")
 async def test_only_a_client_that_certainly_brings_nothing_back_has_a_default_session() -> None:
     for agent in ("node", "curl/8.5.0", "Go-http-client/2.0"):
-        assert await default_of(of_agent(agent)) is not None, agent
+        assert await has_default(request(MODERN, user_agent=agent)), agent
     for agent in ("python-httpx2/2.16.2", "python-httpx/0.28.1", "somebody's own/1", ""):
-        assert await default_of(of_agent(agent)) is None, agent
-    assert await default_of(of_agent("python-httpx2/2.16.2"), cookie=False) is not None, "nothing to bring back"
-    assert await default_of(of_agent("somebody's own/1"), cookie=False) is None
-    assert await default_of(of_agent("node"), default_session=False) is None
-    assert await default_of(of_agent("node", mcp_gateway_session="new")) is None, "it will bring its token back"
-    assert await default_of(of_agent("node", cookie="lang=en")) is None, "it keeps cookies"
+        assert not await has_default(request(MODERN, user_agent=agent)), agent
+    keeps_cookies = request(MODERN, user_agent="python-httpx2/2.16.2")
+    assert await has_default(keeps_cookies, cookie=False), "nothing to bring back"
+    assert not await has_default(request(MODERN, user_agent="somebody's own/1"), cookie=False)
+    assert not await has_default(request(MODERN), default_session=False)
+    assert not await has_default(request(MODERN, mcp_gateway_session="new")), "it will bring its token back"
+    assert not await has_default(request(MODERN, cookie="lang=en")), "it keeps cookies"
 
 
 @pytest.mark.anyio
 @requirement("cli.default")
 async def test_an_operator_adds_clients_that_bring_nothing_back() -> None:
-    for name in ("agent", "somebody's"):
-        assert await default_of(of_agent("somebody's own/1"), default_session_for=(name,)) is not None
-    assert await default_of(of_agent("somebody's own/1"), default_session_for=("other",)) is None
+    asked = request(MODERN, client="agent", user_agent="somebody's own/1")
+    for name, expected in (("agent", True), ("somebody's", True), ("other", False)):
+        assert await has_default(asked, default_session_for=(name,)) is expected, name

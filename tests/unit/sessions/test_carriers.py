@@ -19,41 +19,29 @@ from gateway.sessions.carriers import (
 from session_store import KeyRing
 from session_store.testing import FakeClock, a_session
 from tests.requirements import requirement
+from tests.unit.sessions.parts import request
 from transports.era import Era
-from transports.inbound_port import Request
 
 CLOCK = FakeClock()
 
 
-def request(era: Era = Era.LEGACY, *, secure: bool = False, meta: Any = None, **headers: str) -> Request:
-    named = {name.replace("_", "-"): value for name, value in headers.items()}
-    return Request(era=era, endpoint="/mcp", headers=named, meta=meta or {}, secure=secure)
-
-
-def test_explicit_tokens_come_in_the_order_of_their_carriers() -> None:
+def test_explicit_tokens_come_in_the_order_of_their_carriers_of_which_a_modern_client_has_two() -> None:
     meta = {SESSION_KEY: "meta"}
-    assert explicit_token(request(mcp_session_id="legacy", mcp_gateway_session="own", meta=meta)) == "legacy"
+    all_of_them: dict[str, Any] = {"mcp_session_id": "legacy", "mcp_gateway_session": "own"}
+    assert explicit_token(request(meta=meta, **all_of_them)) == "legacy"
+    assert explicit_token(request(Era.MODERN, **all_of_them)) == "own"
     assert explicit_token(request(mcp_gateway_session="own", meta=meta)) == "own"
     assert explicit_token(request(meta=meta)) == "meta"
-    assert explicit_token(request()) is None
+    assert explicit_token(request()) is explicit_token(request(Era.MODERN, mcp_session_id="legacy")) is None
 
 
 @requirement("hot.remembered")
 def test_the_body_names_the_session_only_where_no_header_does() -> None:
     meta = {SESSION_KEY: "meta"}
-    for named in (
-        request(mcp_session_id="a"),
-        request(mcp_gateway_session="a"),
-        request(Era.MODERN, mcp_gateway_session="a"),
-    ):
-        assert names_token(named)
+    own = [request(era, mcp_gateway_session="a") for era in Era]
+    assert all(names_token(named) for named in (*own, request(mcp_session_id="a")))
     for left in (request(meta=meta), request(mcp_gateway_session="new"), request(Era.MODERN, mcp_session_id="a")):
         assert not names_token(left)
-
-
-def test_a_modern_clients_legacy_header_is_ignored() -> None:
-    assert explicit_token(request(Era.MODERN, mcp_session_id="legacy")) is None
-    assert explicit_token(request(Era.MODERN, mcp_session_id="legacy", mcp_gateway_session="own")) == "own"
 
 
 @pytest.mark.parametrize(
@@ -71,12 +59,9 @@ def test_cookies_are_ours_by_name_and_four_at_most(header: str, plain: list[str]
     assert cookies_of(request(cookie=header, secure=True)) == behind_tls
 
 
-@pytest.mark.parametrize("info", [None, [], "x", {"name": None}, {}])
-def test_what_a_client_says_of_itself_may_be_anything(info: Any) -> None:
-    assert client_facts(info, "1").name == ""
-
-
-def test_what_a_client_says_of_itself_is_cut() -> None:
+def test_what_a_client_says_of_itself_may_be_anything_and_is_cut() -> None:
+    anything: list[Any] = [None, [], "x", {"name": None}, {}]
+    assert [client_facts(info, "1").name for info in anything] == [""] * 5
     meta = {"io.modelcontextprotocol/clientInfo": {"name": "n" * 1_000, "version": "v" * 1_000}}
     facts = modern_client(request(Era.MODERN, meta=meta))
     assert (len(facts.name), len(facts.version)) == (128, 64)
@@ -105,8 +90,7 @@ def test_a_client_learns_of_its_session_by_headers_and_once_by_a_cookie() -> Non
 
 def test_the_token_of_a_session_within_another_is_that_of_the_one_around_it() -> None:
     carriers, parent = Carriers(KeyRing.ephemeral(), cookie=False), a_session(CLOCK)
-    child = a_session(CLOCK, parent=parent.id)
-    assert carriers.tokens.verify(carriers.token(child)) == parent.id
+    assert carriers.tokens.verify(carriers.token(a_session(CLOCK, parent=parent.id))) == parent.id
 
 
 @requirement("id.result-token")
@@ -114,22 +98,18 @@ def test_the_result_has_the_token_of_a_new_session_whose_client_has_no_other_way
     def carriers(in_results: Any = "new", *, cookie: bool = True) -> Carriers:
         return Carriers(KeyRing.ephemeral(), cookie=cookie, key_headers=("X-Key",), in_results=in_results)
 
-    def modern(**headers: Any) -> Request:
-        return request(Era.MODERN, **headers)
-
-    ours = carriers()
-    assert ours.is_in_result(modern(user_agent="node"), opened=True) and ours.is_in_result(modern(), opened=True)
-    assert not ours.is_in_result(modern(user_agent="node"), opened=False), "it is not new"
-    assert not ours.is_in_result(modern(x_key="k"), opened=True), "the client has its key"
-    assert not ours.is_in_result(modern(mcp_gateway_session="new"), opened=True), "the client reads headers"
-    assert not ours.is_in_result(modern(cookie="a=b"), opened=True), "the client keeps cookies"
-    assert not ours.is_in_result(modern(user_agent="python-httpx2/2.0"), opened=True), "as this one does"
-    without = carriers(cookie=False)
-    assert without.is_in_result(modern(user_agent="python-httpx2/2.0", cookie="a=b"), opened=True)
-    assert ours.is_in_result(request(Era.MODERN, meta={SESSION_KEY: "new"}), opened=True), "it asks for it here"
+    ours, asked, keyed = carriers(), request(Era.MODERN), request(Era.MODERN, x_key="k")
+    for shown in (asked, request(Era.MODERN, user_agent=""), request(Era.MODERN, meta={SESSION_KEY: "new"})):
+        assert ours.is_in_result(shown, opened=True)
+    assert not ours.is_in_result(asked, opened=False), "it is not new"
+    assert not ours.is_in_result(keyed, opened=True), "the client has its key"
+    assert not ours.is_in_result(request(Era.MODERN, mcp_gateway_session="new"), opened=True), "it reads headers"
+    for keeps_cookies in (request(Era.MODERN, cookie="a=b"), request(Era.MODERN, user_agent="python-httpx2/2.0")):
+        assert not ours.is_in_result(keeps_cookies, opened=True)
+        assert carriers(cookie=False).is_in_result(keeps_cookies, opened=True)
     for opened in (True, False):
-        assert carriers("always").is_in_result(modern(x_key="k"), opened=opened)
-        assert not carriers("never").is_in_result(modern(user_agent="node"), opened=opened)
+        assert carriers("always").is_in_result(keyed, opened=opened)
+        assert not carriers("never").is_in_result(asked, opened=opened)
 
 
 @requirement("rep.sealed")

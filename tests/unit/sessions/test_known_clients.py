@@ -4,8 +4,7 @@ import pytest
 
 from gateway.sessions.known_clients import KNOWN, agent_of, known, mending_line
 from tests.requirements import requirement
-from transports.era import Era
-from transports.inbound_port import Request
+from tests.unit.sessions.parts import request
 
 
 @pytest.mark.parametrize(
@@ -20,7 +19,7 @@ from transports.inbound_port import Request
     ],
 )
 def test_an_agent_is_the_first_product_without_its_version(header: str, agent: str) -> None:
-    assert agent_of(Request(era=Era.MODERN, endpoint="/mcp", headers={"user-agent": header})) == agent
+    assert agent_of(request(user_agent=header)) == agent
 
 
 @requirement("cli.default")

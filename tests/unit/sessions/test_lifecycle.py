@@ -16,8 +16,7 @@ from gateway.sessions.lifecycle import CHECKED_AT_ONCE, ENDED
 from session_store import MemoryBackend, SessionStore, StoreUnavailable
 from session_store.testing import FakeClock, a_session
 from tests.requirements import requirement
-from tests.unit.sessions.parts import Parts
-from transports.inbound_port import Refused
+from tests.unit.sessions.parts import Parts, Unreliable, refused, replicas
 from transports.turns import SCANNED_AT_ONCE, SENT_AT_ONCE
 
 pytestmark = pytest.mark.anyio
@@ -25,32 +24,28 @@ pytestmark = pytest.mark.anyio
 
 async def test_a_session_is_created_once_for_its_alias_and_counted_once() -> None:
     parts = Parts(policy=PolicySettings(principal_sessions=1))
-    first = await parts.lifecycle.create(a_session(parts.clock), "alias")
-    again = await parts.lifecycle.create(a_session(parts.clock), "alias")
-    assert again.id == first.id, "also where the quota is used up"
-    with pytest.raises(Refused) as refused:
-        await parts.lifecycle.create(a_session(parts.clock), None)
-    assert refused.value.status == 429
-    assert await parts.lifecycle.end(first.id, "test")
-    assert await parts.lifecycle.create(a_session(parts.clock), None)
+    first = await parts.create("alias")
+    assert await parts.create("alias") is first, "also where the quota is used up"
+    with refused(429):
+        await parts.create()
+    assert await parts.lifecycle.end(first.session.id, "test")
+    assert await parts.create()
 
 
 async def test_a_session_ends_with_those_within_it_and_for_one_caller() -> None:
     parts = Parts()
-    child = await parts.lifecycle.create(a_session(parts.clock), None)
-    parent = await parts.lifecycle.create(a_session(parts.clock, children=(child.id,)), None)
-    lives = [parts.live.of(parent), parts.live.of(child)]
-    assert [await parts.lifecycle.end(parent.id, "test") for _ in range(2)] == [True, False]
-    assert all(live.ended for live in lives) and {*parts.closed} == {*lives}
-    assert await parts.store.gone([parent.id, child.id]) == [parent.id, child.id]
+    child = await parts.create()
+    parent = await parts.create(children=(child.session.id,))
+    ids = [parent.session.id, child.session.id]
+    assert [await parts.lifecycle.end(ids[0], "test") for _ in range(2)] == [True, False]
+    assert parent.ended and child.ended and {*parts.closed} == {parent, child}
+    assert await parts.store.gone(ids) == ids
 
 
 async def test_an_end_elsewhere_closes_what_is_held_here() -> None:
-    clock = FakeClock()
-    backend = MemoryBackend(clock=clock)
-    here, there = Parts(backend=backend, clock=clock), Parts(backend=backend, clock=clock)
-    one, other = [here.live.of(await there.lifecycle.create(a_session(clock), None)) for _ in range(2)]
-    async with backend.bus.subscribed(ENDED, here.lifecycle.ended_elsewhere):
+    here, there = replicas()
+    one, other = [here.live.of((await there.create()).session) for _ in range(2)]
+    async with here.backend.bus.subscribed(ENDED, here.lifecycle.ended_elsewhere):
         await there.lifecycle.end(one.session.id, "test")
         await here.lifecycle.settled()
     assert one.ended and not other.ended
@@ -62,46 +57,37 @@ async def test_an_end_elsewhere_closes_what_is_held_here() -> None:
 
 
 async def test_sessions_in_use_are_kept_alive_also_after_an_outage() -> None:
-    parts = Parts()
-    live = parts.live.of(await parts.lifecycle.create(a_session(parts.clock), None))
+    parts = Parts(store=Unreliable)
+    live = await parts.create()
     live.in_use().release()
     parts.clock.pass_time(60.0)
-    store, parts.store = parts.store, Gone()  # type: ignore[assignment]
-    parts.lifecycle._store = parts.store
+    parts.store.is_off = True
     with pytest.raises(StoreUnavailable):
         await parts.lifecycle.keep_alive()
-    parts.lifecycle._store = store
+    parts.store.is_off = False
     await parts.lifecycle.keep_alive()
-    found = await store.peek(live.session.id)
-    assert found is not None and found.used_at == parts.clock()
+    found = await parts.store.peek(live.session.id)
+    assert found.used_at == parts.clock()
     parts.clock.pass_time(60.0)
     await parts.lifecycle.keep_alive()
-    assert await store.peek(live.session.id) == found, "it was not used since"
-
-
-class Gone:
-    """A store that does not answer."""
-
-    async def touch(self, _: str) -> bool:
-        raise StoreUnavailable("out")
+    assert await parts.store.peek(live.session.id) == found, "it was not used since"
 
 
 async def test_a_replica_that_drains_releases_its_idle_sessions() -> None:
     parts = Parts(clustered=True)
     assert parts.cluster is not None
-    live = parts.live.of(await parts.lifecycle.create(a_session(parts.clock), None))
+    live = await parts.create()
     assert live.session.owner == parts.cluster.replica
     assert await parts.lifecycle.release_idle()
     await parts.lifecycle.settled()
-    found = await parts.store.peek(live.session.id)
-    assert found is not None and found.owner == ""
+    assert (await parts.store.peek(live.session.id)).owner == ""
     assert live.ended and parts.cluster.has_released(live.session.id)
 
 
 @requirement("rep.idle-kept")
 async def test_a_hand_over_changes_nothing_that_is_counted() -> None:
     parts = Parts(clustered=True)
-    live, unused = [parts.live.of(await parts.lifecycle.create(a_session(parts.clock), None)) for _ in range(2)]
+    live, unused = [await parts.create() for _ in range(2)]
     began = parts.clock()
     parts.clock.pass_time(60.0)
     failure = Failure(1.0, "notes", "write", "tool error", "full", "c" * 32)
@@ -110,13 +96,12 @@ async def test_a_hand_over_changes_nothing_that_is_counted() -> None:
         live.count(failure)
     assert await parts.lifecycle.release_idle()
     used, idle = [await parts.store.peek(each.session.id) for each in (live, unused)]
-    assert used is not None and used.used_at == parts.clock(), "it was used since the last round"
-    assert idle is not None and idle.used_at == began, "a deployment prolongs no session that nobody uses"
+    assert used.used_at == parts.clock(), "it was used since the last round"
+    assert idle.used_at == began, "a deployment prolongs no session that nobody uses"
     row = row_of(used, None, parts.clock())
     assert (row.state, row.calls, row.failed, row.failures) == ("detached", 2, 1, [failure])
-    assert facts_of(used)[1:] == (2, 1, 0, 1.0, [], ["c" * 32]) and facts_of(idle) == LiveFacts(
-        correlations=[], servers=[]
-    )
+    assert facts_of(used)[1:] == (2, 1, 0, 1.0, [], ["c" * 32])
+    assert facts_of(idle) == LiveFacts(correlations=[], servers=[])
     later = LiveSession(used, parts.live._events)
     later.count(None)
     assert (later.calls, later.failed, [*(later.failures or ())]) == (3, 1, [failure])
@@ -125,7 +110,7 @@ async def test_a_hand_over_changes_nothing_that_is_counted() -> None:
 
 async def test_a_session_that_was_taken_over_is_closed_and_stays_in_the_store() -> None:
     parts = Parts(clustered=True)
-    live = parts.live.of(await parts.lifecycle.create(a_session(parts.clock), None))
+    live = await parts.create()
     parts.lifecycle.taken_over(live.session.id)
     await parts.lifecycle.settled()
     assert live.ended and live.is_elsewhere and parts.live.get(live.session.id) is None
@@ -157,11 +142,9 @@ class CrowdedStore:
 
 @requirement("ops.slices")
 async def test_thousands_of_sessions_are_kept_alive_in_slices() -> None:
-    clock = FakeClock()
-    backend = MemoryBackend(clock=clock, max_sessions=3_000)
-    store = CrowdedStore(backend.sessions)
-    parts = Parts(backend=backend, store=store, clock=clock)
-    lives = [parts.live.of(await backend.sessions.create(a_session(clock))) for _ in range(2_500)]
+    parts = Parts(backend=MemoryBackend(clock=FakeClock(), max_sessions=3_000), store=CrowdedStore)
+    store = parts.store
+    lives = [parts.live.of(await store.create(a_session(parts.clock))) for _ in range(2_500)]
     used = lives[::5]
 
     def use() -> None:
@@ -198,11 +181,11 @@ async def test_ended_sessions_are_looked_up_in_slices() -> None:
     asked: list[int] = []
     gone = parts.store.gone
 
-    async def counted(session_ids: Sequence[str]) -> list[str]:
+    async def counted(session_ids: Sequence[str]) -> Any:
         asked.append(len(session_ids))
         return await gone(session_ids)
 
-    parts.store.gone = counted  # type: ignore[method-assign]
+    parts.store.gone = counted
     await parts.lifecycle.sweep()
     await parts.lifecycle.settled()
     assert asked == [SENT_AT_ONCE] * (CHECKED_AT_ONCE // SENT_AT_ONCE) and all(live.ended for live in lives)

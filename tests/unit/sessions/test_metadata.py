@@ -1,10 +1,8 @@
 """The metadata that the operator's rules give a new session."""
 
-import pytest
-
 from gateway.sessions.metadata import metadata_of
 from session_store.testing import FakeClock, a_session
-from transports.inbound_port import Refused
+from tests.unit.sessions.parts import refused
 
 SESSION = a_session(FakeClock())
 
@@ -16,6 +14,5 @@ def test_rules_name_what_is_known_of_a_session() -> None:
 
 
 def test_metadata_that_is_too_large_is_refused() -> None:
-    with pytest.raises(Refused) as refused:
+    with refused(400):
         metadata_of(SESSION, {f"name{n}": "x" * 900 for n in range(200)}, str)
-    assert refused.value.status == 400

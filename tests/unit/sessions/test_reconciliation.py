@@ -12,7 +12,7 @@ from gateway.cluster.beats import BEAT_S
 from gateway.cluster.ownership import Cluster
 from gateway.sessions import reconciliation as module
 from gateway.sessions.reconciliation import Reconciliation
-from session_store import MemoryBackend, Session, StoreUnavailable
+from session_store import MemoryBackend, StoreUnavailable
 from session_store.testing import ALICE, FakeClock, a_session
 from tests.requirements import requirement
 from tests.unit.sessions.parts import Parts
@@ -29,7 +29,7 @@ def cluster_of(replica: Parts) -> Cluster:
 
 
 class Pair:
-    """A session that one replica has, and that another has taken over from it."""
+    """A session that the replica `first` has, and that `last` has taken over from it, of which nobody has told it."""
 
     def __init__(self) -> None:
         self.backend = MemoryBackend(clock=FakeClock())
@@ -39,30 +39,30 @@ class Pair:
     def comparing(self, replica: Parts) -> Reconciliation:
         return Reconciliation(cluster_of(replica), self.backend.directory, replica.live)
 
-    async def taken(self) -> tuple[Session, Session]:
-        """The record before the claim of `last`, and after it. `first` has not been told of it."""
-        before = await self.backend.sessions.create(
-            a_session(FakeClock(), owner=cluster_of(self.first).replica, epoch=1)
-        )
-        self.first.attacher.attach_new(before)
-        after = await cluster_of(self.last).claim(before)
+    async def taken(self) -> "Pair":
+        record = a_session(FakeClock(), owner=cluster_of(self.first).replica, epoch=1)
+        self.before = await self.backend.sessions.create(record)
+        self.first.attacher.attach_new(self.before)
+        after = await cluster_of(self.last).claim(self.before)
         assert after is not None and after.owner == cluster_of(self.last).replica
         self.last.attacher.take_over(after)
-        return before, after
+        self.after = after
+        return self
 
     async def told(self) -> None:
         """`first` renews its lease, and with that is told."""
         await cluster_of(self.first).beat()
         await self.first.lifecycle.settled()
 
-    async def reached(self, before: Session) -> None:
+    async def reached(self) -> None:
         """A request reaches `first`, whose record says that it is the owner."""
-        found: Any = await self.backend.sessions.resume(before.id, ALICE)
+        found: Any = await self.backend.sessions.resume(self.before.id, ALICE)
         await self.first.attacher._attach_again(found, None)
 
-    async def forget(self, before: Session) -> None:
+    async def forget(self) -> None:
         """What a failover to a copy does that has not seen the claim."""
-        await self.backend.sessions.change(before.id, lambda now: replace(now, owner=before.owner, epoch=before.epoch))
+        owner, epoch = self.before.owner, self.before.epoch
+        await self.backend.sessions.change(self.before.id, lambda now: replace(now, owner=owner, epoch=epoch))
 
     async def compare(self, comparison: Reconciliation | None = None) -> None:
         for _ in range(ROUNDS):
@@ -70,64 +70,72 @@ class Pair:
         await self.first.lifecycle.settled()
         await self.last.lifecycle.settled()
 
+    async def has_ended_what_was_forgotten(self) -> bool:
+        """Whether `last` has ended the session, and has told `first` that the claim was forgotten."""
+        told = not await self.backend.directory.acknowledged(self.before.owner, f"?{self.before.id}")
+        return told and self.last.live.ids() == []
 
-async def test_a_session_is_kept_whose_record_is_this_replicas() -> None:
-    pair = Pair()
-    _, after = await pair.taken()
+
+@pytest.fixture
+async def pair() -> Pair:
+    return await Pair().taken()
+
+
+async def test_a_session_is_kept_whose_record_is_this_replicas_also_once_it_has_ended(pair: Pair) -> None:
     await pair.compare()
-    assert pair.last.live.ids() == [after.id]
+    assert pair.last.live.ids() == [pair.after.id]
+    await pair.backend.sessions.end(pair.after.id)
+    await pair.compare()
+    assert pair.last.live.ids() == [pair.after.id], "that it has ended is not decided here"
 
 
-async def test_a_claim_that_a_failover_forgot_ends_the_session_within_a_lease_and_the_owner_is_told() -> None:
-    pair = Pair()
-    before, _ = await pair.taken()
+async def test_a_claim_that_a_failover_forgot_ends_the_session_within_a_lease_and_the_owner_is_told(
+    pair: Pair,
+) -> None:
     await pair.told()
-    await pair.forget(before)
+    await pair.forget()
     await pair.compare()
-    assert pair.last.live.ids() == []
-    assert not await pair.backend.directory.acknowledged(before.owner, f"?{before.id}")
+    assert await pair.has_ended_what_was_forgotten()
 
 
-async def test_an_owner_that_was_not_told_of_a_forgotten_claim_ends_what_it_has_of_before_it() -> None:
-    pair = Pair()
-    before, _ = await pair.taken()
+async def test_an_owner_that_was_not_told_of_a_forgotten_claim_ends_what_it_has_of_before_it(pair: Pair) -> None:
     pair.backend.directory._lost.clear()
-    await pair.forget(before)
+    await pair.forget()
     await pair.compare()
     await pair.told()
     assert pair.first.live.ids() == []
-    await pair.reached(before)
-    await cluster_of(pair.last).tell_forgotten(before.owner, [before.id])
+    await pair.reached()
+    await cluster_of(pair.last).tell_forgotten(pair.before.owner, [pair.before.id])
     await pair.told()
-    assert pair.first.live.ids() == [before.id], "it has learned of it, and what it has now is new"
+    assert pair.first.live.ids() == [pair.before.id], "it has learned of it, and what it has now is new"
 
 
 @pytest.mark.parametrize("learns", ["from the record", "with a beat"])
-async def test_an_owner_that_has_learned_of_a_forgotten_claim_keeps_what_it_has_of_after_it(learns: str) -> None:
-    pair = Pair()
-    before, _ = await pair.taken()
+async def test_an_owner_that_has_learned_of_a_forgotten_claim_keeps_what_it_has_of_after_it(
+    pair: Pair, learns: str
+) -> None:
     if learns == "with a beat":
         await pair.told()
     else:  # the failover is quicker than its next beat
         await pair.compare(pair.firsts)
         pair.backend.directory._lost.clear()
     assert pair.first.live.ids() == []
-    await pair.forget(before)
-    await pair.reached(before)
+    await pair.forget()
+    await pair.reached()
+    live = pair.first.live.get(pair.before.id)
+    assert live is not None and live.new_process == "takeover", "it tells the client of the takeover"
     await pair.compare()
     await pair.told()
-    assert pair.first.live.ids() == [before.id] and pair.last.live.ids() == [], "the session has one process"
+    assert pair.first.live.ids() == [pair.before.id] and pair.last.live.ids() == [], "the session has one process"
 
 
 @pytest.mark.parametrize("fails", ["owners", "tell_lost"])
 async def test_a_part_is_compared_again_at_once_if_the_store_did_not_answer(
-    fails: str, monkeypatch: pytest.MonkeyPatch
+    pair: Pair, fails: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Else it would wait for another round, or the owner would never be told."""
-    pair = Pair()
-    before, _ = await pair.taken()
     await pair.told()
-    await pair.forget(before)
+    await pair.forget()
     answers, failures = getattr(pair.backend.directory, fails), 0
 
     async def away(*arguments: Any) -> Any:
@@ -142,12 +150,11 @@ async def test_a_part_is_compared_again_at_once_if_the_store_did_not_answer(
         with contextlib.suppress(StoreUnavailable):
             await pair.comparison.compare()
     await pair.last.lifecycle.settled()
-    assert failures == 2 and pair.last.live.ids() == []
-    assert not await pair.backend.directory.acknowledged(before.owner, f"?{before.id}")
+    assert failures == 2 and await pair.has_ended_what_was_forgotten()
 
 
-async def test_a_slow_comparison_delays_no_later_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    pair, now, began = Pair(), 100.0, []
+async def test_a_slow_comparison_delays_no_later_one(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    now, began = 100.0, list[float]()
 
     async def passes(seconds: float) -> None:
         nonlocal now
@@ -167,37 +174,15 @@ async def test_a_slow_comparison_delays_no_later_one(monkeypatch: pytest.MonkeyP
     assert began == pytest.approx([100.0 + BEAT_S * n for n in range(1, 6)]), "all parts within a lease"
 
 
-async def test_a_later_owner_is_not_told_to_end_it() -> None:
+async def test_a_later_owner_is_not_told_to_end_it(pair: Pair) -> None:
     """The record is lost to a later claim, of which this replica was not told."""
-    pair = Pair()
-    _, after = await pair.taken()
-    assert await pair.backend.directory.claim(after.id, "third", epoch=after.epoch) is not None
+    assert await pair.backend.directory.claim(pair.after.id, "third", epoch=pair.after.epoch) is not None
     await pair.compare()
     assert pair.last.live.ids() == []
-    assert await pair.backend.directory.acknowledged("third", after.id)
+    assert await pair.backend.directory.acknowledged("third", pair.after.id)
 
 
-async def test_a_session_that_has_ended_is_not_decided_here() -> None:
-    pair = Pair()
-    _, after = await pair.taken()
-    await pair.backend.sessions.end(after.id)
-    await pair.compare()
-    assert pair.last.live.ids() == [after.id]
-
-
-async def test_an_epoch_that_a_failover_forgot_is_not_given_again() -> None:
-    pair = Pair()
-    before, after = await pair.taken()
-    await pair.forget(before)
-    again = await pair.backend.directory.claim(before.id, "third", epoch=before.epoch)
-    assert again not in (None, after.epoch, before.epoch)
-
-
-async def test_the_owner_whom_a_failover_brings_back_tells_of_the_takeover() -> None:
-    pair = Pair()
-    before, _ = await pair.taken()
-    await pair.told()
-    await pair.forget(before)
-    await pair.reached(before)
-    live = pair.first.live.get(before.id)
-    assert live is not None and live.new_process == "takeover"
+async def test_an_epoch_that_a_failover_forgot_is_not_given_again(pair: Pair) -> None:
+    await pair.forget()
+    again = await pair.backend.directory.claim(pair.before.id, "third", epoch=pair.before.epoch)
+    assert again not in (None, pair.after.epoch, pair.before.epoch)

@@ -1,53 +1,49 @@
 """Clients that come back to their sessions, and clients that never do."""
 
-from typing import Any
-
 import pytest
 from msgspec.structs import replace
 
-from gateway.identity.request_context import RequestContext
-from gateway.sessions.attach import Resolved
+from gateway.calls.live_session import LiveSession
 from gateway.sessions.returns import GRACE_S, TOLD_AFTER, UnreturningClient, together
-from session_store import ANONYMOUS, MemoryBackend
-from session_store.testing import ALICE, FakeClock
 from tests.requirements import requirement
-from tests.unit.sessions.parts import Parts
+from tests.unit.sessions.parts import FOR_ALICE, NOBODY, Parts, replicas, request
 from transports.era import Era
 from transports.inbound_port import Request
-from transports.soon import arrived
-
-NOBODY = RequestContext(ANONYMOUS, None, "")
-FOR_ALICE = RequestContext(ALICE, None, "")
 
 pytestmark = pytest.mark.anyio
 
-
-def request(agent: str = "node", **headers: str) -> Request:
-    named = {"user-agent": agent} | {name.replace("_", "-"): value for name, value in headers.items()}
-    meta = {"io.modelcontextprotocol/clientInfo": {"name": "tests"}}
-    return Request(era=Era.MODERN, endpoint="/mcp", headers=named, meta=meta, client="192.0.2.7")
+MODERN = Era.MODERN
+ASKED = replace(request(MODERN, user_agent="node"), client="192.0.2.7")
 
 
-async def opened(parts: Parts, who: RequestContext, asked: Request) -> Resolved:
-    return await arrived(parts.resolver.resume_or_open(asked, who))
+def bringing(token: str) -> Request:
+    return request(MODERN, user_agent="node", mcp_gateway_session=token)
 
 
-async def told(parts: Parts) -> list[dict[str, Any]]:
+async def opened_often(*replicas: Parts) -> LiveSession:
+    """The last of many sessions that a client has opened at each of these replicas, all of them a while ago."""
+    for parts in replicas:
+        for _ in range(TOLD_AFTER):
+            resolved = await parts.resume_or_open(ASKED, NOBODY)
+            assert resolved.opened
+        assert await told(parts) == [] and parts.returns.unreturning() == [], "it still may come back"
+    replicas[0].clock.pass_time(GRACE_S)
+    return resolved.live
+
+
+async def told(parts: Parts) -> list[str]:
     await parts.returns.tell()
     await parts.audit.flush()
-    return [{"reason": e.reason} for e in await parts.backend.audit.recent() if e.event == "warned"]
+    return [event.reason for event in await parts.backend.audit.recent() if event.event == "warned"]
 
 
 @requirement("cli.told")
 async def test_a_client_that_never_comes_back_is_told_of_once_with_the_line_that_mends_it() -> None:
     parts = Parts()
-    for _ in range(TOLD_AFTER):
-        assert (await opened(parts, NOBODY, request())).opened
-    assert await told(parts) == [] and parts.returns.unreturning() == [], "it still may come back"
-    parts.clock.pass_time(GRACE_S)
+    await opened_often(parts)
     (line,) = await told(parts)
-    assert "tests (node)" in line["reason"] and "MCP-Gateway-Session-Key" in line["reason"]
-    await opened(parts, NOBODY, request())
+    assert "tests (node)" in line and "MCP-Gateway-Session-Key" in line
+    await parts.resume_or_open(ASKED, NOBODY)
     assert len(await told(parts)) == 1
     (client,) = parts.returns.unreturning()
     assert (client.client, client.agent, client.principal, client.sessions) == ("tests", "node", "anonymous", 6)
@@ -57,52 +53,40 @@ async def test_a_client_that_never_comes_back_is_told_of_once_with_the_line_that
 @requirement("cli.told")
 async def test_one_return_is_enough_not_to_be_told_of() -> None:
     parts = Parts()
-    for _ in range(TOLD_AFTER):
-        resolved = await opened(parts, NOBODY, request())
-    token = parts.carriers.token(resolved.live.session)
-    parts.clock.pass_time(GRACE_S)
-    assert await arrived(parts.resolver.resume(request(mcp_gateway_session=token), NOBODY)) is not None
+    token = parts.token_of(await opened_often(parts))
+    assert await parts.resume(replace(bringing(token), client=ASKED.client), NOBODY) is not None
     assert await told(parts) == [] and parts.returns.unreturning() == []
 
 
 @requirement("cli.told")
 async def test_two_replicas_tell_once() -> None:
-    clock = FakeClock()
-    backend = MemoryBackend(clock=clock)
-    replicas = [Parts(backend=backend, clock=clock) for _ in range(2)]
-    for parts in replicas:
-        for _ in range(TOLD_AFTER):
-            await opened(parts, NOBODY, request())
-    clock.pass_time(GRACE_S)
-    for parts in replicas:
-        lines = await told(parts)
-    assert len(lines) == 1
+    both = replicas()
+    await opened_often(*both)
+    assert [len(await told(parts)) for parts in both] == [1, 1]
 
 
 @requirement("cli.idle")
 async def test_a_session_waits_for_its_client_until_a_request_comes_for_it() -> None:
     parts = Parts()
-    for who, asked in ((NOBODY, request()), (FOR_ALICE, request()), (FOR_ALICE, request(mcp_gateway_session_key="k"))):
-        live = (await opened(parts, who, asked)).live
+    keyed = request(MODERN, user_agent="node", mcp_gateway_session_key="k")
+    for who, asked in ((NOBODY, ASKED), (FOR_ALICE, ASKED), (FOR_ALICE, keyed)):
+        live = (await parts.resume_or_open(asked, who)).live
         assert live.is_unreturned
-        again = asked if who is FOR_ALICE else request(mcp_gateway_session=parts.carriers.token(live.session))
-        assert (await opened(parts, who, again)).live is live and not live.is_unreturned
+        again = asked if who is FOR_ALICE else bringing(parts.token_of(live))
+        assert (await parts.resume_or_open(again, who)).live is live and not live.is_unreturned
 
 
 @requirement("cli.isolated", "cli.default-learnt")
 async def test_a_client_that_brought_a_token_back_has_no_default_session_on_any_replica() -> None:
-    clock = FakeClock()
-    backend = MemoryBackend(clock=clock)
-    here, there = (Parts(backend=backend, clock=clock) for _ in range(2))
-    first = (await opened(here, FOR_ALICE, request())).live
-    assert (await opened(here, FOR_ALICE, request())).live is first, "nothing is known but the table"
-    token = here.carriers.token(first.session)
-    assert (await opened(here, FOR_ALICE, request(mcp_gateway_session=token))).live is first
+    here, there = replicas()
+    first = (await here.resume_or_open(ASKED)).live
+    assert (await here.resume_or_open(ASKED)).live is first, "nothing is known but the table"
+    assert (await here.resume_or_open(bringing(here.token_of(first)))).live is first
     for parts in (here, there):
-        one, two = [(await opened(parts, FOR_ALICE, request())) for _ in range(2)]
+        one, two = [await parts.resume_or_open(ASKED) for _ in range(2)]
         assert one.opened and two.opened and len({first.session.id, one.live.session.id, two.live.session.id}) == 3
-    other = request(agent="curl/8.5.0")
-    assert not (await opened(here, FOR_ALICE, other)).opened, "another implementation of that name brings nothing back"
+    other = request(MODERN, user_agent="curl/8.5.0")
+    assert not (await here.resume_or_open(other)).opened, "another implementation of that name brings nothing back"
 
 
 @requirement("cli.told")

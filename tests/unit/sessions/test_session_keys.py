@@ -16,23 +16,18 @@ from gateway.sessions.session_keys import ANONYMOUS_BITS, KEY_META, estimated_bi
 from session_store import ANONYMOUS
 from session_store.testing import ALICE, BOB
 from tests.requirements import requirement
-from transports.era import Era
-from transports.inbound_port import Refused, Request
+from tests.unit.sessions.parts import request
+from transports.inbound_port import Refused
 
 HEADERS = ("mcp-gateway-session-key", "x-conversation")
 
 
-def request(meta: Any = None, **headers: str) -> Request:
-    named = {name.replace("_", "-"): value for name, value in headers.items()}
-    return Request(era=Era.MODERN, endpoint="/mcp", headers=named, meta={} if meta is None else {KEY_META: meta})
-
-
 @requirement("cli.session-key")
 def test_a_key_is_in_the_first_header_that_has_one_else_in_meta() -> None:
-    both = request("meta", mcp_gateway_session_key="own", x_conversation="hosts")
+    both = request(meta={KEY_META: "meta"}, mcp_gateway_session_key="own", x_conversation="hosts")
     assert session_key(both, HEADERS) == "own"
     assert session_key(both, HEADERS[::-1]) == "hosts"
-    assert session_key(both, ()) == session_key(request("meta"), HEADERS) == "meta"
+    assert session_key(both, ()) == session_key(request(meta={KEY_META: "meta"}), HEADERS) == "meta"
     assert session_key(request(), HEADERS) is None
 
 
@@ -57,9 +52,9 @@ def test_a_key_is_the_same_in_a_header_and_in_meta() -> None:
     ],
 )
 def test_what_cannot_be_a_key_is_refused_by_name(key: Any, why: str) -> None:
-    with pytest.raises(Refused, match=why) as refused:
-        session_key(request(key), HEADERS)
-    assert refused.value.status == 400 and refused.value.data == {"reason": "invalid_session_key"}
+    with pytest.raises(Refused, match=why) as refusal:
+        session_key(request(meta={KEY_META: key}), HEADERS)
+    assert refusal.value.status == 400 and refusal.value.data == {"reason": "invalid_session_key"}
 
 
 @requirement("cli.session-key-bound")
@@ -140,7 +135,7 @@ def test_random_bytes_are_a_good_key_in_hex_and_in_base64url(data: bytes, seed: 
     # Hypothesis prefers bytes that are not random, so they only choose where a random key is cut.
     at = data[0] % 16
     key = secrets.token_bytes(48)[at : at + 16].hex()
-    assert estimated_bits(key) == ANONYMOUS_BITS and estimated_bits(key.upper()) == ANONYMOUS_BITS
+    assert estimated_bits(key) == estimated_bits(key.upper()) == ANONYMOUS_BITS
 
 
 @requirement("cli.session-key-anonymous")
