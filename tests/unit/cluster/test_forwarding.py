@@ -15,24 +15,6 @@ from transports.inbound_port import Refused
 pytestmark = pytest.mark.anyio
 
 
-class Cluster:
-    """Of a replica that claims the session. `address` is what the store says of the owner, or raises."""
-
-    replica, is_reachable = "me", True
-
-    def __init__(self, address: Any) -> None:
-        self._address = address
-
-    async def address_of(self, _: str) -> tuple[str, bool]:
-        if isinstance(self._address, Exception):
-            raise self._address
-        return self._address, True
-
-    async def take(self, *_: Any, **__: Any) -> None: ...
-
-    async def beat(self) -> None: ...
-
-
 class Call:
     """On a channel that was lost."""
 
@@ -44,20 +26,29 @@ class Call:
         self.is_closed = True
 
 
+async def _nothing(*_: Any, **__: Any) -> None: ...
+
+
 async def forwarded(call: Call, address: Any) -> dict[str, Any]:
-    """The scope of a request after its call was begun, and its owner was looked for."""
+    """The scope of a request after its call was begun, and its owner was looked for by a replica that claims the
+    session. `address` is what the store says of the owner, or raises."""
     sent: list[Any] = []
 
     async def send(event: Any) -> None:
         sent.append(event)
 
+    async def address_of(_: str) -> tuple[str, bool]:
+        if isinstance(address, Exception):
+            raise address
+        return address, True
+
+    cluster: Any = SimpleNamespace(replica="me", is_reachable=True, address_of=address_of, take=_nothing, beat=_nothing)
     guard: Any = SimpleNamespace(is_secure=lambda *_: False, headers=lambda _: {})
-    cluster, peers, receive = Cluster(address), SimpleNamespace(), SimpleNamespace()
-    forwarding = Forwarding(cluster, peers, guard, take_over=lambda _: None, stripped=lambda headers: headers)  # type: ignore[arg-type]
-    session = a_session(FakeClock(), owner="another")
+    nobody: Any = SimpleNamespace()
+    forwarding = Forwarding(cluster, nobody, guard, take_over=lambda _: None, stripped=lambda headers: headers)
     scope: dict[str, Any] = {"method": "POST", "path": "/mcp", "headers": []}
-    route = Route(session, ALICE, None, begun=SimpleNamespace(call=call))
-    assert await forwarding.forward(route, scope, b"{}", receive, send) is not None and not sent  # type: ignore[arg-type]
+    route = Route(a_session(FakeClock(), owner="another"), ALICE, None, begun=SimpleNamespace(call=call))
+    assert await forwarding.forward(route, scope, b"{}", nobody, send) is not None and not sent
     return scope
 
 
@@ -70,8 +61,8 @@ async def test_what_an_owner_without_an_address_has_got_may_have_taken_effect() 
 
 @requirement("rep.no-retry")
 async def test_the_store_is_waited_for_after_a_call_was_sent(monkeypatch: pytest.MonkeyPatch) -> None:
-    for patience, name in ((0.0, "_PATIENCE_S"), (0.0, "_AGAIN_S")):
-        monkeypatch.setattr(f"gateway.cluster.forwarding.{name}", patience)
+    for patience in ("_PATIENCE_S", "_AGAIN_S"):
+        monkeypatch.setattr(f"gateway.cluster.forwarding.{patience}", 0.0)
     began, waited = Call(may_have_run=True), Call(may_have_run=False)
     assert (await forwarded(began, StoreUnavailable("out")))["mcp.again"] and began.is_closed
     with pytest.raises(Refused):

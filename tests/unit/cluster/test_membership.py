@@ -1,6 +1,8 @@
 """Where a gateway listens for others, if nobody has named an address."""
 
-from typing import Any, cast
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -21,44 +23,34 @@ class Listener:
         raise Bound(f"{host}:{port}")
 
 
-class Peers:
-    def close(self) -> None:
-        """Nothing is open."""
+@pytest.fixture
+def join(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
+    """Joins the others from the address that reaches the store."""
 
+    async def joined(found: str, listen: str = "127.0.0.1:0", advertise: str = "") -> None:
+        async def reached_from(_: str) -> str:
+            return found
 
-def joining(monkeypatch: pytest.MonkeyPatch, found: str, listen: str = "127.0.0.1:0", advertise: str = "") -> Any:
-    async def reached_from(_: str) -> str:
-        return found
+        monkeypatch.setattr(membership, "own_address_towards", reached_from)
+        nothing: Any = None
+        parts: dict[str, Any] = {"listener": Listener(), "peers": SimpleNamespace(close=lambda: None)}
+        parts |= {"beats": nothing, "reachability": nothing, "listen": listen, "advertise": advertise}
+        await Membership(nothing, **parts, store="redis://10.0.0.9").joined().__aenter__()
 
-    monkeypatch.setattr(membership, "own_address_towards", reached_from)
-    nothing, listener, peers = cast(Any, None), cast(Any, Listener()), cast(Any, Peers())
-    return Membership(
-        nothing,
-        listener=listener,
-        peers=peers,
-        beats=nothing,
-        reachability=nothing,
-        listen=listen,
-        advertise=advertise,
-        store="redis://10.0.0.9",
-    ).joined()
+    return joined
 
 
 @pytest.mark.anyio
-@pytest.mark.parametrize(
-    ("found", "bound"), [("10.0.0.7", "10.0.0.7:0"), ("", "127.0.0.1:0"), ("fd00::7", "fd00::7:0")]
-)
-async def test_it_is_the_address_that_reaches_the_store(
-    monkeypatch: pytest.MonkeyPatch, found: str, bound: str
-) -> None:
-    with pytest.raises(Bound, match=f"^{bound}$"):
-        await joining(monkeypatch, found).__aenter__()
+async def test_it_is_the_address_that_reaches_the_store(join: Callable[..., Any]) -> None:
+    for found, bound in (("10.0.0.7", "10.0.0.7:0"), ("", "127.0.0.1:0"), ("fd00::7", "fd00::7:0")):
+        with pytest.raises(Bound, match=f"^{bound}$"):
+            await join(found)
 
 
 @pytest.mark.anyio
 @pytest.mark.parametrize("found", ["8.8.4.4", "2a00:1450:4001::1"])
-async def test_no_gateway_listens_in_the_internet_unasked(monkeypatch: pytest.MonkeyPatch, found: str) -> None:
+async def test_no_gateway_listens_in_the_internet_unasked(join: Callable[..., Any], found: str) -> None:
     with pytest.raises(ConfigurationError, match=r"gateway\.advertise"):
-        await joining(monkeypatch, found).__aenter__()
+        await join(found)
     with pytest.raises(Bound, match="9000"):
-        await joining(monkeypatch, found, f"{found}:9000", f"{found}:9000").__aenter__()
+        await join(found, f"{found}:9000", f"{found}:9000")

@@ -27,12 +27,20 @@ pytestmark = pytest.mark.anyio
 
 LOST, TIMED_OUT = PeerConnectionLost(), PeerTimedOut()
 HEAD = (b"h", msgspec.msgpack.encode((200, [(b"content-type", b"application/json")])))
+END = (b"e", b"")
+ANSWER = [HEAD, END]
+CLOSING: list[Any] = [[LOST], [], [LOST], []]
+"""Connections to an address that closes them: each request is lost, and then it is looked whether somebody is there."""
+
+
+def refusal(why: Refusal) -> tuple[bytes, bytes]:
+    return (b"r", why.value.encode())
 
 
 class Cluster:
     """What the store says of the peer's lease: how old it is, False if it has expired, None without the store."""
 
-    def __init__(self, leased: float | None, *, trusts: bool = True, doubts: bool = True) -> None:
+    def __init__(self, leased: float | None = 0.5, *, trusts: bool = True, doubts: bool = True) -> None:
         self.replica = "me"
         self.leased = leased
         self.looks = 0
@@ -46,14 +54,14 @@ class Cluster:
         await asyncio.sleep(0)
         if leased is None:
             raise StoreUnavailable("out")
-        return None if leased is False else 0.5 if leased is True else leased
+        return None if leased is False else leased
 
 
 class Connection:
     """Gives one frame after the other, or raises."""
 
     def __init__(self, frames: list[Any], quiet_for_s: float = 0.0) -> None:
-        self.frames = frames
+        self.frames = [*frames]
         self.quiet_for_s = quiet_for_s
         self.asked: list[bytes] = []
         self.ends: list[str] = []
@@ -74,6 +82,11 @@ class Connection:
 
     def close(self) -> None:
         self.ends.append("close")
+
+
+def silent_for(seconds: float, *frames: Any) -> Connection:
+    """It has timed out after this time, and has these frames then."""
+    return Connection([TIMED_OUT, *frames], seconds)
 
 
 class Hanging:
@@ -99,7 +112,7 @@ class Hanging:
 
 
 class Pool:
-    """Opens what it is given, one after the other."""
+    """Opens what it is given, one after the other. A list of frames is a connection."""
 
     def __init__(self, opened: list[Any]) -> None:
         self.opened = opened
@@ -110,25 +123,35 @@ class Pool:
             found = await found.opened()
         if isinstance(found, Exception):
             raise found
-        return found  # type: ignore[no-any-return]
+        return Connection(found) if isinstance(found, list) else found
 
 
-class NoChannels:
-    """Of a peer that has no channels."""
+class Channel:
+    """The channel to the peer, which can be opened at the try of this number."""
 
-    async def open(self, _: Peer) -> None:
-        return None
+    def __init__(self, there_at: int) -> None:
+        self.tries_left = there_at
+        self.asked: list[bytes] = []
+
+    async def open(self, _: Peer) -> "Channel | None":
+        self.tries_left -= 1
+        return self if self.tries_left <= 0 else None
+
+    def ask(self, definition: bytes, facts: bytes, body: bytes) -> Connection:
+        self.asked.append(body)
+        return Connection(ANSWER)
 
 
 class Asked:
     """One request, what the client got, and what was counted."""
 
-    def __init__(self, cluster: Cluster, *opened: Any) -> None:
+    def __init__(self, cluster: Cluster, *opened: Any, channel_at: int = 100) -> None:
         self.sent: list[Any] = []
         self.log = RequestLog(Metrics(), lines_per_s=0)
+        self.channel = Channel(channel_at)
         self.requests = PeerRequests(cluster, Envelopes(KeyRing.ephemeral(), FakeClock()), self.log)  # type: ignore[arg-type]
         self.requests._pool = Pool([*opened])  # type: ignore[assignment]
-        self.requests._channels = NoChannels()  # type: ignore[assignment]
+        self.requests._channels = self.channel  # type: ignore[assignment]
         self.reply = RelayedReply(self._receive, self._send)
 
     async def _receive(self) -> Any:
@@ -147,66 +170,76 @@ class Asked:
             headers=[],
             body=b"{}",
         )
-        return await self.requests.ask(Peer("peer", "a:1"), request, self.reply)
-
-
-@requirement("rep.quick", "rep.behind-address")
-async def test_an_address_that_closes_connections_proves_no_beat_after_a_silence() -> None:
-    tries = [Connection([LOST]), Connection([]), Connection([LOST]), Connection([]), Connection([HEAD, (b"e", b"")])]
-    assert await Asked(Cluster(0.0), *tries).outcome() is Outcome.ANSWERED, "its sidecar may be starting again"
+        async with asyncio.timeout(5):
+            return await self.requests.ask(Peer("peer", "a:1"), request, self.reply)
 
 
 @requirement("rep.quick", "rep.fence")
-async def test_others_hold_if_all_of_them_agree_in_time() -> None:
-    agreed, refused = [Connection([(kind, b"")]) for kind in (b"e", b"m")]
-    assert await Asked(Cluster(True), agreed).requests.hold({"peer": "a:1"}) and agreed.ends == ["done"]
-    assert not await Asked(Cluster(True), refused).requests.hold({"peer": "a:1"})
-    assert not await Asked(Cluster(True), PeerRefused()).requests.hold({"peer": "a:1"})
-    assert await Asked(Cluster(True)).requests.hold({}), "there is nobody else"
-    lost = Connection([LOST])
-    assert not await Asked(Cluster(True), lost).requests.hold({"peer": "a:1"}) and lost.ends == ["close"]
+@pytest.mark.parametrize(
+    ("answer", "holds", "ends"),
+    [(END, True, ["done"]), ((b"m", b""), False, ["done"]), (LOST, False, ["close"])],
+    ids=["agrees", "refuses", "is lost"],
+)
+async def test_others_hold_if_all_of_them_agree_in_time(answer: Any, holds: bool, ends: list[str]) -> None:
+    connection = Connection([answer])
+    assert await Asked(Cluster(), connection).requests.hold({"peer": "a:1"}) is holds and connection.ends == ends
+    assert not await Asked(Cluster(), PeerRefused()).requests.hold({"peer": "a:1"})
+    assert await Asked(Cluster()).requests.hold({}), "there is nobody else"
 
 
 async def test_an_answer_is_passed_on_as_it_comes() -> None:
     connection = Connection([HEAD, (b"b", b"one"), (b"e", b"two")])
-    asked = Asked(Cluster(True), connection)
+    asked = Asked(Cluster(), connection)
     assert await asked.outcome() is Outcome.ANSWERED
     assert [event.get("body") for event in asked.sent] == [None, b"one", b"two"] and connection.ends == ["done"]
     assert asked.reply.has_started and asked.reply.has_begun and not asked.reply.is_stream
     assert asked.log.metrics.forwarded["answered"] == 1
 
 
-async def test_a_session_that_moved_is_no_answer() -> None:
-    asked = Asked(Cluster(True), Connection([(b"m", b"")]))
-    assert await asked.outcome() is Outcome.MOVED and not asked.reply.has_started
-
-
+@requirement("rep.no-retry")
 @pytest.mark.parametrize(
-    ("refusal", "outcome", "started"),
-    [(Refusal.SOMEBODY_ELSE, Outcome.GONE, False), (Refusal.SEEN, Outcome.UNKNOWN, True)],
+    ("opened", "outcome", "started"),
+    [
+        pytest.param([[(b"m", b"")]], Outcome.MOVED, False, id="the session has moved"),
+        pytest.param([[refusal(Refusal.SOMEBODY_ELSE)]], Outcome.GONE, False, id="somebody else is there"),
+        pytest.param([[refusal(Refusal.SEEN)]], Outcome.UNKNOWN, True, id="the peer has got it before"),
+        pytest.param([PeerRefused()], Outcome.GONE, False, id="the address refuses"),
+        pytest.param(
+            [[LOST], [], [refusal(Refusal.SEEN)]], Outcome.UNKNOWN, True, id="the peer has got the first copy"
+        ),
+        pytest.param([[LOST], PeerRefused()], Outcome.GONE, True, id="it went out to a peer that is gone"),
+        pytest.param([silent_for(LEASE_S)], Outcome.CUT_OFF, True, id="it went out to a peer that is silent"),
+    ],
 )
-async def test_a_refusal_says_what_became_of_the_request(refusal: Refusal, outcome: Outcome, started: bool) -> None:
-    asked = Asked(Cluster(True), Connection([(b"r", refusal.value.encode())]))
+async def test_what_may_have_taken_effect_is_told_from_what_has_not(
+    opened: list[Any], outcome: Outcome, started: bool
+) -> None:
+    asked = Asked(Cluster(), *opened)
     assert await asked.outcome() is outcome and asked.reply.has_started is started
 
 
-async def test_replicas_that_disagree_about_keys_give_503() -> None:
-    asked = Asked(Cluster(True), Connection([(b"r", b"invalid")]))
-    with pytest.raises(Refused):
+@pytest.mark.parametrize(
+    ("cluster", "connection", "started"),
+    [
+        pytest.param(Cluster(), Connection([refusal(Refusal.INVALID)]), False, id="replicas disagree about keys"),
+        pytest.param(Cluster(None), silent_for(LEASE_S), True, id="the store is away"),
+        pytest.param(Cluster(False, trusts=False), silent_for(LEASE_S), True, id="the store was away a moment ago"),
+    ],
+)
+async def test_what_is_not_known_gives_503(cluster: Cluster, connection: Connection, started: bool) -> None:
+    asked = Asked(cluster, connection)
+    with pytest.raises(Refused) as refused:
         await asked.outcome()
+    assert refused.value.status == 503 and asked.reply.has_started is started
     assert asked.log.metrics.forwarded["unreachable"] == 1
-
-
-async def test_an_address_that_refuses_is_a_peer_that_is_gone() -> None:
-    assert await Asked(Cluster(True), PeerRefused()).outcome() is Outcome.GONE
 
 
 @pytest.mark.parametrize(
     ("cluster", "quiet_for_s", "outcome"),
     [
         (Cluster(False), 1.5, Outcome.GONE),
-        (Cluster(True), LEASE_S, Outcome.CUT_OFF),
-        (Cluster(True), 1.0, Outcome.ANSWERED),
+        (Cluster(), LEASE_S, Outcome.CUT_OFF),
+        (Cluster(), 1.0, Outcome.ANSWERED),
         (Cluster(0.3), 1.0, Outcome.CUT_OFF),
         (Cluster(DOUBT_S), DOUBT_S, Outcome.SILENT),
         (Cluster(DOUBT_S, doubts=False), DOUBT_S, Outcome.ANSWERED),
@@ -217,51 +250,38 @@ async def test_an_address_that_refuses_is_a_peer_that_is_gone() -> None:
 async def test_a_peer_that_timed_out_is_judged_by_its_lease(
     cluster: Cluster, quiet_for_s: float, outcome: Outcome
 ) -> None:
-    asked = Asked(cluster, Connection([TIMED_OUT, HEAD, (b"e", b"")], quiet_for_s))
-    assert await asked.outcome() is outcome
+    assert await Asked(cluster, silent_for(quiet_for_s, *ANSWER)).outcome() is outcome
 
 
 @requirement("rep.quick")
 @pytest.mark.parametrize(
-    ("cluster", "outcome"),
-    [
-        (Cluster(0.0), Outcome.CUT_OFF),
-        (Cluster(DOUBT_S), Outcome.SILENT),
-        (Cluster(False), Outcome.GONE),
-    ],
+    ("leased", "outcome"), [(0.0, Outcome.CUT_OFF), (DOUBT_S, Outcome.SILENT), (False, Outcome.GONE)]
 )
-async def test_the_lease_of_a_silent_peer_decides_while_another_try_hangs(cluster: Cluster, outcome: Outcome) -> None:
-    first = Cluster(True)  # as it was after the first time-out
-    hanging = Hanging(first)
-    asked = Asked(first, TIMED_OUT, hanging)
+async def test_the_lease_of_a_silent_peer_decides_while_another_try_hangs(leased: float, outcome: Outcome) -> None:
+    cluster = Cluster()  # as it was after the first time-out
+    hanging = Hanging(cluster)
+    asked = Asked(cluster, TIMED_OUT, hanging)
     asking = asyncio.ensure_future(asked.outcome())
     async with asyncio.timeout(5):
-        while not first.looks:  # noqa: ASYNC110 - each turn is looked at
+        while not cluster.looks:  # noqa: ASYNC110 - each turn is looked at
             await asyncio.sleep(0)
-        first.leased = cluster.leased
+        cluster.leased = leased
         assert await asking is outcome
         await asyncio.sleep(0)
     assert hanging.is_given_up and not asked.reply.has_started, "nothing was sent"
 
 
 async def test_a_peer_that_is_reached_after_all_answers() -> None:
-    cluster, good = Cluster(True), Connection([HEAD, (b"e", b"")])
-    async with asyncio.timeout(5):
-        assert await Asked(cluster, TIMED_OUT, Hanging(cluster, 2, good)).outcome() is Outcome.ANSWERED
+    cluster = Cluster()
+    assert await Asked(cluster, TIMED_OUT, Hanging(cluster, 2, ANSWER)).outcome() is Outcome.ANSWERED
 
 
-@requirement("rep.behind-address")
-async def test_an_address_that_closed_a_connection_proves_no_beat_while_the_next_try_hangs() -> None:
-    cluster, good = Cluster(0.0), Connection([HEAD, (b"e", b"")])
-    async with asyncio.timeout(5):
-        tries = [
-            Connection([LOST]),
-            Connection([]),
-            Connection([LOST]),
-            Connection([]),
-            Hanging(cluster, then=good, seconds=0.9),
-        ]
-        assert await Asked(cluster, *tries).outcome() is Outcome.ANSWERED, "its sidecar may be starting again"
+@requirement("rep.quick", "rep.behind-address")
+async def test_an_address_that_closes_connections_asks_the_lease_and_proves_no_beat() -> None:
+    assert await Asked(Cluster(False), *CLOSING).outcome() is Outcome.GONE
+    cluster = Cluster(0.0)
+    for next_try in (ANSWER, Hanging(cluster, then=ANSWER, seconds=0.9)):
+        assert await Asked(cluster, *CLOSING, next_try).outcome() is Outcome.ANSWERED, "its sidecar may be starting"
 
 
 async def test_requests_that_time_out_together_look_at_the_lease_once() -> None:
@@ -271,49 +291,19 @@ async def test_requests_that_time_out_together_look_at_the_lease_once() -> None:
     assert cluster.looks == 1
 
 
-@pytest.mark.parametrize("cluster", [Cluster(None), Cluster(False, trusts=False)])
-async def test_nothing_is_decided_about_a_peer_while_the_store_is_away(cluster: Cluster) -> None:
-    with pytest.raises(Refused):
-        await Asked(cluster, Connection([TIMED_OUT], LEASE_S)).outcome()
-
-
+@requirement("rep.honest", "rep.no-retry")
 async def test_a_connection_that_broke_before_anything_was_done_is_tried_again_with_one_nonce() -> None:
-    lost, probe, good = Connection([LOST]), Connection([]), Connection([HEAD, (b"e", b"")])
-    asked = Asked(Cluster(True), lost, probe, good)
-    assert await asked.outcome() is Outcome.ANSWERED
+    lost, probe, good = Connection([LOST]), Connection([]), Connection(ANSWER)
+    assert await Asked(Cluster(), lost, probe, good).outcome() is Outcome.ANSWERED
     assert lost.asked == good.asked, "of the two the peer works on one at most"
     assert probe.ends == ["done"]
-
-
-@requirement("rep.behind-address")
-async def test_an_address_that_closes_connections_asks_the_lease() -> None:
-    tries = [Connection([LOST]), Connection([]), Connection([LOST]), Connection([])]
-    assert await Asked(Cluster(False), *tries).outcome() is Outcome.GONE
-
-
-async def test_what_a_living_peer_has_got_is_known_from_a_second_copy() -> None:
-    copy = Connection([(b"r", Refusal.SEEN.value.encode())])
-    asked = Asked(Cluster(True), Connection([LOST]), Connection([]), copy)
-    assert await asked.outcome() is Outcome.UNKNOWN and asked.reply.has_started
-
-
-@requirement("rep.no-retry")
-async def test_what_went_out_to_a_peer_that_is_gone_may_have_taken_effect() -> None:
-    lost, silent = Connection([LOST]), Connection([TIMED_OUT], LEASE_S)
-    for opened, started in (((lost, PeerRefused()), True), ((silent,), True), ((PeerRefused(),), False)):
-        asked = Asked(Cluster(True), *opened)
-        assert await asked.outcome() is not Outcome.ANSWERED and asked.reply.has_started is started
-    asked = Asked(Cluster(None), Connection([TIMED_OUT], LEASE_S))
-    with pytest.raises(Refused):
-        await asked.outcome()
-    assert asked.reply.has_started
 
 
 @requirement("rep.honest")
 async def test_what_its_owner_had_not_begun_has_no_effect() -> None:
     waiting = Connection([LOST])
     waiting.may_have_run = False
-    asked = Asked(Cluster(True), waiting, PeerRefused())
+    asked = Asked(Cluster(), waiting, PeerRefused())
     assert await asked.outcome() is Outcome.GONE and not asked.reply.has_started
 
 
@@ -329,50 +319,32 @@ async def test_no_copy_is_sent_when_the_peer_may_have_forgotten_the_first(monkey
                 clock.pass_time(COPIES_S)
             return await super().next()
 
-    again = Connection([events, (b"e", b"")])
-    asked = Asked(Cluster(True), Long([events, LOST]), Connection([]), again)
+    again = Connection([events, END])
+    asked = Asked(Cluster(), Long([events, LOST]), [], again)
     assert await asked.outcome() is Outcome.UNKNOWN and asked.reply.has_started
     assert not again.asked and [event["type"] for event in asked.sent] == ["http.response.start"]
 
 
 @requirement("rep.honest", "hot.forwarded")
 async def test_a_call_that_was_begun_long_ago_is_followed_and_not_copied() -> None:
-    begun, again = Connection([LOST]), Connection([(b"e", b"")])
+    begun, again = Connection([LOST]), Connection([END])
     begun.asked_at = monotonic() - COPIES_S
-    asked = Asked(Cluster(True), Connection([]), again)
+    asked = Asked(Cluster(), [], again)
     assert await asked.outcome(SimpleNamespace(call=begun)) is Outcome.UNKNOWN and asked.reply.has_started
     assert not begun.frames and not again.asked
 
 
 @requirement("rep.no-retry")
 async def test_a_copy_that_comes_too_late_says_nothing_of_the_first() -> None:
-    late = Connection([(b"r", Refusal.INVALID.value.encode())])
-    asked = Asked(Cluster(True), Connection([LOST]), Connection([]), late)
+    asked = Asked(Cluster(), [LOST], [], [refusal(Refusal.INVALID)])
     with pytest.raises(Refused):
         await asked.outcome()
     assert asked.reply.has_started, "the first may have been executed"
 
 
-class LateChannel:
-    """A channel to the peer that can be opened at the second try."""
-
-    def __init__(self) -> None:
-        self.tries = 0
-        self.asked: list[bytes] = []
-
-    async def open(self, _: Peer) -> "LateChannel | None":
-        self.tries += 1
-        return self if self.tries > 1 else None
-
-    def ask(self, definition: bytes, facts: bytes, body: bytes) -> Connection:
-        self.asked.append(body)
-        return Connection([HEAD, (b"e", b"")])
-
-
 @requirement("rep.honest", "rep.no-retry")
 async def test_a_copy_of_what_went_out_on_a_connection_has_the_same_nonce_though_there_is_a_channel_now() -> None:
-    lost, copy = Connection([LOST]), Connection([(b"r", Refusal.SEEN.value.encode())])
-    asked, channel = Asked(Cluster(True), lost, Connection([]), copy), LateChannel()
-    asked.requests._channels = channel  # type: ignore[assignment]
+    lost, copy = Connection([LOST]), Connection([refusal(Refusal.SEEN)])
+    asked = Asked(Cluster(), lost, [], copy, channel_at=2)
     assert await asked.outcome() is Outcome.UNKNOWN and asked.reply.has_started
-    assert lost.asked == copy.asked and not channel.asked
+    assert lost.asked == copy.asked and not asked.channel.asked
