@@ -6,7 +6,7 @@ from gateway.config.context import FieldSettings
 from gateway.config.policy import RuleSettings
 from gateway.identity.context_rules import ContextRules
 from gateway.identity.credential_claims import CredentialClaims
-from session_store import ContextField, Principal, Provenance
+from session_store import ContextField, Principal
 from tests.requirements import requirement
 from transports.inbound_port import Refused
 
@@ -19,24 +19,18 @@ def test_each_fact_says_where_it_comes_from() -> None:
     rules = [RuleSettings(principals=("api-key:fixed",), workspace="w", permissions=("p",))]
     rules.append(RuleSettings(workspaces=("team-*",), trust="direct", permissions=("q",)))
 
-    def found(
-        principal: Principal, granted: CredentialClaims | None, announced: str, *, trusted: bool = False
-    ) -> Provenance:
-        return (
-            ContextRules(rules, "sandboxed", trust_announced=trusted).context(principal, granted, announced).provenance
-        )
-
-    announced, configured, authenticated = "announced", "configured", "authenticated"
     fixed = Principal(issuer="api-key", subject="fixed")
-    everything = CredentialClaims("direct", "w", ("p",), True)
-    for provenance, expected in (
-        (found(GUEST, None, BOSS), (announced, configured, configured)),
-        (found(GUEST, None, BOSS, trusted=True), (announced, announced, announced)),
-        (found(fixed, None, BOSS), (configured, configured, configured)),
-        (found(GUEST, everything, BOSS), (authenticated, authenticated, authenticated)),
-        (found(GUEST, CredentialClaims(names_workspace=True), BOSS), (authenticated, configured, configured)),
+    everything, a_name = CredentialClaims("direct", "w", ("p",), True), CredentialClaims(names_workspace=True)
+    announced, configured, authenticated = "announced", "configured", "authenticated"
+    for principal, granted, trusted, expected in (
+        (GUEST, None, False, (announced, configured, configured)),
+        (GUEST, None, True, (announced, announced, announced)),
+        (fixed, None, False, (configured, configured, configured)),
+        (GUEST, everything, False, (authenticated, authenticated, authenticated)),
+        (GUEST, a_name, False, (authenticated, configured, configured)),
     ):
-        assert (provenance.workspace, provenance.trust, provenance.permissions) == expected
+        found = ContextRules(rules, "sandboxed", trust_announced=trusted).context(principal, granted, BOSS).provenance
+        assert (found.workspace, found.trust, found.permissions) == expected
 
 
 @requirement("pol.read-only", "wall.provenance")
@@ -65,28 +59,30 @@ def test_each_fact_has_the_setting_that_decides_it_as_its_reason() -> None:
         RuleSettings(workspace="w"),
     ]
 
-    def why(granted: CredentialClaims | None, announced: str, fact: str) -> list[str]:
-        return [
-            r.text
-            for r in ContextRules(rules[:2], "direct").derive(GUEST, granted, announced).reasons
-            if r.fact == fact
-        ]
+    def why(granted: CredentialClaims | None, announced: str) -> dict[str, list[str]]:
+        found: dict[str, list[str]] = {}
+        for reason in ContextRules(rules[:2], "direct").derive(GUEST, granted, announced).reasons:
+            found.setdefault(reason.fact, []).append(reason.text)
+        return found
 
-    assert why(None, "team-a", "workspace") == ["the client announces it"]
-    assert why(None, "", "workspace") == ["nothing sets it"]
-    assert why(None, "team-a", "trust") == ["gateway.policy.rules[0].trust"]
-    assert why(None, "team-a", "permissions") == ["gateway.policy.rules[0].permissions: p"]
-    assert why(None, "team-a", "rules") == ["gateway.policy.rules[1] grants nothing: the workspace is only announced"]
-    claims = CredentialClaims("direct", "team-a", ("r",), True)
-    assert why(claims, "x", "trust")[0].startswith("the credential") and why(claims, "x", "workspace") == [
-        "the credential sets it"
-    ]
-    assert why(claims, "x", "permissions") == [
-        "the credential: r",
-        "gateway.policy.rules[0].permissions: p",
-        "gateway.policy.rules[1].permissions: q",
-    ]
-    assert why(claims, "x", "read_only") == ["gateway.policy.rules[1].read_only"] and why(claims, "x", "rules") == []
+    assert why(None, "")["workspace"] == ["nothing sets it"]
+    assert why(None, "team-a") == {
+        "workspace": ["the client announces it"],
+        "trust": ["gateway.policy.rules[0].trust"],
+        "permissions": ["gateway.policy.rules[0].permissions: p"],
+        "rules": ["gateway.policy.rules[1] grants nothing: the workspace is only announced"],
+        "read_only": ["gateway.policy.rules[1].read_only"],
+    }
+    assert why(CredentialClaims("direct", "team-a", ("r",), True), "x") == {
+        "workspace": ["the credential sets it"],
+        "trust": ["the credential sets it, or lacks the claim or header that is named for it"],
+        "permissions": [
+            "the credential: r",
+            "gateway.policy.rules[0].permissions: p",
+            "gateway.policy.rules[1].permissions: q",
+        ],
+        "read_only": ["gateway.policy.rules[1].read_only"],
+    }
     fixed = ContextRules(rules[2:], "direct", read_only={"direct"}).derive(GUEST, None, "x").reasons
     assert {r.fact: r.text for r in fixed} == {
         "workspace": "gateway.policy.rules[0].workspace",

@@ -16,39 +16,33 @@ from tests.requirements import requirement
 
 
 @requirement("pol.trust")
-@pytest.mark.parametrize(
-    ("level", "trust"), [(" Direct ", "direct"), ("SANDBOXED", "sandboxed"), ("root", "sandboxed")]
-)
-def test_an_unknown_level_of_trust_is_the_lowest(level: str, trust: str) -> None:
-    assert normal_trust(level) == trust and normal_trust(None) == normal_trust(True) == "sandboxed"
+def test_an_unknown_level_of_trust_is_the_lowest() -> None:
+    levels = [" Direct ", "SANDBOXED", "root", None, True]
+    assert [normal_trust(level) for level in levels] == ["direct", *["sandboxed"] * 4]
 
 
 @requirement("wall.provenance")
 def test_a_missing_claim_grants_nothing_and_an_unnamed_one_is_not_asked_for() -> None:
     names = ClaimNames(trust="mcp.trust", workspace="team")
     full = granted_by({"mcp": {"trust": "direct"}, "team": "a", "scope": "x y x"}, names)
-    assert (full.trust, full.workspace, full.permissions, full.names_workspace) == ("direct", "a", ("x", "y"), True)
-    none = granted_by({}, names)
-    assert (none.trust, none.workspace, none.permissions, none.names_workspace) == ("sandboxed", None, (), True)
+    assert full == CredentialClaims("direct", "a", ("x", "y"), names_workspace=True)
+    assert granted_by({}, names) == CredentialClaims("sandboxed", None, (), names_workspace=True)
     assert granted_by({"trust": "direct", "workspace": "a"}, ClaimNames()).trust is None
 
 
+CLAIMS: dict[str, list[Any]] = {
+    "x": ["x"],
+    "7": [7],
+    "1.5": [1.5],
+    "true": [True],
+    "a b": [["a", "b"]],
+    "": [[], ["a", 1], {}, None],
+}
+
+
 @requirement("ctx.open")
-@pytest.mark.parametrize(
-    ("claim", "text"),
-    [
-        ("x", "x"),
-        (7, "7"),
-        (1.5, "1.5"),
-        (True, "true"),
-        (["a", "b"], "a b"),
-        ([], ""),
-        (["a", 1], ""),
-        ({}, ""),
-        (None, ""),
-    ],
-)
-def test_a_claim_becomes_the_text_of_a_field(claim: Any, text: str) -> None:
+@pytest.mark.parametrize(("text", "claim"), [(text, claim) for text, claims in CLAIMS.items() for claim in claims])
+def test_a_claim_becomes_the_text_of_a_field(text: str, claim: Any) -> None:
     fields = {"team": "org.team", "other": "nowhere"}
     for claims in ({"org": {"team": claim}}, {"org.team": claim}):
         assert granted_by(claims, ClaimNames(), fields).fields == ((("team", text),) if text else ())
@@ -71,5 +65,5 @@ def test_headers_of_a_proxy_say_what_claims_say() -> None:
         permissions_header="X-May",
     )
     found = granted_in_headers({"x-trust": "direct", "x-team": "a", "x-may": "p, q p"}, names)
-    assert (found.trust, found.workspace, found.permissions) == ("direct", "a", ("p", "q"))
+    assert found == CredentialClaims("direct", "a", ("p", "q"), names_workspace=True)
     assert granted_in_headers({}, names) == CredentialClaims(trust="sandboxed", names_workspace=True)

@@ -9,30 +9,23 @@ from tests.requirements import requirement
 
 
 @requirement("wall.authority")
-@pytest.mark.parametrize("subject", ["ada", "CN=ada,O=x", "\u0141ucja", "a b", "x" * MAX_SUBJECT_CHARS, "7", "../x"])
-def test_a_name_that_people_can_read_is_usable(subject: str) -> None:
-    assert unusable(subject) == ""
+def test_a_name_that_people_can_read_is_usable() -> None:
+    for subject in ("ada", "CN=ada,O=x", "\u0141ucja", "a b", "x" * MAX_SUBJECT_CHARS, "7", "../x"):
+        assert unusable(subject) == "", subject
 
 
 @requirement("wall.authority")
 @pytest.mark.parametrize(
-    ("subject", "why"),
+    ("why", "subjects"),
     [
-        ("", "empty"),
-        (" ", "empty"),
-        (None, "empty"),
-        (7, "empty"),
-        ("x" * (MAX_SUBJECT_CHARS + 1), "longer than 256"),
-        ("a\nb", "nobody sees"),
-        ("a\x00", "nobody sees"),
-        ("a\u2028b", "nobody sees"),
-        ("a\u202eb", "nobody sees"),
-        (" ada", "nobody sees"),
-        ("ada\u00a0", "nobody sees"),
+        ("empty", ["", " ", None, 7]),
+        ("longer than 256", ["x" * (MAX_SUBJECT_CHARS + 1)]),
+        ("nobody sees", ["a\nb", "a\x00", "a\u2028b", "a\u202eb", " ada", "ada\u00a0"]),
     ],
 )
-def test_a_name_that_deceives_its_reader_is_not(subject: object, why: str) -> None:
-    assert why in unusable(subject)
+def test_a_name_that_deceives_its_reader_is_not(why: str, subjects: list[object]) -> None:
+    for subject in subjects:
+        assert why in unusable(subject), repr(subject)
 
 
 @given(st.text())

@@ -23,8 +23,6 @@ RULE = st.builds(
     permissions=st.lists(st.sampled_from(["p", "q"]), max_size=2).map(tuple),
     read_only=st.booleans(),
 )
-
-
 ENTRIES = st.dictionaries(
     st.sampled_from(["a", "team-*", "?*", "*", "b"]),
     st.builds(
@@ -34,8 +32,6 @@ ENTRIES = st.dictionaries(
     ),
     max_size=4,
 )
-
-
 TOOLS = [(server, tool) for server in ("x", "y") for tool in ("t", "u")]
 
 
@@ -60,43 +56,53 @@ def test_no_name_that_is_announced_gives_more_than_any_other(
 
 
 READING, WRITING = "read", "write"
-READ_ONLY: Final = Context(trust="direct", read_only=True)
+DIRECT, SANDBOXED = Context(trust="direct"), Context(trust="sandboxed")
+READER: Final = Context(trust="direct", read_only=True)
+OPEN: Final = PolicySettings()
+
+
+def policy_of(settings: PolicySettings = OPEN, **rules: Any) -> Policy:
+    """Of one server, which has these rules."""
+    return Policy(settings, {"s": ServerPolicy(**rules)})
+
+
+def in_workspace(name: str, **fields: Any) -> Context:
+    """A context whose workspace counts: it was not announced."""
+    return Context(workspace=name, provenance=Provenance(workspace="configured"), **fields)
 
 
 @requirement("pol.operation", "pol.read-only")
 def test_an_operation_is_what_is_configured_and_else_what_the_annotations_say() -> None:
-    tools = {"forget": ToolSettings(operation="read"), "look": ToolSettings(operation="write")}
-    policy = Policy(PolicySettings(), {"s": ServerPolicy(tools=tools | {"run*": ToolSettings(operation="eval")})})
+    tools: dict[str, Any] = {"forget": "read", "look": "write", "run*": "eval"}
+    policy = policy_of(tools={name: ToolSettings(operation=operation) for name, operation in tools.items()})
     found = {
-        (tool, annotated): policy.decide(Context(), "s", tool, annotated).operation
+        tool: [policy.decide(Context(), "s", tool, annotated).operation for annotated in (READING, WRITING)]
         for tool in ("forget", "look", "run_it", "other")
-        for annotated in (READING, WRITING)
     }
-    assert {found["forget", how] for how in (READING, WRITING)} == {"read"}
-    assert {found["look", how] for how in (READING, WRITING)} == {"write"}
-    assert {found["run_it", how] for how in (READING, WRITING)} == {"eval"}
-    assert (found["other", READING], found["other", WRITING]) == ("read", "write")
-    allowed = {tool for tool in ("forget", "look", "run_it") if policy.decide(READ_ONLY, "s", tool, READING).allowed}
-    assert allowed == {"forget"}
-    assert not policy.decide(READ_ONLY, "s", "other").allowed, "a tool without annotations may write"
+    assert found == {
+        "forget": ["read", "read"],
+        "look": ["write", "write"],
+        "run_it": ["eval", "eval"],
+        "other": ["read", "write"],
+    }
+    allowed = {tool for tool in found if policy.decide(READER, "s", tool, READING).allowed}
+    assert allowed == {"forget", "other"}
+    assert not policy.decide(READER, "s", "other").allowed, "a tool without annotations may write"
 
 
 @requirement("pol.read-only")
 def test_a_read_only_session_has_no_tool_that_evaluates_even_where_others_have() -> None:
-    tools = {"run": ToolSettings(operation="eval")}
-    policy = Policy(PolicySettings(eval_tools=True), {"s": ServerPolicy(tools=tools)})
-    assert policy.decide(Context(), "s", "run").allowed and not policy.decide(READ_ONLY, "s", "run").allowed
+    policy = policy_of(PolicySettings(eval_tools=True), tools={"run": ToolSettings(operation="eval")})
+    assert policy.decide(Context(), "s", "run").allowed and not policy.decide(READER, "s", "run").allowed
 
 
 @requirement("pol.read-only")
 def test_names_matter_wherever_a_session_can_be_read_only() -> None:
     """An unlisted tool has no annotations: in a read-only session it has to be unknown."""
-    for settings in (PolicySettings(read_only=frozenset({"sandboxed"})), PolicySettings(rules=(READS,))):
-        assert "tools" in Policy(settings, {"s": ServerPolicy()}).restricts("s")
-    assert Policy(PolicySettings(), {"s": ServerPolicy()}).restricts("s") == frozenset()
-
-
-READS: Final = RuleSettings(workspaces=("archive",), read_only=True)
+    reads = RuleSettings(workspaces=("archive",), read_only=True)
+    for settings in (PolicySettings(read_only=frozenset({"sandboxed"})), PolicySettings(rules=(reads,))):
+        assert "tools" in policy_of(settings).restricts("s")
+    assert policy_of().restricts("s") == frozenset()
 
 
 @requirement("pol.explain")
@@ -112,14 +118,12 @@ def test_what_is_hidden_is_hidden_by_a_setting_that_the_reason_names() -> None:
             "out": ServerPolicy(),
         },
     )
-    sources = Provenance(workspace="configured")
-    context = Context(workspace="team-a", trust="sandboxed", permissions=("seen",), read_only=True, provenance=sources)
+    context = in_workspace("team-a", trust="sandboxed", permissions=("seen",), read_only=True)
     assert policy.hides(context, "s") == ""
     assert "mcpServers.d.direct_only" in policy.hides(context, "d")
     assert "paid (mcpServers.p.permissions)" in policy.hides(context, "p")
     assert "gateway.policy.workspaces.team-*.servers" in policy.hides(context, "out")
-    stranger = Context(workspace="elsewhere", provenance=sources)
-    assert "no entry of gateway.policy.workspaces" in policy.hides(stranger, "s")
+    assert "no entry of gateway.policy.workspaces" in policy.hides(in_workspace("elsewhere"), "s")
     reasons = {tool: policy.decide(context, "s", tool, READING).reason for tool in ("drop_it", "run", "pay", "other")}
     assert "mcpServers.s.tools.drop*.direct_only" in reasons["drop_it"]
     assert policy.decide(msgspec.structs.replace(context, trust="direct"), "s", "drop_it", READING).allowed
@@ -136,10 +140,10 @@ def test_what_is_hidden_is_hidden_by_a_setting_that_the_reason_names() -> None:
 @requirement("pol.explain", "pol.trust")
 def test_a_workspace_has_the_prompts_and_resources_of_its_entry_in_every_form_of_their_names() -> None:
     entry = WorkspaceSettings(prompts=("s__open*",), resources=("s__file:///open/*",))
-    rules = ServerPolicy(resources={"file:///open/direct*": ItemSettings(direct_only=True)})
-    policy = Policy(PolicySettings(workspaces={"a": entry}), {"s": rules})
-    inside = Context(workspace="a", trust="sandboxed", provenance=Provenance(workspace="configured"))
-    assert policy.sees(inside, "s") and not policy.sees(msgspec.structs.replace(inside, workspace="b"), "s")
+    direct = {"file:///open/direct*": ItemSettings(direct_only=True)}
+    policy = policy_of(PolicySettings(workspaces={"a": entry}), resources=direct)
+    inside = in_workspace("a", trust="sandboxed")
+    assert policy.sees(inside, "s") and not policy.sees(in_workspace("b", trust="sandboxed"), "s")
     assert policy.allows_prompt(inside, "s", "open_one") and not policy.allows_prompt(inside, "s", "other")
     assert "gateway.policy.workspaces.a.prompts" in policy.hides_prompt(inside, "s", "other")
     for uri, is_allowed in (
@@ -158,13 +162,13 @@ def test_a_workspace_has_the_prompts_and_resources_of_its_entry_in_every_form_of
 
 @requirement("wall.memory", "ctx.open")
 def test_decisions_are_cached_neither_by_fields_nor_by_what_a_client_announces_at_length() -> None:
-    policy = Policy(PolicySettings(workspaces={"*": WorkspaceSettings()}), {"s": ServerPolicy()})
+    policy = policy_of(PolicySettings(workspaces={"*": WorkspaceSettings()}))
     plain = policy.rights_of(Context(fields=(ContextField("team", "a"),)))
     assert plain == policy.rights_of(Context(fields=(ContextField("team", "b"),))) == Context()
     assert policy.rights_of(Context(workspace="/" + "x" * 4_000)) == Context()
     vouched = Context(workspace="/" + "x" * 4_000, provenance=Provenance(workspace="authenticated"))
     assert policy.rights_of(vouched) == vouched, "its name decides"
-    trusting = Policy(PolicySettings(trust_announced_workspace=True), {"s": ServerPolicy()})
+    trusting = policy_of(PolicySettings(trust_announced_workspace=True))
     assert trusting.rights_of(Context(workspace="/" + "x" * 4_000)).workspace
 
 
@@ -178,36 +182,25 @@ def test_a_tool_that_the_configuration_hides_is_nobodys() -> None:
     }
     policy = Policy(PolicySettings(), servers)
     context = Context(trust="direct", permissions=("p",))
-    served = {
-        (server, tool)
-        for server in servers
-        for tool in ("read_file", "read_secrets", "list", "eval", "\uff45val")
-        if policy.decide(context, server, tool).allowed
+    tools = ("read_file", "read_secrets", "list", "eval", "\uff45val")
+    assert {server: [tool for tool in tools if policy.decide(context, server, tool).allowed] for server in servers} == {
+        "x": ["read_file", "list"],
+        "y": [],
+        "z": ["read_file", "read_secrets", "list"],
+        "open": [*tools],
     }
-    assert {tool for server, tool in served if server == "x"} == {"read_file", "list"}
-    assert {tool for server, tool in served if server == "y"} == set()
-    assert {tool for server, tool in served if server == "z"} == {"read_file", "read_secrets", "list"}
-    assert {tool for server, tool in served if server == "open"} >= {"eval", "read_secrets"}
     assert "mcpServers.x.hidden_tools" in policy.decide(context, "x", "read_secrets").reason
     assert "mcpServers.y.only_tools" in policy.decide(context, "y", "list").reason
     assert [bool(policy.restricts(server)) for server in servers] == [True, True, True, False]
 
 
-def hides_method(context: Context, method: str, policy: PolicySettings | None = None, **rules: Any) -> str:
-    return Policy(policy or PolicySettings(), {"s": ServerPolicy(**rules)}).hides_method(context, "s", method)
-
-
-DIRECT, SANDBOXED = Context(trust="direct"), Context(trust="sandboxed")
-READER = Context(trust="direct", read_only=True)
-
-
-@requirement("ext.relay")
-def test_methods_beyond_mcp_are_open_where_nothing_of_the_server_is_restricted() -> None:
-    assert hides_method(SANDBOXED, "com.acme/do") == ""
+def hides_method(context: Context, method: str, settings: PolicySettings = OPEN, **rules: Any) -> str:
+    return policy_of(settings, **rules).hides_method(context, "s", method)
 
 
 @requirement("ext.relay")
 def test_where_a_part_of_a_server_is_hidden_only_methods_that_are_named_are_allowed() -> None:
+    assert hides_method(SANDBOXED, "com.acme/do") == "", "nothing of the server is restricted"
     hidden: dict[str, Any] = {"tools": {"drop*": ToolSettings(direct_only=True)}}
     assert "no pattern in mcpServers.s.methods" in hides_method(DIRECT, "com.acme/do", **hidden)
     named: dict[str, Any] = hidden | {"methods": {"com.acme/*": MethodSettings()}}
@@ -224,28 +217,23 @@ def test_all_patterns_that_match_a_method_apply() -> None:
         "com.acme/admin/*": MethodSettings(direct_only=True),
         "com.acme/admin/drop": MethodSettings(allowed=False),
     }
-    allowed = Context(trust="direct", permissions=("p",))
-    assert "it needs p (mcpServers.s.methods.com.acme/*.permissions)" in hides_method(
-        DIRECT, "com.acme/a", methods=methods
-    )
-    assert hides_method(allowed, "com.acme/admin/list", methods=methods) == ""
-    assert "direct trust only" in hides_method(
-        Context(trust="sandboxed", permissions=("p",)), "com.acme/admin/list", methods=methods
-    )
-    for spelling in (
-        "com.acme/admin/drop",
-        "notifications/com.acme/admin/drop",
-        "Notifications/Com.ACME/Admin//drop/",
-        "/com.acme/admin/drop",
+    allowed, sandboxed = (Context(trust=trust, permissions=("p",)) for trust in ("direct", "sandboxed"))
+    for context, method, why in (
+        (DIRECT, "com.acme/a", "it needs p (mcpServers.s.methods.com.acme/*.permissions)"),
+        (sandboxed, "com.acme/admin/list", "direct trust only"),
+        (allowed, "com.acme/admin/drop", "allowed to nobody"),
+        (allowed, "notifications/com.acme/admin/drop", "allowed to nobody"),
+        (allowed, "Notifications/Com.ACME/Admin//drop/", "allowed to nobody"),
+        (allowed, "/com.acme/admin/drop", "allowed to nobody"),
     ):
-        assert "allowed to nobody" in hides_method(allowed, spelling, methods=methods)
+        assert why in hides_method(context, method, methods=methods), method
+    assert hides_method(allowed, "com.acme/admin/list", methods=methods) == ""
 
 
 @requirement("ext.relay")
 def test_a_read_only_session_sends_only_methods_that_read() -> None:
     methods = {"com.acme/get*": MethodSettings(operation="read"), "com.acme/set*": MethodSettings()}
-    policy = PolicySettings(rules=(RuleSettings(read_only=True),))
-    for settings in (PolicySettings(), policy):
+    for settings in (OPEN, PolicySettings(rules=(RuleSettings(read_only=True),))):
         assert hides_method(READER, "com.acme/get", settings, methods=methods) == ""
         assert "read-only" in hides_method(READER, "com.acme/set", settings, methods=methods)
         assert hides_method(READER, "com.acme/other", settings, methods=methods) != ""
@@ -255,8 +243,7 @@ def test_a_read_only_session_sends_only_methods_that_read() -> None:
 @requirement("ext.relay")
 def test_a_workspace_may_be_denied_methods() -> None:
     policy = PolicySettings(workspaces={"a": WorkspaceSettings(methods=("s__com.acme/*",)), "*": WorkspaceSettings()})
-    inside = Context(trust="direct", workspace="a", provenance=Provenance(workspace="configured"))
+    inside, outside = (in_workspace(name, trust="direct") for name in ("a", "b"))
     assert hides_method(inside, "com.acme/do", policy) == hides_method(inside, "notifications/com.acme/x", policy) == ""
     assert "gateway.policy.workspaces.a.methods" in hides_method(inside, "com.other/do", policy)
-    outside = msgspec.structs.replace(inside, workspace="b")
     assert hides_method(outside, "com.other/do", policy) == ""

@@ -21,15 +21,11 @@ ALIKE: Final = (Principal(issuer="a:b", subject="c"), Principal(issuer="a", subj
 async def test_quotas_and_rates_are_each_principals_own() -> None:
     assert str(ALIKE[0]) == str(ALIKE[1])
     backend, clock = MemoryBackend(), FakeClock()
-    rate: dict[str, Any] = {"per_s": 0.001, "burst": 1}
-    settings = PolicySettings.model_validate(
-        {"principal_sessions": 1, "principal_processes": 1, "principal_rate": rate}
-    )
+    limits = {"principal_sessions": 1, "principal_processes": 1, "principal_rate": {"per_s": 0.001, "burst": 1}}
+    settings = PolicySettings.model_validate(limits)
     rates = RateLimits(settings, backend.rates)
-    replicas = backend.directory.replicas
-    quotas = PrincipalQuotas(
-        settings, backend.quotas, backend.sessions, rates=rates, kept_s=60.0, run="", runs=replicas
-    )
+    more: dict[str, Any] = {"kept_s": 60.0, "run": "", "runs": backend.directory.replicas}
+    quotas = PrincipalQuotas(settings, backend.quotas, backend.sessions, rates=rates, **more)
 
     async def message(session: Session) -> None:
         await arrived(rates.message(session.principal, ""))

@@ -1,6 +1,6 @@
 """What holds for a call of a tool: whether the tool is there, and what becomes of its arguments."""
 
-from typing import Any, cast
+from typing import Any
 
 import msgspec
 import pytest
@@ -25,7 +25,9 @@ from transports.turns import at_once
 
 SCHEMA = {"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"]}
 WHERE = {"type": "object", "properties": {"where": {"type": "string"}, "api_key": {"type": "string"}}}
-TOOLS = Tools([{"name": "count", "inputSchema": SCHEMA}, {"name": "drop", "inputSchema": WHERE}])
+FEW = {"properties": {"n": {"maximum": 5}}}
+SCHEMAS = {"count": SCHEMA, "drop": WHERE, "few": FEW}
+TOOLS = Tools([{"name": name, "inputSchema": schema} for name, schema in SCHEMAS.items()])
 CONTEXT = Context(trust="sandboxed", workspace="w")
 
 
@@ -66,11 +68,8 @@ def test_a_number_that_no_float_holds_reaches_the_server_as_it_is() -> None:
     assert bytes(checked(tool_calls(), "count", b'{"n":0, "n":1e400}')["arguments"]) == b'{"n":1e400}', (
         "of two keys the last"
     )
-    limited = Tools([{"name": "few", "inputSchema": {"properties": {"n": {"maximum": 5}}}}])
-    decision = tool_calls().decide("s", limited, CONTEXT, session(), "few")
-    params = {"arguments": msgspec.Raw(b'{"n":1e400}')}
     with pytest.raises(InvalidArguments):
-        at_once(cast("Any", tool_calls().checked(decision, limited, session(), params, lambda *_: None)))
+        checked(tool_calls(), "few", b'{"n":1e400}')
     with pytest.raises(msgspec.ValidationError):
         checked(tool_calls(), "count", b'{"n":1e400,"more":"' + b"x" * (256 << 10) + b'"}')
 
@@ -112,30 +111,22 @@ def test_wrong_arguments_say_what_is_wrong_and_arguments_that_are_none_are_an_er
     assert not isinstance(malformed.value, InvalidArguments)
 
 
-def test_a_tool_that_the_server_does_not_list_is_unknown_where_names_matter() -> None:
-    with pytest.raises(Refused, match="Unknown tool"):
-        checked(tool_calls(count=ToolSettings(slow_s=1.0)), "other", {})
+def test_a_tool_for_others_or_unlisted_where_names_matter_is_unknown() -> None:
+    calls = tool_calls(drop=ToolSettings(direct_only=True))
+    for tool in ("drop", "other"):
+        with pytest.raises(Refused, match="Unknown tool"):
+            checked(calls, tool, {})
     assert checked(tool_calls(), "other", {})
 
 
-def test_a_tool_for_direct_trust_is_unknown_to_others() -> None:
-    with pytest.raises(Refused, match="Unknown tool"):
-        checked(tool_calls(drop=ToolSettings(direct_only=True)), "drop", {})
-
-
 @requirement("ctx.bind")
-def test_bound_arguments_come_from_the_session() -> None:
-    calls = tool_calls(drop=ToolSettings(bind={"where": "workspace"}))
-    assert msgspec.json.decode(checked(calls, "drop", {})["arguments"]) == {"where": "w"}
-    with pytest.raises(Refused):
-        checked(calls, "drop", ["not an object"])
-
-
-@requirement("ctx.bind")
-def test_a_pattern_binds_only_the_tools_that_have_the_argument() -> None:
-    calls = tool_calls(**{"*": ToolSettings(bind={"where": "workspace"})})
-    assert bytes(checked(calls, "count", {"n": 1})["arguments"]) == b'{"n":1}'
-    assert msgspec.json.decode(checked(calls, "drop", {})["arguments"]) == {"where": "w"}
+def test_bound_arguments_come_from_the_session_for_the_tools_that_have_them() -> None:
+    for pattern in ("drop", "*"):
+        calls = tool_calls(**{pattern: ToolSettings(bind={"where": "workspace"})})
+        assert bytes(checked(calls, "count", {"n": 1})["arguments"]) == b'{"n":1}'
+        assert bytes(checked(calls, "drop", {})["arguments"]) == b'{"where":"w"}'
+        with pytest.raises(Refused):
+            checked(calls, "drop", ["not an object"])
     required = {"type": "object", "properties": {"where": {}, "n": {}}, "required": ["where", "n"]}
     shown = calls.shown("s", CONTEXT, [{"name": "new", "inputSchema": required}])
     assert shown[0]["inputSchema"]["required"] == ["n"]
@@ -149,13 +140,11 @@ def test_a_differing_argument_is_told_with_both_values_and_no_credential(caplog:
         checked(calls, "drop", {"where": f"at {secret} " + "x" * 5_000, "api_key": "hunter2"}, notes)
         checked(calls, "drop", {"where": "w", "api_key": "agent-1"}, notes)
     lines = [record for record in caplog.records if record.name == "gateway.policy.tool_calls"]
-    assert [(vars(line)["server"], vars(line)["tool"], vars(line)["session"]) for line in lines] == [
-        ("s", "drop", "s1")
-    ] * 2
-    assert "argument where is 'at [redacted]" in lines[0].getMessage()
-    assert "the session's workspace is 'w'" in lines[0].getMessage() and len(lines[0].getMessage()) < 200
-    assert "argument api_key is '[redacted]'" in lines[1].getMessage()
-    assert notes == [f"mcp_gateway.argument_differs: {line.getMessage()}" for line in lines]
+    where, key = [line.getMessage() for line in lines]
+    assert all(vars(line).items() >= {"server": "s", "tool": "drop", "session": "s1"}.items() for line in lines)
+    assert "argument where is 'at [redacted]" in where and "the session's workspace is 'w'" in where
+    assert len(where) < 200 and "argument api_key is '[redacted]'" in key
+    assert notes == [f"mcp_gateway.argument_differs: {message}" for message in (where, key)]
     assert not any(secret in text or "hunter2" in text for text in notes)
 
 
