@@ -20,7 +20,8 @@ ALIKE: Final = (Principal(issuer="a:b", subject="c"), Principal(issuer="a", subj
 @requirement("wall.authority")
 async def test_quotas_and_rates_are_each_principals_own() -> None:
     assert str(ALIKE[0]) == str(ALIKE[1])
-    backend, clock = MemoryBackend(), FakeClock()
+    clock = FakeClock()
+    backend = MemoryBackend(clock=clock)
     limits = {"principal_sessions": 1, "principal_processes": 1, "principal_rate": {"per_s": 0.001, "burst": 1}}
     settings = PolicySettings.model_validate(limits)
     rates = RateLimits(settings, backend.rates)

@@ -17,10 +17,12 @@ ALIKE: Final = (Principal(issuer="a:b", subject="c"), Principal(issuer="a", subj
 
 @requirement("wall.authority")
 async def test_the_gateways_tools_show_each_principal_its_own_sessions() -> None:
-    backend, clock = MemoryBackend(), FakeClock()
+    clock = FakeClock()
+    backend = MemoryBackend(clock=clock)
     for principal, _ in itertools.product(ALIKE, range(2)):
         await backend.sessions.create(a_session(clock, principal=principal))
     everything = await backend.sessions.page(after="", limit=10)
+    assert len(everything) == 4
     for here in everything:
         with bound_session(tool_session(here, sessions=backend.sessions, state=backend.state)):
             found = await own_sessions(backend.sessions)
