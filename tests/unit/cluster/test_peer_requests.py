@@ -60,12 +60,12 @@ class Cluster:
 class Connection:
     """Gives one frame after the other, or raises."""
 
-    def __init__(self, frames: list[Any], quiet_for_s: float = 0.0) -> None:
+    def __init__(self, frames: list[Any], quiet_for_s: float = 0.0, *, may_have_run: bool = True) -> None:
         self.frames = [*frames]
         self.quiet_for_s = quiet_for_s
         self.asked: list[bytes] = []
         self.ends: list[str] = []
-        self.may_have_run = True
+        self.may_have_run = may_have_run
         self.asked_at, self.nonce = 0.0, "channel.1"
 
     def ask(self, head: bytes, body: bytes) -> None:
@@ -196,24 +196,26 @@ async def test_an_answer_is_passed_on_as_it_comes() -> None:
     assert asked.log.metrics.forwarded["answered"] == 1
 
 
-@requirement("rep.no-retry")
-@pytest.mark.parametrize(
-    ("opened", "outcome", "started"),
-    [
-        pytest.param([[(b"m", b"")]], Outcome.MOVED, False, id="the session has moved"),
-        pytest.param([[refusal(Refusal.SOMEBODY_ELSE)]], Outcome.GONE, False, id="somebody else is there"),
-        pytest.param([[refusal(Refusal.SEEN)]], Outcome.UNKNOWN, True, id="the peer has got it before"),
-        pytest.param([PeerRefused()], Outcome.GONE, False, id="the address refuses"),
-        pytest.param(
-            [[LOST], [], [refusal(Refusal.SEEN)]], Outcome.UNKNOWN, True, id="the peer has got the first copy"
-        ),
-        pytest.param([[LOST], PeerRefused()], Outcome.GONE, True, id="it went out to a peer that is gone"),
-        pytest.param([silent_for(LEASE_S)], Outcome.CUT_OFF, True, id="it went out to a peer that is silent"),
-    ],
-)
-async def test_what_may_have_taken_effect_is_told_from_what_has_not(
-    opened: list[Any], outcome: Outcome, started: bool
-) -> None:
+OUTCOMES: dict[str, tuple[list[Any], Outcome, bool]] = {
+    "the session has moved": ([[(b"m", b"")]], Outcome.MOVED, False),
+    "somebody else is there": ([[refusal(Refusal.SOMEBODY_ELSE)]], Outcome.GONE, False),
+    "the peer has got it before": ([[refusal(Refusal.SEEN)]], Outcome.UNKNOWN, True),
+    "the peer has got the first copy": ([[LOST], [], [refusal(Refusal.SEEN)]], Outcome.UNKNOWN, True),
+    "the address refuses": ([PeerRefused()], Outcome.GONE, False),
+    "it went out to a peer that is gone": ([[LOST], PeerRefused()], Outcome.GONE, True),
+    "a peer that is gone had not begun it": (
+        [Connection([LOST], may_have_run=False), PeerRefused()],
+        Outcome.GONE,
+        False,
+    ),
+    "it went out to a peer that is silent": ([silent_for(LEASE_S)], Outcome.CUT_OFF, True),
+}
+
+
+@requirement("rep.honest", "rep.no-retry")
+@pytest.mark.parametrize("what", OUTCOMES)
+async def test_what_may_have_taken_effect_is_told_from_what_has_not(what: str) -> None:
+    opened, outcome, started = OUTCOMES[what]
     asked = Asked(Cluster(), *opened)
     assert await asked.outcome() is outcome and asked.reply.has_started is started
 
@@ -297,14 +299,6 @@ async def test_a_connection_that_broke_before_anything_was_done_is_tried_again_w
     assert await Asked(Cluster(), lost, probe, good).outcome() is Outcome.ANSWERED
     assert lost.asked == good.asked, "of the two the peer works on one at most"
     assert probe.ends == ["done"]
-
-
-@requirement("rep.honest")
-async def test_what_its_owner_had_not_begun_has_no_effect() -> None:
-    waiting = Connection([LOST])
-    waiting.may_have_run = False
-    asked = Asked(Cluster(), waiting, PeerRefused())
-    assert await asked.outcome() is Outcome.GONE and not asked.reply.has_started
 
 
 @requirement("rep.honest", "rep.no-retry")

@@ -5,7 +5,6 @@ import random
 import secrets
 import uuid
 from collections.abc import Callable
-from math import comb
 from typing import Any
 
 import pytest
@@ -117,8 +116,9 @@ def test_an_anonymous_key_must_look_like_128_random_bits() -> None:
         lambda data: str(uuid.UUID(bytes=data, version=4)),
         lambda data: uuid.UUID(bytes=data, version=4).hex,
         bytes.hex,
+        lambda data: data.hex().upper(),
     ],
-    ids=["token_urlsafe", "base32", "base32-small", "uuid4", "uuid4-hex", "token_hex"],
+    ids=["token_urlsafe", "base32", "base32-small", "uuid4", "uuid4-hex", "token_hex", "token_hex-capitals"],
 )
 def test_hardly_any_random_key_is_refused(written: Callable[[bytes], str]) -> None:
     """One in a million by calculation: 2^-21 for words (`test_word_keys`), 2 * 2^-22 for a text of base64url that has
@@ -126,16 +126,6 @@ def test_hardly_any_random_key_is_refused(written: Callable[[bytes], str]) -> No
     seeded = random.Random(20_260_728)
     keys = [written(seeded.randbytes(16)) for _ in range(20_000)]
     assert not [key for key in keys if estimated_bits(key) < ANONYMOUS_BITS]
-    assert comb(31, 19) * (44 / 256) ** 19 * (1 - 44 / 256) ** 12 < 5e-8, "19 neighbours of 31 in hex digits"
-
-
-@requirement("cli.session-key-anonymous")
-@given(st.binary(min_size=16, max_size=16), st.integers(0, 2**64))
-def test_random_bytes_are_a_good_key_in_hex_and_in_base64url(data: bytes, seed: int) -> None:
-    # Hypothesis prefers bytes that are not random, so they only choose where a random key is cut.
-    at = data[0] % 16
-    key = secrets.token_bytes(48)[at : at + 16].hex()
-    assert estimated_bits(key) == estimated_bits(key.upper()) == ANONYMOUS_BITS
 
 
 @requirement("cli.session-key-anonymous")
