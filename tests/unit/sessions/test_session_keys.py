@@ -96,6 +96,7 @@ POOR = {
 
 @requirement("cli.session-key-anonymous")
 def test_an_anonymous_key_must_look_like_128_random_bits() -> None:
+    assert estimated_bits(GOOD[0]) == estimated_bits(GOOD[-1]) == ANONYMOUS_BITS, "4 bits for a hex digit"
     for key in GOOD:
         assert estimated_bits(key) >= ANONYMOUS_BITS, key
         key_alias(key, ANONYMOUS, "/mcp")
