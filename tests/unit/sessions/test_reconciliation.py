@@ -12,10 +12,10 @@ from gateway.cluster.beats import BEAT_S
 from gateway.cluster.ownership import Cluster
 from gateway.sessions import reconciliation as module
 from gateway.sessions.reconciliation import Reconciliation
-from session_store import MemoryBackend, StoreUnavailable
+from session_store import StoreUnavailable
 from session_store.testing import ALICE, FakeClock, a_session
 from tests.requirements import requirement
-from tests.unit.sessions.parts import Parts
+from tests.unit.sessions.parts import Parts, replicas
 
 pytestmark = [pytest.mark.anyio, requirement("rep.failover")]
 
@@ -32,8 +32,8 @@ class Pair:
     """A session that the replica `first` has, and that `last` has taken over from it, of which nobody has told it."""
 
     def __init__(self) -> None:
-        self.backend = MemoryBackend(clock=FakeClock())
-        self.last, self.first = (Parts(backend=self.backend, clustered=True) for _ in range(2))
+        self.last, self.first = replicas(clustered=True)
+        self.backend = self.last.backend
         self.comparison, self.firsts = self.comparing(self.last), self.comparing(self.first)
 
     def comparing(self, replica: Parts) -> Reconciliation:

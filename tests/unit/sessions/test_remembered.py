@@ -53,14 +53,16 @@ class Repeating:
         return await self.parts.resume(self.request(**more), who)
 
 
+async def opened(parts: Parts, monkeypatch: pytest.MonkeyPatch) -> Repeating:
+    repeating = Repeating(parts)
+    monkeypatch.setattr(resolve, "explicit_token", repeating.token)
+    monkeypatch.setattr("gateway.sessions.cached_record.CACHED_FOR_S", 60.0)
+    return await repeating.open()
+
+
 @pytest.fixture
 async def repeating(monkeypatch: pytest.MonkeyPatch) -> Repeating:
-    found = Repeating(Parts(clustered=True))
-    monkeypatch.setattr(resolve, "explicit_token", found.token)
-    monkeypatch.setattr("gateway.sessions.cached_record.CACHED_FOR_S", 60.0)
-    assert found.parts.cluster is not None
-    await found.parts.cluster.beat()
-    return await found.open()
+    return await opened(Parts(), monkeypatch)
 
 
 async def test_a_session_is_found_once_for_a_repeated_head(repeating: Repeating) -> None:
@@ -88,14 +90,19 @@ async def test_a_session_that_has_ended_is_not_served_from_memory(
         await repeating.resume()
 
 
-async def test_what_has_changed_is_found_anew(repeating: Repeating, monkeypatch: pytest.MonkeyPatch) -> None:
-    live = repeating.live
+async def test_what_has_changed_is_found_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    repeating = await opened(Parts(clustered=True), monkeypatch)
+    cluster, live = repeating.parts.cluster, repeating.live
+    assert cluster is not None
 
     async def reads() -> int:
         before = repeating.read
         await repeating.resume()
         return repeating.read - before
 
+    await cluster.beat()
+    await reads()
+    assert await reads() == 0
     live.replace_record(replace(live.session, context=Context(trust="direct", workspace="red")))
     assert await reads() == 1, "another record"
     await reads()
