@@ -1,5 +1,7 @@
 """Clients that come back to their sessions, and clients that never do."""
 
+from typing import Any
+
 import pytest
 from msgspec.structs import replace
 
@@ -12,12 +14,12 @@ from transports.inbound_port import Request
 
 pytestmark = pytest.mark.anyio
 
-MODERN = Era.MODERN
-ASKED = replace(request(MODERN, user_agent="node"), client="192.0.2.7")
+
+def asked(agent: str = "node", **headers: Any) -> Request:
+    return replace(request(Era.MODERN, user_agent=agent, **headers), client="192.0.2.7")
 
 
-def bringing(token: str) -> Request:
-    return request(MODERN, user_agent="node", mcp_gateway_session=token)
+ASKED = asked()
 
 
 async def opened_often(*replicas: Parts) -> LiveSession:
@@ -54,7 +56,7 @@ async def test_a_client_that_never_comes_back_is_told_of_once_with_the_line_that
 async def test_one_return_is_enough_not_to_be_told_of() -> None:
     parts = Parts()
     token = parts.token_of(await opened_often(parts))
-    assert await parts.resume(replace(bringing(token), client=ASKED.client), NOBODY) is not None
+    assert await parts.resume(asked(mcp_gateway_session=token), NOBODY) is not None
     assert await told(parts) == [] and parts.returns.unreturning() == []
 
 
@@ -68,11 +70,10 @@ async def test_two_replicas_tell_once() -> None:
 @requirement("cli.idle")
 async def test_a_session_waits_for_its_client_until_a_request_comes_for_it() -> None:
     parts = Parts()
-    keyed = request(MODERN, user_agent="node", mcp_gateway_session_key="k")
-    for who, asked in ((NOBODY, ASKED), (FOR_ALICE, ASKED), (FOR_ALICE, keyed)):
-        live = (await parts.resume_or_open(asked, who)).live
+    for who, first in ((NOBODY, ASKED), (FOR_ALICE, ASKED), (FOR_ALICE, asked(mcp_gateway_session_key="k"))):
+        live = (await parts.resume_or_open(first, who)).live
         assert live.is_unreturned
-        again = asked if who is FOR_ALICE else bringing(parts.token_of(live))
+        again = first if who is FOR_ALICE else asked(mcp_gateway_session=parts.token_of(live))
         assert (await parts.resume_or_open(again, who)).live is live and not live.is_unreturned
 
 
@@ -81,11 +82,11 @@ async def test_a_client_that_brought_a_token_back_has_no_default_session_on_any_
     here, there = replicas()
     first = (await here.resume_or_open(ASKED)).live
     assert (await here.resume_or_open(ASKED)).live is first, "nothing is known but the table"
-    assert (await here.resume_or_open(bringing(here.token_of(first)))).live is first
+    assert (await here.resume_or_open(asked(mcp_gateway_session=here.token_of(first)))).live is first
     for parts in (here, there):
         one, two = [await parts.resume_or_open(ASKED) for _ in range(2)]
         assert one.opened and two.opened and len({first.session.id, one.live.session.id, two.live.session.id}) == 3
-    other = request(MODERN, user_agent="curl/8.5.0")
+    other = asked("curl/8.5.0")
     assert not (await here.resume_or_open(other)).opened, "another implementation of that name brings nothing back"
 
 
