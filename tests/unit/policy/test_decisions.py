@@ -135,6 +135,7 @@ def test_what_is_hidden_is_hidden_by_a_setting_that_the_reason_names() -> None:
     assert "mcpServers.s.prompts.p.permissions" in policy.hides_prompt(context, "s", "p")
     assert "mcpServers.s.resource_uris.file:///*.direct_only" in policy.hides_listed_uri(context, "s", "file:///a")
     assert "d.direct_only" in policy.decide(context, "d", "any", READING).reason
+    assert "d.direct_only" in policy.hides_method(context, "d", "com.acme/do")
 
 
 @requirement("pol.explain", "pol.trust")
