@@ -11,14 +11,22 @@ from urllib.parse import parse_qs, unquote, urlsplit
 import pytest
 
 from gateway.config.client_snippets import CLIENTS, TOKEN_VARIABLE, Snippet, name_for, snippet, snippets
+from gateway.config.host_entries import Findings
 from gateway.config.hosts import adapted
 from gateway.config.placeholders import Place
 from tests.requirements import requirement
 
+pytestmark = requirement("first.clients")
+
 URL = "http://127.0.0.1:8080/mcp"
 KEY = {"MCP-Gateway-Session-Key": "report-writer"}
+FULL: dict[str, Any] = {"needs_token": True, "headers": KEY}
 PLACE = Place(environ={TOKEN_VARIABLE: "s3cret"}, folder=Path("/project"))
 WITH_FILE = sorted(client for client in CLIENTS if snippet(client, URL).file)
+
+
+def of(client: str, **more: Any) -> Snippet:
+    return next(one for one in snippets(URL, **more) if one.client == client)
 
 
 def read_back(one: Snippet) -> dict[str, Any]:
@@ -27,30 +35,26 @@ def read_back(one: Snippet) -> dict[str, Any]:
     text = one.file.text
     document = tomllib.loads(text) if one.file.language == "toml" else json.loads(text)
     found = adapted(document, PLACE)
-    assert not found.findings.faults and not found.findings.notes
+    assert found.findings == Findings()
     servers: dict[str, Any] = found.document["mcpServers"]
     return servers
 
 
-@requirement("first.clients")
 @pytest.mark.parametrize("client", WITH_FILE)
 def test_a_clients_file_names_the_url_the_credential_and_the_headers(client: str) -> None:
-    plain, full = (
-        {one.client: one for one in snippets(URL, **more)}[client]  # type: ignore[arg-type]
-        for more in ({}, {"needs_token": True, "headers": KEY})
-    )
-    assert read_back(plain) == {"gateway": {"url": URL}}
-    assert read_back(full) == {"gateway": {"url": URL, "headers": {"Authorization": "Bearer s3cret"} | KEY}}
+    assert read_back(of(client)) == {"gateway": {"url": URL}}
+    assert read_back(of(client, **FULL)) == {
+        "gateway": {"url": URL, "headers": {"Authorization": "Bearer s3cret"} | KEY}
+    }
 
 
-@requirement("first.clients")
-@pytest.mark.parametrize("client", sorted(CLIENTS))
+@pytest.mark.parametrize("client", CLIENTS)
 def test_a_snippet_needs_no_credential_unless_it_is_told(client: str) -> None:
-    assert TOKEN_VARIABLE not in snippet(client, URL).text and URL in snippet(client, URL).text
+    plain = snippet(client, URL).text
+    assert TOKEN_VARIABLE not in plain and URL in plain
     assert TOKEN_VARIABLE in snippet(client, URL, needs_token=True).text
 
 
-@requirement("first.clients")
 def test_commands_are_single_lines_for_a_shell() -> None:
     words = {one.client: shlex.split(one.text) for one in snippets(URL, headers=KEY) if one.language == "sh"}
     assert words["claude-code"][:5] == ["claude", "mcp", "add", "--transport", "http"]
@@ -63,7 +67,6 @@ def test_commands_are_single_lines_for_a_shell() -> None:
     ]
 
 
-@requirement("first.clients")
 def test_links_hold_the_entry_of_the_clients_file() -> None:
     cursor, vscode = (snippet(client, URL, needs_token=True) for client in ("cursor", "vscode"))
     assert cursor.file and vscode.file
@@ -72,16 +75,14 @@ def test_links_hold_the_entry_of_the_clients_file() -> None:
     assert json.loads(unquote(vscode.link.partition("?")[2])) == {"name": "gateway", **vscode.file.entry}
 
 
-@requirement("first.clients")
 def test_programs_are_whole_programs() -> None:
-    for more in ({}, {"needs_token": True}, {"needs_token": True, "headers": KEY}):
-        python = next(one for one in snippets(URL, **more) if one.client == "python")
-        compile(python.text, "snippet", "exec")
-        assert python.text.startswith("# pip install mcp\n")
-        assert snippet("typescript", URL).text.startswith("// npm install @modelcontextprotocol/client;")
+    for more in ({}, {"needs_token": True}, FULL):
+        python = of("python", **more).text
+        compile(python, "snippet", "exec")
+        assert python.startswith("# pip install mcp\n")
+    assert of("typescript").text.startswith("// npm install @modelcontextprotocol/client;")
 
 
-@requirement("first.clients")
 def test_a_server_has_its_own_name_in_clients() -> None:
     assert name_for(URL) == "gateway"
     assert name_for("https://mcp.example.com/servers/my.files/mcp") == "my.files"
@@ -89,7 +90,6 @@ def test_a_server_has_its_own_name_in_clients() -> None:
     assert toml is not None and '[mcp_servers."my.files"]' in toml.text
 
 
-@requirement("first.clients")
 def test_nothing_of_a_url_or_a_name_becomes_a_word_of_its_own() -> None:
     url, name = "http://x/mcp?a=1;rm -rf ~'\"", "a; touch pwn; #"
     for one in snippets(url, name=name):

@@ -37,10 +37,7 @@ def read(text: str, *, is_toml: bool = False) -> dict[str, Any]:
 
 def test_a_commented_file_keeps_its_comments() -> None:
     after = with_entry(COMMENTED, JSON, "file")
-    assert read(after) == {
-        **read(COMMENTED),
-        "mcpServers": {"old": {"command": "y"}, "new": ENTRY},
-    }
+    assert read(after) == {**read(COMMENTED), "mcpServers": {"old": {"command": "y"}, "new": ENTRY}}
     assert after.startswith(COMMENTED.removesuffix("  },\n}\n")) and after.endswith("    },\n  },\n}\n")
     assert [*read(after)["mcpServers"]] == ["old", "new"]
 

@@ -49,15 +49,15 @@ def test_each_setting_has_the_place_that_wins(tmp_path: Path, monkeypatch: pytes
     monkeypatch.setenv("MCP_GATEWAY_SESSION__IDLE_TTL_S", "70")
     monkeypatch.setenv("MCP_GATEWAY_PORT", "99")
     monkeypatch.setenv("MCP_GATEWAY_ALLOWED_HOSTS", '["b.example"]')
+    assert loaded(tmp_path)["gateway.allowed_hosts"].value == "b.example"
     found = loaded(tmp_path, {"port": 98, "allowed_hosts": ["c.example"]})
     assert found["gateway.allowed_hosts"].value == "c.example", "lists do not add up"
-    assert loaded(tmp_path)["gateway.allowed_hosts"].value == "b.example"
-    ttl = found["gateway.session.idle_ttl_s"]
+    ttl, port = found["gateway.session.idle_ttl_s"], found["gateway.port"]
     assert (ttl.value, ttl.origin) == ("70", "the variable MCP_GATEWAY_SESSION__IDLE_TTL_S")
-    assert (found["gateway.port"].value, found["gateway.port"].origin) == ("98", "--port on the command line")
+    assert (port.value, port.origin) == ("98", "--port on the command line")
     assert found["gateway.store"].origin == str(tmp_path / "mcp.json") == found["mcpServers.far.url"].origin
-    assert found["gateway.host"].origin == DEFAULT and not found["gateway.host"].is_set
-    assert found["gateway.policy.session_rate.per_s"].origin == DEFAULT
+    assert found["gateway.host"].origin == DEFAULT == found["gateway.policy.session_rate.per_s"].origin
+    assert not found["gateway.host"].is_set
 
 
 def test_settings_of_a_program_have_no_file() -> None:

@@ -7,6 +7,8 @@ from typing import Any
 from gateway.config.found_files import found_servers
 from tests.requirements import requirement
 
+pytestmark = requirement("first.init")
+
 ENVIRON = {"PATH": "/usr/bin:/bin"}
 
 
@@ -16,7 +18,6 @@ def put(path: Path, document: Any) -> Path:
     return path
 
 
-@requirement("first.init")
 def test_servers_of_the_project_and_of_the_user_are_found_as_they_stand(tmp_path: Path) -> None:
     home, project = tmp_path / "home", tmp_path / "project"
     project.mkdir()
@@ -39,7 +40,6 @@ def test_servers_of_the_project_and_of_the_user_are_found_as_they_stand(tmp_path
     assert any(".gemini/settings.json: not valid JSON" in note for note in found.notes)
 
 
-@requirement("first.init")
 def test_what_cannot_be_served_and_the_gateway_itself_are_left_out(tmp_path: Path) -> None:
     entries = {
         "off": {"command": "x", "disabled": True},
@@ -53,7 +53,6 @@ def test_what_cannot_be_served_and_the_gateway_itself_are_left_out(tmp_path: Pat
     assert [*found.entries] == ["odd"] and len(found.notes) == 4
 
 
-@requirement("first.init")
 def test_a_file_of_a_folder_does_not_decide_what_a_server_may_touch(tmp_path: Path) -> None:
     entry = {"command": "x", "sandbox": "off", "shared": True, "tools": {"*": {"operation": "read"}}, "warm": 2}
     put(tmp_path / ".mcp.json", {"mcpServers": {"evil": entry, "good": {"command": "y", "tools": ["a"]}}})
@@ -62,7 +61,6 @@ def test_a_file_of_a_folder_does_not_decide_what_a_server_may_touch(tmp_path: Pa
     assert any("evil: without sandbox, shared, tools, warm, which no other client has" in note for note in found.notes)
 
 
-@requirement("first.init")
 def test_credentials_that_stand_in_a_file_as_text_are_named(tmp_path: Path) -> None:
     entries = {
         "env": {"command": "x", "env": {"API_KEY": "k", "LINE\nBREAK_TOKEN": "t", "MODE": "fast", "KEY": "$KEY"}},

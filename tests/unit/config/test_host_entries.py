@@ -10,6 +10,10 @@ from gateway.config.placeholders import Place
 from gateway.config.upstreams import UpstreamSettings
 from tests.requirements import requirement
 
+pytestmark = requirement("ops.foreign-config")
+
+WHOLE = {"command": "x", "args": ["y"], "env": {"A": "b"}}
+
 
 def adapt(entry: dict[str, Any], where: str = "mcpServers.a", **environ: str) -> tuple[Any, Findings]:
     found = Findings()
@@ -17,7 +21,6 @@ def adapt(entry: dict[str, Any], where: str = "mcpServers.a", **environ: str) ->
     return adapted_entry(where, entry, place, found), found
 
 
-@requirement("ops.foreign-config")
 @pytest.mark.parametrize(
     ("given", "ours"),
     [
@@ -27,11 +30,8 @@ def adapt(entry: dict[str, Any], where: str = "mcpServers.a", **environ: str) ->
         ({"httpUrl": "https://h.example", "url": "https://sse.example"}, {"url": "https://h.example"}),
         ({"type": "streamableHttp", "url": "https://x.example"}, {"url": "https://x.example"}),
         ({"transport": "streamable-http", "url": "https://x.example"}, {"url": "https://x.example"}),
-        (
-            {"command": {"path": "x", "args": ["y"], "env": {"A": "b"}}},
-            {"command": "x", "args": ["y"], "env": {"A": "b"}},
-        ),
-        ({"command": ["x", "y"], "environment": {"A": "b"}}, {"command": "x", "args": ["y"], "env": {"A": "b"}}),
+        ({"command": {"path": "x", "args": ["y"], "env": {"A": "b"}}}, WHOLE),
+        ({"command": ["x", "y"], "environment": {"A": "b"}}, WHOLE),
         ({"command": "x", "args": None, "env": None, "disabled": False}, {"command": "x"}),
         ({"command": "x", "env": {"A": None, "B": 1}}, {"command": "x", "env": {"B": 1}}),
         ({"command": "x", "tools": ["*"]}, {"command": "x"}),
@@ -56,7 +56,6 @@ def test_other_hosts_say_the_same_in_other_words(given: dict[str, Any], ours: di
     UpstreamSettings.model_validate(entry)
 
 
-@requirement("ops.foreign-config")
 @pytest.mark.parametrize(
     "given",
     [{"disabled": True}, {"enabled": False}, {"isActive": False}, *({"type": kind} for kind in sorted(NOT_SERVED))],
@@ -67,7 +66,7 @@ def test_a_server_that_is_not_served_is_told_and_nothing_else_of_it_counts(given
     assert [note.text.partition(",")[0] for note in found.notes] == ["mcpServers.a: not served"]
 
 
-@requirement("ops.foreign-config", "ops.misspelt")
+@requirement("ops.misspelt")
 @pytest.mark.parametrize(
     ("given", "fault"),
     [
@@ -86,10 +85,7 @@ def test_a_server_that_is_not_served_is_told_and_nothing_else_of_it_counts(given
         ({"env_http_headers": {"X": 1}}, "mcpServers.a.env_http_headers.X: must be a name"),
         ({"envFile": "/does/not/exist"}, "mcpServers.a.envFile: /does/not/exist: No such file"),
         ({"includeTools": "x"}, "must be lists of tool names"),
-        (
-            {"command": "python server.py --token s3cret"},
-            "mcpServers.a.command: must be the program alone: write 'python'",
-        ),
+        ({"command": "python server.py --token s3cret"}, "a.command: must be the program alone: write 'python'"),
     ],
 )
 def test_a_fault_names_the_server_and_the_field(given: dict[str, Any], fault: str) -> None:
@@ -97,7 +93,6 @@ def test_a_fault_names_the_server_and_the_field(given: dict[str, Any], fault: st
     assert len(found.faults) == 1 and fault in found.faults[0] and "s3cret" not in found.faults[0]
 
 
-@requirement("ops.foreign-config")
 def test_what_has_no_effect_is_told() -> None:
     given = {"command": "x", "autoApprove": [], "icon": "y", "colour": "red", "oauth": {}, "sandboxEnabled": True}
     _, found = adapt(given)
@@ -108,7 +103,6 @@ def test_what_has_no_effect_is_told() -> None:
     ]
 
 
-@requirement("ops.foreign-config")
 def test_a_file_of_variables_is_below_the_entry_itself(tmp_path: Path) -> None:
     file = tmp_path / "vars"
     file.write_text('# comment\nexport A="one two"\nB=${A}\nC=c\nMCP_X\n', encoding="utf-8")
@@ -116,11 +110,10 @@ def test_a_file_of_variables_is_below_the_entry_itself(tmp_path: Path) -> None:
     assert not found.faults and entry["env"] == {"A": "one two", "B": "${A}", "C": "mine"}
 
 
-@requirement("ops.foreign-config")
 def test_a_program_whose_path_has_a_space_is_a_program(tmp_path: Path) -> None:
     program = tmp_path / "my server"
     program.write_text("")
-    assert command_fault(str(program), None) == "" and command_fault("python", None) == ""
+    assert command_fault(str(program), None) == command_fault("python", None) == ""
     program.chmod(0o755)
     assert command_fault("my server", str(tmp_path)) == ""
     assert "what follows it as a list in args (1 more word)" in command_fault("python server.py", None)

@@ -1,13 +1,11 @@
 """`gateway.config.load`: what file, environment and command line make together, and which of them is blamed."""
 
-import json
-from pathlib import Path
-
 import pytest
 
-from gateway.config.load import ConfigurationError, Origins, variables
-from gateway.config.settings import GatewaySettings, load
+from gateway.config.load import Origins, variables
+from gateway.config.settings import GatewaySettings
 from tests.requirements import requirement
+from tests.unit.config.conftest import Refusal
 
 
 def test_every_setting_has_a_variable_of_its_name(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -38,20 +36,16 @@ def test_the_places_of_a_setting_stand_in_the_order_in_which_they_win() -> None:
         ("8080", {"port": 99_999}, "--port on the command line: gateway.port: "),
         ("99999", {}, "the variable MCP_GATEWAY_PORT: gateway.port: "),
         ("8080", {"allowed_hosts": ["a b"]}, "--allowed-host on the command line: gateway.allowed_hosts: "),
-        ("8080", {"port": 1}, "{path}: gateway.session.idle_ttl_s: "),
+        ("8080", {"port": 1}, "mcp.json: gateway.session.idle_ttl_s: "),
     ],
 )
 def test_a_fault_names_the_place_that_gave_the_value(
-    variable: str, overrides: dict[str, object], fault: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    variable: str, overrides: dict[str, object], fault: str, refusal: Refusal, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    path = tmp_path / "mcp.json"
     idle_s = 0 if "session" in fault else 60
-    path.write_text(json.dumps({"gateway": {"port": 8_080, "session": {"idle_ttl_s": idle_s}}}))
     monkeypatch.setenv("MCP_GATEWAY_PORT", variable)
-    with pytest.raises(ConfigurationError) as caught:
-        load(path, overrides)
-    assert str(caught.value).startswith(fault.format(path=path))
-    assert len(str(caught.value).splitlines()) == 1
+    (line,) = refusal({"gateway": {"port": 8_080, "session": {"idle_ttl_s": idle_s}}}, overrides).splitlines()
+    assert line.startswith(fault)
 
 
 @requirement("ops.misspelt")
@@ -75,26 +69,18 @@ def test_a_fault_names_the_place_that_gave_the_value(
     ],
 )
 def test_a_misspelt_name_is_a_fault_with_its_place_and_what_was_meant(
-    document: dict[str, object], line: str, tmp_path: Path
+    document: dict[str, object], line: str, refusal: Refusal
 ) -> None:
-    path = tmp_path / "mcp.json"
-    path.write_text(json.dumps(document))
-    with pytest.raises(ConfigurationError) as caught:
-        load(path)
-    assert str(caught.value).startswith(f"{path}: {line}")
+    assert refusal(document).startswith(f"mcp.json: {line}")
 
 
 @requirement("ops.misspelt", "ops.placeholders")
-def test_all_faults_of_file_and_variables_are_told_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = tmp_path / "mcp.json"
+def test_all_faults_of_file_and_variables_are_told_at_once(refusal: Refusal, monkeypatch: pytest.MonkeyPatch) -> None:
     entries = {"a": {"command": "x", "env": {"T": "${UNSET_1}", "U": "${UNSET_2}"}}, "b": {"command": "x", "arg": []}}
-    path.write_text(json.dumps({"mcpServers": entries}))
     monkeypatch.setenv("MCP_GATEWAY_PROT", "1")
-    with pytest.raises(ConfigurationError) as caught:
-        load(path)
-    assert [line.split(": ")[:2] for line in str(caught.value).splitlines()] == [
-        [str(path), "mcpServers.a.env.T"],
-        [str(path), "mcpServers.a.env.U"],
-        [str(path), "mcpServers.b.arg"],
+    assert [line.split(": ")[:2] for line in refusal({"mcpServers": entries}).splitlines()] == [
+        ["mcp.json", "mcpServers.a.env.T"],
+        ["mcp.json", "mcpServers.a.env.U"],
+        ["mcp.json", "mcpServers.b.arg"],
         ["the variable MCP_GATEWAY_PROT", "no such setting; did you mean MCP_GATEWAY_PORT?"],
     ]

@@ -1,5 +1,6 @@
 """Patterns of names match as shell patterns do, in linear time."""
 
+import contextlib
 import fnmatch
 import time
 
@@ -21,18 +22,13 @@ def test_names_are_compared_in_linear_time() -> None:
 @settings(max_examples=500)
 @given(pattern=st.text("ab*?[]!-^\\.|\n", max_size=7), name=st.text("ab[]!-^\\.\n", max_size=4))
 def test_patterns_of_names_mean_what_they_mean_in_shells(pattern: str, name: str) -> None:
-    try:
-        found = matches(pattern, name)
-    except ValueError:
-        return  # a range that ends before it begins: said when the configuration is read
-    assert found == fnmatch.fnmatchcase(name, pattern)
+    with contextlib.suppress(ValueError):  # a range that ends before it begins: said when the configuration is read
+        assert matches(pattern, name) == fnmatch.fnmatchcase(name, pattern)
 
 
 @requirement("pol.explain")
 @settings(max_examples=300)
 @given(pattern=st.text("ab*?[]!-", max_size=7))
 def test_a_pattern_matches_its_sample(pattern: str) -> None:
-    try:
+    with contextlib.suppress(ValueError):  # a range that ends before it begins
         assert matches(pattern, sample_of(pattern))
-    except ValueError:
-        return  # a range that ends before it begins

@@ -23,15 +23,15 @@ def sandbox(
 
 
 def test_a_profile_is_chosen_by_the_nearest_setting_that_names_one() -> None:
-    chosen = [
+    for found, profile, chosen_by in (
         (sandbox(), DEFAULT_PROFILE, "the default"),
         (sandbox(default="standard"), "standard", "gateway.sandbox"),
         (sandbox(policy="strict", default="standard"), "strict", "gateway.policy.sandbox"),
         (sandbox("off", policy="strict"), "off", "mcpServers.a.sandbox"),
         (sandbox({"read": ["/srv"]}, policy={"direct": "strict"}), "strict", "gateway.policy.sandbox.direct"),
         (sandbox({"profile": "standard", "direct": "off"}), "off", "mcpServers.a.sandbox.direct"),
-    ]
-    assert [(found.profile, found.chosen_by) for found, _, _ in chosen] == [(p, by) for _, p, by in chosen]
+    ):
+        assert (found.profile, found.chosen_by) == (profile, chosen_by)
     assert not sandbox("off").has_walls and sandbox("standard").has_walls
 
 
@@ -46,29 +46,22 @@ def test_trust_chooses_between_the_two_parts_of_a_table() -> None:
 
 def test_grants_add_up_and_limits_are_the_nearest() -> None:
     own = {"read": ["/srv/a"], "memory_mb": 512, "direct": {"read": ["/srv/d"], "files": 0}}
-    policy = {
-        "profile": "standard",
-        "read": ["/srv/a", "/etc/ca.pem"],
-        "memory_mb": 64,
-        "processes": 9,
-        "required": True,
-    }
-    found = sandbox(own, policy)
-    assert found.read == ("/srv/d", "/srv/a", "/etc/ca.pem")
+    policy = {"read": ["/srv/a", "/etc/ca.pem"], "memory_mb": 64, "processes": 9, "required": True}
+    found = sandbox(own, policy, default="standard")
+    assert found.read == ("/srv/d", "/srv/a", "/etc/ca.pem") and found.required
     assert (found.memory_mb, found.processes, found.files, found.cpu_s) == (512, 9, 0, 0)
-    assert found.required
     assert sandbox("strict").memory_mb == LIMITS["strict"]["memory_mb"], "of the profile, if no setting has one"
 
 
 @requirement("box.tree-limits")
 def test_the_memory_of_all_processes_is_twice_that_of_one_unless_a_setting_has_it() -> None:
-    default = sandbox({"profile": "standard", "memory_mb": 512})
-    assert (default.total_memory_mb, default.total_is_set, default.processors) == (1_024, False, 0)
-    own = sandbox({"total_memory_mb": 300, "processors": 0.5}, {"profile": "strict", "total_memory_mb": 9})
-    assert (own.total_memory_mb, own.total_is_set, own.processors) == (300, True, 0.5)
-    none = sandbox({"profile": "strict", "total_memory_mb": 0})
-    assert (none.total_memory_mb, none.total_is_set) == (0, False)
-    assert sandbox("off").total_memory_mb == 0
+    for found, totals in (
+        (sandbox({"profile": "standard", "memory_mb": 512}), (1_024, False, 0)),
+        (sandbox({"total_memory_mb": 300, "processors": 0.5}, {"total_memory_mb": 9}), (300, True, 0.5)),
+        (sandbox({"profile": "strict", "total_memory_mb": 0}), (0, False, 0)),
+        (sandbox("off"), (0, False, 0)),
+    ):
+        assert (found.total_memory_mb, found.total_is_set, found.processors) == totals
 
 
 @requirement("pol.sandbox")
@@ -76,18 +69,15 @@ def test_a_list_is_a_launcher_for_sandboxed_sessions_and_the_whole_sandbox() -> 
     for own, policy in ((BWRAP, None), (None, BWRAP)):
         guest = sandbox(own, policy, trust="sandboxed", default="standard")
         assert (guest.launcher, guest.profile) == (("bwrap", "--"), "off")
-        assert sandbox(own, policy, default="standard").profile == "standard", (
-            "sessions of direct trust have no launcher"
-        )
+        assert sandbox(own, policy, default="standard").profile == "standard", "direct trust needs no launcher"
     assert sandbox("strict", BWRAP, trust="sandboxed").launcher == (), "the server's own setting replaces the policy's"
     assert sandbox(["env"], BWRAP, trust="sandboxed").launcher == ("env",)
 
 
 def test_a_launcher_beside_a_profile_runs_within_the_walls() -> None:
     both = sandbox({"profile": "standard", "launcher": ["nice"]})
-    assert (both.profile, both.launcher) == ("standard", ("nice",))
     inner = sandbox({"profile": "standard", "sandboxed": {"launcher": ["nice"]}}, trust="sandboxed")
-    assert (inner.profile, inner.launcher) == ("standard", ("nice",))
+    assert [(found.profile, found.launcher) for found in (both, inner)] == [("standard", ("nice",))] * 2
 
 
 def test_a_container_is_a_sandbox_of_its_own() -> None:
@@ -119,9 +109,8 @@ def test_what_cannot_be_meant_is_refused_with_its_place(given: Any, where: str) 
 def test_a_server_without_a_process_has_no_sandbox() -> None:
     with pytest.raises(ValidationError, match="sandbox needs a command"):
         UpstreamSettings.model_validate({"url": "https://example.com/mcp", "sandbox": "strict"})
-    everywhere = {"sandbox": "standard", "policy": {"sandbox": "strict"}}
-    servers = {"a": {"url": "https://example.com/mcp"}}
-    assert Settings.model_validate({"mcpServers": servers, "gateway": everywhere}).gateway.sandbox == "standard"
+    gateway = {"sandbox": "standard", "policy": {"sandbox": "strict"}}
+    assert Settings.model_validate({"mcpServers": {"a": {"url": "https://example.com/mcp"}}, "gateway": gateway})
 
 
 def test_a_table_of_vs_code_is_not_ours() -> None:

@@ -8,25 +8,17 @@ FIELDS = ("command", "args", "env", "url", "headers", "direct_only", "resource_u
 
 
 @pytest.mark.parametrize(
-    ("name", "known"),
+    ("known", "names"),
     [
-        ("arg", "args"),
-        ("ARGS", "args"),
-        ("arguments", "args"),
-        ("cmd", "command"),
-        ("comand", "command"),
-        ("directOnly", "direct_only"),
-        ("direct-onyl", "direct_only"),
-        ("header", "headers"),
-        ("rags", "args"),
-        ("resource_uri", "resource_uris"),
+        ("args", ("arg", "ARGS", "arguments", "rags")),
+        ("command", ("cmd", "comand")),
+        ("direct_only", ("directOnly", "direct-onyl")),
+        ("headers", ("header",)),
+        ("resource_uris", ("resource_uri",)),
+        ("", ("tags", "autoApprove", "timeout", "name", "", "__")),
     ],
 )
-def test_a_name_that_resembles_one_is_suggested(name: str, known: str) -> None:
-    assert meant(name, FIELDS) == known
-    assert did_you_mean(name, FIELDS) == f"; did you mean {known}?"
-
-
-@pytest.mark.parametrize("name", ["tags", "autoApprove", "timeout", "name", "", "__"])
-def test_other_names_are_not(name: str) -> None:
-    assert meant(name, FIELDS) == "" and did_you_mean(name, FIELDS) == ""
+def test_a_name_that_resembles_one_is_suggested(known: str, names: tuple[str, ...]) -> None:
+    assert {name: meant(name, FIELDS) for name in names} == dict.fromkeys(names, known)
+    suggestion = f"; did you mean {known}?" if known else ""
+    assert {name: did_you_mean(name, FIELDS) for name in names} == dict.fromkeys(names, suggestion)
