@@ -2,15 +2,15 @@
 
 from typing import Any
 
-import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.protocol.catalog import cursor_of, has_more, merge_lists, named, next_cursor, owner_of
 from tests.requirements import requirement
+from tests.unit.protocol.parts import raw
 from transports.inbound_port import Refused
-from transports.jsonrpc import INVALID_PARAMS, encode
+from transports.jsonrpc import INVALID_PARAMS
 
 
 @given(upstream=st.sampled_from(["one", "two"]), name=st.text(min_size=1))
@@ -37,12 +37,11 @@ def test_lists_are_merged_in_the_order_of_the_upstreams() -> None:
 
 @given(more=st.dictionaries(st.text(max_size=20), st.text(max_size=20), min_size=1, max_size=4))
 def test_a_cursor_says_whose_pages_come_next(more: dict[str, str]) -> None:
-    assert cursor_of({"cursor": msgspec.Raw(encode(next_cursor(more)))}) == more
+    assert cursor_of(raw(cursor=next_cursor(more))) == more
 
 
 def test_a_cursor_that_no_client_can_send_ends_the_list_of_its_upstream() -> None:
-    found = next_cursor({"one": "c" * 4_000, "two": "2"})
-    assert cursor_of({"cursor": msgspec.Raw(encode(found))}) == {"two": "2"}
+    assert cursor_of(raw(cursor=next_cursor({"one": "c" * 4_000, "two": "2"}))) == {"two": "2"}
     assert next_cursor({"one": "c" * 4_000}) is None
 
 
@@ -70,5 +69,5 @@ def test_without_a_cursor_a_list_begins_at_the_start() -> None:
 @pytest.mark.parametrize("cursor", ["", "nonsense", "WzFd", 7, None, "\u00fc", "W10=", "e30="])
 def test_a_cursor_of_somebody_else_is_refused(cursor: object) -> None:
     with pytest.raises(Refused, match="Invalid cursor") as refused:
-        cursor_of({"cursor": msgspec.Raw(encode(cursor))})
+        cursor_of(raw(cursor=cursor))
     assert refused.value.code == INVALID_PARAMS

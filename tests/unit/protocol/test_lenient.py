@@ -7,14 +7,8 @@ import jsonschema_rs
 import pytest
 
 from gateway.protocol.lenient import read_leniently
-from gateway.protocol.schemas import Schema, Schemas
 from tests.requirements import requirement
-
-
-def _schema(listed: Any) -> Schema:
-    schema = Schema.of(listed)
-    assert schema is not None
-    return schema
+from tests.unit.protocol.parts import checker_of
 
 
 @requirement("pol.lenient")
@@ -43,7 +37,7 @@ def _schema(listed: Any) -> Schema:
     ],
 )
 def test_a_lenient_check_takes_what_servers_commonly_take(schema: Any, arguments: Any, is_good: bool) -> None:
-    checker = Schemas().checker(_schema({"type": "object", "properties": {"a": schema}}))
+    checker = checker_of({"type": "object", "properties": {"a": schema}})
     given = {"a": arguments}
     raw = json.dumps(given).encode("utf-8", "replace").replace(b"\\ud800", b"?")
     assert (checker.problem(given, raw, lenient=True) is None) is is_good
@@ -53,11 +47,9 @@ def test_a_lenient_check_takes_what_servers_commonly_take(schema: Any, arguments
 
 
 def test_only_an_error_about_the_type_has_another_reading() -> None:
-    errors = jsonschema_rs.validator_for({"properties": {"a": {"type": "integer", "minLength": 5}}}).iter_errors(
-        {"a": "3"}
-    )
-    kinds = {type(error.kind).__name__.rpartition(".")[2]: error.kind for error in errors}
+    validator = jsonschema_rs.validator_for({"properties": {"a": {"type": "integer", "minLength": 5}}})
     arguments: Any = {"a": "3"}
+    kinds = {type(error.kind).__name__.rpartition(".")[2]: error.kind for error in validator.iter_errors(arguments)}
     assert not read_leniently(arguments, ["a"], kinds["MinLength"]) and arguments == {"a": "3"}
     assert read_leniently(arguments, ["a"], kinds["Type"]) and arguments == {"a": 3}
     assert not read_leniently(arguments, ["a"], kinds["Type"]), "it is read already"

@@ -17,15 +17,7 @@ from mcp_types.methods import (
 from mcp_types.version import HANDSHAKE_PROTOCOL_VERSIONS, MODERN_PROTOCOL_VERSIONS
 
 import gateway.protocol.methods as methods
-from gateway.protocol.methods import (
-    CACHEABLE,
-    LISTS,
-    MAY_ASK,
-    METHODS,
-    ROWS,
-    SERVER_METHODS,
-    metric_label,
-)
+from gateway.protocol.methods import CACHEABLE, LISTS, MAY_ASK, METHODS, ROWS, SERVER_METHODS, metric_label
 from tests.requirements import requirement
 from transports.era import HANDSHAKE_VERSIONS, MODERN_VERSIONS
 from transports.wire_methods import NAME_SOURCES, REMOVED, SESSIONLESS

@@ -26,8 +26,8 @@ def answer(result: str) -> str:
 @requirement("wall.return")
 @pytest.mark.parametrize("key", FORGED)
 def test_the_gateways_keys_go_wherever_a_message_has_them(key: str) -> None:
-    meta = {key: "forged", "com.example/own": 1}
     kept = {"com.example/own": 1}
+    meta = {key: "forged", **kept}
     item = {"name": "t", "_meta": meta, "parts": [{"_meta": meta}]}
     found = cleaned(answer(json.dumps({"_meta": meta, "tools": [item]})))
     assert found == {"_meta": kept, "tools": [{"name": "t", "_meta": kept, "parts": [{"_meta": kept}]}]}

@@ -11,14 +11,10 @@ from hypothesis import strategies as st
 from gateway.protocol import schemas
 from gateway.protocol.schemas import Schema, Schemas, UnusableSchema
 from tests.requirements import requirement
+from tests.unit.protocol.parts import checker_of
 
-NESTED: Any = {}
-
-
-for _ in range(24):
-    NESTED = {"a": NESTED}
-
-
+NESTED = json.loads('{"a":' * 24 + "{}" + "}" * 24)
+DEEP = json.loads('{"a":' * 900 + "1" + "}" * 900)
 UNION = {"anyOf": [{"properties": {"a": {"$ref": "#"}}, "required": ["b"]} for _ in range(3)]}
 PATTERN = {"properties": {"a": {"pattern": "(a+)+$"}}}
 LOOKING = {"properties": {"a": {"pattern": "(?=a)(a+)+$"}}}
@@ -33,25 +29,19 @@ LOOKING = {"properties": {"a": {"pattern": "(?=a)(a+)+$"}}}
         (LOOKING, {"a": "a" * 1_000_000 + "!"}, True),
         ({"items": {"not": {"anyOf": [{"const": n} for n in range(300)]}}}, [-1] * 100_000, False),
         ({"properties": {f"p{n}": {"pattern": "x$"} for n in range(60)}}, {"p0": "x" * 3_000_000}, False),
-        ({"minProperties": 1}, json.loads('{"a":' * 900 + "1" + "}" * 900), True),
-        ({"properties": {"a": {"$ref": "#"}}}, json.loads('{"a":' * 900 + "1" + "}" * 900), None),
+        ({"minProperties": 1}, DEEP, True),
+        ({"properties": {"a": {"$ref": "#"}}}, DEEP, None),
     ],
     ids=["union", "pattern", "look-around", "product", "scanned", "deep", "deep-recursive"],
 )
 def test_a_check_takes_a_bounded_time(schema: Any, arguments: Any, is_good: bool | None) -> None:
     raw = json.dumps(arguments).encode()
-    checker = Schemas().checker(_schema(schema))
+    checker = checker_of(schema)
     began = time.process_time()
     problem = checker.problem(arguments, raw)
     assert time.process_time() - began < 1
     assert is_good is None or (problem is None) is is_good
     assert problem is None or len(problem[0]) + len(problem[1]) <= 600
-
-
-def _schema(listed: Any) -> Schema:
-    schema = Schema.of(listed)
-    assert schema is not None
-    return schema
 
 
 @requirement("wall.decoded")
@@ -73,7 +63,7 @@ def _schema(listed: Any) -> Schema:
 def test_a_schema_beyond_its_bounds_is_not_used(schema: Any) -> None:
     began = time.process_time()
     with pytest.raises(UnusableSchema):
-        Schemas().checker(_schema(schema))
+        checker_of(schema)
     assert time.process_time() - began < 1
 
 
@@ -89,20 +79,14 @@ def test_identifiers_in_one_another_are_looked_at_once(monkeypatch: pytest.Monke
         return look(weight, value, depth)
 
     monkeypatch.setattr(schemas._Weight, "_look", counted)
-    assert Schemas().checker(_schema({"a": schema})).problem({}, b"{}") is None
+    assert checker_of({"a": schema}).problem({}, b"{}") is None
     assert looked == 1 + 120 + 2 + 40_000  # each object and list of the schema once
 
 
-KEYWORDS = (
-    "type properties items allOf anyOf not $ref $defs enum const pattern $id $anchor $dynamicRef required".split()
-)
-
-
+KEYWORDS = "a type properties items allOf anyOf not $ref $defs enum const pattern $id $anchor $dynamicRef required"
 VALUES = st.recursive(
     st.one_of(st.none(), st.booleans(), st.integers(), st.text(max_size=8), st.sampled_from(["#", "#/a", "object"])),
-    lambda inner: st.one_of(
-        st.lists(inner, max_size=4), st.dictionaries(st.sampled_from([*KEYWORDS, "a"]), inner, max_size=4)
-    ),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.sampled_from(KEYWORDS.split()), inner, max_size=4),
     max_leaves=30,
 )
 
@@ -124,7 +108,7 @@ def test_any_schema_is_used_or_refused_and_any_arguments_are_judged(schema: Any,
 
 @requirement("pol.lenient", "wall.decoded")
 def test_a_lenient_check_of_many_faults_takes_a_bounded_time() -> None:
-    checker = Schemas().checker(_schema({"properties": {"a": {"items": {"type": "integer"}}}}))
+    checker = checker_of({"properties": {"a": {"items": {"type": "integer"}}}})
     began = time.process_time()
     for wrong in ({"a": ["1"] * 100_000}, {"a": ["1"] * 10_000}, {"a": [{"b": "x" * 100}] * 10_000}):
         assert checker.problem(wrong, json.dumps(wrong).encode(), lenient=True) is not None
