@@ -14,12 +14,8 @@ OTHERS = ["..", "-rf", "a/b", "a b", "../etc", "/srv/../etc", "/srv/..", "C:\\co
 
 
 @requirement("ctx.workspace-paths")
-def test_a_workspace_for_servers_is_a_slug_or_an_absolute_path() -> None:
+def test_a_workspace_for_servers_is_a_slug_or_an_absolute_path_or_has_the_operators_pattern() -> None:
     assert [workspace for workspace in USABLE + OTHERS if is_usable_workspace(workspace, "")] == USABLE
-
-
-@requirement("ctx.workspace-paths")
-def test_an_operator_has_a_pattern_of_their_own() -> None:
     assert is_usable_workspace("wörk-1", r"[\pL]+-\d") and not is_usable_workspace("x wörk-1", r"[\pL]+-\d")
     with pytest.raises(ValidationError, match="RE2"):
         ContextSettings(workspace_pattern="(?=x)")
@@ -46,32 +42,25 @@ def test_a_field_has_one_source_and_a_name_of_its_own(fields: Any, what: str) ->
 
 @requirement("ctx.open")
 @pytest.mark.parametrize(
-    ("document", "what"),
+    ("entry", "gateway", "what"),
     [
-        ({"gateway": {"context": {"fields": {"a": {"header": "X-A"}}}}}, "context.fields.a: header counts only"),
-        ({"gateway": {"context": {"fields": {"a": {"claim": "a"}}}}}, "context.fields.a: claim needs access tokens"),
-        ({"gateway": {"context": {"env": {"A": "nope"}}}}, "gateway.context.env.A: there is no field 'nope'"),
-        ({"gateway": {"context": {"env": {"A=B": "agent"}}}}, "no name of an environment variable"),
-        ({"gateway": {"context": {"env": {"LD_PRELOAD": "agent"}}}}, "LD_PRELOAD decides which code a server runs"),
-        ({"mcpServers": {"s": {"command": "x", "context_env": {"PATH": "agent"}}}}, "PATH decides which code"),
-        ({"mcpServers": {"s": {"command": "x", "context_env": {"A": "nope"}}}}, "mcpServers.s.context_env.A"),
-        (
-            {"mcpServers": {"s": {"command": "x", "tools": {"t": {"bind": {"a": "temp_dir"}}}}}},
-            "mcpServers.s.tools.t.bind.a: there is no field 'temp_dir'",
-        ),
-        (
-            {"mcpServers": {"s": {"command": "x"}}, "gateway": {"policy": {"rules": [{"workspace": "a b"}]}}},
-            r"rules\[0\].workspace: 'a b' would become an environment variable",
-        ),
-        (
-            {"gateway": {"policy": {"rules": [{"env": {"A": "${secret:no}"}}]}}},
-            r"rules\[0\].env: gateway.secrets has no",
-        ),
+        ({}, {"context": {"fields": {"a": {"header": "X-A"}}}}, "context.fields.a: header counts only"),
+        ({}, {"context": {"fields": {"a": {"claim": "a"}}}}, "context.fields.a: claim needs access tokens"),
+        ({}, {"context": {"env": {"A": "nope"}}}, "gateway.context.env.A: there is no field 'nope'"),
+        ({}, {"context": {"env": {"A=B": "agent"}}}, "no name of an environment variable"),
+        ({}, {"context": {"env": {"LD_PRELOAD": "agent"}}}, "LD_PRELOAD decides which code a server runs"),
+        ({}, {"policy": {"rules": [{"workspace": "a b"}]}}, r"rules\[0\].workspace: 'a b' would become"),
+        ({}, {"policy": {"rules": [{"env": {"A": "${secret:no}"}}]}}, r"rules\[0\].env: gateway.secrets has no"),
+        ({"context_env": {"PATH": "agent"}}, {}, "PATH decides which code"),
+        ({"context_env": {"A": "nope"}}, {}, "mcpServers.s.context_env.A"),
+        ({"tools": {"t": {"bind": {"a": "temp_dir"}}}}, {}, "s.tools.t.bind.a: there is no field 'temp_dir'"),
     ],
 )
-def test_what_does_not_exist_or_has_no_effect_is_an_error_that_names_the_place(document: Any, what: str) -> None:
+def test_what_does_not_exist_or_has_no_effect_is_an_error_that_names_the_place(
+    entry: Any, gateway: Any, what: str
+) -> None:
     with pytest.raises(ValidationError, match=what):
-        Settings.model_validate(document)
+        Settings.model_validate({"mcpServers": {"s": {"command": "x"} | entry}, "gateway": gateway})
 
 
 @requirement("ctx.open")
@@ -93,7 +82,6 @@ def test_workspaces_are_checked_where_a_server_gets_them() -> None:
 @requirement("ctx.rules-env")
 def test_rules_bound_how_long_sessions_live() -> None:
     rules = [{"idle_ttl_s": 30, "max_age_s": 90_000}, {"idle_ttl_s": 7_200}]
-    options = Settings.model_validate({"gateway": {"policy": {"rules": rules}}}).gateway
-    assert (options.shortest_ttl_s, options.longest_age_s) == (30, 90_000)
-    plain = Settings().gateway
-    assert (plain.shortest_ttl_s, plain.longest_age_s) == (60, 86_400)
+    bounded = Settings.model_validate({"gateway": {"policy": {"rules": rules}}})
+    for settings, bounds in ((bounded, (30, 90_000)), (Settings(), (60, 86_400))):
+        assert (settings.gateway.shortest_ttl_s, settings.gateway.longest_age_s) == bounds

@@ -9,18 +9,19 @@ from gateway.config.settings import ConfigurationError
 from session_store import Purpose
 from tests.requirements import requirement
 
-KEY = "k" * 40
+pytestmark = requirement("wall.secrets", "ops.config")
+
+KEYS = ["k" * 40, "l" * 40]
 
 
-@requirement("wall.secrets", "ops.config")
 def test_keys_come_from_a_file_as_well(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setenv("MCP_GATEWAY_KEYS", f"{KEY},{'l' * 40}")
+    monkeypatch.setenv("MCP_GATEWAY_KEYS", ",".join(KEYS))
     as_variable = key_ring("memory://").derive(Purpose.TOKEN)
     secret = tmp_path / "secret"
     secret.touch(mode=0o600)
-    secret.write_text(f"{KEY}\n{'l' * 40}\n", encoding="utf-8")
+    secret.write_text("\n".join([*KEYS, ""]), encoding="utf-8")
     monkeypatch.setenv("MCP_GATEWAY_KEYS_FILE", str(secret))
     with pytest.raises(ConfigurationError, match="MCP_GATEWAY_KEYS and MCP_GATEWAY_KEYS_FILE are both set"):
         key_ring("memory://")
@@ -30,7 +31,6 @@ def test_keys_come_from_a_file_as_well(
     assert key_ring("redis://x") and "chmod 600" in caplog.records[0].getMessage()
 
 
-@requirement("wall.secrets", "ops.config")
 @pytest.mark.parametrize(("held", "why"), [(None, "No such file"), (b"", "empty"), (b"\xff", "UTF-8"), (b"k", "32")])
 def test_a_key_file_that_cannot_be_used_is_named_and_not_shown(
     held: bytes | None, why: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
