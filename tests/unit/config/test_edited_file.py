@@ -94,7 +94,7 @@ def test_an_entry_that_is_there_is_not_replaced() -> None:
         with_entry("{", JSON, "file")
 
 
-def test_a_file_is_replaced_as_a_whole_and_keeps_its_permissions(tmp_path: Path) -> None:
+def test_a_file_behind_links_of_ones_own_is_replaced_as_a_whole_and_keeps_its_permissions(tmp_path: Path) -> None:
     real, link = tmp_path / "dotfiles.json", tmp_path / "mcp.json"
     real.write_text("{}")
     real.chmod(0o640)
@@ -102,9 +102,11 @@ def test_a_file_is_replaced_as_a_whole_and_keeps_its_permissions(tmp_path: Path)
     assert add_entry(link, JSON) and not add_entry(link, JSON)
     assert link.is_symlink() and read(real.read_text())["mcpServers"] == {"new": ENTRY}
     assert stat.S_IMODE(real.stat().st_mode) == 0o640
-    fresh = tmp_path / "made" / "mcp.json"
-    assert add_entry(fresh, JSON) and stat.S_IMODE(fresh.stat().st_mode) == 0o600
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["dotfiles.json", "made", "mcp.json"]
+    (tmp_path / "made").mkdir()
+    (tmp_path / "client").symlink_to("made")
+    fresh = tmp_path / "client/inner/mcp.json"
+    assert add_entry(fresh, JSON) and stat.S_IMODE((tmp_path / "made/inner/mcp.json").stat().st_mode) == 0o600
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["client", "dotfiles.json", "made", "mcp.json"]
 
 
 @pytest.mark.parametrize("of", ["mcp.json", "folder/mcp.json", "folder/inner/mcp.json", "way/mcp.json"])
@@ -132,10 +134,3 @@ def test_a_link_of_another_user_is_not_followed(tmp_path: Path, of: str) -> None
     with pytest.raises(OSError, match="is a link of another user"):
         write_file(tmp_path / of, "[]")
     assert (tmp_path / "theirs/mcp.json").read_text() == "{}"
-
-
-def test_folders_behind_links_of_ones_own_are_written_to(tmp_path: Path) -> None:
-    (tmp_path / "dotfiles").mkdir()
-    (tmp_path / "client").symlink_to("dotfiles")
-    write_file(tmp_path / "client/inner/mcp.json", "{}")
-    assert (tmp_path / "dotfiles/inner/mcp.json").read_text() == "{}"

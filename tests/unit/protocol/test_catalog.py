@@ -38,6 +38,7 @@ def test_lists_are_merged_in_the_order_of_the_upstreams() -> None:
 @given(more=st.dictionaries(st.text(max_size=20), st.text(max_size=20), min_size=1, max_size=4))
 def test_a_cursor_says_whose_pages_come_next(more: dict[str, str]) -> None:
     assert cursor_of(raw(cursor=next_cursor(more))) == more
+    assert cursor_of({}) is None, "without one a list begins at the start"
 
 
 def test_a_cursor_that_no_client_can_send_ends_the_list_of_its_upstream() -> None:
@@ -60,10 +61,6 @@ def test_a_cursor_that_no_client_can_send_ends_the_list_of_its_upstream() -> Non
 )
 def test_a_cursor_is_a_text_and_in_the_modern_era_also_an_empty_one(page: dict[str, Any], more: bool) -> None:
     assert has_more(page) is more
-
-
-def test_without_a_cursor_a_list_begins_at_the_start() -> None:
-    assert cursor_of({}) is None
 
 
 @pytest.mark.parametrize("cursor", ["", "nonsense", "WzFd", 7, None, "\u00fc", "W10=", "e30="])

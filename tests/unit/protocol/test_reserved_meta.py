@@ -12,6 +12,8 @@ from gateway.protocol.reserved_meta import RESERVED, without_reserved, without_r
 from tests.requirements import requirement
 from transports.jsonrpc import InvalidMessage, parse
 
+pytestmark = requirement("wall.return")
+
 FORGED = (f"{RESERVED}/session", f"{RESERVED}/restarted", RESERVED, f"{RESERVED}x", RESERVED.upper() + "/Trace")
 
 
@@ -23,7 +25,6 @@ def answer(result: str) -> str:
     return f'{{"jsonrpc":"2.0","id":1,"result":{result}}}'
 
 
-@requirement("wall.return")
 @pytest.mark.parametrize("key", FORGED)
 def test_the_gateways_keys_go_wherever_a_message_has_them(key: str) -> None:
     kept = {"com.example/own": 1}
@@ -37,7 +38,6 @@ def test_the_gateways_keys_go_wherever_a_message_has_them(key: str) -> None:
     assert cleaned(failed, "error")["data"] == {"_meta": kept}
 
 
-@requirement("wall.return")
 @given(st.sampled_from(FORGED), st.lists(st.integers(0, 40), max_size=6), st.booleans())
 def test_an_escaped_key_is_the_same_key(key: str, escaped: list[int], capitals: bool) -> None:
     def escape(character: str) -> str:
@@ -48,7 +48,7 @@ def test_an_escaped_key_is_the_same_key(key: str, escaped: list[int], capitals: 
     assert cleaned(answer(f'{{"_meta":{{"{written}":1,"a":2}}}}')) == {"_meta": {"a": 2}}
 
 
-@requirement("wall.return", "wall.structure")
+@requirement("wall.structure")
 def test_what_is_large_is_not_decoded_for_keys_that_are_elsewhere() -> None:
     large, meta = "[" + ",".join(["1.50"] * 500_000) + "]", f'{{"{RESERVED}/session":"forged","a":1}}'
     message = without_reserved_in(parse(answer(f'{{"":0,"content":{large},"_meta":{meta}}}').encode()))
@@ -58,17 +58,15 @@ def test_what_is_large_is_not_decoded_for_keys_that_are_elsewhere() -> None:
             without_reserved_in(parse(answer(f'{{"content":[{content},{{"_meta":{meta}}}]}}').encode()))
 
 
-@requirement("wall.return")
 def test_other_messages_pass_as_they_are() -> None:
     text = json.dumps(f'"{RESERVED}/session": in a text')
-    unchanged = parse(answer(f'{{"content":[{{"type":"text","text":{text},"n":1.50}}]}}').encode())
-    assert without_reserved_in(unchanged) is unchanged
+    for result in ('{"n":1e2}', f'{{"content":[{{"type":"text","text":{text},"n":1.50}}]}}'):
+        unchanged = parse(answer(result).encode())
+        assert without_reserved_in(unchanged) is unchanged
     for result in (
         '{"n": 1e2, "content":[{"type":"text","text":"caf\\u00e9 \\u0069o"}]}',
         f'{{"structuredContent":{{"{RESERVED}/session":1}},"text":"{RESERVED}/session"}}',
     ):
         assert cleaned(answer(result)) == json.loads(result)
-    message = parse(answer('{"n":1e2}').encode())
-    assert without_reserved_in(message) is message
     honest = {"com.example/own": msgspec.Raw(b"1")}
     assert without_reserved(honest) is honest and without_reserved({RESERVED.upper(): msgspec.Raw(b"1")}) == {}

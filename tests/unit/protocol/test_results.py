@@ -49,17 +49,24 @@ def test_a_resource_that_is_not_found_has_another_code_in_the_modern_era() -> No
 
 
 @requirement("spec.letter")
-@pytest.mark.parametrize(("code", "told"), [(-32019, -32019), (-32020, -32603), (-32042, -32603), (-32099, -32603)])
-def test_a_code_that_the_modern_era_has_reserved_is_not_sent_for_something_else(code: int, told: int) -> None:
-    error = msgspec.Raw(encode({"code": code, "message": "of the server's own", "data": 7}))
-    assert json.loads(bytes(modern_error(error))) == {"code": told, "message": "of the server's own", "data": 7}
-
-
-def test_a_missing_capability_that_is_named_is_told_in_both_eras() -> None:
-    data: list[Any] = [{"requiredCapabilities": {"sampling": {}}}, {"requiredCapabilities": "sampling"}, {}, None]
-    errors = [{"code": -32021, "message": "sampling is needed", "data": each} for each in data]
-    told = [json.loads(bytes(modern_error(msgspec.Raw(encode(error)))))["code"] for error in errors]
-    assert told == [-32021, -32603, -32603, -32603]
+@pytest.mark.parametrize(
+    ("code", "data", "told"),
+    [
+        (-32019, 7, -32019),
+        (-32020, 7, -32603),
+        (-32042, 7, -32603),
+        (-32099, 7, -32603),
+        (-32021, {"requiredCapabilities": {"sampling": {}}}, -32021),
+        (-32021, {"requiredCapabilities": "sampling"}, -32603),
+        (-32021, {}, -32603),
+        (-32021, None, -32603),
+    ],
+)
+def test_a_code_that_the_modern_era_has_reserved_is_not_sent_for_something_else(
+    code: int, data: Any, told: int
+) -> None:
+    error = {"code": code, "message": "of the server's own", "data": data}
+    assert json.loads(bytes(modern_error(msgspec.Raw(encode(error))))) == error | {"code": told}
 
 
 def test_urls_that_a_user_has_to_visit_are_found_in_the_error() -> None:
@@ -93,19 +100,15 @@ def test_a_resource_that_is_not_found_has_its_own_code_in_the_legacy_era() -> No
 
 
 @requirement("spec.nothing-invented")
-def test_a_legacy_client_gets_no_server_info_and_no_empty_meta() -> None:
-    assert legacy_result("tools/call", raw(content=[], _meta=NAMED)) == raw(content=[])
-    assert legacy_result("tools/call", raw(content=[], _meta=NAMED | {"a": 1})) == raw(content=[], _meta={"a": 1})
-    own = raw(content=[], _meta={})
-    assert legacy_result("tools/call", own) == own, "the server's own stays"
-    assert "_meta" not in modern_result("tools/call", raw(content=[]), b"{}"), "the server has not named itself"
-
-
 def test_a_modern_result_loses_what_the_handshake_era_does_not_know() -> None:
-    known = raw(content=[], structuredContent={"a": 1})
-    assert legacy_result("tools/call", known | raw(resultType="complete", ttlMs=5, cacheScope="public")) == known
-    listed = raw(content=[], structuredContent=[1])
-    assert legacy_result("tools/call", listed) == raw(content=[]), "it had to be an object"
+    known = raw(content=[], structuredContent={"a": 1}, _meta={"a": 1})
+    modern = known | raw(resultType="complete", ttlMs=5, cacheScope="public", _meta=NAMED | {"a": 1})
+    assert legacy_result("tools/call", modern) == known
+    listed = raw(content=[], structuredContent=[1], _meta=NAMED)
+    assert legacy_result("tools/call", listed) == raw(content=[]), "structured content had to be an object"
+    own = raw(content=[], _meta={})
+    assert legacy_result("tools/call", own) == own, "an empty _meta of the server's own"
+    assert "_meta" not in modern_result("tools/call", raw(content=[]), b"{}"), "the server has not named itself"
 
 
 @requirement("ext.relay")
