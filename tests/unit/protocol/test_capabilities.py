@@ -14,9 +14,12 @@ from transports.jsonrpc import encode
 INFO = {"name": "c", "version": "1"}
 
 
+def of_spec(**members: Any) -> dict[str, Any]:
+    return {f"io.modelcontextprotocol/{name}": value for name, value in members.items()}
+
+
 def modern(capabilities: Any, **more: Any) -> Caller:
-    spec = "io.modelcontextprotocol/"
-    return caller_of_meta(encode({f"{spec}clientInfo": INFO, f"{spec}clientCapabilities": capabilities, **more}))
+    return caller_of_meta(encode(of_spec(clientInfo=INFO, clientCapabilities=capabilities, **more)))
 
 
 def legacy(capabilities: Any) -> Caller:
@@ -84,9 +87,8 @@ def test_large_capabilities_have_a_short_key_of_their_own_and_large_icons_are_le
 
 
 def test_a_log_level_comes_with_a_modern_request_only() -> None:
-    level = {"io.modelcontextprotocol/logLevel": "debug"}
-    assert modern({}, **level).log_level == "debug" and legacy({}).log_level == ""
-    assert modern({}, **{"io.modelcontextprotocol/logLevel": 7}).log_level == ""
+    assert modern({}, logLevel="debug").log_level == "debug"
+    assert modern({}, logLevel=7).log_level == legacy({}).log_level == ""
 
 
 @pytest.mark.parametrize(
@@ -122,7 +124,5 @@ def test_a_caller_introduces_itself_to_servers_of_both_eras() -> None:
     caller = modern({"roots": {}})
     shaken = json.loads(caller.initialize_params())
     assert shaken == {"protocolVersion": "2025-11-25", "capabilities": {"roots": {}}, "clientInfo": INFO}
-    spec = "io.modelcontextprotocol/"
-    plain = {"protocolVersion": "2026-07-28", "clientInfo": INFO, "clientCapabilities": {"roots": {}}}
-    assert caller.meta("") == raw(**{f"{spec}{name}": value for name, value in plain.items()})
-    assert caller.meta("info") == caller.meta("") | raw(**{f"{spec}logLevel": "info"})
+    plain = of_spec(protocolVersion="2026-07-28", clientInfo=INFO, clientCapabilities={"roots": {}})
+    assert caller.meta("") == raw(**plain) and caller.meta("info") == raw(**plain, **of_spec(logLevel="info"))

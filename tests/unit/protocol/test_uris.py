@@ -29,6 +29,7 @@ def test_a_uri_is_read_in_a_bounded_time(heap: str) -> None:
 def test_templates_of_a_server_are_tried_in_a_bounded_time() -> None:
     honest = [f"db://host/table{n}/{{id}}{{?fields}}" for n in range(3_000)]
     assert is_of_any("db://host/table2999/7", honest)
+    assert not is_of("xy" * 9, "{a}y" * 2_000), "compiled, it would be too large"
     hostile = [f"{n}" + "{a}x" * 240 for n in range(4_096)]
     began = time.monotonic()
     assert not is_of_any("x" * 8_000, hostile)
