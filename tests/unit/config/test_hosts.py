@@ -9,6 +9,8 @@ from gateway.config.hosts import TABLES, adapted
 from gateway.config.placeholders import Place
 from tests.requirements import requirement
 
+pytestmark = requirement("ops.foreign-config")
+
 PLACE = Place(environ={"PATH": "/usr/bin:/bin", "TOKEN": "t"}, folder=Path("/project"))
 ONE = {"files": {"command": "x"}}
 
@@ -17,7 +19,6 @@ def faults(given: dict[str, Any]) -> list[str]:
     return adapted(given, PLACE).findings.faults
 
 
-@requirement("ops.foreign-config")
 @pytest.mark.parametrize(
     "given", [*({key: ONE} for key in sorted(TABLES)), {"mcp": ONE}, {"mcp": {"servers": ONE, "inputs": []}}], ids=str
 )
@@ -27,7 +28,6 @@ def test_each_host_has_its_own_table(given: dict[str, Any]) -> None:
     assert [note.text for note in found.findings.notes] == ["ignored theme: not mcpServers or gateway"]
 
 
-@requirement("ops.foreign-config")
 def test_servers_of_several_tables_are_served_together_under_names_of_their_own() -> None:
     found = adapted({"mcpServers": ONE, "servers": {"git hub/é": {"command": "y"}}}, PLACE)
     assert found.document["mcpServers"] == {"files": {"command": "x"}, "git-hub": {"command": "y"}}
@@ -50,7 +50,7 @@ def test_a_key_that_resembles_one_of_ours_is_a_fault(right: str, keys: tuple[str
     ]
 
 
-@requirement("ops.misspelt", "ops.foreign-config")
+@requirement("ops.misspelt")
 def test_other_keys_are_settings_of_the_host() -> None:
     keys = ["theme", "vim_mode", "server", "mcpServerSettings", "$schema", "inputs", *(f"k{n}" for n in range(20))]
     found = adapted(dict.fromkeys(keys, 1) | {"mcpServers": ONE}, PLACE)
@@ -62,7 +62,6 @@ def test_other_keys_are_settings_of_the_host() -> None:
     assert faults({"mcpServer": ONE}) == ["mcpServer: no such key; did you mean mcpServers?"], "not Codex's mcp_servers"
 
 
-@requirement("ops.foreign-config")
 def test_gemini_uses_only_the_servers_that_it_allows() -> None:
     servers = {name: {"command": "x"} for name in ("a", "b", "c d")}
     for rules in ({"mcp": {"allowed": ["a", "c d"], "excluded": ["a"]}}, {"mcp": {"excluded": ["a", "b"]}}):
