@@ -57,8 +57,9 @@ def test_a_check_takes_a_bounded_time(schema: Any, arguments: Any, is_good: bool
         ["no", "object"],
         json.loads('{"not":' * 200 + "{}" + "}" * 200),
         {"x": {"$id": "x", "y": json.loads('{"a":' * 600 + "1" + "}" * 600)}},
+        {"properties": {"a": {"$id": "x", "$ref": "#"}}},
     ],
-    ids=["patterns", "pattern-size", "pattern-syntax", "size", "dangling", "look-around-names", "list", "depth", "ids"],
+    ids="patterns pattern-size pattern-syntax size dangling look-around-names list depth ids refers-from-id".split(),
 )
 def test_a_schema_beyond_its_bounds_is_not_used(schema: Any) -> None:
     began = time.process_time()
