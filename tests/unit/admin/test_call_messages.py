@@ -11,8 +11,9 @@ from tests.requirements import requirement
 from transports.era import LEGACY, MODERN
 from transports.inbound.modern import VERSION_HEADER
 
+pytestmark = requirement("ops.try-tools")
 
-@requirement("ops.try-tools")
+
 def test_a_modern_call_names_itself_in_its_headers_and_a_legacy_one_its_session() -> None:
     modern = call_headers(MODERN, token="", name="söll", correlation="0af7651916cd43dd8448eb211c80319c")
     assert (modern[GATEWAY_HEADER], modern["mcp-method"]) == (NEW, "tools/call")
@@ -23,7 +24,6 @@ def test_a_modern_call_names_itself_in_its_headers_and_a_legacy_one_its_session(
     assert "mcp-name" not in legacy and VERSION_HEADER not in call_headers(LEGACY, token="t", name="x")
 
 
-@requirement("ops.try-tools")
 def test_a_key_names_a_new_session_of_a_modern_call_only() -> None:
     body = json.loads(call_body(MODERN, "r", "add", {"a": Raw(b"1")}, key="k"))
     assert (body["id"], body["params"]["name"], body["params"]["arguments"]) == ("r", "add", {"a": 1})
@@ -32,7 +32,6 @@ def test_a_key_names_a_new_session_of_a_modern_call_only() -> None:
     assert json.loads(call_body(LEGACY, "r", "add", {}, key="k"))["params"] == {"name": "add", "arguments": {}}
 
 
-@requirement("ops.try-tools")
 def test_questions_are_declined_and_what_is_no_question_of_a_user_is_an_error() -> None:
     declined = json.loads(answer_to_question({"id": 7, "method": "elicitation/create"}))
     assert declined == {"jsonrpc": "2.0", "id": 7, "result": {"action": "decline"}}

@@ -15,10 +15,11 @@ import pytest
 from jinja2 import Environment
 from starlette.applications import Starlette
 
-from gateway.admin import console, hosts, pages
+from gateway.admin import console, pages
 from gateway.admin.auth import Access
 from gateway.admin.console import Console
 from gateway.admin.environment_reports import HiddenTools, ServerEnvironment, Variable
+from gateway.admin.hosts import OperatorHosts
 from gateway.admin.pages import console_pages
 from gateway.admin.reports import ProcessFacts, ReplicaReport, SessionPart
 from gateway.admin.server_reports import ServerPart
@@ -37,7 +38,7 @@ from tests.support.credentials import bearer, sha256
 from tests.unit.admin.test_operations import FakeEnding, FakeReplicas, an_environment, operations_of
 from transports.inbound.http import Guard
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, requirement("ops.console")]
 
 HOSTILE = "\u202e<script>alert(1)</script>"
 SESSION = "abcdefgh-the-secret-rest"
@@ -65,56 +66,40 @@ async def operator(ending: FakeEnding) -> AsyncIterator[httpx.AsyncClient]:
     """An operator's client of a console that shows one session and one task, whose every text is hostile."""
     clock = FakeClock(time())
     backend = MemoryBackend(clock=clock)
-    session = a_session(
-        clock, id=SESSION, client=ClientFacts(name=HOSTILE), links=(HOSTILE,), metadata={"note": HOSTILE}
-    )
+    named, noted = ClientFacts(name=HOSTILE), {"note": HOSTILE}
+    session = a_session(clock, id=SESSION, client=named, links=(HOSTILE,), metadata=noted)
     await backend.sessions.create(session)
     error = msgspec.json.encode({"code": -32603, "message": HOSTILE})
     task = a_task(clock, id=TASK, session_id=SESSION, server=HOSTILE, tool=HOSTILE, status="failed", error=error)
     await backend.tasks.create(task)
-    event = AuditEvent(
-        at=1.0, event="refused", session="abcdefgh", principal=HOSTILE, endpoint="", era="", reason=HOSTILE
-    )
+    event = AuditEvent(at=1.0, event="refused", session="abcdefgh", principal=HOSTILE, reason=HOSTILE)
     await backend.audit.record([event])
     failure = Failure(at=1.0, name=HOSTILE, server=HOSTILE, outcome="failed", why=HOSTILE, correlation="c")
     process = ProcessFacts(server=HOSTILE, era="legacy", stderr=[HOSTILE])
     refused = RefusedRow(at=1.0, server=HOSTILE, kind="name", what=HOSTILE, why="not listed", allows=HOSTILE, count=3)
-    figures = FigureRecord(
-        tools=[ToolFigures(HOSTILE, HOSTILE, 3, counts=[3])],
-        principals=[WhoFigures(HOSTILE, 3)],
-        clients=[WhoFigures(HOSTILE, 3)],
-    )
-    minute = int(clock()) // 60 * 60
-    await backend.history.write(60, HistoryRecord(minute, "abc", msgspec.json.encode(figures)))
-    await backend.history.write(600, HistoryRecord(minute // 600 * 600, "abc", msgspec.json.encode(figures)))
+    tools, who = [ToolFigures(HOSTILE, HOSTILE, 3, counts=[3])], [WhoFigures(HOSTILE, 3)]
+    figures = msgspec.json.encode(FigureRecord(tools=tools, principals=who, clients=who))
+    for step_s in (60, 600):
+        await backend.history.write(step_s, HistoryRecord(int(clock()) // step_s * step_s, "abc", figures))
     replicas = Draining(SessionPart(id=SESSION, failed=1, failures=[failure], processes=[process], refused=[refused]))
     replicas.stored[SESSION] = session
-    variable = Variable(name=HOSTILE, origin="session", where=HOSTILE, value=HOSTILE)
-    hidden = HiddenTools(reason=HOSTILE, count=1, names=[HOSTILE])
     given = ServerEnvironment(
         server=HOSTILE, kind="command", cwd=HOSTILE, home=HOSTILE, temporary=HOSTILE, sandbox=[HOSTILE], why=[HOSTILE],
-        variables=[variable], hidden_tools=[hidden],
+        variables=[Variable(name=HOSTILE, origin="session", where=HOSTILE, value=HOSTILE)],
+        hidden_tools=[HiddenTools(reason=HOSTILE, count=1, names=[HOSTILE])],
     )  # fmt: skip
     replicas.environments[SESSION] = an_environment(session, given, why=HOSTILE)
     tried: Any = SimpleNamespace(catalog=ToolCatalog([HOSTILE_SERVER], {}), where="any")
     replicas.known_servers = [ServerPart(server=HOSTILE, kind="command", state="failing", reason=HOSTILE)]
     settings = Settings.model_validate({"gateway": {"issuer": HOSTILE}})
     operations = operations_of(backend, replicas, clock, ending=ending, settings=settings, tried=tried)
-    audit = Audit(backend.audit, time)
-    access = Access(
-        {"ann": [sha256("key")]},
-        KeyRing.ephemeral(),
-        guard=Guard(),
-        marks=backend.marks,
-        audit=audit,
-        hosts=hosts.OperatorHosts(["gateway"]),
-    )
+    keys, audit, allowed = {"ann": [sha256("key")]}, Audit(backend.audit, time), OperatorHosts(["gateway"])
+    access = Access(keys, KeyRing.ephemeral(), guard=Guard(), marks=backend.marks, audit=audit, hosts=allowed)
     transport = httpx.ASGITransport(Starlette(routes=Console(operations, access).routes))
     async with httpx.AsyncClient(transport=transport, base_url="http://gateway", headers=bearer("key")) as client:
         yield client
 
 
-@requirement("ops.console")
 async def test_each_page_is_shown_whole_and_its_live_part_is_sent_again(operator: httpx.AsyncClient) -> None:
     for name, page in console_pages().items():
         path = page.path.replace("{session}", "abcdefgh").replace("{task}", "ijklmnop")
@@ -143,19 +128,15 @@ async def test_what_a_server_says_of_a_tool_is_text(operator: httpx.AsyncClient)
     assert (await operator.get("/admin/tools/hostile", params={"name": "other"})).status_code == 404
 
 
-@requirement("ops.console")
-async def test_the_navigation_has_the_pages_in_their_order_and_marks_the_present_one(
-    operator: httpx.AsyncClient,
-) -> None:
+async def test_the_navigation_has_the_pages_in_order_and_marks_the_present_one(operator: httpx.AsyncClient) -> None:
     text = (await operator.get("/admin/sessions")).text
-    assert (
-        text.index('href="/admin">') < text.index('href="/admin/sessions" aria-current') < text.index("/admin/events")
-    )
+    links = ('href="/admin">', 'href="/admin/sessions" aria-current', 'href="/admin/events"')
+    found = [text.index(link) for link in links]
+    assert found == sorted(found)
     places = [page.position for page in console_pages().values() if page.label]
     assert len(set(places)) == len(places)
 
 
-@requirement("ops.console")
 async def test_a_page_that_cannot_be_shown_says_why_once(operator: httpx.AsyncClient) -> None:
     for session, status, why in (("zzzzzzzz", 404, "No session"), ("a", 400, "Give at least 4")):
         page = await operator.get(f"/admin/sessions/{session}")
@@ -164,7 +145,6 @@ async def test_a_page_that_cannot_be_shown_says_why_once(operator: httpx.AsyncCl
         assert why in live
 
 
-@requirement("ops.console")
 async def test_an_action_is_an_operators_and_leads_to_the_next_page(
     operator: httpx.AsyncClient, ending: FakeEnding
 ) -> None:
@@ -178,10 +158,7 @@ async def test_an_action_is_an_operators_and_leads_to_the_next_page(
     assert (await operator.post("/admin/replicas/abc/drain")).headers["location"] == "/admin/replicas"
 
 
-@requirement("ops.console")
-async def test_a_client_is_told_how_it_connects_at_the_address_that_the_browser_uses(
-    operator: httpx.AsyncClient,
-) -> None:
+async def test_a_client_is_told_to_connect_where_the_browser_does(operator: httpx.AsyncClient) -> None:
     page = (await operator.get("/admin/connect")).text
     assert "claude mcp add --transport http gateway http://gateway/mcp" in page and 'class="qrline"' in page
     page = (await operator.get("/admin/connect?base=https://mcp.example.com/mcp&client=vscode")).text
@@ -219,9 +196,7 @@ async def test_a_module_of_the_package_is_a_page_and_needs_no_other_change(
 
 
 @requirement("ops.bulk-end")
-async def test_a_form_that_does_not_say_which_sessions_ends_none(
-    operator: httpx.AsyncClient, ending: FakeEnding
-) -> None:
+async def test_a_form_that_says_no_sessions_ends_none(operator: httpx.AsyncClient, ending: FakeEnding) -> None:
     for form in ("", "client=", "client=a&principal=", "client=a&client=b", "client=a&sessions=b"):
         answer = await operator.post("/admin/sessions/end", content=form)
         assert answer.status_code == 409 and ("give" in answer.text or "Give" in answer.text), form
@@ -241,7 +216,6 @@ async def test_the_form_ends_what_the_page_has_counted(operator: httpx.AsyncClie
     assert [session for session, _ in ending.ended] == [SESSION]
 
 
-@requirement("ops.console")
 async def test_no_page_is_compiled_on_the_event_loop(
     operator: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -14,7 +14,7 @@ from session_store.testing import FakeClock, a_session
 from tests.requirements import requirement
 from tests.unit.admin.test_operations import FakeReplicas, Parts
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, requirement("ops.session-list")]
 
 
 @pytest.fixture
@@ -32,7 +32,6 @@ async def names(parts: Parts, query: SessionQuery) -> list[tuple[str, str]]:
     return [(row.session, row.state) for row in (await parts.operations.sessions(query)).sessions]
 
 
-@requirement("ops.session-list")
 async def test_what_no_replica_serves_is_listed_and_counted(durable: Parts) -> None:
     await durable.holding("held-session", "left-session")
     page = await durable.operations.sessions(SessionQuery(sort="calls"))
@@ -44,7 +43,6 @@ async def test_what_no_replica_serves_is_listed_and_counted(durable: Parts) -> N
     assert await names(durable, only) == [], "one that has ended since is left out"
 
 
-@requirement("ops.session-list")
 async def test_a_session_that_is_served_again_is_listed_once(durable: Parts) -> None:
     await durable.holding("left-session")
     query = SessionQuery(sort="created")
@@ -53,7 +51,6 @@ async def test_a_session_that_is_served_again_is_listed_once(durable: Parts) -> 
     assert await names(durable, query) == [("left-ses", "idle")]
 
 
-@requirement("ops.session-list")
 async def test_of_many_the_last_used_are_known(durable: Parts, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(detached_sessions, "_KEPT", 3)
     monkeypatch.setattr(detached_sessions, "_READ_AT_ONCE", 2)
@@ -69,16 +66,13 @@ async def test_a_store_that_lives_as_long_as_its_gateway_is_not_read() -> None:
     assert await names(parts, SessionQuery(sort="used")) == []
 
 
-@requirement("ops.session-list")
 async def test_replicas_that_do_not_answer_are_counted() -> None:
     replicas = FakeReplicas()
     replicas.unanswered = 1
-    parts = Parts(replicas)
-    assert (await parts.operations.sessions(SessionQuery(sort="used"))).unanswered == 1
-    assert (await parts.operations.sessions(SessionQuery())).unanswered == 1
+    for query in (SessionQuery(sort="used"), SessionQuery()):
+        assert (await Parts(replicas).operations.sessions(query)).unanswered == 1
 
 
-@requirement("ops.session-list")
 @pytest.mark.parametrize("answer", [(set(), 1), StoreUnavailable("gone")], ids=["a silent replica", "no store"])
 async def test_what_may_be_served_elsewhere_is_not_listed_as_detached(
     durable: Parts, answer: Any, monkeypatch: pytest.MonkeyPatch
@@ -94,7 +88,6 @@ async def test_what_may_be_served_elsewhere_is_not_listed_as_detached(
     assert (page.sessions, page.is_reading) == ([], True)
 
 
-@requirement("ops.session-list")
 async def test_a_list_says_that_the_store_is_still_being_read_and_shows_what_was_found(
     durable: Parts, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -1,7 +1,7 @@
 """Which refusals of a sandbox stand beside a failure."""
 
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 from gateway.admin.explained_failures import explained
 from gateway.observability.observed import Failure
@@ -19,8 +19,7 @@ def test_a_failure_has_what_its_server_was_refused_just_before() -> None:
         Failure(at=at, server="files", name="tools/call read", outcome="tool error", why="Error", correlation="c")
         for at in (100.0, 200.0)
     ]
-    near = [refused(99.0, "/a"), refused(100.5, "/b"), refused(80.0, "/old"), refused(99.9, "/c", server="git")]
-    row = SimpleNamespace(failures=failures, refused=near)
-    first, second = explained(cast("Any", row))
-    assert first.failure is failures[0] and [one.what for one in first.refused] == ["/b", "/a"]
-    assert second.failure is failures[1] and second.refused == []
+    before, after = refused(99.0, "/a"), refused(100.5, "/b")
+    others = [refused(80.0, "/old"), refused(99.9, "/c", server="git")]
+    row: Any = SimpleNamespace(failures=failures, refused=[before, after, *others])
+    assert explained(row) == [(failures[0], [after, before]), (failures[1], [])]

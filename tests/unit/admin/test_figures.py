@@ -1,12 +1,15 @@
 """The history as operators are shown it: records of all replicas put together."""
 
 import msgspec
+import pytest
 
 from gateway.admin.figures import points_of, usage_of
 from gateway.observability.figures import FigureRecord, ToolFigures, WhoFigures
 from gateway.observability.metrics import BUCKETS_S
 from session_store import HistoryRecord
 from tests.requirements import requirement
+
+pytestmark = requirement("ops.history")
 
 FAST, SLOW = [0] * 5 + [10], [0] * 12 + [10]
 
@@ -17,7 +20,6 @@ def a_record(at: int, replica: str, *tools: ToolFigures, live: int = 1) -> Histo
     return HistoryRecord(at, replica, msgspec.json.encode(record))
 
 
-@requirement("ops.history")
 def test_replicas_add_up_to_one_point_a_step_and_steps_without_calls_are_there() -> None:
     records = [
         a_record(60, "a", ToolFigures("s", "fast", 10, 1, 0.01, [*FAST])),
@@ -33,17 +35,24 @@ def test_replicas_add_up_to_one_point_a_step_and_steps_without_calls_are_there()
     assert points_of(records, [60], server="other")[0].calls == 0
 
 
-@requirement("ops.history")
-def test_no_duration_is_longer_than_the_calls_were() -> None:
-    counts = [0] * 17 + [1]  # between 2.5 and 5 seconds
-    (one,) = usage_of([a_record(60, "a", ToolFigures("s", "one", 1, 0, 4.2, [*counts]))], "tool", 60)
-    assert one.p50_s == one.p99_s == 4.2
-    counts = [*counts, 1]
-    (two,) = usage_of([a_record(60, "a", ToolFigures("s", "one", 2, 0, 8.0, [*counts]))], "tool", 60)
-    assert two.p50_s <= two.p99_s == 8.0
+@pytest.mark.parametrize(
+    ("counts", "total_s", "longest_s", "p50_s", "p99_s"),
+    [
+        ([1], 4.2, 0.0, (4.2, 4.2), 4.2),
+        ([1, 1], 8.0, 0.0, (0.0, 8.0), 8.0),
+        ([1, 1], 9.61, 5.42, (4.19, 5.42), 5.42),
+    ],
+    ids=["as long as the only one", "no longer than all together", "no longer than the longest"],
+)
+def test_no_duration_is_longer_than_the_calls_were(
+    counts: list[int], total_s: float, longest_s: float, p50_s: tuple[float, float], p99_s: float
+) -> None:
+    counts = [0] * BUCKETS_S.index(5.0) + counts  # the first is that of 2.5 to 5 seconds
+    tool = ToolFigures("s", "one", sum(counts), 0, total_s, counts, longest_s)
+    (row,) = usage_of([a_record(60, "a", tool)], "tool", 60)
+    assert row.p99_s == p99_s and p50_s[0] <= row.p50_s <= p50_s[1]
 
 
-@requirement("ops.history")
 def test_use_is_by_tool_server_or_caller_the_most_calls_first() -> None:
     records = [
         a_record(60, "a", ToolFigures("s", "one", 3, 1, 0.3), ToolFigures("t", "two", 5)),
@@ -58,13 +67,6 @@ def test_use_is_by_tool_server_or_caller_the_most_calls_first() -> None:
     (ann,) = usage_of(records, "principal", 120)
     assert (ann.name, ann.calls, ann.sessions, ann.per_min) == ("ann", 12, 2, 6.0)
     assert usage_of(records, "tool", 60)[0].mean_s == 0.05 and usage_of(records, "client", 60) == []
-
-
-@requirement("ops.console")
-def test_of_several_calls_none_is_said_to_have_taken_longer_than_the_longest() -> None:
-    counts = [0] * BUCKETS_S.index(5.0) + [1, 1]
-    (row,) = usage_of([a_record(60, "a", ToolFigures("s", "one", 2, 0, 9.61, counts, 5.42))], "tool", 60)
-    assert row.p99_s == 5.42 and 4.19 <= row.p50_s <= 5.42
 
 
 @requirement("ops.console")

@@ -8,12 +8,13 @@ from gateway.admin.form_arguments import FormFaults, arguments_in
 from gateway.admin.forms import JSON_CONTROL, PREFIX, Form, form_of
 from tests.requirements import requirement
 
+pytestmark = requirement("ops.try-tools")
+
 
 def a_form(**fields: Any) -> Form:
     return form_of({"type": "object", "properties": fields})
 
 
-@requirement("ops.try-tools")
 @pytest.mark.parametrize(
     ("text", "why"),
     [
@@ -32,12 +33,10 @@ def test_json_that_cannot_be_sent_is_refused(text: str, why: str) -> None:
     assert why in str(error.value)
 
 
-@requirement("ops.try-tools")
 def test_a_control_that_the_tool_does_not_have_any_more_is_named() -> None:
     with pytest.raises(FormFaults, match="gone: the tool has no such argument now"):
         arguments_in(a_form(here={"type": "string"}), {f"{PREFIX}gone": "x"})
 
 
-@requirement("ops.try-tools")
 def test_lines_are_those_that_were_typed() -> None:
     assert arguments_in(a_form(code={"type": "string"}), {f"{PREFIX}code": "a\r\nb"}) == {"code": "a\nb"}

@@ -19,21 +19,19 @@ OTHERS = (
     "localhost/attacker.example",
     "127.0.0.1?x",
     "127.0.0.1#x",
+    "x" * 10_000 + ".b.example",
 )
 
 
 @requirement("ops.console-host")
 def test_addresses_pass_and_names_that_are_allowed() -> None:
-    hosts = OperatorHosts(["admin.example", "*.b.example"])
-    for host in (*ALWAYS, *NAMED):
-        hosts.check(host)
-    for host in (*OTHERS, "x" * 10_000 + ".b.example"):
-        with pytest.raises(HostNotAllowed, match=r"gateway\.admin\.allowed_hosts"):
+    for hosts, passing, refused in (
+        (OperatorHosts(["admin.example", "*.b.example"]), (*ALWAYS, *NAMED), OTHERS),
+        (OperatorHosts(["*"]), (*ALWAYS, *NAMED, *OTHERS), ()),
+        (OperatorHosts(), ALWAYS, NAMED),
+    ):
+        for host in passing:
             hosts.check(host)
-    for host in (*ALWAYS, *NAMED, *OTHERS):
-        OperatorHosts(["*"]).check(host)
-    for host in ALWAYS:
-        OperatorHosts().check(host)
-    for host in NAMED:
-        with pytest.raises(HostNotAllowed):
-            OperatorHosts().check(host)
+        for host in refused:
+            with pytest.raises(HostNotAllowed, match=r"gateway\.admin\.allowed_hosts"):
+                hosts.check(host)

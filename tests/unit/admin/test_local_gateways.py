@@ -3,26 +3,19 @@
 import os
 import stat
 from pathlib import Path
+from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
-from gateway.admin.local_gateways import (
-    LocalGateway,
-    announced,
-    local_gateways,
-    network_namespace,
-    runtime_folder,
-)
+from gateway.admin.local_gateways import LocalGateway, announced, local_gateways, network_namespace, runtime_folder
 from tests.requirements import requirement
 
 pytestmark = requirement("first.local")
 
+NETWORK = network_namespace()
 ONE = LocalGateway(
-    url="http://127.0.0.1:9090",
-    endpoint="http://127.0.0.1:8080/mcp",
-    key="k" * 43,
-    pid=7,
-    network=network_namespace(),
+    url="http://127.0.0.1:9090", endpoint="http://127.0.0.1:8080/mcp", key="k" * 43, pid=7, network=NETWORK
 )
 
 
@@ -31,13 +24,9 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path / "runtime"
 
 
-def changed(**facts: object) -> LocalGateway:
-    return LocalGateway(**{name: getattr(ONE, name) for name in ONE.__struct_fields__} | facts)
-
-
 def test_a_gateway_is_found_while_it_lives(folder: Path) -> None:
     assert local_gateways(folder) == []
-    other = changed(url="http://[::1]:7070", pid=8)
+    other = replace(ONE, url="http://[::1]:7070", pid=8)
     with announced(ONE, folder), announced(other, folder):
         assert local_gateways(folder) == [ONE, other]
         assert {stat.S_IMODE(file.stat().st_mode) for file in folder.iterdir()} == {0o600}
@@ -93,8 +82,8 @@ def test_files_that_others_could_write_links_and_pipes_are_passed_over(folder: P
         {"network": 1},
     ],
 )
-def test_a_key_is_for_this_machine_and_its_network_alone(folder: Path, facts: dict[str, object]) -> None:
-    with announced(changed(**facts), folder):
+def test_a_key_is_for_this_machine_and_its_network_alone(folder: Path, facts: dict[str, Any]) -> None:
+    with announced(replace(ONE, **facts), folder):
         assert local_gateways(folder) == []
 
 

@@ -1,5 +1,6 @@
 """Operations described in OpenAPI."""
 
+from dataclasses import replace
 from typing import Any
 
 import msgspec
@@ -22,28 +23,16 @@ async def work(rest: Any, request: Any, operator: str) -> Answer:
 
 @requirement("ops.console")
 def test_methods_of_one_path_stand_together_with_their_types() -> None:
-    operations = [
-        Operation(method="GET", path="/things/{id}", summary="Look", work=work, gives=Answer),
-        Operation(
-            method="POST",
-            path="/things/{id}",
-            summary="Change",
-            work=work,
-            gives=Answer,
-            sends=Sent,
-            takes=(("id", "path", "Which"), ("limit", "query", "How many")),
-        ),
-    ]
-    found = described("/api", operations)
+    look = Operation(method="GET", path="/things/{id}", summary="Look", work=work, gives=Answer)
+    takes = (("id", "path", "Which"), ("limit", "query", "How many"))
+    change = replace(look, method="POST", summary="Change", sends=Sent, takes=takes)
+    found = described("/api", [look, change])
     assert found["openapi"] == "3.1.0" and found["paths"].keys() == {"/api/things/{id}"}
     ways = found["paths"]["/api/things/{id}"]
     assert ways.keys() == {"get", "post"} and "requestBody" not in ways["get"]
-    assert ways["get"]["responses"]["200"]["content"]["application/json"]["schema"] == {
-        "$ref": "#/components/schemas/Answer"
-    }
-    assert ways["post"]["requestBody"]["content"]["application/json"]["schema"] == {"$ref": "#/components/schemas/Sent"}
-    assert [(p["name"], p["in"], p["required"]) for p in ways["post"]["parameters"]] == [
-        ("id", "path", True),
-        ("limit", "query", False),
-    ]
+    answer, body = ways["get"]["responses"]["200"], ways["post"]["requestBody"]
+    schemas = [one["content"]["application/json"]["schema"] for one in (answer, body)]
+    assert schemas == [{"$ref": "#/components/schemas/Answer"}, {"$ref": "#/components/schemas/Sent"}]
+    parameters = [(one["name"], one["in"], one["required"]) for one in ways["post"]["parameters"]]
+    assert parameters == [("id", "path", True), ("limit", "query", False)]
     assert found["components"]["schemas"]["Answer"]["properties"] == {"count": {"type": "integer"}}

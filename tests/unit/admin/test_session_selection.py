@@ -13,6 +13,8 @@ from session_store import ClientFacts, Principal, Session
 from session_store.testing import FakeClock, a_session
 from tests.requirements import requirement
 
+pytestmark = requirement("ops.session-list")
+
 STATES: Final[tuple[SessionState, ...]] = ("idle", "busy", "waiting")
 Key = Callable[[tuple[Session, LiveFacts]], float]
 
@@ -47,7 +49,6 @@ def selected(query: SessionQuery, sessions: list[tuple[Session, LiveFacts]]) -> 
     return selection
 
 
-@requirement("ops.session-list")
 @pytest.mark.parametrize("sort", SORTS)
 def test_pages_of_every_order_have_each_session_once(sort: str) -> None:
     sessions, after, seen = some(60), "", []
@@ -67,7 +68,6 @@ def test_pages_of_every_order_have_each_session_once(sort: str) -> None:
     assert seen == [one[0].id for one in sorted(sessions, key=lambda one: (key(one), one[0].id))]
 
 
-@requirement("ops.session-list")
 def test_a_filter_is_exact_and_all_of_it_counts() -> None:
     sessions = some(60)
 
@@ -85,7 +85,6 @@ def test_a_filter_is_exact_and_all_of_it_counts() -> None:
     assert totals.calls == sum(facts.calls for _, facts in sessions) and totals.in_flight == by_state["busy"]
 
 
-@requirement("ops.session-list")
 def test_only_failing_and_only_busy_have_an_order_of_their_own() -> None:
     sessions = some(30)
     failing = ids(SessionQuery(only="failing", limit=30), sessions)

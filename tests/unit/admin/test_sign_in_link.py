@@ -1,7 +1,6 @@
 """Signing in: by the one-time link, once and not for long, and later and later after wrong keys."""
 
 import asyncio
-from collections.abc import AsyncIterator
 from time import time
 
 import httpx
@@ -34,6 +33,9 @@ def test_a_link_opens_once_and_for_ten_minutes() -> None:
     assert not late.take(late.token)
 
 
+OTHER = "http://127.0.0.1:8081"
+
+
 class ConsoleWithLink:
     """A console that no key opens, and clients of it."""
 
@@ -41,16 +43,13 @@ class ConsoleWithLink:
         self.link = SignInLink()
         backend = MemoryBackend(clock=FakeClock(time()))
         operations = operations_of(backend, FakeReplicas(), time)
-        self.audit = Audit(backend.audit, time)
-        self.access = Access(
-            {}, ring or KeyRing.ephemeral(), guard=Guard(), marks=backend.marks, audit=self.audit, link=self.link
-        )
+        audit, ring = Audit(backend.audit, time), ring or KeyRing.ephemeral()
+        self.access = Access({}, ring, guard=Guard(), marks=backend.marks, audit=audit, link=self.link)
         self.app = Starlette(routes=Console(operations, self.access).routes)
 
-    def client(self, **others: "ConsoleWithLink") -> httpx.AsyncClient:
-        """A browser. `others` are at further addresses."""
-        mounts = {address: httpx.ASGITransport(other.app) for address, other in others.items()}
-        transport = httpx.ASGITransport(self.app)
+    def client(self, other: "ConsoleWithLink | None" = None) -> httpx.AsyncClient:
+        """A browser. The other console is at `OTHER`."""
+        transport, mounts = httpx.ASGITransport(self.app), {OTHER: httpx.ASGITransport((other or self).app)}
         return httpx.AsyncClient(transport=transport, mounts=mounts, base_url="http://127.0.0.1:8080")
 
     @property
@@ -59,8 +58,8 @@ class ConsoleWithLink:
 
 
 @pytest.fixture
-async def console() -> AsyncIterator[ConsoleWithLink]:
-    yield ConsoleWithLink()
+async def console() -> ConsoleWithLink:
+    return ConsoleWithLink()
 
 
 @requirement("first.link")
@@ -86,11 +85,9 @@ async def test_the_link_signs_one_browser_in(console: ConsoleWithLink) -> None:
 @requirement("first.link")
 async def test_what_only_looks_at_the_link_does_not_use_it(console: ConsoleWithLink) -> None:
     async with console.client() as browser:
-        looked = [
-            await browser.head(console.path),
-            await browser.get(console.path, headers={"Sec-Purpose": "prefetch;prerender"}),
-        ]
-        assert [(one.status_code, "set-cookie" in one.headers) for one in looked] == [(503, False)] * 2
+        prefetch = {"Sec-Purpose": "prefetch;prerender"}
+        for looked in (await browser.head(console.path), await browser.get(console.path, headers=prefetch)):
+            assert looked.status_code == 503 and "set-cookie" not in looked.headers
         assert (await browser.get(f"{console.path}x")).status_code == 403
         assert "set-cookie" in (await browser.get(console.path)).headers
 
@@ -124,13 +121,12 @@ async def test_another_site_signs_nobody_out(console: ConsoleWithLink, headers: 
 async def test_gateways_on_other_ports_of_a_host_leave_a_browser_signed_in() -> None:
     """Cookies have no port: those of gateways with other keys have other names."""
     one, two = ConsoleWithLink(), ConsoleWithLink()
-    other = "http://127.0.0.1:8081"
-    async with one.client(**{other: two}) as browser:
+    async with one.client(two) as browser:
         await browser.get(one.path)
-        await browser.get(f"{other}{two.path}")
-        assert [(await browser.get(f"{host}/admin")).status_code for host in ("", other)] == [200, 200]
-        await browser.post(f"{other}/admin/sign-out")
-        assert [(await browser.get(f"{host}/admin")).status_code for host in ("", other)] == [200, 303]
+        await browser.get(f"{OTHER}{two.path}")
+        assert [(await browser.get(f"{host}/admin")).status_code for host in ("", OTHER)] == [200, 200]
+        await browser.post(f"{OTHER}/admin/sign-out")
+        assert [(await browser.get(f"{host}/admin")).status_code for host in ("", OTHER)] == [200, 303]
 
 
 @requirement("ops.console")
@@ -139,11 +135,10 @@ async def test_replicas_know_the_cookie_while_keys_are_replaced() -> None:
     old, new = generate_key(), generate_key()
     before, after = ConsoleWithLink(KeyRing([old, new])), ConsoleWithLink(KeyRing([new, old]))
     after.access._proofs, after.access._marks = before.access._proofs, before.access._marks  # one store
-    other = "http://127.0.0.1:8081"
-    async with before.client(**{other: after}) as browser:
+    async with before.client(after) as browser:
         await browser.get(before.path)
-        assert (await browser.get(f"{other}/admin")).status_code == 200
-        await browser.post(f"{other}/admin/sign-out")
+        assert (await browser.get(f"{OTHER}/admin")).status_code == 200
+        await browser.post(f"{OTHER}/admin/sign-out")
         assert (await browser.get("/admin")).status_code == 303
 
 
