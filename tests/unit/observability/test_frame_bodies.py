@@ -10,16 +10,21 @@ from gateway.observability.frame_bodies import MOST_BODY_BYTES, MOST_CHARS, Fram
 from tests.requirements import requirement
 from transports.jsonrpc import encode
 
+pytestmark = requirement("ops.frames")
+
 JWT = f"eyJ{'h' * 40}.eyJ{'p' * 40}.{'s' * 40}"
 
 
-def shown(value: Any, *hidden: str) -> str:
+def hiding(*secrets: str) -> FrameBodies:
     bodies = FrameBodies()
-    bodies.hide(hidden)
-    return bodies.body(encode(value))
+    bodies.hide(secrets)
+    return bodies
 
 
-@requirement("ops.frames")
+def shown(value: Any, *hidden: str) -> str:
+    return hiding(*hidden).body(encode(value))
+
+
 @pytest.mark.parametrize(
     "value",
     [
@@ -47,7 +52,6 @@ def test_no_credential_is_shown(value: Any) -> None:
     assert "hunter2" not in text and "[redacted]" in text
 
 
-@requirement("ops.frames")
 def test_a_value_that_is_hidden_is_found_however_json_writes_it() -> None:
     secret = 'with "quotes",\nlines and ü'
     assert "quotes" not in shown({"a": f"<{secret}>"}, secret)
@@ -55,13 +59,6 @@ def test_a_value_that_is_hidden_is_found_however_json_writes_it() -> None:
     assert shown({"a": "short"}, "rt") == '{"a": "short"}'
 
 
-def hiding(secret: str) -> FrameBodies:
-    bodies = FrameBodies()
-    bodies.hide([secret])
-    return bodies
-
-
-@requirement("ops.frames")
 def test_what_is_no_credential_stays() -> None:
     value = {"name": "echo", "arguments": {"n": 1, "text": "a: b"}, "_meta": {"progressToken": 7}}
     assert json.loads(shown(value)) == value
@@ -71,7 +68,6 @@ def test_what_is_no_credential_stays() -> None:
     assert FrameBodies().body(b'{"n": 1e400}') == '{"n": "1e400"}'
 
 
-@requirement("ops.frames")
 def test_a_body_is_cut_and_its_end_is_no_part_of_a_credential() -> None:
     assert len(shown({"a": ["x" * 500] * 1_000})) <= MOST_CHARS
     assert shown({"a": "x " * 10_000}).endswith('… (20000 characters)"}')
@@ -85,7 +81,6 @@ def test_a_body_is_cut_and_its_end_is_no_part_of_a_credential() -> None:
     assert "…" in shown(deep)
 
 
-@requirement("ops.frames")
 @pytest.mark.parametrize("piece", ["a.", "eyJaaaaaaaa-", "a", 'a="', "a:", "-----BEGIN PRIVATE KEY-----", "password="])
 def test_hostile_texts_take_bounded_time(piece: str) -> None:
     began = time.process_time()
