@@ -2,7 +2,7 @@
 
 import asyncio
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -48,28 +48,25 @@ def a_running(status: str = "working") -> Any:
     return SimpleNamespace(task=a_task(status=status))
 
 
-def draining(cluster: Cluster | None, sessions: FakeSessions, *lives: FakeLive, tasks: Any = ()) -> Drain:
+def a_cluster() -> Cluster:
+    backend = MemoryBackend()
+    return Cluster(backend.directory, backend.sessions, backend.bus, taken_over=lambda _: None)
+
+
+def draining(sessions: Any, *live: Any, cluster: Cluster | None = None, tasks: Any = ()) -> Drain:
     state = ServingState(cluster)
     state.start()
 
     async def try_write() -> None:
         pass
 
-    live: Any = lives
-    lifecycle: Any = sessions
-    return Drain(
-        state=state,
-        readiness=Readiness(state.may_serve, try_write),
-        live=live,
-        lifecycle=lifecycle,
-        cluster=cluster,
-        tasks=tasks,
-    )
+    readiness, lives = Readiness(state.may_serve, try_write), cast("Any", live)
+    return Drain(state=state, readiness=readiness, live=lives, lifecycle=sessions, cluster=cluster, tasks=tasks)
 
 
 async def test_a_gateway_alone_only_ends_its_streams() -> None:
     live, sessions = FakeLive(), FakeSessions(rounds=3)
-    drain = draining(None, sessions, live)
+    drain = draining(sessions, live)
     assert await drain.is_ready()
     await drain.drain()
     assert drain.is_draining and not await drain.is_ready() and live.drained == 1
@@ -80,24 +77,21 @@ async def test_a_gateway_alone_only_ends_its_streams() -> None:
 
 @pytest.mark.parametrize("answers", [True, False])
 async def test_sessions_are_released_as_their_calls_end(answers: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "LINGER_S", 0.0)
-    backend = MemoryBackend()
-    cluster = Cluster(backend.directory, backend.sessions, backend.bus, taken_over=lambda _: None)
-
     async def another() -> None:
         if not answers:
             raise StoreUnavailable("away")
 
+    cluster, sessions = a_cluster(), FakeSessions(rounds=3)
+    monkeypatch.setattr(module, "LINGER_S", 0.0)
     monkeypatch.setattr(cluster, "another", another)
-    sessions = FakeSessions(rounds=3)
-    await draining(cluster, sessions).drain()
+    await draining(sessions, cluster=cluster).drain()
     assert sessions.rounds == 0
 
 
 @requirement("task.durable")
 async def test_a_stop_waits_for_tasks_but_not_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
     tasks = [a_running(), a_running("input_required")]
-    drain = draining(None, FakeSessions(rounds=1), tasks=tasks)
+    drain = draining(FakeSessions(rounds=1), tasks=tasks)
     await drain.drain()
     ending = asyncio.ensure_future(drain.tasks_end())
     assert (await asyncio.wait((ending,), timeout=0.15))[1], "a task works"
@@ -114,7 +108,7 @@ async def test_a_stop_waits_for_tasks_but_not_for_ever(monkeypatch: pytest.Monke
 async def test_an_end_without_a_drain_waits_as_well_unless_it_is_hurried() -> None:
     """As of a gateway in another program, and of one on stdin."""
     tasks: list[Any] = []
-    drain = draining(None, FakeSessions(rounds=1), tasks=tasks)
+    drain = draining(FakeSessions(rounds=1), tasks=tasks)
     await drain.tasks_end()
     assert not drain.is_draining, "nothing works"
     tasks.append(a_running())
@@ -132,7 +126,7 @@ async def test_clients_that_wait_for_a_task_are_answered_before_they_are_cut(mon
     for call in (result, other):
         waiting.add(call)
         live.exchanges.add(call)
-    drain = draining(None, FakeSessions(rounds=1), live)
+    drain = draining(FakeSessions(rounds=1), live)
     await drain.drain()
     drain.admit()
     reading = asyncio.ensure_future(result.replies.next())
@@ -153,8 +147,7 @@ def test_requests_are_welcome_between_start_and_stop() -> None:
 
 
 def test_a_gateway_that_drains_or_that_its_peers_do_not_find_takes_no_requests() -> None:
-    backend = MemoryBackend()
-    cluster = Cluster(backend.directory, backend.sessions, backend.bus, taken_over=lambda _: None)
+    cluster = a_cluster()
     state = ServingState(cluster)
     state.start()
     state.start_draining()

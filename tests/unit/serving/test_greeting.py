@@ -14,13 +14,7 @@ from gateway.serving.greeting import Greeting, farewell, greeting_of, link_for, 
 from tests.requirements import requirement
 from transports.upstream.walls.kernel import Kernel
 
-OLD = Kernel(
-    landlock=0,
-    filters="the kernel has no seccomp filters",
-    gate="it has no gate",
-    namespaces="it has none",
-    mounts="it has none",
-)
+OLD = Kernel(landlock=0, filters="it has none", gate="it has none", namespaces="it has none", mounts="it has none")
 NEW = Kernel(landlock=7, filters="", gate="", namespaces="", mounts="")
 DEMO = {"mcpServers": {"demo": {"url": "http://127.0.0.1:9/mcp"}}}
 OPEN = {"host": "0.0.0.0", "anonymous": True, "allowed_hosts": ["mcp.example.com"]}
@@ -81,27 +75,28 @@ def test_a_greeting_says_who_may_call_and_where_sessions_are(tmp_path: Path, mon
 
 @requirement("first.local")
 @pytest.mark.parametrize(
-    ("entry", "options", "is_left"),  # with every sandbox that this kernel could have
+    ("kernel", "entry", "options", "is_left"),
     [
-        ({"url": "http://127.0.0.1:9/mcp"}, {}, True),
-        ({"url": "http://127.0.0.1:9/mcp"}, {"admin": {"listen": "127.0.0.1:9000"}}, True),
-        ({"url": "http://127.0.0.1:9/mcp"}, {"admin": {"listen": "127.0.0.1:0"}}, False),
-        ({"url": "http://127.0.0.1:9/mcp"}, OPEN, False),
-        ({"command": "true"}, {}, True),
-        ({"command": "true", "sandbox": "off"}, {}, False),
-        ({"command": "true"}, {"sandbox": "off"}, False),
-        ({"command": "true", "sandbox": {"read": ["RUNTIME"]}}, {}, False),
-        ({"command": "true", "sandbox": {"write": ["ABOVE"]}}, {}, False),
-        ({"command": "true", "args": ["RUNTIME"]}, {}, False),
+        (NEW, {"url": "http://127.0.0.1:9/mcp"}, {}, True),
+        (NEW, {"url": "http://127.0.0.1:9/mcp"}, {"admin": {"listen": "127.0.0.1:9000"}}, True),
+        (NEW, {"url": "http://127.0.0.1:9/mcp"}, {"admin": {"listen": "127.0.0.1:0"}}, False),
+        (NEW, {"url": "http://127.0.0.1:9/mcp"}, OPEN, False),
+        (NEW, {"command": "true"}, {}, True),
+        (OLD, {"command": "true"}, {}, False),
+        (NEW, {"command": "true", "sandbox": "off"}, {}, False),
+        (NEW, {"command": "true"}, {"sandbox": "off"}, False),
+        (NEW, {"command": "true", "sandbox": {"read": ["RUNTIME"]}}, {}, False),
+        (NEW, {"command": "true", "sandbox": {"write": ["ABOVE"]}}, {}, False),
+        (NEW, {"command": "true", "args": ["RUNTIME"]}, {}, False),
     ],
 )
 def test_a_key_is_left_for_commands_only_where_no_server_can_read_it(
-    tmp_path: Path, entry: dict[str, Any], options: dict[str, Any], is_left: bool, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, kernel: Kernel, entry: Any, options: Any, is_left: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = tmp_path / "runtime"
     folder.mkdir()
     monkeypatch.setattr(
-        "gateway.serving.greeting.holdings", lambda given, **more: holdings(given, lambda _: NEW, **more)
+        "gateway.serving.greeting.holdings", lambda given, **more: holdings(given, lambda _: kernel, **more)
     )
     text = json.dumps(entry).replace("RUNTIME", str(folder)).replace("ABOVE", str(tmp_path))
     given = Settings.model_validate({"mcpServers": {"one": json.loads(text)}, "gateway": options})
@@ -111,21 +106,6 @@ def test_a_key_is_left_for_commands_only_where_no_server_can_read_it(
     if found is not None:
         assert link is not None and found.key == link.key
         assert found.url == ("http://127.0.0.1:9000" if options else "http://127.0.0.1:8080")
-
-
-@requirement("first.local")
-def test_no_key_is_left_where_the_kernel_does_not_hold_the_sandboxes(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    given = Settings.model_validate({"mcpServers": {"one": {"command": "true"}}})
-    link = link_for(given.gateway)
-    for kernel, is_left in ((NEW, True), (OLD, False)):
-        monkeypatch.setattr(
-            "gateway.serving.greeting.holdings",
-            lambda found, kernel=kernel, **more: holdings(found, lambda _: kernel, **more),
-        )
-        found = local_gateway(Gateway(given, link=link), "http://127.0.0.1:8080/mcp", link, tmp_path)
-        assert (found is not None) == is_left
 
 
 @requirement("first.farewell")

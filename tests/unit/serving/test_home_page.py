@@ -34,6 +34,12 @@ class Served:
         return httpx.AsyncClient(transport=transport, base_url="http://localhost:8080")
 
 
+async def visited(path: str = "/", headers: dict[str, str] = BROWSER, **options: Any) -> httpx.Response:
+    """What a browser is shown, or a client that sends other headers."""
+    async with Served(**options).client() as http:
+        return await http.get(path, headers=BROWSER | headers)
+
+
 @pytest.mark.parametrize("path", ["/", "/mcp"])
 async def test_a_browser_gets_a_page_that_says_how_to_connect(path: str) -> None:
     served = Served()
@@ -41,8 +47,8 @@ async def test_a_browser_gets_a_page_that_says_how_to_connect(path: str) -> None
         page = await http.get(path, headers=BROWSER)
         served.gateway.state.start_draining()
         assert "takes no new sessions now" in (await http.get(path, headers=BROWSER)).text
-    async with Served(discovery={"home_page": False}).client() as http:
-        assert (await http.get(path, headers=BROWSER)).status_code == (404 if path == "/" else 406)
+    without = await visited(path, discovery={"home_page": False})
+    assert without.status_code == (404 if path == "/" else 406)
     assert page.status_code == 200 and page.headers["content-type"].startswith("text/html")
     assert "claude mcp add --transport http gateway http://localhost:8080/mcp" in page.text
     assert "The gateway serves requests." in page.text and 'href="/readyz"' in page.text
@@ -85,8 +91,7 @@ async def test_whoever_asks_for_no_page_gets_the_same_as_text(accept: str) -> No
         assert "connect CLIENT --url http://localhost:8080/mcp\n" in text.text and "API key" in text.text
         assert "payroll" not in text.text and __version__ not in text.text and "set-cookie" not in text.headers
         assert (await http.get("/", headers={"Accept": accept, "Host": "evil.example"})).status_code == 421
-    async with Served(discovery={"home_page": False}).client() as http:
-        assert (await http.get("/", headers={"Accept": accept})).status_code == 404
+    assert (await visited(headers={"Accept": accept}, discovery={"home_page": False})).status_code == 404
     assert not [*served.gateway.parts.foundation.live]
 
 
@@ -120,32 +125,29 @@ async def test_programs_get_what_they_got_before(accept: str) -> None:
 async def test_the_host_of_a_request_becomes_nothing_but_an_address(
     options: Any, host: str, status: int, shown: str
 ) -> None:
-    async with Served(**options).client() as http:
-        page = await http.get("/", headers=BROWSER | {"Host": host})
+    page = await visited(headers={"Host": host}, **options)
     assert page.status_code == status and shown not in page.text
     if status == 200:
         assert "http://HOST/mcp" in page.text
 
 
 async def test_the_page_shows_the_address_that_the_browser_has_used() -> None:
-    async with Served(allowed_hosts=["*"]).client() as http:
-        tls = {"X-Forwarded-Proto": "https", "Host": "mcp.example.com"}
-        assert "https://mcp.example.com/mcp" in (await http.get("/", headers=BROWSER | tls)).text
-        ipv6 = (await http.get("/", headers=BROWSER | {"Host": "[::1]:8080"})).text
-        assert "http://[::1]:8080/mcp" in ipv6
+    for url, headers in (
+        ("https://mcp.example.com/mcp", {"X-Forwarded-Proto": "https", "Host": "mcp.example.com"}),
+        ("http://[::1]:8080/mcp", {"Host": "[::1]:8080"}),
+    ):
+        assert url in (await visited(headers=headers, allowed_hosts=["*"])).text
     async with Served().client(root_path="/tools") as http:
         page = (await http.get("/tools", headers=BROWSER)).text
         assert "http://localhost:8080/tools/mcp" in page and 'href="/tools/readyz"' in page
 
 
 async def test_the_page_says_that_a_credential_is_needed_and_where_the_console_is() -> None:
-    keyed = {"api_keys": {"ann": "0" * 64}, "admin": {"keys": {"ann": "0" * 64}}}
-    async with Served(**keyed).client() as http:
-        page = (await http.get("/", headers=BROWSER)).text
+    keyed: Any = {"api_keys": {"ann": "0" * 64}, "admin": {"keys": {"ann": "0" * 64}}}
+    page = (await visited(**keyed)).text
     assert "MCP_TOKEN" in page and 'href="/admin"' in page
-    public = {"host": "0.0.0.0", "allowed_hosts": ["localhost"]}
-    async with Served(**keyed, **public).client() as http:
-        assert "/admin" not in (await http.get("/", headers=BROWSER)).text
+    public = await visited(**keyed, host="0.0.0.0", allowed_hosts=["localhost"])
+    assert "MCP_TOKEN" in public.text and "/admin" not in public.text
 
 
 async def test_visits_are_counted_like_requests_without_a_credential() -> None:

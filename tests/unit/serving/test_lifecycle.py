@@ -2,7 +2,7 @@
 
 import asyncio
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import msgspec
 import pytest
@@ -33,10 +33,9 @@ async def test_no_failure_ends_the_upkeep_of_tasks(
 
     tasks = SimpleNamespace(table=SimpleNamespace(renew=lambda: count("renew")), recovery=SimpleNamespace(sweep=sweep))
     settings = SimpleNamespace(gateway=SimpleNamespace(shortest_ttl_s=60.0, store="memory://"))
-    parts = SimpleNamespace(
-        http=SimpleNamespace(tasks=tasks), foundation=SimpleNamespace(settings=settings, backend=None)
-    )
-    life = Lifecycle(cast("Any", parts))
+    foundation = SimpleNamespace(settings=settings, backend=None)
+    parts: Any = SimpleNamespace(http=SimpleNamespace(tasks=tasks), foundation=foundation)
+    life = Lifecycle(parts)
     running = [asyncio.create_task(life._renew_tasks()), asyncio.create_task(life._sweep_tasks())]
     try:
         async with asyncio.timeout(10):
