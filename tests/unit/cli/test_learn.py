@@ -44,10 +44,8 @@ def test_a_run_in_which_nothing_was_needed_says_so() -> None:
 
 
 def test_a_folder_that_the_table_cannot_be_written_to_is_said_before_the_server_runs(tmp_path: Path) -> None:
-    ran = tmp_path / "ran"
-    file = tmp_path / "missing" / "table.json"
-    outcome = CliRunner().invoke(
-        app, ["sandbox", "learn", "--write", str(file), "--", "touch", str(ran)], env={"COLUMNS": "500"}
-    )
+    ran, file = tmp_path / "ran", tmp_path / "missing" / "table.json"
+    words = ["sandbox", "learn", "--write", str(file), "--", "touch", str(ran)]
+    outcome = CliRunner().invoke(app, words, env={"COLUMNS": "500"})
     assert outcome.exit_code == 2 and not ran.exists()
     assert f"no file can be written to {file.parent}" in outcome.stderr

@@ -1,6 +1,6 @@
 """`gateway.cli.options`: values whose fields are options."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Annotated, Any
 
@@ -21,23 +21,26 @@ class Size:
     width: Annotated[int, typer.Option("--broad", help="How broad.")] = 2
 
 
-def _ran(*arguments: str) -> str:
+def _drawn(name: str, size: Size, where: AtGateway, loud: bool = False) -> None:
+    """Draw something."""
+    typer.echo(f"{name} {size.height} {size.width} {where.url} {loud}")
+
+
+def _looked_at(where: Where) -> None:
+    typer.echo(where.url or where.store or "nowhere")
+
+
+def _said(command: Callable[..., None], *arguments: str, **env: str) -> str:
+    """What it prints, as one line."""
     app = typer.Typer()
-
-    @app.command()
-    @options
-    def draw(name: str, size: Size, where: AtGateway, loud: bool = False) -> None:
-        """Draw something."""
-        typer.echo(f"{name} {size.height} {size.width} {where.url} {loud}")
-
-    ran = CliRunner().invoke(app, [*arguments])
-    return ran.output.strip()
+    app.command()(options(command))
+    return " ".join(CliRunner().invoke(app, [*arguments], env=env).output.split())
 
 
 def test_each_field_of_a_value_is_an_option() -> None:
-    assert _ran("box", "--broad", "7", "--url", "u", "--loud") == "box 1 7 u True"
-    assert _ran("box", "--height", "3") == "box 3 2  False"
-    assert "Draw something." in _ran("--help") and "How broad." in _ran("--help")
+    assert _said(_drawn, "box", "--broad", "7", "--url", "u", "--loud") == "box 1 7 u True"
+    assert _said(_drawn, "box", "--height", "3") == "box 3 2 False"
+    assert "Draw something." in _said(_drawn, "--help") and "How broad." in _said(_drawn, "--help")
 
 
 def test_only_what_was_given_overrides_settings() -> None:
@@ -51,25 +54,14 @@ def test_a_store_is_one_more_place_to_look() -> None:
     assert Where(store="redis://r", url="u") == Where(url="u", store="redis://r") and isinstance(Where(), AtGateway)
 
 
-def _looked_at(*arguments: str, **env: str) -> str:
-    app = typer.Typer()
-
-    @app.command()
-    @options
-    def look(where: Where) -> None:
-        typer.echo(where.url or where.store or "nowhere")
-
-    return CliRunner().invoke(app, [*arguments], env=env).output.strip()
-
-
 @requirement("ops.precedence")
 def test_an_option_wins_over_a_variable_that_names_another_place() -> None:
-    variables = {"MCP_GATEWAY_URL": "http://variable", "MCP_GATEWAY_STORE": "redis://variable"}
-    assert _looked_at("--store", "redis://typed", **variables) == "redis://typed"
-    assert _looked_at("--url", "http://typed", **variables) == "http://typed"
-    assert _looked_at(**variables) == "http://variable" and _looked_at() == "nowhere"
-    assert _looked_at(MCP_GATEWAY_STORE="redis://variable") == "redis://variable"
-    assert "--url or --store, not both" in " ".join(_looked_at("--store", "a", "--url", "b").split())
+    url, store = {"MCP_GATEWAY_URL": "http://variable"}, {"MCP_GATEWAY_STORE": "redis://variable"}
+    assert _said(_looked_at, "--store", "redis://typed", **url, **store) == "redis://typed"
+    assert _said(_looked_at, "--url", "http://typed", **url, **store) == "http://typed"
+    assert _said(_looked_at, **url, **store) == "http://variable" and _said(_looked_at) == "nowhere"
+    assert _said(_looked_at, **store) == "redis://variable"
+    assert "--url or --store, not both" in _said(_looked_at, "--store", "a", "--url", "b")
 
 
 @requirement("ops.bulk-end")

@@ -20,6 +20,13 @@ def ran(*arguments: str, **environment: str) -> Result:
     return CliRunner().invoke(app, [*arguments], env=environment)
 
 
+def refused(*arguments: str) -> str:
+    """What the command complains about, as one line. It is the user's mistake."""
+    done = ran(*arguments)
+    assert done.exit_code == 2, done.output
+    return " ".join(done.output.split())
+
+
 @pytest.fixture
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("HOME", str(tmp_path))
@@ -29,16 +36,14 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @requirement("first.init")
 def test_init_writes_a_configuration_that_loads_and_add_extends_it(here: Path) -> None:
-    (here / ".mcp.json").write_text(
-        '{"mcpServers": {"files": {"command": "true", "env": {"KEY": "${NOT_SET_ANYWHERE}"}}}}'
-    )
+    entry = '{"command": "true", "env": {"KEY": "${NOT_SET_ANYWHERE}"}}'
+    (here / ".mcp.json").write_text(f'{{"mcpServers": {{"files": {entry}}}}}')
     first = ran("init")
     assert first.exit_code == 0 and "mcp.json: 1 server" in first.output
     assert "NOT_SET_ANYWHERE" in first.output, "what has to be mended is told"
     file = here / "mcp.json"
     assert stat.S_IMODE(file.stat().st_mode) == 0o600 and f"// from {here / '.mcp.json'}" in file.read_text()
-    again = ran("init")
-    assert again.exit_code == 2 and "exists" in again.output
+    assert "exists" in refused("init")
     assert "comes with the gateway" in ran("init", "--force", "--empty").output
     assert [*load(file).settings.mcpServers] == ["demo"]
     for _ in range(2):
@@ -69,10 +74,9 @@ def test_init_replaces_no_link_of_itself(here: Path) -> None:
     (here / "mine.json").write_text("{}")
     for name, target in (("to-file.json", "mine.json"), ("to-nothing.json", "elsewhere")):
         (here / name).symlink_to(target)
-        refused = ran("init", name, "--empty")
-        assert refused.exit_code == 2 and "exists" in refused.output
+        assert "exists" in refused("init", name, "--empty")
     assert (here / "mine.json").read_text() == "{}" and not (here / "elsewhere").exists()
-    assert ran("init", "to-nothing.json", "--empty", "--force").exit_code == 2
+    assert refused("init", "to-nothing.json", "--empty", "--force")
 
 
 @requirement("first.init")
@@ -101,30 +105,20 @@ def test_init_tells_which_credentials_it_has_copied(here: Path, monkeypatch: pyt
     ],
 )
 def test_add_says_what_is_wrong_and_writes_nothing(here: Path, arguments: tuple[str, ...], why: str) -> None:
-    refused = ran("add", *arguments)
-    assert refused.exit_code == 2 and why in refused.output.replace("\n", " ")
+    assert why in refused("add", *arguments)
     assert not (here / "mcp.json").exists()
 
 
 @requirement("first.own-file")
 def test_commands_find_the_file_of_the_present_folder_and_name_it(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(
-        "gateway.observability.logs.configure_logging", lambda *_: None
-    )  # it stays as the tests have it
+    # The log stays as the tests have it.
+    monkeypatch.setattr("gateway.observability.logs.configure_logging", lambda *_: None)
     for command in ("check", "run"):
-        refused = ran(command)
-        assert refused.exit_code == 2 and "there is no mcp.json in this folder" in refused.output.replace("\n", " ")
+        assert "there is no mcp.json in this folder" in refused(command)
     (here / "mcp.json").write_text('{"mcpServers": {"far": {"url": "https://a.example/mcp", "ur": 1}}}')
-    for words in (
-        ("check", "--offline"),
-        ("run",),
-        ("explain", "--offline"),
-        ("manifest",),
-        ("sandbox", "explain", "far"),
-    ):
-        refused = ran(*words)
-        assert refused.exit_code == 2 and "mcp.json: mcpServers.far.ur: no such field" in refused.output, words
-    assert "there is no mcp.json" in ran("stdio").output.replace("\n", " "), "its client chooses the folder"
+    for words in ("check --offline", "run", "explain --offline", "manifest", "sandbox explain far"):
+        assert "mcp.json: mcpServers.far.ur: no such field" in refused(*words.split()), words
+    assert "there is no mcp.json" in refused("stdio"), "its client chooses the folder"
     (here / "mcp.json").write_text('{"mcpServers": {"far": {"url": "https://a.example/mcp"}}}')
     assert ran("check", "--offline").stdout.startswith("mcp.json: ok (far)")
     assert json.loads(ran("check", "--offline", "--json").stdout)["file"] == "mcp.json"
@@ -148,16 +142,16 @@ def test_connect_prints_and_writes_what_a_client_needs(here: Path) -> None:
 
 @requirement("first.command-line")
 def test_names_that_are_almost_right_are_named(here: Path) -> None:
-    assert "Did you mean 'run'?" in ran("rnu").output
-    assert "--port" in ran("run", "--prot", "1").output
-    assert "did you mean cursor?" in ran("connect", "cursr").output
-    assert "mcp-session-gateway init" in ran("run").output.replace("\n", " ")
+    assert "Did you mean 'run'?" in refused("rnu")
+    assert "--port" in refused("run", "--prot", "1")
+    assert "did you mean cursor?" in refused("connect", "cursr")
+    assert "mcp-session-gateway init" in refused("run")
 
 
 @requirement("first.command-line")
-@pytest.mark.parametrize("option", ["--version", "-V", "-v"])
-def test_the_version(option: str) -> None:
-    assert ran(option).output == f"mcp-session-gateway {__version__}\n"
+def test_three_options_print_the_version() -> None:
+    for option in ("--version", "-V", "-v"):
+        assert ran(option).output == f"mcp-session-gateway {__version__}\n", option
 
 
 @requirement("first.command-line")
@@ -188,6 +182,4 @@ def test_without_textual_the_command_says_how_to_install_it(monkeypatch: pytest.
     for name in [name for name in sys.modules if name == "textual" or name.startswith("gateway.cli.terminal_")]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "textual", None)
-    outcome = CliRunner().invoke(app, ["ui", "--url", "http://127.0.0.1:1", "--key", "k"])
-    assert outcome.exit_code == 2
-    assert "pip install 'mcp-session-gateway[ui]'" in " ".join(outcome.stderr.split())
+    assert "pip install 'mcp-session-gateway[ui]'" in refused("ui", "--url", "http://127.0.0.1:1", "--key", "k")

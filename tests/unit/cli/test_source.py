@@ -28,9 +28,8 @@ def test_the_only_gateway_is_asked_with_its_own_key() -> None:
     with announced(running(1)):
         found = AtGateway(url="http://127.0.0.1:1", key="key-1")
         assert gateway_at(AtGateway()) == found
-        assert gateway_at(AtGateway(key="of-another-gateway")) == found, (
-            "a key goes to the gateway that it is given for"
-        )
+        other = AtGateway(key="of-another-gateway")
+        assert gateway_at(other) == found, "a key goes to the gateway that it is given for"
         assert gateway_at(AtGateway(url="http://localhost:1/mcp")) == found
 
 

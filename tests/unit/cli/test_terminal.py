@@ -17,34 +17,30 @@ from tests.support.hostile_text import HOSTILE, STEERING, shows_only_text
 
 @requirement("wall.decoded")
 def test_tables_and_lines_show_what_they_were_given() -> None:
-    names = ("session", "principal", "endpoint", "era", "client", "workspace", "trust", "owner")
-    facts: dict[str, Any] = dict.fromkeys(names, HOSTILE)
     failure = {"at": 1.0, "server": HOSTILE, "name": HOSTILE, "why": HOSTILE, "outcome": "", "correlation": ""}
-    facts |= {"age_s": 1, "idle_s": 1, "expires_in_s": 1, "calls": 1, "failed": 1, "failures": [failure]}
-    row = msgspec.convert(facts | {"permissions": []}, SessionRow)
+    row = _row(HOSTILE, calls=1, failed=1, failures=[failure])
     plain = Table()
     plain.add_row(HOSTILE)
     for shown in (sessions_table([row], with_calls=True), plain, HOSTILE):
-        out = Terminal()
-        out.file = file = io.StringIO()
-        out.print(shown)
-        words = file.getvalue()  # cells may be cut short
+        words = _printed(shown)  # cells may be cut short
         assert not any(character in words for character in STEERING) and "\\x1b]0;owned\\x07\\x1b[2J[link=" in words
+    out = Terminal()
+    out.file = file = io.StringIO()
     out.complain("error", HOSTILE)
     assert shows_only_text(file.getvalue())
 
 
-def _printed(shown: Any, width: int) -> str:
+def _printed(shown: Any, width: int = 0) -> str:
     out = Terminal()
-    out.width = width
+    out.width = width or out.width
     out.file = file = io.StringIO()
     out.print(shown)
     return file.getvalue()
 
 
-def _row(**more: Any) -> SessionRow:
+def _row(name: str = "12345678", **more: Any) -> SessionRow:
     names = ("session", "principal", "endpoint", "era", "client", "workspace", "trust", "owner")
-    facts = {**dict.fromkeys(names, "12345678"), "age_s": 1, "idle_s": 1, "expires_in_s": 90, "permissions": ["a", "b"]}
+    facts = {**dict.fromkeys(names, name), "age_s": 1, "idle_s": 1, "expires_in_s": 90, "permissions": ["a", "b"]}
     return msgspec.convert(facts | more, SessionRow)
 
 
@@ -63,14 +59,11 @@ def test_facts_are_shown_without_json() -> None:
     failures = [{"at": 0.0, "server": "s", "why": "no route", "took_s": 90}, {"at": 60.0, "server": "t", "why": "gone"}]
     facts = msgspec.to_builtins(_row(metadata={"plan": "b", "size": "2"}, state_bytes=2_048))
     text = _printed(facts_table(facts | {"failures": failures, "nothing": None, "is_new": True}), 120)
-    lines = {line.strip() for line in text.splitlines()}
+    lines = {" ".join(line.split()) for line in text.splitlines()}
     assert not any(character in text for character in '[]{}"')
-    assert any(line.startswith("expires in") and line.endswith("1 min 30 s") for line in lines)
-    assert any(line.startswith("state") and line.endswith("2.0 KiB") for line in lines)
-    assert any(line.startswith("permissions") and line.endswith("a, b") for line in lines)
-    assert "size: 2" in lines and "at: 1970-01-01 00:01:00  server: t  why: gone" in lines
-    assert any(line.endswith("why: no route  took: 1 min 30 s") for line in lines)
-    assert any(line.startswith("is new") and line.endswith("True") for line in lines)
+    assert lines >= {"expires in 1 min 30 s", "state 2.0 KiB", "permissions a, b", "size: 2", "is new True"}
+    assert "at: 1970-01-01 00:01:00 server: t why: gone" in lines
+    assert any(line.endswith("server: s why: no route took: 1 min 30 s") for line in lines)
 
 
 @requirement("ops.session-list")
