@@ -141,8 +141,8 @@ async def test_a_page_that_cannot_be_shown_says_why_once(operator: httpx.AsyncCl
     for session, status, why in (("zzzzzzzz", 404, "No session"), ("a", 400, "Give at least 4")):
         page = await operator.get(f"/admin/sessions/{session}")
         assert page.status_code == status and page.text.count(why) == 1
-        live = json.loads((await operator.get(f"/admin/sessions/{session}/live")).text.removeprefix("data: "))
-        assert why in live
+        live = await operator.get(f"/admin/sessions/{session}/live")
+        assert why in json.loads(live.text.removeprefix("data: "))
 
 
 async def test_an_action_is_an_operators_and_leads_to_the_next_page(

@@ -56,12 +56,8 @@ async def test_minutes_and_ten_minutes_are_written_and_merged() -> None:
     [who] = total.principals
     assert (who.calls, who.failed, who.sessions) == (72, 24, 24)
     long = await backend.history.read(600, 6_000, 7_200)
-    assert [(record.at, record.replica) for record in long] == [
-        (6_000, "r1"),
-        (6_000, "r2"),
-        (6_600, "r1"),
-        (6_600, "r2"),
-    ]
+    places = [(record.at, record.replica) for record in long]
+    assert places == [(6_000, "r1"), (6_000, "r2"), (6_600, "r1"), (6_600, "r2")]
     again = merged(read_record(record.body) for record in long)
     same = next(row for row in again.tools if row.name == "a")
     assert (same.calls, same.failed, same.counts) == (tool.calls, tool.failed, tool.counts)
@@ -69,20 +65,26 @@ async def test_minutes_and_ten_minutes_are_written_and_merged() -> None:
     assert read_record(long[0].body).live == 3
 
 
-async def written(figures: Figures, backend: MemoryBackend, step_s: int = 60) -> FigureRecord:
-    await figures.flush()
-    return merged(read_record(record.body) for record in await backend.history.read(step_s, 0, 10_000))
+class Recorder(Figures):
+    """The figures of one replica, which writes them to a store in memory."""
+
+    def __init__(self) -> None:
+        self.history = MemoryBackend().history
+        super().__init__(self.history, "r1")
+        self.tick(6_000.0, 0)
+
+    async def written(self, step_s: int = 60) -> FigureRecord:
+        await self.flush()
+        return merged(read_record(record.body) for record in await self.history.read(step_s, 0, 10_000))
 
 
 async def test_names_of_clients_are_bounded() -> None:
-    backend = MemoryBackend()
-    figures = Figures(backend.history, "r1")
-    figures.tick(6_000.0, 0)
+    figures = Recorder()
     figures.take_calls([call(f"{n}\x1b" * 200) for n in range(MOST_TOOLS + 50)])
     figures.take_calls([call(f"{n}\x1b" * 200) for n in range(MOST_TOOLS)])
     for n in range(MOST_WHO + 50):
         figures.count(of(f"u{n}"), calls=1)
-    record = await written(figures, backend)
+    record = await figures.written()
     assert len(record.tools) == MOST_TOOLS + 1 and record.tools[-1].name == OTHERS and record.tools[-1].calls == 50
     assert all(row.calls == 2 for row in record.tools[:-1]), "a name that is cut is known again"
     assert len(record.principals) == MOST_WHO + 1 and record.principals[-1].calls == 50
@@ -91,20 +93,17 @@ async def test_names_of_clients_are_bounded() -> None:
 
 async def test_names_that_mean_nothing_take_no_room() -> None:
     """Of tools that a server does not list, and of methods that MCP does not define."""
-    backend = MemoryBackend()
-    figures = Figures(backend.history, "r1")
-    figures.tick(6_000.0, 0)
+    figures = Recorder()
     figures.take_calls([msgspec.structs.replace(call(f"t{n}"), is_listed=False) for n in range(MOST_TOOLS + 50)])
     figures.take_calls([call("", method=f"x/{n}") for n in range(MOST_TOOLS + 50)])
     figures.take_calls([call("real"), call("", method="tools/list")])
-    found = {(row.server, row.name): row.calls for row in (await written(figures, backend)).tools}
+    found = {(row.server, row.name): row.calls for row in (await figures.written()).tools}
     assert found == {("s", UNLISTED): 2 * (MOST_TOOLS + 50), ("s", "real"): 1, ("s", "tools/list"): 1}
 
 
 async def test_one_principal_has_a_share_of_the_names_of_clients() -> None:
     """In each minute, and in ten minutes together."""
-    backend = MemoryBackend()
-    figures = Figures(backend.history, "r1")
+    figures = Recorder()
     for minute in range(5):
         figures.tick(6_000.0 + 60 * minute, 0)
         for n in range(MOST_WHO + 50):
@@ -114,7 +113,7 @@ async def test_one_principal_has_a_share_of_the_names_of_clients() -> None:
         figures.count(msgspec.structs.replace(of("noisy"), client=ClientFacts(name="ide")), calls=1)
         await figures.flush()
     for step_s, names in ((60, 5 * MOST_CLIENTS_EACH), (600, MOST_CLIENTS_EACH)):
-        clients = {row.name: row.calls for row in (await written(figures, backend, step_s)).clients}
+        clients = {row.name: row.calls for row in (await figures.written(step_s)).clients}
         assert clients.pop("ide") == 10
         assert clients.pop(OTHERS) == 5 * (MOST_WHO + 50) - names and len(clients) == names
 

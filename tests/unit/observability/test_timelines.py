@@ -2,6 +2,7 @@
 
 import asyncio
 import time
+from typing import Any
 
 import msgspec
 import pytest
@@ -124,31 +125,23 @@ async def test_sessions_that_have_ended_can_be_written_before_the_others() -> No
 def test_events_of_a_session_are_entries() -> None:
     timelines = a_recorder()
     now = time.time()
-
-    def event(kind: str, **more: object) -> None:
-        timelines.take_event(AuditEvent(at=now, event=kind, session=NAME, **more), None)  # type: ignore[arg-type]  # names
-
-    event("created")
-    event("called", tool="s/t")
-    event("operated")
-    event("resumed", reason=INITIALIZED_AGAIN)
-    event("resumed", reason="taken over from a replica that does not answer")
-    event("blocked", tool="s", reason="no network", count=3)
-    event("refused", tool="s/t", reason="not allowed")
-    event("task", tool="s/t", outcome="made", reason="abcd")
-    event("expired")
+    told: list[tuple[Any, dict[str, Any], tuple[str, ...]]] = [
+        ("created", {}, ("session", "", "created")),
+        ("called", {"tool": "s/t"}, ()),
+        ("operated", {}, ()),
+        ("resumed", {"reason": INITIALIZED_AGAIN}, ("session", "", "resumed")),
+        ("resumed", {"reason": "taken over from a replica that does not answer"}, ("move", "", "resumed")),
+        ("blocked", {"tool": "s", "reason": "no network", "count": 3}, ("refusal", "s", "")),
+        ("refused", {"tool": "s/t", "reason": "not allowed"}, ("refusal", "s", "t")),
+        ("task", {"tool": "s/t", "outcome": "made", "reason": "abcd"}, ("task", "s", "t")),
+        ("expired", {}, ("session", "", "expired")),
+    ]
+    for event, more, _ in told:
+        timelines.take_event(AuditEvent(at=now, event=event, session=NAME, **more), None)
     timelines.take_event(AuditEvent(at=now, event="refused", reason="of nobody"), None)
     part = timelines.part_of(NAME)
     assert part is not None and (part.head.ended, part.head.ended_at) == ("expired", now)
-    assert [(entry.kind, entry.server, entry.name) for entry in part.entries] == [
-        ("session", "", "created"),
-        ("session", "", "resumed"),
-        ("move", "", "resumed"),
-        ("refusal", "s", ""),
-        ("refusal", "s", "t"),
-        ("task", "s", "t"),
-        ("session", "", "expired"),
-    ]
+    assert [(entry.kind, entry.server, entry.name) for entry in part.entries] == [entry for *_, entry in told if entry]
     assert part.entries[3].count == 3 and part.entries[5].outcome == "made"
 
 

@@ -137,22 +137,18 @@ async def test_clients_that_wait_for_a_task_are_answered_before_they_are_cut(mon
     assert b"ask for its result again" in frame.data and not other.is_over
 
 
-def test_requests_are_welcome_between_start_and_stop() -> None:
-    state = ServingState(None)
+def test_requests_are_welcome_while_a_gateway_runs_stays_and_is_found_by_its_peers() -> None:
+    cluster = a_cluster()
+    state = ServingState(cluster)
     assert not state.may_serve()
     state.start()
     assert state.may_serve() and state.is_running and not state.is_draining
-    state.stop()
-    assert not state.may_serve() and not state.is_running
-
-
-def test_a_gateway_that_drains_or_that_its_peers_do_not_find_takes_no_requests() -> None:
-    cluster = a_cluster()
-    state = ServingState(cluster)
-    state.start()
     state.start_draining()
     assert state.is_draining and cluster.is_leaving and not state.may_serve()
     state.stop_draining()
     assert not state.is_draining and not cluster.is_leaving and state.may_serve()
     cluster.set_reachable(False)
     assert not state.may_serve()
+    cluster.set_reachable(True)
+    state.stop()
+    assert not state.may_serve() and not state.is_running

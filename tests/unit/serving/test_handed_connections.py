@@ -61,24 +61,28 @@ class Pair:
         server: Any = SimpleNamespace(config=config, server_state=None, lifespan=SimpleNamespace(state={}))
         self.handed.start(server, "bbbbbbbbbbbb")
 
-    async def given(self, client: str, moves: int = 1) -> tuple[socket.socket, socket.socket | str | None]:
-        """A client of that address, and the connection if it has come back to worker 0."""
-        loop = asyncio.get_running_loop()
+    def give(self, client: str, moves: int = 1) -> socket.socket:
+        """A client of that address, whose connection is sent from worker 0 to worker 1."""
         with socket.create_server(("127.0.0.1", 0)) as listener:
             asking = self.open.enter_context(socket.socket())
             asking.bind((client, 0))
             asking.connect(listener.getsockname())
             accepted, _ = listener.accept()
-        before = self.taker.counts.total()
         assert self.giver.place_of("bbbbbbbbbbbb") == 1 and self.giver.give(accepted.fileno(), 1, moves)
         accepted.close()
+        return asking
+
+    async def given(self, client: str, moves: int = 1) -> tuple[socket.socket, socket.socket | str | None]:
+        """A client of that address, and the connection if it has come back to worker 0."""
+        before = self.taker.counts.total()
+        asking = self.give(client, moves)
         async with asyncio.timeout(5):
             while self.taker.counts.total() == before:  # noqa: ASYNC110  # nothing else tells
                 await asyncio.sleep(0)
         asking.setblocking(False)
         back = self.giver.receive()
         if back is None:
-            said = await asyncio.wait_for(loop.sock_recv(asking, 100), 5)
+            said = await asyncio.wait_for(asyncio.get_running_loop().sock_recv(asking, 100), 5)
             assert said in (b"", str(moves).encode()), said
             return asking, None if said else "refused"
         assert back.moves == MOST_MOVES + 1
@@ -124,15 +128,11 @@ async def test_one_that_has_come_back_is_not_sent_again(pair: Pair) -> None:
 
 async def test_nothing_is_received_after_the_stop(pair: Pair) -> None:
     pair.handed.stop()
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        with socket.create_connection(listener.getsockname()) as client:
-            accepted, _ = listener.accept()
-            assert pair.giver.give(accepted.fileno(), 1, 1)
-            accepted.close()
-            for _ in range(20):
-                await asyncio.sleep(0)
-            assert pair.taker.counts == {}
-            received = pair.taker.receive()
-            assert received is not None, "it is for the worker that is started in this one's place"
-            received.connection.close()
-            assert client.recv(1) == b""
+    client = pair.give("127.0.0.1")
+    for _ in range(20):
+        await asyncio.sleep(0)
+    assert pair.taker.counts == {}
+    received = pair.taker.receive()
+    assert received is not None, "it is for the worker that is started in this one's place"
+    received.connection.close()
+    assert client.recv(1) == b""

@@ -16,7 +16,7 @@ def test_a_process_that_is_no_worker_has_no_siblings() -> None:
 
 
 def test_each_finds_the_others_by_their_replica(worker: Worker) -> None:
-    first, second = (worker(number) for number in (0, 2))
+    first, second = worker(0), worker(2)
     first.join("aaaaaaaaaaaa")
     assert second.place_of("bbbbbbbbbbbb") is None
     second.join("bbbbbbbbbbbb")
@@ -28,7 +28,7 @@ def test_each_finds_the_others_by_their_replica(worker: Worker) -> None:
 
 
 def test_a_connection_arrives_with_what_its_client_has_sent(worker: Worker) -> None:
-    giver, taker = (worker(number) for number in (0, 1))
+    giver, taker = worker(0), worker(1)
     client, accepted = socket.socketpair()
     with client, accepted:
         client.sendall(b"early")
@@ -50,7 +50,7 @@ def test_a_connection_arrives_with_what_its_client_has_sent(worker: Worker) -> N
 
 
 def test_what_was_sent_to_a_worker_that_dies_is_received_by_the_next(worker: Worker) -> None:
-    giver, dying = (worker(number) for number in (0, 1))
+    giver, dying = worker(0), worker(1)
     client, accepted = socket.socketpair()
     with client, accepted:
         assert giver.give(accepted.fileno(), 1, 1)
@@ -63,7 +63,7 @@ def test_what_was_sent_to_a_worker_that_dies_is_received_by_the_next(worker: Wor
 
 
 def test_a_full_inbox_takes_nothing_more_and_loses_nothing(worker: Worker) -> None:
-    giver, taker = (worker(number) for number in (0, 1))
+    giver, taker = worker(0), worker(1)
     client, accepted = socket.socketpair()
     with client, accepted:
         given = 0
