@@ -1,11 +1,11 @@
 """The parts of the room, put together on a store in memory."""
 
+import asyncio
 from collections import Counter
 from collections.abc import Callable
 from typing import Any, cast
 
 import msgspec
-from msgspec.structs import replace
 
 from gateway.calls.live_session import LiveSession, LiveSessions
 from gateway.config.tasks import TaskSettings
@@ -13,14 +13,16 @@ from gateway.identity.request_context import RequestContext
 from gateway.tasks.changes import TaskChanges
 from gateway.tasks.continuation import TaskContinuation
 from gateway.tasks.exchange import TaskExchange
-from gateway.tasks.handles import TaskHandle
+from gateway.tasks.handles import TaskHandle, TaskHandles
 from gateway.tasks.made import MadeTasks
-from gateway.tasks.quotas import RunningNames
+from gateway.tasks.maker import TaskMaker
+from gateway.tasks.quotas import RunningNames, TaskQuotas
 from gateway.tasks.recovery import TaskRecovery
 from gateway.tasks.running import RunningTask
 from gateway.tasks.stored_call import stored
 from gateway.tasks.table import TaskTable
-from session_store import Context, Principal, Session, Task
+from session_store import Context, KeyRing, Principal, Session, Task
+from session_store.embedded.tasks import MemoryTasks
 from session_store.memory import MemoryBackend
 from session_store.testing import FakeClock, a_session
 from tests.unit.tasks.test_answers import a_task
@@ -28,10 +30,37 @@ from transports.inbound_port import Answer, Request
 from transports.jsonrpc import Message, Object
 from transports.reply_queue import ReplyQueue
 
-ALICE, BOB = (Principal(issuer="api-key", subject=name) for name in ("alice", "bob"))
 META = b'{"io.modelcontextprotocol/clientCapabilities":{}}'
 RIGHTS = Context(trust="sandboxed", workspace="of the call")
 REQUEST = stored({"arguments": msgspec.Raw(b'{"n":1}'), "_meta": msgspec.Raw(META)}, RIGHTS)
+HANDLES = TaskHandles(KeyRing(["k" * 40]))
+
+
+class Tasks(MemoryTasks):
+    """Tasks that are written once `go` is set, unless `refuses` raises, or `failures` has an error for the next one."""
+
+    def __init__(self, clock: FakeClock) -> None:
+        super().__init__(clock)
+        self.go = asyncio.Event()
+        self.go.set()
+        self.failures: list[Exception] = []
+        self.refuses: Callable[[Task], None] = lambda _: None
+        self.created: list[Task] = []
+
+    async def create(self, task: Task) -> None:
+        self.created.append(task)
+        await self._may_write(task)
+        await super().create(task)
+
+    async def replace(self, task: Task) -> bool:
+        await self._may_write(task)
+        return await super().replace(task)
+
+    async def _may_write(self, task: Task) -> None:
+        await self.go.wait()
+        if self.failures:
+            raise self.failures.pop(0)
+        self.refuses(task)
 
 
 class Store:
@@ -40,16 +69,17 @@ class Store:
     def __init__(self) -> None:
         self.clock = FakeClock(1_700_000_001.0)
         self.backend = MemoryBackend(clock=self.clock)
+        self.backend.tasks = self.tasks = Tasks(self.clock)
         self.session = a_session(self.clock, epoch=2)
 
     async def task(self, **fields: Any) -> Task:
         """A stored task of the session, by an owner of an earlier epoch."""
-        task = replace(a_task(**fields), session_id=self.session.id, epoch=1)
-        await self.backend.tasks.create(task)
+        task = a_task(session_id=self.session.id, epoch=1, **fields)
+        await self.tasks.create(task)
         return task
 
     async def read(self, task: Task) -> Task:
-        found = await self.backend.tasks.get(task.session_id, task.id)
+        found = await self.tasks.get(task.session_id, task.id)
         assert found is not None
         return found
 
@@ -57,22 +87,25 @@ class Store:
 class Replica:
     """One replica, with servers that answer when they are told to."""
 
-    def __init__(self, store: Store, name: str = "r1", *, is_kept: bool = True) -> None:
+    def __init__(self, store: Store, name: str = "r1", *, is_kept: bool = True, **settings: Any) -> None:
         backend, self.store = store.backend, store
         self.sent: list[tuple[TaskExchange, Object]] = []
         self.held = 0
         self.lost: dict[str, str] = {}  # why rights are lost, by their workspace
         self.live = LiveSessions(backend.events)
         self.counts: Counter[str] = Counter()
+        chosen = TaskSettings(**settings)
         self.table = TaskTable(
-            TaskSettings(),
-            backend.tasks,
+            chosen,
+            store.tasks,
             RunningNames(backend.quotas, name),
             TaskChanges(backend.bus),
             noted=lambda _, what: self.counts.update((what,)),
             clock=store.clock,
             is_kept=is_kept,
         )
+        self.quotas = TaskQuotas(chosen, backend.quotas, store.tasks)
+        self.maker = TaskMaker(self.table, self.quotas, HANDLES)
         self.server: Any = None  # of tasks that a server has made
         self.ended = ""  # why nothing of a principal goes on
         continuation = TaskContinuation(
@@ -115,10 +148,9 @@ class Replica:
         await self.recovery.settled()
         return await self.store.read(task)
 
-    def running(self, task: Task, session: Session) -> RunningTask:
+    def running(self, task: Task) -> RunningTask:
         """A task that this replica runs."""
-        live = self.live.of(session)
-        exchange = TaskExchange(method="tools/call", client_id=1, live=live, replies=ReplyQueue())
+        exchange = an_exchange(self.live.of(self.store.session))
         running = self.table.add(task, exchange)
         exchange.run_as(running, 0)
         return running
@@ -136,27 +168,43 @@ class Replica:
             may_see=may_see,
         )
 
-    async def settles(self, running: RunningTask, end: Message) -> Task:
-        """The record of a task whose call has that end."""
-        running.exchange.settle(end)
+    async def settles(self, running: RunningTask, **end: bytes) -> Task:
+        """The record of a task whose call has that `result` or `error`."""
+        running.exchange.settle(end_of_call(**end))
         await self.table.settled()
         return await self.store.read(running.task)
 
 
+def end_of_call(**end: bytes) -> Message:
+    """The answer to a call, with that `result` or `error`."""
+    raw: dict[str, Any] = {name: msgspec.Raw(data) for name, data in end.items()}
+    return Message(jsonrpc="2.0", id=0, **raw)
+
+
 def result(text: str) -> Message:
-    return Message(jsonrpc="2.0", id=0, result=msgspec.Raw(msgspec.json.encode({"text": text})))
+    return end_of_call(result=msgspec.json.encode({"text": text}))
+
+
+def an_exchange(live: LiveSession, kind: type[TaskExchange] = TaskExchange, **fields: Any) -> TaskExchange:
+    return kind(method="tools/call", client_id=1, live=live, replies=ReplyQueue(), **fields)
 
 
 def handle_of(task: Task) -> TaskHandle:
     return TaskHandle("made", task.session_id, task.endpoint, task.server, task.id)
 
 
-def a_live(era: str = "modern") -> LiveSession:
-    return LiveSession(a_session(FakeClock(), era=era), MemoryBackend().events)
+def a_live() -> LiveSession:
+    return LiveSession(a_session(FakeClock(), era="modern"), MemoryBackend().events)
 
 
 async def one_that_runs(**fields: Any) -> tuple[Store, Replica, RunningTask]:
     """A task that a replica runs."""
     store = Store()
     task, replica = await store.task(**fields), Replica(store)
-    return store, replica, replica.running(task, store.session)
+    return store, replica, replica.running(task)
+
+
+async def turns(many: int = 10) -> None:
+    """Let what was begun come to where it waits."""
+    for _ in range(many):
+        await asyncio.sleep(0)

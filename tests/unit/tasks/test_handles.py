@@ -2,8 +2,8 @@
 
 import re
 import string
+from typing import Any
 
-import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -20,8 +20,8 @@ HANDLES = TaskHandles(KeyRing([OLD]))
 ids = st.text(min_size=1, max_size=MAX_ID_CHARS)
 
 
-def handle(task_id: str = "task-1") -> TaskHandle:
-    return TaskHandle("relayed", new_session_id(), "/mcp", "files", task_id)
+def handle(task_id: str = "task-1", kind: Any = "relayed") -> TaskHandle:
+    return TaskHandle(kind, new_session_id(), "/mcp", "files", task_id)
 
 
 @requirement("task.relay")
@@ -29,8 +29,7 @@ def handle(task_id: str = "task-1") -> TaskHandle:
 @given(st.builds(TaskHandle, st.sampled_from(["made", "relayed"]), ids, st.just("/mcp"), ids, ids))
 def test_a_handle_is_read_as_it_was_signed_and_is_always_the_same_text(task: TaskHandle) -> None:
     text = HANDLES.sign(task)
-    assert HANDLES.read(text) == task
-    assert HANDLES.sign(task) == text
+    assert HANDLES.read(text) == task and HANDLES.sign(task) == text
 
 
 @requirement("task.relay")
@@ -46,10 +45,8 @@ def test_a_handle_is_safe_in_headers_and_urls_and_bounded_and_as_in_earlier_vers
     earlier = "laRtYWRlp3Nlc3Npb26kL21jcKZzZXJ2ZXKkdGFzaw.D9HHgfWcfbaVvBElFEFteB44mogG_HfuewnkMlOuMKY"
     handles, task = TaskHandles(KeyRing(["k" * 32])), TaskHandle("made", "session", "/mcp", "server", "task")
     assert handles.sign(task) == earlier and handles.read(earlier) == task
-    later = msgspec.structs.replace(handle(), kind="borrowed")
-    assert HANDLES.read(HANDLES.sign(later)) is None, (
-        "another version of the gateway has signed it: it knows another form"
-    )
+    later = HANDLES.sign(handle(kind="borrowed"))
+    assert HANDLES.read(later) is None, "another version of the gateway has signed it: it knows another form"
 
 
 @requirement("task.relay", "id.bound")

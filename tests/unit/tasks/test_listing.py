@@ -9,15 +9,14 @@ import msgspec
 import pytest
 from msgspec.structs import replace
 
-from gateway.config.tasks import TaskSettings
 from gateway.identity.request_context import RequestContext
 from gateway.tasks.listing import PAGE, TaskLists
-from gateway.tasks.quotas import TaskQuotas
 from gateway.tasks.refusals import UnknownTask
 from gateway.tasks.running import RunningTask
 from session_store import ANONYMOUS, Principal, Session, StoreFull, StoreUnavailable, Task
+from session_store.testing import ALICE, BOB
 from tests.requirements import requirement
-from tests.unit.tasks.parts import ALICE, BOB, Replica, Store, handle_of, one_that_runs, result
+from tests.unit.tasks.parts import Replica, Store, handle_of, one_that_runs, result, turns
 from tests.unit.tasks.test_answers import a_task
 from transports.inbound_port import Refused
 
@@ -31,17 +30,17 @@ class Scene:
 
     def __init__(self) -> None:
         self.store = Store()
-        backend, replica = self.store.backend, Replica(self.store)
-        self.quotas = TaskQuotas(TaskSettings(max_per_session=1_000), backend.quotas, backend.tasks)
+        replica = Replica(self.store, max_per_session=1_000)
+        self.quotas = replica.quotas
         made = replica.made(self, lambda task, *_: task.tool != "hidden")
-        self.lists = TaskLists(made, self.quotas, backend.tasks)
+        self.lists = TaskLists(made, self.quotas, self.store.tasks)
 
-    async def add(self, session: str, *ids: str, principal: Principal = ALICE, **fields: Any) -> list[str]:
+    async def add(self, session: str, *ids: str, **fields: Any) -> list[str]:
         for number, task_id in enumerate(ids):
-            task = replace(a_task(), id=task_id, session_id=session, principal=principal, **fields)
+            task = a_task(id=task_id, session_id=session, **fields)
             task = replace(task, created_at=task.created_at + number / 1_000)
             assert await self.quotas.hold(task)
-            await self.store.backend.tasks.create(task)
+            await self.store.tasks.create(task)
         return [f"{session}/{task_id}" for task_id in ids]
 
     async def page(
@@ -64,6 +63,10 @@ def name_of(task: Task) -> str:
     return task.name
 
 
+def ids(many: int) -> list[str]:
+    return [f"t{number:03}" for number in range(many)]
+
+
 async def test_the_tasks_of_other_sessions_follow_those_of_the_session() -> None:
     scene = Scene()
     own = await scene.add("s2", "c", "a", "b")
@@ -75,37 +78,31 @@ async def test_the_tasks_of_other_sessions_follow_those_of_the_session() -> None
 
 
 @requirement("id.bound")
-async def test_nothing_is_listed_that_would_not_be_found() -> None:
+async def test_nothing_is_listed_that_would_not_be_found_and_an_anonymous_session_gets_its_own_only() -> None:
     scene = Scene()
     await scene.add("s1", "a", principal=BOB)
     await scene.add("s2", "b", tool="hidden")
     await scene.add("s3", "c", endpoint="/servers/main/mcp")
     seen = await scene.add("s4", "d")
+    own = await scene.add("s5", "e", principal=ANONYMOUS)
+    await scene.add("s6", "f", principal=ANONYMOUS)
     assert await scene.pages("s9") == [seen]
-
-
-@requirement("id.bound")
-async def test_an_anonymous_session_gets_its_own_only() -> None:
-    scene = Scene()
-    own = await scene.add("s1", "a", principal=ANONYMOUS)
-    await scene.add("s2", "b", principal=ANONYMOUS)
-    assert await scene.pages("s1", ANONYMOUS) == [own] and await scene.pages("s3", ANONYMOUS) == [[]]
+    assert await scene.pages("s5", ANONYMOUS) == [own] and await scene.pages("s9", ANONYMOUS) == [[]]
 
 
 @pytest.mark.parametrize("own", [0, 1, PAGE - 1, PAGE, PAGE + 1])
 async def test_a_page_is_bounded_and_no_task_is_lost_between_two(own: int) -> None:
     scene = Scene()
-    mine = await scene.add("s2", *(f"t{number:03}" for number in range(own)))
-    others = await scene.add("s1", *(f"t{number:03}" for number in range(PAGE + 3)))
-    hidden = [f"h{number:03}" for number in range(PAGE)]
-    await scene.add("s0", *hidden, tool="hidden")
+    mine = await scene.add("s2", *ids(own))
+    others = await scene.add("s1", *ids(PAGE + 3))
+    await scene.add("s0", *ids(PAGE), tool="hidden")
     pages = await scene.pages("s2")
     assert [*chain(*pages)] == mine + others and max(map(len, pages)) <= PAGE
 
 
 async def test_a_page_goes_on_where_the_last_one_ended_whatever_has_expired() -> None:
     scene = Scene()
-    brief = await scene.add("s1", *(f"t{number:03}" for number in range(PAGE)), ttl_s=60.0)
+    brief = await scene.add("s1", *ids(PAGE))
     kept = await scene.add("s1", "kept", "last", created_at=a_task().created_at + 1.0, ttl_s=600.0)
     page, after = await scene.page("s1", "", name_of)
     assert page == brief and after
@@ -117,7 +114,7 @@ async def test_a_list_reads_no_outcome(monkeypatch: pytest.MonkeyPatch) -> None:
     scene = Scene()
     for session in ("s1", "s2"):
         await scene.add(session, "a", "b", result=b"x" * 1_000, status="completed")
-    monkeypatch.setattr(scene.store.backend.tasks, "get", None)
+    monkeypatch.setattr(scene.store.tasks, "get", None)
     assert await scene.page("s1", "", lambda task: task.result) == ([b""] * 4, "")
 
 
@@ -128,23 +125,11 @@ async def test_a_forged_cursor_is_refused(cursor: str) -> None:
 
 
 class One:
-    """A task that runs here. `go` lets the store write. This object is what counts and records requests."""
+    """A task that runs here. This object is what counts and records requests."""
 
-    def __init__(self, store: Store, replica: Replica, running: RunningTask, monkeypatch: pytest.MonkeyPatch) -> None:
+    def __init__(self, store: Store, replica: Replica, running: RunningTask) -> None:
         self.store, self.running = store, running
-        self.go = asyncio.Event()
-        self.failures: list[Exception] = []
         self.counted: list[str] = []
-        tasks = store.backend.tasks
-        write = tasks.replace
-
-        async def replace(task: Task) -> bool:
-            await self.go.wait()
-            if self.failures:
-                raise self.failures.pop()
-            return await write(task)
-
-        monkeypatch.setattr(tasks, "replace", replace)
         self.made = replica.made(self)
         self.handle = handle_of(running.task)
         self.who = RequestContext(running.task.principal, None, "c")
@@ -162,32 +147,31 @@ class One:
 
     async def listed(self) -> list[str]:
         task = self.running.task
-        heads = await self.store.backend.tasks.of_session(task.session_id)
+        heads = await self.store.tasks.of_session(task.session_id)
         return [each.status for each in await self.made.seen(heads, task.endpoint, self.who)]
 
 
 @pytest.fixture
-async def scene(monkeypatch: pytest.MonkeyPatch) -> One:
-    return One(*await one_that_runs(), monkeypatch)
+async def scene() -> One:
+    return One(*await one_that_runs())
 
 
 @requirement("task.durable")
 async def test_an_outcome_is_told_and_found_once_the_store_has_it(scene: One) -> None:
+    scene.store.tasks.go.clear()
     scene.running.exchange.settle(result("done"))
     assert scene.running.task.is_over
     asked = asyncio.ensure_future(scene.get())
-    for _ in range(20):
-        await asyncio.sleep(0)
+    await turns(20)
     assert not asked.done() and await scene.listed() == ["working"], "another replica would say so too"
     assert (await scene.made.find(scene.handle, scene.who)).status == "working"
-    scene.go.set()
+    scene.store.tasks.go.set()
     assert (await asked)["result"]["text"] == "done" and await scene.listed() == ["completed"]
     assert (await scene.made.find(scene.handle, scene.who)).status == "completed"
 
 
 async def test_what_is_told_is_what_a_full_store_keeps(scene: One) -> None:
-    scene.failures.append(StoreFull("full"))
-    scene.go.set()
+    scene.store.tasks.failures.append(StoreFull("full"))
     scene.running.exchange.settle(result("done"))
     told = await scene.get()
     assert told["status"] == "failed" and "full" in told["statusMessage"]
@@ -197,21 +181,21 @@ async def test_what_is_told_is_what_a_full_store_keeps(scene: One) -> None:
 async def test_nobody_waits_for_ever_for_a_store_that_does_not_answer(
     scene: One, how: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("gateway.tasks.made._STORED_S", 0.05)
+    scene.store.tasks.go.clear()
     if how == "get":
         scene.running.exchange.settle(result("done"))
-    with pytest.raises(StoreUnavailable):
+    with monkeypatch.context() as short, pytest.raises(StoreUnavailable):
+        short.setattr("gateway.tasks.made._STORED_S", 0.05)
         await (scene.get() if how == "get" else scene.made.cancelled(scene.handle, scene.who))
-    scene.go.set()
+    scene.store.tasks.go.set()
     told = await scene.get()
     assert told["status"] == ("completed" if how == "get" else "cancelled")
 
 
 @requirement("task.durable")
 async def test_what_another_owner_has_decided_is_told_while_the_call_is_in_flight_here(scene: One) -> None:
-    scene.go.set()
     decided = replace(scene.running.task, status="completed", result=b'{"text":"of the other owner"}', epoch=2)
-    assert await scene.store.backend.tasks.replace(decided)
+    assert await scene.store.tasks.replace(decided)
     scene.running.record.change(message="progress")
     assert not await scene.running.record.written() and scene.running.task.status == "working"
     assert (await scene.get())["result"]["text"] == "of the other owner" and await scene.listed() == ["completed"]
@@ -227,8 +211,7 @@ async def test_what_another_owner_has_decided_is_told_while_the_call_is_in_fligh
 async def test_a_task_is_cancelled_only_if_the_store_says_so(
     scene: One, decided: dict[str, Any], refused: type[Exception], why: str
 ) -> None:
-    scene.go.set()
-    assert await scene.store.backend.tasks.replace(replace(scene.running.task, epoch=2, **decided))
+    assert await scene.store.tasks.replace(replace(scene.running.task, epoch=2, **decided))
     with pytest.raises(refused, match=why):
         await scene.made.cancelled(scene.handle, scene.who)
     assert (await scene.store.read(scene.running.task)).status == decided.get("status", "working")
@@ -239,14 +222,11 @@ async def test_a_task_is_cancelled_only_if_the_store_says_so(
 async def test_who_asks_about_the_task_of_another_does_not_use_up_the_rate_of_its_session(
     scene: One, method: str
 ) -> None:
-    scene.go.set()
     more: dict[str, list[Any]] = {"get": ["handle"], "update": [{}]}
     given = more.get(method, [])
     ask = getattr(scene.made, method)
-    stranger = RequestContext(Principal(issuer="api-key", subject="mallory"), None, "c")
-    for _ in range(28):
-        with pytest.raises(UnknownTask):
-            await ask(scene.handle, *given, stranger)
+    with pytest.raises(UnknownTask):
+        await ask(scene.handle, *given, RequestContext(BOB, None, "c"))
     assert scene.counted == []
     await ask(scene.handle, *given, scene.who)
     assert scene.counted == [scene.handle.session_id]

@@ -10,25 +10,39 @@ from msgspec.structs import replace
 from gateway.config.tasks import TaskSettings
 from gateway.tasks.bounded_store import BoundedTasks
 from gateway.tasks.quotas import LEFT, RunningNames, TaskQuotas
-from session_store import ANONYMOUS, Backend, StoreFull, backend_for
+from session_store import ANONYMOUS, Backend, Principal, StoreFull, Task, backend_for
 from session_store.memory import MemoryBackend
 from session_store.sqlite import SqliteBackend
-from session_store.testing import FakeClock
+from session_store.testing import ALICE, BOB, FakeClock
 from tests.requirements import requirement
-from tests.unit.tasks.parts import ALICE, BOB
 from tests.unit.tasks.test_answers import a_task
 
 pytestmark = pytest.mark.anyio
 
 NOW = 1_700_000_001.0
+MOST = 1 << 20
+
+
+def quotas_in(backend: Backend, **settings: Any) -> TaskQuotas:
+    return TaskQuotas(TaskSettings(**settings), backend.quotas, backend.tasks)
+
+
+def bounded(backend: Backend | None = None) -> BoundedTasks:
+    """A store of which a principal may have `MOST` bytes."""
+    backend = backend or MemoryBackend(clock=FakeClock(NOW))
+    return BoundedTasks(backend.tasks, backend.quotas, MOST)
+
+
+def tasks(many: int, **fields: Any) -> list[Task]:
+    """Tasks of one session."""
+    return [a_task(id=f"t{number}", session_id="s", **fields) for number in range(many)]
 
 
 @requirement("task.make")
 async def test_a_session_and_a_principal_have_so_many_tasks_until_they_expire() -> None:
     backend = MemoryBackend(clock=FakeClock(NOW))
     quotas = quotas_in(backend, max_per_session=2, max_per_principal=3)
-    first = replace(a_task(), principal=ALICE)
-    one, two, three = (replace(first, id=f"t{number}") for number in range(3))
+    one, two, three = tasks(3)
     elsewhere = [replace(task, session_id="other") for task in (one, two)]
     for task in (one, two, *elsewhere):
         await backend.tasks.create(task)
@@ -45,14 +59,11 @@ async def test_a_session_and_a_principal_have_so_many_tasks_until_they_expire() 
 async def test_anonymous_clients_are_counted_by_their_network() -> None:
     backend = MemoryBackend(clock=FakeClock(NOW))
     quotas = quotas_in(backend, max_per_principal=1)
-    one, two, other = (
-        replace(a_task(), id=f"t{number}", principal=ANONYMOUS, origin=origin)
-        for number, origin in enumerate(("network", "network", "another"))
-    )
+    one, two, other = tasks(3, principal=ANONYMOUS, origin="network")
+    other = replace(other, origin="another")
     for task in (one, two, other):
         await backend.tasks.create(task)
-    assert await quotas.hold(one) and not await quotas.hold(two)
-    assert await quotas.hold(other)
+    assert [await quotas.hold(task) for task in (one, two, other)] == [True, False, True]
 
 
 @requirement("task.durable")
@@ -82,8 +93,7 @@ async def test_a_task_counts_as_long_as_it_is_kept(tmp_path: Path) -> None:
     try:
         for backend in (MemoryBackend(clock=clock), sqlite):
             quotas = quotas_in(backend, **so_many)
-            for number in range(2):
-                task = replace(a_task(), id=f"t{number}", principal=ALICE, created_at=clock(), ttl_s=month)
+            for task in tasks(2, created_at=clock(), ttl_s=month):
                 assert await quotas.hold(task)
                 await backend.tasks.create(task)
             clock.pass_time(month - 10)
@@ -99,7 +109,7 @@ async def test_the_names_of_a_task_that_works_for_long_are_kept() -> None:
     clock = FakeClock(1_700_000_000.0)
     backend = MemoryBackend(clock=clock)
     names, quotas = RunningNames(backend.quotas, "r1"), quotas_in(backend)
-    task = replace(a_task(), principal=ALICE)
+    (task,) = tasks(1)
     assert await quotas.hold(task)
     await names.add(task.name)
     for _ in range(4):
@@ -110,65 +120,54 @@ async def test_the_names_of_a_task_that_works_for_long_are_kept() -> None:
     assert await names.of("r1") == await quotas.of_principal(ALICE) == []
 
 
-MOST = 1 << 20
-
-
-def bounded(clock: FakeClock) -> tuple[MemoryBackend, BoundedTasks]:
-    backend = MemoryBackend(clock=clock)
-    return backend, BoundedTasks(backend.tasks, backend.quotas, MOST)
-
-
-def quotas_in(backend: Backend, **settings: Any) -> TaskQuotas:
-    return TaskQuotas(TaskSettings(**settings), backend.quotas, backend.tasks)
-
-
 @requirement("task.principal-bytes")
 async def test_a_principal_has_so_many_bytes_until_its_tasks_expire() -> None:
     clock = FakeClock(NOW)
-    backend, store = bounded(clock)
-    quarter = b"x" * (MOST // 4)
-    tasks = [replace(a_task(request=quarter), id=f"t{number}", principal=ALICE) for number in range(5)]
-    for task in tasks[:3]:
+    backend = MemoryBackend(clock=clock)
+    store, quarter = bounded(backend), b"x" * (MOST // 4)
+    *first, last, more = tasks(5, request=quarter)
+    for task in first:
         await store.create(task)
-    working = replace(tasks[3], request=b"")
+    working = replace(last, request=b"")
     await store.create(working)
     done = replace(working, status="completed", result=quarter)
     assert await store.replace(done), "there is just room for it"
     with pytest.raises(StoreFull, match=r"gateway\.tasks\.principal_bytes"):
-        await store.create(tasks[4])
-    small = replace(tasks[4], request=b"y" * 1_000)
+        await store.create(more)
+    small = replace(more, request=b"y" * 1_000)
     await store.create(small)
     with pytest.raises(StoreFull):
         await store.replace(replace(small, status="completed", result=quarter))
     assert await store.replace(replace(small, status="failed", error=b"{}")), "that it is not kept is kept"
-    await store.create(replace(tasks[4], id="t6", principal=BOB))
-    clock.pass_time(tasks[0].ttl_s)
-    renewed = BoundedTasks(backend.tasks, backend.quotas, MOST)
-    later = [replace(task, id=f"later-{task.id}", created_at=clock()) for task in tasks[:4]]
+    await store.create(replace(more, id="t6", principal=BOB))
+    clock.pass_time(more.ttl_s)
+    renewed = bounded(backend)
+    later = [replace(task, id=f"later-{task.id}", created_at=clock()) for task in (*first, last)]
     for task in later:
         await renewed.create(task)
-    assert await renewed.get(later[0].session_id, later[0].id) == later[0]
+    assert await renewed.get("s", later[0].id) == later[0]
     with pytest.raises(StoreFull):
         await renewed.create(replace(later[0], id="one more"))
 
 
 @requirement("task.principal-bytes")
-async def test_anonymous_clients_of_one_network_leave_others_their_bytes() -> None:
-    backend, store = bounded(FakeClock(NOW))
-    first = replace(a_task(request=b"x" * MOST), principal=ANONYMOUS, origin="network")
+async def test_who_has_all_its_bytes_gets_no_more_keeps_its_places_and_leaves_others_theirs() -> None:
+    backend = MemoryBackend(clock=FakeClock(NOW))
+    store = bounded(backend)
+    first, second, third = tasks(3, request=b"x" * MOST, principal=ANONYMOUS, origin="network")
     await store.create(first)
     with pytest.raises(StoreFull):
-        await store.create(replace(first, id="t2"))
-    await store.create(replace(first, id="t3", origin="another"))
-    found = await BoundedTasks(backend.tasks, backend.quotas, MOST).get(first.session_id, first.id)
+        await store.create(second)
+    await store.create(replace(third, origin="another"))
+    found = await bounded(backend).get("s", first.id)
     assert found == first, "its next owner counts it for the same network"
+    assert await store.replace(replace(first, message="half")), "its progress is written all the same"
 
 
 @requirement("task.principal-bytes")
 async def test_an_outcome_that_is_not_kept_takes_nothing() -> None:
-    _, store = bounded(FakeClock(NOW))
-    half = b"x" * (MOST // 2)
-    first, second, third = (replace(a_task(), id=f"t{number}", principal=ALICE) for number in range(3))
+    store, half = bounded(), b"x" * (MOST // 2)
+    first, second, third = tasks(3)
     for task in (first, second, third):
         await store.create(task)
     assert await store.replace(replace(first, status="completed", result=half))
@@ -178,32 +177,18 @@ async def test_an_outcome_that_is_not_kept_takes_nothing() -> None:
 
 
 @requirement("task.principal-bytes")
-async def test_what_has_its_place_is_stored_again_when_all_places_are_taken() -> None:
-    _, store = bounded(FakeClock(NOW))
-    first = replace(a_task(request=b"x" * MOST), principal=ALICE)
-    await store.create(first)
-    with pytest.raises(StoreFull):
-        await store.create(replace(first, id="t2"))
-    assert await store.replace(replace(first, message="half")), "its progress is written all the same"
-
-
-@requirement("task.principal-bytes")
-@pytest.mark.parametrize("anonymous", [False, True])
-async def test_tasks_that_end_at_once_do_not_pass_the_bound_together(tmp_path: Path, anonymous: bool) -> None:
+@pytest.mark.parametrize("principal", [ALICE, ANONYMOUS], ids=str)
+async def test_tasks_that_end_at_once_do_not_pass_the_bound_together(tmp_path: Path, principal: Principal) -> None:
     backend = backend_for(f"sqlite:///{tmp_path}/tasks.db")
     await backend.open()
     try:
-        store = BoundedTasks(backend.tasks, backend.quotas, MOST)
-        now = FakeClock(NOW)()
-        tasks = [replace(a_task(), id=f"t{n}", ttl_s=1e9, created_at=now) for n in range(8)]
-        if not anonymous:
-            tasks = [replace(task, principal=ALICE) for task in tasks]
-        for task in tasks:
+        store, made = bounded(backend), tasks(8, principal=principal, ttl_s=1e9)
+        for task in made:
             await store.create(task)
-        outcomes = [replace(task, status="completed", result=b"x" * (MOST // 4)) for task in tasks]
-        ended = await asyncio.gather(*(store.replace(task) for task in outcomes), return_exceptions=True)
+        outcomes = [replace(task, status="completed", result=b"x" * (MOST // 4)) for task in made]
+        ended = await asyncio.gather(*map(store.replace, outcomes), return_exceptions=True)
         assert ended.count(True) == 4 and all(found is True or isinstance(found, StoreFull) for found in ended)
-        kept = [await store.get(task.session_id, task.id) for task in tasks]
+        kept = [await store.get("s", task.id) for task in made]
         assert 0 < sum(len(task.result) for task in kept if task is not None) <= MOST
     finally:
         await backend.close()

@@ -7,19 +7,15 @@ import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from msgspec.structs import replace
 
 from gateway.tasks.answers import task_result
 from gateway.tasks.legacy_answers import legacy_outcome, legacy_task
 from gateway.tasks.messages import reason_of
 from gateway.tasks.readable import MAX_LEVELS, can_be_read, error_text
 from tests.requirements import requirement
-from tests.unit.tasks.parts import Replica, Store, one_that_runs
-from transports.jsonrpc import Message
+from tests.unit.tasks.parts import one_that_runs
 
 pytestmark = [pytest.mark.anyio, requirement("task.durable")]
-
-FRAMES = 60
 
 
 def nested(levels: int) -> bytes:
@@ -60,16 +56,11 @@ def test_what_can_be_read_can_be_read_from_a_deeper_stack() -> None:
 
 
 async def test_each_outcome_that_a_task_keeps_can_be_told() -> None:
-    store = Store()
-    first = await store.task()
     for levels in (*range(MAX_LEVELS - 9, MAX_LEVELS + 9), 850, 950, 1_050, 5_000, 20_000):
-        task = replace(first, id=f"task-{levels}")
-        await store.backend.tasks.create(task)
-        replica = Replica(store)
-        running = replica.running(task, store.session)
-        found = await replica.settles(running, Message(jsonrpc="2.0", id=0, result=msgspec.Raw(nested(levels))))
+        _, replica, running = await one_that_runs()
+        found = await replica.settles(running, result=nested(levels))
         for tell in (legacy_task, task_result, legacy_outcome):
-            deeper(FRAMES, lambda tell=tell, found=found: tell(found, "h"))  # type: ignore[misc]
+            deeper(60, lambda tell=tell, found=found: tell(found, "h"))  # type: ignore[misc]
         assert (found.status == "completed") is can_be_read(nested(levels))
         assert found.status == "completed" or "deeper" in found.message or "cannot be read" in found.message
 
@@ -78,6 +69,5 @@ async def test_an_error_with_data_that_is_too_deep_keeps_its_code_and_message() 
     _, replica, running = await one_that_runs()
     error = b'{"code":-5,"message":"boom","data":' + b"[" * MAX_LEVELS + b"]" * MAX_LEVELS + b"}"
     assert error_text(msgspec.Raw(error)) == "boom"
-    found = await replica.settles(running, Message(jsonrpc="2.0", id=0, error=msgspec.Raw(error)))
-    told = msgspec.json.decode(found.error)
-    assert (told["code"], told["message"]) == (-5, "boom") and "data" not in told
+    found = await replica.settles(running, error=error)
+    assert msgspec.json.decode(found.error) == {"code": -5, "message": "boom"}

@@ -8,27 +8,22 @@ from msgspec.structs import replace
 
 from gateway.tasks.record import TaskRecord
 from session_store import StoreFull, StoreUnavailable, Task
-from session_store.memory import MemoryBackend
+from session_store.embedded.tasks import MemoryTasks
 from session_store.testing import FakeClock
 from tests.requirements import requirement
+from tests.unit.tasks.parts import turns
 from tests.unit.tasks.test_answers import a_task
 
 pytestmark = [pytest.mark.anyio, requirement("task.durable")]
 
 
-class Store:
-    """The memory store, which counts writes, and may not answer, or not say that it has written."""
+class Tasks(MemoryTasks):
+    """Counts writes, and may not answer, or not say that it has written."""
 
-    def __init__(self, clock: FakeClock) -> None:
-        self.tasks = MemoryBackend(clock=clock).tasks
-        self.writes = 0
-        self.is_away = False
-        self.is_silent = False
-        self.failures = 0  # so many writes fail
-        self.room = 1_000_000
-
-    async def get(self, session_id: str, task_id: str) -> Task | None:
-        return await self.tasks.get(session_id, task_id)
+    writes = 0
+    is_away = is_silent = False
+    failures = 0  # so many writes fail
+    room = 1_000_000
 
     async def replace(self, task: Task) -> bool:
         if self.is_away:
@@ -40,7 +35,7 @@ class Store:
         if self.failures:
             self.failures -= 1
             raise ValueError("the store has a fault")
-        written = await self.tasks.replace(task)
+        written = await super().replace(task)
         if self.is_silent:
             self.is_silent = False
             raise StoreUnavailable("the connection broke after the write")
@@ -49,17 +44,17 @@ class Store:
 
 class Parts:
     def __init__(self) -> None:
-        self.clock = FakeClock(1_700_000_001.0)
-        self.store = Store(self.clock)
+        clock = FakeClock(1_700_000_001.0)
+        self.store = Tasks(clock)
         self.changed: list[Task] = []
         self.task = a_task()
         self.notify = self.changed.append
         self.record = TaskRecord(
             self.task,
-            self.store,  # type: ignore[arg-type]
+            self.store,
             changed=lambda task: self.notify(task),
             no_room=lambda: self.no_room(),
-            clock=self.clock,
+            clock=clock,
         )
 
     def no_room(self) -> None:
@@ -74,15 +69,9 @@ class Parts:
 async def recorded(room: int = 1_000_000) -> Parts:
     """A task in a store that has so much room."""
     parts = Parts()
-    await parts.store.tasks.create(parts.task)
+    await parts.store.create(parts.task)
     parts.store.room = room
     return parts
-
-
-async def turns() -> None:
-    """Let what was begun come to where it waits."""
-    for _ in range(10):
-        await asyncio.sleep(0)
 
 
 async def test_progress_is_written_with_the_next_change_at_the_latest() -> None:

@@ -14,17 +14,14 @@ from gateway.config.tasks import TaskSettings
 from gateway.errors import OUTCOME_UNKNOWN
 from gateway.protocol.listing import Called
 from gateway.tasks.exchange import StartedExchange
-from gateway.tasks.handles import TaskHandles
-from gateway.tasks.maker import TaskMaker
-from gateway.tasks.quotas import LEFT, TaskQuotas
+from gateway.tasks.quotas import LEFT
 from gateway.tasks.stored_call import FollowedCall, StoredCall, following, stored
-from session_store import KeyRing, Task
+from session_store import Task
 from tests.requirements import requirement
-from tests.unit.tasks.parts import META, REQUEST, RIGHTS, Replica, Store, one_that_runs, result
+from tests.unit.tasks.parts import META, REQUEST, RIGHTS, Replica, Store, an_exchange, one_that_runs, result
 from transports.era import Era
 from transports.inbound_port import Request
 from transports.jsonrpc import encode
-from transports.reply_queue import ReplyQueue
 from transports.upstream_port import UpstreamUnavailable
 
 pytestmark = [pytest.mark.anyio, requirement("task.durable")]
@@ -102,9 +99,8 @@ async def test_an_outcome_is_kept_as_long_as_its_client_has_asked_whoever_decide
 async def test_an_outcome_that_came_meanwhile_stays() -> None:
     store = Store()
     for repeatable in (False, True):
-        task = replace(await store.task(is_repeatable=repeatable, request=REQUEST), id=f"t{repeatable}")
-        await store.backend.tasks.create(task)
-        assert await store.backend.tasks.replace(replace(task, status="completed", result=b"{}"))
+        task = await store.task(id=f"t{repeatable}", is_repeatable=repeatable, request=REQUEST)
+        assert await store.tasks.replace(replace(task, status="completed", result=b"{}"))
         replica = Replica(store)
         assert (await replica.decided(task)).status == "completed" and replica.sent == []
 
@@ -136,9 +132,6 @@ async def test_the_record_of_a_working_task_does_not_expire() -> None:
     assert (await store.read(task)).status == "working"
     await replica.table.settled()
     assert await replica.table.names.of("r1") == [task.name], "whoever takes over finds it by that"
-    running.exchange.settle(result("done"))
-    await replica.table.settled()
-    assert (await store.read(task)).expires_at == store.clock() + TaskSettings().ttl_s
 
 
 async def test_a_record_that_cannot_be_read_keeps_no_other_from_being_decided(
@@ -148,7 +141,7 @@ async def test_a_record_that_cannot_be_read_keeps_no_other_from_being_decided(
     task = await store.task()
     await store.backend.sessions.create(store.session)
     replica = Replica(store)
-    names, read = replica.table.names, store.backend.tasks.get
+    names, read = replica.table.names, store.tasks.get
     unreadable = [f"{task.session_id}/another version {number}" for number in range(3)]
     for name in (*unreadable, task.name):
         await names.add(name)
@@ -158,7 +151,7 @@ async def test_a_record_that_cannot_be_read_keeps_no_other_from_being_decided(
             raise msgspec.ValidationError("Object missing required field `added`")
         return await read(session_id, task_id)
 
-    monkeypatch.setattr(store.backend.tasks, "get", get)
+    monkeypatch.setattr(store.tasks, "get", get)
     for _ in range(2):
         await replica.recovery.sweep()
     assert (await read(task.session_id, task.id)).status == "failed"  # type: ignore[union-attr]
@@ -198,7 +191,7 @@ async def test_a_gateway_that_stops_ends_a_task_that_nobody_will_follow(is_kept:
     store = Store()
     task = await store.task()
     replica = Replica(store, is_kept=is_kept)
-    running = replica.running(task, store.session)
+    running = replica.running(task)
     running.exchange.has_become(TaskAtServer("own", "", Era.MODERN))
     assert await running.record.written()
     assert (await store.read(task)).upstream_id == ("own" if is_kept else "")
@@ -213,57 +206,39 @@ PARAMS = {"name": msgspec.Raw(b'"build"'), "_meta": msgspec.Raw(CAN_BE_ASKED)}
 
 async def started(store: Store) -> Task:
     """The record of a task that a modern client has started with the tool `start_task`."""
-    replica, backend = Replica(store, "lost"), store.backend
-    quotas = TaskQuotas(replica.table.settings, backend.quotas, backend.tasks)
-    maker = TaskMaker(replica.table, quotas, TaskHandles(KeyRing.ephemeral()))
-    exchange = StartedExchange(
-        method="tools/call",
-        client_id=1,
-        live=replica.live.of(store.session),
-        replies=ReplyQueue(),
-        context=RIGHTS,
-    )
+    replica = Replica(store, "lost")
+    exchange = an_exchange(replica.live.of(store.session), StartedExchange, context=RIGHTS)
     request = Request(era=Era.MODERN, endpoint="/mcp", headers={}, params=PARAMS)
-    running = await maker.begin(exchange, request, Called(server="main", name="build", is_repeatable=True))
+    running = await replica.maker.begin(exchange, request, Called(server="main", name="build", is_repeatable=True))
     running.exchange.has_become(TaskAtServer("own", "", Era.MODERN))
     assert await running.record.written()
     return await store.read(running.task)
 
 
-@requirement("task.durable")
 async def test_a_call_that_a_tool_has_started_asks_nobody_when_it_runs_again() -> None:
     store = Store()
     task = await started(store)
     call = StoredCall.read(task.request)
     assert call.is_started and call.followed is not None
-    task = replace(task, upstream_id="")
-    assert await store.backend.tasks.replace(task)
+    assert await store.tasks.replace(replace(task, upstream_id=""))
     replica = Replica(store)
     await replica.decided(await store.read(task))
     ((exchange, _),) = replica.sent
     assert isinstance(exchange, StartedExchange) and exchange.caller is not None
     declared = exchange.caller
     assert b"elicitation" in declared.capabilities, "the link is opened with what the client has declared"
-    exchange.sent_as(cast("Any", Server()), 1, None, 0.0)
-    assert exchange.caller.capabilities == b"{}" and exchange.declared_by == declared
-
-
-class Server:
-    """A server that has lost the task that it had made of a call."""
-
     deadlines = Deadlines(start_s=9.0, call_s=9.0, suspended_s=9.0, idle_stop_s=None)
+    exchange.sent_as(cast("Any", SimpleNamespace(deadlines=deadlines)), 1, None, 0.0)
+    assert exchange.caller.capabilities == b"{}" and exchange.declared_by == declared
 
 
 @requirement("task.followed")
 async def test_a_task_that_is_cancelled_before_it_runs_again_is_cancelled(caplog: pytest.LogCaptureFixture) -> None:
-    store = Store()
     request = stored(PARAMS, RIGHTS)
-    task = await store.task(is_repeatable=True, request=request, upstream_id="own")
-    replica = Replica(store)
-    running = replica.running(task, store.session)
+    store, replica, running = await one_that_runs(is_repeatable=True, request=request, upstream_id="own")
     replica.recovery._lost(running, session=store.session, call=StoredCall.read(request))
     running.cancel("the client has cancelled the task")  # before the call is sent again
     await replica.recovery.settled()
     await replica.table.settled()
-    assert (await store.read(task)).status == "cancelled" and replica.sent == []
+    assert (await store.read(running.task)).status == "cancelled" and replica.sent == []
     assert [record for record in caplog.records if record.levelname == "ERROR"] == []

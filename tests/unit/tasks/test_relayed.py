@@ -11,21 +11,17 @@ from gateway.calls.exchange import Exchange
 from gateway.calls.live_session import LiveSession
 from gateway.calls.owned_tasks import RELATED, OwnedTask, OwnedTasks
 from gateway.errors import SESSION_UNKNOWN, TOO_OFTEN
-from gateway.tasks.handles import TaskHandles
 from gateway.tasks.known_tasks import MAX_KEPT, MAX_KNOWN
 from gateway.tasks.relayed import RelayedTasks
 from gateway.tasks.task_session import found_session, session_of
-from session_store import KeyRing
-from session_store.memory import MemoryBackend
-from session_store.testing import FakeClock, a_session
 from tests.requirements import requirement
+from tests.unit.tasks.parts import HANDLES, a_live
 from transports.era import Era
 from transports.inbound_port import Refused
 from transports.jsonrpc import INVALID_PARAMS, Object, encode
 from transports.reply_queue import ReplyQueue
 
 pytestmark = [pytest.mark.anyio, requirement("task.relay")]
-HANDLES = TaskHandles(KeyRing(["k" * 40]))
 
 
 class Conversation:
@@ -55,9 +51,20 @@ class Conversation:
 
 class Parts:
     def __init__(self, *, is_process: bool = True) -> None:
-        self.live = LiveSession(a_session(FakeClock(), era="modern"), MemoryBackend().events)
+        self.live = a_live()
         self.server = Conversation(is_process=is_process)
         self.tasks = RelayedTasks(HANDLES)
+
+    @property
+    def kept(self) -> tuple[int, int, int]:
+        """How many uses keep the session, how many of them a drain waits for, and how many keep the link."""
+        return self.live.busy, self.live.tasks, self.server.holds
+
+    def is_reachable(self, live: LiveSession, handle: str, *, shared: bool = True) -> bool:
+        found = HANDLES.read(handle)
+        assert found is not None
+        server = cast("Any", SimpleNamespace(settings=SimpleNamespace(shared=shared)))
+        return self.tasks.known.is_reachable(server, live, found)
 
     def exchange(self, method: str = "tools/call") -> Exchange:
         exchange = Exchange(method=method, client_id=1, live=self.live, replies=ReplyQueue())
@@ -87,10 +94,10 @@ async def test_a_task_keeps_its_session_and_its_link_until_it_is_over(status: st
     parts = Parts()
     handle = parts.made("1")
     parts.told(handle, "input_required")
-    assert (parts.live.busy, parts.live.tasks, parts.server.holds) == (1, 1, 1)
+    assert parts.kept == (1, 1, 1)
     parts.told(handle, status)
     parts.told(handle, status)
-    assert (parts.live.busy, parts.live.tasks, parts.server.holds) == (0, 0, 0)
+    assert parts.kept == (0, 0, 0)
 
 
 async def test_a_task_that_nobody_asks_for_keeps_nothing_after_its_time() -> None:
@@ -105,7 +112,7 @@ async def test_a_task_that_nobody_asks_for_keeps_nothing_after_its_time() -> Non
 async def test_what_a_server_behind_a_url_works_on_does_not_end_with_the_gateway() -> None:
     parts = Parts(is_process=False)
     parts.made("1")
-    assert (parts.live.busy, parts.live.tasks) == (1, 0)
+    assert parts.kept == (1, 0, 1)
 
 
 async def test_a_task_is_kept_with_the_process_that_knows_it_until_its_session_is_closed() -> None:
@@ -160,30 +167,21 @@ async def test_a_task_that_the_client_cannot_have_is_an_error_and_cancelled_wher
 async def test_an_id_that_a_shared_server_gives_again_leads_its_first_session_nowhere() -> None:
     """The server was started anew and begins to count: its first task is another session's now."""
     parts, other = Parts(), Parts()
-    shared = cast("Any", SimpleNamespace(settings=SimpleNamespace(shared=True)))
-    first = HANDLES.read(parts.made("1"))
-    assert first is not None and parts.tasks.known.is_reachable(shared, parts.live, first)
+    first = parts.made("1")
+    assert parts.is_reachable(parts.live, first)
     other.tasks, other.server = parts.tasks, parts.server
-    second = HANDLES.read(other.made("1"))
-    assert second is not None and parts.tasks.known.is_reachable(shared, other.live, second)
-    assert not parts.tasks.known.is_reachable(shared, parts.live, first)
+    second = other.made("1")
+    assert parts.is_reachable(other.live, second) and not parts.is_reachable(parts.live, first)
     parts.server.known_tasks = None
-    assert not parts.tasks.known.is_reachable(shared, other.live, second)
-    own = cast("Any", SimpleNamespace(settings=SimpleNamespace(shared=False)))
-    assert parts.tasks.known.is_reachable(own, other.live, second)
+    assert not parts.is_reachable(other.live, second) and parts.is_reachable(other.live, second, shared=False)
 
 
 async def test_the_task_of_a_legacy_server_gets_a_handle_wherever_its_id_stands() -> None:
     parts = Parts()
     own = {"taskId": "own", "status": "working", "ttl": None, "more": [1]}
-    result = {
-        "task": msgspec.Raw(encode(own)),
-        "_meta": msgspec.Raw(encode({RELATED: {"taskId": "own"}, "x": 1})),
-    }
-    shaped = {
-        key: msgspec.json.decode(raw)
-        for key, raw in parts.tasks.created_legacy(parts.exchange(), result, "/mcp").items()
-    }
+    meta = {RELATED: {"taskId": "own"}, "x": 1}
+    result = {"task": msgspec.Raw(encode(own)), "_meta": msgspec.Raw(encode(meta))}
+    shaped = msgspec.json.decode(encode(parts.tasks.created_legacy(parts.exchange(), result, "/mcp")))
     handle = shaped["task"]["taskId"]
     assert HANDLES.read(handle) is not None
     assert shaped == {"task": own | {"taskId": handle}, "_meta": {RELATED: {"taskId": handle}, "x": 1}}
@@ -191,28 +189,17 @@ async def test_the_task_of_a_legacy_server_gets_a_handle_wherever_its_id_stands(
     assert parts.tasks.created_legacy(parts.exchange(), plain, "/mcp") is plain
 
 
-HANDLE: Any = SimpleNamespace(session_id="s")
-WHO: Any = None
-
-
-class Resolver:
-    """Refuses with that code."""
-
-    def __init__(self, code: int) -> None:
-        self._code = code
-
-    async def resume_by_id(self, session_id: str, who: object, era: Era) -> None:
-        raise Refused(400, self._code, "no")
-
-
 @pytest.mark.parametrize(("code", "told"), [(SESSION_UNKNOWN, INVALID_PARAMS), (TOO_OFTEN, TOO_OFTEN)])
 async def test_only_an_unknown_session_makes_its_task_unknown(code: int, told: int) -> None:
-    resolver = cast("Any", Resolver(code))
+    async def refuses(*_: object) -> None:
+        raise Refused(400, code, "no")
+
+    handle, who, resolver = cast("Any", (SimpleNamespace(session_id="s"), None, SimpleNamespace(resume_by_id=refuses)))
     with pytest.raises(Refused) as refused:
-        await session_of(HANDLE, WHO, resolver, Era.MODERN)
+        await session_of(handle, who, resolver, Era.MODERN)
     assert refused.value.code == told
     if code == SESSION_UNKNOWN:
-        assert await found_session("s", WHO, resolver, Era.MODERN) is None
+        assert await found_session("s", who, resolver, Era.MODERN) is None
     else:
         with pytest.raises(Refused):
-            await found_session("s", WHO, resolver, Era.MODERN)
+            await found_session("s", who, resolver, Era.MODERN)

@@ -18,9 +18,9 @@ from gateway.tasks.result_call import ResultCalls
 from gateway.tasks.running import RunningTask
 from session_store import StoreUnavailable, Task
 from tests.requirements import requirement
-from tests.unit.tasks.parts import Replica, Store, handle_of, one_that_runs
+from tests.unit.tasks.parts import Replica, Store, end_of_call, handle_of, one_that_runs, turns
 from transports.inbound.bodies import Bodies
-from transports.jsonrpc import Message, encode, parse
+from transports.jsonrpc import Message, encode
 from transports.reply_queue import ReplyQueue
 
 pytestmark = [pytest.mark.anyio, requirement("task.asked")]
@@ -37,10 +37,10 @@ class Server:
     """The server that has asked. Notes what it is answered."""
 
     def __init__(self) -> None:
-        self.told: list[Message] = []
+        self.told: list[Any] = []
 
     def answer(self, request_id: bytes, message: Message) -> None:
-        self.told.append(message)
+        self.told.append(msgspec.json.decode(encode(message)))
 
     def refuse(self, request_id: bytes, code: int, reason: str) -> None:
         raise AssertionError
@@ -55,8 +55,7 @@ class Scene:
     def __init__(self, store: Store, replica: Replica, running: RunningTask) -> None:
         self.replica, self.running, self.store = replica, running, store
         self.bodies = Bodies(1 << 30, Counter(), too_much_in_flight)
-        self.outcomes = Outcomes(self.bodies, MOST)
-        self.results = ResultCalls(replica.table, store.backend.bus, self.outcomes)
+        self.results = ResultCalls(replica.table, store.backend.bus, Outcomes(self.bodies, MOST))
         client = msgspec.structs.replace(store.session.client, initialize_params=CLIENT)
         session = msgspec.structs.replace(store.session, id="another session", client=client)
         self.live: LiveSession = replica.live.of(session)
@@ -86,79 +85,78 @@ class Scene:
         assert owner.questions.suspend(exchange, InputRequest(self.server, b"1", "elicitation/create", params))
         exchange.suspend({})
 
+    def answers(self, question: Any, **answer: Any) -> None:
+        """The client answers a question with that `result` or `error`."""
+        end = end_of_call(**{name: encode(value) for name, value in answer.items()})
+        self.live.questions.answered(msgspec.structs.replace(end, id=question["id"]))
 
-async def scene() -> Scene:
+    def ends(self, size: int = 0) -> None:
+        """The call of the task ends, with a result of about that many bytes."""
+        self.running.exchange.settle(end_of_call(result=encode({"content": [], "data": "x" * size})))
+
+
+@pytest.fixture
+async def on() -> Scene:
     return Scene(*await one_that_runs())
 
 
-async def read(call: Exchange) -> Message:
+async def read(call: Exchange) -> Any:
     """The next message to the client."""
     async with asyncio.timeout(10):
         frame = await call.replies.next()
     assert frame is not None
-    return parse(frame.data)
+    return msgspec.json.decode(frame.data)
 
 
-async def test_a_question_comes_with_the_id_of_the_task_and_goes_to_the_server() -> None:
-    on = await scene()
+async def test_a_question_comes_with_the_id_of_the_task_and_goes_to_the_server(on: Scene) -> None:
     call = on.call()
     on.ask()
     question = await read(call)
-    assert question.method == "elicitation/create"
-    related = msgspec.json.decode(question.params_object()["_meta"])
-    assert related == {"io.modelcontextprotocol/related-task": {"taskId": "handle"}}
-    answer = {"action": "accept", "_meta": related}
-    on.live.questions.answered(Message(jsonrpc="2.0", id=question.id, result=msgspec.Raw(encode(answer))))
+    related = {"io.modelcontextprotocol/related-task": {"taskId": "handle"}}
+    assert (question["method"], question["params"]["_meta"]) == ("elicitation/create", related)
+    on.answers(question, result={"action": "accept", "_meta": related})
     (told,) = on.server.told
-    assert isinstance(told.result, msgspec.Raw)
-    assert msgspec.json.decode(told.result) == {"action": "accept"}, "the server knows no such task"
+    assert told["result"] == {"action": "accept"}, "the server knows no such task"
     assert on.running.task.status == "working"
-    on.running.exchange.settle(Message(jsonrpc="2.0", id=0, result=msgspec.Raw(b'{"content":[]}')))
-    end = await read(call)
-    assert isinstance(end.result, msgspec.Raw) and (await on.store.read(on.running.task)).status == "completed"
-    assert msgspec.json.decode(end.result) == {"content": [], "_meta": related}
+    on.ends()
+    assert (await read(call))["result"] == {"content": [], "data": "", "_meta": related}
+    assert (await on.store.read(on.running.task)).status == "completed"
 
 
-async def test_an_error_of_the_client_reaches_the_server() -> None:
-    on = await scene()
+async def test_an_error_of_the_client_reaches_the_server(on: Scene) -> None:
     call = on.call()
     on.ask()
-    question = await read(call)
-    refusal = msgspec.Raw(b'{"code":-1,"message":"rejected"}')
-    on.live.questions.answered(Message(jsonrpc="2.0", id=question.id, error=refusal))
-    assert [bytes(cast("Any", told.error)) for told in on.server.told] == [bytes(refusal)]
+    refusal = {"code": -1, "message": "rejected"}
+    on.answers(await read(call), error=refusal)
+    assert [told["error"] for told in on.server.told] == [refusal]
     assert on.running.task.status == "working"
     call.cancel("enough")
 
 
-async def test_a_client_gets_a_question_once_until_its_call_has_ended() -> None:
-    on = await scene()
+async def test_a_client_gets_a_question_once_until_its_call_has_ended(on: Scene) -> None:
     first = on.call()
     on.ask()
     question = await read(first)
     second = on.call()
     first.cancel("the client has left")
     first.done()
-    assert (await read(first)).method == "notifications/cancelled" or first.is_over
+    assert (await read(first)).get("method") == "notifications/cancelled" or first.is_over
     again = await read(second)
-    assert again.method == "elicitation/create" and again.id != question.id
+    assert again["method"] == "elicitation/create" and again["id"] != question["id"]
     second.cancel("enough")
 
 
-async def test_a_task_that_becomes_unknown_ends_the_call_and_an_outage_of_the_store_does_not() -> None:
-    on = await scene()
+async def test_a_task_that_becomes_unknown_ends_the_call_and_an_outage_of_the_store_does_not(on: Scene) -> None:
     on.failures = [UnknownTask()]
-    end = await read(on.call())
-    assert isinstance(end.error, msgspec.Raw) and msgspec.json.decode(end.error)["code"] == UnknownTask().code
+    assert (await read(on.call()))["error"]["code"] == UnknownTask().code
     on.looks, on.failures = 0, [StoreUnavailable("gone")]
     call = on.call()
-    on.running.exchange.settle(Message(jsonrpc="2.0", id=0, result=msgspec.Raw(b'{"content":[]}')))
-    assert isinstance((await read(call)).result, msgspec.Raw) and on.looks == 2
+    on.ends()
+    assert "result" in await read(call) and on.looks == 2
 
 
 @requirement("spec.priming")
-async def test_the_stream_of_a_silent_wait_begins_as_that_of_any_call() -> None:
-    on = await scene()
+async def test_the_stream_of_a_silent_wait_begins_as_that_of_any_call(on: Scene) -> None:
     call = on.call()
     reading = asyncio.ensure_future(call.replies.next(quiet_at=monotonic()))
     await asyncio.wait((reading,), timeout=5)
@@ -170,30 +168,23 @@ async def test_the_stream_of_a_silent_wait_begins_as_that_of_any_call() -> None:
         each.cancel("enough")
 
 
-def outcome(size: int) -> Message:
-    return Message(jsonrpc="2.0", id=0, result=msgspec.Raw(encode({"content": [], "data": "x" * size})))
-
-
 async def answered(calls: list[Exchange], wanted: int) -> None:
     """Wait until so many of the calls are answered, and no more in the next turns of the event loop."""
     for _ in range(1_000):
         if sum(call.is_over for call in calls) >= wanted:
             break
         await asyncio.sleep(0)
-    for _ in range(100):
-        await asyncio.sleep(0)
+    await turns(100)
     assert sum(call.is_over for call in calls) == wanted
 
 
-async def test_many_calls_for_one_outcome_read_it_once_and_are_answered_as_their_client_reads() -> None:
-    on = await scene()
+async def test_many_calls_for_one_outcome_read_it_once_and_are_answered_as_their_client_reads(on: Scene) -> None:
     other = on.replica.live.of(msgspec.structs.replace(on.live.session, id="a third session"))
     calls, reader = [on.call() for _ in range(10)], on.call(other)
-    for _ in range(200):  # all of them have looked at the task, and wait
-        await asyncio.sleep(0)
-    assert on.looks == 11
+    await turns(200)
+    assert on.looks == 11, "all of them have looked at the task, and wait"
     on.reads = 0
-    on.running.exchange.settle(outcome(300_000))
+    on.ends(300_000)
     await answered(calls, 3)
     assert reader.is_over and on.reads == 1, "it does not wait for the client of another session"
     for done in range(1, 4):
@@ -204,24 +195,20 @@ async def test_many_calls_for_one_outcome_read_it_once_and_are_answered_as_their
             call.cancel("the client has left")
         call.done()
     reader.done()
-    again = on.call()
-    assert isinstance((await read(again)).result, msgspec.Raw)
+    assert "result" in await read(on.call())
 
 
-async def test_an_outcome_for_which_the_gateway_has_no_room_is_to_be_asked_for_again() -> None:
-    on = await scene()
+async def test_an_outcome_for_which_the_gateway_has_no_room_is_to_be_asked_for_again(on: Scene) -> None:
     on.bodies.take("someone", 1 << 30, 0)
-    on.running.exchange.settle(outcome(300_000))
-    end = await read(on.call())
-    assert isinstance(end.error, msgspec.Raw) and msgspec.json.decode(end.error)["code"] == TOO_OFTEN
+    on.ends(300_000)
+    assert (await read(on.call()))["error"]["code"] == TOO_OFTEN
     on.bodies.give_back("someone", 1 << 30)
-    assert isinstance((await read(on.call())).result, msgspec.Raw)
+    assert "result" in await read(on.call())
 
 
-async def test_other_work_runs_between_the_answers_to_many_calls() -> None:
-    on = await scene()
+async def test_other_work_runs_between_the_answers_to_many_calls(on: Scene) -> None:
     calls = [on.call() for _ in range(50)]
-    on.running.exchange.settle(outcome(10))
+    on.ends()
     most = before = 0
     async with asyncio.timeout(10):
         while before < len(calls):

@@ -6,7 +6,6 @@ from typing import Any, cast
 
 import msgspec
 import pytest
-from msgspec.structs import replace
 
 from gateway.admin.operators import TaskQuery
 from gateway.admin.tasks import task_row
@@ -16,6 +15,7 @@ from gateway.errors import CANCELLED, OUTCOME_UNKNOWN
 from gateway.tasks.exchange import TaskExchange
 from gateway.tasks.messages import AGAIN
 from gateway.tasks.recorded_answers import RecordedAnswers
+from gateway.tasks.running import RunningTask
 from session_store import StoreFull, Task
 from tests.requirements import requirement
 from tests.support.too_deep import TOO_DEEP
@@ -40,7 +40,7 @@ ERRORS = {
 @pytest.mark.parametrize("error", sorted(ERRORS))
 async def test_any_error_of_the_server_ends_the_task(error: bytes) -> None:
     _, replica, running = await one_that_runs()
-    found = await replica.settles(running, Message(jsonrpc="2.0", id=0, error=msgspec.Raw(error)))
+    found = await replica.settles(running, error=error)
     code, text = ERRORS[error]
     told = msgspec.json.decode(found.error, type=dict[str, msgspec.Raw])
     assert (found.status, int(bytes(told["code"]))) == ("failed", code)
@@ -59,36 +59,24 @@ async def test_an_end_that_cannot_be_read_ends_the_task() -> None:
     assert "cannot be read" in (await store.read(task)).message
 
 
-def progress(text: str) -> Frame:
-    return Frame(encode_notification("notifications/progress", msgspec.json.encode({"progress": 1, "message": text})))
-
-
 @requirement("task.make")
 @pytest.mark.parametrize("runs", [1, 2])
 async def test_the_last_message_of_a_task_is_about_its_outcome(runs: int) -> None:
-    store = Store()
-    replica = Replica(store)
-    ends: list[tuple[str, dict[str, Any]]] = [
-        ("", {"result": msgspec.Raw(b'{"content":[]}')}),
-        ("no disk", {"error": msgspec.Raw(b'{"code":1,"message":"no disk"}')}),
-    ]
-    first = await store.task(runs=runs)
-    for number, (text, end) in enumerate(ends):
-        task = replace(first, id=f"task-{number}")
-        await store.backend.tasks.create(task)
-        running = replica.running(task, store.session)
-        running.receive(progress("step 1"))
-        again = AGAIN if runs > 1 else ""
-        assert running.task.message == (f"{AGAIN}: step 1 (1)" if again else "step 1 (1)")
-        found = await replica.settles(running, Message(jsonrpc="2.0", id=0, **end))
-        assert found.message == ": ".join(part for part in (again, text) if part)
+    ends = {"": {"result": b'{"content":[]}'}, "no disk": {"error": b'{"code":1,"message":"no disk"}'}}
+    for text, end in ends.items():
+        _, replica, running = await one_that_runs(runs=runs)
+        running.receive(Frame(encode_notification("notifications/progress", b'{"progress":1,"message":"step 1"}')))
+        again = [AGAIN] if runs > 1 else []
+        assert running.task.message == ": ".join([*again, "step 1 (1)"])
+        found = await replica.settles(running, **end)
+        assert found.message == ": ".join([*again, *filter(None, [text])])
 
 
 @requirement("task.operators")
 async def test_an_error_that_the_tool_reports_is_told_to_operators_and_completes_the_task() -> None:
     store, replica, running = await one_that_runs()
     result = b'{"content":[{"type":"text","text":"no such file"}],"isError":true}'
-    found = await replica.settles(running, Message(jsonrpc="2.0", id=0, result=msgspec.Raw(result)))
+    found = await replica.settles(running, result=result)
     assert (found.status, found.is_tool_error, found.message) == ("completed", True, "the tool has reported an error")
     assert found.reason == "no such file", "lists for 2025-11-25 clients have it without the result"
     assert replica.counts["tool error"] == 1 and not replica.counts["completed"]
@@ -98,6 +86,9 @@ async def test_an_error_that_the_tool_reports_is_told_to_operators_and_completes
     assert wanted == [True, True, False]
 
 
+QUESTION = {"message": msgspec.Raw(b'"?"')}
+
+
 class Conversation:
     """What has the call of a task. Notes what the server is told."""
 
@@ -105,53 +96,50 @@ class Conversation:
 
     def __init__(self) -> None:
         self.told: list[str] = []
+        self.answered: list[bytes] = []
 
     def cancel(self, exchange: TaskExchange, reason: str, code: int = CANCELLED) -> None:
         self.told.append(reason)
         exchange.fail(code, f"Cancelled: {reason}")
 
     def answer(self, request_id: bytes, message: Message) -> None:
-        """The questions of the call are withdrawn with it."""
+        """Of a call that ends, the questions are withdrawn."""
+        self.answered.append(request_id)
+
+    def asks(self, running: RunningTask, *numbers: bytes) -> None:
+        """The server asks these questions while it works on the call."""
+        server = cast("Any", self)
+        running.exchange.sent_as(server, 1, None, 0.0)
+        running.exchange.step(ExchangeEvent.ASK)
+        for number in numbers:
+            running.exchange.suspendable().add(InputRequest(server, number, "elicitation/create", QUESTION))
+        running.asks()
 
 
 @pytest.mark.parametrize("may_repeat", [False, True])
 async def test_answers_are_recorded_while_the_call_may_run_again(may_repeat: bool) -> None:
     store, replica, running = await one_that_runs(is_repeatable=may_repeat)
-    exchange, heard = running.exchange, list[bytes]()
-    server: Any = SimpleNamespace(
-        answer=lambda number, _: heard.append(number), deadlines=SimpleNamespace(suspended_s=9)
-    )
-    exchange.sent_as(server, 1, None, 0.0)
-    exchange.step(ExchangeEvent.ASK)
-    params = {"message": msgspec.Raw(b'"?"')}
-    for number in (b"1", b"2"):
-        exchange.suspendable().add(InputRequest(server, number, "elicitation/create", params))
-    running.asks()
+    server = Conversation()
+    server.asks(running, b"1", b"2")
     for key in ("q1", "q2"):
         running.answer({key: msgspec.Raw(f'"{key}"'.encode()), "q3": msgspec.Raw(b"{}")})
-    assert heard == [b"1", b"2"] and await running.record.written()
-    digest = question_digest("elicitation/create", params)
+    assert server.answered == [b"1", b"2"] and await running.record.written()
+    digest = question_digest("elicitation/create", QUESTION)
     recorded = RecordedAnswers((await store.read(running.task)).answers)
     assert [recorded.take(digest) for _ in range(2)] == (['"q1"', '"q2"'] if may_repeat else [None, None])
-    end = Message(jsonrpc="2.0", id=0, result=msgspec.Raw(b"{}"))
-    assert (await replica.settles(running, end)).answers == b"", "an outcome needs none"
+    assert (await replica.settles(running, result=b"{}")).answers == b"", "an outcome needs none"
 
 
-async def test_questions_for_which_the_store_has_no_room_end_the_call(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_questions_for_which_the_store_has_no_room_end_the_call() -> None:
     store, replica, running = await one_that_runs()
-    server, write = Conversation(), store.backend.tasks.replace
 
-    async def full(task: Task) -> bool:
+    def refuses(task: Task) -> None:
         if task.questions:
             raise StoreFull("full")
-        return await write(task)
 
-    monkeypatch.setattr(store.backend.tasks, "replace", full)
-    running.exchange.sent_as(cast("Any", server), 1, None, 0.0)
-    running.exchange.step(ExchangeEvent.ASK)
-    question = InputRequest(cast("Any", server), b"1", "elicitation/create", {"message": msgspec.Raw(b'"?"')})
-    running.exchange.suspendable().add(question)
-    running.asks()
+    store.tasks.refuses = refuses
+    server = Conversation()
+    server.asks(running, b"1")
     async with asyncio.timeout(10):
         assert await running.record.written()
         await replica.table.settled()
@@ -163,12 +151,9 @@ async def test_questions_for_which_the_store_has_no_room_end_the_call(monkeypatc
 async def test_a_stop_says_at_once_what_is_known(caplog: pytest.LogCaptureFixture) -> None:
     store, conversation = Store(), Conversation()
     replica = Replica(store)
-    first = await store.task()
-    tasks = [replace(first, id=name, is_repeatable=name == "again") for name in ("again", "sent", "unsent")]
+    tasks = [await store.task(id=name, is_repeatable=name == "again") for name in ("again", "sent", "unsent")]
     for task in tasks:
-        await store.backend.tasks.create(task)
-    for task in tasks:
-        running = replica.running(task, store.session)
+        running = replica.running(task)
         running.exchange.conversation = cast("Any", conversation)
         running.exchange.number = int(task.id != "unsent")
     replica.table.stop()

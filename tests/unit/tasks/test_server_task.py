@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from time import monotonic
 from types import SimpleNamespace
 from typing import Any, cast
@@ -13,7 +14,6 @@ import pytest
 from gateway.bridge import round_trips
 from gateway.bridge.suspended_calls import answer_suspended
 from gateway.calls.exchange_state import ExchangeEvent, ExchangeState
-from gateway.calls.live_session import LiveSession
 from gateway.calls.suspended_call import question_digest
 from gateway.calls.task_at_server import MAX_ID_CHARS, TaskAtServer
 from gateway.errors import CALL_TIMED_OUT, OUTCOME_UNKNOWN
@@ -22,13 +22,12 @@ from gateway.tasks.exchange import TaskExchange
 from gateway.tasks.recorded_answers import RecordedAnswers
 from gateway.tasks.rounds import MAX_ROUNDS, Rounds
 from gateway.tasks.server_task import ServerTask
-from session_store.memory import MemoryBackend
-from session_store.testing import FakeClock, a_session
 from tests.requirements import requirement
-from tests.support.fake_upstream import FakeUpstream, answer_of
+from tests.support.fake_upstream import FakeLink, FakeUpstream
+from tests.unit.tasks.parts import a_live, an_exchange
 from transports.era import Era
 from transports.jsonrpc import Message, encode
-from transports.reply_queue import Frame, ReplyQueue
+from transports.reply_queue import Frame
 from transports.upstream_port import LinkClosed
 
 pytestmark = [pytest.mark.anyio, requirement("task.durable")]
@@ -137,8 +136,7 @@ def _result(value: object) -> Message:
 async def followed(
     poll_ms: int = 100, recorded: RecordedAnswers | None = None
 ) -> AsyncIterator[tuple[Server, TaskExchange, Work]]:
-    live = LiveSession(a_session(FakeClock(), era="modern"), MemoryBackend().events)
-    exchange = TaskExchange(method="tools/call", client_id=1, live=live, replies=ReplyQueue(), caller=CALLER)
+    exchange = an_exchange(a_live(), caller=CALLER)
     work, server = Work(exchange), Server()
     exchange.run_as(work, 0, recorded)
     exchange.sent_as(cast("Any", server), 1, None, 0.0)
@@ -247,28 +245,49 @@ async def test_a_task_whose_id_cannot_be_kept_is_not_followed(own_id: Any) -> No
 STATE = {"requestState": msgspec.Raw(b'"s"')}
 
 
+@dataclass
+class Asked:
+    """A call that its server answers with rounds. `told` is what its task is told."""
+
+    exchange: TaskExchange
+    rounds: Rounds
+    link: FakeLink
+    told: list[object]
+
+    async def sent(self) -> Any:
+        """What the server is sent next."""
+        await asyncio.wait_for(self.link.was_sent.wait(), 5)
+        self.link.was_sent.clear()
+        return self.link.sent[-1]["params"]
+
+
+async def asked(**recorded: str) -> Asked:
+    told: list[object] = []
+    work: Any = SimpleNamespace(
+        call_s=3600.0, answer_s=600.0, log_facts={}, receive=told.append, asks=lambda: told.append("asks")
+    )
+    exchange, upstream = an_exchange(a_live(), caller=CALLER), FakeUpstream()
+    exchange.run_as(work, 0, RecordedAnswers.of(recorded))
+    await upstream.conversation.start(exchange, {}, {})
+    upstream.links[0].was_sent.clear()
+    return Asked(exchange, Rounds(exchange, work), upstream.links[0], told)
+
+
 async def test_a_healthy_task_may_only_give_states_for_as_long_as_its_call_may_take(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     now = [monotonic()]
     monkeypatch.setattr(round_trips, "monotonic", lambda: now[0])
     monkeypatch.setattr(Rounds, "poll_s", 0.0)
-    live = LiveSession(a_session(FakeClock(), era="modern"), MemoryBackend().events)
-    exchange = TaskExchange(
-        method="tools/call", client_id=1, live=live, replies=ReplyQueue(), caller=caller_of_meta(b"{}")
-    )
-    upstream = FakeUpstream()
-    await upstream.conversation.start(exchange, {}, {})
-    link = upstream.links[0]
-    asked = Rounds(exchange, cast("Any", SimpleNamespace(call_s=3600.0, answer_s=600.0)))
+    one = await asked()
     for _ in range(MAX_ROUNDS + 5):
-        link.was_sent.clear()
-        asked.ask(STATE)
-        await asyncio.wait_for(link.was_sent.wait(), 5)
-    assert not exchange.is_over
+        one.rounds.ask(STATE)
+        await one.sent()
+    assert not one.exchange.is_over
     now[0] += 3601.0
-    asked.ask(STATE)
-    assert (await answer_of(exchange))["error"]["code"] == CALL_TIMED_OUT
+    one.rounds.ask(STATE)
+    (frame,) = one.told
+    assert isinstance(frame, Frame) and msgspec.json.decode(frame.data)["error"]["code"] == CALL_TIMED_OUT
 
 
 def asks(*messages: str) -> Any:
@@ -277,27 +296,13 @@ def asks(*messages: str) -> Any:
 
 
 async def test_a_round_asks_only_what_an_earlier_run_was_not_answered() -> None:
-    live = LiveSession(a_session(FakeClock(), era="modern"), MemoryBackend().events)
-    caller = caller_of_meta(b'{"io.modelcontextprotocol/clientCapabilities":{"elicitation":{}}}')
-    exchange = TaskExchange(method="tools/call", client_id=1, live=live, replies=ReplyQueue(), caller=caller)
-    asked: list[str] = []
-    work: Any = SimpleNamespace(
-        call_s=3600.0, answer_s=600.0, log_facts={}, receive=asked.append, asks=lambda: asked.append("asks")
-    )
     name = {text: question_digest("elicitation/create", {"message": msgspec.Raw(encode(text))}) for text in "ab"}
-    exchange.run_as(work, 0, RecordedAnswers.of({digest: f'"{text}"' for text, digest in name.items()}))
-    upstream = FakeUpstream()
-    await upstream.conversation.start(exchange, {}, {})
-    link, rounds = upstream.links[0], Rounds(exchange, work)
-    link.was_sent.clear()
-    rounds.ask(asks("a"))
-    await asyncio.wait_for(link.was_sent.wait(), 5)
-    assert link.sent[-1]["params"]["inputResponses"] == {"a": "a"} and not asked
-    link.was_sent.clear()
-    rounds.ask(asks("b", "c"))
-    assert asked == ["asks"] and exchange.is_suspended
-    ((key, question),) = exchange.suspendable().questions.items()
+    one = await asked(**{digest: f'"{text}"' for text, digest in name.items()})
+    one.rounds.ask(asks("a"))
+    assert (await one.sent())["inputResponses"] == {"a": "a"} and not one.told
+    one.rounds.ask(asks("b", "c"))
+    assert one.told == ["asks"] and one.exchange.is_suspended
+    ((key, question),) = one.exchange.suspendable().questions.items()
     assert question.params == {"message": msgspec.Raw(b'"c"')}
-    answer_suspended(exchange, {key: msgspec.Raw(b'"c"')})
-    await asyncio.wait_for(link.was_sent.wait(), 5)
-    assert link.sent[-1]["params"]["inputResponses"] == {"b": "b", "c": "c"}
+    answer_suspended(one.exchange, {key: msgspec.Raw(b'"c"')})
+    assert (await one.sent())["inputResponses"] == {"b": "b", "c": "c"}

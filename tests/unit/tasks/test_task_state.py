@@ -9,10 +9,9 @@ from tests.requirements import requirement
 
 
 def test_a_task_asks_and_works_again() -> None:
-    assert after("working", TaskEvent.ASK) == "input_required"
-    assert after("input_required", TaskEvent.ASK) == "input_required"
-    assert after("input_required", TaskEvent.RESUME) == "working"
-    assert after("input_required", TaskEvent.RUN_AGAIN) == "working"
+    assert after("working", TaskEvent.ASK) == after("input_required", TaskEvent.ASK) == "input_required"
+    for event in (TaskEvent.RESUME, TaskEvent.RUN_AGAIN):
+        assert after("input_required", event) == "working"
 
 
 @requirement("task.durable")
