@@ -1,6 +1,5 @@
 """The registry of store URLs."""
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -11,10 +10,9 @@ from tests.toys.dict_store import DictBackend, dict_backend
 
 
 @pytest.fixture(autouse=True)
-def kinds(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def kinds(monkeypatch: pytest.MonkeyPatch) -> None:
     """Registrations of a test end with it."""
     monkeypatch.setattr(connect, "_KINDS", dict(connect._KINDS))
-    yield
 
 
 @pytest.mark.parametrize(
@@ -35,15 +33,9 @@ def test_an_unusable_url_says_what_is_wrong(url: str, why: str) -> None:
 
 
 def test_backends_say_what_they_can_do_before_they_are_open(tmp_path: Path) -> None:
-    found = {
-        name: (backend.is_durable, backend.is_shared, backend.needs_keys)
-        for name, backend in (
-            ("memory", backend_for("memory://")),
-            ("sqlite", backend_for(f"sqlite:///{tmp_path}/x.db")),
-            ("redis", backend_for("redis://localhost")),
-        )
-    }
-    assert found == {"memory": (False, False, False), "sqlite": (True, False, False), "redis": (True, True, True)}
+    backends = [backend_for(url) for url in ("memory://", f"sqlite:///{tmp_path}/x.db", "redis://localhost")]
+    found = [(backend.is_durable, backend.is_shared, backend.needs_keys) for backend in backends]
+    assert found == [(False, False, False), (True, False, False), (True, True, True)]
     assert not list(tmp_path.iterdir())
 
 

@@ -29,16 +29,15 @@ def test_an_error_of_a_limit_is_one_of_the_sdk_as_well(error: ValueError) -> Non
         assert raised.value.__suppress_context__ and raised.traceback[-1].name != "__exit__"
 
 
-@pytest.mark.parametrize("error", [SessionGone("a secret id"), ValueError("x"), KeyError("x")])
-def test_any_other_error_stays_what_it_is(error: Exception) -> None:
+@pytest.mark.parametrize(
+    ("error", "has_sdk"),
+    [(SessionGone("a secret id"), True), (ValueError("x"), True), (KeyError("x"), True), (InvalidState("x"), False)],
+)
+def test_any_other_error_and_any_without_the_sdk_stays_what_it_is(
+    error: Exception, has_sdk: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not has_sdk:
+        monkeypatch.delitem(sys.modules, "mcp.server.mcpserver.exceptions")
     with pytest.raises(type(error)) as raised, READABLE_BY_CALLERS:
-        raise error
-    assert raised.value is error
-
-
-def test_without_the_sdk_the_error_stays_what_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delitem(sys.modules, "mcp.server.mcpserver.exceptions")
-    error = InvalidState("too large")
-    with pytest.raises(InvalidState) as raised, READABLE_BY_CALLERS:
         raise error
     assert raised.value is error

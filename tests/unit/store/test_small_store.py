@@ -1,7 +1,6 @@
 """An app's own store of four methods, and what is made of it."""
 
 import asyncio
-from collections.abc import Awaitable, Callable
 
 import pytest
 
@@ -11,7 +10,7 @@ from session_store.small_store import SmallBackend
 from session_store.testing import ALICE, BOB, FakeClock, a_session
 from tests.requirements import requirement
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, requirement("app.small-store")]
 
 
 class Documents:
@@ -47,7 +46,6 @@ def clock() -> FakeClock:
     return FakeClock()
 
 
-@requirement("app.small-store")
 async def test_sessions_and_state_are_what_they_are_in_other_stores(clock: FakeClock) -> None:
     documents = Documents()
     store = SmallBackend(documents, clock=clock)
@@ -77,7 +75,6 @@ async def test_sessions_and_state_are_what_they_are_in_other_stores(clock: FakeC
         await store.state.get(session.id, "n")
 
 
-@requirement("app.small-store")
 async def test_a_session_that_ended_does_not_come_back(clock: FakeClock) -> None:
     class Slow(Documents):
         async def save(self, session_id: str, document: bytes, ttl_s: float, replaces: bytes) -> bool:
@@ -98,43 +95,30 @@ async def test_a_session_that_ended_does_not_come_back(clock: FakeClock) -> None
     assert documents.kept == {} and not await store.sessions.end(session.id)
 
 
-async def _counted(stores: list[SmallBackend], clock: FakeClock) -> int:
-    session = await stores[0].sessions.create(a_session(clock))
-    await asyncio.gather(*(store.state.increment(session.id, "n", 1) for store in stores * 10))
-    return int(await stores[0].state.get(session.id, "n") or b"0")
+async def test_increments_are_lost_only_between_processes_whose_store_cannot_compare(clock: FakeClock) -> None:
+    async def counted(processes: int, *, compares: bool) -> int:
+        documents = Documents(compares)
+        stores = [SmallBackend(documents, clock=clock) for _ in range(processes)]
+        session = await stores[0].sessions.create(a_session(clock))
+        await asyncio.gather(*(store.state.increment(session.id, "n", 1) for store in stores * 10))
+        return int(await stores[0].state.get(session.id, "n") or b"0")
+
+    assert await counted(3, compares=True) == 30
+    assert await counted(1, compares=False) == 10
+    assert await counted(3, compares=False) < 30, "as documented"
 
 
-@requirement("app.small-store")
-async def test_a_store_that_compares_loses_nothing_between_processes(clock: FakeClock) -> None:
-    documents = Documents()
-    assert await _counted([SmallBackend(documents, clock=clock) for _ in range(3)], clock) == 30
-
-
-@requirement("app.small-store")
-async def test_a_store_that_cannot_compare_loses_nothing_within_a_process(clock: FakeClock) -> None:
-    documents = Documents(compares=False)
-    assert await _counted([SmallBackend(documents, clock=clock)], clock) == 10
-    documents = Documents(compares=False)
-    assert await _counted([SmallBackend(documents, clock=clock) for _ in range(3)], clock) < 30, "as documented"
-
-
-@requirement("app.small-store")
 async def test_any_failure_of_the_store_is_an_outage(clock: FakeClock) -> None:
     class Broken(Documents):
         async def get(self, session_id: str) -> bytes | None:
             raise ConnectionResetError("the database went away")
 
-    store = SmallBackend(Broken(), clock=clock)
-    asked: list[Callable[[], Awaitable[object]]] = [
-        lambda: store.state.get("x" * 24, "k"),
-        lambda: store.sessions.resume("x" * 24, ALICE),
-    ]
-    for ask in asked:
+    store, session = SmallBackend(Broken(), clock=clock), "x" * 24
+    for asked in (store.state.get(session, "k"), store.sessions.resume(session, ALICE)):
         with pytest.raises(StoreUnavailable, match="ConnectionResetError"):
-            await ask()
+            await asked
 
 
-@requirement("app.small-store")
 async def test_a_document_that_is_not_ours_is_said_to_be(clock: FakeClock) -> None:
     documents = Documents()
     documents.kept["x" * 24] = b"{}"

@@ -10,11 +10,12 @@ from msgspec.structs import replace
 from gateway.config.tasks import TaskSettings
 from gateway.tasks.bounded_store import BoundedTasks
 from gateway.tasks.quotas import LEFT, RunningNames, TaskQuotas
-from session_store import ANONYMOUS, Backend, Principal, StoreFull, Task, backend_for
+from session_store import ANONYMOUS, Backend, Principal, StoreFull, Task
 from session_store.memory import MemoryBackend
 from session_store.sqlite import SqliteBackend
 from session_store.testing import ALICE, BOB, FakeClock
 from tests.requirements import requirement
+from tests.unit.store.parts import opened
 from tests.unit.tasks.test_answers import a_task
 
 pytestmark = pytest.mark.anyio
@@ -88,9 +89,7 @@ async def test_the_names_of_a_replica_are_found_by_others() -> None:
 async def test_a_task_counts_as_long_as_it_is_kept(tmp_path: Path) -> None:
     month, clock = 30 * 86_400.0, FakeClock(1_700_000_000.0)
     so_many = {"ttl_s": month, "max_per_principal": 2, "max_per_session": 2}
-    sqlite = SqliteBackend(tmp_path / "tasks.db", clock=clock)
-    await sqlite.open()
-    try:
+    async with opened(SqliteBackend(tmp_path / "tasks.db", clock=clock)) as sqlite:
         for backend in (MemoryBackend(clock=clock), sqlite):
             quotas = quotas_in(backend, **so_many)
             for task in tasks(2, created_at=clock(), ttl_s=month):
@@ -100,8 +99,6 @@ async def test_a_task_counts_as_long_as_it_is_kept(tmp_path: Path) -> None:
             assert not await quotas.hold(replace(task, id="t9")), "both are stored still"
             clock.pass_time(20)
             assert await quotas_in(backend, **so_many).hold(replace(task, id="t9"))
-    finally:
-        await sqlite.close()
 
 
 @requirement("task.durable")
@@ -179,9 +176,7 @@ async def test_an_outcome_that_is_not_kept_takes_nothing() -> None:
 @requirement("task.principal-bytes")
 @pytest.mark.parametrize("principal", [ALICE, ANONYMOUS], ids=str)
 async def test_tasks_that_end_at_once_do_not_pass_the_bound_together(tmp_path: Path, principal: Principal) -> None:
-    backend = backend_for(f"sqlite:///{tmp_path}/tasks.db")
-    await backend.open()
-    try:
+    async with opened(SqliteBackend(tmp_path / "tasks.db")) as backend:
         store, made = bounded(backend), tasks(8, principal=principal, ttl_s=1e9)
         for task in made:
             await store.create(task)
@@ -190,5 +185,3 @@ async def test_tasks_that_end_at_once_do_not_pass_the_bound_together(tmp_path: P
         assert ended.count(True) == 4 and all(found is True or isinstance(found, StoreFull) for found in ended)
         kept = [await store.get("s", task.id) for task in made]
         assert 0 < sum(len(task.result) for task in kept if task is not None) <= MOST
-    finally:
-        await backend.close()

@@ -41,10 +41,12 @@ class Server:
                 await asyncio.sleep(0)
 
 
-async def test_who_asks_during_a_wait_shares_the_next_one_and_all_go_on_together(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    server = Server(monkeypatch)
+@pytest.fixture
+def server(monkeypatch: pytest.MonkeyPatch) -> Server:
+    return Server(monkeypatch)
+
+
+async def test_who_asks_during_a_wait_shares_the_next_one_and_all_go_on_together(server: Server) -> None:
     first = server.ask(1)
     await server.waits_come(1)
     later = server.ask(50)
@@ -58,10 +60,7 @@ async def test_who_asks_during_a_wait_shares_the_next_one_and_all_go_on_together
 
 
 @pytest.mark.parametrize("failure", [None, StoreUnavailable("away")])
-async def test_nobody_waits_for_a_while_after_a_copy_was_too_slow(
-    failure: Exception | None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    server = Server(monkeypatch)
+async def test_nobody_waits_for_a_while_after_a_copy_was_too_slow(server: Server, failure: Exception | None) -> None:
     asked = server.ask(1)
     await server.waits_come(1)
     asked += server.ask(1)
@@ -72,8 +71,7 @@ async def test_nobody_waits_for_a_while_after_a_copy_was_too_slow(
     assert await asyncio.gather(*asked, *server.ask(1)) == [False, False, False] and len(server.waits) == 1
 
 
-async def test_who_leaves_ends_no_wait_of_others(monkeypatch: pytest.MonkeyPatch) -> None:
-    server = Server(monkeypatch)
+async def test_who_leaves_ends_no_wait_of_others(server: Server) -> None:
     leaves, stays = server.ask(2)
     await server.waits_come(1)
     leaves.cancel()

@@ -10,40 +10,29 @@ from tests.requirements import requirement
 pytestmark = requirement("spec.stream-log")
 
 
-def refused(text: str) -> StoreUnavailable:
+@pytest.mark.parametrize(
+    ("text", "is_final"),
+    [
+        ("ERR The ID specified in XADD must be greater than 0-0", True),
+        ("ERR Error running script (call to f_0a): @user_script:9: WRONGTYPE Operation against a key", True),
+        ("ERR Protocol error: invalid bulk length", True),
+        ("ERR hash value is not an integer script: 0a, on @user_script:20.", True),
+        ("WRONGTYPE Operation against a key holding the wrong kind of value", True),
+        ("-no healthy upstream", False),
+        ("ERR Error running script (call to f_0a): @user_script:9: @user_script: 9: -OOM command not allowed", False),
+        ("ERR max number of clients reached", False),
+        ("LOADING Redis is loading the dataset in memory", False),
+        ("NOPERM this user has no permissions to run the 'xadd' command script: 0a, on @user_script:9.", False),
+        ("OOM command not allowed when used memory > 'maxmemory'.", False),
+        ("READONLY You can't write against a read only replica. script: 0a, on @user_script:9.", False),
+    ],
+)
+def test_what_is_wrong_with_the_call_or_its_keys_stays_wrong_and_anything_else_is_tried_again(
+    text: str, is_final: bool
+) -> None:
     failure = StoreUnavailable(f"Redis: {text}")
     failure.__cause__ = ServerError(text)
-    return failure
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        "ERR The ID specified in XADD must be greater than 0-0",
-        "ERR Error running script (call to f_0a): @user_script:9: WRONGTYPE Operation against a key",
-        "ERR Protocol error: invalid bulk length",
-        "ERR hash value is not an integer script: 0a, on @user_script:20.",
-        "WRONGTYPE Operation against a key holding the wrong kind of value",
-    ],
-)
-def test_what_is_wrong_with_the_call_or_its_keys_stays_wrong(text: str) -> None:
-    assert refuses_always(refused(text))
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        "-no healthy upstream",
-        "ERR Error running script (call to f_0a): @user_script:9: @user_script: 9: -OOM command not allowed",
-        "ERR max number of clients reached",
-        "LOADING Redis is loading the dataset in memory",
-        "NOPERM this user has no permissions to run the 'xadd' command script: 0a, on @user_script:9.",
-        "OOM command not allowed when used memory > 'maxmemory'.",
-        "READONLY You can't write against a read only replica. script: 0a, on @user_script:9.",
-    ],
-)
-def test_what_a_server_cannot_do_now_is_tried_again(text: str) -> None:
-    assert not refuses_always(refused(text))
+    assert refuses_always(failure) is is_final
 
 
 def test_a_server_that_did_not_answer_has_refused_nothing() -> None:
