@@ -197,10 +197,15 @@ def a_live() -> LiveSession:
     return LiveSession(a_session(FakeClock(), era="modern"), MemoryBackend().events)
 
 
+async def one_that_is_left(**fields: Any) -> tuple[Store, Replica, Task]:
+    """A task that nobody runs, and a replica."""
+    store = Store()
+    return store, Replica(store), await store.task(**fields)
+
+
 async def one_that_runs(**fields: Any) -> tuple[Store, Replica, RunningTask]:
     """A task that a replica runs."""
-    store = Store()
-    task, replica = await store.task(**fields), Replica(store)
+    store, replica, task = await one_that_is_left(**fields)
     return store, replica, replica.running(task)
 
 

@@ -37,30 +37,35 @@ def outcome(**fields: Any) -> tuple[Any, Any]:
     return result, error
 
 
-def test_each_state_has_what_the_version_says() -> None:
-    assert legacy_task(a_task(), "handle") == COMMON | {"status": "working"}
-    asks = legacy_task(a_task(status="input_required", questions=b'{"q1":{}}'), "handle")
-    assert asks == COMMON | {"status": "input_required"}
-    assert legacy_task(a_task(status="completed", result=b'{"content":[]}'), "handle")["status"] == "completed"
-    failed = legacy_task(a_task(status="failed", message="m", error=b'{"code":-1,"message":"m"}'), "handle")
-    assert failed == COMMON | {"status": "failed", "statusMessage": "m"}
+FAILED = {"status": "failed", "message": "m", "error": b'{"code":-1,"message":"m"}'}
+TOOL_ERROR = {"status": "completed", "is_tool_error": True}
+
+
+@pytest.mark.parametrize(
+    ("fields", "told"),
+    [
+        ({}, {"status": "working"}),
+        ({"status": "input_required", "questions": b'{"q1":{}}'}, {"status": "input_required"}),
+        ({"status": "completed", "result": b'{"content":[]}'}, {"status": "completed"}),
+        (FAILED, {"status": "failed", "statusMessage": "m"}),
+        (TOOL_ERROR | {"reason": "no disk", "message": "m"}, {"status": "failed", "statusMessage": "no disk"}),
+        (TOOL_ERROR | {"message": "m"}, {"status": "failed", "statusMessage": "m"}),
+        (TOOL_ERROR, {"status": "failed"}),
+    ],
+)
+def test_each_state_has_what_the_version_says(fields: dict[str, Any], told: dict[str, Any]) -> None:
+    assert legacy_task(a_task(**fields), "handle") == COMMON | told
+
+
+def test_the_handle_comes_in_place_of_a_result() -> None:
     created = msgspec.json.decode(encode(created_legacy_result(a_task(), "handle")))
     assert created == {"task": COMMON | {"status": "working"}}
-
-
-def test_a_tool_that_has_failed_is_a_task_that_has_failed() -> None:
-    failed = legacy_task(a_task(status="completed", is_tool_error=True, reason="no disk", message="m"), "handle")
-    assert failed == COMMON | {"status": "failed", "statusMessage": "no disk"}
-    silent = legacy_task(a_task(status="completed", is_tool_error=True), "handle")
-    assert silent == COMMON | {"status": "failed"}
-    unread = legacy_task(a_task(status="completed", is_tool_error=True, message="m"), "handle")
-    assert unread == COMMON | {"status": "failed", "statusMessage": "m"}
-    assert outcome(status="completed", result=encode(BROKEN)) == (BROKEN | {"_meta": RELATED}, None)
 
 
 def test_the_outcome_is_what_the_call_would_have_been_answered_with() -> None:
     modern = {"resultType": "complete", "content": [], "_meta": {"own": 1}}
     assert outcome(status="completed", result=encode(modern)) == ({"content": [], "_meta": {"own": 1} | RELATED}, None)
+    assert outcome(result=encode(BROKEN), **TOOL_ERROR) == (BROKEN | {"_meta": RELATED}, None)
     error = {"code": -1, "message": "m", "data": [1]}
     assert outcome(status="failed", error=encode(error)) == (None, error)
     assert outcome(status="cancelled", message="by you") == (None, {"code": CANCELLED, "message": "by you"})

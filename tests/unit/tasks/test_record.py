@@ -8,33 +8,26 @@ from msgspec.structs import replace
 
 from gateway.tasks.record import TaskRecord
 from session_store import StoreFull, StoreUnavailable, Task
-from session_store.embedded.tasks import MemoryTasks
 from session_store.testing import FakeClock
 from tests.requirements import requirement
-from tests.unit.tasks.parts import turns
+from tests.unit.tasks.parts import Tasks, turns
 from tests.unit.tasks.test_answers import a_task
 
 pytestmark = [pytest.mark.anyio, requirement("task.durable")]
 
 
-class Tasks(MemoryTasks):
-    """Counts writes, and may not answer, or not say that it has written."""
+class Full(Tasks):
+    """Tasks with so much room. The store may not say that it has written."""
 
-    writes = 0
-    is_away = is_silent = False
-    failures = 0  # so many writes fail
+    is_silent = False
     room = 1_000_000
+    writes = 0
 
     async def replace(self, task: Task) -> bool:
-        if self.is_away:
-            raise StoreUnavailable("away")
         self.writes += 1
         if sum(map(len, (task.request, task.questions, task.answers, task.result))) > self.room:
             await asyncio.sleep(0)
             raise StoreFull("full")
-        if self.failures:
-            self.failures -= 1
-            raise ValueError("the store has a fault")
         written = await super().replace(task)
         if self.is_silent:
             self.is_silent = False
@@ -45,7 +38,7 @@ class Tasks(MemoryTasks):
 class Parts:
     def __init__(self) -> None:
         clock = FakeClock(1_700_000_001.0)
-        self.store = Tasks(clock)
+        self.store = Full(clock)
         self.changed: list[Task] = []
         self.task = a_task()
         self.notify = self.changed.append
@@ -66,17 +59,16 @@ class Parts:
         return found
 
 
-async def recorded(room: int = 1_000_000) -> Parts:
+async def recorded(room: int = 1_000_000) -> tuple[TaskRecord, Parts]:
     """A task in a store that has so much room."""
     parts = Parts()
     await parts.store.create(parts.task)
     parts.store.room = room
-    return parts
+    return parts.record, parts
 
 
 async def test_progress_is_written_with_the_next_change_at_the_latest() -> None:
-    parts = await recorded()
-    record = parts.record
+    record, parts = await recorded()
     record.change(can_wait=True, message="1")  # the first is written at once
     await turns()
     for number in range(2, 9):
@@ -90,8 +82,7 @@ async def test_progress_is_written_with_the_next_change_at_the_latest() -> None:
 
 
 async def test_a_write_that_the_store_did_not_confirm_is_made_good() -> None:
-    parts = await recorded()
-    record = parts.record
+    record, parts = await recorded()
     parts.store.is_silent = True
     record.change(message="written, but not confirmed")
     assert await record.written()
@@ -104,8 +95,7 @@ async def test_a_write_that_the_store_did_not_confirm_is_made_good() -> None:
 
 
 async def test_nothing_is_written_over_another_owner() -> None:
-    parts = await recorded()
-    record = parts.record
+    record, parts = await recorded()
     assert await parts.store.replace(replace(parts.task, epoch=7, runs=2))
     record.change(status="completed", result=b'{"late":true}')
     assert not await record.written() and record.is_lost
@@ -117,29 +107,26 @@ async def test_a_change_is_kept_when_the_store_fails(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr("gateway.tasks.record._AGAIN_S", 0.0)
-    parts = await recorded()
-    record = parts.record
-    parts.store.is_away = True
+    record, parts = await recorded()
+    parts.store.failures = [StoreUnavailable("away")] * 1_000
     record.change(message="1")
     await turns()
     assert (await parts.stored()).message == ""
-    parts.store.is_away = False
+    parts.store.failures.clear()
     assert await record.written() and (await parts.stored()).message == "1", "it survives an outage"
-    parts.store.failures = 3
+    parts.store.failures = [ValueError("the store has a fault")] * 3
     record.change(status="completed", result=b"{}")
     assert await record.written() and (await parts.stored()).status == "completed"
 
-    parts = await recorded()
-    record = parts.record
-    parts.store.failures = 1_000
+    record, parts = await recorded()
+    parts.store.failures = [ValueError("the store has a fault")] * 1_000
     record.change(status="completed", result=b"{}")
     assert not await record.written() and record.is_lost, "never told as stored"
     assert (await parts.stored()).status == "working" and parts.changed == [] and "is lost" in caplog.text
 
 
 async def test_a_notification_that_fails_keeps_no_change_from_being_written(caplog: pytest.LogCaptureFixture) -> None:
-    parts = await recorded()
-    record = parts.record
+    record, parts = await recorded()
 
     def changed(task: Task) -> None:
         parts.changed.append(task)
@@ -159,8 +146,7 @@ LARGE = b"x" * 1_000
 async def test_a_full_store_gets_a_working_task_without_what_it_can_spare(
     name: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    parts = await recorded(room=100)
-    record = parts.record
+    record, parts = await recorded(room=100)
     changes: dict[str, Any] = {name: LARGE} | ({"upstream_id": "own"} if name == "request" else {})
     record.change(**changes)
     assert await record.written() and "store of tasks is full" in caplog.text
@@ -173,8 +159,7 @@ async def test_a_full_store_gets_a_working_task_without_what_it_can_spare(
 
 
 async def test_questions_that_a_full_store_does_not_take_end_the_call() -> None:
-    parts = await recorded(room=100)
-    record = parts.record
+    record, parts = await recorded(room=100)
     parts.no_room = lambda: record.change(status="cancelled", questions=b"", message="no room")  # type: ignore[method-assign]
     record.change(status="input_required", questions=LARGE, asked=1)
     assert await record.written()
@@ -183,8 +168,7 @@ async def test_questions_that_a_full_store_does_not_take_end_the_call() -> None:
 
 
 async def test_an_outcome_that_fits_is_kept_although_what_came_before_it_did_not() -> None:
-    parts = await recorded(room=100)
-    record = parts.record
+    record, parts = await recorded(room=100)
     record.change(answers=LARGE)
     await asyncio.sleep(0)
     record.change(status="completed", result=b"{}", answers=b"")

@@ -18,7 +18,17 @@ from gateway.tasks.quotas import LEFT
 from gateway.tasks.stored_call import FollowedCall, StoredCall, following, stored
 from session_store import Task
 from tests.requirements import requirement
-from tests.unit.tasks.parts import META, REQUEST, RIGHTS, Replica, Store, an_exchange, one_that_runs, result
+from tests.unit.tasks.parts import (
+    META,
+    REQUEST,
+    RIGHTS,
+    Replica,
+    Store,
+    an_exchange,
+    one_that_is_left,
+    one_that_runs,
+    result,
+)
 from transports.era import Era
 from transports.inbound_port import Request
 from transports.jsonrpc import encode
@@ -50,9 +60,7 @@ async def test_of_two_replicas_one_runs_a_task_again() -> None:
 @requirement("task.rights")
 @pytest.mark.parametrize("of_the_call", [False, True])
 async def test_a_task_whose_rights_are_lost_does_not_run_again_and_says_why(of_the_call: bool) -> None:
-    store = Store()
-    task = await store.task(is_repeatable=True, request=REQUEST)
-    replica = Replica(store)
+    store, replica, task = await one_that_is_left(is_repeatable=True, request=REQUEST)
     replica.lost[RIGHTS.workspace if of_the_call else store.session.context.workspace] = "the key was removed"
     found = await replica.decided(task)
     assert (found.status, found.runs, replica.sent) == ("failed", 1, [])
@@ -70,9 +78,7 @@ async def test_a_task_whose_rights_are_lost_does_not_run_again_and_says_why(of_t
     ],
 )
 async def test_a_task_that_may_not_be_repeated_fails(fields: dict[str, Any], has_session: bool, why: str) -> None:
-    store = Store()
-    replica = Replica(store)
-    task = await store.task(**({"is_repeatable": True, "request": REQUEST} | fields))
+    _, replica, task = await one_that_is_left(**({"is_repeatable": True, "request": REQUEST} | fields))
     found = await replica.decided(task, has_session=has_session)
     assert (found.status, replica.sent) == ("failed", []) and why in found.message
     assert msgspec.json.decode(found.error) == {"code": OUTCOME_UNKNOWN, "message": found.message}
@@ -83,10 +89,8 @@ async def test_a_task_that_may_not_be_repeated_fails(fields: dict[str, Any], has
 async def test_an_outcome_is_kept_as_long_as_its_client_has_asked_whoever_decides_on_it(
     repeatable: bool, asked_s: float, kept_s: float
 ) -> None:
-    store = Store()
-    task = await store.task(is_repeatable=repeatable, request=REQUEST, kept_s=asked_s)
+    store, replica, task = await one_that_is_left(is_repeatable=repeatable, request=REQUEST, kept_s=asked_s)
     store.clock.pass_time(30.0)
-    replica = Replica(store)
     await replica.decided(task)
     for exchange, _ in replica.sent:
         exchange.settle(result("done"))
@@ -97,11 +101,9 @@ async def test_an_outcome_is_kept_as_long_as_its_client_has_asked_whoever_decide
 
 
 async def test_an_outcome_that_came_meanwhile_stays() -> None:
-    store = Store()
     for repeatable in (False, True):
-        task = await store.task(id=f"t{repeatable}", is_repeatable=repeatable, request=REQUEST)
+        store, replica, task = await one_that_is_left(is_repeatable=repeatable, request=REQUEST)
         assert await store.tasks.replace(replace(task, status="completed", result=b"{}"))
-        replica = Replica(store)
         assert (await replica.decided(task)).status == "completed" and replica.sent == []
 
 
@@ -137,10 +139,8 @@ async def test_the_record_of_a_working_task_does_not_expire() -> None:
 async def test_a_record_that_cannot_be_read_keeps_no_other_from_being_decided(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    store = Store()
-    task = await store.task()
+    store, replica, task = await one_that_is_left()
     await store.backend.sessions.create(store.session)
-    replica = Replica(store)
     names, read = replica.table.names, store.tasks.get
     unreadable = [f"{task.session_id}/another version {number}" for number in range(3)]
     for name in (*unreadable, task.name):
@@ -172,11 +172,9 @@ class Remote:
 @pytest.mark.parametrize("repeatable", [False, True])
 @pytest.mark.parametrize("ended", ["", "the key was removed"])
 async def test_a_task_that_cannot_be_followed_is_decided_on_as_any_other(repeatable: bool, ended: str) -> None:
-    store = Store()
     at_server = FollowedCall(TaskAtServer("own", "", Era.MODERN), None)
     request = following(REQUEST if repeatable else encode(StoredCall({}, RIGHTS)), at_server)
-    task = await store.task(is_repeatable=repeatable, request=request, upstream_id="own")
-    replica = Replica(store)
+    _, replica, task = await one_that_is_left(is_repeatable=repeatable, request=request, upstream_id="own")
     replica.server, replica.ended = Remote(), ended
     found = await replica.decided(task)
     runs_again = repeatable and not ended

@@ -3,9 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
 from time import monotonic
-from types import SimpleNamespace
 from typing import Any, cast
 
 import msgspec
@@ -115,6 +113,11 @@ class Server:
         async with asyncio.timeout(5), self.polled:
             await self.polled.wait_for(lambda: self.sent.count(method) >= wanted)
 
+    async def says(self, task: Any) -> None:
+        """Answer polls with that task, two of them at least."""
+        self.task = task
+        await self.until(2)
+
     def request(self, method: str, params: bytes) -> None:
         self.sent.append(method)
 
@@ -134,11 +137,11 @@ def _result(value: object) -> Message:
 
 @asynccontextmanager
 async def followed(
-    poll_ms: int = 100, recorded: RecordedAnswers | None = None
+    recorded: dict[str, str] | None = None, *, poll_ms: int = 100
 ) -> AsyncIterator[tuple[Server, TaskExchange, Work]]:
     exchange = an_exchange(a_live(), caller=CALLER)
     work, server = Work(exchange), Server()
-    exchange.run_as(work, 0, recorded)
+    exchange.run_as(work, 0, RecordedAnswers.of(recorded or {}))
     exchange.sent_as(cast("Any", server), 1, None, 0.0)
     created = {"taskId": msgspec.Raw(b'"t"'), "pollIntervalMs": msgspec.Raw(encode(poll_ms))}
     ServerTask(exchange, work, cast("Any", server)).begin(created)
@@ -191,8 +194,7 @@ async def test_a_lost_answer_is_sent_again_while_the_server_asks() -> None:
         await server.until(2, "tasks/update")  # it still asks: it has forgotten the answer
         assert exchange.deadline_from == since, "nothing has changed: the deadline counts"
         assert work.asked == 1
-        server.task = WORKING
-        await server.until(2)
+        await server.says(WORKING)
         before = server.sent.count("tasks/update")
         await server.until(2)
         assert server.sent.count("tasks/update") == before
@@ -201,28 +203,23 @@ async def test_a_lost_answer_is_sent_again_while_the_server_asks() -> None:
 
 async def test_questions_that_the_server_no_longer_lists_are_withdrawn() -> None:
     async with followed() as (server, exchange, work):
-        server.task = ASKS
-        await server.until(2)
+        await server.says(ASKS)
         assert exchange.is_suspended
-        server.task = WORKING
-        await server.until(2)
+        await server.says(WORKING)
         assert exchange.state is ExchangeState.SENT and not exchange.suspendable().questions
-        server.task = ASKS
-        await server.until(2)
+        await server.says(ASKS)
         assert exchange.is_suspended and work.asked == 2
 
 
 async def test_what_an_earlier_run_was_answered_is_not_asked_again() -> None:
     answer = '{"action":"accept","content":{}}'
-    recorded = RecordedAnswers.of({question_digest("elicitation/create", ELICITATION): answer})
-    async with followed(recorded=recorded) as (server, exchange, work):
+    recorded = {question_digest("elicitation/create", ELICITATION): answer}
+    async with followed(recorded) as (server, exchange, work):
         server.task = ASKS
         await server.until(1, "tasks/update")
         assert (work.asked, exchange.state) == (0, ExchangeState.SENT) and not exchange.suspendable().questions
-        server.task = WORKING
-        await server.until(2)
-        server.task = ASKS
-        await server.until(2)
+        await server.says(WORKING)
+        await server.says(ASKS)
         assert work.asked == 1 and exchange.is_suspended, "an answer is given once"
 
 
@@ -245,32 +242,21 @@ async def test_a_task_whose_id_cannot_be_kept_is_not_followed(own_id: Any) -> No
 STATE = {"requestState": msgspec.Raw(b'"s"')}
 
 
-@dataclass
-class Asked:
-    """A call that its server answers with rounds. `told` is what its task is told."""
-
-    exchange: TaskExchange
-    rounds: Rounds
-    link: FakeLink
-    told: list[object]
-
-    async def sent(self) -> Any:
-        """What the server is sent next."""
-        await asyncio.wait_for(self.link.was_sent.wait(), 5)
-        self.link.was_sent.clear()
-        return self.link.sent[-1]["params"]
-
-
-async def asked(**recorded: str) -> Asked:
-    told: list[object] = []
-    work: Any = SimpleNamespace(
-        call_s=3600.0, answer_s=600.0, log_facts={}, receive=told.append, asks=lambda: told.append("asks")
-    )
+async def asked(**recorded: str) -> tuple[Rounds, FakeLink, TaskExchange, Work]:
+    """A call that its server answers with rounds, the link to the server, and the task of the call."""
     exchange, upstream = an_exchange(a_live(), caller=CALLER), FakeUpstream()
+    work = Work(exchange)
     exchange.run_as(work, 0, RecordedAnswers.of(recorded))
     await upstream.conversation.start(exchange, {}, {})
-    upstream.links[0].was_sent.clear()
-    return Asked(exchange, Rounds(exchange, work), upstream.links[0], told)
+    await sent_to(upstream.links[0])
+    return Rounds(exchange, work), upstream.links[0], exchange, work
+
+
+async def sent_to(link: FakeLink) -> Any:
+    """The params of what the server is sent next."""
+    await asyncio.wait_for(link.was_sent.wait(), 5)
+    link.was_sent.clear()
+    return link.sent[-1]["params"]
 
 
 async def test_a_healthy_task_may_only_give_states_for_as_long_as_its_call_may_take(
@@ -279,30 +265,28 @@ async def test_a_healthy_task_may_only_give_states_for_as_long_as_its_call_may_t
     now = [monotonic()]
     monkeypatch.setattr(round_trips, "monotonic", lambda: now[0])
     monkeypatch.setattr(Rounds, "poll_s", 0.0)
-    one = await asked()
+    rounds, link, exchange, work = await asked()
     for _ in range(MAX_ROUNDS + 5):
-        one.rounds.ask(STATE)
-        await one.sent()
-    assert not one.exchange.is_over
+        rounds.ask(STATE)
+        await sent_to(link)
+    assert not exchange.is_over
     now[0] += 3601.0
-    one.rounds.ask(STATE)
-    (frame,) = one.told
-    assert isinstance(frame, Frame) and msgspec.json.decode(frame.data)["error"]["code"] == CALL_TIMED_OUT
-
-
-def asks(*messages: str) -> Any:
-    questions = {text: {"method": "elicitation/create", "params": {"message": text}} for text in messages}
-    return STATE | {"inputRequests": msgspec.Raw(encode(questions))}
+    rounds.ask(STATE)
+    assert work.outcome["error"]["code"] == CALL_TIMED_OUT
 
 
 async def test_a_round_asks_only_what_an_earlier_run_was_not_answered() -> None:
-    name = {text: question_digest("elicitation/create", {"message": msgspec.Raw(encode(text))}) for text in "ab"}
-    one = await asked(**{digest: f'"{text}"' for text, digest in name.items()})
-    one.rounds.ask(asks("a"))
-    assert (await one.sent())["inputResponses"] == {"a": "a"} and not one.told
-    one.rounds.ask(asks("b", "c"))
-    assert one.told == ["asks"] and one.exchange.is_suspended
-    ((key, question),) = one.exchange.suspendable().questions.items()
+    def asks(*messages: str) -> Any:
+        questions = {text: {"method": "elicitation/create", "params": {"message": text}} for text in messages}
+        return STATE | {"inputRequests": msgspec.Raw(encode(questions))}
+
+    digests = [question_digest("elicitation/create", {"message": msgspec.Raw(encode(text))}) for text in "ab"]
+    rounds, link, exchange, work = await asked(**dict(zip(digests, ('"a"', '"b"'), strict=True)))
+    rounds.ask(asks("a"))
+    assert ((await sent_to(link))["inputResponses"], work.asked) == ({"a": "a"}, 0)
+    rounds.ask(asks("b", "c"))
+    assert work.asked == 1 and exchange.is_suspended
+    ((key, question),) = exchange.suspendable().questions.items()
     assert question.params == {"message": msgspec.Raw(b'"c"')}
-    answer_suspended(one.exchange, {key: msgspec.Raw(b'"c"')})
-    assert (await one.sent())["inputResponses"] == {"b": "b", "c": "c"}
+    answer_suspended(exchange, {key: msgspec.Raw(b'"c"')})
+    assert (await sent_to(link))["inputResponses"] == {"b": "b", "c": "c"}
