@@ -7,8 +7,9 @@ from session_store.epochs import count_of, next_epoch, nonce_of
 from session_store.ports.events import NUMBERS_OF_AN_EPOCH, numbers_of
 from tests.requirements import requirement
 
+pytestmark = requirement("rep.failover")
 
-@requirement("rep.failover")
+
 @given(st.integers(0, 2**20))
 def test_each_claim_counts_one_more_under_a_nonce_of_its_own(count: int) -> None:
     first, second = next_epoch(count), next_epoch(count)  # the store has forgotten one of them
@@ -17,12 +18,10 @@ def test_each_claim_counts_one_more_under_a_nonce_of_its_own(count: int) -> None
     assert count_of(next_epoch(first)) == count + 2
 
 
-@requirement("rep.failover")
 def test_a_thousand_forgotten_claims_have_a_thousand_epochs() -> None:
     assert len({next_epoch(7) for _ in range(1_000)}) == 1_000
 
 
-@requirement("rep.failover")
 @given(st.integers(0, 2**20))
 def test_the_numbers_of_a_later_claim_are_above_those_of_an_earlier_one(count: int) -> None:
     earlier, later = numbers_of(next_epoch(count)), numbers_of(next_epoch(count + 1))

@@ -4,10 +4,11 @@ from session_store.ports.timelines import MAX_ENTRIES, MAX_TIMELINE_BYTES, Timel
 from session_store.timelines import joined, merged, timeline_of
 from tests.requirements import requirement
 
+pytestmark = requirement("ops.timeline")
+
 ANN = TimelineHead(session="abcdefgh", principal="ann", calls=2, failed=1)
 
 
-@requirement("ops.timeline")
 def test_counts_add_up_and_a_head_without_a_principal_replaces_no_fact() -> None:
     first = merged(None, TimelinePart(head=ANN), 10.0)
     assert (first.principal, first.calls, first.updated_at) == ("ann", 2, 10.0)
@@ -19,7 +20,6 @@ def test_counts_add_up_and_a_head_without_a_principal_replaces_no_fact() -> None
     assert (last.ended, last.ended_at, last.calls) == ("idle", 19.0, 7), "what has ended does not come back"
 
 
-@requirement("ops.timeline")
 def test_the_newest_entries_stay_and_are_shown_in_order_of_time() -> None:
     kept = joined(b"", [TimelineEntry(at=float(at), kind="call") for at in range(MAX_ENTRIES)])
     kept = joined(kept, [TimelineEntry(at=-1.0, kind="move", why="a\nb")])
@@ -29,7 +29,6 @@ def test_the_newest_entries_stay_and_are_shown_in_order_of_time() -> None:
     assert timeline_of(ANN, [b""]).entries == []
 
 
-@requirement("ops.timeline")
 def test_large_entries_take_no_more_room_than_a_timeline_may() -> None:
     kept = b""
     for at in range(MAX_ENTRIES):

@@ -30,37 +30,35 @@ from transports.inbound_port import Answer, Request
 from transports.jsonrpc import Message, Object
 from transports.reply_queue import ReplyQueue
 
-META = b'{"io.modelcontextprotocol/clientCapabilities":{}}'
 RIGHTS = Context(trust="sandboxed", workspace="of the call")
-REQUEST = stored({"arguments": msgspec.Raw(b'{"n":1}'), "_meta": msgspec.Raw(META)}, RIGHTS)
+META = msgspec.Raw(b'{"io.modelcontextprotocol/clientCapabilities":{}}')
+REQUEST = stored({"arguments": msgspec.Raw(b'{"n":1}'), "_meta": META}, RIGHTS)
 HANDLES = TaskHandles(KeyRing(["k" * 40]))
 
 
 class Tasks(MemoryTasks):
-    """Tasks that are written once `go` is set, unless `refuses` raises, or `failures` has an error for the next one."""
+    """Tasks that are written once `go` is set, unless `failures` has an error for the next one."""
 
     def __init__(self, clock: FakeClock) -> None:
         super().__init__(clock)
         self.go = asyncio.Event()
         self.go.set()
         self.failures: list[Exception] = []
-        self.refuses: Callable[[Task], None] = lambda _: None
         self.created: list[Task] = []
 
     async def create(self, task: Task) -> None:
         self.created.append(task)
-        await self._may_write(task)
+        await self._may_write()
         await super().create(task)
 
     async def replace(self, task: Task) -> bool:
-        await self._may_write(task)
+        await self._may_write()
         return await super().replace(task)
 
-    async def _may_write(self, task: Task) -> None:
+    async def _may_write(self) -> None:
         await self.go.wait()
         if self.failures:
             raise self.failures.pop(0)
-        self.refuses(task)
 
 
 class Store:

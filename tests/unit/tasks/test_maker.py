@@ -35,7 +35,6 @@ class Parts:
         self.table, self.counts = self.replica.table, self.replica.counts
         self.exchange = an_exchange(self.replica.live.of(self.store.session))
         self.exchange.frame(1, PARAMS, {})  # the client has asked for no progress
-        self.request = Request(era=Era.MODERN, endpoint="/mcp", headers={}, params=PARAMS)
         self.is_done = False
 
     def cancel(self, reason: str) -> None:
@@ -44,18 +43,17 @@ class Parts:
     async def done(self) -> None:
         self.is_done = True
 
-    # -- the call
-
-    async def accepted(self, refused: asyncio.Event | None = None) -> Answer:
-        if refused is None:
-            return cast("Answer", self)
-        await refused.wait()
-        raise unknown_tool("build")
-
     async def answer(self, refused: asyncio.Event | None = None, tool: Called = TOOL) -> Answer:
         """The answer to the call, which the server takes, or refuses once `refused` is set."""
-        accepting = self.accepted(refused)
-        return await arrived(self.replica.maker.answer(self.exchange, self.request, [], accepting, lambda: tool))
+
+        async def accepted() -> Answer:
+            if refused is None:
+                return cast("Answer", self)
+            await refused.wait()
+            raise unknown_tool("build")
+
+        request = Request(era=Era.MODERN, endpoint="/mcp", headers={}, params=PARAMS)
+        return await arrived(self.replica.maker.answer(self.exchange, request, [], accepted(), lambda: tool))
 
     async def waiting(self) -> Answer:
         """The answer to the call, while its task waits for the store."""
@@ -82,12 +80,9 @@ class Parts:
         assert frame is not None and frame.final
         return msgspec.json.decode(frame.data)["result"]
 
-    def finish(self, text: str) -> None:
-        self.exchange.settle(result(text))
-
     async def finished(self) -> Task:
         """The record of the task once its call has ended."""
-        self.finish("done")
+        self.exchange.settle(result("done"))
         await self.table.settled()
         stored = await self.stored()
         assert stored is not None and len(self.table) == 0
@@ -119,7 +114,7 @@ async def test_a_call_stays_a_call_if_the_store_takes_no_task(error: Exception) 
     parts.store.tasks.failures = [error]
     answer = await parts.answer()
     await turns()
-    parts.finish("plain")
+    parts.exchange.settle(result("plain"))
     assert await parts.first(answer) == {"text": "plain"}
     await arrived(answer.done())
     assert parts.is_done and len(parts.table) == 0 and parts.counts == {}
@@ -128,7 +123,7 @@ async def test_a_call_stays_a_call_if_the_store_takes_no_task(error: Exception) 
 async def test_a_call_that_is_answered_while_its_task_is_stored_gets_its_answer() -> None:
     parts = Parts()
     answer = await parts.waiting()
-    parts.finish("plain")
+    parts.exchange.settle(result("plain"))
     assert await parts.first(answer) == {"text": "plain"}
     await parts.goes_on()
     assert await parts.stored() is None, "nobody has its handle"

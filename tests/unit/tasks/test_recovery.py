@@ -18,17 +18,7 @@ from gateway.tasks.quotas import LEFT
 from gateway.tasks.stored_call import FollowedCall, StoredCall, following, stored
 from session_store import Task
 from tests.requirements import requirement
-from tests.unit.tasks.parts import (
-    META,
-    REQUEST,
-    RIGHTS,
-    Replica,
-    Store,
-    an_exchange,
-    one_that_is_left,
-    one_that_runs,
-    result,
-)
+from tests.unit.tasks.parts import REQUEST, RIGHTS, Replica, Store, an_exchange, one_that_is_left, one_that_runs, result
 from transports.era import Era
 from transports.inbound_port import Request
 from transports.jsonrpc import encode
@@ -198,28 +188,22 @@ async def test_a_gateway_that_stops_ends_a_task_that_nobody_will_follow(is_kept:
     assert (await store.read(task)).is_over is not is_kept
 
 
-CAN_BE_ASKED = META.replace(b"{}", b'{"elicitation":{}}')
-PARAMS = {"name": msgspec.Raw(b'"build"'), "_meta": msgspec.Raw(CAN_BE_ASKED)}
-
-
-async def started(store: Store) -> Task:
-    """The record of a task that a modern client has started with the tool `start_task`."""
-    replica = Replica(store, "lost")
-    exchange = an_exchange(replica.live.of(store.session), StartedExchange, context=RIGHTS)
-    request = Request(era=Era.MODERN, endpoint="/mcp", headers={}, params=PARAMS)
-    running = await replica.maker.begin(exchange, request, Called(server="main", name="build", is_repeatable=True))
-    running.exchange.has_become(TaskAtServer("own", "", Era.MODERN))
-    assert await running.record.written()
-    return await store.read(running.task)
+META = msgspec.Raw(b'{"io.modelcontextprotocol/clientCapabilities":{"elicitation":{}}}')
+PARAMS = {"name": msgspec.Raw(b'"build"'), "_meta": META}
 
 
 async def test_a_call_that_a_tool_has_started_asks_nobody_when_it_runs_again() -> None:
     store = Store()
-    task = await started(store)
+    lost, replica = Replica(store, "lost"), Replica(store)
+    start = an_exchange(lost.live.of(store.session), StartedExchange, context=RIGHTS)
+    request = Request(era=Era.MODERN, endpoint="/mcp", headers={}, params=PARAMS)
+    running = await lost.maker.begin(start, request, Called(server="main", name="build", is_repeatable=True))
+    running.exchange.has_become(TaskAtServer("own", "", Era.MODERN))
+    assert await running.record.written()
+    task = await store.read(running.task)
     call = StoredCall.read(task.request)
     assert call.is_started and call.followed is not None
     assert await store.tasks.replace(replace(task, upstream_id=""))
-    replica = Replica(store)
     await replica.decided(await store.read(task))
     ((exchange, _),) = replica.sent
     assert isinstance(exchange, StartedExchange) and exchange.caller is not None

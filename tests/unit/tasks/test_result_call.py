@@ -9,6 +9,7 @@ import msgspec
 import pytest
 
 from gateway.calls.exchange import Exchange
+from gateway.calls.exchange_state import ExchangeEvent
 from gateway.calls.live_session import LiveSession
 from gateway.calls.suspended_call import InputRequest
 from gateway.errors import TOO_OFTEN, too_much_in_flight
@@ -26,9 +27,7 @@ from transports.reply_queue import ReplyQueue
 pytestmark = [pytest.mark.anyio, requirement("task.asked")]
 
 CLIENT = encode({"clientInfo": {"name": "c", "version": "1"}, "capabilities": {"elicitation": {}}})
-QUESTION: Any = {"message": "who?", "requestedSchema": {"type": "object"}}
-
-
+QUESTION = {"message": msgspec.Raw(b'"who?"'), "requestedSchema": msgspec.Raw(b'{"type":"object"}')}
 MOST = 1 << 20
 """Bytes of outcomes that one client may leave unread."""
 
@@ -42,12 +41,6 @@ class Server:
     def answer(self, request_id: bytes, message: Message) -> None:
         self.told.append(msgspec.json.decode(encode(message)))
 
-    def refuse(self, request_id: bytes, code: int, reason: str) -> None:
-        raise AssertionError
-
-    def notify(self, method: str, params: bytes | None) -> None:
-        raise AssertionError
-
 
 class Scene:
     """A task that runs here, and a client that asks for its result."""
@@ -58,7 +51,7 @@ class Scene:
         self.results = ResultCalls(replica.table, store.backend.bus, Outcomes(self.bodies, MOST))
         client = msgspec.structs.replace(store.session.client, initialize_params=CLIENT)
         session = msgspec.structs.replace(store.session, id="another session", client=client)
-        self.live: LiveSession = replica.live.of(session)
+        self.live = replica.live.of(session)
         self.server = Server()
         self.failures: list[Exception] = []
         self.looks = self.reads = 0
@@ -76,13 +69,12 @@ class Scene:
         return call
 
     def ask(self) -> None:
-        exchange = self.running.exchange
-        exchange.conversation = cast("Any", self.server)
-        exchange.step(cast("Any", "send"))
-        params = {key: msgspec.Raw(encode(value)) for key, value in QUESTION.items()}
-        owner = exchange.live
-        assert isinstance(owner, LiveSession)
-        assert owner.questions.suspend(exchange, InputRequest(self.server, b"1", "elicitation/create", params))
+        """The server asks while it works on the call."""
+        exchange, server = self.running.exchange, cast("Any", self.server)
+        exchange.conversation = server
+        exchange.step(ExchangeEvent.SEND)
+        owner = self.replica.live.of(self.store.session)
+        assert owner.questions.suspend(exchange, InputRequest(server, b"1", "elicitation/create", QUESTION))
         exchange.suspend({})
 
     def answers(self, question: Any, **answer: Any) -> None:

@@ -16,7 +16,7 @@ from gateway.tasks.exchange import TaskExchange
 from gateway.tasks.messages import AGAIN
 from gateway.tasks.recorded_answers import RecordedAnswers
 from gateway.tasks.running import RunningTask
-from session_store import StoreFull, Task
+from session_store import StoreFull
 from tests.requirements import requirement
 from tests.support.too_deep import TOO_DEEP
 from tests.unit.tasks.parts import Replica, Store, one_that_runs
@@ -132,12 +132,7 @@ async def test_answers_are_recorded_while_the_call_may_run_again(may_repeat: boo
 
 async def test_questions_for_which_the_store_has_no_room_end_the_call() -> None:
     store, replica, running = await one_that_runs()
-
-    def refuses(task: Task) -> None:
-        if task.questions:
-            raise StoreFull("full")
-
-    store.tasks.refuses = refuses
+    store.tasks.failures = [StoreFull("full")]
     server = Conversation()
     server.asks(running, b"1")
     async with asyncio.timeout(10):
