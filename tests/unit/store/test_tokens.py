@@ -77,3 +77,9 @@ def test_bad_rings_say_what_is_wrong_and_show_no_key(keys: list[str]) -> None:
 def test_a_ring_is_read_from_a_comma_separated_list() -> None:
     token = codec(NEW).sign("x" * 24)
     assert TokenCodec(KeyRing.parse(f" {NEW} , {generate_key()},"), Purpose.TOKEN).verify(token) == "x" * 24
+
+
+def test_what_an_ephemeral_ring_signs_verifies_with_it_only() -> None:
+    one, other = (TokenCodec(KeyRing.ephemeral(), Purpose.TOKEN) for _ in range(2))
+    token = one.sign("x" * 24)
+    assert one.verify(token) == "x" * 24 and other.verify(token) is None
