@@ -6,7 +6,7 @@ from typing import Final
 
 import msgspec
 
-from gateway.calls.streams import call_of_stream, stream_of_call
+from gateway.calls.streams import age_of_stream, call_of_stream, stream_of_call
 from gateway.errors import OUTCOME_UNKNOWN
 from session_store import EventStreams, Session, StoreUnavailable
 from transports.jsonrpc import Object, RequestId, encode, encode_error
@@ -83,7 +83,8 @@ class LostStreams:
     def newest_of(self, call: RequestId) -> str | None:
         """The last stream of a call, by the id that its client has given it."""
         own = encode(call)
-        return max((stream for stream in self._waiting | self._going_on if call_of_stream(stream) == own), default=None)
+        streams = (stream for stream in self._waiting | self._going_on if call_of_stream(stream) == own)
+        return max(streams, key=age_of_stream, default=None)
 
     async def end(self, events: EventStreams, session_id: str, call: RequestId) -> None:
         """End the streams of a call that wait: another request makes it again. Raises `StoreUnavailable`."""

@@ -10,7 +10,16 @@ import msgspec
 from session_store import Session
 from transports.jsonrpc import RequestId, decode_id, encode
 
-__all__ = ["STANDALONE", "call_of_event", "call_of_stream", "event_name", "event_names", "id_in_log", "stream_of_call"]
+__all__ = [
+    "STANDALONE",
+    "age_of_stream",
+    "call_of_event",
+    "call_of_stream",
+    "event_name",
+    "event_names",
+    "id_in_log",
+    "stream_of_call",
+]
 
 _MOST_NAMED_BYTES: Final = 256
 """A longer id of a call is not part of the names of its events."""
@@ -22,6 +31,12 @@ STANDALONE: Final = "standalone"
 def stream_of_call(session: Session, number: int, upstream: str, client_id: RequestId) -> str:
     """The name of a call's stream. The epoch makes it unique if several processes have served the session."""
     return f"{session.epoch}/{number}/{upstream}/{encode(client_id).decode()}"
+
+
+def age_of_stream(stream: str) -> tuple[int, int]:
+    """What is greater for a later stream of a call: the epoch, and the number in it."""
+    epoch, number, _ = stream.split("/", 2)
+    return int(epoch), int(number)
 
 
 def call_of_stream(stream: str) -> bytes | None:

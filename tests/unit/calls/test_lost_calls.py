@@ -38,12 +38,13 @@ def test_a_long_id_of_a_call_is_left_out() -> None:
 
 def test_a_lost_stream_goes_on_once_unless_it_waits_again_and_is_found_by_the_id_of_its_call() -> None:
     lost = LostStreams()
-    for stream in ("1/2/files/7", '1/3/files/"7"', "2/2/files/7"):
+    for stream in ("1/2/files/7", '1/3/files/"7"', "2/2/files/7", "9/9/files/9", "9/10/files/9"):
         lost.wait(stream)
     assert lost.go_on("2/2/files/7") and not lost.go_on("2/2/files/7") and not lost.go_on("1/3/files/8")
     lost.wait("2/2/files/7")
     assert lost.go_on("2/2/files/7")
     assert (lost.newest_of(7), lost.newest_of("7"), lost.newest_of(8)) == ("2/2/files/7", '1/3/files/"7"', None)
+    assert lost.newest_of(9) == "9/10/files/9", "numbers, not texts, are compared"
 
 
 async def test_a_call_that_another_request_makes_again_is_not_made_for_its_streams() -> None:
