@@ -15,6 +15,7 @@ from gateway.upstreams.discovery import Discovery, ask_discovery, meaning_of
 from gateway.upstreams.list_pages import GATEWAY_META, ListReader
 from tests.requirements import requirement
 from tests.support.fake_upstream import FakeUpstream
+from tests.unit.upstreams.parts import answered, refused
 from transports.era import LEGACY, MODERN, Era
 from transports.jsonrpc import Message, encode
 from transports.upstream.streamable_http import HttpUpstream
@@ -97,28 +98,26 @@ def unreachable(_: Any) -> httpx2.Response:
         (status(302), None),
         (status(200, b"<html>"), None),
         (broken, None),
-        (unreachable, None),
     ],
 )
 async def test_what_an_answer_over_http_proves(answer: Answer, era: Era | None) -> None:
     server = OverHttp(answer)
-    if answer is unreachable:
-        with pytest.raises(UpstreamUnavailable):
-            await server.discover()
-        return
     found = await server.discover()
     assert found.era is era and bool(found.result) == (answer is discovered)
     assert found.reason or found.era is not None, "a server that proved nothing says why"
 
 
-@pytest.mark.parametrize(("is_url", "era"), [(True, None), (False, LEGACY)])
-async def test_silence_proves_a_legacy_process_and_nothing_of_a_server_behind_a_url(
-    is_url: bool, era: Era | None
-) -> None:
-    silent = FakeUpstream()
-    found = await ask_discovery(silent.conversation, within_s=0.01, is_url=is_url)
-    assert found.era is era and "did not answer" in found.reason
-    await silent.conversation.close()
+async def test_a_server_that_cannot_be_reached_is_unavailable() -> None:
+    with pytest.raises(UpstreamUnavailable):
+        await OverHttp(unreachable).discover()
+
+
+async def test_silence_proves_a_legacy_process_and_nothing_of_a_server_behind_a_url() -> None:
+    for is_url, era in ((True, None), (False, LEGACY)):
+        silent = FakeUpstream()
+        found = await ask_discovery(silent.conversation, within_s=0.01, is_url=is_url)
+        assert found.era is era and "did not answer" in found.reason
+        await silent.conversation.close()
 
 
 async def test_a_version_that_both_know_is_asked_for_again_once() -> None:
@@ -133,19 +132,18 @@ async def test_a_version_that_both_know_is_asked_for_again_once() -> None:
     assert len(server.requests) == 2, "a server that contradicts itself is not asked for ever"
 
 
-def refused(supported: Any) -> msgspec.Raw:
-    data = {"supported": supported, "requested": "2026-07-28"}
-    return msgspec.Raw(msgspec.json.encode({"code": -32022, "message": "no", "data": data}))
-
-
 def test_the_supported_versions_of_a_refusal_decide() -> None:
-    assert meaning_of(refused(["2025-11-25"])).era is LEGACY, "a version of the handshake"
-    assert meaning_of(refused(["2025-11-25", "2026-07-28"])).retry == "2026-07-28"
-    newer = meaning_of(refused(["2027-01-01"]))
+    def meaning(supported: Any) -> Discovery:
+        data = {"supported": supported, "requested": "2026-07-28"}
+        return meaning_of(msgspec.Raw(encode({"code": -32022, "message": "no", "data": data})))
+
+    assert meaning(["2025-11-25"]).era is LEGACY, "a version of the handshake"
+    assert meaning(["2025-11-25", "2026-07-28"]).retry == "2026-07-28"
+    newer = meaning(["2027-01-01"])
     assert newer.era is MODERN and "2027-01-01 only" in newer.reason and "2026-07-28" in newer.reason
-    long = meaning_of(refused(["9" * 1_000] * 1_000 + [7])).reason
+    long = meaning(["9" * 1_000] * 1_000 + [7]).reason
     assert len(long) < 500, "the server does not decide how long the message is"
-    assert meaning_of(refused("2026-07-28")).era is LEGACY, "the code alone may be a legacy server's own"
+    assert meaning("2026-07-28").era is LEGACY, "the code alone may be a legacy server's own"
     assert meaning_of(msgspec.Raw(b"7")).era is LEGACY
 
 
@@ -166,9 +164,7 @@ class Pages:
     async def ask(self, method: str, params: bytes) -> Message:
         self.asked.append(msgspec.json.decode(params))
         result = self._results.pop(0)
-        if result is None:
-            return Message(jsonrpc="2.0", id=1, error=msgspec.Raw(b"{}"))
-        return Message(jsonrpc="2.0", id=1, result=msgspec.Raw(encode(result)))
+        return refused() if result is None else answered(encode(result))
 
 
 def read(conversation: Pages, method: str = "tools/list") -> list[dict[str, Any]]:
@@ -203,13 +199,13 @@ def test_pages_are_read_until_there_is_no_cursor() -> None:
     assert modern.asked == [{"_meta": GATEWAY_META}]
 
 
-@pytest.mark.parametrize(
-    ("annotations", "is_repeatable"),
-    [({"readOnlyHint": True}, True), ({"idempotentHint": True}, True), ({"readOnlyHint": False}, False), (None, False)],
-)
-def test_the_annotations_of_a_tool_say_whether_its_calls_are_repeatable(
-    annotations: dict[str, bool] | None, is_repeatable: bool
-) -> None:
-    conversation = cast("Any", Pages({"tools": [{"name": "t", "annotations": annotations}]}))
-    assert asyncio.run(READER.is_repeatable("t", conversation)) is is_repeatable
+def test_the_annotations_of_a_tool_say_whether_its_calls_are_repeatable() -> None:
+    for annotations, expected in (
+        ({"readOnlyHint": True}, True),
+        ({"idempotentHint": True}, True),
+        ({"readOnlyHint": False}, False),
+        (None, False),
+    ):
+        conversation = cast("Any", Pages({"tools": [{"name": "t", "annotations": annotations}]}))
+        assert asyncio.run(READER.is_repeatable("t", conversation)) is expected, annotations
     assert asyncio.run(READER.is_repeatable("t", cast("Any", Pages({"tools": []})))) is False, "it is not listed"

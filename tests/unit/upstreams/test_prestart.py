@@ -1,5 +1,6 @@
 """Which session gets a prestarted process, and what becomes of the others."""
 
+from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
@@ -8,7 +9,6 @@ from msgspec.structs import replace
 from gateway.upstreams import prestart
 from gateway.upstreams.prestart import PrestartedProcesses, PrestartPool
 from session_store import Session
-from session_store.session import new_session_id
 from session_store.testing import BOB, FakeClock, a_session
 from transports.upstream_port import UpstreamUnavailable
 
@@ -29,30 +29,23 @@ class Process:
         self.is_closed = True
 
 
-class Server:
-    """A server with so many prestarted processes."""
+class Pooled:
+    """A pool for one server, which is this."""
 
     name = "demo"
 
     def __init__(self, prestarted: int = 1) -> None:
         self.prestarted = prestarted
         self.started: list[Process] = []
-        self.fails = False
+        self.is_busy = False
+        self.given = PrestartedProcesses()
+        self.pool = PrestartPool(self.given, lambda *_: [self])
 
     async def prestart(self, session: Session) -> Any:
-        if self.fails:
+        if self.is_busy:
             raise UpstreamUnavailable("busy")
         self.started.append(Process(session))
         return self.started[-1]
-
-
-class Pooled:
-    """A pool for one server."""
-
-    def __init__(self, server: Server | None = None) -> None:
-        self.server = server or Server()
-        self.given = PrestartedProcesses()
-        self.pool = PrestartPool(self.given, lambda *_: [self.server])
 
     async def open(self, **fields: Any) -> Session:
         """Open a session; what is made for the next one is ready afterwards."""
@@ -67,18 +60,25 @@ class Pooled:
         await self.given._tasks.settled()
 
 
-async def test_the_next_session_of_the_same_environment_gets_the_process_once() -> None:
-    pooled = Pooled()
-    await pooled.open()
-    [process] = pooled.server.started
+@pytest.fixture
+async def pooled() -> AsyncIterator[Pooled]:
+    """With a process for the next session."""
+    found = Pooled()
+    await found.open()
+    yield found
+    await found.pool.close()
+
+
+async def test_the_next_session_of_the_same_environment_gets_the_process_once(pooled: Pooled) -> None:
+    [process] = pooled.started
     session = await pooled.open()
     assert session.id == process.session.id, "the process has its session's id"
     assert pooled.given.take(session, "other") is None
     taken: Any = pooled.given.take(session, "demo")
     assert taken is process and pooled.given.take(session, "demo") is None
-    assert len(pooled.server.started) == 2, "and one is made for the next"
+    assert len(pooled.started) == 2, "and one is made for the next"
     await pooled.pool.close()
-    assert not process.is_closed and pooled.server.started[1].is_closed
+    assert not process.is_closed and pooled.started[1].is_closed
 
 
 @pytest.mark.parametrize(
@@ -90,36 +90,30 @@ async def test_the_next_session_of_the_same_environment_gets_the_process_once() 
         {"client": replace(a_session(CLOCK).client, name="another")},
     ],
 )
-async def test_a_session_that_differs_in_anything_a_process_learns_gets_none(other: dict[str, Any]) -> None:
-    pooled = Pooled()
-    await pooled.open()
+async def test_a_session_that_differs_in_anything_a_process_learns_gets_none(
+    pooled: Pooled, other: dict[str, Any]
+) -> None:
     session = await pooled.open(**other)
-    assert session.id not in [process.session.id for process in pooled.server.started]
-    await pooled.pool.close()
+    assert session.id not in [process.session.id for process in pooled.started]
 
 
-async def test_a_session_that_was_not_opened_leaves_no_process() -> None:
-    pooled = Pooled()
-    await pooled.open()
+async def test_a_session_that_was_not_opened_leaves_no_process(pooled: Pooled) -> None:
     with pytest.raises(ValueError, match="refused"), pooled.pool.beginning(a_session(CLOCK)) as session:
         raise ValueError("refused")
     await pooled.settled()
-    assert pooled.server.started[0].is_closed and pooled.given.take(session, "demo") is None
+    assert pooled.started[0].is_closed and pooled.given.take(session, "demo") is None
 
 
 @pytest.mark.parametrize("has_exited", [False, True])
-async def test_a_process_that_has_exited_or_was_not_used_by_its_session_ends(has_exited: bool) -> None:
-    pooled = Pooled()
-    await pooled.open()
-    pooled.server.started[0].is_good = not has_exited
+async def test_a_process_that_has_exited_or_was_not_used_by_its_session_ends(pooled: Pooled, has_exited: bool) -> None:
+    pooled.started[0].is_good = not has_exited
     session = await pooled.open()
     if has_exited:
         assert pooled.given.take(session, "demo") is None
     else:
         pooled.given.forget(session.id)
         await pooled.settled()
-    assert pooled.server.started[0].is_closed
-    await pooled.pool.close()
+    assert pooled.started[0].is_closed
 
 
 async def test_there_are_pools_for_so_many_environments(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -128,32 +122,27 @@ async def test_there_are_pools_for_so_many_environments(monkeypatch: pytest.Monk
     context = a_session(CLOCK).context
     for workspace in ("a", "b", "a", "c"):
         await pooled.open(context=replace(context, workspace=workspace))
-    closed = [process.session.context.workspace for process in pooled.server.started if process.is_closed]
+    closed = [process.session.context.workspace for process in pooled.started if process.is_closed]
     assert closed == ["b"], "the one that was not used for longest"
     await pooled.pool.close()
-    used = pooled.server.started[0]
-    assert [process for process in pooled.server.started if not process.is_closed] == []
-    assert used.session.context.workspace == "a"
+    assert all(process.is_closed for process in pooled.started)
 
 
-async def test_a_pool_that_is_not_used_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
-    pooled = Pooled()
-    await pooled.open()
+async def test_a_pool_that_is_not_used_is_closed(pooled: Pooled, monkeypatch: pytest.MonkeyPatch) -> None:
     pooled.pool.sweep()
     await pooled.settled()
-    assert not pooled.server.started[0].is_closed
+    assert not pooled.started[0].is_closed
     monkeypatch.setattr(prestart, "UNUSED_S", -1.0)
     pooled.pool.sweep()
     await pooled.settled()
-    assert pooled.server.started[0].is_closed
+    assert pooled.started[0].is_closed
 
 
 async def test_a_server_that_cannot_start_leaves_the_pool_empty() -> None:
-    pooled = Pooled(Server(prestarted=2))
-    pooled.server.fails = True
+    pooled = Pooled(prestarted=2)
+    pooled.is_busy = True
     await pooled.open()
-    assert pooled.server.started == [] and new_session_id() != (await pooled.open()).id
-    pooled.server.fails = False
+    assert pooled.started == []
+    pooled.is_busy = False
     await pooled.open()
-    assert len(pooled.server.started) == 2
-    await pooled.pool.close()
+    assert len(pooled.started) == 2

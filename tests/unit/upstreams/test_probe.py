@@ -6,94 +6,29 @@ from typing import Any
 import msgspec
 import pytest
 
-from gateway.calls.patience import Patience
 from gateway.protocol.handshake import HandshakeRefused
 from gateway.upstreams.facts import KnownFacts, ServerFacts
 from gateway.upstreams.list_pages import ListReader
 from gateway.upstreams.probe import AGAIN_S, WAIT_S, Probe
 from session_store.testing import FakeClock
 from tests.requirements import requirement
+from tests.unit.upstreams.parts import NO_METHOD, Server
 from transports.era import Era
-from transports.jsonrpc import Message
 from transports.upstream_port import LinkClosed, UpstreamUnavailable
 
 pytestmark = pytest.mark.anyio
 
 DISCOVERED = b'{"capabilities":{}}'
-TOOLS = b'{"tools":[{"name":"t"}]}'
-NO_METHOD = HandshakeRefused(msgspec.Raw(b'{"code":-32601,"message":"no such method"}'))
+NO_HANDSHAKE = HandshakeRefused(msgspec.Raw(NO_METHOD))
 NO_HEADER = HandshakeRefused(msgspec.Raw(b'{"code":-32020,"message":"no MCP-Protocol-Version"}'))
 BUSY = UpstreamUnavailable("503 Service Unavailable", status=503)
 UNAUTHORIZED = UpstreamUnavailable("server 'demo' answered 401", status=401)
 BAD_CLIENT = HandshakeRefused(msgspec.Raw(b'{"code":-32602,"message":"who are you"}'))
 
 
-class Server:
-    """What a server answers; stands for its conversations as well."""
-
-    def __init__(
-        self, *, discover: Any = None, ready: Any = None, legacy: Any = None, trial: Any = None, tools: Any = TOOLS
-    ) -> None:
-        self.discover = discover
-        self.tools = tools
-        self.unavailable = {Era.MODERN: ready, Era.LEGACY: legacy, None: trial}
-        self.log: list[str] = []
-        self.gate: asyncio.Event | None = None
-
-    def of(self, era: Era) -> "Talk":
-        return Talk(self, era)
-
-    def trial(self) -> "Talk":
-        return Talk(self, None)
-
-    async def discard(self, era: Era) -> None:
-        self.log.append(f"discard {era}")
-
-
-class Talk:
-    """One conversation."""
-
-    name = "demo"
-
-    def __init__(self, server: Server, era: Era | None) -> None:
-        self.server = server
-        self.trying = era is None
-        self.era = era or Era.LEGACY
-        self.last_words = ["it is no use"]
-        self.patience = Patience(5.0)
-        self.initialize_result = b'{"protocolVersion":"2025-11-25","capabilities":{}}'
-
-    async def ready(self) -> None:
-        self.server.log.append("trial" if self.trying else f"ready {self.era}")
-        if self.server.gate is not None:
-            await self.server.gate.wait()
-        if (fault := self.server.unavailable[None if self.trying else self.era]) is not None:
-            raise fault
-
-    async def ask(self, method: str, _: Any) -> Message:
-        answer = self.server.discover if method == "server/discover" else self.server.tools
-        if isinstance(answer, Exception):
-            raise answer
-        if answer is None:
-            return Message(jsonrpc="2.0", id=1, error=msgspec.Raw(b'{"code":-32601,"message":"?"}'))
-        return Message(jsonrpc="2.0", id=1, result=msgspec.Raw(answer))
-
-    async def close(self, reason: str = "") -> None:
-        self.server.log.append("close")
-
-
 def probe_of(server: Any, clock: FakeClock | None = None, *, is_url: bool = False) -> Probe:
     reader = ListReader(name_chars=256, uri_chars=8_192)
     return Probe("demo", KnownFacts(), server, reader, start_s=5.0, is_url=is_url, clock=clock or FakeClock())
-
-
-async def test_a_modern_server_is_discovered_and_no_handshake_is_made() -> None:
-    server = Server(discover=DISCOVERED)
-    probe = probe_of(server)
-    facts = await probe.facts()
-    assert facts.discover == DISCOVERED and [tool["name"] for tool in facts.tools.listed] == ["t"]
-    assert probe.discovery(facts) == DISCOVERED, "it may not be kept, and is passed on as before"
-    assert server.log == [f"ready {Era.MODERN}"]
 
 
 @requirement("ext.relay")
@@ -128,14 +63,17 @@ async def test_refusals_of_both_eras_say_nothing_of_credentials(server: Server, 
     facts = await probe.facts()
     assert not facts.has_answered and not facts.needs_credentials
     assert bool(facts.failure) is (server.discover is not None), "a server may speak neither era"
-    await probe.close()
 
 
-@pytest.mark.parametrize("discover", [None, DISCOVERED])
 @requirement("upstream.probe-survives")
-async def test_a_server_that_cannot_list_its_tools_now_can_be_used(discover: Any) -> None:
-    facts = await probe_of(Server(discover=discover, tools=BUSY), is_url=True).facts()
-    assert facts.has_answered and not facts.tools.listed
+@pytest.mark.parametrize("discover", [None, DISCOVERED])
+async def test_a_server_is_known_with_its_tools_and_without_those_that_it_cannot_list_now(discover: Any) -> None:
+    for server, tools in ((Server(discover=discover), ["t"]), (Server(discover=discover, tools=BUSY), [])):
+        probe = probe_of(server, is_url=True)
+        facts = await probe.facts()
+        assert facts.has_answered and [tool["name"] for tool in facts.tools.listed] == tools
+        assert facts.discover == discover
+        assert discover is None or probe.discovery(facts) == discover, "it may not be kept, and is passed on as before"
 
 
 @requirement("upstream.probe-survives")
@@ -148,15 +86,13 @@ async def test_an_error_that_nobody_foresaw_is_a_failed_attempt_and_the_next_one
     assert facts.failure == "the gateway could not ask it (RuntimeError)" and probe.failures.count == 1
     await probe.start()
     assert probe.failures.count == 2 and caplog.text.count("the probe of server demo failed") == 1
-    server.unavailable[Era.MODERN], server.discover = None, DISCOVERED
+    server.opening[Era.MODERN], server.discover = None, DISCOVERED
     await probe.start()
     assert (await probe.facts()).discover == DISCOVERED
-    await probe.close()
 
 
 async def test_concurrent_callers_share_one_probe() -> None:
-    server = Server(discover=DISCOVERED)
-    server.gate = asyncio.Event()
+    server = Server(discover=DISCOVERED, is_busy=True)
     probe = probe_of(server)
     asked = [asyncio.ensure_future(probe.facts()) for _ in range(3)]
     await asyncio.sleep(0)
@@ -173,7 +109,7 @@ async def test_a_server_that_failed_is_asked_again_in_the_background_after_a_whi
     server = Server(ready=UpstreamUnavailable("not there"))
     probe = probe_of(server, clock)
     assert (await probe.facts()).failure == "not there"
-    server.unavailable[Era.MODERN], server.discover = None, DISCOVERED
+    server.opening[Era.MODERN], server.discover = None, DISCOVERED
     assert (await probe.facts()).failure and len(server.log) == 1, "not so soon"
     clock.pass_time(AGAIN_S)
     assert (await probe.facts()).failure, "nobody waits for it"
@@ -183,7 +119,14 @@ async def test_a_server_that_failed_is_asked_again_in_the_background_after_a_whi
 
 @pytest.mark.parametrize(
     ("trial", "era"),
-    [(None, Era.LEGACY), (BAD_CLIENT, Era.LEGACY), (NO_METHOD, Era.MODERN), (NO_HEADER, Era.MODERN)],
+    [
+        (None, Era.LEGACY),
+        (BAD_CLIENT, Era.LEGACY),
+        (NO_HANDSHAKE, Era.MODERN),
+        (NO_HEADER, Era.MODERN),
+        (b"{}", Era.MODERN),
+        (b'{"protocolVersion":"2026-07-28","capabilities":{}}', Era.MODERN),
+    ],
 )
 async def test_a_modern_server_is_tried_once_with_a_handshake(trial: Any, era: Era) -> None:
     server = Server(discover=DISCOVERED, trial=UpstreamUnavailable("busy"))
@@ -191,25 +134,14 @@ async def test_a_modern_server_is_tried_once_with_a_handshake(trial: Any, era: E
     assert await probe.era_for(Era.MODERN) is Era.MODERN and "trial" not in server.log
     assert await probe.era_for(Era.LEGACY) is Era.LEGACY
     assert probe.era_now(Era.LEGACY) is None, "a trial that failed decides nothing, and is made again"
-    server.unavailable[None] = trial
+    server.opening[None] = trial
     assert [await probe.era_for(Era.LEGACY) for _ in range(2)] == [era, era]
     assert probe.era_now(Era.LEGACY) is era and server.log.count("trial") == 2
     assert server.log[-1] == "close"
 
 
-@pytest.mark.parametrize("answer", [b"{}", b'{"protocolVersion":"2026-07-28","capabilities":{}}'])
-async def test_a_handshake_in_no_version_of_its_era_is_none(monkeypatch: pytest.MonkeyPatch, answer: bytes) -> None:
-    server = Server(discover=DISCOVERED)
-    probe, trial = probe_of(server), Talk(server, None)
-    trial.initialize_result = answer
-    monkeypatch.setattr(server, "trial", lambda: trial)
-    assert await probe.era_for(Era.LEGACY) is Era.MODERN
-
-
 async def test_who_waits_when_the_gateway_stops_gets_a_failure() -> None:
-    server = Server()
-    server.gate = asyncio.Event()
-    probe = probe_of(server)
+    probe = probe_of(Server(is_busy=True))
     asked = asyncio.ensure_future(probe.facts())
     await asyncio.sleep(0)
     await probe.close()
@@ -218,8 +150,7 @@ async def test_who_waits_when_the_gateway_stops_gets_a_failure() -> None:
 
 @requirement("proc.hang")
 async def test_nobody_waits_for_a_probe_that_has_taken_too_long_already() -> None:
-    clock, server = FakeClock(), Server(discover=DISCOVERED)
-    server.gate = asyncio.Event()
+    clock, server = FakeClock(), Server(discover=DISCOVERED, is_busy=True)
     probe = probe_of(server, clock)
     running = probe.start()
     await asyncio.sleep(0)
@@ -237,7 +168,7 @@ async def test_nobody_waits_for_a_probe_that_has_taken_too_long_already() -> Non
     ("server", "is_url", "failure", "words"),
     [
         (Server(ready=UpstreamUnavailable("not there")), False, "not there", ("it is no use",)),
-        (Server(discover=BUSY, legacy=NO_METHOD), True, "503 Service Unavailable", ()),
+        (Server(discover=BUSY, legacy=NO_HANDSHAKE), True, "503 Service Unavailable", ()),
     ],
     ids=["failed", "busy"],
 )
@@ -248,11 +179,10 @@ async def test_a_server_that_failed_is_asked_again_without_a_client(
     probe = probe_of(server, is_url=is_url)
     facts = await probe.facts()
     assert (facts.failure, facts.last_words, probe.failures.count) == (failure, words, 1)
-    server.unavailable[Era.MODERN], server.discover = None, DISCOVERED
+    server.opening[Era.MODERN], server.discover = None, DISCOVERED
     async with asyncio.timeout(5.0):
         await probe.answered.wait()
     assert probe.failures.count == 0 and probe.era_now(Era.MODERN) is Era.MODERN
-    await probe.close()
 
 
 @requirement("up.era")
@@ -272,7 +202,6 @@ async def test_a_server_that_was_busy_once_is_served_at_once_and_asked_again(is_
     assert (await probe.start()).is_certain and probe._again is None, "nothing is left to find out"
     assert probe.era_now(Era.MODERN) is (Era.MODERN if is_modern else Era.LEGACY)
     assert not is_modern or server.log.count(f"discard {Era.MODERN}") == 2
-    await probe.close()
 
 
 @requirement("cache.hints")
@@ -304,7 +233,7 @@ async def _settle() -> None:
 
 
 @requirement("up.one-start")
-@pytest.mark.parametrize(("fault", "era"), [(None, Era.LEGACY), (NO_METHOD, Era.MODERN)])
+@pytest.mark.parametrize(("fault", "era"), [(None, Era.LEGACY), (NO_HANDSHAKE, Era.MODERN)])
 async def test_the_first_session_tries_the_handshake_with_its_own_process(fault: Any, era: Era) -> None:
     server = Server(discover=DISCOVERED, legacy=fault)
     probe = probe_of(server)
@@ -322,7 +251,7 @@ async def test_a_server_that_refuses_the_probe_for_want_of_credentials_is_marked
     facts = await probe.facts()
     assert facts.needs_credentials and not facts.has_answered and probe.failures.count == 1
     learned = ServerFacts(discover=DISCOVERED, needs_credentials=True)
-    server.gate = asyncio.Event()
+    server.gate.clear()
     running = probe.start()
     await asyncio.sleep(0)
     probe.learn(learned)
@@ -335,4 +264,3 @@ async def test_a_server_that_refuses_the_probe_for_want_of_credentials_is_marked
     server.discover = b'{"capabilities":{"prompts":{}}}'
     await probe.start()
     assert (await probe.facts()).capabilities == {"prompts": {}}
-    await probe.close()

@@ -2,7 +2,7 @@
 
 import json
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 import pytest
@@ -12,7 +12,6 @@ from gateway.config.upstreams import UpstreamSettings
 from gateway.protocol.methods import CHANGES
 from gateway.upstreams.first_answers import FirstAnswers
 from gateway.upstreams.result_cache import Asked, ResultCache
-from session_store import Session
 from session_store.testing import FakeClock, a_session
 from tests.requirements import requirement
 
@@ -163,45 +162,39 @@ def test_all_pages_of_a_list_or_none() -> None:
 SESSION = replace(a_session(FakeClock()), metadata={"tier": "gold", "team": "a"}, token_hash="one")
 
 
-def live_of(session: Session) -> Any:
-    return SimpleNamespace(session=session, ended=False)
-
-
-def conversation_of(*users: Any) -> Any:
-    return SimpleNamespace(users=users, known_lists=None, initialize_result=b'{"serverInfo":{}}')
-
-
-def first_answers() -> FirstAnswers:
-    return FirstAnswers(ResultCache(1 << 20), 60)
+def live_of(**fields: Any) -> Any:
+    return SimpleNamespace(session=replace(SESSION, **fields), ended=False)
 
 
 @requirement("cold.lists")
 def test_metadata_and_credential_are_facts_of_a_process() -> None:
-    found = first_answers()
+    found = FirstAnswers(ResultCache(1 << 20), 60)
 
-    def key(session: Session) -> bytes:
-        asked = found.asked("tools/list", {}, live_of(session), session.context)
+    def key(**fields: Any) -> bytes:
+        asked = found.asked("tools/list", {}, live_of(**fields), SESSION.context)
         assert asked is not None
         return asked.private
 
-    same = replace(SESSION, id="another", metadata={"team": "a", "tier": "gold"})
-    assert key(same) == key(SESSION)
-    others = [replace(SESSION, metadata=metadata) for metadata in ({}, {"tier": "free", "team": "a"}, {"tier": "gold"})]
-    keys = {key(session) for session in (SESSION, *others, replace(SESSION, token_hash="two"))}
-    assert len(keys) == 5
+    assert key(id="another", metadata={"team": "a", "tier": "gold"}) == key()
+    others = [key(metadata=metadata) for metadata in ({}, {"tier": "free", "team": "a"}, {"tier": "gold"})]
+    assert len({key(), *others, key(token_hash="two")}) == 5
 
 
 @requirement("cold.lists")
 def test_a_handshake_is_kept_of_an_unused_process_and_as_it_was_asked() -> None:
-    found, live = first_answers(), live_of(SESSION)
+    found, live = FirstAnswers(ResultCache(1 << 20), 60), live_of()
+    unused, used = (
+        cast("Any", SimpleNamespace(users=users, known_lists=None, initialize_result=b'{"serverInfo":{}}'))
+        for users in ([], [live])
+    )
     version = found.handshake_version()
-    found.keep_handshake(live, conversation_of(live), version)
-    found.keep_handshake(live_of(replace(SESSION, links=("x/legacy",))), conversation_of(), version)
-    found.keep_handshake(live, conversation_of(), version - 1)
+    found.keep_handshake(live, used, version)
+    found.keep_handshake(live_of(links=("x/legacy",)), unused, version)
+    found.keep_handshake(live, unused, version - 1)
     assert found.handshake(live) is None
-    found.keep_handshake(live, conversation_of(), version)
+    found.keep_handshake(live, unused, version)
     assert found.handshake(live) == b'{"serverInfo":{}}'
-    assert found.handshake(live_of(replace(SESSION, metadata={}))) is None
+    assert found.handshake(live_of(metadata={})) is None
 
 
 def test_a_server_behind_a_url_has_none() -> None:

@@ -30,7 +30,6 @@ class Listing:
         self.settings = UpstreamSettings.model_validate({"command": "x", "tools": tools})
         self.unreviewed = {"tools"}
         self.answered = asyncio.Event()
-
         self.probed_tools = Tools([{"name": name, "inputSchema": {"type": "object"}} for name in ("evaluate", "read")])
 
     async def facts(self) -> ServerFacts:
@@ -38,6 +37,10 @@ class Listing:
 
     def mark_reviewed(self) -> None:
         self.unreviewed = set()
+
+
+def with_policy(**policy: Any) -> GatewaySettings:
+    return GatewaySettings.model_validate({"policy": policy})
 
 
 @requirement("task.make")
@@ -56,28 +59,24 @@ async def test_a_pattern_of_tasks_that_names_no_tool_is_a_warning(caplog: pytest
         ({"evalute": {"operation": "eval"}}, {}, "mcpServers.s.tools: 'evalute' names no tool"),
         ({}, {"w": {"tools": ["s__evalute"]}}, "workspaces.w.tools: 's__evalute' names no tool"),
         ({}, {"w": {"servers": ["t"]}}, "workspaces.w.servers: 't' names no server"),
-        (
-            {"eval*": {"operation": "eval"}, "*": {"slow_s": 1}},
-            {"w": {"servers": ["s"], "tools": ["s__read", "s__*"]}},
-            "",
-        ),
     ],
 )
 async def test_one_pattern_that_names_nothing_is_refused(
     tools: dict[str, Any], workspaces: dict[str, Any], fault: str
 ) -> None:
     server: Any = Listing(tools)
-    refusing = GatewaySettings.model_validate({"policy": {"workspaces": workspaces}})
-    policy = {"workspaces": workspaces, "unmatched_patterns": "allow"}
-    if not fault:
-        await compare([server], refusing, NO_SCHEMAS)
-        assert not server.unreviewed, "all patterns name something"
-        return
     with pytest.raises(ConfigurationError) as refused:
-        await compare([server], refusing, NO_SCHEMAS)
+        await compare([server], with_policy(workspaces=workspaces), NO_SCHEMAS)
     [found, what_to_do] = str(refused.value).splitlines()
     assert fault in found and what_to_do == CORRECT and server.unreviewed
-    await compare([server], GatewaySettings.model_validate({"policy": policy}), NO_SCHEMAS)
+    await compare([server], with_policy(workspaces=workspaces, unmatched_patterns="allow"), NO_SCHEMAS)
+    assert not server.unreviewed
+
+
+async def test_patterns_that_name_something_each_are_reviewed() -> None:
+    server: Any = Listing({"eval*": {"operation": "eval"}, "*": {"slow_s": 1}})
+    settings = with_policy(workspaces={"w": {"servers": ["s"], "tools": ["s__read", "s__*"]}})
+    await compare([server], settings, NO_SCHEMAS)
     assert not server.unreviewed
 
 
@@ -94,7 +93,7 @@ async def test_a_server_that_comes_late_is_compared_when_it_answers(caplog: pyte
     servers: Any = [Listing({"evalute": {"operation": "eval"}}), Listing({"read": {"slow_s": 1}})]
     for server in servers:
         server.has_answered = False
-    settings = GatewaySettings.model_validate({"policy": {"workspaces": {"w": {"tools": ["s__evalute"]}}}})
+    settings = with_policy(workspaces={"w": {"tools": ["s__evalute"]}})
     await compare(servers, settings, NO_SCHEMAS)
     comparing = asyncio.create_task(compare_late(servers, settings, NO_SCHEMAS))
     servers[1].answered.set()

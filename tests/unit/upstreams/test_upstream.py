@@ -8,6 +8,7 @@ from typing import Any, cast
 
 import pytest
 
+from gateway.calls.conversation import Conversation
 from gateway.calls.deadlines import Deadlines
 from gateway.calls.live_session import LiveSession
 from gateway.config.faults import ConfigurationError
@@ -30,7 +31,7 @@ from transports.upstream_port import ConnectOptions, UpstreamUnavailable
 pytestmark = pytest.mark.anyio
 
 
-def upstream(name: str = "s") -> ConfiguredUpstream:
+def upstream(name: str) -> ConfiguredUpstream:
     anything = cast("Any", SimpleNamespace(results=ResultCache(0)))
     probe = SimpleNamespace(start=None, facts=None, discovery=None, era_for=None, era_now=None, answered=None)
     return ConfiguredUpstream(
@@ -45,20 +46,20 @@ def upstream(name: str = "s") -> ConfiguredUpstream:
     )
 
 
-def declaring(settings: int) -> Caller:
-    return Caller(b'{"name":"c","version":"1"}', b'{"extensions":{"com.acme/a":{"n":%d}}}' % settings)
-
-
 @requirement("ext.relay")
 async def test_other_extension_settings_are_another_connection_up_to_a_limit() -> None:
     live = LiveSession(a_session(FakeClock()), MemoryBackend().events)
-    server, other = upstream(), upstream("other")
-    open_conversations = [server.conversation(live, LEGACY, "c", declaring(n)) for n in range(MAX_CONVERSATIONS)]
-    assert len({id(each) for each in open_conversations}) == MAX_CONVERSATIONS
-    assert server.conversation(live, LEGACY, "c", declaring(3)) is open_conversations[3]
+
+    def conversation(server: ConfiguredUpstream, settings: int) -> Conversation:
+        declared = b'{"extensions":{"com.acme/a":{"n":%d}}}' % settings
+        return server.conversation(live, LEGACY, "c", Caller(b'{"name":"c","version":"1"}', declared))
+
+    server = upstream("s")
+    opened = [conversation(server, n) for n in range(MAX_CONVERSATIONS)]
+    assert len({id(each) for each in opened}) == MAX_CONVERSATIONS and conversation(server, 3) is opened[3]
     with pytest.raises(UpstreamUnavailable, match="16 different sets of capabilities"):
-        server.conversation(live, LEGACY, "c", declaring(MAX_CONVERSATIONS))
-    assert other.conversation(live, LEGACY, "c", declaring(99)) not in open_conversations
+        conversation(server, MAX_CONVERSATIONS)
+    assert conversation(upstream("other"), 99) not in opened
 
 
 class Links:
@@ -69,9 +70,9 @@ class Links:
 
     def __init__(self) -> None:
         self.links: list[FakeLink] = []
-        self.resources = SimpleNamespace(shared=self.given)
+        self.resources = self
 
-    async def given(self) -> LinkResources:
+    async def shared(self) -> LinkResources:
         return LinkResources()
 
     async def connect(self, _: Any, events: Any) -> FakeLink:

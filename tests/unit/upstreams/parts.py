@@ -1,0 +1,88 @@
+"""Parts of the room: what a server answers, and its conversations."""
+
+import asyncio
+from typing import Any
+
+import msgspec
+
+from gateway.calls.patience import Patience
+from transports.era import Era
+from transports.jsonrpc import Message
+
+NO_METHOD = b'{"code":-32601,"message":"no such method"}'
+
+
+def answered(result: bytes) -> Message:
+    return Message(jsonrpc="2.0", id=1, result=msgspec.Raw(result))
+
+
+def refused(error: bytes = NO_METHOD) -> Message:
+    return Message(jsonrpc="2.0", id=1, error=msgspec.Raw(error))
+
+
+class Server:
+    """What a server answers, and what happens in its conversations; stands for `SharedConversations`.
+
+    `discover` and `tools` are results, errors, exceptions, or None: no such method. `ready` (of the modern era),
+    `legacy` and `trial` are what these conversations raise when they open, or the server's answer to the handshake.
+    """
+
+    def __init__(
+        self,
+        *,
+        discover: Any = None,
+        tools: Any = b'{"tools":[{"name":"t"}]}',
+        ready: Any = None,
+        legacy: Any = None,
+        trial: Any = None,
+        is_busy: bool = False,
+    ) -> None:
+        self.discover = discover
+        self.tools = tools
+        self.opening = {Era.MODERN: ready, Era.LEGACY: legacy, None: trial}
+        self.log: list[str] = []
+        self.gate = asyncio.Event()
+        if not is_busy:
+            self.gate.set()
+
+    def of(self, era: Era) -> "Talk":
+        return Talk(self, era)
+
+    def trial(self) -> "Talk":
+        return Talk(self, None)
+
+    async def discard(self, era: Era) -> None:
+        self.log.append(f"discard {era}")
+
+
+class Talk:
+    """One conversation. Without an era it is a trial of the handshake."""
+
+    name = "demo"
+
+    def __init__(self, server: Server, era: Era | None) -> None:
+        self.server = server
+        self.kind = era
+        self.era = era or Era.LEGACY
+        self.last_words = ["it is no use"]
+        self.patience = Patience(5.0)
+        self.initialize_result = b'{"protocolVersion":"2025-11-25","capabilities":{}}'
+
+    async def ready(self) -> None:
+        self.server.log.append("trial" if self.kind is None else f"ready {self.kind}")
+        await self.server.gate.wait()
+        opening = self.server.opening[self.kind]
+        if isinstance(opening, Exception):
+            raise opening
+        self.initialize_result = opening or self.initialize_result
+
+    async def ask(self, method: str, _: Any) -> Message:
+        answer = self.server.discover if method == "server/discover" else self.server.tools
+        if isinstance(answer, Exception):
+            raise answer
+        if isinstance(answer, Message):
+            return answer
+        return refused() if answer is None else answered(answer)
+
+    async def close(self, reason: str = "") -> None:
+        self.server.log.append("close")
