@@ -6,27 +6,12 @@ from gateway.sandbox.explained import lines_of
 from gateway.sandbox.system_paths import system_grants
 
 FOUND: dict[str, Any] = {
-    "sessions": ("direct", "sandboxed"),
-    "profile": "strict",
-    "chosen_by": "the default",
-    "required": False,
-    "launcher": (),
-    "execute": ["/usr"],
-    "package": None,
-    "read": [],
-    "write": ["/dev/null"],
-    "reach": {"public": False, "hosts": [], "never": []},
-    "sockets": [],
-    "listen": [],
-    "limits": {"memory_mb": 64},
-    "cgroup": "none",
-    "watch": False,
-    "variables": {},
-    "not_granted": [],
-    "withheld": [],
-    "missing": [],
-    "shared": [],
-}
+    "sessions": ("direct", "sandboxed"), "profile": "strict", "chosen_by": "the default", "required": False,
+    "launcher": (), "execute": ["/usr"], "package": None, "read": [], "write": ["/dev/null"],
+    "reach": {"public": False, "hosts": [], "never": []}, "sockets": [], "listen": [],
+    "limits": {"memory_mb": 64}, "cgroup": "none", "watch": False, "variables": {},
+    "not_granted": [], "withheld": [], "missing": [], "shared": [],
+}  # fmt: skip
 
 
 def test_what_is_granted_besides_the_system_has_a_line_each() -> None:

@@ -22,42 +22,49 @@ from gateway.sandbox.holding import (
 )
 from gateway.sandbox.own_files import opened, own_files
 from tests.requirements import requirement
+from tests.unit.sandbox.parts import make
 from transports.upstream.delegation import Delegation
 from transports.upstream.walls.kernel import Kernel
 from transports.upstream.walls.spec import Grant, Walls
 
-OLD = Kernel(
-    landlock=0,
-    filters="the kernel has no seccomp filters",
-    gate="it has no gate",
-    namespaces="it has none",
-    mounts="it has none",
-)
+OLD = Kernel(landlock=0, filters="no filters", gate="no gate", namespaces="no namespaces", mounts="no mounts")
 BESIDE = {f"sessions.db{ending}" for ending in ("-wal", "-shm", "-journal")}
 NEW = Kernel(landlock=7, filters="", gate="", namespaces="", mounts="")
 
 
+def settings_of(gateway: Any = None, **servers: Any) -> Settings:
+    return Settings.model_validate({"mcpServers": servers, "gateway": gateway or {}})
+
+
+def reading(path: Path) -> Walls:
+    return Walls(profile="standard", grants=(Grant(path=str(path), mode="r"),), reach=None)
+
+
 def found(kernel: Kernel, delegation: Delegation | None = None, **sandboxes: Any) -> list[Holding]:
-    servers = {name: {"command": "cat", "sandbox": sandbox} for name, sandbox in sandboxes.items()}
-    settings = Settings.model_validate({"mcpServers": servers})
+    settings = settings_of(**{name: {"command": "cat", "sandbox": sandbox} for name, sandbox in sandboxes.items()})
     every = {name: enclosures_of(name, entry, settings.gateway) for name, entry in settings.mcpServers.items()}
     return holdings(every, lambda _: kernel, delegation)
 
 
 @requirement("box.told")
 def test_each_sandbox_of_a_server_is_there_once() -> None:
-    one, off, direct, guests = found(NEW, one="standard", off="off", two={"direct": "off", "sandboxed": "strict"})
-    assert [each.title for each in (one, off, direct, guests)] == ["one", "off", "two (direct)", "two (sandboxed)"]
-    assert [each.sandbox.profile for each in (one, off, direct, guests)] == ["standard", "off", "off", "strict"]
-    assert not any(each.missing for each in (one, off, direct, guests))
+    every = found(NEW, one="standard", off="off", two={"direct": "off", "sandboxed": "strict"})
+    assert [(each.title, each.sandbox.profile, each.missing) for each in every] == [
+        ("one", "standard", ()),
+        ("off", "off", ()),
+        ("two (direct)", "off", ()),
+        ("two (sandboxed)", "strict", ()),
+    ]
 
 
 @requirement("box.required")
 def test_a_required_sandbox_that_does_not_hold_is_refused_with_what_is_missing() -> None:
+    sandboxes: dict[str, Any] = {
+        "a": {"profile": "standard", "required": True},
+        "c": {"profile": "off", "required": True},
+    }
     with pytest.raises(ConfigurationError) as refused:
-        refuse_unheld(
-            found(OLD, a={"profile": "standard", "required": True}, b="strict", c={"profile": "off", "required": True})
-        )
+        refuse_unheld(found(OLD, **sandboxes, b="strict"))
     [line] = str(refused.value).splitlines()
     assert line.startswith("mcpServers.a.sandbox: standard is required, and does not hold on this machine. Files are")
     refuse_unheld(found(OLD, b="strict"))
@@ -76,7 +83,7 @@ def test_what_does_not_hold_and_what_is_not_granted_is_logged_once(caplog: pytes
     log_holdings(found(OLD, c="off"))
     assert not caplog.records
     entry = {"command": "cat", "args": ["/etc"], "sandbox": {"direct": "standard", "sandboxed": "strict"}}
-    log_holdings(holdings_of(Settings.model_validate({"mcpServers": {"a": entry}})))
+    log_holdings(holdings_of(settings_of(a=entry)))
     assert [record.message for record in caplog.records if "/etc" in record.message] == [
         "mcpServers.a: not granted to its sandbox: /etc: it holds too much to be meant as a whole; grant what is "
         "needed in read or write"
@@ -118,14 +125,15 @@ def test_files_of_the_gateway_that_a_sandbox_leaves_open_are_found(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     project = tmp_path / "project"
-    project.mkdir()
-    for name in ("package.json", "server.js", "mcp.json"):
-        (project / name).touch()
+    make(project, "package.json", "server.js", "mcp.json")
     monkeypatch.setenv("MCP_GATEWAY_KEYS_FILE", str(tmp_path / "keys"))
-    store = {"store": f"sqlite:///{project}/sessions.db"}
-    servers = {"a": {"command": "cat", "args": [str(project / "server.js")], "sandbox": "standard"}}
-    servers["b"] = {"command": "node", "args": [str(project / "server.js")], "sandbox": "standard"}
-    settings = Settings.model_validate({"mcpServers": servers | {"c": {"command": "cat"}}, "gateway": store})
+    entry = {"args": [str(project / "server.js")], "sandbox": "standard"}
+    settings = settings_of(
+        {"store": f"sqlite:///{project}/sessions.db"},
+        a={"command": "cat", **entry},
+        b={"command": "node", **entry},
+        c={"command": "cat"},
+    )
     files = [project / "mcp.json", *own_files(settings.gateway)]
     assert {file.name for file in files} == {"mcp.json", "keys", "sessions.db", "sessions.db.keys", *BESIDE}
     opened = {one.server: {Path(file).name for file in one.opens(files)} for one in holdings_of(settings)}
@@ -140,8 +148,7 @@ def test_a_folder_with_keys_of_the_gateway_is_granted_to_no_server(
     folder.mkdir()
     monkeypatch.setenv("MCP_GATEWAY_KEYS_FILE", str(keys))
     for profile in ("standard", "strict"):
-        servers = {"files": {"command": "cat", "args": [str(folder)], "sandbox": profile}}
-        settings = Settings.model_validate({"mcpServers": servers})
+        settings = settings_of(files={"command": "cat", "args": [str(folder)], "sandbox": profile})
         with pytest.raises(ConfigurationError) as refused:
             refuse_open(holdings_of(settings), own_files(settings.gateway))
         assert f"mcpServers.files: its sandbox grants {folder}, and with it {keys}" in str(refused.value)
@@ -155,33 +162,27 @@ def test_a_single_file_beside_the_store_has_its_pages(tmp_path: Path) -> None:
     files = own_files(GatewaySettings.model_validate({"store": f"sqlite:///{tmp_path}/link.db"}))
     for ending in ("", "-wal", "-shm", "-journal"):
         file = tmp_path / f"sessions.db{ending}"
-        walls = Walls(profile="standard", grants=(Grant(path=str(file), mode="r"),), reach=None)
-        assert [grant for grant, _ in opened(walls, files)] == [str(file)], "SQLite names them beside the file itself"
-    other = Walls(profile="standard", grants=(Grant(path=str(tmp_path / "sessions"), mode="r"),), reach=None)
-    assert list(opened(other, files)) == []
+        granted = [grant for grant, _ in opened(reading(file), files)]
+        assert granted == [str(file)], "SQLite names them beside the file itself"
+    assert list(opened(reading(tmp_path / "sessions"), files)) == []
 
 
 @requirement("box.keys")
 def test_a_file_is_opened_by_each_name_that_it_has(tmp_path: Path) -> None:
+    make(tmp_path, "gateway/key", "granted/")
     key, other = tmp_path / "gateway/key", tmp_path / "granted/key"
-    for file in (key, other):
-        file.parent.mkdir()
-    key.write_text("secret")
     other.hardlink_to(key)
-    walls = Walls(profile="standard", grants=(Grant(path=str(other), mode="r"),), reach=None)
-    assert [*opened(walls, [key])] == [(str(other), key)]
-    assert [*opened(walls, [tmp_path / "gateway/none"])] == []
+    assert [*opened(reading(other), [key, tmp_path / "gateway/none"])] == [(str(other), key)]
 
 
 @requirement("box.keys")
 def test_a_folder_is_opened_where_it_is_mounted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    make(tmp_path, "gateway/", "granted/")
     folder, mounted = tmp_path / "gateway", tmp_path / "granted"
-    for one in (folder, mounted):
-        one.mkdir()
     look = os.stat
     monkeypatch.setattr(os, "stat", lambda path, **how: look(folder if path == str(mounted) else path, **how))
-    walls = Walls(profile="standard", grants=(Grant(path=str(mounted), mode="r"),), reach=None)
-    assert [*opened(walls, [folder / "key"])] == [(str(mounted), folder / "key")], "before the file is there, too"
+    found = [*opened(reading(mounted), [folder / "key"])]
+    assert found == [(str(mounted), folder / "key")], "before the file is there, too"
 
 
 def test_a_store_that_is_no_file_has_no_files(monkeypatch: pytest.MonkeyPatch) -> None:

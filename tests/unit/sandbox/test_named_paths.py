@@ -9,11 +9,7 @@ import pytest
 from gateway.sandbox.named_paths import NamedPaths, named_paths
 from gateway.sandbox.system_paths import OwnLink, followed, is_broad, system_grants
 from tests.requirements import requirement
-
-
-@pytest.fixture
-def place(tmp_path: Path) -> Path:
-    return Path(os.path.realpath(tmp_path))
+from tests.unit.sandbox.parts import make
 
 
 def found(*args: str, code: tuple[str, ...] = (), folder: str | None = "/", **env: str) -> NamedPaths:
@@ -22,9 +18,7 @@ def found(*args: str, code: tuple[str, ...] = (), folder: str | None = "/", **en
 
 @requirement("box.arguments")
 def test_a_folder_that_an_argument_names_is_written_and_a_folder_of_code_is_read(place: Path) -> None:
-    for name in ("data", "app/src", "app/data"):
-        (place / name).mkdir(parents=True)
-    (place / "app/memory.json").touch()
+    make(place, "data/", "app/src/", "app/data/", "app/memory.json")
     named = found(
         *(f"{place}/data", f"--directory={place}/app", f"{place}/app/src", "-m", "app", f"{place}/app/memory.json"),
         code=(f"{place}/app/src/server.py", f"{place}/app"),
@@ -36,14 +30,14 @@ def test_a_folder_that_an_argument_names_is_written_and_a_folder_of_code_is_read
         f"{place}/{folder}: it belongs to the server's code, so it is only read; list it in write if it is data"
         for folder in ("app", "app/src")
     ]
-    (place / "tool").touch(mode=0o755)
+    make(place, "tool", mode=0o755)
     assert found(f"{place}/tool").read.keys() == {f"{place}/tool"}, "a program"
 
 
 @requirement("box.arguments")
 def test_what_holds_too_much_is_left_out_and_told(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", str(place))
-    (place / ".config").mkdir()
+    make(place, ".config/")
     named = found("/", "/etc", "/tmp", str(place), f"{place}/.config", "~/notes")
     assert not named.read and not named.write
     assert len(named.left_out) == 6 and all("write" in why for why in named.left_out)
@@ -51,32 +45,24 @@ def test_what_holds_too_much_is_left_out_and_told(place: Path, monkeypatch: pyte
 
 @requirement("box.links")
 def test_links_that_a_session_could_have_made_are_not_followed(place: Path) -> None:
-    (place / "secret").mkdir()
-    (place / "secret/key").touch()
-    (place / "data").mkdir()
+    make(place, "secret/key", "data/")
     (place / "data/memory.json").symlink_to(place / "secret/key")
     (place / "data/notes").symlink_to(place / "secret")
-    for named in (
-        f"{place}/data/memory.json",
-        f"{place}/data/notes",
-        f"{place}/data/notes/key",
-        f"{place}/data/notes/new",
-    ):
-        told = found(named)
-        assert not told.read and not told.write, named
-        assert "is a symlink of the gateway's user; write the path that it leads to" in next(iter(told.left_out))
+    (place / "loop").symlink_to(place / "loop")
+    for name in ("data/memory.json", "data/notes", "data/notes/key", "data/notes/new", "loop"):
+        named = found(f"{place}/{name}")
+        assert not named.read and not named.write, name
+        [why] = named.left_out
+        assert "is a symlink of the gateway's user; write the path that it leads to" in why
     assert not found(PYTHONPATH=f"{place}/data/notes").read
     within = f"{place}/data/notes"
     assert not named_paths([f"{place}/data"], {}, code=(), folder="/", cwd=within).read, "its sessions write there"
     assert named_paths([], {}, code=(), folder="/", cwd=within).read.keys() == {f"{place}/secret"}, "nobody does"
-    (place / "loop").symlink_to(place / "loop")
-    assert not found(f"{place}/loop").write
 
 
 @requirement("box.arguments")
 def test_files_are_written_unless_they_are_code_keys_or_settings(place: Path) -> None:
-    for name in ("memory.json", "notes.db", "ca.pem", "app.toml", "run.py", "plain"):
-        (place / name).touch()
+    make(place, "memory.json", "notes.db", "ca.pem", "app.toml", "run.py", "plain")
     named = found(
         *(f"{place}/memory.json", "--config", f"{place}/plain", f"{place}/run.py"),
         NODE_EXTRA_CA_CERTS=f"{place}/ca.pem",
@@ -92,12 +78,10 @@ def test_a_file_that_is_made_or_has_journals_needs_its_folder_which_it_gets_if_i
     place: Path, name: str
 ) -> None:
     own = place / "own"
-    own.mkdir()
-    for one in ("notes.db", "notes.db-wal", f"{name}.lock"):
-        (own / one).touch()
+    make(own, "notes.db", "notes.db-wal", f"{name}.lock")
     file = {f"{own}/{name}"} if (own / name).exists() else set()
     assert found("--path", f"{own}/{name}").write.keys() == {str(own), *file}
-    (own / "another").touch()
+    make(own, "another")
     named = found("--path", f"{own}/{name}")
     assert named.write.keys() == file
     assert [*named.left_out] == [
@@ -106,15 +90,15 @@ def test_a_file_that_is_made_or_has_journals_needs_its_folder_which_it_gets_if_i
     ]
 
 
-def test_no_folder_of_the_system_is_written_for_a_file(place: Path) -> None:
+def test_no_folder_of_the_system_is_written_for_a_file() -> None:
     assert not found(MEMORY_FILE_PATH="/etc/new.json").write
     assert not found("/no such/folder/x").write
 
 
 def test_urls_of_files_are_files(place: Path) -> None:
-    (place / "a b.db").touch()
-    assert f"{place}/a b.db" in found(f"file://{place}/a%20b.db").write
-    assert f"{place}/a b.db" in found(f"sqlite:///{place}/a b.db").write
+    make(place, "a b.db")
+    for url in (f"file://{place}/a%20b.db", f"sqlite:///{place}/a b.db"):
+        assert f"{place}/a b.db" in found(url).write, url
 
 
 @requirement("box.arguments")
@@ -140,8 +124,7 @@ def test_a_socket_is_granted_by_its_setting_only(place: Path) -> None:
 
 
 def test_variables_of_code_are_lists_that_are_read(place: Path) -> None:
-    for name in ("one", "two"):
-        (place / name).mkdir()
+    make(place, "one/", "two/")
     named = found(PYTHONPATH=f"{place}/one:{place}/two::relative")
     assert named.read.keys() == {f"{place}/one", f"{place}/two"} and not named.write
 
@@ -150,7 +133,7 @@ def test_folders_of_the_system_in_path_are_granted_anyway_and_a_home_folder_is_n
     place: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HOME", str(place))
-    (place / "tools").mkdir()
+    make(place, "tools/")
     named = found(PATH=f"/usr/local/bin:/usr/bin:/bin:/usr:/opt:{place}:{place}/tools", PYTHONHOME="/usr")
     assert named.read.keys() == {f"{place}/tools"} and not named.write
     assert [*named.left_out] == [f"{place}, in PATH: list what the server runs from there in read"]
@@ -159,18 +142,16 @@ def test_folders_of_the_system_in_path_are_granted_anyway_and_a_home_folder_is_n
 @requirement("box.arguments")
 def test_a_worktree_of_git_names_the_repository_that_it_needs(place: Path) -> None:
     # As `git worktree add` makes them (gitrepository-layout(5)).
-    (place / "main/.git/worktrees/tree").mkdir(parents=True)
-    (place / "tree").mkdir()
-    (place / "tree/.git").write_text(f"gitdir: {place}/main/.git/worktrees/tree\n")
+    make(place, "main/.git/worktrees/tree/")
+    make(place, "tree/.git", text=f"gitdir: {place}/main/.git/worktrees/tree\n")
     named = found(f"{place}/tree", f"{place}/main")
     assert named.write.keys() == {f"{place}/tree", f"{place}/main"}, "never granted: a session can write the file"
     why = f"{place}/tree is a part of this git repository: list it in write if the server uses git there"
     assert named.repositories == {f"{place}/main/.git": f"{place}/main/.git: {why}"}
-    (place / "module").mkdir()
-    (place / "module/.git").write_text("gitdir: ../main/.git/modules/module\n")
+    make(place, "module/.git", text="gitdir: ../main/.git/modules/module\n")
     assert [*found(f"{place}/module").repositories] == [f"{place}/main/.git/modules/module"]
     for text in ("", "gitdir: \n", "gitdir", "gitdir: a\0b", "x" * 9_999):
-        (place / "module/.git").write_text(text)
+        make(place, "module/.git", text=text)
         assert not found(f"{place}/module").repositories
     (place / "module/.git").unlink()
     os.mkfifo(place / "module/.git")
@@ -178,16 +159,15 @@ def test_a_worktree_of_git_names_the_repository_that_it_needs(place: Path) -> No
 
 
 def test_relative_words_are_meant_in_the_working_directory(place: Path) -> None:
-    (place / "data").mkdir()
+    make(place, "data/")
     assert found("data", "no-such-thing", "-y", folder=str(place)).write.keys() == {f"{place}/data"}
     assert not found("data", folder=None).write, "in the session's own folder, which is granted anyway"
 
 
 @requirement("box.links")
-def test_links_of_the_system_and_of_others_are_followed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_links_of_the_system_and_of_others_are_followed(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert followed("/var/run") == os.path.realpath("/var/run"), "it lies in a folder that no grant is made for"
-    place = Path(os.path.realpath(tmp_path))
-    (place / "there").mkdir()
+    make(place, "there/")
     (place / "link").symlink_to("there/../there")
     with pytest.raises(OwnLink, match=f"^{place}/link$"):
         followed(f"{place}/link/file")
@@ -201,13 +181,11 @@ def test_links_of_the_system_and_of_others_are_followed(tmp_path: Path, monkeypa
 
 
 @requirement("box.arguments")
-def test_folders_that_hold_what_belongs_to_others_are_broad(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("HOME", str(tmp_path))
+def test_folders_that_hold_what_belongs_to_others_are_broad(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(place))
     monkeypatch.setattr("tempfile.tempdir", "/srv/scratch/here")
-    for path in ("/", "/etc", "/srv/scratch", "/srv/scratch/here", os.path.realpath(tmp_path), f"{tmp_path}/.ssh"):
-        assert is_broad(os.path.realpath(path)), path
-    for path in ("/srv/notes", "/srv/scratch/other", f"{tmp_path}/notes"):
-        assert not is_broad(os.path.realpath(path)), path
+    broad = ["/", "/etc", "/srv/scratch", "/srv/scratch/here", str(place), f"{place}/.ssh"]
+    assert [path for path in (*broad, "/srv/notes", "/srv/scratch/other", f"{place}/notes") if is_broad(path)] == broad
 
 
 def test_the_system_is_read_and_its_devices_written() -> None:
@@ -218,11 +196,8 @@ def test_the_system_is_read_and_its_devices_written() -> None:
 
 
 @requirement("box.runtime")
-def test_java_of_debian_has_its_settings_and_not_the_passwords_beside_them(tmp_path: Path) -> None:
-    java = Path(os.path.realpath(tmp_path)) / "java-17-openjdk"
-    for name in ("security/java.security", "net.properties", "jvm-amd64.cfg", "management/jmxremote.password"):
-        (java / name).parent.mkdir(parents=True, exist_ok=True)
-        (java / name).touch()
-    granted = [grant for grant in system_grants(str(tmp_path)) if grant.path.startswith(str(java))]
-    names = ("security", "net.properties", "jvm-amd64.cfg")
-    assert {(grant.path, grant.mode) for grant in granted} == {(str(java / name), "r") for name in names}
+def test_java_of_debian_has_its_settings_and_not_the_passwords_beside_them(place: Path) -> None:
+    java = place / "java-17-openjdk"
+    make(java, "security/java.security", "net.properties", "jvm-amd64.cfg", "management/jmxremote.password")
+    granted = {grant.path: grant.mode for grant in system_grants(str(place)) if grant.path.startswith(str(java))}
+    assert granted == {f"{java}/{name}": "r" for name in ("security", "net.properties", "jvm-amd64.cfg")}

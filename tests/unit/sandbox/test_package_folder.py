@@ -10,6 +10,7 @@ from gateway.sandbox.foreign_files import plain, read_plain, write_new
 from gateway.sandbox.npm_settings import without_keys
 from gateway.sandbox.package_folder import RECORD, FetchedPackage, PackageFolder, remove, usable_root
 from tests.requirements import requirement
+from tests.unit.sandbox.parts import make
 
 
 @pytest.fixture
@@ -22,11 +23,9 @@ def folder(tmp_path: Path) -> PackageFolder:
 def fetched(folder: PackageFolder, content: str = "one") -> FetchedPackage:
     """A whole package in a new copy, which no record names yet."""
     copy = folder.new_copy()
-    program = copy / "program"
-    program.write_text("#!/bin/sh\n")
-    program.chmod(0o700)
+    make(copy, "program", text="#!/bin/sh\n", mode=0o700)
     return FetchedPackage(
-        argv=(str(program),), env={"A": "1"}, path=(str(copy),), read=(str(copy),),
+        argv=(str(copy / "program"),), env={"A": "1"}, path=(str(copy),), read=(str(copy),),
         content=content, copy=copy.name, fetched_at=5.0,
     )  # fmt: skip
 
@@ -40,35 +39,27 @@ def test_a_package_is_there_once_its_record_names_it(folder: PackageFolder) -> N
 
 
 @requirement("box.package-whole")
-@pytest.mark.parametrize(
-    "damage", ["broken record", "no interpreter", "no program", "removed copy", "unreadable record"]
-)
-def test_a_damaged_package_is_not_used(folder: PackageFolder, damage: str) -> None:
+def test_a_damaged_package_is_not_used(folder: PackageFolder) -> None:
     package = fetched(folder)
+    folder.publish(replace(package, argv=("/nonexistent/python", *package.argv)))
+    assert folder.current() is None, "without its interpreter"
+    for record in (b'{"argv": ["/bin/true"', b'{"argv": "/bin/true"}'):
+        (folder.path / RECORD).write_bytes(record)
+        assert folder.current() is None, record
     folder.publish(package)
-    match damage:
-        case "unreadable record":
-            (folder.path / RECORD).write_bytes(b'{"argv": ["/bin/true"')
-        case "broken record":
-            (folder.path / RECORD).write_bytes(b'{"argv": "/bin/true"}')
-        case "no program":
-            Path(package.argv[0]).unlink()
-        case "no interpreter":
-            folder.publish(replace(package, argv=("/nonexistent/python", *package.argv)))
-        case "removed copy":
-            (folder.path / package.copy).rename(folder.path / "elsewhere")
-    assert folder.current() is None
+    for missing in (Path(package.argv[0]), folder.path / package.copy):
+        missing.rename(folder.path / "elsewhere")
+        assert folder.current() is None, missing
+        (folder.path / "elsewhere").rename(missing)
+        assert folder.current() == package
 
 
 @requirement("box.package-shared")
 def test_one_gateway_fetches_at_a_time(folder: PackageFolder) -> None:
-    lock = folder.try_lock()
-    assert lock is not None
-    assert PackageFolder(folder.path).try_lock() is None
-    os.close(lock)
-    again = folder.try_lock()
-    assert again is not None
-    os.close(again)
+    for _ in range(2):
+        lock = folder.try_lock()
+        assert lock is not None and PackageFolder(folder.path).try_lock() is None
+        os.close(lock)
 
 
 @requirement("box.package-shared")
@@ -88,14 +79,11 @@ def test_a_copy_in_use_is_kept_until_it_is_released(folder: PackageFolder) -> No
 
 @requirement("box.package-whole")
 def test_what_a_killed_fetch_has_left_behind_is_removed(folder: PackageFolder) -> None:
-    half = fetched(folder)
-    (folder.path / "abc.new").write_text("{")
-    sealed = folder.path / half.copy / "sealed"
-    sealed.mkdir()
-    (sealed / "file").touch()
+    sealed = folder.path / fetched(folder).copy / "sealed"
+    make(folder.path, "abc.new", f"{sealed}/file")
     sealed.chmod(0)
     folder.remove_unused()
-    assert [path.name for path in folder.path.iterdir()] == []
+    assert [*folder.path.iterdir()] == []
 
 
 @requirement("box.package-whole")
@@ -112,18 +100,16 @@ def test_a_folder_that_others_can_write_is_refused(tmp_path: Path) -> None:
 @pytest.fixture
 def victim(tmp_path: Path) -> Path:
     """A folder of the gateway's user, with a file and a folder that nobody may enter."""
-    folder = tmp_path / "victim"
-    (folder / "closed").mkdir(parents=True)
-    (folder / "closed").chmod(0o500)
-    (folder / "file").write_text("kept", encoding="utf-8")
-    return folder
+    make(tmp_path, "victim/closed/")
+    make(tmp_path, "victim/file", text="kept")
+    (tmp_path / "victim/closed").chmod(0o500)
+    return tmp_path / "victim"
 
 
 @pytest.fixture
 def copy(tmp_path: Path) -> Path:
-    folder = tmp_path / "copy"
-    folder.mkdir()
-    return folder
+    make(tmp_path, "copy/")
+    return tmp_path / "copy"
 
 
 @requirement("box.package-whole")
@@ -131,13 +117,13 @@ def test_a_note_that_is_no_plain_file_is_not_read(copy: Path, victim: Path) -> N
     os.mkfifo(copy / "pipe")
     (copy / "link").symlink_to(victim / "file")
     (copy / "endless").symlink_to("/dev/zero")
-    (copy / "folder").mkdir()
     (copy / "away").symlink_to(victim)
-    (copy / "long").write_bytes(b"x" * 11)
+    make(copy, "folder/")
+    make(copy, "long", text="x" * 11)
+    make(copy, "short", text="x" * 10)
     for name in ("pipe", "link", "endless", "folder", "away/file", "long"):
         with pytest.raises(OSError):
             read_plain(copy, copy / name, 10)
-    (copy / "short").write_bytes(b"x" * 10)
     assert read_plain(copy, copy / "short", 10) == b"x" * 10
     assert plain(copy, copy / "a/b") and not plain(copy, copy / "away/closed")
 

@@ -11,6 +11,7 @@ from gateway.config.sandbox import Sandbox
 from gateway.config.upstreams import UpstreamSettings
 from gateway.sandbox.profiles import Enclosure, OwnFolder, enclosure_of
 from tests.requirements import requirement
+from tests.unit.sandbox.parts import make
 from transports.upstream.walls.spec import Walls
 
 SECRETS = ("/etc/shadow", "/etc/ssh", "/etc/ssl/private", "/etc/kubernetes", str(Path.home() / ".ssh"))
@@ -51,10 +52,9 @@ def test_a_process_reads_its_runtime_writes_its_own_folder_and_sees_no_secrets(p
     assert mode_of(walls, "/etc/passwd") == "r" and mode_of(walls, "/dev/null") == "rw"
     assert not any(mode_of(walls, secret) for secret in SECRETS), modes(walls)
     assert mode_of(walls, own.home).startswith("rw") and mode_of(walls, own.temporary).startswith("rw")
-    assert [path for path, mode in modes(walls).items() if "w" in mode and not path.startswith("/dev/")] == [
-        str(own.path)
-    ]
-    assert process.env["HOME"] == str(own.home) and process.cwd == "~" and process.env["TMPDIR"] == str(own.temporary)
+    written = [path for path, mode in modes(walls).items() if "w" in mode and not path.startswith("/dev/")]
+    assert written == [str(own.path)]
+    assert (process.env["HOME"], process.env["TMPDIR"], process.cwd) == (str(own.home), str(own.temporary), "~")
     assert walls.reach is not None and walls.reach.sockets == ("/run/own.sock", str(own.path))
     assert walls.profile == profile and Walls.from_json(walls.to_json()) == walls
     other = enclosed({}, profile=profile).process(OwnFolder(own.path.with_name("other")), sockets=["/run/other.sock"])
@@ -74,10 +74,9 @@ def test_standard_reaches_public_hosts_and_strict_what_is_listed(own: OwnFolder)
 
 
 @requirement("box.arguments")
-def test_arguments_are_written_under_standard_and_read_under_strict(tmp_path: Path) -> None:
-    data = Path(os.path.realpath(tmp_path)) / "data"
-    data.mkdir()
-    (data / "cwd").mkdir()
+def test_arguments_are_written_under_standard_and_read_under_strict(place: Path) -> None:
+    make(place, "data/cwd/")
+    data = place / "data"
     entry = {"args": [str(data)], "cwd": str(data / "cwd")}
     assert mode_of(enclosed(entry).walls, data) == "rw"
     assert mode_of(enclosed(entry, profile="strict").walls, data) == "r"
@@ -98,8 +97,7 @@ def test_a_server_starts_in_its_home_unless_it_names_something_where_the_gateway
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, own: OwnFolder
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "server.py").touch()
-    (tmp_path / "notes").mkdir()
+    make(tmp_path, "server.py", "notes/")
     moved = {"args": ["-m", "json.tool", "run"]}, {"args": ["/usr/bin/env"]}, {"cwd": "~", "args": ["server.py"]}
     assert all(enclosed(entry).process(own).cwd == "~" for entry in moved)
     stays = {"args": ["server.py"]}, {"args": ["-m", "notes.main"]}, {"args": ["."]}, {"command": "./server.py"}
@@ -108,13 +106,9 @@ def test_a_server_starts_in_its_home_unless_it_names_something_where_the_gateway
 
 
 @requirement("box.runtime", "box.arguments")
-def test_a_shell_in_front_of_a_server_changes_nothing(tmp_path: Path) -> None:
-    place = Path(os.path.realpath(tmp_path))
-    for name in ("app/server.py", "env/bin/python3"):
-        (place / name).parent.mkdir(parents=True)
-        (place / name).touch(mode=0o755)
-    (place / "env/pyvenv.cfg").write_text("home = /usr/bin\n")
-    (place / "data").mkdir()
+def test_a_shell_in_front_of_a_server_changes_nothing(place: Path) -> None:
+    make(place, "app/server.py", "env/bin/python3", "data/", mode=0o755)
+    make(place, "env/pyvenv.cfg", text="home = /usr/bin\n")
     text = f"cd {place}/app && exec {place}/env/bin/python3 server.py {place}/data 2>> {place}/data/log"
     found = enclosed({"command": "sh", "args": ["-c", text]})
     assert mode_of(found.walls, place / "env/bin/python3") == mode_of(found.walls, place / "app/server.py") == "rx"
@@ -126,15 +120,14 @@ def test_what_is_not_granted_is_told(tmp_path: Path) -> None:
     assert [line.partition(":")[0] for line in found.left_out] == ["/etc", f"{tmp_path}/none"]
 
 
-def test_a_repository_is_asked_for_until_it_is_listed(tmp_path: Path) -> None:
-    place = Path(os.path.realpath(tmp_path))
-    (place / "tree").mkdir()
-    (place / "main/.git").mkdir(parents=True)
-    (place / "tree/.git").write_text(f"gitdir: {place}/main/.git/worktrees/tree\n")
-    assert [line.partition(":")[0] for line in enclosed({"args": [f"{place}/tree"]}).left_out] == [f"{place}/main/.git"]
-    found = enclosed({"args": [f"{place}/tree"]}, write=(f"{place}/main/.git",))
+def test_a_repository_is_asked_for_until_it_is_listed(place: Path) -> None:
+    make(place, "main/.git/")
+    make(place, "tree/.git", text=f"gitdir: {place}/main/.git/worktrees/tree\n")
+    entry = {"args": [f"{place}/tree"]}
+    assert [line.partition(":")[0] for line in enclosed(entry).left_out] == [f"{place}/main/.git"]
+    found = enclosed(entry, write=(f"{place}/main/.git",))
     assert not found.left_out and mode_of(found.walls, place / "main/.git/objects") == "rw"
-    assert not enclosed({"args": [f"{place}/tree"]}, write=(f"{place}/main",)).left_out
+    assert not enclosed(entry, write=(f"{place}/main",)).left_out
 
 
 @pytest.mark.parametrize("package", ["@modelcontextprotocol/server-memory", "@modelcontextprotocol/server-memory@1.2"])
@@ -155,6 +148,6 @@ def test_variables_of_the_server_win_over_those_that_a_runtime_needs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, own: OwnFolder
 ) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
-    (tmp_path / ".cache/ms-playwright").mkdir(parents=True)
-    assert "PLAYWRIGHT_BROWSERS_PATH" in enclosed({}).process(own).env
-    assert "PLAYWRIGHT_BROWSERS_PATH" not in enclosed({"env": {"PLAYWRIGHT_BROWSERS_PATH": "0"}}).process(own).env
+    make(tmp_path, ".cache/ms-playwright/")
+    for env, is_set in (({}, True), ({"PLAYWRIGHT_BROWSERS_PATH": "0"}, False)):
+        assert ("PLAYWRIGHT_BROWSERS_PATH" in enclosed({"env": env}).process(own).env) is is_set

@@ -1,24 +1,21 @@
 """The files that a command needs, found on a machine that the tests build."""
 
-import json
-import os
 from pathlib import Path
 
 import pytest
 
 from gateway.sandbox.runtime_paths import RuntimePaths, runtime_paths
 from tests.requirements import requirement
+from tests.unit.sandbox.parts import make
 
 
 @pytest.fixture
-def home(tmp_path: Path) -> Path:
-    return Path(os.path.realpath(tmp_path)) / "home"
+def home(place: Path) -> Path:
+    return place / "home"
 
 
 def program(path: Path, text: str = "\x7fELF") -> Path:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(text)
-    path.chmod(0o755)
+    make(path.parent, path.name, text=text, mode=0o755)
     return path
 
 
@@ -29,18 +26,15 @@ def found(home: Path, *argv: str, path: str = "/nowhere", cwd: str = "/") -> Run
 @requirement("box.runtime")
 def test_a_virtual_environment_brings_its_base_and_the_sources_of_editable_packages(home: Path) -> None:
     base = program(home.parent / "python/bin/python3.11").parent
-    (base.parent / "lib/python3.11").mkdir(parents=True)
+    make(base.parent, "lib/python3.11/")
     venv = home / "work/venv"
     program(venv / "bin/server", f"#!{venv}/bin/python\n")
     (venv / "bin/python").symlink_to(base / "python3.11")
-    (venv / "pyvenv.cfg").write_text(f"home = {base}\n")
+    make(venv, "pyvenv.cfg", text=f"home = {base}\n")
+    make(home / "src", "one/pyproject.toml", "two/pyproject.toml")
     packages = venv / "lib/python3.11/site-packages"
-    for name in ("one", "two"):
-        (home / "src" / name).mkdir(parents=True)
-        (home / "src" / name / "pyproject.toml").touch()
-    (packages / "two-1.dist-info").mkdir(parents=True)
-    (packages / "one.pth").write_text(f"import sys\n{home}/src/one\n/nowhere/at/all\n")
-    (packages / "two-1.dist-info/direct_url.json").write_text(json.dumps({"url": f"file://{home}/src/two"}))
+    make(packages, "one.pth", text=f"import sys\n{home}/src/one\n/nowhere/at/all\n")
+    make(packages, "two-1.dist-info/direct_url.json", text=f'{{"url": "file://{home}/src/two"}}')
     code = found(home, "server", path=str(venv / "bin")).code
     assert {str(venv), str(base.parent), f"{home}/src/one", f"{home}/src/two"} <= code.keys()
     assert "/nowhere/at/all" not in code
@@ -59,26 +53,25 @@ def test_a_global_package_of_node_brings_the_packages_beside_it(home: Path) -> N
 @requirement("box.runtime")
 def test_a_script_brings_its_project_and_never_a_home_folder(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", str(home))
-    server = program(home / "projects/notes/src/server.py", "")
-    (home / "projects/notes/pyproject.toml").touch()
-    lonely = program(home / "lonely.py", "")
-    assert f"{home}/projects/notes" in found(home, "python3", str(server)).code
-    assert f"{home}/projects/notes" in found(home, "python3", "src/server.py", cwd=f"{home}/projects/notes").code
-    assert f"{home}/projects/notes" in found(home, "uv", "run", "--directory", f"{home}/projects/notes", "server").code
-    assert f"{home}/projects/notes" in found(home, "uv", f"--project={home}/projects/notes", "run", "server").code
-    alone = found(home, "python3", str(lonely)).code
-    assert str(lonely) in alone and str(home) not in alone
+    notes = f"{home}/projects/notes"
+    make(home, "projects/notes/src/server.py", "projects/notes/pyproject.toml", "lonely.py")
+    assert notes in found(home, "python3", f"{notes}/src/server.py").code
+    assert notes in found(home, "python3", "src/server.py", cwd=notes).code
+    assert notes in found(home, "uv", "run", "--directory", notes, "server").code
+    assert notes in found(home, "uv", f"--project={notes}", "run", "server").code
+    alone = found(home, "python3", f"{home}/lonely.py").code
+    assert f"{home}/lonely.py" in alone and str(home) not in alone
 
 
 def test_a_module_of_the_working_directory_is_its_code(home: Path) -> None:
-    program(home / "work/notes/__main__.py", "")
+    make(home, "work/notes/__main__.py")
     assert f"{home}/work" in found(home, "python", "-m", "notes.main", cwd=f"{home}/work").code
     assert f"{home}/work" not in found(home, "python", "-m", "http.server", cwd=f"{home}/work").code
 
 
 def test_a_tool_that_looks_below_home_is_told_where_it_is(home: Path) -> None:
     program(home / ".nvm/versions/node/v22/bin/node")
-    (home / ".cache/ms-playwright").mkdir(parents=True)
+    make(home, ".cache/ms-playwright/")
     told = found(home, str(home / ".nvm/versions/node/v22/bin/node"))
     assert told.env == {"NVM_DIR": f"{home}/.nvm", "PLAYWRIGHT_BROWSERS_PATH": f"{home}/.cache/ms-playwright"}
     assert {f"{home}/.nvm", f"{home}/.cache/ms-playwright"} <= told.code.keys()
@@ -102,8 +95,7 @@ def test_a_shim_brings_the_tool_that_it_starts_and_what_that_has_installed(home:
 def test_packages_of_a_user_stay_where_python_finds_them(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", str(home))
     program(home / ".local/bin/server", "#!/usr/bin/python3\n")
-    (home / ".local/lib/python3.11/site-packages").mkdir(parents=True)
-    (home / ".local/share/keyrings").mkdir(parents=True)
+    make(home, ".local/lib/python3.11/site-packages/", ".local/share/keyrings/")
     told = found(home, "server", path=str(home / ".local/bin"))
     assert told.env["PYTHONUSERBASE"] == f"{home}/.local" and f"{home}/.local/lib/python3.11" in told.code
     assert f"{home}/.local" not in told.code and not any("keyrings" in path for path in told.code)
@@ -122,23 +114,13 @@ def test_interpreters_that_name_each_other_end(home: Path) -> None:
     assert {str(one), str(two)} <= found(home, str(one)).code.keys()
 
 
-def test_a_command_that_is_not_there_needs_nothing(home: Path) -> None:
-    nothing = found(home, "no-such-program")
-    assert (nothing.program, nothing.code) == ("", {})
-
-
 @requirement("box.runtime")
 def test_folders_that_the_gateway_s_user_may_not_look_into_bring_nothing() -> None:
     """As another user's in PATH and HOME. A name that is too long cannot be looked at by root either."""
-    closed = Path("/", "x" * 300)
-    path = os.pathsep.join(str(closed / name) for name in ("plugins/shims", "bin"))
-    for argv in (
-        ("server",),
-        (str(closed / "server"),),
-        ("python3", str(closed / "server.py")),
-        ("uv", "--project", str(closed)),
-    ):
-        assert found(closed, *argv, path=path).code == {}, argv
+    closed = "/" + "x" * 300
+    for command in ("server", f"{closed}/server", f"python3 {closed}/server.py", f"uv --project {closed}"):
+        needed = found(Path(closed), *command.split(), path=f"{closed}/plugins/shims:{closed}/bin")
+        assert (needed.program, needed.code) == ("", {}), command
 
 
 @requirement("box.runtime")
