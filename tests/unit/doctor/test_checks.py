@@ -16,18 +16,30 @@ from tests.requirements import requirement
 pytestmark = pytest.mark.anyio
 
 
+UNREADABLE = {"gateway": {"port": "x"}}
+
+
+def written(folder: Path, config: object) -> Path:
+    path = folder / "mcp.json"
+    path.write_text(json.dumps(config))
+    return path
+
+
+async def found(config: Path, check: str = "", url: str = "", admin_url: str = "") -> list[Finding]:
+    """The findings of a check, or of all."""
+    findings = [finding async for finding in check_everything(config, url, "", "key", admin_url)]
+    return [finding for finding in findings if check in ("", finding.check)]
+
+
 async def test_a_configuration_that_cannot_be_read_is_the_only_finding(tmp_path: Path) -> None:
-    path = tmp_path / "mcp.json"
-    path.write_text('{"gateway": {"port": "x"}}')
-    found = [finding async for finding in check_everything(path, "", "")]
-    assert [(finding.check, finding.state) for finding in found] == [("configuration", "error")]
-    assert "gateway.port" in found[0].what
+    [finding] = await found(written(tmp_path, UNREADABLE))
+    assert (finding.check, finding.state) == ("configuration", "error") and "gateway.port" in finding.what
 
 
 async def test_every_part_of_the_surroundings_is_checked() -> None:
-    found = [finding.check async for finding in check_settings(Settings())]
-    assert found[:3] == ["keys", "access", "workspaces"] and "files" in found and "store" in found
-    assert found.index("files") < found.index("store") < found.index("policy")
+    checks = [finding.check async for finding in check_settings(Settings())]
+    assert checks[:3] == ["keys", "access", "workspaces"]
+    assert checks.index("files") < checks.index("store") < checks.index("policy")
 
 
 @requirement("box.keys", "ops.check")
@@ -36,27 +48,22 @@ async def test_a_server_that_could_read_the_keys_is_an_error_and_is_not_started(
 ) -> None:
     monkeypatch.setenv("MCP_GATEWAY_KEYS_FILE", str(tmp_path / "keys"))
     (tmp_path / "keys").write_text("k" * 40)
-    path = tmp_path / "mcp.json"
-    path.write_text(json.dumps({"mcpServers": {"a": {"command": "cat", "sandbox": {"read": [str(tmp_path)]}}}}))
-    found = [finding async for finding in check_everything(path, "", "")]
-    told = [(finding.state, finding.what.partition(",")[0]) for finding in found if finding.check == "sandbox a"]
+    entry = {"command": "cat", "sandbox": {"read": [str(tmp_path)]}}
+    config = written(tmp_path, {"mcpServers": {"a": entry}})
+    findings = await found(config)
+    told = [(finding.state, finding.what.partition(",")[0]) for finding in findings if finding.check == "sandbox a"]
     assert told[1:] == [
         ("error", f"its processes can read {tmp_path}/keys"),
-        ("warning", f"its processes can read {path}"),
+        ("warning", f"its processes can read {config}"),
     ]
-    assert not [finding for finding in found if finding.check == "server a"], "the gateway would not start it"
+    assert "server a" not in {finding.check for finding in findings}, "the gateway would not start it"
 
 
 @requirement("ops.check")
 async def test_what_is_ignored_or_missing_is_a_finding(tmp_path: Path) -> None:
-    path = tmp_path / "mcp.json"
-    path.write_text('{"theme": "dark", "mcpServers": {"a": {"type": "sse", "url": "https://a.example"}}}')
-    states = {}
-    async for finding in check_everything(path, "", ""):
-        if finding.check != "configuration":
-            break
-        states[finding.what.removeprefix(f"{path}: ").partition(",")[0]] = finding.state
-    assert states == {
+    path = written(tmp_path, {"theme": "dark", "mcpServers": {"a": {"type": "sse", "url": "https://a.example"}}})
+    findings = await found(path, "configuration")
+    assert {one.what.removeprefix(f"{path}: ").partition(",")[0]: one.state for one in findings} == {
         "0 servers": "ok",
         "nothing to serve": "warning",
         "ignored theme: not mcpServers or gateway": "ok",
@@ -64,18 +71,17 @@ async def test_what_is_ignored_or_missing_is_a_finding(tmp_path: Path) -> None:
     }
 
 
-@pytest.mark.anyio
 @requirement("ops.check")
 async def test_a_policy_is_not_fine_while_a_server_does_not_answer() -> None:
     missing = {"command": "/does/not/exist", "tools": {"drop_*": {"operation": "eval"}}}
     settings = Settings.model_validate({"mcpServers": {"notes": missing, "search": {"command": "/nor/this"}}})
-    found = [finding async for finding in check_servers(settings)]
-    assert [(one.check, one.state) for one in found] == [
+    findings = [finding async for finding in check_servers(settings)]
+    assert [(finding.check, finding.state) for finding in findings] == [
         ("server notes", "error"),
         ("server search", "error"),
         ("policy", "warning"),
     ]
-    assert "not checked: notes, search" in found[-1].what and found[-1].do
+    assert "not checked: notes, search" in findings[-1].what and findings[-1].do
 
 
 @pytest.fixture
@@ -94,24 +100,12 @@ async def base() -> AsyncIterator[str]:
         yield f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
 
 
-@pytest.fixture
-def config(tmp_path: Path) -> Path:
-    """A configuration that is checked no further."""
-    path = tmp_path / "mcp.json"
-    path.write_text('{"gateway": {"port": "x"}}')
-    return path
-
-
-async def found(check: str, config: Path, url: str, admin_url: str) -> list[Finding]:
-    return [each async for each in check_everything(config, url, "", "key", admin_url) if each.check == check]
-
-
-@pytest.mark.anyio
 @requirement("ops.config")
-async def test_clients_are_asked_for_where_operators_are_served(base: str, config: Path) -> None:
-    (finding,) = await found("clients", config, f"{base}/elsewhere/mcp", base)
-    assert finding.state == "ok"
-    (finding,) = await found("clients", config, f"{base}/elsewhere/mcp", "")
-    assert finding.state == "warning" and "answers 404" in finding.what and "--admin-url" in finding.do
-    (finding,) = await found("endpoint", config, base, "")
-    assert finding.state == "error" and "--admin-url" in finding.do
+async def test_clients_are_asked_for_where_operators_are_served(base: str, tmp_path: Path) -> None:
+    config = written(tmp_path, UNREADABLE)
+    [clients] = await found(config, "clients", f"{base}/elsewhere/mcp", base)
+    assert clients.state == "ok"
+    [clients] = await found(config, "clients", f"{base}/elsewhere/mcp")
+    assert clients.state == "warning" and "answers 404" in clients.what and "--admin-url" in clients.do
+    [endpoint] = await found(config, "endpoint", base)
+    assert endpoint.state == "error" and "--admin-url" in endpoint.do
