@@ -41,6 +41,7 @@ def test_what_holds_too_much_is_left_out_and_told(place: Path, monkeypatch: pyte
     named = found("/", "/etc", "/tmp", str(place), f"{place}/.config", "~/notes")
     assert not named.read and not named.write
     assert len(named.left_out) == 6 and all("write" in why for why in named.left_out)
+    assert not found("/no such/folder/x", MEMORY_FILE_PATH="/etc/new.json").write, "nor is it for a file that is made"
 
 
 @requirement("box.links")
@@ -90,11 +91,6 @@ def test_a_file_that_is_made_or_has_journals_needs_its_folder_which_it_gets_if_i
     ]
 
 
-def test_no_folder_of_the_system_is_written_for_a_file() -> None:
-    assert not found(MEMORY_FILE_PATH="/etc/new.json").write
-    assert not found("/no such/folder/x").write
-
-
 def test_urls_of_files_are_files(place: Path) -> None:
     make(place, "a b.db")
     for url in (f"file://{place}/a%20b.db", f"sqlite:///{place}/a b.db"):
@@ -110,10 +106,9 @@ def test_hosts_of_urls_are_reached_at_their_ports() -> None:
     assert not found("postgres://localhost:port/x", "http://[nothing/", "a://", "redis://").reach
 
 
-@pytest.mark.parametrize("host", ["169.254.169.254", "[fe80::1]", "[::ffff:169.254.169.254]"])
-def test_the_metadata_of_a_cloud_is_granted_by_no_argument(host: str) -> None:
-    named = found(f"http://{host}/latest")
-    assert not named.reach and "reach" in next(iter(named.left_out))
+def test_the_metadata_of_a_cloud_is_granted_by_no_argument() -> None:
+    named = found(*(f"http://{host}/latest" for host in ("169.254.169.254", "[fe80::1]", "[::ffff:169.254.169.254]")))
+    assert not named.reach and len(named.left_out) == 3 and all("reach" in why for why in named.left_out)
 
 
 def test_a_socket_is_granted_by_its_setting_only(place: Path) -> None:
@@ -123,19 +118,14 @@ def test_a_socket_is_granted_by_its_setting_only(place: Path) -> None:
     assert not named.write and not named.read and any("sockets" in why for why in named.left_out)
 
 
-def test_variables_of_code_are_lists_that_are_read(place: Path) -> None:
-    make(place, "one/", "two/")
-    named = found(PYTHONPATH=f"{place}/one:{place}/two::relative")
-    assert named.read.keys() == {f"{place}/one", f"{place}/two"} and not named.write
-
-
-def test_folders_of_the_system_in_path_are_granted_anyway_and_a_home_folder_is_not(
+def test_variables_of_code_are_lists_that_are_read_without_home_folders_and_what_the_system_grants_anyway(
     place: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HOME", str(place))
-    make(place, "tools/")
-    named = found(PATH=f"/usr/local/bin:/usr/bin:/bin:/usr:/opt:{place}:{place}/tools", PYTHONHOME="/usr")
-    assert named.read.keys() == {f"{place}/tools"} and not named.write
+    make(place, "one/", "two/", "tools/")
+    path = f"/usr/local/bin:/usr/bin:/bin:/usr:/opt:{place}:{place}/tools"
+    named = found(PATH=path, PYTHONHOME="/usr", PYTHONPATH=f"{place}/one:{place}/two::relative")
+    assert named.read.keys() == {f"{place}/tools", f"{place}/one", f"{place}/two"} and not named.write
     assert [*named.left_out] == [f"{place}, in PATH: list what the server runs from there in read"]
 
 

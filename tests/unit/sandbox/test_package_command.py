@@ -21,23 +21,18 @@ UNDERSTOOD = [
     ("uvx -p 3.12 server", "", "server", False),
     ("uv tool run --from=server run", "y", "server", False),
 ]
-LEFT_ALONE = sorted(
-    [
-        "", "node server.js", "npx", "npx -y", "npx --version", "npx -c run", "npx -y -c run", "npx --call=run",
-        "npx ./server", "npx -y ../server", "npx -y /srv/server", "npx -y github:user/repository",
-        "npx -y user/repository",
-        "npx -y git+https://host/repository", "npx -y https://host/server.tgz", "npx -y server.tgz/",
-        "npx -y server@npm:other@1", "npx -y server@file:../x", "npx --node-options=--inspect -y server",
-        "npx -y -p ./local run", "npm install server", "npm exec server", "npm exec -- ", "bunx server",
-        "pnpm dlx server",
-        "uvx", "uvx --version", "uvx --from server", "uvx --refresh server", "uvx --isolated server", "uvx -n server",
-        "uvx --env-file x server", "uvx --with-editable . server", "uvx --from . server",
-        "uvx --from git+https://h/r server",
-        "uvx ./server", "uvx python", "uvx --from server python3.12", "uvx --with ./local server",
-        "uvx server@git+https://h/r",
-        "uv run server.py", "uv --quiet tool run server", "uv tool install server",
-    ]
-)  # fmt: skip
+LEFT_ALONE = [
+    "", "node server.js", "npx", "npx -y", "npx --version", "npx -c run", "npx -y -c run", "npx --call=run",
+    "npx ./server", "npx -y ../server", "npx -y /srv/server", "npx -y github:user/repository",
+    "npx -y user/repository", "npx -y git+https://host/repository", "npx -y https://host/server.tgz",
+    "npx -y server.tgz/", "npx -y server@npm:other@1", "npx -y server@file:../x",
+    "npx --node-options=--inspect -y server", "npx -y -p ./local run", "npm install server", "npm exec server",
+    "npm exec -- ", "bunx server", "pnpm dlx server", "uvx", "uvx --version", "uvx --from server",
+    "uvx --refresh server", "uvx --isolated server", "uvx -n server", "uvx --env-file x server",
+    "uvx --with-editable . server", "uvx --from . server", "uvx --from git+https://h/r server", "uvx ./server",
+    "uvx python", "uvx --from server python3.12", "uvx --with ./local server", "uvx server@git+https://h/r",
+    "uv run server.py", "uv --quiet tool run server", "uv tool install server",
+]  # fmt: skip
 
 
 @requirement("box.package-commands")
