@@ -31,27 +31,20 @@ def fetched(folder: PackageFolder, content: str = "one") -> FetchedPackage:
 
 
 @requirement("box.package-whole")
-def test_a_package_is_there_once_its_record_names_it(folder: PackageFolder) -> None:
+def test_a_package_is_there_once_its_record_names_it_and_while_it_is_whole(folder: PackageFolder) -> None:
     package = fetched(folder)
     assert folder.current() is None
-    folder.publish(package)
-    assert PackageFolder(folder.path).current() == package
-
-
-@requirement("box.package-whole")
-def test_a_damaged_package_is_not_used(folder: PackageFolder) -> None:
-    package = fetched(folder)
     folder.publish(replace(package, argv=("/nonexistent/python", *package.argv)))
     assert folder.current() is None, "without its interpreter"
     for record in (b'{"argv": ["/bin/true"', b'{"argv": "/bin/true"}'):
         (folder.path / RECORD).write_bytes(record)
         assert folder.current() is None, record
     folder.publish(package)
-    for missing in (Path(package.argv[0]), folder.path / package.copy):
-        missing.rename(folder.path / "elsewhere")
-        assert folder.current() is None, missing
-        (folder.path / "elsewhere").rename(missing)
-        assert folder.current() == package
+    for part in (Path(package.argv[0]), folder.path / package.copy):
+        assert PackageFolder(folder.path).current() == package
+        part.rename(folder.path / "elsewhere")
+        assert folder.current() is None, f"without {part}"
+        (folder.path / "elsewhere").rename(part)
 
 
 @requirement("box.package-shared")

@@ -20,6 +20,15 @@ def refused(error: bytes = NO_METHOD) -> Message:
     return Message(jsonrpc="2.0", id=1, error=msgspec.Raw(error))
 
 
+def returning(found: object) -> Any:
+    """An asynchronous function that returns this."""
+
+    async def function(*_: object) -> object:
+        return found
+
+    return function
+
+
 class Server:
     """What a server answers, and what happens in its conversations; stands for `SharedConversations`.
 

@@ -20,6 +20,7 @@ from gateway.upstreams.session_resources import PrestartedProcess, SessionResour
 from session_store.testing import FakeClock, a_session
 from session_store.tool_session import SOCKET_VARIABLE
 from tests.requirements import requirement
+from tests.unit.upstreams.parts import returning
 from transports.upstream.walls.spec import Walls
 from transports.upstream_port import ConnectOptions, UpstreamUnavailable
 
@@ -31,15 +32,6 @@ async def folders() -> AsyncIterator[SessionFolders]:
     found = SessionFolders()
     yield found
     await found.close()
-
-
-def returning(found: object) -> Any:
-    """An asynchronous function that returns this."""
-
-    async def function(*_: object) -> object:
-        return found
-
-    return function
 
 
 class Enclosed:

@@ -16,7 +16,6 @@ FAILED = ServerFacts(failure="it exited")
 @pytest.mark.parametrize(
     ("facts", "client", "accepts_handshake", "era"),
     [
-        (None, Era.LEGACY, True, None),
         (None, Era.MODERN, True, None),
         (LEGACY, Era.LEGACY, None, Era.LEGACY),
         (LEGACY, Era.MODERN, None, Era.LEGACY),
@@ -24,7 +23,6 @@ FAILED = ServerFacts(failure="it exited")
         (FAILED, Era.MODERN, None, Era.LEGACY),
         (MODERN, Era.MODERN, None, Era.MODERN),
         (MODERN, Era.MODERN, True, Era.MODERN),
-        (MODERN, Era.MODERN, False, Era.MODERN),
         (MODERN, Era.LEGACY, None, None),
         (MODERN, Era.LEGACY, True, Era.LEGACY),
         (MODERN, Era.LEGACY, False, Era.MODERN),

@@ -25,8 +25,9 @@ from session_store.testing import FakeClock, a_session
 from session_store.tool_session import FACTS_VARIABLE
 from tests.requirements import requirement
 from tests.support.fake_upstream import FakeLink
+from tests.unit.upstreams.parts import returning
 from transports.era import LEGACY, Era
-from transports.upstream_port import ConnectOptions, UpstreamUnavailable
+from transports.upstream_port import ConnectOptions, LinkEvents, UpstreamUnavailable
 
 pytestmark = pytest.mark.anyio
 
@@ -62,37 +63,22 @@ async def test_other_extension_settings_are_another_connection_up_to_a_limit() -
     assert conversation(upstream("other"), 99) not in opened
 
 
-class Links:
-    """Opens links to a server whose processes write what they are told to."""
-
-    name = "fake"
-    quotes = "none"
-
-    def __init__(self) -> None:
-        self.links: list[FakeLink] = []
-        self.resources = self
-
-    async def shared(self) -> LinkResources:
-        return LinkResources()
-
-    async def connect(self, _: Any, events: Any) -> FakeLink:
-        self.links.append(FakeLink(events))
-        return self.links[-1]
-
-    def started(self, *_: Any) -> None: ...
-
-    def failed(self, why: str) -> None: ...
-
-    def known_handshake(self) -> None: ...
-
-
 @requirement("proc.last-words")
 async def test_the_words_of_a_server_are_known_while_it_runs_and_ends_and_is_tried_again() -> None:
-    links: Any = Links()
-    shared = SharedConversations(links, Deadlines(start_s=5.0, call_s=30.0, suspended_s=30.0, idle_stop_s=None))
+    links: list[FakeLink] = []
+
+    async def connect(_: object, events: LinkEvents) -> FakeLink:
+        links.append(FakeLink(events))
+        return links[-1]
+
+    source: Any = SimpleNamespace(name="fake", quotes="none", connect=connect, resources=SimpleNamespace())
+    source.resources.shared = returning(LinkResources())
+    source.started = source.failed = source.known_handshake = lambda *_: None
+    shared = SharedConversations(source, Deadlines(start_s=5.0, call_s=30.0, suspended_s=30.0, idle_stop_s=None))
     assert shared.last_words == ()
     await shared.of(Era.MODERN).ready()
-    link, newest, known = links.links[0], tuple(f"line {n}" for n in range(20, 60)), []
+    link: Any = links[0]
+    newest, known = tuple(f"line {n}" for n in range(20, 60)), []
     link.last_words, end = [f"line {n}" for n in range(60)], link.close
 
     async def close() -> None:
