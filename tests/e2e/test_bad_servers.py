@@ -202,6 +202,8 @@ def test_a_server_whose_lists_are_slow_is_in_the_list_all_the_same(
     failing: tuple[RunningGateway, Path], http: httpx.Client
 ) -> None:
     gateway, _ = failing
+    before = Modern(gateway.url, http)
+    assert eventually(lambda: "slow-lists__who" in before.send("tools/list").text, 20), "the gateway has listed it"
     client = Legacy(gateway.url, http).open()
     began = time.monotonic()
     listed = messages(client.call("tools/list"))[-1]["result"]
