@@ -156,6 +156,7 @@ async def calls(request: pytest.FixtureRequest) -> AsyncIterator[Calls]:
 
 
 async def test_each_call_has_its_own_progress_token(calls: Calls) -> None:
+    await calls.decided()
     slow = calls.like(name=msgspec.Raw(b'"slow"'))
     assert await slow.progress_of(b"1") == 1
     for token, expected in ((b"2", 2), (b'"a\\u0062"', "ab"), (b"2", 2)):
