@@ -12,7 +12,8 @@ WORKERS ?= 3
 pytest = failed=0; \
 	$(BIN)/python -m pytest -m "not alone $(if $(1),and $(1))" -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(2) \
 		|| [ $$? -eq 5 ] || failed=1; \
-	$(BIN)/python -m pytest -m "alone $(if $(1),and $(1))" $(2) || [ $$? -eq 5 ] || failed=1; \
+	$(BIN)/python -m pytest -m "alone $(if $(1),and $(1))" $(or $(2),$$(grep -rl 'mark\.alone' tests --include='test_*.py')) \
+		|| [ $$? -eq 5 ] || failed=1; \
 	exit $$failed
 
 .PHONY: help run test test-touched test-all test-below-tmp unit coverage mutants check clients published conformance cluster chaos tasks attack hostile kernels fuzz matrix bench bench-peers reference site lock sbom image-check clean

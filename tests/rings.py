@@ -40,6 +40,7 @@ SECOND_RING: Final[dict[str, tuple[str, ...]]] = {
     "tests/cluster/test_asked_tasks.py": (*_TASKS, *_CLUSTER),
     "tests/cluster/test_balancer": ("deploy/", "docker-compose.yml", *_CLUSTER),
     "tests/cluster/test_chart.py": ("deploy/",),
+    "tests/cluster/test_deploy.py::test_with_keys": ("deploy/", "docker-compose.yml"),
     "tests/cluster/test_failovers.py": _CLUSTER,
     "tests/cluster/test_hand_over.py": ("gateway/serving/", "transports/inbound/"),
     "tests/cluster/test_kills.py": ("deploy/", *_CLUSTER),
