@@ -157,7 +157,7 @@ def sockets(pid: int) -> set[str]:
 LIMITS = {"connections": 12, "peer_connections": 8, "head_timeout_s": 2, "idle_timeout_s": 60}
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def limited() -> Iterator[Workers]:
     """Workers with few connections. This machine is a client like any other."""
     options = {"limits": LIMITS, "auth": {"proxies": {"networks": ["192.0.2.0/24"]}}}
