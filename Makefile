@@ -24,7 +24,7 @@ help: ## List the commands
 run: $(VENV)/.installed ## Serve the demo server on http://127.0.0.1:8080/mcp
 	$(BIN)/mcp-session-gateway run -- $(BIN)/mcp-session-gateway demo-server || [ $$? -eq 130 ] # Ctrl+C is no error
 
-test: $(VENV)/.installed-dev ## Set up and run the tests (ten minutes; WORKERS=n of them at once)
+test: $(VENV)/.installed-dev ## Set up and run the tests (eight minutes; WORKERS=n of them at once)
 	@$(call pytest,not second_ring)
 
 test-touched: $(VENV)/.installed-dev ## Run the longer tests that the commits since BASE touch (without it: those of the last day)
@@ -51,7 +51,7 @@ coverage: $(VENV)/.installed-dev ## Print how many lines and branches of each ro
 	$(BIN)/python -m coverage json -q -o build/coverage.json
 	$(BIN)/python -m tests.tools.room_coverage build/coverage.json
 
-mutants: $(VENV)/.installed-dev ## Print how many faults put into the deciding rooms their unit tests notice (5 minutes)
+mutants: $(VENV)/.installed-dev ## Print how many faults put into the deciding rooms their unit tests notice (3 minutes)
 	$(BIN)/python -m tests.tools.mutants
 
 check: $(VENV)/.installed-dev ## Check format, lint, types and architecture
