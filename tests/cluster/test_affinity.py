@@ -16,8 +16,8 @@ from tests.support.gateway_process import DEMO, UNLIMITED, RunningGateway, runni
 from tests.support.mcp_clients import DECLARES_TASKS, Legacy, modern_body, modern_headers, tool_text
 from tests.support.redis_server import running_redis
 
-# No multiple of three, so that the turns of a round robin move on.
-SESSIONS, CALLS = 5, 5
+# Sessions are no multiple of three, so that the turns of a round robin move on, and calls are, so that all turns come.
+SESSIONS, CALLS = 5, 6
 COUNT = modern_body("tools/call", {"name": "count", "arguments": {}})
 
 
@@ -50,8 +50,8 @@ def _metric(port: int, name: str) -> int:
     return int(sum(map(float, re.findall(rf"^{name} (\S+)$", text, re.MULTILINE))))
 
 
-@pytest.fixture(scope="module")
-def gateways() -> Iterator[Gateways]:
+@contextlib.contextmanager
+def running_gateways() -> Iterator[Gateways]:
     with contextlib.ExitStack() as stack:
         redis = stack.enter_context(running_redis())
         ports, running = [free_port() for _ in range(3)], []
@@ -61,6 +61,12 @@ def gateways() -> Iterator[Gateways]:
             gateway = running_gateway({"demo": server(DEMO)}, options=options, env=KEYS, must_stop=False)
             running.append(stack.enter_context(gateway))
         yield Gateways(running, ports)
+
+
+@pytest.fixture(scope="module")
+def gateways() -> Iterator[Gateways]:
+    with running_gateways() as running:
+        yield running
 
 
 @pytest.fixture(scope="module")
@@ -180,9 +186,17 @@ def test_nginx_sends_a_client_to_one_gateway(gateways: Gateways, by_client: str,
 
 
 @requirement("rep.affinity", "rep.takeover")
-def test_a_lost_gateway_moves_its_own_sessions_only(
-    gateways: Gateways, by_session: str, by_client: str, fresh: Http
-) -> None:
+def test_a_lost_gateway_moves_its_own_sessions_only(fresh: Http) -> None:
+    with (
+        running_gateways() as gateways,
+        running_balancer(gateways.places, by_session=True) as haproxy,
+        running_nginx(gateways.places, by_client=True) as nginx,
+    ):
+        kill_the_first(gateways, f"{haproxy}/servers/demo/mcp", f"{nginx}/servers/demo/mcp", fresh)
+
+
+def kill_the_first(gateways: Gateways, by_session: str, by_client: str, fresh: Http) -> None:
+    """Kill a gateway, whose sessions go on elsewhere, and no others."""
     sessions = [by_gateway_header(by_session, fresh()) for _ in range(SESSIONS)]
     sessions += [by_key(url, fresh()) for url in (by_session, by_client) for _ in range(SESSIONS)]
     earlier = gateways.sessions_of_first()
