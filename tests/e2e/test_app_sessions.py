@@ -16,6 +16,7 @@ from tests.requirements import requirement
 from tests.support.gateway_process import ROOT
 from tests.support.redis_server import RunningRedis
 from tests.support.uvicorn_workers import Workers, running_workers
+from tests.support.waiting import eventually
 
 EXAMPLES = ROOT / "examples/apps"
 MANY = 30
@@ -58,8 +59,9 @@ class Crowd:
             os.kill(self.killed, signal.SIGKILL)
 
     async def over_http(self, visitors: list[Visitor], visits: int, path: str = "/visit") -> None:
-        """All at once, each with a cookie jar, over connections that they share."""
-        async with httpx.AsyncHTTPTransport(verify=False) as connections:
+        """All at once, each with a cookie jar. Each visit has a connection of its own, for any worker to take."""
+        limits = httpx.Limits(max_keepalive_connections=0)
+        async with httpx.AsyncHTTPTransport(verify=False, limits=limits) as connections:
             await asyncio.gather(*(self._over_http(connections, visitor, visits, path) for visitor in visitors))
 
     async def _over_http(self, connections: Any, visitor: Visitor, visits: int, path: str) -> None:
@@ -95,15 +97,26 @@ class Crowd:
 
 
 @pytest.fixture(scope="module")
-def served(request: pytest.FixtureRequest, redis_server: RunningRedis) -> Iterator[Workers]:
+def app(request: pytest.FixtureRequest, redis_server: RunningRedis) -> Iterator[Workers]:
     env = {"MCP_GATEWAY_STORE": redis_server.url, "MCP_GATEWAY_KEYS": "k" * 40}
     with running_workers(f"{request.param}_app:app", EXAMPLES, env, "--no-access-log") as workers:
         yield workers
 
 
+@pytest.fixture
+def served(app: Workers) -> Workers:
+    """Both workers, also after a test that has killed one."""
+
+    def both_answer() -> bool:
+        return len({httpx.get(f"{app.base}/visit").json()["worker"] for _ in range(10)}) == 2
+
+    assert eventually(both_answer, 30)
+    return app
+
+
 def by(*frameworks: str) -> pytest.MarkDecorator:
     """The test is run with the examples of these frameworks."""
-    return pytest.mark.parametrize("served", frameworks, indirect=True, scope="module")
+    return pytest.mark.parametrize("app", frameworks, indirect=True, scope="module")
 
 
 def workers_of(visitors: list[Visitor]) -> set[int]:
