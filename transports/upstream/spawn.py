@@ -225,6 +225,9 @@ class ForkServer:
         if self._fork_server_process is not None and self._fork_server_process.poll() is not None:
             self._disconnect()
         if self._requests is None:
+            if self._fork_server_process is not None:  # without its connection it is dead, or about to end
+                self._fork_server_process.kill()
+                self._fork_server_process.wait()
             with contextlib.ExitStack() as unless_started:
                 ours, theirs = socket.socketpair()
                 unless_started.callback(ours.close)
