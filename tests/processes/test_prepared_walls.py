@@ -150,8 +150,7 @@ async def test_with_namespaces_the_common_part_is_told_and_not_prepared(fork_ser
 @requirement("box.prepared")
 async def test_a_killed_fork_server_is_told_anew(fork_server: ForkServer, folder: Path) -> None:
     assert (await look(fork_server, walls(folder), folder))[1] == [""]
-    program = fork_server._fork_server_process
-    assert program is not None
+    (program,) = fork_server._programs
     os.kill(program.pid, 9)
     program.wait()
     assert (await looked_prepared(fork_server, walls(folder), folder))[0] == [""]

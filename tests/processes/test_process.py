@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import os
 import signal
+import socket
 import stat
 import subprocess
 import sys
@@ -461,6 +462,32 @@ async def test_when_the_fork_server_program_is_killed_children_work_on_and_new_o
     codes = await asyncio.gather(*(process.shutdown(grace_s=10) for process in [*processes, old, echo]))
     assert set(codes) == {0}
     assert family.members() == []
+
+
+@requirement("proc.gone")
+async def test_a_fork_server_that_loses_its_connection_starts_what_it_was_asked_for_and_is_waited_for(
+    fork_server: ForkServer, family: Family, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def breaks(*_: object) -> None:
+        monkeypatch.undo()
+        raise BrokenPipeError
+
+    sinks = [Recorder() for _ in range(20)]
+    asked = await asyncio.gather(*(fork_server.spawn(family.python(ECHO), sink) for sink in sinks))
+    monkeypatch.setattr(socket, "send_fds", breaks)
+    sinks.append(Recorder())
+    later = await fork_server.spawn(family.python(ECHO), sinks[-1])
+    for process in (*asked, later):
+        process.stdin.write(b"here\n")
+    assert await until(lambda: all(sink.lines == [b"here"] for sink in sinks))
+    old, new = (parent_of(parent_of(process.pid)) for process in (asked[0], later))
+    assert old != new
+    assert {await process.shutdown(grace_s=10) for process in (*asked, later)} == {0}
+
+    is_there = Path(f"/proc/{old}").exists  # as a zombie, too
+    async with asyncio.timeout(10):
+        while is_there():
+            await (await fork_server.spawn(family.command("true"), Recorder())).wait()
 
 
 @requirement("proc.gone")

@@ -55,7 +55,8 @@ class ForkServer:
         self._gates = gates
         self.cgroup = cgroup
         self._delegation: Delegation | None = None
-        self._fork_server_process: subprocess.Popen[bytes] | None = None
+        self._programs: list[subprocess.Popen[bytes]] = []
+        """The last one takes requests. Those before it have lost their connection, and end after their last reaper."""
         self._requests: socket.socket | None = None
         self._announced = Announced()
         self._processes: set[Process] = set()
@@ -76,10 +77,9 @@ class ForkServer:
             self._disconnect()  # the program ends after its last reaper
             if self._gates is not None:
                 await self._gates.close()
-        fork_server, self._fork_server_process = self._fork_server_process, None
-        if fork_server is not None:
+        while self._programs:
             with contextlib.suppress(subprocess.TimeoutExpired):
-                await asyncio.to_thread(fork_server.wait, KILL_TIMEOUT_S)
+                await asyncio.to_thread(self._programs.pop().wait, KILL_TIMEOUT_S)
 
     def delegation(self) -> Delegation:
         """The subtree of cgroups for its children. The first call prepares it, which moves this process into it."""
@@ -222,17 +222,16 @@ class ForkServer:
                 self._disconnect()
 
     def _connect(self) -> socket.socket:
-        if self._fork_server_process is not None and self._fork_server_process.poll() is not None:
+        running = [program for program in self._programs if program.poll() is None]
+        if running[-1:] != self._programs[-1:]:
             self._disconnect()
+        self._programs = running
         if self._requests is None:
-            if self._fork_server_process is not None:  # without its connection it is dead, or about to end
-                self._fork_server_process.kill()
-                self._fork_server_process.wait()
             with contextlib.ExitStack() as unless_started:
                 ours, theirs = socket.socketpair()
                 unless_started.callback(ours.close)
                 with theirs:
-                    self._fork_server_process = subprocess.Popen(
+                    program = subprocess.Popen(
                         [*_PROGRAM, str(theirs.fileno()), json.dumps(asdict(self.delegation()))],
                         stdin=subprocess.DEVNULL,
                         stdout=subprocess.DEVNULL,
@@ -241,6 +240,7 @@ class ForkServer:
                         env={k: v for k, v in os.environ.items() if k.startswith(("LD_", "DYLD_"))},
                         start_new_session=True,  # a Ctrl-C on the terminal is meant for the gateway only
                     )
+                self._programs.append(program)
                 unless_started.pop_all()
             ours.setblocking(False)
             self._requests = ours
