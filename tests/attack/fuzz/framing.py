@@ -7,7 +7,6 @@ smuggler's, whatever else happens.
 
 import asyncio
 import contextlib
-import logging
 import math
 import re
 from collections import Counter
@@ -37,7 +36,6 @@ __all__ = [
     "gateway_reads",
     "referee_reads",
     "remembering",
-    "write_no_access_log",
 ]
 
 BEHAVIOURS: Final = ("reads", "slow", "early")
@@ -329,16 +327,8 @@ MEMORY: Final[Counter[str]] = Counter()
 """What became of requests on `remembering` connections."""
 
 
-def write_no_access_log() -> None:
-    """No head is remembered where uvicorn logs each request. pytest listens to loggers that do not propagate."""
-    logger = logging.getLogger("uvicorn.access")
-    logger.propagate = False
-    logger.handlers.clear()
-
-
 def remembering(*arguments: Any) -> HttpConnection:
     """A connection that remembers heads, for `made`."""
-    write_no_access_log()
     connections = Connections(Limits(), Counter[Any]())
     memory = ConnectionMemory(MEMORY, lambda: True, Limits())
     return http_connections(connections, memory)(*arguments)

@@ -16,7 +16,6 @@ from typing import Any, Final, cast
 from uvicorn.config import Config
 from uvicorn.server import ServerState
 
-from tests.attack.fuzz.framing import write_no_access_log
 from tests.attack.fuzz.transport import RecordingTransport, loop
 from transports.inbound.bodies import Bodies
 from transports.inbound.connection_memory import ConnectionMemory
@@ -391,7 +390,6 @@ async def hear(said: Conversation, *, remembers: bool) -> Heard:
     config = Config(endpoint, log_config=None, access_log=False, ws="none", lifespan="off", server_header=False)
     config.load()
     config.loaded_app = endpoint
-    write_no_access_log()
     connections, state, transport = Connections(LIMITS, limited), ServerState(), _Transport()
     state.default_headers = [(b"date", b"Sun, 22 Nov 2026 00:00:00 GMT")]
     memory = ConnectionMemory(counts, lambda: True, LIMITS) if remembers else None
