@@ -21,7 +21,7 @@ _CLUSTER: Final = ("gateway/cluster/", "gateway/sessions/", "session_store/redis
 _CONSOLE: Final = ("gateway/admin/",)
 _SANDBOX: Final = ("transports/upstream/walls/", "gateway/sandbox/")
 _TASKS: Final = ("gateway/tasks/",)
-_SHARED: Final = ("tests/support/", "pyproject.toml")
+_SHARED: Final = ("tests/conftest.py", "tests/support/", "pyproject.toml")
 """What every suite stands on."""
 
 SECOND_RING: Final[dict[str, tuple[str, ...]]] = {
