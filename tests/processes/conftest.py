@@ -1,15 +1,37 @@
 """What process tests share."""
 
 import os
+import signal
 import tempfile
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import pytest
 
+from tests.processes.children import Family, Recorder
 from tests.processes.places import KERNEL, WHO, Place
 from tests.support.walled import python_grants
+from transports.upstream.spawn import ForkServer
 from transports.upstream.walls.spec import Grant, Walls
+
+
+@pytest.fixture
+async def fork_server() -> AsyncIterator[ForkServer]:
+    async with ForkServer() as fork_server:
+        yield fork_server
+
+
+@pytest.fixture
+def family() -> Iterator[Family]:
+    family = Family()
+    yield family
+    for pid in family.members():
+        os.kill(pid, signal.SIGKILL)
+
+
+@pytest.fixture
+def sink() -> Recorder:
+    return Recorder()
 
 
 @pytest.fixture(scope="module", params=WHO)

@@ -6,7 +6,6 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import AsyncIterator, Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -25,20 +24,6 @@ pytestmark = [
     pytest.mark.anyio,
     pytest.mark.skipif(bool(KERNEL.namespaces), reason=f"here, {KERNEL.namespaces}"),
 ]
-
-
-@pytest.fixture
-async def fork_server() -> AsyncIterator[ForkServer]:
-    async with ForkServer() as fork_server:
-        yield fork_server
-
-
-@pytest.fixture
-def family() -> Iterator[Family]:
-    family = Family()
-    yield family
-    for pid in family.members():
-        os.kill(pid, signal.SIGKILL)
 
 
 def walled(command: Command) -> Command:

@@ -4,7 +4,7 @@ import asyncio
 import json
 import os
 import tempfile
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
@@ -33,12 +33,6 @@ print(json.dumps([error(path + "/file", os.O_WRONLY | os.O_CREAT) for path in sy
 print(json.dumps(sorted(map(int, os.listdir("/proc/self/fd")))), flush=True)
 sys.stdin.read()
 """
-
-
-@pytest.fixture
-async def fork_server() -> AsyncIterator[ForkServer]:
-    async with ForkServer() as fork_server:
-        yield fork_server
 
 
 @pytest.fixture

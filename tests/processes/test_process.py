@@ -2,13 +2,13 @@
 
 import asyncio
 import contextlib
+import itertools
 import os
 import signal
 import socket
 import stat
 import subprocess
 import sys
-from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -33,22 +33,6 @@ on_both_loops = pytest.mark.parametrize(
     "anyio_backend", [("asyncio", {"use_uvloop": each}) for each in (False, True)], ids=["asyncio", "uvloop"]
 )
 """For what the event loop has a part in: what reapers and the program of the fork server do is the same on each."""
-
-
-@pytest.fixture
-async def fork_server() -> AsyncIterator[ForkServer]:
-    async with ForkServer() as fork_server:
-        yield fork_server
-
-
-@pytest.fixture
-def family() -> Family:
-    return Family()
-
-
-@pytest.fixture
-def sink() -> Recorder:
-    return Recorder()
 
 
 def parent_of(pid: int) -> int:
@@ -447,44 +431,36 @@ async def test_when_a_reaper_is_killed_its_server_and_all_below_are_gone(
 
 @on_both_loops
 @requirement("proc.gone")
-async def test_when_the_fork_server_program_is_killed_children_work_on_and_new_ones_start(
-    fork_server: ForkServer, family: Family, sink: Recorder
+@pytest.mark.parametrize("is_killed", [True, False], ids=["killed", "cut off"])
+async def test_when_the_fork_server_program_is_lost_children_work_on_and_new_ones_start(
+    fork_server: ForkServer, family: Family, sink: Recorder, monkeypatch: pytest.MonkeyPatch, is_killed: bool
 ) -> None:
     old = await fork_server.spawn(family.python(DAEMON), sink)
     echo_sink = Recorder()
     echo = await fork_server.spawn(family.python(ECHO), echo_sink)
     assert await until(lambda: sink.lines)
-    os.kill(parent_of(parent_of(old.pid)), signal.SIGKILL)
+    program, send_fds, sent = parent_of(parent_of(old.pid)), socket.send_fds, itertools.count()
+
+    def cut_off(*given: Any) -> int:
+        if next(sent) == 5:
+            asyncio.get_running_loop().call_soon(os.kill, program, signal.SIGCONT)
+            raise BrokenPipeError
+        return send_fds(*given)
+
+    if is_killed:
+        os.kill(program, signal.SIGKILL)
+    else:
+        os.kill(program, signal.SIGSTOP)  # requests wait for it, until it is cut off
+        monkeypatch.setattr(socket, "send_fds", cut_off)
     echo.stdin.write(b"still here\n")
     assert await until(lambda: echo_sink.lines == [b"still here"])
-    # Not given time to notice: requests on their way to the dead program are made again to a new one.
+    # Not given time to notice: requests on their way to a dead program are made again to a new one. One that is cut off
+    # starts what it was asked for before.
     processes = await asyncio.gather(*(fork_server.spawn(family.command("cat"), Recorder()) for _ in range(10)))
     codes = await asyncio.gather(*(process.shutdown(grace_s=10) for process in [*processes, old, echo]))
     assert set(codes) == {0}
     assert family.members() == []
-
-
-@requirement("proc.gone")
-async def test_a_fork_server_that_loses_its_connection_starts_what_it_was_asked_for_and_is_waited_for(
-    fork_server: ForkServer, family: Family, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def breaks(*_: object) -> None:
-        monkeypatch.undo()
-        raise BrokenPipeError
-
-    sinks = [Recorder() for _ in range(20)]
-    asked = await asyncio.gather(*(fork_server.spawn(family.python(ECHO), sink) for sink in sinks))
-    monkeypatch.setattr(socket, "send_fds", breaks)
-    sinks.append(Recorder())
-    later = await fork_server.spawn(family.python(ECHO), sinks[-1])
-    for process in (*asked, later):
-        process.stdin.write(b"here\n")
-    assert await until(lambda: all(sink.lines == [b"here"] for sink in sinks))
-    old, new = (parent_of(parent_of(process.pid)) for process in (asked[0], later))
-    assert old != new
-    assert {await process.shutdown(grace_s=10) for process in (*asked, later)} == {0}
-
-    is_there = Path(f"/proc/{old}").exists  # as a zombie, too
+    is_there = Path(f"/proc/{program}").exists  # as a zombie, too
     async with asyncio.timeout(10):
         while is_there():
             await (await fork_server.spawn(family.command("true"), Recorder())).wait()

@@ -2,7 +2,6 @@
 
 import os
 import sys
-from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
@@ -26,12 +25,6 @@ sys.stdin.readline()
 print(errno.errorcode[socket.socket().connect_ex(("10.0.0.5", 443))], flush=True)
 sys.stdin.read()
 """
-
-
-@pytest.fixture
-async def fork_server() -> AsyncIterator[ForkServer]:
-    async with ForkServer() as fork_server:
-        yield fork_server
 
 
 async def started(fork_server: ForkServer, sink: Recorder, walls: Walls | None) -> Process:
