@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from gateway.cli.complaint import complain
 from gateway.cli.configuration import configuration, required_configuration
 from gateway.cli.options import ConfigOption, JsonOption, options
-from gateway.cli.output import complain
 from gateway.cli.terminal import Terminal
 from gateway.config.faults import located
 from gateway.config.settings import ConfigurationError, Settings, load

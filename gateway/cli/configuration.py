@@ -1,11 +1,13 @@
-"""Which configuration file a command reads: the one that is named, or else `mcp.json` of the present folder."""
+"""Which configuration a command reads: the file that is named, or else `mcp.json` of the present folder, or a server's
+command."""
 
 from pathlib import Path
 from typing import Final
 
-from gateway.config.faults import ConfigurationError
+from gateway.config.host_entries import command_fault
+from gateway.config.settings import ConfigurationError, Settings
 
-__all__ = ["FILE", "NO_FILE", "configuration", "required_configuration"]
+__all__ = ["FILE", "NO_FILE", "configuration", "required_configuration", "with_command"]
 
 FILE: Final = Path("mcp.json")
 """What `init` writes and `add` extends."""
@@ -24,3 +26,24 @@ def required_configuration(given: Path | None) -> Path:
     if found is None:
         raise ConfigurationError(NO_FILE)
     return found
+
+
+def with_command(settings: Settings, command: list[str] | None) -> Settings:
+    """The settings, with the server that a command after `--` starts.
+
+    Raises:
+        ConfigurationError: the command cannot be one, there is none and no server either, or both are given.
+    """
+    if command and settings.mcpServers:
+        raise ConfigurationError("give either a command after -- or a file with mcpServers, not both")
+    if command:
+        if fault := command_fault(command[0], None):
+            raise ConfigurationError(f"the command after -- {fault}: give its words without quotes around all of them")
+        entry = {"command": command[0], "args": command[1:]}
+        return Settings.model_validate({"mcpServers": {"main": entry}, "gateway": settings.gateway})
+    if not settings.mcpServers:
+        raise ConfigurationError(
+            f"nothing to serve: there is no {FILE} in this folder. Give --config FILE with mcpServers, or a server's "
+            "command after --; `mcp-session-gateway init` writes a file with the servers that your clients have"
+        )
+    return settings

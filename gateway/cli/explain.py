@@ -6,9 +6,9 @@ from typing import Annotated, Any
 
 import typer
 
+from gateway.cli.complaint import complain
 from gateway.cli.configuration import configuration
 from gateway.cli.options import Caller, ConfigOption, options
-from gateway.cli.output import complain
 from gateway.config.faults import located
 from gateway.config.settings import ConfigurationError, load
 from gateway.observability.visible import as_json, visible_line

@@ -14,8 +14,8 @@ from typing import Annotated, Any, Final
 
 import typer
 
+from gateway.cli.complaint import complain
 from gateway.cli.options import NamedConfigOption, options
-from gateway.cli.output import complain
 from gateway.config.faults import located
 from gateway.config.hosts import served_name
 from gateway.config.settings import ConfigurationError, load

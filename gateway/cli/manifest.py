@@ -1,19 +1,46 @@
-"""Lists all tools of all configured servers with their schemas, without a running gateway: for reviews and diffs."""
+"""The command `manifest`: all tools of all configured servers with their schemas, without a running gateway."""
 
-from typing import Any, Final
+import asyncio
+from typing import Annotated, Any, Final
 
+import typer
+
+from gateway.cli.complaint import complain
+from gateway.cli.configuration import configuration, with_command
 from gateway.cli.explanation import context_of
-from gateway.cli.options import Caller
-from gateway.config.settings import Settings
+from gateway.cli.options import Caller, ConfigOption, options
+from gateway.config.faults import located
+from gateway.config.settings import ConfigurationError, Settings, load
+from gateway.observability.logs import configure_logging
+from gateway.observability.visible import as_json
 from gateway.protocol.catalog import named
 from gateway.protocol.listing import operation_of
 from gateway.serving.gateway import Gateway
 from gateway.upstreams.review import asking
 from session_store import Context, KeyRing, MemoryBackend
 
-__all__ = ["manifest"]
+__all__ = ["manifest", "show_manifest"]
 
 _ANYBODY: Final = Context(trust="direct")
+
+
+@options
+def show_manifest(
+    caller: Caller,
+    command: Annotated[
+        list[str] | None, typer.Argument(metavar="[-- COMMAND ARG...]", help="A stdio server, instead of --config.")
+    ] = None,
+    config: ConfigOption = None,
+) -> None:
+    """Print all tools of all servers with their schemas, as JSON. With a credential or principal, only those that it
+    sees."""
+    try:
+        config = config if command else configuration(config)
+        settings = with_command(load(config).settings, command)
+        configure_logging("error")
+        typer.echo(as_json(asyncio.run(manifest(settings, caller)), indent=2))
+    except ConfigurationError as error:
+        raise complain(located(str(error), config)) from None
 
 
 async def manifest(settings: Settings, caller: Caller) -> dict[str, Any]:

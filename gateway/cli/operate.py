@@ -13,15 +13,16 @@ from rich.text import Text
 
 from gateway.admin.operators import OperatorError, Operators, SessionQuery
 from gateway.admin.reports import ReplicaReport, SessionRow
+from gateway.cli.complaint import complain
 from gateway.cli.options import AtGateway, JsonOption, options
-from gateway.cli.output import complain, print_event, replicas_table, sessions_table
+from gateway.cli.output import print_event, replicas_table, sessions_table
 from gateway.cli.source import gateway_at
 from gateway.cli.terminal import Terminal
 from gateway.observability.visible import as_json, visible_line
 
 __all__ = ["app", "tail", "top"]
 
-app = typer.Typer(help="List replicas, drain them and admit them again.", no_args_is_help=True)
+app = typer.Typer(help="List replicas, drain them and admit them again.", no_args_is_help=True, add_completion=False)
 _out = Terminal()
 _EVERY_S: Final = 2.0
 _MOST: Final = 15

@@ -1,4 +1,4 @@
-"""What commands print for people: tables of sessions and replicas, lines of events, errors."""
+"""What commands print for people: tables of sessions and replicas, and lines of events."""
 
 import time
 from collections.abc import Callable
@@ -15,7 +15,6 @@ from gateway.cli.terminal import Terminal
 from gateway.observability.visible import as_json, visible, visible_line
 
 __all__ = [
-    "complain",
     "facts_table",
     "missing_from",
     "none_line",
@@ -27,14 +26,6 @@ __all__ = [
 ]
 
 _out = Terminal()
-_err = Terminal(stderr=True)
-
-
-def complain(message: str) -> typer.Exit:
-    """Print what is wrong, line by line. Returns what ends the command with exit code 2."""
-    for line in message.splitlines():
-        _err.complain("error", line)
-    return typer.Exit(2)
 
 
 def sessions_table(rows: list[SessionRow], *, with_calls: bool) -> Table:

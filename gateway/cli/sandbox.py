@@ -4,10 +4,10 @@ from typing import Annotated
 
 import typer
 
+from gateway.cli.complaint import complain
 from gateway.cli.configuration import configuration
 from gateway.cli.learn import learn
 from gateway.cli.options import ConfigOption, JsonOption, options
-from gateway.cli.output import complain
 from gateway.config.faults import located
 from gateway.config.settings import ConfigurationError, load
 from gateway.observability.visible import as_json, visible_line
@@ -19,7 +19,7 @@ from transports.upstream.delegation import look
 
 __all__ = ["app"]
 
-app = typer.Typer(help="Explain the sandboxes of servers.", no_args_is_help=True)
+app = typer.Typer(help="Explain the sandboxes of servers.", no_args_is_help=True, add_completion=False)
 
 
 @app.callback()

@@ -30,7 +30,7 @@ from session_store import AuditEvent
 
 __all__ = ["app"]
 
-app = typer.Typer(help="List sessions and end them.", no_args_is_help=True)
+app = typer.Typer(help="List sessions and end them.", no_args_is_help=True, add_completion=False)
 _out = Terminal()
 
 _SEEN_BY_GATEWAYS = {"calls", "failed", "in_flight", "parked", "streams", "processes", "failures", "state"}

@@ -11,9 +11,9 @@ from typing import Annotated, Any, Final
 import typer
 from pydantic import ValidationError
 
+from gateway.cli.complaint import complain
 from gateway.cli.configuration import FILE
 from gateway.cli.options import options
-from gateway.cli.output import complain
 from gateway.cli.terminal import Terminal
 from gateway.config.client_snippets import CLIENTS, TOKEN_VARIABLE, ClientFile, name_for, snippet, snippets
 from gateway.config.edited_file import add_entry, write_file

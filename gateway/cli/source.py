@@ -8,8 +8,8 @@ from typing import Final
 
 from gateway.admin.local_gateways import local_gateways
 from gateway.admin.operators import Ambiguous, OperatorError, Operators
+from gateway.cli.complaint import complain
 from gateway.cli.options import AtGateway, Where
-from gateway.cli.output import complain
 from session_store import StoreError, backend_for
 from session_store.connect import BackendOptions, shown
 

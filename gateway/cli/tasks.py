@@ -15,7 +15,11 @@ from gateway.observability.visible import as_json
 
 __all__ = ["app"]
 
-app = typer.Typer(help="List and cancel tasks: calls that go on after their clients have left.", no_args_is_help=True)
+app = typer.Typer(
+    help="List and cancel tasks: calls that go on after their clients have left.",
+    no_args_is_help=True,
+    add_completion=False,
+)
 _out = Terminal()
 
 IdArgument = Annotated[

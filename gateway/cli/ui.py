@@ -3,8 +3,8 @@
 import asyncio
 
 from gateway.admin.operators import OperatorError
+from gateway.cli.complaint import complain
 from gateway.cli.options import AtGateway, options
-from gateway.cli.output import complain
 from gateway.cli.source import gateway_at
 
 __all__ = ["ui"]

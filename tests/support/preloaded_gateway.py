@@ -69,11 +69,14 @@ def main(requests: socket.socket) -> None:
 
 def _load() -> None:
     """Import what the commands import when they run."""
-    import gateway.cli.main
-    import gateway.cli.manifest
-    import gateway.serving.uvicorn_server
-    import gateway.serving.workers  # noqa: F401
+    import typer
 
+    import gateway.cli.main
+    import gateway.serving.uvicorn_server
+    import gateway.serving.workers
+
+    for listed in typer.main.get_command(gateway.cli.main.app).commands.values():  # type: ignore[attr-defined]
+        listed.loaded()
     assert threading.active_count() == 1, "a process with threads cannot be forked safely"
 
 

@@ -35,7 +35,8 @@ def _commands(command: Any, words: tuple[str, ...]) -> Iterator[tuple[tuple[str,
     if not hasattr(command, "commands"):
         yield words, command
         return
-    for name, below in command.commands.items():
+    for name, listed in command.commands.items():
+        below = listed.loaded() if hasattr(listed, "loaded") else listed
         if not below.hidden:
             yield from _commands(below, (*words, name))
 

@@ -85,7 +85,8 @@ def test_an_empty_value_is_refused_before_anything_is_done(
 @requirement("ops.empty-values")
 def test_every_command_refuses_an_empty_value() -> None:
     def commands(group: Any, *path: str) -> Iterator[tuple[tuple[str, ...], Any]]:
-        for name, command in sorted(getattr(group, "commands", {}).items()):
+        for name, listed in sorted(getattr(group, "commands", {}).items()):
+            command = listed.loaded() if hasattr(listed, "loaded") else listed
             yield from commands(command, *path, name)
             if not hasattr(command, "commands"):
                 yield (*path, name), command

@@ -1,0 +1,109 @@
+"""The commands that serve: `run` and `stdio`."""
+
+import errno
+import logging
+import os
+import sys
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from gateway.cli.complaint import complain
+from gateway.cli.configuration import configuration, with_command
+from gateway.cli.options import CommandArgument, ConfigOption, NamedConfigOption, Overrides, VerboseOption, options
+from gateway.config.faults import ConfigurationError, Note, located
+from gateway.config.settings import GatewaySettings, load
+
+if TYPE_CHECKING:
+    from gateway.serving.greeting import Welcome  # loads the server
+
+__all__ = ["run", "stdio"]
+
+logger = logging.getLogger(__name__)
+
+
+@options
+def run(
+    overrides: Overrides,
+    command: CommandArgument = None,
+    config: ConfigOption = None,
+    workers: Annotated[
+        int, typer.Option(min=1, max=256, help="Worker processes that share the port; needs a redis store.")
+    ] = 1,
+    verbose: VerboseOption = False,
+) -> None:
+    """Serve MCP over Streamable HTTP."""
+    from gateway.observability.queued_output import queue_stderr
+    from gateway.serving.uvicorn_server import serve
+    from gateway.serving.workers import LISTENER, run_workers
+
+    queue_stderr()
+    found = config if command else configuration(config)
+    try:
+        loaded = load(found, overrides.given())
+        settings = with_command(loaded.settings, command)
+        welcome = _welcome(settings.gateway, workers=workers, verbose=verbose)
+        if LISTENER not in os.environ:
+            if found != config:
+                logger.info("the configuration is %s of this folder", found)
+            _log(loaded.notes)
+        if workers > 1 and LISTENER not in os.environ:
+            raise typer.Exit(run_workers(settings, sys.argv[1:], workers))
+        serve(settings, welcome)
+    except ConfigurationError as error:
+        raise complain(located(str(error), found)) from None
+    except OSError as error:
+        where = f"{settings.gateway.host}:{settings.gateway.port}"
+        taken = ": give another port with --port, or --port 0 for a free one"
+        do = taken if error.errno == errno.EADDRINUSE else ""
+        raise complain(f"cannot listen on {where}: {error.strerror or error}{do}") from None
+
+
+@options
+def stdio(
+    command: CommandArgument = None,
+    config: NamedConfigOption = None,
+    store: Annotated[str | None, typer.Option(help="URL of the session store.")] = None,
+    allow_eval: Annotated[bool, typer.Option("--allow-eval", help="Enable tools whose operation is eval.")] = False,
+) -> None:
+    """Serve MCP on stdin and stdout, for one client on this machine."""
+    from gateway.observability.logs import configure_logging
+    from gateway.observability.queued_output import queue_stderr
+    from gateway.serving.stdio import serve_stdio
+
+    queue_stderr()
+    try:
+        loaded = load(config, Overrides(store=store, allow_eval=allow_eval).given())
+        settings = with_command(loaded.settings, command)
+        configure_logging(settings.gateway.log_level, settings.gateway.log_format)
+        _log(loaded.notes)
+        serve_stdio(settings)
+    except ConfigurationError as error:
+        raise complain(located(str(error), config)) from None
+
+
+def _welcome(options: GatewaySettings, *, workers: int, verbose: bool) -> "Welcome | None":
+    """Configure the log; and what greets a person, if one reads it. Workers are announced by the process that has
+    started them."""
+    from gateway.observability.logs import configure_logging
+    from gateway.observability.status_line import StatusLine
+    from gateway.serving.workers import LISTENER
+
+    level = "debug" if verbose else options.log_level
+    is_alone = workers == 1 and LISTENER not in os.environ
+    for_people = options.log_format == "pretty" or (options.log_format == "auto" and sys.stderr.isatty())
+    if not (is_alone and for_people):
+        configure_logging(level, options.log_format)
+        return None
+    from gateway.cli.greeting import TerminalWelcome
+
+    status = StatusLine(sys.stderr) if sys.stderr.isatty() else None
+    configure_logging(level, "pretty", status)
+    return TerminalWelcome(options, status=status, verbose=verbose)
+
+
+def _log(notes: Iterable[Note]) -> None:
+    """The notes about the configuration, as `check` and `doctor` print them."""
+    for note in notes:
+        logger.log(logging.INFO if note.level == "ignored" else logging.WARNING, "%s", note.text)
