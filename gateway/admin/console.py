@@ -4,11 +4,11 @@ change. The pages work without scripts as well."""
 import asyncio
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable
+from functools import cached_property
 from time import monotonic
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import parse_qs
 
-from jinja2 import ChoiceLoader, DictLoader, Environment, PackageLoader, StrictUndefined
 from markupsafe import escape
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, PlainTextResponse, RedirectResponse, Response, StreamingResponse
@@ -29,6 +29,9 @@ from session_store import StoreUnavailable
 from transports.inbound.http import Guard, read_body
 from transports.inbound_port import Refused
 from transports.tasks import Tasks
+
+if TYPE_CHECKING:
+    from jinja2 import Environment  # with the first page
 
 __all__ = ["Console"]
 
@@ -67,7 +70,6 @@ class Console:
         self._access = access
         self._pages = console_pages()
         self._navigation = [page for page in self._pages.values() if page.label]
-        self._templates = _environment({f"pages/{name}": page.template for name, page in self._pages.items()})
         self._compiling = Tasks("templates of the console")
         self._is_compiled = False
 
@@ -115,6 +117,10 @@ class Console:
                 return PlainTextResponse(str(refused), refused.status, headers=_HEADERS)
 
         return explained
+
+    @cached_property
+    def _templates(self) -> "Environment":
+        return _environment({f"pages/{name}": page.template for name, page in self._pages.items()})
 
     async def _compiled(self) -> None:
         """Compile all templates before the first page is shown. That takes a quarter of a second, in which a thread
@@ -266,8 +272,10 @@ class Console:
         return response
 
 
-def _environment(pages: dict[str, str]) -> Environment:
+def _environment(pages: dict[str, str]) -> "Environment":
     """The templates of the pages, beside those of the folder `templates`."""
+    from jinja2 import ChoiceLoader, DictLoader, Environment, PackageLoader, StrictUndefined  # with the first page
+
     environment = Environment(
         loader=ChoiceLoader([PackageLoader("gateway.admin"), DictLoader(pages)]),
         autoescape=True,

@@ -3,18 +3,19 @@
 import asyncio
 from collections.abc import Awaitable, Callable
 from time import perf_counter
+from typing import TYPE_CHECKING
 
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import BaseRoute, Route
 
 from gateway.admin.auth import Access
-from gateway.admin.console import Console
 from gateway.admin.operations import Operations
-from gateway.admin.prometheus import PrometheusExporter
-from gateway.admin.rest import Rest
 from gateway.admin.sign_in_attempts import TooManyAttempts
 from session_store import Backend, StoreUnavailable
+
+if TYPE_CHECKING:
+    from gateway.admin.prometheus import PrometheusExporter
 
 __all__ = ["ADMIN", "METRICS", "operator_routes"]
 
@@ -27,22 +28,26 @@ def operator_routes(
     *,
     operations: Operations,
     access: Access,
-    exposition: PrometheusExporter,
+    exposition: "Callable[[], PrometheusExporter]",
     backend: Backend,
     open_metrics: bool,
 ) -> list[BaseRoute]:
     """Routes for Starlette. Without operators' keys there is no console and no REST. `open_metrics`: metrics are served
-    without a key."""
+    without a key; `exposition` makes them."""
     routes: list[BaseRoute] = []
     if access.is_open:
+        # Not loaded by a gateway that no operator can reach.
+        from gateway.admin.console import Console
+        from gateway.admin.rest import Rest
+
         routes += [*Rest(operations, access).routes, *Console(operations, access).routes]
     if access.is_open or open_metrics:
-        routes.append(Route(METRICS, _metrics(access, exposition, backend, is_open=open_metrics)))
+        routes.append(Route(METRICS, _metrics(access, exposition(), backend, is_open=open_metrics)))
     return routes
 
 
 def _metrics(
-    access: Access, exposition: PrometheusExporter, backend: Backend, *, is_open: bool
+    access: Access, exposition: "PrometheusExporter", backend: Backend, *, is_open: bool
 ) -> Callable[[Request], Awaitable[Response]]:
     async def metrics(request: Request) -> Response:
         try:

@@ -3,7 +3,7 @@
 import hashlib
 import logging
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 import httpx2
@@ -12,10 +12,11 @@ from cachetools import FIFOCache
 
 from gateway.config.auth import JwtSettings
 from gateway.identity.subjects import unusable
+from gateway.identity.token_faults import InsufficientScope, InvalidToken
 from session_store import Principal
 from transports.tasks import Tasks
 
-__all__ = ["AccessTokens", "InsufficientScope", "InvalidToken"]
+__all__ = ["AccessTokens"]
 
 logger = logging.getLogger(__name__)
 
@@ -27,18 +28,6 @@ REFETCH_S: Final = 10.0
 CACHED_S: Final = 300.0
 """How long a verified token is cached. A withdrawn key may be accepted for so long."""
 _MAX_CACHED: Final = 10_000
-
-
-class InvalidToken(Exception):
-    """The token is invalid. The message says why, and may be sent to the client."""
-
-
-class InsufficientScope(InvalidToken):
-    """The token is valid but lacks scopes. `needed`: the scopes that it must have."""
-
-    def __init__(self, needed: Sequence[str], missing: Collection[str]) -> None:
-        super().__init__(f"it lacks the scope {' '.join(sorted(missing))}")
-        self.needed = " ".join(needed)
 
 
 def is_access_token(header: Mapping[str, Any], claims: Mapping[str, Any]) -> bool:

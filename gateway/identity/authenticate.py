@@ -4,18 +4,21 @@ import functools
 import ipaddress
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
 from gateway.config.auth import API_KEY_ISSUER, AuthSettings, ProxySettings
 from gateway.config.context import FieldSettings
 from gateway.errors import insufficient_scope, unauthenticated
-from gateway.identity.access_tokens import AccessTokens, InsufficientScope, InvalidToken
 from gateway.identity.credential_claims import CredentialClaims, fields_in_headers, granted_by, granted_in_headers
 from gateway.identity.key_digests import KeyDigests
 from gateway.identity.subjects import named_in_header, unusable
+from gateway.identity.token_faults import InsufficientScope, InvalidToken
 from session_store import ANONYMOUS, Principal
+
+if TYPE_CHECKING:
+    from gateway.identity.access_tokens import AccessTokens  # loads an HTTP client, and PyJWT
 
 __all__ = ["API_KEY_ISSUER", "Authenticated", "Identity", "TrustedProxies"]
 
@@ -68,7 +71,7 @@ class Identity:
         api_keys: Mapping[str, Sequence[str]],
         allow_anonymous: bool,
         auth: AuthSettings | None = None,
-        tokens: AccessTokens | None = None,
+        tokens: "AccessTokens | None" = None,
         metadata_url: str = "",
         fields: Mapping[str, FieldSettings] = MappingProxyType({}),
     ) -> None:

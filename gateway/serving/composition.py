@@ -3,13 +3,12 @@
 import secrets
 from collections.abc import Callable, Mapping
 from time import time
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from gateway.admin.auth import Access
 from gateway.admin.hosts import OperatorHosts
 from gateway.admin.operations import Operations
 from gateway.admin.peers import PeerQueries
-from gateway.admin.prometheus import PrometheusExporter
 from gateway.admin.replica import Replica, Seen
 from gateway.admin.replicas import PeerReplicas
 from gateway.admin.routes import operator_routes
@@ -21,10 +20,10 @@ from gateway.calls.event_writer import EventWriter
 from gateway.calls.frame_watches import FrameWatches
 from gateway.calls.live_session import LiveSessions
 from gateway.cluster.ownership import Cluster
+from gateway.config.auth import AuthSettings
 from gateway.config.keyring import key_ring
 from gateway.config.settings import Settings
 from gateway.context.session_facts import SessionFacts
-from gateway.identity.access_tokens import AccessTokens
 from gateway.identity.authenticate import Identity
 from gateway.identity.resource_metadata import ResourceMetadata
 from gateway.observability.activity import Activity
@@ -51,6 +50,10 @@ from gateway.version import __version__
 from session_store import Backend, KeyRing, backend_for
 from session_store.connect import BackendOptions
 from transports.listeners import Listeners
+
+if TYPE_CHECKING:
+    from gateway.admin.prometheus import PrometheusExporter
+    from gateway.identity.access_tokens import AccessTokens
 
 __all__ = ["compose"]
 
@@ -160,11 +163,20 @@ def _callers(base: Foundation) -> Callers:
         api_keys=options.api_keys,
         allow_anonymous=options.allows_anonymous,
         auth=options.auth,
-        tokens=AccessTokens(options.auth.jwt, base.clock),
+        tokens=_tokens(options.auth, base.clock),
         metadata_url=metadata.url,
         fields=options.context.fields,
     )
     return Callers(identity=identity, metadata=metadata, guard=guard_of(options, identity.proxies))
+
+
+def _tokens(auth: AuthSettings, clock: Callable[[], float]) -> "AccessTokens | None":
+    """What verifies access tokens, if any are trusted."""
+    if not auth.jwt:
+        return None
+    from gateway.identity.access_tokens import AccessTokens  # loads an HTTP client, and PyJWT
+
+    return AccessTokens(auth.jwt, clock)
 
 
 def _drain(base: Foundation, sessions: SessionParts, servers: Servers, tasks: TaskParts) -> Drain:
@@ -244,10 +256,16 @@ def _operating(
         link=link,
         hosts=OperatorHosts((*base.settings.gateway.allowed_hosts, *admin.allowed_hosts)),
     )
+
+    def exposition() -> "PrometheusExporter":
+        from gateway.admin.prometheus import PrometheusExporter  # loads prometheus_client
+
+        return PrometheusExporter(replica, base.audit)
+
     routes = operator_routes(
         operations=operations,
         access=access,
-        exposition=PrometheusExporter(replica, base.audit),
+        exposition=exposition,
         backend=backend,
         open_metrics=bool(admin.listen),
     )

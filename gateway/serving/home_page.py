@@ -10,9 +10,8 @@ import functools
 import hashlib
 from collections.abc import Callable, Mapping
 from importlib.resources import files
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
-from jinja2 import Environment, StrictUndefined
 from starlette.responses import HTMLResponse, PlainTextResponse, Response
 
 from gateway.config.client_snippets import TOKEN_VARIABLE, snippets
@@ -23,12 +22,16 @@ from transports.inbound.http import Guard, Receive, Scope, Send
 from transports.inbound_port import Refused
 from transports.soon import arrived
 
+if TYPE_CHECKING:
+    from jinja2 import Template  # with the first page
+
 __all__ = ["HomePage", "is_for_people", "is_plain"]
 
 _HOST_CHARACTERS: Final = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-._:[]")
 _MOST_HOST: Final = 255
 _CACHED: Final = 32
 _ACCEPT: Final = b"accept"
+_FOLDER: Final = files("gateway.serving") / "templates"
 
 
 def is_for_people(scope: Scope) -> bool:
@@ -55,10 +58,7 @@ class HomePage:
         self._guard = guard
         self._rates = rates
         self._facts = {"needs_token": needs_token, "has_console": has_console, "variable": TOKEN_VARIABLE}
-        folder = files("gateway.serving") / "templates"
-        style = (folder / "home.css").read_text(encoding="utf-8")
-        environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
-        self._template = environment.from_string((folder / "home.html").read_text(encoding="utf-8"))
+        style = (_FOLDER / "home.css").read_text(encoding="utf-8")
         digest = base64.b64encode(hashlib.sha256(style.encode()).digest()).decode()
         self._style = style
         self._headers = {
@@ -123,6 +123,13 @@ class HomePage:
         if not host or len(host) > _MOST_HOST or not _HOST_CHARACTERS.issuperset(host):
             host = "HOST"
         return f"http{'s' if self._guard.is_secure(scope, headers) else ''}://{host}{scope.get('root_path', '')}"
+
+    @functools.cached_property
+    def _template(self) -> "Template":
+        from jinja2 import Environment, StrictUndefined  # with the first page
+
+        environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
+        return environment.from_string((_FOLDER / "home.html").read_text(encoding="utf-8"))
 
     def _rendered(self, base: str, root: str, path: str, serves: bool) -> str:
         is_endpoint = path not in HOME

@@ -28,7 +28,6 @@ from session_store.metadata import output_scrubber
 from transports.upstream.process import Command
 from transports.upstream.spawn import ForkServer
 from transports.upstream.stdio import StdioUpstream
-from transports.upstream.streamable_http import HttpUpstream
 from transports.upstream_port import Upstream
 
 __all__ = ["OBJECT", "UpstreamFactory", "load_object"]
@@ -137,6 +136,8 @@ class UpstreamFactory:
         if settings.in_process:
             return _in_process(f"mcpServers.{name}.in_process", name, load_object(name, settings.in_process))
         if settings.url:
+            from transports.upstream.streamable_http import HttpUpstream  # loads an HTTP client
+
             return HttpUpstream(
                 name=name,
                 url=settings.url,
