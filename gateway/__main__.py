@@ -8,9 +8,7 @@ import sys
 
 def main() -> None:
     if sys.argv[1:2] == ["demo-server"]:
-        from gateway.demo_server import main as demo
-
-        demo()
+        _demo()
         return
     from gateway.serving import own_process, private_environment, standard_streams
 
@@ -18,11 +16,16 @@ def main() -> None:
     own_process.hide()
     private_environment.take()
     from gateway.cli.main import app
-    from gateway.demo_server import main as demo
 
     what = "Be a small stdio MCP server that shows what sessions do."
-    app.command("demo-server", help=what, rich_help_panel="Serve")(demo)
+    app.command("demo-server", help=what, rich_help_panel="Serve")(_demo)
     app()
+
+
+def _demo() -> None:
+    from gateway.demo_server import main as demo
+
+    demo()
 
 
 if __name__ == "__main__":

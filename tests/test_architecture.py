@@ -147,7 +147,8 @@ def test_pure_modules_do_no_io() -> None:
 
 def test_serving_commands_and_urls_does_not_load_the_sdk() -> None:
     """It takes half a second and 16 MB to load, for each worker. Servers in the process and event stores need it."""
-    loaded = "import sys, gateway.cli.main, gateway.serving.composition; print(*sys.modules)"
+    modules = "sys, gateway.cli.serve, gateway.serving.composition, transports.upstream.streamable_http"
+    loaded = f"import {modules}; print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", loaded], cwd=ROOT, capture_output=True, text=True, check=True)
     assert {name.partition(".")[0] for name in done.stdout.split()} & {"mcp", "mcp_types"} == set()
 

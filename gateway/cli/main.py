@@ -7,6 +7,7 @@ from typing import Annotated, Any, Final
 import typer
 from typer.core import TyperCommand
 
+from gateway.cli.importing import uncollected
 from gateway.version import __version__
 
 __all__ = ["app"]
@@ -105,7 +106,8 @@ class _Listed(TyperCommand):
 def _from(where: str, name: str) -> Callable[[], Any]:
     def load() -> Any:
         module, _, attribute = where.partition(":")
-        found = getattr(importlib.import_module(f"gateway.cli.{module}"), attribute)
+        with uncollected():
+            found = getattr(importlib.import_module(f"gateway.cli.{module}"), attribute)
         if not isinstance(found, typer.Typer):
             command, found = found, typer.Typer(add_completion=False)
             found.command(name)(command)

@@ -11,6 +11,7 @@ import typer
 
 from gateway.cli.complaint import complain
 from gateway.cli.configuration import configuration, with_command
+from gateway.cli.importing import uncollected
 from gateway.cli.options import CommandArgument, ConfigOption, NamedConfigOption, Overrides, VerboseOption, options
 from gateway.config.faults import ConfigurationError, Note, located
 from gateway.config.settings import GatewaySettings, load
@@ -34,9 +35,10 @@ def run(
     verbose: VerboseOption = False,
 ) -> None:
     """Serve MCP over Streamable HTTP."""
-    from gateway.observability.queued_output import queue_stderr
-    from gateway.serving.uvicorn_server import serve
-    from gateway.serving.workers import LISTENER, run_workers
+    with uncollected():
+        from gateway.observability.queued_output import queue_stderr
+        from gateway.serving.uvicorn_server import serve
+        from gateway.serving.workers import LISTENER, run_workers
 
     queue_stderr()
     found = config if command else configuration(config)
@@ -68,9 +70,10 @@ def stdio(
     allow_eval: Annotated[bool, typer.Option("--allow-eval", help="Enable tools whose operation is eval.")] = False,
 ) -> None:
     """Serve MCP on stdin and stdout, for one client on this machine."""
-    from gateway.observability.logs import configure_logging
-    from gateway.observability.queued_output import queue_stderr
-    from gateway.serving.stdio import serve_stdio
+    with uncollected():
+        from gateway.observability.logs import configure_logging
+        from gateway.observability.queued_output import queue_stderr
+        from gateway.serving.stdio import serve_stdio
 
     queue_stderr()
     try:
