@@ -91,10 +91,10 @@ def _summary(config: Path, settings: Settings, unanswered: list[str], offline: b
 
 def _import_targets(settings: Settings) -> None:
     """Import what `in_process` names, as the gateway does when it starts. Raises `ConfigurationError`."""
-    from gateway.upstreams.factory import load_object
-
     for name, entry in settings.mcpServers.items():
         if entry.in_process:
+            from gateway.upstreams.factory import load_object  # loads what serves
+
             load_object(name, entry.in_process)
 
 
