@@ -19,6 +19,7 @@ from tests.rings import is_of_the_second_ring
 from tests.support.redis_server import RunningRedis, running_redis
 
 pytest.register_assert_rewrite("session_store.testing")
+pytest_plugins = ["tests.support.named_gateways"]
 
 # How long one example takes, or takes to be made, says nothing on a machine that runs four tests at once.
 hypothesis.settings.register_profile(

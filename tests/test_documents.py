@@ -20,7 +20,7 @@ from gateway.config.load import variables
 from gateway.config.settings import GatewaySettings, Settings
 from tests.support.credentials import sha256
 from tests.support.document_blocks import DOCUMENTS, Block, blocks
-from tests.support.gateway_process import DEMO, ROOT, running_gateway, server
+from tests.support.gateway_process import DEMO, ROOT, RunningGateway, running_gateway, server
 from tests.support.mcp_clients import tool_text
 from tests.support.redis_server import running_redis
 from tests.support.waiting import eventually
@@ -237,15 +237,15 @@ def _serving(text: str, world: World, folder: Path) -> Iterator[str]:
             process.wait(20)
 
 
-def test_the_call_in_the_readme_finds_its_session_again() -> None:
+def test_the_call_in_the_readme_finds_its_session_again(demo: RunningGateway) -> None:
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
     block = re.search(r"```sh\n(curl .*?)```", readme, re.DOTALL)
     assert block
     headers = dict(re.findall(r"-H '([^:]+): ([^']+)'", block[1]))
     body = re.search(r"-d '(.*?)' ", block[1], re.DOTALL)
     assert body
-    with running_gateway(command=DEMO) as gateway, httpx.Client() as http:
-        counts = [tool_text(http.post(gateway.url, content=body[1], headers=headers)) for _ in range(2)]
+    with httpx.Client() as http:
+        counts = [tool_text(http.post(demo.url, content=body[1], headers=headers)) for _ in range(2)]
         assert counts == ["1", "2"], "the cookie brings you back"
         http.cookies.clear()
-        assert tool_text(http.post(gateway.url, content=body[1], headers=headers)) == "1"
+        assert tool_text(http.post(demo.url, content=body[1], headers=headers)) == "1"

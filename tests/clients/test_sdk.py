@@ -4,7 +4,7 @@ import asyncio
 import json
 import sys
 import warnings
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any, Literal
 
@@ -26,12 +26,6 @@ Era = Literal["legacy", "2026-07-28"]
 ERAS = pytest.mark.parametrize("era", ["legacy", "2026-07-28"])
 
 
-@pytest.fixture(scope="module")
-def gateway() -> Iterator[RunningGateway]:
-    with running_gateway(command=DEMO) as running:
-        yield running
-
-
 @asynccontextmanager
 async def client(url: str, era: Era, headers: Any = None, **more: Any) -> AsyncIterator[Client]:
     """A client with its own connections; like any SDK client, it returns the cookies it is given."""
@@ -50,11 +44,11 @@ async def text(connected: Client, name: str, arguments: Any = None, **more: Any)
 
 @ERAS
 @requirement("ctx.isolated", "proc.isolated")
-async def test_fifty_clients_at_once_never_mix(gateway: RunningGateway, era: Era) -> None:
+async def test_fifty_clients_at_once_never_mix(demo: RunningGateway, era: Era) -> None:
     everybody_is_in = asyncio.Barrier(50)
 
     async def use() -> tuple[str, list[str]]:
-        async with client(gateway.url, era) as connected:
+        async with client(demo.url, era) as connected:
             first = await text(connected, "whoami")
             await everybody_is_in.wait()
             counts = [await text(connected, "count") for _ in range(3)]
@@ -69,6 +63,7 @@ async def test_fifty_clients_at_once_never_mix(gateway: RunningGateway, era: Era
 
 @requirement("life.affinity")
 async def test_a_modern_client_with_nothing_but_its_key_meets_its_session_again() -> None:
+    """There are no cookies."""
     options = {"api_keys": {"alice": sha256(KEYS["alice"])}, "session": {"cookie": False}}
     with running_gateway({"main": server(DEMO)}, options=options) as keyed:
         counts = []

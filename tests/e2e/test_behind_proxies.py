@@ -13,20 +13,21 @@ import pytest
 
 from tests.requirements import requirement
 from tests.support.certificates import Authority
-from tests.support.credentials import KEYS, bearer, sha256
+from tests.support.credentials import KEYS, bearer
 from tests.support.free_ports import free_port
-from tests.support.gateway_process import DEMO, PROBE, server
+from tests.support.gateway_process import DEMO, RunningGateway, server
 from tests.support.http_bytes import connected, post, read_answers
-from tests.support.in_process_gateway import InProcessGateway, in_process_gateway
+from tests.support.in_process_gateway import in_process_gateway
 from tests.support.mcp_clients import Legacy, Modern, tool_text
 from tests.support.waiting import eventually
 from tests.tools.programs import program
 
 ROUNDS = 3
+PATH = "/servers/probe/mcp"
 
 
 @contextlib.contextmanager
-def nginx(gateway: InProcessGateway, buffering: str) -> Iterator[int]:
+def nginx(gateway: RunningGateway, buffering: str) -> Iterator[int]:
     """With the map of nginx's own documentation (nginx.org/en/docs/http/websocket.html), and upstream keepalive."""
     port = free_port()
     with tempfile.TemporaryDirectory() as name:
@@ -64,7 +65,7 @@ def call(client: Legacy, said: str, *headers: str) -> bytes:
     params = {"name": "echo", "arguments": {"text": said}}
     body = json.dumps({"jsonrpc": "2.0", "id": 7, "method": "tools/call", "params": params}).encode()
     named = [f"{name}: {value}" for name, value in client.request_headers().items()]
-    return post("/mcp", body, "Host: 127.0.0.1", "Content-Type: application/json", *named, *headers)
+    return post(PATH, body, "Host: 127.0.0.1", "Content-Type: application/json", *named, *headers)
 
 
 @requirement("wall.framing")
@@ -73,20 +74,16 @@ def call(client: Legacy, said: str, *headers: str) -> bytes:
     ("Connection: Upgrade", "Upgrade: websocket"),
     ("Connection: Upgrade, HTTP2-Settings", "Upgrade: h2c", "HTTP2-Settings: AAMAAABkAARAAAAAAAIAAAAA"),
 ])  # fmt: skip
-def test_two_principals_never_get_each_others_answers(buffering: str, offer: tuple[str, ...]) -> None:
-    keys = {name: sha256(KEYS[name]) for name in ("alice", "bob")}
-    with (
-        in_process_gateway({"probe": server(PROBE)}, options={"api_keys": keys}) as gateway,
-        nginx(gateway, buffering) as port,
-        httpx.Client() as one,
-        httpx.Client() as other,
-    ):
-        url = f"http://127.0.0.1:{port}/mcp"
+def test_two_principals_never_get_each_others_answers(
+    keyed: RunningGateway, buffering: str, offer: tuple[str, ...]
+) -> None:
+    with nginx(keyed, buffering) as port, httpx.Client() as one, httpx.Client() as other:
+        url = f"http://127.0.0.1:{port}{PATH}"
         alice = Legacy(url, one, headers=bearer(KEYS["alice"])).open()
         bob = Legacy(url, other, headers=bearer(KEYS["bob"])).open()
         for n in range(ROUNDS):
             hidden = call(alice, f"hidden-{n}")
-            outer = post("/mcp", hidden, "Host: 127.0.0.1", "Content-Type: application/json", *offer)
+            outer = post(PATH, hidden, "Host: 127.0.0.1", "Content-Type: application/json", *offer)
             head, _, body = outer.partition(b"\r\n\r\n")
             with connected(("127.0.0.1", port)) as sock:
                 sock.sendall(head + b"\r\n\r\n")

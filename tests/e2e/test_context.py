@@ -19,13 +19,9 @@ def env(client: Legacy | Modern, prefix: str = "") -> dict[str, str]:
     return value
 
 
-def at(gateway: RunningGateway, name: str) -> str:
-    return f"{gateway.base}/servers/{name}/mcp"
-
-
 @requirement("ctx.env")
 def test_a_child_is_told_its_session_by_default_names(probe: RunningGateway, http: httpx.Client) -> None:
-    client = Legacy(at(probe, "probe"), http).open(name="my-host")
+    client = Legacy(probe.at("probe"), http).open(name="my-host")
     told = env(client, "MCP_SESSION_")
     assert set(told) == {
         "MCP_SESSION_ID",
@@ -47,14 +43,14 @@ def test_a_child_is_told_its_session_by_default_names(probe: RunningGateway, htt
 
 @requirement("ctx.env-preserved", "ctx.env-names")
 def test_names_are_a_map_and_what_the_operator_set_wins(probe: RunningGateway, http: httpx.Client) -> None:
-    client = Legacy(at(probe, "mapped"), http).open(name="my-host", meta={"orbit": {"workspace": "w-1"}})
+    client = Legacy(probe.at("mapped"), http).open(name="my-host", meta={"orbit": {"workspace": "w-1"}})
     told = env(client)
     assert told["PARACHUTE_SESSION_ID"] == told["STAC_MCP_SESSION_ID"] and len(told["STAC_MCP_SESSION_ID"]) == 24
     assert told["PARACHUTE_WORKSPACE_ID"] == "w-1"
     assert (told["STAC_MCP_USER_ID"], told["STAC_MCP_AGENT_ID"]) == ("anonymous", "my-host")
     assert (told["MINE"], told["PARACHUTE_TRUST_LEVEL"]) == ("kept", "operator")
     assert "MCP_SESSION_ID" not in told
-    without = env(Legacy(at(probe, "mapped"), http).open())
+    without = env(Legacy(probe.at("mapped"), http).open())
     assert without["PARACHUTE_WORKSPACE_ID"] == "", "a missing workspace is an empty string"
 
 
@@ -81,9 +77,9 @@ def test_a_child_inherits_nothing_of_the_gateways_own_environment(http: httpx.Cl
     ],
 )
 def test_a_client_announces_its_workspace(probe: RunningGateway, http: httpx.Client, meta: Any, workspace: str) -> None:
-    legacy = Legacy(at(probe, "probe"), http).open(meta=meta)
+    legacy = Legacy(probe.at("probe"), http).open(meta=meta)
     assert env(legacy)["MCP_SESSION_WORKSPACE"] == workspace
-    answer = Modern(at(probe, "probe"), http).tool("env", meta=meta)
+    answer = Modern(probe.at("probe"), http).tool("env", meta=meta)
     assert json.loads(tool_text(answer))["MCP_SESSION_WORKSPACE"] == workspace
 
 
@@ -92,8 +88,8 @@ def test_a_client_announces_its_workspace(probe: RunningGateway, http: httpx.Cli
 def test_a_workspace_that_cannot_be_is_a_clear_error(probe: RunningGateway, http: httpx.Client, workspace: Any) -> None:
     meta = {"orbit.workspace": workspace}
     answers = [
-        Legacy(at(probe, "probe"), http).initialize(meta=meta),
-        Modern(at(probe, "probe"), http).tool("pid", meta=meta),
+        Legacy(probe.at("probe"), http).initialize(meta=meta),
+        Modern(probe.at("probe"), http).tool("pid", meta=meta),
     ]
     for answer in answers:
         assert answer.status_code == 400
@@ -109,8 +105,8 @@ def test_a_client_cannot_forge_its_context(probe: RunningGateway, http: httpx.Cl
         "mine": "kept",
     }
     spoofed = {"X-Forwarded-User": "forged", "MCP-Session-Trust": "root", "X-MCP-Principal": "forged"}
-    legacy = Legacy(at(probe, "probe"), http, headers=spoofed).open(meta=forged)
-    modern = Modern(at(probe, "probe"), http, headers=spoofed)
+    legacy = Legacy(probe.at("probe"), http, headers=spoofed).open(meta=forged)
+    modern = Modern(probe.at("probe"), http, headers=spoofed)
     for answer in (legacy.tool("meta", meta=forged), modern.tool("meta", meta=forged)):
         meta = json.loads(tool_text(answer))
         assert meta["mine"] == "kept" and "forged" not in json.dumps(meta)
@@ -132,7 +128,7 @@ def test_each_request_has_a_correlation_id_taken_from_a_valid_traceparent(
 ) -> None:
     trace = "4bf92f3577b34da6a3ce929d0e0e4736"
     valid = f"00-{trace}-00f067aa0ba902b7-01"
-    client = Modern(at(probe, "probe"), http)
+    client = Modern(probe.at("probe"), http)
 
     def seen(answer: httpx.Response) -> tuple[str, str, str]:
         result = messages(answer)[-1]["result"]
@@ -143,11 +139,11 @@ def test_each_request_has_a_correlation_id_taken_from_a_valid_traceparent(
 
     assert seen(client.tool("meta", headers={"traceparent": valid}))[:2] == (trace, trace)
     assert seen(client.tool("meta", meta={"traceparent": valid}))[:2] == (trace, trace)
-    assert f"correlation={trace}" in probe.stderr()
+    assert f'"correlation": "{trace}"' in probe.stderr()
     for bad in ("nonsense", valid.replace(trace, "0" * 32), valid + "-x"):
         first, second = (seen(client.tool("meta", headers={"traceparent": bad})) for _ in range(2))
         assert first[0] == first[1] != trace and first[0] != second[0]
-    legacy = Legacy(at(probe, "probe"), http, headers={"traceparent": valid}).open()
+    legacy = Legacy(probe.at("probe"), http, headers={"traceparent": valid}).open()
     assert seen(legacy.tool("meta"))[:2] == (trace, trace)
 
 

@@ -2,7 +2,7 @@
 
 import json
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import httpx
@@ -12,8 +12,8 @@ from gateway.config.settings import Settings
 from gateway.serving.app import create_app
 from session_store import MemoryBackend
 from tests.requirements import requirement
-from tests.support.gateway_process import DEMO, PROBE, server
-from tests.support.in_process_gateway import InProcessGateway, in_process_gateway
+from tests.support.credentials import KEYS, bearer
+from tests.support.gateway_process import DEMO, RunningGateway, server
 from tests.support.mcp_clients import ACCEPT, Legacy, Modern, messages, modern_body, modern_headers
 from tests.support.waiting import eventually
 
@@ -22,29 +22,17 @@ PARENT = {"traceparent": f"00-{TRACE}-b7ad6b7169203331-01"}
 SERVER_ERROR = '{"jsonrpc":"2.0","id":ID,"error":{"code":-32050,"message":"no disk","data":%s}}'
 
 
-@pytest.fixture(scope="module")
-def gateway() -> Iterator[InProcessGateway]:
-    servers = {
-        "probe": server(PROBE),
-        "refusing": server([*PROBE, "refuse"]),
-        "absent": server(["/nonexistent/program"]),
-    }
-    options = {"log_format": "json", "log_calls_per_s": 1_000, "sse": True}
-    with in_process_gateway(servers, options=options) as running:
-        yield running
-
-
 def error_of(response: httpx.Response) -> Any:
     """The last JSON-RPC error of a response."""
     found = messages(response)[-1]
     return (found[-1] if isinstance(found, list) else found)["error"]
 
 
-def legacy(gateway: InProcessGateway, http: httpx.Client, server: str = "probe") -> Legacy:
-    return Legacy(f"{gateway.base}/servers/{server}/mcp", http)
+def legacy(gateway: RunningGateway, http: httpx.Client, server: str = "probe") -> Legacy:
+    return Legacy(gateway.at(server), http)
 
 
-Way = Callable[[InProcessGateway, httpx.Client], httpx.Response]
+Way = Callable[[RunningGateway, httpx.Client], httpx.Response]
 
 WAYS: dict[str, tuple[int, Way]] = {
     "not JSON": (
@@ -72,9 +60,9 @@ WAYS: dict[str, tuple[int, Way]] = {
         lambda g, h: legacy(g, h).open().tool("broken", {"line": SERVER_ERROR % '{"free":0}'}),
     ),
     "crash": (-32014, lambda g, h: legacy(g, h).open().tool("crash")),
-    "modern crash": (-32014, lambda g, h: Modern(f"{g.base}/servers/probe/mcp", h).tool("crash")),
+    "modern crash": (-32014, lambda g, h: Modern(g.at("probe"), h).tool("crash")),
     "refused handshake": (-32099, lambda g, h: legacy(g, h, "refusing").initialize()),
-    "no server": (-32013, lambda g, h: legacy(g, h, "absent").initialize()),
+    "no server": (-32013, lambda g, h: legacy(g, h, "missing").initialize()),
     "batch": (
         -32600,
         lambda g, h: legacy_batch(g, h, [{"jsonrpc": "2.0", "id": 1, "method": "initialize", "params": {}}]),
@@ -84,22 +72,22 @@ WAYS: dict[str, tuple[int, Way]] = {
 }
 
 
-def legacy_batch(gateway: InProcessGateway, http: httpx.Client, batch: list[Any]) -> httpx.Response:
-    client = Legacy(f"{gateway.base}/servers/probe/mcp", http, version="2025-03-26").open()
+def legacy_batch(gateway: RunningGateway, http: httpx.Client, batch: list[Any]) -> httpx.Response:
+    client = Legacy(gateway.at("probe"), http, version="2025-03-26").open()
     return client.post(batch)
 
 
 @requirement("ctx.correlation-right", "pol.errors")
 @pytest.mark.parametrize("way", sorted(WAYS))
-def test_an_error_names_its_request_and_the_log_has_it(gateway: InProcessGateway, http: httpx.Client, way: str) -> None:
+def test_an_error_names_its_request_and_the_log_has_it(probe: RunningGateway, http: httpx.Client, way: str) -> None:
     code, ask = WAYS[way]
-    error = error_of(ask(gateway, http))
+    error = error_of(ask(probe, http))
     assert error["code"] == code, error
     correlation = error["data"]["correlation_id"]
     assert len(correlation) == 32
 
     def told() -> list[Any]:
-        lines = [json.loads(line) for line in gateway.stderr().splitlines() if line.startswith("{")]
+        lines = [json.loads(line) for line in probe.stderr().splitlines() if line.startswith("{")]
         return [line for line in lines if line.get("correlation") == correlation and "outcome" in line]
 
     assert eventually(lambda: len(told()) == 1), told()
@@ -108,8 +96,8 @@ def test_an_error_names_its_request_and_the_log_has_it(gateway: InProcessGateway
 
 
 @requirement("ctx.correlation-right")
-def test_a_servers_error_keeps_its_data(gateway: InProcessGateway, http: httpx.Client) -> None:
-    client = legacy(gateway, http).open()
+def test_a_servers_error_keeps_its_data(probe: RunningGateway, http: httpx.Client) -> None:
+    client = legacy(probe, http).open()
     client.headers |= PARENT
     for given, wanted in (
         ('{"free":0}', {"free": 0, "correlation_id": TRACE}),
@@ -123,13 +111,12 @@ def test_a_servers_error_keeps_its_data(gateway: InProcessGateway, http: httpx.C
 
 @requirement("ctx.correlation-right")
 @pytest.mark.parametrize("era", ["legacy", "modern"])
-def test_a_failed_tool_names_its_request(gateway: InProcessGateway, http: httpx.Client, era: str) -> None:
-    url = f"{gateway.base}/servers/probe/mcp"
+def test_a_failed_tool_names_its_request(keyed: RunningGateway, http: httpx.Client, era: str) -> None:
+    url, headers = keyed.at("probe"), PARENT | bearer(KEYS["alice"])
     if era == "modern":
-        failed, good = (Modern(url, http, headers=PARENT).tool(name) for name in ("fail", "pid"))
+        failed, good = (Modern(url, http, headers=headers).tool(name) for name in ("fail", "pid"))
     else:
-        client = Legacy(url, http).open()
-        client.headers |= PARENT
+        client = Legacy(url, http, headers=headers).open()
         failed, good = client.tool("fail"), client.tool("pid")
     result = messages(failed)[-1]["result"]
     trace = result["_meta"]["io.github.mcp-session-gateway/trace"]

@@ -96,10 +96,10 @@ def test_an_invalid_explicit_carrier_is_404_and_never_falls_through(
 
 @requirement("id.forged")
 def test_forged_expired_ended_and_foreign_tokens_are_answered_alike(keyed: RunningGateway, http: httpx.Client) -> None:
-    alice, bob = (Modern(keyed.url, http, headers=bearer(KEYS[name])) for name in ("alice", "bob"))
+    alice, bob = (Modern(keyed.at("demo"), http, headers=bearer(KEYS[name])) for name in ("alice", "bob"))
     token = alice.tool("whoami", headers={}).headers["mcp-gateway-session"]
     swapped = token[:-2] + ("A" if token[-2] != "A" else "B") + token[-1]
-    ended = Legacy(keyed.url, http, headers=bearer(KEYS["bob"])).open()
+    ended = Legacy(keyed.at("demo"), http, headers=bearer(KEYS["bob"])).open()
     ended.delete()
     answers = [
         bob.tool("whoami", headers={"MCP-Gateway-Session": t}) for t in (swapped, token, "unknown", ended.session)
@@ -167,16 +167,16 @@ def test_a_cookie_is_useless_cross_site(demo: RunningGateway, http: httpx.Client
 
 @requirement("id.bound")
 def test_a_session_answers_only_its_principal_and_lives_on(keyed: RunningGateway, http: httpx.Client) -> None:
-    alice = Legacy(keyed.url, http, headers=bearer(KEYS["alice"])).open()
+    alice = Legacy(keyed.at("demo"), http, headers=bearer(KEYS["alice"])).open()
     before = who(alice.tool("whoami"))
-    mallory = Legacy(keyed.url, http, headers=bearer(KEYS["bob"]))
+    mallory = Legacy(keyed.at("demo"), http, headers=bearer(KEYS["bob"]))
     mallory.session = alice.session
     assert mallory.tool("whoami").status_code == 404
     assert mallory.notify("notifications/initialized").status_code == 404
     assert mallory.delete().status_code == 404
     with mallory.get() as stream:
         assert stream.status_code == 404
-    nobody = Legacy(keyed.url, http)
+    nobody = Legacy(keyed.at("demo"), http)
     nobody.session = alice.session
     refused = nobody.tool("whoami")
     assert refused.status_code == 401 and refused.headers["www-authenticate"].startswith("Bearer")
@@ -185,7 +185,7 @@ def test_a_session_answers_only_its_principal_and_lives_on(keyed: RunningGateway
 
 @requirement("id.refresh")
 def test_a_replaced_key_of_the_same_principal_keeps_the_session(keyed: RunningGateway, http: httpx.Client) -> None:
-    session = Legacy(keyed.url, http, headers=bearer(KEYS["alice"])).open()
+    session = Legacy(keyed.at("demo"), http, headers=bearer(KEYS["alice"])).open()
     before = who(session.tool("whoami"))
     session.headers = bearer(KEYS["alice-new"])
     assert who(session.tool("whoami")) == before
@@ -198,7 +198,7 @@ def test_an_api_key_is_enough_to_meet_ones_own_session_again(keyed: RunningGatew
         for _ in range(3):  # a new connection each time
             with httpx.Client(timeout=20) as http:
                 http.cookies.jar._policy = NoCookies()  # type: ignore[attr-defined]  # httpx has no switch for it
-                client = Modern(keyed.url, http, headers=bearer(KEYS[key]))
+                client = Modern(keyed.at("demo"), http, headers=bearer(KEYS[key]))
                 meta = {"io.modelcontextprotocol/clientInfo": {"name": name, "version": "1"}}
                 sessions.add(who(client.tool("whoami", meta=meta)))
                 counts.append(int(tool_text(client.tool("count", meta=meta))))

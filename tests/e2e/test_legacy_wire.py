@@ -7,14 +7,11 @@ import httpx
 import pytest
 
 from tests.requirements import requirement
-from tests.support.gateway_process import DEMO, PROBE, RunningGateway, server
+from tests.support.credentials import KEYS, bearer
+from tests.support.gateway_process import DEMO, RunningGateway, server
 from tests.support.in_process_gateway import in_process_gateway
 from tests.support.mcp_clients import ACCEPT, Legacy, events, messages, tool_text
 from tests.support.waiting import eventually
-
-
-def at(gateway: RunningGateway, name: str) -> str:
-    return f"{gateway.base}/servers/{name}/mcp"
 
 
 @requirement("spec.legacy")
@@ -153,17 +150,16 @@ def test_progress_makes_an_event_stream_with_ids_to_resume_from(demo: RunningGat
 
 
 @requirement("spec.legacy", "wall.memory")
-def test_a_result_that_is_too_large_to_be_kept_is_told_in_a_replay(http: httpx.Client) -> None:
-    with in_process_gateway({"probe": server(PROBE)}) as gateway:
-        client = Legacy(gateway.url, http).open()
-        answer = client.tool("giant", {"size": 1_500_000, "say": True})
-        seen = list(events(answer.text))
-        assert len(json.loads(seen[-1][1])["result"]["content"][0]["text"]) == 1_500_000, "the client gets it whole"
-        with client.get(last_event_id=seen[0][0]) as resumed:
-            replayed = list(events("".join(resumed.iter_text())))
-        assert [event_id for event_id, _ in replayed] == [event_id for event_id, _ in seen[1:]]
-        error = json.loads(replayed[-1][1])["error"]
-        assert error["code"] == -32014 and "larger than a replay can be" in error["message"]
+def test_a_result_that_is_too_large_to_be_kept_is_told_in_a_replay(keyed: RunningGateway, http: httpx.Client) -> None:
+    client = Legacy(keyed.at("probe"), http, headers=bearer(KEYS["alice"])).open()
+    answer = client.tool("giant", {"size": 1_500_000, "say": True})
+    seen = list(events(answer.text))
+    assert len(json.loads(seen[-1][1])["result"]["content"][0]["text"]) == 1_500_000, "the client gets it whole"
+    with client.get(last_event_id=seen[0][0]) as resumed:
+        replayed = list(events("".join(resumed.iter_text())))
+    assert [event_id for event_id, _ in replayed] == [event_id for event_id, _ in seen[1:]]
+    error = json.loads(replayed[-1][1])["error"]
+    assert error["code"] == -32014 and "larger than a replay can be" in error["message"]
 
 
 @requirement("spec.legacy")
@@ -198,7 +194,7 @@ def test_a_dropped_post_is_no_cancellation_and_its_stream_can_be_read_on(
 
 @requirement("spec.legacy", "spec.complete")
 def test_the_get_stream_carries_what_belongs_to_no_call(probe: RunningGateway, http: httpx.Client) -> None:
-    client = Legacy(at(probe, "probe"), http).open()
+    client = Legacy(probe.at("probe"), http).open()
     client.tool("change")  # before anyone listens: it waits
     with httpx.Client(timeout=20) as second:
         listening = Legacy(client.url, second)
@@ -241,7 +237,7 @@ def test_event_streams_are_not_served_to_other_sites(demo: RunningGateway, http:
 def test_a_servers_request_comes_on_the_calls_stream_and_its_answer_finds_back(
     probe: RunningGateway, http: httpx.Client
 ) -> None:
-    client = Legacy(at(probe, "probe"), http).open(capabilities={"roots": {}})
+    client = Legacy(probe.at("probe"), http).open(capabilities={"roots": {}})
     body = {"jsonrpc": "2.0", "id": 0, "method": "tools/call", "params": {"name": "roots"}}
     with httpx.Client(timeout=20) as calling:
         with calling.stream("POST", client.url, json=body, headers=client.request_headers()) as stream:
@@ -260,7 +256,7 @@ def test_a_servers_request_comes_on_the_calls_stream_and_its_answer_finds_back(
 
 @requirement("spec.complete", "ctx.isolated")
 def test_in_a_shared_process_nobody_is_asked_for_another(probe: RunningGateway, http: httpx.Client) -> None:
-    asker, other = (Legacy(at(probe, "shared"), http).open() for _ in range(2))
+    asker, other = (Legacy(probe.at("shared"), http).open() for _ in range(2))
     params = {"name": "hang", "arguments": {"say": True}}
     body = {"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": params}
     with (

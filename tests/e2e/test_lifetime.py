@@ -51,9 +51,9 @@ def test_age_ends_a_session_that_is_never_idle(short: InProcessGateway, http: ht
 
 @requirement("life.end")
 def test_delete_ends_a_session_at_once_and_twice_is_harmless(probe: RunningGateway, http: httpx.Client) -> None:
-    client = Legacy(f"{probe.base}/servers/probe/mcp", http).open()
+    client = Legacy(probe.at("probe"), http).open()
     child = process(client)
-    other = Legacy(f"{probe.base}/servers/probe/mcp", http).open()
+    other = Legacy(probe.at("probe"), http).open()
     assert client.delete().status_code == 200
     assert client.tool("pid").status_code == 404
     assert client.delete().status_code == 404

@@ -96,7 +96,7 @@ def test_an_elicitation_retried_on_a_new_connection_reaches_its_own_process(demo
 
 @requirement("id.purpose", "id.bound")
 def test_a_state_is_good_for_its_own_request_and_principal_only(keyed: RunningGateway, http: httpx.Client) -> None:
-    alice, bob = (Modern(keyed.url, http, headers=bearer(KEYS[k])) for k in ("alice", "bob"))
+    alice, bob = (Modern(keyed.at("demo"), http, headers=bearer(KEYS[k])) for k in ("alice", "bob"))
     asked = alice.tool("ask")
     state = messages(asked)[0]["result"]["requestState"]
     retry = {"name": "ask", "arguments": {}, "requestState": state, "inputResponses": FORM}
@@ -119,7 +119,7 @@ def test_a_state_is_good_for_its_own_request_and_principal_only(keyed: RunningGa
 
 @requirement("spec.modern")
 def test_leaving_cancels(probe: RunningGateway, http: httpx.Client) -> None:
-    url = f"{probe.base}/servers/probe/mcp"
+    url = probe.at("probe")
     token = Modern(url, http).tool("pid").headers["mcp-gateway-session"]
     with httpx.Client(timeout=0.5) as impatient, pytest.raises(httpx.TimeoutException):
         Modern(url, impatient, headers={"MCP-Gateway-Session": token}).tool("hang")

@@ -10,7 +10,7 @@ import pytest
 
 from tests.requirements import requirement
 from tests.support.credentials import KEYS, bearer, sha256
-from tests.support.gateway_process import DEMO, server
+from tests.support.gateway_process import DEMO, RunningGateway, server
 from tests.support.in_process_gateway import InProcessGateway, in_process_gateway
 from tests.support.mcp_clients import ACCEPT, Legacy, Modern, modern_body, modern_headers, tool_text
 
@@ -87,12 +87,11 @@ def test_a_server_that_may_not_be_seen_and_one_that_is_not_there_answer_alike(
 
 @requirement("wall.order")
 def test_who_sees_a_server_is_served_and_an_open_gateway_says_what_is_not_there(
-    gateway: InProcessGateway, http: httpx.Client
+    gateway: InProcessGateway, demo: RunningGateway, http: httpx.Client
 ) -> None:
     client = Modern(f"{gateway.base}/servers/hidden/mcp", http, headers=bearer(KEYS["alice"]))
     assert tool_text(client.tool("count")) == "1"
-    with in_process_gateway({"demo": server(DEMO)}) as running:
-        assert http.post(f"{running.base}/servers/absent/mcp", json={}, headers=ACCEPT).status_code == 404
+    assert http.post(demo.at("absent"), json={}, headers=ACCEPT).status_code == 404
 
 
 @requirement("wall.order")

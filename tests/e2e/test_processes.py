@@ -18,10 +18,6 @@ from tests.tools.obtain import node_environment, npm_packages, npx
 RESTARTED = "io.github.mcp-session-gateway/restarted"
 
 
-def at(gateway: RunningGateway, name: str) -> str:
-    return f"{gateway.base}/servers/{name}/mcp"
-
-
 def restarted(answer: httpx.Response) -> str | None:
     told = messages(answer)[-1]["result"].get("_meta", {}).get(RESTARTED)
     return None if told is None else str(told["reason"])
@@ -29,9 +25,9 @@ def restarted(answer: httpx.Response) -> str | None:
 
 @requirement("proc.isolated")
 def test_one_process_per_session_unless_shared(probe: RunningGateway, http: httpx.Client) -> None:
-    pids = {tool_text(Legacy(at(probe, "probe"), http).open().tool("pid")) for _ in range(3)}
+    pids = {tool_text(Legacy(probe.at("probe"), http).open().tool("pid")) for _ in range(3)}
     assert len(pids) == 3
-    shared = [Legacy(at(probe, "shared"), http).open() for _ in range(3)]
+    shared = [Legacy(probe.at("shared"), http).open() for _ in range(3)]
     assert len({tool_text(client.tool("pid")) for client in shared}) == 1
     # Told with each call, since its environment cannot say.
     contexts = [json.loads(tool_text(c.tool("meta")))["io.github.mcp-session-gateway/context"] for c in shared]
@@ -45,10 +41,10 @@ def test_a_crash_is_told_and_the_next_call_gets_a_new_process(
     probe: RunningGateway, http: httpx.Client, era: str
 ) -> None:
     if era == "legacy":
-        client: Legacy | Modern = Legacy(at(probe, "probe"), http).open()
+        client: Legacy | Modern = Legacy(probe.at("probe"), http).open()
     else:
-        token = Modern(at(probe, "probe"), http).tool("pid").headers["mcp-gateway-session"]
-        client = Modern(at(probe, "probe"), http, headers={"MCP-Gateway-Session": token})
+        token = Modern(probe.at("probe"), http).tool("pid").headers["mcp-gateway-session"]
+        client = Modern(probe.at("probe"), http, headers={"MCP-Gateway-Session": token})
     client.tool("state", {"a": "1"})
     before = tool_text(client.tool("pid"))
     error = messages(client.tool("crash"))[-1]["error"]
@@ -62,7 +58,7 @@ def test_a_crash_is_told_and_the_next_call_gets_a_new_process(
 
 @requirement("proc.idle", "proc.reset-told")
 def test_an_idle_child_is_stopped_while_its_session_lives_on(probe: RunningGateway, http: httpx.Client) -> None:
-    client = Legacy(at(probe, "lazy"), http).open()
+    client = Legacy(probe.at("lazy"), http).open()
     child = psutil.Process(int(tool_text(client.tool("pid"))))
     assert gone([child], within_s=4)
     woken = client.tool("pid")
@@ -71,14 +67,14 @@ def test_an_idle_child_is_stopped_while_its_session_lives_on(probe: RunningGatew
 
 @requirement("proc.noise")
 def test_noise_on_stdout_and_stderr_harms_nobody(probe: RunningGateway, http: httpx.Client) -> None:
-    client = Legacy(at(probe, "probe"), http).open()
+    client = Legacy(probe.at("probe"), http).open()
     assert tool_text(client.tool("noise", {"stderr": 3_000_000})) == "still here"
     assert tool_text(client.tool("echo", {"a": 1})) == '{"a": 1}'
 
 
 @requirement("proc.noise")
 def test_a_giant_line_fails_its_own_call_only(probe: RunningGateway, http: httpx.Client) -> None:
-    one, two = Legacy(at(probe, "probe"), http).open(), Legacy(at(probe, "shared"), http).open()
+    one, two = Legacy(probe.at("probe"), http).open(), Legacy(probe.at("shared"), http).open()
     for client in (one, two):
         assert "line limit" in messages(client.tool("giant", {"size": 300_000}))[-1]["error"]["message"]
         assert len(tool_text(client.tool("giant", {"size": 150_000}))) == 150_000
@@ -99,7 +95,7 @@ def test_a_call_that_is_never_answered_ends_at_its_time(http: httpx.Client) -> N
 def test_a_refused_handshake_leaves_nothing(probe: RunningGateway, http: httpx.Client) -> None:
     before = len(descendants(probe.pid))
     for _ in range(5):
-        answer = Legacy(at(probe, "refusing"), http).initialize()
+        answer = Legacy(probe.at("refusing"), http).initialize()
         assert without_id(answer.json()["error"]) == {"code": -32099, "message": "not today"}
         assert "mcp-session-id" not in answer.headers
     assert eventually(lambda: len(descendants(probe.pid)) <= before, 4)
@@ -109,7 +105,7 @@ def test_a_refused_handshake_leaves_nothing(probe: RunningGateway, http: httpx.C
 def test_ending_a_session_takes_setsid_grandchildren_and_stubborn_children(
     probe: RunningGateway, http: httpx.Client
 ) -> None:
-    client = Legacy(at(probe, "stubborn"), http).open()
+    client = Legacy(probe.at("stubborn"), http).open()
     child = psutil.Process(int(tool_text(client.tool("pid"))))
     grandchild = psutil.Process(int(tool_text(client.tool("spawn"))))
     client.delete()
@@ -140,7 +136,7 @@ def test_nothing_outlives_the_gateway_however_it_ends(http: httpx.Client, end: s
     )
     servers = {"sh": server(SHELL), "npx": by_npx, "setsid": server(PROBE)}
     with running_gateway(servers, must_stop=False) as gateway:
-        clients = [Legacy(at(gateway, name), http).open() for name in servers]
+        clients = [Legacy(gateway.at(name), http).open() for name in servers]
         clients[2].tool("spawn")
         assert clients[1].tool("echo", {"message": "hi"}).status_code == 200
 

@@ -177,7 +177,7 @@ def test_an_answer_brings_no_keys_of_the_gateway_to_a_server(
 ) -> None:
     forged = {"io.github.mcp-session-gateway/context": {"trust": "direct"}, "com.example/own": 1}
     answer = {"action": "accept", "content": {}, "_meta": forged}
-    client = Modern(f"{probe.base}/servers/probe/mcp" if tool == "want" else gateway.url, http)
+    client = Modern(probe.at("probe") if tool == "want" else gateway.url, http)
     question = asked(client.tool(tool))
     response = back(client, tool, {}, question["requestState"], answers_to(question, answer))
     assert '"com.example/own": 1' in tool_text(response) and "direct" not in tool_text(response)

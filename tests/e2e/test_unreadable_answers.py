@@ -41,8 +41,8 @@ def test_a_process_that_answers_unreadably_fails_its_call_at_once(
     probe: RunningGateway, http: httpx.Client, line: str
 ) -> None:
     for client in (
-        Legacy(f"{probe.base}/servers/probe/mcp", http).open(),
-        Modern(f"{probe.base}/servers/probe/mcp", http),
+        Legacy(probe.at("probe"), http).open(),
+        Modern(probe.at("probe"), http),
     ):
         began = time.monotonic()
         assert failed(messages(client.tool("broken", {"line": line}))[-1])
@@ -54,7 +54,7 @@ def test_a_process_that_answers_unreadably_fails_its_call_at_once(
 def test_an_error_about_nothing_in_particular_is_that_of_the_only_call(
     probe: RunningGateway, http: httpx.Client
 ) -> None:
-    client = Legacy(f"{probe.base}/servers/probe/mcp", http).open()
+    client = Legacy(probe.at("probe"), http).open()
     line = '{"jsonrpc":"2.0","id":null,"error":{"code":-32700,"message":"cannot parse this"}}'
     assert messages(client.tool("broken", {"line": line}))[-1]["error"]["message"] == "cannot parse this"
 
@@ -62,7 +62,7 @@ def test_an_error_about_nothing_in_particular_is_that_of_the_only_call(
 @requirement("rep.honest", "proc.noise")
 def test_only_calls_that_may_be_meant_fail(http: httpx.Client) -> None:
     with in_process_gateway({"probe": server(PROBE)}, options={"log_level": "debug"}) as probe:
-        client = Legacy(f"{probe.base}/servers/probe/mcp", http).open()
+        client = Legacy(probe.url, http).open()
         hanging = Call(client, "hang", {"say": True})
         assert hanging.next()["method"] == "notifications/message"
         for line in NO_ANSWERS:

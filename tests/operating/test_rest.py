@@ -140,10 +140,11 @@ def test_without_an_operators_key_there_is_nothing_to_see(pair: Pair, ops: httpx
     assert http.get(f"{here.base}/admin/api/sessions", headers={"Cookie": cookie["Cookie"][:-3]}).status_code == 401
 
 
-def test_operators_are_served_only_where_a_key_is_configured(http: httpx.Client, ops: httpx.Client) -> None:
-    with running_gateway(command=DEMO) as gateway:
-        for path in ("/admin", "/admin/sign-in", "/admin/api/sessions", "/metrics"):
-            assert ops.get(gateway.base + path).status_code == http.get(gateway.base + path).status_code == 404
+def test_operators_are_served_only_where_a_key_is_configured(
+    demo: RunningGateway, http: httpx.Client, ops: httpx.Client
+) -> None:
+    for path in ("/admin", "/admin/sign-in", "/admin/api/sessions", "/metrics"):
+        assert ops.get(demo.base + path).status_code == http.get(demo.base + path).status_code == 404
 
 
 def test_bad_questions_are_answered_with_what_to_do(pair: Pair, ops: httpx.Client) -> None:

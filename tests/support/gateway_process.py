@@ -77,6 +77,10 @@ class RunningGateway:
         """The port of the URL."""
         return int(self.base.rpartition(":")[2])
 
+    def at(self, server: str) -> str:
+        """The URL of one server."""
+        return f"{self.base}/servers/{server}/mcp"
+
     def stderr(self) -> str:
         """What the gateway has written to stderr so far."""
         return "".join(self._lines)

@@ -1,0 +1,60 @@
+"""Gateways that many tests share, by name. A worker of a run starts each at most once, when a test first asks for it.
+
+A test has sessions of its own there, leaves the gateway and its servers running, and asserts no total of them. One that
+needs a gateway of its own (to stop it, to measure it, to change its files, for a setting) starts it, and says why.
+"""
+
+from collections.abc import Iterator
+
+import pytest
+
+from tests.support.credentials import KEYS, sha256
+from tests.support.gateway_process import DEMO, PROBE, RunningGateway, running_gateway, server
+
+__all__ = ["demo", "keyed", "probe"]
+
+
+@pytest.fixture(scope="session")
+def demo() -> Iterator[RunningGateway]:
+    """The demo server, anonymous clients."""
+    with running_gateway(command=DEMO) as gateway:
+        yield gateway
+
+
+@pytest.fixture(scope="session")
+def probe() -> Iterator[RunningGateway]:
+    """The probe server, with a name map, a variable of the operator's and trace facts in results; servers that do not
+    start; the log as JSON, and event streams of 2024-11-05."""
+    servers = {
+        "probe": server(PROBE),
+        "mapped": server(
+            PROBE,
+            env={"MINE": "kept", "PARACHUTE_TRUST_LEVEL": "operator"},
+            context_env={
+                "PARACHUTE_SESSION_ID": "session_id",
+                "PARACHUTE_WORKSPACE_ID": "workspace",
+                "PARACHUTE_TRUST_LEVEL": "trust",
+                "STAC_MCP_SESSION_ID": "session_id",
+                "STAC_MCP_USER_ID": "principal",
+                "STAC_MCP_AGENT_ID": "agent",
+                "MINE": "workspace",
+            },
+        ),
+        "refusing": server((*PROBE, "refuse")),
+        "stubborn": server((*PROBE, "ignore-term")),
+        "missing": server(("/does/not/exist",)),
+        "lazy": server(PROBE, idle_stop_s=0.3),
+        "shared": server(PROBE, shared=True),
+    }
+    limits = {"line_bytes": 200_000, "shutdown_grace_s": 0.3}
+    log = {"log_format": "json", "log_calls_per_s": 1_000}
+    with running_gateway(servers, options={"result_meta": True, "limits": limits, "sse": True, **log}) as gateway:
+        yield gateway
+
+
+@pytest.fixture(scope="session")
+def keyed() -> Iterator[RunningGateway]:
+    """The demo server and the probe, for API keys; alice has two of them."""
+    keys = {"alice": [sha256(KEYS["alice"]), sha256(KEYS["alice-new"])], "bob": sha256(KEYS["bob"])}
+    with running_gateway({"demo": server(DEMO), "probe": server(PROBE)}, options={"api_keys": keys}) as gateway:
+        yield gateway
