@@ -3,56 +3,36 @@
 import base64
 import json
 import time
-from collections.abc import Iterator
 from typing import Any
 
 import httpx
 import jwt
-import pytest
 from cryptography.hazmat.primitives.asymmetric import rsa
 
 from tests.requirements import requirement
-from tests.support.credentials import KEYS, bearer, sha256
-from tests.support.gateway_process import DEMO, PROBE, server
-from tests.support.in_process_gateway import InProcessGateway, in_process_gateway
+from tests.support.credentials import KEYS, bearer
+from tests.support.gateway_process import DEMO, RunningGateway, server
+from tests.support.in_process_gateway import in_process_gateway
 from tests.support.issuer import AUDIENCE, Issuer, running_issuer
 from tests.support.mcp_clients import Legacy, Modern, messages, tool_text
 
 
-@pytest.fixture(scope="module")
-def issuer() -> Iterator[Issuer]:
-    with running_issuer() as running:
-        yield running
-
-
-@pytest.fixture(scope="module")
-def gateway(issuer: Issuer) -> Iterator[InProcessGateway]:
-    claims = {"trust": "mcp.trust", "workspace": "team", "permissions": "may"}
-    options = {
-        "auth": issuer.settings(claims=claims, clock_skew_s=20),
-        "api_keys": {name: sha256(key) for name, key in KEYS.items()},
-    }
-    servers = {"demo": server(DEMO), "probe": server(PROBE), "secret": server(DEMO, permissions=["read.secrets"])}
-    with in_process_gateway(servers, options=options) as running:
-        yield running
-
-
-def whoami(gateway: InProcessGateway, http: httpx.Client, token: str) -> Any:
-    return json.loads(tool_text(Modern(gateway.url, http, headers=bearer(token)).tool("demo__whoami")))
+def whoami(issued: RunningGateway, http: httpx.Client, token: str) -> Any:
+    return json.loads(tool_text(Modern(issued.url, http, headers=bearer(token)).tool("demo__whoami")))
 
 
 @requirement("pol.auth", "id.refresh", "life.affinity", "id.bound")
 def test_a_token_is_a_principal_and_a_refreshed_one_the_same(
-    gateway: InProcessGateway, issuer: Issuer, http: httpx.Client
+    issued: RunningGateway, issuer: Issuer, http: httpx.Client
 ) -> None:
-    first = whoami(gateway, http, issuer.token("ada", jti="1", team="red", mcp={"trust": "Direct "}))
+    first = whoami(issued, http, issuer.token("ada", jti="1", team="red", mcp={"trust": "Direct "}))
     assert first["principal"] == f"{issuer.url}:ada" and first["workspace"] == "red" and first["trust"] == "direct"
-    again = whoami(gateway, http, issuer.token("ada", jti="2", team="red", mcp={"trust": "direct"}))
+    again = whoami(issued, http, issuer.token("ada", jti="2", team="red", mcp={"trust": "direct"}))
     assert again["session_id"] == first["session_id"], "a refreshed token"
-    assert whoami(gateway, http, issuer.token("bob", team="red"))["session_id"] != first["session_id"]
-    key = Modern(gateway.url, http, headers=bearer(KEYS["alice"]))
+    assert whoami(issued, http, issuer.token("bob", team="red"))["session_id"] != first["session_id"]
+    key = Modern(issued.url, http, headers=bearer(KEYS["alice"]))
     assert json.loads(tool_text(key.tool("demo__whoami")))["principal"] == "api-key:alice"
-    legacy = Legacy(gateway.url, http, headers=bearer(issuer.token("ada"))).open()
+    legacy = Legacy(issued.url, http, headers=bearer(issuer.token("ada"))).open()
     legacy.headers = bearer(issuer.token("ada", jti="3"))
     assert tool_text(legacy.tool("demo__count")) == "1"
     legacy.headers = bearer(issuer.token("bob"))
@@ -62,7 +42,7 @@ def test_a_token_is_a_principal_and_a_refreshed_one_the_same(
 
 
 @requirement("pol.auth")
-def test_tokens_that_are_not_good_are_refused(gateway: InProcessGateway, issuer: Issuer, http: httpx.Client) -> None:
+def test_tokens_that_are_not_good_are_refused(issued: RunningGateway, issuer: Issuer, http: httpx.Client) -> None:
     now = int(time.time())
     stranger = rsa.generate_private_key(public_exponent=65_537, key_size=2_048)
     head = base64.urlsafe_b64encode(json.dumps({"alg": "none", "kid": "first"}).encode()).rstrip(b"=").decode()
@@ -90,16 +70,17 @@ def test_tokens_that_are_not_good_are_refused(gateway: InProcessGateway, issuer:
         "changed": issuer.token()[:-8] + "AAAAAAAA",
     }
     for what, token in bad.items():
-        answer = Modern(gateway.url, http, headers=bearer(token)).tool("demo__whoami")
+        answer = Modern(issued.url, http, headers=bearer(token)).tool("demo__whoami")
         assert answer.status_code == 401, what
         assert 'error="invalid_token"' in answer.headers["www-authenticate"], what
-        assert token.split(".")[1] not in gateway.stderr() + answer.text, what
+        assert token.split(".")[1] not in issued.stderr() + answer.text, what
     just_now = int(time.time()) - 1
-    assert whoami(gateway, http, issuer.token(exp=just_now))["principal"].endswith(":ada"), "within the clocks' skew"
+    assert whoami(issued, http, issuer.token(exp=just_now))["principal"].endswith(":ada"), "within the clocks' skew"
 
 
 @requirement("pol.auth")
 def test_new_keys_are_found_and_forged_ids_do_not_hammer_the_issuer(http: httpx.Client) -> None:
+    """An issuer that counts who asks, and whose key changes."""
     with running_issuer() as issuer:
         with in_process_gateway({"demo": server(DEMO)}, options={"auth": issuer.settings()}) as gateway:
             url = gateway.url
@@ -120,15 +101,13 @@ def test_new_keys_are_found_and_forged_ids_do_not_hammer_the_issuer(http: httpx.
 
 
 @requirement("pol.auth")
-def test_clients_can_find_the_authorization_server(
-    gateway: InProcessGateway, issuer: Issuer, http: httpx.Client
-) -> None:
-    refused = Legacy(gateway.url, http).initialize()
+def test_clients_can_find_the_authorization_server(issued: RunningGateway, issuer: Issuer, http: httpx.Client) -> None:
+    refused = Legacy(issued.url, http).initialize()
     challenge = refused.headers["www-authenticate"]
     url = "https://mcp.example/.well-known/oauth-protected-resource/mcp"
     assert refused.status_code == 401 and f'resource_metadata="{url}"' in challenge and 'scope="mcp"' in challenge
     for path in ("/.well-known/oauth-protected-resource/mcp", "/.well-known/oauth-protected-resource"):
-        assert http.get(gateway.base + path).json() == {
+        assert http.get(issued.base + path).json() == {
             "resource": AUDIENCE,
             "authorization_servers": [issuer.url],
             "bearer_methods_supported": ["header"],
@@ -138,9 +117,9 @@ def test_clients_can_find_the_authorization_server(
 
 @requirement("pol.permissions", "pol.trust", "id.refresh")
 def test_what_a_token_no_longer_says_holds_no_longer(
-    gateway: InProcessGateway, issuer: Issuer, http: httpx.Client
+    issued: RunningGateway, issuer: Issuer, http: httpx.Client
 ) -> None:
-    client = Legacy(gateway.url, http, headers=bearer(issuer.token("eve", may=["read.secrets"]))).open()
+    client = Legacy(issued.url, http, headers=bearer(issuer.token("eve", may=["read.secrets"]))).open()
     assert tool_text(client.tool("secret__count")) == "1"
     env = json.loads(tool_text(client.tool("probe__env", {"prefix": "MCP_SESSION_PERM"})))
     assert env == {"MCP_SESSION_PERMISSIONS": "read.secrets"}
@@ -151,16 +130,14 @@ def test_what_a_token_no_longer_says_holds_no_longer(
 
 
 @requirement("pol.auth", "ctx.unforgeable", "id.cookie-flags")
-def test_only_trusted_proxies_say_who_calls(http: httpx.Client) -> None:
+def test_only_trusted_proxies_say_who_calls(proxied: RunningGateway, http: httpx.Client) -> None:
     says = {"X-User": "ada", "X-Trust": "sandboxed", "X-May": "a, b", "X-Forwarded-Proto": "https"}
+    answer = Modern(proxied.at("demo"), http, headers=says).tool("whoami")
+    told = json.loads(tool_text(answer))
+    assert told["principal"] == "proxy:ada" and told["trust"] == "sandboxed"
+    assert "__Host-" in answer.headers["set-cookie"]
+    assert Modern(proxied.at("demo"), http).tool("whoami").status_code == 401
     names = {"subject_header": "X-User", "trust_header": "X-Trust", "permissions_header": "X-May"}
-    proxied = {"auth": {"proxies": {"networks": ["127.0.0.0/8"], **names}}}
-    with in_process_gateway({"demo": server(DEMO)}, options=proxied) as gateway:
-        answer = Modern(gateway.url, http, headers=says).tool("whoami")
-        told = json.loads(tool_text(answer))
-        assert told["principal"] == "proxy:ada" and told["trust"] == "sandboxed"
-        assert "__Host-" in answer.headers["set-cookie"]
-        assert Modern(gateway.url, http).tool("whoami").status_code == 401
     elsewhere = {"auth": {"proxies": {"networks": ["10.0.0.0/8"], **names}}}
     with in_process_gateway({"demo": server(DEMO)}, options=elsewhere) as gateway:
         assert Modern(gateway.url, http, headers=says).tool("whoami").status_code == 401

@@ -8,7 +8,6 @@ from contextlib import contextmanager
 from typing import Any
 
 import httpx
-import pytest
 import uvicorn
 from starlette.applications import Starlette
 from starlette.requests import Request
@@ -22,22 +21,17 @@ from gateway.serving.app import Gateway, create_app
 from session_store import NoSession, current_session
 from tests.requirements import requirement
 from tests.support.credentials import KEYS, bearer, sha256
-from tests.support.gateway_process import PROBE, server
-from tests.support.in_process_gateway import RING, InProcessGateway, in_process_gateway
-from tests.support.issuer import Issuer, running_issuer
+from tests.support.gateway_process import PROBE, RunningGateway, server
+from tests.support.in_process_gateway import RING, in_process_gateway
+from tests.support.issuer import Issuer
 from tests.support.mcp_clients import Legacy, Modern, messages, modern_body, modern_headers, tool_text
+from tests.support.named_gateways import CLAIMS
 from tests.support.pipelining_client import PipeliningClient
 from tests.support.redis_server import RunningRedis
 
-CLAIMS = {"trust": "trust", "workspace": "team", "permissions": "may"}
-POWERFUL: dict[str, Any] = {"trust": "direct", "team": "red", "may": ["notes.write"]}
+POWERFUL: dict[str, Any] = {"mcp": {"trust": "direct"}, "team": "red", "may": ["notes.write"]}
 NOTHING = ("sandboxed", "", "")
-
-
-@pytest.fixture(scope="module")
-def issuer() -> Iterator[Issuer]:
-    with running_issuer() as running:
-        yield running
+PATH = "/servers/probe/mcp"
 
 
 def options(issuer: Issuer) -> dict[str, Any]:
@@ -46,12 +40,6 @@ def options(issuer: Issuer) -> dict[str, Any]:
         "api_keys": {name: sha256(key) for name, key in KEYS.items()},
         "session": {"trust": "sandboxed"},
     }
-
-
-@pytest.fixture(scope="module")
-def gateway(issuer: Issuer) -> Iterator[InProcessGateway]:
-    with in_process_gateway({"probe": server(PROBE)}, options=options(issuer)) as running:
-        yield running
 
 
 def what_am_i() -> tuple[Any, dict[str, str]]:
@@ -66,13 +54,13 @@ def authority(answer: Any) -> tuple[str, str, str]:
 
 
 @requirement("wall.authority")
-def test_pipelined_requests_inherit_nothing_of_each_other(gateway: InProcessGateway, issuer: Issuer) -> None:
+def test_pipelined_requests_inherit_nothing_of_each_other(issued: RunningGateway, issuer: Issuer) -> None:
     body, headers = what_am_i()
     token, key = bearer(issuer.token("ada", **POWERFUL)), bearer(KEYS["alice"])
     plain = bearer(issuer.token("eve"))
-    with PipeliningClient(gateway.url) as client:
+    with PipeliningClient(issued.url) as client:
         sent = [token, key, {}, token, plain, token, key]
-        client.write(*(client.rpc(body, {**headers, **credential}) for credential in sent))
+        client.write(*(client.rpc(body, {**headers, **credential}, PATH) for credential in sent))
         answers = client.answers(len(sent))
     assert [status for status, _ in answers] == [200, 200, 401, 200, 200, 200, 200]
     powerful = ("direct", "red", "notes.write")
@@ -81,35 +69,35 @@ def test_pipelined_requests_inherit_nothing_of_each_other(gateway: InProcessGate
 
 
 @requirement("wall.authority")
-def test_a_kept_alive_connection_inherits_nothing(gateway: InProcessGateway, issuer: Issuer) -> None:
+def test_a_kept_alive_connection_inherits_nothing(issued: RunningGateway, issuer: Issuer) -> None:
     body, headers = what_am_i()
-    with PipeliningClient(gateway.url) as client:
+    with PipeliningClient(issued.url) as client:
         for credential, expected in (
             (bearer(issuer.token("ada", **POWERFUL)), ("direct", "red", "notes.write")),
             (bearer(KEYS["bob"]), NOTHING),
         ):
-            client.write(client.rpc(body, {**headers, **credential}))
+            client.write(client.rpc(body, {**headers, **credential}, PATH))
             [(status, answer)] = client.answers(1)
             assert status == 200 and authority(answer) == expected
 
 
 @requirement("wall.authority")
 def test_a_batch_inherits_nothing_of_the_request_before_it(
-    gateway: InProcessGateway, issuer: Issuer, http: httpx.Client
+    issued: RunningGateway, issuer: Issuer, http: httpx.Client
 ) -> None:
     body, headers = what_am_i()
-    mine = Legacy(gateway.url, http, version="2025-03-26", headers=bearer(KEYS["bob"])).open()
+    mine = Legacy(issued.at("probe"), http, version="2025-03-26", headers=bearer(KEYS["bob"])).open()
     call = {
         "jsonrpc": "2.0",
         "method": "tools/call",
         "params": {"name": "env", "arguments": {"prefix": "MCP_SESSION_"}},
     }
     batch = [{**call, "id": number} for number in (1, 2)]
-    with PipeliningClient(gateway.url) as client:
+    with PipeliningClient(issued.url) as client:
         token = bearer(issuer.token("ada", **POWERFUL))
         client.write(
-            client.rpc(body, {**headers, **token}),
-            client.rpc(batch, mine.request_headers()),
+            client.rpc(body, {**headers, **token}, PATH),
+            client.rpc(batch, mine.request_headers(), PATH),
         )
         (first, _), (second, answers) = client.answers(2)
     assert (first, second) == (200, 200)
@@ -177,7 +165,7 @@ def test_an_embedded_apps_requests_inherit_nothing(issuer: Issuer) -> None:
 
 @requirement("wall.authority", "id.refresh")
 def test_a_session_has_the_authority_of_each_request_however_it_is_found(
-    gateway: InProcessGateway, issuer: Issuer, http: httpx.Client
+    issued: RunningGateway, issuer: Issuer, http: httpx.Client
 ) -> None:
     """A principal may hold several tokens; one that says less may do less, also in a session that it finds by cookie,
     by header, by who it is (its default session), or with a handle."""
@@ -185,7 +173,7 @@ def test_a_session_has_the_authority_of_each_request_however_it_is_found(
     less = bearer(issuer.token("zoe"))
     for carrier in ("none", "cookie", "header", "initialize"):
         more = bearer(issuer.token("zoe", **POWERFUL))
-        first = Modern(gateway.url, http, headers=more).send(body["method"], body["params"])
+        first = Modern(issued.at("probe"), http, headers=more).send(body["method"], body["params"])
         assert authority(messages(first)[-1]) == ("direct", "red", "notes.write")
         carried = {
             "none": {},
@@ -194,26 +182,24 @@ def test_a_session_has_the_authority_of_each_request_however_it_is_found(
             "initialize": {},
         }[carrier]
         if carrier == "initialize":
-            client = Legacy(gateway.url, http, headers={**more}).open()
+            client = Legacy(issued.at("probe"), http, headers={**more}).open()
             client.headers = less
             client.initialize()
             answer = client.call(body["method"], {"name": "env", "arguments": {"prefix": "MCP_SESSION_"}})
         else:
-            answer = Modern(gateway.url, http, headers={**less, **carried}).send(body["method"], body["params"])
+            answer = Modern(issued.at("probe"), http, headers={**less, **carried}).send(body["method"], body["params"])
         assert authority(messages(answer)[-1]) == NOTHING, carrier
 
 
 @requirement("wall.authority")
-def test_a_handles_session_has_the_authority_of_each_request(issuer: Issuer, http: httpx.Client) -> None:
-    servers = {"probe": server(PROBE, handles=True)}
-    arguments = {"prefix": "MCP_SESSION_"}
-    with in_process_gateway(servers, options=options(issuer)) as gateway:
-        client = Legacy(gateway.url, http, headers=bearer(issuer.token("ada", **POWERFUL))).open()
-        handle = tool_text(client.tool("open_session"))
-        within = arguments | {"session": handle}
-        assert authority(messages(client.tool("env", within))[-1]) == ("direct", "red", "notes.write")
-        client.headers = bearer(issuer.token("ada"))
-        assert authority(messages(client.tool("env", within))[-1]) == NOTHING
+def test_a_handles_session_has_the_authority_of_each_request(
+    issued: RunningGateway, issuer: Issuer, http: httpx.Client
+) -> None:
+    client = Legacy(issued.at("probe"), http, headers=bearer(issuer.token("ada", **POWERFUL))).open()
+    within = {"prefix": "MCP_SESSION_", "session": tool_text(client.tool("open_session"))}
+    assert authority(messages(client.tool("env", within))[-1]) == ("direct", "red", "notes.write")
+    client.headers = bearer(issuer.token("ada"))
+    assert authority(messages(client.tool("env", within))[-1]) == NOTHING
 
 
 @requirement("wall.authority", "rep.any")

@@ -10,9 +10,9 @@ import pytest
 from tests.requirements import requirement
 from tests.support.commands import run_command
 from tests.support.credentials import KEYS, bearer, sha256
-from tests.support.gateway_process import DEMO, PROBE, server
+from tests.support.gateway_process import DEMO, PROBE, RunningGateway, server
 from tests.support.in_process_gateway import InProcessGateway, in_process_gateway
-from tests.support.issuer import running_issuer
+from tests.support.issuer import Issuer
 from tests.support.mcp_clients import Legacy, Modern, messages, tool_text
 
 BOSS = "team-boss"
@@ -36,7 +36,9 @@ def listed(client: Legacy) -> set[str]:
     return {tool["name"] for tool in messages(client.call("tools/list"))[-1]["result"]["tools"]}
 
 
-def opened(gateway: InProcessGateway, http: httpx.Client, headers: dict[str, str], workspace: str = BOSS) -> Legacy:
+def opened(
+    gateway: InProcessGateway | RunningGateway, http: httpx.Client, headers: dict[str, str], workspace: str = BOSS
+) -> Legacy:
     return Legacy(gateway.url, http, headers=headers).open(meta={"orbit": {"workspace": workspace}})
 
 
@@ -77,34 +79,29 @@ def test_servers_and_tools_of_a_workspace_are_not_for_who_announces_it(http: htt
 
 
 @requirement("wall.provenance")
-def test_a_workspace_that_a_credential_no_longer_says_is_gone(http: httpx.Client) -> None:
-    claims = {"trust": "trust", "workspace": "team", "permissions": ""}
-    rules = {"rules": [{"workspaces": ["team-*"], "permissions": ["notes.write"]}]}
-    with running_issuer() as issuer:
-        options = {"auth": issuer.settings(claims=claims), "policy": rules}
-        with in_process_gateway(SERVERS, options=options) as gateway:
-            client = opened(gateway, http, bearer(issuer.token(trust="direct", team=BOSS)), "other")
-            assert told(client) == told(client) | {"workspace": BOSS, "trust": "direct", "permissions": "notes.write"}
-            client.headers = bearer(issuer.token(trust="direct", jti="2"))
-            assert told(client) == told(client) | {"workspace": "", "trust": "direct", "permissions": ""}
-            client.headers = bearer(issuer.token(team=BOSS, jti="3"))
-            assert told(client) == told(client) | {"workspace": BOSS, "trust": "sandboxed"}, "nothing said of its trust"
-            guest = opened(gateway, http, bearer(issuer.token("guest")))
-            assert told(guest) == told(guest) | {"workspace": "", "trust": "sandboxed", "permissions": ""}
+def test_a_workspace_that_a_credential_no_longer_says_is_gone(
+    issued: RunningGateway, issuer: Issuer, http: httpx.Client
+) -> None:
+    direct = {"trust": "direct"}
+    client = opened(issued, http, bearer(issuer.token(mcp=direct, team=BOSS)), "other")
+    assert told(client) == told(client) | {"workspace": BOSS, "trust": "direct", "permissions": "notes.write"}
+    client.headers = bearer(issuer.token(mcp=direct, jti="2"))
+    assert told(client) == told(client) | {"workspace": "", "trust": "direct", "permissions": ""}
+    client.headers = bearer(issuer.token(team=BOSS, jti="3"))
+    assert told(client) == told(client) | {"workspace": BOSS, "trust": "sandboxed"}, "nothing said of its trust"
+    guest = opened(issued, http, bearer(issuer.token("guest")))
+    assert told(guest) == told(guest) | {"workspace": "", "trust": "sandboxed", "permissions": ""}
 
 
 @requirement("wall.provenance")
-def test_what_a_proxy_does_not_say_grants_nothing(http: httpx.Client) -> None:
-    names = {"trust_header": "X-Trust", "workspace_header": "X-Team", "permissions_header": "X-May"}
-    proxies = {"networks": ["127.0.0.0/8"], "subject_header": "X-User", **names}
-    with in_process_gateway(SERVERS, options={"auth": {"proxies": proxies}}) as gateway:
-        silent = opened(gateway, http, {"X-User": "ada"})
-        assert told(silent) == told(silent) | {"workspace": "", "trust": "sandboxed", "permissions": ""}
-        says = {"X-User": "bob", "X-Trust": "direct", "X-Team": "red", "X-May": "a, b"}
-        speaking = opened(gateway, http, says)
-        assert told(speaking) == told(speaking) | {"workspace": "red", "trust": "direct", "permissions": "a b"}
-        empty = opened(gateway, http, {"X-User": "eve", "X-Trust": "", "X-Team": "", "X-May": ""})
-        assert told(empty) == told(empty) | {"workspace": "", "trust": "sandboxed", "permissions": ""}
+def test_what_a_proxy_does_not_say_grants_nothing(proxied: RunningGateway, http: httpx.Client) -> None:
+    silent = opened(proxied, http, {"X-User": "ada"})
+    assert told(silent) == told(silent) | {"workspace": "", "trust": "sandboxed", "permissions": ""}
+    says = {"X-User": "bob", "X-Trust": "direct", "X-Team": "red", "X-May": "a, b"}
+    speaking = opened(proxied, http, says)
+    assert told(speaking) == told(speaking) | {"workspace": "red", "trust": "direct", "permissions": "a b"}
+    empty = opened(proxied, http, {"X-User": "eve", "X-Trust": "", "X-Team": "", "X-May": ""})
+    assert told(empty) == told(empty) | {"workspace": "", "trust": "sandboxed", "permissions": ""}
 
 
 @requirement("wall.provenance")

@@ -2,31 +2,16 @@
 
 import json
 import time
-from collections.abc import Iterator
 from typing import Any
 
 import httpx
 import pytest
 
 from tests.requirements import requirement
-from tests.support.credentials import KEYS, bearer, sha256
-from tests.support.gateway_process import DEMO, PROBE, RunningGateway, server
-from tests.support.in_process_gateway import InProcessGateway, in_process_gateway
-from tests.support.issuer import Issuer, running_issuer
+from tests.support.credentials import KEYS, bearer
+from tests.support.gateway_process import RunningGateway
+from tests.support.issuer import Issuer
 from tests.support.mcp_clients import Legacy, Modern, messages, tool_text
-
-
-@pytest.fixture(scope="module")
-def issuer() -> Iterator[Issuer]:
-    with running_issuer() as running:
-        yield running
-
-
-@pytest.fixture(scope="module")
-def tokens(issuer: Issuer) -> Iterator[InProcessGateway]:
-    """Serves tokens of the issuer, with the scope `mcp`."""
-    with in_process_gateway({"demo": server(DEMO)}, options={"auth": issuer.settings()}) as running:
-        yield running
 
 
 @requirement("wall.authority")
@@ -44,37 +29,34 @@ def test_a_delete_or_get_of_an_unknown_version_ends_and_opens_nothing(
 
 @requirement("wall.authority", "pol.auth")
 def test_a_token_that_does_not_go_far_enough_is_told_what_it_needs(
-    tokens: InProcessGateway, issuer: Issuer, http: httpx.Client
+    issued: RunningGateway, issuer: Issuer, http: httpx.Client
 ) -> None:
     for scope in ("other", "", None):
-        answer = Modern(tokens.url, http, headers=bearer(issuer.token(scope=scope))).tool("whoami")
+        answer = Modern(issued.at("demo"), http, headers=bearer(issuer.token(scope=scope))).tool("whoami")
         challenge = answer.headers["www-authenticate"]
         assert answer.status_code == 403 and answer.json()["error"]["code"] == -32011
         assert challenge.startswith("Bearer ") and 'error="insufficient_scope"' in challenge
         assert 'scope="mcp"' in challenge and "resource_metadata=" in challenge
-    assert Modern(tokens.url, http, headers=bearer(issuer.token(scope="mcp other"))).tool("whoami").status_code == 200
+    assert (
+        Modern(issued.at("demo"), http, headers=bearer(issuer.token(scope="mcp other"))).tool("whoami").status_code
+        == 200
+    )
 
 
 @requirement("wall.authority", "pol.auth")
 @pytest.mark.parametrize("bound", [{"jkt": "0ZcOCORZNYy-DWpqq30jZyJGHTN0d2HglBV3uiguA4I"}, {"x5t#S256": "bwc"}, {}])
 def test_a_token_that_is_bound_to_a_key_is_no_bearer_token(
-    tokens: InProcessGateway, issuer: Issuer, http: httpx.Client, bound: dict[str, str]
+    issued: RunningGateway, issuer: Issuer, http: httpx.Client, bound: dict[str, str]
 ) -> None:
-    answer = Modern(tokens.url, http, headers=bearer(issuer.token(cnf=bound))).tool("whoami")
+    answer = Modern(issued.at("demo"), http, headers=bearer(issuer.token(cnf=bound))).tool("whoami")
     assert answer.status_code == 401 and 'error="invalid_token"' in answer.headers["www-authenticate"]
     assert "bound to a key" in answer.text
 
 
-@pytest.fixture(scope="module")
-def batches() -> Iterator[InProcessGateway]:
-    """The probe, for those who have a key; of a result no more than 16 MiB is passed on."""
-    with in_process_gateway({"p": server(PROBE)}, options={"api_keys": {"alice": sha256(KEYS["alice"])}}) as running:
-        yield running
-
-
 @pytest.fixture
-def old(batches: InProcessGateway, http: httpx.Client) -> Legacy:
-    return Legacy(batches.url, http, version="2025-03-26", headers=bearer(KEYS["alice"])).open()
+def old(keyed: RunningGateway, http: httpx.Client) -> Legacy:
+    """Has a session at the probe; of a result no more than 16 MiB is passed on."""
+    return Legacy(keyed.at("probe"), http, version="2025-03-26", headers=bearer(KEYS["alice"])).open()
 
 
 def ping(number: Any) -> dict[str, Any]:
@@ -87,9 +69,7 @@ def call(number: Any, tool: str, **arguments: Any) -> dict[str, Any]:
 
 
 @requirement("wall.before-auth")
-def test_a_batch_that_is_too_long_is_refused_before_any_of_it_is_read_or_done(
-    batches: InProcessGateway, http: httpx.Client, old: Legacy
-) -> None:
+def test_a_batch_that_is_too_long_is_refused_before_any_of_it_is_read_or_done(old: Legacy) -> None:
     assert len(old.post([ping(number) for number in range(64)]).json()) == 64
     for size in (65, 85_000):
         work = [call("first", "state", touched="yes"), *(ping(number) for number in range(size - 1))]
@@ -102,9 +82,7 @@ def test_a_batch_that_is_too_long_is_refused_before_any_of_it_is_read_or_done(
 
 
 @requirement("wall.before-auth")
-def test_nothing_of_a_batch_is_done_for_somebody_who_may_not_send_it(
-    batches: InProcessGateway, http: httpx.Client, old: Legacy
-) -> None:
+def test_nothing_of_a_batch_is_done_for_somebody_who_may_not_send_it(old: Legacy) -> None:
     work = [ping(1), call(2, "state", touched="yes")]
     for wrong, status in (
         ({"Authorization": "Bearer nobody"}, 401),

@@ -5,13 +5,18 @@ needs a gateway of its own (to stop it, to measure it, to change its files, for 
 """
 
 from collections.abc import Iterator
+from typing import Final
 
 import pytest
 
 from tests.support.credentials import KEYS, sha256
 from tests.support.gateway_process import DEMO, PROBE, RunningGateway, running_gateway, server
+from tests.support.issuer import Issuer, running_issuer
 
-__all__ = ["demo", "keyed", "probe"]
+__all__ = ["CLAIMS", "demo", "issued", "issuer", "keyed", "probe", "proxied"]
+
+CLAIMS: Final = {"trust": "mcp.trust", "workspace": "team", "permissions": "may"}
+"""Where a token of the issuer has the facts of a session."""
 
 
 @pytest.fixture(scope="session")
@@ -57,4 +62,40 @@ def keyed() -> Iterator[RunningGateway]:
     """The demo server and the probe, for API keys; alice has two of them."""
     keys = {"alice": [sha256(KEYS["alice"]), sha256(KEYS["alice-new"])], "bob": sha256(KEYS["bob"])}
     with running_gateway({"demo": server(DEMO), "probe": server(PROBE)}, options={"api_keys": keys}) as gateway:
+        yield gateway
+
+
+@pytest.fixture(scope="session")
+def issuer() -> Iterator[Issuer]:
+    """An issuer of access tokens, whose keys stay."""
+    with running_issuer() as running:
+        yield running
+
+
+@pytest.fixture(scope="session")
+def issued(issuer: Issuer) -> Iterator[RunningGateway]:
+    """The demo server and the probe (with handles), for tokens of the issuer with the scope `mcp`, which have `CLAIMS`,
+    and for API keys. Workspaces `team-*` may write notes, and only `read.secrets` sees the server `secret`."""
+    servers = {
+        "demo": server(DEMO),
+        "probe": server(PROBE, handles=True),
+        "secret": server(DEMO, permissions=["read.secrets"]),
+    }
+    options = {
+        "auth": issuer.settings(claims=CLAIMS, clock_skew_s=20),
+        "api_keys": {name: sha256(key) for name, key in KEYS.items()},
+        "session": {"trust": "sandboxed"},
+        "policy": {"rules": [{"workspaces": ["team-*"], "permissions": ["notes.write"]}]},
+    }
+    with running_gateway(servers, options=options) as gateway:
+        yield gateway
+
+
+@pytest.fixture(scope="session")
+def proxied() -> Iterator[RunningGateway]:
+    """The demo server and the probe, for proxies on this machine that say who calls."""
+    names = {"subject": "X-User", "trust": "X-Trust", "workspace": "X-Team", "permissions": "X-May"}
+    proxies = {"networks": ["127.0.0.0/8"], **{f"{fact}_header": name for fact, name in names.items()}}
+    servers = {"demo": server(DEMO), "probe": server(PROBE)}
+    with running_gateway(servers, options={"auth": {"proxies": proxies}}) as gateway:
         yield gateway
