@@ -9,7 +9,7 @@ import httpx
 import pytest
 
 from tests.requirements import requirement
-from tests.support.gateway_process import LISTING, PROBE, SCRIPTED, server
+from tests.support.gateway_process import LISTING, PROBE, RunningGateway, server
 from tests.support.in_process_gateway import InProcessGateway, in_process_gateway
 from tests.support.mcp_clients import ACCEPT, Legacy, Modern, failed_text, modern_body, modern_headers, tool_text
 
@@ -82,16 +82,10 @@ def test_looking_costs_a_bounded_time(gateway: InProcessGateway, http: httpx.Cli
     assert "more than 20000 strings" in failed_text(many)
 
 
-@pytest.fixture(scope="module")
-def scripted() -> Iterator[InProcessGateway]:
-    with in_process_gateway({era: server((*SCRIPTED, era)) for era in ("legacy", "modern")}) as running:
-        yield running
-
-
 @requirement("pol.lenient")
 @pytest.mark.parametrize("era", ["legacy", "modern"])
-def test_arguments_that_a_server_may_take_reach_it(scripted: InProcessGateway, http: httpx.Client, era: str) -> None:
-    url = f"{scripted.base}/servers/{era}/mcp"
+def test_arguments_that_a_server_may_take_reach_it(scripted: RunningGateway, http: httpx.Client, era: str) -> None:
+    url = scripted.at(era)
     legacy, modern = Legacy(url, http).open(), Modern(url, http)
     mine = {"MCP-Gateway-Session": modern.tool("got").headers["mcp-gateway-session"]}
     for sent in ('{"n":"3","region":null}', '{"n":1e400}', '{"n":-12345678901234567890}'):

@@ -3,27 +3,18 @@
 import json
 import subprocess
 import sys
-from collections.abc import Iterator
 from typing import Any
 
 import httpx
-import pytest
 
 from tests.requirements import requirement
-from tests.support.gateway_process import ROOT, SCRIPTED
-from tests.support.in_process_gateway import InProcessGateway, in_process_gateway
+from tests.support.gateway_process import ROOT, SCRIPTED, RunningGateway
 from tests.support.mcp_clients import Legacy, tool_text
 
 PROGRESS = '{"jsonrpc":"2.0","method":"notifications/progress","params":{"progressToken":@TOKEN,"progress":1}}'
 LOG = '{"jsonrpc":"2.0","method":"notifications/message","params":{"level":"info","data":"a"}}'
 ROOTS = '{"jsonrpc":"2.0","id":"mine","method":"roots/list"}'
 DONE = '{"content":[{"type":"text","text":"done"}]}'
-
-
-@pytest.fixture(scope="module")
-def gateway() -> Iterator[InProcessGateway]:
-    with in_process_gateway(command=(*SCRIPTED, "legacy")) as running:
-        yield running
 
 
 def say(number: Any, *lines: str, result: str | None = DONE) -> dict[str, Any]:
@@ -38,9 +29,9 @@ def answer(number: Any, **outcome: Any) -> dict[str, Any]:
 
 @requirement("spec.batch", "spec.legacy")
 def test_what_a_batched_call_causes_reaches_the_client_and_comes_back(
-    gateway: InProcessGateway, http: httpx.Client
+    scripted: RunningGateway, http: httpx.Client
 ) -> None:
-    client = Legacy(gateway.url, http, version="2025-03-26").open(capabilities={"roots": {}})
+    client = Legacy(scripted.at("legacy"), http, version="2025-03-26").open(capabilities={"roots": {}})
     finish = {"name": "answer", "arguments": {"result": DONE}}
     batch = [
         {"jsonrpc": "2.0", "id": 1, "method": "ping"},

@@ -1,32 +1,18 @@
 """What a message does not have is not added to it, and what it has stays: between clients and servers of both eras."""
 
 import json
-from collections.abc import Iterator
 from typing import Any
 
 import httpx
 import pytest
 
 from tests.requirements import requirement
-from tests.support.gateway_process import SCRIPTED, server
-from tests.support.in_process_gateway import InProcessGateway, in_process_gateway
+from tests.support.gateway_process import RunningGateway
 from tests.support.mcp_clients import Legacy, Modern, messages, tool_text
 
 INFO = "io.modelcontextprotocol/serverInfo"
 OURS = "io.github.mcp-session-gateway"
 CONTEXT = f"{OURS}/context"
-
-
-@pytest.fixture(scope="module")
-def gateway() -> Iterator[InProcessGateway]:
-    """Makes no tasks of its own."""
-    servers = {era: server((*SCRIPTED, era), methods={"vendor/*": {}}) for era in ("legacy", "modern")}
-    with in_process_gateway(servers, options={"tasks": {"enabled": False}}) as running:
-        yield running
-
-
-def url(gateway: InProcessGateway, era: str) -> str:
-    return f"{gateway.base}/servers/{era}/mcp"
 
 
 def say(*lines: str, result: Any = None) -> dict[str, Any]:
@@ -36,9 +22,9 @@ def say(*lines: str, result: Any = None) -> dict[str, Any]:
 
 @requirement("spec.nothing-invented", "spec.bridge")
 def test_a_legacy_clients_messages_and_results_gain_and_lose_nothing(
-    gateway: InProcessGateway, http: httpx.Client
+    scripted: RunningGateway, http: httpx.Client
 ) -> None:
-    client = Legacy(url(gateway, "legacy"), http).open()
+    client = Legacy(scripted.at("legacy"), http).open()
     bare = '{"jsonrpc":"2.0","method":"notifications/vendor"}'
     empty = '{"jsonrpc":"2.0","method":"notifications/vendor","params":{ }}'
     said = messages(client.call("tools/call", say(bare, empty, bare)))
@@ -46,7 +32,7 @@ def test_a_legacy_clients_messages_and_results_gain_and_lose_nothing(
     assert said[-1]["result"] == {"content": []}
     assert messages(client.call("tools/call", say(result={"content": [], "_meta": {}})))[-1]["result"]["_meta"] == {}
 
-    modern = Legacy(url(gateway, "modern"), http).open()
+    modern = Legacy(scripted.at("modern"), http).open()
     result = {"resultType": "complete", "content": [], "_meta": {INFO: {"name": "scripted"}}}
     assert messages(modern.call("tools/call", say(result=result)))[-1]["result"] == {"content": []}
     listed = messages(modern.call("tools/list"))[-1]["result"]
@@ -54,15 +40,15 @@ def test_a_legacy_clients_messages_and_results_gain_and_lose_nothing(
 
 
 @requirement("spec.nothing-invented", "spec.bridge")
-def test_a_question_without_params_stays_without_them(gateway: InProcessGateway, http: httpx.Client) -> None:
+def test_a_question_without_params_stays_without_them(scripted: RunningGateway, http: httpx.Client) -> None:
     asks = '{"jsonrpc":"2.0","id":"r","method":"roots/list"}'
-    client = Legacy(url(gateway, "legacy"), http).open(capabilities={"roots": {}})
+    client = Legacy(scripted.at("legacy"), http).open(capabilities={"roots": {}})
     asked, _ = messages(client.call("tools/call", say(asks)))
     assert asked["method"] == "roots/list" and "params" not in asked
 
     # A modern server asks a legacy client by the result of the call.
     wanted = {"resultType": "input_required", "inputRequests": {"a": {"method": "roots/list"}}}
-    client = Legacy(url(gateway, "modern"), http).open(capabilities={"roots": {}})
+    client = Legacy(scripted.at("modern"), http).open(capabilities={"roots": {}})
     body = {"jsonrpc": "2.0", "id": 5, "method": "tools/call", "params": say(result=wanted)}
     with http.stream("POST", client.url, json=body, headers=client.request_headers()) as stream:
         line = next(line for line in stream.iter_lines() if line.startswith("data: {"))
@@ -70,7 +56,7 @@ def test_a_question_without_params_stays_without_them(gateway: InProcessGateway,
     assert asked["method"] == "roots/list" and "params" not in asked
 
     # A legacy server asks a modern client by a request.
-    modern = Modern(url(gateway, "legacy"), http)
+    modern = Modern(scripted.at("legacy"), http)
     meta: dict[str, Any] = {"io.modelcontextprotocol/clientCapabilities": {"roots": {}}}
     suspended = {"name": "say", "arguments": {"lines": [asks]}}
     result = messages(modern.send("tools/call", suspended, meta=meta))[-1]["result"]
@@ -78,8 +64,8 @@ def test_a_question_without_params_stays_without_them(gateway: InProcessGateway,
 
 
 @requirement("spec.nothing-invented")
-def test_a_server_gets_the_params_of_its_client_and_the_context(gateway: InProcessGateway, http: httpx.Client) -> None:
-    client = Legacy(url(gateway, "legacy"), http).open()
+def test_a_server_gets_the_params_of_its_client_and_the_context(scripted: RunningGateway, http: httpx.Client) -> None:
+    client = Legacy(scripted.at("legacy"), http).open()
     for text in ("", ',"params":{}', ',"params":{"_meta":{}}', ',"params":{"a":1.50,"b":{ }}'):
         body = f'{{"jsonrpc":"2.0","id":5,"method":"vendor/thing"{text}}}'
         headers = {**client.request_headers(), "Content-Type": "application/json"}
@@ -95,9 +81,9 @@ def test_a_server_gets_the_params_of_its_client_and_the_context(gateway: InProce
 
 @requirement("spec.bridge")
 def test_a_resource_that_does_not_exist_has_the_code_of_the_clients_era(
-    gateway: InProcessGateway, http: httpx.Client
+    scripted: RunningGateway, http: httpx.Client
 ) -> None:
-    for where in (url(gateway, "legacy"), url(gateway, "modern"), gateway.url):  # the last one is of both servers
+    for where in (scripted.at("legacy"), scripted.at("modern"), scripted.url):  # the last one is of both servers
         error = messages(Legacy(where, http).open().call("resources/read", {"uri": "x://y"}))[-1]["error"]
         assert (error["code"], error["data"]["uri"]) == (-32002, "x://y"), where
         error = messages(Modern(where, http).send("resources/read", {"uri": "x://y"}))[-1]["error"]
@@ -106,13 +92,13 @@ def test_a_resource_that_does_not_exist_has_the_code_of_the_clients_era(
 
 @requirement("wall.return")
 @pytest.mark.parametrize("era", ["legacy", "modern"])
-def test_a_server_cannot_speak_for_the_gateway(gateway: InProcessGateway, http: httpx.Client, era: str) -> None:
+def test_a_server_cannot_speak_for_the_gateway(scripted: RunningGateway, http: httpx.Client, era: str) -> None:
     """A client that keeps the newest token would go on in the session of an attacker."""
     forged = {f"{OURS}/session": "an attacker's", f"{OURS}/restarted": {"reason": "crash"}, OURS.upper(): 1}
     result = {"resultType": "complete", "content": [{"type": "text", "text": "x", "_meta": forged}], "_meta": forged}
     told = {"level": "error", "data": "x", "_meta": forged}
     notice = json.dumps({"jsonrpc": "2.0", "method": "notifications/message", "params": told})
-    for client in (Legacy(url(gateway, era), http).open(), Modern(url(gateway, era), http)):
+    for client in (Legacy(scripted.at(era), http).open(), Modern(scripted.at(era), http)):
         ask = client.call if isinstance(client, Legacy) else client.send
         answered = ask("tools/call", say(notice.replace("io.", "\\u0069o."), result=result))
         assert answered.status_code == 200 and messages(answered)[-1]["result"]["content"], answered.text
@@ -121,9 +107,9 @@ def test_a_server_cannot_speak_for_the_gateway(gateway: InProcessGateway, http: 
 
 
 @requirement("spec.task-progress")
-def test_progress_of_a_task_comes_on_the_clients_own_stream(gateway: InProcessGateway, http: httpx.Client) -> None:
+def test_progress_of_a_task_comes_on_the_clients_own_stream(scripted: RunningGateway, http: httpx.Client) -> None:
     """Which comes after the call that made it was answered. The server does not declare its tasks."""
-    client = Legacy(url(gateway, "legacy"), http).open()
+    client = Legacy(scripted.at("legacy"), http).open()
     progress = '{"jsonrpc":"2.0","method":"notifications/progress","params":{"progressToken":@TOKEN,"progress":%d}}'
     made = '{"task":{"taskId":"t","status":"working","createdAt":"2025-11-25T10:30:00Z","ttl":60000}}'
     params = {

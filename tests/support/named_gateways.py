@@ -10,10 +10,10 @@ from typing import Final
 import pytest
 
 from tests.support.credentials import KEYS, sha256
-from tests.support.gateway_process import DEMO, PROBE, RunningGateway, running_gateway, server
+from tests.support.gateway_process import DEMO, PROBE, SCRIPTED, RunningGateway, running_gateway, server
 from tests.support.issuer import Issuer, running_issuer
 
-__all__ = ["CLAIMS", "demo", "issued", "issuer", "keyed", "probe", "proxied"]
+__all__ = ["CLAIMS", "demo", "issued", "issuer", "keyed", "probe", "proxied", "scripted"]
 
 CLAIMS: Final = {"trust": "mcp.trust", "workspace": "team", "permissions": "may"}
 """Where a token of the issuer has the facts of a session."""
@@ -98,4 +98,12 @@ def proxied() -> Iterator[RunningGateway]:
     proxies = {"networks": ["127.0.0.0/8"], **{f"{fact}_header": name for fact, name in names.items()}}
     servers = {"demo": server(DEMO), "probe": server(PROBE)}
     with running_gateway(servers, options={"auth": {"proxies": proxies}}) as gateway:
+        yield gateway
+
+
+@pytest.fixture(scope="session")
+def scripted() -> Iterator[RunningGateway]:
+    """A server of each era, `legacy` and `modern`, that says what a test tells it to. Nothing becomes a task."""
+    servers = {era: server((*SCRIPTED, era), methods={"vendor/*": {}}) for era in ("legacy", "modern")}
+    with running_gateway(servers, options={"tasks": {"enabled": False}}) as gateway:
         yield gateway
