@@ -22,7 +22,7 @@ from tests.requirements import requirement
 from tests.support.commands import run_command
 from tests.support.compose_topology import running_topology
 from tests.support.free_ports import free_port
-from tests.support.gateway_process import DEMO, ROOT, running_gateway, server
+from tests.support.gateway_process import DEMO, ROOT, RunningGateway, running_gateway, server
 from tests.support.redis_server import RunningRedis, running_redis
 from tests.tools.programs import program
 
@@ -102,8 +102,9 @@ def test_a_store_that_cannot_be_used_is_told(doctor: Doctor, redis_server: Runni
     doctor.tells([("keys", "MCP_GATEWAY_KEYS")])
 
 
-def of_redis(doctor: Doctor, redis: RunningRedis, stack: contextlib.ExitStack) -> Planted:
+def of_redis(doctor: Doctor, _: RunningGateway, stack: contextlib.ExitStack) -> Planted:
     """A server that forgets, is old and far away, and a replica that nobody reaches."""
+    redis = stack.enter_context(running_redis())
 
     async def lives() -> None:
         backend = backend_for(redis.url)
@@ -128,9 +129,9 @@ def of_redis(doctor: Doctor, redis: RunningRedis, stack: contextlib.ExitStack) -
     ]
 
 
-def of_this_machine(doctor: Doctor, redis: RunningRedis, _: contextlib.ExitStack) -> Planted:
+def of_this_machine(doctor: Doctor, _: RunningGateway, stack: contextlib.ExitStack) -> Planted:
     """A clock that is wrong, few files, and servers that are not there."""
-    doctor.gateway["store"] = redis.url
+    doctor.gateway["store"] = stack.enter_context(running_redis()).url
     doctor.before = (str(program("faketime", "faketime")), "-f", "-90s")
     doctor.limit = lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (256, 256))
     doctor.servers["notes"] = server(("/does/not/exist", "--stdio"))
@@ -144,30 +145,28 @@ def of_this_machine(doctor: Doctor, redis: RunningRedis, _: contextlib.ExitStack
     ]
 
 
-def of_a_proxy(doctor: Doctor, _: RunningRedis, stack: contextlib.ExitStack) -> Planted:
+def of_a_proxy(doctor: Doctor, demo: RunningGateway, stack: contextlib.ExitStack) -> Planted:
     """A proxy that takes small bodies only, and keeps events back: compression waits for enough to compress."""
-    gateway = stack.enter_context(running_gateway({"demo": server(DEMO)}, must_stop=False))
     how = "proxy_ignore_headers X-Accel-Buffering; gzip on; gzip_types *; gzip_proxied any;"
-    doctor.arguments = ("--url", stack.enter_context(nginx(gateway.base, how)))
+    doctor.arguments = ("--url", stack.enter_context(nginx(demo.base, how)))
     return [("event streams", "compression"), ("large calls", "client_max_body_size")]
 
 
-def of_two_gateways(doctor: Doctor, _: RunningRedis, stack: contextlib.ExitStack) -> Planted:
+def of_two_gateways(doctor: Doctor, demo: RunningGateway, stack: contextlib.ExitStack) -> Planted:
     """They do not share their sessions."""
-    gateways = [stack.enter_context(running_gateway({"demo": server(DEMO)}, must_stop=False)) for _ in range(2)]
-    bases = " ".join(gateway.base for gateway in gateways)
-    url = stack.enter_context(nginx(bases, "proxy_http_version 1.1; proxy_buffering off; client_max_body_size 8m;"))
-    doctor.arguments = ("--url", url)
+    other = stack.enter_context(running_gateway(command=DEMO))
+    how = "proxy_http_version 1.1; proxy_buffering off; client_max_body_size 8m;"
+    doctor.arguments = ("--url", stack.enter_context(nginx(f"{demo.base} {other.base}", how)))
     return [("sessions", "same redis store")]
 
 
 @requirement("ops.config", "ops.health")
 @pytest.mark.parametrize("plant", [of_redis, of_this_machine, of_a_proxy, of_two_gateways])
 def test_planted_faults_are_found_with_what_to_do(
-    plant: Callable[[Doctor, RunningRedis, contextlib.ExitStack], Planted], doctor: Doctor
+    plant: Callable[[Doctor, RunningGateway, contextlib.ExitStack], Planted], doctor: Doctor, demo: RunningGateway
 ) -> None:
     with contextlib.ExitStack() as stack:
-        doctor.tells(plant(doctor, stack.enter_context(running_redis()), stack))
+        doctor.tells(plant(doctor, demo, stack))
 
 
 @requirement("ops.config")
