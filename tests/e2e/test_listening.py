@@ -150,35 +150,44 @@ def listening(url: str, request_id: object = "mine") -> Iterator[Stream]:
         yield Stream(response, began)
 
 
-@requirement("spec.ended-listen")
-def test_a_stream_that_the_only_server_ends_is_ended_gracefully(http: httpx.Client) -> None:
-    with in_process_gateway({"p": server(NOTIFIES, shared=True)}) as gateway:
-        with listening(gateway.url, "mine") as stream:
-            assert Modern(gateway.url, http).tool("unlisten").status_code == 200
-            last = stream.rest()[-1]
-        assert last["id"] == "mine" and last["result"]["resultType"] == "complete"
-        assert last["result"]["_meta"][SUBSCRIPTION] == "mine"
+@pytest.fixture(scope="module")
+def notifying() -> Iterator[InProcessGateway]:
+    """Two servers, each of one process for all."""
+    with in_process_gateway({name: server(NOTIFIES, shared=True) for name in ("one", "two")}) as running:
+        yield running
 
 
 @requirement("spec.ended-listen")
-def test_a_stream_of_several_servers_ends_with_the_last_of_them(http: httpx.Client) -> None:
-    servers = {"one": server(NOTIFIES, shared=True), "two": server(NOTIFIES, shared=True)}
-    with in_process_gateway(servers) as gateway:
-        client = Modern(gateway.url, http)
-        with listening(gateway.url, 7) as stream:
-            client.tool("one__unlisten")
-            client.tool("one__announce")
-            client.tool("two__announce")
-            assert stream.until(2)[1]["method"] == "notifications/tools/list_changed", "the other server's"
-            client.tool("two__unlisten")
-            seen = stream.rest()
-        assert len(seen) == 3 and seen[-1]["id"] == 7 and seen[-1]["result"]["_meta"][SUBSCRIPTION] == 7
+def test_a_stream_that_the_only_server_ends_is_ended_gracefully(
+    notifying: InProcessGateway, http: httpx.Client
+) -> None:
+    url = f"{notifying.base}/servers/one/mcp"
+    with listening(url, "mine") as stream:
+        assert Modern(url, http).tool("unlisten").status_code == 200
+        last = stream.rest()[-1]
+    assert last["id"] == "mine" and last["result"]["resultType"] == "complete"
+    assert last["result"]["_meta"][SUBSCRIPTION] == "mine"
 
-        with listening(gateway.url, 8) as stream:
-            client.tool("one__unlisten")
-            client.tool("two__crash")
-            last = stream.rest()[-1]
-        assert last["id"] == 8 and last["error"]["code"] == -32013, "a server that is gone has ended nothing gracefully"
+
+@requirement("spec.ended-listen")
+def test_a_stream_of_several_servers_ends_with_the_last_of_them(
+    notifying: InProcessGateway, http: httpx.Client
+) -> None:
+    client = Modern(notifying.url, http)
+    with listening(notifying.url, 7) as stream:
+        client.tool("one__unlisten")
+        client.tool("one__announce")
+        client.tool("two__announce")
+        assert stream.until(2)[1]["method"] == "notifications/tools/list_changed", "the other server's"
+        client.tool("two__unlisten")
+        seen = stream.rest()
+    assert len(seen) == 3 and seen[-1]["id"] == 7 and seen[-1]["result"]["_meta"][SUBSCRIPTION] == 7
+
+    with listening(notifying.url, 8) as stream:
+        client.tool("one__unlisten")
+        client.tool("two__crash")
+        last = stream.rest()[-1]
+    assert last["id"] == 8 and last["error"]["code"] == -32013, "a server that is gone has ended nothing gracefully"
 
 
 @requirement("spec.lost-listen")
