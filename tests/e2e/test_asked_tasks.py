@@ -3,7 +3,6 @@
 import json
 import sys
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +10,9 @@ import httpx
 import pytest
 
 from tests.requirements import requirement
-from tests.support.credentials import bearer, sha256
-from tests.support.gateway_process import TASKS, WORK, server
-from tests.support.in_process_gateway import InProcessGateway, in_process_gateway
+from tests.support.credentials import KEYS, bearer
+from tests.support.gateway_process import RunningGateway, server
+from tests.support.in_process_gateway import in_process_gateway
 from tests.support.legacy_task_client import Listening, Tasks
 from tests.support.mcp_clients import Legacy, messages, tool_text
 from tests.support.task_client import TaskClient
@@ -25,34 +24,15 @@ FIELDS = {"taskId", "status", "createdAt", "lastUpdatedAt", "ttl", "pollInterval
 INVALID, UNKNOWN_METHOD, CANCELLED, TOO_OFTEN = -32602, -32601, -32016, -32018
 
 
-@pytest.fixture(scope="module")
-def ledger(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("ledger") / "ledger"
-    path.touch()  # a test may read it before a server writes
-    return path
-
-
-@pytest.fixture(scope="module")
-def gateway(ledger: Path) -> Iterator[InProcessGateway]:
-    """A server of each era without tasks, one with the extension, and one with the tasks of 2025-11-25."""
-    seen = {"read": [str(ledger.parents[1])]}  # a /tmp of their own would hide the files that tests make
-    servers = {era: server((*WORK, era), env={"LEDGER": str(ledger)}, sandbox=seen) for era in ERAS}
-    servers |= {"extension": server((*TASKS, "modern")), "own": server((*TASKS, "legacy"))}
-    tasks = {"max_per_session": 6, "ttl_s": 600, "offered": ["legacy/*", "own/*"], "result_bytes": 4_096}
-    keys = {name: sha256(name) for name in ("alice", "bob")}
-    with in_process_gateway(servers, options={"tasks": tasks, "api_keys": keys}) as running:
-        yield running
-
-
-def client_of(gateway: InProcessGateway, http: httpx.Client, server: str, key: str = "alice") -> Tasks:
+def client_of(gateway: RunningGateway, http: httpx.Client, server: str, who: str = "alice") -> Tasks:
     """A client with a session of its own, at one server."""
-    return Tasks(f"{gateway.base}/servers/{server}/mcp", http, headers=bearer(key))
+    return Tasks(gateway.at(server), http, headers=bearer(KEYS[who]))
 
 
 @requirement("task.asked")
 @pytest.mark.parametrize("era", ERAS)
-def test_a_call_that_asks_for_a_task_becomes_one(gateway: InProcessGateway, http: httpx.Client, era: str) -> None:
-    client = client_of(gateway, http, era)
+def test_a_call_that_asks_for_a_task_becomes_one(tasked: RunningGateway, http: httpx.Client, era: str) -> None:
+    client = client_of(tasked, http, era)
     offered = client.handshake["capabilities"]["tasks"]
     assert offered == {"list": {}, "cancel": {}, "requests": {"tools": {"call": {}}}}
     made = client.begin("work", task={"ttl": 90_000}, job="quick", seconds=0.3)
@@ -67,7 +47,7 @@ def test_a_call_that_asks_for_a_task_becomes_one(gateway: InProcessGateway, http
     assert client.listed()[0] == handle, "those of other sessions follow"
     ended = client.error("tasks/cancel", {"taskId": handle})
     assert ended["code"] == INVALID and "completed already" in ended["message"]
-    again = Tasks(client.client.url, http, headers=bearer("alice"))  # a client that has started again
+    again = Tasks(client.client.url, http, headers=bearer(KEYS["alice"]))  # a client that has started again
     assert without_trace(again.ask("tasks/result", {"taskId": handle})) == done and handle in again.listed()
 
 
@@ -77,8 +57,8 @@ def without_trace(result: Any) -> Any:
 
 
 @requirement("task.asked")
-def test_a_time_to_live_is_bounded_and_has_to_be_a_number(gateway: InProcessGateway, http: httpx.Client) -> None:
-    client = client_of(gateway, http, "legacy")
+def test_a_time_to_live_is_bounded_and_has_to_be_a_number(tasked: RunningGateway, http: httpx.Client) -> None:
+    client = client_of(tasked, http, "legacy")
     ttls = [client.begin("work", task=task)["ttl"] for task in ({"ttl": 10**12}, {"ttl": 5}, {"more": 1})]
     assert ttls == [600_000, 60_000, 600_000]
     unreadable: list[Any] = [{"ttl": "long"}, {"ttl": True}, [], "yes"]
@@ -89,8 +69,8 @@ def test_a_time_to_live_is_bounded_and_has_to_be_a_number(gateway: InProcessGate
 
 @requirement("task.asked")
 @pytest.mark.parametrize("name", [*ERAS, "extension"])
-def test_a_task_asks_on_the_call_for_its_result(gateway: InProcessGateway, http: httpx.Client, name: str) -> None:
-    client, later = (client_of(gateway, http, name) for _ in range(2))
+def test_a_task_asks_on_the_call_for_its_result(tasked: RunningGateway, http: httpx.Client, name: str) -> None:
+    client, later = (client_of(tasked, http, name) for _ in range(2))
     task = client.begin("ask", seconds=0.2)["taskId"]
     client.until(task, "input_required")
     *told, answer = later.answered(task, "Ada")  # any session of the principal: the client may have started again
@@ -105,9 +85,9 @@ def test_a_task_asks_on_the_call_for_its_result(gateway: InProcessGateway, http:
 @requirement("spec.unnamed-question")
 @pytest.mark.parametrize("is_cancelled", [False, True])
 def test_a_question_outlives_the_task_under_which_it_is_asked(
-    gateway: InProcessGateway, http: httpx.Client, tmp_path: Path, is_cancelled: bool
+    tasked: RunningGateway, http: httpx.Client, tmp_path: Path, is_cancelled: bool
 ) -> None:
-    client, end = client_of(gateway, http, "legacy"), tmp_path / "end"
+    client, end = client_of(tasked, http, "legacy"), tmp_path / "end"
     other = client.begin("work", until=str(end))["taskId"]
     task = client.begin("ask", seconds=0.1, times=1)["taskId"]
     client.until(other, "input_required")  # on stdio the question does not name its call
@@ -123,9 +103,9 @@ def test_a_question_outlives_the_task_under_which_it_is_asked(
 @requirement("task.asked")
 @pytest.mark.parametrize("era", ERAS)
 def test_a_question_that_the_client_refuses_is_refused_at_the_server(
-    gateway: InProcessGateway, http: httpx.Client, era: str
+    tasked: RunningGateway, http: httpx.Client, era: str
 ) -> None:
-    client = client_of(gateway, http, era)
+    client = client_of(tasked, http, era)
     task = client.begin("ask", seconds=0.2, times=1)["taskId"]
     *_, answer = client.answered(task, "", error={"code": -1, "message": "rejected"})
     if era == "legacy":
@@ -136,10 +116,8 @@ def test_a_question_that_the_client_refuses_is_refused_at_the_server(
 
 @requirement("task.asked")
 @pytest.mark.parametrize("era", ERAS)
-def test_a_task_is_cancelled_at_its_server(
-    gateway: InProcessGateway, http: httpx.Client, era: str, ledger: Path
-) -> None:
-    client = client_of(gateway, http, era)
+def test_a_task_is_cancelled_at_its_server(tasked: RunningGateway, http: httpx.Client, era: str, ledger: Path) -> None:
+    client = client_of(tasked, http, era)
     task = client.begin("work", job=f"{era}-gone", seconds=60)["taskId"]
     assert eventually(lambda: f"began {era}-gone" in ledger.read_text())
     before = ledger.read_text().count("cancelled")
@@ -151,8 +129,8 @@ def test_a_task_is_cancelled_at_its_server(
 
 
 @requirement("task.asked")
-def test_what_goes_wrong_is_the_outcome(gateway: InProcessGateway, http: httpx.Client) -> None:
-    client = client_of(gateway, http, "legacy")
+def test_what_goes_wrong_is_the_outcome(tasked: RunningGateway, http: httpx.Client) -> None:
+    client = client_of(tasked, http, "legacy")
     task = client.begin("wrong")["taskId"]
     assert client.error("tasks/result", {"taskId": task})["code"] == 4711
     assert client.get(task) | {"status": "failed", "statusMessage": "there is no such thing"} == client.get(task)
@@ -165,31 +143,31 @@ def test_what_goes_wrong_is_the_outcome(gateway: InProcessGateway, http: httpx.C
     assert "content" in plain, "null asks for nothing: some clients write what they leave out"
     forbidden = client.error("tools/call", {"name": "give_up", "task": {}})
     assert forbidden["code"] == UNKNOWN_METHOD and client.listed() == before
-    for number in range(4):
+    for number in range(6):  # with the two that have failed
         client.begin("work", job=number)
     assert client.error("tools/call", {"name": "work", "task": {}})["code"] == TOO_OFTEN
     assert client.error("tasks/list", {"cursor": "forged"})["code"] == INVALID
 
 
 @requirement("task.asked", "id.bound")
-def test_a_task_is_known_to_nobody_else(gateway: InProcessGateway, http: httpx.Client) -> None:
-    mine, other = (client_of(gateway, http, "legacy", key) for key in ("alice", "bob"))
+def test_a_task_is_known_to_nobody_else(tasked: RunningGateway, http: httpx.Client) -> None:
+    mine, other = (client_of(tasked, http, "legacy", key) for key in ("alice", "bob"))
     task = mine.begin("work", seconds=0.2)["taskId"]
-    elsewhere = client_of(gateway, http, "modern")
+    elsewhere = client_of(tasked, http, "modern")
     for each in (other, elsewhere):  # another principal, and another endpoint
         for method in ("tasks/get", "tasks/result", "tasks/cancel"):
             assert each.error(method, {"taskId": task})["code"] == INVALID
         assert task not in each.listed()
-    modern = TaskClient(mine.client.url, http, headers=bearer("alice"))
+    modern = TaskClient(mine.client.url, http, headers=bearer(KEYS["alice"]))
     assert modern.until(task, "completed")["result"]["resultType"] == "complete", "both eras read one task"
-    later = client_of(gateway, http, "legacy")
+    later = client_of(tasked, http, "legacy")
     assert task in later.listed(), "what is found is listed"
 
 
 @requirement("task.asked")
-def test_lists_say_which_tools_are_offered_as_tasks(gateway: InProcessGateway, http: httpx.Client) -> None:
+def test_lists_say_which_tools_are_offered_as_tasks(tasked: RunningGateway, http: httpx.Client) -> None:
     def listed(version: str) -> tuple[dict[str, Any], Any]:
-        client = Legacy(gateway.url, http, version=version, headers=bearer("alice"))
+        client = Legacy(tasked.url, http, version=version, headers=bearer(KEYS["alice"]))
         handshake = messages(client.initialize())[-1]["result"]
         tools = messages(client.call("tools/list"))[-1]["result"]["tools"]
         return {tool["name"]: tool for tool in tools}, handshake["capabilities"].get("tasks")
@@ -206,8 +184,8 @@ def test_lists_say_which_tools_are_offered_as_tasks(gateway: InProcessGateway, h
 
 
 @requirement("task.asked")
-def test_a_server_with_tasks_makes_those_of_its_own_tools(gateway: InProcessGateway, http: httpx.Client) -> None:
-    client = client_of(gateway, http, "own")
+def test_a_server_with_tasks_makes_those_of_its_own_tools(tasked: RunningGateway, http: httpx.Client) -> None:
+    client = client_of(tasked, http, "own")
     own, made = client.begin("work"), client.begin("plain")
     assert "x-more" in own and "x-more" not in made
     assert client.ask("tasks/result", {"taskId": made["taskId"]})["content"][0]["text"] == "plain is done"
@@ -215,8 +193,8 @@ def test_a_server_with_tasks_makes_those_of_its_own_tools(gateway: InProcessGate
 
 
 @requirement("task.asked")
-def test_earlier_clients_get_ordinary_results(gateway: InProcessGateway, http: httpx.Client) -> None:
-    client = Legacy(f"{gateway.base}/servers/legacy/mcp", http, version="2025-06-18", headers=bearer("alice"))
+def test_earlier_clients_get_ordinary_results(tasked: RunningGateway, http: httpx.Client) -> None:
+    client = Legacy(tasked.at("legacy"), http, version="2025-06-18", headers=bearer(KEYS["alice"]))
     handshake = messages(client.initialize())[-1]["result"]
     assert "tasks" not in handshake["capabilities"]
     answer = client.call("tools/call", {"name": "work", "arguments": {"job": "plain"}, "task": {"ttl": 60_000}})
@@ -225,8 +203,8 @@ def test_earlier_clients_get_ordinary_results(gateway: InProcessGateway, http: h
 
 
 @requirement("task.asked")
-def test_a_client_that_listens_is_notified_of_its_task(gateway: InProcessGateway, http: httpx.Client) -> None:
-    client = client_of(gateway, http, "legacy")
+def test_a_client_that_listens_is_notified_of_its_task(tasked: RunningGateway, http: httpx.Client) -> None:
+    client = client_of(tasked, http, "legacy")
     with Listening(client.client) as told:
         task = client.begin("steps", meta={"progressToken": "p1"}, seconds=0.1)["taskId"]
         client.until(task, "completed")

@@ -18,7 +18,7 @@ from tests.requirements import requirement
 from tests.support.gateway_process import PROBE, RunningGateway, running_gateway, server
 from tests.support.http_bytes import Answer, connected, listener_of, post, read_answers
 from tests.support.in_process_gateway import InProcessGateway, in_process_gateway
-from tests.support.issuer import running_issuer
+from tests.support.issuer import Issuer
 from tests.support.mcp_clients import Legacy, Modern, modern_body, modern_headers, tool_text
 from tests.support.recording_server import messages_of
 from tests.tools.obtain import node
@@ -162,21 +162,20 @@ def test_a_session_that_has_ended_is_unknown_on_a_connection_that_remembers_it(g
 
 
 @requirement("hot.memory", "wall.authority")
-def test_a_credential_that_has_expired_is_refused_on_a_connection_that_remembers_it() -> None:
-    with running_issuer() as issuer:
-        options = {**ON, "auth": issuer.settings()}
-        with in_process_gateway({"p": server(PROBE)}, options=options) as gateway, httpx.Client() as http:
-            # The gateway reads the issuer's keys and starts a process before the time of the token begins to count.
-            warm = Legacy(gateway.url, http, headers={"Authorization": f"Bearer {issuer.token()}"}).open()
-            assert warm.tool("pid").status_code == 200
-            token = issuer.token(exp=int(time.time()) - SKEW_S + 6)
-            legacy = Legacy(gateway.url, http, headers={"Authorization": f"Bearer {token}"}).open()
-            statuses, ends_at = [], time.monotonic() + 30
-            while 401 not in statuses and time.monotonic() < ends_at:
-                statuses.append(legacy.tool("pid").status_code)
-            assert statuses[-1] == 401 and set(statuses[:-1]) == {200} and len(statuses) > 6
-            found = became(gateway)
-            assert found["direct"] > 3 and found["refused"] == 1
+def test_a_credential_that_has_expired_is_refused_on_a_connection_that_remembers_it(issuer: Issuer) -> None:
+    options = {**ON, "auth": issuer.settings()}
+    with in_process_gateway({"p": server(PROBE)}, options=options) as gateway, httpx.Client() as http:
+        # The gateway reads the issuer's keys and starts a process before the time of the token begins to count.
+        warm = Legacy(gateway.url, http, headers={"Authorization": f"Bearer {issuer.token()}"}).open()
+        assert warm.tool("pid").status_code == 200
+        token = issuer.token(exp=int(time.time()) - SKEW_S + 6)
+        legacy = Legacy(gateway.url, http, headers={"Authorization": f"Bearer {token}"}).open()
+        statuses, ends_at = [], time.monotonic() + 30
+        while 401 not in statuses and time.monotonic() < ends_at:
+            statuses.append(legacy.tool("pid").status_code)
+        assert statuses[-1] == 401 and set(statuses[:-1]) == {200} and len(statuses) > 6
+        found = became(gateway)
+        assert found["direct"] > 3 and found["refused"] == 1
 
 
 @requirement("hot.memory")

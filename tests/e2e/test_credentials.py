@@ -12,7 +12,7 @@ from tests.support.credentials import KEYS, bearer, sha256
 from tests.support.gateway_process import PROBE, server
 from tests.support.http_probe_server import running_http_probe
 from tests.support.in_process_gateway import in_process_gateway
-from tests.support.issuer import running_issuer
+from tests.support.issuer import Issuer, running_issuer
 from tests.support.mcp_clients import Legacy, Modern, messages, tool_text
 
 WORDS = {"alice": "alices-very-secret-word", "bob": "bobs-very-secret-word"}
@@ -58,28 +58,29 @@ def test_each_principal_has_its_own_and_nobody_else_sees_it(http: httpx.Client, 
 
 
 @requirement("ctx.credentials")
-def test_a_subject_that_is_no_name_reaches_nothing(http: httpx.Client, tmp_path: Path) -> None:
+def test_a_subject_that_is_no_name_reaches_nothing(issuer: Issuer, http: httpx.Client, tmp_path: Path) -> None:
     (tmp_path / "own").mkdir()
     (tmp_path / "outside").write_text("not for you")
-    with running_issuer() as issuer:
-        options = {
-            "auth": issuer.settings(),
-            "secrets": {"word": {"file": str(tmp_path / "own" / "{subject}")}},
-        }
-        servers = {"local": server(PROBE, env={"TOKEN": "${secret:word}"})}
-        with in_process_gateway(servers, options=options) as gateway:
-            for subject in ("../outside", "..", "a/../../outside", "", "x" * 200, "nobody", "-word", "@word"):
-                answer = Modern(gateway.url, http, headers=bearer(issuer.token(subject))).tool("env")
-                assert "error" in messages(answer)[-1] and "not for you" not in answer.text, subject
+    options = {
+        "auth": issuer.settings(),
+        "secrets": {"word": {"file": str(tmp_path / "own" / "{subject}")}},
+    }
+    servers = {"local": server(PROBE, env={"TOKEN": "${secret:word}"})}
+    with in_process_gateway(servers, options=options) as gateway:
+        for subject in ("../outside", "..", "a/../../outside", "", "x" * 200, "nobody", "-word", "@word"):
+            answer = Modern(gateway.url, http, headers=bearer(issuer.token(subject))).tool("env")
+            assert "error" in messages(answer)[-1] and "not for you" not in answer.text, subject
 
 
 @requirement("wall.secrets")
-def test_a_name_vouched_for_by_another_issuer_is_another_principal(http: httpx.Client, tmp_path: Path) -> None:
+def test_a_name_vouched_for_by_another_issuer_is_another_principal(
+    issuer: Issuer, http: httpx.Client, tmp_path: Path
+) -> None:
     (tmp_path / "alice").write_text("the-issuers-alice")
     (tmp_path / "api-key").mkdir()
     (tmp_path / "api-key" / "alice").write_text("the-keys-alice")
     print_own = [sys.executable, "-c", "import sys; print(' '.join(sys.argv[1:]))", "{issuer}", "{subject}"]
-    with running_issuer() as issuer, running_issuer() as other:
+    with running_issuer() as other:
         jwt = [*issuer.settings()["jwt"], *other.settings()["jwt"]]
         options = {
             "auth": {"resource": issuer.settings()["resource"], "jwt": jwt},

@@ -9,13 +9,14 @@ import httpx
 import pytest
 
 from tests.requirements import requirement
-from tests.support.gateway_process import PROBE, WORK, running_gateway, server
+from tests.support.credentials import KEYS, bearer
+from tests.support.gateway_process import PROBE, RunningGateway, running_gateway, server
 from tests.support.in_process_gateway import in_process_gateway
 from tests.support.legacy_task_client import Tasks
 from tests.support.mcp_clients import Legacy, Modern, events, tool_text
 from tests.support.redis_server import RunningRedis
 
-KEYS = {"MCP_GATEWAY_KEYS": "k" * 40}
+SIGNING = {"MCP_GATEWAY_KEYS": "k" * 40}
 SERVERS = {"probe": server(PROBE)}
 
 
@@ -52,7 +53,7 @@ def test_the_result_of_a_cut_silent_call_is_fetched_from_any_replica(
 ) -> None:
     with contextlib.ExitStack() as stack:
         options = {"store": redis_server.url}
-        one, two = (stack.enter_context(running_gateway(SERVERS, options=options, env=KEYS)) for _ in range(2))
+        one, two = (stack.enter_context(running_gateway(SERVERS, options=options, env=SIGNING)) for _ in range(2))
         client = Legacy(one.url, http).open()
         assert tool_text(client.tool("pid"))
         event_id, after_s = cut_call(client, 2.0)
@@ -84,16 +85,17 @@ def test_a_stream_begins_at_once_or_not_before_a_message(after_s: float | None, 
 
 
 @requirement("spec.priming", "task.asked")
-def test_the_wait_for_a_task_is_resumed_as_any_call_and_each_wait_has_its_own_stream(http: httpx.Client) -> None:
-    with in_process_gateway({"work": server((*WORK, "legacy"))}) as gateway:
-        client = Tasks(gateway.url, http)
-        cut: dict[str, str] = {}
-        for job in ("one", "two"):
-            task = client.begin("work", job=job, seconds=2.0)["taskId"]
-            cut[job], after_s = cut_call(client.client, 0.0, task=task)
-            assert 0.9 < after_s < 1.9, "after a second, and not with the result"
-        for job, event_id in cut.items():
-            assert fetched(client.client, event_id)["result"]["content"][0]["text"] == f"done {job}"
-            with client.client.get(last_event_id=event_id) as resumed:
-                told = [json.loads(data) for _, data in events("".join(resumed.iter_text())) if data]
-            assert [message["id"] for message in told if "id" in message] == [5], "though both have the same id"
+def test_the_wait_for_a_task_is_resumed_as_any_call_and_each_wait_has_its_own_stream(
+    tasked: RunningGateway, http: httpx.Client
+) -> None:
+    client = Tasks(tasked.at("legacy"), http, headers=bearer(KEYS["alice"]))
+    cut: dict[str, str] = {}
+    for job in ("one", "two"):
+        task = client.begin("work", job=job, seconds=2.0)["taskId"]
+        cut[job], after_s = cut_call(client.client, 0.0, task=task)
+        assert 0.9 < after_s < 1.9, "after a second, and not with the result"
+    for job, event_id in cut.items():
+        assert fetched(client.client, event_id)["result"]["content"][0]["text"] == f"done {job}"
+        with client.client.get(last_event_id=event_id) as resumed:
+            told = [json.loads(data) for _, data in events("".join(resumed.iter_text())) if data]
+        assert [message["id"] for message in told if "id" in message] == [5], "though both have the same id"

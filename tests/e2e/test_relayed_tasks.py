@@ -11,8 +11,8 @@ import psutil
 import pytest
 
 from tests.requirements import requirement
-from tests.support.credentials import sha256
-from tests.support.gateway_process import TASKS, running_gateway, server
+from tests.support.credentials import KEYS, bearer
+from tests.support.gateway_process import TASKS, RunningGateway, running_gateway, server
 from tests.support.in_process_gateway import InProcessGateway, in_process_gateway
 from tests.support.mcp_clients import DECLARES_TASKS, messages, tool_text, without_id
 from tests.support.redis_server import RunningRedis
@@ -132,24 +132,18 @@ def unknown(tasks: TaskClient, task: str) -> Any:
 
 
 @requirement("task.relay", "id.forged", "id.bound")
-def test_whoever_may_not_have_a_task_learns_nothing_of_it(http: httpx.Client) -> None:
-    keys = {"alice": sha256("a" * 20), "bob": sha256("b" * 20)}
-    servers = {"free": server((*TASKS, "modern")), "other": server((*TASKS, "modern"))}
-    options = {"api_keys": keys}
-    with in_process_gateway(servers, options=options) as gateway:
-        alice, bob = (
-            TaskClient(gateway.url, http, "free__", headers={"Authorization": f"Bearer {key * 20}"}) for key in "ab"
-        )
-        made = alice.call("work", for_s=60)
-        task = made["taskId"]
-        assert alice.get(task)["status"] == "working"
-        forged = unknown(alice, task[:-1] + ("A" if task[-1] != "A" else "B"))
-        assert json.loads(forged[1])["code"] == -32602
-        assert unknown(bob, task) == forged, "another principal"
-        assert unknown(alice, "task/1:1") == forged, "the server's own id, or anything else"
-        elsewhere = TaskClient(f"{gateway.base}/servers/free/mcp", http, headers=alice.client.headers)
-        assert unknown(elsewhere, task) == forged, "another endpoint"
-        assert alice.get(task)["status"] == "working", "and the task goes on"
+def test_whoever_may_not_have_a_task_learns_nothing_of_it(tasked: RunningGateway, http: httpx.Client) -> None:
+    alice, bob = (TaskClient(tasked.url, http, "extension__", headers=bearer(KEYS[who])) for who in ("alice", "bob"))
+    made = alice.call("work", for_s=60)
+    task = made["taskId"]
+    assert alice.get(task)["status"] == "working"
+    forged = unknown(alice, task[:-1] + ("A" if task[-1] != "A" else "B"))
+    assert json.loads(forged[1])["code"] == -32602
+    assert unknown(bob, task) == forged, "another principal"
+    assert unknown(alice, "task/1:1") == forged, "the server's own id, or anything else"
+    elsewhere = TaskClient(tasked.at("extension"), http, headers=alice.client.headers)
+    assert unknown(elsewhere, task) == forged, "another endpoint"
+    assert alice.get(task)["status"] == "working", "and the task goes on"
 
 
 @requirement("task.relay")

@@ -3,17 +3,16 @@
 And what counts, and who may ask, for tasks however they are made.
 """
 
-from collections.abc import Iterator
 from typing import Any
 
 import httpx
 import pytest
 
 from tests.requirements import requirement
-from tests.support.credentials import bearer, sha256
-from tests.support.gateway_process import DEMO, WORK, server
-from tests.support.in_process_gateway import InProcessGateway, in_process_gateway
-from tests.support.issuer import running_issuer
+from tests.support.credentials import KEYS, bearer, sha256
+from tests.support.gateway_process import WORK, RunningGateway, server
+from tests.support.in_process_gateway import in_process_gateway
+from tests.support.issuer import Issuer
 from tests.support.legacy_task_client import Tasks
 from tests.support.mcp_clients import Legacy, Modern, messages
 from tests.support.task_client import TaskClient
@@ -22,23 +21,11 @@ TOOLS = {"start_task", "task_status", "task_result"}
 ERAS = ("legacy", "modern")
 
 
-@pytest.fixture(scope="module")
-def gateway() -> Iterator[InProcessGateway]:
-    options = {
-        "tasks": {"tools": True, "max_per_session": 8},
-        "policy": {"check_arguments": True},
-        "api_keys": {"alice": sha256("alice"), "bob": sha256("bob")},
-    }
-    servers = {era: server((*WORK, era)) for era in ERAS} | {"demo": server(DEMO)}
-    with in_process_gateway(servers, options=options) as running:
-        yield running
-
-
 class Model:
     """A model behind a modern client that knows nothing of tasks."""
 
-    def __init__(self, gateway: InProcessGateway, http: httpx.Client, name: str = "alice") -> None:
-        self.client = Modern(gateway.url, http, headers=bearer(name))
+    def __init__(self, gateway: RunningGateway, http: httpx.Client, name: str = "alice") -> None:
+        self.client = Modern(gateway.url, http, headers=bearer(KEYS[name]))
 
     def tool(self, name: str, **arguments: Any) -> Any:
         return messages(self.client.tool(name, arguments))[-1]["result"]
@@ -50,13 +37,13 @@ class Model:
 
 
 @pytest.fixture
-def model(gateway: InProcessGateway, http: httpx.Client) -> Model:
-    return Model(gateway, http)
+def model(tasked: RunningGateway, http: httpx.Client) -> Model:
+    return Model(tasked, http)
 
 
 @requirement("task.tools")
 def test_the_tools_stand_behind_those_of_the_servers_in_both_eras(model: Model) -> None:
-    legacy = Legacy(model.client.url, model.client.http, headers=bearer("alice")).open()
+    legacy = Legacy(model.client.url, model.client.http, headers=bearer(KEYS["alice"])).open()
     for answer in (model.client.send("tools/list"), legacy.call("tools/list")):
         listed = [tool["name"] for tool in messages(answer)[-1]["result"]["tools"]]
         assert set(listed[-3:]) == TOOLS and "legacy__slow_build" in listed and len(listed) == len(set(listed))
@@ -100,10 +87,10 @@ def test_what_cannot_be_started_is_told_at_once(model: Model) -> None:
 
 
 @requirement("task.tools", "task.relay")
-def test_a_task_is_its_principals(model: Model, gateway: InProcessGateway, http: httpx.Client) -> None:
+def test_a_task_is_its_principals(model: Model, tasked: RunningGateway, http: httpx.Client) -> None:
     task = model.start("legacy__slow_build", job="private", seconds=0.0)
     assert model.tool("task_result", task=task)["content"][0]["text"] == "done private"
-    bob = Model(gateway, http, "bob")
+    bob = Model(tasked, http, "bob")
     for name in ("task_status", "task_result"):
         for text in (task, task[:-1] + ("A" if task[-1] != "A" else "B"), "x"):
             foreign = bob.tool(name, task=text)
@@ -119,8 +106,8 @@ def test_a_question_that_nobody_can_be_asked_is_refused(model: Model, era: str) 
 
 
 @requirement("task.tools", "task.make")
-def test_there_are_not_more_tasks_than_a_session_may_have(gateway: InProcessGateway, http: httpx.Client) -> None:
-    model = Model(gateway, http, "bob")
+def test_there_are_not_more_tasks_than_a_session_may_have(tasked: RunningGateway, http: httpx.Client) -> None:
+    model = Model(tasked, http, "bob")
     for number in range(8):
         model.start("legacy__slow_build", job=str(number), seconds=0.0)
     assert "Too many tasks" in model.tool("start_task", tool="legacy__slow_build")["content"][0]["text"]
@@ -161,31 +148,30 @@ def test_each_request_counts_once_and_before_a_task_is_made(http: httpx.Client) 
 
 
 @requirement("task.rights")
-def test_a_weaker_credential_of_the_same_principal_reaches_no_task_of_a_stronger_one(http: httpx.Client) -> None:
-    with running_issuer() as issuer:
-        claims = {"trust": "trust", "workspace": "team", "permissions": "may"}
-        options = {
-            "auth": issuer.settings(claims=claims),
-            "session": {"trust": "sandboxed"},
-            "tasks": {"after_s": 0.2, "poll_ms": 150, "tools": True},
-        }
-        servers = {
-            "guarded": server((*WORK, "legacy"), permissions=["notes.write"], direct_only=True),
-            "open": server((*WORK, "modern")),
-        }
-        with in_process_gateway(servers, options=options) as gateway:
-            token = issuer.token("ada", trust="direct", team="red", may=["notes.write"])
-            strong, weak = (
-                TaskClient(gateway.url, http, headers=bearer(each)) for each in (token, issuer.token("ada"))
-            )
-            task = strong.begin("guarded__work", job=1, seconds=1.5)
-            for method in ("tasks/get", "tasks/update", "tasks/cancel"):
-                refused = messages(weak.send(method, task, inputResponses={}))[-1]["error"]
-                assert refused["code"] == -32602 and "Unknown task" in refused["message"], method
-            assert strong.until(task, "completed")["result"]["content"][0]["text"] == "done 1"
-            over = messages(weak.send("tasks/get", task))[-1]["error"]
-            assert over["code"] == -32602, "nor the result, once the task is over"
-            told = messages(weak.client.tool("task_result", {"task": task, "wait_s": 0}))[-1]["result"]
-            assert told["isError"] and "Unknown task" in told["content"][0]["text"]
-            mine = weak.begin("open__work", job=2, seconds=0.6)
-            assert weak.until(mine, "completed") and strong.get(mine)["status"] == "completed"
+def test_a_weaker_credential_of_the_same_principal_reaches_no_task_of_a_stronger_one(
+    issuer: Issuer, http: httpx.Client
+) -> None:
+    claims = {"trust": "trust", "workspace": "team", "permissions": "may"}
+    options = {
+        "auth": issuer.settings(claims=claims),
+        "session": {"trust": "sandboxed"},
+        "tasks": {"after_s": 0.2, "poll_ms": 150, "tools": True},
+    }
+    servers = {
+        "guarded": server((*WORK, "legacy"), permissions=["notes.write"], direct_only=True),
+        "open": server((*WORK, "modern")),
+    }
+    with in_process_gateway(servers, options=options) as gateway:
+        token = issuer.token("ada", trust="direct", team="red", may=["notes.write"])
+        strong, weak = (TaskClient(gateway.url, http, headers=bearer(each)) for each in (token, issuer.token("ada")))
+        task = strong.begin("guarded__work", job=1, seconds=1.5)
+        for method in ("tasks/get", "tasks/update", "tasks/cancel"):
+            refused = messages(weak.send(method, task, inputResponses={}))[-1]["error"]
+            assert refused["code"] == -32602 and "Unknown task" in refused["message"], method
+        assert strong.until(task, "completed")["result"]["content"][0]["text"] == "done 1"
+        over = messages(weak.send("tasks/get", task))[-1]["error"]
+        assert over["code"] == -32602, "nor the result, once the task is over"
+        told = messages(weak.client.tool("task_result", {"task": task, "wait_s": 0}))[-1]["result"]
+        assert told["isError"] and "Unknown task" in told["content"][0]["text"]
+        mine = weak.begin("open__work", job=2, seconds=0.6)
+        assert weak.until(mine, "completed") and strong.get(mine)["status"] == "completed"

@@ -5,15 +5,16 @@ needs a gateway of its own (to stop it, to measure it, to change its files, for 
 """
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Final
 
 import pytest
 
 from tests.support.credentials import KEYS, sha256
-from tests.support.gateway_process import DEMO, PROBE, SCRIPTED, RunningGateway, running_gateway, server
+from tests.support.gateway_process import DEMO, PROBE, SCRIPTED, TASKS, WORK, RunningGateway, running_gateway, server
 from tests.support.issuer import Issuer, running_issuer
 
-__all__ = ["CLAIMS", "demo", "issued", "issuer", "keyed", "probe", "proxied", "scripted"]
+__all__ = ["CLAIMS", "demo", "issued", "issuer", "keyed", "ledger", "probe", "proxied", "scripted", "tasked"]
 
 CLAIMS: Final = {"trust": "mcp.trust", "workspace": "team", "permissions": "may"}
 """Where a token of the issuer has the facts of a session."""
@@ -106,4 +107,26 @@ def scripted() -> Iterator[RunningGateway]:
     """A server of each era, `legacy` and `modern`, that says what a test tells it to. Nothing becomes a task."""
     servers = {era: server((*SCRIPTED, era), methods={"vendor/*": {}}) for era in ("legacy", "modern")}
     with running_gateway(servers, options={"tasks": {"enabled": False}}) as gateway:
+        yield gateway
+
+
+@pytest.fixture(scope="session")
+def ledger(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What `tasked` has its servers write down."""
+    path = tmp_path_factory.mktemp("ledger") / "ledger"
+    path.touch()  # a test may read it before a server writes
+    return path
+
+
+@pytest.fixture(scope="session")
+def tasked(ledger: Path) -> Iterator[RunningGateway]:
+    """Servers for alice and bob: one of each era without tasks, one with the extension, `own` with those of 2025-11-25,
+    and the demo server. Models have the tools of tasks, and a session eight tasks at most."""
+    seen = {"read": [str(ledger.parents[1])]}  # a /tmp of their own would hide the files that tests make
+    servers = {era: server((*WORK, era), env={"LEDGER": str(ledger)}, sandbox=seen) for era in ("legacy", "modern")}
+    servers |= {"extension": server((*TASKS, "modern")), "own": server((*TASKS, "legacy")), "demo": server(DEMO)}
+    offered = ["legacy/*", "own/*"]
+    tasks = {"max_per_session": 8, "ttl_s": 600, "offered": offered, "result_bytes": 4_096, "tools": True}
+    options = {"tasks": tasks, "api_keys": {name: sha256(KEYS[name]) for name in ("alice", "bob")}}
+    with running_gateway(servers, options=options | {"policy": {"check_arguments": True}}) as gateway:
         yield gateway
