@@ -17,6 +17,7 @@ SPEC = "io.modelcontextprotocol/"
 
 @pytest.fixture(scope="module")
 def gateway() -> Iterator[RunningGateway]:
+    """One process of each server for the many sessions."""
     servers = {"one": server(DEMO, shared=True), "two": server(DEMO, shared=True)}
     with running_gateway(servers) as running:
         yield running

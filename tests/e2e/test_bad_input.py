@@ -185,6 +185,7 @@ class Tormented:
 
 @pytest.fixture(scope="module")
 def tormented() -> Iterator[Tormented]:
+    """At a gateway that serves nobody else: all that it logs is looked at."""
     with in_process_gateway() as gateway, httpx.Client(timeout=20) as http:
         yield Tormented(gateway.url, http)
         assert "Traceback" not in gateway.stderr(), gateway.stderr()

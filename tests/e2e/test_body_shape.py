@@ -48,6 +48,7 @@ def call(arguments: str = "{}", meta: str = "{}") -> bytes:
 
 @pytest.fixture(scope="module")
 def gateway(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningGateway]:
+    """Its processor time is measured."""
     script: Path = tmp_path_factory.mktemp("shapes") / "shapes.py"
     script.write_text(_SHAPES)
     servers = {"demo": server(DEMO), "shapes": server((sys.executable, str(script)))}

@@ -22,6 +22,7 @@ def listed(client: Legacy) -> list[Any]:
 
 @requirement("pol.tools", "life.default-only", "life.end", "id.bound")
 def test_a_client_sees_and_ends_its_own_sessions_only(http: httpx.Client) -> None:
+    """At a gateway where its principal has no others."""
     options = {"api_keys": {name: sha256(key) for name, key in KEYS.items()}, "tools": True}
     with in_process_gateway({"probe": server(PROBE)}, options=options) as gateway:
 

@@ -252,6 +252,7 @@ def test_by_cookie_or_principal_initialize_resumes_only_where_switched_on(http: 
 
 @requirement("ops.redact")
 def test_no_token_credential_or_whole_id_in_logs_errors_or_health(http: httpx.Client) -> None:
+    """Also not where everything is logged."""
     options = {"api_keys": {"alice": sha256(KEYS["alice"])}, "log_level": "debug"}
     with in_process_gateway({"main": server(PROBE)}, options=options) as gateway:
         client = Modern(gateway.url, http, headers=bearer(KEYS["alice"]))

@@ -43,6 +43,7 @@ def started(gateway: RunningGateway, before: set[int], **wanted: str) -> bool:
 @requirement("proc.warm", "proc.isolated", "ctx.env")
 @pytest.mark.parametrize("era", ["legacy", "modern"])
 def test_a_slow_server_opens_at_once(era: str, http: httpx.Client) -> None:
+    """All processes of the gateway are looked at."""
     with running_gateway({"late": server(LATE, warm=1)}) as gateway:
         seen = []
         for number in range(3):

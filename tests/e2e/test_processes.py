@@ -173,6 +173,7 @@ def test_a_session_ended_while_its_server_starts_leaves_nothing(http: httpx.Clie
 
 @requirement("proc.isolated", "spec.complete")
 def test_sessions_of_a_shared_process_take_nothing_from_each_other(http: httpx.Client) -> None:
+    """A process of their own, from its first request on."""
     with in_process_gateway({"p": server(PROBE, shared=True)}) as gateway:
         one, two = (Legacy(gateway.url, http, version=v) for v in ("2025-06-18", "2025-11-25"))
         assert one.initialize().json()["result"]["protocolVersion"] == "2025-06-18"

@@ -24,6 +24,7 @@ ACCEPT: Any = {"action": "accept", "content": {}}
 
 @pytest.fixture(scope="module")
 def gateway() -> Iterator[InProcessGateway]:
+    """One server, so that its tools have the same names at both endpoints."""
     with in_process_gateway(SERVERS) as running:
         yield running
 

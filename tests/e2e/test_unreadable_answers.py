@@ -61,6 +61,7 @@ def test_an_error_about_nothing_in_particular_is_that_of_the_only_call(
 
 @requirement("rep.honest", "proc.noise")
 def test_only_calls_that_may_be_meant_fail(http: httpx.Client) -> None:
+    """The log of all levels says when a line was read."""
     with in_process_gateway({"probe": server(PROBE)}, options={"log_level": "debug"}) as probe:
         client = Legacy(probe.url, http).open()
         hanging = Call(client, "hang", {"say": True})
