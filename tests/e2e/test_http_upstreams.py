@@ -12,7 +12,7 @@ import jwt
 import pytest
 
 from tests.requirements import requirement
-from tests.support.gateway_process import PROBE, running_gateway, server
+from tests.support.gateway_process import PROBE, RunningGateway, running_gateway, server
 from tests.support.http_probe_server import HttpProbe, running_http_probe
 from tests.support.in_process_gateway import InProcessGateway, in_process_gateway
 from tests.support.mcp_clients import Legacy, Modern, messages, tool_text
@@ -31,6 +31,7 @@ def remote() -> Iterator[HttpProbe]:
 
 @pytest.fixture
 def gateway(remote: HttpProbe) -> Iterator[InProcessGateway]:
+    """New for each test, which counts what the server has seen, or makes it forget."""
     with in_process_gateway({"remote": {"url": remote.url, "headers": {"X-Team": "blue"}}}) as running:
         yield running
 
@@ -131,36 +132,35 @@ def test_a_stream_that_the_server_refused_once_is_opened_again(remote: HttpProbe
 
 
 @requirement("spec.bridge")
-def test_a_server_that_is_not_there_takes_nothing_from_the_others(http: httpx.Client) -> None:
-    servers = {"gone": {"url": "http://127.0.0.1:9/mcp"}, "local": server(PROBE)}
-    with in_process_gateway(servers) as gateway:
-        for client in (Legacy(gateway.url, http).open(), Modern(gateway.url, http)):
-            assert tool_text(client.tool("local__pid"))
-            error = messages(client.tool("gone__anything"))[-1]["error"]
-            assert error["code"] == -32013 and "cannot be reached" in error["message"]
+def test_a_server_that_is_not_there_takes_nothing_from_the_others(probe: RunningGateway, http: httpx.Client) -> None:
+    for client in (Legacy(probe.url, http).open(), Modern(probe.url, http)):
+        assert tool_text(client.tool("probe__pid"))
+        error = messages(client.tool("gone__anything"))[-1]["error"]
+        assert error["code"] == -32013 and "cannot be reached" in error["message"]
 
 
 @requirement("spec.complete", "rep.honest")
-def test_of_two_servers_one_that_is_killed_mid_call_is_back_with_the_next(http: httpx.Client) -> None:
-    with in_process_gateway({"one": server(PROBE), "two": server(PROBE)}) as gateway:
-        client = Legacy(gateway.url, http).open()
-        assert tool_text(client.tool("two__pid"))
-        answers: list[httpx.Response] = []
+def test_of_two_servers_one_that_is_killed_mid_call_is_back_with_the_next(
+    probe: RunningGateway, http: httpx.Client
+) -> None:
+    client = Legacy(probe.url, http).open()
+    assert tool_text(client.tool("mapped__pid"))
+    answers: list[httpx.Response] = []
 
-        def calling() -> None:
-            with httpx.Client(timeout=20) as own:
-                other = Legacy(gateway.url, own)
-                other.session = client.session
-                answers.append(other.tool("one__sleep", {"seconds": 1.0}))
+    def calling() -> None:
+        with httpx.Client(timeout=20) as own:
+            other = Legacy(probe.url, own)
+            other.session = client.session
+            answers.append(other.tool("probe__sleep", {"seconds": 1.0}))
 
-        thread = threading.Thread(target=calling)
-        thread.start()
-        time.sleep(0.3)  # so that the two overlap; nothing depends on it
-        assert messages(client.tool("two__crash"))[-1]["error"]["code"] == -32014
-        back = client.tool("two__pid")
-        assert tool_text(back) and restarted(back) == {"reason": "crash"}
-        thread.join(20)
-        assert tool_text(answers[0]) == "slept" and restarted(answers[0]) is None
+    thread = threading.Thread(target=calling)
+    thread.start()
+    time.sleep(0.3)  # so that the two overlap; nothing depends on it
+    assert messages(client.tool("mapped__crash"))[-1]["error"]["code"] == -32014
+    back = client.tool("mapped__pid")
+    assert tool_text(back) and restarted(back) == {"reason": "crash"}
+    thread.join(20)
+    assert tool_text(answers[0]) == "slept" and restarted(answers[0]) is None
 
 
 @requirement("ctx.state", "ctx.unforgeable", "id.purpose")

@@ -7,7 +7,7 @@ import httpx
 
 from tests.operating.trace_picture import depth_of, picture, traced_call
 from tests.requirements import requirement
-from tests.support.gateway_process import PROBE, running_gateway, server
+from tests.support.gateway_process import PROBE, RunningGateway, running_gateway, server
 from tests.support.mcp_clients import Legacy, Modern, tool_text
 from tests.support.redis_server import RunningRedis
 from tests.support.span_collector import collecting
@@ -41,14 +41,16 @@ def test_one_call_is_one_trace_across_client_two_replicas_and_server(redis_serve
 
 
 @requirement("ops.health", "ctx.correlation")
-def test_a_trace_goes_on_to_the_server_and_spans_say_how_a_call_failed(http: httpx.Client) -> None:
+def test_a_trace_goes_on_to_the_server_and_spans_say_how_a_call_failed(
+    probe: RunningGateway, http: httpx.Client
+) -> None:
     def meta(url: str, **how: Any) -> Any:
         return json.loads(tool_text(Modern(url, http).tool("meta", **how)))
 
-    with running_gateway({"probe": server(PROBE)}) as gateway:
-        assert CONTEXT.items() <= meta(gateway.url, meta=CONTEXT).items(), "from _meta, as it came"
-        assert CONTEXT.items() <= meta(gateway.url, headers=CONTEXT).items(), "from headers"
-        assert "traceparent" not in meta(gateway.url, headers={"traceparent": "00-no-good"})
+    url = probe.at("probe")
+    assert CONTEXT.items() <= meta(url, meta=CONTEXT).items(), "from _meta, as it came"
+    assert CONTEXT.items() <= meta(url, headers=CONTEXT).items(), "from headers"
+    assert "traceparent" not in meta(url, headers={"traceparent": "00-no-good"})
     with collecting() as collector:
         env = {"OTEL_EXPORTER_OTLP_ENDPOINT": collector.url, "OTEL_BSP_SCHEDULE_DELAY": "50"}
         with running_gateway({"probe": server(PROBE)}, options={"tracing": True}, env=env) as gateway:

@@ -30,7 +30,7 @@ def demo() -> Iterator[RunningGateway]:
 @pytest.fixture(scope="session")
 def probe() -> Iterator[RunningGateway]:
     """The probe server, with a name map, a variable of the operator's and trace facts in results; servers that do not
-    start; the log as JSON, and event streams of 2024-11-05."""
+    start or are not there; the log as JSON, event streams of 2024-11-05, and calls of `fail` as tasks."""
     servers = {
         "probe": server(PROBE),
         "mapped": server(
@@ -49,12 +49,13 @@ def probe() -> Iterator[RunningGateway]:
         "refusing": server((*PROBE, "refuse")),
         "stubborn": server((*PROBE, "ignore-term")),
         "missing": server(("/does/not/exist",)),
+        "gone": {"url": "http://127.0.0.1:9/mcp"},
         "lazy": server(PROBE, idle_stop_s=0.3),
         "shared": server(PROBE, shared=True),
     }
     limits = {"line_bytes": 200_000, "shutdown_grace_s": 0.3}
-    log = {"log_format": "json", "log_calls_per_s": 1_000}
-    with running_gateway(servers, options={"result_meta": True, "limits": limits, "sse": True, **log}) as gateway:
+    options = {"result_meta": True, "limits": limits, "sse": True, "tasks": {"at_once": ["*/fail"]}}
+    with running_gateway(servers, options={**options, "log_format": "json", "log_calls_per_s": 1_000}) as gateway:
         yield gateway
 
 
