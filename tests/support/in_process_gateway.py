@@ -9,7 +9,7 @@ import json
 import logging
 import tempfile
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from time import time
 from typing import Any, Final
@@ -52,7 +52,6 @@ class InProcessGateway:
 def in_process_gateway(
     servers: Mapping[str, Any] | None = None,
     *,
-    command: Sequence[str] = DEMO,
     options: Mapping[str, Any] | None = None,
     objects: Mapping[str, Any] | None = None,
     ring: KeyRing | None = None,
@@ -61,15 +60,14 @@ def in_process_gateway(
     """A gateway that is stopped when the block ends.
 
     Args:
-        servers: the configuration's `mcpServers`; None for one server `main`.
-        command: the command of that one server.
+        servers: the configuration's `mcpServers`; None for the demo server, unless there are `objects`.
         options: the configuration's `gateway`.
         objects: server objects of the `mcp` SDK, or upstreams, by name, beside `servers`.
         ring: the keys that sign, for a store that several gateways share or that outlives them.
         clock: tells the time of sessions.
     """
     if servers is None:
-        servers = {} if objects else {"main": server(command)}
+        servers = {} if objects else {"main": server(DEMO)}
     with contextlib.ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         folder.joinpath("mcp.json").write_text(
