@@ -21,6 +21,7 @@ from tests.support.in_process_gateway import InProcessGateway, in_process_gatewa
 from tests.support.issuer import Issuer
 from tests.support.mcp_clients import Legacy, Modern, modern_body, modern_headers, tool_text
 from tests.support.recording_server import messages_of
+from tests.support.waiting import eventually
 from tests.tools.obtain import node
 
 SKEW_S = 30
@@ -196,9 +197,14 @@ def test_each_call_from_memory_has_a_log_line_with_a_correlation_id_of_its_own(g
         for tool in ("echo", "echo", "fail", "pid"):
             assert raw.call(tool).status == 200
         assert counted("direct") == 4
-    lines = [json.loads(line) for line in gateway.stderr()[mark:].splitlines() if line.startswith("{")]
-    calls = [line for line in lines if line.get("event") == "tools/call"][-4:]
-    assert len(calls) == 4 and len({line["correlation"] for line in calls}) == 4, lines
+
+    def calls() -> list[Any]:
+        lines = [json.loads(line) for line in gateway.stderr()[mark:].splitlines() if line.startswith("{")]
+        return [line for line in lines if line.get("event") == "tools/call"][-4:]
+
+    # A line may come after its answer.
+    assert eventually(lambda: [line["tool"] for line in calls()] == ["echo", "echo", "fail", "pid"]), calls()
+    assert len({line["correlation"] for line in calls()}) == 4, calls()
 
 
 @requirement("hot.memory", "wall.before-auth")
