@@ -16,15 +16,15 @@ class MemoryRates:
         self._clock = clock
         self._due: OrderedDict[str, float] = OrderedDict()
 
-    async def take(self, key: str, per_s: float, burst: int, times: int = 1) -> float:
+    async def take(self, key: str, per_s: float, burst: int, times: int = 1, within_s: float = 0.0) -> float:
         now, every = self._clock(), 1.0 / per_s
         due = max(self._due.get(key, now), now)
-        wait = due - now - every * (burst - times)
-        if wait > 1e-9:
+        wait = round(due - now - every * (burst - times), 6)
+        if wait > within_s:
             return wait
         self._due[key] = due + every * times
         self._due.move_to_end(key)
         # What is due no more is as if it had never been.
         while self._due and (len(self._due) > _HELD or next(iter(self._due.values())) <= now):
             self._due.popitem(last=False)
-        return 0.0
+        return max(0.0, wait)

@@ -9,11 +9,12 @@ __all__ = ["Marks", "Quotas", "Rates"]
 class Rates(Protocol):
     """Rate limits that all processes of a store share."""
 
-    async def take(self, key: str, per_s: float, burst: int, times: int = 1) -> float:
-        """Count `times` events under `key` and return 0. If that exceeds the rate, count nothing and return the seconds
-        to wait.
+    async def take(self, key: str, per_s: float, burst: int, times: int = 1, within_s: float = 0.0) -> float:
+        """Count `times` events under `key`, and return in how many seconds the last of them may happen: 0 if all may at
+        once. If that is later than `within_s`, count nothing.
 
-        The rate is `per_s` events a second in the long run, and up to `burst` at once.
+        The rate is `per_s` events a second in the long run, and up to `burst` at once. What is counted for later has
+        its turn: whoever asks next comes behind it.
         """
         ...
 

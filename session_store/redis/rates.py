@@ -18,7 +18,7 @@ class RedisRates:
         self._commands = commands
         self._sessions = sessions
 
-    async def take(self, key: str, per_s: float, burst: int, times: int = 1) -> float:
+    async def take(self, key: str, per_s: float, burst: int, times: int = 1, within_s: float = 0.0) -> float:
         every = repr(1.0 / per_s)
-        reply = await self._commands.call(_RATE, [keys.rate(key)], self._sessions.now(), every, burst, times)
+        reply = await self._commands.call(_RATE, [keys.rate(key)], self._sessions.now(), every, burst, times, within_s)
         return float(reply)

@@ -191,6 +191,17 @@ class BackendContract(SessionStoreContract, TaskStoreContract, HistoryContract):
         assert await backend.rates.take("one", 2.0, 3) == 0.0 < await backend.rates.take("one", 2.0, 3)
         assert [await backend.rates.take("two", 2.0, 3, 2) for _ in range(2)] == [0.0, pytest.approx(0.5, abs=0.02)]
 
+    async def test_what_a_rate_lets_through_later_has_its_turn(self, backend: Backend, clock: FakeClock) -> None:
+        async def take(times: int, within_s: float) -> float:
+            return await backend.rates.take("turns", 2.0, 3, times, within_s)
+
+        assert await take(3, 1.0) == 0.0
+        assert [await take(1, 1.0) for _ in range(2)] == [pytest.approx(0.5, abs=0.02), pytest.approx(1.0, abs=0.02)]
+        assert [await take(1, 1.0) for _ in range(2)] == [pytest.approx(1.5, abs=0.04)] * 2, "nothing is counted"
+        clock.pass_time(1.1)
+        assert 0.0 < await take(1, 0.0) < 0.5 and await take(1, 1.0) == pytest.approx(0.4, abs=0.05)
+        assert await backend.rates.take("others", 2.0, 3, 3, 1.0) == 0.0, "nobody else waits"
+
     async def test_no_more_are_held_than_there_may_be(self, backend: Backend) -> None:
         async def hold(name: str) -> list[str]:
             return await backend.quotas.hold("some", name, 3, for_s=60)

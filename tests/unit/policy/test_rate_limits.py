@@ -27,10 +27,10 @@ async def test_a_replica_asks_the_store_for_few_calls_and_lets_no_more_through()
     clock, asked = FakeClock(), 0
 
     class Counted(MemoryRates):
-        async def take(self, key: str, per_s: float, burst: int, times: int = 1) -> float:
+        async def take(self, key: str, per_s: float, burst: int, times: int = 1, within_s: float = 0.0) -> float:
             nonlocal asked
             asked += 1
-            return await super().take(key, per_s, burst, times)
+            return await super().take(key, per_s, burst, times, within_s)
 
     rates, session = rates_of(Counted(clock), PER_SESSION), a_session(clock)
     for _ in range(100):
