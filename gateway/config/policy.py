@@ -114,16 +114,18 @@ class PolicySettings(Frozen):
     """What the processes of all servers may touch, as in a server's own `sandbox`, which wins: `off`, `standard`,
     `strict`, or a table. A list is the launcher of the processes of sandboxed sessions."""
     session_rate: Rate = RateSettings(per_s=500, burst=5_000)
-    """Rate limit of one session; 0 switches it off. An agent makes a few calls per second, a script without pauses
-    some hundreds. Most clients do not repeat a refused call, so the default is generous."""
+    """Rate limit of one session; 0 switches it off. Calls beyond it wait for their turn, and are refused only if dozens
+    wait ([rates](policy.md#rates-and-quotas)). An agent makes a few calls per second, a script without pauses some
+    hundreds."""
     principal_rate: Rate = RateSettings(per_s=1_000, burst=10_000)
-    """Rate limit of all messages of one principal in all its sessions; 0 switches it off. The default is enough for a
-    hundred busy agents of one principal. Anonymous clients are counted by address (IPv6: the /64 network). Behind
-    `auth.proxies`, that is the last address in `X-Forwarded-For` that is not a trusted proxy."""
+    """Rate limit of all messages of one principal in all its sessions, as `session_rate`; 0 switches it off. The
+    default is enough for a hundred busy agents of one principal. Anonymous clients are counted by address (IPv6: the
+    /64 network). Behind `auth.proxies`, that is the last address in `X-Forwarded-For` that is not a trusted proxy."""
     opening_rate: Rate = RateSettings(per_s=10, burst=200)
-    """Rate limit for opening sessions, for one principal or one address of anonymous clients; 0 switches it off.
-    Clients that open a session for every call open a few per second. With the default, and because unconfirmed
-    sessions live for a minute, one address has at most 800 of them, less than the memory store holds."""
+    """Rate limit for opening sessions, for one principal or one address of anonymous clients; 0 switches it off. Those
+    beyond it wait as calls do. Clients that open a session for every call open a few per second. With the default, and
+    because unconfirmed sessions live for a minute, one address has at most 800 of them, less than the memory store
+    holds."""
     principal_sessions: Quota = 5_000
     """Maximum number of sessions of one principal, or of one address of anonymous clients, on all replicas together.
     0: no limit. A client that opens a session every second and ends none has 3,600 after an hour."""

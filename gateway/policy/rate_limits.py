@@ -1,10 +1,13 @@
 """Limits the rate of a session's calls, a principal's messages and new sessions, on all replicas together.
 
-A message beyond the rate is refused with 429. It counts once, and once more for each further 64 KiB of its body that
-are begun, because a large body costs as much as many small ones. Anonymous clients are counted by the network that they
-come from, so that they do not use up one common rate.
+A message beyond the rate waits for its turn, first come, first served. It is refused with 429 if too many wait already,
+or if its turn would come too late. It counts once, and once more for each further 64 KiB of its body that are begun,
+because a large body costs as much as many small ones. Anonymous clients are counted by the network that they come from,
+so that they do not use up one common rate.
 """
 
+import asyncio
+import contextlib
 import math
 from collections import OrderedDict
 from time import monotonic
@@ -12,7 +15,8 @@ from typing import Final
 
 from gateway.config.policy import PolicySettings, RateSettings
 from gateway.errors import too_often
-from session_store import Principal, Rates, Session, StoreUnavailable
+from session_store import ANONYMOUS, Principal, Rates, Session, StoreUnavailable
+from transports.inbound_port import Refused
 from transports.soon import Soon, arrived
 from transports.tasks import Tasks
 
@@ -25,89 +29,143 @@ also spend as many before it asks, and takes them later. So few calls wait for t
 _TOKENS_EXPIRE_S: Final = 1.0
 """Tokens that are not spent by then expire: they must not allow a burst later."""
 
+_LONGEST_WAIT_S: Final = 1.0
+"""A client that sends its next call once the last is answered never waits so long at a rate of one a second or more. A
+call that waits longer looks like a server that hangs, and its client is told when to come back."""
+
+_WAIT_OF_ONE: Final = 32
+"""How many messages of a session, or openings of a principal, wait at the same time. Agents have a few calls in flight;
+what has dozens beyond its rate does not slow down by itself, and each that waits holds a connection and a body."""
+
+_WAIT_OF_MANY: Final = 256
+"""How many messages of a principal or an address wait at the same time: one of each of many agents."""
+
 _WEIGHED_BYTES: Final = 64 << 10
 
 _MAX_ACCOUNTS: Final = 10_000
 
+_NEVER: Final = -math.inf
+
 
 class _Account:
-    """The tokens of one key on this replica. `left`: taken from the store and not spent; negative: spent in advance."""
+    """The tokens of one key on this replica. `left`: taken from the store and not spent; negative: spent in advance.
 
-    __slots__ = ("credit", "key", "left", "low", "until")
+    Beyond the rate, the store gives tokens for later: one every `every` seconds, the last of them at `last_at`. Who is
+    in `queue` has none yet, and `waiting` is how many have one that is not due. All times are of the monotonic clock.
+    """
 
-    def __init__(self, key: str, rate: RateSettings) -> None:
+    __slots__ = ("ahead", "credit", "every", "key", "kind", "last_at", "left", "low", "queue", "until", "waiting")
+
+    def __init__(self, key: str, kind: "_Accounts") -> None:
+        rate = kind.rate
         self.key = key
+        self.kind = kind
         self.left = 0
         self.until = 0.0
-        ahead = _ahead(rate)
-        self.credit = ahead if ahead > 1 else 0
+        self.every = 1 / rate.per_s
+        self.last_at = _NEVER
+        self.ahead = max(1, min(rate.burst // 4, int(rate.per_s * _AHEAD_S)))
+        self.credit = self.ahead if self.ahead > 1 else 0
         self.low = -(self.credit // 2)
+        self.queue: list[asyncio.Future[float]] = []
+        self.waiting = 0
 
-    def add(self, taken: int, until: float) -> None:
-        """Add tokens from the store. All expire at `until`, by the monotonic clock."""
+    def add(self, taken: int, wait: float, now: float) -> None:
+        """Add tokens from the store, the last of which may be spent in `wait` seconds. All expire later."""
         self.left += taken
-        self.until = until
+        self.last_at = now + wait if wait > 0 else _NEVER
+        self.until = now + wait + _TOKENS_EXPIRE_S
 
     def spend(self, now: float) -> bool:
-        """Spend one token. False if none is left."""
+        """Spend one token. False if none is at hand: none is left, it is not due, or others wait for it."""
+        if self.waiting or self.queue:
+            return False
         if self.left > 0 and now > self.until:
             self.left = 0
-        if self.left <= -self.credit:
+        if self.left <= -self.credit or now < self.last_at - (self.left - 1) * self.every:
             return False
         self.left -= 1
         return True
 
+    def serve(self, now: float) -> None:
+        """Give the tokens that are left to those in the queue. Each is told how many seconds to wait. If as many wait
+        already as may, the rest of the queue is refused."""
+        while self.queue and self.left > 0:
+            wait = max(0.0, self.last_at - (self.left - 1) * self.every - now)
+            if wait > 0 and self.waiting >= self.kind.most:
+                return self.refuse(wait)
+            turn = self.queue.pop(0)
+            if not turn.done():  # else it was cancelled
+                self.left -= 1
+                self.waiting += wait > 0
+                turn.set_result(wait)
+        return None
 
-def _ahead(rate: RateSettings) -> int:
-    return max(1, min(rate.burst // 4, int(rate.per_s * _AHEAD_S)))
+    def refuse(self, wait: float) -> None:
+        """Refuse all in the queue: tell them, as a negative number, in how many seconds to come back."""
+        while self.queue:
+            turn = self.queue.pop(0)
+            if not turn.done():
+                turn.set_result(-wait)
+
+    def leave(self, turn: asyncio.Future[float]) -> None:
+        """Whoever had that turn waits no longer."""
+        if turn in self.queue:
+            self.queue.remove(turn)
+        elif not turn.cancelled():
+            self.waiting -= turn.result() > 0
 
 
-class _Accounts:
-    """The accounts of one kind, which have one rate. `what` names the rate for a client that is beyond it."""
+class _Accounts(OrderedDict[str | Principal, _Account]):
+    """The accounts of one kind, of a session, an address or a principal each, which have one rate. `what` names the
+    rate for a client that is beyond it. `most` messages of each account may wait."""
 
-    def __init__(self, kind: str, rate: RateSettings, what: str) -> None:
+    # A dict and not a `FIFOCache`: each request looks two accounts up, which takes four calls each there.
+
+    def __init__(self, kind: str, rate: RateSettings, what: str, most: int) -> None:
+        super().__init__()
         self.rate = rate
         self.what = what
+        self.most = most
         self._kind = kind
-        # A dict and not a `FIFOCache`: each request looks two accounts up, which takes four calls each there.
-        self._accounts: OrderedDict[str | Principal, _Account] = OrderedDict()
 
-    def of(self, whose: str | Principal) -> _Account:
-        """The account of a session, an address or a principal."""
-        return self._accounts.get(whose) or self._new(whose)
-
-    def _new(self, whose: str | Principal) -> _Account:
+    def __missing__(self, whose: str | Principal) -> _Account:
         text = whose.key if isinstance(whose, Principal) else whose
-        account = self._accounts[whose] = _Account(f"{self._kind}/{text}", self.rate)
-        if len(self._accounts) > _MAX_ACCOUNTS:
-            self._accounts.popitem(last=False)
+        account = self[whose] = _Account(f"{self._kind}/{text}", self)
+        if len(self) > _MAX_ACCOUNTS:
+            self.popitem(last=False)
         return account
 
+    def refusal(self, wait: float) -> Refused:
+        """For a message that may come back in so many seconds."""
+        return too_often(self.what, max(1, math.ceil(wait)))
 
-def _accounts(kind: str, rate: RateSettings | None, what: str) -> _Accounts | None:
-    return None if rate is None else _Accounts(kind, rate, what)
+
+def _accounts(kind: str, rate: RateSettings | None, what: str, most: int = _WAIT_OF_ONE) -> _Accounts | None:
+    return None if rate is None else _Accounts(kind, rate, what, most)
 
 
 class RateLimits:
     """Applies the operator's rates."""
 
     def __init__(self, settings: PolicySettings, rates: Rates) -> None:
+        of_many = settings.principal_rate
         self._sessions = _accounts("session", settings.session_rate, "requests of this session")
-        self._addresses = _accounts("address", settings.principal_rate, "requests of this address")
-        self._principals = _accounts("principal", settings.principal_rate, "requests of this principal")
+        self._addresses = _accounts("address", of_many, "requests of this address", _WAIT_OF_MANY)
+        self._principals = _accounts("principal", of_many, "requests of this principal", _WAIT_OF_MANY)
         self._openings = _accounts("opening", settings.opening_rate, "sessions opened: keep one for many calls")
         self._rates = rates
         self._tasks = Tasks("rate limits")
+        self._go_on = asyncio.Event()
 
     def message(self, principal: Principal, client: str) -> Soon[None]:
-        """Count a message of a client. `client` is the network that it comes from.
+        """Count a message of a client, which waits if it is beyond the rate. `client` is the network that it comes
+        from.
 
         Raises:
             Refused: 429, with the time to wait.
         """
-        if self._principals is None:  # and none of addresses: they have one setting
-            return None
-        if principal.is_anonymous:
+        if principal == ANONYMOUS:
             return self._count(self._addresses, client)
         return self._count(self._principals, principal)
 
@@ -115,11 +173,11 @@ class RateLimits:
         """Count the bytes of a body, beside the message that it is. Raises as `message`."""
         if size <= _WEIGHED_BYTES:
             return None
-        accounts, whose = (self._addresses, client) if principal.is_anonymous else (self._principals, principal)
+        accounts, whose = (self._addresses, client) if principal == ANONYMOUS else (self._principals, principal)
         return self._count_bytes(accounts, whose, size)
 
     def call(self, session: Session, size: int = 0) -> Soon[None]:
-        """Count a request of a session, whose body has that size. Raises as `message`."""
+        """Count a request of a session, whose body has that size. Waits and raises as `message`."""
         if size > _WEIGHED_BYTES:
             return self._count_weighed(session.id, size)
         return self._count(self._sessions, session.id)
@@ -133,54 +191,116 @@ class RateLimits:
         return self._count(self._sessions, session_id)
 
     def opening(self, session: Session) -> Soon[None]:
-        """Count a session that is about to be opened. Raises as `message`."""
+        """Count a session that is about to be opened. Waits and raises as `message`."""
         return self._count(self._openings, session.counted_as)
+
+    def spend_at_hand(self, principal: Principal, client: str, session_id: str) -> bool:
+        """Count a message that is a call, if that needs neither the store nor a wait. False: nothing was counted."""
+        senders, whose = (self._addresses, client) if principal == ANONYMOUS else (self._principals, principal)
+        sender = None if senders is None else senders[whose]
+        session = None if self._sessions is None else self._sessions[session_id]
+        now = monotonic()
+        if sender is not None and not sender.spend(now):
+            return False
+        if session is not None and not session.spend(now):
+            if sender is not None:
+                sender.left += 1
+            return False
+        if sender is not None and sender.left < sender.low:
+            self._start_refill(sender)
+        if session is not None and session.left < session.low:
+            self._start_refill(session)
+        return True
+
+    def give_back(self, principal: Principal, client: str, session_id: str) -> None:
+        """Undo what `spend_at_hand` has counted."""
+        senders, whose = (self._addresses, client) if principal == ANONYMOUS else (self._principals, principal)
+        if senders is not None:
+            senders[whose].left += 1
+        if self._sessions is not None:
+            self._sessions[session_id].left += 1
+
+    def let_go(self) -> None:
+        """Let everything that waits go on: the process drains, or nobody knows any more what the rates are."""
+        self._go_on.set()
+        self._go_on.clear()
 
     def _count(self, accounts: _Accounts | None, whose: str | Principal) -> Soon[None]:
         if accounts is None:
             return None
-        account = accounts.of(whose)
+        account = accounts[whose]
         if not account.spend(monotonic()):
-            return self._count_in_store(account, accounts)
+            return self._wait(account)
         if account.left < account.low:  # so that a later message need not wait for the store
-            self._tasks.start(account, lambda: self._take(account, accounts.rate))
+            self._start_refill(account)
         return None
 
+    async def _wait(self, account: _Account) -> None:
+        """Wait for a token. Raises as `message`."""
+        if account.waiting >= account.kind.most:
+            raise account.kind.refusal(0)
+        turn = asyncio.get_running_loop().create_future()
+        account.queue.append(turn)
+        account.serve(monotonic())
+        if account.queue:
+            self._start_refill(account)
+        try:
+            await self._pause(account, await turn)
+        finally:
+            account.leave(turn)
+
+    async def _pause(self, account: _Account, wait: float) -> None:
+        """Wait so many seconds. Raises as `message`, if they are too many or negative."""
+        if not 0 <= wait <= _LONGEST_WAIT_S:
+            raise account.kind.refusal(abs(wait))
+        if wait:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(wait):
+                    await self._go_on.wait()
+
     def _count_bytes(self, accounts: _Accounts | None, whose: str | Principal, size: int) -> Soon[None]:
-        return None if accounts is None else self._take_for_bytes(accounts, accounts.of(whose), size)
+        return None if accounts is None else self._take_for_bytes(accounts[whose], size)
 
-    async def _take_for_bytes(self, accounts: _Accounts, account: _Account, size: int) -> None:
-        rate = accounts.rate
+    async def _take_for_bytes(self, account: _Account, size: int) -> None:
         # A body is never refused for its own size: it costs the burst at most.
-        tokens = min((size - 1) // _WEIGHED_BYTES, rate.burst)
-        try:
-            wait = await self._rates.take(account.key, rate.per_s, rate.burst, tokens)
-        except StoreUnavailable:
-            return  # requests are served while the store is unreachable
-        if wait > 0:
-            raise too_often(accounts.what, math.ceil(wait))
+        tokens = min((size - 1) // _WEIGHED_BYTES, account.kind.rate.burst)
+        await self._pause(account, await self._ask(account, tokens))
 
-    async def _count_in_store(self, account: _Account, accounts: _Accounts) -> None:
-        if wait := await self._ask(account, accounts.rate):
-            raise too_often(accounts.what, math.ceil(wait))
+    def _start_refill(self, account: _Account) -> None:
+        self._tasks.start(account, lambda: self._refill(account))
 
-    async def _ask(self, account: _Account, rate: RateSettings) -> float:
-        """Take tokens from the store and spend one. Returns 0, or the seconds to wait."""
-        while not account.spend(monotonic()):
-            # Concurrent callers share one request to the store, and ask again if it brought too few tokens for all.
-            wait = await self._tasks.share(account, lambda: self._take(account, rate))
-            if wait > 0:
-                return wait
-        return 0.0
+    async def _refill(self, account: _Account) -> None:
+        """Take tokens for what was spent in advance and for the queue, and some ahead."""
+        while True:
+            try:
+                wait = await self._take(account)
+            except Exception as error:
+                for turn in account.queue:
+                    if not turn.done():
+                        turn.set_exception(error)
+                raise
+            if wait > _LONGEST_WAIT_S:
+                account.refuse(wait)
+            account.serve(monotonic())
+            if not account.queue:
+                return
 
-    async def _take(self, account: _Account, rate: RateSettings) -> float:
-        ahead, owed = _ahead(rate), max(0, -account.left)
-        try:
-            wait = await self._rates.take(account.key, rate.per_s, rate.burst, ahead + owed)
-            if wait > 0 and ahead > 1:
-                ahead, wait = 1, await self._rates.take(account.key, rate.per_s, rate.burst, 1 + owed)
-        except StoreUnavailable:
-            wait = 0.0  # requests are served while the store is unreachable
-        if wait <= 0:
-            account.add(owed + ahead, monotonic() + _TOKENS_EXPIRE_S)
+    async def _take(self, account: _Account) -> float:
+        """Take the tokens for one step of `_refill`. Returns as `_ask`."""
+        owed, ahead = max(0, -account.left), account.ahead
+        wait = await self._ask(account, owed + ahead)
+        if wait > _LONGEST_WAIT_S and ahead > 1:
+            ahead, wait = 1, await self._ask(account, owed + 1)
+        if wait <= _LONGEST_WAIT_S:
+            account.add(owed + ahead, wait, monotonic())
         return wait
+
+    async def _ask(self, account: _Account, tokens: int) -> float:
+        """Take tokens from the store. Returns the seconds until the last of them may be spent; if that is more than
+        `_LONGEST_WAIT_S`, none was taken."""
+        rate = account.kind.rate
+        try:
+            return await self._rates.take(account.key, rate.per_s, rate.burst, tokens, _LONGEST_WAIT_S)
+        except StoreUnavailable:
+            self.let_go()  # requests are served while the store is unreachable
+            return 0.0

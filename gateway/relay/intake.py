@@ -21,6 +21,7 @@ from gateway.errors import (
     OUTCOME_UNKNOWN,
     UPSTREAM_UNAVAILABLE,
     InvalidArguments,
+    cancelled_by_client,
     too_many_exchanges,
     too_much_in_flight,
 )
@@ -98,16 +99,30 @@ class Intake:
         """
         live = live_session_of(exchange)
         counting = None if live is None else self._rates.call(live.session, request.body_bytes)
-        if counting is None:
+        if live is None or counting is None:
             return self.accept_counted(exchange, request, who, params, headers, server)
         accept = functools.partial(self.accept_counted, exchange, request, who, params, headers, server)
-        return _after(counting, accept)
+        return _after(self._counted(counting, live, request, exchange), accept)
 
     def admit(self, live: LiveSession, request: Request) -> Soon[None]:
         """Count a call for which something is made before `accept_counted` gets it. Raises `Refused`: 429, as
         `accept`."""
         self._room_for(live, request.body_bytes)
-        return self._rates.call(live.session, request.body_bytes)
+        counting = self._rates.call(live.session, request.body_bytes)
+        return None if counting is None else self._counted(counting, live, request)
+
+    async def _counted(
+        self,
+        counting: Coroutine[Any, Any, None],
+        live: LiveSession,
+        request: Request,
+        exchange: Exchange | None = None,
+    ) -> None:
+        """Wait until a call is counted. Raises `Refused`: 429, as `accept`; its client has cancelled it meanwhile."""
+        with contextlib.closing(counting), self.waiting(live, request, exchange):
+            await counting
+        if exchange is not None and exchange.is_over:
+            raise cancelled_by_client()
 
     @contextlib.contextmanager
     def waiting(self, live: LiveSession, request: Request, exchange: Exchange | None = None) -> Iterator[None]:
@@ -291,7 +306,8 @@ class Intake:
 
     def count(self, live: LiveSession) -> Soon[None]:
         """Count a message of a session that is no call. Raises `Refused`: 429."""
-        return self._rates.call(live.session)
+        counting = self._rates.call(live.session)
+        return None if counting is None else _in_use(live, counting)
 
     def attach(self, exchange: Exchange, headers: Headers, request: Request, correlation: str) -> Answer:
         """The reply to a client that resumes a suspended call."""
@@ -302,6 +318,11 @@ class Intake:
 async def _after(counting: Coroutine[Any, Any, None], accept: Callable[[], Soon[Answer]]) -> Answer:
     await counting
     return await arrived(accept())
+
+
+async def _in_use(live: LiveSession, counting: Coroutine[Any, Any, None]) -> None:
+    with live.in_use():
+        await counting
 
 
 async def _may_repeat(endpoint: Endpoint, call: Call) -> bool:

@@ -196,6 +196,7 @@ def _drain(base: Foundation, sessions: SessionParts, servers: Servers, tasks: Ta
         lifecycle=sessions.lifecycle,
         cluster=base.cluster,
         tasks=tasks.table,
+        rates=base.rates,
     )
 
 

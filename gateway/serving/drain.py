@@ -10,6 +10,7 @@ import msgspec
 from gateway.calls.live_session import LiveSession, LiveSessions
 from gateway.cluster.ownership import Cluster
 from gateway.errors import STORE_UNAVAILABLE
+from gateway.policy.rate_limits import RateLimits
 from gateway.serving.readiness import Readiness
 from gateway.serving.state import ServingState
 from gateway.sessions.lifecycle import SessionLifecycle
@@ -50,6 +51,7 @@ class Drain:
         lifecycle: SessionLifecycle,
         cluster: Cluster | None,
         tasks: TaskTable,
+        rates: RateLimits,
     ) -> None:
         self._state = state
         self._readiness = readiness
@@ -57,6 +59,7 @@ class Drain:
         self._lifecycle = lifecycle
         self._cluster = cluster
         self._tasks = tasks
+        self._rates = rates
         self._until = 0.0  # by the loop's clock; 0 before the drain
         self._last_answers: asyncio.TimerHandle | None = None
 
@@ -74,6 +77,7 @@ class Drain:
 
     async def drain(self) -> None:
         self._state.start_draining()
+        self._rates.let_go()
         loop = asyncio.get_running_loop()
         self._until = loop.time() + HAND_OVER_S
         self._answer_no_more()

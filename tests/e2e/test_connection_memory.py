@@ -181,7 +181,7 @@ def test_a_credential_that_has_expired_is_refused_on_a_connection_that_remembers
 
 @requirement("hot.memory")
 def test_rates_count_what_is_served_from_memory() -> None:
-    options = {**ON, "policy": {"session_rate": {"per_s": 1, "burst": 20}}}
+    options = {**ON, "policy": {"session_rate": {"per_s": 0.01, "burst": 20}}}
     with in_process_gateway({"p": server(PROBE)}, options=options) as gateway, httpx.Client() as http:
         legacy = Legacy(gateway.url, http).open()
         statuses = [legacy.tool("pid").status_code for _ in range(40)]

@@ -42,7 +42,7 @@ def test_calls_that_come_together_have_the_bound_of_calls_in_flight(http: httpx.
 
 @requirement("pol.limits")
 def test_a_session_that_asks_too_often_is_told_when_to_come_back(http: httpx.Client) -> None:
-    options = {"policy": {"session_rate": {"per_s": 2, "burst": 5}}}
+    options = {"policy": {"session_rate": {"per_s": 0.5, "burst": 5}}}
     with in_process_gateway({"demo": server(DEMO)}, options=options) as gateway:
         greedy, other = (Legacy(gateway.url, http).open() for _ in range(2))
         answers = [greedy.tool("count") for _ in range(12)]
@@ -51,9 +51,27 @@ def test_a_session_that_asks_too_often_is_told_when_to_come_back(http: httpx.Cli
         assert 4 <= len(good) <= 7 and [tool_text(a) for a in good] == [str(n) for n in range(1, len(good) + 1)]
         refused = next(answer for answer in answers if answer.status_code == 429)
         error = messages(refused)[-1]["error"]
-        assert refused.headers["retry-after"] == "1" and error["code"] == -32018
-        assert without_id(error)["data"] == {"retryAfter": 1}
+        assert refused.headers["retry-after"] == "2" and error["code"] == -32018
+        assert without_id(error)["data"] == {"retryAfter": 2}
         assert tool_text(other.tool("count")) == "1", "nobody else pays"
+
+
+@requirement("pol.limits", "rep.any")
+@pytest.mark.parametrize("rate", ["session_rate", "principal_rate"])
+def test_a_client_that_waits_for_each_answer_is_slowed_down_and_never_refused(
+    rate: str, redis_server: RunningRedis, http: httpx.Client
+) -> None:
+    options = {
+        "store": redis_server.url,
+        "api_keys": {rate: sha256(rate)},
+        "policy": {rate: {"per_s": 50, "burst": 10}},
+    }
+    with in_process_gateway({"demo": server(DEMO)}, options=options, ring=RING) as gateway:
+        client, began = Legacy(gateway.url, http, headers=bearer(rate)).open(), time.monotonic()
+        answers = [client.tool("count") for _ in range(60)]
+        assert [tool_text(answer) for answer in answers] == [str(n) for n in range(1, 61)]
+        # All but the burst, and what a replica spends before it asks the store.
+        assert time.monotonic() - began >= (60 - 10 - 5) / 50
 
 
 @requirement("pol.limits", "rep.any")

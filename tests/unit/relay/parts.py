@@ -57,13 +57,13 @@ class TakingEndpoint:
     def forget(self, exchange: Exchange) -> None: ...
 
 
-def an_intake(endpoint: TakingEndpoint, events: EventWriter | None = None) -> Intake:
+def an_intake(endpoint: TakingEndpoint, events: EventWriter | None = None, **limits: int) -> Intake:
     """What accepts calls for that endpoint."""
     parts = cast("Any", endpoint)
     return Intake(
         endpoints={"/mcp": parts},
         events=events or EventWriter(MemoryEventLog(), lambda _: 0),
-        limits=LimitSettings(),
+        limits=LimitSettings.model_validate(limits),
         rates=parts,
         watching=parts,
         facts=FACTS,

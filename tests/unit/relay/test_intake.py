@@ -80,6 +80,39 @@ async def test_a_server_gets_the_context_of_the_request_and_not_of_another_one_i
     assert facts["session_id"] == live.session.id and facts["correlation_id"] == "c"
 
 
+class Rated(TakingEndpoint):
+    """An endpoint behind a rate: calls wait until it is their turn."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.turn = asyncio.Event()
+
+    async def call(self, session: Session, size: int = 0) -> None:
+        await self.turn.wait()
+
+
+@requirement("pol.limits")
+async def test_a_call_that_waits_for_its_turn_is_in_flight_and_can_be_cancelled() -> None:
+    live, endpoint = a_live(), Rated()
+    intake = an_intake(endpoint, exchanges=2)
+    exchanges = [a_tool_call(live, number) for number in range(3)]
+    waiting = [asyncio.create_task(arrived(intake.accept(e, a_request(), WHO, {}, []))) for e in exchanges[:2]]
+    await asyncio.sleep(0)
+    assert live.exchanges == {*exchanges[:2]} and live.busy == 2
+    with pytest.raises(Refused, match="in flight"):
+        await arrived(intake.accept(exchanges[2], a_request(), WHO, {}, []))
+    counted = asyncio.create_task(arrived(intake.count(live)))
+    await asyncio.sleep(0)
+    (cancelled,) = live.in_flight_as(0)
+    cancelled.cancel("the client cancelled")
+    assert live.busy == 3, "a message that is no call is in use too"
+    endpoint.turn.set()
+    with pytest.raises(Refused, match="Cancelled"):
+        await waiting[0]
+    await asyncio.gather(waiting[1], counted)
+    assert [call.exchange for call in endpoint.calls] == [exchanges[1]] and live.busy == 1
+
+
 class Asker:
     """The conversation with the server that asked, and the session's list of questions."""
 

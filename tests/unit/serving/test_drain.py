@@ -8,7 +8,9 @@ import pytest
 
 from gateway.calls.exchange import Exchange
 from gateway.cluster.ownership import Cluster
+from gateway.config.policy import PolicySettings
 from gateway.errors import STORE_UNAVAILABLE
+from gateway.policy.rate_limits import RateLimits
 from gateway.serving import drain as module
 from gateway.serving.drain import Drain
 from gateway.serving.readiness import Readiness
@@ -18,6 +20,7 @@ from session_store import MemoryBackend, StoreUnavailable
 from tests.requirements import requirement
 from tests.unit.tasks.test_answers import a_task
 from transports.reply_queue import ReplyQueue
+from transports.soon import arrived
 
 pytestmark = pytest.mark.anyio
 
@@ -53,7 +56,9 @@ def a_cluster() -> Cluster:
     return Cluster(backend.directory, backend.sessions, backend.bus, taken_over=lambda _: None)
 
 
-def draining(sessions: Any, *live: Any, cluster: Cluster | None = None, tasks: Any = ()) -> Drain:
+def draining(
+    sessions: Any, *live: Any, cluster: Cluster | None = None, tasks: Any = (), rates: RateLimits | None = None
+) -> Drain:
     state = ServingState(cluster)
     state.start()
 
@@ -61,7 +66,10 @@ def draining(sessions: Any, *live: Any, cluster: Cluster | None = None, tasks: A
         pass
 
     readiness, lives = Readiness(state.may_serve, try_write), cast("Any", live)
-    return Drain(state=state, readiness=readiness, live=lives, lifecycle=sessions, cluster=cluster, tasks=tasks)
+    rates = rates or RateLimits(PolicySettings(), MemoryBackend().rates)
+    return Drain(
+        state=state, readiness=readiness, live=lives, lifecycle=sessions, cluster=cluster, tasks=tasks, rates=rates
+    )
 
 
 async def test_a_gateway_alone_only_ends_its_streams() -> None:
@@ -86,6 +94,16 @@ async def test_sessions_are_released_as_their_calls_end(answers: bool, monkeypat
     monkeypatch.setattr(cluster, "another", another)
     await draining(sessions, cluster=cluster).drain()
     assert sessions.rounds == 0
+
+
+async def test_what_waits_for_its_rate_goes_on_at_once() -> None:
+    policy = PolicySettings.model_validate({"session_rate": {"per_s": 1.1, "burst": 1}})
+    rates = RateLimits(policy, MemoryBackend().rates)
+    await arrived(rates.of_session("s"))
+    waiting = asyncio.ensure_future(arrived(rates.of_session("s")))
+    assert not (await asyncio.wait((waiting,), timeout=0.01))[0]
+    await draining(FakeSessions(rounds=1), rates=rates).drain()
+    assert (await asyncio.wait((waiting,), timeout=0.5))[0]
 
 
 @requirement("task.durable")

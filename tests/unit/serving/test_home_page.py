@@ -151,6 +151,6 @@ async def test_the_page_says_that_a_credential_is_needed_and_where_the_console_i
 
 
 async def test_visits_are_counted_like_requests_without_a_credential() -> None:
-    async with Served(policy={"principal_rate": {"per_s": 1, "burst": 2}}).client() as http:
+    async with Served(policy={"principal_rate": {"per_s": 0.01, "burst": 2}}).client() as http:
         answers = [(await http.get("/", headers=BROWSER)).status_code for _ in range(6)]
     assert answers[:2] == [200, 200] and answers[-1] == 429
