@@ -116,7 +116,7 @@ class PolicySettings(Frozen):
     session_rate: Rate = RateSettings(per_s=500, burst=5_000)
     """Rate limit of one session; 0 switches it off. Calls beyond it wait for their turn, and are refused only if dozens
     wait ([rates](policy.md#rates-and-quotas)). An agent makes a few calls per second, a script without pauses some
-    hundreds."""
+    hundreds. A gateway that is nobody else's has no such limit unless you set it."""
     principal_rate: Rate = RateSettings(per_s=1_000, burst=10_000)
     """Rate limit of all messages of one principal in all its sessions, as `session_rate`; 0 switches it off. The
     default is enough for a hundred busy agents of one principal. Anonymous clients are counted by address (IPv6: the

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal, Self
+from urllib.parse import urlsplit
 
 from pydantic import Field, PrivateAttr, ValidationError, ValidationInfo, field_validator, model_validator
 
@@ -162,6 +163,18 @@ class GatewaySettings(Frozen):
     def is_of_one_person(self) -> bool:
         """True if clients and operators are on this machine, and clients need no credential."""
         return is_loopback(self.host) and not self.credentials
+
+    @property
+    def rated_policy(self) -> PolicySettings:
+        """The policy with the rates that apply: its own. A gateway that is nobody else's limits no calls unless the
+        operator says so: only this machine reaches it and its store, callers need no credential, and nothing says that
+        they come through a proxy or by another name, or that there are other gateways."""
+        is_local = is_loopback(urlsplit(self.store).hostname or "localhost")
+        others = self.auth.proxies or self.allowed_hosts or self.advertise or self.internal
+        if others or not (self.is_of_one_person and is_local):
+            return self.policy
+        unset = {"session_rate", "principal_rate"} - self.policy.model_fields_set
+        return self.policy.model_copy(update=dict.fromkeys(unset))
 
     @model_validator(mode="after")
     def _nobody_beside_credentials(self, info: ValidationInfo) -> Self:

@@ -114,7 +114,7 @@ def _foundation(settings: Settings, ring: KeyRing, clock: Callable[[], float], s
     replica = "" if cluster is None else cluster.replica
     name = replica or secrets.token_hex(6)
     activity = Activity(backend, name, clock, lambda: live.count)
-    rates = RateLimits(options.policy, backend.rates)
+    rates = RateLimits(options.rated_policy, backend.rates)
     facts = SessionFacts(options.context, options.session.metadata)
     return Foundation(
         settings=settings,

@@ -171,6 +171,36 @@ def test_limits_have_defaults_and_are_switched_off_by_0() -> None:
     assert {getattr(off, name) for name in names} == {None}
 
 
+@requirement("pol.limits")
+@pytest.mark.parametrize(
+    ("more", "limits"),
+    [
+        ({}, set()),
+        ({"policy": {"read_only": ["direct"]}, "store": "redis://localhost/0", "anonymous": True}, set()),
+        ({"store": "sqlite:////tmp/sessions.db", "host": "::1"}, set()),
+        ({"policy": {"session_rate": {"per_s": 500}}}, {"session_rate"}),
+        ({"policy": {"principal_rate": {"per_s": 500}}}, {"principal_rate"}),
+        *(
+            (others, {"session_rate", "principal_rate"})
+            for others in (
+                {"host": "0.0.0.0", "anonymous": True, "allowed_hosts": ["*"]},
+                CREDENTIALS["api_keys"],
+                CREDENTIALS["auth.jwt"],
+                {"auth": {"proxies": {"networks": ["10.0.0.0/8"]}}},
+                {"allowed_hosts": ["tunnel.example"]},
+                {"store": "redis://10.0.0.3/0"},
+                {"advertise": "10.0.0.1:9000"},
+            )
+        ),
+    ],
+)
+def test_calls_are_limited_unless_the_gateway_is_nobody_elses(more: dict[str, Any], limits: set[str]) -> None:
+    settings = Settings.model_validate({"gateway": more}).gateway
+    applied = settings.rated_policy
+    assert {name for name in ("session_rate", "principal_rate") if getattr(applied, name) is not None} == limits
+    assert applied.opening_rate is not None and settings.policy.session_rate is not None
+
+
 @requirement("wall.secrets")
 def test_the_store_comes_from_a_file_or_from_a_setting_and_not_from_both(
     tmp_path: Path, refusal: Refusal, monkeypatch: pytest.MonkeyPatch

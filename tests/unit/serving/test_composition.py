@@ -2,7 +2,7 @@
 
 from gateway.config.settings import Settings
 from gateway.serving.composition import compose
-from session_store import KeyRing, MemoryBackend
+from session_store import ANONYMOUS, KeyRing, MemoryBackend
 from tests.requirements import requirement
 
 SETTINGS = {"mcpServers": {"demo": {"command": "demo"}}, "gateway": {"sse": True}}
@@ -26,3 +26,11 @@ def test_the_event_loop_is_watched_unless_that_is_switched_off() -> None:
     off = Settings.model_validate({"gateway": {"stall_log_s": 0}})
     assert compose(Settings(), ring=KeyRing.ephemeral()).foundation.loop_watch is not None
     assert compose(off, ring=KeyRing.ephemeral()).foundation.loop_watch is None
+
+
+@requirement("pol.limits")
+def test_calls_are_limited_unless_the_gateway_is_nobody_elses() -> None:
+    rated = Settings.model_validate({"gateway": {"policy": {"session_rate": {"per_s": 1, "burst": 1}}}})
+    for settings, is_free in ((Settings(), True), (rated, False)):
+        rates = compose(settings, ring=KeyRing.ephemeral()).foundation.rates
+        assert all(rates.spend_at_hand(ANONYMOUS, "127.0.0.1", "s") for _ in range(20_000)) is is_free
