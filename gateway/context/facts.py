@@ -29,6 +29,7 @@ __all__ = [
     "correlation_id",
     "facts_of",
     "new_correlation_id",
+    "trace_id_of",
     "trace_meta",
     "traced_error",
     "with_context",
@@ -55,9 +56,15 @@ _TRACEPARENT = re.compile(r"00-(?!0{32})([0-9a-f]{32})-(?!0{16})[0-9a-f]{16}-[0-
 def correlation_id(headers: Mapping[str, str], meta: Mapping[str, Any]) -> str:
     """The trace id of a valid `traceparent` (in `_meta`, else the header), or a new id of the same form."""
     for value in (meta.get("traceparent"), headers.get("traceparent")):
-        if isinstance(value, str) and (match := _TRACEPARENT.fullmatch(value)):
-            return match[1]
+        if isinstance(value, str) and (found := trace_id_of(value)):
+            return found
     return new_correlation_id()
+
+
+def trace_id_of(traceparent: str) -> str:
+    """The trace id of a `traceparent`; empty if it is not valid."""
+    match = _TRACEPARENT.fullmatch(traceparent)
+    return "" if match is None else match[1]
 
 
 def new_correlation_id() -> str:

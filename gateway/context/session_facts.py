@@ -5,7 +5,8 @@ lives. All other values are decided when a session opens, or when its credential
 """
 
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, Literal
+from types import MappingProxyType
+from typing import Any, Final, Literal
 
 from gateway.config.context import ContextSettings, EnvironmentValue, FieldSettings
 from gateway.context.facts import ContextMeta, built_in, context_meta, facts_of
@@ -13,6 +14,8 @@ from session_store import Session, Source
 from transports.jsonrpc import encode
 
 __all__ = ["SessionFacts"]
+
+_NONE: Final[Mapping[str, str]] = MappingProxyType({})
 
 
 class SessionFacts:
@@ -26,6 +29,7 @@ class SessionFacts:
         self._in_audit = self._told("audit")
         # Decided once: each call of a client needs it.
         self.meta: Callable[[Session], ContextMeta] = self._meta if self._in_meta else context_meta
+        self.logged: Callable[[Session], Mapping[str, str]] = self._logged if self._in_log else _nothing
 
     def _told(self, where: Literal["meta", "log", "audit"]) -> tuple[str, ...]:
         return tuple(name for name, field in self._fields.items() if where in field.to)
@@ -98,7 +102,7 @@ class SessionFacts:
         """The fields that assertions have."""
         return self._shown_in_meta(session)
 
-    def logged(self, session: Session) -> dict[str, str]:
+    def _logged(self, session: Session) -> dict[str, str]:
         """The fields that log lines have."""
         return self._some(session, self._in_log)
 
@@ -108,6 +112,10 @@ class SessionFacts:
 
     def _some(self, session: Session, names: Iterable[str]) -> dict[str, str]:
         return {name: value for name in names if (value := self.value(session, name))}
+
+
+def _nothing(session: Session) -> Mapping[str, str]:
+    return _NONE
 
 
 def _fit(value: str) -> str:

@@ -190,19 +190,23 @@ class Audit:
         correlation, began = CORRELATION.get(), monotonic()
 
         def finished(_: ObservedExchange, outcome: Outcome, __: bytes) -> None:
-            self._add(
-                AuditEvent(
-                    at=self._clock(),
-                    event="called",
-                    correlation=correlation,
-                    tool=tool,
-                    outcome=str(outcome),
-                    took_s=round(monotonic() - began, 6),
-                    **self._facts(session),
-                )
-            )
+            self.called(session, tool, outcome, monotonic() - began, correlation)
 
         return finished
+
+    def called(self, session: Session, tool: str, outcome: Outcome, took_s: float, correlation: str) -> None:
+        """Record a call of that tool (`server/name`) that has ended. `session` as for `call_watcher`."""
+        self._add(
+            AuditEvent(
+                at=self._clock(),
+                event="called",
+                correlation=correlation,
+                tool=tool,
+                outcome=str(outcome),
+                took_s=round(took_s, 6),
+                **self._facts(session),
+            )
+        )
 
     def _add(self, event: AuditEvent) -> None:
         self._waiting.append(event)

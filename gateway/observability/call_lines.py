@@ -8,6 +8,7 @@ else is logged at once, and after the lines that wait. A process that is killed 
 import asyncio
 import contextlib
 import functools
+import re
 import select
 from collections import deque
 from collections.abc import Callable, Mapping
@@ -15,12 +16,13 @@ from typing import Final
 
 import msgspec
 
+from gateway.observability.ended_call import EndedCall
 from gateway.observability.log_lines import Form, timestamp
-from gateway.observability.outcome import Outcome
-from session_store import Principal, Session
+from gateway.protocol.methods import METHODS
+from session_store import Principal
 from session_store.session import redact
 
-__all__ = ["LATEST_S", "MOST", "CallLine", "CallLines"]
+__all__ = ["LATEST_S", "MOST", "CallLine", "CallLines", "in_ms", "shown_method"]
 
 LATEST_S: Final = 0.05
 """A line is written this long after its call has ended, or earlier."""
@@ -29,20 +31,24 @@ MOST: Final = 64
 """As soon as this many wait, they are written: in 0.2 ms."""
 
 _ABOUTS: Final = 512
+_CONTROL: Final = re.compile(r"[\x00-\x1f\x7f]+")
+
+
+def shown_method(method: str) -> str:
+    """A method as a line shows it."""
+    return method if method in METHODS else _CONTROL.sub(" ", method)[:64]
+
+
+def in_ms(took_s: float) -> float:
+    """A duration as a line shows it."""
+    return round(took_s * 1_000, 2)
 
 
 class CallLine(msgspec.Struct, frozen=True, gc=False):
-    """What the line of a call shows. `at` is Unix time. `context` has the fields of the session that lines show."""
+    """What the line of a call shows: the call, the era of its client, and the fields of the session that lines show."""
 
-    at: float
-    method: str
-    outcome: Outcome
-    took_ms: float
-    session: Session
+    call: EndedCall
     era: str
-    server: str
-    tool: str
-    correlation: str
     context: Mapping[str, str]
 
 
@@ -88,20 +94,20 @@ class CallLines:
         if lines:
             self._write("".join(lines))
 
-    def line(self, call: CallLine) -> str:
+    def line(self, line: CallLine) -> str:
         """The line of a call, as `log_lines.LineFormatter` formats its record."""
-        fields, session = self._form.fields, call.session
+        fields, call = self._form.fields, line.call
         return self._form.line(
             timestamp(call.at),
             "info",
-            call.method,
-            fields({"session": redact(session.id)})
-            + self._about(call.era, session.principal, call.server, call.tool)
+            shown_method(call.method),
+            fields({"session": redact(call.session.id)})
+            + self._about(line.era, call.session.principal, call.server, call.tool)
             + fields(
                 {
                     "outcome": str(call.outcome),
-                    "took_ms": call.took_ms,
-                    **{f"context.{name}": value for name, value in call.context.items() if value},
+                    "took_ms": in_ms(call.took_s),
+                    **{f"context.{name}": value for name, value in line.context.items() if value},
                     "correlation": call.correlation,
                 }
             ),

@@ -10,14 +10,13 @@ from typing import Any, Final
 
 import msgspec
 
-from gateway.observability.call_lines import CallLine, CallLines
+from gateway.observability.call_lines import CallLine, CallLines, in_ms, shown_method
 from gateway.observability.ended_call import EndedCall
 from gateway.observability.logs import CORRELATION
 from gateway.observability.metrics import Metrics
 from gateway.observability.observed import Failure, LogFacts, ObservedExchange
 from gateway.observability.outcome import OK, Outcome
-from gateway.observability.spans import CallSpan, Tracing, carried_on, carries_more, request_span
-from gateway.protocol.methods import METHODS
+from gateway.observability.spans import CallSpan, Tracing, UnsampledRequest, carried_on, carries_more, request_span
 from session_store import Principal, Session
 from session_store.metadata import scrubbed_start
 from session_store.session import redact
@@ -72,13 +71,29 @@ class RequestLog:
     def begin(self, exchange: ObservedExchange, request: Request, meta: Object, correlation: str) -> Object:
         """Watch a call that is about to be sent; its `_meta` with the trace context."""
         exchange.watch(self._finished)
-        span, headers = None, request.headers
-        if "traceparent" in headers and (self.tracing is None or carries_more(headers)):
-            meta = carried_on(meta, headers)
+        span, meta = None, self.carried(meta, request)
         if self.tracing is not None:
             span, meta = _call_span(exchange, meta)
         exchange.begin(request.arrived_at or monotonic(), correlation, span)
         return meta
+
+    def carried(self, meta: Object, request: Request) -> Object:
+        """The `_meta` of a call, with what the headers of its request have of a trace that goes on at the server."""
+        headers = request.headers
+        if "traceparent" in headers and (self.tracing is None or carries_more(headers)):
+            return carried_on(meta, headers)
+        return meta
+
+    def carried_unsampled(self, meta: Object, request: Request, correlation: str) -> tuple[Object, str] | None:
+        """As `carried`, for a call whose trace is not recorded and has that id; and the `traceparent` that its server
+        gets (empty: none). None if it depends on more than the request's `traceparent`."""
+        if self.tracing is None:
+            meta = self.carried(meta, request)
+            return meta, request.headers.get("traceparent", "") if "traceparent" in meta else ""
+        if carries_more(request.headers):
+            return None
+        unsampled = UnsampledRequest(int(correlation, 16), 0)
+        return unsampled.call(None, meta)[1], unsampled.parent.decode()
 
     def begin_again(self, exchange: ObservedExchange, request: Request, correlation: str) -> None:
         """The client of a suspended call is back with its answers."""
@@ -103,43 +118,59 @@ class RequestLog:
         if self.tracing is not None and (span := exchange.take_span()) is not None:
             span.finished(outcome, server)
         if (session := exchange.session) is not None:
-            self._ended(
-                EndedCall(
-                    time(),
-                    exchange.method,
-                    exchange.tool,
-                    server,
-                    outcome,
-                    took_s,
-                    session,
-                    exchange.correlation,
-                    why,
-                    exchange.is_listed,
-                )
+            call = EndedCall(
+                time(),
+                exchange.method,
+                exchange.tool,
+                server,
+                outcome,
+                took_s,
+                session,
+                exchange.correlation,
+                why,
+                exchange.is_listed,
             )
+            self._ended(call)
+            if not (outcome.is_failure or exchange.log_facts):
+                self._went_well(call, exchange.era)
+                return
         if self._left > 0:
             self._left -= 1
             self._line_of(exchange, outcome, took_s, server, why)
         else:
             self._left_out += 1
 
+    def went_well(self, call: EndedCall, era: str) -> None:
+        """Record a call that took the fast path, from a client of that era."""
+        self.metrics.answered(call.server, call.method, era, call.outcome.kind, call.took_s)
+        self._ended(call)
+        self._went_well(call, era)
+
+    def _went_well(self, call: EndedCall, era: str) -> None:
+        """Write the line of a call that went well, and has no further facts."""
+        if self._left <= 0:
+            self._left_out += 1
+            return
+        self._left -= 1
+        session, context = call.session, self._fields(call.session)
+        if self._lines is not None:
+            self._lines.add(CallLine(call, era, context))
+            return
+        self._line(
+            call.method,
+            call.outcome,
+            call.took_s,
+            era=era,
+            server=call.server,
+            tool=call.tool,
+            session=redact(session.id),
+            principal=str(session.principal),
+            correlation=call.correlation,
+            context=context,
+        )
+
     def _line_of(self, exchange: ObservedExchange, outcome: Outcome, took_s: float, server: str, why: str) -> None:
         session = exchange.session
-        if self._lines is not None and session is not None and not (outcome.is_failure or exchange.log_facts):
-            line = CallLine(
-                time(),
-                _known(exchange.method),
-                outcome,
-                _in_ms(took_s),
-                session,
-                exchange.era,
-                server,
-                exchange.tool,
-                exchange.correlation,
-                self._fields(session),
-            )
-            self._lines.add(line)
-            return
         self._line(
             exchange.method,
             outcome,
@@ -215,16 +246,7 @@ class RequestLog:
         facts: dict[str, Any] = {name: value for name, value in more.items() if value}
         if about:
             facts |= {name: value for name, value in about.items() if value}
-        logger.info(_known(method), extra={"outcome": str(outcome), "took_ms": _in_ms(took_s), **facts})
-
-
-def _known(method: str) -> str:
-    """A method as a line shows it."""
-    return method if method in METHODS else _CONTROL.sub(" ", method)[:64]
-
-
-def _in_ms(took_s: float) -> float:
-    return round(took_s * 1_000, 2)
+        logger.info(shown_method(method), extra={"outcome": str(outcome), "took_ms": in_ms(took_s), **facts})
 
 
 def _call_span(exchange: ObservedExchange, meta: Object) -> tuple[CallSpan | None, Object]:

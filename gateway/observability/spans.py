@@ -23,7 +23,16 @@ from session_store.session import redact
 from transports.inbound_port import Request
 from transports.jsonrpc import Object, encode
 
-__all__ = ["PEER_HEADER", "CallSpan", "RequestSpan", "Tracing", "carried_on", "carries_more", "request_span"]
+__all__ = [
+    "PEER_HEADER",
+    "CallSpan",
+    "RequestSpan",
+    "Tracing",
+    "UnsampledRequest",
+    "carried_on",
+    "carries_more",
+    "request_span",
+]
 
 PEER_HEADER: Final = "mcp-gateway-traceparent"
 """The parent of what a replica does for another. Believed only in what another replica has sealed."""
@@ -105,10 +114,14 @@ class UnsampledRequest:
         own = SpanContext(int(self.correlation, 16), self._span_id, False, TraceFlags(self._flags))
         return trace.set_span_in_context(trace.NonRecordingSpan(own), Context())
 
+    @property
+    def parent(self) -> bytes:
+        """The `traceparent` of what servers do for it."""
+        return b"00-%b-%016x-%02x" % (self.correlation.encode(), self._span_id, self._flags)
+
     def call(self, _: Session | None, meta: Object) -> tuple[None, Object]:
         """No span, and `_meta` with the parent."""
-        parent = b'"00-%b-%016x-%02x"' % (self.correlation.encode(), self._span_id, self._flags)
-        return None, {**meta, "traceparent": msgspec.Raw(parent)}
+        return None, {**meta, "traceparent": msgspec.Raw(b'"%b"' % self.parent)}
 
     def belongs_to(self, session: Session) -> None:
         """Nothing: there is no span."""
@@ -148,6 +161,17 @@ class Tracing:
     def __init__(self, tracer: Tracer, ids: GivenIds | None = None) -> None:
         self._tracer = tracer
         self._sampling = Sampling.of(tracer, ids)
+        self._drawn = 0  # the trace id for the next request that has no parent
+
+    def unsampled(self, traceparent: str) -> UnsampledRequest | None:
+        """A request with that header (empty: it has none), and without a `tracestate`, that is known not to be
+        recorded. None: `arrived` decides, as it is decided here."""
+        parent = _parent_in({"traceparent": traceparent}) if traceparent else None
+        if parent is None and self._sampling is not None and self._sampling.ids is not None:
+            self._drawn = self._drawn or new_trace_id()
+            if self._sampling.takes_new(self._drawn):
+                return None
+        return self._unsampled(parent)
 
     def arrived(self, request: Request) -> RequestSpan | UnsampledRequest:
         """Begin the span of a request. Later spans of the same task are its children."""
@@ -167,7 +191,7 @@ class Tracing:
             return UnsampledRequest(parent.trace_id, parent.trace_flags & RANDOM_TRACE_ID)
         if sampling.ids is None:
             return None
-        trace_id = new_trace_id()
+        trace_id, self._drawn = self._drawn or new_trace_id(), 0
         if sampling.takes_new(trace_id):
             sampling.ids.give(trace_id)
             return None

@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.observability.call_lines import MOST, CallLine, CallLines
+from gateway.observability.ended_call import EndedCall
 from gateway.observability.log_lines import FORMS, LineFormatter
 from gateway.observability.logs import call_lines
 from gateway.observability.outcome import CANCELLED, OK, Outcome
@@ -28,7 +29,8 @@ TEXTS = st.one_of(st.text(max_size=20), st.sampled_from(["", "a b", 'a"=b\\', "\
 
 
 def a_line(session: Session, outcome: Outcome, tool: str, correlation: str, context: dict[str, str]) -> CallLine:
-    return CallLine(time(), "tools/call", outcome, 1.25, session, "legacy", "demo", tool, correlation, context)
+    call = EndedCall(time(), "tools/call", tool, "demo", outcome, 0.00125, session, correlation)
+    return CallLine(call, "legacy", context)
 
 
 def add(numbers: Iterable[int], tool: str = "echo") -> None:
@@ -50,7 +52,7 @@ def test_a_line_is_what_the_formatter_makes_of_its_record(
 ) -> None:
     session = a_session(FakeClock(), principal=Principal(issuer="api-key", subject=subject))
     line = a_line(session, outcome, tool, correlation, {"a": field, "b": "x"})
-    record = logging.makeLogRecord({"msg": "tools/call", "levelname": "INFO", "created": line.at})
+    record = logging.makeLogRecord({"msg": "tools/call", "levelname": "INFO", "created": line.call.at})
     record.__dict__ |= {
         "session": redact(session.id),
         "era": "legacy",

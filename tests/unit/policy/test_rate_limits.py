@@ -40,6 +40,14 @@ async def clock(monkeypatch: pytest.MonkeyPatch) -> FakeClock:
     return clock
 
 
+async def later(seconds: float) -> None:
+    """Let time pass."""
+    loop = asyncio.get_running_loop()
+    passed = loop.create_future()
+    loop.call_later(seconds, passed.set_result, None)
+    await passed
+
+
 class Store(MemoryRates):
     """Rates of a store that takes a while to answer, and counts how often it is asked. It may fail."""
 
@@ -50,7 +58,7 @@ class Store(MemoryRates):
 
     async def take(self, key: str, per_s: float, burst: int, times: int = 1, within_s: float = 0.0) -> float:
         self.asked += 1
-        await asyncio.sleep(ROUND_TRIP_S)
+        await later(ROUND_TRIP_S)
         if self.fails is not None:
             raise self.fails
         return await super().take(key, per_s, burst, times, within_s)
@@ -90,14 +98,14 @@ async def test_a_runaway_session_is_delayed_and_refused_and_others_are_neither(c
     async def without_end() -> None:
         while clock() < ends:
             statuses.extend(await answers(arrived(rates.call(runaway))))
-            await asyncio.sleep(0.1)
+            await later(0.1)
 
     running = [asyncio.create_task(without_end()) for _ in range(300)]
     while clock() < ends:
         at = clock()
         await arrived(rates.call(other))
         slowest, most = max(slowest, clock() - at), max(most, rates._sessions[runaway.id].waiting)
-        await asyncio.sleep(0.05)
+        await later(0.05)
     await asyncio.gather(*running)
     served, refused = statuses.count(200), statuses.count(429)
     assert 1_000 + 14 * 100 <= served <= 1_000 + 17 * 100 and refused > served and most == 32
@@ -116,7 +124,7 @@ async def test_what_waits_is_served_in_the_order_in_which_it_came(clock: FakeClo
     waiting = []
     for number in range(30):
         waiting.append(asyncio.create_task(call(1_000 + number)))
-        await asyncio.sleep(ROUND_TRIP_S * 0.7)  # some come while the store is asked, and some later
+        await later(ROUND_TRIP_S * 0.7)  # some come while the store is asked, and some later
     await asyncio.gather(*waiting)
     assert [number for number, _ in served] == [*range(1_030)]
     assert served[-1][1] - served[-8][1] == pytest.approx(0.07, abs=0.005), "one after the other, at the rate"
@@ -144,12 +152,12 @@ async def test_a_call_that_is_cancelled_waits_no_more_and_takes_no_place(clock: 
     for pause in (0.0, ROUND_TRIP_S / 2, ROUND_TRIP_S * 2):  # not begun, in the queue, with its turn
         await arrived(rates.call(session))
         call = asyncio.create_task(arrived(rates.call(session)))
-        await asyncio.sleep(pause)
+        await later(pause)
         call.cancel()
         with pytest.raises(asyncio.CancelledError):
             await call
         assert (account.waiting, account.queue) == (0, [])
-        await asyncio.sleep(2)
+        await later(2)
 
 
 @requirement("rep.store-down")
@@ -158,13 +166,13 @@ async def test_everything_goes_on_at_once_when_the_process_drains_or_the_store_f
     rates, session, other = rates_of(store, SLOW), a_session(clock), a_session(clock)
     for _ in range(2):
         waiting = [asyncio.create_task(arrived(rates.call(session))) for _ in range(2)]
-        await asyncio.sleep(0.1)
+        await later(0.1)
         at = clock()
         rates.let_go()
         assert await answers(*waiting) == [200, 200] and clock() == at
-        await asyncio.sleep(2)
+        await later(2)
     waiting = [asyncio.create_task(arrived(rates.call(session))) for _ in range(2)]
-    await asyncio.sleep(0.1)
+    await later(0.1)
     store.fails, at = StoreUnavailable("away"), clock()
     assert await answers(arrived(rates.call(other)), *waiting) == [200] * 3 and clock() - at < 0.01
     store.fails = ValueError("a fault")
@@ -194,7 +202,7 @@ async def test_calls_within_the_rate_do_not_wait_for_the_store(clock: FakeClock)
     rates, session = rates_of(store, PER_SESSION), a_session(clock)
     for _ in range(200):
         assert is_there(rates.call(session))
-        await asyncio.sleep(0.011)
+        await later(0.011)
     assert store.asked <= 40
 
 
@@ -221,11 +229,11 @@ async def test_a_call_is_spent_at_hand_of_both_accounts_or_of_none(clock: FakeCl
     assert spent == 10 == session.credit and (session.left, alice.left) == (-10, -10)
     rates.give_back(ALICE, "", "s")
     assert (session.left, alice.left) == (-9, -9) and rates.spend_at_hand(ALICE, "", "s")
-    await asyncio.sleep(0.1)
+    await later(0.1)
     assert store.asked == 1 and session.left > 0, "the store was asked behind the calls"
     assert rates.spend_at_hand(ANONYMOUS, "192.0.2.1", "s") and rates._addresses["192.0.2.1"].left == -1
     waiting = [asyncio.create_task(arrived(rates.of_session("s"))) for _ in range(60)]
-    await asyncio.sleep(0.05)
+    await later(0.05)
     left = alice.left
     assert session.waiting and not rates.spend_at_hand(ALICE, "", "s"), "others wait for it"
     assert alice.left == left
