@@ -15,7 +15,7 @@ from gateway.calls.exchange import Exchange
 from gateway.calls.exchange_state import ExchangeEvent
 from gateway.calls.failed_start import fail_start
 from gateway.calls.forwarded_headers import send_with
-from gateway.calls.in_flight import Calls, CallWatch
+from gateway.calls.in_flight import Calls, CallWatch, FastCall
 from gateway.calls.link_lifecycle import LinkLifecycle
 from gateway.calls.link_source import LinkSession, LinkSource
 from gateway.calls.link_users import LinkUsers
@@ -96,6 +96,10 @@ class Conversation(Peer):
         """Whether a call of that session can be sent at once: the link is open, and the session's use is recorded."""
         return self._links.is_open and live in self.users
 
+    def has_nothing_but_calls(self, live: LinkSession | None) -> bool:
+        """Whether a call of that session can be sent at once, and nobody is to be told anything beside its result."""
+        return self.is_open_to(live) and self.frames is None and not self.users.has_notice(live)
+
     # -- sending calls
 
     async def start(self, exchange: Exchange, params: Object, meta: Object, *, again: bool = False) -> None:
@@ -110,7 +114,7 @@ class Conversation(Peer):
         if not self.is_open_to(exchange.live):
             exchange.queue_at(self)
             self.calls.wait(exchange)
-            self._begin()
+            self._watch.begin()
         try:
             await self._start(exchange, params, meta, again=again)
         except BaseException:
@@ -158,19 +162,34 @@ class Conversation(Peer):
             self.frames.to_server(self.name, frame)
         exchange.sent_as(self, number, request if link.may_forget else None, written_at)
         self.calls.send(exchange)
-        self._begin()
+        self._watch.begin()
         return None
 
-    def _begin(self) -> None:
-        self._links.wake()
-        self._watch.begin()
+    def send_fast(self, number: int, frame: bytes, call: FastCall) -> bool:
+        """Send a call that is like one before it, over the link of that. If False, nothing was sent."""
+        link = self._links.link
+        try:
+            if link is None:
+                return False
+            link.send(frame)
+        except LinkClosed:
+            return False
+        self.calls.fast[number] = call
+        if self._watch.ticking is None:
+            self._watch.begin()
+        return True
+
+    def answered_fast(self, number: int) -> None:
+        """A call on the fast path has its answer."""
+        del self.calls.fast[number]
+        self._links.rest()
 
     def wait(self, exchange: Exchange, event: ExchangeEvent) -> None:
         """Keep a call in flight: its client is asked (event `ASK`), or the server is called again (`REQUEUE`)."""
         exchange.step(event)
         self.calls.wait(exchange)
         exchange.restart_deadline()
-        self._begin()
+        self._watch.begin()
 
     def end(self, exchange: Exchange) -> bool:
         """Remove a call, and end the questions to its client. False if it was not in flight."""
@@ -213,6 +232,10 @@ class Conversation(Peer):
         return link_fields(self.name, self._source.session, self._source.principal, self.calls, self._links.opened_for)
 
     def message(self, message: Message, stream: int | str | None = None) -> None:
+        if (fast := self.calls.fast.get(message.id)) is not None:  # type: ignore[arg-type]  # anything can be looked up
+            if isinstance(message.result, msgspec.Raw) and fast.answer(message.result):
+                return
+            fast.leave()
         if self.frames is not None:
             self.frames.from_server(self.name, message)
         try:
@@ -274,6 +297,9 @@ class Conversation(Peer):
     def restarted(self, reason: str) -> None:
         """The open link replaces an earlier one (LinkUser)."""
         self.users.restarted(reason)
+
+    def turned(self) -> None:
+        self.users.changed()
 
     def stopped(self) -> None:
         """The link was closed because nothing needed it (LinkUser)."""

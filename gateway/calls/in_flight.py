@@ -5,9 +5,12 @@
 """
 
 import asyncio
+import math
 from collections.abc import Iterator
 from time import monotonic
 from typing import Final, Protocol
+
+import msgspec
 
 from gateway.calls.deadlines import Deadlines
 from gateway.calls.exchange import Exchange
@@ -17,7 +20,7 @@ from gateway.calls.task_tokens import TaskToken, TaskTokens
 from gateway.errors import CALL_TIMED_OUT
 from transports.jsonrpc import encode
 
-__all__ = ["CallWatch", "Calls", "WatchedConversation"]
+__all__ = ["CallWatch", "Calls", "FastCall", "WatchedConversation"]
 
 TICK_S: Final = 0.25
 """How often calls in flight are checked for their deadlines and keepalives."""
@@ -28,44 +31,80 @@ _LATE: Final = {
 }
 
 
-class Calls:
-    """The calls of one conversation. They may change while they are iterated over."""
+class FastCall(Protocol):
+    """A call on the fast path (`gateway.relay.fast_path`)."""
 
-    __slots__ = ("_tasks", "_waiting", "sent")
+    usual_from: float
+    """When it leaves the fast path if it has no answer, by the monotonic clock."""
+
+    def answer(self, result: msgspec.Raw) -> bool:
+        """Answer its client with its server's result. False: it has left the fast path, and is to be answered as any
+        other."""
+        ...
+
+    def leave(self) -> None:
+        """Go on as the exchange that it would have been without the fast path."""
+        ...
+
+
+class Calls:
+    """The calls of one conversation. They may change while they are iterated over. `fast` has those on the fast path by
+    their numbers. They leave it as soon as somebody asks for the calls."""
+
+    __slots__ = ("_sent", "_tasks", "_waiting", "fast")
 
     def __init__(self) -> None:
-        self.sent: dict[int, Exchange] = {}
+        self.fast: dict[int, FastCall] = {}
+        self._sent: dict[int, Exchange] = {}
         self._tasks: TaskTokens | None = None
         self._waiting: dict[Exchange, None] = {}
 
     def __bool__(self) -> bool:
-        return bool(self.sent or self._waiting)
+        return bool(self._sent or self._waiting or self.fast)
 
     def __len__(self) -> int:
-        return len(self.sent) + len(self._waiting)
+        return len(self._sent) + len(self._waiting) + len(self.fast)
 
     def __iter__(self) -> Iterator[Exchange]:
         return iter([*self.sent.values(), *self._waiting])
+
+    @property
+    def sent(self) -> dict[int, Exchange]:
+        """Those that the server has, by their numbers."""
+        if self.fast:
+            self.leave_fast_path()
+        return self._sent
+
+    def leave_fast_path(self, before: float = math.inf) -> None:
+        """Have the calls leave the fast path, of those whose `usual_from` is before that time."""
+        if self.fast:
+            for call in [call for call in self.fast.values() if call.usual_from < before]:
+                call.leave()
+
+    def slow(self, now: float) -> Iterator[Exchange]:
+        """As the iteration, without those that are still on the fast path then."""
+        self.leave_fast_path(now)
+        return iter([*self._sent.values(), *self._waiting])
 
     def send(self, exchange: Exchange) -> None:
         """The server has it, under the exchange's number."""
         if self._waiting:
             self._waiting.pop(exchange, None)
-        self.sent[exchange.number] = exchange
+        self._sent[exchange.number] = exchange
 
     def wait(self, exchange: Exchange) -> None:
         """The server does not have it yet, or needs more before it answers."""
-        if self.sent.get(exchange.number) is exchange:
-            del self.sent[exchange.number]
+        if self._sent.get(exchange.number) is exchange:
+            del self._sent[exchange.number]
         self._waiting[exchange] = None
 
     def is_sent(self, exchange: Exchange) -> bool:
         """Whether the server has it."""
-        return self.sent.get(exchange.number) is exchange
+        return self._sent.get(exchange.number) is exchange
 
     def take(self, number: object) -> Exchange | None:
         """Remove and return the call that the server has under that number."""
-        exchange = self.sent.pop(number, None) if isinstance(number, int) else None
+        exchange = self._sent.pop(number, None) if isinstance(number, int) else None
         if exchange is not None and exchange.makes_task:
             self._keep_token(exchange)
         return exchange
@@ -83,8 +122,10 @@ class Calls:
 
     def rest(self) -> None:
         """Give back the memory that calls in flight have taken, if there are none. One for each session adds up."""
-        if not self.sent:
-            self.sent = {}
+        if not self._sent:
+            self._sent = {}
+        if not self.fast:
+            self.fast = {}
         if not self._waiting:
             self._waiting = {}
 
@@ -101,8 +142,8 @@ class Calls:
 
     def end(self, exchange: Exchange) -> bool:
         """Remove a call. False if it was not in flight."""
-        if self.sent.get(exchange.number) is exchange:
-            del self.sent[exchange.number]
+        if self._sent.get(exchange.number) is exchange:
+            del self._sent[exchange.number]
             return True
         return exchange in self._waiting and self._waiting.pop(exchange) is None
 
@@ -138,32 +179,32 @@ class CallWatch:
     """Checks the calls of a conversation at intervals while there are any: sends keepalives to clients that wait, logs
     calls that are slow, and ends those that are late."""
 
-    __slots__ = ("_conversation", "_ticking")
+    __slots__ = ("_conversation", "ticking")
 
     def __init__(self, conversation: WatchedConversation) -> None:
         self._conversation = conversation
-        self._ticking: asyncio.TimerHandle | None = None
+        self.ticking: asyncio.TimerHandle | None = None
 
     def begin(self) -> None:
         """There is a call in flight."""
         # One timer for all calls: one for each would cost more than writing the call.
-        if self._ticking is None:
-            self._ticking = self._later()
+        if self.ticking is None:
+            self.ticking = self._later()
 
     def end(self) -> None:
         """Check no more calls."""
-        if self._ticking is not None:
-            self._ticking.cancel()
-            self._ticking = None
+        if self.ticking is not None:
+            self.ticking.cancel()
+            self.ticking = None
 
     def _later(self) -> asyncio.TimerHandle:
         tick_s = min(TICK_S, self._conversation.deadlines.call_s / 4)
         return asyncio.get_running_loop().call_later(tick_s, self._tick)
 
     def _tick(self) -> None:
-        self._ticking = self._later() if self._conversation.calls else None
+        self.ticking = self._later() if self._conversation.calls else None
         now = monotonic()
-        for exchange in self._conversation.calls:
+        for exchange in self._conversation.calls.slow(now):
             exchange.replies.tick(now)
             if exchange.is_suspended:
                 if exchange.suspended is not None and now >= exchange.suspended.until:

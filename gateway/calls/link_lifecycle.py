@@ -69,13 +69,17 @@ class LinkUser(LinkEvents, Protocol):
         """The link was closed because nothing needed it."""
         ...
 
+    def turned(self) -> None:
+        """The link has become open, or is open no longer."""
+        ...
+
 
 class LinkLifecycle:
     """Opens, replaces and closes the link. `restarts` counts links that replaced an earlier one."""
 
     # Without a dictionary each: there are as many as there are conversations.
     __slots__ = """_closing _deadlines _greeted _idle _idle_stop_s _loss _retired _source _tasks _user
-        _was_open failures initialize_result is_open last_words link log_level opened_for patience
+        _rests_since _was_open failures initialize_result is_open last_words link log_level opened_for patience
         resources restarts state""".split()
 
     def __init__(self, source: LinkSource, user: LinkUser, deadlines: Deadlines, *, idle_stop_s: float | None) -> None:
@@ -100,11 +104,14 @@ class LinkLifecycle:
         self._retired: tuple[Link, ...] = ()  # takes no message, but may still answer
         self._closing: asyncio.Task[None] | None = None
         self._idle: asyncio.TimerHandle | None = None
+        self._rests_since = 0.0  # by the monotonic clock, unless there is a call
         self._tasks = Tasks(sys.intern(f"link to server {source.name!r}"))
 
     def _step(self, event: LinkEvent) -> None:
-        self.state = step(LINK, self.state, event)
+        self.state, was_open = step(LINK, self.state, event), self.is_open
         self.is_open = self.state is LinkState.OPEN
+        if self.is_open is not was_open:
+            self._user.turned()
 
     def require(self) -> Link:
         """The present link, which may still be shaking hands. Raises `LinkClosed` if there is none."""
@@ -285,25 +292,30 @@ class LinkLifecycle:
     def stop_idle_after(self, idle_stop_s: float | None) -> None:
         """Close the link after that long without calls, from now on. None: never."""
         self._idle_stop_s = idle_stop_s
-        self.wake()
+        self._end_timer()
         self.rest()
 
     def rest(self) -> None:
         """Close the link after a while without calls."""
-        if self._idle_stop_s is None or self.link is None or self._user.has_calls:
-            return
-        self.wake()
-        self._idle = asyncio.get_running_loop().call_later(self._idle_stop_s, self._stop)
+        if self._idle is not None:  # it is set anew when it ends: not for each call
+            self._rests_since = monotonic()
+        elif self._idle_stop_s is not None and self.link is not None and not self._user.has_calls:
+            self._rests_since = monotonic()
+            self._idle = asyncio.get_running_loop().call_later(self._idle_stop_s, self._stop)
 
-    def wake(self) -> None:
-        """Do not close the link: there is a call again."""
+    def _end_timer(self) -> None:
         if self._idle is not None:
             self._idle.cancel()
             self._idle = None
 
     def _stop(self) -> None:
         self._idle = None
-        if self.state is LinkState.OPEN and self._user.is_idle:
+        if self._idle_stop_s is None:
+            return
+        left_s = self._rests_since + self._idle_stop_s - monotonic()
+        if left_s > 0:
+            self._idle = asyncio.get_running_loop().call_later(left_s, self._stop)
+        elif self.state is LinkState.OPEN and self._user.is_idle:
             self._loss = Loss.STOPPED
             self.discard()
         else:
@@ -314,7 +326,7 @@ class LinkLifecycle:
     async def close(self) -> None:
         """Close the link for good: nothing of it is left when this returns. Idempotent."""
         self._step(LinkEvent.END)
-        self.wake()
+        self._end_timer()
         if (opening := self._tasks.running(_OPENING)) is not None:
             opening.cancel()
         await self._tasks.settled()

@@ -32,6 +32,10 @@ class LinkSession(Protocol):
         """Give back the memory that calls in flight have taken, if there are none."""
         ...
 
+    def changed(self) -> None:
+        """What was decided on a call of the session does not hold for the next one."""
+        ...
+
 
 class LinkSource(Protocol):
     """Opens links to one server in one era. Every method is called again for each link."""

@@ -49,18 +49,30 @@ class LinkUsers:
     def restarted(self, reason: str) -> None:
         """Record that the server was restarted. The next result of every session reports it."""
         self._notices = dict.fromkeys(self._users, reason)
+        self.changed()
 
     def notify(self, live: LinkSession, reason: str) -> None:
         """Give one session the reason with its next result, unless another reason waits already."""
         if self._notices is None:
             self._notices = {}
         self._notices.setdefault(live, reason)
+        live.changed()
+
+    def changed(self) -> None:
+        """What was decided on calls of the sessions does not hold for the next ones."""
+        for live in self._users:
+            if live is not None:
+                live.changed()
 
     def rest(self) -> None:
         """The sessions give back the memory that their calls have taken."""
         for live in self._users:
             if live is not None:
                 live.rest()
+
+    def has_notice(self, live: LinkSession | None) -> bool:
+        """Whether the session's next result has to report something."""
+        return self._notices is not None and live in self._notices
 
     def take_notice(self, live: LinkSession | None) -> str | None:
         """The reason for the session's next result. It is returned once."""

@@ -1,5 +1,6 @@
 """The lists of tools, prompts and resources that one conversation has received from its server."""
 
+from collections.abc import Callable
 from typing import Any, Final
 
 from gateway.protocol.listing import Names, Tools
@@ -20,18 +21,31 @@ class Lists:
 
     `late` has the items of lists that came too late for the answer that needed them. `passed` has names in pages that
     clients have requested: they may not be all. `announced` has the kinds of which the server has ever announced a
-    change.
+    change. `on_change` is called when a list is another one than before, or not known any more.
     """
 
-    __slots__ = ("announced", "asked_at", "changed", "known", "late", "passed")
+    __slots__ = ("_on_change", "announced", "asked_at", "changed", "known", "late", "passed")
 
-    def __init__(self) -> None:
+    def __init__(self, on_change: Callable[[], None]) -> None:
+        self._on_change = on_change
         self.known: dict[str, Listed] = {}
         self.changed: set[str] = set()
         self.asked_at: dict[str, float] = {}
         self.late: dict[str, list[dict[str, Any]]] = {}
         self.announced: set[str] = set()
         self.passed: dict[str, Names] = {}
+
+    def keep(self, method: str, found: Listed) -> None:
+        """Keep a list that was received."""
+        if self.known.get(method) is not found:
+            self.known[method] = found
+            self._on_change()
+
+    def ask(self, method: str) -> None:
+        """A list is requested: what the server announces from now on is a change of that."""
+        if method in self.changed:
+            self.changed.discard(method)
+            self._on_change()
 
     def keep_late(self, method: str, items: list[dict[str, Any]]) -> None:
         """Keep a list for answers that cannot wait for the server; a large one is not kept."""
@@ -43,6 +57,7 @@ class Lists:
     def forget(self, kind: str) -> None:
         """Drop the lists of a kind (tools, prompts, resources): the server has announced a change."""
         self.announced.add(kind)
+        self._on_change()
         for row in lists_of(kind):
             self.known.pop(row.name, None)
             self.late.pop(row.name, None)

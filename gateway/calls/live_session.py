@@ -102,6 +102,8 @@ class LiveSession(WatchedSession):
     @property
     def exchanges(self) -> Set[Exchange]:
         """The calls in flight."""
+        for conversation in self.conversations.values():
+            conversation.calls.leave_fast_path()
         return _NONE if self._exchanges is None else self._exchanges
 
     def exchange_begins(self, exchange: Exchange) -> None:
@@ -160,6 +162,7 @@ class LiveSession(WatchedSession):
 
     def _step(self, event: LiveEvent) -> None:
         self.state = step(LIVE, self.state, event)
+        self.changed()
         self.ended = self.state in GONE
         if self._draining is not None and (self.state is LiveState.DRAINING or self.ended):
             self._draining.set()
@@ -238,6 +241,8 @@ class LiveSession(WatchedSession):
 
     def replace_record(self, session: Session, *, is_read: bool = False) -> None:
         """Use this record from now on. `is_read`: the store has just returned it."""
+        if session is not self.session and not session.is_but_used(self.session):
+            self.changed()
         self.session = session
         if is_read:
             self.read_at = monotonic()
@@ -252,6 +257,7 @@ class LiveSession(WatchedSession):
     def watch_return(self, watch: ReturnWatch | None) -> None:
         """Wait for its client with that watch; None: no longer."""
         self.return_watch = watch
+        self.changed()
 
     def client_returned(self) -> None:
         """Keep its processes as those of a session in use."""
@@ -372,6 +378,8 @@ class LiveSessions:
     def remove(self, session_id: str) -> LiveSession | None:
         """Remove a session before it is closed, so that no request finds it any more."""
         live = self._live.pop(session_id, None)
+        if live is not None:
+            live.changed()
         if live is not None and self._named.get(live.alias) is live:
             del self._named[live.alias]
         return live

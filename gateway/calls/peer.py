@@ -89,10 +89,13 @@ class Peer(WatchedLink):
         self._tasks: OwnedTasks | None = None
         self._task_link: Link | None = None  # whose tasks these are
 
+    def turned(self) -> None:
+        """Something has changed that calls of the server's sessions are decided on: its link, or what it lists."""
+
     @property
     def lists(self) -> Lists:
         """The pages of the server's lists that were received, to be extended."""
-        self.known_lists = self.known_lists or Lists()
+        self.known_lists = self.known_lists or Lists(self.turned)
         return self.known_lists
 
     @property
@@ -179,7 +182,6 @@ class Peer(WatchedLink):
     def hold_link(self) -> None:
         """Keep the link open without calls, until `free_link` is called as often: the server works on a task."""
         self._holds += 1
-        self._links.wake()
 
     def free_link(self) -> None:
         """Undo one `hold_link`."""

@@ -8,7 +8,7 @@ __all__ = ["Usage", "Use"]
 class Usage:
     """Counts the uses of one session. The idle time of a session counts from the end of the last use.
 
-    Only `in_use`, `at_work` and the end of a `Use` change `busy` (uses that have not ended), `held_bytes` (large
+    Only `in_use`, `begin_use`, `at_work` and their ends change `busy` (uses that have not ended), `held_bytes` (large
     request bodies of calls in flight), `open_streams` (standalone streams) and `tasks` (that end with a process of it).
     """
 
@@ -31,6 +31,15 @@ class Usage:
         self.held_bytes += held
         self.open_streams += is_stream
         return Use(self, held, is_stream)
+
+    def begin_use(self) -> None:
+        """As `in_use`, for a use that `end_use` ends once, and that holds nothing."""
+        self.busy += 1
+
+    def end_use(self) -> None:
+        """End a use that `begin_use` has begun."""
+        self.busy -= 1
+        self._was_used = True
 
     def at_work(self) -> "Use":
         """As `in_use`, for a task that ends with a process of this session."""

@@ -15,17 +15,24 @@ class _Watched(Protocol):
 
 
 class WatchedSession(Usage):
-    """`frames` gets the messages of the session; None while nobody watches."""
+    """`frames` gets the messages of the session; None while nobody watches. `version` is another number after each
+    change of what its calls were decided on: its life, its record, its links, who watches."""
 
-    __slots__ = ("frames",)
+    __slots__ = ("frames", "version")
 
     def __init__(self) -> None:
         super().__init__()
         self.frames: SessionFrames | None = None
+        self.version = 0
+
+    def changed(self) -> None:
+        """What was decided on a call of the session does not hold for the next one."""
+        self.version += 1
 
     def watched_by(self, frames: SessionFrames | None, links: Mapping[Any, _Watched]) -> None:
         """Have `frames` get the messages of the session and of its links from now on; None: nobody."""
         self.frames = frames
+        self.changed()
         for link in links.values():
             link.watch(frames)
 

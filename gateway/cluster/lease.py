@@ -29,7 +29,8 @@ class OwnLease:
     def __init__(self) -> None:
         self.peers: Mapping[str, str] | None = None
         self._until = 0.0
-        self._trusted_until = 0.0
+        self.trusted_until = 0.0
+        """Until when no replica can have taken a session without this one knowing, by the monotonic clock."""
         self._renewed_since: float | None = None
         self._holding: dict[str, float] = {}
         self._doubted: dict[str, float] = {}
@@ -42,11 +43,11 @@ class OwnLease:
 
     def renewed(self, asked_at: float) -> bool:
         """Record a renewal that was sent then. True if the replica has trusted itself until then."""
-        was_fresh = asked_at < self._trusted_until
+        was_fresh = asked_at < self.trusted_until
         if self._renewed_since is None or asked_at >= self._until:
             self._renewed_since = asked_at
         self._until = max(self._until, asked_at + LEASE_S)
-        self._trusted_until = max(self._trusted_until, asked_at + TRUST_S)
+        self.trusted_until = max(self.trusted_until, asked_at + TRUST_S)
         return was_fresh
 
     def not_renewed(self) -> None:
@@ -55,17 +56,17 @@ class OwnLease:
 
     def held(self, asked_at: float) -> None:
         """All other replicas have agreed to hold. They were asked then."""
-        self._trusted_until = max(self._trusted_until, min(asked_at + HOLD_S, self._until))
+        self.trusted_until = max(self.trusted_until, min(asked_at + HOLD_S, self._until))
 
     @property
     def is_fresh(self) -> bool:
         """True while no replica can have taken a session without this one knowing."""
-        return monotonic() < self._trusted_until
+        return monotonic() < self.trusted_until
 
     @property
     def is_fresh_for_a_while(self) -> bool:
         """As `is_fresh`, if the lease is valid for at least `_MARGIN_S` more."""
-        return monotonic() < min(self._trusted_until, self._until - _MARGIN_S)
+        return monotonic() < min(self.trusted_until, self._until - _MARGIN_S)
 
     # -- of others
 

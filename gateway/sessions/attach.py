@@ -109,10 +109,10 @@ class SessionAttacher:
         await live.recover()
         return live
 
-    def refresh(self, live: LiveSession) -> None:
-        """Read the record of a session in use again, while the cached one serves its calls."""
-        if self._refreshing.running(live) is None:
-            self._refreshing.start(live, lambda: self._refresh(live))
+    def refresh(self, live: LiveSession) -> "asyncio.Future[None]":
+        """Read the record of a session in use again, while the cached one serves its calls. Returns the reading, which
+        is shared and raises nothing."""
+        return self._refreshing.start(live, lambda: self._refresh(live))
 
     async def _refresh(self, live: LiveSession) -> None:
         known = live.session

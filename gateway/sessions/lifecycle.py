@@ -131,6 +131,8 @@ class SessionLifecycle:
             await live.close(over=over, taken_over=taken_over)
 
     def _close_soon(self, session_id: str, *, over: bool = True, taken_over: bool = False) -> asyncio.Task[None]:
+        if (live := self._live.get(session_id)) is not None:
+            live.changed()  # what is sent or answered before it is closed is decided on anew
         # In the background: a child process that does not exit must not delay the next round of `keep_alive`.
         return self._tasks.spawn(self.close(session_id, over=over, taken_over=taken_over))
 

@@ -1,5 +1,6 @@
 """Resolves a request to its session: from its carriers, and the cached record or the store."""
 
+import asyncio
 import itertools
 from collections.abc import Coroutine, Iterable
 from typing import Any
@@ -102,12 +103,21 @@ class SessionResolver:
         live = known.live
         if self._live.get(live.session.id) is not live or live.return_watch is not None:
             return None
+        return known if self.still_serves(live) else None
+
+    def still_serves(self, live: LiveSession) -> bool:
+        """Whether this replica may serve a live session that it has served before, without asking anybody. Its record
+        is read again in time."""
         age_s = self._cached.age_at_hand(live)
         if age_s is None:
-            return None
+            return False
         if age_s >= AGING_AFTER_S:
             self._attacher.refresh(live)
-        return known
+        return True
+
+    def read_again(self, live: LiveSession) -> "asyncio.Future[None]":
+        """Read the record of a live session, for a call that is to wait for it. Afterwards ask `still_serves`."""
+        return self._attacher.refresh(live)
 
     def _refresh(self, live: LiveSession) -> None:
         """Have the record that serves a call read again before it is too old."""

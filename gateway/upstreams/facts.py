@@ -98,19 +98,26 @@ def era_of(facts: ServerFacts | None, client: Era, *, accepts_handshake: bool | 
 
 
 class KnownFacts:
-    """The facts of the last probe of one server. Only the probe writes them.
+    """The facts of the last probe of one server. Only the probe writes them. `version` is another number after each
+    change of what calls are decided on.
 
     The schemas of tools that mirror arguments in headers are those of the last list that anybody has received.
     """
 
     def __init__(self) -> None:
         self.latest: ServerFacts | None = None
+        self.version = 0
         self._mirrored: dict[str, Any] = {}
 
     def learn(self, facts: ServerFacts) -> None:
         """Replace the facts."""
         self.latest = facts
+        self.changed()
         self._mirrored = dict(facts.tools.mirrored)
+
+    def changed(self) -> None:
+        """What was decided on a call of the server does not hold for the next one."""
+        self.version += 1
 
     @property
     def guessed(self) -> ServerFacts | None:

@@ -80,7 +80,8 @@ class Inventory:
         if found is None and METHODS[method].kind not in lists.announced:
             kept = self.reader.kept_items(method, self.results)
             if kept is not None:
-                found = lists.known[method] = self._shared_list(method, kept)
+                found = self._shared_list(method, kept)
+                lists.keep(method, found)
                 if not name or name in found:
                     return found
         return await self.refresh(method, conversation)
@@ -97,14 +98,14 @@ class Inventory:
         try:
             async with asyncio.timeout(self._timeout_s):
                 await conversation.ready()
-                lists.changed.discard(method)
+                lists.ask(method)
                 found = self._shared_list(method, await self.reader.all_items(method, conversation, self.results))
         except TimeoutError:
             waited = f"did not start and answer {method} within {self._timeout_s:g} s"
             raise UpstreamUnavailable(f"server {self._name!r} {waited}") from None
         lists.asked_at[method] = monotonic()
         if method not in lists.changed:
-            lists.known[method] = found
+            lists.keep(method, found)
         return found
 
     def seen(self, method: str, conversation: Conversation | None, page: Any) -> None:
@@ -125,7 +126,7 @@ class Inventory:
             if names <= known:
                 return
             items = [{key: name} for name in (*known, *names)]
-        conversation.lists.known[method] = self._shared_list(method, items)
+        conversation.lists.keep(method, self._shared_list(method, items))
 
     def _passed(self, method: str, conversation: Conversation, items: list[dict[str, Any]]) -> None:
         key, passed = METHODS[method].item_key, conversation.lists.passed

@@ -184,11 +184,13 @@ class Probe:
             await conversation.ready()
             # An answer in no version of this era is that of a server which answers every method.
             self._accepts_handshake = version_of(conversation.initialize_result or b"{}") in HANDSHAKE_VERSIONS
+            self._known.changed()
         except UpstreamUnavailable as error:
             logger.warning("the handshake with server %s could not be tried: %s", self._name, error)
         except HandshakeRefused as error:
             # With any other error the server refuses this handshake only.
             self._accepts_handshake = error_code(error.error) not in _NO_HANDSHAKE
+            self._known.changed()
 
     # -- asking
 

@@ -58,7 +58,7 @@ class ConfiguredUpstream:
         server lists."""
         self._upstream = upstream
         self._links = links
-        self._known = known
+        self.known = known
         self._shared = shared
         self._probe = probe
         self._deadlines = deadlines
@@ -90,7 +90,7 @@ class ConfiguredUpstream:
     @property
     def has_answered(self) -> bool:
         """Whether the last probe found what the server lists."""
-        return self._known.latest is not None and self._known.latest.has_answered
+        return self.known.latest is not None and self.known.latest.has_answered
 
     @property
     def is_failing(self) -> bool:
@@ -110,33 +110,33 @@ class ConfiguredUpstream:
     @property
     def speaks_modern(self) -> bool:
         """Whether the server speaks 2026-07-28 or later."""
-        return self._known.latest is not None and self._known.latest.discover is not None
+        return self.known.latest is not None and self.known.latest.discover is not None
 
     @property
     def is_asked_in_sessions(self) -> bool:
         """Whether the server answers nothing without the credentials that its configuration has for each session."""
-        facts = self._known.latest
+        facts = self.known.latest
         return self._takes_secrets and facts is not None and facts.needs_credentials
 
     @property
     def probed_tools(self) -> Tools | None:
         """The tools that the server has listed to the probe."""
-        return self._known.tools()
+        return self.known.tools()
 
     @property
     def discovery(self) -> bytes | None:
         """The server's answer to `server/discover`, or one made from its handshake; None if it has not answered."""
-        return self._known.latest.discovery if self._known.latest is not None and self.has_answered else None
+        return self.known.latest.discovery if self.known.latest is not None and self.has_answered else None
 
     @property
     def handshake(self) -> bytes | None:
         """The server's answer to `initialize`; None if it speaks the modern era, or has not answered."""
-        return self._known.handshake()
+        return self.known.handshake()
 
     @property
     def state(self) -> ServerState:
         """Whether the server can be used, for operators."""
-        probe, facts = self._probe, self._known.latest
+        probe, facts = self._probe, self.known.latest
         if self.has_answered:
             return ServerState("ok", start_s=probe.started_s)
         if not probe.failures.count:
@@ -147,17 +147,17 @@ class ConfiguredUpstream:
     @property
     def declared(self) -> dict[str, Any]:
         """The capabilities that the server has declared to the last probe; empty if it has not answered."""
-        return {} if self._known.latest is None else self._known.latest.capabilities
+        return {} if self.known.latest is None else self.known.latest.capabilities
 
     @property
     def notifies(self) -> bool:
         """Whether the server has declared to the last probe that it notifies of changes."""
-        return self._known.latest is not None and self._known.latest.notifies
+        return self.known.latest is not None and self.known.latest.notifies
 
     @property
     def extensions(self) -> Declared:
         """The extensions that the server has declared to the last probe."""
-        return Declared() if self._known.latest is None else self._known.latest.declared
+        return Declared() if self.known.latest is None else self.known.latest.declared
 
     async def capabilities(self) -> dict[str, Any]:
         """The capabilities that the server declares."""
@@ -192,7 +192,7 @@ class ConfiguredUpstream:
     async def era_in(self, live: LiveSession, client: Era, correlation: str) -> Era:
         """As `era_for`, for a session. A server that refuses what the gateway asks without credentials is asked with
         those of the session."""
-        era, facts = await self.era_for(client), self._known.latest
+        era, facts = await self.era_for(client), self.known.latest
         if facts is None or not facts.needs_credentials or self.settings.shared:
             return era
         if self.is_asked_by(live):

@@ -21,6 +21,7 @@ from gateway.relay.admission import Admission
 from gateway.relay.aggregation import Aggregation
 from gateway.relay.late_servers import LateServers
 from gateway.relay.visible_servers import VisibleServers
+from gateway.upstreams.facts import KnownFacts
 from gateway.upstreams.inventory import Inventory
 from gateway.upstreams.list_pages import ListReader
 from gateway.upstreams.result_cache import ResultCache
@@ -96,7 +97,8 @@ class PagedServer(OneServer):
         self.inventory = Inventory(
             name, reader, timeout_s=5.0, probed=lambda: self.probed_tools, results=ResultCache(1 << 20)
         )
-        self.lists = Lists()
+        self.known = KnownFacts()
+        self.lists = Lists(lambda: None)
         self.known_lists = self.lists
         self.declared = {"resources": {}, "tools": {}}
         self.error = -32002

@@ -72,27 +72,23 @@ class Inbox:
 class Outbox:
     """Writes a descriptor, which it closes if `owns`. What the descriptor does not take at once is written later."""
 
-    __slots__ = ("_fd", "_finishing", "_loop", "_owns", "_pending")
+    __slots__ = ("_fd", "_finishing", "_loop", "_owns", "pending")
 
     def __init__(self, loop: asyncio.AbstractEventLoop, fd: int, *, owns: bool = True) -> None:
         self._loop = loop
         self._fd = fd
         self._owns = owns
-        self._pending = bytearray()
+        self.pending = bytearray()
+        """Bytes not yet taken by the reader."""
         self._finishing = False
         os.set_blocking(fd, False)
-
-    @property
-    def size(self) -> int:
-        """Bytes not yet taken by the reader."""
-        return len(self._pending)
 
     def write(self, data: bytes) -> bool:
         """Write or keep all of the data. False, and nothing is written, after `finish` or if the reader is gone."""
         if self._fd < 0 or self._finishing:
             return False
         taken = 0
-        if not self._pending:
+        if not self.pending:
             try:
                 taken = os.write(self._fd, data)
             except BlockingIOError:
@@ -103,13 +99,13 @@ class Outbox:
             if taken == len(data):
                 return True
             self._loop.add_writer(self._fd, self._flush)
-        self._pending += memoryview(data)[taken:]
+        self.pending += memoryview(data)[taken:]
         return True
 
     def finish(self) -> None:
         """Close when everything that was written has been read."""
         self._finishing = True
-        if not self._pending:
+        if not self.pending:
             self.close()
 
     def close(self) -> None:
@@ -117,7 +113,7 @@ class Outbox:
         if self._fd >= 0:
             fd, self._fd = self._fd, -1
             self._loop.remove_writer(fd)
-            self._pending = bytearray()
+            self.pending = bytearray()
             if self._owns:
                 os.close(fd)
 
@@ -125,13 +121,13 @@ class Outbox:
         if self._fd < 0:
             return
         try:
-            del self._pending[: os.write(self._fd, self._pending)]
+            del self.pending[: os.write(self._fd, self.pending)]
         except BlockingIOError:
             return
         except OSError:
             self.close()
             return
-        if not self._pending:
+        if not self.pending:
             self._loop.remove_writer(self._fd)
             if self._finishing:
                 self.close()

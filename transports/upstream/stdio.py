@@ -171,7 +171,7 @@ class StdioLink:
 
     def send(self, frame: bytes) -> None:
         stdin = self._process.stdin
-        if stdin.size > MAX_UNREAD_BYTES:
+        if len(stdin.pending) > MAX_UNREAD_BYTES:
             raise LinkClosed(f"server {self._name!r} does not read its input")
         if not stdin.write(frame + b"\n"):
             raise LinkClosed(f"server {self._name!r} has closed its input")

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections import Counter
+from collections.abc import Callable
 from typing import cast
 
 import pytest
@@ -55,6 +56,7 @@ class User:
         self.reasons: list[str] = []
         self.greeted: list[Link | None] = []  # the link that the client's notifications may have used, at each request
         self.stops = 0
+        self.turns: list[bool] = []
         self.links: LinkLifecycle
 
     @property
@@ -70,6 +72,9 @@ class User:
 
     def restarted(self, reason: str) -> None:
         self.reasons.append(reason)
+
+    def turned(self) -> None:
+        self.turns.append(self.links.is_open)
 
     def stopped(self) -> None:
         self.stops += 1
@@ -290,6 +295,86 @@ async def test_the_time_until_an_idle_link_is_closed_can_change() -> None:
     await links.ready()
     await turns()
     assert links.is_open and user.reasons == ["idle_stop"]
+
+
+class Timers:
+    """The timers of a loop, and its clock. Each is `(when, callback)`."""
+
+    def __init__(self, patch: pytest.MonkeyPatch) -> None:
+        self.now = 1_000.0
+        self.made: list[tuple[float, Callable[[], None]]] = []
+        self.cancelled = 0
+        patch.setattr("gateway.calls.link_lifecycle.monotonic", lambda: self.now)
+        patch.setattr(asyncio.get_running_loop(), "call_later", self._later)
+
+    def _later(self, delay_s: float, callback: Callable[[], None]) -> asyncio.TimerHandle:
+        self.made.append((self.now + delay_s, callback))
+        return cast("asyncio.TimerHandle", self)
+
+    def cancel(self) -> None:
+        self.cancelled += 1
+
+    def fire(self) -> None:
+        """The time of the last timer has come."""
+        when, callback = self.made[-1]
+        self.now = max(self.now, when)
+        callback()
+
+
+async def idle_link(patch: pytest.MonkeyPatch) -> tuple[LinkLifecycle, User, Timers]:
+    """An open link that is closed after a minute without calls."""
+    links, _, user = lifecycle(idle_stop_s=60.0)
+    await links.ready()
+    links.stop_idle_after(None)
+    timers = Timers(patch)
+    links.stop_idle_after(60.0)
+    return links, user, timers
+
+
+@requirement("hot.fast", "cli.idle")
+async def test_a_link_is_closed_when_it_was_idle_since_its_last_call_and_no_call_makes_a_timer(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    links, _, timers = await idle_link(monkeypatch)
+    for _ in range(100):
+        timers.now += 0.5
+        links.rest()
+    assert len(timers.made) == 1 and timers.cancelled == 0
+    timers.fire()
+    assert links.is_open and [when for when, _ in timers.made] == [1_060.0, 1_110.0], "a minute after the last call"
+    timers.fire()
+    await turns()
+    assert links.state is LinkState.ABSENT and len(timers.made) == 2
+
+
+@requirement("hot.fast", "cli.idle")
+async def test_a_call_that_outlasts_the_timer_keeps_its_link_and_begins_the_time_anew(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    links, user, timers = await idle_link(monkeypatch)
+    user.has_calls = True
+    timers.fire()
+    assert links.is_open and len(timers.made) == 1, "nothing is to be stopped while there is a call"
+    user.has_calls, timers.now = False, 5_000.0
+    links.rest()
+    assert timers.made[-1][0] == 5_060.0
+    timers.fire()
+    await turns()
+    assert links.state is LinkState.ABSENT
+
+
+@requirement("hot.fast")
+async def test_whoever_decides_on_calls_learns_when_the_link_opens_and_when_it_is_lost() -> None:
+    links, source, user = lifecycle()
+    assert user.turns == []
+    await links.ready()
+    source.made[0].end()
+    await links.ready()
+    links.discard()
+    assert user.turns == [True, False, True, False]
+    await turns()
+    await links.close()
+    assert user.turns == [True, False, True, False], "it was open no longer"
 
 
 @requirement("proc.garbage")

@@ -46,7 +46,7 @@ class Server(parts.Server):
         self.era = era
         self.calls = Calls()
         self.users = LinkUsers()
-        self.lists = Lists()
+        self.lists = Lists(lambda: None)
         self.acknowledged: list[bytes] = []
         self.settled: list[Message] = []
         self.known_tasks: OwnedTasks | None = None

@@ -44,7 +44,7 @@ class Server(OneServer):
         self.up = self.answered = asyncio.Event()
         if is_up:
             self.up.set()
-        self.lists = self.known_lists = Lists()
+        self.lists = self.known_lists = Lists(lambda: None)
         self.inventory = SimpleNamespace(reader=ListReader(name_chars=256, uri_chars=256))
         self.asked = 0
         self.was_asked = asyncio.Event()
