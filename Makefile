@@ -16,7 +16,7 @@ pytest = failed=0; \
 		|| [ $$? -eq 5 ] || failed=1; \
 	exit $$failed
 
-.PHONY: help run test test-touched test-all test-below-tmp unit coverage mutants check clients published conformance cluster chaos tasks attack hostile kernels fuzz matrix bench bench-peers reference site lock sbom image-check clean
+.PHONY: help run test test-touched test-all test-below-tmp unit coverage mutants check clients published conformance cluster chaos tasks attack hostile kernels fuzz differential matrix bench bench-peers reference site lock sbom image-check clean
 
 help: ## List the commands
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -83,6 +83,9 @@ kernels: $(VENV)/.installed-dev ## Run the tests of cgroups on Debian's kernel i
 
 fuzz: $(VENV)/.installed-dev ## Fuzz the HTTP and JSON parsers for a minute, compared with h11 and json
 	$(BIN)/python -m tests.attack.fuzz --minutes 1
+
+differential: $(VENV)/.installed-dev ## Compare 150,000 calls through gateways with and without a fast path (half an hour)
+	$(BIN)/python -m tests.attack.fast_path_differential
 
 matrix: $(VENV)/.installed-dev ## Test every feature for every pair of client era and server era
 	$(BIN)/python -m tests.matrix.run

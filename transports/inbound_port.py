@@ -74,6 +74,50 @@ class OwnedByPeer(Exception):
         self.route = route
 
 
+Holes = tuple[bytes, bytes]
+"""What differs between calls that are like each other, as JSON: the id, and the arguments, which may be no JSON."""
+
+
+class CallInFlight(Protocol):
+    """A call that was sent by a `CallPath`."""
+
+    def leave(self) -> None:
+        """Go on as the handler's answer to the request (`AnsweringConnection.leave_fast`)."""
+        ...
+
+
+class AnsweringConnection(Protocol):
+    """The connection of a call that was sent by a `CallPath`."""
+
+    def answer_fast(self, frame: bytes, headers: list[tuple[bytes, bytes]]) -> bool:
+        """Send the call's response. If False, nothing was done."""
+        ...
+
+    def goes_on(self, call: CallInFlight) -> None:
+        """The call is sent now, which had to wait."""
+        ...
+
+    def begin_usual(self) -> None:
+        """Have the handler serve the request: nothing was done for it."""
+        ...
+
+    def leave_fast(self, began: float, become: "Callable[[Request], Answer]") -> None:
+        """Go on with what `become` makes of the call's request, which arrived then by the monotonic clock, in a context
+        of the request's own."""
+        ...
+
+
+class CallPath(Protocol):
+    """Sends the calls of one connection that are like one before them, without the handler."""
+
+    is_over: bool
+    """Whether it sends no more."""
+
+    def begin(self, connection: AnsweringConnection, holes: Holes, trace: bytes = b"") -> CallInFlight | None:
+        """Send a call, whose head has that `traceparent`. None: nothing was done, and the call is for the handler."""
+        ...
+
+
 class Memory:
     """Of a head that one connection repeats: what the handler keeps from one call for the next ones.
 
@@ -82,11 +126,18 @@ class Memory:
     requests say the same (`Request.standing`).
     """
 
-    __slots__ = ("kept",)
+    __slots__ = ("kept", "path_for")
 
     def __init__(self) -> None:
         self.kept: Any = None
         """The handler's own. None at first."""
+        self.path_for: Callable[[Request, float], CallPath | None] | None = None
+        """Makes what sends further calls, from one that was answered, and from how many seconds a call may have no
+        answer until it is answered with an event stream. None: the handler has to be asked."""
+
+    def offer(self, path_for: "Callable[[Request, float], CallPath | None]") -> None:
+        """Offer the connection a path for calls that are like one that was sent."""
+        self.path_for = path_for
 
     def keep(self, kept: Any) -> None:
         """Keep this for the next request."""

@@ -190,7 +190,7 @@ def parse(data: bytes, most_parts: int = ANSWER_PARTS) -> Message:
             fractional id, both or neither of method and result (JSON-RPC 2.0 §4, §5; MCP narrows ids to strings and
             integers); or it has more than `most_parts` arrays, objects and members (-32700).
     """
-    if has_more_parts(data, most_parts):
+    if len(data) > most_parts and has_more_parts(data, most_parts):  # a part takes a byte at least
         raise too_many_parts(most_parts)
     try:
         # Raw bodies are handed on unread, so the encoding is checked here for all of them.

@@ -42,8 +42,11 @@ class LegacyServerBridge:
             return Message(jsonrpc="2.0", id=0, error=modern_error(message.error))
         if not isinstance(message.result, msgspec.Raw):
             return message
-        result = modern_result(exchange.method, _objects.decode(message.result), self._conversation.server_info)
-        return Message(jsonrpc="2.0", id=0, result=msgspec.Raw(encode(result)))
+        return Message(jsonrpc="2.0", id=0, result=msgspec.Raw(self.translated(exchange.method, message.result)))
+
+    def translated(self, method: str, result: msgspec.Raw | bytes) -> bytes:
+        """The client's result of such a request, made of the server's."""
+        return encode(modern_result(method, _objects.decode(result), self._conversation.server_info))
 
 
 def _visits(elicitations: list[Object]) -> Object:

@@ -63,15 +63,18 @@ class ModernServerBridge:
             return Message(jsonrpc="2.0", id=0, error=legacy_error(exchange.method, self._params, message.error))
         if not isinstance(message.result, msgspec.Raw):
             return message
-        result = _objects.decode(message.result)
-        kind = bytes(result.get("resultType", _COMPLETE))
-        return self._complete(exchange, result) if kind == _COMPLETE else self._other(exchange, message, result, kind)
+        if (result := self.translated(exchange.method, message.result)) is not None:
+            return Message(jsonrpc="2.0", id=0, result=msgspec.Raw(result))
+        return self._other(exchange, message, _objects.decode(message.result))
 
-    @staticmethod
-    def _complete(exchange: Exchange, result: Object) -> Message:
-        return Message(jsonrpc="2.0", id=0, result=msgspec.Raw(encode(legacy_result(exchange.method, result))))
+    def translated(self, method: str, result: msgspec.Raw | bytes) -> bytes | None:
+        """The client's result of such a request, made of the server's. None if `finish` has to see it."""
+        found = _objects.decode(result)
+        if bytes(found.get("resultType", _COMPLETE)) != _COMPLETE:
+            return None
+        return encode(legacy_result(method, found))
 
-    def _other(self, exchange: Exchange, message: Message, result: Object, kind: bytes) -> Message | None:
+    def _other(self, exchange: Exchange, message: Message, result: Object) -> Message | None:
         """As `finish`, for a result of another type than `complete`."""
         if exchange.takes_rounds and (is_task(result) or is_input_required(result)):
             return message
@@ -81,10 +84,11 @@ class ModernServerBridge:
             self._rounds_of(exchange).begin(result)
         elif exchange.method in METHODS:
             # MCP 2026-07-28, Overview §ResultType: a type that the client does not know makes a result invalid.
-            reason = f"The server answered with a result of a type that is unknown: {kind[:64].decode()}"
+            kind = bytes(result["resultType"])[:64].decode()
+            reason = f"The server answered with a result of a type that is unknown: {kind}"
             exchange.fail(OUTCOME_UNKNOWN, reason)
         else:
-            return self._complete(exchange, result)
+            return Message(jsonrpc="2.0", id=0, result=msgspec.Raw(encode(legacy_result(exchange.method, result))))
         return None
 
     def _rounds_of(self, exchange: Exchange) -> "CallRounds":

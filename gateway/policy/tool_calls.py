@@ -1,6 +1,7 @@
 """Applies the policy to tools: which tools a session sees, and which arguments their calls may have."""
 
 import contextlib
+import functools
 import logging
 from collections.abc import Callable, Generator
 from typing import Any, Final
@@ -21,6 +22,7 @@ from session_store.metadata import scrubbed
 from session_store.session import redact
 from transports.jsonrpc import Object, decode_exact, encode
 from transports.mirrored_headers import annotation_fault
+from transports.turns import at_once
 
 __all__ = ["MAX_LOGGED_NAME", "Note", "Steps", "ToolCalls"]
 
@@ -132,6 +134,41 @@ class ToolCalls:
             return params
         return self._steps(decision, tools, session, params, note)
 
+    def checker_of(self, decision: Decision, tools: Tools, session: Session) -> Callable[[bytes], bytes]:
+        """What checks the arguments of small calls of one tool, as `checked` does: it gets their JSON, and returns that
+        for the server, in one line.
+
+        It raises as `checked`, and ValueError or msgspec.MsgspecError for what is no JSON, has numbers that no float
+        holds, or is to be noted.
+        """
+        if decision.bind or decision.blocked:
+            return functools.partial(self._checked_again, decision, tools, session)
+        if not self._checks:
+            return _one_value
+        check = functools.partial(self._check, tools.schemas.get(decision.tool), decision.tool)
+        problem, lenient = self._problem_of(tools, decision.tool), self._checks == "lenient"
+
+        def again(given: bytes) -> bytes:
+            arguments = msgspec.json.decode(given)
+            seen = encode(arguments)
+            if problem is None or problem(arguments, seen, lenient=lenient) is not None:
+                check(arguments, seen)  # raises what is wrong
+            return seen
+
+        return again
+
+    def _problem_of(self, tools: Tools, name: str) -> Callable[..., object] | None:
+        """What finds a violation of a tool's schema; None if there is no schema, or none that can be used."""
+        schema = tools.schemas.get(name)
+        with contextlib.suppress(UnusableSchema):
+            return None if schema is None else self._schemas.checker(schema).problem
+        return None
+
+    def _checked_again(self, decision: Decision, tools: Tools, session: Session, given: bytes) -> bytes:
+        params = {"arguments": msgspec.Raw(_one_value(given))}
+        checked = self.checked(decision, tools, session, params, _note_elsewhere)
+        return bytes((checked if isinstance(checked, dict) else at_once(checked))["arguments"])
+
     def _steps(self, decision: Decision, tools: Tools, session: Session, params: Object, note: Note) -> Steps:
         raw = params.get("arguments", msgspec.Raw(b"{}"))
         try:
@@ -191,6 +228,21 @@ class ToolCalls:
         problem = checker.problem(arguments, raw, lenient=self._checks == "lenient")
         if problem is not None:
             raise invalid_arguments(name, *problem) if isinstance(arguments, dict) else malformed_arguments()
+
+
+def _one_value(given: bytes) -> bytes:
+    """Arguments that nobody else reads, as they came. Raises ValueError or msgspec.MsgspecError for what is no JSON, is
+    more than one value, or has line breaks, which no frame may have."""
+    given.decode()
+    value = bytes(msgspec.json.decode(given, type=msgspec.Raw))
+    if b"\n" in value or b"\r" in value:
+        raise ValueError("line breaks")
+    return value
+
+
+def _note_elsewhere(name: str, value: str) -> None:
+    """Have the general way note and log it, which knows the call."""
+    raise ValueError(name)
 
 
 def _unbound(tool: dict[str, Any], decision: Decision) -> dict[str, Any]:

@@ -8,7 +8,7 @@ import re2
 from transports.json_shape import REQUEST_PARTS, has_more_parts
 from transports.jsonrpc import INVALID_REQUEST, InvalidMessage, Message, Object, decode_exact, decode_object, encode
 
-__all__ = ["RESERVED", "without_reserved", "without_reserved_below", "without_reserved_in"]
+__all__ = ["RESERVED", "may_name_reserved", "without_reserved", "without_reserved_below", "without_reserved_in"]
 
 RESERVED: Final = "io.github.mcp-session-gateway"
 """How the keys begin that only the gateway sets, in any case, with a slash behind it or without."""
@@ -47,7 +47,7 @@ def without_reserved_in(message: Message) -> Message:
 def without_reserved_below(raw: msgspec.Raw) -> msgspec.Raw:
     """Remove the gateway's own keys from each `_meta` in a raw value, at any depth. Raises as `without_reserved_in`."""
     data = bytes(raw)
-    if not _may_name_reserved(data):
+    if not may_name_reserved(data):
         return raw
     if not data.lstrip().startswith(b"{"):
         return _member_without_reserved("", raw)
@@ -60,7 +60,7 @@ def _member_without_reserved(name: str, raw: msgspec.Raw) -> msgspec.Raw:
     """As `without_reserved_below`, for a member of an object. Only one that names a key is decoded, if it is not so
     large that everybody would wait for that."""
     data = bytes(raw)
-    if not _may_name_reserved(data) or _KEY.search(data) is None:
+    if not may_name_reserved(data) or _KEY.search(data) is None:
         return raw
     if len(data) > _MOST_BYTES or has_more_parts(data, REQUEST_PARTS):
         raise InvalidMessage(INVALID_REQUEST, f"{name[:64]!r} is large, and has keys that only the gateway may set")
@@ -73,7 +73,8 @@ def _is_reserved(key: str) -> bool:
     return key[: len(RESERVED)].lower() == RESERVED
 
 
-def _may_name_reserved(body: bytes) -> bool:
+def may_name_reserved(body: bytes) -> bool:
+    """Whether a body may have one of the gateway's own keys. A look at its bytes."""
     return b"\\u00" in body or _WRITTEN in body.lower()
 
 

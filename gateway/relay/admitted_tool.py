@@ -1,7 +1,11 @@
 """A tool that policy lets a session call, and what each of its calls has to meet."""
 
+from collections.abc import Callable
+
 from gateway.calls.call import Call
+from gateway.calls.exchange import Exchange
 from gateway.observability.audit import Audit
+from gateway.observability.ended_call import EndedCall
 from gateway.policy.decisions import Decision
 from gateway.policy.tool_calls import MAX_LOGGED_NAME, Steps, ToolCalls
 from gateway.protocol.listing import Tools
@@ -15,7 +19,18 @@ class AdmittedTool:
     """The decision about one tool of one server, for a session with that record and context. `tools` are those that
     the server lists: it holds as long as they and the record are the same."""
 
-    __slots__ = ("_audit", "_calls", "_decision", "_mirrored", "_name", "_session", "tools")
+    __slots__ = (
+        "_audit",
+        "_calls",
+        "_decision",
+        "_mirrored",
+        "_session",
+        "is_audited",
+        "is_listed",
+        "name",
+        "slow_s",
+        "tools",
+    )
 
     def __init__(
         self, calls: ToolCalls, audit: Audit, decision: Decision, tools: Tools, session: Session, name: str
@@ -24,7 +39,11 @@ class AdmittedTool:
         self._audit = audit
         self._decision = decision
         self._session = session
-        self._name = name[:MAX_LOGGED_NAME]
+        self.name = name[:MAX_LOGGED_NAME]
+        """As logs have it."""
+        self.slow_s = decision.slow_s
+        self.is_audited = audit.calls
+        self.is_listed = name in tools
         self._mirrored = tools.mirrored.get(name)
         self.tools = tools
 
@@ -37,7 +56,25 @@ class AdmittedTool:
         exchange, decision = call.exchange, self._decision
         if self._mirrored is not None and call.check_mirrored is not None:
             call.check_mirrored(self._mirrored)
-        exchange.calls_tool(self._name, decision.slow_s)
-        if self._audit.calls:
-            exchange.audit(self._audit.call_watcher(self._session, f"{decision.server}/{self._name}"))
+        self.begins(exchange)
         return self._calls.checked(decision, self.tools, self._session, call.params, exchange.note)
+
+    def begins(self, exchange: Exchange) -> None:
+        """A call of the tool begins."""
+        exchange.calls_tool(self.name, self.slow_s)
+        if self._audit.calls:
+            exchange.audit(self._audit.call_watcher(self._session, f"{self._decision.server}/{self.name}"))
+
+    def ended(self, call: EndedCall) -> None:
+        """Record a call of the tool in the audit trail, if `is_audited`, that took the fast path."""
+        tool = f"{self._decision.server}/{self.name}"
+        self._audit.called(self._session, tool, call.outcome, call.took_s, call.correlation)
+
+    @property
+    def is_mirrored(self) -> bool:
+        """Whether headers of its calls have some of their arguments."""
+        return self._mirrored is not None
+
+    def checker(self) -> Callable[[bytes], bytes]:
+        """What checks the arguments of further calls (`ToolCalls.checker_of`)."""
+        return self._calls.checker_of(self._decision, self.tools, self._session)

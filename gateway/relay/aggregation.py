@@ -70,6 +70,10 @@ class Aggregation:
             self._apps.called(call.live, upstream.name, text_of(call.params, "name"))
         return call
 
+    def opens_app(self, upstream: ConfiguredUpstream, name: msgspec.Raw) -> bool:
+        """Whether a call of the tool with that name has to be noted (`OpenApps.called`)."""
+        return (upstream.name, msgspec.json.decode(name)) in self._apps.contested
+
     async def owner(self, call: Call) -> tuple[ConfiguredUpstream, Call]:
         """The server that a request is for, and the call with the names that the server has.
 
@@ -202,5 +206,9 @@ class Aggregation:
             upstream.inventory.seen(method, answer.conversation, page)
         if method == "tools/list":
             tools = upstream.inventory.reader.items(method, page)
+            contested = len(self._apps.contested)
             self._apps.listed(upstream.name, [(tool["name"], uri) for tool in tools if (uri := app_of(tool))])
+            if len(self._apps.contested) > contested:  # their calls are to be noted from now on
+                for server in self._servers.all.values():
+                    server.known.changed()
         return page

@@ -30,7 +30,7 @@ from gateway.relay.subscriptions import changes_confirmed, relay_changes, waits_
 from gateway.sessions.child_sessions import ChildSessions
 from gateway.upstreams.result_cache import Asked
 from gateway.upstreams.upstream import ConfiguredUpstream
-from transports.era import LEGACY, MODERN
+from transports.era import LEGACY, MODERN, Era
 from transports.inbound_port import Refused
 from transports.jsonrpc import HEADER_MISMATCH, Message, Object, encode
 from transports.mirrored_headers import param_headers
@@ -79,13 +79,29 @@ class Dispatch:
         upstream = route.upstream
         if conversation.era is not call.era:
             live = call.live
-            if live is None or _waits_between_eras(upstream, live, call):
+            if live is None or _waits_between_eras(upstream, live, call.era, call.method):
                 return False
         params = params_of(route.admitted, call)
         if not isinstance(params, dict):
             params = at_once(params)
         params, meta = _for_server(upstream, conversation, call.with_params(params), None)
         return conversation.start_now(call.exchange, params, meta)
+
+    @staticmethod
+    def form(route: Route, call: Call) -> tuple[Object, Object]:
+        """The params and the `_meta` that the server gets of a call by that route, whose arguments are those for the
+        server. The call's exchange gets what translates the answer."""
+        conversation = route.held_conversation
+        assert conversation is not None
+        return _for_server(route.upstream, conversation, call, None)
+
+    @staticmethod
+    def waits(route: Route, call: Call) -> Callable[[], bool] | None:
+        """What says whether a call that is like this one has to wait for something else. None: it never has to."""
+        conversation, live = route.held_conversation, call.live
+        if conversation is None or live is None or conversation.era is call.era:
+            return None
+        return functools.partial(_waits_between_eras, route.upstream, live, call.era, call.method)
 
     async def send(self, upstream: ConfiguredUpstream, call: Call) -> None:
         """Send a call. The facts and lists of the server that the call depends on are requested first.
@@ -173,11 +189,12 @@ class Dispatch:
         return filtered
 
 
-def _waits_between_eras(upstream: ConfiguredUpstream, live: LiveSession, call: Call) -> bool:
-    """Whether something has to be waited for before a call can be sent to a server of the other era."""
+def _waits_between_eras(upstream: ConfiguredUpstream, live: LiveSession, era: Era, method: str) -> bool:
+    """Whether something has to be waited for before a call of a client of that era can be sent to a server of the
+    other."""
     if upstream.is_asked_by(live):
         return True
-    return call.era is LEGACY and (call.method in RECORDED or waits_for_changes(upstream, live))
+    return era is LEGACY and (method in RECORDED or waits_for_changes(upstream, live))
 
 
 async def _subscribe(upstream: ConfiguredUpstream, live: LiveSession, call: Call) -> None:

@@ -33,6 +33,8 @@ from gateway.protocol.params import meta_of
 from gateway.protocol.reserved_meta import without_reserved
 from gateway.protocol.results import tool_error
 from gateway.relay.endpoint import Endpoint
+from gateway.relay.fast_path import Decided, FastPaths
+from gateway.relay.frame_form import Form
 from gateway.relay.replies import CallReply
 from gateway.relay.standing import decision_on
 from session_store import Session
@@ -77,8 +79,9 @@ class Intake:
         self._context_meta = facts.meta
         self._agreed = announcements.agreed
         self._events = events
-        self._max_exchanges = limits.exchanges
+        self.max_exchanges = limits.exchanges
         self._max_bytes = limits.in_flight_bytes
+        self._paths = FastPaths(self, rates, watching, cluster)
 
     def accept(
         self,
@@ -179,9 +182,30 @@ class Intake:
             return None
         if (route := endpoint.relay_now(call)) is None:
             return endpoint.relay(call)
-        if decision is not None and route.may_stand:
+        if decision is not None and route.may_stand and request.standing is not None and call.principal is not None:
             decision.sent_by(route)
+            who = RequestContext(call.principal, call.exchange.granted, call.correlation)
+            request.standing.offer(functools.partial(self._paths.of, decision, who))
         return None
+
+    # -- for the fast path (`gateway.relay.fast_path.GeneralWay`)
+
+    def form(self, decided: Decided, request: Request, who: RequestContext) -> Form | None:
+        """What a server gets of a request on which that was decided. Nothing is sent or counted. None: a call like it
+        needs more than that."""
+        exchange, route = decided.exchange_for(request, who), decided.route
+        assert route is not None
+        meta = self._agreed(decided.meta_with(request.params, who.correlation, self._context_meta), exchange.context)
+        carried = self._watching.carried_unsampled(meta, request, who.correlation)
+        if carried is None:
+            return None
+        meta, trace = carried
+        sent = None if request.era is LEGACY else request.headers
+        call = Call(exchange, request.era, request.params, meta, who.correlation, None, "", who.principal, sent)
+        form = self.endpoints[request.endpoint].form_by(route, call)
+        return None if form is None else form._replace(trace=trace)
+
+    # -- what every call needs
 
     def _relay_forwarded(self, request: Request, call: Call) -> Soon[None]:
         """As `_relay`, for a call that another replica has sent, or that is repeated."""
@@ -295,7 +319,7 @@ class Intake:
 
     def _room_for(self, live: LiveSession, size: int) -> int:
         """The bytes that count for one more call with a body of this size. Raises `Refused`: there is no room."""
-        if live.busy >= self._max_exchanges:
+        if live.busy >= self.max_exchanges:
             raise too_many_exchanges()
         if size <= SMALL_BODY_BYTES:
             return 0

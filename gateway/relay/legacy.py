@@ -77,7 +77,7 @@ class LegacyClients:
         self._result_meta = result_meta
         self._intake = intake
         self._handshake = handshake
-        self._resolver = resolver
+        self.resolver = resolver
         self._records = records
         self._lifecycle = lifecycle
         self._endpoints = intake.endpoints
@@ -87,27 +87,27 @@ class LegacyClients:
 
     def call(self, request: Request, who: RequestContext) -> Soon[Answer]:
         """Answer a request."""
-        standing = standing_decision(request, who, self._resolver)
+        standing = standing_decision(request, who, self.resolver)
         if standing is not None and standing.resolved is not None:
             standing.resolved.live.client_sent(request.message)
-            exchange = self._exchange(standing.resolved, request, who)
+            exchange = self.exchange_for(standing, request, who)
             return self._intake.accept(exchange, request, who, request.params, standing.headers)
         if message_of(request).method == "initialize":
             return self._handshake.initialize(request, who)
-        resolving = self._resolver.require(request, who)
+        resolving = self.resolver.require(request, who)
         if is_there(resolving):
             return self._in_session(resolving, request, who)
         return then(resolving, self._in_session, request, who)
 
     def _in_session(self, resolved: Resolved, request: Request, who: RequestContext) -> Soon[Answer]:
         resolved.live.client_sent(request.message)
-        if self._resolver.announces_other(request, resolved):
+        if self.resolver.announces_other(request, resolved):
             return self._announced(resolved, request, who)
         return self._answer(resolved, request, who, {})
 
     async def _announced(self, resolved: Resolved, request: Request, who: RequestContext) -> Answer:
         """Answer a request that announces another workspace than its session has."""
-        resolved, said = await self._resolver.apply_announced(request, who, resolved)
+        resolved, said = await self.resolver.apply_announced(request, who, resolved)
         # Each such request is told what has become of its announcement.
         return await arrived(self._answer(resolved, replace(request, standing=None), who, said))
 
@@ -132,6 +132,11 @@ class LegacyClients:
         if said:
             exchange.filter_result(lambda _, result: with_meta(result, said))
         return self._accepting(exchange, request, who, resolved)
+
+    def exchange_for(self, decision: StandingDecision, request: Request, who: RequestContext) -> Exchange:
+        """The exchange of a call on which that was decided."""
+        assert decision.resolved is not None
+        return self._exchange(decision.resolved, request, who)
 
     def _exchange(self, resolved: Resolved, request: Request, who: RequestContext) -> Exchange:
         """The exchange of a call in that session."""
@@ -161,7 +166,7 @@ class LegacyClients:
             return self._tasks.begin(exchange, request, who)
         if self._tasks.asked.has_offers and exchange.method == "tools/list":
             self._tasks.asked.offer(exchange, request.endpoint)
-        StandingDecision(request, resolved, headers=[]).keep_for(request)
+        StandingDecision(request, resolved, clients=self, headers=[]).keep_for(request)
         return self._intake.accept(exchange, request, who, params, [])
 
     async def _record(self, resolved: Resolved, request: Request) -> None:
@@ -181,12 +186,12 @@ class LegacyClients:
 
     async def negotiated(self, request: Request, who: RequestContext) -> str:
         """The protocol version of the session that a request names. Raises `Refused`: it names none."""
-        return (await arrived(self._resolver.require(request, who))).live.session.client.protocol_version
+        return (await arrived(self.resolver.require(request, who))).live.session.client.protocol_version
 
     async def notify(self, request: Request, who: RequestContext) -> None:
         """Handle a notification, or pass it on to the servers."""
         message = message_of(request)
-        resolved = await arrived(self._resolver.require(request, who))
+        resolved = await arrived(self.resolver.require(request, who))
         live = resolved.live
         live.client_sent(message)
         await arrived(self._intake.count(live))
@@ -234,14 +239,14 @@ class LegacyClients:
 
     async def respond(self, request: Request, who: RequestContext) -> None:
         """Pass a client's answer on to the server that asked."""
-        live = (await arrived(self._resolver.require(request, who))).live
+        live = (await arrived(self.resolver.require(request, who))).live
         live.client_sent(request.message)
         if not live.questions.answered(without_reserved_in(message_of(request))):
             logger.info("a client answered a request that is not pending")
 
     async def stream(self, request: Request, who: RequestContext, last_event_id: str | None) -> EventSource:
         """The standalone stream of a session, or the rest of a broken stream."""
-        resolved = await arrived(self._resolver.require(request, who))
+        resolved = await arrived(self.resolver.require(request, who))
         live = resolved.live
         await arrived(self._intake.count(live))
         stream: str = STANDALONE
@@ -275,8 +280,8 @@ class LegacyClients:
 
     async def end(self, request: Request, who: RequestContext) -> None:
         """End the session. Raises `Refused`: 405, the client has named the session by a key, so that it lasts."""
-        live = (await arrived(self._resolver.require(request, who))).live
-        if await self._resolver.is_named_by_key(live, request, who):
+        live = (await arrived(self.resolver.require(request, who))).live
+        if await self.resolver.is_named_by_key(live, request, who):
             raise keyed_session_stays()
         if not await self._lifecycle.end(live.session.id, "the client ended it"):
             raise session_unknown()

@@ -78,7 +78,7 @@ class ModernClients:
         self._task_calls = task_calls
         self._results = ModernResults(carriers, seal, task_calls, result_meta=result_meta)
         self._intake = intake
-        self._resolver = resolver
+        self.resolver = resolver
         self._carriers = carriers
         self._endpoints = endpoints
         self._seal = seal
@@ -90,7 +90,7 @@ class ModernClients:
         method = str(message.method)
         if method == "server/discover":
             endpoint = self._endpoints[request.endpoint]
-            return self._discover(message, endpoint, self._resolver.context_of(request, who))
+            return self._discover(message, endpoint, self.resolver.context_of(request, who))
         binding: Binding | None = None
         if method in MAY_ASK:
             binding = Binding(who.principal, request.endpoint, RequestDigest(method, params))
@@ -100,7 +100,7 @@ class ModernClients:
             return self._tasks.call(request, who)
         elif names_tasks(method, params):
             return self._tasks.listening.call(request, who)
-        standing = standing_decision(request, who, self._resolver)
+        standing = standing_decision(request, who, self.resolver)
         if standing is not None:
             if standing.resolved is not None:
                 standing.resolved.live.client_sent(message)
@@ -108,9 +108,9 @@ class ModernClients:
             return self._intake.accept(exchange, request, who, params, standing.headers)
         resolving: Soon[Resolved | None]
         if method in SESSIONLESS and not self._endpoints[request.endpoint].lists_in_sessions:
-            resolving = self._resolver.resume(request, who)
+            resolving = self.resolver.resume(request, who)
         else:
-            resolving = self._resolver.resume_or_open(request, who)
+            resolving = self.resolver.resume_or_open(request, who)
         if is_there(resolving):
             return self._in_session(resolving, request, who, binding, params)
         return then(resolving, self._in_session, request, who, binding, params)
@@ -118,7 +118,7 @@ class ModernClients:
     async def _call_with_state(self, request: Request, who: RequestContext, binding: Binding) -> Answer:
         """Answer a request with the `requestState` of an earlier answer, which names the session."""
         opened = self._seal.open(request.params["requestState"], binding)
-        found = await arrived(self._resolver.resume_by_id(opened.session_id, who, Era.MODERN))
+        found = await arrived(self.resolver.resume_by_id(opened.session_id, who, Era.MODERN))
         if opened.call:
             return await self._resume(request, who, found, opened, binding)
         params = with_inner_state(request.params, opened)
@@ -129,7 +129,7 @@ class ModernClients:
     ) -> Soon[Answer]:
         if resolved is not None:
             resolved.live.client_sent(request.message)
-        if resolved is not None and self._resolver.announces_other(request, resolved):
+        if resolved is not None and self.resolver.announces_other(request, resolved):
             return self._announced(resolved, request, who, binding, params)
         return self._send(resolved, request, who, binding, params)
 
@@ -137,7 +137,7 @@ class ModernClients:
         self, resolved: Resolved, request: Request, who: RequestContext, binding: Binding | None, params: Object
     ) -> Answer:
         """Answer a request that announces another workspace than its session has."""
-        resolved, said = await self._resolver.apply_announced(request, who, resolved)
+        resolved, said = await self.resolver.apply_announced(request, who, resolved)
         # Each such request is told what has become of its announcement.
         request = msgspec.structs.replace(request, standing=None)
         return await arrived(self._send(resolved, request, who, binding, params, said))
@@ -155,6 +155,7 @@ class ModernClients:
         decision = StandingDecision(
             request,
             resolved,
+            clients=self,
             headers=[] if resolved is None else self._headers(resolved, request),
             caller=caller_of_meta(request.params.get("_meta", b"{}")),
             takes_tasks=message_of(request).method == "tools/call" and declares_tasks(request.meta),
@@ -164,6 +165,13 @@ class ModernClients:
         if said:
             exchange.filter_result(lambda _, result: with_meta(of_one_session(result), said))
         return self._accepting(exchange, request, who, params, decision)
+
+    def exchange_for(self, decision: StandingDecision, request: Request, who: RequestContext) -> Exchange:
+        """The exchange of a call on which that was decided."""
+        binding = Binding(
+            who.principal, request.endpoint, RequestDigest(str(message_of(request).method), request.params)
+        )
+        return self._exchange(decision, request, who, binding)
 
     def _exchange(
         self, decision: StandingDecision, request: Request, who: RequestContext, binding: Binding | None
@@ -178,7 +186,7 @@ class ModernClients:
             replies=ReplyQueue(),
             shape=self._results.shaper(binding, who.correlation, takes_tasks=takes_tasks, names_session=names_session),
             caller=decision.caller,
-            context=self._resolver.context_of(request, who) if resolved is None else resolved.context,
+            context=self.resolver.context_of(request, who) if resolved is None else resolved.context,
             granted=who.claims,
         )
         if binding is not None and self._results.keep_complete(names_session=names_session):
@@ -210,12 +218,12 @@ class ModernClients:
         method, caller = str(message.method), caller_of_meta(request.params.get("_meta", b"{}"))
         if method in METHODS:
             return []
-        resolved = await arrived(self._resolver.resume(request, who))
+        resolved = await arrived(self.resolver.resume(request, who))
         if resolved is None:
             # A notification that nobody gets opens no session.
             asker = Asker(None, MODERN, caller, who.correlation)
-            await extensions.takers(method, self._resolver.context_of(request, who), asker)
-            resolved = await arrived(self._resolver.resume_or_open(request, who))
+            await extensions.takers(method, self.resolver.context_of(request, who), asker)
+            resolved = await arrived(self.resolver.resume_or_open(request, who))
         live = resolved.live
         live.client_sent(message)
         with live.in_use():

@@ -10,6 +10,7 @@ from gateway.calls.live_session import live_session_of
 from gateway.relay.admission import Admitted
 from gateway.relay.admitted_tool import AdmittedTool
 from gateway.upstreams.upstream import ConfiguredUpstream
+from transports.era import Era
 
 __all__ = ["Route"]
 
@@ -34,6 +35,21 @@ class Route:
         """Whether other calls may be sent by it: those of tools."""
         return isinstance(self.admitted, AdmittedTool)
 
+    @property
+    def held_conversation(self) -> Conversation | None:
+        """The conversation, as long as its session keeps it."""
+        return self._conversation()
+
+    def leads_to(self, conversation: Conversation, era: Era) -> bool:
+        """Whether another call of a client of that era would still be sent in that conversation of its session, with
+        what was decided on the tool."""
+        upstream, tool = self.upstream, self.admitted
+        return (
+            isinstance(tool, AdmittedTool)
+            and upstream.era_now(era) is conversation.era
+            and upstream.inventory.known("tools/list", conversation) is tool.tools
+        )
+
     def conversation_for(self, call: Call) -> Conversation | None:
         """The conversation for another call of the same tool, whose session's record and caller are the same as well.
         None if a decision on the call might come to another route. Whether the link is open is not asked here.
@@ -46,6 +62,4 @@ class Route:
         if live is None or era is None or not isinstance(tool, AdmittedTool):
             return None
         conversation = upstream.conversation(live, era, call.correlation, call.exchange.caller)
-        if conversation is not self._conversation():
-            return None
-        return conversation if upstream.inventory.known("tools/list", conversation) is tool.tools else None
+        return conversation if conversation is self._conversation() and self.leads_to(conversation, call.era) else None

@@ -6,7 +6,7 @@ the server (`Route.conversation_for`).
 """
 
 from collections.abc import Callable
-from typing import Final
+from typing import Final, Protocol
 
 from gateway.calls.exchange import Exchange
 from gateway.context.facts import CONTEXT_KEY, ContextMeta, with_context
@@ -27,27 +27,52 @@ Headers = list[tuple[bytes, bytes]]
 _TOKEN: Final = "progressToken"
 
 
+class ClientsOfEra(Protocol):
+    """Those who decide on the calls of clients of one era."""
+
+    def exchange_for(self, decision: "StandingDecision", request: Request, who: RequestContext) -> Exchange:
+        """The exchange of a call on which that was decided."""
+        ...
+
+    @property
+    def resolver(self) -> SessionResolver:
+        """What has found the session."""
+        ...
+
+
 class StandingDecision:
     """The session of a call, and what its client says of itself in the head and in `_meta`.
 
     `resolved` is None for a request without a session. `caller` is None for a legacy client, `headers` give the client
     its session. `takes_tasks`: the client declares that it does; `names_session`: results have the session.
-    `route` is None until a call was sent at once.
+    `route` is None until a call was sent at once. `clients` have decided.
     """
 
-    __slots__ = ("_facts", "_meta", "caller", "headers", "names_session", "resolved", "route", "takes_tasks")
+    __slots__ = (
+        "_clients",
+        "_facts",
+        "_meta",
+        "caller",
+        "headers",
+        "names_session",
+        "resolved",
+        "route",
+        "takes_tasks",
+    )
 
     def __init__(
         self,
         request: Request,
         resolved: Resolved | None,
         *,
+        clients: ClientsOfEra,
         headers: Headers,
         caller: Caller | None = None,
         takes_tasks: bool = False,
         names_session: bool = False,
     ) -> None:
         self.resolved = resolved
+        self._clients = clients
         self._meta = without_reserved(meta_of(request.params))
         self._facts: ContextMeta | None = None
         self.headers = headers
@@ -76,6 +101,15 @@ class StandingDecision:
     def sent_by(self, route: Route) -> None:
         """A call was sent by that route."""
         self.route = route
+
+    def exchange_for(self, request: Request, who: RequestContext) -> Exchange:
+        """The exchange of another call on which this holds."""
+        return self._clients.exchange_for(self, request, who)
+
+    @property
+    def resolver(self) -> SessionResolver:
+        """What has found the session."""
+        return self._clients.resolver
 
 
 def standing_decision(request: Request, who: RequestContext, resolver: SessionResolver) -> StandingDecision | None:

@@ -7,16 +7,26 @@ import asyncio
 import math
 from collections.abc import Callable, Coroutine
 from time import monotonic
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 from msgspec.structs import replace
 
+from transports.inbound.call_template import CallTemplate
 from transports.inbound.checked_requests import CheckedRequests
 from transports.inbound.event_stream import StreamTimes, stream_headers, whole_stream
 from transports.inbound.http import HeaderList, Receive, Scope, Send, origin_headers
 from transports.inbound.modern import MIRRORED
 from transports.inbound.posts import Head, Posts, is_batch
-from transports.inbound_port import Answer, Memory, OwnedByPeer, PeerAnswer, Request
+from transports.inbound_port import (
+    Answer,
+    AnsweringConnection,
+    CallInFlight,
+    CallPath,
+    Memory,
+    OwnedByPeer,
+    PeerAnswer,
+    Request,
+)
 from transports.jsonrpc import Message
 from transports.reply_queue import Frame
 from transports.soon import Soon, arrived, is_there
@@ -46,16 +56,62 @@ class Endpoint(Protocol):
         """The HTTP status of a JSON answer."""
 
 
+_MOST_PATHS: Final = 4
+"""Of one head: legacy clients do not name the tool in the head, and use some tools in turn."""
+
+_MOST_CREDIT: Final = 8
+"""Paths that may be made of one head before a call takes one. So a client whose calls never fit costs nothing more."""
+
+
 class RepeatedHead:
     """A head that a connection repeats, as its endpoint has checked it. `shared` are headers for each response."""
 
-    __slots__ = ("_endpoint", "_posts", "head", "shared")
+    __slots__ = ("_credit", "_endpoint", "_is_new", "_paths", "_posts", "head", "shared")
 
     def __init__(self, endpoint: Endpoint, posts: Posts, head: Head, shared: HeaderList) -> None:
         self._endpoint = endpoint
         self._posts = posts
         self.head = head
         self.shared = shared
+        self._paths: list[tuple[CallTemplate, CallPath]] = []
+        self._credit = _MOST_CREDIT
+        self._is_new = True  # no path fits the last request
+
+    def begin_fast(self, connection: AnsweringConnection, body: bytes, trace: bytes) -> CallInFlight | None:
+        """Send a call that is like one before it. None: nothing was done."""
+        self._is_new = True
+        for place, (template, path) in enumerate(self._paths):
+            if (holes := template.fit(body)) is None:
+                continue
+            self._is_new = False
+            if (call := path.begin(connection, holes, trace)) is not None:
+                if place:
+                    self._paths.insert(0, self._paths.pop(place))
+                self._credit = _MOST_CREDIT
+            elif path.is_over:
+                del self._paths[place]
+                self._is_new = True
+            return call
+        return None
+
+    def learn(self, begun: "BegunPost") -> None:
+        """A POST was answered in one piece: calls that are like it may take a path from now on."""
+        decided = begun.decided
+        if decided is None or not (self._is_new and self._credit):
+            return
+        request, path_for = decided
+        assert request.message is not None
+        template = CallTemplate.of(begun.body, request.message, request.params, self._posts.read)
+        path = None if template is None else path_for(request, self._endpoint.quiet_after_s(request))
+        self._credit -= 1
+        if template is not None and path is not None:
+            self._paths = [(template, path), *self._paths[: _MOST_PATHS - 1]]
+
+    def resumed(self, body: bytes, trace: bytes, began: float, become: Callable[[Request], Answer]) -> "BegunPost":
+        """A POST that was begun on the fast path at that time, as `become` goes on with it."""
+        request = self._posts.request(self._head(trace), self._posts.read(body), len(body))
+        request = replace(request, arrived_at=began)
+        return BegunPost.of(self._endpoint, body, request, become(request), self.shared)
 
     @classmethod
     def of(cls, endpoint: Endpoint, posts: Posts, head: Head) -> "RepeatedHead":
@@ -76,10 +132,12 @@ class RepeatedHead:
         """
         if is_batch(body):
             return None
+        return BegunPost(self._endpoint, self._posts, self._head(trace), body, self.shared)
+
+    def _head(self, trace: bytes) -> Head:
+        """The head with that `traceparent`, if there is one."""
         head = self.head
-        if trace:
-            head = replace(head, headers={**head.headers, "traceparent": trace.decode("ascii")})
-        return BegunPost(self._endpoint, self._posts, head, body, self.shared)
+        return replace(head, headers={**head.headers, "traceparent": trace.decode("ascii")}) if trace else head
 
 
 class BegunPost:
@@ -109,7 +167,7 @@ class BegunPost:
             if message.is_request:
                 soon = endpoint.call(request)
                 if is_there(soon):
-                    self._has(soon)
+                    self._has(soon, monotonic())
                 else:
                     self._soon = soon
         except Exception as error:  # `finish` raises it in the step that failed
@@ -128,11 +186,11 @@ class BegunPost:
             self._soon = self.answer = self._peer
             self.quiet_at = math.inf  # the other process sees to it
 
-    def _has(self, answer: Answer) -> None:
+    def _has(self, answer: Answer, since: float) -> None:
         self._soon = self.answer = answer
         assert self._request is not None
         quiet_after_s = self._endpoint.quiet_after_s(self._request)
-        self.quiet_at = quiet_after_s and monotonic() + quiet_after_s
+        self.quiet_at = quiet_after_s and since + quiet_after_s
 
     @property
     def has_failed(self) -> bool:
@@ -158,7 +216,7 @@ class BegunPost:
         soon, self._soon = self._soon, None
         try:
             assert soon is not None
-            self._has(await arrived(soon))
+            self._has(await arrived(soon), monotonic())
         except Exception as error:
             self._fail(error)
         except BaseException:
@@ -166,6 +224,24 @@ class BegunPost:
             raise
         finally:
             self._waiting = None
+
+    @classmethod
+    def of(cls, endpoint: Endpoint, body: bytes, request: Request, answer: Answer, shared: HeaderList) -> "BegunPost":
+        """A POST that was begun on the fast path: its request, and the handler's answer."""
+        begun = cls.__new__(cls)
+        begun._endpoint, begun._shared, begun.body = endpoint, shared, body
+        begun._message, begun._request = request.message, request
+        begun._waiting = begun._failure = begun._peer = None
+        begun._has(answer, request.arrived_at)
+        return begun
+
+    @property
+    def decided(self) -> tuple[Request, Callable[[Request, float], CallPath | None]] | None:
+        """Its request, and what makes a path of what was decided on that; None if nothing does."""
+        request = self._request
+        if request is None or request.standing is None or request.standing.path_for is None:
+            return None
+        return request, request.standing.path_for
 
     # -- the steps, for the endpoint
 

@@ -10,6 +10,7 @@ from transports.inbound.remembered_heads import HeldHeads
 
 __all__ = [
     "DIRECT",
+    "FAST",
     "INTERRUPTED",
     "NEW_HEAD",
     "NO_REQUEST",
@@ -21,6 +22,7 @@ __all__ = [
     "ConnectionMemory",
 ]
 
+FAST: Final = "fast"
 DIRECT: Final = "direct"
 NEW_HEAD: Final = "new_head"
 SIZE: Final = "size"
@@ -29,8 +31,9 @@ NO_REQUEST: Final = "no_request"
 STREAMED: Final = "streamed"
 REFUSED: Final = "refused"
 INTERRUPTED: Final = "interrupted"
-OUTCOMES: Final = (DIRECT, NEW_HEAD, SIZE, PIPELINED, NO_REQUEST, STREAMED, REFUSED, INTERRUPTED)
-"""What became of a POST at the memory of its connection. `direct`: answered with it. Otherwise served in the usual
+OUTCOMES: Final = (FAST, DIRECT, NEW_HEAD, SIZE, PIPELINED, NO_REQUEST, STREAMED, REFUSED, INTERRUPTED)
+"""What became of a POST at the memory of its connection. `fast`: like a call before it, sent and answered with
+what was decided on that. `direct`: answered with the memory. Otherwise served in the usual
 way, because its head was new, its body is too large (or empty), further bytes came with it, it is no single request,
 its answer is an event stream, it was refused or belongs to another process, or its client does not read or leaves, or
 the process ends."""

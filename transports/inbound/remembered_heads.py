@@ -31,7 +31,7 @@ MAX_HEADS: Final = 64
 connections repeats the heads of all of them."""
 
 MAX_HEAD_BYTES: Final = 8 << 10
-MAX_MEMORY_BYTES: Final = 256 << 10
+MAX_MEMORY_BYTES: Final = 448 << 10
 """What one connection may hold for its heads, by the estimate of `Template.memory_bytes`."""
 
 LEAST_MEMORY_BYTES: Final = 48 << 10
@@ -93,9 +93,9 @@ class Template(msgspec.Struct, frozen=True):
 
     @property
     def memory_bytes(self) -> int:
-        """About what is held for the head: these bytes, the headers as text, the objects around each, and what was
-        decided on calls with it (`CheckedRequests`)."""
-        return 2_500 + 2 * sum(map(len, self.parts)) + 120 * self.headers
+        """About what is held for the head: these bytes, the headers as text, the objects around each, what was decided
+        on calls with it (`CheckedRequests`), and a path for those that are like one (`RepeatedHead.learn`)."""
+        return 5_000 + 2 * sum(map(len, self.parts)) + 120 * self.headers
 
 
 class Found(msgspec.Struct, Generic[T], frozen=True):

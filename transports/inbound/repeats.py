@@ -8,13 +8,14 @@ docs/adr/0012-the-http-edge.md
 import asyncio
 import functools
 import logging
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from contextvars import Context
 from typing import Any, Final, Protocol
 
 from transports.inbound.begun_post import BegunPost
 from transports.inbound.connection_memory import (
     DIRECT,
+    FAST,
     INTERRUPTED,
     NEW_HEAD,
     NO_REQUEST,
@@ -27,6 +28,7 @@ from transports.inbound.connection_memory import (
 from transports.inbound.head_offer import REPEATS, HeadOffer, KnownHead
 from transports.inbound.json_heads import JsonHeads, StreamHeads, whole_body
 from transports.inbound.remembered_heads import MAX_HEAD_BYTES, HeaderList, HeldHeads, RememberedHeads
+from transports.inbound_port import Answer, CallInFlight, Request
 
 __all__ = ["Repeats"]
 
@@ -71,7 +73,7 @@ class Repeats:
     """The memory of one connection, and the one request that is served from it. `memory` None: there is none."""
 
     __slots__ = (
-        *("_begun", "_body", "_connection", "_context", "_first", "_head_bytes", "_heads", "_json", "_known"),
+        *("_begun", "_body", "_connection", "_context", "_fast", "_first", "_head_bytes", "_heads", "_json", "_known"),
         *("_memory", "_missing", "_new", "_resumed", "_stream", "_trace", "requests"),
     )
 
@@ -91,6 +93,7 @@ class Repeats:
         self._trace = b""
         self._head_bytes = self._missing = 0
         self._begun: BegunPost | None = None
+        self._fast: CallInFlight | None = None  # in place of `_begun`, while the request is on the fast path
         self._context: Context | None = None
         self._resumed: BegunPost | None = None  # what the next task takes over
 
@@ -104,14 +107,14 @@ class Repeats:
     @property
     def is_answering(self) -> bool:
         """Whether a request is being served."""
-        return self._begun is not None
+        return self._begun is not None or self._fast is not None
 
     def take(self, data: bytes) -> bool:
         """Read what has arrived. False: it is for the parser, which has got everything before it."""
         if self._missing:
             return self._take_body(data)
-        if self._begun is not None:
-            self._resume(PIPELINED)
+        if self._begun is not None or self._fast is not None:
+            self.give_up(PIPELINED)
             return False
         self._new = None
         memory, connection = self._memory, self._connection
@@ -122,8 +125,8 @@ class Repeats:
             self._new = data if data.startswith(b"POST ") else None
             return False
         size = found.head_bytes + found.body_bytes
-        if (why := self._obstacle(found.body_bytes, len(data) > size)) is not None:
-            memory.counts[why] += 1
+        if not 0 < found.body_bytes <= memory.body_bytes or len(data) > size or connection.flow.write_paused:
+            memory.counts[self._obstacle(found.body_bytes, has_more=len(data) > size)] += 1
             return False
         self.requests += 1
         self._known, self._first, self._head_bytes = found.remembered, data, found.head_bytes
@@ -133,14 +136,12 @@ class Repeats:
             self._begin(data[found.head_bytes :])
         return True
 
-    def _obstacle(self, body_bytes: int, has_more: bool) -> str | None:
-        """Why a request with a repeated head is for the parser; None if it is not."""
+    def _obstacle(self, body_bytes: int, *, has_more: bool) -> str:
+        """Why a request with a repeated head is for the parser."""
         assert self._memory is not None
         if not 0 < body_bytes <= self._memory.body_bytes:
             return SIZE
-        if has_more:
-            return PIPELINED
-        return INTERRUPTED if self._connection.flow.write_paused else None
+        return PIPELINED if has_more else INTERRUPTED
 
     def _take_body(self, data: bytes) -> bool:
         if len(data) > self._missing:
@@ -172,6 +173,13 @@ class Repeats:
 
     def _begin(self, body: bytes) -> None:
         """Serve a request that has arrived."""
+        assert self._known is not None
+        if (fast := self._known.repeated.begin_fast(self, body, self._trace)) is not None:
+            self._fast = fast
+            return
+        self._begin_usual(body)
+
+    def _begin_usual(self, body: bytes) -> None:
         assert self._known is not None
         # The context of a request, as its task would have one: log lines have the correlation id from there.
         self._context = context = Context()
@@ -220,24 +228,74 @@ class Repeats:
         if parts is None:
             self._resume(STREAMED)
             return
+        assert self._known is not None
+        known = self._known.repeated
         self._begun = self._context = None
-        self._clear()
-        assert self._memory is not None
-        self._memory.counts[DIRECT] += 1
-        head, body = parts
-        if len(body) <= _COPIED_BYTES:
-            connection.transport.write(head + body)
-        else:
-            connection.transport.write(head)
-            connection.transport.write(body)
-        connection.answered()
+        self._write(DIRECT, *parts)
         try:
             rest = begun.answered()
+            known.learn(begun)
         except Exception:
             logger.exception("an answer was sent, and could not be recorded")
             return
         if rest is not None:
             self._spawn(_logged(rest))
+
+    def _write(self, outcome: str, head: bytes, body: bytes) -> None:
+        """Write the response to the request that is served."""
+        self._known = None
+        self._first = self._body = b""
+        assert self._memory is not None
+        self._memory.counts[outcome] += 1
+        transport = self._connection.transport
+        if len(body) <= _COPIED_BYTES:
+            transport.write(head + body)
+        else:
+            transport.write(head)
+            transport.write(body)
+        self._connection.answered()
+
+    # -- on the fast path (`transports.inbound_port.AnsweringConnection`)
+
+    def answer_fast(self, frame: bytes, headers: HeaderList) -> bool:
+        """Send the response of the call. If False, nothing was done."""
+        connection, known = self._connection, self._known
+        if known is None or connection.flow.write_paused or connection.transport.is_closing():
+            return False
+        shared = known.repeated.shared
+        defaults = connection.server_state.default_headers
+        head = self._json.head(200, defaults, [*headers, *shared] if shared else headers, len(frame))
+        if head is None:
+            return False
+        self._fast = None
+        self._write(FAST, head, frame)
+        return True
+
+    def goes_on(self, call: CallInFlight) -> None:
+        """The call is sent now, which had to wait."""
+        self._fast = call
+
+    def begin_usual(self) -> None:
+        """Serve the request from its beginning: nothing was done for it."""
+        self._fast = None
+        self._begin_usual((self._first + self._body)[self._head_bytes :])
+
+    def leave_fast(self, began: float, become: Callable[[Request], Answer]) -> None:
+        """Go on with what `become` makes of the call's request, which arrived then."""
+        self._fast = None
+        assert self._known is not None
+        self._context = context = Context()
+        body = (self._first + self._body)[self._head_bytes :]
+        try:
+            self._begun = begun = context.run(self._known.repeated.resumed, body, self._trace, began, become)
+        except Exception:  # the call was sent, so it cannot begin again: its client learns that there is no answer
+            logger.exception("a call cannot go on in the usual way")
+            self._context = None
+            self._clear()
+            self._connection.transport.close()
+            return
+        assert begun.answer is not None
+        context.run(begun.answer.replies.when_ready, functools.partial(self._ready, begun), begun.quiet_at or 0.0)
 
     def _whole(self, begun: BegunPost) -> tuple[bytes, bytes] | None:
         """The head and the body of a response whose frames are all there; None if it cannot be made here."""
@@ -274,7 +332,10 @@ class Repeats:
             assert self._memory is not None
             self._memory.counts[why] += 1
             self._connection.parse(self._take_bytes())
-        elif self._begun is not None:
+            return
+        if self._fast is not None:
+            self._fast.leave()
+        if self._begun is not None:
             self._resume(why)
 
     def _resume(self, why: str) -> None:

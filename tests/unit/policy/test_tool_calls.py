@@ -20,7 +20,7 @@ from tests.requirements import requirement
 from tests.support.context import FACTS
 from tests.support.too_deep import TOO_DEEP
 from transports.inbound_port import Refused
-from transports.jsonrpc import InvalidMessage, Object, encode
+from transports.jsonrpc import InvalidMessage, Object, encode, splice
 from transports.turns import at_once
 
 SCHEMA = {"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"]}
@@ -159,3 +159,48 @@ def test_a_read_only_session_is_shown_the_tools_that_say_that_they_read() -> Non
     listed = [look, {"name": "write", "inputSchema": SCHEMA}]
     shown = tool_calls().shown("s", msgspec.structs.replace(CONTEXT, read_only=True), listed)
     assert [tool["name"] for tool in shown] == ["look"]
+
+
+@requirement("hot.fast")
+@pytest.mark.parametrize("checks", ["lenient", True, False])
+@pytest.mark.parametrize("rules", ["", "bind", "blocked"])
+@pytest.mark.parametrize(
+    "given",
+    [
+        *(b'{"where":"w"}', b' { "where" : "\\u0077" } ', b'{"where":\n"w"\r\n}', b'{"where":"x","where":"w"}', b"{}"),
+        *(b'{"where":"bad"}', b'{"where":7}', b"[]", b'"where"', b"null", b'{"where":"w","n":1e400}', TOO_DEEP),
+        *(b'{"where":"w","n":' + TOO_DEEP + b"}", b'{"where":"\\ud83d\\ude00 \xc3\xa9"}'),
+    ],
+)
+def test_further_arguments_of_a_tool_are_checked_as_the_first(given: bytes, rules: str, checks: Any) -> None:
+    settings = {"": ToolSettings(), "bind": ToolSettings(bind={"where": "workspace"})}
+    calls = tool_calls(checks, drop=settings.get(rules, ToolSettings(blocked=("bad",))))
+    again = calls.checker_of(calls.decide("s", TOOLS, CONTEXT, session(), "drop"), TOOLS, session())
+    try:
+        expected = bytes(splice(checked(calls, "drop", given.strip())["arguments"]))
+    except (Refused, InvalidArguments, InvalidMessage) as refusal:
+        with pytest.raises((type(refusal), ValueError, msgspec.MsgspecError, RecursionError)):
+            again(given)
+        return
+    try:
+        assert again(given) == expected
+    except (ValueError, msgspec.ValidationError, RecursionError):
+        assert rules == "bind" or any(each in given for each in (b"1e400", b"\n", TOO_DEEP)), "for the general way"
+
+
+@requirement("hot.fast", "wall.authority")
+@pytest.mark.parametrize("checks", ["lenient", True, False])
+@pytest.mark.parametrize("rules", ["", "bind", "blocked"])
+@pytest.mark.parametrize(
+    "given",
+    [
+        *(b'{},"name":"other"', b'{"where":"w"},"x":{}', b"{} {}", b"", b"{", b'{"where":NaN}', b'{"where":"\xff"}'),
+        *(b'{"where":"a\nb"}', b'{"n":1e400,"where":NaN}', b'{"n":1e400},"where":{}'),
+    ],
+)
+def test_further_arguments_that_are_not_one_value_are_never_passed_on(given: bytes, rules: str, checks: Any) -> None:
+    settings = {"": ToolSettings(), "bind": ToolSettings(bind={"where": "workspace"})}
+    calls = tool_calls(checks, drop=settings.get(rules, ToolSettings(blocked=("bad",))))
+    again = calls.checker_of(calls.decide("s", TOOLS, CONTEXT, session(), "drop"), TOOLS, session())
+    with pytest.raises((ValueError, msgspec.MsgspecError)):
+        again(given)

@@ -82,3 +82,12 @@ def test_only_apps_that_several_servers_have_are_followed_and_within_bounds() ->
     apps.listed("c", [(f"t{n}", f"ui://{n}") for n in range(10_000)])
     apps.listed("d", [("t9999", "ui://9999")])
     assert ("d", "t9999") not in apps.contested
+
+
+@requirement("hot.fast")
+async def test_a_call_that_opens_an_app_which_two_servers_have_is_noted_each_time() -> None:
+    parts = aggregation(clock("a"), clock("b", {"name": "more"}))
+    await parts.owner(a_call("resources/read", live=cast("Any", NamedSession()), uri=APP))  # both are asked for theirs
+    for tool, is_noted in (("show", True), ("tick", False), ("more", False)):
+        upstream, call = await parts.owner(a_call("tools/call", live=None, name=f"b__{tool}"))
+        assert parts.opens_app(upstream, call.params["name"]) is is_noted

@@ -50,20 +50,29 @@ class Calls:
         more = replace(self._like, params=self._like.params | params, meta=meta)
         return Calls(self._pipeline, more, self.taken, self.lives)
 
-    async def _sent(self, params: Object) -> list[Any]:
-        """What the client gets for one more call, with these params as well."""
-        message = Message(jsonrpc="2.0", id=next(self._ids), method="tools/call")
-        request = replace(self._like, message=message, params=self._like.params | params)
+    def request(self, client_id: int | str, params: Object) -> Request:
+        """One more call under that id, with these params as well."""
+        message = Message(jsonrpc="2.0", id=client_id, method="tools/call")
+        return replace(self._like, message=message, params=self._like.params | params)
+
+    async def begun(self, request: Request) -> CallReply:
+        """The reply to a call, which is sent."""
         reply = await arrived(self._pipeline.call(request))
         assert isinstance(reply, CallReply)
         self.live = reply.live
+        return reply
+
+    async def _sent(self, params: Object) -> list[Any]:
+        """What the client gets for one more call, with these params as well."""
+        request = self.request(next(self._ids), params)
+        reply = await self.begun(request)
         got: list[Any] = []
         while (frame := await reply.replies.next()) is not None:
             got.append(msgspec.json.decode(frame.data))
             if frame.final:
                 break
         await arrived(reply.done())
-        assert got[-1]["id"] == message.id
+        assert request.message is not None and got[-1]["id"] == request.message.id
         return got
 
     async def call(self, key: Any = "k") -> Any:

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections import Counter
+from time import monotonic
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -16,7 +17,7 @@ from transports.inbound.limits import Limits, Refusals
 from transports.inbound.posts import Posts
 from transports.inbound.repeats import Repeats
 from transports.inbound.sizes import Sizes
-from transports.inbound_port import Answer, Request
+from transports.inbound_port import Answer, AnsweringConnection, CallInFlight, Holes, Request
 from transports.reply_queue import Frame, ReplyQueue
 from transports.soon import Soon, arrived
 
@@ -36,7 +37,7 @@ class Wire:
     serves = True
     later: asyncio.Event | None = None
     fault: Exception | None = None
-    calls = responses = ends = 0
+    calls = responses = ends = closes = 0
     written = b""
 
     def __init__(self) -> None:
@@ -82,6 +83,9 @@ class Wire:
     def is_closing(self) -> bool:
         return False
 
+    def close(self) -> None:
+        self.closes += 1
+
     def answered(self) -> None:
         self.responses += 1
 
@@ -103,7 +107,7 @@ class Wire:
         for _ in range(2):
             assert not self.repeats.take(HEAD + BODY)
             self.repeats.parsed(scope, HEADERS)
-            scope.pop(REPEATS).remember(lambda: RepeatedHead(cast("Any", self), posts, head, []))
+            scope.pop(REPEATS).remember(lambda: RepeatedHead.of(cast("Any", self), posts, head))
         self.parsed.clear()
 
     def take(self) -> bool:
@@ -217,3 +221,158 @@ async def test_nothing_is_taken_from_memory_while_the_process_hands_over(wire: W
     assert not wire.take()
     wire.serves = True
     assert wire.take()
+
+
+# -- the fast path
+
+
+class Path:
+    """A path for calls that are like one before: it sends them if it `takes` them."""
+
+    def __init__(self) -> None:
+        self.takes, self.is_over = True, False
+        self.begun: list[Holes] = []
+        self.made_of: list[Request] = []
+        self.connection: Any = None
+        self.leaves = 0
+
+    def of(self, request: Request, quiet_after_s: float) -> "Path":
+        self.made_of.append(request)
+        return self
+
+    def begin(self, connection: AnsweringConnection, holes: Holes, trace: bytes = b"") -> CallInFlight | None:
+        self.connection = connection
+        if self.takes:
+            self.begun.append(holes)
+        return self if self.takes else None
+
+    def leave(self) -> None:
+        self.leaves += 1
+        self.connection.leave_fast(monotonic(), self.usual)
+
+    usual: Any = None
+
+
+def a_body(client_id: int = 1, tool: str = "a", arguments: bytes = b"{}") -> bytes:
+    call = b'{"jsonrpc":"2.0","id":%d,"method":"tools/call","params":{"name":"%b","arguments":%b}}'
+    return call % (client_id, tool.encode(), arguments)
+
+
+class FastWire(Wire):
+    """A connection whose calls leave a path, once they were answered."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.path = Path()
+        self.path.usual = self.usual
+
+    def usual(self, request: Request) -> Answer:
+        self.path.made_of.append(request)
+        return cast("Answer", self.answer)
+
+    def call(self, request: Request) -> Soon[Answer]:
+        assert request.standing is not None
+        request.standing.offer(self.path.of)
+        self.replies = self.answer.replies = ReplyQueue()
+        self.replies.push(FINAL)
+        return super().call(request)
+
+    def post(self, body: bytes, cut: int = 0) -> bool:
+        data = HEAD.replace(b"%d" % len(BODY), b"%d" % len(body)) + body
+        place = len(data) - cut
+        return self.repeats.take(data[:place]) and (not cut or self.repeats.take(data[place:]))
+
+    async def warm(self) -> "FastWire":
+        """Answer a call, like which the next ones are sent."""
+        self.learn()
+        assert self.post(a_body())
+        await self.settled()
+        assert self.counts["direct"] == self.calls == 1 and len(self.path.made_of) == 1
+        self.written, self.replies = b"", ReplyQueue()
+        self.answer.replies = self.replies
+        return self
+
+
+@requirement("hot.fast")
+@pytest.mark.parametrize("cut", [0, 3, len(a_body(7))])
+async def test_a_call_like_the_last_one_is_sent_by_its_path_and_answered(cut: int) -> None:
+    wire = await FastWire().warm()
+    assert wire.post(a_body(7, arguments=b'{"n":1}'), cut) and wire.repeats.is_answering
+    assert wire.path.begun == [(b"7", b'{"n":1}')] and wire.calls == 1
+    assert wire.path.connection.answer_fast(b"{}", []) and wire.written == WRITTEN
+    assert wire.counts["fast"] == 1 and wire.responses == 2 and not wire.repeats.is_answering
+    assert not wire.path.connection.answer_fast(b"{}", []) and wire.written == WRITTEN, "once"
+    assert wire.post(a_body(8)) and len(wire.path.begun) == 2, "and so is the next one"
+
+
+@requirement("hot.fast")
+@pytest.mark.parametrize("why", ["other tool", "path", "over"])
+async def test_a_call_that_its_path_does_not_take_is_served_in_the_usual_way(why: str) -> None:
+    wire = await FastWire().warm()
+    wire.path.takes, wire.path.is_over = why == "other tool", why == "over"
+    body = a_body(2, "b" if why == "other tool" else "a")
+    assert wire.post(body) and wire.calls == 2 and wire.counts["fast"] == 0
+    await wire.settled()
+    wire.path.takes = True
+    assert wire.post(body) and wire.calls == 2, "another path was made of it"
+
+
+@requirement("hot.fast")
+@pytest.mark.parametrize("leaves", ["path", "next request", "client"])
+async def test_a_call_that_leaves_goes_on_with_the_answer_that_it_gets(leaves: str) -> None:
+    wire = await FastWire().warm()
+    assert wire.post(a_body(7), cut=5)
+    match leaves:
+        case "path":
+            wire.path.leave()
+        case "next request":
+            assert not wire.repeats.take(HEAD)
+        case _:
+            wire.repeats.forget()
+    assert wire.path.leaves == 1 and wire.calls == 1, "it was sent already"
+    message = wire.path.made_of[-1].message
+    assert message is not None and message.id == 7
+    if leaves == "path":
+        wire.replies.push(FINAL)
+        await wire.settled()
+        assert wire.written == WRITTEN and wire.counts["direct"] == 2 and wire.ends == 2
+    else:
+        await wire.settled()
+        (begun,) = wire.finished
+        assert await arrived(begun.called()) is wire.answer and not wire.written
+
+
+@requirement("hot.fast")
+async def test_a_client_that_reads_slowly_gets_no_answer_from_the_fast_path() -> None:
+    wire = await FastWire().warm()
+    assert wire.post(a_body(7))
+    wire.write_paused = True
+    assert not wire.path.connection.answer_fast(b"{}", []) and not wire.written and wire.repeats.is_answering
+
+
+@requirement("hot.fast")
+async def test_a_call_that_cannot_go_on_closes_its_connection(caplog: pytest.LogCaptureFixture) -> None:
+    wire = await FastWire().warm()
+    assert wire.post(a_body(7))
+    wire.path.usual = lambda request: 1 / 0
+    wire.path.leave()
+    assert wire.closes == 1 and not wire.repeats.is_answering and "cannot go on" in caplog.text
+    wire.repeats.forget()
+    assert wire.path.leaves == 1 and wire.calls == 1
+
+
+@requirement("hot.fast")
+async def test_a_client_whose_calls_are_never_alike_costs_few_templates_and_one_with_some_tools_none() -> None:
+    wire = await FastWire().warm()
+    for turn in range(20):
+        assert wire.post(a_body(2, f"tool-{turn}"))
+        await wire.settled()
+    assert len(wire.path.made_of) == 8
+    wire = await FastWire().warm()
+    for tool in "bcd" + "abcd" * 5:
+        before = len(wire.path.begun)
+        assert wire.post(a_body(2, tool))
+        if len(wire.path.begun) > before:
+            assert wire.path.connection.answer_fast(b"{}", [])
+        await wire.settled()
+    assert len(wire.path.made_of) == 4 and len(wire.path.begun) == 20

@@ -1,0 +1,396 @@
+"""Sends and answers calls that are like one before them, with what was decided on that one.
+
+A call that took the general way by a standing decision leaves a `FastPath` with its connection: what was found for it,
+and the form of its frame. The next call that fits is sent if everything still holds that the decision rests on
+(`FastPath.begin`), and answered in the turn in which its server answers. No rule of the general way is repeated here:
+what may have changed is asked of those who decide it, or has raised `LiveSession.version`.
+
+Before its frame is written, a call for which anything is unusual takes the general way from its beginning. Afterwards
+it leaves the fast path (`FastCall.leave`) as the exchange that the general way would have made of it, and goes on as
+that. So nothing unusual has code here. docs/adr/0010-the-hot-path.md
+"""
+
+import asyncio
+import logging
+import math
+import weakref
+from collections.abc import Callable
+from time import monotonic, time
+from typing import Final, Protocol
+
+import msgspec
+
+from gateway.bridge.legacy_server import LegacyServerBridge
+from gateway.bridge.modern_server import ModernServerBridge
+from gateway.calls.conversation import Conversation
+from gateway.calls.exchange import Exchange
+from gateway.calls.result_outcome import is_complete, outcome_of
+from gateway.cluster.ownership import Cluster
+from gateway.context.facts import ContextMeta, new_correlation_id, trace_id_of
+from gateway.errors import InvalidArguments
+from gateway.identity.request_context import RequestContext
+from gateway.observability.ended_call import EndedCall
+from gateway.observability.logs import CLIENT, CORRELATION
+from gateway.observability.outcome import OK
+from gateway.observability.request_log import RequestLog
+from gateway.policy.rate_limits import RateLimits
+from gateway.protocol.reserved_meta import may_name_reserved
+from gateway.relay.admitted_tool import AdmittedTool
+from gateway.relay.frame_form import Form, FrameForm
+from gateway.relay.route import Route
+from gateway.sessions.attach import Resolved
+from gateway.sessions.cached_record import AGING_AFTER_S
+from gateway.sessions.remembered import remembered
+from gateway.sessions.resolve import SessionResolver
+from session_store import Session
+from transports.era import LEGACY
+from transports.inbound_port import Answer, AnsweringConnection, Holes, Refused, Request
+from transports.jsonrpc import Object, encode_result, splice
+
+__all__ = ["Decided", "FastCall", "FastPath", "FastPaths"]
+
+logger = logging.getLogger(__name__)
+
+Headers = list[tuple[bytes, bytes]]
+
+_METHOD: Final = "tools/call"
+
+_USUAL_AFTER_S: Final = 1.0
+"""A call that has no answer for so long leaves the fast path, if it cannot be slow or late or need an event stream
+before."""
+
+
+class Decided(Protocol):
+    """What was decided on a call, for those that are like it (`gateway.relay.standing.StandingDecision`)."""
+
+    resolved: Resolved | None
+    route: Route | None
+    headers: Headers
+
+    def exchange_for(self, request: Request, who: RequestContext) -> Exchange:
+        """The exchange of another call, as the general way makes it."""
+        ...
+
+    def meta_with(self, params: Object, correlation: str, facts_of: Callable[[Session], ContextMeta]) -> Object:
+        """The `_meta` for the server of another call with these params."""
+        ...
+
+    @property
+    def resolver(self) -> SessionResolver:
+        """What has found the session."""
+        ...
+
+
+class GeneralWay(Protocol):
+    """The steps of the general way that the fast path has done for it (`gateway.relay.intake.Intake`)."""
+
+    max_exchanges: int
+
+    def form(self, decided: Decided, request: Request, who: RequestContext) -> Form | None:
+        """What a server gets of a request. Nothing is sent or counted. None: a call like it needs more than that."""
+        ...
+
+    def begin(
+        self,
+        exchange: Exchange,
+        request: Request,
+        who: RequestContext,
+        params: Object,
+        headers: Headers,
+        *,
+        may_repeat: bool = False,
+    ) -> tuple[Answer, Object]:
+        """Begin to answer a call that was counted."""
+        ...
+
+
+class _Forever:
+    """The lease of a replica that shares its store with none."""
+
+    trusted_until = math.inf
+
+
+class FastPaths:
+    """Makes the fast paths of one gateway process, and records the calls that took them."""
+
+    def __init__(self, way: GeneralWay, rates: RateLimits, log: RequestLog, cluster: Cluster | None) -> None:
+        self.lease = _Forever() if cluster is None else cluster.lease
+        self.way = way
+        self.rates = rates
+        self.log = log
+        self._ended: list[FastCall] = []
+
+    def of(self, decided: Decided, who: RequestContext, request: Request, quiet_after_s: float) -> "FastPath | None":
+        """The path for calls that are like this request, on which that was decided. None: each of them has to take the
+        general way. `quiet_after_s`: without an answer for so long, the client needs an event stream."""
+        if request.forwarded is not None or request.again:
+            return None
+        route, resolved = decided.route, decided.resolved
+        conversation = None if route is None else route.held_conversation
+        if route is None or resolved is None or conversation is None or not isinstance(route.admitted, AdmittedTool):
+            return None
+        if not _follow_from_head(request, who, resolved) or not route.leads_to(conversation, request.era):
+            return None
+        # Much may have happened since the call was sent: `LiveSession.version` tells of what comes from here on.
+        live = resolved.live
+        if live.ended or live.return_watch is not None or not decided.resolver.still_serves(live):
+            return None
+        if live.frames is not None or not conversation.has_nothing_but_calls(live):
+            return None
+        form = None if route.admitted.is_mirrored else self.way.form(decided, request, who)
+        if form is None or not _is_plain(form.exchange, conversation):
+            return None
+        frame = FrameForm.of(form.exchange, form.params, form.meta, who.correlation, form.trace)
+        if frame is None:
+            return None
+        usual_after_s = min(_USUAL_AFTER_S, quiet_after_s, conversation.deadlines.call_s, route.admitted.slow_s)
+        return FastPath(self, decided, who, request, frame, form, usual_after_s)
+
+    def ended(self, call: "FastCall") -> None:
+        """Record a call that went well, in the next turn of the event loop."""
+        self._ended.append(call)
+        if len(self._ended) == 1:
+            call.path.loop.call_soon(self._record)
+
+    def _record(self) -> None:
+        calls, self._ended = self._ended, []
+        log, since = self.log, time() - monotonic()
+        for call in calls:
+            path, tool = call.path, call.path.tool
+            took_s, session = call.ended_at - call.began, path.live.session
+            ended = EndedCall(
+                since + call.ended_at,
+                _METHOD,
+                tool.name,
+                path.server,
+                OK,
+                took_s,
+                session,
+                call.correlation,
+                "",
+                tool.is_listed,
+            )
+            path.live.count(None)
+            log.went_well(ended, path.era)
+            if tool.is_audited:
+                tool.ended(ended)
+
+
+def _follow_from_head(request: Request, who: RequestContext, resolved: Resolved) -> bool:
+    """Whether the head alone says who calls, for good, and in which session: by a token, or by a cookie."""
+    kept = remembered(request)
+    caller = None if kept is None else kept.who
+    if kept is None or caller is None or caller.principal is not who.principal or caller.granted is not who.claims:
+        return False
+    if kept.session(request, who) is resolved:
+        return True
+    return resolved.cookie_held and resolved.live.session.context == resolved.context
+
+
+def _is_plain(exchange: Exchange, conversation: Conversation) -> bool:
+    """Whether the answers of calls with such an exchange need nothing but to be translated."""
+    if type(exchange) is not Exchange or exchange.forwarded is not None:
+        return False
+    if exchange.caller is not None and exchange.caller.log_level and conversation.era is LEGACY:
+        return False  # which the server may have to be told
+    bridge = exchange.bridge
+    is_shaped = exchange.shape is not None and not exchange.keeps_complete
+    return not is_shaped and (bridge is None or isinstance(bridge, LegacyServerBridge | ModernServerBridge))
+
+
+class FastPath:
+    """What was decided on a call, for those that are like it (`transports.inbound_port.CallPath`)."""
+
+    __slots__ = """_check _client _conversation _decided _frame _is_traced _principal _resolver _tracing
+        _usual_after_s _waits _who bridge era facts facts_version headers is_legacy is_over live loop paths server tool
+        version""".split()
+
+    def __init__(
+        self,
+        paths: FastPaths,
+        decided: Decided,
+        who: RequestContext,
+        request: Request,
+        frame: FrameForm,
+        form: Form,
+        usual_after_s: float,
+    ) -> None:
+        route, bridge = decided.route, form.exchange.bridge
+        assert route is not None and decided.resolved is not None and isinstance(route.admitted, AdmittedTool)
+        conversation = route.held_conversation
+        assert conversation is not None
+        self.paths = paths
+        self._decided = decided
+        self._who = who
+        self._principal, self._client = who.principal, request.client
+        self.facts = route.upstream.known
+        self.facts_version = self.facts.version
+        self._resolver = decided.resolver
+        self.headers = decided.headers
+        # A connection that rests does not keep what its session has given up.
+        self._conversation = weakref.ref(conversation)
+        self._frame = frame
+        self._waits = form.waits
+        self._tracing = paths.log.tracing
+        self._is_traced = self._tracing is not None or "traceparent" in request.headers
+        self.bridge = bridge if isinstance(bridge, LegacyServerBridge | ModernServerBridge) else None
+        self._usual_after_s = usual_after_s
+        self.tool = route.admitted
+        self._check = self.tool.checker()
+        self.live = decided.resolved.live
+        self.version = self.live.version
+        self.era = request.era
+        self.is_legacy = request.era is LEGACY
+        self.server = conversation.name
+        self.loop = asyncio.get_running_loop()
+        self.is_over = False
+        """Whether what was decided does not hold any more."""
+
+    def begin(
+        self, connection: AnsweringConnection, holes: Holes, trace: bytes = b"", *, may_read: bool = True
+    ) -> "FastCall | _Reading | None":
+        """Send a call. None: nothing was done, and the call is to take the general way. `may_read`: the record of its
+        session may be read first."""
+        live, paths, now = self.live, self.paths, monotonic()
+        if live.version != self.version or self.facts.version != self.facts_version:
+            self.is_over = True
+            return None
+        if now - live.read_at >= AGING_AFTER_S and not self._resolver.still_serves(live):
+            return _Reading(self, connection, holes, trace, self._resolver.read_again(live)) if may_read else None
+        if now >= paths.lease.trusted_until or live.busy >= paths.way.max_exchanges:
+            return None
+        if self._waits is not None and self._waits():
+            return None
+        correlation, trace = self._traced(trace) if self._is_traced else (new_correlation_id(), trace)
+        client_id, given = holes
+        try:
+            arguments = self._check(given)
+        except (ValueError, msgspec.MsgspecError, RecursionError, Refused, InvalidArguments):
+            return None  # the general way says why
+        rates, session_id = paths.rates, live.session.id
+        if (conversation := self._conversation()) is None or not correlation:
+            return None
+        if not rates.spend_at_hand(self._principal, self._client, session_id):
+            return None
+        number = conversation.next_number()
+        call = FastCall(self, connection, conversation, client_id, number, correlation, now, now + self._usual_after_s)
+        if not conversation.send_fast(number, self._frame.frame(number, arguments, correlation, trace), call):
+            rates.give_back(self._principal, self._client, session_id)
+            return None
+        live.begin_use()
+        return call
+
+    def _traced(self, trace: bytes) -> tuple[str, bytes]:
+        """The correlation id and the `traceparent` for the server of a call with that `traceparent` in its head. Empty
+        if the general way has to look at it: it is not valid, or the call is recorded."""
+        if self._tracing is None:
+            return trace_id_of(trace.decode()), trace
+        unsampled = self._tracing.unsampled(trace.decode())
+        return ("", b"") if unsampled is None else (unsampled.correlation, unsampled.parent)
+
+    def usual(self, request: Request, call: "FastCall") -> Answer:
+        """What the general way would have made of a call that was sent."""
+        who = RequestContext(self._who.principal, self._who.claims, call.correlation)
+        form = self.paths.way.form(self._decided, request, who)
+        assert form is not None
+        exchange, params, meta = form.exchange, form.params, form.meta
+        reply, _ = self.paths.way.begin(exchange, request, who, request.params, self._decided.headers, may_repeat=True)
+        self.tool.begins(exchange)
+        exchange.frame(call.number, params, meta)  # which keeps the token of its client
+        conversation = call.conversation
+        link = conversation.link
+        # Without a link it may be that which has forgotten the session, and the call is sent over the next one.
+        sent = (params, meta) if link is None or link.may_forget else None
+        exchange.sent_as(conversation, call.number, sent, call.began)
+        conversation.calls.send(exchange)
+        return reply
+
+
+class _Reading:
+    """A call whose session has rested: it is sent once the session's record was read (`CallInFlight`)."""
+
+    def __init__(
+        self,
+        path: FastPath,
+        connection: AnsweringConnection,
+        holes: Holes,
+        trace: bytes,
+        reading: "asyncio.Future[None]",
+    ) -> None:
+        self._path = path
+        self._connection: AnsweringConnection | None = connection
+        self._holes, self._trace = holes, trace
+        reading.add_done_callback(self._read)
+
+    def _read(self, _: object) -> None:
+        connection, self._connection = self._connection, None
+        if connection is None:
+            return
+        if (call := self._path.begin(connection, self._holes, self._trace, may_read=False)) is None:
+            connection.begin_usual()
+        else:
+            connection.goes_on(call)
+
+    def leave(self) -> None:
+        """Have the handler serve the request: nothing was done."""
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            connection.begin_usual()
+
+
+class FastCall(msgspec.Struct, eq=False):
+    """One call on its way (`gateway.calls.in_flight.FastCall`, `transports.inbound_port.CallInFlight`)."""
+
+    path: FastPath
+    connection: AnsweringConnection
+    conversation: Conversation
+    client_id: bytes
+    number: int
+    correlation: str
+    began: float
+    usual_from: float
+    ended_at: float = 0.0
+
+    def answer(self, result: msgspec.Raw) -> bool:
+        """Answer its client with its server's result. False: it has left the fast path (`leave`)."""
+        path, now, data = self.path, monotonic(), bytes(result)
+        is_answered = False
+        try:
+            if (
+                path.live.version == path.version
+                and path.facts.version == path.facts_version
+                and now < path.paths.lease.trusted_until
+                and now - self.began <= path.tool.slow_s
+                and not may_name_reserved(data)
+            ):
+                answer = splice(data) if path.bridge is None else path.bridge.translated(_METHOD, data)
+                is_answered = (
+                    answer is not None
+                    and (path.is_legacy or is_complete(answer))
+                    and outcome_of(answer) is OK
+                    and self.connection.answer_fast(encode_result(self.client_id, answer), path.headers)
+                )
+        except Exception:
+            logger.exception("an answer cannot be given on the fast path")
+        if is_answered:
+            self.ended_at = now
+            self.conversation.answered_fast(self.number)
+            path.live.end_use()
+            path.paths.ended(self)
+            return True
+        self.leave()
+        return False
+
+    def leave(self) -> None:
+        """Go on as the exchange that the general way would have made. Does nothing if it has left or is answered."""
+        path = self.path
+        if self.conversation.calls.fast.pop(self.number, None) is not self:
+            return
+        path.live.end_use()
+        self.connection.leave_fast(self.began, self._usual)
+
+    def _usual(self, request: Request) -> Answer:
+        """What the general way would have made of it, in a context that is the request's."""
+        CLIENT.set(request.client)
+        CORRELATION.set(self.correlation)
+        return self.path.usual(request, self)

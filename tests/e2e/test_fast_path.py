@@ -1,0 +1,255 @@
+"""The fast path: real clients take it, and after whatever changes the next call is decided on anew, and is right."""
+
+import asyncio
+import hashlib
+import json
+import os
+import re
+import signal
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import httpx2
+import pytest
+from mcp.client import Client
+from mcp.client.streamable_http import streamable_http_client
+
+from tests.e2e.test_connection_memory import ON, Counted, Raw, became
+from tests.requirements import requirement
+from tests.support.gateway_process import PROBE, running_gateway, server
+from tests.support.http_bytes import Answer
+from tests.support.in_process_gateway import InProcessGateway, in_process_gateway
+from tests.support.mcp_clients import Legacy, Modern, tool_text
+from tests.support.waiting import eventually
+
+pytestmark = requirement("hot.fast")
+
+OPERATOR = "the key of olga"
+KEYS = {"olga": hashlib.sha256(OPERATOR.encode()).hexdigest()}
+OPTIONS: dict[str, Any] = {**ON, "admin": {**ON["admin"], "keys": KEYS, "frames": "any"}}
+RESTARTED = "io.github.mcp-session-gateway/restarted"
+ERAS = pytest.mark.parametrize("era", ["legacy", "modern"])
+
+
+@pytest.fixture(scope="module")
+def gateway() -> Iterator[InProcessGateway]:
+    with in_process_gateway({"p": server(PROBE)}, options=OPTIONS) as running:
+        yield running
+
+
+def raw_of(gateway: InProcessGateway, era: str) -> tuple[Raw, str]:
+    """A client of that era whose calls take the fast path, and its session."""
+    with httpx.Client() as http:
+        if era == "modern":
+            token = Modern(gateway.url, http).tool("pid").headers["mcp-gateway-session"]
+            return Raw(gateway, modern=token).warm("echo"), token
+        legacy = Legacy(gateway.url, http).open()
+        return Raw(gateway, legacy).warm("echo"), legacy.session
+
+
+def result_of(answer: Answer) -> Any:
+    assert answer.status == 200, answer
+    return json.loads(answer.body)["result"]
+
+
+def echoed(answer: Answer) -> Any:
+    """What `echo` was called with."""
+    return json.loads(result_of(answer)["content"][0]["text"])
+
+
+def is_general_once(gateway: InProcessGateway, raw: Raw) -> None:
+    """The next call goes the general way and is right, and soon calls are fast again."""
+    fast = Counted(gateway)
+    assert echoed(raw.call("echo", {"n": 1})) == {"n": 1} and fast("fast") == 0
+    assert {echoed(raw.call("echo", {"n": 2}))["n"] for _ in range(10)} == {2} and fast("fast") >= 5
+
+
+# -- who takes it
+
+
+@ERAS
+def test_calls_of_a_plain_client_take_it(gateway: InProcessGateway, era: str) -> None:
+    raw, _ = raw_of(gateway, era)
+    with raw:
+        raw.warm("echo")
+        fast = Counted(gateway)
+        for number in range(20):
+            assert echoed(raw.call("echo", {"n": number, "text": '"},{%'})) == {"n": number, "text": '"},{%'}
+        assert fast("fast") >= 18, "all but those after a rest of the machine"
+
+
+@pytest.mark.parametrize("cut", [0, -1, 9])
+def test_a_head_and_a_body_in_two_segments_take_it(gateway: InProcessGateway, cut: int) -> None:
+    raw, _ = raw_of(gateway, "legacy")
+    with raw:
+        raw.warm("echo")
+        fast = Counted(gateway)
+        for number in range(10):
+            assert echoed(raw.call("echo", {"n": number}, cut=cut)) == {"n": number}
+        assert fast("fast") >= 5
+
+
+@ERAS
+def test_calls_of_httpx_take_it_with_their_own_ids(gateway: InProcessGateway, era: str) -> None:
+    with httpx.Client() as http:
+        fast = Counted(gateway)
+        if era == "legacy":
+            legacy = Legacy(gateway.url, http).open()
+            answers = [legacy.tool("echo", {"n": n}).json() for n in range(20)]
+        else:
+            first = Modern(gateway.url, http)
+            token = {"MCP-Gateway-Session": first.tool("pid").headers["mcp-gateway-session"]}
+            http.cookies.clear()
+            answers = [first.tool("echo", {"n": n}, headers=token, request_id=f"r{n}").json() for n in range(20)]
+        assert [json.loads(answer["result"]["content"][0]["text"])["n"] for answer in answers] == list(range(20))
+        assert len({answer["id"] for answer in answers}) == 20 and fast("fast") >= 12
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("mode", ["legacy", "auto"])
+async def test_calls_of_the_sdk_take_it(gateway: InProcessGateway, mode: Any) -> None:
+    fast = Counted(gateway)
+    async with (
+        httpx2.AsyncClient() as http,
+        Client(streamable_http_client(gateway.url, http_client=http), mode=mode) as client,
+    ):
+        for number in range(20):
+            content: Any = (await client.call_tool("echo", {"n": number})).content[0]
+            assert json.loads(content.text) == {"n": number}
+        assert await asyncio.to_thread(fast, "fast") >= 8, became(gateway)
+
+
+def test_calls_to_several_servers_take_it() -> None:
+    with in_process_gateway({"p": server(PROBE), "q": server(PROBE)}, options=ON) as gateway, httpx.Client() as http:
+        legacy, fast = Legacy(gateway.url, http).open(), Counted(gateway)
+        pids = {name: {tool_text(legacy.tool(f"{name}__pid")) for _ in range(10)} for name in ("p", "q")}
+        assert len(pids["p"]) == len(pids["q"]) == 1 and pids["p"] != pids["q"] and fast("fast") >= 10
+
+
+# -- what changes
+
+
+@requirement("wall.authority")
+@ERAS
+def test_a_session_that_has_ended_is_unknown(gateway: InProcessGateway, era: str) -> None:
+    raw, session = raw_of(gateway, era)
+    with httpx.Client() as http, httpx.Client() as operator:
+        if era == "legacy":
+            version = {"Mcp-Session-Id": session, "MCP-Protocol-Version": "2025-11-25"}
+            assert http.delete(gateway.url, headers=version).status_code < 300
+        else:
+            admin = admin_of(gateway)
+            ended = operator.delete(f"{admin}/admin/api/sessions/{session[:8]}", headers=AUTHORITY)
+            assert ended.status_code < 300, ended.text
+    fast = Counted(gateway)
+    assert raw.call("echo").status in (404, 400) and fast("fast") == 0
+    raw.close()
+
+
+AUTHORITY = {"Authorization": f"Bearer {OPERATOR}"}
+
+
+def admin_of(gateway: InProcessGateway) -> str:
+    found = re.search(r"operators are served at (http://[\d.]+:\d+)", gateway.stderr())
+    assert found is not None
+    return found[1]
+
+
+@requirement("wall.authority")
+def test_a_session_of_a_key_takes_it_for_that_key_alone() -> None:
+    keys = {name: hashlib.sha256(name.encode()).hexdigest() for name in ("alice", "bob")}
+    options = {**ON, "api_keys": keys}
+    with in_process_gateway({"p": server(PROBE)}, options=options) as gateway, httpx.Client() as http:
+        legacy = Legacy(gateway.url, http, headers={"Authorization": "Bearer alice"}).open()
+        with Raw(gateway, legacy) as raw:
+            fast = Counted(gateway)
+            assert {raw.call("pid").status for _ in range(10)} == {200} and fast("fast") >= 5
+            legacy.headers["Authorization"] = "Bearer bob"
+            other, fast = Raw(gateway, legacy), Counted(gateway)
+            assert [other.call("pid").status for _ in range(3)] == [404] * 3 and fast("fast") == 0
+            other.close()
+            assert {raw.call("pid").status for _ in range(10)} == {200} and fast("fast") >= 5
+
+
+@ERAS
+def test_a_list_that_has_changed_is_asked_for_before_the_next_call(gateway: InProcessGateway, era: str) -> None:
+    raw, _ = raw_of(gateway, era)
+    with raw:
+        raw.warm("change" if era == "legacy" else "announce")
+        raw.warm("echo")
+        assert raw.call("change").status == 200
+        is_general_once(gateway, raw)
+
+
+@requirement("proc.crash", "proc.reset-told")
+@ERAS
+def test_a_server_that_was_killed_is_started_again_and_the_next_result_says_so(
+    gateway: InProcessGateway, era: str
+) -> None:
+    raw, _ = raw_of(gateway, era)
+    with raw:
+        raw.warm("pid")
+        fast = Counted(gateway)
+        pids = {int(result_of(raw.call("pid"))["content"][0]["text"]) for _ in range(10)}
+        assert fast("fast") >= 5
+        [pid] = pids
+        os.kill(pid, signal.SIGKILL)
+        eventually(lambda: not os.path.exists(f"/proc/{pid}"))
+        fast = Counted(gateway)
+        result = result_of(raw.call("pid"))
+        assert result["_meta"][RESTARTED]["reason"] == "crash" and int(result["content"][0]["text"]) != pid
+        assert fast("fast") == 0
+        for _ in range(10):
+            assert RESTARTED not in result_of(raw.call("pid")).get("_meta", {})
+        assert fast("fast") >= 5
+
+
+@requirement("ops.frames")
+@ERAS
+def test_an_operator_who_watches_sees_the_next_call(gateway: InProcessGateway, era: str) -> None:
+    raw, session = raw_of(gateway, era)
+    url = f"{admin_of(gateway)}/admin/api/sessions/{session[:8]}/frames"
+    with raw, httpx.Client(headers=AUTHORITY) as operator:
+        raw.warm("echo")
+        assert operator.put(url).status_code == 200
+        fast = Counted(gateway)
+        for number in range(3):
+            assert echoed(raw.call("echo", {"n": number})) == {"n": number}
+        seen = operator.get(url).json()["frames"]
+        assert [frame["kind"] for frame in seen] == ["request", "request", "response", "response"] * 3
+        assert fast("fast") == 0, "each message is shown"
+        assert operator.delete(url).status_code < 300
+        assert {echoed(raw.call("echo", {"n": 9}))["n"] for _ in range(10)} == {9} and fast("fast") >= 5
+
+
+def test_a_session_that_calls_too_often_waits_as_ever() -> None:
+    options = {**ON, "policy": {"session_rate": {"per_s": 100, "burst": 100}}}
+    with in_process_gateway({"p": server(PROBE)}, options=options) as gateway:
+        raw, _ = raw_of(gateway, "legacy")
+        began = time.monotonic()
+        assert {raw.call("echo").status for _ in range(300)} == {200}
+        assert time.monotonic() - began > 1.5, "two hundred of them waited for a token each"
+        assert became(gateway)["fast"] > 20
+        raw.close()
+
+
+def test_a_gateway_that_stops_answers_what_is_on_the_fast_path() -> None:
+    with running_gateway({"p": server(PROBE)}, options=ON) as gateway, Raw(gateway) as raw, Raw(gateway):
+        raw.warm("sleep", {"seconds": 0})
+        raw.send(raw.request("sleep", {"seconds": 0.8}))
+        gateway.process.send_signal(signal.SIGTERM)
+        answer = raw.answer()
+        assert answer.status == 200 and b"slept" in answer.body
+
+
+@ERAS
+def test_what_a_server_sends_before_its_answer_reaches_the_client(gateway: InProcessGateway, era: str) -> None:
+    raw, _ = raw_of(gateway, era)
+    with raw:
+        raw.warm("sleep", {"seconds": 0})
+        fast = Counted(gateway)
+        answer = raw.call("sleep", {"seconds": 1.5})  # it leaves the fast path after a second
+        assert b"slept" in answer.body and answer.status == 200 and fast("fast") == 0
+        assert b"it failed" in raw.call("fail").body

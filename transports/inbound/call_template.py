@@ -1,0 +1,166 @@
+"""The body of a tool call that a connection repeats, with holes for id, progress token and arguments. Pure: no I/O.
+
+A template is proved by the reader of all bodies: with other values in its holes, a body has to be read as the same call
+with these values. A JSON value in place of another changes nothing around it (RFC 8259 §2). So what was decided on the
+call holds for each body that fits, if its arguments are one JSON value, which is for the user of the template to check.
+"""
+
+import re
+from collections.abc import Callable
+from typing import Final
+
+import msgspec
+
+from transports.inbound_port import Holes
+from transports.jsonrpc import InvalidMessage, Message, Object, decode_object, encode
+
+__all__ = ["MAX_BODY_BYTES", "CallTemplate"]
+
+MAX_BODY_BYTES: Final = 8 << 10
+"""Of a body that fits. So short a body cannot have too many parts, or one that is too long, but for what is compared
+with the template."""
+
+_VALUE_BYTES: Final = 40
+"""Of an id or a token. A UUID in quotation marks fits."""
+
+_MOST_DIGITS: Final = 15
+_WORD: Final = b"0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz-_."
+
+_ID, _TOKEN, _ARGUMENTS = range(3)
+_NAMES: Final = ("id", "progressToken", "arguments")
+_KEYS: Final = tuple(re.compile(rb'"%b"[ \t\r\n]*:[ \t\r\n]*' % name.encode()) for name in _NAMES)
+
+_PROOFS: Final = (b"7770777", b'"Proof-7_7.0"', b'{"a":[1,{"b":"}"}],"c":{}}')
+
+_Part = tuple[bytes, int, int, bytes]
+"""Bytes of a body, how many they are, the hole beside them, and the byte that ends the value in it."""
+
+
+class CallTemplate:
+    """Made by `of`. `before` are the parts that end with a hole before the arguments, `after`, from the end of the
+    body, those that begin with one behind the arguments. `first` and `last` are around the arguments."""
+
+    __slots__ = ("_after", "_before", "_first", "_last", "memory_bytes")
+
+    def __init__(self, before: tuple[_Part, ...], first: bytes, last: bytes, after: tuple[_Part, ...]) -> None:
+        self._before = before
+        self._first = first
+        self._last = last
+        self._after = after
+        self.memory_bytes = 500 + len(first) + len(last) + sum(part[1] for part in (*before, *after))
+        """About what it holds."""
+
+    @classmethod
+    def of(
+        cls, body: bytes, message: Message, params: Object, read: Callable[[bytes], Message]
+    ) -> "CallTemplate | None":
+        """The template of a tool call. `read` is the reader of bodies, which has read this one as that message with
+        these params. None if the call has another form."""
+        spans = _spans(body, message, params)
+        if spans is None or len(body) > MAX_BODY_BYTES:
+            return None
+        inside, at = body, 0
+        pieces: list[bytes] = []  # around the holes
+        for begin, end, _ in spans:
+            pieces.append(inside[at:begin])
+            at = end
+        pieces.append(inside[at:])
+        holes = [hole for _, _, hole in spans]
+        proof = b"".join(piece + _PROOFS[hole] for piece, hole in zip(pieces, holes, strict=False)) + pieces[-1]
+        if not _is_proved(proof, _TOKEN in holes, message, params, read):
+            return None
+        place = holes.index(_ARGUMENTS)
+        before = tuple((pieces[n], len(pieces[n]), holes[n], pieces[n + 1][:1]) for n in range(place))
+        after = tuple(
+            (pieces[n + 1], len(pieces[n + 1]), holes[n], pieces[n][-1:])
+            for n in reversed(range(place + 1, len(holes)))
+        )
+        return cls(before, pieces[place], pieces[place + 1], after)
+
+    def fit(self, body: bytes) -> Holes | None:
+        """What stands in the holes of a body; None if it does not fit."""
+        found = [b"", b""]
+        begin, end = 0, len(body)
+        if end > MAX_BODY_BYTES:
+            return None
+        for part, size, hole, stop in self._before:
+            if not body.startswith(part, begin):
+                return None
+            begin += size
+            stops = body.find(stop, begin, begin + _VALUE_BYTES)
+            found[hole] = value = body[begin:stops]
+            if stops < 0 or not (_is_number(value) or _is_word(value)):
+                return None
+            begin = stops
+        for part, size, hole, stop in self._after:
+            if not body.endswith(part, begin, end):
+                return None
+            end -= size
+            stops = body.rfind(stop, max(begin, end - _VALUE_BYTES), end) + 1
+            found[hole] = value = body[stops:end]
+            if not stops or not (_is_number(value) or _is_word(value)):
+                return None
+            end = stops
+        if not body.startswith(self._first, begin) or not body.endswith(self._last, begin, end):
+            return None
+        return found[_ID], body[begin + len(self._first) : end - len(self._last)]
+
+
+def _is_number(value: bytes) -> bool:
+    """Whether it is an integer of the usual form, which every reader reads as the same number."""
+    return value.isdigit() and len(value) <= _MOST_DIGITS and (value[0] != 0x30 or len(value) == 1)
+
+
+def _is_word(value: bytes) -> bool:
+    """Whether it is a text of letters and digits, without an escape."""
+    return len(value) > 2 and value[:1] == b'"' == value[-1:] and not value[1:-1].translate(None, _WORD)
+
+
+def _spans(body: bytes, message: Message, params: Object) -> list[tuple[int, int, int]] | None:
+    """Where the values of the holes stand in a body, in this order, and which they are. None if that is not clear."""
+    arguments = bytes(params.get("arguments", b""))
+    if message.method != "tools/call" or not arguments.startswith(b"{"):
+        return None
+    found = _places(body, _ARGUMENTS, arguments, (0, 0))
+    if not found:
+        return None
+    spans = [(*found[0], _ARGUMENTS)]
+    values = {_ID: encode(message.id)}
+    try:
+        meta = decode_object(params.get("_meta", msgspec.Raw(b"{}")), "_meta")
+    except InvalidMessage:
+        return None
+    if "progressToken" in meta:
+        values[_TOKEN] = bytes(meta["progressToken"])
+    for hole, value in values.items():
+        places = _places(body, hole, value, found[0])
+        if len(places) != 1 or not (_is_number(value) or _is_word(value)):
+            return None
+        spans.append((*places[0], hole))
+    return sorted(spans)
+
+
+def _places(body: bytes, hole: int, value: bytes, outside: tuple[int, int]) -> list[tuple[int, int]]:
+    """Where a key of that name is followed by that value, but for a part of the body."""
+    begins = (key.end() for key in _KEYS[hole].finditer(body) if not outside[0] <= key.start() < outside[1])
+    return [(begin, begin + len(value)) for begin in begins if body.startswith(value, begin)]
+
+
+def _is_proved(
+    proof: bytes, has_token: bool, message: Message, params: Object, read: Callable[[bytes], Message]
+) -> bool:
+    """Whether the body with the values of `_PROOFS` is read as that message with these values."""
+    try:
+        found = read(proof)
+        got = found.params_object()
+        wanted = {**params, "arguments": msgspec.Raw(_PROOFS[_ARGUMENTS])}
+        if has_token:
+            meta, known = decode_object(got.pop("_meta"), "_meta"), decode_object(wanted.pop("_meta"), "_meta")
+            if bytes(meta["progressToken"]) != _PROOFS[_TOKEN] or meta != {
+                **known,
+                "progressToken": meta["progressToken"],
+            }:
+                return False
+    except Exception:  # whatever it is, it is not read as the call
+        return False
+    return found.id == int(_PROOFS[_ID]) and found.method == message.method and got == wanted
