@@ -84,7 +84,7 @@ kernels: $(VENV)/.installed-dev ## Run the tests of cgroups on Debian's kernel i
 fuzz: $(VENV)/.installed-dev ## Fuzz the HTTP and JSON parsers for a minute, compared with h11 and json
 	$(BIN)/python -m tests.attack.fuzz --minutes 1
 
-differential: $(VENV)/.installed-dev ## Compare 150,000 calls through gateways with and without a fast path (half an hour)
+differential: $(VENV)/.installed-dev ## Compare 150,000 calls through gateways with and without a fast path (ten minutes)
 	$(BIN)/python -m tests.attack.fast_path_differential
 
 matrix: $(VENV)/.installed-dev ## Test every feature for every pair of client era and server era

@@ -1,7 +1,7 @@
 """The server of `tests.attack.fast_path_differential`: the arguments of a call say what it does, whatever its tool.
 
-`argv[1]` is a file that gets each message with its process and the server's name, `argv[2]`. Calls are served one after
-the other.
+`argv[1]` is a file that gets each message with its process and the server's name, `argv[2]`. `argv[3]` is its
+only era; empty: it has both. Calls are served one after the other.
 """
 
 import json
@@ -70,6 +70,7 @@ server = StdioServer(
     "differential",
     {"tools/list": listed, "tools/call": called, "*": {}},
     {"tools": {"listChanged": True}},
+    era=sys.argv[3],
     hears=note,
     notified=note,
 )

@@ -348,11 +348,12 @@ def _sides(seed: int) -> Iterator[list[_Side]]:
                 "log_calls_per_s": 1_000_000,
                 "sandbox": "off",
                 "admin": {"listen": "127.0.0.1:0", "keys": {"olga": sha256(_KEY)}},
-                "audit": {"file": str(folder / "audit")},
+                "audit": {"file": str(folder / "audit"), "calls": seed % 2 == 1},
                 "policy": {**UNLIMITED, **_POLICIES[seed % len(_POLICIES)]},
             }
             command = (sys.executable, "-m", "tests.attack.differential_server", str(folder / "record"))
-            servers = {name: server((*command, name), tools=_TOOLS) for name in ("a", "b")}
+            eras = {"a": "", "b": ("", "legacy", "modern")[seed // 2 % 3]}  # else both
+            servers = {name: server((*command, name, era), tools=_TOOLS) for name, era in eras.items()}
             gateway = stack.enter_context(running_gateway(servers, options=options))
             found.append(_Side(gateway, folder))
             stack.callback(found[-1].close)
