@@ -81,8 +81,8 @@ Holes = tuple[bytes, bytes]
 class CallInFlight(Protocol):
     """A call that was sent by a `CallPath`."""
 
-    def leave(self) -> None:
-        """Go on as the handler's answer to the request (`AnsweringConnection.leave_fast`)."""
+    def fall_back(self) -> None:
+        """Go on as the handler's answer to the request (`AnsweringConnection.fall_back`)."""
         ...
 
 
@@ -97,11 +97,11 @@ class AnsweringConnection(Protocol):
         """The call is sent now, which had to wait."""
         ...
 
-    def begin_usual(self) -> None:
+    def begin_general(self) -> None:
         """Have the handler serve the request: nothing was done for it."""
         ...
 
-    def leave_fast(self, began: float, become: "Callable[[Request], Answer]") -> None:
+    def fall_back(self, began: float, become: "Callable[[Request], Answer]") -> None:
         """Go on with what `become` makes of the call's request, which arrived then by the monotonic clock, in a context
         of the request's own."""
         ...

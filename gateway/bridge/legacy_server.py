@@ -1,5 +1,7 @@
 """A modern client's call to a legacy server."""
 
+import functools
+from collections.abc import Callable
 from typing import Final
 
 import msgspec
@@ -42,11 +44,15 @@ class LegacyServerBridge:
             return Message(jsonrpc="2.0", id=0, error=modern_error(message.error))
         if not isinstance(message.result, msgspec.Raw):
             return message
-        return Message(jsonrpc="2.0", id=0, result=msgspec.Raw(self.translated(exchange.method, message.result)))
+        return Message(jsonrpc="2.0", id=0, result=msgspec.Raw(self.translator(exchange.method)(message.result)))
 
-    def translated(self, method: str, result: msgspec.Raw | bytes) -> bytes:
-        """The client's result of such a request, made of the server's."""
-        return encode(modern_result(method, _objects.decode(result), self._conversation.server_info))
+    def translator(self, method: str) -> Callable[[msgspec.Raw | bytes], bytes]:
+        """Return what makes the client's result of such a request from the server's."""
+        return functools.partial(_translated, method, self._conversation.server_info)
+
+
+def _translated(method: str, server_info: bytes, result: msgspec.Raw | bytes) -> bytes:
+    return encode(modern_result(method, _objects.decode(result), server_info))
 
 
 def _visits(elicitations: list[Object]) -> Object:

@@ -1,5 +1,6 @@
 """A legacy client's call to a modern server, whose questions reach the client as requests on the call's stream."""
 
+import functools
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Final
 
@@ -63,16 +64,14 @@ class ModernServerBridge:
             return Message(jsonrpc="2.0", id=0, error=legacy_error(exchange.method, self._params, message.error))
         if not isinstance(message.result, msgspec.Raw):
             return message
-        if (result := self.translated(exchange.method, message.result)) is not None:
+        if (result := self.translator(exchange.method)(message.result)) is not None:
             return Message(jsonrpc="2.0", id=0, result=msgspec.Raw(result))
         return self._other(exchange, message, _objects.decode(message.result))
 
-    def translated(self, method: str, result: msgspec.Raw | bytes) -> bytes | None:
-        """The client's result of such a request, made of the server's. None if `finish` has to see it."""
-        found = _objects.decode(result)
-        if bytes(found.get("resultType", _COMPLETE)) != _COMPLETE:
-            return None
-        return encode(legacy_result(method, found))
+    @staticmethod
+    def translator(method: str) -> Callable[[msgspec.Raw | bytes], bytes | None]:
+        """Return what makes the client's result of such a request from the server's; None if `finish` has to see it."""
+        return functools.partial(_translated, method)
 
     def _other(self, exchange: Exchange, message: Message, result: Object) -> Message | None:
         """As `finish`, for a result of another type than `complete`."""
@@ -110,6 +109,13 @@ class ModernServerBridge:
             fail_start(self._conversation, exchange, error, UPSTREAM_UNAVAILABLE)
             return
         start_in_background(self._conversation, exchange, self._params, self._meta)
+
+
+def _translated(method: str, result: msgspec.Raw | bytes) -> bytes | None:
+    found = _objects.decode(result)
+    if bytes(found.get("resultType", _COMPLETE)) != _COMPLETE:
+        return None
+    return encode(legacy_result(method, found))
 
 
 class CallRounds(RoundTrips):

@@ -235,7 +235,7 @@ class Conversation(Peer):
         if (fast := self.calls.fast.get(message.id)) is not None:  # type: ignore[arg-type]  # anything can be looked up
             if isinstance(message.result, msgspec.Raw) and fast.answer(message.result):
                 return
-            fast.leave()
+            fast.fall_back()
         if self.frames is not None:
             self.frames.from_server(self.name, message)
         try:

@@ -34,7 +34,7 @@ _LATE: Final = {
 class FastCall(Protocol):
     """A call on the fast path (`gateway.relay.fast_path`)."""
 
-    usual_from: float
+    falls_back_at: float
     """When it leaves the fast path if it has no answer, by the monotonic clock."""
 
     def answer(self, result: msgspec.Raw) -> bool:
@@ -42,7 +42,7 @@ class FastCall(Protocol):
         other."""
         ...
 
-    def leave(self) -> None:
+    def fall_back(self) -> None:
         """Go on as the exchange that it would have been without the fast path."""
         ...
 
@@ -72,18 +72,18 @@ class Calls:
     def sent(self) -> dict[int, Exchange]:
         """Those that the server has, by their numbers."""
         if self.fast:
-            self.leave_fast_path()
+            self.fall_back()
         return self._sent
 
-    def leave_fast_path(self, before: float = math.inf) -> None:
-        """Have the calls leave the fast path, of those whose `usual_from` is before that time."""
+    def fall_back(self, before: float = math.inf) -> None:
+        """Have the calls leave the fast path, of those whose `falls_back_at` is before that time."""
         if self.fast:
-            for call in [call for call in self.fast.values() if call.usual_from < before]:
-                call.leave()
+            for call in [call for call in self.fast.values() if call.falls_back_at < before]:
+                call.fall_back()
 
     def slow(self, now: float) -> Iterator[Exchange]:
         """As the iteration, without those that are still on the fast path then."""
-        self.leave_fast_path(now)
+        self.fall_back(now)
         return iter([*self._sent.values(), *self._waiting])
 
     def send(self, exchange: Exchange) -> None:

@@ -103,7 +103,7 @@ class LiveSession(WatchedSession):
     def exchanges(self) -> Set[Exchange]:
         """The calls in flight."""
         for conversation in self.conversations.values():
-            conversation.calls.leave_fast_path()
+            conversation.calls.fall_back()
         return _NONE if self._exchanges is None else self._exchanges
 
     def exchange_begins(self, exchange: Exchange) -> None:
@@ -277,6 +277,7 @@ class LiveSession(WatchedSession):
     async def _stop_servers(self, why: str, reason: str) -> None:
         conversations = list(self.conversations.values())
         self.conversations.clear()
+        self.changed()
         self.new_process = why
         await asyncio.gather(*(c.close(reason) for c in conversations), return_exceptions=True)
 

@@ -184,10 +184,12 @@ class Audit:
         level = logging.WARNING if event.event == "warned" else logging.INFO
         logger.log(level, what, extra=_shown(event) | ({"lasted_s": event.lasted_s} if event.event in ENDS else {}))
 
-    def call_watcher(self, session: Session, tool: str) -> Callable[[ObservedExchange, Outcome, bytes], None]:
-        """What records a call of that tool (`server/name`) once the call has ended. `session` has the context of the
-        request (`gateway.context.facts.with_context`)."""
-        correlation, began = CORRELATION.get(), monotonic()
+    def call_watcher(
+        self, session: Session, tool: str, began: float
+    ) -> Callable[[ObservedExchange, Outcome, bytes], None]:
+        """Make what records a call of that tool (`server/name`) once the call has ended. It began then, by the
+        monotonic clock. `session` has the context of the request (`gateway.context.facts.with_context`)."""
+        correlation = CORRELATION.get()
 
         def finished(_: ObservedExchange, outcome: Outcome, __: bytes) -> None:
             self.called(session, tool, outcome, monotonic() - began, correlation)

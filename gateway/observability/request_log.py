@@ -84,14 +84,16 @@ class RequestLog:
             return carried_on(meta, headers)
         return meta
 
-    def carried_unsampled(self, meta: Object, request: Request, correlation: str) -> tuple[Object, str] | None:
-        """As `carried`, for a call whose trace is not recorded and has that id; and the `traceparent` that its server
-        gets (empty: none). None if it depends on more than the request's `traceparent`."""
+    def may_be_unsampled(self, request: Request) -> bool:
+        """Return True if only the `traceparent` of a request decides whether it is recorded, or nothing is."""
+        return self.tracing is None or not carries_more(request.headers)
+
+    def carried_unsampled(self, meta: Object, request: Request, correlation: str) -> tuple[Object, str]:
+        """As `carried`, for a call whose trace is not recorded and has that id. Also return the `traceparent` that its
+        server gets; empty if it gets none."""
         if self.tracing is None:
             meta = self.carried(meta, request)
             return meta, request.headers.get("traceparent", "") if "traceparent" in meta else ""
-        if carries_more(request.headers):
-            return None
         unsampled = UnsampledRequest(int(correlation, 16), 0)
         return unsampled.call(None, meta)[1], unsampled.parent.decode()
 

@@ -170,7 +170,7 @@ class Admission:
         self.check_method(server, method, call.era, session, exchange.context)
         if self._audit.calls and session is not None:
             name = f"{server}/{method[:MAX_LOGGED_NAME]}"
-            exchange.audit(self._audit.call_watcher(with_context(session, exchange.context), name))
+            exchange.audit(self._audit.call_watcher(with_context(session, exchange.context), name, exchange.began))
         return call.params
 
     def check_method(self, server: str, method: str, era: Era, session: Session | None, context: Context) -> None:
@@ -194,8 +194,6 @@ class Admission:
         context = exchange.context
         session = with_context(exchange.live.session, context)
         decision = self._calls.decide(upstream.name, tools, context, session, name)
-        if name not in tools:
-            exchange.calls_unlisted()
         return AdmittedTool(self._calls, self._audit, decision, tools, session, name)
 
     def _tool(self, server: str, lists: _Lists, call: Call, name: str) -> _Missing | None:

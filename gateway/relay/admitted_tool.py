@@ -60,10 +60,13 @@ class AdmittedTool:
         return self._calls.checked(decision, self.tools, self._session, call.params, exchange.note)
 
     def begins(self, exchange: Exchange) -> None:
-        """A call of the tool begins."""
+        """Note in its exchange that a call of the tool begins."""
         exchange.calls_tool(self.name, self.slow_s)
+        if not self.is_listed:
+            exchange.calls_unlisted()
         if self._audit.calls:
-            exchange.audit(self._audit.call_watcher(self._session, f"{self._decision.server}/{self.name}"))
+            tool = f"{self._decision.server}/{self.name}"
+            exchange.audit(self._audit.call_watcher(self._session, tool, exchange.began))
 
     def ended(self, call: EndedCall) -> None:
         """Record a call of the tool in the audit trail, if `is_audited`, that took the fast path."""

@@ -88,9 +88,9 @@ class Dispatch:
         return conversation.start_now(call.exchange, params, meta)
 
     @staticmethod
-    def form(route: Route, call: Call) -> tuple[Object, Object]:
-        """The params and the `_meta` that the server gets of a call by that route, whose arguments are those for the
-        server. The call's exchange gets what translates the answer."""
+    def prepared(route: Route, call: Call) -> tuple[Object, Object]:
+        """Make the params and the `_meta` that the server gets of a call by that route, whose arguments are those for
+        the server. The call's exchange gets what translates the answer."""
         conversation = route.held_conversation
         assert conversation is not None
         return _for_server(route.upstream, conversation, call, None)

@@ -18,7 +18,7 @@ from gateway.protocol.subscription_filter import Filter
 from gateway.relay.aggregation import Aggregation
 from gateway.relay.dispatch import Dispatch
 from gateway.relay.extensions import ExtensionRelay
-from gateway.relay.frame_form import Form
+from gateway.relay.frame_form import Prepared
 from gateway.relay.late_servers import Asker, Gathered, LateServers
 from gateway.relay.route import Route
 from gateway.relay.server_subscriptions import has_to_start
@@ -175,15 +175,17 @@ class Endpoint:
             return False  # else arguments would be checked, and what is to be noted of them told, twice
         return self._dispatch.send_in(conversation, route, self._aggregation.named(route.upstream, call, route.named))
 
-    def form_by(self, route: Route, call: Call) -> Form | None:
-        """What a server gets of a call by that route. Nothing is sent. None: calls like it have to be looked at one by
-        one, because their server follows from the apps that the session has opened, or because they open one."""
-        if route.named is None and self._servers.only is None:
-            return None
-        if route.named is not None and self._aggregation.opens_app(route.upstream, route.named):
-            return None
-        params, meta = self._dispatch.form(route, self._aggregation.named(route.upstream, call, route.named))
-        return Form(call.exchange, params, meta, self._dispatch.waits(route, call))
+    def may_repeat(self, route: Route) -> bool:
+        """Return True if calls like one that took that route may take it again without a look: their server does not
+        follow from the apps that the session has opened, and they open none."""
+        if route.named is None:
+            return self._servers.only is not None
+        return not self._aggregation.opens_app(route.upstream, route.named)
+
+    def prepared(self, route: Route, call: Call) -> Prepared:
+        """Make what a server gets of a call by that route. Nothing is sent."""
+        params, meta = self._dispatch.prepared(route, self._aggregation.named(route.upstream, call, route.named))
+        return Prepared(call.exchange, params, meta, self._dispatch.waits(route, call))
 
     async def relay(self, call: Call) -> None:
         """Send a call to the server that it is for, or answer it for all servers.

@@ -6,8 +6,8 @@ and the form of its frame. The next call that fits is sent if everything still h
 what may have changed is asked of those who decide it, or has raised `LiveSession.version`.
 
 Before its frame is written, a call for which anything is unusual takes the general way from its beginning. Afterwards
-it leaves the fast path (`FastCall.leave`) as the exchange that the general way would have made of it, and goes on as
-that. So nothing unusual has code here. docs/adr/0010-the-hot-path.md
+it falls back (`FastCall.fall_back`) to the exchange that the general way would have made of it, and goes on as
+that. So nothing unusual has code here. docs/adr/0040-the-fast-path.md
 """
 
 import asyncio
@@ -26,7 +26,7 @@ from gateway.calls.conversation import Conversation
 from gateway.calls.exchange import Exchange
 from gateway.calls.result_outcome import is_complete, outcome_of
 from gateway.cluster.ownership import Cluster
-from gateway.context.facts import ContextMeta, new_correlation_id, trace_id_of
+from gateway.context.facts import new_correlation_id, trace_id_of
 from gateway.errors import InvalidArguments
 from gateway.identity.request_context import RequestContext
 from gateway.observability.ended_call import EndedCall
@@ -36,18 +36,17 @@ from gateway.observability.request_log import RequestLog
 from gateway.policy.rate_limits import RateLimits
 from gateway.protocol.reserved_meta import may_name_reserved
 from gateway.relay.admitted_tool import AdmittedTool
-from gateway.relay.frame_form import Form, FrameForm
+from gateway.relay.frame_form import FrameForm, Prepared
 from gateway.relay.route import Route
+from gateway.relay.standing import StandingDecision
 from gateway.sessions.attach import Resolved
 from gateway.sessions.cached_record import AGING_AFTER_S
 from gateway.sessions.remembered import remembered
-from gateway.sessions.resolve import SessionResolver
-from session_store import Session
 from transports.era import LEGACY
 from transports.inbound_port import Answer, AnsweringConnection, Holes, Refused, Request
 from transports.jsonrpc import Object, encode_result, splice
 
-__all__ = ["Decided", "FastCall", "FastPath", "FastPaths"]
+__all__ = ["FastCall", "FastPath", "FastPaths"]
 
 logger = logging.getLogger(__name__)
 
@@ -55,30 +54,8 @@ Headers = list[tuple[bytes, bytes]]
 
 _METHOD: Final = "tools/call"
 
-_USUAL_AFTER_S: Final = 1.0
-"""A call that has no answer for so long leaves the fast path, if it cannot be slow or late or need an event stream
-before."""
-
-
-class Decided(Protocol):
-    """What was decided on a call, for those that are like it (`gateway.relay.standing.StandingDecision`)."""
-
-    resolved: Resolved | None
-    route: Route | None
-    headers: Headers
-
-    def exchange_for(self, request: Request, who: RequestContext) -> Exchange:
-        """The exchange of another call, as the general way makes it."""
-        ...
-
-    def meta_with(self, params: Object, correlation: str, facts_of: Callable[[Session], ContextMeta]) -> Object:
-        """The `_meta` for the server of another call with these params."""
-        ...
-
-    @property
-    def resolver(self) -> SessionResolver:
-        """What has found the session."""
-        ...
+_USUAL_S: Final = 1.0
+"""A call that has no answer for so long falls back, if it cannot be slow or late or need an event stream before."""
 
 
 class GeneralWay(Protocol):
@@ -86,8 +63,12 @@ class GeneralWay(Protocol):
 
     max_exchanges: int
 
-    def form(self, decided: Decided, request: Request, who: RequestContext) -> Form | None:
-        """What a server gets of a request. Nothing is sent or counted. None: a call like it needs more than that."""
+    def may_repeat(self, request: Request, route: Route) -> bool:
+        """Return True if calls like one that took that route need no look of their own."""
+        ...
+
+    def prepared(self, decided: StandingDecision, request: Request, who: RequestContext, params: Object) -> Prepared:
+        """Make what a server gets of a request with these params. Nothing is sent or counted."""
         ...
 
     def begin(
@@ -120,7 +101,9 @@ class FastPaths:
         self.log = log
         self._ended: list[FastCall] = []
 
-    def of(self, decided: Decided, who: RequestContext, request: Request, quiet_after_s: float) -> "FastPath | None":
+    def of(
+        self, decided: StandingDecision, who: RequestContext, request: Request, quiet_after_s: float
+    ) -> "FastPath | None":
         """The path for calls that are like this request, on which that was decided. None: each of them has to take the
         general way. `quiet_after_s`: without an answer for so long, the client needs an event stream."""
         if request.forwarded is not None or request.again:
@@ -133,18 +116,18 @@ class FastPaths:
             return None
         # Much may have happened since the call was sent: `LiveSession.version` tells of what comes from here on.
         live = resolved.live
-        if live.ended or live.return_watch is not None or not decided.resolver.still_serves(live):
+        if not decided.resolver.holds(live) or live.frames is not None or not conversation.has_nothing_but_calls(live):
             return None
-        if live.frames is not None or not conversation.has_nothing_but_calls(live):
+        if route.admitted.is_mirrored or not self.way.may_repeat(request, route):
             return None
-        form = None if route.admitted.is_mirrored else self.way.form(decided, request, who)
-        if form is None or not _is_plain(form.exchange, conversation):
+        prepared = self.way.prepared(decided, request, who, request.params)
+        if not _is_plain(prepared.exchange, conversation):
             return None
-        frame = FrameForm.of(form.exchange, form.params, form.meta, who.correlation, form.trace)
+        frame = FrameForm.of(prepared, who.correlation)
         if frame is None:
             return None
-        usual_after_s = min(_USUAL_AFTER_S, quiet_after_s, conversation.deadlines.call_s, route.admitted.slow_s)
-        return FastPath(self, decided, who, request, frame, form, usual_after_s)
+        usual_s = min(_USUAL_S, quiet_after_s, conversation.deadlines.call_s, route.admitted.slow_s)
+        return FastPath(self, decided, who, request, frame, prepared, usual_s)
 
     def ended(self, call: "FastCall") -> None:
         """Record a call that went well, in the next turn of the event loop."""
@@ -156,31 +139,37 @@ class FastPaths:
         calls, self._ended = self._ended, []
         log, since = self.log, time() - monotonic()
         for call in calls:
-            path, tool = call.path, call.path.tool
-            took_s, session = call.ended_at - call.began, path.live.session
-            ended = EndedCall(
-                since + call.ended_at,
-                _METHOD,
-                tool.name,
-                path.server,
-                OK,
-                took_s,
-                session,
-                call.correlation,
-                "",
-                tool.is_listed,
-            )
-            path.live.count(None)
-            log.went_well(ended, path.era)
-            if tool.is_audited:
-                tool.ended(ended)
+            try:
+                self._record_one(call, log, since)
+            except Exception:
+                logger.exception("a call was answered, and could not be recorded")
+
+    @staticmethod
+    def _record_one(call: "FastCall", log: RequestLog, since: float) -> None:
+        path, tool = call.path, call.path.tool
+        took_s, session = call.ended_at - call.began, path.live.session
+        ended = EndedCall(
+            since + call.ended_at,
+            _METHOD,
+            tool.name,
+            path.server,
+            OK,
+            took_s,
+            session,
+            call.correlation,
+            "",
+            tool.is_listed,
+        )
+        path.live.count(None)
+        log.went_well(ended, path.era)
+        if tool.is_audited:
+            tool.ended(ended)
 
 
 def _follow_from_head(request: Request, who: RequestContext, resolved: Resolved) -> bool:
-    """Whether the head alone says who calls, for good, and in which session: by a token, or by a cookie."""
+    """Return True if the head alone says who calls, for good, and in which session: by a token, or by a cookie."""
     kept = remembered(request)
-    caller = None if kept is None else kept.who
-    if kept is None or caller is None or caller.principal is not who.principal or caller.granted is not who.claims:
+    if kept is None or not kept.is_from(who):
         return False
     if kept.session(request, who) is resolved:
         return True
@@ -188,7 +177,7 @@ def _follow_from_head(request: Request, who: RequestContext, resolved: Resolved)
 
 
 def _is_plain(exchange: Exchange, conversation: Conversation) -> bool:
-    """Whether the answers of calls with such an exchange need nothing but to be translated."""
+    """Return True if answers of calls with such an exchange need nothing but to be translated between the eras."""
     if type(exchange) is not Exchange or exchange.forwarded is not None:
         return False
     if exchange.caller is not None and exchange.caller.log_level and conversation.era is LEGACY:
@@ -199,23 +188,23 @@ def _is_plain(exchange: Exchange, conversation: Conversation) -> bool:
 
 
 class FastPath:
-    """What was decided on a call, for those that are like it (`transports.inbound_port.CallPath`)."""
+    """Holds what was decided on a call, and sends those that are like it (`transports.inbound_port.CallPath`)."""
 
-    __slots__ = """_check _client _conversation _decided _frame _is_traced _principal _resolver _tracing
-        _usual_after_s _waits _who bridge era facts facts_version headers is_legacy is_over live loop paths server tool
+    __slots__ = """_check _client _conversation _decided _frame _is_traced _principal _resolver _tracing _usual_s
+        _waits _who era facts facts_version headers is_legacy is_over live loop paths server tool translate
         version""".split()
 
     def __init__(
         self,
         paths: FastPaths,
-        decided: Decided,
+        decided: StandingDecision,
         who: RequestContext,
         request: Request,
         frame: FrameForm,
-        form: Form,
-        usual_after_s: float,
+        prepared: Prepared,
+        usual_s: float,
     ) -> None:
-        route, bridge = decided.route, form.exchange.bridge
+        route, bridge = decided.route, prepared.exchange.bridge
         assert route is not None and decided.resolved is not None and isinstance(route.admitted, AdmittedTool)
         conversation = route.held_conversation
         assert conversation is not None
@@ -230,11 +219,14 @@ class FastPath:
         # A connection that rests does not keep what its session has given up.
         self._conversation = weakref.ref(conversation)
         self._frame = frame
-        self._waits = form.waits
+        self._waits = prepared.waits
         self._tracing = paths.log.tracing
         self._is_traced = self._tracing is not None or "traceparent" in request.headers
-        self.bridge = bridge if isinstance(bridge, LegacyServerBridge | ModernServerBridge) else None
-        self._usual_after_s = usual_after_s
+        # Not the bridge: it would keep the conversation.
+        self.translate: Callable[[bytes], bytes | None] = splice
+        if isinstance(bridge, LegacyServerBridge | ModernServerBridge):
+            self.translate = bridge.translator(_METHOD)
+        self._usual_s = usual_s
         self.tool = route.admitted
         self._check = self.tool.checker()
         self.live = decided.resolved.live
@@ -248,7 +240,7 @@ class FastPath:
 
     def begin(
         self, connection: AnsweringConnection, holes: Holes, trace: bytes = b"", *, may_read: bool = True
-    ) -> "FastCall | _Reading | None":
+    ) -> "FastCall | _CallBehindRead | None":
         """Send a call. None: nothing was done, and the call is to take the general way. `may_read`: the record of its
         session may be read first."""
         live, paths, now = self.live, self.paths, monotonic()
@@ -256,7 +248,9 @@ class FastPath:
             self.is_over = True
             return None
         if now - live.read_at >= AGING_AFTER_S and not self._resolver.still_serves(live):
-            return _Reading(self, connection, holes, trace, self._resolver.read_again(live)) if may_read else None
+            return (
+                _CallBehindRead(self, connection, holes, trace, self._resolver.read_again(live)) if may_read else None
+            )
         if now >= paths.lease.trusted_until or live.busy >= paths.way.max_exchanges:
             return None
         if self._waits is not None and self._waits():
@@ -273,7 +267,7 @@ class FastPath:
         if not rates.spend_at_hand(self._principal, self._client, session_id):
             return None
         number = conversation.next_number()
-        call = FastCall(self, connection, conversation, client_id, number, correlation, now, now + self._usual_after_s)
+        call = FastCall(self, connection, conversation, client_id, number, correlation, now, now + self._usual_s)
         if not conversation.send_fast(number, self._frame.frame(number, arguments, correlation, trace), call):
             rates.give_back(self._principal, self._client, session_id)
             return None
@@ -281,20 +275,20 @@ class FastPath:
         return call
 
     def _traced(self, trace: bytes) -> tuple[str, bytes]:
-        """The correlation id and the `traceparent` for the server of a call with that `traceparent` in its head. Empty
-        if the general way has to look at it: it is not valid, or the call is recorded."""
+        """Return the correlation id, and the `traceparent` for the server, of a call with that `traceparent` in its
+        head. They are empty if the general way has to look at it: it is not valid, or the call is recorded."""
         if self._tracing is None:
             return trace_id_of(trace.decode()), trace
         unsampled = self._tracing.unsampled(trace.decode())
         return ("", b"") if unsampled is None else (unsampled.correlation, unsampled.parent)
 
-    def usual(self, request: Request, call: "FastCall") -> Answer:
-        """What the general way would have made of a call that was sent."""
+    def as_answer(self, request: Request, call: "FastCall") -> Answer:
+        """Make the exchange of a call that was sent, as the general way would have, and return its answer."""
         who = RequestContext(self._who.principal, self._who.claims, call.correlation)
-        form = self.paths.way.form(self._decided, request, who)
-        assert form is not None
-        exchange, params, meta = form.exchange, form.params, form.meta
-        reply, _ = self.paths.way.begin(exchange, request, who, request.params, self._decided.headers, may_repeat=True)
+        arguments = msgspec.Raw(self._check(bytes(request.params["arguments"])))
+        prepared = self.paths.way.prepared(self._decided, request, who, request.params | {"arguments": arguments})
+        exchange, params, meta = prepared.exchange, prepared.params, prepared.meta
+        answer, _ = self.paths.way.begin(exchange, request, who, request.params, self.headers, may_repeat=True)
         self.tool.begins(exchange)
         exchange.frame(call.number, params, meta)  # which keeps the token of its client
         conversation = call.conversation
@@ -303,11 +297,11 @@ class FastPath:
         sent = (params, meta) if link is None or link.may_forget else None
         exchange.sent_as(conversation, call.number, sent, call.began)
         conversation.calls.send(exchange)
-        return reply
+        return answer
 
 
-class _Reading:
-    """A call whose session has rested: it is sent once the session's record was read (`CallInFlight`)."""
+class _CallBehindRead:
+    """Sends a call once the record of its session was read (`CallInFlight`)."""
 
     def __init__(
         self,
@@ -326,16 +320,21 @@ class _Reading:
         connection, self._connection = self._connection, None
         if connection is None:
             return
-        if (call := self._path.begin(connection, self._holes, self._trace, may_read=False)) is None:
-            connection.begin_usual()
+        try:
+            call = self._path.begin(connection, self._holes, self._trace, may_read=False)
+        except Exception:
+            logger.exception("a call cannot be sent on the fast path")
+            call = None
+        if call is None:
+            connection.begin_general()
         else:
             connection.goes_on(call)
 
-    def leave(self) -> None:
+    def fall_back(self) -> None:
         """Have the handler serve the request: nothing was done."""
         connection, self._connection = self._connection, None
         if connection is not None:
-            connection.begin_usual()
+            connection.begin_general()
 
 
 class FastCall(msgspec.Struct, eq=False):
@@ -348,11 +347,11 @@ class FastCall(msgspec.Struct, eq=False):
     number: int
     correlation: str
     began: float
-    usual_from: float
+    falls_back_at: float
     ended_at: float = 0.0
 
     def answer(self, result: msgspec.Raw) -> bool:
-        """Answer its client with its server's result. False: it has left the fast path (`leave`)."""
+        """Answer its client with its server's result. False: it has fallen back."""
         path, now, data = self.path, monotonic(), bytes(result)
         is_answered = False
         try:
@@ -363,7 +362,7 @@ class FastCall(msgspec.Struct, eq=False):
                 and now - self.began <= path.tool.slow_s
                 and not may_name_reserved(data)
             ):
-                answer = splice(data) if path.bridge is None else path.bridge.translated(_METHOD, data)
+                answer = path.translate(data)
                 is_answered = (
                     answer is not None
                     and (path.is_legacy or is_complete(answer))
@@ -378,19 +377,20 @@ class FastCall(msgspec.Struct, eq=False):
             path.live.end_use()
             path.paths.ended(self)
             return True
-        self.leave()
+        self.fall_back()
         return False
 
-    def leave(self) -> None:
-        """Go on as the exchange that the general way would have made. Does nothing if it has left or is answered."""
+    def fall_back(self) -> None:
+        """Go on as the exchange that the general way would have made. Does nothing the second time, nor after the
+        answer."""
         path = self.path
         if self.conversation.calls.fast.pop(self.number, None) is not self:
             return
         path.live.end_use()
-        self.connection.leave_fast(self.began, self._usual)
+        self.connection.fall_back(self.began, self._as_answer)
 
-    def _usual(self, request: Request) -> Answer:
-        """What the general way would have made of it, in a context that is the request's."""
+    def _as_answer(self, request: Request) -> Answer:
+        """Return its answer on the general way. Called in a context of the request's own."""
         CLIENT.set(request.client)
         CORRELATION.set(self.correlation)
-        return self.path.usual(request, self)
+        return self.path.as_answer(request, self)

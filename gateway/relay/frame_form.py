@@ -8,17 +8,17 @@ import msgspec
 from gateway.calls.exchange import Exchange
 from transports.jsonrpc import Object
 
-__all__ = ["Form", "FrameForm"]
+__all__ = ["FrameForm", "Prepared"]
 
 _NUMBER: Final = 7_770_777
 _ARGUMENTS: Final = b'{"the":"arguments"}'
 _TRACE: Final = b"00-the-trace"
 
 
-class Form(NamedTuple):
-    """What a server gets of a call: with the exchange that has what translates the answer. `waits` says whether a call
-    like it has to wait for something else; None: it never has to. `trace` is the `traceparent` in its `_meta`, empty if
-    there is none."""
+class Prepared(NamedTuple):
+    """Holds what a server gets of a call, with the exchange that has what translates the answer. `waits` says whether a
+    call like it has to wait for something else; None: it never has to. `trace` is the `traceparent` in its `_meta`,
+    empty if there is none."""
 
     exchange: Exchange
     params: Object
@@ -36,16 +36,16 @@ class FrameForm:
         self._form = form
 
     @classmethod
-    def of(
-        cls, exchange: Exchange, params: Object, meta: Object, correlation: str, trace: str = ""
-    ) -> "FrameForm | None":
-        """The form of a request with these params and this `_meta`, which has that correlation id and that
-        `traceparent` (empty: none). None if it is not clear where the values stand in it. The number is the server's
-        progress token too, if there is one."""
-        params = params | {"arguments": msgspec.Raw(_ARGUMENTS)}
+    def of(cls, prepared: Prepared, correlation: str) -> "FrameForm | None":
+        """Make the form of a request that has that correlation id. None if it is not clear where the values of the
+        holes stand in it. The number is the server's progress token too, if there is one."""
+        exchange, meta, trace = prepared.exchange, prepared.meta, prepared.trace
+        params = prepared.params | {"arguments": msgspec.Raw(_ARGUMENTS)}
         encoded = exchange.encoded(_NUMBER, params, meta) or b""
         if b"\n" in encoded or b"\r" in encoded:
             return None  # the frame would be written anew as a whole, with its arguments
+        if _TRACE in encoded:
+            return None
         frame = exchange.frame(_NUMBER, params, meta)
         number, known = b"%d" % _NUMBER, correlation.encode()
         numbers = 2 if "progressToken" in meta else 1

@@ -33,10 +33,11 @@ from gateway.protocol.params import meta_of
 from gateway.protocol.reserved_meta import without_reserved
 from gateway.protocol.results import tool_error
 from gateway.relay.endpoint import Endpoint
-from gateway.relay.fast_path import Decided, FastPaths
-from gateway.relay.frame_form import Form
+from gateway.relay.fast_path import FastPaths
+from gateway.relay.frame_form import Prepared
 from gateway.relay.replies import CallReply
-from gateway.relay.standing import decision_on
+from gateway.relay.route import Route
+from gateway.relay.standing import StandingDecision, decision_on
 from session_store import Session
 from session_store.session import redact
 from transports.era import LEGACY
@@ -190,20 +191,20 @@ class Intake:
 
     # -- for the fast path (`gateway.relay.fast_path.GeneralWay`)
 
-    def form(self, decided: Decided, request: Request, who: RequestContext) -> Form | None:
-        """What a server gets of a request on which that was decided. Nothing is sent or counted. None: a call like it
-        needs more than that."""
+    def may_repeat(self, request: Request, route: Route) -> bool:
+        """Return True if calls like one that took that route need no look of their own."""
+        return self._watching.may_be_unsampled(request) and self.endpoints[request.endpoint].may_repeat(route)
+
+    def prepared(self, decided: StandingDecision, request: Request, who: RequestContext, params: Object) -> Prepared:
+        """Make what a server gets of a request with these params, on which that was decided. Nothing is sent or
+        counted."""
         exchange, route = decided.exchange_for(request, who), decided.route
         assert route is not None
         meta = self._agreed(decided.meta_with(request.params, who.correlation, self._context_meta), exchange.context)
-        carried = self._watching.carried_unsampled(meta, request, who.correlation)
-        if carried is None:
-            return None
-        meta, trace = carried
+        meta, trace = self._watching.carried_unsampled(meta, request, who.correlation)
         sent = None if request.era is LEGACY else request.headers
-        call = Call(exchange, request.era, request.params, meta, who.correlation, None, "", who.principal, sent)
-        form = self.endpoints[request.endpoint].form_by(route, call)
-        return None if form is None else form._replace(trace=trace)
+        call = Call(exchange, request.era, params, meta, who.correlation, None, "", who.principal, sent)
+        return self.endpoints[request.endpoint].prepared(route, call)._replace(trace=trace)
 
     # -- what every call needs
 

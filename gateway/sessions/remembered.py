@@ -35,6 +35,10 @@ class Remembered:
         self._route: Route | None = None
         self._route_era: Era | None = None
 
+    def is_from(self, who: RequestContext) -> bool:
+        """Whether the head comes from that caller, for good."""
+        return self.who is not None and self.who.principal is who.principal and self.who.granted is who.claims
+
     def keep_caller(self, who: Authenticated) -> None:
         """The head comes from that caller."""
         if who.is_lasting:
@@ -47,17 +51,15 @@ class Remembered:
 
     def keep_session(self, resolved: Resolved, request: Request, who: RequestContext) -> None:
         """A token in the head has led to that session, and its record was found to fit this caller."""
-        if self.who is not None and self.who.principal is who.principal and self.who.granted is who.claims:
+        if self.is_from(who):
             self._resolved, self._era, self._record = resolved, request.era, resolved.live.session
             self.headers = None
 
     def session(self, request: Request, who: RequestContext) -> Resolved | None:
         """The session of an earlier call of this caller. None if there is none, or its record has changed. Whether the
         session may still be served is not known here."""
-        resolved, known = self._resolved, self.who
-        if resolved is None or known is None or request.era is not self._era:
-            return None
-        if known.principal is not who.principal or known.granted is not who.claims:
+        resolved = self._resolved
+        if resolved is None or request.era is not self._era or not self.is_from(who):
             return None
         live = resolved.live
         return resolved if live.session is self._record or self._has_record_of(live) else None
@@ -73,7 +75,7 @@ class Remembered:
     def keep_route(self, route: Route, request: Request, who: RequestContext) -> Route:
         """A token in the head has led to a session of this caller that another replica owns. The route with a memory
         for the next call."""
-        if self.who is None or self.who.principal is not who.principal or self.who.granted is not who.claims:
+        if not self.is_from(who):
             return route
         route = replace(route, memory=RouteMemory())
         self._route, self._route_era = replace(route, is_read=False), request.era
@@ -82,11 +84,10 @@ class Remembered:
     def route(self, request: Request, who: RequestContext) -> Route | None:
         """The way to the owner of the session of an earlier call of this caller. The owner decides whether the session
         is still this caller's, and its own."""
-        route, known = self._route, self.who
-        if route is None or known is None or request.era is not self._route_era:
+        route = self._route
+        if route is None or request.era is not self._route_era or not self.is_from(who):
             return None
-        is_stale = route.memory is None or route.memory.is_stale
-        return route if not is_stale and known.principal is who.principal and known.granted is who.claims else None
+        return None if route.memory is None or route.memory.is_stale else route
 
     def is_of(self, live: LiveSession) -> bool:
         """Whether the session of this head is that one, with the record that was kept."""

@@ -77,11 +77,17 @@ class SessionResolver:
         resolving = self.resume_by_id(session_id, who, request.era)
         if kept is not None and self._live.get(session_id) is None and names_token(request):
             resolving = self._resume_anywhere(resolving, kept, request, who)
-        if is_there(resolving) and resolving.live.return_watch is None:  # as nearly all
-            if kept is not None and names_token(request):
-                kept.keep_session(resolving, request, who)
-            return resolving
-        return then(resolving, self._returned, request)
+        if is_there(resolving):
+            return self._named_by_token(resolving, request, who)
+        return then(resolving, self._named_by_token, request, who)
+
+    def _named_by_token(self, resolved: Resolved, request: Request, who: RequestContext) -> Soon[Resolved | None]:
+        """Keep the session that a token of the request has led to, for the next request with the same head."""
+        if resolved.live.return_watch is not None:
+            return self._returned(resolved, request)
+        if (kept := remembered(request)) is not None and names_token(request):
+            kept.keep_session(resolved, request, who)
+        return resolved
 
     @staticmethod
     async def _resume_anywhere(
@@ -101,9 +107,11 @@ class SessionResolver:
         if known is None:
             return None
         live = known.live
-        if self._live.get(live.session.id) is not live or live.return_watch is not None:
-            return None
-        return known if self.still_serves(live) else None
+        return known if self.holds(live) and self.still_serves(live) else None
+
+    def holds(self, live: LiveSession) -> bool:
+        """Whether this replica holds a live session, and its client has come back to it."""
+        return self._live.get(live.session.id) is live and not live.ended and live.return_watch is None
 
     def still_serves(self, live: LiveSession) -> bool:
         """Whether this replica may serve a live session that it has served before, without asking anybody. Its record

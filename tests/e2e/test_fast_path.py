@@ -224,6 +224,15 @@ def test_an_operator_who_watches_sees_the_next_call(gateway: InProcessGateway, e
         assert {echoed(raw.call("echo", {"n": 9}))["n"] for _ in range(10)} == {9} and fast("fast") >= 5
 
 
+@ERAS
+def test_calls_that_take_longer_than_a_record_is_good_for_take_it(gateway: InProcessGateway, era: str) -> None:
+    raw, _ = raw_of(gateway, era)
+    fast = Counted(gateway)
+    assert {raw.call("sleep", {"seconds": 0.08 + n / 1_000}).status for n in range(12)} == {200}
+    assert fast("fast") >= 6, "each of them reads the record of its session first"
+    raw.close()
+
+
 def test_a_session_that_calls_too_often_waits_as_ever() -> None:
     options = {**ON, "policy": {"session_rate": {"per_s": 100, "burst": 100}}}
     with in_process_gateway({"p": server(PROBE)}, options=options) as gateway:

@@ -14,11 +14,14 @@ import msgspec
 from transports.inbound_port import Holes
 from transports.jsonrpc import InvalidMessage, Message, Object, decode_object, encode
 
-__all__ = ["MAX_BODY_BYTES", "CallTemplate"]
+__all__ = ["MAX_BODY_BYTES", "MAX_KEPT_BYTES", "CallTemplate"]
 
 MAX_BODY_BYTES: Final = 8 << 10
 """Of a body that fits. So short a body cannot have too many parts, or one that is too long, but for what is compared
 with the template."""
+
+MAX_KEPT_BYTES: Final = 2 << 10
+"""Of a body without its arguments, which is what a template holds."""
 
 _VALUE_BYTES: Final = 40
 """Of an id or a token. A UUID in quotation marks fits."""
@@ -40,15 +43,13 @@ class CallTemplate:
     """Made by `of`. `before` are the parts that end with a hole before the arguments, `after`, from the end of the
     body, those that begin with one behind the arguments. `first` and `last` are around the arguments."""
 
-    __slots__ = ("_after", "_before", "_first", "_last", "memory_bytes")
+    __slots__ = ("_after", "_before", "_first", "_last")
 
     def __init__(self, before: tuple[_Part, ...], first: bytes, last: bytes, after: tuple[_Part, ...]) -> None:
         self._before = before
         self._first = first
         self._last = last
         self._after = after
-        self.memory_bytes = 500 + len(first) + len(last) + sum(part[1] for part in (*before, *after))
-        """About what it holds."""
 
     @classmethod
     def of(
@@ -57,14 +58,18 @@ class CallTemplate:
         """The template of a tool call. `read` is the reader of bodies, which has read this one as that message with
         these params. None if the call has another form."""
         spans = _spans(body, message, params)
-        if spans is None or len(body) > MAX_BODY_BYTES:
+        if (
+            spans is None
+            or len(body) > MAX_BODY_BYTES
+            or len(body) - len(memoryview(params["arguments"])) > MAX_KEPT_BYTES
+        ):
             return None
-        inside, at = body, 0
+        at = 0
         pieces: list[bytes] = []  # around the holes
         for begin, end, _ in spans:
-            pieces.append(inside[at:begin])
+            pieces.append(body[at:begin])
             at = end
-        pieces.append(inside[at:])
+        pieces.append(body[at:])
         holes = [hole for _, _, hole in spans]
         proof = b"".join(piece + _PROOFS[hole] for piece, hole in zip(pieces, holes, strict=False)) + pieces[-1]
         if not _is_proved(proof, _TOKEN in holes, message, params, read):

@@ -174,12 +174,15 @@ class Repeats:
     def _begin(self, body: bytes) -> None:
         """Serve a request that has arrived."""
         assert self._known is not None
-        if (fast := self._known.repeated.begin_fast(self, body, self._trace)) is not None:
-            self._fast = fast
+        try:
+            self._fast = self._known.repeated.begin_fast(self, body, self._trace)
+        except Exception:  # before the call was sent: nothing that can fail comes afterwards
+            logger.exception("a call cannot be sent on the fast path")
+        if self._fast is not None:
             return
-        self._begin_usual(body)
+        self._begin_general(body)
 
-    def _begin_usual(self, body: bytes) -> None:
+    def _begin_general(self, body: bytes) -> None:
         assert self._known is not None
         # The context of a request, as its task would have one: log lines have the correlation id from there.
         self._context = context = Context()
@@ -275,18 +278,18 @@ class Repeats:
         """The call is sent now, which had to wait."""
         self._fast = call
 
-    def begin_usual(self) -> None:
+    def begin_general(self) -> None:
         """Serve the request from its beginning: nothing was done for it."""
         self._fast = None
-        self._begin_usual((self._first + self._body)[self._head_bytes :])
+        self._begin_general((self._first + self._body)[self._head_bytes :])
 
-    def leave_fast(self, began: float, become: Callable[[Request], Answer]) -> None:
+    def fall_back(self, began: float, become: Callable[[Request], Answer]) -> None:
         """Go on with what `become` makes of the call's request, which arrived then."""
         self._fast = None
-        assert self._known is not None
         self._context = context = Context()
         body = (self._first + self._body)[self._head_bytes :]
         try:
+            assert self._known is not None
             self._begun = begun = context.run(self._known.repeated.resumed, body, self._trace, began, become)
         except Exception:  # the call was sent, so it cannot begin again: its client learns that there is no answer
             logger.exception("a call cannot go on in the usual way")
@@ -334,7 +337,7 @@ class Repeats:
             self._connection.parse(self._take_bytes())
             return
         if self._fast is not None:
-            self._fast.leave()
+            self._fast.fall_back()
         if self._begun is not None:
             self._resume(why)
 

@@ -19,15 +19,15 @@ pytestmark = [pytest.mark.anyio, requirement("hot.fast")]
 class Fast:
     """A call on the fast path, which leaves it as an exchange with its number."""
 
-    def __init__(self, calls: Calls, number: int, usual_from: float = 1.0) -> None:
-        self.calls, self.number, self.usual_from = calls, number, usual_from
+    def __init__(self, calls: Calls, number: int, falls_back_at: float = 1.0) -> None:
+        self.calls, self.number, self.falls_back_at = calls, number, falls_back_at
         self.exchange: Exchange | None = None
         calls.fast[number] = self
 
     def answer(self, result: object) -> bool:
         return False
 
-    def leave(self) -> None:
+    def fall_back(self) -> None:
         assert self.calls.fast.pop(self.number) is self, "it leaves once"
         self.exchange = a_call()
         self.exchange.sent_as(FakeUpstream().conversation, self.number, None, 0.0)
@@ -57,7 +57,7 @@ def test_who_asks_for_the_calls_gets_all_of_them(asks: Any) -> None:
 def test_only_those_that_are_slow_leave_when_the_calls_are_looked_at() -> None:
     calls, waiting = Calls(), a_call()
     calls.wait(waiting)
-    slow, quick = Fast(calls, 1, usual_from=4.9), Fast(calls, 2, usual_from=5.0)
+    slow, quick = Fast(calls, 1, falls_back_at=4.9), Fast(calls, 2, falls_back_at=5.0)
     assert list(calls.slow(5.0)) == [slow.exchange, waiting]
     assert quick.exchange is None and calls.fast == {2: quick} and len(calls) == 3
 
@@ -81,7 +81,7 @@ async def test_one_timer_looks_at_all_calls_of_a_conversation(monkeypatch: pytes
     deadlines = Deadlines(start_s=5.0, call_s=30.0, suspended_s=30.0, idle_stop_s=None)
     watch = CallWatch(cast("Any", SimpleNamespace(calls=calls, deadlines=deadlines, name="s")))
     for number in (1, 2, 3):
-        Fast(calls, number, usual_from=float("inf"))
+        Fast(calls, number, falls_back_at=float("inf"))
         watch.begin()
     assert [delay for delay, _ in made] == [TICK_S]
     made[0][1]()

@@ -66,7 +66,7 @@ class Client:
     def goes_on(self, call: CallInFlight) -> None:
         self.late = call
 
-    def begin_usual(self) -> None:
+    def begin_general(self) -> None:
         self.late = None
 
     def answer_fast(self, frame: bytes, headers: list[tuple[bytes, bytes]]) -> bool:
@@ -76,7 +76,7 @@ class Client:
             self.answers.append((msgspec.json.decode(frame), headers))
         return self.takes
 
-    def leave_fast(self, began: float, become: Callable[[Request], Answer]) -> None:
+    def fall_back(self, began: float, become: Callable[[Request], Answer]) -> None:
         assert self._request is not None
         variables = Variables()
         reply = variables.run(become, replace(self._request, arrived_at=began))

@@ -304,8 +304,10 @@ def test_a_tool_that_the_server_does_not_list_is_counted_as_such() -> None:
     server.inventory.asked.append("tools/list")
     for name, is_listed in (("drop", True), ("other", False)):
         wanted = a_call("tools/call", live=a_live(), name=name)
-        assert server.decide(wanted) is not None
-        assert wanted.exchange.is_listed == is_listed
+        admitted = server.decide(wanted)
+        assert isinstance(admitted, AdmittedTool)
+        admitted.begins(wanted.exchange)
+        assert wanted.exchange.is_listed == admitted.is_listed == is_listed
 
 
 def test_a_subscription_is_left_with_the_resources_that_the_session_may_see() -> None:

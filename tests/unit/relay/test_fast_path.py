@@ -116,7 +116,6 @@ def change_record(fast: Fast, _: pytest.MonkeyPatch) -> None:
 
 
 Change = Callable[[Fast, pytest.MonkeyPatch], object]
-
 CHANGES: dict[str, Change] = {
     "the session passes to another replica": lambda fast, _: fast.calls.lives.hand_over(fast.live),
     "the session is removed": lambda fast, _: fast.calls.lives.remove(fast.live.session.id),
@@ -128,6 +127,8 @@ CHANGES: dict[str, Change] = {
     "another list was received": list_anew,
     "the facts of the server change": lambda fast, _: known_of(fast).changed(),
     "the server was restarted": lambda fast, _: fast.conversation.users.restarted("crash"),
+    "the session has news": lambda fast, _: fast.conversation.users.notify(fast.live, "gateway_restart"),
+    "its link has opened or closed": lambda fast, _: fast.conversation.turned(),
 }
 """What ends a path: it is never asked again."""
 
@@ -204,7 +205,7 @@ async def test_a_record_that_is_too_old_is_read_first(fast: Fast, end: str, monk
     assert reading is not None and fast.state() == before
     fast.client.late = reading
     if end == "left":
-        reading.leave()
+        reading.fall_back()
         assert fast.client.late is None, "it is the handler's from its beginning"
     await until(lambda: fast.client.late is not reading)
     await turns()
@@ -369,14 +370,6 @@ async def test_what_is_unusual_is_answered_as_on_the_general_way(fast: Fast, hap
     assert (one.outcome, one.why, one.tool, one.is_listed) == (other.outcome, other.why, other.tool, other.is_listed)
 
 
-def refuse(fast: Fast) -> None:
-    fast.client.takes = False
-
-
-def break_client(fast: Fast) -> None:
-    fast.client.fault = RuntimeError("broken")
-
-
 MEANWHILE: dict[str, Change] = {
     "the session has changed": lambda fast, _: fast.live.changed(),
     "the server has changed": lambda fast, _: known_of(fast).changed(),
@@ -384,8 +377,8 @@ MEANWHILE: dict[str, Change] = {
         fast.path.paths, "lease", SimpleNamespace(trusted_until=0.0)
     ),
     "the call was slow": lambda fast, patch: patch.setattr(fast.path.tool, "slow_s", -1.0),
-    "the client does not read": lambda fast, _: refuse(fast),
-    "the connection is broken": lambda fast, _: break_client(fast),
+    "the client does not read": lambda fast, _: setattr(fast.client, "takes", False),
+    "the connection is broken": lambda fast, _: setattr(fast.client, "fault", RuntimeError("broken")),
 }
 
 
@@ -414,7 +407,7 @@ async def test_the_exchange_has_the_number_the_time_and_the_ids_of_the_call(fast
     assert exchange.correlation == call.correlation == context["correlation_id"]
     assert exchange.began == exchange.written_at == exchange.deadline_from == call.began
     assert exchange.tool == "recall" and exchange.is_listed
-    call.leave()  # which does nothing
+    call.fall_back()  # which does nothing
     fast.result(OK)
     [(left, _)] = fast.client.left
     assert len(await answer_of(left)) == 1 and fast.live.busy == 0 and not fast.client.answers
@@ -442,7 +435,7 @@ async def test_a_call_without_an_answer_leaves_when_it_is_looked_at_a_second_lat
     assert isinstance(exchange, Exchange) and len(fast.client.left) == 1
     fast.result(OK)
     await answer_of(fast.client.left.pop()[0])
-    monkeypatch.setattr("gateway.relay.fast_path._USUAL_AFTER_S", 0.0)
+    monkeypatch.setattr("gateway.relay.fast_path._USUAL_S", 0.0)
     fast.begin()
     await until(lambda: fast.client.left)  # by the timer of its conversation
     fast.result(OK)

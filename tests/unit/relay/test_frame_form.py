@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.context.facts import CONTEXT_KEY, ContextMeta
-from gateway.relay.frame_form import FrameForm
+from gateway.relay.frame_form import FrameForm, Prepared
 from tests.requirements import requirement
 from tests.support.fake_upstream import a_call
 from transports.jsonrpc import Object, encode
@@ -58,7 +58,7 @@ def test_frames_are_those_of_an_exchange(
     for name in ("progressToken", CONTEXT_KEY):
         more.pop(name, None)
     fixed = raws({"name": "tool%d", **params})
-    form = FrameForm.of(exchange, fixed, meta_of(more, first, tokens and tokens[0]), first)
+    form = FrameForm.of(Prepared(exchange, fixed, meta_of(more, first, tokens and tokens[0]), None), first)
     if form is None:
         return
     given = fixed | {"arguments": msgspec.Raw(encode(arguments))}
@@ -69,7 +69,7 @@ def test_frames_are_those_of_an_exchange(
 @pytest.mark.parametrize("token", [None, "t%1"])
 def test_a_usual_request_has_a_form(token: str | None) -> None:
     meta = meta_of({"a": "100 %"}, "0" * 32, token)
-    form = FrameForm.of(a_call(), raws({"name": "t", "arguments": {}}), meta, "0" * 32)
+    form = FrameForm.of(Prepared(a_call(), raws({"name": "t", "arguments": {}}), meta, None), "0" * 32)
     assert form is not None
     frame = msgspec.json.decode(form.frame(5, b'{"b":"%s"}', "1" * 32))
     assert frame["id"] == 5 and frame["params"]["arguments"] == {"b": "%s"} and frame["params"]["_meta"]["a"] == "100 %"
@@ -84,9 +84,20 @@ def test_a_usual_request_has_a_form(token: str | None) -> None:
         ({"name": "t"}, {"a": 7770777}),
         ({"name": "t"}, {"a": "0" * 32}),
         ({"name": "t"}, {"a": {"the": "arguments"}}),
+        ({"name": "t"}, {"a": "00-the-trace"}),
     ],
 )
 def test_a_request_in_which_the_places_are_not_clear_has_none(
     params: dict[str, object], more: dict[str, object]
 ) -> None:
-    assert FrameForm.of(a_call(), raws(params), meta_of(more, "0" * 32), "0" * 32) is None
+    assert FrameForm.of(Prepared(a_call(), raws(params), meta_of(more, "0" * 32), None), "0" * 32) is None
+
+
+def test_a_trace_is_that_of_each_call() -> None:
+    first, then = (f"00-{each * 32}-{each * 16}-00" for each in "12")
+    meta = meta_of({"traceparent": first}, "1" * 32)
+    form = FrameForm.of(Prepared(a_call(), raws({"name": "t", "arguments": {}}), meta, None, first), "1" * 32)
+    assert form is not None
+    frame = msgspec.json.decode(form.frame(5, b"{}", "2" * 32, then.encode()))
+    assert frame["params"]["_meta"]["traceparent"] == then
+    assert frame["params"]["_meta"][CONTEXT_KEY]["correlation_id"] == "2" * 32

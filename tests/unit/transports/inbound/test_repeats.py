@@ -246,9 +246,9 @@ class Path:
             self.begun.append(holes)
         return self if self.takes else None
 
-    def leave(self) -> None:
+    def fall_back(self) -> None:
         self.leaves += 1
-        self.connection.leave_fast(monotonic(), self.usual)
+        self.connection.fall_back(monotonic(), self.usual)
 
     usual: Any = None
 
@@ -324,7 +324,7 @@ async def test_a_call_that_leaves_goes_on_with_the_answer_that_it_gets(leaves: s
     assert wire.post(a_body(7), cut=5)
     match leaves:
         case "path":
-            wire.path.leave()
+            wire.path.fall_back()
         case "next request":
             assert not wire.repeats.take(HEAD)
         case _:
@@ -355,7 +355,7 @@ async def test_a_call_that_cannot_go_on_closes_its_connection(caplog: pytest.Log
     wire = await FastWire().warm()
     assert wire.post(a_body(7))
     wire.path.usual = lambda request: 1 / 0
-    wire.path.leave()
+    wire.path.fall_back()
     assert wire.closes == 1 and not wire.repeats.is_answering and "cannot go on" in caplog.text
     wire.repeats.forget()
     assert wire.path.leaves == 1 and wire.calls == 1
