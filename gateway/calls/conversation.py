@@ -172,7 +172,7 @@ class Conversation(Peer):
             if link is None:
                 return False
             link.send(frame)
-        except LinkClosed:
+        except (LinkClosed, InvalidMessage):  # the general way says what is wrong
             return False
         self.calls.fast[number] = call
         if self._watch.ticking is None:

@@ -167,11 +167,14 @@ class Tracing:
         """A request with that header (empty: it has none), and without a `tracestate`, that is known not to be
         recorded. None: `arrived` decides, as it is decided here."""
         parent = _parent_in({"traceparent": traceparent}) if traceparent else None
-        if parent is None and self._sampling is not None and self._sampling.ids is not None:
-            self._drawn = self._drawn or new_trace_id()
-            if self._sampling.takes_new(self._drawn):
-                return None
-        return self._unsampled(parent)
+        if parent is not None or self._sampling is None or self._sampling.ids is None:
+            return self._unsampled(parent)
+        self._drawn = self._drawn or new_trace_id()
+        return None if self._sampling.takes_new(self._drawn) else UnsampledRequest(self._drawn, RANDOM_TRACE_ID)
+
+    def begun_unsampled(self) -> None:
+        """The last request that `unsampled` was asked about has begun. Otherwise `arrived` decides alike."""
+        self._drawn = 0
 
     def arrived(self, request: Request) -> RequestSpan | UnsampledRequest:
         """Begin the span of a request. Later spans of the same task are its children."""

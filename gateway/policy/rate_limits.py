@@ -40,6 +40,9 @@ what has dozens beyond its rate does not slow down by itself, and each that wait
 _WAIT_OF_MANY: Final = 256
 """How many messages of a principal or an address wait at the same time: one of each of many agents."""
 
+_MOST_QUEUED: Final = 4_096
+"""How many messages of an account wait for the store at the same time, which says how long they have to wait."""
+
 _WEIGHED_BYTES: Final = 64 << 10
 
 _MAX_ACCOUNTS: Final = 10_000
@@ -237,7 +240,7 @@ class RateLimits:
 
     async def _wait(self, account: _Account) -> None:
         """Wait for a token. Raises as `message`."""
-        if account.waiting >= account.kind.most:
+        if account.waiting >= account.kind.most or len(account.queue) >= _MOST_QUEUED:
             raise account.kind.refusal(0)
         turn = asyncio.get_running_loop().create_future()
         account.queue.append(turn)

@@ -272,6 +272,8 @@ class FastPath:
             rates.give_back(self._principal, self._client, session_id)
             return None
         live.begin_use()
+        if self._tracing is not None:
+            self._tracing.begun_unsampled()
         return call
 
     def _traced(self, trace: bytes) -> tuple[str, bytes]:

@@ -11,7 +11,7 @@ from typing import Any, Final, Protocol
 
 from msgspec.structs import replace
 
-from transports.inbound.call_template import CallTemplate
+from transports.inbound.call_template import MAX_KEPT_BYTES, CallTemplate
 from transports.inbound.checked_requests import CheckedRequests
 from transports.inbound.event_stream import StreamTimes, stream_headers, whole_stream
 from transports.inbound.http import HeaderList, Receive, Scope, Send, origin_headers
@@ -59,6 +59,9 @@ class Endpoint(Protocol):
 _MOST_PATHS: Final = 4
 """Of one head: legacy clients do not name the tool in the head, and use some tools in turn."""
 
+_PATH_BYTES: Final = 3_000 + MAX_KEPT_BYTES
+"""About what a path and its template hold, at most."""
+
 _MOST_CREDIT: Final = 8
 """Paths that may be made of one head before a call takes one. So a client whose calls never fit costs nothing more."""
 
@@ -66,7 +69,7 @@ _MOST_CREDIT: Final = 8
 class RepeatedHead:
     """A head that a connection repeats, as its endpoint has checked it. `shared` are headers for each response."""
 
-    __slots__ = ("_credit", "_endpoint", "_is_new", "_paths", "_posts", "head", "shared")
+    __slots__ = ("_credit", "_endpoint", "_hold", "_is_new", "_paths", "_posts", "head", "shared")
 
     def __init__(self, endpoint: Endpoint, posts: Posts, head: Head, shared: HeaderList) -> None:
         self._endpoint = endpoint
@@ -76,6 +79,7 @@ class RepeatedHead:
         self._paths: list[tuple[CallTemplate, CallPath]] = []
         self._credit = _MOST_CREDIT
         self._is_new = True  # no path fits the last request
+        self._hold: Callable[[int], None] = lambda size: None
 
     def begin_fast(self, connection: AnsweringConnection, body: bytes, trace: bytes) -> CallInFlight | None:
         """Send a call that is like one before it. None: nothing was done."""
@@ -90,6 +94,7 @@ class RepeatedHead:
                 self._credit = _MOST_CREDIT
             elif path.is_over:
                 del self._paths[place]
+                self._hold(-_PATH_BYTES)
                 self._is_new = True
             return call
         return None
@@ -105,7 +110,13 @@ class RepeatedHead:
         path = None if template is None else path_for(request, self._endpoint.quiet_after_s(request))
         self._credit -= 1
         if template is not None and path is not None:
+            if len(self._paths) < _MOST_PATHS:
+                self._hold(_PATH_BYTES)
             self._paths = [(template, path), *self._paths[: _MOST_PATHS - 1]]
+
+    def holds(self, hold: Callable[[int], None]) -> None:
+        """Have the bytes that are held for paths counted by that function; a negative number gives them back."""
+        self._hold = hold
 
     def resumed(self, body: bytes, trace: bytes, began: float, become: Callable[[Request], Answer]) -> "BegunPost":
         """A POST that was begun on the fast path at that time, as `become` goes on with it."""

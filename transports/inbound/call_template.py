@@ -6,6 +6,7 @@ call holds for each body that fits, if its arguments are one JSON value, which i
 """
 
 import re
+import secrets
 from collections.abc import Callable
 from typing import Final
 
@@ -33,7 +34,13 @@ _ID, _TOKEN, _ARGUMENTS = range(3)
 _NAMES: Final = ("id", "progressToken", "arguments")
 _KEYS: Final = tuple(re.compile(rb'"%b"[ \t\r\n]*:[ \t\r\n]*' % name.encode()) for name in _NAMES)
 
-_PROOFS: Final = (b"7770777", b'"Proof-7_7.0"', b'{"a":[1,{"b":"}"}],"c":{}}')
+_WORD_OF_PROOF: Final = secrets.token_hex(12).encode()
+_PROOFS: Final = (
+    b"%d" % (10**14 + secrets.randbelow(10**14)),
+    b'"%b"' % _WORD_OF_PROOF,
+    b'{"a":[1,{"%b":"}"}],"c":{}}' % _WORD_OF_PROOF,
+)
+"""Nobody knows them, so no body has them already where its reader does not look."""
 
 _Part = tuple[bytes, int, int, bytes]
 """Bytes of a body, how many they are, the hole beside them, and the byte that ends the value in it."""
@@ -127,7 +134,7 @@ def _spans(body: bytes, message: Message, params: Object) -> list[tuple[int, int
     if message.method != "tools/call" or not arguments.startswith(b"{"):
         return None
     found = _places(body, _ARGUMENTS, arguments, (0, 0))
-    if not found:
+    if len(found) != 1:
         return None
     spans = [(*found[0], _ARGUMENTS)]
     values = {_ID: encode(message.id)}

@@ -1,5 +1,6 @@
 """How the app that has served a request tells its connection to remember the head."""
 
+import functools
 from collections.abc import Callable
 from typing import Final
 
@@ -35,4 +36,6 @@ class HeadOffer:
     def remember(self, describe: Callable[[], RepeatedHead]) -> None:
         """The request was served, and its caller was authenticated. A head is remembered when it comes again."""
         if self._heads.is_repeated(self._head) and (template := template_of(self._head, self._headers)) is not None:
-            self._heads.add(template, KnownHead(template, describe()))
+            known = KnownHead(template, describe())
+            self._heads.add(template, known)
+            known.repeated.holds(functools.partial(self._heads.hold_more, template))

@@ -31,7 +31,7 @@ MAX_HEADS: Final = 64
 connections repeats the heads of all of them."""
 
 MAX_HEAD_BYTES: Final = 8 << 10
-MAX_MEMORY_BYTES: Final = 448 << 10
+MAX_MEMORY_BYTES: Final = 256 << 10
 """What one connection may hold for its heads, by the estimate of `Template.memory_bytes`."""
 
 LEAST_MEMORY_BYTES: Final = 48 << 10
@@ -93,9 +93,9 @@ class Template(msgspec.Struct, frozen=True):
 
     @property
     def memory_bytes(self) -> int:
-        """About what is held for the head: these bytes, the headers as text, the objects around each, what was decided
-        on calls with it (`CheckedRequests`), and a path for those that are like one (`RepeatedHead.learn`)."""
-        return 5_000 + 2 * sum(map(len, self.parts)) + 120 * self.headers
+        """About what is held for the head: these bytes, the headers as text, the objects around each, and what was
+        decided on calls with it (`CheckedRequests`)."""
+        return 2_500 + 2 * sum(map(len, self.parts)) + 120 * self.headers
 
 
 class Found(msgspec.Struct, Generic[T], frozen=True):
@@ -165,11 +165,12 @@ class HeldHeads:
 class RememberedHeads(Generic[T]):
     """What is remembered of a connection's last heads. A connection that repeats none keeps only hashes."""
 
-    __slots__ = ("_bytes", "_held", "_known", "_seen")
+    __slots__ = ("_bytes", "_held", "_known", "_more", "_seen")
 
     def __init__(self, held: HeldHeads) -> None:
         self._known: list[tuple[Template, T]] = []
         self._seen: list[int] = []
+        self._more: dict[Template, int] = {}
         self._bytes = 0
         self._held: HeldHeads | None = held
 
@@ -203,7 +204,10 @@ class RememberedHeads(Generic[T]):
         self.forget(template)
         self._known.insert(0, (template, remembered))
         self._count(template.memory_bytes)
-        while len(self._known) > MAX_HEADS or self._bytes > self._held.bound:
+        self._make_room()
+
+    def _make_room(self) -> None:
+        while self._known and self._held and (len(self._known) > MAX_HEADS or self._bytes > self._held.bound):
             self.forget(self._known[-1][0])
 
     def forget(self, template: Template) -> None:
@@ -211,8 +215,16 @@ class RememberedHeads(Generic[T]):
         for place, (known, _) in enumerate(self._known):
             if known == template:
                 del self._known[place]
-                self._count(-template.memory_bytes)
+                self._count(-template.memory_bytes - self._more.pop(template, 0))
                 return
+
+    def hold_more(self, template: Template, size: int) -> None:
+        """Count bytes that are held for a known head beside what every head takes. A negative size gives them back."""
+        if self._held is None or all(known != template for known, _ in self._known):
+            return
+        self._more[template] = self._more.get(template, 0) + size
+        self._count(size)
+        self._make_room()
 
     def _count(self, size: int) -> None:
         self._bytes += size
@@ -223,5 +235,6 @@ class RememberedHeads(Generic[T]):
         """Forget all heads, and remember none from now on: the connection has ended."""
         self._known.clear()
         self._seen.clear()
+        self._more.clear()
         self._count(-self._bytes)
         self._held = None

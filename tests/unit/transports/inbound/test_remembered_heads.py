@@ -140,7 +140,7 @@ def test_a_head_of_which_the_parser_has_read_something_else_is_not_remembered() 
 def test_a_connection_holds_few_bytes_and_fewer_if_all_hold_many() -> None:
     held = HeldHeads()
     heads, other = RememberedHeads[str](held), RememberedHeads[str](held)
-    large = [template(*LINES, f"Z: {number:02}" + "z" * 8_000) for number in range(30)]
+    large = [template(*LINES, f"Z: {number:02}" + "z" * 8_000) for number in range(20)]
     size = large[0].memory_bytes
     for each in large:
         heads.add(each, "")
