@@ -29,6 +29,15 @@ class Beats:
 
     async def live(self) -> None:
         """Renew the lease until cancelled. Sessions that others have claimed are closed at once."""
+        while True:
+            # The store may be away when the gateway starts. A replica without a lease owns nothing for long.
+            with contextlib.suppress(StoreUnavailable):
+                await self._live()
+            await self.renew()
+            await asyncio.sleep(_AWAY_S)
+
+    async def _live(self) -> None:
+        """As `live`, until the store is away when it is asked to notify."""
         asked = asyncio.Event()
         async with self._bus.subscribed(BEAT + self._cluster.replica, lambda _: asked.set()):
             while True:

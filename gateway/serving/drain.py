@@ -7,9 +7,10 @@ from typing import Final
 
 import msgspec
 
+from gateway.calls.exchange import Exchange
 from gateway.calls.live_session import LiveSession, LiveSessions
 from gateway.cluster.ownership import Cluster
-from gateway.errors import STORE_UNAVAILABLE
+from gateway.errors import OUTCOME_UNKNOWN, STORE_UNAVAILABLE
 from gateway.policy.rate_limits import RateLimits
 from gateway.serving.readiness import Readiness
 from gateway.serving.state import ServingState
@@ -27,10 +28,11 @@ HAND_OVER_S: Final = 10.0
 """How long a drain waits for sessions whose calls are still being answered, and a stop for tasks."""
 
 _ANSWER_S: Final = 1.0
-"""How long before that clients which wait for the result of a task are told to ask again. What is open after it is
-cut."""
+"""How long before that clients which wait are answered: for the result of a task, to ask again; for a call, that
+nobody knows what becomes of it. What is open after it is cut."""
 
 _STOPPING: Final = "the gateway stops, and the task is not over: ask for its result again"
+_CUT: Final = "the gateway stops, and the server has not answered; whether the call took effect is unknown"
 
 LINGER_S: Final = 2.0
 """How long a gateway with peers serves requests that still come, until load balancers have seen that it is not ready.
@@ -118,10 +120,14 @@ class Drain:
             self._last_answers = None
 
     def _answer_waiting(self) -> None:
-        """Answer those who wait for the result of a task, at no server."""
+        """Answer those who wait for the result of a task, at no server, and calls that their servers have."""
         for exchange in [each for live in self._live for each in live.exchanges]:
-            if exchange.method == "tasks/result" and not exchange.server and exchange.conversation is not None:
+            if exchange.conversation is None or exchange.is_subscription:
+                continue
+            if exchange.method == "tasks/result" and not exchange.server:
                 exchange.conversation.fail(exchange, STORE_UNAVAILABLE, _STOPPING)
+            elif type(exchange) is Exchange and exchange.server:  # else it may become a task
+                exchange.conversation.fail(exchange, OUTCOME_UNKNOWN, _CUT)
 
     @staticmethod
     async def _has_peers(cluster: Cluster) -> bool:

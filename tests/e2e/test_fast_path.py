@@ -18,7 +18,7 @@ from mcp.client.streamable_http import streamable_http_client
 
 from tests.e2e.test_connection_memory import ON, Counted, Raw, became
 from tests.requirements import requirement
-from tests.support.gateway_process import PROBE, running_gateway, server
+from tests.support.gateway_process import PROBE, RunningGateway, running_gateway, server
 from tests.support.http_bytes import Answer
 from tests.support.in_process_gateway import InProcessGateway, in_process_gateway
 from tests.support.mcp_clients import Legacy, Modern, tool_text
@@ -39,7 +39,7 @@ def gateway() -> Iterator[InProcessGateway]:
         yield running
 
 
-def raw_of(gateway: InProcessGateway, era: str) -> tuple[Raw, str]:
+def raw_of(gateway: InProcessGateway | RunningGateway, era: str) -> tuple[Raw, str]:
     """A client of that era whose calls take the fast path, and its session."""
     with httpx.Client() as http:
         if era == "modern":
@@ -251,6 +251,19 @@ def test_a_gateway_that_stops_answers_what_is_on_the_fast_path() -> None:
         gateway.process.send_signal(signal.SIGTERM)
         answer = raw.answer()
         assert answer.status == 200 and b"slept" in answer.body
+
+
+@ERAS
+def test_a_call_that_a_gateway_cannot_wait_for_is_told_before_it_is_cut(era: str) -> None:
+    with running_gateway({"p": server(PROBE)}, options=ON) as gateway:
+        raw, _ = raw_of(gateway, era)
+        raw.send(raw.request("sleep", {"seconds": 60}))
+        gateway.process.send_signal(signal.SIGTERM)
+        answer = raw.answer()
+        assert b"-32014" in answer.body and b"whether the call took effect is unknown" in answer.body, answer
+        gateway.process.wait(20)
+        assert "Traceback" not in gateway.stderr()
+        raw.close()
 
 
 @ERAS

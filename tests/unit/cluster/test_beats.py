@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Mapping
 from time import time
+from typing import Any
 
 import pytest
 
@@ -10,6 +11,7 @@ from gateway.cluster import beats as module
 from gateway.cluster.beats import Beats
 from gateway.cluster.ownership import BEAT, Cluster
 from session_store import MemoryBackend, StoreUnavailable
+from session_store.embedded.bus import MemoryBus
 from session_store.testing import FakeClock, a_session
 from tests.requirements import requirement
 
@@ -93,6 +95,27 @@ async def test_another_replica_can_have_it_renew_its_lease_at_once() -> None:
         case.renewed.clear()
         await case.other.have_beat(case.cluster.replica)
         await case.renewed.wait()
+    living.cancel()
+
+
+async def test_a_replica_that_starts_before_its_store_renews_its_lease_once_that_is_there(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(module, "_AWAY_S", 0.0)
+    case, subscribed, tries = Case(), MemoryBus.subscribed, list[str]()
+
+    def subscribing(bus: MemoryBus, topic: str, receive: Any) -> Any:
+        tries.append(topic)
+        case.away = len(tries) < 3
+        if case.away:
+            raise StoreUnavailable("away")
+        return subscribed(bus, topic, receive)
+
+    monkeypatch.setattr(MemoryBus, "subscribed", subscribing)
+    living = asyncio.ensure_future(case.beats.live())
+    async with asyncio.timeout(5):
+        await case.renewed.wait()
+    assert len(tries) == 3 and not living.done()
     living.cancel()
 
 
