@@ -171,6 +171,15 @@ class _Repeated:
     def begin(self, body: bytes, trace: bytes) -> "_Begun":
         return _Begun(self._app, Request(method="POST", target=self._target, body=body))
 
+    def begin_fast(self, connection: object, body: bytes, trace: bytes) -> None:
+        """No request is like another one."""
+
+    def learn(self, begun: object) -> None:
+        """Nothing."""
+
+    def holds(self, hold: object) -> None:
+        """Nothing."""
+
 
 class _Begun:
     """One request with such a head, as `BegunPost`."""
