@@ -35,7 +35,8 @@ from transports.upstream_port import UpstreamUnavailable
 
 __all__ = ["NamedSession", "OneServer", "PagedServer", "a_call", "admission_by", "aggregation"]
 
-WAIT_S = 0.2
+WAIT_S = 5.0
+"""How long an answer waits for its servers, all of which answer at once: longer than this machine ever pauses."""
 
 
 class OneServer:

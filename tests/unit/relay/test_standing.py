@@ -133,7 +133,9 @@ async def warm(era: str, monkeypatch: pytest.MonkeyPatch, **options: Any) -> Asy
     monkeypatch.setattr("gateway.sessions.cached_record.CACHED_FOR_S", 60.0)  # however slow this machine is
     monkeypatch.setattr(Endpoint, "relay_by", relaying)
     monkeypatch.setattr(Pipeline, "call", calling)
-    settings = Settings.model_validate({"mcpServers": {"demo": DEMO}, "gateway": {"store": "memory://", **options}})
+    # Each call has its line, however many of them the tests before have made in this second.
+    gateway = {"store": "memory://", "log_calls_per_s": 100_000, **options}
+    settings = Settings.model_validate({"mcpServers": {"demo": DEMO}, "gateway": gateway})
     app = create_app(settings)
     async with (
         app.router.lifespan_context(app),
