@@ -150,8 +150,8 @@ class Conversation(Peer):
         link, written_at = self._links.link, monotonic()  # after the write the server may run before this process
         if link is None or not self._links.is_open:
             return LinkClosed("it exited")
-        if exchange.caller is not None and self.era is LEGACY and exchange.caller.log_level:
-            self.want_log_level(exchange.caller.log_level)
+        if level := self.log_level_for(exchange):
+            self.want_log_level(level)
         if not self.was_used and not exchange.is_subscription and exchange.method not in CACHEABLE:
             self.was_used = True
         try:
@@ -164,6 +164,10 @@ class Conversation(Peer):
         self.calls.send(exchange)
         self._watch.begin()
         return None
+
+    def log_level_for(self, exchange: Exchange) -> str:
+        """Return the log level that the server is to be set to before it gets the call; empty if none is."""
+        return exchange.caller.log_level if exchange.caller is not None and self.era is LEGACY else ""
 
     def send_fast(self, number: int, frame: bytes, call: FastCall) -> bool:
         """Send a call that is like one before it, over the link of that. If False, nothing was sent."""

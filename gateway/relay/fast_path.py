@@ -42,7 +42,6 @@ from gateway.relay.standing import StandingDecision
 from gateway.sessions.attach import Resolved
 from gateway.sessions.cached_record import AGING_AFTER_S
 from gateway.sessions.remembered import remembered
-from transports.era import LEGACY
 from transports.inbound_port import Answer, AnsweringConnection, Holes, Refused, Request
 from transports.jsonrpc import Object, encode_result, splice
 
@@ -104,8 +103,8 @@ class FastPaths:
     def of(
         self, decided: StandingDecision, who: RequestContext, request: Request, quiet_after_s: float
     ) -> "FastPath | None":
-        """The path for calls that are like this request, on which that was decided. None: each of them has to take the
-        general way. `quiet_after_s`: without an answer for so long, the client needs an event stream."""
+        """Make a path for calls that are like this request, on which that was decided. None: each of them has to take
+        the general way. `quiet_after_s`: without an answer for so long, the client needs an event stream."""
         if request.forwarded is not None or request.again:
             return None
         route, resolved = decided.route, decided.resolved
@@ -180,7 +179,7 @@ def _is_plain(exchange: Exchange, conversation: Conversation) -> bool:
     """Return True if answers of calls with such an exchange need nothing but to be translated between the eras."""
     if type(exchange) is not Exchange or exchange.forwarded is not None:
         return False
-    if exchange.caller is not None and exchange.caller.log_level and conversation.era is LEGACY:
+    if conversation.log_level_for(exchange):
         return False  # which the server may have to be told
     bridge = exchange.bridge
     is_shaped = exchange.shape is not None and not exchange.keeps_complete
@@ -191,7 +190,7 @@ class FastPath:
     """Holds what was decided on a call, and sends those that are like it (`transports.inbound_port.CallPath`)."""
 
     __slots__ = """_check _client _conversation _decided _frame _is_traced _principal _resolver _tracing _usual_s
-        _waits _who era facts facts_version headers is_legacy is_over live loop paths server tool translate
+        _waits _who era facts facts_version headers is_over is_shaped live loop paths server tool translate
         version""".split()
 
     def __init__(
@@ -232,25 +231,24 @@ class FastPath:
         self.live = decided.resolved.live
         self.version = self.live.version
         self.era = request.era
-        self.is_legacy = request.era is LEGACY
+        # A result that is not complete is for the shape, which the general way applies.
+        self.is_shaped = prepared.exchange.shape is not None
         self.server = conversation.name
         self.loop = asyncio.get_running_loop()
         self.is_over = False
         """Whether what was decided does not hold any more."""
 
     def begin(
-        self, connection: AnsweringConnection, holes: Holes, trace: bytes = b"", *, may_read: bool = True
+        self, connection: AnsweringConnection, holes: Holes, trace: bytes = b"", *, arrived_at: float = 0.0
     ) -> "FastCall | _CallBehindRead | None":
-        """Send a call. None: nothing was done, and the call is to take the general way. `may_read`: the record of its
-        session may be read first."""
+        """Send a call. None: nothing was done, and the call is to take the general way. `arrived_at`: the call has
+        come then, and the record of its session was read since; 0: it comes now."""
         live, paths, now = self.live, self.paths, monotonic()
         if live.version != self.version or self.facts.version != self.facts_version:
             self.is_over = True
             return None
         if now - live.read_at >= AGING_AFTER_S and not self._resolver.still_serves(live):
-            return (
-                _CallBehindRead(self, connection, holes, trace, self._resolver.read_again(live)) if may_read else None
-            )
+            return None if arrived_at else _CallBehindRead(self, connection, holes, trace, now)
         if now >= paths.lease.trusted_until or live.busy >= paths.way.max_exchanges:
             return None
         if self._waits is not None and self._waits():
@@ -267,7 +265,8 @@ class FastPath:
         if not rates.spend_at_hand(self._principal, self._client, session_id):
             return None
         number = conversation.next_number()
-        call = FastCall(self, connection, conversation, client_id, number, correlation, now, now + self._usual_s)
+        began = arrived_at or now
+        call = FastCall(self, connection, conversation, client_id, number, correlation, began, began + self._usual_s)
         if not conversation.send_fast(number, self._frame.frame(number, arguments, correlation, trace), call):
             rates.give_back(self._principal, self._client, session_id)
             return None
@@ -275,6 +274,10 @@ class FastPath:
         if self._tracing is not None:
             self._tracing.begun_unsampled()
         return call
+
+    def read_again(self) -> "asyncio.Future[None]":
+        """Read the record of the session, once for all calls that wait for it."""
+        return self._resolver.read_again(self.live)
 
     def _traced(self, trace: bytes) -> tuple[str, bytes]:
         """Return the correlation id, and the `traceparent` for the server, of a call with that `traceparent` in its
@@ -311,19 +314,19 @@ class _CallBehindRead:
         connection: AnsweringConnection,
         holes: Holes,
         trace: bytes,
-        reading: "asyncio.Future[None]",
+        arrived_at: float,
     ) -> None:
         self._path = path
         self._connection: AnsweringConnection | None = connection
-        self._holes, self._trace = holes, trace
-        reading.add_done_callback(self._read)
+        self._holes, self._trace, self._arrived_at = holes, trace, arrived_at
+        path.read_again().add_done_callback(self._read)
 
     def _read(self, _: object) -> None:
         connection, self._connection = self._connection, None
         if connection is None:
             return
         try:
-            call = self._path.begin(connection, self._holes, self._trace, may_read=False)
+            call = self._path.begin(connection, self._holes, self._trace, arrived_at=self._arrived_at)
         except Exception:
             logger.exception("a call cannot be sent on the fast path")
             call = None
@@ -367,7 +370,7 @@ class FastCall(msgspec.Struct, eq=False):
                 answer = path.translate(data)
                 is_answered = (
                     answer is not None
-                    and (path.is_legacy or is_complete(answer))
+                    and (not path.is_shaped or is_complete(answer))
                     and outcome_of(answer) is OK
                     and self.connection.answer_fast(encode_result(self.client_id, answer), path.headers)
                 )
