@@ -296,12 +296,11 @@ class FastPath:
         answer, _ = self.paths.way.begin(exchange, request, who, request.params, self.headers, may_repeat=True)
         self.tool.begins(exchange)
         exchange.frame(call.number, params, meta)  # which keeps the token of its client
-        conversation = call.conversation
-        link = conversation.link
+        link = call.conversation.link
         # Without a link it may be that which has forgotten the session, and the call is sent over the next one.
         sent = (params, meta) if link is None or link.may_forget else None
-        exchange.sent_as(conversation, call.number, sent, call.began)
-        conversation.calls.send(exchange)
+        exchange.sent_as(call.conversation, call.number, sent, call.began)
+        call.conversation.calls.send(exchange)
         return answer
 
 
