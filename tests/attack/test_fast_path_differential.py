@@ -8,7 +8,7 @@ from tests.attack.fast_path_differential import compare
 from tests.requirements import requirement
 
 
-@requirement("hot.fast")
+@requirement("fast.same")
 @pytest.mark.timeout(180)
 def test_the_fast_path_makes_no_difference_but_speed() -> None:
     found = compare(secrets.randbelow(1_000), 1_200)

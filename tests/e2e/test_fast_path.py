@@ -24,7 +24,7 @@ from tests.support.in_process_gateway import InProcessGateway, in_process_gatewa
 from tests.support.mcp_clients import Legacy, Modern, tool_text
 from tests.support.waiting import eventually
 
-pytestmark = requirement("hot.fast")
+pytestmark = requirement("fast.same")
 
 OPERATOR = "the key of olga"
 KEYS = {"olga": hashlib.sha256(OPERATOR.encode()).hexdigest()}
@@ -224,6 +224,7 @@ def test_an_operator_who_watches_sees_the_next_call(gateway: InProcessGateway, e
         assert {echoed(raw.call("echo", {"n": 9}))["n"] for _ in range(10)} == {9} and fast("fast") >= 5
 
 
+@requirement("fast.rest")
 @ERAS
 def test_calls_that_take_longer_than_a_record_is_good_for_take_it(gateway: InProcessGateway, era: str) -> None:
     raw, _ = raw_of(gateway, era)

@@ -13,7 +13,7 @@ from tests.requirements import requirement
 from tests.support.fake_upstream import FakeUpstream, a_call
 from tests.unit.calls.parts import a_live
 
-pytestmark = [pytest.mark.anyio, requirement("hot.fast")]
+pytestmark = [pytest.mark.anyio, requirement("fast.falls-back")]
 
 
 class Fast:

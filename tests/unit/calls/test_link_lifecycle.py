@@ -331,7 +331,7 @@ async def idle_link(patch: pytest.MonkeyPatch) -> tuple[LinkLifecycle, User, Tim
     return links, user, timers
 
 
-@requirement("hot.fast", "cli.idle")
+@requirement("fast.same", "cli.idle")
 async def test_a_link_is_closed_when_it_was_idle_since_its_last_call_and_no_call_makes_a_timer(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -347,7 +347,7 @@ async def test_a_link_is_closed_when_it_was_idle_since_its_last_call_and_no_call
     assert links.state is LinkState.ABSENT and len(timers.made) == 2
 
 
-@requirement("hot.fast", "cli.idle")
+@requirement("fast.same", "cli.idle")
 async def test_a_call_that_outlasts_the_timer_keeps_its_link_and_begins_the_time_anew(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -363,7 +363,7 @@ async def test_a_call_that_outlasts_the_timer_keeps_its_link_and_begins_the_time
     assert links.state is LinkState.ABSENT
 
 
-@requirement("hot.fast")
+@requirement("fast.same")
 async def test_whoever_decides_on_calls_learns_when_the_link_opens_and_when_it_is_lost() -> None:
     links, source, user = lifecycle()
     assert user.turns == []

@@ -21,7 +21,7 @@ def test_every_user_learns_once_that_the_server_was_restarted() -> None:
     assert users.take_notice(first) == "gateway_restart", "the reason that waits already stands"
 
 
-@requirement("hot.fast")
+@requirement("fast.same")
 def test_a_restart_and_a_notice_are_changes_of_the_sessions_that_learn_of_it() -> None:
     users, first, second = LinkUsers(), a_live(), a_live()
     users.add(None)

@@ -7,7 +7,7 @@ from gateway.protocol.listing import Tools
 from tests.requirements import requirement
 from tests.unit.calls.parts import a_live
 
-pytestmark = requirement("hot.fast")
+pytestmark = requirement("fast.same")
 
 TOOLS = "tools/list"
 

@@ -161,7 +161,7 @@ def test_a_read_only_session_is_shown_the_tools_that_say_that_they_read() -> Non
     assert [tool["name"] for tool in shown] == ["look"]
 
 
-@requirement("hot.fast")
+@requirement("fast.same")
 @pytest.mark.parametrize("checks", ["lenient", True, False])
 @pytest.mark.parametrize("rules", ["", "bind", "blocked"])
 @pytest.mark.parametrize(
@@ -188,7 +188,7 @@ def test_further_arguments_of_a_tool_are_checked_as_the_first(given: bytes, rule
         assert rules == "bind" or any(each in given for each in (b"1e400", b"\n", TOO_DEEP)), "for the general way"
 
 
-@requirement("hot.fast", "wall.authority")
+@requirement("fast.same", "wall.authority")
 @pytest.mark.parametrize("checks", ["lenient", True, False])
 @pytest.mark.parametrize("rules", ["", "bind", "blocked"])
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from tests.requirements import requirement
 from tests.support.fake_upstream import a_call
 from transports.jsonrpc import Object, encode
 
-pytestmark = requirement("hot.fast")
+pytestmark = requirement("fast.same")
 
 CORRELATIONS = st.integers(0, 2**128 - 1).map(lambda number: f"{number:032x}")
 TEXTS = st.one_of(

@@ -84,7 +84,7 @@ def test_only_apps_that_several_servers_have_are_followed_and_within_bounds() ->
     assert ("d", "t9999") not in apps.contested
 
 
-@requirement("hot.fast")
+@requirement("fast.same")
 async def test_a_call_that_opens_an_app_which_two_servers_have_is_noted_each_time() -> None:
     parts = aggregation(clock("a"), clock("b", {"name": "more"}))
     await parts.owner(a_call("resources/read", live=cast("Any", NamedSession()), uri=APP))  # both are asked for theirs

@@ -13,7 +13,7 @@ from transports.inbound.call_template import MAX_BODY_BYTES, MAX_KEPT_BYTES, Cal
 from transports.inbound_port import Holes
 from transports.jsonrpc import Object, decode_object, encode, parse
 
-pytestmark = requirement("hot.fast")
+pytestmark = requirement("fast.same")
 
 BLANKS = st.text(" \t\r\n", max_size=2)
 WORDS = st.text("abcXYZ019-_.", min_size=1, max_size=8)

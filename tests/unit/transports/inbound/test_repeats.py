@@ -293,7 +293,7 @@ class FastWire(Wire):
         return self
 
 
-@requirement("hot.fast")
+@requirement("fast.same")
 @pytest.mark.parametrize("cut", [0, 3, len(a_body(7))])
 async def test_a_call_like_the_last_one_is_sent_by_its_path_and_answered(cut: int) -> None:
     wire = await FastWire().warm()
@@ -305,7 +305,7 @@ async def test_a_call_like_the_last_one_is_sent_by_its_path_and_answered(cut: in
     assert wire.post(a_body(8)) and len(wire.path.begun) == 2, "and so is the next one"
 
 
-@requirement("hot.fast")
+@requirement("fast.falls-back")
 @pytest.mark.parametrize("why", ["other tool", "path", "over"])
 async def test_a_call_that_its_path_does_not_take_is_served_in_the_usual_way(why: str) -> None:
     wire = await FastWire().warm()
@@ -317,7 +317,7 @@ async def test_a_call_that_its_path_does_not_take_is_served_in_the_usual_way(why
     assert wire.post(body) and wire.calls == 2, "another path was made of it"
 
 
-@requirement("hot.fast")
+@requirement("fast.falls-back")
 @pytest.mark.parametrize("leaves", ["path", "next request", "client"])
 async def test_a_call_that_leaves_goes_on_with_the_answer_that_it_gets(leaves: str) -> None:
     wire = await FastWire().warm()
@@ -342,7 +342,7 @@ async def test_a_call_that_leaves_goes_on_with_the_answer_that_it_gets(leaves: s
         assert await arrived(begun.called()) is wire.answer and not wire.written
 
 
-@requirement("hot.fast")
+@requirement("fast.falls-back")
 async def test_a_client_that_reads_slowly_gets_no_answer_from_the_fast_path() -> None:
     wire = await FastWire().warm()
     assert wire.post(a_body(7))
@@ -350,7 +350,7 @@ async def test_a_client_that_reads_slowly_gets_no_answer_from_the_fast_path() ->
     assert not wire.path.connection.answer_fast(b"{}", []) and not wire.written and wire.repeats.is_answering
 
 
-@requirement("hot.fast")
+@requirement("fast.falls-back")
 async def test_a_call_that_cannot_go_on_closes_its_connection(caplog: pytest.LogCaptureFixture) -> None:
     wire = await FastWire().warm()
     assert wire.post(a_body(7))
@@ -361,7 +361,7 @@ async def test_a_call_that_cannot_go_on_closes_its_connection(caplog: pytest.Log
     assert wire.path.leaves == 1 and wire.calls == 1
 
 
-@requirement("hot.fast")
+@requirement("fast.same")
 async def test_a_client_whose_calls_are_never_alike_costs_few_templates_and_one_with_some_tools_none() -> None:
     wire = await FastWire().warm()
     for turn in range(20):
