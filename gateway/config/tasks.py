@@ -1,8 +1,8 @@
 """Settings of tasks: which calls become tasks, and what the tasks of one client may cost."""
 
-from typing import Annotated, Final, Self
+from typing import Annotated, Final
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from gateway.config.model import Frozen, Pattern, Seconds
 from gateway.config.patterns import any_matches
@@ -49,16 +49,6 @@ class TaskSettings(Frozen):
     principal_bytes: Annotated[int, Field(ge=64 << 20)] = 256 << 20
     """Maximum size of what the tasks of one principal have stored, about; anonymous clients are counted by their
     network. Beyond it, a task whose result does not fit fails, and its error says so."""
-    tools: bool = False
-    """Whether clients get three more tools: `start_task`, `task_status` and `task_result`. With them any model can
-    start a call, go on, and fetch the result later. They are for clients that do not declare the extension. They
-    need `enabled`."""
-
-    @model_validator(mode="after")
-    def _tools_have_tasks(self) -> Self:
-        if self.tools and not self.enabled:
-            raise ValueError("tools needs enabled: the tools start tasks, and with enabled: false there are none")
-        return self
 
     def outcome_ttl_s(self, asked_s: float) -> float:
         """How long the outcome of a task is kept, in seconds, if its client has asked for

@@ -158,10 +158,8 @@ class LegacyClients:
         )
 
     def _accepting(self, exchange: Exchange, request: Request, who: RequestContext, resolved: Resolved) -> Soon[Answer]:
-        """Send a call to its server. It may ask for a task, or be one of the gateway's own tools."""
-        params, tools = request.params, self._tasks.tools
-        if tools is not None and tools.takes(exchange, params):
-            return tools.call(exchange, request, who, params, [])
+        """Send a call to its server. It may ask for a task."""
+        params = request.params
         if asks_for_task(params):
             return self._tasks.begin(exchange, request, who)
         if self._tasks.asked.has_offers and exchange.method == "tools/list":

@@ -24,7 +24,6 @@ from gateway.relay.asked_tasks import AskedTasks
 from gateway.relay.endpoint import Endpoint
 from gateway.relay.intake import Intake, id_of, message_of
 from gateway.relay.replies import ImmediateReply
-from gateway.relay.task_tools import TaskTools
 from gateway.sessions.attach import Resolved
 from gateway.sessions.resolve import SessionResolver
 from gateway.tasks.handles import TaskHandle, TaskHandles
@@ -54,7 +53,7 @@ _UNAVAILABLE: Final = (UpstreamUnavailable, HandshakeRefused, LinkClosed, Timeou
 
 
 class LegacyTasks:
-    """Handles what legacy clients send about tasks. `tools` are None without `gateway.tasks.tools`."""
+    """Handles what legacy clients send about tasks."""
 
     def __init__(
         self,
@@ -65,10 +64,8 @@ class LegacyTasks:
         resolver: SessionResolver,
         endpoints: Mapping[str, Endpoint],
         asked: AskedTasks,
-        tools: TaskTools | None,
         result_meta: bool,
     ) -> None:
-        self.tools = tools
         self.asked = asked
         self._handles = handles
         self._relayed = relayed

@@ -196,10 +196,8 @@ class ModernClients:
     def _accepting(
         self, exchange: Exchange, request: Request, who: RequestContext, params: Object, decision: StandingDecision
     ) -> Soon[Answer]:
-        """Send a call to its server. It may become a task, or be one of the gateway's own tools."""
-        tools, headers = self._task_calls.tools, decision.headers
-        if tools is not None and tools.takes(exchange, params):
-            return tools.call(exchange, request, who, params, headers)
+        """Send a call to its server. It may become a task."""
+        headers = decision.headers
         if type(exchange) is Exchange:  # as nearly all calls
             decision.keep_for(request)
             return self._intake.accept(exchange, request, who, params, headers)

@@ -9,7 +9,6 @@ from gateway.calls.exchange import Exchange
 from gateway.calls.live_session import live_session_of
 from gateway.protocol.listing import Called
 from gateway.relay.endpoint import Endpoint
-from gateway.relay.task_tools import TaskTools
 from gateway.tasks.answers import declaring_tasks
 from gateway.tasks.exchange import TaskExchange
 from gateway.tasks.maker import TaskMaker
@@ -24,17 +23,9 @@ Headers = list[tuple[bytes, bytes]]
 
 
 class TaskCalls:
-    """Gives calls their tasks. `maker` is None where no tasks are made (`gateway.tasks.enabled`). `tools` are the tools
-    for clients that take none; None without `gateway.tasks.tools`."""
+    """Gives calls their tasks. `maker` is None where no tasks are made (`gateway.tasks.enabled`)."""
 
-    def __init__(
-        self,
-        relayed: RelayedTasks,
-        maker: TaskMaker | None,
-        endpoints: Mapping[str, Endpoint],
-        tools: TaskTools | None = None,
-    ) -> None:
-        self.tools = tools
+    def __init__(self, relayed: RelayedTasks, maker: TaskMaker | None, endpoints: Mapping[str, Endpoint]) -> None:
         self._relayed = relayed
         self._maker = maker
         self._endpoints = endpoints

@@ -24,7 +24,6 @@ from gateway.relay.pipeline import Pipeline
 from gateway.relay.task_calls import TaskCalls
 from gateway.relay.task_listening import TaskListening
 from gateway.relay.task_requests import TaskRequests
-from gateway.relay.task_tools import TaskTools
 from gateway.relay.vouched import VouchedRequests
 from gateway.serving.build_tasks import build_tasks
 from gateway.serving.parts import Callers, Foundation, Http, Resolution, Servers, SessionParts, TaskParts
@@ -126,9 +125,6 @@ def _pipeline(
         asked=asked,
         announcements=sessions.announcements,
     )
-    tools = None
-    if options.tasks.tools and parts.maker is not None:
-        tools = TaskTools(maker=parts.maker, made=parts.made, handles=handles, intake=intake, endpoints=endpoints)
     legacy_tasks = LegacyTasks(
         handles=handles,
         relayed=relayed,
@@ -136,7 +132,6 @@ def _pipeline(
         resolver=resolution.resolver,
         endpoints=endpoints,
         asked=asked,
-        tools=tools,
         result_meta=options.result_meta,
     )
     legacy = LegacyClients(
@@ -174,7 +169,7 @@ def _pipeline(
         endpoints=endpoints,
         seal=RequestStateSeal(base.ring, base.clock),
         tasks=tasks,
-        task_calls=TaskCalls(relayed, parts.maker, endpoints, tools),
+        task_calls=TaskCalls(relayed, parts.maker, endpoints),
         result_meta=options.result_meta,
     )
     pipeline = Pipeline(

@@ -26,7 +26,7 @@ from gateway.protocol.capabilities import Caller, caller_of_meta
 from gateway.protocol.tasks import with_tasks
 from gateway.sessions.attach import SessionAttacher
 from gateway.tasks.asked import AskedExchange
-from gateway.tasks.exchange import StartedExchange, TaskExchange, fail_unsent
+from gateway.tasks.exchange import TaskExchange, fail_unsent
 from gateway.tasks.messages import message_of
 from gateway.tasks.recorded_answers import RecordedAnswers
 from gateway.tasks.running import RunningTask
@@ -201,10 +201,9 @@ class TaskContinuation:
 
     def _exchange(self, task: Task, live: LiveSession, call: StoredCall, caller: Caller | None) -> TaskExchange:
         """The call of a task, as its client has made it: of no client's request."""
-        if call.is_legacy and not call.is_started:
+        if call.is_legacy:
             return AskedExchange.of(live, call.context, handle=self._handle_of(task))
-        kind = StartedExchange if call.is_started else TaskExchange
-        return kind(
+        return TaskExchange(
             method="tools/call",
             client_id=unnamed(),
             live=live,

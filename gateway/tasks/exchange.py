@@ -8,16 +8,13 @@ from time import monotonic
 from typing import Protocol
 
 import msgspec
-from msgspec.structs import replace
 
-from gateway.calls.exchange import Exchange, ExchangeConversation
+from gateway.calls.exchange import Exchange
 from gateway.calls.exchange_state import ExchangeEvent
-from gateway.calls.live_session import live_session_of
 from gateway.calls.suspended_call import AskingServer, SuspendedCall
 from gateway.calls.task_at_server import TaskAtServer
 from gateway.errors import UPSTREAM_UNAVAILABLE, store_refused
 from gateway.observability.observed import LogFacts
-from gateway.protocol.capabilities import Caller
 from gateway.protocol.extensions import object_of
 from gateway.protocol.tasks import is_task
 from gateway.tasks.recorded_answers import RecordedAnswers
@@ -27,7 +24,7 @@ from transports.inbound_port import Refused
 from transports.jsonrpc import Message, Object, encode, encode_result, parse
 from transports.reply_queue import Frame
 
-__all__ = ["StartedExchange", "TaskExchange", "TaskQuestions", "TaskWork", "fail_unsent"]
+__all__ = ["TaskExchange", "TaskQuestions", "TaskWork", "fail_unsent"]
 
 logger = logging.getLogger(__name__)
 
@@ -130,11 +127,6 @@ class TaskExchange(Exchange):
         return super().emit(frame)
 
     @property
-    def declared_by(self) -> Caller | None:
-        """The modern client with whose capabilities the link was opened."""
-        return self.caller
-
-    @property
     def keeps_task_at_server(self) -> bool:
         return self.work is not None and self.work.is_followed_elsewhere
 
@@ -215,40 +207,6 @@ class TaskExchange(Exchange):
     def _work_as(self, work: TaskWork) -> None:
         self.work, self.call_s = work, work.call_s
         self.add_log_facts(work.log_facts)
-
-
-class StartedExchange(TaskExchange):
-    """A call that is a task from its beginning, of a client that does not take tasks: a tool of the gateway started it.
-
-    Its questions have no call to travel on. A legacy client gets them on the stream of its session; a modern client
-    cannot be asked.
-    """
-
-    _declared_by: Caller | None = None
-
-    @property
-    def declared_by(self) -> Caller | None:
-        return self._declared_by or self.caller
-
-    def emit(self, frame: bytes) -> bool:
-        live = live_session_of(self)
-        if self.caller is None and live is not None and parse(frame).is_request:
-            return live.send_to_client(frame)
-        return super().emit(frame)
-
-    def sent_as(
-        self,
-        conversation: ExchangeConversation,
-        number: int,
-        request: tuple[Object, Object] | None,
-        written_at: float,
-    ) -> None:
-        """From now on its modern client has declared nothing that it could be asked. Not before: the link of the
-        session is opened with what the client has declared, for its other calls as well."""
-        super().sent_as(conversation, number, request, written_at)
-        if self.caller is not None:
-            self._declared_by = self.declared_by
-            self.caller = replace(self.caller, capabilities=b"{}")
 
 
 def fail_unsent(exchange: TaskExchange, error: BaseException) -> None:

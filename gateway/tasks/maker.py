@@ -15,7 +15,7 @@ from msgspec.structs import replace
 from gateway.calls.live_session import LiveSession, live_session_of
 from gateway.protocol.listing import Called
 from gateway.tasks.answers import created_result
-from gateway.tasks.exchange import StartedExchange, TaskExchange
+from gateway.tasks.exchange import TaskExchange
 from gateway.tasks.handles import TaskHandles
 from gateway.tasks.quotas import TaskQuotas
 from gateway.tasks.recorded_answers import RecordedAnswers
@@ -127,10 +127,6 @@ class TaskMaker:
             await self._delete(await self._table.store.get(task.session_id, task.id) or task)
         await self._forget(running)
 
-    def handle_of(self, task: Task) -> str:
-        """The id of a task for its client."""
-        return self._handles.of_record(task)
-
     def _make_soon(self, exchange: TaskExchange, request: Request, reply: TaskableReply, tool_of: ToolOf) -> None:
         self._tasks.spawn(self._make(exchange, request, reply, tool_of))
 
@@ -156,7 +152,7 @@ class TaskMaker:
             await self._forget(running)
         else:
             # No await from here on: the client gets the handle, and all that comes of the call goes to the task.
-            exchange.become(running, created_result(task, self.handle_of(task)))
+            exchange.become(running, created_result(task, self._handles.of_record(task)))
             reply.became_task(running.hold)
             logger.info("a call has become a task", extra=_fields(task))
             self._table.noted(task, "made")
@@ -185,13 +181,9 @@ class TaskMaker:
 
     def _new(self, live: LiveSession, exchange: TaskExchange, request: Request, tool: Called) -> Task:
         now, session = self._table.clock(), live.session
-        is_legacy = request.era is not MODERN
-        # The questions of a call that a tool of the gateway has started for a legacy client reach only its session.
-        is_started = isinstance(exchange, StartedExchange)
-        may_repeat = tool.is_repeatable and not (is_legacy and is_started)
         call = b""
-        if may_repeat:
-            call = stored(request.params, exchange.context, is_legacy=is_legacy, is_started=is_started)
+        if tool.is_repeatable:
+            call = stored(request.params, exchange.context, is_legacy=request.era is not MODERN)
         answered = {} if exchange.suspended is None else exchange.suspended.answers  # before it was a task
         return Task(
             id=new_task_id(),

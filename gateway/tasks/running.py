@@ -15,7 +15,7 @@ from gateway.config.tasks import TaskSettings
 from gateway.errors import CANCELLED, OUTCOME_UNKNOWN, error_of
 from gateway.observability.observed import LogFacts
 from gateway.observability.outcome import TOOL_ERROR
-from gateway.tasks.exchange import StartedExchange, TaskExchange, TaskQuestions
+from gateway.tasks.exchange import TaskExchange, TaskQuestions
 from gateway.tasks.messages import message_of, progress_text, reason_of
 from gateway.tasks.readable import can_be_read, error_text
 from gateway.tasks.record import TaskRecord
@@ -154,8 +154,8 @@ class RunningTask:
         """The server has made that task of the call: its next owner follows it. The store has this no later than
         anything else that comes of the task."""
         exchange = self.exchange
-        followed = FollowedCall(task, exchange.declared_by)
-        call = StoredCall({}, exchange.context, exchange.era == "legacy", isinstance(exchange, StartedExchange))
+        followed = FollowedCall(task, exchange.caller)
+        call = StoredCall({}, exchange.context, exchange.era == "legacy")
         request = following(self.task.request or encode(call), followed) if self._is_kept else b""
         if request:
             self.record.change(upstream_id=task.id, request=request)

@@ -24,13 +24,11 @@ class FollowedCall(msgspec.Struct, frozen=True):
 class StoredCall(msgspec.Struct, frozen=True, omit_defaults=True):
     """What the client has sent, `_meta` included, and the context of its request: the session's may be another one by
     the time the call runs again, and may grant more. `params` are empty if the call cannot run again. `is_legacy`: the
-    client is of a version before 2026-07-28. `is_started`: a tool of the gateway has made the call, whose client cannot
-    be asked as that of another call (`StartedExchange`)."""
+    client is of a version before 2026-07-28."""
 
     params: Object
     context: Context
     is_legacy: bool = False
-    is_started: bool = False
     followed: FollowedCall | None = None
 
     @classmethod
@@ -39,11 +37,11 @@ class StoredCall(msgspec.Struct, frozen=True, omit_defaults=True):
         return msgspec.json.decode(data, type=cls)
 
 
-def stored(params: Object, context: Context, *, is_legacy: bool = False, is_started: bool = False) -> bytes:
+def stored(params: Object, context: Context, *, is_legacy: bool = False) -> bytes:
     """The bytes of a call, without answers to what it has asked: it begins anew. Empty if it is too large."""
     params = {key: raw for key, raw in params.items() if key not in ("requestState", "inputResponses")}
     size = sum(len(memoryview(raw)) for raw in params.values())
-    data = encode(StoredCall(params, context, is_legacy, is_started)) if size <= MAX_BYTES else b""
+    data = encode(StoredCall(params, context, is_legacy)) if size <= MAX_BYTES else b""
     return data if len(data) <= MAX_BYTES else b""
 
 

@@ -19,7 +19,7 @@ from tests.support.task_client import TaskClient
 def test_lines_name_the_task_and_say_what_was_kept(http: httpx.Client, ops: httpx.Client, tmp_path: Path) -> None:
     caching = server((sys.executable, str(ROOT / "tests/support/caching_server.py"), str(tmp_path / "asked"), "public"))
     caching["args"].append("60000")
-    tasks = {"at_once": ["probe/sleep"], "tools": True}
+    tasks = {"at_once": ["probe/sleep"]}
     options = {"log_format": "json", "tasks": tasks, "admin": ADMIN, "anonymous": True}
     with running_gateway({"probe": server(PROBE), "kept": caching}, options=options, env=KEYS) as gateway:
         client = TaskClient(gateway.url, http)
@@ -29,9 +29,6 @@ def test_lines_name_the_task_and_say_what_was_kept(http: httpx.Client, ops: http
         elsewhere = TaskClient(f"{gateway.base}/servers/probe/mcp", http)
         assert messages(elsewhere.send("tasks/get", task))[-1]["error"]["code"] == -32602
         legacy = Legacy(gateway.url, http).open()
-        wanted = {"tool": "probe__sleep", "arguments": {"seconds": 60.0}}
-        started = messages(legacy.tool("start_task", wanted))[-1]["result"]["structuredContent"]["task"]
-        legacy.tool("task_status", {"task": started})
         asked = {"name": "probe__sleep", "arguments": {"seconds": 60.0}, "task": {}}
         old = messages(legacy.call("tools/call", asked))[-1]["result"]["task"]["taskId"]
         for method in ("tasks/get", "tasks/cancel", "tasks/cancel", "tasks/result"):
@@ -60,11 +57,6 @@ def test_lines_name_the_task_and_say_what_was_kept(http: httpx.Client, ops: http
         ("tasks/get", "", "ok"),
         ("tasks/get", "", "refused"),
         ("tasks/cancel", "", "ok"),
-    }
-    assert about(started) == {
-        ("tools/call", "start_task", "ok"),
-        ("tools/call", "task_status", "ok"),
-        ("tools/call", "sleep", "error"),
     }
     assert about(old) == {
         ("tools/call", "", "ok"),

@@ -122,12 +122,12 @@ def ledger(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def tasked(ledger: Path) -> Iterator[RunningGateway]:
     """Servers for alice and bob: one of each era without tasks, one with the extension, `own` with those of 2025-11-25,
-    and the demo server. Models have the tools of tasks, and a session eight tasks at most."""
+    and the demo server. A session has eight tasks at most."""
     seen = {"read": [str(ledger.parents[1])]}  # a /tmp of their own would hide the files that tests make
     servers = {era: server((*WORK, era), env={"LEDGER": str(ledger)}, sandbox=seen) for era in ("legacy", "modern")}
     servers |= {"extension": server((*TASKS, "modern")), "own": server((*TASKS, "legacy")), "demo": server(DEMO)}
     offered = ["legacy/*", "own/*"]
-    tasks = {"max_per_session": 8, "ttl_s": 600, "offered": offered, "result_bytes": 4_096, "tools": True}
+    tasks = {"max_per_session": 8, "ttl_s": 600, "offered": offered, "result_bytes": 4_096}
     options = {"tasks": tasks, "api_keys": {name: sha256(KEYS[name]) for name in ("alice", "bob")}}
     with running_gateway(servers, options=options | {"policy": {"check_arguments": True}}) as gateway:
         yield gateway

@@ -37,7 +37,6 @@ CREDENTIALS: dict[str, dict[str, Any]] = {
         ({"gateway": {"session": {"metadata": {"a": "{nope}"}}}}, "gateway.session.metadata", "{principal}"),
         ({"gateway": {"api_keys": {"a": "plain-key"}}}, "gateway.api_keys", "SHA-256"),
         ({"gateway": {"session": {"idle_ttl_s": 0}}}, "gateway.session.idle_ttl_s", "greater than 0"),
-        ({"gateway": {"tasks": {"tools": True, "enabled": False}}}, "gateway.tasks", "tools needs enabled"),
         ({"gateway": 7}, "gateway", "dictionary"),
     ],
 )

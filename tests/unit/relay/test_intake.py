@@ -12,27 +12,17 @@ from gateway.calls.call import Call
 from gateway.calls.exchange import Exchange
 from gateway.calls.live_session import LiveSession
 from gateway.calls.suspended_call import InputRequest
-from gateway.config.tasks import TaskSettings
 from gateway.context.facts import CONTEXT_KEY
 from gateway.errors import OUTCOME_UNKNOWN, UPSTREAM_UNAVAILABLE, is_bad_request_state
 from gateway.identity.request_context import RequestContext
-from gateway.protocol.listing import Called
 from gateway.relay.legacy import _progress_of_question
 from gateway.relay.modern import ModernClients
 from gateway.relay.replies import CallReply
-from gateway.relay.task_tools import TaskTools
 from gateway.sessions.attach import Resolved
-from gateway.tasks.changes import TaskChanges
-from gateway.tasks.exchange import StartedExchange
-from gateway.tasks.handles import TaskHandles
-from gateway.tasks.maker import TaskMaker
-from gateway.tasks.quotas import RunningNames, TaskQuotas
-from gateway.tasks.table import TaskTable
 from session_store import Context, KeyRing, Session
-from session_store.memory import MemoryBackend
 from session_store.testing import ALICE, FakeClock
 from tests.requirements import requirement
-from tests.support.fake_upstream import a_call, answer_of
+from tests.support.fake_upstream import a_call
 from tests.unit.relay.parts import TakingEndpoint, a_live, a_request, a_tool_call, an_intake
 from transports.era import Era
 from transports.inbound_port import Answer, Refused, Request
@@ -137,70 +127,21 @@ def test_a_server_gets_its_token_and_none_of_the_gateways_keys() -> None:
     assert not _progress_of_question(cast(LiveSession, asker), {"progressToken": msgspec.Raw(b'"other"')})
 
 
-class Parts(TakingEndpoint):
-    """The tools, before an endpoint whose server has one tool and answers nothing. This object is the endpoint, the
-    rates, the log of requests, and the replica that has forwarded a request."""
+@requirement("rep.no-retry")
+async def test_the_replica_that_has_forwarded_a_call_learns_of_it_before_the_call_is_sent() -> None:
+    events: list[str] = []
 
-    def __init__(self, *, is_repeatable: bool = False) -> None:
-        super().__init__(is_repeatable=is_repeatable)
-        self.events: list[str] = []
-        backend, ring, settings = MemoryBackend(), KeyRing.ephemeral(), TaskSettings()
-        self.live = a_live()
-        table = TaskTable(
-            settings, backend.tasks, RunningNames(backend.quotas, "r1"), TaskChanges(backend.bus), noted=lambda *_: None
-        )
-        handles, parts = TaskHandles(ring), cast("Any", self)
-        maker = TaskMaker(table, TaskQuotas(settings, backend.quotas, backend.tasks), handles)
-        endpoints = {"/mcp": parts}
-        self.tools = TaskTools(maker=maker, made=parts, handles=handles, intake=an_intake(self), endpoints=endpoints)
+    class Sender:
+        async def started(self) -> None:
+            events.append("the sender knows")
 
-    def called(self, *_: object) -> Called:
-        return Called(server="main", name="build", is_repeatable=self.is_repeatable_now)
+    class Sending(TakingEndpoint):
+        def relay_now(self, call: Call) -> bool:
+            events.append("sent")
+            return True
 
-    def relay_now(self, call: Call) -> bool:
-        self.events.append("sent")
-        return super().relay_now(call)
-
-    async def of_session(self, *_: object) -> None:
-        """Any number of requests is allowed."""
-
-    async def started(self) -> None:
-        self.events.append("the sender knows")
-
-    async def start(self, **facts: Any) -> Any:
-        """The result of a client's call that starts another."""
-        raw = {"name": msgspec.Raw(b'"start_task"'), "arguments": msgspec.Raw(b'{"tool":"build","arguments":{}}')}
-        exchange = a_tool_call(self.live)
-        await self.tools.call(exchange, a_request(era=Era.MODERN, params=raw, **facts), WHO, raw, [])
-        return (await answer_of(exchange))["result"]
-
-
-@requirement("task.tools", "task.durable")
-async def test_a_start_that_is_repeated_starts_nothing_that_may_have_been_started() -> None:
-    parts = Parts()
-    refused = await parts.start(again=True)
-    assert refused["isError"] and not parts.calls
-    assert refused["content"][0]["text"].startswith("The gateway that served this session died before it answered")
-    repeatable = Parts(is_repeatable=True)
-    started = await repeatable.start(again=True)
-    assert not started.get("isError") and len(repeatable.calls) == 1
-
-
-@requirement("task.tools", "task.durable")
-async def test_the_replica_that_has_forwarded_a_start_learns_of_it_before_the_call_is_sent() -> None:
-    parts = Parts()
-    started = await parts.start(forwarded=parts)
-    assert not started.get("isError") and parts.events == ["the sender knows", "sent"]
-
-
-@requirement("task.tools")
-async def test_no_request_of_a_client_cancels_a_started_call() -> None:
-    parts = Parts()
-    await parts.start()
-    (call,) = parts.calls
-    assert isinstance(call.exchange, StartedExchange)
-    known = call.exchange.client_id
-    assert isinstance(known, str) and len(known) > 16, "no count and no guess"
+    await arrived(an_intake(Sending()).accept(a_tool_call(a_live()), a_request(forwarded=Sender()), WHO, {}, []))
+    assert events == ["the sender knows", "sent"]
 
 
 PARAMS = {"name": msgspec.Raw(b'"ask"'), "arguments": msgspec.Raw(b"{}")}

@@ -2,25 +2,21 @@
 
 import asyncio
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import msgspec
 import pytest
 from msgspec.structs import replace
 
-from gateway.calls.deadlines import Deadlines
 from gateway.calls.task_at_server import TaskAtServer
 from gateway.config.tasks import TaskSettings
 from gateway.errors import OUTCOME_UNKNOWN
-from gateway.protocol.listing import Called
-from gateway.tasks.exchange import StartedExchange
 from gateway.tasks.quotas import LEFT
-from gateway.tasks.stored_call import FollowedCall, StoredCall, following, stored
+from gateway.tasks.stored_call import FollowedCall, StoredCall, following
 from session_store import Task
 from tests.requirements import requirement
-from tests.unit.tasks.parts import REQUEST, RIGHTS, Replica, Store, an_exchange, one_that_is_left, one_that_runs, result
+from tests.unit.tasks.parts import REQUEST, RIGHTS, Replica, Store, one_that_is_left, one_that_runs, result
 from transports.era import Era
-from transports.inbound_port import Request
 from transports.jsonrpc import encode
 from transports.upstream_port import UpstreamUnavailable
 
@@ -188,37 +184,10 @@ async def test_a_gateway_that_stops_ends_a_task_that_nobody_will_follow(is_kept:
     assert (await store.read(task)).is_over is not is_kept
 
 
-META = msgspec.Raw(b'{"io.modelcontextprotocol/clientCapabilities":{"elicitation":{}}}')
-PARAMS = {"name": msgspec.Raw(b'"build"'), "_meta": META}
-
-
-async def test_a_call_that_a_tool_has_started_asks_nobody_when_it_runs_again() -> None:
-    store = Store()
-    lost, replica = Replica(store, "lost"), Replica(store)
-    start = an_exchange(lost.live.of(store.session), StartedExchange, context=RIGHTS)
-    request = Request(era=Era.MODERN, endpoint="/mcp", headers={}, params=PARAMS)
-    running = await lost.maker.begin(start, request, Called(server="main", name="build", is_repeatable=True))
-    running.exchange.has_become(TaskAtServer("own", "", Era.MODERN))
-    assert await running.record.written()
-    task = await store.read(running.task)
-    call = StoredCall.read(task.request)
-    assert call.is_started and call.followed is not None
-    assert await store.tasks.replace(replace(task, upstream_id=""))
-    await replica.decided(await store.read(task))
-    ((exchange, _),) = replica.sent
-    assert isinstance(exchange, StartedExchange) and exchange.caller is not None
-    declared = exchange.caller
-    assert b"elicitation" in declared.capabilities, "the link is opened with what the client has declared"
-    deadlines = Deadlines(start_s=9.0, call_s=9.0, suspended_s=9.0, idle_stop_s=None)
-    exchange.sent_as(cast("Any", SimpleNamespace(deadlines=deadlines)), 1, None, 0.0)
-    assert exchange.caller.capabilities == b"{}" and exchange.declared_by == declared
-
-
 @requirement("task.followed")
 async def test_a_task_that_is_cancelled_before_it_runs_again_is_cancelled(caplog: pytest.LogCaptureFixture) -> None:
-    request = stored(PARAMS, RIGHTS)
-    store, replica, running = await one_that_runs(is_repeatable=True, request=request, upstream_id="own")
-    replica.recovery._lost(running, session=store.session, call=StoredCall.read(request))
+    store, replica, running = await one_that_runs(is_repeatable=True, request=REQUEST, upstream_id="own")
+    replica.recovery._lost(running, session=store.session, call=StoredCall.read(REQUEST))
     running.cancel("the client has cancelled the task")  # before the call is sent again
     await replica.recovery.settled()
     await replica.table.settled()
