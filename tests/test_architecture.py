@@ -163,7 +163,6 @@ MAX_MODULE, MAX_TEST_FILE, MAX_CONSTRUCTOR, MAX_PARAMETERS = 400, 500, 8, 6
 OF_LIBRARIES: set[tuple[str, str]] = {
     ("gateway/cli/options.py", "run.__annotations__"),
     ("gateway/cli/options.py", "run.__signature__"),
-    ("gateway/cli/terminal_console.py", "lists.active"),
     ("gateway/config/patterns.py", "options.case_sensitive"),
     ("gateway/config/patterns.py", "options.log_errors"),
     ("gateway/config/patterns.py", "options.max_mem"),

@@ -62,8 +62,8 @@ def test_a_wheel_in_an_empty_environment_serves(tmp_path: Path) -> None:
 
 IMPORT_ALL = """
 import importlib, pkgutil, gateway, session_store, transports
-# For tests; programs of their own; what needs the extra `ui`.
-unwanted = ("testing", "pytest_plugin", "fork_server", "__main__", "terminal_console", "terminal_screens")
+# For tests; programs of their own.
+unwanted = ("testing", "pytest_plugin", "fork_server", "__main__")
 for package in (gateway, session_store, transports):
     for found in pkgutil.walk_packages(package.__path__, package.__name__ + "."):
         if not found.name.endswith(unwanted):

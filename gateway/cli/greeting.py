@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import importlib.util
 import logging
 import shutil
 import sys
@@ -29,7 +28,7 @@ __all__ = ["TerminalWelcome", "rendered"]
 
 logger = logging.getLogger(__name__)
 
-_COMMANDS: Final = ("sessions list", "tail", "top", "ui", "doctor")
+_COMMANDS: Final = "mcp-session-gateway sessions list, tail, top, doctor"
 
 _EVERY_S: Final = 0.1
 _TURNING: Final = "⠋⠙⠹⠸⠼⠴⠦⠧⠇⠏"
@@ -105,12 +104,6 @@ class TerminalWelcome:
         self._announced.close()
 
 
-def _operating() -> str:
-    """The commands to operate a gateway with. `ui` needs a package that is optional."""
-    has_ui = importlib.util.find_spec("textual") is not None
-    return f"mcp-session-gateway {', '.join(one for one in _COMMANDS if has_ui or one != 'ui')}"
-
-
 def progress_line(servers: tuple[ServerLine, ...], took_s: float) -> str:
     """What a start waits for."""
     waiting = [one.name for one in servers if one.state == "starting"]
@@ -134,7 +127,7 @@ def rendered(greeting: Greeting, took_s: float) -> Text:
         if greeting.has_link:
             _fact(text, "", ("signs you in, once, within the next 10 minutes", "dim"))
     if greeting.is_announced:
-        _fact(text, "Operate", (_operating(), ""))
+        _fact(text, "Operate", (_COMMANDS, ""))
     _add_servers(text, greeting.servers)
     _fact(text, "Sessions", (greeting.store, ""))
     if greeting.store_fault:

@@ -80,10 +80,6 @@ _PANELS: Final[dict[str, dict[str, tuple[str, str]]]] = {
             "operate:tail",
             "Follow the session events of all replicas. With gateway.audit.calls, tool calls are included.",
         ),
-        "ui": (
-            "ui:ui",
-            "Sessions, replicas and events in the terminal: search, look into a session, end it, drain a replica.",
-        ),
         "sessions": ("sessions:app", "List sessions and end them."),
         "tasks": ("tasks:app", "List and cancel tasks: calls that go on after their clients have left."),
         "replicas": ("operate:app", "List replicas, drain them and admit them again."),

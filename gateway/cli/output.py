@@ -16,7 +16,6 @@ from gateway.observability.visible import as_json, visible, visible_line
 
 __all__ = [
     "facts_table",
-    "missing_from",
     "none_line",
     "print_event",
     "replicas_table",

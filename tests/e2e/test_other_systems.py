@@ -14,7 +14,7 @@ import importlib, os, pkgutil, resource, select, signal, socket, sys
 import gateway, session_store, transports
 
 def each():
-    unwanted = ("testing", "pytest_plugin", "__main__", "terminal_console", "terminal_screens")
+    unwanted = ("testing", "pytest_plugin", "__main__")
     for package in (gateway, session_store, transports):
         for found in pkgutil.walk_packages(package.__path__, package.__name__ + "."):
             if not found.name.endswith(unwanted):

@@ -2,7 +2,6 @@
 
 import json
 import stat
-import sys
 from pathlib import Path
 
 import pytest
@@ -174,14 +173,6 @@ def test_every_command_is_listed_under_what_it_is_for() -> None:
         panels.setdefault(getattr(command, "rich_help_panel", ""), []).append(name)
     assert set(panels) == {"Serve", "Set up", "Check", "Operate"}
     assert panels["Serve"][:2] == ["run", "stdio"] and panels["Set up"][:3] == ["init", "add", "connect"]
-    assert set(panels["Operate"]) == {"top", "tail", "ui", "sessions", "tasks", "replicas"}
+    assert set(panels["Operate"]) == {"top", "tail", "sessions", "tasks", "replicas"}
     for name, command in commands.items():
         assert command.help == " ".join(command.loaded().help.partition("\n\n")[0].split()), name
-
-
-@requirement("ops.ui")
-def test_without_textual_the_command_says_how_to_install_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in [name for name in sys.modules if name == "textual" or name.startswith("gateway.cli.terminal_")]:
-        monkeypatch.delitem(sys.modules, name)
-    monkeypatch.setitem(sys.modules, "textual", None)
-    assert "pip install 'mcp-session-gateway[ui]'" in refused("ui", "--url", "http://127.0.0.1:1", "--key", "k")
