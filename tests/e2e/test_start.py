@@ -15,7 +15,7 @@ from tests.support.gateway_process import DEMO, ROOT
         (
             ["run", "--port", "0", "--", *DEMO],
             1_200,
-            {"cryptography.x509", "httpx2", "jinja2", "jwt", "mcp", "prometheus_client", "redis", "rich", "segno"}
+            {"cryptography.x509", "httpx2", "jinja2", "jwt", "mcp", "prometheus_client", "redis", "rich"}
             | {"gateway.admin.console", "gateway.admin.rest", "gateway.cli.output", "gateway.doctor"},
         ),
     ],

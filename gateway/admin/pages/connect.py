@@ -1,10 +1,8 @@
-"""How clients connect: commands, entries of configuration files, links and a QR code."""
+"""How clients connect: commands, entries of configuration files and links."""
 
 from typing import Any, Final
 from urllib.parse import urlsplit
 
-import segno
-from markupsafe import Markup
 from starlette.requests import Request
 
 from gateway.admin.operators import OperatorError
@@ -36,7 +34,6 @@ async def _facts(operators: ConsoleOperators, request: Request) -> dict[str, Any
         "clients": [(name, found[name].title.partition(" (")[0]) for name in CLIENTS],
         "chosen": found.get(client, found[CLIENTS[0]]),
         "is_local": is_loopback(urlsplit(base).hostname or ""),
-        "picture": _qr(base + path),
     }
 
 
@@ -58,12 +55,6 @@ def _base(url: str) -> str:
     if not usable or len(url) > _MOST_CHARS or not url.isprintable() or " " in url:
         raise OperatorError("give the address as https://HOST or http://HOST:PORT, without credentials")
     return url
-
-
-def _qr(url: str) -> Markup:
-    """Dark on light in both themes, because cameras expect that."""
-    code = segno.make_qr(url, error="m")
-    return Markup(code.svg_inline(scale=4, dark="#000", light="#fff", omitsize=True))
 
 
 PAGE: Final = ConsolePage(
@@ -113,10 +104,9 @@ PAGE: Final = ConsolePage(
 </div>
 <aside class="panel" aria-labelledby="address">
 <header><h2 id="address">Address</h2></header>
-{% if not is_local %}<div class="qr">{{ picture }}</div>{% endif %}
 <p><code id="url">{{ url }}</code></p>
 {% if is_local %}<p class="soft">This address works on this machine only.
-Give the one that others reach above for a QR code.</p>{% endif %}
+Give the one that others reach above.</p>{% endif %}
 </aside>
 </div>
 {% endblock %}
