@@ -152,10 +152,11 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     replica has checked. `peer` is the address of the connection, `client` the network of the client behind trusted
     proxies. `arrived_at` is a time of the monotonic clock (0: unknown). `again`: the request was forwarded to a process
     that was lost, and may have taken effect. `body_bytes` is what the request holds in memory until it is answered.
-    `check_mirrored` takes the schema of a tool that mirrors arguments in headers, and raises `Refused` if headers and
-    arguments disagree. It is called only after the caller is known to see the tool. `memory` is None unless the
-    connection repeats the head. `standing` is that of the requests with this head which have the same method and the
-    same params as well, but for `arguments` and a progress token; None if the connection does not remember these.
+    `check_mirrored` takes the schema of a tool that mirrors arguments in headers, and the params of a call, and raises
+    `Refused` if the headers of the request and these arguments disagree. It is called only after the caller is known to
+    see the tool. `memory` is None unless the connection repeats the head. `standing` is that of the requests with this
+    head which have the same method and the same params as well, but for `arguments` and a progress token; None if the
+    connection does not remember these.
     """
 
     era: Era
@@ -173,7 +174,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     secure: bool = False
     arrived_at: float = 0.0
     body_bytes: int = 0
-    check_mirrored: Callable[[Any], None] | None = None
+    check_mirrored: Callable[[Any, Object], None] | None = None
     memory: Memory | None = None
     standing: Memory | None = None
 

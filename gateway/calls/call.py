@@ -29,7 +29,7 @@ class Call(msgspec.Struct, frozen=True):
     params: Object
     meta: Object
     correlation: str
-    check_mirrored: Callable[[Any], None] | None = None
+    check_mirrored: Callable[[Any, Object], None] | None = None
     server: str = ""
     principal: Principal | None = None
     headers: Mapping[str, str] | None = None

@@ -1,6 +1,9 @@
 """A tool that policy lets a session call, and what each of its calls has to meet."""
 
 from collections.abc import Callable
+from typing import Any
+
+import msgspec
 
 from gateway.calls.call import Call
 from gateway.calls.exchange import Exchange
@@ -55,7 +58,7 @@ class AdmittedTool:
         """
         exchange, decision = call.exchange, self._decision
         if self._mirrored is not None and call.check_mirrored is not None:
-            call.check_mirrored(self._mirrored)
+            call.check_mirrored(self._mirrored, call.params)
         self.begins(exchange)
         return self._calls.checked(decision, self.tools, self._session, call.params, exchange.note)
 
@@ -73,11 +76,15 @@ class AdmittedTool:
         tool = f"{self._decision.server}/{self.name}"
         self._audit.called(self._session, tool, call.outcome, call.took_s, call.correlation)
 
-    @property
-    def is_mirrored(self) -> bool:
-        """Whether headers of its calls have some of their arguments."""
-        return self._mirrored is not None
+    def checker(self, check_mirrored: Callable[[Any, Object], None] | None) -> Callable[[bytes], bytes]:
+        """Return what checks the arguments of further calls (`ToolCalls.checker_of`), and compares them with the
+        headers of these calls (`Request.check_mirrored`)."""
+        check, mirrored = self._calls.checker_of(self._decision, self.tools, self._session), self._mirrored
+        if mirrored is None or check_mirrored is None:
+            return check
 
-    def checker(self) -> Callable[[bytes], bytes]:
-        """What checks the arguments of further calls (`ToolCalls.checker_of`)."""
-        return self._calls.checker_of(self._decision, self.tools, self._session)
+        def compared(given: bytes) -> bytes:
+            check_mirrored(mirrored, {"arguments": msgspec.Raw(given)})
+            return check(given)
+
+        return compared

@@ -117,7 +117,7 @@ class FastPaths:
         live = resolved.live
         if not decided.resolver.holds(live) or live.frames is not None or not conversation.has_nothing_but_calls(live):
             return None
-        if route.admitted.is_mirrored or not self.way.may_repeat(request, route):
+        if not self.way.may_repeat(request, route):
             return None
         prepared = self.way.prepared(decided, request, who, request.params)
         if not _is_plain(prepared.exchange, conversation):
@@ -227,7 +227,7 @@ class FastPath:
             self.translate = bridge.translator(_METHOD)
         self._usual_s = usual_s
         self.tool = route.admitted
-        self._check = self.tool.checker()
+        self._check = self.tool.checker(request.check_mirrored)
         self.live = decided.resolved.live
         self.version = self.live.version
         self.era = request.era

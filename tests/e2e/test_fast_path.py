@@ -128,6 +128,17 @@ def test_calls_to_several_servers_take_it() -> None:
         assert len(pids["p"]) == len(pids["q"]) == 1 and pids["p"] != pids["q"] and fast("fast") >= 10
 
 
+@requirement("spec.modern")
+def test_each_argument_is_compared_with_the_header_that_mirrors_it() -> None:
+    with in_process_gateway({"p": server((*PROBE, "mirror"))}, options=ON) as gateway, httpx.Client() as http:
+        modern, fast = Modern(gateway.url, http), Counted(gateway)
+        token = {"MCP-Gateway-Session": modern.tool("pid").headers["mcp-gateway-session"], "Mcp-Param-Region": "eu"}
+        regions = ["eu"] * 12 + ["us", "eu", "eu"]
+        answers = [modern.tool("echo", {"region": region, "n": 1}, headers=token) for region in regions]
+        assert [answer.status_code for answer in answers] == [200 if region == "eu" else 400 for region in regions]
+        assert answers[12].json()["error"]["code"] == -32_020 and fast("fast") >= 8
+
+
 # -- what changes
 
 

@@ -79,7 +79,7 @@ class CheckedRequests:
         beside = decode_object(fixed.pop("_meta"), "_meta") if _TOKEN in meta else None
         request = replace(request, standing=Memory())
         # Nothing else of the request is kept: arguments may be large.
-        like = replace(request, message=Message(id=0, method=message.method), params={}, check_mirrored=None)
+        like = replace(request, message=Message(id=0, method=message.method), params={})
         self._kept.insert(0, _Checked(fixed, beside, like, size))
         while len(self._kept) > _MAX_KEPT or sum(kept.size for kept in self._kept) > MAX_BYTES:
             self._kept.pop()

@@ -98,7 +98,7 @@ def check_notification(headers: Mapping[str, str]) -> None:
     _check_version(headers.get(VERSION_HEADER, ""))
 
 
-def check_param_headers(params: Object, raw_headers: list[tuple[bytes, bytes]], schema: Any) -> None:
+def check_param_headers(raw_headers: list[tuple[bytes, bytes]], schema: Any, params: Object) -> None:
     """Raises `Refused` when an `Mcp-Param-*` header and the argument that it mirrors disagree."""
     _check_unique(raw_headers, lambda name: name.startswith(MIRRORED))
     arguments = decode_exact(params.get("arguments", b"null"))

@@ -100,7 +100,6 @@ class Posts:
                 meta=meta,
                 arrived_at=monotonic(),
                 body_bytes=body_bytes,
-                check_mirrored=_check_of(like.era, head, message, params),
             )
         request = self._checked(head, message, params, body_bytes)
         return checked.keep(request, request.meta)
@@ -150,16 +149,16 @@ class Posts:
             secure=head.secure,
             arrived_at=monotonic(),
             body_bytes=body_bytes,
-            check_mirrored=None if message is None else _check_of(era, head, message, params or {}),
+            check_mirrored=None if message is None else _check_of(era, head, message),
             memory=head.memory,
         )
 
 
-def _check_of(era: Era, head: Head, message: Message, params: Object) -> Callable[[Any], None] | None:
+def _check_of(era: Era, head: Head, message: Message) -> Callable[[Any, Object], None] | None:
     """What compares the arguments of a call with the headers that mirror them."""
     if era is not MODERN or message.method != "tools/call" or not message.is_request:
         return None
-    return functools.partial(check_param_headers, params, head.raw_headers)
+    return functools.partial(check_param_headers, head.raw_headers)
 
 
 def is_batch(body: bytes) -> bool:

@@ -304,7 +304,7 @@ class _Handler:
         )
         self._check_memory(request)
         if request.check_mirrored is not None:
-            request.check_mirrored({})
+            request.check_mirrored({}, request.params)
         arguments = json.loads(bytes(request.params.get("arguments", b"null")))
         return str(arguments.get("kind", "")) if isinstance(arguments, dict) else ""
 

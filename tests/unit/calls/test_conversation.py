@@ -169,7 +169,7 @@ async def test_the_client_gets_an_answer_that_tells_the_reason(error: Exception,
 def test_other_params_make_another_call_of_the_same_exchange_and_leave_the_first_as_it_is() -> None:
     params, meta = {"name": msgspec.Raw(b'"a"')}, {"traceparent": msgspec.Raw(b'"t"')}
     exchange = a_call()
-    first = Call(exchange, Era.MODERN, params, meta, "c", lambda _: None, "files", ALICE, {"mcp-name": "a"})
+    first = Call(exchange, Era.MODERN, params, meta, "c", lambda *_: None, "files", ALICE, {"mcp-name": "a"})
     other: Object = {"name": msgspec.Raw(b'"b"')}
     assert first.with_params(other) == replace(first, params=other) != first
     assert first.with_params(params) is first and first.params is params

@@ -18,7 +18,6 @@ from gateway.calls.live_session import ReturnWatch
 from gateway.calls.session_frames import SessionFrames
 from gateway.errors import CANCELLED, OUTCOME_UNKNOWN
 from gateway.protocol.listing import Tools
-from gateway.relay.admitted_tool import AdmittedTool
 from gateway.relay.fast_path import FastCall, FastPath
 from session_store import StoreUnavailable
 from session_store.memory.sessions import MemorySessionStore
@@ -260,13 +259,10 @@ async def test_no_path_is_made_of_a_call_whose_head_does_not_say_for_good_who_ca
     assert isinstance(request.standing.path_for(request, 60.0), FastPath)
 
 
-async def test_no_path_is_made_where_each_call_is_decided_on(calls: Calls, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_no_path_is_made_where_each_call_is_decided_on(calls: Calls) -> None:
     path = await path_of(calls)
     request = calls.request(1, {"arguments": msgspec.Raw(ARGUMENTS)})
     assert request.standing is not None and request.standing.path_for is not None
-    monkeypatch.setattr(AdmittedTool, "is_mirrored", True)
-    assert request.standing.path_for(request, 60.0) is None
-    monkeypatch.undo()
     (conversation,) = path.live.conversations.values()
     conversation.lists.forget("tools")
     assert request.standing.path_for(request, 60.0) is None

@@ -106,7 +106,7 @@ def test_a_method_that_the_revision_removed_is_unknown(method: str) -> None:
 
 def test_a_header_that_mirrors_an_argument_agrees_with_it() -> None:
     def mirrored(*headers: tuple[bytes, bytes]) -> None:
-        check_param_headers(decode_object(b'{"arguments":{"region":"eu"}}', "params"), list(headers), SCHEMA)
+        check_param_headers(list(headers), SCHEMA, decode_object(b'{"arguments":{"region":"eu"}}', "params"))
 
     mirrored((b"mcp-param-region", b"eu"))
     for headers in ([(b"mcp-param-region", b"us")], [(b"mcp-param-region", b"eu"), (b"Mcp-Param-Region", b"us")], []):
