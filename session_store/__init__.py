@@ -3,11 +3,9 @@
 from session_store.connect import backend_for
 from session_store.context import current_session
 from session_store.embedded.events import MemoryEventLog
-from session_store.limits import InvalidState
 from session_store.memory import MemoryBackend, MemorySessionStore
 from session_store.metadata import InvalidMetadata
-from session_store.ports.accounting import Marks, Quotas, Rates
-from session_store.ports.audit import AuditEvent, AuditTrail
+from session_store.ports.accounting import AuditEvent, AuditTrail, HistoryRecord, HistoryStore, Marks, Quotas, Rates
 from session_store.ports.backend import Backend
 from session_store.ports.cluster import Bus, Directory
 from session_store.ports.errors import (
@@ -19,9 +17,8 @@ from session_store.ports.errors import (
     UnwrittenEvent,
 )
 from session_store.ports.events import Entry, Event, EventLog, EventStreams, Reserved, id_of_event
-from session_store.ports.history import HistoryRecord, HistoryStore
 from session_store.ports.sessions import Gone, SessionStore
-from session_store.ports.state import StateStore
+from session_store.ports.state import InvalidState, StateStore
 from session_store.ports.tasks import Task, TaskStatus, TaskStore
 from session_store.ports.timelines import Timeline, TimelineEntry, TimelineHead, TimelinePart, TimelineStore
 from session_store.session import (

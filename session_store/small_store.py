@@ -14,9 +14,8 @@ from weakref import WeakValueDictionary
 import msgspec
 
 from session_store.embedded.records import Records, Result, Work
-from session_store.embedded.sessions import EmbeddedSessionStore
-from session_store.embedded.state import EmbeddedStateStore
-from session_store.memory.records import MemoryRecords
+from session_store.embedded.sessions import EmbeddedSessionStore, EmbeddedStateStore
+from session_store.memory import MemoryRecords
 from session_store.ports.errors import StoreError, StoreUnavailable
 from session_store.ports.sessions import Gone
 from session_store.record import from_fields, to_fields

@@ -1,18 +1,27 @@
-"""What a tool sees of its session: facts, state and metadata. Does not know where they are kept."""
+"""What a tool sees of its session: facts, state and metadata. Does not know where they are kept.
 
+Errors that the caller of a tool may read are raised so that the official SDK passes their text on: `MCPServer` of SDK 2
+gives its client the text of `ToolError` and `ResourceError` only. Of any other error the client gets "Error executing
+tool NAME".
+"""
+
+import functools
 import json
+import sys
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
+from types import TracebackType
 from typing import Any, Final, Protocol
 
-from session_store.limits import InvalidState, check_key
-from session_store.sdk_errors import READABLE_BY_CALLERS
+from session_store.metadata import InvalidMetadata
+from session_store.ports.state import InvalidState, check_key
 from session_store.session import Context
 
 __all__ = [
     "ACCESS_VARIABLE",
     "FACTS_VARIABLE",
     "MISSING",
+    "READABLE_BY_CALLERS",
     "SOCKET_VARIABLE",
     "NoSession",
     "SessionState",
@@ -20,6 +29,41 @@ __all__ = [
     "ToolSession",
     "to_json",
 ]
+
+_SDK_ERRORS: Final = "mcp.server.mcpserver.exceptions"
+"""The module of the SDK with these classes. It is never imported here: children that do without the SDK start in a
+tenth of the time. In a process whose server is an `MCPServer`, it is loaded."""
+
+
+class _ReadableByCallers:
+    """In the block, `InvalidState` and `InvalidMetadata` are also raised as errors that `MCPServer` passes on."""
+
+    __slots__ = ()
+
+    def __enter__(self) -> None:
+        """Nothing to prepare."""
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if isinstance(error, InvalidState | InvalidMetadata) and _SDK_ERRORS in sys.modules:
+            own: Any = type(error)
+            kind = _passed_on(own)
+            # Without `__init__`: a subclass of a store may have other parameters.
+            raise kind.__new__(kind, *error.args).with_traceback(trace) from None
+
+
+READABLE_BY_CALLERS: Final = _ReadableByCallers()
+
+
+@functools.cache
+def _passed_on(kind: type[ValueError]) -> type[ValueError]:
+    """A subclass of `kind` that `MCPServer` passes on from tools and from resources."""
+    sdk = sys.modules[_SDK_ERRORS]
+    bases = [getattr(sdk, name, None) for name in ("ToolError", "ResourceError")]
+    theirs = [base for base in bases if base is not None and not issubclass(kind, base)]
+    return type(kind.__name__, (kind, *theirs), {"__module__": kind.__module__, "__doc__": kind.__doc__})
+
 
 MISSING: Final[Any] = type("Missing", (), {"__repr__": lambda self: "MISSING", "__bool__": lambda self: False})()
 """Stands for a missing key, where None would be a value."""
@@ -61,7 +105,7 @@ class SessionState:
     """The session's state: JSON values by key, shared by all servers of the session and isolated from other sessions.
 
     Every operation is atomic, across replicas too. All raise `SessionGone` once the session has ended,
-    `StoreUnavailable` when the store does not answer, and `InvalidState` beyond a limit (`session_store.limits`). A
+    `StoreUnavailable` when the store does not answer, and `InvalidState` beyond a limit. A
     server of the official SDK passes the text of `InvalidState` on to the caller of the tool.
     """
 

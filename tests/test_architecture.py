@@ -22,7 +22,7 @@ LAYERS = {
 PURE = [
     "session_store/session.py",
     "session_store/tokens.py",
-    "session_store/limits.py",
+    "session_store/ports/state.py",
     "session_store/metadata.py",
     "session_store/record.py",
     "transports/mirrored_headers.py",

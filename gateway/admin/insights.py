@@ -11,9 +11,8 @@ from gateway.admin.replicas import Replicas
 from gateway.admin.reports import SessionTimeline, TimelineRow
 from gateway.admin.server_reports import ServerRow, server_rows
 from session_store import Backend, HistoryRecord, Session, TimelineEntry, TimelineHead
-from session_store.ports.timelines import MAX_SESSIONS
+from session_store.ports.timelines import MAX_SESSIONS, merged
 from session_store.session import redact
-from session_store.timelines import merged
 from transports.tasks import Tasks
 
 __all__ = ["Insights"]

@@ -19,7 +19,7 @@ from starlette.routing import Route
 from gateway.context.facts import workspace_source
 from gateway.context.process_tree import ProcessTree
 from session_store import InvalidState, SessionGone, StateStore, StoreUnavailable
-from session_store.limits import MAX_VALUE_BYTES
+from session_store.ports.state import MAX_VALUE_BYTES
 from session_store.tool_session import ToolSession, to_json
 from transports.inbound.app_server import PEER_PID
 

@@ -18,7 +18,7 @@ from session_store import (
 )
 from session_store.context import tool_session
 from session_store.metadata import checked_metadata
-from session_store.sdk_errors import READABLE_BY_CALLERS
+from session_store.tool_session import READABLE_BY_CALLERS
 from transports.inbound.http import Scope, peer_of
 
 __all__ = ["AppSession", "Client", "SessionNotLoaded"]

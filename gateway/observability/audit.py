@@ -20,7 +20,7 @@ from gateway.observability.observed import ObservedExchange
 from gateway.observability.outcome import Outcome
 from gateway.observability.repeated import Repeated
 from session_store import AuditEvent, AuditTrail, Session, StoreUnavailable, Task
-from session_store.audit import part_of
+from session_store.ports.accounting import part_of
 from session_store.session import redact
 from transports.tasks import Tasks
 

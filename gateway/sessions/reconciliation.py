@@ -15,7 +15,7 @@ from gateway.calls.live_session import LiveSession, LiveSessions
 from gateway.cluster.beats import BEAT_S
 from gateway.cluster.ownership import Cluster
 from session_store import Directory, StoreUnavailable
-from session_store.epochs import count_of
+from session_store.ports.cluster import count_of
 from session_store.session import redact
 
 __all__ = ["Reconciliation"]

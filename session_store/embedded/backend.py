@@ -8,25 +8,23 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from time import time
 
-from session_store.embedded.audit import MemoryAuditTrail
-from session_store.embedded.bus import MemoryBus
-from session_store.embedded.directory import MemoryDirectory
+from session_store.embedded.accounting import (
+    MemoryAuditTrail,
+    MemoryHistory,
+    MemoryMarks,
+    MemoryQuotas,
+    MemoryRates,
+    MemoryTimelines,
+)
+from session_store.embedded.cluster import MemoryBus, MemoryDirectory
 from session_store.embedded.events import MemoryEventLog
-from session_store.embedded.history import MemoryHistory
-from session_store.embedded.marks import MemoryMarks
-from session_store.embedded.quotas import MemoryQuotas
-from session_store.embedded.rates import MemoryRates
 from session_store.embedded.records import Result, Work
-from session_store.embedded.sessions import EmbeddedSessionStore
-from session_store.embedded.state import EmbeddedStateStore
+from session_store.embedded.sessions import EmbeddedSessionStore, EmbeddedStateStore
 from session_store.embedded.tasks import MemoryTasks
-from session_store.embedded.timelines import MemoryTimelines
-from session_store.ports.accounting import Quotas
-from session_store.ports.audit import AuditTrail
+from session_store.ports.accounting import AuditTrail, HistoryStore, Quotas
 from session_store.ports.backend import Observation
 from session_store.ports.errors import StoreError
 from session_store.ports.events import EventLog
-from session_store.ports.history import HistoryStore
 from session_store.ports.tasks import TaskStore
 from session_store.ports.timelines import TimelineStore
 from session_store.tokens import KeyRing

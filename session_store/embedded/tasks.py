@@ -9,8 +9,7 @@ from typing import Final
 from msgspec.structs import replace
 
 from session_store.ports.errors import StoreFull
-from session_store.ports.tasks import Task
-from session_store.task_record import without_body
+from session_store.ports.tasks import Task, without_body
 
 __all__ = ["MemoryTasks"]
 

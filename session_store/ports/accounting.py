@@ -1,9 +1,33 @@
-"""What a backend counts for all processes that share it: rates, quotas, and marks that expire."""
+"""What a backend counts and records for all processes that share it: rates, quotas, marks that expire, the audit trail,
+and the history of the figures.
 
-from collections.abc import Sequence
-from typing import Protocol
+The audit trail has parts (`Part`), each capped by itself: what a stranger can cause without limit (refusals, anonymous
+sessions) displaces nothing but its like.
+"""
 
-__all__ = ["Marks", "Quotas", "Rates"]
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from heapq import nlargest
+from typing import Final, Literal, NamedTuple, Protocol
+
+import msgspec
+
+__all__ = [
+    "MAX_AUDIT_EVENTS",
+    "PARTS",
+    "STEPS",
+    "AuditEvent",
+    "AuditTrail",
+    "HistoryRecord",
+    "HistoryStore",
+    "Marks",
+    "Part",
+    "Quotas",
+    "Rates",
+    "by_part",
+    "newest",
+    "part_of",
+]
 
 
 class Rates(Protocol):
@@ -49,4 +73,124 @@ class Marks(Protocol):
 
     async def drop(self, name: str) -> None:
         """Remove the mark. Harmless if it is not set."""
+        ...
+
+
+class AuditEvent(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+    """Something that happened to a session or in it.
+
+    `session` is the id as logs may show it; `at` is in seconds since the epoch. A call has its `tool` (server/name),
+    its duration `took_s` and its `outcome`: ok, tool error, or an error code. `client` is the address of a refused
+    client. `count` is the number of equal events that this one stands for. A session that has ended has its age
+    `lasted_s` and the number of `calls` that its last replica has answered in it, None where that replica is not known.
+    `context` has the fields of the session's context that the operator wants in events.
+    `task`: a call became a task, or the task became what `outcome` says; `reason` begins with how the task's id begins.
+    `blocked`: a sandbox has refused a server what `reason` says; `tool` is the server.
+    `warned`: a client returns to none of the sessions that it opens.
+    An event is in no cycle, so the collector need not look at the thousands that wait or are kept.
+    """
+
+    at: float
+    event: Literal[
+        "created",
+        "resumed",
+        "expired",
+        "evicted",
+        "ended",
+        "refused",
+        "called",
+        "operated",
+        "warned",
+        "task",
+        "blocked",
+    ]
+    session: str = ""
+    principal: str = ""
+    endpoint: str = ""
+    era: str = ""
+    reason: str = ""
+    correlation: str = ""
+    tool: str = ""
+    outcome: str = ""
+    took_s: float = 0.0
+    client: str = ""
+    count: int = 1
+    context: Mapping[str, str] = msgspec.field(default_factory=dict)
+    workspace: str = ""
+    trust: str = ""
+    lasted_s: float = 0.0
+    calls: int | None = None
+
+
+class AuditTrail(Protocol):
+    """The audit trail, in parts (`PARTS`). Each part is bounded on its own, oldest first."""
+
+    async def record(self, events: Sequence[AuditEvent]) -> None:
+        """Store these events."""
+        ...
+
+    async def recent(self, limit: int = 100) -> list[AuditEvent]:
+        """The newest events, newest first."""
+        ...
+
+
+Part = Literal["operators", "sessions", "refusals", "calls", "strangers"]
+
+PARTS: Final[tuple[Part, ...]] = ("operators", "sessions", "refusals", "calls", "strangers")
+"""What operators did · what happened to sessions of named principals · what those were refused · their calls and
+tasks · whatever nobody in particular caused."""
+
+MAX_AUDIT_EVENTS: Final = 10_000
+"""Of each part."""
+
+
+def part_of(event: AuditEvent) -> Part:
+    """Return the part of the audit trail that an event is kept in."""
+    if event.event == "operated":
+        return "operators"
+    if event.event == "blocked":
+        return "calls"  # of a server, whoever its session belongs to
+    if event.principal in ("", "anonymous"):
+        return "strangers"
+    if event.event == "refused":
+        return "refusals"
+    return "calls" if event.event in ("called", "task") else "sessions"
+
+
+def by_part(events: Iterable[AuditEvent]) -> Mapping[Part, list[AuditEvent]]:
+    """The events of each part that has any, in their order."""
+    parts: defaultdict[Part, list[AuditEvent]] = defaultdict(list)
+    for event in events:
+        parts[part_of(event)].append(event)
+    return parts
+
+
+def newest(parts: Iterable[Sequence[AuditEvent]], limit: int) -> list[AuditEvent]:
+    """The newest events of several parts, each newest first, as one list."""
+    placed = ((event, -place) for part in parts for place, event in enumerate(part))
+    return [event for event, _ in nlargest(limit, placed, key=lambda pair: (pair[0].at, pair[1]))]
+
+
+STEPS: Final[Mapping[int, float]] = {60: 7_200.0, 600: 90_000.0}
+"""Length of a record → how long it is kept, in seconds. A day in records of a minute would be long to read."""
+
+
+class HistoryRecord(NamedTuple):
+    """What one replica counted from `at` (Unix time, a multiple of the step) for one step. The store knows nothing of
+    the `body`."""
+
+    at: int
+    replica: str
+    body: bytes
+
+
+class HistoryStore(Protocol):
+    """Records by length, time and replica. Every method may raise `StoreUnavailable`."""
+
+    async def write(self, step_s: int, record: HistoryRecord) -> None:
+        """Keep a record of one of the `STEPS`, in place of the one that the replica has written for that time."""
+        ...
+
+    async def read(self, step_s: int, since: int, until: int) -> list[HistoryRecord]:
+        """The records of all replicas with `since` <= `at` < `until`, in order of time and replica."""
         ...

@@ -4,11 +4,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
-from session_store.ports.accounting import Marks, Quotas, Rates
-from session_store.ports.audit import AuditTrail
+from session_store.ports.accounting import AuditTrail, HistoryStore, Marks, Quotas, Rates
 from session_store.ports.cluster import Bus, Directory
 from session_store.ports.events import EventLog
-from session_store.ports.history import HistoryStore
 from session_store.ports.sessions import SessionStore
 from session_store.ports.state import StateStore
 from session_store.ports.tasks import TaskStore

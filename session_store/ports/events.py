@@ -4,7 +4,7 @@ from collections.abc import AsyncGenerator, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, NamedTuple, Protocol
 
-from session_store.epochs import count_of, nonce_of
+from session_store.ports.cluster import count_of, nonce_of
 
 __all__ = [
     "NUMBERS_OF_AN_EPOCH",

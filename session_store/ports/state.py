@@ -1,8 +1,82 @@
-"""The store of the state that tools keep for a session."""
+"""The store of the state that tools keep for a session, its limits, and the errors for exceeding them. Pure."""
 
-from typing import Protocol
+from typing import Final, Protocol
 
-__all__ = ["StateStore"]
+__all__ = [
+    "MAX_INTEGER",
+    "MAX_KEY_BYTES",
+    "MAX_STATE_BYTES",
+    "MAX_VALUE_BYTES",
+    "InvalidState",
+    "StateStore",
+    "check_key",
+    "check_total",
+    "check_value",
+    "incremented",
+]
+
+MAX_KEY_BYTES: Final = 256
+MAX_VALUE_BYTES: Final = 64 << 10
+"""One value, as compact JSON."""
+MAX_STATE_BYTES: Final = 1 << 20
+"""All keys and values of a session."""
+MAX_INTEGER: Final = (1 << 63) - 1
+
+
+class InvalidState(ValueError):
+    """A state operation cannot be done, and nothing changed. The message says which key and why."""
+
+
+def check_key(key: str) -> bytes:
+    """The key in UTF-8, as it is counted and stored.
+
+    Raises:
+        InvalidState: the key is empty, too long, or not text.
+    """
+    if not isinstance(key, str) or not key:
+        raise InvalidState("a state key must be text and not empty")
+    try:
+        encoded = key.encode()
+    except UnicodeEncodeError:
+        raise InvalidState("a state key contains a lone surrogate, which is not valid text") from None
+    if len(encoded) > MAX_KEY_BYTES:
+        raise InvalidState(f"the state key is {len(encoded)} bytes, more than {MAX_KEY_BYTES}: {key[:32]!r}…")
+    return encoded
+
+
+def check_value(key: str, value: bytes) -> bytes:
+    """The value. Raises `InvalidState` if it is larger than `MAX_VALUE_BYTES`."""
+    if len(value) > MAX_VALUE_BYTES:
+        raise InvalidState(f"the value of {key!r} is {len(value)} bytes of JSON, more than {MAX_VALUE_BYTES}")
+    return value
+
+
+def check_total(key: str, size: int) -> None:
+    """Raises `InvalidState` if a state of `size` bytes, after a change of that key, exceeds `MAX_STATE_BYTES`."""
+    if size > MAX_STATE_BYTES:
+        raise InvalidState(f"with {key!r} the session's state would be {size} bytes, more than {MAX_STATE_BYTES}")
+
+
+def incremented(key: str, present: bytes | None, by: int) -> int:
+    """The integer after the increment; a missing key counts as 0.
+
+    Raises:
+        InvalidState: the value is not an integer, or the result does not fit 64 bits.
+    """
+    try:
+        number = 0 if present is None else int(present)
+    except ValueError:
+        raise not_an_integer(key) from None
+    if present is not None and str(number).encode() != present:
+        raise not_an_integer(key)
+    if not -MAX_INTEGER - 1 <= number + by <= MAX_INTEGER:
+        raise InvalidState(f"{key!r} would exceed the range of 64-bit integers")
+    return number + by
+
+
+def not_an_integer(key: str) -> InvalidState:
+    """The error for an increment of a value that is not an integer."""
+    return InvalidState(f"the value of {key!r} is not an integer and cannot be incremented")
 
 
 class StateStore(Protocol):

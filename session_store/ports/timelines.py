@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from typing import Final, Literal, Protocol
 
 import msgspec
+from msgspec.structs import replace
 
 __all__ = [
     "KEPT_S",
@@ -16,6 +17,9 @@ __all__ = [
     "TimelineKind",
     "TimelinePart",
     "TimelineStore",
+    "joined",
+    "merged",
+    "timeline_of",
 ]
 
 KEPT_S: Final = 86_400.0
@@ -109,3 +113,41 @@ class TimelineStore(Protocol):
     async def newest(self, limit: int, *, skip: int = 0) -> list[TimelineHead]:
         """Those that were written last, the newest first. `skip`: how many of the newest are left out."""
         ...
+
+
+_entries: Final = msgspec.json.Decoder(TimelineEntry)
+
+
+def merged(known: TimelineHead | None, part: TimelinePart, now: float) -> TimelineHead:
+    """The head after a part was added."""
+    new = part.head
+    if known is None:
+        return replace(new, updated_at=now)
+    facts = new if new.principal else known
+    return replace(
+        facts,
+        updated_at=now,
+        ended=new.ended or known.ended,
+        ended_at=new.ended_at or known.ended_at,
+        calls=known.calls + new.calls,
+        failed=known.failed + new.failed,
+    )
+
+
+def joined(known: bytes, entries: list[TimelineEntry]) -> bytes:
+    """Encoded entries, one a line, after these were added: the newest, `MAX_ENTRIES` and `MAX_TIMELINE_BYTES`."""
+    lines = known.split(b"\n") if known else []
+    lines += [msgspec.json.encode(entry) for entry in entries]
+    lines = lines[-MAX_ENTRIES:]
+    over = sum(map(len, lines)) - MAX_TIMELINE_BYTES
+    oldest = 0
+    while over > 0:
+        over -= len(lines[oldest])
+        oldest += 1
+    return b"\n".join(lines[oldest:])
+
+
+def timeline_of(head: TimelineHead, lines: list[bytes]) -> Timeline:
+    """A timeline of encoded entries, in order of time."""
+    entries = sorted((_entries.decode(line) for line in lines if line), key=lambda entry: entry.at)
+    return Timeline(head=head, entries=entries)

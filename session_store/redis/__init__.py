@@ -14,7 +14,14 @@ from redis.exceptions import RedisError
 from session_store.ports.backend import Observation
 from session_store.ports.errors import StoreError, StoreUnavailable
 from session_store.redis import keys
-from session_store.redis.audit import RedisAuditTrail
+from session_store.redis.accounting import (
+    RedisAuditTrail,
+    RedisHistory,
+    RedisMarks,
+    RedisQuotas,
+    RedisRates,
+    RedisTimelines,
+)
 from session_store.redis.bus import RedisBus
 from session_store.redis.cluster import ClusterCommands
 from session_store.redis.commands import TIMEOUT_S, Commands
@@ -22,14 +29,9 @@ from session_store.redis.connection import ServerError
 from session_store.redis.directory import RedisDirectory
 from session_store.redis.events import RedisEventLog
 from session_store.redis.health import inspect
-from session_store.redis.history import RedisHistory
-from session_store.redis.marks import RedisMarks
-from session_store.redis.quotas import RedisQuotas
-from session_store.redis.rates import RedisRates
 from session_store.redis.sessions import RedisSessionStore
 from session_store.redis.state import RedisStateStore
 from session_store.redis.tasks import RedisTasks
-from session_store.redis.timelines import RedisTimelines
 from session_store.tokens import KeyRing
 
 __all__ = ["RedisBackend", "RedisEventLog"]

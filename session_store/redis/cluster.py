@@ -14,8 +14,7 @@ from redis.asyncio import Redis
 
 from session_store.ports.errors import StoreUnavailable
 from session_store.redis.commands import Commands, Prepared, Script, failures_of
-from session_store.redis.connection import TIMEOUT_S, Connection, ServerError
-from session_store.redis.shared_run import SharedRun
+from session_store.redis.connection import TIMEOUT_S, Connection, ServerError, SharedRun
 
 __all__ = ["ClusterCommands", "slot_of"]
 

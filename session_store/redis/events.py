@@ -8,13 +8,16 @@ from typing import Final, NamedTuple
 
 from session_store.embedded.events import MAX_LOG_BYTES, MAX_LOG_EVENTS, sequence_of
 from session_store.ports.cluster import Bus
-from session_store.ports.errors import StoreError, UnknownEvent, UnwrittenEvent
+from session_store.ports.errors import StoreError, StoreUnavailable, UnknownEvent, UnwrittenEvent
 from session_store.ports.events import Entry, Event, Reserved, id_of_event, numbers_of
 from session_store.redis import keys
 from session_store.redis.commands import Commands, Prepared, prepared, script
-from session_store.redis.refusals import refuses_always
+from session_store.redis.connection import ServerError
 
-__all__ = ["RedisEventLog"]
+__all__ = [
+    "RedisEventLog",
+    "refuses_always",
+]
 
 _APPEND, _WRITE, _RESERVE = script("append"), script("write"), script("reserve")
 _LOG, _DELIVERED, _TAKE = script("log"), script("delivered"), script("take_request")
@@ -215,3 +218,25 @@ os.register_at_fork(after_in_child=_random.seed)
 
 def _nonce() -> str:
     return _random.randbytes(4).hex()
+
+
+_PASSING: Final = frozenset(
+    "BUSY CLUSTERDOWN LOADING MASTERDOWN MISCONF NOAUTH NOPERM NOREPLICAS NOSCRIPT OOM READONLY TRYAGAIN".split()
+)
+"""Codes of what the server cannot do now, or what its operator can mend."""
+_OF_SCRIPTS: Final = ("user_script", "unning script", "Protocol error", "ERR The ID", "ERR Invalid stream ID")
+
+
+def refuses_always(failure: StoreUnavailable) -> bool:
+    """Whether Redis refuses this call of a script because of its arguments, or of the data at its keys.
+
+    Redis 6 puts the error of a command into the text of the script's own error, so the whole text is searched for a
+    code. An error that is not known may be of a proxy that cannot reach Redis: a further try may succeed.
+    """
+    if not isinstance(failure.__cause__, ServerError):
+        return False
+    text = str(failure.__cause__)
+    codes = set(text.replace("-", " ").split())
+    if codes & _PASSING:
+        return False
+    return "WRONGTYPE" in codes or (text.startswith("ERR ") and any(words in text for words in _OF_SCRIPTS))

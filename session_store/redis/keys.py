@@ -4,7 +4,7 @@ import hashlib
 import zlib
 from typing import Final
 
-from session_store.audit import Part
+from session_store.ports.accounting import Part
 
 __all__ = [
     "READY",

@@ -2,7 +2,8 @@
 
 from typing import Any, Final
 
-from session_store.limits import (
+from session_store.ports.errors import SessionGone
+from session_store.ports.state import (
     MAX_INTEGER,
     MAX_STATE_BYTES,
     InvalidState,
@@ -11,7 +12,6 @@ from session_store.limits import (
     check_value,
     not_an_integer,
 )
-from session_store.ports.errors import SessionGone
 from session_store.redis import keys
 from session_store.redis.commands import Commands, script
 from session_store.redis.sessions import RedisSessionStore

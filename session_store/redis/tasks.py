@@ -7,10 +7,9 @@ from typing import Final
 
 from msgspec.structs import replace
 
-from session_store.ports.tasks import Task
+from session_store.ports.tasks import Task, head_of, joined, parts
 from session_store.redis import keys
 from session_store.redis.commands import Commands, script
-from session_store.task_record import head_of, joined, parts
 
 __all__ = ["RedisTasks"]
 

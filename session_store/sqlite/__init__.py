@@ -10,14 +10,11 @@ from session_store.embedded.backend import EmbeddedBackend
 from session_store.embedded.records import Result, Work
 from session_store.ports.backend import Observation
 from session_store.ports.errors import StoreError
-from session_store.sqlite.audit import SqliteAuditTrail
+from session_store.sqlite.accounting import SqliteAuditTrail, SqliteHistory, SqliteQuotas, SqliteTimelines
 from session_store.sqlite.database import FORMAT, Database, no_folder
 from session_store.sqlite.events import SqliteEventLog
-from session_store.sqlite.history import SqliteHistory
-from session_store.sqlite.quotas import SqliteQuotas
 from session_store.sqlite.records import SqliteRecords
 from session_store.sqlite.tasks import SqliteTasks
-from session_store.sqlite.timelines import SqliteTimelines
 from session_store.tokens import InvalidKeyRing, KeyRing, generate_key
 
 __all__ = ["SqliteBackend", "SqliteEventLog", "keys_beside"]

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
-from session_store.audit import PARTS, Part
+from session_store.ports.accounting import PARTS, Part
 from session_store.ports.errors import StoreError, StoreUnavailable
 
 __all__ = ["FORMAT", "TIMEOUT_S", "Database", "audit_table", "no_folder"]

@@ -6,9 +6,8 @@ from typing import Final
 
 from msgspec.structs import replace
 
-from session_store.ports.tasks import Task
+from session_store.ports.tasks import Task, head_of, joined, parts
 from session_store.sqlite.database import Database
-from session_store.task_record import head_of, joined, parts
 
 __all__ = ["SqliteTasks"]
 

@@ -4,11 +4,11 @@ import asyncio
 
 import pytest
 
-from session_store.epochs import count_of
-from session_store.limits import MAX_INTEGER, MAX_KEY_BYTES, MAX_STATE_BYTES, MAX_VALUE_BYTES, InvalidState
-from session_store.ports.audit import AuditEvent
+from session_store.ports.accounting import AuditEvent
 from session_store.ports.backend import Backend
+from session_store.ports.cluster import count_of
 from session_store.ports.errors import SessionGone
+from session_store.ports.state import MAX_INTEGER, MAX_KEY_BYTES, MAX_STATE_BYTES, MAX_VALUE_BYTES, InvalidState
 from session_store.testing.samples import FakeClock, a_session
 from session_store.testing.sessions import SessionStoreContract
 from session_store.testing.tasks import TaskStoreContract

@@ -3,8 +3,8 @@
 import msgspec
 import pytest
 
+from session_store.ports.accounting import STEPS, HistoryRecord
 from session_store.ports.backend import Backend
-from session_store.ports.history import STEPS, HistoryRecord
 from session_store.ports.timelines import (
     KEPT_S,
     MAX_ENTRIES,

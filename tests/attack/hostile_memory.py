@@ -23,7 +23,7 @@ import httpx
 from msgspec.structs import replace
 
 from session_store import AuditEvent, backend_for
-from session_store.audit import MAX_AUDIT_EVENTS
+from session_store.ports.accounting import MAX_AUDIT_EVENTS
 from session_store.ports.timelines import MAX_SESSIONS, TimelineEntry, TimelineHead, TimelinePart
 from session_store.redis.keys import SHARDS
 from tests.support.credentials import bearer, sha256

@@ -19,7 +19,7 @@ from gateway.cluster.lease import DOUBT_S
 from gateway.cluster.ownership import LEASE_S, Cluster
 from gateway.sessions.reconciliation import Reconciliation
 from session_store import MemoryBackend, Session, StoreUnavailable
-from session_store.epochs import count_of
+from session_store.ports.cluster import count_of
 from session_store.testing import ALICE, FakeClock, a_session
 from tests.requirements import requirement
 from transports.inbound_port import OwnedByPeer

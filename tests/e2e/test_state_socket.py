@@ -16,7 +16,7 @@ import pytest
 from session_store import InvalidState, StoreUnavailable
 from session_store.child import SocketState, child_session
 from session_store.context import MISSING, current_session
-from session_store.limits import MAX_VALUE_BYTES
+from session_store.ports.state import MAX_VALUE_BYTES
 from tests.requirements import requirement
 from tests.support.gateway_process import DEMO, PROBE, RunningGateway, running_gateway, server
 from tests.support.mcp_clients import Legacy, tool_text

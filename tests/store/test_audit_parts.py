@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from session_store import AuditEvent, backend_for
-from session_store.audit import MAX_AUDIT_EVENTS
+from session_store.ports.accounting import MAX_AUDIT_EVENTS
 from tests.requirements import requirement
 from tests.support.redis_server import RunningRedis
 

@@ -11,7 +11,7 @@ from gateway.cluster import beats as module
 from gateway.cluster.beats import Beats
 from gateway.cluster.ownership import BEAT, Cluster
 from session_store import MemoryBackend, StoreUnavailable
-from session_store.embedded.bus import MemoryBus
+from session_store.embedded.cluster import MemoryBus
 from session_store.testing import FakeClock, a_session
 from tests.requirements import requirement
 

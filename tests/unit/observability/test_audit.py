@@ -12,7 +12,7 @@ from gateway.observability.audit import Audit
 from gateway.observability.audit_lines import AuditLines
 from gateway.observability.logs import CORRELATION
 from session_store import AuditEvent, Context, StoreUnavailable
-from session_store.embedded.audit import MemoryAuditTrail
+from session_store.embedded.accounting import MemoryAuditTrail
 from session_store.testing import FakeClock, a_session, a_task
 from tests.requirements import requirement
 

@@ -20,7 +20,7 @@ from gateway.errors import CANCELLED, OUTCOME_UNKNOWN
 from gateway.protocol.listing import Tools
 from gateway.relay.fast_path import FastCall, FastPath
 from session_store import StoreUnavailable
-from session_store.memory.sessions import MemorySessionStore
+from session_store.memory import MemorySessionStore
 from tests.requirements import requirement
 from tests.support.too_deep import TOO_DEEP
 from tests.unit.calls.parts import turns, until

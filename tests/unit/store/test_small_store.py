@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from session_store import InvalidMetadata, InvalidState, SessionGone, StoreError, StoreUnavailable
-from session_store.limits import MAX_VALUE_BYTES
+from session_store.ports.state import MAX_VALUE_BYTES
 from session_store.small_store import SmallBackend
 from session_store.testing import ALICE, BOB, FakeClock, a_session
 from tests.requirements import requirement

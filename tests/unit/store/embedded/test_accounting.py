@@ -1,4 +1,4 @@
-"""Quotas of embedded stores."""
+"""Marks, quotas and rates of embedded stores."""
 
 import contextlib
 import sqlite3
@@ -7,15 +7,39 @@ from time import time
 
 import pytest
 
-from session_store.embedded.quotas import MemoryQuotas
+from session_store.embedded.accounting import MemoryMarks, MemoryQuotas, MemoryRates
 from session_store.sqlite import SqliteBackend
 from session_store.testing import FakeClock
 from tests.requirements import requirement
 from tests.unit.store.parts import opened
 
-pytestmark = pytest.mark.anyio
+
+@pytest.mark.anyio
+async def test_a_mark_ends_by_itself_or_at_once() -> None:
+    clock = FakeClock()
+    marks = MemoryMarks(clock)
+    await marks.set("a", 10.0)
+    await marks.set("b", 20.0)
+    assert await marks.has("a") and not await marks.has("c")
+    clock.pass_time(10.0)
+    assert not await marks.has("a") and await marks.has("b")
+    await marks.drop("b")
+    await marks.drop("b")
+    assert not await marks.has("b")
 
 
+@pytest.mark.anyio
+async def test_of_too_many_marks_those_are_dropped_that_were_not_used_for_longest() -> None:
+    marks = MemoryMarks(FakeClock())
+    await marks.set("operator/olga", 1_000.0)
+    for number in range(20_000):
+        await marks.set(f"m{number}", 1_000.0)
+        if number % 1_000 == 0:
+            assert await marks.has("operator/olga"), "a flood of clients signs an operator out"
+    assert [await marks.has(name) for name in ("operator/olga", "m10000", "m10001")] == [True, False, True]
+
+
+@pytest.mark.anyio
 @requirement("wall.memory")
 async def test_keys_that_nobody_adds_to_are_forgotten() -> None:
     clock = FakeClock()
@@ -27,6 +51,7 @@ async def test_keys_that_nobody_adds_to_are_forgotten() -> None:
     assert len(quotas._held) == 1
 
 
+@pytest.mark.anyio
 async def test_a_full_key_names_its_holders_until_one_is_given_back() -> None:
     quotas = MemoryQuotas(FakeClock())
     assert await quotas.hold("k", "b", 2, for_s=10.0) == await quotas.hold("k", "a", 2, for_s=10.0) == []
@@ -36,6 +61,7 @@ async def test_a_full_key_names_its_holders_until_one_is_given_back() -> None:
     assert await quotas.hold("k", "c", 2, for_s=10.0) == []
 
 
+@pytest.mark.anyio
 @requirement("wall.memory")
 async def test_rows_of_keys_that_nobody_adds_to_are_deleted(tmp_path: Path) -> None:
     path, clock = tmp_path / "s.db", FakeClock(time())
@@ -54,3 +80,22 @@ async def test_rows_of_keys_that_nobody_adds_to_are_deleted(tmp_path: Path) -> N
             await hold("k0")
             for table in ("quotas", "quota_times"):
                 assert db.execute(f"SELECT key FROM {table}").fetchall() == [("k0",)]
+
+
+@pytest.mark.anyio
+@requirement("wall.memory")
+async def test_keys_that_are_no_longer_limited_are_forgotten() -> None:
+    clock = FakeClock()
+    rates = MemoryRates(clock)
+    for number in range(1_000):
+        assert await rates.take(f"k{number}", 10.0, 5) == 0.0
+    clock.pass_time(60.0)
+    await rates.take("last", 10.0, 5)
+    assert len(rates._due) <= 1
+
+
+@pytest.mark.anyio
+async def test_a_refusal_says_how_long_to_wait_and_counts_nothing() -> None:
+    rates = MemoryRates(FakeClock())
+    assert await rates.take("k", 2.0, 4, 4) == 0.0
+    assert [await rates.take("k", 2.0, 4) for _ in range(3)] == [pytest.approx(0.5)] * 3

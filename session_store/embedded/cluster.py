@@ -1,16 +1,42 @@
-"""The replica directory for gateways in one process: leases in a dict, owners in the sessions' records."""
+"""Bus and directory for gateways in one process: leases in a dict, owners in the sessions' records."""
 
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
 from time import time
 from typing import Protocol
 
 from msgspec.structs import replace
 
-from session_store.epochs import next_epoch
+from session_store.ports.cluster import next_epoch
 from session_store.session import Session
 
-__all__ = ["MemoryDirectory", "Owners"]
+__all__ = [
+    "MemoryBus",
+    "MemoryDirectory",
+    "Owners",
+]
+
+
+class MemoryBus:
+    """Calls the subscribers of this process, in the call of `publish`."""
+
+    def __init__(self) -> None:
+        self._subscribers: defaultdict[str, list[Callable[[bytes | None], None]]] = defaultdict(list)
+
+    async def publish(self, topic: str, data: bytes) -> None:
+        for receive in tuple(self._subscribers.get(topic, ())):
+            receive(data)
+
+    @asynccontextmanager
+    async def subscribed(self, topic: str, receive: Callable[[bytes | None], None]) -> AsyncIterator[None]:
+        self._subscribers[topic].append(receive)
+        try:
+            yield
+        finally:
+            self._subscribers[topic].remove(receive)
+            if not self._subscribers[topic]:
+                del self._subscribers[topic]
 
 
 class Owners(Protocol):

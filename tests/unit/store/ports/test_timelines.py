@@ -1,7 +1,15 @@
 """Parts of a timeline put together."""
 
-from session_store.ports.timelines import MAX_ENTRIES, MAX_TIMELINE_BYTES, TimelineEntry, TimelineHead, TimelinePart
-from session_store.timelines import joined, merged, timeline_of
+from session_store.ports.timelines import (
+    MAX_ENTRIES,
+    MAX_TIMELINE_BYTES,
+    TimelineEntry,
+    TimelineHead,
+    TimelinePart,
+    joined,
+    merged,
+    timeline_of,
+)
 from tests.requirements import requirement
 
 pytestmark = requirement("ops.timeline")

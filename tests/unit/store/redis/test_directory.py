@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-import session_store.redis.copies as module
+import session_store.redis.directory as module
 from session_store import StoreUnavailable
-from session_store.redis.copies import Copies
+from session_store.redis.directory import Copies
 from tests.requirements import requirement
 
 pytestmark = [pytest.mark.anyio, requirement("rep.quick", "rep.failover")]

@@ -4,7 +4,7 @@ import pytest
 
 from session_store import StoreUnavailable
 from session_store.redis.connection import ServerError
-from session_store.redis.refusals import refuses_always
+from session_store.redis.events import refuses_always
 from tests.requirements import requirement
 
 pytestmark = requirement("spec.stream-log")

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from session_store.redis.shared_run import SharedRun
+from session_store.redis.connection import SharedRun
 
 pytestmark = pytest.mark.anyio
 

@@ -1,0 +1,184 @@
+"""Rates, quotas, marks, audit trail, timelines and history in the memory of this process. No I/O."""
+
+from collections import OrderedDict, deque
+from collections.abc import Callable, Sequence
+from itertools import islice
+from time import monotonic
+from typing import Final
+
+import msgspec
+from cachetools import TLRUCache
+
+from session_store.ports.accounting import PARTS, STEPS, AuditEvent, HistoryRecord, by_part, newest
+from session_store.ports.timelines import KEPT_S, Timeline, TimelineHead, TimelinePart, joined, merged, timeline_of
+
+__all__ = ["MemoryAuditTrail", "MemoryHistory", "MemoryMarks", "MemoryQuotas", "MemoryRates", "MemoryTimelines"]
+
+_HELD: Final = 20_000
+
+
+class MemoryRates:
+    """Rate limits by the generic cell rate algorithm, with one number for each key."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._due: OrderedDict[str, float] = OrderedDict()
+
+    async def take(self, key: str, per_s: float, burst: int, times: int = 1, within_s: float = 0.0) -> float:
+        now, every = self._clock(), 1.0 / per_s
+        due = max(self._due.get(key, now), now)
+        wait = round(due - now - every * (burst - times), 6)
+        if wait > within_s:
+            return wait
+        self._due[key] = due + every * times
+        self._due.move_to_end(key)
+        # What is due no more is as if it had never been.
+        while self._due and (len(self._due) > _HELD or next(iter(self._due.values())) <= now):
+            self._due.popitem(last=False)
+        return max(0.0, wait)
+
+
+_FORGET_EVERY_S: Final = 10.0
+"""How often keys are looked for whose time has passed."""
+
+
+class MemoryQuotas:
+    """The set of names that each key holds."""
+
+    def __init__(self, clock: Callable[[], float] = monotonic) -> None:
+        self._clock = clock
+        self._held: dict[str, tuple[float, set[str]]] = {}
+        self._forgotten_at = clock()
+
+    async def hold(self, key: str, name: str, most: int, *, for_s: float) -> list[str]:
+        now = self._clock()
+        self._forget(now)
+        until, held = self._held.get(key, (now, set[str]()))
+        if until < now:
+            held = set()
+        if name not in held and len(held) >= most:
+            return sorted(held)
+        held.add(name)
+        self._held[key] = (max(until, now + for_s), held)
+        return []
+
+    async def give_back(self, key: str, names: Sequence[str]) -> None:
+        _, held = self._held.get(key, (0.0, set[str]()))
+        held.difference_update(names)
+        if not held:
+            self._held.pop(key, None)
+
+    def _forget(self, now: float) -> None:
+        if now - self._forgotten_at >= _FORGET_EVERY_S:
+            self._forgotten_at = now
+            for key in [key for key, (until, _) in self._held.items() if until < now]:
+                del self._held[key]
+
+
+_MOST: Final = 10_000
+
+
+class MemoryMarks:
+    """Names with the time until which each is set. Beyond the bound, the least recently used are dropped."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._until: TLRUCache[str, float] = TLRUCache(_MOST, ttu=lambda name, until, now: until, timer=clock)
+
+    async def set(self, name: str, for_s: float) -> None:
+        self._until[name] = self._clock() + for_s
+
+    async def has(self, name: str) -> bool:
+        return self._until.get(name) is not None  # `in` would not count as use
+
+    async def drop(self, name: str) -> None:
+        self._until.pop(name, None)
+
+
+MAX_EVENTS: Final = 2_000
+"""Of each part of the audit trail: fewer than other backends keep, because they take memory of this process."""
+
+
+class MemoryAuditTrail:
+    """The newest events of each part of the trail. They are lost with the process."""
+
+    def __init__(self, max_events: int = MAX_EVENTS) -> None:
+        self._parts = {part: deque[AuditEvent](maxlen=max_events) for part in PARTS}
+
+    async def record(self, events: Sequence[AuditEvent]) -> None:
+        for part, found in by_part(events).items():
+            self._parts[part].extend(found)
+
+    async def recent(self, limit: int = 100) -> list[AuditEvent]:
+        return newest((list(part)[-limit:][::-1] for part in self._parts.values()), limit)
+
+
+class MemoryHistory:
+    """The records of the last day: one process writes, so their number is bounded by time."""
+
+    def __init__(self) -> None:
+        self._of: dict[int, dict[tuple[int, str], bytes]] = {step_s: {} for step_s in STEPS}
+
+    async def write(self, step_s: int, record: HistoryRecord) -> None:
+        records = self._of[step_s]
+        records[record.at, record.replica] = record.body
+        oldest = record.at - STEPS[step_s]
+        while (first := next(iter(records)))[0] < oldest:
+            del records[first]
+
+    async def read(self, step_s: int, since: int, until: int) -> list[HistoryRecord]:
+        found = [HistoryRecord(at, by, body) for (at, by), body in self._of[step_s].items() if since <= at < until]
+        return sorted(found)
+
+
+MAX_SESSIONS: Final = 2_000
+"""Fewer than other backends keep, because they take memory of this process."""
+
+MAX_BYTES: Final = 16 << 20
+"""Of all entries together."""
+
+_heads: Final = msgspec.json.Decoder(TimelineHead)
+
+
+class MemoryTimelines:
+    """The timelines that were written last, encoded: a session that rests costs a few hundred bytes."""
+
+    def __init__(
+        self, clock: Callable[[], float], *, max_sessions: int = MAX_SESSIONS, max_bytes: int = MAX_BYTES
+    ) -> None:
+        self._clock = clock
+        self._max_sessions = max_sessions
+        self._max_bytes = max_bytes
+        self._of: OrderedDict[str, tuple[float, bytes, bytes]] = OrderedDict()  # written at, head, entries
+        self._bytes = 0
+
+    async def add(self, parts: Sequence[TimelinePart]) -> None:
+        now = self._clock()
+        for part in parts:
+            _, head, entries = self._of.pop(part.head.session, (0.0, b"", b""))
+            known = _heads.decode(head) if head else None
+            lines = joined(entries, part.entries)
+            self._of[part.head.session] = (now, msgspec.json.encode(merged(known, part, now)), lines)
+            self._bytes += len(lines) - len(entries)
+        self._drop(now)
+
+    def _drop(self, now: float) -> None:
+        while self._of:
+            session, (at, _, lines) = next(iter(self._of.items()))
+            if len(self._of) <= self._max_sessions and self._bytes <= self._max_bytes and at + KEPT_S > now:
+                return
+            del self._of[session]
+            self._bytes -= len(lines)
+
+    async def read(self, session: str) -> Timeline | None:
+        self._drop(self._clock())
+        found = self._of.get(session)
+        return None if found is None else timeline_of(_heads.decode(found[1]), found[2].split(b"\n"))
+
+    async def names(self, begins: str) -> list[str]:
+        self._drop(self._clock())
+        return sorted(name for name in self._of if name.startswith(begins))
+
+    async def newest(self, limit: int, *, skip: int = 0) -> list[TimelineHead]:
+        self._drop(self._clock())
+        return [_heads.decode(head) for _, head, _ in islice(reversed(self._of.values()), skip, skip + limit)]

@@ -1,0 +1,160 @@
+"""The backend of `memory://`: everything is in dicts of this process, bounded, and lost when it ends."""
+
+from collections import Counter, OrderedDict, defaultdict
+from collections.abc import Callable, Iterable, Sequence
+from time import time
+from typing import Final, Literal
+
+from cachetools import FIFOCache
+
+from session_store.embedded.backend import EmbeddedBackend
+from session_store.embedded.records import Records, Result, Work
+from session_store.embedded.sessions import EmbeddedSessionStore
+from session_store.ports.backend import Observation
+from session_store.ports.errors import StoreFull
+from session_store.ports.sessions import Fate, Gone
+from session_store.session import Session
+
+__all__ = ["MAX_SESSIONS", "MemoryBackend", "MemoryRecords", "MemorySessionStore"]
+
+_FATES_KEPT: Final = 10_000
+
+
+class MemoryRecords(Records):
+    """Sessions in a dict, least recently used first. A transaction is a plain call: nothing awaits inside it."""
+
+    def __init__(self) -> None:
+        self._sessions: OrderedDict[str, Session] = OrderedDict()
+        self._values: defaultdict[str, dict[str, bytes]] = defaultdict(dict)
+        self._aliases: dict[str, str] = {}
+        self._alias_of: dict[str, str] = {}
+        self._fates: FIFOCache[str, Fate] = FIFOCache(_FATES_KEPT)
+
+    async def run(self, work: Work[Result]) -> Result:
+        """Call `work` with these records."""
+        return work(self)
+
+    def __len__(self) -> int:
+        return len(self._sessions)
+
+    def by_last_use(self) -> Iterable[Session]:
+        """All records, least recently used first."""
+        return self._sessions.values()
+
+    def read(self, session_id: str) -> Session | None:
+        return self._sessions.get(session_id)
+
+    def write(self, session: Session) -> None:
+        self._sessions[session.id] = session
+
+    def use(self, session: Session) -> None:
+        self._sessions[session.id] = session
+        self._sessions.move_to_end(session.id)
+
+    def remove(self, session_id: str) -> None:
+        del self._sessions[session_id]
+        self._values.pop(session_id, None)
+        alias = self._alias_of.pop(session_id, None)
+        if alias is not None and self._aliases.get(alias) == session_id:
+            del self._aliases[alias]
+
+    def scan(self, after: str = "") -> Iterable[Session]:
+        return sorted((s for s in self._sessions.values() if s.id > after), key=lambda s: s.id)
+
+    def expired(self, now: float) -> list[str]:
+        return [session.id for session in self._sessions.values() if session.is_expired(now)]
+
+    def named(self, alias: str) -> str | None:
+        return self._aliases.get(alias)
+
+    def set_alias(self, alias: str, session_id: str) -> None:
+        self._aliases[alias] = session_id
+        self._alias_of[session_id] = alias
+
+    def value(self, session_id: str, key: str) -> bytes | None:
+        return self._values[session_id].get(key)
+
+    def set_value(self, session_id: str, key: str, value: bytes | None) -> None:
+        if value is None:
+            self._values[session_id].pop(key, None)
+        else:
+            self._values[session_id][key] = value
+
+    def keys(self, session_id: str) -> list[str]:
+        return sorted(self._values[session_id])
+
+    def record_fate(self, session_id: str, fate: Fate, at: float) -> None:
+        self._fates[session_id] = fate
+
+    def fate(self, session_id: str) -> Fate:
+        return self._fates.get(session_id, "unknown")
+
+
+MAX_SESSIONS: Final = 1_000
+
+
+class MemorySessionStore(EmbeddedSessionStore):
+    """At most `max_sessions` sessions in this process. An idle session is evicted for a new one."""
+
+    def __init__(self, *, clock: Callable[[], float] = time, max_sessions: int = MAX_SESSIONS) -> None:
+        self.records = MemoryRecords()
+        super().__init__(self.records, clock)
+        self._max_sessions = max_sessions
+        self._in_use: Callable[[str], bool] = lambda _: False
+        self._evicted: list[Gone] = []
+
+    def protect(self, in_use: Callable[[str], bool]) -> None:
+        """Evict no session for whose id `in_use` returns True: it has an exchange in flight or an open stream."""
+        self._in_use = in_use
+
+    async def sweep(self) -> list[Gone]:
+        evicted, self._evicted = self._evicted, []
+        return evicted + await super().sweep()
+
+    def make_room(self, newcomer: Session) -> None:
+        if len(self.records) < self._max_sessions:
+            return
+        victim = _victim([s for s in self.records.by_last_use() if not self._in_use(s.id)], newcomer)
+        if victim is None:
+            raise StoreFull(f"all {self._max_sessions} sessions of the memory store are in use")
+        now = self._clock()
+        reason: Literal["expired", "evicted"] = "expired" if victim.is_expired(now) else "evicted"
+        self.records.remove(victim.id)
+        self.records.record_fate(victim.id, reason, now)
+        self._evicted.append(Gone(session_id=victim.id, reason=reason))
+
+
+def _victim(idle: Sequence[Session], newcomer: Session) -> Session | None:
+    """The idle session to evict: an unconfirmed one of an anonymous client, else any of an anonymous client, else one
+    of a named principal. Within a class: one of the client that has most, the least recently used first. A newcomer of
+    an anonymous client never evicts a named principal's session."""
+    held = Counter(session.counted_as for session in idle)
+    classes: tuple[Callable[[Session], bool], ...] = (
+        lambda s: s.principal.is_anonymous and not s.confirmed,
+        lambda s: s.principal.is_anonymous,
+        lambda s: not newcomer.principal.is_anonymous,
+    )
+    for belongs in classes:
+        found = [session for session in idle if belongs(session)]
+        if found:
+            most = max(held[session.counted_as] for session in found)
+            return next(session for session in found if held[session.counted_as] == most)
+    return None
+
+
+class MemoryBackend(EmbeddedBackend):
+    """`memory://`"""
+
+    sessions: MemorySessionStore
+
+    def __init__(self, *, clock: Callable[[], float] = time, max_sessions: int = MAX_SESSIONS) -> None:
+        super().__init__(clock=clock, sessions=MemorySessionStore(clock=clock, max_sessions=max_sessions))
+
+    async def run(self, work: Work[Result]) -> Result:
+        return work(self.sessions.records)
+
+    def protect(self, in_use: Callable[[str], bool]) -> None:
+        self.sessions.protect(in_use)
+
+    async def inspect(self) -> Sequence[Observation]:
+        return [Observation(subject="store", state="ok", text="in memory: sessions end with the gateway")]

@@ -1,0 +1,207 @@
+"""Rates, quotas, marks, audit trail, history and timelines that all replicas share."""
+
+import asyncio
+import math
+from collections.abc import Callable, Sequence
+from typing import Any, Final
+
+import msgspec
+from msgspec.structs import replace
+
+from session_store.ports.accounting import (
+    MAX_AUDIT_EVENTS,
+    PARTS,
+    STEPS,
+    AuditEvent,
+    HistoryRecord,
+    Part,
+    by_part,
+    newest,
+)
+from session_store.ports.timelines import (
+    KEPT_S,
+    MAX_ENTRIES,
+    MAX_SESSIONS,
+    MAX_TIMELINE_BYTES,
+    Timeline,
+    TimelineHead,
+    TimelinePart,
+    timeline_of,
+)
+from session_store.redis import keys
+from session_store.redis.commands import Commands, in_parts, prepared, script
+from session_store.redis.sessions import RedisSessionStore
+
+__all__ = ["RedisAuditTrail", "RedisHistory", "RedisMarks", "RedisQuotas", "RedisRates", "RedisTimelines"]
+
+_RATE: Final = script("rate")
+
+
+class RedisRates:
+    """One number for each key, changed by one script."""
+
+    def __init__(self, commands: Commands, sessions: RedisSessionStore) -> None:
+        self._commands = commands
+        self._sessions = sessions
+
+    async def take(self, key: str, per_s: float, burst: int, times: int = 1, within_s: float = 0.0) -> float:
+        every = repr(1.0 / per_s)
+        reply = await self._commands.call(_RATE, [keys.rate(key)], self._sessions.now(), every, burst, times, within_s)
+        return float(reply)
+
+
+_HOLD: Final = script("hold")
+
+
+class RedisQuotas:
+    """The names held under each key, in one set."""
+
+    def __init__(self, commands: Commands) -> None:
+        self._commands = commands
+
+    async def hold(self, key: str, name: str, most: int, *, for_s: float) -> list[str]:
+        reply = await self._commands.call(_HOLD, [keys.quota(key)], name, most, math.ceil(for_s * 1_000))
+        return sorted(held.decode() for held in reply)
+
+    async def give_back(self, key: str, names: Sequence[str]) -> None:
+        if names:
+            await self._commands.run("SREM", keys.quota(key), *names)
+
+
+class RedisMarks:
+    """Names that are set for a limited time."""
+
+    def __init__(self, commands: Commands) -> None:
+        self._commands = commands
+
+    async def set(self, name: str, for_s: float) -> None:
+        await self._commands.run("SET", keys.mark(name), "1", "PX", math.ceil(for_s * 1_000))
+
+    async def has(self, name: str) -> bool:
+        return await self._commands.run("GET", keys.mark(name)) is not None
+
+    async def drop(self, name: str) -> None:
+        await self._commands.run("DEL", keys.mark(name))
+
+
+_KEPT_S: Final = 30 * 86_400
+_AT_ONCE: Final = 200
+_RECORD: Final = script("record")
+
+
+class RedisAuditTrail:
+    """The newest events of all replicas, in one capped stream for each part of the trail."""
+
+    def __init__(self, commands: Commands) -> None:
+        self._commands = commands
+
+    async def record(self, events: Sequence[AuditEvent]) -> None:
+        for part, found in by_part(events).items():
+            bodies = [msgspec.json.encode(event) for event in found]
+            for start in range(0, len(bodies), _AT_ONCE):
+                some = bodies[start : start + _AT_ONCE]
+                await self._commands.call(_RECORD, [keys.audit(part)], MAX_AUDIT_EVENTS, _KEPT_S, *some)
+
+    async def recent(self, limit: int = 100) -> list[AuditEvent]:
+        return newest(await asyncio.gather(*(self._newest(part, limit) for part in PARTS)), limit)
+
+    async def _newest(self, part: Part, limit: int) -> list[AuditEvent]:
+        entries = await self._commands.run("XREVRANGE", keys.audit(part), "+", "-", "COUNT", limit)
+        bodies = [values[b"event"] if isinstance(values, dict) else values[1] for _, values in entries]
+        return [msgspec.json.decode(body, type=AuditEvent) for body in bodies]
+
+
+_STEPS_A_HASH: Final = 60
+
+
+class RedisHistory:
+    """Records by time and replica, `_STEPS_A_HASH` steps of all replicas in each hash."""
+
+    def __init__(self, commands: Commands) -> None:
+        self._commands = commands
+
+    async def write(self, step_s: int, record: HistoryRecord) -> None:
+        stretch_s = step_s * _STEPS_A_HASH
+        key = keys.history(step_s, record.at // stretch_s)
+        await self._commands.run("HSET", key, f"{record.at}:{record.replica}", record.body)
+        await self._commands.run("EXPIRE", key, int(STEPS[step_s] + stretch_s))
+
+    async def read(self, step_s: int, since: int, until: int) -> list[HistoryRecord]:
+        stretch_s = step_s * _STEPS_A_HASH
+        found = []
+        for stretch in range(since // stretch_s, (until - 1) // stretch_s + 1):
+            flat = await self._commands.run("HGETALL", keys.history(step_s, stretch))
+            fields = flat.items() if isinstance(flat, dict) else zip(flat[::2], flat[1::2], strict=True)
+            for field, body in fields:
+                at, _, replica = field.decode().partition(":")
+                if since <= int(at) < until:
+                    found.append(HistoryRecord(int(at), replica, body))
+        return sorted(found)
+
+
+_ADD: Final = script("timeline")
+_FIELDS: Final = ("facts", "calls", "failed", "ended", "ended_at", "updated_at")
+_KEPT_MS: Final = int(KEPT_S * 1_000)
+_heads: Final = msgspec.json.Decoder(TimelineHead)
+
+
+class RedisTimelines:
+    """What happened in the sessions of all replicas."""
+
+    def __init__(self, commands: Commands, clock: Callable[[], float]) -> None:
+        self._commands = commands
+        self._clock = clock
+
+    async def add(self, parts: Sequence[TimelinePart]) -> None:
+        if not parts:
+            return
+        now = self._clock()
+        await in_parts(lambda part: self._add(part, now), parts)
+        places = [value for part in parts for value in (now, part.head.session)]
+        await self._commands.run("ZADD", keys.TIMELINES, *places)
+        await self._commands.run("ZREMRANGEBYSCORE", keys.TIMELINES, "-inf", f"({now - KEPT_S}")
+        await self._commands.run("PEXPIRE", keys.TIMELINES, _KEPT_MS)
+        over = await self._commands.run("ZRANGE", keys.TIMELINES, 0, -1 - MAX_SESSIONS)
+        if over:
+            await in_parts(lambda name: self._commands.run("DEL", *keys.timeline(name.decode())), over)
+            await self._commands.run("ZREM", keys.TIMELINES, *over)
+
+    async def _add(self, part: TimelinePart, now: float) -> None:
+        head = part.head
+        facts = replace(head, calls=0, failed=0, ended="", ended_at=0.0, updated_at=0.0)
+        given = (
+            *(msgspec.json.encode(facts), "1" if head.principal else "", head.calls, head.failed),
+            *(head.ended, repr(head.ended_at), repr(now), MAX_ENTRIES, MAX_TIMELINE_BYTES, _KEPT_MS),
+            *(msgspec.json.encode(entry) for entry in part.entries),
+        )
+        await self._commands.send(prepared(_ADD, keys.timeline(head.session), *given), _ADD)
+
+    async def read(self, session: str) -> Timeline | None:
+        facts, entries = keys.timeline(session)
+        found, lines = await asyncio.gather(
+            self._commands.run("HMGET", facts, *_FIELDS), self._commands.run("LRANGE", entries, 0, -1)
+        )
+        return None if found[0] is None else timeline_of(_head(found), lines)
+
+    async def names(self, begins: str) -> list[str]:
+        found = await self._commands.run("ZRANGE", keys.TIMELINES, 0, -1)
+        return sorted(name.decode() for name in found if name.startswith(begins.encode()))
+
+    async def newest(self, limit: int, *, skip: int = 0) -> list[TimelineHead]:
+        names = await self._commands.run("ZREVRANGE", keys.TIMELINES, skip, skip + limit - 1)
+        found = await in_parts(
+            lambda name: self._commands.run("HMGET", keys.timeline(name.decode())[0], *_FIELDS), names
+        )
+        return [_head(values) for values in found if values[0] is not None]
+
+
+def _head(values: Sequence[Any]) -> TimelineHead:
+    facts, calls, failed, ended, ended_at, updated_at = values
+    return replace(
+        _heads.decode(facts),
+        calls=int(calls or 0),
+        failed=int(failed or 0),
+        ended=(ended or b"").decode(),
+        ended_at=float(ended_at or 0.0),
+        updated_at=float(updated_at or 0.0),
+    )
