@@ -5,9 +5,8 @@ A subclass has a fixture `backend`, which is open and takes its time from the fi
 
 from session_store.testing.backend import BackendContract
 from session_store.testing.events import EventLogContract
-from session_store.testing.samples import ALICE, BOB, FakeClock, a_session
+from session_store.testing.samples import ALICE, BOB, FakeClock, a_session, a_task
 from session_store.testing.sessions import SessionStoreContract
-from session_store.testing.tasks import TaskStoreContract, a_task
 
 __all__ = [
     "ALICE",
@@ -16,7 +15,6 @@ __all__ = [
     "EventLogContract",
     "FakeClock",
     "SessionStoreContract",
-    "TaskStoreContract",
     "a_session",
     "a_task",
 ]

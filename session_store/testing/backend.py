@@ -2,112 +2,34 @@
 
 import asyncio
 
+import msgspec
 import pytest
+from msgspec.structs import replace
 
-from session_store.ports.accounting import AuditEvent
+from session_store.ports.accounting import STEPS, AuditEvent, HistoryRecord
 from session_store.ports.backend import Backend
 from session_store.ports.cluster import count_of
-from session_store.ports.errors import SessionGone
-from session_store.ports.state import MAX_INTEGER, MAX_KEY_BYTES, MAX_STATE_BYTES, MAX_VALUE_BYTES, InvalidState
-from session_store.testing.samples import FakeClock, a_session
+from session_store.ports.tasks import Task
+from session_store.ports.timelines import (
+    KEPT_S,
+    MAX_ENTRIES,
+    MAX_TIMELINE_BYTES,
+    TimelineEntry,
+    TimelineHead,
+    TimelinePart,
+)
+from session_store.session import new_session_id
+from session_store.testing.samples import FakeClock, a_session, a_task
 from session_store.testing.sessions import SessionStoreContract
-from session_store.testing.tasks import TaskStoreContract
-from session_store.testing.timelines import HistoryContract
 
 __all__ = ["BackendContract"]
 
+_LARGE = b'{"data":"%s"}' % (b"x" * 8_192)
+
 
 @pytest.mark.anyio
-class BackendContract(SessionStoreContract, TaskStoreContract, HistoryContract):
-    """The contract of a backend's parts other than the session store."""
-
-    async def test_state_is_there_key_by_key(self, backend: Backend, clock: FakeClock) -> None:
-        session, other = [await backend.sessions.create(a_session(clock)) for _ in range(2)]
-        state = backend.state
-        await state.set(session.id, "b", b'{"x":[1,null,"\xc3\xbc"]}')
-        await state.set(session.id, "a", b"1")
-        assert await state.get(session.id, "b") == b'{"x":[1,null,"\xc3\xbc"]}'
-        assert await state.keys(session.id) == ["a", "b"] and await state.size(session.id) == 3 + 19
-        assert await state.keys(other.id) == [] and await state.size(other.id) == 0
-        assert await state.get(other.id, "a") is None
-        assert [await state.delete(session.id, "a") for _ in range(2)] == [True, False]
-        assert await state.get(session.id, "a") is None
-
-    async def test_increments_are_exact_and_integers_only(self, backend: Backend, clock: FakeClock) -> None:
-        session, state = await backend.sessions.create(a_session(clock)), backend.state
-        sums = await asyncio.gather(*(state.increment(session.id, "n", 2) for _ in range(50)))
-        assert sorted(sums) == list(range(2, 102, 2))
-        assert await state.increment(session.id, "n", -100) == 0
-        assert await state.get(session.id, "n") == b"0"
-        for value in (b'"1"', b"1.0", b"null", b"[]"):
-            await state.set(session.id, "t", value)
-            with pytest.raises(InvalidState, match="integer"):
-                await state.increment(session.id, "t", 1)
-            assert await state.get(session.id, "t") == value
-        assert await state.increment(session.id, "big", MAX_INTEGER) == MAX_INTEGER
-        for by in (1, MAX_INTEGER, MAX_INTEGER * 4):
-            with pytest.raises(InvalidState, match="64-bit"):
-                await state.increment(session.id, "big", by)
-        assert await state.get(session.id, "big") == str(MAX_INTEGER).encode()
-
-    async def test_compare_and_set_has_one_winner(self, backend: Backend, clock: FakeClock) -> None:
-        session, state = await backend.sessions.create(a_session(clock)), backend.state
-        won = await asyncio.gather(*(state.compare_and_set(session.id, "k", None, b"%d" % n) for n in range(20)))
-        assert sum(won) == 1
-        value = await state.get(session.id, "k")
-        assert value == b"%d" % won.index(True)
-        assert not await state.compare_and_set(session.id, "k", b"no", b"1")
-        assert await state.compare_and_set(session.id, "k", value, None)
-        assert await state.keys(session.id) == []
-        assert await state.compare_and_set(session.id, "k", None, None)
-
-    async def test_state_has_limits_and_beyond_them_nothing_changes(self, backend: Backend, clock: FakeClock) -> None:
-        session, state = await backend.sessions.create(a_session(clock)), backend.state
-        full = b'"' + b"x" * (MAX_VALUE_BYTES - 2) + b'"'
-        await state.set(session.id, "k", full)
-        with pytest.raises(InvalidState, match=str(MAX_VALUE_BYTES)):
-            await state.set(session.id, "k", full + b" ")
-        for key in ("", "x" * (MAX_KEY_BYTES + 1), "\ud800"):
-            with pytest.raises(InvalidState, match="key"):
-                await state.set(session.id, key, b"1")
-        fits = MAX_STATE_BYTES // (MAX_VALUE_BYTES + 3)
-        for n in range(1, fits):
-            await state.set(session.id, f"k{n:02}", full)
-        with pytest.raises(InvalidState, match=str(MAX_STATE_BYTES)):
-            await state.set(session.id, "one too many", full)
-        with pytest.raises(InvalidState, match=str(MAX_STATE_BYTES)):
-            await state.compare_and_set(session.id, "one too many", None, full)
-        assert len(await state.keys(session.id)) == fits
-        await state.set(session.id, "k01", b"1")
-        await state.set(session.id, "one too many", full)
-
-    async def test_a_full_state_takes_no_new_number(self, backend: Backend, clock: FakeClock) -> None:
-        session, state = await backend.sessions.create(a_session(clock)), backend.state
-        left = MAX_STATE_BYTES
-        n = 0
-        while left > 10:
-            size = min(MAX_VALUE_BYTES, left - 3)
-            await state.set(session.id, f"{n:03}", b"9" * size)
-            left, n = left - 3 - size, n + 1
-        with pytest.raises(InvalidState, match=str(MAX_STATE_BYTES)):
-            await state.increment(session.id, "x" * 20, 1)
-        assert "x" * 20 not in await state.keys(session.id)
-
-    async def test_state_goes_with_its_session(self, backend: Backend, clock: FakeClock) -> None:
-        ended, expired = [await backend.sessions.create(a_session(clock, idle_ttl_s=10.0)) for _ in range(2)]
-        for session in (ended, expired):
-            await backend.state.set(session.id, "k", b"1")
-        await backend.sessions.end(ended.id)
-        clock.pass_time(10)
-        for session in (ended, expired):
-            for operation in (
-                backend.state.get(session.id, "k"),
-                backend.state.set(session.id, "k", b"2"),
-                backend.state.increment(session.id, "k", 1),
-                backend.state.keys(session.id),
-            ):
-                with pytest.raises(SessionGone):
-                    await operation
+class BackendContract(SessionStoreContract):
+    """What any `Backend` does, beside what its sessions and their state do."""
 
     async def test_the_bus_reaches_those_who_listen(self, backend: Backend) -> None:
         heard: list[bytes | None] = []
@@ -231,3 +153,212 @@ class BackendContract(SessionStoreContract, TaskStoreContract, HistoryContract):
         await backend.audit.record(events[3:])
         assert await backend.audit.recent(2) == [events[4], events[3]]
         assert len(await backend.audit.recent()) == 5
+
+    # -- tasks
+
+    async def test_a_task_is_what_was_stored(self, backend: Backend, clock: FakeClock) -> None:
+        task = a_task(clock)
+        assert await backend.tasks.get(task.session_id, task.id) is None
+        await backend.tasks.create(task)
+        assert await backend.tasks.get(task.session_id, task.id) == task
+        assert await backend.tasks.get(new_session_id(), task.id) is None
+        assert await backend.tasks.get(task.session_id, new_session_id()) is None
+
+    async def test_a_task_is_replaced_only_in_the_version_that_was_read(
+        self, backend: Backend, clock: FakeClock
+    ) -> None:
+        task = a_task(clock)
+        assert not await backend.tasks.replace(task)
+        await backend.tasks.create(task)
+        changes = [replace(task, message=str(number)) for number in range(20)]
+        won = await asyncio.gather(*(backend.tasks.replace(change) for change in changes))
+        assert sum(won) == 1
+        stored = await backend.tasks.get(task.session_id, task.id)
+        assert stored == replace(changes[won.index(True)], version=2)
+        assert await backend.tasks.replace(replace(stored, status="completed"))
+        assert not await backend.tasks.replace(replace(stored, status="failed"))
+
+    async def test_a_task_expires(self, backend: Backend, clock: FakeClock) -> None:
+        short, long = a_task(clock), a_task(clock, ttl_s=200.0)
+        for task in (short, long):
+            await backend.tasks.create(task)
+        clock.pass_time(99.0)
+        assert await backend.tasks.get(short.session_id, short.id) == short
+        clock.pass_time(1.0)
+        assert await backend.tasks.get(short.session_id, short.id) is None
+        assert not await backend.tasks.replace(short)
+        assert await backend.tasks.of_session(short.session_id) == []
+        assert await backend.tasks.get(long.session_id, long.id) == long
+        assert [task.id for task in await backend.tasks.page()] == [long.id]
+
+    async def test_a_task_may_be_given_more_time(self, backend: Backend, clock: FakeClock) -> None:
+        task = a_task(clock)
+        await backend.tasks.create(task)
+        assert await backend.tasks.replace(replace(task, ttl_s=300.0))
+        clock.pass_time(200.0)
+        stored = await backend.tasks.get(task.session_id, task.id)
+        assert stored is not None and stored.ttl_s == 300.0
+        assert [found.id for found in await backend.tasks.of_session(task.session_id)] == [task.id]
+
+    async def test_the_tasks_of_a_session_are_listed_and_dropped_together(
+        self, backend: Backend, clock: FakeClock
+    ) -> None:
+        other, session_id = a_task(clock), new_session_id()
+        await backend.tasks.create(other)
+        tasks = []
+        for _ in range(3):
+            clock.pass_time(1.0)
+            tasks.append(a_task(clock, session_id=session_id))
+            await backend.tasks.create(tasks[-1])
+        assert await backend.tasks.of_session(session_id) == [_head(task) for task in tasks]
+        await backend.tasks.drop_session(session_id)
+        await backend.tasks.drop_session(session_id)
+        assert await backend.tasks.of_session(session_id) == []
+        assert [await backend.tasks.get(session_id, task.id) for task in tasks] == [None, None, None]
+        assert await backend.tasks.of_session(other.session_id) == [_head(other)]
+
+    async def test_a_session_has_its_tasks_page_by_page(self, backend: Backend, clock: FakeClock) -> None:
+        session_id, tasks = new_session_id(), list[Task]()
+        for number in range(7):
+            clock.pass_time(float(number % 2))  # some are of one age
+            ttl_s = 5.0 if number == 2 else 100.0
+            tasks.append(a_task(clock, session_id=session_id, id=f"t{9 - number}", ttl_s=ttl_s))
+            await backend.tasks.create(tasks[-1])
+        tasks.sort(key=lambda task: task.place)
+        first = await backend.tasks.of_session(session_id, limit=3)
+        assert first == [_head(task) for task in tasks[:3]]
+        expired = next(task for task in tasks if task.ttl_s == 5.0)
+        clock.pass_time(5.0)
+        rest = [_head(task) for task in tasks if task.place > expired.place]
+        assert await backend.tasks.of_session(session_id, after=expired.place) == rest, "its place is still known"
+        seen: list[Task] = []
+        while page := await backend.tasks.of_session(session_id, after=seen[-1].place if seen else (0.0, ""), limit=2):
+            assert len(page) <= 2
+            seen += page
+        assert seen == [_head(task) for task in tasks if task != expired]
+
+    async def test_heads_are_read_by_name_and_are_small(self, backend: Backend, clock: FakeClock) -> None:
+        assert await backend.tasks.heads([]) == []
+        small, other = a_task(clock, error=b'{"code":1}', reason="why", is_tool_error=True), a_task(clock)
+        large, short = a_task(clock, error=_LARGE), a_task(clock, ttl_s=5.0)
+        for task in (small, other, large, short):
+            await backend.tasks.create(task)
+        clock.pass_time(5.0)
+        unknown = [f"{small.session_id}/{other.id}", "unknown/task", short.name]
+        heads = await backend.tasks.heads([large.name, *unknown, other.name, small.name])
+        assert heads == [_head(large), _head(other), _head(small)]
+        assert (heads[0].error, heads[2].error, heads[2].reason) == (b"", small.error, "why")
+        assert await backend.tasks.get(large.session_id, large.id) == large
+        assert await backend.tasks.of_session(large.session_id) == [_head(large)]
+
+    async def test_operators_page_through_all_tasks_newest_first(self, backend: Backend, clock: FakeClock) -> None:
+        assert await backend.tasks.page() == []
+        tasks = []
+        for number in range(7):
+            clock.pass_time(1.0)
+            # Some go before the others, and leave their names behind.
+            tasks.append(a_task(clock, ttl_s=5.0 if number % 3 == 1 else 100.0))
+            await backend.tasks.create(tasks[-1])
+        clock.pass_time(10.0)
+        expected = [task.id for task in reversed(tasks) if task.ttl_s > 5.0]
+        listed = await backend.tasks.page()
+        assert [task.id for task in listed] == expected
+        assert (listed[0].tool, listed[0].request, listed[0].questions, listed[0].result) == ("search", b"", b"", b"")
+        seen: list[Task] = []
+        while page := await backend.tasks.page(before=seen[-1].name if seen else "", limit=2):
+            assert len(page) <= 2
+            seen += page
+        assert [task.id for task in seen] == expected
+        assert await backend.tasks.page(before="unknown/task") == []
+
+    # -- what operators look at
+
+    async def test_a_timeline_is_put_together_from_its_parts(self, backend: Backend, clock: FakeClock) -> None:
+        one = TimelineEntry(2.0, "call", "files", "read", "ok", 0.25, correlation="c1", replica="r1")
+        two = TimelineEntry(1.0, "refusal", why="\u00fc not allowed", replica="r2")
+        await backend.timelines.add([_part("aaaaaaaa", one, principal="ann", client="ide", calls=1, created_at=1.0)])
+        await backend.timelines.add([_part("aaaaaaaa", two, ended="expired", ended_at=9.0, calls=2, failed=1)])
+        found = await backend.timelines.read("aaaaaaaa")
+        assert found is not None and found.entries == [two, one]
+        assert found.head == TimelineHead(
+            session="aaaaaaaa",
+            principal="ann",
+            client="ide",
+            created_at=1.0,
+            updated_at=clock(),
+            ended="expired",
+            ended_at=9.0,
+            calls=3,
+            failed=1,
+        )
+        assert await backend.timelines.read("bbbbbbbb") is None
+
+    async def test_a_timeline_has_its_newest_entries(self, backend: Backend) -> None:
+        for at in range(0, MAX_ENTRIES + 40, 20):
+            await backend.timelines.add([_part("a" * 8, *(TimelineEntry(float(at + n), "call") for n in range(20)))])
+        found = await backend.timelines.read("a" * 8)
+        assert found is not None
+        assert [entry.at for entry in found.entries] == [float(n) for n in range(40, MAX_ENTRIES + 40)]
+
+    async def test_a_timeline_is_bounded_in_bytes(self, backend: Backend) -> None:
+        """The newest entries, and no more than fit. Room comes back with large entries that have gone."""
+        why = "\u00fc" * 900
+        for at in range(0, 80, 20):
+            large = (TimelineEntry(float(at + n), "refusal", why=why) for n in range(20))
+            await backend.timelines.add([_part("a" * 8, *large)])
+        found = await backend.timelines.read("a" * 8)
+        assert found is not None
+        size = len(msgspec.json.encode(found.entries[-1]))
+        kept = MAX_TIMELINE_BYTES // size
+        assert 20 < kept < 80 and [entry.at for entry in found.entries] == [float(n) for n in range(80 - kept, 80)]
+        for at in range(80, 80 + MAX_ENTRIES, 20):
+            await backend.timelines.add([_part("a" * 8, *(TimelineEntry(float(at + n), "call") for n in range(20)))])
+        found = await backend.timelines.read("a" * 8)
+        assert found is not None and [entry.at for entry in found.entries[:2]] == [80.0, 81.0]
+        assert len(found.entries) == MAX_ENTRIES
+
+    async def test_timelines_are_found_and_expire(self, backend: Backend, clock: FakeClock) -> None:
+        await backend.timelines.add([_part("aab_-aaa", TimelineEntry(1.0, "session"))])
+        clock.pass_time(KEPT_S / 2)
+        await backend.timelines.add([_part("aabxxxxx"), _part("abcccccc", principal="bob")])
+        assert await backend.timelines.names("aab_") == ["aab_-aaa"]
+        assert await backend.timelines.names("aab") == ["aab_-aaa", "aabxxxxx"]
+        assert {head.session for head in await backend.timelines.newest(2)} == {"aabxxxxx", "abcccccc"}
+        clock.pass_time(KEPT_S / 2 + 1)
+        await backend.timelines.add([_part("abcccccc")])
+        assert await backend.timelines.names("a") == ["aabxxxxx", "abcccccc"]
+        heads = await backend.timelines.newest(10)
+        assert [(head.session, head.principal) for head in heads] == [("abcccccc", "bob"), ("aabxxxxx", "")]
+        assert await backend.timelines.newest(10, skip=1) == heads[1:]
+        assert await backend.timelines.newest(10, skip=2) == []
+        await backend.timelines.add([])
+
+    async def test_the_history_has_records_of_all_replicas(self, backend: Backend) -> None:
+        for at in (1_200, 1_260, 1_320):
+            await backend.history.write(60, HistoryRecord(at, "r1", b"one"))
+        await backend.history.write(60, HistoryRecord(1_260, "r2", b"two"))
+        await backend.history.write(60, HistoryRecord(1_260, "r1", b"\x00anew"))
+        await backend.history.write(600, HistoryRecord(1_200, "r1", b"long"))
+        assert await backend.history.read(60, 1_260, 1_320) == [
+            HistoryRecord(1_260, "r1", b"\x00anew"),
+            HistoryRecord(1_260, "r2", b"two"),
+        ]
+        assert await backend.history.read(600, 0, 7_200) == [HistoryRecord(1_200, "r1", b"long")]
+        assert len(await backend.history.read(60, 0, 100_000)) == 4
+
+    async def test_the_history_is_bounded_by_time(self, backend: Backend) -> None:
+        if backend.is_shared:
+            return  # its deadlines are those of the store's own clock
+        for step_s, kept_s in STEPS.items():
+            for n in range(5):
+                await backend.history.write(step_s, HistoryRecord(int(n * kept_s / 2) // step_s * step_s, "r", b"x"))
+            assert len(await backend.history.read(step_s, 0, 10 * int(kept_s))) == 3
+
+
+def _head(task: Task) -> Task:
+    error = b"" if task.error == _LARGE else task.error
+    return replace(task, request=b"", questions=b"", answers=b"", result=b"", error=error)
+
+
+def _part(session: str, *entries: TimelineEntry, **facts: str | float | int) -> TimelinePart:
+    return TimelinePart(head=TimelineHead(session=session, **facts), entries=list(entries))  # type: ignore[arg-type]  # tests

@@ -1,11 +1,12 @@
-"""What the contract tests work with: a clock, principals and sessions."""
+"""What the contract tests work with: a clock, principals, sessions and tasks."""
 
 from dataclasses import dataclass
 from typing import Any
 
+from session_store.ports.tasks import Task
 from session_store.session import ClientFacts, Context, Principal, Provenance, Session, new_session_id
 
-__all__ = ["ALICE", "BOB", "FakeClock", "a_session"]
+__all__ = ["ALICE", "BOB", "FakeClock", "a_session", "a_task"]
 
 ALICE = Principal(issuer="api-key", subject="alice")
 BOB = Principal(issuer="api-key", subject="bob")
@@ -39,3 +40,24 @@ def a_session(clock: FakeClock, **fields: Any) -> Session:
         "context": Context(workspace="w", permissions=("read",), provenance=Provenance(workspace="authenticated")),
     }
     return Session(**(values | fields))
+
+
+def a_task(clock: FakeClock, **fields: Any) -> Task:
+    """A task created now, with some of everything in it."""
+    values: dict[str, Any] = {
+        "id": new_session_id(),
+        "session_id": new_session_id(),
+        "principal": ALICE,
+        "origin": "0f1e2d3c",
+        "endpoint": "/mcp",
+        "server": "files",
+        "tool": "search",
+        "created_at": clock(),
+        "updated_at": clock(),
+        "ttl_s": 100.0,
+        "poll_ms": 1_000,
+        "request": b'{"name":"search","arguments":{"q":"\xc3\xbc"}}',
+        "questions": b'{"q1":{}}',
+        "result": b"\x00\xff",
+    }
+    return Task(**(values | fields))

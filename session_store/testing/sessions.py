@@ -1,4 +1,4 @@
-"""The contract of a `SessionStore`, as pytest classes to inherit from."""
+"""The contract of a `SessionStore` and of the state of its sessions, as a pytest class to inherit from."""
 
 import asyncio
 
@@ -6,7 +6,9 @@ import pytest
 
 from session_store.metadata import MAX_METADATA_BYTES, InvalidMetadata
 from session_store.ports.backend import Backend
+from session_store.ports.errors import SessionGone
 from session_store.ports.sessions import SessionStore
+from session_store.ports.state import MAX_INTEGER, MAX_KEY_BYTES, MAX_STATE_BYTES, MAX_VALUE_BYTES, InvalidState
 from session_store.session import ANONYMOUS
 from session_store.testing.samples import ALICE, BOB, FakeClock, a_session
 
@@ -15,7 +17,7 @@ __all__ = ["SessionStoreContract"]
 
 @pytest.mark.anyio
 class SessionStoreContract:
-    """What any `SessionStore` does."""
+    """What any `SessionStore` and its `StateStore` do."""
 
     @pytest.fixture
     def clock(self) -> FakeClock:
@@ -229,3 +231,93 @@ class SessionStoreContract:
         first = await store.page(limit=4)
         rest = await store.page(after=first[-1].id, limit=100)
         assert [s.id for s in (*first, *rest)] == ids
+
+    # -- state
+
+    async def test_state_is_there_key_by_key(self, backend: Backend, clock: FakeClock) -> None:
+        session, other = [await backend.sessions.create(a_session(clock)) for _ in range(2)]
+        state = backend.state
+        await state.set(session.id, "b", b'{"x":[1,null,"\xc3\xbc"]}')
+        await state.set(session.id, "a", b"1")
+        assert await state.get(session.id, "b") == b'{"x":[1,null,"\xc3\xbc"]}'
+        assert await state.keys(session.id) == ["a", "b"] and await state.size(session.id) == 3 + 19
+        assert await state.keys(other.id) == [] and await state.size(other.id) == 0
+        assert await state.get(other.id, "a") is None
+        assert [await state.delete(session.id, "a") for _ in range(2)] == [True, False]
+        assert await state.get(session.id, "a") is None
+
+    async def test_increments_are_exact_and_integers_only(self, backend: Backend, clock: FakeClock) -> None:
+        session, state = await backend.sessions.create(a_session(clock)), backend.state
+        sums = await asyncio.gather(*(state.increment(session.id, "n", 2) for _ in range(50)))
+        assert sorted(sums) == list(range(2, 102, 2))
+        assert await state.increment(session.id, "n", -100) == 0
+        assert await state.get(session.id, "n") == b"0"
+        for value in (b'"1"', b"1.0", b"null", b"[]"):
+            await state.set(session.id, "t", value)
+            with pytest.raises(InvalidState, match="integer"):
+                await state.increment(session.id, "t", 1)
+            assert await state.get(session.id, "t") == value
+        assert await state.increment(session.id, "big", MAX_INTEGER) == MAX_INTEGER
+        for by in (1, MAX_INTEGER, MAX_INTEGER * 4):
+            with pytest.raises(InvalidState, match="64-bit"):
+                await state.increment(session.id, "big", by)
+        assert await state.get(session.id, "big") == str(MAX_INTEGER).encode()
+
+    async def test_compare_and_set_has_one_winner(self, backend: Backend, clock: FakeClock) -> None:
+        session, state = await backend.sessions.create(a_session(clock)), backend.state
+        won = await asyncio.gather(*(state.compare_and_set(session.id, "k", None, b"%d" % n) for n in range(20)))
+        assert sum(won) == 1
+        value = await state.get(session.id, "k")
+        assert value == b"%d" % won.index(True)
+        assert not await state.compare_and_set(session.id, "k", b"no", b"1")
+        assert await state.compare_and_set(session.id, "k", value, None)
+        assert await state.keys(session.id) == []
+        assert await state.compare_and_set(session.id, "k", None, None)
+
+    async def test_state_has_limits_and_beyond_them_nothing_changes(self, backend: Backend, clock: FakeClock) -> None:
+        session, state = await backend.sessions.create(a_session(clock)), backend.state
+        full = b'"' + b"x" * (MAX_VALUE_BYTES - 2) + b'"'
+        await state.set(session.id, "k", full)
+        with pytest.raises(InvalidState, match=str(MAX_VALUE_BYTES)):
+            await state.set(session.id, "k", full + b" ")
+        for key in ("", "x" * (MAX_KEY_BYTES + 1), "\ud800"):
+            with pytest.raises(InvalidState, match="key"):
+                await state.set(session.id, key, b"1")
+        fits = MAX_STATE_BYTES // (MAX_VALUE_BYTES + 3)
+        for n in range(1, fits):
+            await state.set(session.id, f"k{n:02}", full)
+        with pytest.raises(InvalidState, match=str(MAX_STATE_BYTES)):
+            await state.set(session.id, "one too many", full)
+        with pytest.raises(InvalidState, match=str(MAX_STATE_BYTES)):
+            await state.compare_and_set(session.id, "one too many", None, full)
+        assert len(await state.keys(session.id)) == fits
+        await state.set(session.id, "k01", b"1")
+        await state.set(session.id, "one too many", full)
+
+    async def test_a_full_state_takes_no_new_number(self, backend: Backend, clock: FakeClock) -> None:
+        session, state = await backend.sessions.create(a_session(clock)), backend.state
+        left = MAX_STATE_BYTES
+        n = 0
+        while left > 10:
+            size = min(MAX_VALUE_BYTES, left - 3)
+            await state.set(session.id, f"{n:03}", b"9" * size)
+            left, n = left - 3 - size, n + 1
+        with pytest.raises(InvalidState, match=str(MAX_STATE_BYTES)):
+            await state.increment(session.id, "x" * 20, 1)
+        assert "x" * 20 not in await state.keys(session.id)
+
+    async def test_state_goes_with_its_session(self, backend: Backend, clock: FakeClock) -> None:
+        ended, expired = [await backend.sessions.create(a_session(clock, idle_ttl_s=10.0)) for _ in range(2)]
+        for session in (ended, expired):
+            await backend.state.set(session.id, "k", b"1")
+        await backend.sessions.end(ended.id)
+        clock.pass_time(10)
+        for session in (ended, expired):
+            for operation in (
+                backend.state.get(session.id, "k"),
+                backend.state.set(session.id, "k", b"2"),
+                backend.state.increment(session.id, "k", 1),
+                backend.state.keys(session.id),
+            ):
+                with pytest.raises(SessionGone):
+                    await operation
