@@ -262,15 +262,15 @@ class Conversation(Peer):
 
     def refused(self, request_id: int | str, reason: str, status: int = 0) -> None:
         self._own.fail(request_id, UpstreamUnavailable(reason, status=status))
-        if isinstance(request_id, int) and request_id in self.calls.sent:
-            self.fail(self.calls.sent[request_id], *_error_of(status, reason))
+        if (exchange := self.calls.find(request_id)) is not None:
+            self.fail(exchange, *_error_of(status, reason))
 
     def unsent(self, link: Link, request_id: int | str | None, reason: str) -> None:
         # Other calls may still be answered over the old link; whatever is sent now goes over another one.
         self._links.forgotten(link)
         if request_id is not None:
             self._own.fail(request_id, LinkClosed(reason))
-        exchange = self.calls.sent.get(request_id) if isinstance(request_id, int) else None
+        exchange = self.calls.find(request_id)
         if exchange is None:
             return
         request = exchange.take_request()

@@ -102,6 +102,14 @@ class Calls:
         """Whether the server has it."""
         return self._sent.get(exchange.number) is exchange
 
+    def find(self, number: object) -> Exchange | None:
+        """Return the call that the server has under that number. Only this one leaves the fast path."""
+        if not isinstance(number, int):
+            return None
+        if (fast := self.fast.get(number)) is not None:
+            fast.fall_back()
+        return self._sent.get(number)
+
     def take(self, number: object) -> Exchange | None:
         """Remove and return the call that the server has under that number."""
         exchange = self._sent.pop(number, None) if isinstance(number, int) else None

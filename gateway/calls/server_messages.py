@@ -187,7 +187,7 @@ class _Router(ABC):
         self, conversation: Conversation, stream: int | str | None
     ) -> tuple[LiveSession | None, Exchange | None]:
         """As `_addressee`, for a message that came on that stream."""
-        exchange = conversation.calls.sent.get(stream) if isinstance(stream, int) else None
+        exchange = conversation.calls.find(stream)
         if exchange is None or exchange.is_subscription:
             return self._addressee(conversation)
         return live_session_of(exchange), exchange
@@ -284,7 +284,7 @@ def _calls(conversation: Conversation) -> list[Exchange]:
 
 def _progress(conversation: Conversation, params: Object) -> None:
     number = decode_id(params.get("progressToken", msgspec.Raw(b"null")))
-    exchange = conversation.calls.sent.get(number) if isinstance(number, int) else None
+    exchange = conversation.calls.find(number)
     if exchange is None:
         _task_progress(conversation, number, params)
         return
@@ -346,7 +346,7 @@ def _end_subscription(conversation: Conversation, params: Object) -> None:
     """The server has ended a subscription (MCP 2026-07-28, Cancellation): the only request that it may cancel. Its
     client gets the result of a stream that ended gracefully."""
     number = decode_id(params.get("requestId", msgspec.Raw(b"null")))
-    exchange = conversation.calls.sent.get(number) if isinstance(number, int) else None
+    exchange = conversation.calls.find(number)
     if exchange is not None and exchange.is_subscription:
         conversation.message(Message(jsonrpc="2.0", id=exchange.number, result=msgspec.Raw(ENDED)))
 
@@ -358,7 +358,7 @@ def _relay_subscribed(conversation: Conversation, method: str, params: Object) -
     if SUBSCRIPTION_ID not in meta:
         return False
     number = decode_id(meta[SUBSCRIPTION_ID])
-    exchange = conversation.calls.sent.get(number) if isinstance(number, int) else None
+    exchange = conversation.calls.find(number)
     if exchange is None or (method == ACKNOWLEDGED and exchange.takes_acknowledgement()):
         return True
     if exchange.listens_for(method):

@@ -54,6 +54,14 @@ def test_who_asks_for_the_calls_gets_all_of_them(asks: Any) -> None:
     assert len(calls) == 2 and calls.take(2) is fast[1].exchange
 
 
+def test_who_asks_for_one_call_gets_that_one_alone() -> None:
+    calls = Calls()
+    one, other = Fast(calls, 1), Fast(calls, 2)
+    assert calls.find("1") is None and calls.find(3) is None and len(calls.fast) == 2
+    assert calls.find(1) is one.exchange is not None and calls.find(1) is one.exchange
+    assert other.exchange is None and calls.fast == {2: other}
+
+
 def test_only_those_that_are_slow_leave_when_the_calls_are_looked_at() -> None:
     calls, waiting = Calls(), a_call()
     calls.wait(waiting)
