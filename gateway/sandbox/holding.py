@@ -1,7 +1,9 @@
 """What of the configured sandboxes holds on this machine, and what a server's configuration names in vain."""
 
+import json
 import logging
 import subprocess
+import sys
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache
@@ -15,11 +17,11 @@ from gateway.sandbox.enclosures import TRUSTS, Enclosures, enclosures_of
 from gateway.sandbox.own_files import opened
 from transports.upstream.delegation import OFF, Delegation, look
 from transports.upstream.walls.kernel import Kernel, probe
-from transports.upstream.walls.kernel_program import ask_kernel
 from transports.upstream.walls.spec import Walls
 
 __all__ = [
     "Holding",
+    "ask_kernel",
     "holding_of",
     "holdings",
     "holdings_of",
@@ -31,6 +33,15 @@ __all__ = [
 ]
 
 _CONTROLLERS: Final = {"memory": "memory", "pids": "process", "cpu": "processor"}
+_ROOT: Final = str(Path(__file__).parents[2])
+_PROBE: Final = """
+import json, sys
+from dataclasses import asdict
+sys.path.append(sys.argv[1])
+from transports.upstream.walls.kernel import probe
+print(json.dumps(asdict(probe(namespaces=True))))
+"""
+_PROBE_TIMEOUT_S: Final = 20.0
 
 logger = logging.getLogger(__name__)
 
@@ -66,6 +77,18 @@ def told(delegation: Delegation) -> str:
         return f"none, limits are those of each process ({delegation.lacks})"
     kept = [_CONTROLLERS[each] for each in delegation.controllers]
     return f"one for each in {delegation.root}, with {', '.join(kept) or 'no'} limits"
+
+
+def ask_kernel() -> Kernel:
+    """Ask a short process of its own what the kernel can: to try namespaces takes a fork, which a program with threads
+    should not do. Takes a tenth of a second.
+
+    Raises:
+        OSError, subprocess.SubprocessError: the process cannot be started or fails.
+    """
+    command = [sys.executable, "-I", "-S", "-X", "utf8", "-c", _PROBE, _ROOT]
+    done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, check=True, timeout=_PROBE_TIMEOUT_S)
+    return Kernel(**json.loads(done.stdout))
 
 
 @cache

@@ -6,8 +6,8 @@ from typing import Any, Final
 
 import pytest
 
+from gateway.sandbox.holding import ask_kernel
 from tests.support.walled import USERS, Outcome, run_walled
-from transports.upstream.walls.kernel_program import ask_kernel
 from transports.upstream.walls.spec import Walls
 
 __all__ = ["KERNEL", "TRY", "WHO", "Place", "needs_walls"]

@@ -14,8 +14,19 @@ import pytest
 
 from tests.requirements import requirement
 from tests.support.gateway_process import ROOT
-from transports.upstream.walls.bpf import ALLOW, NOTIFY, Decision, Match, assemble, refuse
-from transports.upstream.walls.seccomp import ATTRIBUTES, OTHERS, FilterKind, decisions, filter_for
+from transports.upstream.walls.seccomp import (
+    ALLOW,
+    ATTRIBUTES,
+    NOTIFY,
+    OTHERS,
+    Decision,
+    FilterKind,
+    Match,
+    assemble,
+    decisions,
+    filter_for,
+    refuse,
+)
 from transports.upstream.walls.system_calls import AUDIT_ARCH, LAST, NUMBERS, numbers
 
 pytestmark = pytest.mark.skipif(

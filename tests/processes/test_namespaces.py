@@ -11,12 +11,12 @@ from pathlib import Path
 
 import pytest
 
+from gateway.sandbox.holding import ask_kernel
 from tests.processes.children import DAEMON, Family, Recorder, until
 from tests.requirements import requirement
 from tests.support.walled import python_grants
 from transports.upstream.process import Command, ProcessFailed
 from transports.upstream.spawn import ForkServer
-from transports.upstream.walls.kernel_program import ask_kernel
 from transports.upstream.walls.spec import Grant, Reach, Walls
 
 KERNEL = ask_kernel()

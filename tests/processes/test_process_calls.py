@@ -12,8 +12,8 @@ import pytest
 
 from tests.requirements import requirement
 from transports.upstream.process_tree import below
+from transports.upstream.walls.gate import ProcessCalls
 from transports.upstream.walls.notifications import Listener, Notification
-from transports.upstream.walls.process_calls import ProcessCalls
 from transports.upstream.walls.system_calls import NUMBERS, numbers
 
 pytestmark = pytest.mark.skipif(

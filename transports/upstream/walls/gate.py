@@ -2,7 +2,7 @@
 
 Runs as a thread of the process's own reaper, so a server that floods its gate slows down nobody else's, and one that
 holds it up is still ended by the reaper's main thread. What is answered stands in `network_calls.py` (connections),
-`file_calls.py` (attributes of files), `watchers.py` (inotify) and `process_calls.py` (other processes).
+`file_calls.py` (attributes of files), `watchers.py` (inotify) and `ProcessCalls` (other processes).
 
 The *channel* leads to the gateway: a Unix socket of packets (SOCK_SEQPACKET), each a JSON object. To the gateway:
 `{"resolve": true}` with the descriptor of a stream or of a socket of packets on which a program asks a resolver, and
@@ -17,28 +17,29 @@ import os
 import select
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Final
 
 from transports.upstream import in_flight
+from transports.upstream.process_tree import below, parent
 from transports.upstream.walls import landlock, limits
 from transports.upstream.walls.connecting import Connections
 from transports.upstream.walls.file_calls import FileCalls
 from transports.upstream.walls.file_watch import FileWatch, watches
 from transports.upstream.walls.network_calls import NetworkCalls
 from transports.upstream.walls.notifications import Listener, Notification
-from transports.upstream.walls.process_calls import ProcessCalls
 from transports.upstream.walls.reach import ReachRules
-from transports.upstream.walls.refusals import Refusals
+from transports.upstream.walls.refusals import Refusals, Refused
 from transports.upstream.walls.routes import is_local
+from transports.upstream.walls.seccomp import OTHERS, SIGNALS
 from transports.upstream.walls.spec import Reach, Walls
 from transports.upstream.walls.system_calls import numbers
-from transports.upstream.walls.touched import Touched
 from transports.upstream.walls.watchers import Watchers
 
-__all__ = ["NOTIFIED", "Gate"]
+__all__ = ["Gate", "ProcessCalls", "Touched"]
 
-NOTIFIED: Final = ("bind", "connect", "listen", "socket")
+
+_ANNOUNCED: Final = ("bind", "connect", "listen", "socket")
 """The system calls that the filter of a process with a `Reach` has to announce. Of socket(2): for datagrams of the
 Internet, and all others of it if the process has left the machine's network."""
 
@@ -95,7 +96,7 @@ class Gate:
             **dict.fromkeys(watch.numbers if watches(walls, landlock.abi()) else (), watch.decide),
             **dict.fromkeys(processes.numbers, processes.decide),
             **dict.fromkeys(watchers.numbers, watchers.decide),
-            **{numbers()[name]: network.decide for name in NOTIFIED},
+            **{numbers()[name]: network.decide for name in _ANNOUNCED},
         }
         self._ended = _thread.allocate_lock()
         self.failed = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
@@ -214,3 +215,128 @@ class Gate:
                 self._touched.sent(len(touched))
                 return
             self._touched.sent(len(touched))
+
+
+MAX_THINGS: Final = 20_000
+_AT_ONCE: Final = 100
+_MAX_CHARS: Final = 4_096
+_MAX_BYTES: Final = 32_768
+_EVERY_S: Final = 0.1
+
+
+class Touched:
+    """Gathers what a watched process touches until it can be sent: each thing once, as `(kind, what)`, and no more than
+    a bounded number of things.
+    """
+
+    def __init__(self) -> None:
+        self._known: set[tuple[str, str]] = set()
+        self._waiting: list[tuple[str, str]] = []
+        self._next = 0.0
+
+    def add(self, kind: str, what: str) -> None:
+        """`kind` is a letter of `Grant.mode` for a path, or connect, socket or listen."""
+        thing = (kind, _text(what[:_MAX_CHARS]))
+        if thing not in self._known and len(self._known) < MAX_THINGS:
+            self._known.add(thing)
+            self._waiting.append(thing)
+
+    def peek(self, now: float, *, everything: bool = False) -> list[tuple[str, str]]:
+        """What is to be sent now. It stays until it is `sent`."""
+        if not self._waiting or (now < self._next and len(self._waiting) < _AT_ONCE and not everything):
+            return []
+        self._next = now + _EVERY_S
+        size = 0
+        found: list[tuple[str, str]] = []
+        for thing in self._waiting[:_AT_ONCE]:
+            size += 6 * len(thing[1]) + 32  # as JSON has it at most
+            if found and size > _MAX_BYTES:
+                break
+            found.append(thing)
+        return found
+
+    def sent(self, count: int) -> None:
+        """So many of the first ones have been sent."""
+        del self._waiting[:count]
+
+    def due_in(self, now: float) -> float | None:
+        """Seconds until something is to be sent. None if nothing waits."""
+        return max(0.0, self._next - now) if self._waiting else None
+
+
+def _text(what: str) -> str:
+    """A path with bytes that are no text cannot be granted in a configuration. The folder of such a file can."""
+    while not _is_text(what):
+        what = os.path.dirname(what)
+    return what
+
+
+def _is_text(what: str) -> bool:
+    try:
+        what.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+_MAX_DEPTH: Final = 10_000  # a chain of parents longer than that is a circle of reused numbers
+
+
+class ProcessCalls:
+    """Decides which processes a walled one may name. These calls carry numbers only, so the kernel makes them itself
+    once they are allowed.
+    """
+
+    def __init__(self, listener: Listener, refused: Refused) -> None:
+        self._listener = listener
+        self._refused = refused
+        table = numbers()
+        self._named = {
+            table[name]: (name, argument) for name, argument in {**OTHERS, **SIGNALS}.items() if name in table
+        }
+
+    @property
+    def numbers(self) -> Iterable[int]:
+        """The system calls that are decided here."""
+        return self._named.keys()
+
+    def decide(self, made: Notification) -> None:
+        """Let the kernel make the call, or refuse it."""
+        error = self._name(made)
+        if error:
+            self._listener.answer(made, error)
+        else:
+            self._listener.proceed(made)
+
+    def _name(self, made: Notification) -> int:
+        name, argument = self._named[made.number]
+        pid = made.integer(argument)
+        if pid > 0 and parent(pid) is None:
+            return errno.ESRCH
+        if _is_below(pid, os.getpid()) if pid > 0 else _is_group_below(-pid):
+            return 0
+        self._refused("process", name, "a process that the server did not start")
+        return errno.EPERM
+
+
+def _is_below(pid: int, ancestor: int) -> bool:
+    """True if a process or thread was started, directly or not, by the ancestor."""
+    for _ in range(_MAX_DEPTH):
+        above = parent(pid)
+        if above == ancestor:
+            return True
+        if not above:
+            return False
+        pid = above
+    return False
+
+
+def _is_group_below(group: int) -> bool:
+    """True if a process below this one is in the group. Then all of it are: groups do not cross process sessions."""
+    for pid in below([os.getpid()])[1:] if group > 1 else ():
+        try:
+            if os.getpgid(pid) == group:
+                return True
+        except OSError:  # it has just ended
+            continue
+    return False

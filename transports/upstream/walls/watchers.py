@@ -3,17 +3,124 @@ whole user.
 """
 
 import contextlib
+import ctypes
 import errno
+import fcntl
 import os
+import select
 from collections.abc import Callable, Iterable
-from typing import Final
+from typing import Any, Final
 
-from transports.upstream.walls.instances import Instance, Instances
 from transports.upstream.walls.notifications import Listener, Notification, duplicate
 from transports.upstream.walls.refusals import Refused
-from transports.upstream.walls.system_calls import call, numbers
+from transports.upstream.walls.system_calls import call, machine, numbers
 
 __all__ = ["Watchers"]
+
+
+_ADD, _MODIFY = 1, 3  # linux/eventpoll.h
+_libc: Final[Any] = ctypes.CDLL(None, use_errno=True)
+
+
+class Instance:
+    """An inotify instance. `watches`: as many as it has, or more. `used`: the thread and the descriptor that it was
+    used with last.
+    """
+
+    __slots__ = ("used", "watches")
+
+    def __init__(self) -> None:
+        self.watches = 0
+        self.used: tuple[int, int] | None = None
+
+    def use(self, thread: int, fd: int) -> None:
+        """That thread uses it with that descriptor."""
+        self.used = (thread, fd)
+
+    def add_watch(self) -> None:
+        """It has one more, or had it already, which is found out when there seem to be too many."""
+        self.watches += 1
+
+    def count(self, fd: int) -> None:
+        """Count what it has. `fd` is a descriptor of ours for it. Raises `OSError`."""
+        with open(f"/proc/self/fdinfo/{fd}", "rb") as file:
+            self.watches = sum(line.startswith(b"inotify wd:") for line in file)
+
+
+class Instances:
+    """The instances of one server that are still there.
+
+    An instance has no name that its processes cannot change, and they may hide it in a message to themselves. So it is
+    entered in an epoll, which the kernel removes it from when nobody has it any more. The entry has a number of ours,
+    which /proc shows. The epoll finds an entry again by its file and the number of the descriptor that was entered, so
+    there is one such number for all of them.
+    """
+
+    def __init__(self) -> None:
+        self._epoll = select.epoll()
+        self._entered = fcntl.fcntl(self._epoll.fileno(), fcntl.F_DUPFD_CLOEXEC, 0)
+        """The descriptor number of all entries; between them it is another one of the epoll."""
+        self._known: dict[int, Instance] = {}
+        self._last = 0
+
+    def present(self) -> list[Instance]:
+        """All of them."""
+        there = self._there()
+        self._known = {number: instance for number, instance in self._known.items() if number in there}
+        return [*self._known.values()]
+
+    def enter(self, fd: int) -> None:
+        """A new instance. Raises `OSError`."""
+        self._known[self._numbered(fd, _ADD)] = Instance()
+
+    @property
+    def watches(self) -> int:
+        """Of all of them that were there at the last look."""
+        return sum(instance.watches for instance in self._known.values())
+
+    def find(self, fd: int) -> Instance:
+        """What that descriptor of ours refers to. Raises `OSError` (ENOENT, EPERM) if it is none of them."""
+        number = self._numbered(fd, _MODIFY)
+        there = self._there()
+        gone = [self._known.pop(each) for each in list(self._known) if each not in there]
+        # Its old number is gone, and those of others that were closed meanwhile: the most that any of them had.
+        found = self._known[number] = max(gone, key=lambda each: each.watches, default=Instance())
+        return found
+
+    def _numbered(self, fd: int, how: int) -> int:
+        self._last += 1
+        event = _event()(events=0, data=self._last)
+        os.dup2(fd, self._entered, inheritable=False)
+        try:
+            if _libc.epoll_ctl(self._epoll.fileno(), how, self._entered, ctypes.byref(event)):
+                number = ctypes.get_errno()
+                raise OSError(number, os.strerror(number))
+        finally:
+            os.dup2(self._epoll.fileno(), self._entered, inheritable=False)
+        return self._last
+
+    def _there(self) -> set[int]:
+        with open(f"/proc/self/fdinfo/{self._epoll.fileno()}", "rb") as file:
+            # tfd:        7 events:        0 data:                1  pos:0 ino:40d sdev:f
+            return {int(line.split()[5], 16) for line in file if line.startswith(b"tfd:")}
+
+
+def _event() -> Any:
+    return _PackedEvent if machine() == "x86_64" else _Event
+
+
+class _Event(ctypes.Structure):
+    """struct epoll_event"""
+
+    _fields_ = (("events", ctypes.c_uint32), ("data", ctypes.c_uint64))
+
+
+class _PackedEvent(ctypes.Structure):
+    """struct epoll_event on x86_64"""
+
+    _pack_ = 1
+    _fields_ = (("events", ctypes.c_uint32), ("data", ctypes.c_uint64))
+
 
 _ALWAYS: Final = 16
 _ALWAYS_WATCHES: Final = 1_024

@@ -6,7 +6,7 @@ import struct
 import pytest
 
 from tests.requirements import requirement
-from transports.upstream.walls.bpf import ALLOW, Match, Return, assemble, refuse
+from transports.upstream.walls.seccomp import ALLOW, Match, Return, assemble, refuse
 
 X86_64, LAST = 0xC000_003E, 469
 
