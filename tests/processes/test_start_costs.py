@@ -10,7 +10,7 @@ from tests.processes.children import Recorder, until
 from tests.processes.places import needs_walls
 from tests.requirements import requirement
 from tests.support.walled import python_for, python_grants
-from transports.upstream.oom_score import OOM_SCORE
+from transports.upstream.fork_server import OOM_SCORE
 from transports.upstream.process import Command, Process
 from transports.upstream.process_tree import parent
 from transports.upstream.spawn import ForkServer

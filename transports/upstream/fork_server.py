@@ -36,7 +36,7 @@ import select
 import signal
 import socket
 import sys
-from collections.abc import Container
+from collections.abc import Callable, Container
 from typing import Final, NoReturn
 
 sys.path.append(os.path.abspath(__file__ + "/../../.."))  # where `transports` is: there are no site packages
@@ -44,7 +44,6 @@ sys.path.append(os.path.abspath(__file__ + "/../../.."))  # where `transports` i
 from transports.upstream.cgroups import Groups
 from transports.upstream.delegation import Delegation
 from transports.upstream.head_count import LOOK_MS, Starts
-from transports.upstream.oom_score import OomScore
 from transports.upstream.process_tree import RESCAN_MS, Wakeups, below, children, kill, prctl
 from transports.upstream.prototypes import ANNOUNCES, REQUEST, Prepared, Prototypes, close_all_but
 from transports.upstream.reaper import Reaper
@@ -53,17 +52,56 @@ from transports.upstream.walls.build import prepare
 from transports.upstream.walls.kernel import probe
 from transports.upstream.walls.namespaces import fork_apart, own_mounts
 
-__all__ = ["main"]
+__all__ = ["OOM_SCORE", "main"]
 
 _PR_SET_DUMPABLE: Final = 4
 _PR_SET_CHILD_SUBREAPER: Final = 36
 _NOT_KNOWN: Final = "the fork server does not know the prototype of its walls"
 
+OOM_SCORE: Final = 500
+"""Of 1000."""
+
+
+class _OomScore:
+    """Lets servers behind walls with their reapers be ended before the gateway when memory runs out. A process that
+    cannot look into itself in /proc any more has to make it before.
+
+    A process inherits the score. So the fork server takes that of a server for the moment of the fork, which is two
+    writes to a file that it holds open: a new process would have to open its own.
+    """
+
+    def __init__(self) -> None:
+        self._error: OSError | None = None
+        try:
+            self._file = os.open("/proc/self/oom_score_adj", os.O_RDWR)
+            self._own = int(os.read(self._file, 16))
+        except OSError as error:
+            self._error = error
+
+    def fork(self, fork: Callable[[], int]) -> int:
+        """Fork a process that is ended first, as are those that it starts. Raises `OSError`."""
+        if self._error is not None:
+            raise self._error
+        self._write(max(self._own, OOM_SCORE))
+        pid = -1
+        try:
+            pid = fork()
+        finally:
+            if pid == 0:
+                os.close(self._file)  # it is that of the parent
+            else:
+                with contextlib.suppress(OSError):  # this process may keep the higher one then
+                    self._write(self._own)
+        return pid
+
+    def _write(self, score: int) -> None:
+        os.write(self._file, b"%d" % score)
+
 
 class _Starter:
     """Takes the requests of the gateway, and forks a reaper for each."""
 
-    def __init__(self, requests: socket.socket, groups: Groups, oom_score: OomScore) -> None:
+    def __init__(self, requests: socket.socket, groups: Groups, oom_score: _OomScore) -> None:
         self.gateway = _open_parent()
         self.wakeups = Wakeups()
         self.reapers: dict[int, bool] = {}  # True: its server has walls, and may have to count
@@ -140,7 +178,7 @@ def _fail(control: int, why: str, *, prepared: bool) -> None:
         os.write(control, json.dumps({"failed": why, "prepared": prepared}).encode() + b"\n")
 
 
-def _serve(requests: socket.socket, groups: Groups, oom_score: OomScore) -> None:
+def _serve(requests: socket.socket, groups: Groups, oom_score: _OomScore) -> None:
     """Fork a reaper per request until the gateway is gone, then wait for the last reaper to be done."""
     starter = _Starter(requests, groups, oom_score)
     reapers, prototypes = starter.reapers, starter.prototypes
@@ -208,7 +246,7 @@ def main() -> None:
         signal.signal(number, signal.SIG_IGN)  # only the end of our sockets ends us
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
     prctl(_PR_SET_CHILD_SUBREAPER, 1)
-    oom_score = OomScore()
+    oom_score = _OomScore()
     # A reaper reads what its server's environment is to be, secrets included: no other server of this user may look
     # into it. Inherited through fork(2), and undone by the server's exec(2).
     prctl(_PR_SET_DUMPABLE, 0)

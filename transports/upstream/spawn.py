@@ -16,10 +16,10 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Protocol, Self
 
-from transports.upstream import in_flight
 from transports.upstream.delegation import OFF, Delegation, take
 from transports.upstream.process import KILL_TIMEOUT_S, REAPER_LOST, Command, LineSink, Process, ProcessFailed
 from transports.upstream.prototypes import REQUEST, Announced
+from transports.upstream.walls import limits
 from transports.upstream.walls.spec import Reach, Walls
 
 __all__ = ["ForkServer", "Gates"]
@@ -207,7 +207,7 @@ class ForkServer:
             try:
                 while True:
                     try:
-                        with in_flight.raised():
+                        with limits.raised_files():
                             number = self._announced.number(requests, prototype)
                             socket.send_fds(requests, [REQUEST.pack(kind, number)], fds)
                         return

@@ -11,10 +11,9 @@ from time import monotonic
 from typing import Any, Final
 
 from transports.jsonrpc import InvalidMessage, Message, parse_lenient
-from transports.upstream.line_budget import LineBudget, log_line
 from transports.upstream.process import Command, Process, ProcessFailed
 from transports.upstream.spawn import ForkServer
-from transports.upstream.unreadable import answered_by, meant_by
+from transports.upstream.unreadable import LineBudget, answered_by, log_line, meant_by
 from transports.upstream_port import ConnectOptions, Link, LinkClosed, LinkEvents, UpstreamUnavailable
 
 __all__ = ["INHERITED", "StdioLink", "StdioUpstream"]

@@ -18,9 +18,8 @@ from transports.jsonrpc import Message, Object, decode_exact, decode_id, parse
 from transports.mirrored_headers import argument_headers, encode_value, unknown_headers
 from transports.sse import TooLarge
 from transports.tasks import Tasks
-from transports.upstream.http_replies import ReplyReader, error_text, skim
-from transports.upstream.line_budget import LineBudget
-from transports.upstream.reconnection import StreamPlace, pause_s
+from transports.upstream.http_replies import ReplyReader, StreamPlace, error_text, pause_s, skim
+from transports.upstream.unreadable import LineBudget
 from transports.upstream_port import ConnectOptions, LinkClosed, LinkEvents, is_about_content
 from transports.wire_methods import NAME_SOURCES
 

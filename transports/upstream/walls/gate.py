@@ -20,7 +20,6 @@ import time
 from collections.abc import Callable, Iterable
 from typing import Final
 
-from transports.upstream import in_flight
 from transports.upstream.process_tree import below, parent
 from transports.upstream.walls import landlock, limits
 from transports.upstream.walls.connecting import Connections
@@ -37,7 +36,6 @@ from transports.upstream.walls.system_calls import numbers
 from transports.upstream.walls.watchers import Watchers
 
 __all__ = ["Gate", "ProcessCalls", "Touched"]
-
 
 _ANNOUNCED: Final = ("bind", "connect", "listen", "socket")
 """The system calls that the filter of a process with a `Reach` has to announce. Of socket(2): for datagrams of the
@@ -183,7 +181,7 @@ class Gate:
     def _send_client(self, client: socket.socket) -> int:
         """Hand a program that asks a resolver to the gateway's. An errno, or 0."""
         try:
-            with in_flight.raised():
+            with limits.raised_files():
                 socket.send_fds(self._channel, [b'{"resolve": true}'], [client.fileno()])
         except BlockingIOError:  # the gateway has enough of them
             return errno.ECONNREFUSED

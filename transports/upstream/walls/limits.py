@@ -1,15 +1,16 @@
 """What a server's processes may use up, and the authority that they lose: rlimits and capabilities."""
 
+import contextlib
 import ctypes
 import resource
 import struct
+from collections.abc import Iterator
 from typing import Final
 
-from transports.upstream.in_flight import below_ours
 from transports.upstream.walls.spec import Limits
 from transports.upstream.walls.system_calls import call
 
-__all__ = ["drop_capabilities", "forbid_new_privileges", "limit"]
+__all__ = ["drop_capabilities", "forbid_new_privileges", "limit", "raised_files"]
 
 _PR_SET_NO_NEW_PRIVS, _PR_CAP_AMBIENT = 38, 47
 _AMBIENT_CLEAR_ALL: Final = 4
@@ -34,7 +35,7 @@ def limit(limits: Limits) -> None:
     if limits.memory_bytes is not None:
         wanted[resource.RLIMIT_DATA] = limits.memory_bytes
     if limits.files is not None:
-        wanted[resource.RLIMIT_NOFILE] = below_ours(limits.files)
+        wanted[resource.RLIMIT_NOFILE] = _below_ours(limits.files)
     if limits.cpu_s is not None:
         wanted[resource.RLIMIT_CPU] = limits.cpu_s
     timers = resource.getrlimit(resource.RLIMIT_SIGPENDING)[1]
@@ -42,6 +43,11 @@ def limit(limits: Limits) -> None:
     for which, most in wanted.items():
         hard = _lower(most + _CPU_GRACE_S if which == resource.RLIMIT_CPU else most, resource.getrlimit(which)[1])
         resource.setrlimit(which, (min(most, hard), hard))
+
+
+def _below_ours(files: int) -> int:
+    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    return files if hard == resource.RLIM_INFINITY else min(files, hard * 3 // 4)
 
 
 def _lower(most: int, hard: int) -> int:
@@ -64,3 +70,22 @@ def drop_capabilities() -> None:
     if effective or permitted or any(others):
         call("capset", _OF_THIS_THREAD, struct.pack("=6I", effective & _KEPT, permitted & _KEPT, 0, 0, 0, 0))
         call("prctl", _PR_CAP_AMBIENT, _AMBIENT_CLEAR_ALL, 0, 0, 0)
+
+
+@contextlib.contextmanager
+def raised_files() -> Iterator[None]:
+    """Raise the limit of open files as high as it may be meanwhile, to send descriptors through sockets. It is that of
+    all threads, and harms none.
+
+    The kernel counts the descriptors of a user that nobody has received yet, and refuses one more to a process whose
+    own limit of open files is exceeded. Any process of the user can fill the count up to its own limit, so that of a
+    server is lower than what its reaper and the gateway may have.
+    """
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with contextlib.suppress(OSError, ValueError):  # there are systems that do not take their own hard limit
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    try:
+        yield
+    finally:
+        with contextlib.suppress(OSError, ValueError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))

@@ -36,7 +36,6 @@ from transports.upstream.walls.system_calls import numbers
 
 __all__ = ["NetworkCalls"]
 
-
 _KIND: Final = 0xF  # of socket(2)'s second argument, without flags
 _ACCEPT_S: Final = 0.5
 _MAX_OWN_LISTENERS: Final = 64

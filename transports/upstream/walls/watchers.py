@@ -17,7 +17,6 @@ from transports.upstream.walls.system_calls import call, machine, numbers
 
 __all__ = ["Watchers"]
 
-
 _ADD, _MODIFY = 1, 3  # linux/eventpoll.h
 _libc: Final[Any] = ctypes.CDLL(None, use_errno=True)
 

@@ -8,9 +8,9 @@ import pytest
 from session_store.metadata import output_scrubber
 from tests.requirements import requirement
 from transports.testing import RecordedEvents
-from transports.upstream.line_budget import MOST_KINDS, LineBudget
 from transports.upstream.process import Process
 from transports.upstream.stdio import StdioLink
+from transports.upstream.unreadable import MOST_KINDS, LineBudget
 
 SECRET = "ghp_abcdefghijklmnop"
 MESSAGE = b'{"jsonrpc":"2.0","id":1,"result":{}}'
