@@ -173,7 +173,7 @@ OF_LIBRARIES: set[tuple[str, str]] = {
     ("gateway/observability/queued_output.py", "sys.stderr"),
     ("gateway/protocol/uris.py", "options.log_errors"),
     ("gateway/protocol/uris.py", "options.max_mem"),
-    ("gateway/sandbox/shell_commands.py", "reader.whitespace_split"),
+    ("gateway/sandbox/package_command.py", "reader.whitespace_split"),
     ("gateway/serving/uvicorn_server.py", "self._operators[0].should_exit"),
     ("session_store/redis/connection.py", "error.__cause__"),
     ("transports/inbound/http_connection.py", "cycle.transport"),

@@ -21,7 +21,7 @@ from gateway.calls.last_words import MOST_LINES, newest
 from gateway.calls.live_session import LiveSessions
 from gateway.cluster.ownership import Cluster
 from gateway.observability.metrics import Metrics
-from gateway.sandbox.session_refusals import RefusedRow
+from gateway.sandbox.refused import RefusedRow
 from gateway.sessions.returns import UnreturningClient
 from gateway.upstreams.upstream import ConfiguredUpstream
 from gateway.version import __version__

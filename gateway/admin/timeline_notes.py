@@ -10,7 +10,7 @@ from typing import Final
 from gateway.admin.explained_failures import refused_near
 from gateway.admin.formatting import took
 from gateway.admin.reports import TimelineRow
-from gateway.sandbox.session_refusals import RefusedRow
+from gateway.sandbox.refused import RefusedRow
 
 __all__ = ["notes_of"]
 

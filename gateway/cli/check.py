@@ -35,8 +35,8 @@ def check(
     """
     from gateway.config.keyring import key_ring
     from gateway.doctor.workspaces import check_workspaces
+    from gateway.sandbox.enclosures import own_files
     from gateway.sandbox.holding import holdings_of, refuse_cgroup, refuse_open, refuse_unheld
-    from gateway.sandbox.own_files import own_files
     from transports.upstream.delegation import look
 
     try:

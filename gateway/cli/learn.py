@@ -22,7 +22,7 @@ from gateway.config.settings import ConfigurationError, load
 from gateway.config.upstreams import UpstreamSettings
 from gateway.observability.visible import as_json, visible_line
 from gateway.protocol.methods import METHODS
-from gateway.sandbox.learnt import Learnt, united
+from gateway.sandbox.learning import Learnt, united
 from gateway.sandbox.package_command import parse
 from transports.upstream.process import Process, ProcessFailed
 from transports.upstream.walls.kernel import probe

@@ -5,8 +5,8 @@ from pathlib import Path
 
 from gateway.config.settings import ConfigurationError, Settings
 from gateway.doctor.findings import Finding, failure, ok, warning
+from gateway.sandbox.enclosures import own_files
 from gateway.sandbox.holding import Holding, holdings_of, refuse_cgroup, told
-from gateway.sandbox.own_files import own_files
 from transports.upstream.delegation import look
 
 __all__ = ["check_sandboxes"]

@@ -11,7 +11,7 @@ from typing import Any, Final, Literal
 
 import re2 as re
 
-__all__ = ["MAX_QUERY_BYTES", "TTL_S", "Outcome", "Query", "load", "read_query"]
+__all__ = ["MAX_QUERY_BYTES", "Outcome", "Query", "load", "read_query"]
 
 MAX_QUERY_BYTES: Final = 4_096
 """A question has a name of 255 bytes at most. Programs add some options."""

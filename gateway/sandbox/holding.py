@@ -13,8 +13,7 @@ from typing import Final
 from gateway.config.faults import ConfigurationError
 from gateway.config.sandbox import Sandbox
 from gateway.config.settings import Settings
-from gateway.sandbox.enclosures import TRUSTS, Enclosures, enclosures_of
-from gateway.sandbox.own_files import opened
+from gateway.sandbox.enclosures import TRUSTS, Enclosures, enclosures_of, opened
 from transports.upstream.delegation import OFF, Delegation, look
 from transports.upstream.walls.kernel import Kernel, probe
 from transports.upstream.walls.spec import Walls
@@ -31,6 +30,7 @@ __all__ = [
     "refuse_unheld",
     "told",
 ]
+
 
 _CONTROLLERS: Final = {"memory": "memory", "pids": "process", "cpu": "processor"}
 _ROOT: Final = str(Path(__file__).parents[2])

@@ -10,30 +10,33 @@ if it would widen what the package's sessions may read.
 
 import asyncio
 import hashlib
+import ipaddress
 import json
 import logging
 import os
 import re
 import shlex
 import shutil
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Final, Protocol
+from typing import Any, Final, Literal, Protocol
+from urllib.parse import urlsplit
 
-from gateway.sandbox.foreign_files import plain, read_plain
+import msgspec
+
+from gateway.sandbox.foreign_files import plain, read_plain, write_new
 from gateway.sandbox.lookups import Lookups
-from gateway.sandbox.npm_settings import npm_settings, without_keys
-from gateway.sandbox.npm_tree import name_in, packages_of
 from gateway.sandbox.package_command import PackageCommand
 from gateway.sandbox.package_folder import FetchedPackage, remove
 from gateway.sandbox.package_run import FetchFailed, run
-from gateway.sandbox.registries import places_of, registries_of
 from transports.upstream.process import Command
 from transports.upstream.spawn import ForkServer
+from transports.upstream.walls.reach import shown
 from transports.upstream.walls.spec import Walls
 
-__all__ = ["FetchRequest", "FetchWalls", "NotForAll", "PackageFetcher"]
+__all__ = ["FetchRequest", "NotForAll", "PackageFetcher", "places_of", "registries_of", "without_keys"]
+
 
 logger = logging.getLogger(__name__)
 
@@ -383,3 +386,127 @@ async def _remove_all(folders: Iterable[Path]) -> None:
 
 def _digest(facts: Any) -> str:
     return hashlib.blake2b(json.dumps(facts, sort_keys=True).encode(), digest_size=16).hexdigest()
+
+
+_SECRET_NPM_SETTINGS: Final = ("_", "cert", "email", "key", "otp", "password", "username")
+
+
+def npm_settings(variables: Mapping[str, str], home: str) -> list[str]:
+    """The operator's file of npm's settings."""
+    given = next((v for k, v in variables.items() if k.lower() == "npm_config_userconfig"), "")
+    path = given or str(Path(home, ".npmrc"))
+    return [path] if os.path.isfile(path) else []
+
+
+def without_keys(variables: Mapping[str, str], home: str, copy: Path) -> dict[str, str]:
+    """The environment of an npm that runs code of packages: with the operator's settings, without access to
+    registries. Raises `OSError`."""
+    settings = copy / "npmrc"
+    write_new(copy, settings, _without_access(npm_settings(variables, home)))
+    ours = {
+        "HOME": str(copy / "home"),
+        "npm_config_cache": str(copy / "npm"),
+        "npm_config_update_notifier": "false",
+        "npm_config_userconfig": str(settings),
+    }
+    return {k: v for k, v in variables.items() if not _gives_access(_npm_setting(k))} | ours
+
+
+def _npm_setting(variable: str) -> str:
+    """The setting of npm that a variable has; empty if it has none."""
+    name = variable.lower()
+    return name.removeprefix("npm_config_") if name.startswith("npm_config_") else ""
+
+
+def _without_access(files: Sequence[str]) -> str:
+    """npm's settings without what gives access to a registry: install scripts can read them."""
+    lines = [line for path in files for line in Path(path).read_text("utf-8", "replace").splitlines()]
+    return "".join(f"{line}\n" for line in lines if not _gives_access(line.partition("=")[0]))
+
+
+def _gives_access(setting: str) -> bool:
+    """Whether a setting of npm belongs to one registry, or is secret by its name."""
+    return setting.strip().lower().startswith(("//", *_SECRET_NPM_SETTINGS))
+
+
+_MAX_LOCK: Final = 64 << 20
+
+
+class _Lock(msgspec.Struct):
+    """The part of npm's file that is used: packages by their place in the tree."""
+
+    packages: dict[str, dict[str, Any]]
+
+
+_lock: Final = msgspec.json.Decoder(_Lock)
+
+
+def packages_of(tree: Path, copy: Path) -> dict[str, dict[str, Any]]:
+    """The packages of a tree by their place in it, as npm has noted them. Scripts of another tree may have run."""
+    try:
+        found = read_plain(copy, tree / "node_modules" / ".package-lock.json", _MAX_LOCK)
+        return _lock.decode(found).packages
+    except FileNotFoundError:
+        return {}
+    except (OSError, msgspec.DecodeError) as error:
+        raise FetchFailed(f"what npm has noted of its packages cannot be read: {error}") from None
+
+
+def name_in(place: str, package: Mapping[str, Any]) -> str:
+    """How npm is told of one package of a tree."""
+    name = package.get("name") or place.rpartition("node_modules/")[2]
+    return f"{name}@{package['version']}"
+
+
+_OWN: Final[Mapping[str, tuple[tuple[str, int], ...]]] = {
+    "npm": (("registry.npmjs.org", 443),),
+    "uv": (("pypi.org", 443), ("files.pythonhosted.org", 443)),
+}
+"""Those that the tools use if nobody names others. Some packages of Python install a part by npm."""
+
+_URL: Final = re.compile(r"https?://[^\s\"'<>,\]]+", re.IGNORECASE)
+_MAX_FILE_BYTES: Final = 1 << 20
+
+
+def registries_of(
+    kind: Literal["npm", "uv"], words: Iterable[str], variables: Mapping[str, str], files: Iterable[Path]
+) -> frozenset[tuple[str, int]]:
+    """Return which registries and proxies npx and uvx use on this machine, as hosts and ports: those in URLs in the
+    words of a command, in variables for fetches, and in files of settings.
+
+    The operator has named them, in files and variables of npm and uv, or the tools name them themselves. Their
+    addresses may be private, or special in another way: a mirror in the operator's network, or a name that the
+    machine's own hosts file leads to a proxy.
+    """
+    texts = [*words, *variables.values(), *_texts_of(files)]
+    return frozenset((*_OWN[kind], *_OWN["npm"], *(place for text in texts for place in _places_in(text))))
+
+
+async def places_of(registries: Iterable[tuple[str, int]], lookups: Lookups) -> tuple[str, ...]:
+    """Their addresses with ports, as they are written in `sandbox.reach`. A name that cannot be looked up has none."""
+    known = sorted(registries)
+    found = await asyncio.gather(*(lookups.find(host) for host, _ in known))
+    return tuple(
+        shown(ipaddress.ip_address(address), port)
+        for (_, port), result in zip(known, found, strict=True)
+        for address in result.addresses
+    )
+
+
+def _places_in(text: str) -> Iterator[tuple[str, int]]:
+    for url in _URL.findall(text):
+        try:
+            parts = urlsplit(url)
+            if parts.hostname:
+                yield parts.hostname, parts.port or (80 if parts.scheme == "http" else 443)
+        except ValueError:  # it has "${VARIABLE}" as its port, or is no URL
+            continue
+
+
+def _texts_of(files: Iterable[Path]) -> Iterator[str]:
+    for path in files:
+        try:
+            if path.stat().st_size <= _MAX_FILE_BYTES:
+                yield path.read_text("utf-8", "replace")
+        except OSError:  # it is not there
+            continue

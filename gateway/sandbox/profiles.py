@@ -1,25 +1,26 @@
 """Makes the walls around a server's processes: of its profile, what its program needs, and the folder of a session."""
 
+import contextlib
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
 from gateway.config.sandbox import Sandbox
 from gateway.config.upstreams import UpstreamSettings
+from gateway.sandbox.foreign_files import read_plain
 from gateway.sandbox.named_paths import NamedPaths, named_paths
-from gateway.sandbox.package_command import parse
+from gateway.sandbox.package_command import parse, placed_commands
 from gateway.sandbox.runtime_paths import module_of, runtime_paths
-from gateway.sandbox.shell_commands import placed_commands
 from gateway.sandbox.system_paths import OwnLink, followed, real, system_grants
-from gateway.sandbox.withheld import without_withheld
 from transports.upstream.stdio import HOME
 from transports.upstream.walls.paths import is_within
 from transports.upstream.walls.spec import Grant, Limits, Reach, Walls
 
-__all__ = ["Enclosure", "OwnFolder", "Process", "enclosure_of"]
+__all__ = ["Enclosure", "OwnFolder", "WallsOfFetches", "enclosure_of", "without_withheld"]
+
 
 _OWN_FILES: Final[Mapping[str, str]] = {"@modelcontextprotocol/server-memory": "MEMORY_FILE_PATH"}
 """Packages whose program keeps its data beside itself, and the variable that names another file."""
@@ -244,3 +245,114 @@ def _words_within(argv: Sequence[str], folder: str) -> Iterator[str]:
     """The paths that commands of a shell in the arguments name."""
     for command, place in list(placed_commands(argv, folder))[1:]:
         yield from (os.path.join(place, word) for word in command if "/" in word and not word.startswith(("-", "~")))
+
+
+_SERVERS: Final = b'"mcpServers"'
+"""What every configuration of MCP servers has in it, whatever its name: the gateway's own, or one of a client."""
+_MOST_BYTES: Final = 1 << 20
+_PUBLISHED: Final = (".example", ".sample", ".template", ".dist")
+_OF_CLIENTS: Final = (".claude", ".cursor", ".gemini", ".roo", ".vscode", ".windsurf", ".zed")
+"""Folders in which clients keep their configuration of a project."""
+_SERVERS_THERE: Final = (_SERVERS, b'"servers"')  # VS Code's
+
+
+def without_withheld(grants: Iterable[Grant], meant: Collection[str]) -> tuple[list[Grant], list[str]]:
+    """The grants of code, and the files that are left out of them. A folder in which something is withheld may be
+    listed, and what else is in it has grants of its own. Looked at are the granted folders and those on the way from
+    one to another, such as from a project to a script in it. `meant` are paths that an operator has written down."""
+    grants = list(grants)
+    granted = {grant.path for grant in grants}
+    ways = dict.fromkeys(folder for path in granted for folder in _ways(path, granted))
+    withheld = sorted({path for way in ways for path in _withheld_in(way)})
+    closed = [path for path in withheld if is_within(path, granted) and not is_within(path, meant)]
+
+    def parts(grant: Grant) -> Iterator[Grant]:
+        if is_within(grant.path, closed):
+            return
+        if is_within(grant.path, meant) or not any(is_within(path, (grant.path,)) for path in closed):
+            yield grant
+            return
+        yield grant._replace(mode="l")
+        for name in _entries(grant.path):
+            path = os.path.join(grant.path, name)
+            if not os.path.islink(path):  # what it leads to has a grant of its own, or none
+                yield from parts(grant._replace(path=path))
+
+    return [part for grant in grants for part in parts(grant)], closed
+
+
+def _ways(path: str, granted: Collection[str]) -> Iterator[str]:
+    """The path, and what lies between it and the outermost granted folder above it."""
+    above = (path, *map(str, Path(path).parents))
+    outermost = max(n for n, folder in enumerate(above) if folder in granted)
+    return iter(above[: outermost + 1])
+
+
+def _entries(folder: str) -> list[str]:
+    try:
+        return os.listdir(folder)
+    except OSError:  # no folder, or one that is closed to this user, and so to the server
+        return []
+
+
+def _withheld_in(folder: str) -> Iterator[str]:
+    """What is withheld of a folder, without symlinks."""
+    for name in _entries(folder):
+        if name in (".env", ".envrc") or name.startswith(".env."):
+            if not name.endswith(_PUBLISHED):
+                yield os.path.realpath(os.path.join(folder, name))
+        elif name.endswith(".json"):
+            yield from _with_any(os.path.join(folder, name), (_SERVERS,))
+        elif name in _OF_CLIENTS:
+            inside = os.path.join(folder, name)
+            for each in _entries(inside):
+                yield from _with_any(os.path.join(inside, each), _SERVERS_THERE)
+
+
+def _with_any(file: str, words: Iterable[bytes]) -> Iterator[str]:
+    """The file without symlinks, if one of the words is in it."""
+    path = Path(os.path.realpath(file))
+    with contextlib.suppress(OSError):
+        content = read_plain(path.parent, path, _MOST_BYTES)
+        if any(word in content for word in words):
+            yield str(path)
+
+
+_FILES = 8_192
+
+
+class WallsOfFetches:
+    """The walls of each step of a fetch. `reach` are hosts beyond public ones, and `closed` are addresses that no grant
+    opens. With `required`, nothing is fetched where the kernel lacks a part of the walls."""
+
+    def __init__(self, *, reach: Sequence[str], closed: Sequence[str], required: bool) -> None:
+        self._reach = Reach(public=True, names=True, hosts=tuple(reach), refused=tuple(closed))
+        self._required = required
+
+    def __call__(
+        self,
+        argv: Sequence[str],
+        env: Mapping[str, str],
+        *,
+        cwd: str,
+        read: Sequence[str],
+        write: str,
+        reach: Sequence[str],
+    ) -> Walls:
+        """The walls of one step (`FetchWalls`)."""
+        runtime = runtime_paths(argv[:1], env.get("PATH", ""), cwd, env.get("HOME", "/"))
+        for program in filter(os.path.isfile, read):  # the Python of an installed tool
+            runtime.include(runtime_paths((program,), "", cwd, env.get("HOME", "/")))
+        read = [*runtime.code, *(path for path in read if os.path.exists(path))]
+        return Walls(
+            profile="fetch",
+            grants=(
+                *system_grants(),
+                *(Grant(path=real(path), mode="rx", optional=True) for path in dict.fromkeys(map(real, read))),
+                Grant(path=real(write), mode="rwx"),
+            ),
+            reach=replace(self._reach, hosts=(*self._reach.hosts, *reach)),
+            limits=Limits(files=_FILES),
+            temporary=real(write),
+            required=self._required,
+        )

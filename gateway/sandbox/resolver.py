@@ -16,7 +16,7 @@ from gateway.sandbox.lookups import Lookups
 from transports.upstream.walls.reach import NameRules
 from transports.upstream.walls.spec import Reach
 
-__all__ = ["Learn", "SessionResolver"]
+__all__ = ["SessionResolver"]
 
 MAX_STREAMS: Final = 32
 MAX_AT_ONCE: Final = 4

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Final
 from urllib.parse import unquote, urlsplit
 
-from gateway.sandbox.shell_commands import placed_commands
+from gateway.sandbox.package_command import placed_commands
 from gateway.sandbox.system_paths import is_broad, real
 
 __all__ = ["RuntimePaths", "module_of", "runtime_paths"]

@@ -22,12 +22,11 @@ from gateway.relay.extensions import ExtensionRelay
 from gateway.relay.late_servers import LateServers
 from gateway.relay.visible_servers import VisibleServers
 from gateway.sandbox.enclosures import TRUSTS, Enclosures, enclosures_of, own_listeners
-from gateway.sandbox.fetch_walls import WallsOfFetches
 from gateway.sandbox.gates import SandboxGates
 from gateway.sandbox.package_fetch import PackageFetcher
 from gateway.sandbox.packages import PackageInUse, Packages, fetched_with
-from gateway.sandbox.refused import Refusals
-from gateway.sandbox.session_refusals import SessionRefusals
+from gateway.sandbox.profiles import WallsOfFetches
+from gateway.sandbox.refused import Refusals, SessionRefusals
 from gateway.serving.parts import Foundation, Servers, SessionParts
 from gateway.serving.paths import ALL, NOWHERE
 from gateway.serving.workers import worker_count

@@ -9,8 +9,8 @@ from typing import Final
 
 from gateway.config.settings import ConfigurationError
 from gateway.observability.otel import flush
+from gateway.sandbox.enclosures import own_files
 from gateway.sandbox.holding import holdings, log_holdings, refuse_cgroup, refuse_open, refuse_unheld
-from gateway.sandbox.own_files import own_files
 from gateway.serving.own_process import hide, why_in_sight
 from gateway.serving.parts import Parts
 from gateway.serving.store_watch import StoreWatch

@@ -34,7 +34,7 @@ from gateway.relay.late_servers import LateServers
 from gateway.relay.vouched import VouchedRequests
 from gateway.sandbox.enclosures import Enclosures
 from gateway.sandbox.packages import Packages
-from gateway.sandbox.session_refusals import SessionRefusals
+from gateway.sandbox.refused import SessionRefusals
 from gateway.serving.drain import Drain
 from gateway.serving.state import ServingState
 from gateway.sessions.attach import SessionAttacher

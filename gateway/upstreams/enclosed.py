@@ -10,8 +10,7 @@ from msgspec import structs
 from gateway.config.sandbox import Sandbox
 from gateway.context.link_resources import LinkResources
 from gateway.context.session_folders import SessionFolders
-from gateway.sandbox.enclosures import Enclosures
-from gateway.sandbox.own_files import opened
+from gateway.sandbox.enclosures import Enclosures, opened
 from gateway.sandbox.packages import PackageInUse
 from gateway.sandbox.profiles import Enclosure, OwnFolder
 from session_store.tool_session import SOCKET_VARIABLE

@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 
 from gateway.config.packages import PackageSettings
-from gateway.sandbox.fetch_walls import WallsOfFetches
 from gateway.sandbox.package_fetch import PackageFetcher
 from gateway.sandbox.packages import PackageInUse, Packages
+from gateway.sandbox.profiles import WallsOfFetches
 from gateway.sandbox.runtime_paths import runtime_paths
 from tests.processes.children import until
 from tests.requirements import requirement
@@ -112,7 +112,7 @@ async def test_the_loop_waits_for_no_disk_while_a_package_is_fetched(
         return call
 
     monkeypatch.setattr(os, "fsync", noted("publish", os.fsync))
-    monkeypatch.setattr("gateway.sandbox.fetch_walls.runtime_paths", noted("paths", runtime_paths))
+    monkeypatch.setattr("gateway.sandbox.profiles.runtime_paths", noted("paths", runtime_paths))
     await site.use("uvx shown")
     assert threads.keys() == {"publish", "paths"} and loops not in threads.values()
 

@@ -9,7 +9,7 @@ import pytest
 
 from gateway.config.faults import ConfigurationError
 from gateway.config.settings import GatewaySettings, Settings
-from gateway.sandbox.enclosures import enclosures_of
+from gateway.sandbox.enclosures import enclosures_of, opened, own_files
 from gateway.sandbox.holding import (
     Holding,
     holdings,
@@ -20,7 +20,6 @@ from gateway.sandbox.holding import (
     refuse_unheld,
     told,
 )
-from gateway.sandbox.own_files import opened, own_files
 from tests.requirements import requirement
 from tests.unit.sandbox.parts import make
 from transports.upstream.delegation import Delegation

@@ -2,7 +2,7 @@
 
 import pytest
 
-from gateway.sandbox.package_command import PackageCommand, parse
+from gateway.sandbox.package_command import PackageCommand, commands_of, parse, placed_commands
 from tests.requirements import requirement
 
 UNDERSTOOD = [
@@ -60,3 +60,32 @@ def test_uv_is_asked_for_the_python_of_the_same_environment() -> None:
     assert within("uvx -p 3.12 --with a server") == ("server", "uvx -p 3.12 --with a --from server python")
     assert within("uv tool run --from server run x") == ("run", "uv tool run --from server python")
     assert within("uvx server[extra]>=1") == ("server", "uvx --from server[extra]>=1 python")
+
+
+@requirement("box.runtime")
+@pytest.mark.parametrize(
+    ("argv", "within"),
+    [
+        (("python", "-c", "print(1)"), []),
+        (("sh", "-c", "exec /opt/x/python -m server"), [("/opt/x/python", "-m", "server")]),
+        (("/bin/bash", "-lc", "cd /srv/app && A=1 node 'dist/in dex.js' | tee log"),
+         [("cd", "/srv/app"), ("node", "dist/in dex.js"), ("tee", "log")]),
+        (("sh", "-ec", "run >/var/told 2>&1; if true; then one\ntwo; fi"),
+         [("run",), ("/var/told", "2"), ("1",), ("true",), ("one",), ("two",), ("fi",)]),
+        (("env", "-i", "A=b", "sh", "-c", "deep"), [("sh", "-c", "deep"), ("deep",)]),
+        (("sh", "-c", "known 'no end"), [("known",)]),
+        (("sh", "script.sh", "-x"), []),
+        (("sh", "-c"), []),
+        (("env",), []),
+        (("bash", "--rc", "x"), []),
+    ],
+)  # fmt: skip
+def test_the_commands_of_a_shell_are_found(argv: tuple[str, ...], within: list[tuple[str, ...]]) -> None:
+    assert commands_of(argv) == [argv, *within]
+
+
+def test_cd_goes_to_another_folder() -> None:
+    placed = list(placed_commands(("sh", "-c", "one; cd app/../lib && two; cd /srv; three"), "/here"))
+    assert [(command[0], folder) for command, folder in placed[1:]] == [
+        ("one", "/here"), ("cd", "/here"), ("two", "/here/lib"), ("cd", "/here/lib"), ("three", "/srv"),
+    ]  # fmt: skip

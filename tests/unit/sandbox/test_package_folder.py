@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from gateway.sandbox.foreign_files import plain, read_plain, write_new
-from gateway.sandbox.npm_settings import without_keys
+from gateway.sandbox.package_fetch import without_keys
 from gateway.sandbox.package_folder import RECORD, FetchedPackage, PackageFolder, remove, usable_root
 from tests.requirements import requirement
 from tests.unit.sandbox.parts import make

@@ -6,8 +6,15 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from gateway.sandbox.refused import MAX_TOLD, ProcessRefusals, Refusal, Refusals, sentence
-from gateway.sandbox.session_refusals import MOST_ROWS_OF_ALL, SessionRefusals
+from gateway.sandbox.refused import (
+    MAX_TOLD,
+    MOST_ROWS_OF_ALL,
+    ProcessRefusals,
+    Refusal,
+    Refusals,
+    SessionRefusals,
+    sentence,
+)
 from tests.requirements import requirement
 
 

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from gateway.sandbox.lookups import Lookups
-from gateway.sandbox.registries import places_of, registries_of
+from gateway.sandbox.package_fetch import places_of, registries_of
 from tests.requirements import requirement
 from transports.upstream.walls.reach import destination
 

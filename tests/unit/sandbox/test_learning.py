@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from gateway.sandbox.learnt import Learnt, learnt, united
+from gateway.sandbox.learning import Learnt, learnt, united
 from tests.requirements import requirement
 from transports.upstream.walls.spec import Grant
 
