@@ -1,30 +1,40 @@
 """Apps (`ui://`) of several servers, when the replica that owns the session is killed."""
 
 import contextlib
-import sys
-from pathlib import Path
 from typing import Any
 
 import httpx
 
 from tests.requirements import requirement
 from tests.support.credentials import KEYS, bearer, sha256
-from tests.support.gateway_process import running_gateway, server
+from tests.support.gateway_process import running_gateway
 from tests.support.mcp_clients import Legacy, messages
 from tests.support.redis_server import RunningRedis
+from tests.support.stdio_server import text
+from tests.support.table_server import table_server
 
-PROGRAM = str(Path(__file__).parents[1] / "support/noteshelf_server.py")
-SHELVES = ("first", "second")
 SIGNING = {"MCP_GATEWAY_KEYS": "k" * 40}
 
 
-@requirement("ext.apps", "ext.resource-owner", "rep.takeover")
-def test_apps_are_read_and_call_their_server_after_a_takeover(
-    redis_server: RunningRedis, http: httpx.Client, tmp_path: Path
-) -> None:
-    servers = {
-        name: server((sys.executable, PROGRAM, str(tmp_path / "log"), name, "1", "modern", "apps")) for name in SHELVES
+def board(name: str) -> Any:
+    """A server whose tool `show` names an app, which nothing else lists; the app may call `turn`."""
+    show = {"name": "show", "inputSchema": {"type": "object"}, "_meta": {"ui": {"resourceUri": f"ui://{name}/board"}}}
+    turn = {"name": "turn", "inputSchema": {"type": "object"}, "_meta": {"ui": {"visibility": ["app"]}}}
+    answers = {
+        "tools/list": {"tools": [show, turn]},
+        "tools/call turn": text(f"turn at {name}"),
+        "resources/list": {"resources": [{"uri": f"{name}://1", "name": "1"}]},
+        "resources/templates/list": {"resourceTemplates": []},
+        f"resources/read ui://{name}/*": {"contents": [{"uri": "@URI", "text": f"of {name}"}]},
+        "resources/read": [["error", -32602, "not found"]],
     }
+    can = {"resources": {"subscribe": True}, "tools": {}}
+    return table_server({"era": "modern", "capabilities": can, "answers": answers, "scope": "private"})
+
+
+@requirement("ext.apps", "ext.resource-owner", "rep.takeover")
+def test_apps_are_read_and_call_their_server_after_a_takeover(redis_server: RunningRedis, http: httpx.Client) -> None:
+    servers = {name: board(name) for name in ("first", "second")}
     options = {"store": redis_server.url, "api_keys": {"alice": sha256(KEYS["alice"])}}
     with contextlib.ExitStack() as stack:
         owner, other = (

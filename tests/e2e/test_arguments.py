@@ -3,15 +3,16 @@
 import json
 import time
 from collections.abc import Iterator
-from pathlib import Path
 
 import httpx
 import pytest
 
 from tests.requirements import requirement
-from tests.support.gateway_process import LISTING, PROBE, RunningGateway, server
+from tests.support.gateway_process import PROBE, RunningGateway, server
 from tests.support.in_process_gateway import InProcessGateway, in_process_gateway
 from tests.support.mcp_clients import ACCEPT, Legacy, Modern, failed_text, modern_body, modern_headers, tool_text
+from tests.support.stdio_server import text, tools
+from tests.support.table_server import table_server
 
 BLOCKED = [r"drop\s+table", r'say "no"', r"^(a+)+$", r"\b4111\d{12}\b"]
 EVASIONS = [
@@ -56,12 +57,11 @@ def test_what_is_blocked_is_found_however_it_is_written(gateway: InProcessGatewa
 
 
 @requirement("wall.decoded")
-def test_the_server_sees_what_was_looked_at(http: httpx.Client, tmp_path: Path) -> None:
+def test_the_server_sees_what_was_looked_at(http: httpx.Client) -> None:
     """A key that stands twice: a server that takes the first one would get what nobody looked at."""
-    lists = tmp_path / "lists.json"
-    lists.write_text(json.dumps({"tools": [{"name": "raw", "inputSchema": {"type": "object"}}]}))
-    for tools in ({"raw": {"blocked": BLOCKED}}, {}):
-        with in_process_gateway({"s": server((*LISTING, str(lists)), tools=tools)}) as running:
+    answers = {"tools/list": tools("raw"), "tools/call": text("@LINE")}
+    for rules in ({"raw": {"blocked": BLOCKED}}, {}):
+        with in_process_gateway({"s": table_server({"era": "legacy", "answers": answers}, tools=rules)}) as running:
             client = Legacy(running.url, http).open()
             line = tool_text(echo(client, '{"sql": "drop table x", "n": 1.50, "sql": "select 1"}', "raw"))
             assert "drop" not in line and json.loads(line)["params"]["arguments"] == {"sql": "select 1", "n": 1.5}
@@ -73,11 +73,11 @@ def test_looking_costs_a_bounded_time(gateway: InProcessGateway, http: httpx.Cli
     ascii_only = ("a" * 2_000_000 + "!", "drop " * 400_000)
     # The last two are no marks, and become marks when they are normalised.
     heaps = ("\u0316\u0301" * 100_000, "\ufdfa" * 300_000, "\u0f73" * 60_000, "\uff9e\u0301" * 60_000)
-    for text in (*ascii_only, *heaps):
+    for heap in (*ascii_only, *heaps):
         began = time.monotonic()
-        answer = echo(client, json.dumps({"sql": text}, ensure_ascii=False))
+        answer = echo(client, json.dumps({"sql": heap}, ensure_ascii=False))
         assert time.monotonic() - began < 1.5
-        assert text in tool_text(answer) if text.isascii() else "cannot be checked" in failed_text(answer)
+        assert heap in tool_text(answer) if heap.isascii() else "cannot be checked" in failed_text(answer)
     many = echo(client, json.dumps({"all": ["x"] * 100_000}))
     assert "more than 20000 strings" in failed_text(many)
 

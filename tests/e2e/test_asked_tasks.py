@@ -1,7 +1,6 @@
 """The gateway's tasks for clients of 2025-11-25: `params.task` at servers of each era that make no tasks themselves."""
 
 import json
-import sys
 import threading
 from pathlib import Path
 from typing import Any
@@ -11,10 +10,12 @@ import pytest
 
 from tests.requirements import requirement
 from tests.support.credentials import KEYS, bearer
-from tests.support.gateway_process import RunningGateway, server
+from tests.support.gateway_process import RunningGateway
 from tests.support.in_process_gateway import in_process_gateway
 from tests.support.legacy_task_client import Listening, Tasks
 from tests.support.mcp_clients import Legacy, messages, tool_text
+from tests.support.stdio_server import tools
+from tests.support.table_server import table_server
 from tests.support.task_client import TaskClient
 from tests.support.task_server import RELATED
 from tests.support.waiting import eventually
@@ -217,54 +218,30 @@ def test_a_client_that_listens_is_notified_of_its_task(tasked: RunningGateway, h
 
 
 EXCHANGES = 4
-# Answers `tools/list` only once the file `go` is there, and writes down each call.
-SERVER = """
-import json, pathlib, sys, time
-folder = pathlib.Path(sys.argv[1])
-def answer(message, result):
-    print(json.dumps({"jsonrpc": "2.0", "id": message["id"], "result": result}), flush=True)
-for line in sys.stdin:
-    message = json.loads(line)
-    match message.get("method"):
-        case "initialize":
-            version = message["params"]["protocolVersion"]
-            known = {"capabilities": {"tools": {}}, "serverInfo": {"name": "late", "version": "1"}}
-            answer(message, {"protocolVersion": version, **known})
-        case "server/discover":
-            error = {"code": -32601, "message": "unknown"}
-            print(json.dumps({"jsonrpc": "2.0", "id": message["id"], "error": error}), flush=True)
-        case "tools/list":
-            while not (folder / "go").exists():
-                time.sleep(0.01)
-            answer(message, {"tools": [{"name": "run", "inputSchema": {"type": "object"}}]})
-        case "tools/call":
-            with (folder / "calls").open("a") as file:
-                file.write(message["params"]["arguments"]["job"] + "\\n")
-            answer(message, {"content": []})
-"""
 
 
 @requirement("task.asked", "pol.limits")
 def test_a_call_that_waits_for_a_list_is_in_flight_and_can_be_cancelled(tmp_path: Path, http: httpx.Client) -> None:
-    file = tmp_path / "late.py"
-    file.write_text(SERVER)
-    entry = server((sys.executable, str(file), str(tmp_path)), sandbox={"write": [str(tmp_path)]})
+    jobs = [f"job-{number}" for number in range(EXCHANGES + 3)]
+    late = {"tools/list": [["until", str(tmp_path / "go")], tools(*jobs)], "tools/call": {"content": []}}
+    table, log = {"era": "legacy", "answers": late}, tmp_path / "log"
+    entry = table_server(table, log=log, sandbox={"write": [str(tmp_path)]})
     options = {"limits": {"exchanges": EXCHANGES}}
     answers: dict[str, Any] = {}
     with in_process_gateway({"late": entry}, options=options) as own:
         client = Tasks(own.url, http)
 
         def call(name: str) -> None:
-            params = {"name": "run", "arguments": {"job": name}, "task": {}}
+            params = {"name": name, "arguments": {}, "task": {}}
             body = {"jsonrpc": "2.0", "id": name, "method": "tools/call", "params": params}
             answers[name] = http.post(client.client.url, json=body, headers=client.client.request_headers())
 
-        calls = [threading.Thread(target=call, args=(f"job {number}",)) for number in range(EXCHANGES + 3)]
+        calls = [threading.Thread(target=call, args=(job,)) for job in jobs]
         for each in calls:
             each.start()
         assert eventually(lambda: len(answers) == 3), "beyond the limit, calls are refused while the others wait"
         assert {answer.status_code for answer in answers.values()} == {429}
-        waiting = sorted({f"job {number}" for number in range(EXCHANGES + 3)} - answers.keys())
+        waiting = sorted({*jobs} - answers.keys())
         client.client.notify("notifications/cancelled", {"requestId": waiting[0]})
         (tmp_path / "go").touch()
         for each in calls:
@@ -273,4 +250,5 @@ def test_a_call_that_waits_for_a_list_is_in_flight_and_can_be_cancelled(tmp_path
         tasks = [messages(answers[name])[-1]["result"]["task"]["taskId"] for name in waiting[1:]]
         for task in tasks:
             client.until(task, "completed")
-    assert sorted((tmp_path / "calls").read_text().splitlines()) == waiting[1:]
+    executed = [line.split()[2] for line in log.read_text().splitlines() if "tools/call" in line]
+    assert sorted(executed) == waiting[1:]

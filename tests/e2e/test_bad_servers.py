@@ -1,5 +1,6 @@
 """One bad server harms nobody: lists and calls of the others, and who got a list without it hears when it is up."""
 
+import json
 import re
 import time
 import warnings
@@ -13,11 +14,11 @@ import pytest
 
 from tests.matrix.run import CLIENTS, connected, text
 from tests.requirements import requirement
-from tests.support.bad_server import TOKEN
 from tests.support.credentials import bearer, sha256
-from tests.support.gateway_process import BAD, RunningGateway, running_gateway, server
+from tests.support.gateway_process import RunningGateway, running_gateway
 from tests.support.in_process_gateway import in_process_gateway
 from tests.support.mcp_clients import Legacy, Modern, messages
+from tests.support.table_server import EXITS, GOOD, HANGS, TOKEN, slow, table_server
 from tests.support.waiting import eventually
 
 MISSING = "io.github.mcp-session-gateway/missing"
@@ -27,14 +28,18 @@ START_S = 30.0
 SPARE_S = 1.5
 """This machine may be busy: what a list takes beyond its limit."""
 
-GOOD = [f"good{number}" for number in range(8)]
+ALL_GOOD = [f"good{number}" for number in range(8)]
 SLOW_S = 6.0
 OPERATOR = "an operator's key of these tests"
 PLAIN = "correct horse battery"
+USAGE = "Usage: bad_server [options]"
+CRASHES = [["stderr", "Traceback:"], ["stderr", f"ValueError: {TOKEN} is of no use"], ["exit", 7]]
+SLOW_LISTS = {method: [["sleep", 1.5], GOOD["answers"][method]] for method in ("tools/list", "prompts/list")}
 
 
-def bad(*arguments: str, **more: Any) -> dict[str, Any]:
-    return server((*BAD, *arguments), **more)
+def answering(answers: dict[str, Any], **more: Any) -> dict[str, Any]:
+    """A good server but for these answers."""
+    return table_server(GOOD | {"answers": GOOD["answers"] | answers}, **more)
 
 
 def missing_of(result: Any) -> dict[str, dict[str, Any]]:
@@ -46,8 +51,9 @@ def missing_of(result: Any) -> dict[str, dict[str, Any]]:
 @requirement("proc.hang", "proc.late", "proc.garbage")
 async def test_eleven_servers_of_which_one_hangs_one_prints_garbage_and_one_is_slow() -> None:
     warnings.simplefilter("ignore")
-    servers = {name: bad("good", *(["0", "", "modern"] if name == GOOD[0] else [])) for name in GOOD}
-    servers |= {"hang": bad("hang"), "garbage": bad("garbage"), "slow": bad("slow", f"{SLOW_S:g}")}
+    servers = {name: table_server(GOOD | ({"era": ""} if name == ALL_GOOD[0] else {})) for name in ALL_GOOD}
+    garbage = GOOD | {"first": [["stdout", USAGE, 0.02]]}
+    servers |= {"hang": table_server(HANGS), "garbage": table_server(garbage), "slow": table_server(slow(SLOW_S))}
     with running_gateway(servers, options={"limits": {"start_timeout_s": 8}}) as gateway, anyio.fail_after(90):
 
         async def client(era: str) -> None:
@@ -74,10 +80,10 @@ async def complete(session: Any, news: Any) -> None:
     listed = await session.list_tools()
     assert time.monotonic() - began <= LIST_S + SPARE_S, "the list"
     names = [tool.name for tool in listed.tools]
-    assert {f"{name}__who" for name in GOOD} <= {*names}
+    assert {f"{name}__who" for name in ALL_GOOD} <= {*names}
     missing = missing_of({"_meta": listed.meta})
     assert {*missing} == {"hang", "garbage", "slow"}
-    for name in GOOD:
+    for name in ALL_GOOD:
         began = time.monotonic()
         assert text(await session.call_tool(f"{name}__who", {})).startswith("pid")
         assert time.monotonic() - began < SPARE_S, f"a call to {name}"
@@ -91,24 +97,27 @@ async def complete(session: Any, news: Any) -> None:
 
 @pytest.fixture(scope="module")
 def failing(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[RunningGateway, Path]]:
-    """A gateway whose servers fail in seconds. The server `later` works once the file exists."""
-    mended = tmp_path_factory.mktemp("bad") / "mended"
+    """A gateway whose servers fail in seconds. The server `later` is that of the table in the file."""
+    later = tmp_path_factory.mktemp("bad") / "later"
+    later.write_text(json.dumps(EXITS))
+    refuses = GOOD | {"first": [["stderr", "unrecognized arguments: @ARGV"], ["exit", 3]]}
+    given = ("--token", "the first of three", "${ACCOUNT_ACCESS_KEY}", "--db=x?api_key=the_third")
     servers = {
-        "good": bad("good"),
-        "later": bad("exit", "0", str(mended)),
-        "exit": bad("exit"),
-        "refuse": bad("refuse", "--token", "the first of three", "${ACCOUNT_ACCESS_KEY}", "--db=x?api_key=the_third"),
-        "usage": bad("usage"),
-        "banner": bad("banner"),
-        "crash": bad("crash"),
-        "crowd": bad("crash", shared=True),
-        "slow-lists": bad("slow-lists", "1.5"),
+        "good": table_server(GOOD),
+        "later": table_server(later),
+        "exit": table_server(EXITS),
+        "refuse": table_server(refuses, *given),
+        "usage": table_server(GOOD | {"first": [["stdout", USAGE], ["sleep", 600]]}),
+        "banner": table_server(GOOD | {"first": [["stdout", "*** Welcome ***"], ["stdout", "listening on stdio"]]}),
+        "crash": answering({"tools/call": CRASHES}),
+        "crowd": answering({"tools/call": CRASHES}, shared=True),
+        "slow-lists": answering(SLOW_LISTS),
     }
     limits = {"noise_timeout_s": 0.5, "list_timeout_s": 1.0, "shutdown_grace_s": 0.2}
     keys = {"olga": sha256(OPERATOR)}
     options = {"limits": limits, "admin": {"keys": keys}}
     with running_gateway(servers, options=options, env={"ACCOUNT_ACCESS_KEY": PLAIN}) as gateway:
-        yield gateway, mended
+        yield gateway, later
 
 
 def of(gateway: RunningGateway, name: str, http: httpx.Client) -> Legacy:
@@ -126,7 +135,7 @@ def test_a_program_that_is_no_server_is_given_up_in_seconds_with_the_line_it_wro
     gateway, _ = failing
     began = time.monotonic()
     told = error_of(of(gateway, "usage", http).initialize())
-    assert "not MCP messages, and did not answer within 0.5 s" in told and "Usage: bad_server [options]" in told
+    assert "not MCP messages, and did not answer within 0.5 s" in told and USAGE in told
     assert time.monotonic() - began < START_S, "nobody waits for the time that a server has to start"
     banner = of(gateway, "banner", http).open()
     assert [tool["name"] for tool in messages(banner.call("tools/list"))[-1]["result"]["tools"]] == ["who"]
@@ -140,7 +149,7 @@ def test_an_error_has_the_last_line_of_the_clients_own_process_without_credentia
     told = error_of(of(gateway, "exit", http).initialize())
     assert "exited with code 3" in told and "its last output: 'token [redacted] was refused'" in told
     refused = error_of(of(gateway, "refuse", http).initialize())
-    assert "unrecognized arguments: refuse --token [redacted] [redacted] --db=x?api_key=[redacted]" in refused
+    assert "unrecognized arguments: --token [redacted] [redacted] --db=x?api_key=[redacted]" in refused
     crashed = error_of(of(gateway, "crash", http).open().tool("who"))
     assert "exited with code 7" in crashed and "ValueError: [redacted] is of no use" in crashed
     of_others = error_of(of(gateway, "crowd", http).open().tool("who"))
@@ -163,7 +172,7 @@ def test_operators_see_which_servers_cannot_be_used_and_what_they_wrote(
         "could not open the database: db_password=[redacted]",
         "token [redacted] was refused",
     ]
-    assert "(stdout) Usage: bad_server [options]" in found["usage"]["output"]
+    assert f"(stdout) {USAGE}" in found["usage"]["output"]
     page = http.get(f"{gateway.base}/admin", headers=key).text
     assert "Servers that cannot be used" in page and "could not open the database" in page and TOKEN not in page
     metrics = http.get(f"{gateway.base}/metrics", headers=key).text
@@ -175,7 +184,7 @@ def test_operators_see_which_servers_cannot_be_used_and_what_they_wrote(
 def test_a_server_that_failed_is_tried_again_and_those_who_missed_it_are_notified(
     failing: tuple[RunningGateway, Path], http: httpx.Client
 ) -> None:
-    gateway, mended = failing
+    gateway, file = failing
     legacy, modern = Legacy(gateway.url, http).open(), Modern(gateway.url, http)
     listed = messages(legacy.call("tools/list"))[-1]["result"]
     missing = missing_of(listed)
@@ -186,7 +195,7 @@ def test_a_server_that_failed_is_tried_again_and_those_who_missed_it_are_notifie
     assert TOKEN not in str(listed)
     sessionless = messages(modern.send("tools/list"))[-1]["result"]
     assert sessionless["ttlMs"] == 0 and "later" in missing_of(sessionless)
-    mended.touch()
+    file.write_text(json.dumps(GOOD))
     with legacy.get() as stream:
         for line in stream.iter_lines():
             if "notifications/tools/list_changed" in line:
@@ -232,7 +241,7 @@ POLICY = {
 
 @requirement("spec.sessionless-lists", "proc.late")
 def test_it_is_reduced_by_policy_and_names_no_hidden_server(http: httpx.Client) -> None:
-    servers = {"one": bad("good"), "two": bad("good"), "hidden": bad("exit")}
+    servers = {"one": table_server(GOOD), "two": table_server(GOOD), "hidden": table_server(EXITS)}
     keys = {name: sha256(name) for name in ("ann", "bob")}
     with in_process_gateway(servers, options={"api_keys": keys, "policy": POLICY}) as gateway:
         found = {}

@@ -1,6 +1,6 @@
 """A body costs what its bytes cost, whatever it is made of; and nothing of it is read for a stranger."""
 
-import sys
+import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
@@ -14,31 +14,23 @@ from tests.support.credentials import KEYS, bearer, sha256
 from tests.support.gateway_process import DEMO, RunningGateway, running_gateway, server
 from tests.support.in_process_gateway import in_process_gateway
 from tests.support.mcp_clients import ACCEPT, Legacy, Modern, messages, modern_body, modern_headers, tool_text
+from tests.support.stdio_server import text, tools
+from tests.support.table_server import table_server
 
 JSON: Final = {**ACCEPT, "Content-Type": "application/json"}
 NESTED: Final = "[" + ",".join(["[" * 200 + "]" * 200] * 9_500) + "]"
 EMPTY: Final = "[" + ",".join(["{}"] * 350_000) + "]"
 
-_SHAPES: Final = """
-import json, sys
-NESTED = "[" + ",".join(["[" * 200 + "]" * 200] * 9_500) + "]"
-TOOL = {"name": "shape", "inputSchema": {"type": "object"}}
-for line in sys.stdin:
-    asked = json.loads(line)
-    if "id" not in asked:
-        continue
-    if asked["method"] == "initialize":
-        info = {"name": "shapes", "version": "1"}
-        answer = {"protocolVersion": "2025-11-25", "capabilities": {"tools": {}}, "serverInfo": info}
-    elif asked["method"] == "tools/list":
-        answer = {"tools": [TOOL]}
-    else:
-        answer = {"content": [{"type": "text", "text": "small"}]}
-    text = json.dumps(answer)
-    if asked.get("params", {}).get("arguments", {}).get("large"):
-        text = '{"content":[],"structuredContent":{"a":' + NESTED + "}}"
-    print('{"jsonrpc":"2.0","id":%s,"result":%s}' % (json.dumps(asked["id"]), text), flush=True)
-"""
+SHAPES: Final = {
+    "era": "legacy",
+    "answers": {
+        "tools/list": tools("small", "large"),
+        "tools/call small": text("small"),
+        "tools/call large": [
+            ["stdout", f'{{"jsonrpc":"2.0","id":@ID,"result":{{"content":[],"structuredContent":{{"a":{NESTED}}}}}}}']
+        ],
+    },
+}
 
 
 def call(arguments: str = "{}", meta: str = "{}") -> bytes:
@@ -49,9 +41,9 @@ def call(arguments: str = "{}", meta: str = "{}") -> bytes:
 @pytest.fixture(scope="module")
 def gateway(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningGateway]:
     """Its processor time is measured."""
-    script: Path = tmp_path_factory.mktemp("shapes") / "shapes.py"
-    script.write_text(_SHAPES)
-    servers = {"demo": server(DEMO), "shapes": server((sys.executable, str(script)))}
+    table: Path = tmp_path_factory.mktemp("shapes") / "shapes.json"
+    table.write_text(json.dumps(SHAPES))
+    servers = {"demo": server(DEMO), "shapes": table_server(table)}
     with running_gateway(servers, options={"api_keys": {name: sha256(key) for name, key in KEYS.items()}}) as running:
         yield running
 
@@ -97,9 +89,9 @@ def test_a_servers_answer_of_too_many_parts_fails_its_call_alone(gateway: Runnin
         Legacy(gateway.base + "/servers/shapes/mcp", http, headers=bearer(KEYS["alice"])).open(),
         Modern(gateway.base + "/servers/shapes/mcp", http, headers=bearer(KEYS["alice"])),
     ):
-        error: Any = messages(client.tool("shape", {"large": True}))[-1]["error"]
+        error: Any = messages(client.tool("large"))[-1]["error"]
         assert "arrays, objects and members" in error["message"], error
-        assert tool_text(client.tool("shape")) == "small"
+        assert tool_text(client.tool("small")) == "small"
 
 
 @requirement("wall.structure", "pol.limits")
@@ -129,7 +121,7 @@ def cpu_s(process: psutil.Process) -> float:
 def test_a_hostile_shape_costs_no_more_than_its_bytes(gateway: RunningGateway, http: httpx.Client) -> None:
     """Processor time of the gateway for 4 MB of one text, and for as many bytes of every shape that was found."""
     process, headers = psutil.Process(gateway.pid), bearer(KEYS["alice"])
-    text = '{"text":"' + "x" * len(NESTED) + '"}'
+    plain_text = '{"text":"' + "x" * len(NESTED) + '"}'
 
     def took(arguments: str = "{}", meta: str | None = None) -> float:
         body = modern_body("tools/call", {"name": "demo__count", "arguments": {}})
@@ -144,7 +136,7 @@ def test_a_hostile_shape_costs_no_more_than_its_bytes(gateway: RunningGateway, h
         return cpu_s(process) - begin
 
     took()
-    plain = took(text)
+    plain = took(plain_text)
     for name, spent in {
         "nested": took(f'{{"a":{NESTED}}}'),
         "empty objects": took(f'{{"a":{EMPTY}}}'),

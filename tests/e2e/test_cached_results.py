@@ -1,6 +1,5 @@
 """Lists, handshakes and results that are known come from the gateway, for whom they are for, without a process."""
 
-import sys
 from collections import Counter
 from collections.abc import Iterator
 from functools import partial
@@ -12,16 +11,27 @@ import pytest
 
 from tests.requirements import requirement
 from tests.support.credentials import bearer, sha256
-from tests.support.gateway_process import server
 from tests.support.in_process_gateway import InProcessGateway, in_process_gateway
 from tests.support.mcp_clients import Legacy, Modern, messages, modern_body, modern_headers, tool_text
+from tests.support.stdio_server import text, tools
+from tests.support.table_server import CHANGED, table_server
 from tests.support.waiting import eventually
 
 WHO = ("ann", "bob")
 SERVERS = {"public": ("public", False), "private": ("private", False), "common": ("private", True)}
-CACHING, FILED = (
-    (sys.executable, str(Path(__file__).parents[1] / f"support/{name}_server.py")) for name in ("caching", "filed")
-)
+CACHING = {
+    "era": "modern",
+    "ttl_ms": 60_000,
+    "capabilities": {"tools": {"listChanged": True}, "resources": {}},
+    "answers": {
+        "tools/list": tools("change", description="list @COUNT"),
+        "tools/call": [["announce"], text("@PID")],
+        "resources/list": {"resources": [{"uri": "note://1", "name": "n"}]},
+        "resources/templates/list": {"resourceTemplates": []},
+        "resources/read": {"contents": [{"uri": "@URI", "text": "read @COUNT by @PID"}]},
+    },
+}
+"""Each list and each resource has the number of its request in it."""
 
 
 def headers_of(who: str, key: str) -> dict[str, str]:
@@ -66,7 +76,7 @@ class Served(Asked):
 def served(tmp_path: Path) -> Iterator[Served]:
     """New for each test: what one changes, none after it is given from memory."""
     servers = {
-        name: server((*CACHING, str(tmp_path / name), scope, "60000"), shared=shared)
+        name: table_server(CACHING | {"scope": scope}, log=tmp_path / name, shared=shared)
         for name, (scope, shared) in SERVERS.items()
     }
     keys = {name: sha256(name) for name in WHO}
@@ -190,6 +200,25 @@ LISTS = {
 }
 
 
+FILED = {
+    "era": "legacy",
+    "capabilities": {"tools": {"listChanged": True}, "resources": {}, "prompts": {}},
+    "answers": {
+        "tools/list": tools("add", "announce", description="@WHO"),
+        "tools/call add": [["add", "tools/list", *tools("mine", description="@WHO")["tools"]], text("@PID")],
+        "tools/call announce": [
+            ["add", "tools/list", *tools("later", description="@WHO")["tools"]],
+            ["send", CHANGED],
+            text("@PID"),
+        ],
+        "prompts/list": {"prompts": [{"name": "greet", "description": "@WHO"}]},
+        "resources/list": {"resources": [{"uri": "note://1", "name": "@WHO"}]},
+        "resources/templates/list": {"resourceTemplates": [{"uriTemplate": "note://{id}", "name": "@WHO"}]},
+    },
+}
+"""The lists have the principal in them. A call of `add` or `announce` adds a tool."""
+
+
 class Learnt(Asked):
     """With servers of the handshake era."""
 
@@ -212,7 +241,7 @@ class Learnt(Asked):
 def learnt(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Learnt]:
     folder = tmp_path_factory.mktemp("asked")
     servers = {
-        name: server((*FILED, str(folder / name)), lists_fresh_s=seconds)
+        name: table_server(FILED, log=folder / name, lists_fresh_s=seconds)
         for name, seconds in (("one", 600), ("two", 600), ("other", 0))
     }
     keys = {name: sha256(name) for name in ("ann", "bob", "cat", "dan", "eve")}
@@ -230,7 +259,7 @@ def test_a_session_like_an_earlier_one_gets_its_handshake_and_its_lists_without_
     again = [learnt.open("ann") for _ in range(3)]
     assert [learnt.lists(client) for client in again] == [learned] * 3
     assert learnt.all_processes() == before, "no process was started"
-    pids = {tool_text(client.tool("add", {"name": "mine"})) for client in again}
+    pids = {tool_text(client.tool("add")) for client in again}
     assert len(pids) == 3 and learnt.all_processes()["one"] - before["one"] == pids, (
         "each call has its session's own process"
     )
@@ -268,7 +297,7 @@ def test_a_change_that_a_server_announces_ends_what_is_known_of_its_lists(learnt
     learnt.learn("eve")
     changing, before = learnt.open("eve"), learnt.all_processes()["one"]
     assert learnt.lists(changing) and learnt.all_processes()["one"] == before
-    tool_text(changing.tool("announce", {"name": "later"}))
+    tool_text(changing.tool("announce"))
     assert eventually(lambda: "later" in [tool["name"] for tool in learnt.lists(changing)["tools"]])
     before = learnt.all_processes()["one"]
     fresh = learnt.lists(learnt.open("eve"))

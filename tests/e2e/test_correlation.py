@@ -22,7 +22,7 @@ AT_ONCE = 24
 def gateway() -> Iterator[RunningGateway]:
     servers = {
         "probe": server(PROBE, tools={"sleep": {"slow_s": SLOW_S}}),
-        "noting": {"in_process": "tests.support.noting_server:server"},
+        "noting": {"in_process": "tests.support.sdk_servers:noting"},
     }
     options = {"log_format": "json", "log_level": "debug", "log_calls_per_s": 1_000}
     with running_gateway(servers, options=options) as running:

@@ -22,8 +22,9 @@ import pytest
 
 from tests.requirements import requirement
 from tests.support.commands import ROOT, run_command
-from tests.support.gateway_process import BAD, DEMO, server
+from tests.support.gateway_process import DEMO, server
 from tests.support.mcp_clients import Legacy, Modern
+from tests.support.table_server import slow, table_server
 
 WITHIN_S = 60.0
 COLOURS = re.compile(r"\x1b\[[0-9;]*[mK]")
@@ -202,7 +203,7 @@ def test_a_server_cannot_read_the_key_that_commands_find(tmp_path: Path) -> None
 
 @requirement("first.late", "first.own-file", "first.farewell")
 def test_servers_that_are_late_are_told_of_when_they_are_ready_or_fail(tmp_path: Path) -> None:
-    late = {"files": server([*BAD, "slow", "4"]), "gone": server(["sh", "-c", "sleep 4; echo no license >&2; exit 3"])}
+    late = {"files": table_server(slow(4)), "gone": server(["sh", "-c", "sleep 4; echo no license >&2; exit 3"])}
     document = {"mcpServers": late, "gateway": {"limits": {"list_timeout_s": 0.5}}}
     (tmp_path / "mcp.json").write_text(json.dumps(document))
     shown = Terminal(cwd=tmp_path)

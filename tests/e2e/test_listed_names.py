@@ -11,7 +11,7 @@ from mcp.shared.inbound import NAME_BEARING_METHODS, encode_header_value
 
 from tests.requirements import requirement
 from tests.support.credentials import KEYS, bearer, sha256
-from tests.support.gateway_process import LISTING, WORK, server
+from tests.support.gateway_process import WORK, server
 from tests.support.in_process_gateway import InProcessGateway, in_process_gateway
 from tests.support.mcp_clients import (
     Legacy,
@@ -23,6 +23,7 @@ from tests.support.mcp_clients import (
     tool_text,
     without_id,
 )
+from tests.support.table_server import listing, table_server
 from tests.support.waiting import eventually
 
 SCHEMA = {"type": "object"}
@@ -37,7 +38,7 @@ LISTS: dict[str, Any] = {
     ],
 }
 BOSS = {"permissions": ["boss"]}
-RULES = {
+RULES: dict[str, Any] = {
     "tools": {"delete_*": BOSS, "erase": BOSS},
     "prompts": {"secret_*": BOSS},
     "resource_uris": {"note://secret/*": BOSS, "file:///etc*": BOSS, "file:///pub/private*": BOSS},
@@ -53,15 +54,11 @@ Send = Callable[[str, dict[str, Any]], Any]
 
 
 @pytest.fixture(scope="module", params=["legacy server", "modern server", "two servers"])
-def gateway(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[InProcessGateway]:
-    lists = tmp_path_factory.mktemp("lists") / "lists.json"
-    lists.write_text(json.dumps(LISTS))
-    more = ["modern"] if request.param == "modern server" else []
-    servers = {"s": server((*LISTING, str(lists), *more), **RULES)}
+def gateway(request: pytest.FixtureRequest) -> Iterator[InProcessGateway]:
+    era = "" if request.param == "modern server" else "legacy"
+    servers = {"s": table_server(listing(era, **LISTS), **RULES)}
     if request.param == "two servers":
-        empty = lists.with_name("empty.json")
-        empty.write_text("{}")
-        servers["t"] = server((*LISTING, str(empty)), **RULES)
+        servers["t"] = table_server(listing(), **RULES)
     with in_process_gateway(servers, options=OPTIONS) as running:
         running.prefix = "s__" if request.param == "two servers" else ""  # type: ignore[attr-defined]
         yield running
@@ -196,15 +193,15 @@ def test_nobody_hears_of_resources_that_are_hidden(gateway: InProcessGateway, ht
 @requirement("wall.decoded")
 @pytest.mark.parametrize("era", ["legacy", "modern"])
 def test_lists_that_change_are_read_anew(era: str, http: httpx.Client, tmp_path: Path) -> None:
-    lists = tmp_path / "lists.json"
+    table = tmp_path / "table.json"
     tools = [{"name": "relist", "inputSchema": SCHEMA}]
-    lists.write_text(json.dumps({"tools": tools}))
-    entry = server((*LISTING, str(lists)), tools={"delete_*": BOSS})
+    table.write_text(json.dumps(listing(tools=tools)))
+    entry = table_server(table, tools={"delete_*": BOSS})
     with in_process_gateway({"s": entry}, options={"policy": {"unmatched_patterns": "allow"}}) as gateway:
         client = Legacy(gateway.url, http).open() if era == "legacy" else Modern(gateway.url, http)
         assert "Unknown tool" in messages(client.tool("newcomer"))[-1]["error"]["message"]
         strict = {"type": "object", "required": ["n"]}
-        lists.write_text(json.dumps({"tools": [*tools, {"name": "newcomer", "inputSchema": strict}]}))
+        table.write_text(json.dumps(listing(tools=[*tools, {"name": "newcomer", "inputSchema": strict}])))
         if isinstance(client, Legacy):
             assert "did" in tool_text(client.tool("relist"))  # the server says so
         else:
@@ -214,15 +211,13 @@ def test_lists_that_change_are_read_anew(era: str, http: httpx.Client, tmp_path:
 
 
 @requirement("wall.decoded")
-def test_a_workspace_has_its_prompts_and_resources(http: httpx.Client, tmp_path: Path) -> None:
-    lists = tmp_path / "lists.json"
-    lists.write_text(json.dumps(LISTS))
+def test_a_workspace_has_its_prompts_and_resources(http: httpx.Client) -> None:
     entry = {"tools": ["s__read"], "prompts": ["s__greet"], "resources": ["s__note://open/*"]}
     options = {
         "api_keys": {"bob": sha256("bob-key")},
         "policy": {"rules": [{"principals": ["*"], "workspace": "w"}], "workspaces": {"w": entry}},
     }
-    with in_process_gateway({"s": server((*LISTING, str(lists)))}, options=options) as gateway:
+    with in_process_gateway({"s": table_server(listing(**LISTS))}, options=options) as gateway:
         bob = Legacy(gateway.url, http, headers=bearer("bob-key")).open()
         for method, key, name, seen in (
             ("tools/list", "tools", "name", {"read"}),

@@ -1,7 +1,6 @@
 """A policy that does not fit what servers list is told before anybody is served."""
 
 import json
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -9,9 +8,9 @@ import httpx
 
 from tests.requirements import requirement
 from tests.support.commands import run_command
-from tests.support.gateway_process import LISTING, server
 from tests.support.in_process_gateway import in_process_gateway
 from tests.support.mcp_clients import Legacy, messages
+from tests.support.table_server import EXITS, listing, table_server
 
 TOOLS = [{"name": "evaluate", "inputSchema": {"type": "object"}}, {"name": "read", "inputSchema": {"type": "object"}}]
 LISTS: dict[str, Any] = {
@@ -21,12 +20,12 @@ LISTS: dict[str, Any] = {
 }
 
 
-def told(tmp_path: Path, arguments: list[str], entry: dict[str, Any], policy: dict[str, Any]) -> tuple[int, str]:
+def told(
+    tmp_path: Path, arguments: list[str], entry: dict[str, Any], policy: dict[str, Any], lists: Any = None
+) -> tuple[int, str]:
     """What a command says of a configuration: its exit code and all its words."""
-    lists, file = tmp_path / "lists.json", tmp_path / "gateway.json"
-    if not lists.exists():
-        lists.write_text(json.dumps(LISTS))
-    servers = {"s": server((*LISTING, str(lists)), **entry)}
+    file = tmp_path / "gateway.json"
+    servers = {"s": table_server(listing(**(lists or LISTS)), **entry)}
     file.write_text(json.dumps({"mcpServers": servers, "gateway": {"port": 0, "policy": policy}}))
     finished = run_command(*arguments, "--config", str(file))
     return finished.returncode, " ".join((finished.stdout + finished.stderr).split())
@@ -63,38 +62,35 @@ def test_patterns_that_name_nothing_stop_the_start(tmp_path: Path) -> None:
 @requirement("wall.decoded")
 def test_the_doctor_tells_of_patterns_and_schemas(tmp_path: Path) -> None:
     wrong = {"name": "wrong", "inputSchema": {"type": "objekt"}}
-    (tmp_path / "lists.json").write_text(json.dumps(LISTS | {"tools": [*TOOLS, wrong]}))
-    found, words = told(tmp_path, ["doctor"], {"tools": MISSPELT["tools"]}, {})
+    lists = LISTS | {"tools": [*TOOLS, wrong]}
+    found, words = told(tmp_path, ["doctor"], {"tools": MISSPELT["tools"]}, {}, lists)
     assert found == 1 and FAULTS[0] in words and "input schema of tool 'wrong' is invalid" in words
-    found, words = told(tmp_path, ["check"], {}, {})
+    found, words = told(tmp_path, ["check"], {}, {}, lists)
     assert found == 2 and "input schema of tool 'wrong' is invalid" in words
     assert "unless gateway.policy.unusable_schemas is allow" in words
     for policy in ({"unusable_schemas": "allow"}, {"check_arguments": False}):
-        assert told(tmp_path, ["check"], {}, policy)[0] == 0
-        found, words = told(tmp_path, ["doctor"], {}, policy)
+        assert told(tmp_path, ["check"], {}, policy, lists)[0] == 0
+        found, words = told(tmp_path, ["doctor"], {}, policy, lists)
         assert found == 0 and "nothing checks the tool's arguments" in words
 
 
 @requirement("wall.decoded")
 def test_a_pattern_that_is_not_checked_is_a_warning(tmp_path: Path) -> None:
     schema = {"type": "object", "properties": {"id": {"type": "string", "pattern": "^(?!admin)[a-z]+$"}}}
-    (tmp_path / "lists.json").write_text(json.dumps({"tools": [{"name": "find", "inputSchema": schema}]}))
+    lists = {"tools": [{"name": "find", "inputSchema": schema}]}
     fault = "the pattern '^(?!admin)[a-z]+$' in the input schema of tool 'find' is not checked"
-    found, words = told(tmp_path, ["check"], {}, {})
+    found, words = told(tmp_path, ["check"], {}, {}, lists)
     assert found == 0 and f"warning mcpServers.s: {fault}" in words
-    assert fault in told(tmp_path, ["doctor"], {}, {})[1]
-    assert fault not in told(tmp_path, ["check"], {}, {"check_arguments": False})[1]
+    assert fault in told(tmp_path, ["doctor"], {}, {}, lists)[1]
+    assert fault not in told(tmp_path, ["check"], {}, {"check_arguments": False}, lists)[1]
 
 
 @requirement("wall.decoded")
 def test_a_server_that_answers_only_later_is_compared_then(http: httpx.Client, tmp_path: Path) -> None:
-    lists = tmp_path / "lists.json"
-    broken = tmp_path / "start"
-    broken.write_text("exit 1")
-    command = ("sh", "-c", f". {broken}; exec {sys.executable} {LISTING[1]} {lists}")
-    lists.write_text(json.dumps(LISTS))
-    with in_process_gateway({"s": server(command, tools={"evalute": {"operation": "eval"}})}) as gateway:
-        broken.write_text("")
+    table = tmp_path / "table.json"
+    table.write_text(json.dumps(EXITS))
+    with in_process_gateway({"s": table_server(table, tools={"evalute": {"operation": "eval"}})}) as gateway:
+        table.write_text(json.dumps(listing(**LISTS)))
         client = Legacy(gateway.url, http).open()
         for tool in ("evaluate", "read"):
             error = messages(client.tool(tool))[-1]["error"]

@@ -1,5 +1,6 @@
 """Ready means that a request is answered best here: on the public listener, and on that of operators."""
 
+import json
 import re
 import resource
 import time
@@ -13,9 +14,10 @@ import psutil
 from gateway.errors import STORE_UNAVAILABLE
 from tests.requirements import requirement
 from tests.support.credentials import sha256
-from tests.support.gateway_process import BAD, DEMO, RunningGateway, running_gateway, server
+from tests.support.gateway_process import DEMO, RunningGateway, running_gateway, server
 from tests.support.mcp_clients import Legacy, messages
 from tests.support.redis_server import RunningRedis, running_redis
+from tests.support.table_server import EXITS, GOOD, table_server
 from tests.support.waiting import eventually
 
 KEYS = {"MCP_GATEWAY_KEYS": "k" * 40}
@@ -106,8 +108,9 @@ def test_probes_of_strangers_cost_the_store_nothing(http: httpx.Client) -> None:
 def test_an_only_server_that_cannot_start_is_not_ready_and_one_of_several_is(
     tmp_path: Path, http: httpx.Client
 ) -> None:
-    mended = tmp_path / "mended"
-    broken, options = server((*BAD, "exit", "0", str(mended))), {"admin": {"listen": "127.0.0.1:0"}}
+    table = tmp_path / "table"
+    table.write_text(json.dumps(EXITS))
+    broken, options = table_server(table), {"admin": {"listen": "127.0.0.1:0"}}
     with running_gateway({"files": broken}, options=options) as gateway:
         bases = [gateway.base, operators(gateway)]
         agrees(gateway, http, bases, False)
@@ -115,10 +118,10 @@ def test_an_only_server_that_cannot_start_is_not_ready_and_one_of_several_is(
         assert http.get(f"{bases[0]}/readyz").json() == {"ready": False, "draining": False}, "strangers learn no names"
         told = http.get(f"{bases[1]}/readyz").json()["unavailable"]
         assert "exited with code 3" in told["files"]
-        mended.touch()  # and no client asks: the gateway tries again by itself
+        table.write_text(json.dumps(GOOD))  # and no client asks: the gateway tries again by itself
         agrees(gateway, http, bases, True)
         assert http.get(f"{bases[1]}/readyz").json()["unavailable"] == {}
-        mended.unlink()
+        table.write_text(json.dumps(EXITS))
         assert opens(gateway, http) is False
         agrees_on_ready = [http.get(f"{base}/readyz").status_code for base in bases]
         assert agrees_on_ready == [200, 200], "a server that fails later takes no replica out of rotation"

@@ -1,7 +1,6 @@
 """Resources of several servers behind one URL, by clients and servers of both eras."""
 
 import hashlib
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -10,14 +9,13 @@ import httpx
 import pytest
 
 from tests.requirements import requirement
-from tests.support.gateway_process import server
 from tests.support.in_process_gateway import InProcessGateway, in_process_gateway
 from tests.support.mcp_clients import Legacy, Modern, messages
+from tests.support.table_server import table_server
 
 pytestmark = requirement("ext.resource-owner")
 
-PROGRAM = str(Path(__file__).parents[1] / "support/noteshelf_server.py")
-SHELVES = {"old": [], "new": ["modern"], "secret": []}
+SHELVES = {"old": "legacy", "new": "modern", "secret": "legacy"}
 KEYS = {"ann": "a key of ann, for tests", "bob": "a key of bob, for tests"}
 POLICY = {
     "rules": [
@@ -26,6 +24,27 @@ POLICY = {
     ],
     "workspaces": {"all": {"servers": ["*"]}, "some": {"servers": ["old", "new"]}},
 }
+
+
+def shelf(name: str, era: str, log: Path) -> Any:
+    """A server that lists nine resources, two on each page, and a template, and can be read at these, at what the
+    template matches, and at `NAME-hidden://…`, which nothing lists."""
+    pages = {}
+    for first in (9, 7, 5, 3, 1):
+        listed = [{"uri": f"{name}://{n}", "name": str(n)} for n in range(first, min(first + 2, 10))]
+        more = {"nextCursor": str(first + 2)} if first < 9 else {}
+        pages[f"resources/list {first}" if first > 1 else "resources/list"] = {"resources": listed} | more
+    content = {"contents": [{"uri": "@URI", "text": f"of {name}"}]}
+    answers = {
+        "resources/templates/list": {"resourceTemplates": [{"uriTemplate": f"{name}-row://{{id}}", "name": "row"}]},
+        "resources/*subscribe": {},
+        **{f"resources/read {name}{kind}://*": content for kind in ("", "-row", "-hidden")},
+        "resources/read": [["error", -32602 if era == "modern" else -32002, "not found"]],
+    }
+    can = {"resources": {"subscribe": True}}
+    table = {"era": era, "capabilities": can, "answers": pages | answers, "scope": "private"}
+    return table_server(table, log=log)
+
 
 Ask = Callable[..., Any]
 
@@ -46,7 +65,8 @@ class Shelves:
         return lambda method, **params: messages(modern.send(method, params))[-1]
 
     def asked(self, *names: str) -> list[str]:
-        return [line for name in names or SHELVES for line in (self.folder / name).read_text().splitlines()]
+        lines = [line for name in names or SHELVES for line in (self.folder / name).read_text().splitlines()]
+        return [line.partition(" ")[2] for line in lines]
 
 
 @pytest.fixture(scope="module")
@@ -54,9 +74,7 @@ def shelves(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shelves]:
     folder = tmp_path_factory.mktemp("asked")
     for name in SHELVES:
         (folder / name).touch()
-    servers = {
-        name: server((sys.executable, PROGRAM, str(folder / name), name, "9", *more)) for name, more in SHELVES.items()
-    }
+    servers = {name: shelf(name, era, folder / name) for name, era in SHELVES.items()}
     keys = {name: hashlib.sha256(key.encode()).hexdigest() for name, key in KEYS.items()}
     options = {"api_keys": keys, "policy": POLICY}
     with in_process_gateway(servers, options=options) as gateway, httpx.Client(timeout=30.0) as http:

@@ -1,6 +1,5 @@
 """What a server's input schemas may make the gateway do: nothing but check arguments, in bounded time."""
 
-import json
 import socket
 import threading
 import time
@@ -12,9 +11,9 @@ import httpx
 import pytest
 
 from tests.requirements import requirement
-from tests.support.gateway_process import LISTING, server
 from tests.support.in_process_gateway import in_process_gateway
 from tests.support.mcp_clients import Legacy, Modern, failed_text, messages, tool_text
+from tests.support.table_server import listing, table_server
 
 
 class Canary:
@@ -80,9 +79,7 @@ def test_a_schema_makes_the_gateway_fetch_nothing_and_wait_for_nothing(
         tool("none", "no schema at all"),
         tool("relist", {"type": "object", "pattern": "^(?=a)"}),
     ]
-    lists = tmp_path / "lists.json"
-    lists.write_text(json.dumps({"tools": tools}))
-    with in_process_gateway({"s": server((*LISTING, str(lists)))}) as gateway:
+    with in_process_gateway({"s": table_server(listing(tools=tools))}) as gateway:
         for client in (Legacy(gateway.url, http).open(), Modern(gateway.url, http)):
             answer = client.call("tools/list") if isinstance(client, Legacy) else client.send("tools/list")
             assert [t["name"] for t in messages(answer)[-1]["result"]["tools"]] == ["fine", "relist"]
@@ -101,13 +98,10 @@ def test_a_schema_makes_the_gateway_fetch_nothing_and_wait_for_nothing(
 
 
 @requirement("wall.decoded")
-def test_an_operator_can_allow_tools_whose_schemas_cannot_be_used(
-    canary: Canary, http: httpx.Client, tmp_path: Path
-) -> None:
-    lists = tmp_path / "lists.json"
-    lists.write_text(json.dumps({"tools": [tool("ref", {"$ref": canary.url}), tool("wrong", {"type": "objekt"})]}))
+def test_an_operator_can_allow_tools_whose_schemas_cannot_be_used(canary: Canary, http: httpx.Client) -> None:
+    tools = [tool("ref", {"$ref": canary.url}), tool("wrong", {"type": "objekt"})]
     options = {"policy": {"unusable_schemas": "allow"}}
-    with in_process_gateway({"s": server((*LISTING, str(lists)))}, options=options) as gateway:
+    with in_process_gateway({"s": table_server(listing(tools=tools))}, options=options) as gateway:
         client = Legacy(gateway.url, http).open()
         assert "did" in tool_text(client.tool("ref")) and "did" in tool_text(client.tool("wrong"))
         assert len(messages(client.call("tools/list"))[-1]["result"]["tools"]) == 2

@@ -28,7 +28,6 @@ from tests.support.in_process_gateway import InProcessGateway, in_process_gatewa
 from tests.support.mcp_clients import Legacy, Modern, failed_text, messages, tool_text
 from tests.support.redis_server import RunningRedis
 
-FILLING = "tests.support.filling_server"
 OBJECT = {"in_process": "tests.support.session_tool:server"}
 TOO_LARGE = "the value of 'a' is 70002 bytes of JSON, more than 65536"
 SESSIONS = 50
@@ -150,9 +149,9 @@ def test_a_tool_learns_the_times_the_credential_and_the_call_of_its_session(http
 @requirement("ctx.limits")
 def test_what_a_tool_cannot_store_its_caller_reads_in_the_words_of_the_limit(http: httpx.Client) -> None:
     servers = {
-        "object": {"in_process": f"{FILLING}:server"},
-        "low": {"in_process": f"{FILLING}:lowlevel"},
-        "child": server((sys.executable, "-m", FILLING), env={"PYTHONPATH": "."}),
+        "object": {"in_process": "tests.support.sdk_servers:filling"},
+        "low": {"in_process": "tests.support.sdk_servers:lowlevel"},
+        "child": server((sys.executable, "-m", "tests.support.sdk_servers"), env={"PYTHONPATH": "."}),
     }
     with in_process_gateway(servers) as gateway:
         client = Legacy(gateway.url, http).open()

@@ -11,35 +11,30 @@ from tests.requirements import requirement
 from tests.support.gateway_process import server
 from tests.support.in_process_gateway import in_process_gateway
 from tests.support.mcp_clients import SESSION_KEY, Legacy, Modern, messages, tool_text
+from tests.support.stdio_server import tools
+from tests.support.table_server import table_server
 
-ASKING = """
-import json, sys
-
-def say(**message):
-    print(json.dumps({"jsonrpc": "2.0", **message}), flush=True)
-
-for line in sys.stdin:
-    heard = json.loads(line)
-    if heard.get("method") == "initialize":
-        about = {"protocolVersion": "2025-06-18", "capabilities": {"tools": {}}}
-        say(id=heard["id"], result={**about, "serverInfo": {"name": "asking", "version": "1"}})
-    elif heard.get("method") == "tools/list":
-        say(id=heard["id"], result={"tools": [{"name": "go", "inputSchema": {"type": "object"}}]})
-    elif heard.get("method") == "tools/call":
-        for number in range(300):
-            say(id=f"{number}" + "x" * 2_000, method="roots/list")
-        say(id="short", method="roots/list", params={"_meta": {"progressToken": "t" * 2_000, "kept": 1}})
-        say(id="last", method="roots/list", params={"_meta": {"progressToken": "t"}})
-        say(id=heard["id"], result={"content": []})
-"""
+ROOTS = {"jsonrpc": "2.0", "method": "roots/list"}
+ASKING = {
+    "era": "legacy",
+    "answers": {
+        "tools/list": tools("go"),
+        "tools/call": [
+            *(["send", ROOTS | {"id": f"{number}" + "x" * 2_000}] for number in range(300)),
+            ["send", ROOTS | {"id": "short", "params": {"_meta": {"progressToken": "t" * 2_000, "kept": 1}}}],
+            ["send", ROOTS | {"id": "last", "params": {"_meta": {"progressToken": "t"}}}],
+            {"content": []},
+        ],
+    },
+}
 
 
 @requirement("wall.memory")
 def test_questions_with_long_ids_are_not_kept(http: httpx.Client, tmp_path: Path) -> None:
     """They wait for as long as the session lives, and 256 of them may."""
-    script = tmp_path / "asking.py"
-    script.write_text(ASKING, encoding="utf-8")
-    with in_process_gateway({"asking": server((sys.executable, str(script)))}) as running:
+    table = tmp_path / "asking.json"
+    table.write_text(json.dumps(ASKING), encoding="utf-8")
+    with in_process_gateway({"asking": table_server(table)}) as running:
         client = Legacy(running.url, http).open()
         *asked, answer = messages(client.call("tools/call", {"name": "go", "arguments": {}}))
         assert "result" in answer

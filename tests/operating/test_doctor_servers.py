@@ -7,25 +7,24 @@ import pytest
 from gateway.config.settings import Settings
 from gateway.doctor.servers import check_servers
 from tests.requirements import requirement
-from tests.support.bad_server import TOKEN
-from tests.support.gateway_process import BAD, server
+from tests.support.table_server import EXITS, GOOD, HANGS, TOKEN, slow, table_server
 
 
 @pytest.mark.anyio
 @requirement("ops.config", "proc.last-words")
 async def test_each_start_is_measured_by_itself() -> None:
     servers = {
-        "slow": server((*BAD, "slow", "2")),
-        "good": server((*BAD, "good")),
-        "exit": server((*BAD, "exit")),
-        "hang": server((*BAD, "hang")),
-        "last": server((*BAD, "good")),
+        "slow": table_server(slow(2)),
+        "good": table_server(GOOD),
+        "exit": table_server(EXITS),
+        "hang": table_server(HANGS),
+        "last": table_server(GOOD),
     }
     limits = {"start_timeout_s": 6}
     settings = Settings.model_validate({"mcpServers": servers, "gateway": {"limits": limits}})
     found = {finding.check: finding async for finding in check_servers(settings)}
-    slow = re.search(r"takes (\d+\.\d) s to start", found["server slow"].what)
-    assert slow is not None and 2.0 <= float(slow[1]) < 4.0, found["server slow"]
+    waited = re.search(r"takes (\d+\.\d) s to start", found["server slow"].what)
+    assert waited is not None and 2.0 <= float(waited[1]) < 4.0, found["server slow"]
     for name in ("good", "last"):
         quick = re.search(r"starts in (\d+\.\d) s", found[f"server {name}"].what)
         assert quick is not None and float(quick[1]) < 1.0, "the others do not count"

@@ -1,8 +1,6 @@
 """The line of a request about a task names the task, and that of a kept answer says so."""
 
 import json
-import sys
-from pathlib import Path
 from typing import Any
 
 import httpx
@@ -10,15 +8,16 @@ import httpx
 from gateway.tasks.handles import claimed
 from tests.operating.conftest import ADMIN, KEYS
 from tests.requirements import requirement
-from tests.support.gateway_process import PROBE, ROOT, running_gateway, server
+from tests.support.gateway_process import PROBE, running_gateway, server
 from tests.support.mcp_clients import Legacy, Modern, messages
+from tests.support.stdio_server import tools
+from tests.support.table_server import table_server
 from tests.support.task_client import TaskClient
 
 
 @requirement("ctx.correlation", "task.operators", "cache.servers")
-def test_lines_name_the_task_and_say_what_was_kept(http: httpx.Client, ops: httpx.Client, tmp_path: Path) -> None:
-    caching = server((sys.executable, str(ROOT / "tests/support/caching_server.py"), str(tmp_path / "asked"), "public"))
-    caching["args"].append("60000")
+def test_lines_name_the_task_and_say_what_was_kept(http: httpx.Client, ops: httpx.Client) -> None:
+    caching = table_server({"era": "modern", "ttl_ms": 60_000, "answers": {"tools/list": tools("change")}})
     tasks = {"at_once": ["probe/sleep"]}
     options = {"log_format": "json", "tasks": tasks, "admin": ADMIN, "anonymous": True}
     with running_gateway({"probe": server(PROBE), "kept": caching}, options=options, env=KEYS) as gateway:

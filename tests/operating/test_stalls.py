@@ -14,7 +14,7 @@ from tests.support.gateway_process import RunningGateway, running_gateway
 from tests.support.mcp_clients import Legacy, tool_text
 from tests.support.waiting import eventually
 
-SERVERS = {"stalling": {"in_process": "tests.support.stalling_server:server"}}
+SERVERS = {"stalling": {"in_process": "tests.support.sdk_servers:stalling"}}
 STALLS = "mcp_gateway_loop_stall_seconds"
 
 
@@ -37,7 +37,7 @@ def test_a_stall_is_in_metrics_and_log(http: httpx.Client, ops: httpx.Client) ->
         before = stalls_over(gateway, ops, "0.5")
         assert tool_text(client.tool("block", {"seconds": 1.0})) == "ok"
         assert eventually(lambda: stalls_over(gateway, ops, "0.5") > before)
-        named = r"the event loop was blocked for (\d\.\d+) s \(.*tests\.support\.stalling_server:\d+ keep_the_loop < "
+        named = r"the event loop was blocked for (\d\.\d+) s \(.*tests\.support\.sdk_servers:\d+ keep_the_loop < "
         assert eventually(lambda: re.search(named, gateway.stderr()) is not None), gateway.stderr()
         assert value(scrape(gateway, ops), "mcp_gateway_collector_pause_seconds_count") >= 0
         generations = {dict(labels).get("generation") for name, labels in scrape(gateway, ops) if "collector" in name}

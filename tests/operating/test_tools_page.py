@@ -1,10 +1,10 @@
 """The tools in the console, in a browser: found, understood, called, and their answers shown."""
 
+import base64
 import json
-import sys
+import zlib
 from collections.abc import Iterator
-from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import httpx
 import pytest
@@ -14,13 +14,74 @@ from tests.operating import console_browser
 from tests.operating.conftest import ADMIN, KEYS
 from tests.requirements import requirement
 from tests.support.gateway_process import PROBE, RunningGateway, running_gateway, server
+from tests.support.stdio_server import text
+from tests.support.table_server import table_server
 
-TOOLS = (sys.executable, str(Path(__file__).parents[1] / "support/hostile_tools.py"))
+
+def png() -> str:
+    """A picture of one red point."""
+
+    def chunk(kind: bytes, data: bytes) -> bytes:
+        return len(data).to_bytes(4, "big") + kind + data + zlib.crc32(kind + data).to_bytes(4, "big")
+
+    head = (1).to_bytes(4, "big") * 2 + bytes((8, 2, 0, 0, 0))
+    parts = (chunk(b"IHDR", head), chunk(b"IDAT", zlib.compress(b"\0\xff\0\0")), chunk(b"IEND", b""))
+    return base64.b64encode(b"\x89PNG\r\n\x1a\n" + b"".join(parts)).decode()
+
+
+SVG: Final = base64.b64encode(b"<svg xmlns='http://www.w3.org/2000/svg' onload='alert(1)'/>").decode()
+SCRIPT: Final = "<script>alert(1)</script><img src=x onerror=alert(2)>\u202etxet"
+KINDS: Final[dict[str, Any]] = {
+    "text": {"type": "string", "description": f"Any text. {SCRIPT}"},
+    "count": {"type": "integer", "minimum": 1, "maximum": 9, "default": 3},
+    "share": {"type": "number"},
+    "exact": {"type": "boolean"},
+    "unit": {"enum": ["C", "F", 7, None]},
+    "tags": {"type": "array", "items": {"type": "string"}},
+    'odd "name" & <b>': {"type": "string"},
+    "secret": {"type": "string", "format": "password"},
+}
+HOSTILE: Final[list[dict[str, Any]]] = [
+    {
+        "name": "kinds",
+        "title": "All kinds",
+        "description": f"Repeats what it gets.\n{SCRIPT}",
+        "inputSchema": {"type": "object", "properties": KINDS, "required": ["text", "count"]},
+        "annotations": {"readOnlyHint": True},
+    },
+    {"name": "pictures", "description": "Draws.", "inputSchema": {"type": "object", "properties": {}}},
+    {
+        "name": "either",
+        "description": "Has no form.",
+        "inputSchema": {"type": "object", "oneOf": [{"required": ["a"]}, {"required": ["b"]}]},
+    },
+    {"name": "<script>alert(3)</script>", "inputSchema": {"type": "object"}},
+]
+
+PICTURES: Final = (
+    ("image/png", png()),
+    ("image/svg+xml", SVG),
+    ("image/png", SVG),
+    ('image/png" onerror="alert(4)', png()),
+)
+TABLE: Final = {
+    "era": "legacy",
+    "answers": {
+        "tools/list": {"tools": HOSTILE},
+        "tools/call pictures": {
+            "content": [
+                *({"type": "image", "mimeType": kind, "data": data} for kind, data in PICTURES),
+                *text(SCRIPT)["content"],
+            ]
+        },
+        "tools/call": text("@ARGUMENTS"),
+    },
+}
 
 
 @pytest.fixture(scope="module")
 def gateway() -> Iterator[RunningGateway]:
-    servers = {"tools": server(TOOLS), "probe": server(PROBE)}
+    servers = {"tools": table_server(TABLE), "probe": server(PROBE)}
     with running_gateway(servers, options={"admin": ADMIN}, env=KEYS, must_stop=False) as running:
         yield running
 

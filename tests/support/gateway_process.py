@@ -15,9 +15,7 @@ from typing import Any
 from tests.support.commands import ROOT, CommandProcess, start_command
 
 __all__ = [
-    "BAD",
     "DEMO",
-    "LISTING",
     "PROBE",
     "ROOT",
     "SCRIPTED",
@@ -34,10 +32,8 @@ READY_WITHIN_S = 60.0
 DEMO = (sys.executable, "-m", "gateway", "demo-server")
 TOOL = (sys.executable, "-m", "tests.support.session_tool")
 PROBE = (sys.executable, str(Path(__file__).with_name("probe_server.py")))
-BAD = (sys.executable, str(Path(__file__).with_name("bad_server.py")))
 TASKS = (sys.executable, "-m", "tests.support.task_server")
 """Serves the era that follows as an argument."""
-LISTING = (sys.executable, str(Path(__file__).with_name("listing_server.py")))
 SCRIPTED = (sys.executable, str(Path(__file__).with_name("scripted_server.py")))
 WORK = (sys.executable, str(Path(__file__).with_name("work_server.py")))
 """Serves the era that follows as an argument."""
