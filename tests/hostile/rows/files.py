@@ -3,7 +3,7 @@
 from typing import Any
 
 from tests.hostile.home import HOME, SECRETS, TEMPORARY
-from tests.hostile.rows.row import BOTH, Facts, Outcome, Row, keeps, no_answer, not_there, unchanged
+from tests.hostile.rows.row import BOTH, Facts, Outcome, Row, canary, keeps, no_answer, not_there, unchanged
 from tests.hostile.stage import Called, Stage
 from tests.support.gateway_process import ROOT
 
@@ -16,10 +16,6 @@ def _path(name: str) -> Any:
     return lambda stage: {"path": str(SECRETS[name])}
 
 
-def _canary(name: str) -> Any:
-    return lambda stage: {"path": str(stage.home.names[name])}
-
-
 def _of_sibling(stage: Stage) -> Facts:
     return {"path": stage.sibling["file"]}
 
@@ -29,9 +25,9 @@ def _steals(name: str, what: str, attack: str, secret: str, **more: Any) -> Row:
     return Row(name, what, f"files.{attack}", keeps(secret), facts=_path(secret), **more)
 
 
-def _changes(name: str, what: str, attack: str, canary: str, **more: Any) -> Row:
+def _changes(name: str, what: str, attack: str, changed: str, **more: Any) -> Row:
     """It changes that canary."""
-    return Row(name, what, f"files.{attack}", unchanged(canary), facts=_canary(canary), **more)
+    return Row(name, what, f"files.{attack}", unchanged(changed), facts=canary(changed), **more)
 
 
 def _reads() -> list[Row]:
@@ -41,85 +37,39 @@ def _reads() -> list[Row]:
         _steals("ssh, sh", "the same, by cat", "read", "ssh", server="sh"),
         _steals("ssh, shell's child", "the same, by an interpreter that a shell starts", "read", "ssh", way="shell"),
         Row("home listing", "lists the operator's home", "files.home", _hidden_home, server="node"),
-        Row(
-            "cloud credentials",
-            "reads AWS, Google, Azure, Kubernetes, npm, git, Docker and browser credentials",
-            "files.read_all",
-            keeps(*_CLOUD),
-            facts={"paths": [str(SECRETS[name]) for name in _CLOUD]},
-        ),
+        Row("cloud credentials", "reads AWS, Google, Azure, Kubernetes, npm, git, Docker and browser credentials",
+            "files.read_all", keeps(*_CLOUD), facts={"paths": [str(SECRETS[name]) for name in _CLOUD]}),
         _steals("shadow", "reads /etc/shadow", "read", "shadow", root="the file is root's"),
         _steals("gateway keys", "reads the gateway's key file", "read", "keys"),
-        Row(
-            "gateway configuration",
-            "reads the gateway's configuration",
-            "files.read",
-            keeps("configuration"),
-            facts=_canary("config"),
-        ),
-        Row(
-            "gateway store",
-            "reads the gateway's SQLite store",
-            "files.walk",
-            keeps("store", "configuration", "keys"),
-            facts={"path": str(HOME / "gateway")},
-        ),
+        Row("gateway configuration", "reads the gateway's configuration", "files.read", keeps("configuration"),
+            facts=canary("config")),
+        Row("gateway store", "reads the gateway's SQLite store", "files.walk", keeps("store", "configuration", "keys"),
+            facts={"path": str(HOME / "gateway")}),
         _steals("other server", "reads the .env of another server", "read", "other-server"),
-        Row(
-            "configuration beside the code",
-            "reads the configuration of MCP servers in the project of its own script",
-            "files.read",
-            _no_servers,
-            facts={"path": str(ROOT / "mcp.json")},
-        ),
-        Row(
-            "sibling's folder",
-            "reads a file in its sibling's temporary folder",
-            "files.read",
-            keeps("sibling"),
-            facts=_of_sibling,
-        ),
-        Row(
-            "folders of all",
-            "walks through the folders of all sessions",
-            "files.walk",
-            keeps("sibling"),
-            facts={"path": str(TEMPORARY)},
-        ),
+        Row("configuration beside the code", "reads the configuration of MCP servers in the project of its own script",
+            "files.read", _no_servers, facts={"path": str(ROOT / "mcp.json")}),
+        Row("sibling's folder", "reads a file in its sibling's temporary folder", "files.read", keeps("sibling"),
+            facts=_of_sibling),
+        Row("folders of all", "walks through the folders of all sessions", "files.walk", keeps("sibling"),
+            facts={"path": str(TEMPORARY)}),
         _steals("symlink", "reads ~/.ssh through a symbolic link in its own folder", "through_symlink", "ssh"),
         _steals("symlink, sh", "the same, by ln and cat", "through_symlink", "ssh", server="sh"),
-        Row(
-            "hard link",
-            "reads another server's file through a hard link in its own folder",
-            "files.through_hardlink",
-            keeps("sibling"),
-            facts=lambda stage: {"path": stage.sibling["file"]},
-        ),
+        Row("hard link", "reads another server's file through a hard link in its own folder", "files.through_hardlink",
+            keeps("sibling"), facts=lambda stage: {"path": stage.sibling["file"]}),
         _steals("dots", "reads ~/.ssh by `..` from its own folder", "through_dots", "ssh"),
         _steals("O_PATH", "opens ~/.ssh by O_PATH and again through /proc/self/fd", "through_o_path", "ssh"),
         _steals("/proc/self/root", "reads ~/.ssh through /proc/self/root", "through_proc", "ssh", server="sh"),
         _steals("/proc/PID/root", "reads ~/.ssh through the root of other processes", "through_root_of_others", "ssh"),
-        _steals(
-            "file handle",
-            "opens ~/.ssh by its number (open_by_handle_at)",
-            "through_handle",
-            "ssh",
-            root="it needs a capability",
-        ),
-        Row(
-            "inotify",
-            "watches the operator's home for what is opened",
-            "files.watch",
-            no_answer,
-            facts={"path": str(HOME / ".ssh")},
-            needs="seccomp or mount namespace",
-        ),
-    ]
+        _steals("file handle", "opens ~/.ssh by its number (open_by_handle_at)", "through_handle", "ssh",
+                root="it needs a capability"),
+        Row("inotify", "watches the operator's home for what is opened", "files.watch", no_answer,
+            facts={"path": str(HOME / ".ssh")}, needs="seccomp or mount namespace"),
+    ]  # fmt: skip
 
 
 def _writes() -> list[Row]:
     rows = [
-        Row(f"write {name}", f"changes {words}", "files.write", unchanged(name), facts=_canary(name))
+        Row(f"write {name}", f"changes {words}", "files.write", unchanged(name), facts=canary(name))
         for name, words in (
             ("bashrc", "~/.bashrc"),
             ("authorized", "~/.ssh/authorized_keys"),
@@ -136,73 +86,31 @@ def _writes() -> list[Row]:
         *rows,
         _changes("write bashrc, Node", "changes ~/.bashrc, by Node", "write", "bashrc", server="node"),
         _changes("write bashrc, sh", "changes ~/.bashrc, by sh", "write", "bashrc", server="sh"),
-        Row(
-            "write /tmp",
-            "leaves a file in /tmp",
-            "files.write",
-            not_there("/tmp/dropped"),
-            facts={"path": "/tmp/dropped"},
-        ),
-        Row(
-            "own /tmp",
-            "uses a fixed path below /tmp, and one below /dev/shm, as honest programs do",
-            "files.fixed_paths",
-            no_answer,
-            facts={"folders": ["/tmp/fixed", "/dev/shm/fixed"]},
-            profiles=(),
-            works=BOTH,
-            needs="namespaces",
-        ),
-        Row(
-            "autostart",
-            "makes ~/.config/systemd/user/x.service",
-            "files.make",
+        Row("write /tmp", "leaves a file in /tmp", "files.write", not_there("/tmp/dropped"),
+            facts={"path": "/tmp/dropped"}),
+        Row("own /tmp", "uses a fixed path below /tmp, and one below /dev/shm, as honest programs do",
+            "files.fixed_paths", no_answer, facts={"folders": ["/tmp/fixed", "/dev/shm/fixed"]}, profiles=(),
+            works=BOTH, needs="namespaces"),
+        Row("autostart", "makes ~/.config/systemd/user/x.service", "files.make",
             not_there(str(HOME / ".config/systemd/user/x.service")),
-            facts={"path": str(HOME / ".config/systemd/user/x.service")},
-        ),
+            facts={"path": str(HOME / ".config/systemd/user/x.service")}),
         _changes("remove", "removes another server's program", "remove", "other program"),
-        _changes(
-            "truncate",
-            "empties another server's program by truncate(2)",
-            "truncate",
-            "other program",
-            needs="landlock 3",
-        ),
+        _changes("truncate", "empties another server's program by truncate(2)", "truncate", "other program",
+                 needs="landlock 3"),
         _changes("rename in", "renames another server's program into its own folder", "rename_in", "other program"),
         _changes("rename out", "renames a file of its own over ~/.bashrc", "rename_out", "bashrc"),
         _changes("exchange", "exchanges a file of its own with ~/.bashrc (renameat2)", "exchange", "bashrc"),
-        _changes(
-            "mode and times",
-            "chmod, utime, setxattr, chown of another server's file",
-            "open_up",
-            "mode",
-            needs="seccomp or mount namespace",
-        ),
-        Row(
-            "special files",
-            "makes a pipe, a socket and a device in /tmp",
-            "files.special",
-            not_there("/tmp/special"),
-            facts={"path": "/tmp/special"},
-        ),
-        Row(
-            "folder as link",
-            "puts a link in the place of its own folder",
-            "files.replace_folder",
-            no_answer,
-            facts={"path": str(HOME / "other")},
-        ),
-        Row(
-            "operator's terminal",
-            "writes to the operator's terminal",
-            "files.terminal",
-            _quiet_terminal,
-            facts=lambda stage: {"path": stage.terminal_path},
-        ),
-        Row(
-            "lock", "holds a lock on the gateway's files", "files.lock", no_answer, facts={"path": str(SECRETS["keys"])}
-        ),
-    ]
+        _changes("mode and times", "chmod, utime, setxattr, chown of another server's file", "open_up", "mode",
+                 needs="seccomp or mount namespace"),
+        Row("special files", "makes a pipe, a socket and a device in /tmp", "files.special", not_there("/tmp/special"),
+            facts={"path": "/tmp/special"}),
+        Row("folder as link", "puts a link in the place of its own folder", "files.replace_folder", no_answer,
+            facts={"path": str(HOME / "other")}),
+        Row("operator's terminal", "writes to the operator's terminal", "files.terminal", _quiet_terminal,
+            facts=lambda stage: {"path": stage.terminal_path}),
+        Row("lock", "holds a lock on the gateway's files", "files.lock", no_answer,
+            facts={"path": str(SECRETS["keys"])}),
+    ]  # fmt: skip
 
 
 def _hidden_home(stage: Stage, called: Called, facts: Facts) -> Outcome:

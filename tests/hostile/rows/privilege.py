@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.hostile.home import SECRETS
-from tests.hostile.rows.row import Facts, Judge, Outcome, Row, keeps, no_answer
+from tests.hostile.rows.row import Facts, Judge, Outcome, Row, keeps, no_answer, processes_gone
 from tests.hostile.stage import Called, Stage
 
 __all__ = ["ROWS"]
@@ -22,13 +22,6 @@ _CALLS = [
 def _same_user(stage: Stage, called: Called, facts: Facts) -> Outcome:
     other = "0" if stage.user else "65534"
     return Outcome(f"user {other}" != called.got.strip(), called.text[:100])
-
-
-def _processes_gone(stage: Stage, called: Called, facts: Facts) -> Outcome:
-    """The session was ended after the attack: nothing of it may run any more."""
-
-    held = stage.eventually(lambda: not stage.left_since(facts["before"]), 8.0)
-    return Outcome(held, called.text[:100] if held else "a process of the session lives on")
 
 
 def _no_objects(stage: Stage, called: Called, facts: Facts) -> Outcome:
@@ -73,50 +66,23 @@ def _row(name: str, what: str, attack: str, refused: Judge = no_answer, **more: 
 
 def _leaves(name: str, what: str, attack: str, **more: Any) -> Row:
     given: dict[str, Any] = {"needs": "", "already": "the reaper ends it", **more}
-    return Row(name, what, f"persistence.{attack}", _processes_gone, **given)
+    return Row(name, what, f"persistence.{attack}", processes_gone, **given)
 
 
 _MORE = [
-    _row(
-        "setuid",
-        "runs a program with another user's rights",
-        "setuid_program",
-        _same_user,
-        facts={"path": "/home/id"},
-        needs="no_new_privs",
-    ),
-    _row(
-        "setuid, sh",
-        "the same, by sh",
-        "setuid_program",
-        _same_user,
-        server="sh",
-        facts={"path": "/home/id"},
-        needs="no_new_privs",
-    ),
-    _row(
-        "no_new_privs",
-        "asks the kernel whether it may get rights by exec",
-        "new_privileges",
-        _unprivileged,
-        needs="no_new_privs",
-    ),
+    _row("setuid", "runs a program with another user's rights", "setuid_program", _same_user,
+         facts={"path": "/home/id"}, needs="no_new_privs"),
+    _row("setuid, sh", "the same, by sh", "setuid_program", _same_user, server="sh", facts={"path": "/home/id"},
+         needs="no_new_privs"),
+    _row("no_new_privs", "asks the kernel whether it may get rights by exec", "new_privileges", _unprivileged,
+         needs="no_new_privs"),
     _row("namespaces", "unshare, clone and clone3 with new namespaces", "new_namespaces"),
     _row("setns", "joins the namespaces of others", "joined_namespace", root="it needs a capability"),
     _row("mount", "mounts, with a user namespace of its own", "mounted"),
-    _row(
-        "chroot",
-        "leaves by chroot and reads ~/.ssh",
-        "out_of_chroot",
-        keeps("ssh"),
-        facts={"path": str(SECRETS["ssh"])},
-    ),
-    _row(
-        "system calls",
-        f"{len(_CALLS)} system calls that no server needs",
-        "calls_nobody_needs",
-        facts=lambda stage: {"calls": _CALLS},
-    ),
+    _row("chroot", "leaves by chroot and reads ~/.ssh", "out_of_chroot", keeps("ssh"),
+         facts={"path": str(SECRETS["ssh"])}),
+    _row("system calls", f"{len(_CALLS)} system calls that no server needs", "calls_nobody_needs",
+         facts=lambda stage: {"calls": _CALLS}),
     _row("userfaultfd", "handles page faults of its own", "fault_handler"),
     _row("bpf", "loads a map into the kernel", "programs_in_kernel", root="it needs a capability here"),
     _row("keyring", "keeps a key in the user's keyring, which all sessions share", "keyring"),
@@ -128,34 +94,19 @@ _MORE = [
     _row("host name", "changes the host's name", "host_name", root="it needs a capability"),
     _row("TIOCSTI", "types into a terminal", "typed_for_others"),
     _row("own limits", "raises its own limits", "higher_limits", _raised, needs="rlimit"),
-    _row(
-        "devices",
-        "opens the machine's memory, disks, /dev/kvm, /dev/fuse",
-        "devices",
-        needs="landlock",
-        root="the files are root's",
-    ),
-]
+    _row("devices", "opens the machine's memory, disks, /dev/kvm, /dev/fuse", "devices", needs="landlock",
+         root="the files are root's"),
+]  # fmt: skip
 _STAYS = [
     _leaves("daemon", "leaves a daemon that ignores signals", "daemon"),
     _leaves("daemon, sh", "the same, by setsid", "daemon", server="sh"),
     _leaves("runner", "leaves a process that forks and ends for ever", "runner"),
-    Row(
-        "kernel objects",
-        "leaves shared memory and queues for its next session",
-        "ipc.left_behind",
-        _no_objects,
-        needs="seccomp",
-    ),
+    Row("kernel objects", "leaves shared memory and queues for its next session", "ipc.left_behind", _no_objects,
+        needs="seccomp"),
     Row("notes", "leaves a word for its next session wherever it may write", "persistence.note_for_next", _no_note),
-    Row(
-        "oom_score_adj of its own",
-        "lowers its own oom_score_adj",
-        "processes.live_longest",
-        lambda stage, called, facts: Outcome(called.got.strip() != "0", called.text[:80]),
-        needs="oom_score_adj",
-        root="lowering it needs a capability, and without walls it is never raised",
-    ),
-]
+    Row("oom_score_adj of its own", "lowers its own oom_score_adj", "processes.live_longest",
+        lambda stage, called, facts: Outcome(called.got.strip() != "0", called.text[:80]), needs="oom_score_adj",
+        root="lowering it needs a capability, and without walls it is never raised"),
+]  # fmt: skip
 
 ROWS = [*_MORE, *_STAYS]

@@ -44,17 +44,11 @@ _BOMBS = [
     Row("own cgroup", "lifts the limits of its cgroup", "resources.own_cgroup", no_answer, already=why_no_subtree()),
     _bomb("locked memory", "locks 512 MiB", "locked_memory", _MB, most_mb=512, root="it needs a capability"),
     _bomb("descriptor bomb", "4,000 descriptors", "descriptors", _FILES, most=4_000),
-    _bomb(
-        "watch bomb",
-        "more inotify watches than an eighth of its user's",
-        "watches",
-        _WATCHES,
-        "user_notif",
-        most=_WATCHES + 100,
-    ),
+    _bomb("watch bomb", "more inotify watches than an eighth of its user's", "watches", _WATCHES, "user_notif",
+          most=_WATCHES + 100),
     _bomb("disk", "a file of 300 MiB in its own folder", "disk", _MB, most_mb=300, **_UNBOUNDED),
     _bomb("many files", "300 files of 1 MiB in its own folder", "many_files", _MB, most_mb=300, **_UNBOUNDED),
-]
+]  # fmt: skip
 _SILENT = "120 connections to the name server that say nothing"
 _HANGING = {"hosts": ["93.184.216.200"], "port": 8000, "most": 200}
 _FLOODS = [

@@ -75,6 +75,11 @@ class Row:
         return profile in self.profiles or bool(self.already)
 
 
+def canary(name: str) -> Callable[[Stage], Facts]:
+    """The facts of an attack on that canary."""
+    return lambda stage: {"path": str(stage.home.names[name])}
+
+
 def _brief(called: Called) -> str:
     return " ".join(called.text.split())[:100]
 
@@ -167,6 +172,17 @@ def at_most(most: int) -> Judge:
         return Outcome(count <= most, _brief(called))
 
     return judge
+
+
+def processes_gone(stage: Stage, called: Called, facts: Facts) -> Outcome:
+    """The session was ended after the attack: nothing of it may run any more."""
+    held = stage.eventually(lambda: not stage.left_since(facts["before"]), 8.0)
+    return Outcome(held, called.text[:100] if held else "a process of the session lives on")
+
+
+def honest_after(stage: Stage, called: Called, facts: Facts) -> Outcome:
+    """An honest call that the attack ends with is answered."""
+    return Outcome("honest call: HTTP" in called.got, called.text[:100])
 
 
 def serves_on(stage: Stage, called: Called, facts: Facts) -> Outcome:
