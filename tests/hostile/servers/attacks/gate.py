@@ -12,7 +12,7 @@ import threading
 import time
 from collections.abc import Callable
 
-from .attempt import Facts, any_of, flipping, own_path
+from .attempt import Facts, any_of, flipping, honest_call, in_threads, own_path
 from .kernel import libc, syscall, text
 from .network import address_of, talk
 
@@ -30,9 +30,7 @@ def unix_by_link(facts: Facts) -> str:
         os.chdir(os.path.dirname(facts["path"]))
         found.append(_unix(os.path.basename(facts["path"]).encode(), facts))
     found.append(_unix(b"/" * (108 - len(facts["path"])) + facts["path"].encode(), facts))
-    if not any(found):
-        raise PermissionError("no way of five")
-    return "\n".join(filter(None, found))
+    return any_of([*filter(None, found)], "no way of five", "\n")
 
 
 def _unix(path: bytes, facts: Facts) -> str:
@@ -184,11 +182,7 @@ def odd_calls(facts: Facts) -> str:
     with contextlib.suppress(ChildProcessError):
         while os.wait():
             pass
-    with socket.socket(socket.AF_UNIX) as connection:
-        connection.settimeout(5)
-        connection.connect(os.environ["MCP_SESSION_SOCKET"])
-        connection.sendall(b"GET /v1/session HTTP/1.0\r\n\r\n")
-        return "honest call: " + text(connection.recv(20))
+    return honest_call()
 
 
 def _connects(facts: Facts) -> None:
@@ -253,13 +247,7 @@ def forks_at_once(facts: Facts) -> str:
                     os._exit(0)
                 started.append(child)
 
-    threads = [threading.Thread(target=one, daemon=True) for _ in range(16)]
-    for thread in threads:
-        with contextlib.suppress(RuntimeError):
-            thread.start()
-    for thread in threads:
-        with contextlib.suppress(RuntimeError):
-            thread.join(10)
+    in_threads(16, one)
     time.sleep(1)  # who is ended for it does not get to the answer
     return f"forks: {len(started)}"
 

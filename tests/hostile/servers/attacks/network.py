@@ -7,8 +7,10 @@ import select
 import socket
 import struct
 import time
+from functools import partial
+from typing import Any
 
-from .attempt import Facts, any_of, changing, flipping
+from .attempt import Facts, any_of, changing, flipping, results_of
 from .kernel import MACHINE, NUMBERS, libc, syscall, text
 
 _WAIT_S = 1.5
@@ -29,62 +31,41 @@ def _family(host: str) -> socket.AddressFamily:
     return socket.AF_INET6 if ":" in host else socket.AF_INET
 
 
+def _connected(address: Any, facts: Facts, family: int) -> str:
+    with socket.socket(family, socket.SOCK_STREAM) as connection:
+        connection.settimeout(_WAIT_S)
+        connection.connect(address)
+        return talk(connection, facts)
+
+
 def tcp(facts: Facts) -> str:
     """Every address that is given, one after the other."""
-    found, failed = [], OSError("no address")
-    for host in facts["hosts"]:
-        try:
-            with socket.socket(_family(host), socket.SOCK_STREAM) as connection:
-                connection.settimeout(_WAIT_S)
-                connection.connect((host, facts["port"]))
-                found.append(talk(connection, facts))
-        except OSError as error:
-            failed = error
-    if not found:
-        raise failed
-    return "\n".join(found)
+    return results_of(partial(_connected, (host, facts["port"]), facts, _family(host)) for host in facts["hosts"])
 
 
 def by_name(facts: Facts) -> str:
     """What the name means to getaddrinfo, several times over: every answer is tried."""
-    found, failed = [], OSError("no address")
-    for _ in range(facts.get("times", 1)):
-        try:
-            for family, kind, number, _, address in socket.getaddrinfo(
-                facts["name"], facts["port"], type=socket.SOCK_STREAM
-            ):
-                try:
-                    with socket.socket(family, kind, number) as connection:
-                        connection.settimeout(_WAIT_S)
-                        connection.connect(address)
-                        found.append(talk(connection, facts))
-                except OSError as error:
-                    failed = error
-        except OSError as error:
-            failed = error
-    if not found:
-        raise failed
-    return "\n".join(found)
+
+    def once() -> str:
+        meant = socket.getaddrinfo(facts["name"], facts["port"], type=socket.SOCK_STREAM)
+        return results_of(partial(_connected, address, facts, family) for family, *_, address in meant)
+
+    return results_of([once] * facts.get("times", 1))
 
 
 def udp(facts: Facts) -> str:
     """By sendto, and by connect and send."""
-    done, failed = [], OSError()
-    for host in facts["hosts"]:
-        for way in ("sendto", "connect"):
-            try:
-                with socket.socket(_family(host), socket.SOCK_DGRAM) as connection:
-                    if way == "sendto":
-                        connection.sendto(facts["token"].encode(), (host, facts["port"]))
-                    else:
-                        connection.connect((host, facts["port"]))
-                        connection.send(facts["token"].encode())
-                    done.append(way)
-            except OSError as error:
-                failed = error
-    if not done:
-        raise failed
-    return "sent by " + ", ".join(done)
+
+    def sent(host: str, way: str) -> str:
+        with socket.socket(_family(host), socket.SOCK_DGRAM) as connection:
+            if way == "sendto":
+                connection.sendto(facts["token"].encode(), (host, facts["port"]))
+            else:
+                connection.connect((host, facts["port"]))
+                connection.send(facts["token"].encode())
+        return f"sent by {way}"
+
+    return results_of(partial(sent, host, way) for host in facts["hosts"] for way in ("sendto", "connect"))
 
 
 def udp_by_sendmmsg(facts: Facts) -> str:

@@ -14,22 +14,13 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from .attempt import Facts, any_of, changing, flipping, in_threads, own_path
-from .kernel import libc, syscall, text
+from .attempt import Facts, any_of, changing, flipping, honest_call, in_threads, own_path
+from .kernel import libc, syscall
 from .network import address_of, talk
 
 _MPTCP = 262
 _CLONE3 = 435
 _UNBOUND = struct.pack("=H14x", socket.AF_UNSPEC)
-
-
-def _honest() -> str:
-    """A call that the gate has to answer, and may."""
-    with socket.socket(socket.AF_UNIX) as connection:
-        connection.settimeout(5)
-        connection.connect(os.environ["MCP_SESSION_SOCKET"])
-        connection.sendall(b"GET /v1/session HTTP/1.0\r\n\r\n")
-        return "honest call: " + text(connection.recv(20))
 
 
 def junk_questions(facts: Facts) -> str:
@@ -143,7 +134,7 @@ def long_chain(facts: Facts) -> str:
             connection.connect(f"{folder}/0")
         with contextlib.suppress(OSError):
             os.utime(f"{folder}/0/" + "x/../" * 700, (1, 1))
-    return _honest()
+    return honest_call()
 
 
 def multipath(facts: Facts) -> str:
@@ -276,9 +267,7 @@ def newer_ways(facts: Facts) -> str:
     attempt("listmount", lambda: _number(458, ctypes.create_string_buffer(struct.pack("=IIQQ", 24, 0, 1, 0)), 0, 0, 0))
     attempt("beyond the table", lambda: _number(471, 0, 0, 0))
     attempt("landlock off", lambda: _number(446, -1, 0))
-    if not done:
-        raise PermissionError("none")
-    return ", ".join(dict.fromkeys(done))
+    return any_of([*dict.fromkeys(done)], "none")
 
 
 def _write(path: str, words: str) -> None:

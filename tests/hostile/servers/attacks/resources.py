@@ -7,6 +7,7 @@ import shutil
 import socket
 import threading
 import time
+from collections.abc import Callable
 
 from .attempt import Facts
 
@@ -246,10 +247,7 @@ def hanging_connections(facts: Facts) -> str:
         with contextlib.suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_STREAM) as connection:
             connection.connect((facts["hosts"][0], facts["port"] + number))
 
-    for number in range(facts["most"]):
-        with contextlib.suppress(RuntimeError):
-            threading.Thread(target=one, args=(number,), daemon=True).start()
-    time.sleep(_HOLD_S)
+    _in_background(facts["most"], one)
     return "waits"
 
 
@@ -260,11 +258,16 @@ def many_names(facts: Facts) -> str:
         with contextlib.suppress(OSError):
             socket.getaddrinfo(f"n{number}.tunnel.example.com", 80)
 
-    for number in range(facts["most"]):
-        with contextlib.suppress(RuntimeError):
-            threading.Thread(target=one, args=(number,), daemon=True).start()
-    time.sleep(_HOLD_S)
+    _in_background(facts["most"], one)
     return "asked"
+
+
+def _in_background(count: int, run: Callable[[int], None]) -> None:
+    """In as many threads as can be had, which nobody waits for to the end."""
+    for number in range(count):
+        with contextlib.suppress(RuntimeError):
+            threading.Thread(target=run, args=(number,), daemon=True).start()
+    time.sleep(_HOLD_S)
 
 
 def half_queries(facts: Facts) -> str:
