@@ -7,8 +7,8 @@ import msgspec
 from gateway.admin.operators import SessionQuery
 from gateway.admin.reports import SessionPart, SessionRow, SessionState, SessionTotals, row_of
 from gateway.admin.session_selection import LiveFacts, Place, Selection
+from gateway.calls.lifecycles import LiveState
 from gateway.calls.live_session import LiveSession, LiveSessions
-from gateway.calls.live_state import LiveState
 from transports.turns import SCANNED_AT_ONCE, others_first, slices
 
 __all__ = ["HeldPage", "HeldRow", "brief_parts", "held_page", "in_flight_of", "part_of", "state_of", "suspended_of"]

@@ -12,16 +12,14 @@ import msgspec
 
 from gateway.bridge.legacy_server import LegacyServerBridge
 from gateway.bridge.resumed_task import UNAVAILABLE, cancel_at_server, is_known, pause_s
-from gateway.calls.background_start import start_in_background
 from gateway.calls.conversation import Conversation
 from gateway.calls.exchange import Exchange
-from gateway.calls.exchange_state import ExchangeEvent
+from gateway.calls.lifecycles import ExchangeEvent
 from gateway.calls.owned_tasks import OwnedTask, without_related
-from gateway.calls.task_at_server import TaskAtServer
 from gateway.errors import OUTCOME_UNKNOWN
 from gateway.observability.logs import CORRELATION
 from gateway.protocol.extensions import object_of
-from gateway.protocol.tasks import created_at
+from gateway.protocol.tasks import TaskAtServer, created_at
 from transports.jsonrpc import Message, Object, encode
 
 __all__ = ["LegacyTaskBridge", "asking_for_task"]
@@ -119,7 +117,7 @@ class LegacyTaskBridge(LegacyServerBridge):
         owned.await_result(exchange)
         exchange.use_bridge(self, "tasks/result")
         self._conversation.wait(exchange, ExchangeEvent.REQUEUE)
-        start_in_background(self._conversation, exchange, {"taskId": msgspec.Raw(encode(self._own_id))}, {})
+        self._conversation.start_in_background(exchange, {"taskId": msgspec.Raw(encode(self._own_id))}, {})
 
     def _over(self) -> None:
         self._is_over = True

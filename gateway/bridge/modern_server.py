@@ -10,11 +10,9 @@ from gateway.bridge.followed_task import FollowedTask
 from gateway.bridge.legacy_client import ask_legacy_client
 from gateway.bridge.request_state import is_input_required
 from gateway.bridge.round_trips import RoundTrips
-from gateway.calls.background_start import start_in_background
 from gateway.calls.conversation import Conversation
 from gateway.calls.exchange import Exchange
-from gateway.calls.exchange_state import ExchangeEvent
-from gateway.calls.failed_start import fail_start
+from gateway.calls.lifecycles import ExchangeEvent
 from gateway.calls.live_session import LiveSession
 from gateway.errors import OUTCOME_UNKNOWN, UPSTREAM_UNAVAILABLE
 from gateway.protocol.methods import METHODS
@@ -106,9 +104,9 @@ class ModernServerBridge:
         try:
             await list_tools()
         except Exception as error:  # nobody else would answer the call
-            fail_start(self._conversation, exchange, error, UPSTREAM_UNAVAILABLE)
+            self._conversation.fail_start(exchange, error, UPSTREAM_UNAVAILABLE)
             return
-        start_in_background(self._conversation, exchange, self._params, self._meta)
+        self._conversation.start_in_background(exchange, self._params, self._meta)
 
 
 def _translated(method: str, result: msgspec.Raw | bytes) -> bytes | None:

@@ -9,11 +9,10 @@ import msgspec
 
 from gateway.calls.conversation import Conversation
 from gateway.calls.exchange import Exchange
-from gateway.calls.exchange_state import ExchangeEvent
-from gateway.calls.task_at_server import TaskAtServer
+from gateway.calls.lifecycles import ExchangeEvent
 from gateway.protocol.extensions import object_of
 from gateway.protocol.handshake import HandshakeRefused
-from gateway.protocol.tasks import created_at, is_same_time
+from gateway.protocol.tasks import TaskAtServer, created_at, is_same_time
 from transports.jsonrpc import Message
 from transports.upstream_port import LinkClosed, UpstreamUnavailable
 

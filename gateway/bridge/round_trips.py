@@ -11,10 +11,9 @@ from time import monotonic
 
 import msgspec
 
-from gateway.calls.background_start import start_in_background
 from gateway.calls.conversation import Conversation
 from gateway.calls.exchange import Exchange
-from gateway.calls.exchange_state import ExchangeEvent
+from gateway.calls.lifecycles import ExchangeEvent
 from gateway.calls.live_session import LiveSession, live_session_of
 from gateway.calls.questions import MAX_QUESTIONS_OF_CALL
 from gateway.errors import CALL_TIMED_OUT
@@ -113,4 +112,4 @@ class RoundTrips(ABC):
             return
         if self._conversation.era is LEGACY:
             more = {}  # its user was to visit a URL (`gateway.bridge.legacy_server`): the call begins anew
-        start_in_background(self._conversation, self._exchange, self._params | more, self._meta)
+        self._conversation.start_in_background(self._exchange, self._params | more, self._meta)

@@ -6,9 +6,8 @@ from typing import Final
 
 import msgspec
 
-from gateway.calls.exchange import Exchange
+from gateway.calls.exchange import Exchange, fallback_id
 from gateway.calls.live_session import LiveSession
-from gateway.calls.unnamed import unnamed
 from gateway.protocol.capabilities import Caller, caller_of_params
 from gateway.protocol.methods import CHANGES
 from gateway.protocol.subscription_filter import SUBSCRIPTION_ID, Filter
@@ -66,7 +65,7 @@ class SubscriptionRelay(Exchange):
     """
 
     def __init__(self, live: LiveSession, replies: ReplyQueue) -> None:
-        super().__init__(method=_LISTEN, client_id=unnamed(), live=live, replies=replies)
+        super().__init__(method=_LISTEN, client_id=fallback_id(), live=live, replies=replies)
         self._part = Filter()
         self.is_confirmed = self.has_ended = self.may_miss = False
         self.is_waited_for = True

@@ -16,14 +16,12 @@ import msgspec
 from gateway.bridge.resumed_task import UNAVAILABLE, cancel_at_server, is_known, pause_s
 from gateway.calls.conversation import Conversation
 from gateway.calls.exchange import Exchange
-from gateway.calls.exchange_state import ExchangeEvent
-from gateway.calls.failed_start import fail_start
+from gateway.calls.lifecycles import ExchangeEvent
 from gateway.calls.questions import MAX_QUESTIONS_OF_CALL
-from gateway.calls.task_at_server import MAX_ID_CHARS, TaskAtServer
 from gateway.errors import CANCELLED, OUTCOME_UNKNOWN
 from gateway.observability.logs import CORRELATION
 from gateway.protocol.questions import Question, question_of
-from gateway.protocol.tasks import created_at
+from gateway.protocol.tasks import MAX_ID_CHARS, TaskAtServer, created_at
 from session_store import StoreUnavailable
 from transports.inbound_port import Refused
 from transports.jsonrpc import INTERNAL_ERROR, INVALID_PARAMS, InvalidMessage, Message, Object, decode_object, encode
@@ -131,7 +129,7 @@ class TaskFollower(ABC):
         except UNAVAILABLE as error:
             self._fail(OUTCOME_UNKNOWN, f"{error}; whether the call took effect is unknown")
         except Exception as error:  # nobody else would answer the call
-            fail_start(self._conversation, self._exchange, error, OUTCOME_UNKNOWN)
+            self._conversation.fail_start(self._exchange, error, OUTCOME_UNKNOWN)
         finally:
             self._running = None
             self._conversation.free_link()

@@ -5,27 +5,29 @@ opens a new link, and the first result of every session that had used the old on
 """
 
 import logging
+from collections.abc import Mapping
 from time import monotonic
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 import msgspec
 
 from gateway.calls.deadlines import Deadlines
 from gateway.calls.exchange import Exchange
-from gateway.calls.exchange_state import ExchangeEvent
-from gateway.calls.failed_start import fail_start
-from gateway.calls.forwarded_headers import send_with
 from gateway.calls.in_flight import Calls, CallWatch, FastCall
+from gateway.calls.lifecycles import ExchangeEvent
 from gateway.calls.link_lifecycle import LinkLifecycle
 from gateway.calls.link_source import LinkSession, LinkSource
 from gateway.calls.link_users import LinkUsers
 from gateway.calls.log_fields import link_fields
 from gateway.calls.peer import Peer
-from gateway.errors import CANCELLED, OUTCOME_UNKNOWN, UPSTREAM_UNAVAILABLE
+from gateway.errors import CANCELLED, OUTCOME_UNKNOWN, UPSTREAM_UNAVAILABLE, store_unavailable
 from gateway.observability.logs import CORRELATION
+from gateway.protocol.handshake import HandshakeRefused
 from gateway.protocol.methods import CACHEABLE, LISTS
 from gateway.protocol.reserved_meta import without_reserved_in
+from session_store import StoreUnavailable
 from transports.era import LEGACY
+from transports.inbound_port import Refused
 from transports.jsonrpc import HEADER_MISMATCH, InvalidMessage, Message, Object, encode, error_code
 from transports.upstream_port import Link, LinkClosed, UpstreamUnavailable, is_refusal
 
@@ -52,6 +54,13 @@ class Router(Protocol):
 
     def closed(self, conversation: "Conversation") -> None:
         """The link is gone: nobody waits for the answers to the server's requests."""
+        ...
+
+
+class _HttpLink(Protocol):
+    def send(self, frame: bytes, forwarded: Mapping[str, str] | None = None) -> None:
+        """As `Link.send`. The request has these headers, too: an intermediary forwards every `Mcp-Param-*` header that
+        it does not recognize (MCP 2026-07-28, Streamable HTTP §Server Behavior for Custom Headers)."""
         ...
 
 
@@ -138,6 +147,39 @@ class Conversation(Peer):
             self._links.discard()
         raise UpstreamUnavailable(f"server {self.name!r} takes no message: {reason}")
 
+    def start_in_background(self, exchange: Exchange, params: Object, meta: Object, *, again: bool = False) -> None:
+        """Send a call to its server for its next step, or `again` as in `start`, in a task that ends with the
+        conversation. An error ends the call."""
+
+        async def start() -> None:
+            CORRELATION.set(exchange.correlation)  # of this task
+            try:
+                await self.start(exchange, params, meta, again=again)
+            except Exception as error:  # nobody else would answer the call
+                # A server that has had the call before may have executed it.
+                self.fail_start(exchange, error, UPSTREAM_UNAVAILABLE if again else OUTCOME_UNKNOWN)
+
+        self.in_background(start())
+
+    def fail_start(self, exchange: Exchange, error: Exception, code: int) -> None:
+        """End a call that `start` has failed to send where no request handler sees the error: whatever the reason, its
+        client gets an answer.
+
+        `code`: the code for errors of the server or of its link, and for unexpected errors.
+        """
+        if isinstance(error, StoreUnavailable):
+            error = store_unavailable()
+        if isinstance(error, Refused):
+            self.fail(exchange, error.code, str(error))
+        elif isinstance(error, UpstreamUnavailable | LinkClosed):
+            self.fail(exchange, code, str(error))
+        elif isinstance(error, HandshakeRefused):
+            exchange.finish(Message(jsonrpc="2.0", id=0, error=error.error))
+        else:
+            fields = exchange.log_fields()
+            logger.error("a call could not be sent to server %s", self.name, exc_info=error, extra=fields)
+            self.fail(exchange, code, f"the call could not be sent to server {self.name!r}")
+
     def start_now(self, exchange: Exchange, params: Object, meta: Object) -> bool:
         """As `start` for small params of a session that `is_open_to` allows. If False, nothing was executed."""
         number = self.next_number()
@@ -155,7 +197,7 @@ class Conversation(Peer):
         if not self.was_used and not exchange.is_subscription and exchange.method not in CACHEABLE:
             self.was_used = True
         try:
-            link.send(frame) if exchange.forwarded is None else send_with(link, frame, exchange.forwarded)
+            link.send(frame) if exchange.forwarded is None else cast("_HttpLink", link).send(frame, exchange.forwarded)
         except LinkClosed as error:
             return error
         if self.frames is not None:
@@ -279,14 +321,7 @@ class Conversation(Peer):
             return
         exchange.step(ExchangeEvent.REQUEUE)
         self.calls.wait(exchange)
-        self.in_background(self._send_again(exchange, *request))
-
-    async def _send_again(self, exchange: Exchange, params: Object, meta: Object) -> None:
-        CORRELATION.set(exchange.correlation)  # of this task
-        try:
-            await self.start(exchange, params, meta, again=True)
-        except Exception as error:  # nobody else would answer the call
-            fail_start(self, exchange, error, UPSTREAM_UNAVAILABLE)
+        self.start_in_background(exchange, *request, again=True)
 
     def closed(self, reason: str) -> None:
         reason = self._links.lost(reason)

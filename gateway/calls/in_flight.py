@@ -1,7 +1,7 @@
 """The calls of one conversation that have no answer yet, and what becomes of those that are late.
 
 `sent` has those that the server has, by their numbers; the others wait for the link or for their client
-(`gateway.calls.exchange_state`).
+(`gateway.calls.lifecycles`).
 """
 
 import asyncio
@@ -14,7 +14,7 @@ import msgspec
 
 from gateway.calls.deadlines import Deadlines
 from gateway.calls.exchange import Exchange
-from gateway.calls.exchange_state import TIMED_BY, Clock, ExchangeState
+from gateway.calls.lifecycles import TIMED_BY, Clock, ExchangeState
 from gateway.calls.questions import give_up
 from gateway.calls.task_tokens import TaskToken, TaskTokens
 from gateway.errors import CALL_TIMED_OUT

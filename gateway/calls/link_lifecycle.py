@@ -16,10 +16,9 @@ from msgspec.structs import replace
 from gateway.calls.backoff import Backoff
 from gateway.calls.deadlines import Deadlines
 from gateway.calls.last_words import newest, with_last_words
+from gateway.calls.lifecycles import LINK, LinkEvent, LinkState, Loss, step
 from gateway.calls.link_source import LinkSource
-from gateway.calls.link_state import LINK, LinkEvent, LinkState, Loss
 from gateway.calls.patience import Patience
-from gateway.calls.state_table import step
 from gateway.context.link_resources import NO_RESOURCES, LinkResources
 from gateway.observability.logs import CORRELATION
 from gateway.protocol.handshake import HandshakeRefused

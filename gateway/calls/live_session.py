@@ -13,11 +13,10 @@ from typing import Final, Protocol
 from gateway.calls.conversation import Conversation
 from gateway.calls.exchange import Exchange
 from gateway.calls.happened import Happened, ignored, question_notes
-from gateway.calls.live_state import GONE, LIVE, LiveEvent, LiveState
+from gateway.calls.lifecycles import GONE, LIVE, LiveEvent, LiveState, step
 from gateway.calls.lost_calls import LostStreams
 from gateway.calls.outbox import Outbox
 from gateway.calls.questions import Questions
-from gateway.calls.state_table import step
 from gateway.calls.watched_session import WatchedSession
 from gateway.errors import CANCELLED, OUTCOME_UNKNOWN
 from gateway.observability.observed import Counted, Failure

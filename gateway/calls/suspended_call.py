@@ -5,14 +5,26 @@ Knows nothing of calls, nor how many questions may wait (`gateway.calls.question
 
 import hashlib
 import secrets
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Protocol
 
 import msgspec
 
-from transports.jsonrpc import INTERNAL_ERROR, Message, Object, encode
+from transports.jsonrpc import (
+    INTERNAL_ERROR,
+    Message,
+    Object,
+    RequestId,
+    encode,
+    encode_error,
+    encode_notification,
+    encode_result,
+    parse,
+    splice,
+)
+from transports.reply_queue import Frame
 
-__all__ = ["AskingServer", "InputRequest", "SuspendedCall", "Unnamed", "question_digest"]
+__all__ = ["AskingServer", "InputRequest", "SuspendedCall", "Unnamed", "question_digest", "rewritten_ids"]
 
 
 class AskingServer(Protocol):
@@ -195,3 +207,31 @@ class SuspendedCall:
     def size(self) -> int:
         """Bytes of the open questions."""
         return sum(question.size for question in self.questions.values())
+
+
+def rewritten_ids(client_id: RequestId, progress_token: msgspec.Raw | None) -> Callable[[Frame], Frame | None]:
+    """Return a function for the frames that were queued while nobody waited for them.
+
+    They name the id and the progress token of the client's earlier request, which it has closed. That function returns
+    a frame under those of the later request; None for progress that the later request does not want.
+    """
+
+    def change(frame: Frame) -> Frame | None:
+        message = parse(frame.data)
+        if message.is_response:
+            return msgspec.structs.replace(frame, data=_with_id(encode(client_id), message))
+        if message.method != "notifications/progress":
+            return frame
+        if progress_token is None:
+            return None
+        params = message.params_object() | {"progressToken": progress_token}
+        return msgspec.structs.replace(frame, data=encode_notification(message.method, splice(encode(params))))
+
+    return change
+
+
+def _with_id(client_id: bytes, message: Message) -> bytes:
+    if isinstance(message.error, msgspec.Raw):
+        return encode_error(client_id, splice(message.error))
+    assert isinstance(message.result, msgspec.Raw)
+    return encode_result(client_id, splice(message.result))

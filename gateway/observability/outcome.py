@@ -1,5 +1,7 @@
-"""How a request ends, as a value. Pure: knows the kinds and their formats, not who counts or logs them."""
+"""How a request ends, as a value, and what the result of a call stands for. Pure: knows the kinds and their formats,
+not who counts or logs them."""
 
+import re
 from typing import Final, Literal
 
 import msgspec
@@ -7,7 +9,17 @@ import msgspec
 from gateway.errors import CANCELLED as CANCELLED_CODE
 from gateway.errors import CANCELLED_BY_CLIENT
 
-__all__ = ["CANCELLED", "FAILURES", "INPUT_REQUIRED", "OK", "TOOL_ERROR", "Kind", "Outcome"]
+__all__ = [
+    "CANCELLED",
+    "FAILURES",
+    "INPUT_REQUIRED",
+    "OK",
+    "TOOL_ERROR",
+    "Kind",
+    "Outcome",
+    "is_complete",
+    "outcome_of",
+]
 
 Kind = Literal["ok", "tool error", "error", "refused", "cancelled", "input required"]
 """`error` is an error response of a server or of the gateway. `refused` is a request that reached no server."""
@@ -48,3 +60,27 @@ TOOL_ERROR: Final = Outcome("tool error")
 INPUT_REQUIRED: Final = Outcome("input required")
 CANCELLED: Final = Outcome("cancelled")
 """The client closed its request before there was an answer."""
+
+_IS_ERROR: Final = re.compile(rb'"isError"\s*:\s*true')
+
+
+def is_complete(result: bytes) -> bool:
+    """Return True if a result is an object whose `resultType` is neither `input_required` nor `task`, for sure."""
+    return result[:1] == b"{" and b'"input_required"' not in result and b'"task"' not in result
+
+
+class _Result(msgspec.Struct):
+    isError: bool = False
+    resultType: str = ""
+
+
+def outcome_of(result: bytes) -> Outcome:
+    """Return the outcome of a result, by its `isError` (MCP, CallToolResult) and `resultType` (MCP 2026-07-28)."""
+    # A search for the names first: most results have neither, and may be long.
+    if b'"input_required"' not in result and not (b'"isError"' in result and _IS_ERROR.search(result)):
+        return OK
+    try:
+        head = msgspec.json.decode(result, type=_Result)
+    except (msgspec.MsgspecError, RecursionError):
+        return OK
+    return TOOL_ERROR if head.isError else INPUT_REQUIRED if head.resultType == "input_required" else OK

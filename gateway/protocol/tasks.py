@@ -8,10 +8,13 @@ import msgspec
 
 from gateway.protocol.extensions import object_of
 from session_store.ports.tasks import OVER
+from transports.era import Era
 from transports.jsonrpc import Object, encode
 
 __all__ = [
+    "MAX_ID_CHARS",
     "TASKS",
+    "TaskAtServer",
     "TaskState",
     "asks_for_task",
     "created_at",
@@ -26,7 +29,21 @@ __all__ = [
 TASKS: Final = "io.modelcontextprotocol/tasks"
 """The name of the extension."""
 
+MAX_ID_CHARS: Final = 1_024
+"""Of the id that a server gives a task which the gateway follows, and of the time of its creation."""
+
 _CAPABILITIES: Final = "io.modelcontextprotocol/clientCapabilities"
+
+
+class TaskAtServer(msgspec.Struct, frozen=True):
+    """The task that a server has made of a call, which may outlive the process that has sent the call.
+
+    `id` is the server's own, `created_at` the time as the server has written it, and `era` that of the server.
+    """
+
+    id: str
+    created_at: str
+    era: Era
 
 
 class TaskState(msgspec.Struct, frozen=True):

@@ -24,14 +24,13 @@ from gateway.bridge.legacy_server import LegacyServerBridge
 from gateway.bridge.modern_server import ModernServerBridge
 from gateway.calls.conversation import Conversation
 from gateway.calls.exchange import Exchange
-from gateway.calls.result_outcome import is_complete, outcome_of
 from gateway.cluster.ownership import Cluster
 from gateway.context.facts import new_correlation_id, trace_id_of
 from gateway.errors import InvalidArguments
 from gateway.identity.request_context import RequestContext
 from gateway.observability.ended_call import EndedCall
 from gateway.observability.logs import CLIENT, CORRELATION
-from gateway.observability.outcome import OK
+from gateway.observability.outcome import OK, is_complete, outcome_of
 from gateway.observability.request_log import RequestLog
 from gateway.policy.rate_limits import RateLimits
 from gateway.protocol.reserved_meta import may_name_reserved

@@ -17,7 +17,6 @@ from gateway.bridge.subscription_relay import child_of
 from gateway.calls.call import Call
 from gateway.calls.conversation import Conversation
 from gateway.calls.exchange import Exchange
-from gateway.calls.failed_start import fail_start
 from gateway.calls.live_session import LiveSession
 from gateway.errors import OUTCOME_UNKNOWN, UPSTREAM_UNAVAILABLE
 from gateway.observability.logs import CORRELATION
@@ -55,7 +54,7 @@ async def or_fail(conversation: Conversation, exchange: Exchange, work: Callable
         exchange.fail(UPSTREAM_UNAVAILABLE, f"the connection to server {conversation.name!r} was closed")
         raise
     except Exception as error:  # nobody else would end the stream
-        fail_start(conversation, exchange, error, UPSTREAM_UNAVAILABLE)
+        conversation.fail_start(exchange, error, UPSTREAM_UNAVAILABLE)
 
 
 class ServerSubscriptions:

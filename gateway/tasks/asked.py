@@ -5,10 +5,9 @@ task all the same: they wait in the record, until the client asks for the result
 """
 
 from gateway.bridge.subscription_relay import caller_of
-from gateway.calls.exchange import ExchangeConversation
+from gateway.calls.exchange import ExchangeConversation, fallback_id
 from gateway.calls.live_session import LiveSession, live_session_of
 from gateway.calls.owned_tasks import OwnedTask
-from gateway.calls.unnamed import unnamed
 from gateway.identity.credential_claims import CredentialClaims
 from gateway.tasks.exchange import TaskExchange
 from gateway.tasks.legacy_answers import legacy_task
@@ -36,7 +35,7 @@ class AskedExchange(TaskExchange):
         """A call in that session, with the rights of that context. `handle` is empty until the task is stored."""
         exchange = cls(
             method="tools/call",
-            client_id=unnamed(),  # there is `tasks/cancel`
+            client_id=fallback_id(),  # there is `tasks/cancel`
             live=live,
             replies=ReplyQueue(),
             context=context,

@@ -16,9 +16,9 @@ from gateway.bridge.legacy_task import LegacyTaskBridge
 from gateway.bridge.resumed_task import go_on
 from gateway.bridge.subscription_relay import caller_of
 from gateway.calls.conversation import Conversation
-from gateway.calls.exchange_state import ExchangeEvent
+from gateway.calls.exchange import fallback_id
+from gateway.calls.lifecycles import ExchangeEvent
 from gateway.calls.live_session import LiveSession, LiveSessions, live_session_of
-from gateway.calls.unnamed import unnamed
 from gateway.context.facts import new_correlation_id
 from gateway.identity.request_context import RequestContext
 from gateway.observability.logs import CORRELATION
@@ -205,7 +205,7 @@ class TaskContinuation:
             return AskedExchange.of(live, call.context, handle=self._handle_of(task))
         return TaskExchange(
             method="tools/call",
-            client_id=unnamed(),
+            client_id=fallback_id(),
             live=live,
             replies=ReplyQueue(),
             caller=caller,

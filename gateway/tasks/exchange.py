@@ -10,13 +10,12 @@ from typing import Protocol
 import msgspec
 
 from gateway.calls.exchange import Exchange
-from gateway.calls.exchange_state import ExchangeEvent
+from gateway.calls.lifecycles import ExchangeEvent
 from gateway.calls.suspended_call import AskingServer, SuspendedCall
-from gateway.calls.task_at_server import TaskAtServer
 from gateway.errors import UPSTREAM_UNAVAILABLE, store_refused
 from gateway.observability.observed import LogFacts
 from gateway.protocol.extensions import object_of
-from gateway.protocol.tasks import is_task
+from gateway.protocol.tasks import TaskAtServer, is_task
 from gateway.tasks.recorded_answers import RecordedAnswers
 from gateway.tasks.sink import TaskSink
 from session_store import StoreError, Task

@@ -11,9 +11,9 @@ from enum import StrEnum
 from typing import Final
 from weakref import WeakKeyDictionary
 
+from gateway.calls.lifecycles import step
 from gateway.calls.live_session import LiveSession
 from gateway.calls.owned_tasks import OwnedTask, TaskLink
-from gateway.calls.state_table import step
 from gateway.calls.usage import Use
 from gateway.protocol.tasks import TaskState, state_of
 from gateway.tasks.handles import TaskHandle

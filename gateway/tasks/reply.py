@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from enum import StrEnum
 from typing import Final
 
-from gateway.calls.state_table import step
+from gateway.calls.lifecycles import step
 from gateway.tasks.exchange import TaskExchange, fail_unsent
 from transports.inbound_port import Answer
 from transports.reply_queue import Frame

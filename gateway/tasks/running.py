@@ -7,14 +7,13 @@ from typing import Any, Final
 import msgspec
 
 from gateway.bridge.suspended_calls import answer_suspended, refuse_suspended
-from gateway.calls.exchange_state import ExchangeState
+from gateway.calls.lifecycles import ExchangeState
 from gateway.calls.live_session import live_session_of
-from gateway.calls.result_outcome import outcome_of
-from gateway.calls.task_at_server import TaskAtServer
 from gateway.config.tasks import TaskSettings
 from gateway.errors import CANCELLED, OUTCOME_UNKNOWN, error_of
 from gateway.observability.observed import LogFacts
-from gateway.observability.outcome import TOOL_ERROR
+from gateway.observability.outcome import TOOL_ERROR, outcome_of
+from gateway.protocol.tasks import TaskAtServer
 from gateway.tasks.exchange import TaskExchange, TaskQuestions
 from gateway.tasks.messages import message_of, progress_text, reason_of
 from gateway.tasks.readable import can_be_read, error_text

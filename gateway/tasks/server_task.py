@@ -9,7 +9,7 @@ import msgspec
 
 from gateway.bridge.task_follower import TaskFollower
 from gateway.calls.conversation import Conversation
-from gateway.calls.exchange_state import ExchangeEvent
+from gateway.calls.lifecycles import ExchangeEvent
 from gateway.protocol.questions import Question
 from gateway.protocol.tasks import with_tasks
 from gateway.tasks.asking import ResultAsker, ask_client, may_ask

@@ -2,8 +2,8 @@
 
 import msgspec
 
-from gateway.calls.task_at_server import MAX_ID_CHARS, TaskAtServer
 from gateway.protocol.capabilities import Caller
+from gateway.protocol.tasks import MAX_ID_CHARS, TaskAtServer
 from session_store import Context
 from transports.jsonrpc import Object, encode
 

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from enum import StrEnum
 from typing import Final
 
-from gateway.calls.state_table import step
+from gateway.calls.lifecycles import step
 from session_store import TaskStatus
 
 __all__ = ["TASK", "TaskEvent", "TaskState", "after"]

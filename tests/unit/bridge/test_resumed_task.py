@@ -10,8 +10,8 @@ import pytest
 
 from gateway.bridge.resumed_task import go_on, pause_s
 from gateway.calls.live_session import LiveSession
-from gateway.calls.task_at_server import TaskAtServer
 from gateway.protocol.capabilities import caller_of_meta
+from gateway.protocol.tasks import TaskAtServer
 from gateway.tasks.exchange import TaskExchange
 from gateway.tasks.server_task import ServerTask
 from session_store.memory import MemoryBackend

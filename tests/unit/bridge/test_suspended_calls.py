@@ -17,8 +17,8 @@ from gateway.bridge.suspended_calls import answer_suspended, ask_modern
 from gateway.calls.conversation import Conversation
 from gateway.calls.deadlines import Deadlines
 from gateway.calls.exchange import Exchange
-from gateway.calls.exchange_state import ExchangeState
 from gateway.calls.in_flight import Calls
+from gateway.calls.lifecycles import ExchangeState
 from gateway.calls.live_session import LiveSession
 from gateway.calls.questions import give_up
 from gateway.errors import CALL_TIMED_OUT, CANCELLED, OUTCOME_UNKNOWN, STORE_UNAVAILABLE, TOO_OFTEN, too_many

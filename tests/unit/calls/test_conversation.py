@@ -8,7 +8,6 @@ from msgspec.structs import replace
 
 from gateway.calls.call import Call
 from gateway.calls.exchange import Exchange
-from gateway.calls.failed_start import fail_start
 from gateway.calls.suspended_call import InputRequest
 from gateway.errors import CANCELLED, OUTCOME_UNKNOWN, STORE_UNAVAILABLE, TOO_OFTEN, UPSTREAM_UNAVAILABLE, too_many
 from gateway.protocol.handshake import HandshakeRefused
@@ -160,7 +159,7 @@ async def test_a_suspended_call_that_is_cancelled_answers_its_server_first() -> 
 )
 async def test_the_client_gets_an_answer_that_tells_the_reason(error: Exception, code: int, said: str) -> None:
     exchange = a_call()
-    fail_start(FakeUpstream().conversation, exchange, error, OUTCOME_UNKNOWN)
+    FakeUpstream().conversation.fail_start(exchange, error, OUTCOME_UNKNOWN)
     answer = (await answer_of(exchange))["error"]
     assert answer["code"] == code and said in answer["message"] and "secret" not in answer["message"]
     assert exchange.is_over

@@ -8,8 +8,8 @@ from typing import cast
 import pytest
 
 from gateway.calls.deadlines import Deadlines
+from gateway.calls.lifecycles import LinkState
 from gateway.calls.link_lifecycle import LinkLifecycle, LinkUser
-from gateway.calls.link_state import LinkState
 from gateway.calls.patience import Patience
 from gateway.context.link_resources import LinkResources
 from gateway.protocol.handshake import HandshakeRefused

@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from gateway.calls.exchange import Exchange
-from gateway.calls.exchange_state import ExchangeEvent
+from gateway.calls.lifecycles import ExchangeEvent
 from gateway.calls.live_session import LiveSession
 from gateway.calls.questions import MAX_QUESTIONS, MAX_QUESTIONS_OF_CALL, MAX_SUSPENDED, Questions, give_up
 from gateway.calls.suspended_call import InputRequest

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
+from gateway.calls.lifecycles import LiveState
 from gateway.calls.live_session import LiveSessions
-from gateway.calls.live_state import LiveState
 from gateway.cluster.ownership import Forwarded
 from gateway.identity.context_rules import ContextRules
 from gateway.identity.credential_claims import CredentialClaims

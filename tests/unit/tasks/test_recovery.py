@@ -8,9 +8,9 @@ import msgspec
 import pytest
 from msgspec.structs import replace
 
-from gateway.calls.task_at_server import TaskAtServer
 from gateway.config.tasks import TaskSettings
 from gateway.errors import OUTCOME_UNKNOWN
+from gateway.protocol.tasks import TaskAtServer
 from gateway.tasks.quotas import LEFT
 from gateway.tasks.stored_call import FollowedCall, StoredCall, following
 from session_store import Task

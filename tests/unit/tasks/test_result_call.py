@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from gateway.calls.exchange import Exchange
-from gateway.calls.exchange_state import ExchangeEvent
+from gateway.calls.lifecycles import ExchangeEvent
 from gateway.calls.live_session import LiveSession
 from gateway.calls.suspended_call import InputRequest
 from gateway.errors import TOO_OFTEN, too_much_in_flight

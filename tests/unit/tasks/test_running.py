@@ -9,7 +9,7 @@ import pytest
 
 from gateway.admin.operators import TaskQuery
 from gateway.admin.tasks import task_row
-from gateway.calls.exchange_state import ExchangeEvent
+from gateway.calls.lifecycles import ExchangeEvent
 from gateway.calls.suspended_call import InputRequest, question_digest
 from gateway.errors import CANCELLED, OUTCOME_UNKNOWN
 from gateway.tasks.exchange import TaskExchange

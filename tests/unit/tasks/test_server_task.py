@@ -11,11 +11,11 @@ import pytest
 
 from gateway.bridge import round_trips
 from gateway.bridge.suspended_calls import answer_suspended
-from gateway.calls.exchange_state import ExchangeEvent, ExchangeState
+from gateway.calls.lifecycles import ExchangeEvent, ExchangeState
 from gateway.calls.suspended_call import question_digest
-from gateway.calls.task_at_server import MAX_ID_CHARS, TaskAtServer
 from gateway.errors import CALL_TIMED_OUT, OUTCOME_UNKNOWN
 from gateway.protocol.capabilities import caller_of_meta
+from gateway.protocol.tasks import MAX_ID_CHARS, TaskAtServer
 from gateway.tasks.exchange import TaskExchange
 from gateway.tasks.recorded_answers import RecordedAnswers
 from gateway.tasks.rounds import MAX_ROUNDS, Rounds
@@ -126,6 +126,9 @@ class Server:
 
     def fail(self, exchange: TaskExchange, code: int, reason: str) -> None:
         exchange.fail(code, reason)
+
+    def fail_start(self, exchange: TaskExchange, error: Exception, code: int) -> None:
+        exchange.fail(code, str(error))
 
     def cancel(self, exchange: TaskExchange, reason: str, code: int = -32800) -> None:
         exchange.fail(code, reason)

@@ -2,8 +2,8 @@
 
 import msgspec
 
-from gateway.calls.task_at_server import MAX_ID_CHARS, TaskAtServer
 from gateway.protocol.capabilities import Caller
+from gateway.protocol.tasks import MAX_ID_CHARS, TaskAtServer
 from gateway.tasks.stored_call import MAX_BYTES, FollowedCall, StoredCall, following, stored
 from session_store import Context, ContextField
 from tests.requirements import requirement

@@ -2,7 +2,7 @@
 
 import pytest
 
-from gateway.calls.state_table import IllegalStep
+from gateway.calls.lifecycles import IllegalStep
 from gateway.tasks.task_state import TASK, TaskEvent, TaskState, after
 from session_store.ports.tasks import OVER
 from tests.requirements import requirement

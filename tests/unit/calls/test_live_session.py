@@ -6,10 +6,9 @@ from typing import cast
 import pytest
 
 from gateway.calls import outbox
+from gateway.calls.lifecycles import GONE, LiveState
 from gateway.calls.live_session import LiveSessions
-from gateway.calls.live_state import GONE, LIVE, LiveEvent, LiveState
 from gateway.calls.outbox import MAX_MESSAGES, Outbox
-from gateway.calls.state_table import step
 from gateway.calls.streams import STANDALONE
 from gateway.errors import CANCELLED
 from session_store import EventLog, StoreUnavailable
@@ -20,12 +19,6 @@ from tests.unit.calls.parts import Events, a_live, until
 from transports.reply_queue import MAX_QUEUED_BYTES
 
 pytestmark = pytest.mark.anyio
-
-
-def test_a_session_that_has_ended_lives_nowhere_else() -> None:
-    for state in LiveState:
-        assert step(LIVE, state, LiveEvent.END) is LiveState.ENDED
-    assert set(LIVE[LiveState.ENDED].values()) == {LiveState.ENDED}
 
 
 async def test_streams_of_an_earlier_process_are_ended_once_the_store_answers() -> None:

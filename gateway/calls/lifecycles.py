@@ -1,0 +1,239 @@
+"""The lives of an exchange, a link and a live session as tables: which event leads from which state to which. Pure."""
+
+from collections.abc import Mapping
+from enum import StrEnum
+from typing import Final, TypeVar
+
+__all__ = [
+    "ANSWER",
+    "ASKING",
+    "EXCHANGE",
+    "GONE",
+    "LINK",
+    "LIVE",
+    "LOSSES",
+    "OVER",
+    "QUEUED",
+    "SEND",
+    "TIMED_BY",
+    "Clock",
+    "ExchangeEvent",
+    "ExchangeState",
+    "IllegalStep",
+    "LinkEvent",
+    "LinkState",
+    "LiveEvent",
+    "LiveState",
+    "Loss",
+    "step",
+]
+
+State = TypeVar("State", bound=StrEnum)
+Event = TypeVar("Event", bound=StrEnum)
+
+
+class IllegalStep(Exception):
+    """The table has no such step. The state stays what it was."""
+
+
+def step(table: Mapping[State, Mapping[Event, State]], state: State, event: Event) -> State:
+    """Return the state after `event`.
+
+    Raises:
+        IllegalStep: the event cannot happen in that state.
+    """
+    try:
+        return table[state][event]
+    except KeyError:
+        raise IllegalStep(f"{event} is no step from {state}") from None
+
+
+# -- exchanges
+
+
+class ExchangeState(StrEnum):
+    """The state of a client's request."""
+
+    QUEUED = "queued"
+    """The server does not have it: the link is still opening, or has refused it."""
+    SENT = "sent"
+    """The server has it."""
+    ASKING = "asking"
+    """Its client was asked something; the call waits for the answer."""
+    ANSWERED = "answered"
+    """The server has answered, with a result or an error."""
+    FAILED = "failed"
+    """The gateway has answered with an error."""
+    CANCELLED = "cancelled"
+    """Cancelled by the client, or because its session has ended."""
+    ABANDONED = "abandoned"
+    """Ended without an answer: nobody waits for one."""
+
+
+class ExchangeEvent(StrEnum):
+    """What happens to a request."""
+
+    SEND = "send"
+    ASK = "ask"
+    RESUME = "resume"
+    """The client has answered, and the server has the call already."""
+    REQUEUE = "requeue"
+    """The link has refused it, or the server wants to be called again: it will be sent once more."""
+    ANSWER = "answer"
+    FAIL = "fail"
+    CANCEL = "cancel"
+    ABANDON = "abandon"
+
+
+class Clock(StrEnum):
+    """Who may time an exchange out."""
+
+    LINK = "link"
+    """The opening of the link, after `Deadlines.start_s`."""
+    SERVER = "server"
+    """The conversation, `Deadlines.call_s` after the last message that belongs to the call."""
+    CLIENT = "client"
+    """The conversation: `Deadlines.suspended_s` after a modern client was asked, `call_s` after a legacy client was."""
+    NOBODY = "nobody"
+
+
+_S, _E = ExchangeState, ExchangeEvent
+_ENDS: Final = {_E.ANSWER: _S.ANSWERED, _E.FAIL: _S.FAILED, _E.CANCEL: _S.CANCELLED, _E.ABANDON: _S.ABANDONED}
+
+EXCHANGE: Final[Mapping[ExchangeState, Mapping[ExchangeEvent, ExchangeState]]] = {
+    _S.QUEUED: {_E.SEND: _S.SENT, **_ENDS},
+    _S.SENT: {_E.ASK: _S.ASKING, _E.REQUEUE: _S.QUEUED, **_ENDS},
+    _S.ASKING: {_E.SEND: _S.SENT, _E.RESUME: _S.SENT, _E.REQUEUE: _S.QUEUED, **_ENDS},
+    # The first end counts. A later one changes nothing.
+    _S.ANSWERED: dict.fromkeys(_ENDS, _S.ANSWERED),
+    _S.FAILED: dict.fromkeys(_ENDS, _S.FAILED),
+    _S.CANCELLED: dict.fromkeys(_ENDS, _S.CANCELLED),
+    _S.ABANDONED: dict.fromkeys(_ENDS, _S.ABANDONED),
+}
+
+# What nearly every exchange uses: to read a member of an enum takes ten times as long as to read a name.
+QUEUED: Final = ExchangeState.QUEUED
+ASKING: Final = ExchangeState.ASKING
+SEND: Final = ExchangeEvent.SEND
+ANSWER: Final = ExchangeEvent.ANSWER
+
+OVER: Final = frozenset({_S.ANSWERED, _S.FAILED, _S.CANCELLED, _S.ABANDONED})
+
+TIMED_BY: Final[Mapping[ExchangeState, Clock]] = {
+    _S.QUEUED: Clock.LINK,
+    _S.SENT: Clock.SERVER,
+    _S.ASKING: Clock.CLIENT,
+    **dict.fromkeys(OVER, Clock.NOBODY),
+}
+
+
+# -- links
+
+
+class Loss(StrEnum):
+    """Why a link was replaced, as clients, the log and the metrics report it."""
+
+    STOPPED = "idle_stop"
+    CRASHED = "crash"
+    FORGOTTEN = "upstream_session"
+
+
+LOSSES: Final = frozenset(Loss)
+
+
+class LinkState(StrEnum):
+    """The state of a conversation's link."""
+
+    ABSENT = "absent"
+    OPENING = "opening"
+    OPEN = "open"
+    CLOSING = "closing"
+    ENDED = "ended"
+    """The conversation has ended. No link will follow."""
+
+
+class LinkEvent(StrEnum):
+    """What happens to a link."""
+
+    OPEN = "open"
+    OPENED = "opened"
+    FAILED = "failed"
+    """It could not be opened, or the server refused the handshake."""
+    LOST = "lost"
+    """The process ended, or the server has forgotten the session."""
+    DISCARD = "discard"
+    """It is not needed (idle stop), or it takes no message."""
+    CLOSED = "closed"
+    END = "end"
+
+
+LINK: Final[Mapping[LinkState, Mapping[LinkEvent, LinkState]]] = {
+    LinkState.ABSENT: {
+        LinkEvent.OPEN: LinkState.OPENING,
+        LinkEvent.LOST: LinkState.ABSENT,
+        LinkEvent.END: LinkState.ENDED,
+    },
+    LinkState.OPENING: {
+        LinkEvent.OPENED: LinkState.OPEN,
+        LinkEvent.LOST: LinkState.OPENING,  # the opening fails by itself
+        LinkEvent.FAILED: LinkState.ABSENT,
+        LinkEvent.END: LinkState.ENDED,
+    },
+    LinkState.OPEN: {
+        LinkEvent.LOST: LinkState.ABSENT,
+        LinkEvent.DISCARD: LinkState.CLOSING,
+        LinkEvent.END: LinkState.ENDED,
+    },
+    LinkState.CLOSING: {
+        LinkEvent.LOST: LinkState.CLOSING,
+        LinkEvent.CLOSED: LinkState.ABSENT,
+        LinkEvent.END: LinkState.ENDED,
+    },
+    LinkState.ENDED: {
+        LinkEvent.FAILED: LinkState.ENDED,
+        LinkEvent.LOST: LinkState.ENDED,
+        LinkEvent.CLOSED: LinkState.ENDED,
+        LinkEvent.END: LinkState.ENDED,
+    },
+}
+"""An opening waits for the end of the link before it, so there are never two."""
+
+
+# -- live sessions
+
+
+class LiveState(StrEnum):
+    """The state of a session on this replica."""
+
+    OPENING = "opening"
+    """Streams that an earlier process left open have yet to be ended."""
+    LIVE = "live"
+    DRAINING = "draining"
+    """Its streams end. Calls in flight continue."""
+    ENDED = "ended"
+    ELSEWHERE = "elsewhere"
+    """Another replica or a later process continues it. Its sessions at servers behind URLs are kept."""
+
+
+class LiveEvent(StrEnum):
+    """What happens to a live session."""
+
+    RECOVER = "recover"
+    UNRECOVERED = "unrecovered"
+    """The store failed during the recovery. The next request tries again."""
+    DRAIN = "drain"
+    END = "end"
+    HAND_OVER = "hand over"
+
+
+_LIVE_ENDS: Final = {LiveEvent.END: LiveState.ENDED, LiveEvent.HAND_OVER: LiveState.ELSEWHERE}
+
+LIVE: Final[Mapping[LiveState, Mapping[LiveEvent, LiveState]]] = {
+    LiveState.OPENING: {LiveEvent.RECOVER: LiveState.LIVE, LiveEvent.DRAIN: LiveState.DRAINING, **_LIVE_ENDS},
+    LiveState.LIVE: {LiveEvent.UNRECOVERED: LiveState.OPENING, LiveEvent.DRAIN: LiveState.DRAINING, **_LIVE_ENDS},
+    LiveState.DRAINING: {LiveEvent.DRAIN: LiveState.DRAINING, **_LIVE_ENDS},
+    LiveState.ENDED: {LiveEvent.END: LiveState.ENDED, LiveEvent.HAND_OVER: LiveState.ENDED},
+    LiveState.ELSEWHERE: {LiveEvent.HAND_OVER: LiveState.ELSEWHERE, LiveEvent.END: LiveState.ENDED},
+}
+
+GONE: Final = frozenset({LiveState.ENDED, LiveState.ELSEWHERE})

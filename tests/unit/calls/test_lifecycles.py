@@ -1,0 +1,70 @@
+"""The tables of lifecycles, and the steps through them."""
+
+from enum import StrEnum
+from itertools import product
+
+import pytest
+
+from gateway.calls.lifecycles import (
+    EXCHANGE,
+    LINK,
+    LIVE,
+    OVER,
+    TIMED_BY,
+    Clock,
+    ExchangeEvent,
+    ExchangeState,
+    IllegalStep,
+    LinkEvent,
+    LinkState,
+    LiveEvent,
+    LiveState,
+    step,
+)
+from tests.support.fake_upstream import a_call
+
+S, E = ExchangeState, ExchangeEvent
+ENDS = (E.ANSWER, E.FAIL, E.CANCEL, E.ABANDON)
+Lamp = StrEnum("Lamp", "OFF ON")
+Switch = StrEnum("Switch", "PRESS BREAK")
+TABLE = {Lamp.OFF: {Switch.PRESS: Lamp.ON}, Lamp.ON: {Switch.PRESS: Lamp.OFF, Switch.BREAK: Lamp.OFF}}
+
+
+def test_an_event_leads_to_the_state_of_the_table_or_is_an_error_that_names_it() -> None:
+    assert step(TABLE, Lamp.OFF, Switch.PRESS) is Lamp.ON
+    assert step(TABLE, Lamp.ON, Switch.BREAK) is Lamp.OFF
+    with pytest.raises(IllegalStep, match="break is no step from off"):
+        step(TABLE, Lamp.OFF, Switch.BREAK)
+
+
+def test_an_exchange_can_end_or_time_out_in_every_state_and_only_once() -> None:
+    assert EXCHANGE.keys() == TIMED_BY.keys() == set(S)
+    assert {state for state, clock in TIMED_BY.items() if clock is Clock.NOBODY} == OVER
+    for state, event in product(set(S) - OVER, ENDS):
+        assert step(EXCHANGE, state, event) in OVER
+    for state, event in product(OVER, ENDS):
+        assert step(EXCHANGE, state, event) is state
+
+
+def test_nothing_begins_anew_after_the_end() -> None:
+    for state, event in product(OVER, set(E) - set(ENDS)):
+        with pytest.raises(IllegalStep):
+            step(EXCHANGE, state, event)
+    call = a_call()
+    for event in (E.ASK, E.RESUME, E.REQUEUE):
+        with pytest.raises(IllegalStep):
+            call.step(event)
+        assert call.state is S.QUEUED, "an illegal step changes nothing"
+
+
+def test_every_state_of_a_link_is_reached_and_can_end() -> None:
+    assert LINK.keys() == set(LinkState)
+    assert {after for row in LINK.values() for after in row.values()} == set(LinkState)
+    for state in LinkState:
+        assert step(LINK, state, LinkEvent.END) is LinkState.ENDED
+
+
+def test_a_session_that_has_ended_lives_nowhere_else() -> None:
+    for state in LiveState:
+        assert step(LIVE, state, LiveEvent.END) is LiveState.ENDED
+    assert set(LIVE[LiveState.ENDED].values()) == {LiveState.ENDED}
