@@ -38,8 +38,6 @@ PURE = [
     "gateway/identity/context_rules.py",
     "gateway/calls/shared_server.py",
     "gateway/calls/lifecycles.py",
-    "gateway/calls/link_users.py",
-    "gateway/calls/log_level.py",
     "gateway/calls/suspended_call.py",
     "gateway/calls/usage.py",
     "gateway/observability/outcome.py",

@@ -110,7 +110,7 @@ def _last_words(live: LiveSession) -> list[StderrLine]:
     found: list[StderrLine] = []
     for conversation in live.conversations.values():
         link = conversation.link
-        words = conversation.last_words if link is None else link.stderr_tail() or link.last_words
+        words = (link is not None and link.stderr_tail()) or conversation.last_words
         found += [StderrLine(number=0, server=conversation.name, text=scrubbed_text(line)) for line in words]
     return found
 

@@ -244,15 +244,14 @@ def _count_processes(conversations: Iterable[Conversation], counts: dict[str, in
 def _process(conversation: Conversation, lines: int) -> ProcessFacts:
     link = conversation.link
     pid = None if link is None else link.pid
-    words = conversation.last_words if link is None else link.last_words
     return ProcessFacts(
         server=conversation.name,
         era=str(conversation.era),
         pid=pid,
         memory_bytes=0 if pid is None else sum(memory_of(one) for one in _below(pid)),
-        restarts=conversation.restarts,
+        restarts=conversation.links.restarts,
         in_flight=len(conversation.calls),
-        stderr=[scrubbed_text(line)[:_MOST_CHARS] for line in newest(words, lines)],
+        stderr=[scrubbed_text(line)[:_MOST_CHARS] for line in newest(conversation.last_words, lines)],
     )
 
 

@@ -116,8 +116,8 @@ class SessionEnvironments:
             about_tools(listed, visible),
             about_era(session.era, era),
         ]
-        given = None if conversation is None else conversation.given
         link = None if conversation is None else conversation.link
+        given = None if conversation is None or link is None else conversation.links.resources.given
         return _replaced(
             found,
             era="" if era is None else str(era),

@@ -48,7 +48,7 @@ class LegacyServerBridge:
 
     def translator(self, method: str) -> Callable[[msgspec.Raw | bytes], bytes]:
         """Return what makes the client's result of such a request from the server's."""
-        return functools.partial(_translated, method, self._conversation.server_info)
+        return functools.partial(_translated, method, self._conversation.links.greeting.server_info)
 
 
 def _translated(method: str, server_info: bytes, result: msgspec.Raw | bytes) -> bytes:

@@ -1,34 +1,52 @@
 """One conversation with a server: sends the calls of clients, and finds the call that each answer belongs to.
 
-A conversation outlives its link (`gateway.calls.link_lifecycle`): when the server's process is gone, the next call
+A conversation outlives its link (`gateway.calls.link`): when the server's process is gone, the next call
 opens a new link, and the first result of every session that had used the old one reports it.
 """
 
+import asyncio
+import contextlib
+import functools
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from time import monotonic
-from typing import Any, Protocol, cast
+from typing import Any, Final, Protocol, cast
 
 import msgspec
 
 from gateway.calls.deadlines import Deadlines
 from gateway.calls.exchange import Exchange
-from gateway.calls.in_flight import Calls, CallWatch, FastCall
+from gateway.calls.in_flight import Calls, CallWatch, FastCall, OwnRequests, fields_of_line
 from gateway.calls.lifecycles import ExchangeEvent
-from gateway.calls.link_lifecycle import LinkLifecycle
-from gateway.calls.link_source import LinkSession, LinkSource
-from gateway.calls.link_users import LinkUsers
-from gateway.calls.log_fields import link_fields
-from gateway.calls.peer import Peer
+from gateway.calls.link import LinkLifecycle, LinkSession, LinkSource, LinkUsers
+from gateway.calls.lists import Lists
+from gateway.calls.owned_tasks import OwnedTask, OwnedTasks
+from gateway.calls.session_frames import SessionFrames
+from gateway.calls.shared_server import is_lower
+from gateway.calls.suspended_call import response_under
 from gateway.errors import CANCELLED, OUTCOME_UNKNOWN, UPSTREAM_UNAVAILABLE, store_unavailable
 from gateway.observability.logs import CORRELATION
+from gateway.protocol.extensions import Declared
 from gateway.protocol.handshake import HandshakeRefused
 from gateway.protocol.methods import CACHEABLE, LISTS
 from gateway.protocol.reserved_meta import without_reserved_in
 from session_store import StoreUnavailable
-from transports.era import LEGACY
+from transports.era import LEGACY, Era
 from transports.inbound_port import Refused
-from transports.jsonrpc import HEADER_MISMATCH, InvalidMessage, Message, Object, encode, error_code
+from transports.jsonrpc import (
+    HEADER_MISMATCH,
+    InvalidMessage,
+    Message,
+    Object,
+    encode,
+    encode_error,
+    encode_notification,
+    encode_request,
+    encode_result,
+    error_code,
+    splice,
+)
+from transports.tasks import Tasks
 from transports.upstream_port import Link, LinkClosed, UpstreamUnavailable, is_refusal
 
 __all__ = ["Conversation", "Router"]
@@ -64,14 +82,22 @@ class _HttpLink(Protocol):
         ...
 
 
-class Conversation(Peer):
-    """The calls of clients over one link at a time, and what the server sends.
+_EXIT_S: Final = 1.0
+"""How long after its input a process may end, so that errors say how it has ended."""
+
+
+class Conversation:
+    """The calls of clients over one link at a time, the gateway's own requests, and what the server sends.
 
     `deadlines` are the upstream's; `unreturned`: see `Deadlines`. `users` are the sessions that have used a link of it.
     `was_used`: a call was sent which may have changed what the server says, by this process of the gateway or before.
+    `era` is that of the protocol that is used with the server. `frames` gets the messages to and from the server; None
+    while nobody watches. `known_lists` are the lists received from the server; None if none was.
     """
 
-    __slots__ = ("__weakref__", "_router", "_watch", "calls", "deadlines", "users", "was_used")
+    # Without a dictionary each: there are as many as there are sessions.
+    __slots__ = """__weakref__ _background _holds _last_number _own _router _source _task_link _tasks _watch
+        calls deadlines era frames known_lists links name users was_used""".split()
 
     def __init__(
         self,
@@ -82,14 +108,73 @@ class Conversation(Peer):
         unreturned: bool = False,
         was_used: bool = False,
     ) -> None:
-        links = LinkLifecycle(source, self, deadlines, idle_stop_s=deadlines.idle_stop(unreturned))
-        super().__init__(source, links)
+        self.name = source.name  # the server's
+        self.era: Era = source.era
+        self.links = LinkLifecycle(source, self, deadlines, idle_stop_s=deadlines.idle_stop(unreturned))
+        self.frames: SessionFrames | None = source.frames
         self.calls = Calls()
         self.deadlines = deadlines
         self.users = LinkUsers()
         self.was_used = was_used
+        self.known_lists: Lists | None = None
+        self._source = source
         self._router = router
         self._watch = CallWatch(self)
+        self._own = OwnRequests()
+        self._last_number = 0
+        self._holds = 0
+        self._background: Tasks | None = None
+        self._tasks: OwnedTasks | None = None
+        self._task_link: Link | None = None  # whose tasks these are
+
+    # -- its link
+
+    @property
+    def link(self) -> Link | None:
+        """The present link, even while it is shaking hands."""
+        return self.links.link
+
+    @property
+    def is_open(self) -> bool:
+        """Whether a message can be sent now."""
+        return self.links.is_open
+
+    @property
+    def is_process(self) -> bool:
+        """Whether the link is a process, so that what the server works on ends with it."""
+        link = self.links.link
+        return link is not None and link.pid is not None
+
+    @property
+    def is_remote(self) -> bool:
+        """Whether the link leads to a URL, so that what the server works on does not end with the gateway."""
+        link = self.links.link
+        return link is not None and link.may_forget
+
+    @property
+    def initialize_result(self) -> bytes | None:
+        """The server's answer to the last handshake."""
+        return self.links.initialize_result
+
+    @property
+    def declared(self) -> Declared:
+        """The extensions that the server declared in the last handshake."""
+        return self.links.greeting.declared
+
+    @property
+    def last_words(self) -> Sequence[str]:
+        """The last lines that its process has written, or the process before if there is none."""
+        return self.links.last_words if self.links.link is None else self.links.link.last_words
+
+    @property
+    def lists(self) -> Lists:
+        """The pages of the server's lists that were received, to be extended."""
+        self.known_lists = self.known_lists or Lists(self.turned)
+        return self.known_lists
+
+    async def ready(self) -> None:
+        """Wait until the link is open. Raises `UpstreamUnavailable`, `HandshakeRefused`: the server cannot be used."""
+        await self.links.ready()
 
     @property
     def has_calls(self) -> bool:
@@ -102,12 +187,20 @@ class Conversation(Peer):
         return not self.has_calls and not self._own
 
     def is_open_to(self, live: LinkSession | None) -> bool:
-        """Whether a call of that session can be sent at once: the link is open, and the session's use is recorded."""
-        return self._links.is_open and live in self.users
+        """Return True if a call of that session can be sent at once: the link is open, and its use recorded."""
+        return self.links.is_open and live in self.users
 
     def has_nothing_but_calls(self, live: LinkSession | None) -> bool:
-        """Whether a call of that session can be sent at once, and nobody is to be told anything beside its result."""
+        """Return True if a call of that session can be sent at once, and only its result is to be told."""
         return self.is_open_to(live) and self.frames is None and not self.users.has_notice(live)
+
+    def watch(self, frames: SessionFrames | None) -> None:
+        """Have `frames` get the messages from now on, and the last lines of stderr; None: nobody."""
+        if frames is not None and self.frames is None:
+            frames.hide(self.links.secrets())
+            for line in self.last_words:
+                frames.line(self.name, line, is_earlier=True)
+        self.frames = frames
 
     # -- sending calls
 
@@ -125,27 +218,24 @@ class Conversation(Peer):
             self.calls.wait(exchange)
             self._watch.begin()
         try:
-            await self._start(exchange, params, meta, again=again)
+            if exchange.method not in LISTS or not self._source.session:  # else nothing is left that could be lost
+                await self.join(exchange.live)
+            for _ in range(2):
+                await self.ready()
+                number = self.next_number()
+                frame = await exchange.frame_in_turns(number, params, meta)
+                if exchange.is_over or exchange.replies.abandoned or exchange.replies.is_closed:
+                    self.calls.end(exchange)
+                    exchange.abandon()
+                    return
+                reason = self._send(exchange, number, frame, None if again else (params, meta))
+                if reason is None:
+                    return
+                self.links.discard()
+            raise UpstreamUnavailable(f"server {self.name!r} takes no message: {reason}")
         except BaseException:
             self.calls.end(exchange)
             raise
-
-    async def _start(self, exchange: Exchange, params: Object, meta: Object, *, again: bool) -> None:
-        if exchange.method not in LISTS or not self._source.session:  # else nothing is left that could be lost
-            await self.join(exchange.live)
-        for _ in range(2):
-            await self.ready()
-            number = self.next_number()
-            frame = await exchange.frame_in_turns(number, params, meta)
-            if exchange.is_over or exchange.replies.abandoned or exchange.replies.is_closed:
-                self.calls.end(exchange)
-                exchange.abandon()
-                return
-            reason = self._send(exchange, number, frame, None if again else (params, meta))
-            if reason is None:
-                return
-            self._links.discard()
-        raise UpstreamUnavailable(f"server {self.name!r} takes no message: {reason}")
 
     def start_in_background(self, exchange: Exchange, params: Object, meta: Object, *, again: bool = False) -> None:
         """Send a call to its server for its next step, or `again` as in `start`, in a task that ends with the
@@ -162,11 +252,8 @@ class Conversation(Peer):
         self.in_background(start())
 
     def fail_start(self, exchange: Exchange, error: Exception, code: int) -> None:
-        """End a call that `start` has failed to send where no request handler sees the error: whatever the reason, its
-        client gets an answer.
-
-        `code`: the code for errors of the server or of its link, and for unexpected errors.
-        """
+        """Answer a call that `start` has failed to send where no request handler sees the error. `code` is for errors
+        of the server or of its link, and for unexpected errors."""
         if isinstance(error, StoreUnavailable):
             error = store_unavailable()
         if isinstance(error, Refused):
@@ -189,11 +276,13 @@ class Conversation(Peer):
         self, exchange: Exchange, number: int, frame: bytes, request: tuple[Object, Object] | None
     ) -> LinkClosed | None:
         """Send a call over the open link. Returns why the link takes no message, if so; then nothing was executed."""
-        link, written_at = self._links.link, monotonic()  # after the write the server may run before this process
-        if link is None or not self._links.is_open:
+        link, written_at = self.links.link, monotonic()  # after the write the server may run before this process
+        if link is None or not self.links.is_open:
             return LinkClosed("it exited")
-        if level := self.log_level_for(exchange):
-            self.want_log_level(level)
+        level = self.log_level_for(exchange)
+        if level and is_lower(level, self.links.log_level, self.initialize_result):
+            self.links.log_level_is(level)
+            self.request("logging/setLevel", encode({"level": level}))
         if not self.was_used and not exchange.is_subscription and exchange.method not in CACHEABLE:
             self.was_used = True
         try:
@@ -213,7 +302,7 @@ class Conversation(Peer):
 
     def send_fast(self, number: int, frame: bytes, call: FastCall) -> bool:
         """Send a call that is like one before it, over the link of that. If False, nothing was sent."""
-        link = self._links.link
+        link = self.links.link
         try:
             if link is None:
                 return False
@@ -228,7 +317,7 @@ class Conversation(Peer):
     def answered_fast(self, number: int) -> None:
         """A call on the fast path has its answer."""
         del self.calls.fast[number]
-        self._links.rest()
+        self.links.rest()
 
     def wait(self, exchange: Exchange, event: ExchangeEvent) -> None:
         """Keep a call in flight: its client is asked (event `ASK`), or the server is called again (`REQUEUE`)."""
@@ -245,7 +334,7 @@ class Conversation(Peer):
             exchange.suspended.call_ended()
         if exchange.live is not None:
             exchange.live.withdraw_questions(exchange)
-        self._links.rest()
+        self.links.rest()
         return True
 
     async def join(self, live: LinkSession | None) -> None:
@@ -272,10 +361,123 @@ class Conversation(Peer):
         self.end(exchange)
         exchange.fail(code, reason)
 
+    # -- sending what belongs to no call
+
+    def put(self, frame: bytes) -> None:
+        """Send a message over the present link, even while it is shaking hands. Raises `LinkClosed`."""
+        self.links.require().send(frame)
+        if self.frames is not None:
+            self.frames.to_server(self.name, frame)
+
+    def _send_or_drop(self, frame: bytes) -> None:
+        with contextlib.suppress(LinkClosed):
+            self.put(frame)
+
+    def next_number(self) -> int:
+        """Return a number that no other request to the server has."""
+        self._last_number += 1
+        return self._last_number
+
+    async def ask(self, method: str, params: bytes | None) -> Message:
+        """Send a request of the gateway's own, and return the answer. Raises `LinkClosed` if the link ends first."""
+        try:
+            answer = self.answer_to(method, params)
+        except LinkClosed as closed:
+            raise await self._end_of(closed) from None
+        return await answer
+
+    async def _end_of(self, closed: LinkClosed) -> LinkClosed:
+        """How a process has ended whose input was found closed: its exit says more, and is reported a moment later."""
+        link = self.links.link
+        if link is None or link.pid is None:
+            return closed
+        end = self._own.expect(self.next_number())
+        try:
+            async with asyncio.timeout(_EXIT_S):
+                await end
+        except LinkClosed as ended:
+            return ended
+        except TimeoutError:  # it has only closed its input
+            pass
+        return closed
+
+    def answer_to(self, method: str, params: bytes | None) -> asyncio.Future[Message]:
+        """Send a request of the gateway's own at once. The future gets the answer, or `LinkClosed` if the link ends
+        first. Raises `LinkClosed`."""
+        self.links.require()
+        number = self.next_number()
+        answer = self._own.expect(number)
+        try:
+            self.put(encode_request(number, method, params))
+        except BaseException:
+            answer.cancel()
+            raise
+        return answer
+
+    def in_background(self, work: Coroutine[None, None, None]) -> None:
+        """Run `work` in a task that ends with the conversation."""
+        if self._background is None:
+            self._background = Tasks(f"calls to server {self.name!r}")
+        self._background.spawn(work)
+
+    def request(self, method: str, params: bytes) -> None:
+        """Send a request of the gateway's own without waiting for its answer."""
+        self._send_or_drop(encode_request(self.next_number(), method, params))
+
+    def notify(self, method: str, params: bytes | None) -> None:
+        """Send a notification, if there is a link and its handshake is complete."""
+        if self.links.greeted is None:
+            return
+        try:
+            self.put(splice(encode_notification(method, params)))
+        except LinkClosed:
+            logger.debug("%s is not sent to server %s, which is closed", method, self.name)
+
+    def answer(self, request_id: bytes, message: Message) -> None:
+        """Send the client's answer to a request of the server's; `request_id` is the server's own id, as JSON."""
+        if (tasks := self.known_tasks) is not None:
+            message = tasks.answer_for_server(message)
+        self._send_or_drop(response_under(request_id, message))
+
+    def refuse(self, request_id: bytes, code: int, reason: str) -> None:
+        """Answer a request of the server's with an error of the gateway's."""
+        self._send_or_drop(encode_error(request_id, {"code": code, "message": reason}))
+
+    def acknowledge(self, request_id: bytes) -> None:
+        """Answer a ping."""
+        self._send_or_drop(encode_result(request_id, b"{}"))
+
+    # -- tasks that the server has made
+
+    @property
+    def known_tasks(self) -> OwnedTasks | None:
+        """The tasks that the server has made over the present link; None if none are known."""
+        if self._tasks is not None and self._task_link is not self.links.link:
+            tasks, self._tasks, self._task_link = self._tasks, None, None
+            for task in tasks:
+                task.lost()
+        return self._tasks
+
+    def own_task(self, own_id: str, task: OwnedTask) -> None:
+        """Record a task that the server has made over the present link."""
+        if self.known_tasks is None:
+            self._tasks, self._task_link = OwnedTasks(), self.links.link
+        assert self._tasks is not None
+        self._tasks.add(own_id, task)
+
+    def hold_link(self) -> None:
+        """Keep the link open without calls, until `free_link` is called as often: the server works on a task."""
+        self._holds += 1
+
+    def free_link(self) -> None:
+        """Undo one `hold_link`."""
+        self._holds -= 1
+        self.links.rest()
+
     # -- receiving (LinkEvents)
 
     def log_fields(self) -> dict[str, Any]:
-        return link_fields(self.name, self._source.session, self._source.principal, self.calls, self._links.opened_for)
+        return fields_of_line(self._source, self.calls, self.links.opened_for)
 
     def message(self, message: Message, stream: int | str | None = None) -> None:
         if (fast := self.calls.fast.get(message.id)) is not None:  # type: ignore[arg-type]  # anything can be looked up
@@ -304,12 +506,16 @@ class Conversation(Peer):
 
     def refused(self, request_id: int | str, reason: str, status: int = 0) -> None:
         self._own.fail(request_id, UpstreamUnavailable(reason, status=status))
-        if (exchange := self.calls.find(request_id)) is not None:
-            self.fail(exchange, *_error_of(status, reason))
+        if (exchange := self.calls.find(request_id)) is None:
+            return
+        if is_refusal(status):
+            self.fail(exchange, UPSTREAM_UNAVAILABLE, reason)
+        else:
+            self.fail(exchange, OUTCOME_UNKNOWN, f"{reason}; whether the call took effect is unknown")
 
     def unsent(self, link: Link, request_id: int | str | None, reason: str) -> None:
         # Other calls may still be answered over the old link; whatever is sent now goes over another one.
-        self._links.forgotten(link)
+        self.links.forgotten(link)
         if request_id is not None:
             self._own.fail(request_id, LinkClosed(reason))
         exchange = self.calls.find(request_id)
@@ -324,7 +530,7 @@ class Conversation(Peer):
         self.start_in_background(exchange, *request, again=True)
 
     def closed(self, reason: str) -> None:
-        reason = self._links.lost(reason)
+        reason = self.links.lost(reason)
         if self.calls.sent:  # who waits for what the gateway has asked itself is told below, and tells it
             logger.warning("%s; calls in flight: %d", reason, len(self.calls.sent), extra=self.log_fields())
         unknown = f"{reason}; it had not answered, so whether the call took effect is unknown"
@@ -333,15 +539,23 @@ class Conversation(Peer):
         self._own.fail(None, LinkClosed(reason))
         self._router.closed(self)
 
+    def noise(self) -> None:
+        self.links.first_answer.noise()
+
+    @property
+    def stderr(self) -> Callable[[str], None] | None:
+        return None if self.frames is None else functools.partial(self.frames.line, self.name)
+
+    # -- what its link tells it (LinkUser)
+
     def restarted(self, reason: str) -> None:
-        """The open link replaces an earlier one (LinkUser)."""
         self.users.restarted(reason)
 
     def turned(self) -> None:
+        """What calls are decided on has changed: the link, or what the server lists."""
         self.users.changed()
 
     def stopped(self) -> None:
-        """The link was closed because nothing needed it (LinkUser)."""
         self.calls.rest()
         self.users.rest()
 
@@ -367,7 +581,7 @@ class Conversation(Peer):
                 logger.exception("an answer of server %s could not be passed on", self.name, extra=fields)
             self.end(exchange)
             exchange.fail(OUTCOME_UNKNOWN, f"server {self.name!r} answered with a result that cannot be read")
-        self._links.rest()
+        self.links.rest()
 
     # -- ending
 
@@ -379,13 +593,6 @@ class Conversation(Peer):
                 self.fail(exchange, OUTCOME_UNKNOWN, f"{reason}; whether the call took effect is unknown")
             else:
                 self.fail(exchange, UPSTREAM_UNAVAILABLE, reason)
-        await self._links.close()
+        await self.links.close()
         if self._background is not None:
             await self._background.close()
-
-
-def _error_of(status: int, reason: str) -> tuple[int, str]:
-    """The code and the message for a call that was answered with an HTTP status alone."""
-    if is_refusal(status):
-        return UPSTREAM_UNAVAILABLE, reason
-    return OUTCOME_UNKNOWN, f"{reason}; whether the call took effect is unknown"

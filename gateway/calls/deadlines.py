@@ -10,7 +10,7 @@ class Deadlines:
     """The times of one upstream's conversations.
 
     `start_s`: until a link is open, handshake included. `noise_s`: until then, from the first line on that is no
-    message (`gateway.calls.patience`). `call_s`: until a call is answered, counted from the last message that belongs
+    message (`gateway.calls.link`). `call_s`: until a call is answered, counted from the last message that belongs
     to it. `suspended_s`: until a modern client answers what a legacy server has asked. `idle_stop_s`: until a link
     without calls is closed; None: never. `unreturned_stop_s`: the same in a session to which its client has not come
     back.

@@ -15,7 +15,7 @@ import msgspec
 
 from gateway.calls.deadlines import Deadlines
 from gateway.calls.lifecycles import ANSWER, ASKING, EXCHANGE, OVER, QUEUED, SEND, ExchangeEvent, ExchangeState, step
-from gateway.calls.link_source import LinkSession
+from gateway.calls.link import LinkSession
 from gateway.calls.session_frames import SessionFrames
 from gateway.calls.suspended_call import AskingServer, SuspendedCall, rewritten_ids
 from gateway.calls.usage import Use

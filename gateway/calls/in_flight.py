@@ -1,4 +1,5 @@
-"""The calls of one conversation that have no answer yet, and what becomes of those that are late.
+"""What has no answer yet in one conversation: the calls of clients, what becomes of those that are late, and the
+gateway's own requests.
 
 `sent` has those that the server has, by their numbers; the others wait for the link or for their client
 (`gateway.calls.lifecycles`).
@@ -6,24 +7,41 @@
 
 import asyncio
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from time import monotonic
-from typing import Final, Protocol
+from typing import Any, Final, NamedTuple, Protocol
+from weakref import ref
 
 import msgspec
 
 from gateway.calls.deadlines import Deadlines
 from gateway.calls.exchange import Exchange
 from gateway.calls.lifecycles import TIMED_BY, Clock, ExchangeState
+from gateway.calls.link import LinkSource
 from gateway.calls.questions import give_up
-from gateway.calls.task_tokens import TaskToken, TaskTokens
 from gateway.errors import CALL_TIMED_OUT
-from transports.jsonrpc import encode
+from session_store.session import redact
+from transports.jsonrpc import Message, encode
 
-__all__ = ["CallWatch", "Calls", "FastCall", "WatchedConversation"]
+__all__ = [
+    "CallWatch",
+    "Calls",
+    "FastCall",
+    "OwnRequests",
+    "TaskToken",
+    "TaskTokens",
+    "WatchedConversation",
+    "fields_of_line",
+]
 
 TICK_S: Final = 0.25
 """How often calls in flight are checked for their deadlines and keepalives."""
+
+MOST_TOKENS: Final = 256
+"""Progress tokens of tasks of one conversation that are kept. Beyond it, the oldest one is forgotten."""
+
+MOST_NAMED: Final = 3
+"""Calls in flight that a log line names. With more than that, the list would say nothing."""
 
 _LATE: Final = {
     Clock.SERVER: "server {!r} did not answer",
@@ -45,6 +63,37 @@ class FastCall(Protocol):
     def fall_back(self) -> None:
         """Go on as the exchange that it would have been without the fast path."""
         ...
+
+
+class TaskToken(NamedTuple):
+    """A client's token, and the session that it belongs to, which may have ended."""
+
+    token: msgspec.Raw
+    session: "ref[object]"
+
+
+class TaskTokens:
+    """The progress tokens of calls that were answered with a task, between clients and servers of the handshake era, by
+    the numbers that the server has for them.
+
+    Such a token stays valid as long as its task (MCP 2025-11-25, Progress). Which tasks have ended is not known here: a
+    server sends no more progress then.
+    """
+
+    __slots__ = ("_tokens",)
+
+    def __init__(self) -> None:
+        self._tokens: dict[int, TaskToken] = {}
+
+    def keep(self, number: int, token: msgspec.Raw, session: object) -> None:
+        """The call of that number was answered."""
+        while len(self._tokens) >= MOST_TOKENS:
+            del self._tokens[next(iter(self._tokens))]
+        self._tokens[number] = TaskToken(token, ref(session))
+
+    def find(self, number: object) -> TaskToken | None:
+        """Return the client's token for the server's; None if there is none (any more)."""
+        return self._tokens.get(number) if isinstance(number, int) else None
 
 
 class Calls:
@@ -231,3 +280,73 @@ class CallWatch:
         conversation.notify("notifications/cancelled", cancelled)
         reason = f"{late.format(conversation.name)} within {limit_s:g} s; the call was cancelled"
         conversation.fail(exchange, CALL_TIMED_OUT, reason)
+
+
+class OwnRequests:
+    """The gateway's own requests to a server that have no answer yet, by number."""
+
+    __slots__ = ("_waiting",)
+
+    def __init__(self) -> None:
+        self._waiting: dict[int, asyncio.Future[Message]] = {}
+
+    def __bool__(self) -> bool:
+        return bool(self._waiting)
+
+    def expect(self, number: int) -> asyncio.Future[Message]:
+        """Return a future for the answer to request `number`."""
+        answer: asyncio.Future[Message] = asyncio.get_running_loop().create_future()
+        self._waiting[number] = answer
+        answer.add_done_callback(lambda _: self._settled(number))
+        return answer
+
+    def _settled(self, number: int) -> None:
+        self._waiting.pop(number, None)
+        if not self._waiting:
+            self._waiting = {}  # one that was in use keeps its size
+
+    def settle(self, message: Message) -> bool:
+        """Set the answer to one of these requests. Returns False if the message answers none of them."""
+        answer = self._waiting.get(message.id) if isinstance(message.id, int) else None
+        if answer is None:
+            return False
+        if not answer.done():
+            answer.set_result(message)
+        return True
+
+    def fail(self, number: object, error: Exception) -> None:
+        """Fail the request with that number, or all requests if `number` is None: no answer will come."""
+        for waiting, answer in list(self._waiting.items()):
+            if number in (None, waiting) and not answer.done():
+                answer.set_exception(error)
+
+
+def fields_of_line(source: LinkSource, calls: Iterable[Exchange], opened_for: str) -> dict[str, Any]:
+    """Return the fields of a line that a server has caused: stderr, an exit, a line that is no message.
+
+    A server does not say which call its line belongs to. So `correlation` is that of the only call in flight, and never
+    a guess: if two or three are in flight, `correlations` has all of them, and beyond that only their number is given.
+    A shared server has no session of its own, and its line gets the session that all calls in flight share.
+    `opened_for` is the correlation id of the request for which the link is being opened; empty once it is open.
+    """
+    flying = [call for call in calls if not call.is_subscription]
+    fields: dict[str, Any] = {"server": source.name}
+    if source.principal:
+        fields["principal"] = source.principal
+    if not (session := source.session):
+        sessions = {"" if call.session is None else redact(call.session.id) for call in flying}
+        session = sessions.pop() if len(sessions) == 1 else ""
+    if session:
+        fields["session"] = session
+    correlations = sorted({call.correlation for call in flying if call.correlation})
+    if not flying:
+        fields["correlation"] = opened_for
+    elif len(flying) == 1:
+        fields["correlation"] = flying[0].correlation
+    else:
+        # Empty, because a line without one would get that of the task that writes it.
+        fields["correlation"] = ""
+        fields["in_flight"] = len(flying)
+        if len(correlations) <= MOST_NAMED:
+            fields["correlations"] = " ".join(correlations)
+    return fields

@@ -261,7 +261,7 @@ class LiveSession(WatchedSession):
     def client_returned(self) -> None:
         """Keep its processes as those of a session in use."""
         for conversation in self.conversations.values():
-            conversation.stop_idle_after(conversation.deadlines.idle_stop_s)
+            conversation.links.stop_idle_after(conversation.deadlines.idle_stop_s)
 
     # -- its end
 

@@ -1,21 +1,24 @@
-"""Requests of one session that would affect the other sessions of a shared server process. Pure."""
+"""What one server process is asked for on behalf of several sessions or calls. Pure."""
 
 from collections.abc import Sequence
 from typing import Final
 
 import msgspec
 
+from gateway.protocol.handshake import capabilities_of
 from session_store import Session
 from transports.jsonrpc import Object, encode
 from transports.wire_methods import LOG_LEVELS
 
-__all__ = ["LEVELS", "params_for_shared"]
+__all__ = ["LEVELS", "is_lower", "params_for_shared"]
 
 LEVELS: Final = LOG_LEVELS
 
+_CAPABILITY: Final = "logging"
+
 
 def params_for_shared(method: str, params: Object, others: Sequence[Session]) -> Object | None:
-    """The params of a request for the shared process. None if the request must not be sent.
+    """Return the params of a request of a session for a process that it shares. None if the request must not be sent.
 
     A subscription stays while one of the `others` has it. The log level is the lowest that any session has set.
     """
@@ -28,3 +31,12 @@ def params_for_shared(method: str, params: Object, others: Sequence[Session]) ->
         if level in LEVELS:
             return params | {"level": msgspec.Raw(encode(min(wanted, key=LEVELS.index)))}
     return params
+
+
+def is_lower(level: str, present: str, initialize_result: bytes | None) -> bool:
+    """Return True if a legacy server has to be set to that level on behalf of a modern client, which asks for one with
+    each call. A server has one level for all calls: the lowest that any of them requested. `present` is that level,
+    empty before the first. The messages are filtered for each call."""
+    if level not in LEVELS or _CAPABILITY not in capabilities_of(initialize_result):
+        return False
+    return not present or LEVELS.index(level) < LEVELS.index(present)

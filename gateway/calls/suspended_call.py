@@ -24,7 +24,15 @@ from transports.jsonrpc import (
 )
 from transports.reply_queue import Frame
 
-__all__ = ["AskingServer", "InputRequest", "SuspendedCall", "Unnamed", "question_digest", "rewritten_ids"]
+__all__ = [
+    "AskingServer",
+    "InputRequest",
+    "SuspendedCall",
+    "Unnamed",
+    "question_digest",
+    "response_under",
+    "rewritten_ids",
+]
 
 
 class AskingServer(Protocol):
@@ -219,7 +227,7 @@ def rewritten_ids(client_id: RequestId, progress_token: msgspec.Raw | None) -> C
     def change(frame: Frame) -> Frame | None:
         message = parse(frame.data)
         if message.is_response:
-            return msgspec.structs.replace(frame, data=_with_id(encode(client_id), message))
+            return msgspec.structs.replace(frame, data=response_under(encode(client_id), message))
         if message.method != "notifications/progress":
             return frame
         if progress_token is None:
@@ -230,8 +238,9 @@ def rewritten_ids(client_id: RequestId, progress_token: msgspec.Raw | None) -> C
     return change
 
 
-def _with_id(client_id: bytes, message: Message) -> bytes:
+def response_under(request_id: bytes, message: Message) -> bytes:
+    """Return a response as it is sent under that id, which is JSON."""
     if isinstance(message.error, msgspec.Raw):
-        return encode_error(client_id, splice(message.error))
+        return encode_error(request_id, splice(message.error))
     assert isinstance(message.result, msgspec.Raw)
-    return encode_result(client_id, splice(message.result))
+    return encode_result(request_id, splice(message.result))

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from typing import Any
 
-from gateway.calls.link_source import LinkSession
+from gateway.calls.link import LinkSession
 from gateway.calls.live_session import LiveSession
 from gateway.sessions.record_limits import RecordLimits
 from session_store import Session, SessionStore, TimelineEntry

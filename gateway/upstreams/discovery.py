@@ -54,7 +54,7 @@ async def _asked(conversation: Conversation, version: str, within_s: float, *, i
     await conversation.ready()
     params = encode({"_meta": GATEWAY_META | {_VERSION_KEY: version}})
     try:
-        async with conversation.patience.within(within_s):
+        async with conversation.links.first_answer.within(within_s):
             answer = await conversation.ask("server/discover", params)
     except UpstreamUnavailable as error:
         if not error.status:

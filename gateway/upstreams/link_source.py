@@ -10,7 +10,7 @@ from typing import Any, Final, Literal, Protocol
 import msgspec
 from msgspec.structs import replace
 
-from gateway.calls.link_source import LinkSession
+from gateway.calls.link import LinkSession
 from gateway.calls.live_session import LiveSession
 from gateway.calls.session_frames import SessionFrames
 from gateway.context.link_resources import LinkResources

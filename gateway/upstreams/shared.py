@@ -46,7 +46,7 @@ class SharedConversations:
         """Close the conversation in an era that the server does not speak."""
         conversation = self._open.pop(era, None)
         if conversation is not None:
-            self._discarded_words = _words(conversation)  # the process may take seconds to end
+            self._discarded_words = tuple(newest(conversation.last_words))  # the process may take seconds to end
             await conversation.close()
             self._discarded_words = tuple(conversation.last_words)
 
@@ -54,8 +54,8 @@ class SharedConversations:
     def last_words(self) -> tuple[str, ...]:
         """The last lines of a server that has not answered yet: of the process that runs, else of the one before."""
         for conversation in self:
-            if words := _words(conversation):
-                return words
+            if words := newest(conversation.last_words):
+                return tuple(words)
         return self._discarded_words
 
     def trial(self) -> Conversation:
@@ -70,9 +70,3 @@ class SharedConversations:
     async def close(self) -> None:
         """Close all conversations."""
         await asyncio.gather(*(conversation.close() for conversation in self))
-
-
-def _words(conversation: Conversation) -> tuple[str, ...]:
-    """The last lines of its process, which may have ended."""
-    link = conversation.link
-    return tuple(newest(conversation.last_words if link is None else link.last_words))

@@ -8,7 +8,7 @@ import msgspec
 from gateway.calls.conversation import Conversation
 from gateway.calls.deadlines import Deadlines
 from gateway.calls.exchange import Exchange
-from gateway.calls.link_source import LinkSession
+from gateway.calls.link import LinkSession
 from gateway.calls.session_frames import SessionFrames
 from gateway.context.link_resources import LinkResources
 from transports.era import Era

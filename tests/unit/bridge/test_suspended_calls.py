@@ -48,7 +48,7 @@ class Server:
         self.answers: list[Any] = []
         self.refused: list[int] = []
         self._last = 0
-        self._links = SimpleNamespace(rest=lambda: None)
+        self.links = SimpleNamespace(rest=lambda: None)
 
     @property
     def conversation(self) -> Conversation:

@@ -1,19 +1,22 @@
 """Calls in flight: those on the fast path count as all others, and leave it as soon as somebody asks for them."""
 
 import asyncio
+import gc
 from types import SimpleNamespace
 from typing import Any, cast
 
+import msgspec
 import pytest
 
 from gateway.calls.deadlines import Deadlines
 from gateway.calls.exchange import Exchange
-from gateway.calls.in_flight import TICK_S, Calls, CallWatch
+from gateway.calls.in_flight import MOST_TOKENS, TICK_S, Calls, CallWatch, TaskTokens, fields_of_line
+from session_store.session import redact
 from tests.requirements import requirement
 from tests.support.fake_upstream import FakeUpstream, a_call
 from tests.unit.calls.parts import a_live
 
-pytestmark = [pytest.mark.anyio, requirement("fast.falls-back")]
+pytestmark = pytest.mark.anyio
 
 
 class Fast:
@@ -34,6 +37,7 @@ class Fast:
         self.calls.send(self.exchange)
 
 
+@requirement("fast.falls-back")
 def test_calls_on_the_fast_path_are_counted_and_stay_there() -> None:
     calls = Calls()
     assert not calls and len(calls) == 0
@@ -45,6 +49,7 @@ def test_calls_on_the_fast_path_are_counted_and_stay_there() -> None:
     assert len(calls) == 3 and [each.exchange for each in fast] == [None, None]
 
 
+@requirement("fast.falls-back")
 @pytest.mark.parametrize("asks", [list, lambda calls: list(calls.sent.values()), lambda calls: calls.take_only()])
 def test_who_asks_for_the_calls_gets_all_of_them(asks: Any) -> None:
     calls = Calls()
@@ -54,6 +59,7 @@ def test_who_asks_for_the_calls_gets_all_of_them(asks: Any) -> None:
     assert len(calls) == 2 and calls.take(2) is fast[1].exchange
 
 
+@requirement("fast.falls-back")
 def test_who_asks_for_one_call_gets_that_one_alone() -> None:
     calls = Calls()
     one, other = Fast(calls, 1), Fast(calls, 2)
@@ -62,6 +68,7 @@ def test_who_asks_for_one_call_gets_that_one_alone() -> None:
     assert other.exchange is None and calls.fast == {2: other}
 
 
+@requirement("fast.falls-back")
 def test_only_those_that_are_slow_leave_when_the_calls_are_looked_at() -> None:
     calls, waiting = Calls(), a_call()
     calls.wait(waiting)
@@ -70,6 +77,7 @@ def test_only_those_that_are_slow_leave_when_the_calls_are_looked_at() -> None:
     assert quick.exchange is None and calls.fast == {2: quick} and len(calls) == 3
 
 
+@requirement("fast.falls-back")
 def test_a_session_that_is_asked_for_its_calls_gets_those_on_the_fast_path() -> None:
     live, calls = a_live(), Calls()
     live.conversations["s", cast("Any", ""), b""] = cast("Any", SimpleNamespace(calls=calls))
@@ -77,6 +85,7 @@ def test_a_session_that_is_asked_for_its_calls_gets_those_on_the_fast_path() -> 
     assert live.in_flight_as(7) == [] and fast.exchange is not None, "it belongs to no session"
 
 
+@requirement("fast.falls-back")
 async def test_one_timer_looks_at_all_calls_of_a_conversation(monkeypatch: pytest.MonkeyPatch) -> None:
     loop, made = asyncio.get_running_loop(), list[Any]()
 
@@ -97,3 +106,48 @@ async def test_one_timer_looks_at_all_calls_of_a_conversation(monkeypatch: pytes
     calls.fast.clear()
     made[1][1]()
     assert len(made) == 2 and watch.ticking is None
+
+
+LIVE, OTHER = a_live(), a_live()
+OWN: dict[str, Any] = {"session": redact(LIVE.session.id)}
+
+
+@requirement("ctx.correlation-right")
+@pytest.mark.parametrize(
+    ("of_session", "in_flight", "opened_for", "expected"),
+    [
+        (True, "a", "", {"correlation": "a", **OWN}),
+        (True, "ba", "", {"correlation": "", "correlations": "a b", "in_flight": 2, **OWN}),
+        (True, "abcd", "", {"correlation": "", "in_flight": 4, **OWN}),
+        (True, "", "", {"correlation": "", **OWN}),
+        (True, "", "opening", {"correlation": "opening", **OWN}),
+        (False, "ab", "", {"correlation": "", "correlations": "a b", "in_flight": 2, **OWN}),
+        (False, "ao", "", {"correlation": "", "correlations": "a o", "in_flight": 2}),
+        (False, "", "", {"correlation": ""}),
+    ],
+)
+def test_a_line_names_the_only_call_in_flight_and_the_session_of_all_and_guesses_none(
+    of_session: bool, in_flight: str, opened_for: str, expected: dict[str, Any]
+) -> None:
+    calls = [a_call(OTHER if correlation == "o" else LIVE) for correlation in in_flight]
+    for call, correlation in zip(calls, in_flight, strict=True):
+        call.begin(0.0, correlation, None)
+    source = SimpleNamespace(name="files", session=OWN["session"] if of_session else "", principal="")
+    assert fields_of_line(cast("Any", source), calls, opened_for) == {"server": "files", **expected}
+
+
+class Session:
+    """A session."""
+
+
+@requirement("spec.task-progress")
+def test_the_oldest_token_is_forgotten_and_no_session_is_kept_alive() -> None:
+    tokens, session = TaskTokens(), Session()
+    for number in range(MOST_TOKENS + 1):
+        tokens.keep(number, msgspec.Raw(b"%d" % number), session)
+    assert tokens.find(0) is None and tokens.find("1") is None and tokens.find(None) is None
+    kept = tokens.find(MOST_TOKENS)
+    assert kept is not None and bytes(kept.token) == b"%d" % MOST_TOKENS and kept.session() is session
+    del session
+    gc.collect()
+    assert kept.session() is None

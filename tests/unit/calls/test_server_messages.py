@@ -7,7 +7,7 @@ import pytest
 
 from gateway.calls.exchange import Exchange
 from gateway.calls.in_flight import Calls
-from gateway.calls.link_users import LinkUsers
+from gateway.calls.link import LinkUsers
 from gateway.calls.lists import Lists
 from gateway.calls.live_session import LiveSession
 from gateway.calls.owned_tasks import RELATED, OwnedTask, OwnedTasks

@@ -5,7 +5,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from gateway.calls.shared_server import LEVELS, params_for_shared
+from gateway.calls.shared_server import LEVELS, is_lower, params_for_shared
 from session_store import Session
 from session_store.testing import FakeClock, a_session
 from transports.jsonrpc import encode
@@ -36,3 +36,24 @@ def test_a_level_that_is_none_is_for_the_server_to_refuse_and_other_requests_pas
     unknown, call = params(level="loud"), params(name="x")
     assert params_for_shared("logging/setLevel", unknown, [other(log_level="debug")]) is unknown
     assert params_for_shared("tools/call", call, [other()]) is call
+
+
+LOGS, SILENT = b'{"capabilities":{"logging":{}}}', b'{"capabilities":{}}'
+
+
+@pytest.mark.parametrize(
+    ("level", "present", "handshake", "expected"),
+    [
+        ("info", "", LOGS, True),
+        ("debug", "info", LOGS, True),
+        ("error", "info", LOGS, False),
+        ("info", "info", LOGS, False),
+        ("info", "", SILENT, False),
+        ("info", "", None, False),
+        ("loud", "", LOGS, False),
+    ],
+)
+def test_a_server_is_asked_for_a_lower_level_only(
+    level: str, present: str, handshake: bytes | None, expected: bool
+) -> None:
+    assert is_lower(level, present, handshake) is expected

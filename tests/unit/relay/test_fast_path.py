@@ -13,7 +13,7 @@ import msgspec
 import pytest
 
 from gateway.calls.exchange import Exchange
-from gateway.calls.link_lifecycle import LinkLifecycle
+from gateway.calls.link import LinkLifecycle
 from gateway.calls.live_session import ReturnWatch
 from gateway.calls.session_frames import SessionFrames
 from gateway.errors import CANCELLED, OUTCOME_UNKNOWN

@@ -1,11 +1,12 @@
 """Parts of the room: what a server answers, and its conversations."""
 
 import asyncio
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
 
-from gateway.calls.patience import Patience
+from gateway.calls.link import FirstAnswerTimeout
 from transports.era import Era
 from transports.jsonrpc import Message
 
@@ -74,7 +75,7 @@ class Talk:
         self.kind = era
         self.era = era or Era.LEGACY
         self.last_words = ["it is no use"]
-        self.patience = Patience(5.0)
+        self.links = SimpleNamespace(first_answer=FirstAnswerTimeout(5.0))
         self.initialize_result = b'{"protocolVersion":"2025-11-25","capabilities":{}}'
 
     async def ready(self) -> None:

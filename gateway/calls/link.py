@@ -1,14 +1,16 @@
 """The one link that a conversation has at a time: opened when it is needed, closed when it is idle, replaced when lost.
 
-Knows nothing of calls. A link is a process, an HTTP session or an object (`transports.upstream_port.Link`).
+Knows nothing of calls. A link is a process, an HTTP session or an object (`transports.upstream_port.Link`). Where links
+come from is implemented for a session, for a shared server and for a trial (`LinkSource`).
 """
 
 import asyncio
+import contextlib
 import logging
 import sys
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 from time import monotonic
-from typing import Final, Protocol
+from typing import Final, NamedTuple, Protocol
 
 import msgspec
 from msgspec.structs import replace
@@ -17,26 +19,146 @@ from gateway.calls.backoff import Backoff
 from gateway.calls.deadlines import Deadlines
 from gateway.calls.last_words import newest, with_last_words
 from gateway.calls.lifecycles import LINK, LinkEvent, LinkState, Loss, step
-from gateway.calls.link_source import LinkSource
-from gateway.calls.patience import Patience
+from gateway.calls.session_frames import SessionFrames
 from gateway.context.link_resources import NO_RESOURCES, LinkResources
 from gateway.observability.logs import CORRELATION
-from gateway.protocol.handshake import HandshakeRefused
+from gateway.protocol.extensions import Declared
+from gateway.protocol.handshake import HandshakeRefused, capabilities_json, server_info_of
+from session_store import Session
 from session_store.context import bound_session
+from transports.era import Era
 from transports.jsonrpc import Message, splice
 from transports.tasks import Tasks, TasksClosed
-from transports.upstream_port import Link, LinkClosed, LinkEvents, UpstreamUnavailable
+from transports.upstream_port import ConnectOptions, Link, LinkClosed, LinkEvents, UpstreamUnavailable
 
-__all__ = ["LinkLifecycle", "LinkUser"]
+__all__ = ["FirstAnswerTimeout", "LinkLifecycle", "LinkSession", "LinkSource", "LinkUser", "LinkUsers"]
 
 logger = logging.getLogger(__name__)
 
 _OPENING: Final = "opening"
 _MAX_RETIRED: Final = 8
+_FEW: Final = 4
 
 JUST_S: Final = 1.0
 """A start that failed less than this ago is not repeated: whoever waited for it, and calls at once again, gets its
 failure."""
+
+
+class _Greeting(NamedTuple):
+    """What is read of the server's answer to a handshake."""
+
+    result: bytes | None
+    declared: Declared
+    server_info: bytes
+
+
+_NOTHING: Final = _Greeting(None, Declared(), server_info_of(None))
+"""Before the first handshake."""
+
+
+class LinkSession(Protocol):
+    """A session that uses links."""
+
+    @property
+    def session(self) -> Session:
+        """Its record."""
+        ...
+
+    @property
+    def new_process(self) -> str:
+        """Why its servers have new processes, if it has used them before."""
+        ...
+
+    def replace_record(self, session: Session) -> None:
+        """Use this record from now on."""
+        ...
+
+    def rest(self) -> None:
+        """Give back the memory that calls in flight have taken, if there are none."""
+        ...
+
+    def changed(self) -> None:
+        """What was decided on a call of the session does not hold for the next one."""
+        ...
+
+
+class LinkSource(Protocol):
+    """Opens links to one server in one era. Every method is called again for each link."""
+
+    @property
+    def name(self) -> str:
+        """The server's name in the configuration."""
+        ...
+
+    @property
+    def era(self) -> Era:
+        """The era in which the links are used."""
+        ...
+
+    @property
+    def session(self) -> str:
+        """The session that the links belong to, as logs may show it; empty if they belong to none or to many."""
+        ...
+
+    @property
+    def principal(self) -> str:
+        """Whose session that is, as logs show it; empty if the links belong to none or to many."""
+        ...
+
+    @property
+    def frames(self) -> SessionFrames | None:
+        """Who watches the session that the links belong to; None if nobody does, or they belong to many."""
+        ...
+
+    def secrets(self, given: ConnectOptions) -> set[str]:
+        """The values in what a link is given, and in the configuration of the server, that nobody may see."""
+        ...
+
+    @property
+    def quotes_output(self) -> bool:
+        """Whether errors quote the server's output to clients."""
+        ...
+
+    async def resources(self) -> LinkResources:
+        """The resources of its session for the next link. Raises `UpstreamUnavailable`."""
+        ...
+
+    async def connect(self, options: ConnectOptions, events: LinkEvents) -> Link:
+        """A new link. Raises `UpstreamUnavailable`."""
+        ...
+
+    def handshake(self) -> bytes | None:
+        """The params of `initialize`; None in the modern era, which has no handshake."""
+        ...
+
+    def known_handshake(self) -> bytes | None:
+        """The `initialize` result that an earlier link to the server had, for a link that resumes a session there."""
+        ...
+
+    def replay(self) -> list[bytes]:
+        """The messages that follow a handshake: the notification, log level and subscriptions of the session."""
+        ...
+
+    async def record_use(self, live: LinkSession) -> bool:
+        """Record that a session uses the server, before its first message is sent, so that a later process can report
+        what was lost. True if an earlier process has recorded that already. Raises `StoreUnavailable`."""
+        ...
+
+    async def remote_session_changed(self, resume: str) -> None:
+        """Record the id that a later link can resume with; empty if there is none. Raises `StoreUnavailable`."""
+        ...
+
+    def started(self, pid: int | None, took_s: float, correlation: str) -> None:
+        """Count and log a link that has been opened for the request with that correlation id."""
+        ...
+
+    def failed(self, why: str) -> None:
+        """Count a link that could not be opened."""
+        ...
+
+    def restarted(self, reason: str) -> None:
+        """Count a link that replaces an earlier one."""
+        ...
 
 
 class LinkUser(LinkEvents, Protocol):
@@ -77,9 +199,9 @@ class LinkLifecycle:
     """Opens, replaces and closes the link. `restarts` counts links that replaced an earlier one."""
 
     # Without a dictionary each: there are as many as there are conversations.
-    __slots__ = """_closing _deadlines _greeted _idle _idle_stop_s _loss _retired _source _tasks _user
-        _rests_since _was_open failures initialize_result is_open last_words link log_level opened_for patience
-        resources restarts state""".split()
+    __slots__ = """_closing _deadlines _greeted _greeting _idle _idle_stop_s _loss _retired _source _tasks _user
+        _rests_since _was_open failures initialize_result is_open last_words link log_level opened_for
+        first_answer resources restarts state""".split()
 
     def __init__(self, source: LinkSource, user: LinkUser, deadlines: Deadlines, *, idle_stop_s: float | None) -> None:
         self.state = LinkState.ABSENT
@@ -93,10 +215,11 @@ class LinkLifecycle:
         self.log_level = ""  # the level that a legacy server was set to on behalf of modern clients
         self._source = source
         self._user = user
-        self.patience = Patience(deadlines.noise_s)
+        self.first_answer = FirstAnswerTimeout(deadlines.noise_s)
         self._deadlines = deadlines
         self._idle_stop_s = idle_stop_s
         self.resources = NO_RESOURCES  # of the present link
+        self._greeting = _NOTHING
         self._greeted: Link | None = None  # the handshake with it is complete
         self._loss: Loss | None = None  # why the next link replaces the one before
         self._was_open = False
@@ -122,6 +245,13 @@ class LinkLifecycle:
     def greeted(self) -> Link | None:
         """The present link once its handshake is complete: notifications of the client may follow."""
         return self.link if self.link is self._greeted else None
+
+    @property
+    def greeting(self) -> _Greeting:
+        """The last handshake. It is read once."""
+        if self._greeting.result is not (result := self.initialize_result):
+            self._greeting = _Greeting(result, Declared.of(capabilities_json(result)), server_info_of(result))
+        return self._greeting
 
     def secrets(self) -> set[str]:
         """The values that the present link, or the next one, has been given and nobody may see."""
@@ -167,12 +297,12 @@ class LinkLifecycle:
         CORRELATION.set("")
         self.opened_for = correlation
         try:
-            async with self.patience.within(self._deadlines.start_s):
+            async with self.first_answer.within(self._deadlines.start_s):
                 await self._connect()
                 self.require()  # it may have been lost since its handshake
             self._step(LinkEvent.OPENED)
         except TimeoutError:
-            self._source.failed(late := self.patience.late(self._source.name, self._deadlines.start_s))
+            self._source.failed(late := self.first_answer.late(self._source.name, self._deadlines.start_s))
             await self._fail()
             raise UpstreamUnavailable(self.quoted(late)) from None
         except LinkClosed as error:
@@ -343,3 +473,121 @@ async def _end(detached: _Detached) -> None:
             await link.close()
     finally:
         resources.close()
+
+
+class FirstAnswerTimeout:
+    """Limits how long a server's first answer is waited for, one at a time.
+
+    `noise_s` is how long a server may take after its first line that is no message: a banner is followed by an answer,
+    a program that is no MCP server never answers.
+    """
+
+    __slots__ = ("_noise_s", "_timeout", "is_noisy")
+
+    def __init__(self, noise_s: float) -> None:
+        self.is_noisy = False
+        self._noise_s = noise_s
+        self._timeout: asyncio.Timeout | None = None
+
+    @contextlib.asynccontextmanager
+    async def within(self, seconds: float) -> AsyncIterator[None]:
+        """Limit the time of the block. Raises `TimeoutError`."""
+        self.is_noisy = False
+        try:
+            async with asyncio.timeout(seconds) as self._timeout:
+                yield
+        finally:
+            self._timeout = None
+
+    def noise(self) -> None:
+        """The server has written a line that is no message."""
+        timeout = self._timeout
+        if timeout is None or self.is_noisy or (until := timeout.when()) is None:
+            return
+        self.is_noisy = True
+        sooner = asyncio.get_running_loop().time() + self._noise_s
+        if sooner < until:
+            timeout.reschedule(sooner)
+
+    def late(self, server: str, seconds: float) -> str:
+        """Return why the block was given up."""
+        if self.is_noisy:
+            return (
+                f"server {server!r} writes lines to stdout that are not MCP messages, and did not answer within "
+                f"{self._noise_s:g} s"
+            )
+        return f"server {server!r} did not start within {seconds:g} s"
+
+
+class LinkUsers:
+    """The sessions that use a conversation, and the restarts of its server that each has yet to be told of. None stands
+    for requests without a session."""
+
+    # A tuple while they are few: most conversations have one user, and there are as many as there are sessions.
+
+    __slots__ = ("_notices", "_users")
+
+    def __init__(self) -> None:
+        self._users: tuple[LinkSession | None, ...] | set[LinkSession | None] = ()
+        self._notices: dict[LinkSession | None, str] | None = None
+
+    def __contains__(self, live: LinkSession | None) -> bool:
+        return live in self._users
+
+    def __iter__(self) -> Iterator[LinkSession | None]:
+        return iter(self._users)
+
+    def add(self, live: LinkSession | None) -> None:
+        """Record that a session uses the conversation."""
+        if live in self._users:
+            return
+        if isinstance(self._users, set):
+            self._users.add(live)
+        elif len(self._users) < _FEW:
+            self._users = (*self._users, live)
+        else:
+            self._users = {*self._users, live}
+
+    def discard(self, live: LinkSession | None) -> None:
+        """The session no longer uses the conversation."""
+        if isinstance(self._users, set):
+            self._users.discard(live)
+        else:
+            self._users = tuple(user for user in self._users if user is not live)
+        self.take_notice(live)
+
+    def restarted(self, reason: str) -> None:
+        """Record that the server was restarted. The next result of every session reports it."""
+        self._notices = dict.fromkeys(self._users, reason)
+        self.changed()
+
+    def notify(self, live: LinkSession, reason: str) -> None:
+        """Give one session the reason with its next result, unless another reason waits already."""
+        if self._notices is None:
+            self._notices = {}
+        self._notices.setdefault(live, reason)
+        live.changed()
+
+    def changed(self) -> None:
+        """What was decided on calls of the sessions does not hold for the next ones."""
+        for live in self._users:
+            if live is not None:
+                live.changed()
+
+    def rest(self) -> None:
+        """The sessions give back the memory that their calls have taken."""
+        for live in self._users:
+            if live is not None:
+                live.rest()
+
+    def has_notice(self, live: LinkSession | None) -> bool:
+        """Return True if the session's next result has to report something."""
+        return self._notices is not None and live in self._notices
+
+    def take_notice(self, live: LinkSession | None) -> str | None:
+        """Return the reason for the session's next result, once."""
+        if self._notices is None:
+            return None
+        reason = self._notices.pop(live, None)
+        self._notices = self._notices or None
+        return reason

@@ -9,13 +9,12 @@ import pytest
 
 from gateway.calls.deadlines import Deadlines
 from gateway.calls.lifecycles import LinkState
-from gateway.calls.link_lifecycle import LinkLifecycle, LinkUser
-from gateway.calls.patience import Patience
+from gateway.calls.link import FirstAnswerTimeout, LinkLifecycle, LinkUser, LinkUsers
 from gateway.context.link_resources import LinkResources
 from gateway.protocol.handshake import HandshakeRefused
 from tests.requirements import requirement
 from tests.support.fake_upstream import FakeLink, FakeUpstream
-from tests.unit.calls.parts import turns, until
+from tests.unit.calls.parts import a_live, turns, until
 from transports.era import Era
 from transports.jsonrpc import Message, encode, parse
 from transports.upstream_port import ConnectOptions, Link, LinkClosed, LinkEvents, UpstreamUnavailable
@@ -205,7 +204,7 @@ async def test_a_server_that_cannot_be_reached_can_be_tried_again(monkeypatch: p
             await links.ready()
     assert source.tried == 1, "the failure of just now is remembered"
     assert links.failures is not None and links.failures.count == 1
-    monkeypatch.setattr("gateway.calls.link_lifecycle.JUST_S", 0.0)
+    monkeypatch.setattr("gateway.calls.link.JUST_S", 0.0)
     source.failure = None
     await links.ready()
     assert links.is_open and not source.restarts and links.failures is None
@@ -304,7 +303,7 @@ class Timers:
         self.now = 1_000.0
         self.made: list[tuple[float, Callable[[], None]]] = []
         self.cancelled = 0
-        patch.setattr("gateway.calls.link_lifecycle.monotonic", lambda: self.now)
+        patch.setattr("gateway.calls.link.monotonic", lambda: self.now)
         patch.setattr(asyncio.get_running_loop(), "call_later", self._later)
 
     def _later(self, delay_s: float, callback: Callable[[], None]) -> asyncio.TimerHandle:
@@ -379,27 +378,55 @@ async def test_whoever_decides_on_calls_learns_when_the_link_opens_and_when_it_i
 
 @requirement("proc.garbage")
 async def test_the_first_line_that_is_no_message_shortens_the_time_to_the_answer() -> None:
-    patience, loop = Patience(0.05), asyncio.get_running_loop()
+    timeout, loop = FirstAnswerTimeout(0.05), asyncio.get_running_loop()
     began = loop.time()
     with pytest.raises(TimeoutError):
-        async with patience.within(30.0):
+        async with timeout.within(30.0):
             for _ in range(6):
-                patience.noise()  # later lines do not prolong it
+                timeout.noise()  # later lines do not prolong it
                 await asyncio.sleep(0)
             await asyncio.Event().wait()
     assert 0.04 < loop.time() - began < 5.0
-    assert patience.late("files", 30.0) == (
+    assert timeout.late("files", 30.0) == (
         "server 'files' writes lines to stdout that are not MCP messages, and did not answer within 0.05 s"
     )
 
 
 async def test_it_never_prolongs_the_time_and_counts_from_each_beginning() -> None:
-    patience = Patience(30.0)
+    timeout = FirstAnswerTimeout(30.0)
     with pytest.raises(TimeoutError):
-        async with patience.within(0.01):
-            patience.noise()
+        async with timeout.within(0.01):
+            timeout.noise()
             await asyncio.Event().wait()
-    async with patience.within(5.0):
-        assert not patience.is_noisy
-    patience.noise()  # of a server that has answered
-    assert not patience.is_noisy and patience.late("files", 5.0) == "server 'files' did not start within 5 s"
+    async with timeout.within(5.0):
+        assert not timeout.is_noisy
+    timeout.noise()  # of a server that has answered
+    assert not timeout.is_noisy and timeout.late("files", 5.0) == "server 'files' did not start within 5 s"
+
+
+def test_every_user_learns_once_that_the_server_was_restarted() -> None:
+    users, first, second, over = LinkUsers(), a_live(), a_live(), a_live()
+    for user in (first, None, over):
+        users.add(user)
+    users.restarted("crash")
+    users.add(second)
+    users.discard(over)
+    assert [users.take_notice(user) for user in (first, None, second, over)] == ["crash", "crash", None, None]
+    assert users.take_notice(first) is None
+    assert first in users and over not in users and set(users) == {first, second, None}
+    users.notify(first, "gateway_restart")
+    users.notify(first, "context")
+    assert users.has_notice(first) and not users.has_notice(second)
+    assert users.take_notice(first) == "gateway_restart", "the reason that waits already stands"
+
+
+@requirement("fast.same")
+def test_a_restart_and_a_notice_are_changes_of_the_sessions_that_learn_of_it() -> None:
+    users, first, second = LinkUsers(), a_live(), a_live()
+    users.add(None)
+    for live in (first, second):
+        users.add(live)
+    users.restarted("crash")
+    assert (first.version, second.version) == (1, 1)
+    users.notify(second, "context")
+    assert (first.version, second.version) == (1, 2)
