@@ -5,8 +5,7 @@ from typing import Any, Final
 
 import msgspec
 
-from gateway.calls.frame_watches import MOST_WATCHED, FrameWatches
-from gateway.calls.live_session import LiveSession, LiveSessions
+from gateway.calls.live_session import MOST_WATCHED, FrameWatches, LiveSession, LiveSessions
 from gateway.calls.session_frames import SeenFrame, StderrLine
 from session_store.metadata import scrubbed_text
 

@@ -16,9 +16,8 @@ from gateway.admin.operators import SessionQuery
 from gateway.admin.reports import ProcessFacts, ReplicaReport, ServerReport, SessionPart
 from gateway.admin.server_reports import ServerPart, part_of_server
 from gateway.calls.conversation import Conversation
-from gateway.calls.frame_watches import FrameWatches
 from gateway.calls.last_words import MOST_LINES, newest
-from gateway.calls.live_session import LiveSessions
+from gateway.calls.live_session import FrameWatches, LiveSessions
 from gateway.cluster.ownership import Cluster
 from gateway.observability.metrics import Metrics
 from gateway.sandbox.refused import RefusedRow

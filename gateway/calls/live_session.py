@@ -7,28 +7,26 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Callable, Iterator, Set
-from time import monotonic
+from time import monotonic, time
 from typing import Final, Protocol
 
 from gateway.calls.conversation import Conversation
 from gateway.calls.exchange import Exchange
-from gateway.calls.happened import Happened, ignored, question_notes
 from gateway.calls.lifecycles import GONE, LIVE, LiveEvent, LiveState, step
-from gateway.calls.lost_calls import LostStreams
-from gateway.calls.outbox import Outbox
 from gateway.calls.questions import Questions
-from gateway.calls.watched_session import WatchedSession
+from gateway.calls.session_frames import SessionFrames
+from gateway.calls.streams import LostStreams, Outbox
+from gateway.calls.usage import Usage
 from gateway.errors import CANCELLED, OUTCOME_UNKNOWN
 from gateway.observability.observed import Counted, Failure
 from gateway.protocol.subscription_filter import SubscriptionFilter
-from session_store import EventStreams, Session, StoreUnavailable
+from session_store import EventStreams, Session, StoreUnavailable, TimelineEntry
 from transports.era import Era
 from transports.jsonrpc import Message
 
-__all__ = ["LiveSession", "LiveSessions", "ReturnWatch", "live_session_of"]
+__all__ = ["MOST_WATCHED", "FrameWatches", "LiveSession", "LiveSessions", "ReturnWatch", "live_session_of"]
 
 logger = logging.getLogger(__name__)
-
 
 _TAKEN_OVER: Final = "another gateway has taken the session over; whether the call took effect is unknown"
 
@@ -38,11 +36,25 @@ _LEFT: Final = "the session's client has left, and its servers are stopped"
 
 _KEPT_FAILURES: Final = 5
 
+MOST_WATCHED: Final = 8
+"""Sessions that operators watch at a time."""
+
+WATCHED_S: Final = 600.0
+"""After so long a watch ends by itself."""
+
 _NONE: Final[Set[Exchange]] = frozenset()
 
 AskModern = Callable[["LiveSession", Conversation, Message, Exchange | None], None]
 """Put a legacy server's request to the modern client whose call it belongs to (`gateway.bridge.suspended_calls`). The
 call is given if the request names it."""
+
+
+Happened = Callable[[Session, TimelineEntry], None]
+"""Keep something in the timeline of a session."""
+
+
+def ignored(session: Session, entry: TimelineEntry) -> None:
+    """Keep nothing."""
 
 
 class ReturnWatch(Protocol):
@@ -54,19 +66,25 @@ class ReturnWatch(Protocol):
         ...
 
 
-class LiveSession(WatchedSession):
-    """One session, alive on this replica."""
+class LiveSession(Usage):
+    """One session, alive on this replica.
+
+    `frames` gets the messages of the session; None while nobody watches. `version` is another number after each change
+    of what its calls were decided on: its life, its record, its links, who watches.
+    """
 
     # Without a dictionary each: there are as many as there are sessions.
     __slots__ = """__weakref__ _ask_modern _draining _events _outbox _questions alias calls conversations ended
-        _exchanges failed failures _happened lost new_process read_at return_watch session state subscription_relays
-        subscriptions""".split()
+        _exchanges failed failures frames _happened lost new_process read_at return_watch session state
+        subscription_relays subscriptions version""".split()
 
     def __init__(
         self, session: Session, events: EventStreams, ask_modern: AskModern | None = None, happened: Happened = ignored
     ) -> None:
         super().__init__()
         self.session = session
+        self.frames: SessionFrames | None = None
+        self.version = 0
         self.conversations: dict[tuple[str, Era, bytes], Conversation] = {}
         self._exchanges: set[Exchange] | None = None
         self.subscription_relays: dict[str, Exchange] = {}  # of a legacy client, by the name of the modern server
@@ -124,8 +142,15 @@ class LiveSession(WatchedSession):
     def questions(self) -> Questions:
         """What servers have asked the client."""
         if self._questions is None:
-            self._questions = Questions(self.send_to_client, question_notes(self._happened, lambda: self.session))
+            self._questions = Questions(self.send_to_client, self._question_noted)
         return self._questions
+
+    def _question_noted(self, exchange: Exchange | None, method: str, outcome: str, took_s: float) -> None:
+        """Keep what became of a question in the timeline."""
+        server, correlation = ("", "") if exchange is None else (exchange.server, exchange.correlation)
+        at, took_s = round(time() - took_s, 3), round(took_s, 3)
+        entry = TimelineEntry(at, "question", server, method, outcome, took_s, correlation=correlation)
+        self._happened(self.session, entry)
 
     @property
     def suspended(self) -> dict[str, Exchange]:
@@ -183,6 +208,24 @@ class LiveSession(WatchedSession):
     def hand_over(self) -> None:
         """Another replica serves it from now on, or a later process."""
         self._step(LiveEvent.HAND_OVER)
+
+    def changed(self) -> None:
+        """What was decided on a call of the session does not hold for the next one."""
+        self.version += 1
+
+    # -- who watches
+
+    def watched_by(self, frames: SessionFrames | None) -> None:
+        """Have `frames` get the messages of the session and of its links from now on; None: nobody."""
+        self.frames = frames
+        self.changed()
+        for conversation in self.conversations.values():
+            conversation.watch(frames)
+
+    def client_sent(self, message: Message | None) -> None:
+        """Show that message of the client to whoever watches."""
+        if self.frames is not None and message is not None:
+            self.frames.from_client(message)
 
     # -- to the client
 
@@ -393,3 +436,34 @@ class LiveSessions:
 def live_session_of(exchange: Exchange) -> LiveSession | None:
     """The live session of an exchange, which itself names only what it needs of the session."""
     return exchange.live  # type: ignore[return-value]  # nothing else implements `ExchangeSession`
+
+
+class FrameWatches:
+    """The sessions of this replica that operators watch: few, and not for long."""
+
+    def __init__(self) -> None:
+        self._watched: dict[LiveSession, asyncio.TimerHandle] = {}
+
+    def __iter__(self) -> Iterator[SessionFrames]:
+        return iter([live.frames for live in self._watched if live.frames is not None])
+
+    def start(self, live: LiveSession, by: str) -> bool:
+        """Watch a session for the operator `by`, or watch it for longer. False: too many are watched."""
+        for ended in [one for one in self._watched if one.ended]:
+            self.stop(ended)
+        if live not in self._watched and len(self._watched) >= MOST_WATCHED:
+            return False
+        if live.frames is None:
+            live.watched_by(SessionFrames(live.session.id, by))
+        assert live.frames is not None
+        live.frames.extend(by, time() + WATCHED_S)
+        if (timer := self._watched.pop(live, None)) is not None:
+            timer.cancel()
+        self._watched[live] = asyncio.get_running_loop().call_later(WATCHED_S, self.stop, live)
+        return True
+
+    def stop(self, live: LiveSession) -> None:
+        """Watch a session no longer, and forget what was seen."""
+        if (timer := self._watched.pop(live, None)) is not None:
+            timer.cancel()
+        live.watched_by(None)

@@ -1,25 +1,51 @@
-"""Names of the event streams of a session, and of their events. Pure."""
+"""The event streams of a session: the names of streams and events, what waits for the standalone stream, and what a
+process that died has left open."""
 
+import asyncio
 import base64
 import binascii
+import secrets
+from collections import deque
 from collections.abc import Iterable
 from typing import Final
 
 import msgspec
 
-from session_store import Session
-from transports.jsonrpc import RequestId, decode_id, encode
+from gateway.errors import OUTCOME_UNKNOWN
+from session_store import EventStreams, Session, StoreUnavailable
+from transports.jsonrpc import Object, RequestId, decode_id, encode, encode_error
+from transports.reply_queue import MAX_QUEUED_BYTES
+from transports.tasks import Tasks
 
 __all__ = [
+    "KEPT_BYTES",
+    "MAX_MESSAGES",
     "STANDALONE",
+    "UNKNOWN",
+    "KeptCall",
+    "LostStreams",
+    "Outbox",
     "age_of_stream",
+    "answer_lost",
     "call_of_event",
     "call_of_stream",
+    "end_lost",
     "event_name",
     "event_names",
     "id_in_log",
     "stream_of_call",
 ]
+
+MAX_MESSAGES: Final = 256
+"""Messages for the standalone stream that may wait while the store does not answer."""
+
+KEPT_BYTES: Final = 64 << 10
+"""The largest request that the store keeps for a repetition."""
+
+UNKNOWN: Final = "The gateway that served this session ended without an answer; whether the call took effect is unknown"
+
+_RETRY_S: Final = 0.5
+"""The pause after the store has failed."""
 
 _MOST_NAMED_BYTES: Final = 256
 """A longer id of a call is not part of the names of its events."""
@@ -29,25 +55,25 @@ STANDALONE: Final = "standalone"
 
 
 def stream_of_call(session: Session, number: int, upstream: str, client_id: RequestId) -> str:
-    """The name of a call's stream. The epoch makes it unique if several processes have served the session."""
+    """Return the name of a call's stream. The epoch makes it unique if several processes have served the session."""
     return f"{session.epoch}/{number}/{upstream}/{encode(client_id).decode()}"
 
 
 def age_of_stream(stream: str) -> tuple[int, int]:
-    """What is greater for a later stream of a call: the epoch, and the number in it."""
+    """Return what is greater for a later stream of a call: the epoch, and the number in it."""
     epoch, number, _ = stream.split("/", 2)
     return int(epoch), int(number)
 
 
 def call_of_stream(stream: str) -> bytes | None:
-    """The id, as JSON, of the call that the stream belongs to."""
+    """Return the id, as JSON, of the call that the stream belongs to."""
     return None if stream == STANDALONE else stream.split("/", 3)[-1].encode()
 
 
 def event_names(event_ids: Iterable[str | None], stream: str) -> list[str | None]:
-    """The ids by which a client knows the events of a stream: those of the log, and the id of the call to which the
-    stream belongs. So a call has an answer even if the process that has sent the event dies before the store has the
-    event. None stays None."""
+    """Return the ids by which a client knows the events of a stream: those of the log, and the id of the stream's call.
+    So a call has an answer even if the process that has sent the event dies before the store has the event. None stays
+    None."""
     call = call_of_stream(stream)
     if call is None or len(call) > _MOST_NAMED_BYTES:
         return list(event_ids)
@@ -56,21 +82,159 @@ def event_names(event_ids: Iterable[str | None], stream: str) -> list[str | None
 
 
 def event_name(event_id: str, stream: str) -> str:
-    """As `event_names`, for one event."""
+    """Do as `event_names`, for one event."""
     (name,) = event_names([event_id], stream)
     return name or event_id
 
 
 def id_in_log(name: str) -> str:
-    """The id that the log knows."""
+    """Return the id that the log knows."""
     return name.partition(".")[0]
 
 
 def call_of_event(name: str) -> RequestId | None:
-    """The id of the call that an event belongs to. The name is a client's, who may have made it up."""
+    """Return the id of the call that an event belongs to. The name is a client's, who may have made it up."""
     encoded = name.partition(".")[2]
     try:
         call = decode_id(msgspec.Raw(base64.b64decode(encoded + "=" * (-len(encoded) % 4), b"-_", validate=True)))
     except (binascii.Error, ValueError, msgspec.MsgspecError):
         return None
     return call if isinstance(call, int | str) else None
+
+
+class Outbox:
+    """Appends messages for the standalone stream of one session to the log, in their order, and waits while the store
+    is unavailable.
+
+    At most `MAX_MESSAGES` messages of `MAX_QUEUED_BYTES` bytes wait.
+    """
+
+    __slots__ = ("_bytes", "_events", "_is_stopped", "_session_id", "_tasks", "_waiting")
+
+    def __init__(self, session_id: str, events: EventStreams) -> None:
+        self._session_id = session_id
+        self._events = events
+        self._waiting: deque[bytes] = deque()
+        self._bytes = 0
+        self._is_stopped = False
+        self._tasks = Tasks("standalone stream")
+
+    def put(self, frame: bytes) -> bool:
+        """Add a message. False if too much waits already, and the message is dropped."""
+        is_full = self._waiting and self._bytes + len(frame) > MAX_QUEUED_BYTES
+        if self._is_stopped or is_full or len(self._waiting) >= MAX_MESSAGES:
+            return False
+        self._waiting.append(frame)
+        self._bytes += len(frame)
+        self._tasks.start(STANDALONE, self._flush)
+        return True
+
+    async def _flush(self) -> None:
+        while self._waiting and not self._is_stopped:
+            try:
+                await self._events.append(self._session_id, STANDALONE, self._waiting[0])
+            except StoreUnavailable:
+                await asyncio.sleep(_RETRY_S)
+            else:
+                self._bytes -= len(self._waiting.popleft())
+
+    def stop(self) -> None:
+        """Begin no further append. Messages that wait are dropped."""
+        self._is_stopped = True
+
+    async def close(self) -> None:
+        """Stop, and wait for the append that is under way. Idempotent."""
+        self.stop()
+        await self._tasks.close(wait_s=_RETRY_S)
+
+
+class KeptCall(msgspec.Struct, frozen=True, array_like=True):
+    """A `tools/call` as the store keeps it: the endpoint, and the params that the client has sent. No rights: those of
+    whoever asks for its answer decide on the repetition."""
+
+    endpoint: str
+    params: Object
+
+    @classmethod
+    def read(cls, data: bytes) -> "KeptCall":
+        """Decode the call of which `encode` has made bytes. Raises `msgspec.MsgspecError`."""
+        return msgspec.json.decode(data, type=cls)
+
+
+class LostStreams:
+    """The streams of one session that an earlier process has left open, and whose requests are kept: their calls are
+    made again once their clients come back. Each of them waits, or goes on here."""
+
+    __slots__ = ("_going_on", "_has_failed", "_looked", "_waiting")
+
+    def __init__(self) -> None:
+        self._waiting: set[str] = set()
+        self._going_on: set[str] = set()
+        self._looked = asyncio.Event()
+        self._has_failed = False
+
+    async def look(self, events: EventStreams, session_id: str) -> bool:
+        """Find the streams, and end those whose requests are not kept. False if no others are left open. Raises
+        `StoreUnavailable`."""
+        try:
+            for stream, is_kept in (await events.unfinished(session_id)).items():
+                request_id = call_of_stream(stream)
+                if is_kept:
+                    self.wait(stream)
+                elif request_id is not None:
+                    await end_lost(events, session_id, stream, request_id)
+        except BaseException:
+            self._has_failed = True
+            raise
+        finally:
+            self._looked.set()
+        return bool(self._waiting or self._going_on)
+
+    async def looked(self) -> None:
+        """Wait until all of them are found. Raises `StoreUnavailable`: they could not be."""
+        await self._looked.wait()
+        if self._has_failed:
+            raise StoreUnavailable("the streams that an earlier process has left open could not be found")
+
+    def wait(self, stream: str) -> None:
+        """A stream waits for its client."""
+        self._going_on.discard(stream)
+        self._waiting.add(stream)
+
+    def go_on(self, stream: str) -> bool:
+        """A stream goes on here from now on. False if it is none that waits."""
+        if stream not in self._waiting:
+            return False
+        self._waiting.discard(stream)
+        self._going_on.add(stream)
+        return True
+
+    def newest_of(self, call: RequestId) -> str | None:
+        """The last stream of a call, by the id that its client has given it."""
+        own = encode(call)
+        streams = (stream for stream in self._waiting | self._going_on if call_of_stream(stream) == own)
+        return max(streams, key=age_of_stream, default=None)
+
+    async def end(self, events: EventStreams, session_id: str, call: RequestId) -> None:
+        """End the streams of a call that wait: another request makes it again. Raises `StoreUnavailable`."""
+        own = encode(call)
+        for stream in [stream for stream in self._waiting if call_of_stream(stream) == own]:
+            await end_lost(events, session_id, stream, own)
+            self._waiting.discard(stream)
+
+
+async def end_lost(
+    events: EventStreams, session_id: str, stream: str, request_id: bytes, reason: str = UNKNOWN
+) -> None:
+    """End a stream that an earlier process has left open. `request_id` is that of its call, as JSON."""
+    error = {"code": OUTCOME_UNKNOWN, "message": reason}
+    await events.append(session_id, stream, encode_error(request_id, error))
+    await events.finish(session_id, stream)
+
+
+async def answer_lost(events: EventStreams, session: Session, call: RequestId) -> str:
+    """Answer a call of an earlier process, which has given its client an event and died before the store had it.
+    Returns the name of the stream of the answer, which has nothing else: who asks again gets another stream."""
+    stream = stream_of_call(session, 0, secrets.token_hex(4), call)
+    await end_lost(events, session.id, stream, encode(call))
+    return stream

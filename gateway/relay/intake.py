@@ -8,10 +8,10 @@ from typing import Any, Final
 import msgspec
 
 from gateway.calls.call import Call
-from gateway.calls.event_writer import EventWriter
+from gateway.calls.event_log import EventWriter
 from gateway.calls.exchange import Exchange
 from gateway.calls.live_session import LiveSession, live_session_of
-from gateway.calls.lost_calls import KEPT_BYTES, KeptCall
+from gateway.calls.streams import KEPT_BYTES, KeptCall
 from gateway.cluster.ownership import Cluster, Forwarded
 from gateway.config.limits import LimitSettings
 from gateway.context.announced import Announcements

@@ -8,12 +8,11 @@ import logging
 import msgspec
 from msgspec.structs import replace
 
-from gateway.calls.event_writer import EventWriter
+from gateway.calls.event_log import EventWriter
 from gateway.calls.exchange import Exchange
 from gateway.calls.live_session import LiveSession
-from gateway.calls.lost_calls import LostStreams, answer_lost
 from gateway.calls.shared_server import LEVELS
-from gateway.calls.streams import STANDALONE, call_of_event, id_in_log
+from gateway.calls.streams import STANDALONE, LostStreams, answer_lost, call_of_event, id_in_log
 from gateway.context.facts import trace_meta, with_context, with_meta
 from gateway.errors import (
     CANCELLED_BY_CLIENT,

@@ -6,10 +6,9 @@ from typing import Final
 
 import msgspec
 
-from gateway.calls.event_writer import EventWriter
+from gateway.calls.event_log import EventWriter
 from gateway.calls.exchange import Exchange
-from gateway.calls.lost_calls import UNKNOWN, KeptCall, LostStreams, end_lost
-from gateway.calls.streams import call_of_stream
+from gateway.calls.streams import UNKNOWN, KeptCall, LostStreams, call_of_stream, end_lost
 from gateway.identity.request_context import RequestContext
 from gateway.relay.intake import Intake
 from gateway.relay.replies import CallReply

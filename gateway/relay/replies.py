@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Callable, Sequence
 
-from gateway.calls.event_writer import EventWriter, Kept
+from gateway.calls.event_log import EventWriter, Kept
 from gateway.calls.exchange import Exchange
 from gateway.calls.live_session import LiveSession
 from gateway.calls.streams import STANDALONE, event_name, event_names, id_in_log, stream_of_call

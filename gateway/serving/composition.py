@@ -16,9 +16,8 @@ from gateway.admin.session_environments import SessionEnvironments
 from gateway.admin.sign_in_link import SignInLink
 from gateway.admin.tried_calls import TriedCalls
 from gateway.bridge.suspended_calls import ask_modern
-from gateway.calls.event_writer import EventWriter
-from gateway.calls.frame_watches import FrameWatches
-from gateway.calls.live_session import LiveSessions
+from gateway.calls.event_log import EventWriter
+from gateway.calls.live_session import FrameWatches, LiveSessions
 from gateway.cluster.ownership import Cluster
 from gateway.config.auth import AuthSettings
 from gateway.config.keyring import key_ring

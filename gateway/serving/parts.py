@@ -6,9 +6,8 @@ from dataclasses import dataclass
 from starlette.routing import BaseRoute
 
 from gateway.admin.peers import PeerQueries
-from gateway.calls.event_writer import EventWriter
-from gateway.calls.frame_watches import FrameWatches
-from gateway.calls.live_session import LiveSession, LiveSessions
+from gateway.calls.event_log import EventWriter
+from gateway.calls.live_session import FrameWatches, LiveSession, LiveSessions
 from gateway.cluster.forwarding import Forwarding
 from gateway.cluster.membership import Membership
 from gateway.cluster.ownership import Cluster

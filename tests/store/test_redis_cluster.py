@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Iterator
 import httpx
 import pytest
 
-from gateway.calls.event_writer import EventWriter
+from gateway.calls.event_log import EventWriter
 from session_store import Backend, StoreError, StoreUnavailable
 from session_store.redis import RedisBackend, keys
 from session_store.redis.cluster import slot_of

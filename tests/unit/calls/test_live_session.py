@@ -1,22 +1,17 @@
 """The life of a session on one replica."""
 
-import asyncio
 from typing import cast
 
 import pytest
 
-from gateway.calls import outbox
 from gateway.calls.lifecycles import GONE, LiveState
 from gateway.calls.live_session import LiveSessions
-from gateway.calls.outbox import MAX_MESSAGES, Outbox
-from gateway.calls.streams import STANDALONE
 from gateway.errors import CANCELLED
 from session_store import EventLog, StoreUnavailable
 from session_store.testing import FakeClock, a_session
 from tests.requirements import requirement
 from tests.support.fake_upstream import a_call
-from tests.unit.calls.parts import Events, a_live, until
-from transports.reply_queue import MAX_QUEUED_BYTES
+from tests.unit.calls.parts import Events, a_live
 
 pytestmark = pytest.mark.anyio
 
@@ -68,59 +63,3 @@ async def test_a_stream_that_no_single_server_has_ends_with_its_session() -> Non
     await live.close()
     frame = await stream.replies.next()
     assert frame is not None and frame.final and frame.error_code == CANCELLED
-
-
-class Appending:
-    """A log whose appends wait until they may go on."""
-
-    def __init__(self) -> None:
-        self.frames: list[bytes] = []
-        self.begun = asyncio.Event()
-        self.may_append = asyncio.Event()
-        self.failures = 0
-        self.box = Outbox("session", cast("EventLog", self))
-
-    async def append(self, session_id: str, stream: str, frame: bytes) -> str:
-        assert (session_id, stream) == ("session", STANDALONE)
-        self.begun.set()
-        await self.may_append.wait()
-        if self.failures:
-            self.failures -= 1
-            raise StoreUnavailable("it is gone")
-        self.frames.append(frame)
-        return str(len(self.frames))
-
-
-async def test_messages_keep_their_order_also_when_the_store_fails(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(outbox, "_RETRY_S", 0.0)
-    events = Appending()
-    box, events.failures = events.box, 2
-    assert all(box.put(b"%d" % number) for number in range(5))
-    events.may_append.set()
-    await until(lambda: len(events.frames) == 5)
-    assert box.put(b"5")
-    await until(lambda: len(events.frames) == 6)
-    assert events.frames == [b"%d" % number for number in range(6)]
-    await box.close()
-
-
-async def test_no_more_waits_than_may() -> None:
-    box, large = Appending().box, Appending().box
-    assert all(box.put(b"") for _ in range(MAX_MESSAGES)) and not box.put(b"")
-    assert large.put(bytes(MAX_QUEUED_BYTES + 1)) and not large.put(b"x")
-    await box.close()
-    await large.close()
-
-
-async def test_a_close_lets_the_append_under_way_end_and_begins_no_other() -> None:
-    events = Appending()
-    box = events.box
-    box.put(b"a")
-    box.put(b"b")
-    await events.begun.wait()
-    box.stop()
-    assert not box.put(b"c")
-    events.may_append.set()
-    await box.close()
-    await box.close()
-    assert events.frames == [b"a"]

@@ -2,9 +2,8 @@
 
 import pytest
 
-from gateway.calls import frame_watches
-from gateway.calls.frame_watches import MOST_WATCHED, FrameWatches
-from gateway.calls.live_session import LiveSession, LiveSessions
+from gateway.calls import live_session
+from gateway.calls.live_session import MOST_WATCHED, FrameWatches, LiveSession, LiveSessions
 from gateway.calls.session_frames import MOST_FRAMES, MOST_KEPT_CHARS, MOST_LINES, SessionFrames
 from session_store.memory import MemoryBackend
 from session_store.testing import FakeClock, a_session
@@ -122,7 +121,7 @@ async def test_a_few_are_watched_and_one_that_has_ended_makes_room() -> None:
 
 
 async def test_a_watch_ends_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(frame_watches, "WATCHED_S", 0.0)
+    monkeypatch.setattr(live_session, "WATCHED_S", 0.0)
     watches, [live] = FrameWatches(), sessions(1)
     assert watches.start(live, "ann") and live.frames is not None
     await turns()

@@ -95,7 +95,8 @@ def known_of(fast: Fast) -> Any:
 
 def watch(fast: Fast, patch: pytest.MonkeyPatch) -> None:
     patch.setattr(fast.live, "frames", None)  # afterwards nobody watches
-    fast.live.watched_by(cast("SessionFrames", SimpleNamespace()), {})
+    patch.setattr(fast.live, "conversations", {})
+    fast.live.watched_by(cast("SessionFrames", SimpleNamespace()))
 
 
 def list_anew(fast: Fast, _: pytest.MonkeyPatch) -> None:

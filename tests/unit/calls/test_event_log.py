@@ -6,8 +6,8 @@ from typing import cast
 
 import pytest
 
-from gateway.calls import event_batches, event_writer
-from gateway.calls.event_writer import MAX_WAITING_BYTES, EventWriter, Kept
+from gateway.calls import event_log
+from gateway.calls.event_log import MAX_WAITING_BYTES, EventWriter, Kept
 from session_store import Entry, MemoryEventLog, Reserved, StoreUnavailable, UnknownEvent
 from session_store.embedded.events import MAX_LOG_BYTES, MAX_LOG_EVENTS
 from tests.requirements import requirement
@@ -89,7 +89,7 @@ class Writer(EventWriter):
 
 @pytest.fixture
 def writer(monkeypatch: pytest.MonkeyPatch) -> Writer:
-    monkeypatch.setattr(event_batches, "_RETRY_S", 0.01)
+    monkeypatch.setattr(event_log, "_RETRY_S", 0.01)
     return Writer()
 
 
@@ -154,7 +154,7 @@ async def test_what_waits_is_bounded(writer: Writer) -> None:
 async def test_numbers_of_a_session_that_has_used_its_own_are_reserved_again(
     writer: Writer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(event_writer, "_RESERVED", 2)
+    monkeypatch.setattr(event_log, "_RESERVED", 2)
     ids = {event_id for (event_id,) in await asyncio.gather(*(writer.recorded("s", A) for _ in range(5)))}
     await writer.settle("s")
     assert [await writer.log.stream_of("s", event_id) for event_id in ids] == ["one"] * 5
@@ -202,7 +202,7 @@ async def test_a_session_that_is_released_is_in_the_store_and_has_no_more_ids(wr
 
 
 async def test_whoever_waits_does_not_wait_for_the_pause(writer: Writer, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(event_batches, "_PAUSE_S", 60.0)
+    monkeypatch.setattr(event_log, "_PAUSE_S", 60.0)
     for number in range(5):
         await writer.append("s", "one", b"%d" % number)
     before = len(writer.log.batches)
