@@ -14,10 +14,9 @@ from typing import Any, Final, Protocol, cast
 
 import msgspec
 
-from gateway.calls.deadlines import Deadlines
 from gateway.calls.exchange import Exchange
 from gateway.calls.in_flight import Calls, CallWatch, FastCall, OwnRequests, fields_of_line
-from gateway.calls.lifecycles import ExchangeEvent
+from gateway.calls.lifecycles import Deadlines, ExchangeEvent
 from gateway.calls.link import LinkLifecycle, LinkSession, LinkSource, LinkUsers
 from gateway.calls.lists import Lists
 from gateway.calls.owned_tasks import OwnedTask, OwnedTasks

@@ -13,8 +13,18 @@ from typing import Any, Protocol
 
 import msgspec
 
-from gateway.calls.deadlines import Deadlines
-from gateway.calls.lifecycles import ANSWER, ASKING, EXCHANGE, OVER, QUEUED, SEND, ExchangeEvent, ExchangeState, step
+from gateway.calls.lifecycles import (
+    ANSWER,
+    ASKING,
+    EXCHANGE,
+    OVER,
+    QUEUED,
+    SEND,
+    Deadlines,
+    ExchangeEvent,
+    ExchangeState,
+    step,
+)
 from gateway.calls.link import LinkSession
 from gateway.calls.session_frames import SessionFrames
 from gateway.calls.suspended_call import AskingServer, SuspendedCall, rewritten_ids

@@ -14,9 +14,8 @@ from weakref import ref
 
 import msgspec
 
-from gateway.calls.deadlines import Deadlines
 from gateway.calls.exchange import Exchange
-from gateway.calls.lifecycles import TIMED_BY, Clock, ExchangeState
+from gateway.calls.lifecycles import TIMED_BY, Clock, Deadlines, ExchangeState
 from gateway.calls.link import LinkSource
 from gateway.calls.questions import give_up
 from gateway.errors import CALL_TIMED_OUT

@@ -1,6 +1,8 @@
-"""The lives of an exchange, a link and a live session as tables: which event leads from which state to which. Pure."""
+"""The lives of an exchange, a link and a live session as tables: which event leads from which state to which, and the
+deadlines of the first two. Pure."""
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final, TypeVar
 
@@ -17,6 +19,7 @@ __all__ = [
     "SEND",
     "TIMED_BY",
     "Clock",
+    "Deadlines",
     "ExchangeEvent",
     "ExchangeState",
     "IllegalStep",
@@ -125,6 +128,32 @@ TIMED_BY: Final[Mapping[ExchangeState, Clock]] = {
     _S.ASKING: Clock.CLIENT,
     **dict.fromkeys(OVER, Clock.NOBODY),
 }
+
+
+# -- deadlines
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Deadlines:
+    """The times of one upstream's conversations.
+
+    `start_s`: until a link is open, handshake included. `noise_s`: until then, from the first line on that is no
+    message (`gateway.calls.link`). `call_s`: until a call is answered, counted from the last message that belongs
+    to it. `suspended_s`: until a modern client answers what a legacy server has asked. `idle_stop_s`: until a link
+    without calls is closed; None: never. `unreturned_stop_s`: the same in a session to which its client has not come
+    back.
+    """
+
+    start_s: float
+    noise_s: float = 5.0
+    call_s: float
+    suspended_s: float
+    idle_stop_s: float | None
+    unreturned_stop_s: float | None = None
+
+    def idle_stop(self, unreturned: bool) -> float | None:
+        """Return the time until a link without calls is closed. `unreturned`: its client has not come back yet."""
+        return self.unreturned_stop_s if unreturned else self.idle_stop_s
 
 
 # -- links

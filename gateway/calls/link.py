@@ -16,9 +16,8 @@ import msgspec
 from msgspec.structs import replace
 
 from gateway.calls.backoff import Backoff
-from gateway.calls.deadlines import Deadlines
 from gateway.calls.last_words import newest, with_last_words
-from gateway.calls.lifecycles import LINK, LinkEvent, LinkState, Loss, step
+from gateway.calls.lifecycles import LINK, Deadlines, LinkEvent, LinkState, Loss, step
 from gateway.calls.session_frames import SessionFrames
 from gateway.context.link_resources import NO_RESOURCES, LinkResources
 from gateway.observability.logs import CORRELATION

@@ -4,9 +4,9 @@ import itertools
 import math
 from typing import Final
 
-from gateway.calls.deadlines import Deadlines
 from gateway.calls.exchange import Exchange
 from gateway.calls.in_flight import Calls, CallWatch
+from gateway.calls.lifecycles import Deadlines
 from gateway.errors import CANCELLED
 from transports.jsonrpc import Message
 

@@ -4,8 +4,8 @@ import asyncio
 from collections.abc import Callable, Iterator
 
 from gateway.calls.conversation import Conversation
-from gateway.calls.deadlines import Deadlines
 from gateway.calls.last_words import newest
+from gateway.calls.lifecycles import Deadlines
 from gateway.calls.live_session import LiveSession
 from gateway.calls.server_messages import SharedRouter
 from gateway.protocol.methods import Method

@@ -6,7 +6,7 @@ from typing import Any, Final, cast
 from gateway.calls.backoff import Backoff
 from gateway.calls.call import Call
 from gateway.calls.conversation import Conversation
-from gateway.calls.deadlines import Deadlines
+from gateway.calls.lifecycles import Deadlines
 from gateway.calls.live_session import LiveSession
 from gateway.calls.server_messages import IsolatedRouter
 from gateway.config.upstreams import UpstreamSettings

@@ -6,8 +6,8 @@ from typing import Any
 import msgspec
 
 from gateway.calls.conversation import Conversation
-from gateway.calls.deadlines import Deadlines
 from gateway.calls.exchange import Exchange
+from gateway.calls.lifecycles import Deadlines
 from gateway.calls.link import LinkSession
 from gateway.calls.session_frames import SessionFrames
 from gateway.context.link_resources import LinkResources

@@ -15,10 +15,9 @@ from gateway.bridge.modern_server import MAX_ROUNDS, CallRounds, ModernServerBri
 from gateway.bridge.subscription_relay import subscription_relay_for
 from gateway.bridge.suspended_calls import answer_suspended, ask_modern
 from gateway.calls.conversation import Conversation
-from gateway.calls.deadlines import Deadlines
 from gateway.calls.exchange import Exchange
 from gateway.calls.in_flight import Calls
-from gateway.calls.lifecycles import ExchangeState
+from gateway.calls.lifecycles import Deadlines, ExchangeState
 from gateway.calls.live_session import LiveSession
 from gateway.calls.questions import give_up
 from gateway.errors import CALL_TIMED_OUT, CANCELLED, OUTCOME_UNKNOWN, STORE_UNAVAILABLE, TOO_OFTEN, too_many

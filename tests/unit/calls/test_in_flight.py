@@ -8,9 +8,9 @@ from typing import Any, cast
 import msgspec
 import pytest
 
-from gateway.calls.deadlines import Deadlines
 from gateway.calls.exchange import Exchange
 from gateway.calls.in_flight import MOST_TOKENS, TICK_S, Calls, CallWatch, TaskTokens, fields_of_line
+from gateway.calls.lifecycles import Deadlines
 from session_store.session import redact
 from tests.requirements import requirement
 from tests.support.fake_upstream import FakeUpstream, a_call

@@ -7,8 +7,7 @@ from typing import cast
 
 import pytest
 
-from gateway.calls.deadlines import Deadlines
-from gateway.calls.lifecycles import LinkState
+from gateway.calls.lifecycles import Deadlines, LinkState
 from gateway.calls.link import FirstAnswerTimeout, LinkLifecycle, LinkUser, LinkUsers
 from gateway.context.link_resources import LinkResources
 from gateway.protocol.handshake import HandshakeRefused

@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from gateway.calls.conversation import Conversation
-from gateway.calls.deadlines import Deadlines
+from gateway.calls.lifecycles import Deadlines
 from gateway.protocol.listing import MOST_TOOLS
 from gateway.upstreams.discovery import Discovery, ask_discovery, meaning_of
 from gateway.upstreams.list_pages import GATEWAY_META, ListReader

@@ -9,7 +9,7 @@ from typing import Any, cast
 import pytest
 
 from gateway.calls.conversation import Conversation
-from gateway.calls.deadlines import Deadlines
+from gateway.calls.lifecycles import Deadlines
 from gateway.calls.live_session import LiveSession
 from gateway.config.faults import ConfigurationError
 from gateway.config.upstreams import UpstreamSettings
