@@ -84,7 +84,7 @@ class FrameAnswers:
             return None
         report = self._report(live)
         if live.frames is None:
-            return msgspec.structs.replace(report, lines=_last_words(live)[-query.lines :] if query.lines else [])
+            return msgspec.structs.replace(report, lines=_output_tail(live)[-query.lines :] if query.lines else [])
         frames, missed_frames = live.frames.frames.behind(query.after_frame, query.frames)
         lines, missed_lines = live.frames.lines.behind(query.after_line, query.lines)
         return msgspec.structs.replace(
@@ -103,13 +103,13 @@ class FrameAnswers:
         return FrameReport(watched=True, by=seen.by, ends_in_s=round(max(0.0, seen.ends_at - time()), 1))
 
 
-def _last_words(live: LiveSession) -> list[StderrLine]:
+def _output_tail(live: LiveSession) -> list[StderrLine]:
     """The last lines of the session's servers, which are known of every session. Of a process that has ended fewer are
     kept."""
     found: list[StderrLine] = []
     for conversation in live.conversations.values():
         link = conversation.link
-        words = (link is not None and link.stderr_tail()) or conversation.last_words
+        words = (link is not None and link.stderr_tail()) or conversation.output_tail
         found += [StderrLine(number=0, server=conversation.name, text=scrubbed_text(line)) for line in words]
     return found
 

@@ -16,8 +16,8 @@ from gateway.admin.operators import SessionQuery
 from gateway.admin.reports import ProcessFacts, ReplicaReport, ServerReport, SessionPart
 from gateway.admin.server_reports import ServerPart, part_of_server
 from gateway.calls.conversation import Conversation
-from gateway.calls.last_words import MOST_LINES, newest
 from gateway.calls.live_session import FrameWatches, LiveSessions
+from gateway.calls.output_tail import MOST_LINES, newest
 from gateway.cluster.ownership import Cluster
 from gateway.observability.metrics import Metrics
 from gateway.sandbox.refused import RefusedRow
@@ -230,7 +230,7 @@ def _unavailable(upstream: ConfiguredUpstream) -> ServerReport:
         state=found.state,
         reason=found.reason[:_MOST_CHARS],
         attempts=found.attempts,
-        output=[scrubbed_text(line)[:_MOST_CHARS] for line in newest(found.last_words)],
+        output=[scrubbed_text(line)[:_MOST_CHARS] for line in newest(found.output_tail)],
     )
 
 
@@ -250,7 +250,7 @@ def _process(conversation: Conversation, lines: int) -> ProcessFacts:
         memory_bytes=0 if pid is None else sum(memory_of(one) for one in _below(pid)),
         restarts=conversation.links.restarts,
         in_flight=len(conversation.calls),
-        stderr=[scrubbed_text(line)[:_MOST_CHARS] for line in newest(conversation.last_words, lines)],
+        stderr=[scrubbed_text(line)[:_MOST_CHARS] for line in newest(conversation.output_tail, lines)],
     )
 
 

@@ -8,7 +8,7 @@ import msgspec
 
 from gateway.admin.figures import UsageRow
 from gateway.calls.conversation import Conversation
-from gateway.calls.last_words import newest
+from gateway.calls.output_tail import newest
 from gateway.upstreams.upstream import ConfiguredUpstream
 from session_store.metadata import scrubbed_start, scrubbed_text
 
@@ -102,7 +102,7 @@ def part_of_server(upstream: ConfiguredUpstream, links: Sequence[tuple[str, Conv
         state=found.state,
         reason=scrubbed_start(found.reason, _MOST_CHARS),
         attempts=found.attempts,
-        output=_lines(found.last_words),
+        output=_lines(found.output_tail),
         tools=0 if tools is None else len(tools.schemas),
         processes=sum(one.link is not None and one.link.pid is not None for _, one in links),
         links=sum(one.link is not None for _, one in links),
@@ -114,9 +114,9 @@ def part_of_server(upstream: ConfiguredUpstream, links: Sequence[tuple[str, Conv
         start_times_s=[round(each, 3) for each in upstream.start_times_s],
         restarts=dict(upstream.restarts),
         died=[
-            DeadProcess(session=session, output=_lines(one.last_words))
+            DeadProcess(session=session, output=_lines(one.output_tail))
             for session, one in links
-            if one.link is None and one.last_words
+            if one.link is None and one.output_tail
         ][-_MOST_DEAD:],
     )
 

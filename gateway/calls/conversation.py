@@ -161,9 +161,9 @@ class Conversation:
         return self.links.greeting.declared
 
     @property
-    def last_words(self) -> Sequence[str]:
+    def output_tail(self) -> Sequence[str]:
         """The last lines that its process has written, or the process before if there is none."""
-        return self.links.last_words if self.links.link is None else self.links.link.last_words
+        return self.links.output_tail if self.links.link is None else self.links.link.output_tail
 
     @property
     def lists(self) -> Lists:
@@ -197,7 +197,7 @@ class Conversation:
         """Have `frames` get the messages from now on, and the last lines of stderr; None: nobody."""
         if frames is not None and self.frames is None:
             frames.hide(self.links.secrets())
-            for line in self.last_words:
+            for line in self.output_tail:
                 frames.line(self.name, line, is_earlier=True)
         self.frames = frames
 

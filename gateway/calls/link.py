@@ -16,8 +16,8 @@ import msgspec
 from msgspec.structs import replace
 
 from gateway.calls.backoff import Backoff
-from gateway.calls.last_words import newest, with_last_words
 from gateway.calls.lifecycles import LINK, Deadlines, LinkEvent, LinkState, Loss, step
+from gateway.calls.output_tail import newest, with_output_tail
 from gateway.calls.session_frames import SessionFrames
 from gateway.context.link_resources import NO_RESOURCES, LinkResources
 from gateway.observability.logs import CORRELATION
@@ -199,7 +199,7 @@ class LinkLifecycle:
 
     # Without a dictionary each: there are as many as there are conversations.
     __slots__ = """_closing _deadlines _greeted _greeting _idle _idle_stop_s _loss _retired _source _tasks _user
-        _rests_since _was_open failures initialize_result is_open last_words link log_level opened_for
+        _rests_since _was_open failures initialize_result is_open output_tail link log_level opened_for
         first_answer resources restarts state""".split()
 
     def __init__(self, source: LinkSource, user: LinkUser, deadlines: Deadlines, *, idle_stop_s: float | None) -> None:
@@ -210,7 +210,7 @@ class LinkLifecycle:
         self.opened_for = ""  # the correlation id of the request that a link is being opened for
         self.restarts = 0
         self.failures: Backoff | None = None  # starts that have failed since the last one that did not
-        self.last_words: Sequence[str] = ()  # the last lines on stderr of a process that has ended
+        self.output_tail: Sequence[str] = ()  # the last lines on stderr of a process that has ended
         self.log_level = ""  # the level that a legacy server was set to on behalf of modern clients
         self._source = source
         self._user = user
@@ -366,7 +366,7 @@ class LinkLifecycle:
 
     def lost(self, reason: str = "") -> str:
         """The link has ended, by itself or because it was closed. Returns the reason for clients."""
-        self._keep_last_words()
+        self._keep_output_tail()
         self.link = self._greeted = None
         self.resources.close()
         self.resources = NO_RESOURCES
@@ -403,14 +403,14 @@ class LinkLifecycle:
 
     def quoted(self, reason: str) -> str:
         """The reason of a failure for clients: with the last output of the server, if it is theirs."""
-        return with_last_words(reason, self.last_words) if self._source.quotes_output else reason
+        return with_output_tail(reason, self.output_tail) if self._source.quotes_output else reason
 
-    def _keep_last_words(self) -> None:
+    def _keep_output_tail(self) -> None:
         if self.link is not None:
-            self.last_words = tuple(newest(self.link.last_words))
+            self.output_tail = tuple(newest(self.link.output_tail))
 
     def _detach(self) -> "_Detached":
-        self._keep_last_words()
+        self._keep_output_tail()
         link, self.link, self._greeted = self.link, None, None
         resources, self.resources = self.resources, NO_RESOURCES
         return link, resources

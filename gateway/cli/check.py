@@ -100,14 +100,14 @@ def _import_targets(settings: Settings) -> None:
 
 def _why_silent(upstream: "ConfiguredUpstream") -> str:
     """Why the lists of a server were not checked, and what it said last."""
-    from gateway.calls.last_words import with_last_words
+    from gateway.calls.output_tail import with_output_tail
 
     state = upstream.state
     if state.state == "starting":
         why = f"it has not answered for {state.waited_s:.0f} s, and may still be fetching its package"
     else:
         why = state.reason
-    told = with_last_words(why, state.last_words)
+    told = with_output_tail(why, state.output_tail)
     return f"server {upstream.name} did not answer, so its lists were not checked: {told}"
 
 

@@ -5,7 +5,7 @@ import shlex
 from collections.abc import AsyncIterator
 from typing import Final
 
-from gateway.calls.last_words import with_last_words
+from gateway.calls.output_tail import with_output_tail
 from gateway.config.settings import ConfigurationError, Settings
 from gateway.doctor.findings import Finding, failure, ok, warning
 from gateway.serving.gateway import Gateway
@@ -54,7 +54,7 @@ def _finding(upstream: ConfiguredUpstream) -> Finding:
             do = f"run it by hand, as the gateway's user: {shlex.join(entry.argv)[:200]}"
         waited = f"it has not answered for {state.waited_s:.0f} s"
         reason = waited if state.state == "starting" else state.reason
-        return failure(check, with_last_words(reason, state.last_words), do)
+        return failure(check, with_output_tail(reason, state.output_tail), do)
     era = "2026-07-28" if upstream.speaks_modern else "2025-11-25 or older"
     tools = upstream.probed_tools
     summary = f"answers, speaks {era}, has {0 if tools is None else len(tools.listed)} tools"

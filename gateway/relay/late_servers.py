@@ -15,8 +15,8 @@ from typing import Any, Final, Generic, Protocol, TypeVar
 from gateway.calls.backoff import MOST_S, Backoff
 from gateway.calls.call import Call
 from gateway.calls.conversation import Conversation
-from gateway.calls.last_words import without_last_words
 from gateway.calls.live_session import LiveSession
+from gateway.calls.output_tail import without_output_tail
 from gateway.protocol.capabilities import Caller
 from gateway.protocol.handshake import HandshakeRefused
 from gateway.protocol.methods import CHANGES, METHODS
@@ -212,7 +212,7 @@ class LateServers:
 
     def _report(self, server: str, reason: str) -> None:
         """Log that a server is missing, once for each reason until it is up, whatever the processes of sessions say."""
-        reason, reported = without_last_words(reason), self._reported.setdefault(server, set())
+        reason, reported = without_output_tail(reason), self._reported.setdefault(server, set())
         if reason not in reported and len(reported) < _MOST_REASONS:
             reported.add(reason)
             logger.warning("answers for all servers come without server %s: %s", server, reason)

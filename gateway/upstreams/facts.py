@@ -23,7 +23,7 @@ STARTING: Final = "it has not answered yet"
 class ServerFacts:
     """The findings of one probe: the result of `server/discover` (a modern server), or else that of `initialize`.
 
-    `failure` says why the server could not be asked, for clients. `last_words` are the last lines of its output then,
+    `failure` says why the server could not be asked, for clients. `output_tail` are the last lines of its output then,
     for operators. Without any of the three, the server speaks neither era. `is_certain` is false while a server counts
     as legacy only because it has accepted a handshake: its answer to `server/discover` has proved nothing. `at` is when
     `discover` came, by the monotonic clock. `needs_credentials`: the server refuses what the gateway asks without the
@@ -33,7 +33,7 @@ class ServerFacts:
     discover: bytes | None = None
     initialize: bytes | None = None
     failure: str = ""
-    last_words: tuple[str, ...] = ()
+    output_tail: tuple[str, ...] = ()
     tools: Tools = field(default_factory=Tools)
     is_certain: bool = True
     at: float = 0.0
@@ -69,15 +69,18 @@ class ServerFacts:
 
 @dataclass(frozen=True, slots=True)
 class ServerState:
-    """Whether a server can be used, and why not. `start_s`: how long it took to start and to answer. `waited_s`: how
-    long the gateway has waited for it. `attempts`: failed ones in a row. `last_words`: the last lines that it wrote."""
+    """Whether a server can be used, and why not.
+
+    `start_s`: how long it took to start and to answer. `waited_s`: how long the gateway has waited for it. `attempts`:
+    failed ones in a row. `output_tail`: the last lines that it wrote.
+    """
 
     state: Literal["ok", "starting", "failing"]
     reason: str = ""
     start_s: float = 0.0
     waited_s: float = 0.0
     attempts: int = 0
-    last_words: tuple[str, ...] = ()
+    output_tail: tuple[str, ...] = ()
 
 
 def era_of(facts: ServerFacts | None, client: Era, *, accepts_handshake: bool | None) -> Era | None:

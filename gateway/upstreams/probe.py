@@ -12,7 +12,7 @@ import msgspec
 
 from gateway.calls.backoff import Backoff
 from gateway.calls.conversation import Conversation
-from gateway.calls.last_words import with_last_words
+from gateway.calls.output_tail import with_output_tail
 from gateway.protocol.caching import hints_of, with_ttl
 from gateway.protocol.extensions import MOST_NAME_CHARS, MOST_NAMES
 from gateway.protocol.handshake import HANDSHAKE_VERSIONS, HandshakeRefused, version_of
@@ -212,7 +212,7 @@ class Probe:
                 self._guesses.fail("", self._clock())
                 self._ask_later(self._guesses.delay_s)
         else:
-            self._failed(facts.failure or "it supports no MCP version of this gateway", facts.last_words)
+            self._failed(facts.failure or "it supports no MCP version of this gateway", facts.output_tail)
         return facts
 
     def learn(self, facts: ServerFacts) -> None:
@@ -222,10 +222,10 @@ class Probe:
         self.failures = Backoff()
         self.answered.set()
 
-    def _failed(self, reason: str, last_words: Sequence[str]) -> None:
+    def _failed(self, reason: str, output_tail: Sequence[str]) -> None:
         """Record a failure, and make the probe again later."""
         level = logging.WARNING if reason != self.failures.reason else logging.DEBUG
-        told = with_last_words(reason, last_words)
+        told = with_output_tail(reason, output_tail)
         logger.log(level, "server %s cannot be used: %s", self._name, told, extra={"server": self._name})
         self.failures.fail(reason, self._clock())
         self._ask_later(self.failures.delay_s)
@@ -257,7 +257,7 @@ class Probe:
         except (UpstreamUnavailable, HandshakeRefused) as error:
             if (known := self._known.guessed) is not None:
                 return known
-            return ServerFacts(failure=str(error), last_words=tuple(conversation.last_words))
+            return ServerFacts(failure=str(error), output_tail=tuple(conversation.output_tail))
         if found.result is not None:
             self.started_s = self._clock() - began
             at = self._clock()
@@ -277,7 +277,7 @@ class Probe:
         try:
             await conversation.ready()
         except UpstreamUnavailable as error:
-            return ServerFacts(failure=str(error), last_words=tuple(conversation.last_words))
+            return ServerFacts(failure=str(error), output_tail=tuple(conversation.output_tail))
         except HandshakeRefused:
             return ServerFacts(failure="" if is_certain else found.reason)
         self.started_s = self._clock() - began

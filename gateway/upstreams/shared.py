@@ -4,9 +4,9 @@ import asyncio
 from collections.abc import Callable, Iterator
 
 from gateway.calls.conversation import Conversation
-from gateway.calls.last_words import newest
 from gateway.calls.lifecycles import Deadlines
 from gateway.calls.live_session import LiveSession
+from gateway.calls.output_tail import newest
 from gateway.calls.server_messages import SharedRouter
 from gateway.protocol.methods import Method
 from gateway.upstreams.link_source import SharedLinks, TrialLinks, UpstreamLinks
@@ -46,15 +46,15 @@ class SharedConversations:
         """Close the conversation in an era that the server does not speak."""
         conversation = self._open.pop(era, None)
         if conversation is not None:
-            self._discarded_words = tuple(newest(conversation.last_words))  # the process may take seconds to end
+            self._discarded_words = tuple(newest(conversation.output_tail))  # the process may take seconds to end
             await conversation.close()
-            self._discarded_words = tuple(conversation.last_words)
+            self._discarded_words = tuple(conversation.output_tail)
 
     @property
-    def last_words(self) -> tuple[str, ...]:
+    def output_tail(self) -> tuple[str, ...]:
         """The last lines of a server that has not answered yet: of the process that runs, else of the one before."""
         for conversation in self:
-            if words := newest(conversation.last_words):
+            if words := newest(conversation.output_tail):
                 return tuple(words)
         return self._discarded_words
 

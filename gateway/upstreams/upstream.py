@@ -140,9 +140,9 @@ class ConfiguredUpstream:
         if self.has_answered:
             return ServerState("ok", start_s=probe.started_s)
         if not probe.failures.count:
-            return ServerState("starting", STARTING, waited_s=probe.waited_s, last_words=self._shared.last_words)
-        words = () if facts is None else facts.last_words
-        return ServerState("failing", probe.failures.reason, attempts=probe.failures.count, last_words=words)
+            return ServerState("starting", STARTING, waited_s=probe.waited_s, output_tail=self._shared.output_tail)
+        words = () if facts is None else facts.output_tail
+        return ServerState("failing", probe.failures.reason, attempts=probe.failures.count, output_tail=words)
 
     @property
     def declared(self) -> dict[str, Any]:

@@ -64,7 +64,7 @@ class InProcessLink:
         return False
 
     @property
-    def last_words(self) -> list[str]:
+    def output_tail(self) -> list[str]:
         return []
 
     def stderr_tail(self) -> list[str]:

@@ -115,7 +115,7 @@ class HttpLink:
         return True
 
     @property
-    def last_words(self) -> list[str]:
+    def output_tail(self) -> list[str]:
         return []
 
     def stderr_tail(self) -> list[str]:

@@ -29,7 +29,7 @@ class HeldLink(FakeLink):
 
     def __init__(self, user: "User", source: "Source") -> None:
         super().__init__(cast("LinkEvents", user))
-        self.last_words = ["a line"]
+        self.output_tail = ["a line"]
         self.may_close = asyncio.Event()
         self.may_close.set()
         self._source = source
@@ -213,7 +213,7 @@ async def test_a_crash_is_counted_and_reported_once_the_next_link_is_open() -> N
     links, source, user = lifecycle()
     await links.ready()
     source.made[0].end()
-    assert (links.state, links.last_words, user.reasons) == (LinkState.ABSENT, ("a line",), [])
+    assert (links.state, links.output_tail, user.reasons) == (LinkState.ABSENT, ("a line",), [])
     assert links.greeted is None
     with pytest.raises(LinkClosed):
         links.require()

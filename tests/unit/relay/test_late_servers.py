@@ -11,8 +11,8 @@ import pytest
 
 from gateway.calls.backoff import Backoff
 from gateway.calls.exchange import Exchange
-from gateway.calls.last_words import with_last_words
 from gateway.calls.lists import Lists
+from gateway.calls.output_tail import with_output_tail
 from gateway.protocol.subscription_filter import Filter, SubscriptionFilter
 from gateway.relay import server_subscriptions
 from gateway.relay.late_servers import Asker, Gathered, LateServers
@@ -150,7 +150,7 @@ async def test_sessions_whose_processes_fail_in_their_own_words_do_not_fill_the_
         ended = True
 
     async def fails(_: Any) -> str:
-        raise UpstreamUnavailable(with_last_words("it exited", [f"pid {next(attempts)}"]))
+        raise UpstreamUnavailable(with_output_tail("it exited", [f"pid {next(attempts)}"]))
 
     for _ in range(10):
         await late.gather(cast("Any", [bad]), Asker(cast("Any", Gone()), Era.MODERN, None, "c"), fails)

@@ -74,7 +74,7 @@ class Talk:
         self.server = server
         self.kind = era
         self.era = era or Era.LEGACY
-        self.last_words = ["it is no use"]
+        self.output_tail = ["it is no use"]
         self.links = SimpleNamespace(first_answer=FirstAnswerTimeout(5.0))
         self.initialize_result = b'{"protocolVersion":"2025-11-25","capabilities":{}}'
 

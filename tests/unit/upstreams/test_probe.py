@@ -178,7 +178,7 @@ async def test_a_server_that_failed_is_asked_again_without_a_client(
     monkeypatch.setattr("gateway.calls.backoff.FIRST_S", 0.001)
     probe = probe_of(server, is_url=is_url)
     facts = await probe.facts()
-    assert (facts.failure, facts.last_words, probe.failures.count) == (failure, words, 1)
+    assert (facts.failure, facts.output_tail, probe.failures.count) == (failure, words, 1)
     server.opening[Era.MODERN], server.discover = None, DISCOVERED
     async with asyncio.timeout(5.0):
         await probe.answered.wait()

@@ -75,21 +75,21 @@ async def test_the_words_of_a_server_are_known_while_it_runs_and_ends_and_is_tri
     source.resources.shared = returning(LinkResources())
     source.started = source.failed = source.known_handshake = lambda *_: None
     shared = SharedConversations(source, Deadlines(start_s=5.0, call_s=30.0, suspended_s=30.0, idle_stop_s=None))
-    assert shared.last_words == ()
+    assert shared.output_tail == ()
     await shared.of(Era.MODERN).ready()
     link: Any = links[0]
     newest, known = tuple(f"line {n}" for n in range(20, 60)), []
-    link.last_words, end = [f"line {n}" for n in range(60)], link.close
+    link.output_tail, end = [f"line {n}" for n in range(60)], link.close
 
     async def close() -> None:
-        known.append(shared.last_words)
+        known.append(shared.output_tail)
         await end()
 
     link.close = close
-    assert shared.last_words == newest, "while its process runs"
+    assert shared.output_tail == newest, "while its process runs"
     await shared.discard(Era.MODERN)
     assert known == [newest], "while its process ends"
-    assert shared.last_words == newest, "until the next process writes something"
+    assert shared.output_tail == newest, "until the next process writes something"
     await shared.close()
 
 

@@ -6,7 +6,7 @@ The lines are redacted where they are read (`transports.upstream.stdio`), before
 from collections.abc import Sequence
 from typing import Final
 
-__all__ = ["MOST_LINES", "newest", "with_last_words", "without_last_words"]
+__all__ = ["MOST_LINES", "newest", "with_output_tail", "without_output_tail"]
 
 _MOST_CHARS: Final = 200
 _QUOTED: Final = "; its last output: "
@@ -27,12 +27,12 @@ def newest(lines: Sequence[str], most: int = MOST_LINES) -> list[str]:
     return found[::-1]
 
 
-def with_last_words(reason: str, lines: Sequence[str]) -> str:
+def with_output_tail(reason: str, lines: Sequence[str]) -> str:
     """The reason of a failure, with the last line of the server's output. Of a Python traceback it is the exception."""
     last = next((line.strip() for line in reversed(lines) if line.strip()), "")
     return f"{reason}{_QUOTED}{last[:_MOST_CHARS]!r}" if last else reason
 
 
-def without_last_words(reason: str) -> str:
+def without_output_tail(reason: str) -> str:
     """The reason alone, which is the same for all sessions whose processes fail in the same way."""
     return reason.partition(_QUOTED)[0]
