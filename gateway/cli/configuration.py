@@ -4,7 +4,7 @@ command."""
 from pathlib import Path
 from typing import Final
 
-from gateway.config.host_entries import command_fault
+from gateway.config.hosts.entries import command_fault
 from gateway.config.settings import ConfigurationError, Settings
 
 __all__ = ["FILE", "NO_FILE", "configuration", "required_configuration", "with_command"]

@@ -14,7 +14,7 @@ from msgspec.structs import replace
 
 from gateway.cli.options import Caller
 from gateway.config.context import CORRELATION_ID, TEMP_DIR
-from gateway.config.patterns import sample_of
+from gateway.config.model import sample_of
 from gateway.config.settings import ConfigurationError, Settings
 from gateway.context.announced import Announced, Announcements
 from gateway.identity.authenticate import Authenticated, Identity

@@ -14,7 +14,7 @@ from rich.text import Text
 from gateway.admin.local_gateways import announced, runtime_folder
 from gateway.admin.sign_in_link import SignInLink
 from gateway.cli.terminal import Terminal
-from gateway.config.client_snippets import snippet
+from gateway.config.hosts.client_snippets import snippet
 from gateway.config.settings import GatewaySettings
 from gateway.observability.status_line import StatusLine
 from gateway.observability.visible import visible_line

@@ -17,7 +17,7 @@ import typer
 from gateway.cli.complaint import complain
 from gateway.cli.options import NamedConfigOption, options
 from gateway.config.faults import located
-from gateway.config.hosts import served_name
+from gateway.config.hosts.files import served_name
 from gateway.config.settings import ConfigurationError, load
 from gateway.config.upstreams import UpstreamSettings
 from gateway.observability.visible import as_json, visible_line

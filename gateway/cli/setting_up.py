@@ -15,12 +15,12 @@ from gateway.cli.complaint import complain
 from gateway.cli.configuration import FILE
 from gateway.cli.options import options
 from gateway.cli.terminal import Terminal
-from gateway.config.client_snippets import CLIENTS, TOKEN_VARIABLE, ClientFile, name_for, snippet, snippets
-from gateway.config.edited_file import add_entry, write_file
-from gateway.config.found_files import FoundServers, found_servers
-from gateway.config.host_entries import command_fault
+from gateway.config.faults import did_you_mean
+from gateway.config.hosts.client_snippets import CLIENTS, TOKEN_VARIABLE, ClientFile, name_for, snippet, snippets
+from gateway.config.hosts.edited_file import add_entry, write_file
+from gateway.config.hosts.entries import command_fault
+from gateway.config.hosts.found_files import FoundServers, found_servers
 from gateway.config.settings import ConfigurationError, Settings, load
-from gateway.config.spelling import did_you_mean
 
 __all__ = ["add", "connect", "init"]
 

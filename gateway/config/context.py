@@ -6,8 +6,7 @@ from typing import Annotated, Any, Final, Literal, Self
 
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
-from gateway.config.model import Frozen, Pattern
-from gateway.config.patterns import whole
+from gateway.config.model import Frozen, Pattern, whole
 
 __all__ = [
     "BOUND",

@@ -1,10 +1,13 @@
-"""What a configuration is told: errors that stop the start, and notes about what is ignored or not served."""
+"""What a configuration is told: errors that stop the start, notes of what is ignored, and the name that was meant."""
 
+import difflib
+import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Final, Literal
 
-__all__ = ["ConfigurationError", "Note", "located"]
+__all__ = ["ConfigurationError", "Note", "did_you_mean", "located", "meant"]
 
 
 class ConfigurationError(ValueError):
@@ -23,3 +26,32 @@ def located(message: str, file: Path | None) -> str:
     """The message with the file at the front of each line that names a server's setting, and no place yet."""
     lines = message.splitlines()
     return "\n".join(f"{file}: {line}" if file and line.startswith("mcpServers.") else line for line in lines)
+
+
+_CUTOFF: Final = 0.8
+"""`arg` and `args`, `gatway` and `gateway` are more alike than this; `tags` and `args` are not. Names with the same
+letters (`prot`) count as well."""
+_WORDS: Final = {"arguments": "args", "cmd": "command", "uri": "url"}
+"""Other words for the same thing, which are not alike."""
+
+
+def meant(name: str, known: Iterable[str], *, cutoff: float = _CUTOFF) -> str:
+    """The known name that resembles an unknown one most; an empty string if none does."""
+    folded: dict[str, str] = {}
+    for each in known:
+        folded.setdefault(_folded(each), each)  # the first of names that differ in case and separators only
+    if _WORDS.get(name.lower(), "") in folded:
+        return folded[_WORDS[name.lower()]]
+    swapped = [each for each in folded if sorted(each) == sorted(_folded(name))]
+    found = swapped or difflib.get_close_matches(_folded(name), folded, n=1, cutoff=cutoff)
+    return folded[found[0]] if found and name else ""
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """The end of a message about an unknown name: a suggestion, or an empty string."""
+    found = meant(name, known)
+    return f"; did you mean {found}?" if found else ""
+
+
+def _folded(name: str) -> str:
+    return re.sub(r"[-_. ]", "", name).lower()

@@ -4,7 +4,7 @@ import logging
 import os
 from pathlib import Path
 
-from gateway.config.secret_file import UnusableSecret, others_can_read, secret_in
+from gateway.config.secrets import UnusableSecret, others_can_read, secret_in
 from gateway.config.settings import ConfigurationError
 from session_store import InvalidKeyRing, KeyRing, StoreError, backend_for
 

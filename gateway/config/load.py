@@ -1,11 +1,12 @@
 """What operators give: a file, variables over it, and the command line over both, put together.
 
 Knows where each setting came from, for messages to people who have several places to look at; not what settings mean.
+Finds variables `MCP_GATEWAY_…` that mean nothing to the gateway: misspelt settings, and names of others.
 """
 
 import json
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, get_args
@@ -13,15 +14,60 @@ from typing import Any, Final, get_args
 from pydantic import BaseModel, ValidationError, create_model
 from pydantic_settings import BaseSettings, EnvSettingsSource, PydanticBaseSettingsSource, SettingsConfigDict
 
-from gateway.config.documents import read_document
-from gateway.config.faults import ConfigurationError, Note
-from gateway.config.hosts import Adapted, adapted
-from gateway.config.placeholders import Place
-from gateway.config.secret_file import UnusableSecret, secret_in
-from gateway.config.spelling import did_you_mean
-from gateway.config.variable_names import unknown_variables
+from gateway.config.faults import ConfigurationError, Note, did_you_mean, meant
+from gateway.config.hosts.documents import read_document
+from gateway.config.hosts.files import Adapted, adapted
+from gateway.config.hosts.placeholders import Place
+from gateway.config.secrets import UnusableSecret, secret_in
 
-__all__ = ["ConfigurationError", "Gathered", "Origins", "explained", "gathered", "variables"]
+__all__ = [
+    "OTHER_NAMES",
+    "ConfigurationError",
+    "Gathered",
+    "Origins",
+    "explained",
+    "gathered",
+    "unknown_variables",
+    "variables",
+]
+
+_PREFIX: Final = "MCP_GATEWAY_"
+OTHER_NAMES: Final = frozenset(
+    {"ADMIN_KEY", "API_KEY", "CREDENTIAL", "KEYS", "KEYS_FILE", "TOKEN", "URL"}
+    | {"WORKER_COUNT", "WORKER_ENVIRONMENT", "WORKER_LIFELINE", "WORKER_LISTENER", "WORKER_NUMBER", "WORKER_READY"}
+    | {"WORKER_SIBLINGS"}
+)
+"""Names after the prefix that are read, but are not settings of `gateway`."""
+
+
+def unknown_variables(environ: Iterable[str], model: type[BaseModel]) -> tuple[list[str], tuple[Note, ...]]:
+    """Faults for names that resemble a setting of `model`, and a note for each other unknown name.
+
+    Others use the prefix as well: Kubernetes sets `MCP_GATEWAY_SERVICE_HOST` for a service named `mcp-gateway`. A name
+    that resembles a setting is a fault, because its value would silently have no effect.
+    """
+    known = {name.upper(): name.upper() for name in (*model.model_fields, *OTHER_NAMES)}
+    below = {path.upper() for path in _paths(model)}
+    faults, notes = [], []
+    for variable in sorted(environ):
+        name = variable.upper().removeprefix(_PREFIX)
+        first = name.partition("__")[0]
+        if not variable.upper().startswith(_PREFIX) or first in known:
+            continue
+        candidates = below if "__" in name else known.keys() | below
+        if found := meant(name, sorted(candidates)) or meant(first, sorted(known)):
+            faults.append(f"the variable {variable}: no such setting; did you mean {_PREFIX}{found}?")
+        else:
+            notes.append(Note(level="warning", text=f"the variable {variable} is ignored: it is no setting"))
+    return faults, tuple(notes)
+
+
+def _paths(model: type[BaseModel]) -> Iterator[str]:
+    """The settings inside the settings of `model`, as variables name them."""
+    for name, field in model.model_fields.items():
+        kind = field.annotation
+        if isinstance(kind, type) and issubclass(kind, BaseModel):
+            yield from (f"{name}__{below}" for below in (*kind.model_fields, *_paths(kind)))
 
 
 class _Variables(BaseSettings):

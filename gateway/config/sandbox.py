@@ -1,18 +1,21 @@
-"""Settings of sandboxes: what a server's processes may touch, by server, by trust, and for all servers.
+"""Settings of sandboxes: what a server's processes may touch, by server, by trust, and for all servers; and of the
+packages that commands of sandboxed servers name.
 
-Pure. A sandbox is put together from layers, the nearest first: what the server's table has for the session's trust, the
+A sandbox is put together from layers, the nearest first: what the server's table has for the session's trust, the
 rest of that table, the same two of `gateway.policy.sandbox`, then `gateway.sandbox`. The nearest layer that sets a
 profile, a limit, `watch` or `required` decides it. Grants of all layers add up.
 """
 
+import os
+import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import PurePosixPath
+from pathlib import Path, PurePosixPath
 from typing import Annotated, Any, Final, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field
 
-from gateway.config.model import Frozen, Trust
+from gateway.config.model import Frozen, Seconds, Trust
 from transports.upstream.walls.reach import destination
 
 __all__ = [
@@ -20,6 +23,7 @@ __all__ = [
     "DEFAULT_PROFILE",
     "LIMITS",
     "AbsolutePath",
+    "PackageSettings",
     "Profile",
     "Sandbox",
     "SandboxByTrust",
@@ -223,3 +227,39 @@ def _chosen(
         if PurePosixPath(command).name in CONTAINER_ENGINES:
             return "off", "the command, whose container is the sandbox", ()
     return default or DEFAULT_PROFILE, "the default" if default is None else "gateway.sandbox", ()
+
+
+class PackageSettings(Frozen):
+    """The packages that `npx` and `uvx` commands of sandboxed servers name. The gateway fetches each of them once for
+    all sessions, which can read and execute it but not change it ([packages](packages.md))."""
+
+    folder: str = ""
+    """The folder that keeps them. Gateways of one user on one machine may share it. Empty:
+    `mcp-session-gateway/packages` in `$XDG_CACHE_HOME`, by default `~/.cache`."""
+    fresh_s: Annotated[float, Field(ge=0, le=31_536_000)] = 86_400.0
+    """How long a package whose command names no exact version is used before the gateway asks the registry for a newer
+    one. Sessions start with the earlier one meanwhile. 0: never again."""
+    timeout_s: Seconds = 600.0
+    """Maximum time for fetching one package."""
+    reach: tuple[str, ...] = ()
+    """Hosts beyond public ones that a fetch may connect to, such as a private registry: `10.1.0.5:4873`,
+    `registry.example.com:443`."""
+
+    @property
+    def path(self) -> Path:
+        """The folder."""
+        if self.folder:
+            return Path(self.folder).expanduser().absolute()
+        own = os.environ.get("XDG_CACHE_HOME", "")
+        base = Path(own) if own.startswith("/") else Path(os.environ.get("HOME") or "/nonexistent") / ".cache"
+        if not _is_usable(base):
+            base = Path(tempfile.gettempdir(), f"mcp-session-gateway-{os.geteuid()}-cache")
+        return base / "mcp-session-gateway" / "packages"
+
+
+def _is_usable(folder: Path) -> bool:
+    """Whether this process can make files below it, once the folder is made. A service's user often has no home."""
+    for one in (folder, *folder.parents):
+        if one.exists():
+            return one.is_dir() and os.access(one, os.W_OK | os.X_OK)
+    return False

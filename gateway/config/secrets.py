@@ -1,6 +1,7 @@
-"""Where secrets of servers come from."""
+"""Where secrets of servers come from, and how a secret is read from its file."""
 
-from typing import Self
+from pathlib import Path
+from typing import Final, Self
 
 from pydantic import model_validator
 
@@ -8,6 +9,9 @@ from gateway.config.model import Frozen
 
 __all__ = [
     "SecretSettings",
+    "UnusableSecret",
+    "others_can_read",
+    "secret_in",
 ]
 
 
@@ -51,3 +55,38 @@ class SecretSettings(Frozen):
     def has(self, placeholder: str) -> bool:
         """Whether it stands somewhere in the source."""
         return any(placeholder in part for part in (self.file, self.env, *self.command))
+
+
+_MOST_BYTES: Final = 64 << 10
+
+
+class UnusableSecret(ValueError):
+    """The file holds no secret. The message says which and why, and nothing of what it holds."""
+
+
+def secret_in(file: Path, named_by: str) -> str:
+    """What stands in the file, without the line's end.
+
+    Raises:
+        UnusableSecret: it cannot be read, is empty, or is no text.
+    """
+    try:
+        with file.open("rb") as opened:
+            data = opened.read(_MOST_BYTES + 1)
+    except OSError as error:
+        raise UnusableSecret(f"{named_by}: {file}: {error.strerror or error}") from None
+    try:
+        text = data.decode("utf-8").strip()
+    except UnicodeDecodeError:
+        raise UnusableSecret(f"{named_by}: {file} is not UTF-8 text") from None
+    if not text or len(data) > _MOST_BYTES:
+        raise UnusableSecret(f"{named_by}: {file} is {'too large' if text else 'empty'}")
+    return text
+
+
+def others_can_read(file: Path) -> bool:
+    """True if the file's group or others may read it. False if the file is inaccessible: `secret_in` reports that."""
+    try:
+        return bool(file.stat().st_mode & 0o044)
+    except OSError:
+        return False

@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 from pydantic import Field, PrivateAttr, ValidationError, ValidationInfo, field_validator, model_validator
 
 from gateway.config.addresses import HostNames, ListenAddress, host_and_port, is_loopback, is_same_place
-from gateway.config.auth import API_KEY_ISSUER, AuthSettings, KeyDigestSettings
+from gateway.config.auth import API_KEY_ISSUER, AdminSettings, AuditSettings, AuthSettings, KeyDigestSettings
 from gateway.config.context import (
     BOUND,
     BUILT_IN,
@@ -28,11 +28,9 @@ from gateway.config.faults import ConfigurationError, Note
 from gateway.config.limits import LimitSettings
 from gateway.config.load import Origins, explained, gathered
 from gateway.config.model import Frozen
-from gateway.config.operators import AdminSettings, AuditSettings
-from gateway.config.packages import PackageSettings
 from gateway.config.peer_tls import PeerTlsSettings
 from gateway.config.policy import PolicySettings
-from gateway.config.sandbox import AbsolutePath, Profile
+from gateway.config.sandbox import AbsolutePath, PackageSettings, Profile
 from gateway.config.secrets import SecretSettings
 from gateway.config.sessions import SessionSettings
 from gateway.config.tasks import TaskSettings

@@ -4,8 +4,7 @@ from typing import Annotated, Final
 
 from pydantic import Field
 
-from gateway.config.model import Frozen, Pattern, Seconds
-from gateway.config.patterns import any_matches
+from gateway.config.model import Frozen, Pattern, Seconds, any_matches
 
 __all__ = ["TaskSettings"]
 

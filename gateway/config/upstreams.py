@@ -7,8 +7,7 @@ from urllib.parse import urlsplit
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from gateway.config.context import EnvironmentMap
-from gateway.config.model import Frozen, Pattern
-from gateway.config.patterns import expression
+from gateway.config.model import Frozen, Pattern, expression
 from gateway.config.sandbox import SandboxByTrust, SandboxTable
 from gateway.protocol.methods import METHODS, SERVER_METHODS
 

@@ -8,7 +8,7 @@ from typing import Final
 
 from gateway.config.addresses import is_loopback
 from gateway.config.keyring import KEYS_FILE, key_file, key_ring
-from gateway.config.secret_file import others_can_read
+from gateway.config.secrets import others_can_read
 from gateway.config.settings import ConfigurationError, Settings
 from gateway.doctor.findings import Finding, failure, ok, warning
 from session_store import backend_for

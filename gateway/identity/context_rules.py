@@ -13,7 +13,7 @@ from typing import Final
 import msgspec
 
 from gateway.config.context import FieldSettings
-from gateway.config.patterns import any_matches
+from gateway.config.model import any_matches
 from gateway.config.policy import RuleSettings
 from gateway.errors import bad_context
 from gateway.identity.credential_claims import SANDBOXED, CredentialClaims

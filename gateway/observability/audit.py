@@ -12,7 +12,7 @@ from pathlib import Path
 from time import monotonic
 from typing import Any, Final, Literal
 
-from gateway.config.operators import AuditSettings
+from gateway.config.auth import AuditSettings
 from gateway.observability.audit_lines import AuditLines
 from gateway.observability.logs import CLIENT, CORRELATION
 from gateway.observability.metrics import Durations

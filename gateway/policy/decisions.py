@@ -12,7 +12,7 @@ from typing import Any, Final, TypeVar
 
 import msgspec
 
-from gateway.config.patterns import any_matches, expression, matches
+from gateway.config.model import any_matches, expression, matches
 from gateway.config.policy import PolicySettings, WorkspaceSettings
 from gateway.config.upstreams import ItemSettings, MethodSettings, ToolSettings, UpstreamSettings
 from gateway.identity.context_rules import is_catch_all

@@ -15,7 +15,7 @@ from gateway.bridge.subscription_relay import caller_of
 from gateway.calls.call import Call
 from gateway.calls.conversation import Conversation
 from gateway.calls.live_session import LiveSession
-from gateway.config.patterns import any_matches
+from gateway.config.model import any_matches
 from gateway.errors import UPSTREAM_UNAVAILABLE, unknown_method
 from gateway.protocol.capabilities import Caller
 from gateway.protocol.extensions import Declared, closest, method_forms

@@ -18,7 +18,7 @@ from pathlib import Path
 from time import time
 from typing import Final
 
-from gateway.config.packages import PackageSettings
+from gateway.config.sandbox import PackageSettings
 from gateway.config.upstreams import UpstreamSettings
 from gateway.context.secrets import is_template
 from gateway.sandbox.package_command import PackageCommand, parse

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final
 
 from starlette.responses import HTMLResponse, PlainTextResponse, Response
 
-from gateway.config.client_snippets import TOKEN_VARIABLE, snippets
+from gateway.config.hosts.client_snippets import TOKEN_VARIABLE, snippets
 from gateway.policy.rate_limits import RateLimits
 from gateway.serving.paths import ALL, HEALTH, HOME, READY
 from session_store import ANONYMOUS, StoreError

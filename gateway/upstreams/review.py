@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
 from gateway.calls.lists import Listed
-from gateway.config.patterns import matches
+from gateway.config.model import matches
 from gateway.config.policy import WorkspaceSettings
 from gateway.config.settings import ConfigurationError, GatewaySettings, Settings
 from gateway.config.tasks import TaskSettings

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from gateway.config.packages import PackageSettings
+from gateway.config.sandbox import PackageSettings
 from gateway.sandbox.package_fetch import PackageFetcher
 from gateway.sandbox.packages import PackageInUse, Packages
 from gateway.sandbox.profiles import WallsOfFetches

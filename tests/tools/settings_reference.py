@@ -14,13 +14,11 @@ import annotated_types
 from pydantic import BaseModel, BeforeValidator, ValidationError
 from pydantic.fields import FieldInfo
 
-from gateway.config.auth import AuthSettings, ClaimNames, JwtSettings, ProxySettings
+from gateway.config.auth import AdminSettings, AuditSettings, AuthSettings, ClaimNames, JwtSettings, ProxySettings
 from gateway.config.discovery import CardSettings, DiscoverySettings
 from gateway.config.limits import LimitSettings
-from gateway.config.operators import AdminSettings, AuditSettings
-from gateway.config.packages import PackageSettings
 from gateway.config.policy import PolicySettings, RateSettings, RuleSettings, WorkspaceSettings
-from gateway.config.sandbox import SandboxTable
+from gateway.config.sandbox import PackageSettings, SandboxTable
 from gateway.config.secrets import SecretSettings
 from gateway.config.sessions import SessionSettings
 from gateway.config.settings import GatewaySettings

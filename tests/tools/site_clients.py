@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
-from gateway.config.client_snippets import TOKEN_VARIABLE, Snippet, snippets
+from gateway.config.hosts.client_snippets import TOKEN_VARIABLE, Snippet, snippets
 from tests.clients.client_table import MODES, PROGRAMS, ROWS, Row
 from tests.published.servers import SERVERS, Site
 

@@ -9,7 +9,7 @@ import typer
 from typer.testing import CliRunner, Result
 
 from gateway.cli.main import app
-from gateway.config.client_snippets import CLIENTS
+from gateway.config.hosts.client_snippets import CLIENTS
 from gateway.config.settings import load
 from gateway.version import __version__
 from tests.requirements import requirement

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from gateway.config.operators import AuditSettings
+from gateway.config.auth import AuditSettings
 from gateway.observability.audit import Audit
 from gateway.observability.audit_lines import AuditLines
 from gateway.observability.logs import CORRELATION

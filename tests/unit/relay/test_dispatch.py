@@ -15,7 +15,7 @@ from gateway.calls.call import Call
 from gateway.calls.exchange import Exchange
 from gateway.calls.lists import Listed
 from gateway.calls.live_session import LiveSession
-from gateway.config.operators import AuditSettings
+from gateway.config.auth import AuditSettings
 from gateway.config.upstreams import ItemSettings, ToolSettings
 from gateway.observability.audit import Audit
 from gateway.policy.decisions import ServerPolicy

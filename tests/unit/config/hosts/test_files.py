@@ -1,12 +1,12 @@
-"""`gateway.config.hosts`: where a host's file has its servers, and what else in the file counts."""
+"""`gateway.config.hosts.files`: where a host's file has its servers, and what else in the file counts."""
 
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from gateway.config.hosts import TABLES, adapted
-from gateway.config.placeholders import Place
+from gateway.config.hosts.files import TABLES, adapted
+from gateway.config.hosts.placeholders import Place
 from tests.requirements import requirement
 
 pytestmark = requirement("ops.foreign-config")

@@ -12,7 +12,10 @@ from typing import Any, Final
 
 from gateway.config.faults import ConfigurationError
 
-__all__ = ["parsed_document", "read_document"]
+__all__ = [
+    "parsed_document",
+    "read_document",
+]
 
 _MOST_BYTES: Final = 4 << 20
 _MOST_LEVELS: Final = 64

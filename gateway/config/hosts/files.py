@@ -8,11 +8,15 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
-from gateway.config.host_entries import Findings, adapted_entry
-from gateway.config.placeholders import Place
-from gateway.config.spelling import meant
+from gateway.config.faults import meant
+from gateway.config.hosts.entries import Findings, adapted_entry
+from gateway.config.hosts.placeholders import Place
 
-__all__ = ["Adapted", "adapted", "served_name"]
+__all__ = [
+    "Adapted",
+    "adapted",
+    "served_name",
+]
 
 TABLES: Final = {
     "mcpServers": "Claude, Cursor, Windsurf, Cline, Roo Code, Gemini CLI, Kiro, LM Studio, Copilot CLI",

@@ -9,7 +9,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-__all__ = ["Place", "Unresolved", "expanded", "in_braces", "input_variable", "variable"]
+__all__ = [
+    "Place",
+    "Unresolved",
+    "expanded",
+    "in_braces",
+    "input_variable",
+    "variable",
+]
 
 _PLACEHOLDER: Final = re.compile(r"\$?\$\{([^{}]*)\}")
 _NAME: Final = re.compile(r"(?:env:)?([A-Za-z_][A-Za-z0-9_]*)(?::-(.*))?", re.DOTALL)

@@ -1,4 +1,4 @@
-"""`gateway.config.client_snippets`: what clients are given to connect."""
+"""`gateway.config.hosts.client_snippets`: what clients are given to connect."""
 
 import base64
 import json
@@ -10,10 +10,10 @@ from urllib.parse import parse_qs, unquote, urlsplit
 
 import pytest
 
-from gateway.config.client_snippets import CLIENTS, TOKEN_VARIABLE, Snippet, name_for, snippet, snippets
-from gateway.config.host_entries import Findings
-from gateway.config.hosts import adapted
-from gateway.config.placeholders import Place
+from gateway.config.hosts.client_snippets import CLIENTS, TOKEN_VARIABLE, Snippet, name_for, snippet, snippets
+from gateway.config.hosts.entries import Findings
+from gateway.config.hosts.files import adapted
+from gateway.config.hosts.placeholders import Place
 from tests.requirements import requirement
 
 pytestmark = requirement("first.clients")

@@ -1,4 +1,4 @@
-"""`gateway.config.edited_file`: one entry more, and everything else as it was."""
+"""`gateway.config.hosts.edited_file`: one entry more, and everything else as it was."""
 
 import os
 import stat
@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from gateway.config.client_snippets import ClientFile
-from gateway.config.documents import parsed_document
-from gateway.config.edited_file import add_entry, with_entry, write_file
 from gateway.config.faults import ConfigurationError
+from gateway.config.hosts.client_snippets import ClientFile
+from gateway.config.hosts.documents import parsed_document
+from gateway.config.hosts.edited_file import add_entry, with_entry, write_file
 from tests.requirements import requirement
 
 pytestmark = requirement("first.files")

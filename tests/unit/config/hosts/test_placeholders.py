@@ -1,10 +1,10 @@
-"""`gateway.config.placeholders`: what each host's placeholders stand for."""
+"""`gateway.config.hosts.placeholders`: what each host's placeholders stand for."""
 
 from pathlib import Path
 
 import pytest
 
-from gateway.config.placeholders import Place, Unresolved, expanded, in_braces, input_variable, variable
+from gateway.config.hosts.placeholders import Place, Unresolved, expanded, in_braces, input_variable, variable
 from tests.requirements import requirement
 
 pytestmark = requirement("ops.placeholders")

@@ -1,4 +1,4 @@
-"""`gateway.config.documents`: files of TOML, JSON, and JSON with comments, within bounds."""
+"""`gateway.config.hosts.documents`: files of TOML, JSON, and JSON with comments, within bounds."""
 
 import contextlib
 from pathlib import Path
@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.config.documents import read_document
 from gateway.config.faults import ConfigurationError
+from gateway.config.hosts.documents import read_document
 from tests.requirements import requirement
 
 COMMENTED = """// Settings of an editor

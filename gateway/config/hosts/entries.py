@@ -11,13 +11,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
-from gateway.config.faults import Note
-from gateway.config.placeholders import Place, Unresolved, expanded, in_braces, variable
+from gateway.config.faults import Note, meant
+from gateway.config.hosts.placeholders import Place, Unresolved, expanded, in_braces, variable
 from gateway.config.sandbox import is_of_another_host
-from gateway.config.spelling import meant
 from gateway.config.upstreams import UpstreamSettings
 
-__all__ = ["Findings", "adapted_entry", "command_fault"]
+__all__ = [
+    "Findings",
+    "adapted_entry",
+    "command_fault",
+]
 
 OURS: Final = frozenset(UpstreamSettings.model_fields)
 

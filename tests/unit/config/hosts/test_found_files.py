@@ -1,10 +1,10 @@
-"""`gateway.config.found_files`: the servers that clients on this machine have."""
+"""`gateway.config.hosts.found_files`: the servers that clients on this machine have."""
 
 import json
 from pathlib import Path
 from typing import Any
 
-from gateway.config.found_files import found_servers
+from gateway.config.hosts.found_files import found_servers
 from tests.requirements import requirement
 
 pytestmark = requirement("first.init")

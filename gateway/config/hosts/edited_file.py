@@ -14,11 +14,15 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from gateway.config.client_snippets import ClientFile
-from gateway.config.documents import parsed_document
 from gateway.config.faults import ConfigurationError
+from gateway.config.hosts.client_snippets import ClientFile
+from gateway.config.hosts.documents import parsed_document
 
-__all__ = ["add_entry", "with_entry", "write_file"]
+__all__ = [
+    "add_entry",
+    "with_entry",
+    "write_file",
+]
 
 _TOKEN: Final = re.compile(
     r"""//[^\n]*|/\*.*?\*/|"(?:\\.|[^"\\])*"|'(?:\\.|[^'\\])*'|[{}\[\]:,]|[^\s{}\[\]:,"'/]+""", re.DOTALL

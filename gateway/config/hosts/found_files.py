@@ -8,15 +8,18 @@ from typing import Any, Final
 from urllib.parse import urlsplit
 
 from gateway.config.addresses import is_loopback
-from gateway.config.documents import read_document
 from gateway.config.faults import ConfigurationError
-from gateway.config.host_entries import WITHOUT_MEANING, Findings, adapted_entry
-from gateway.config.hosts import TABLES, served_name
-from gateway.config.placeholders import Place
+from gateway.config.hosts.documents import read_document
+from gateway.config.hosts.entries import WITHOUT_MEANING, Findings, adapted_entry
+from gateway.config.hosts.files import TABLES, served_name
+from gateway.config.hosts.placeholders import Place
 from gateway.config.upstreams import UpstreamSettings
 from session_store.metadata import scrubbed, scrubbed_text, secret_arguments
 
-__all__ = ["FoundServers", "found_servers"]
+__all__ = [
+    "FoundServers",
+    "found_servers",
+]
 
 _IN_PROJECT: Final = (".mcp.json", ".cursor/mcp.json", ".vscode/mcp.json", ".gemini/settings.json")
 _IN_HOME: Final = (
