@@ -41,8 +41,7 @@ from gateway.sessions.carriers import Carriers
 from gateway.sessions.event_streams import EventStreamSessions
 from gateway.sessions.lifecycle import SessionLifecycle
 from gateway.sessions.reattach import InitializeResolver
-from gateway.sessions.record_limits import RecordLimits
-from gateway.sessions.records import SessionRecords
+from gateway.sessions.records import RecordLimits, SessionRecords
 from gateway.sessions.resolve import SessionResolver
 from gateway.sessions.returns import Returns
 from gateway.tasks.listing import TaskLists

@@ -1,6 +1,6 @@
 """Opens new sessions. Does not know which requests need one."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from msgspec.structs import replace
 
@@ -8,19 +8,20 @@ from gateway.cluster.ownership import Cluster
 from gateway.config.sessions import SessionSettings
 from gateway.context.announced import Announcements
 from gateway.context.personal_data import scrubber
+from gateway.errors import bad_context
 from gateway.identity.context_rules import ContextRules
 from gateway.identity.request_context import RequestContext
 from gateway.sessions.aliases import Alias
 from gateway.sessions.attach import Resolved, SessionAttacher
 from gateway.sessions.lifecycle import SessionLifecycle
-from gateway.sessions.metadata import metadata_of
 from gateway.upstreams.prestart import PrestartPool
 from session_store import ClientFacts, Context, Session
+from session_store.metadata import InvalidMetadata, checked_metadata, merged_metadata
 from session_store.session import new_session_id, origin_of, token_hash_of
 from transports.inbound_port import Request
 from transports.soon import arrived
 
-__all__ = ["SessionOpener"]
+__all__ = ["SessionOpener", "metadata_of"]
 
 
 class SessionOpener:
@@ -99,3 +100,27 @@ class SessionOpener:
             token_hash=token_hash_of(request.headers.get("authorization", "")),
         )
         return replace(session, metadata=metadata_of(session, settings.metadata, self._scrub))
+
+
+def metadata_of(session: Session, rules: Mapping[str, str], scrub: Callable[[str], str]) -> dict[str, str]:
+    """Return the metadata that the operator's rules give a new session: names and texts, with placeholders replaced by
+    facts of the session. `scrub` redacts in them. Some values are chosen by clients: characters that do not belong in
+    metadata are removed.
+
+    Raises:
+        Refused: 400, it is larger than a session's metadata may be.
+    """
+    filled = {
+        name: text.format(
+            principal=session.principal,
+            agent=session.client.name,
+            workspace=session.context.workspace,
+            trust=session.context.trust,
+            endpoint=session.endpoint,
+        )
+        for name, text in rules.items()
+    }
+    try:
+        return merged_metadata({}, checked_metadata(filled, scrub))
+    except InvalidMetadata as error:
+        raise bad_context(str(error)) from None

@@ -8,7 +8,7 @@ from gateway.sessions.aliases import Alias, Aliases, reattach_alias
 from gateway.sessions.attach import Resolved, SessionAttacher
 from gateway.sessions.carriers import asks_for_new, explicit_token, same_client
 from gateway.sessions.lookup import SessionLookup
-from gateway.sessions.record_limits import RecordLimits
+from gateway.sessions.records import RecordLimits
 from gateway.sessions.resolve import SessionResolver
 from session_store import ClientFacts
 from transports.inbound_port import Request

@@ -1,10 +1,13 @@
-"""Makes the resources of links to one server: environment and secrets of a child, or headers with an assertion."""
+"""Makes the resources of links to one server: environment and secrets of a child, or headers with an assertion. Knows
+which values in them, and in the configuration of the server, nobody may see."""
 
 import functools
-from collections.abc import Callable, Mapping
+import os
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
-from msgspec import structs
+import msgspec
 
 from gateway.calls.live_session import LiveSession
 from gateway.config.sandbox import Sandbox
@@ -16,11 +19,12 @@ from gateway.context.link_resources import LinkResourceProvider, LinkResources
 from gateway.context.secrets import PrincipalSecrets, is_template
 from gateway.policy.quotas import PrincipalQuotas
 from gateway.upstreams.enclosed import Enclosing
-from gateway.upstreams.link_secrets import secrets_in, secrets_of_link
 from session_store import Session
+from session_store.metadata import secret_arguments, secret_values
+from session_store.tool_session import FACTS_VARIABLE
 from transports.upstream_port import ConnectOptions, PrestartedLink, PrestartingUpstream
 
-__all__ = ["PrestartedProcess", "SessionResources"]
+__all__ = ["PrestartedProcess", "SessionResources", "secrets_in", "secrets_in_command", "secrets_of_link"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,4 +152,38 @@ class SessionResources:
         if not prestarted.is_good or (prestarted.env, prestarted.sandbox) != (comparable, sandbox):
             await prestarted.close()
             return None
-        return replace(prestarted.grant, given=structs.replace(prestarted.grant.given, started=prestarted.link))
+        return replace(prestarted.grant, given=msgspec.structs.replace(prestarted.grant.given, started=prestarted.link))
+
+
+def secrets_in_command(settings: UpstreamSettings) -> set[str]:
+    """Return the secrets in a server's command line, and those of the gateway's environment that the configuration puts
+    into the command line or the environment of the server."""
+    texts = (*settings.args, *settings.env.values())
+    ours = {value for value in secret_values(os.environ) if any(value in text for text in texts)}
+    return secret_arguments(settings.args) | ours
+
+
+def secrets_in(settings: UpstreamSettings) -> set[str]:
+    """Return those of `secrets_in_command`, and the variables that are secret by their name, and all headers."""
+    return secrets_in_command(settings) | secret_values(settings.env) | _of_headers(settings.headers.values())
+
+
+def secrets_of_link(given: ConnectOptions) -> set[str]:
+    """Return the values of all headers, and of all variables but those that repeat facts of the session."""
+    facts = {*_texts(msgspec.json.decode(given.env.get(FACTS_VARIABLE, "{}")))}
+    variables = {value for name, value in given.env.items() if name != FACTS_VARIABLE}
+    return (variables - facts) | _of_headers(given.headers().values())
+
+
+def _of_headers(values: Any) -> set[str]:
+    """Return the values of headers. Of `Bearer VALUE` it is also the last word alone."""
+    return {part for value in values for part in (value, value.rpartition(" ")[2])}
+
+
+def _texts(value: Any) -> Iterator[str]:
+    """Yield the texts in a JSON value."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, dict | list):
+        for item in value.values() if isinstance(value, dict) else value:
+            yield from _texts(item)

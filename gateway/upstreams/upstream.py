@@ -14,12 +14,12 @@ from gateway.context.secrets import is_template
 from gateway.protocol.capabilities import Caller
 from gateway.protocol.extensions import Declared
 from gateway.protocol.listing import Tools
+from gateway.upstreams.discovery import SessionDiscovery
 from gateway.upstreams.facts import STARTING, KnownFacts, ServerState
 from gateway.upstreams.first_answers import FirstAnswers
 from gateway.upstreams.inventory import Inventory
 from gateway.upstreams.link_source import Key, SessionLinks, UpstreamLinks
 from gateway.upstreams.probe import Probe
-from gateway.upstreams.session_discovery import SessionDiscovery
 from gateway.upstreams.session_resources import PrestartedProcess
 from gateway.upstreams.shared import SharedConversations
 from session_store import Session

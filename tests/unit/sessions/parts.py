@@ -25,8 +25,7 @@ from gateway.sessions.lifecycle import SessionLifecycle
 from gateway.sessions.lookup import SessionLookup
 from gateway.sessions.opening import SessionOpener
 from gateway.sessions.reattach import InitializeResolver
-from gateway.sessions.record_limits import RecordLimits
-from gateway.sessions.records import SessionRecords
+from gateway.sessions.records import RecordLimits, SessionRecords
 from gateway.sessions.resolve import SessionResolver
 from gateway.sessions.returns import Returns
 from gateway.upstreams.prestart import PrestartedProcesses, PrestartPool

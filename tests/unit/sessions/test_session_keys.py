@@ -3,6 +3,7 @@
 import base64
 import random
 import secrets
+import string
 import uuid
 from collections.abc import Callable
 from typing import Any
@@ -11,7 +12,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.sessions.session_keys import ANONYMOUS_BITS, KEY_META, estimated_bits, key_alias, session_key
+from gateway.sessions.session_keys import (
+    ANONYMOUS_BITS,
+    KEY_META,
+    _share,
+    estimated_bits,
+    key_alias,
+    session_key,
+    written_bits,
+)
 from session_store import ANONYMOUS
 from session_store.testing import ALICE, BOB
 from tests.requirements import requirement
@@ -122,8 +131,8 @@ def test_an_anonymous_key_must_look_like_128_random_bits() -> None:
     ids=["token_urlsafe", "base32", "base32-small", "uuid4", "uuid4-hex", "token_hex", "token_hex-capitals"],
 )
 def test_hardly_any_random_key_is_refused(written: Callable[[bytes], str]) -> None:
-    """One in a million by calculation: 2^-21 for words (`test_word_keys`), 2 * 2^-22 for a text of base64url that has
-    the alphabet of base32 only, and less than 10^-7 for too few characters and for sequences."""
+    """One in a million by calculation: 2^-21 for words (see the shares below), 2 * 2^-22 for a text of base64url that
+    has the alphabet of base32 only, and less than 10^-7 for too few characters and for sequences."""
     seeded = random.Random(20_260_728)
     keys = [written(seeded.randbytes(16)) for _ in range(20_000)]
     assert not [key for key in keys if estimated_bits(key) < ANONYMOUS_BITS]
@@ -133,3 +142,21 @@ def test_hardly_any_random_key_is_refused(written: Callable[[bytes], str]) -> No
 @given(st.text(max_size=300))
 def test_every_text_has_an_estimate(text: str) -> None:
     assert 0.0 <= estimated_bits(text) <= 6.0 * len(text)
+
+
+CHARACTERS = string.ascii_letters + string.digits + "-_+/="
+
+
+@requirement("cli.session-key-anonymous")
+def test_the_shares_of_all_characters_are_one_at_most_so_that_few_random_keys_look_written() -> None:
+    # Markov's inequality needs nothing else: at most one random key in 2^b is 2^b times likelier as written text. Texts
+    # without small letters have the shares of small ones: with them it is one in 2^(b-1).
+    for before in CHARACTERS:
+        assert sum(_share(before, after) for after in CHARACTERS) <= 1 + 1e-9, before
+
+
+@requirement("cli.session-key-anonymous")
+def test_words_and_dates_are_likelier_as_written_text_than_as_random_text() -> None:
+    for text in ("TheNightlyReportOfTheTeam", "my-production-agent-session", "THE_NIGHTLY_REPORT_2024"):
+        assert written_bits(text) < 6 * len(text) - 22, text
+    assert written_bits("") == 0.0

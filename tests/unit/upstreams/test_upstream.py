@@ -16,8 +16,8 @@ from gateway.config.upstreams import UpstreamSettings
 from gateway.context.link_resources import LinkResources
 from gateway.protocol.capabilities import Caller
 from gateway.upstreams.factory import load_object
-from gateway.upstreams.link_secrets import secrets_in, secrets_in_command, secrets_of_link
 from gateway.upstreams.result_cache import ResultCache
+from gateway.upstreams.session_resources import secrets_in, secrets_in_command, secrets_of_link
 from gateway.upstreams.shared import SharedConversations
 from gateway.upstreams.upstream import MAX_CONVERSATIONS, ConfiguredUpstream
 from session_store.memory import MemoryBackend

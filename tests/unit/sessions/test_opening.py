@@ -1,6 +1,6 @@
 """The metadata that the operator's rules give a new session."""
 
-from gateway.sessions.metadata import metadata_of
+from gateway.sessions.opening import metadata_of
 from session_store.testing import FakeClock, a_session
 from tests.unit.sessions.parts import refused
 
