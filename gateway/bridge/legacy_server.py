@@ -20,7 +20,8 @@ _objects: Final = msgspec.json.Decoder(Object)
 
 
 def legacy_params(params: Object) -> Object:
-    """Params without the members that the handshake era does not know, or by which its clients ask for a task."""
+    """Return params without the members that the handshake era does not know, or by which its clients ask for a
+    task."""
     return {key: value for key, value in params.items() if key not in _MODERN_ONLY}
 
 
@@ -36,7 +37,7 @@ class LegacyServerBridge:
         self._conversation = conversation
 
     def finish(self, exchange: Exchange, message: Message) -> Message | None:
-        """The client's answer to the call."""
+        """Return the client's answer to the call."""
         if isinstance(message.error, msgspec.Raw):
             elicitations = urls_required(message.error)
             if elicitations:

@@ -32,7 +32,7 @@ _TRIES: Final = 5
 
 
 def asking_for_task(params: Object) -> Object:
-    """The params of a call that is to become a task."""
+    """Return the params of a call that is to become a task."""
     return params | {"task": msgspec.Raw(b"{}")}
 
 
@@ -46,7 +46,7 @@ class LegacyTaskBridge(LegacyServerBridge):
         self._unverified: TaskAtServer | None = None  # an earlier process has followed it
 
     def finish(self, exchange: Exchange, message: Message) -> Message | None:
-        """The client's answer to the call. None if the server has made the task, whose result is asked for."""
+        """Return the client's answer to the call. None if the server has made the task, whose result is asked for."""
         if not isinstance(message.result, msgspec.Raw):
             self._over()
             return super().finish(exchange, message)

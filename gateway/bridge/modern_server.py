@@ -52,7 +52,8 @@ class ModernServerBridge:
         self._rounds: CallRounds | None = None  # None until the server asks something
 
     def finish(self, exchange: Exchange, message: Message) -> Message | None:
-        """The client's answer to the call. None if the server has asked for input, or made a task of the call."""
+        """Return the client's answer to the call. None if the server has asked for input, or made a task of the
+        call."""
         if isinstance(message.error, msgspec.Raw):
             if self._list_tools is not None and error_code(message.error) == HEADER_MISMATCH:
                 list_tools, self._list_tools = self._list_tools, None
@@ -72,7 +73,7 @@ class ModernServerBridge:
         return functools.partial(_translated, method)
 
     def _other(self, exchange: Exchange, message: Message, result: Object) -> Message | None:
-        """As `finish`, for a result of another type than `complete`."""
+        """Do as `finish`, for a result of another type than `complete`."""
         if exchange.takes_rounds and (is_task(result) or is_input_required(result)):
             return message
         if is_task(result) and exchange.method == "tools/call":

@@ -74,8 +74,8 @@ class _Sealed(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def request_digest(method: str, params: Object) -> str:
-    """A digest of the method, of what the request names (a tool, a prompt, a URI) and of its arguments, whatever the
-    order of their keys."""
+    """Return a digest of the method, of what the request names (a tool, a prompt, a URI) and of its arguments, whatever
+    the order of their keys."""
     target = params.get(METHODS[method].named, b"null")
     arguments = decode_exact(params.get("arguments", b"null"))
     canonical = method.encode() + b"\0" + bytes(target) + b"\0" + msgspec.json.encode(arguments, order="sorted")
@@ -158,11 +158,11 @@ def _facts(suspended: SuspendedCall) -> dict[str, Any]:
 
 
 def is_input_required(result: Object) -> bool:
-    """Whether a result asks the client for input."""
+    """Return True if a result asks the client for input."""
     return bytes(result.get("resultType", b"")) == b'"input_required"'
 
 
 def with_inner_state(params: Object, opened: OpenedState) -> Object:
-    """The params of a retry for the server: with its own state in place of the gateway's, or with none."""
+    """Return the params of a retry for the server: with its own state in place of the gateway's, or with none."""
     rest = {key: value for key, value in params.items() if key != "requestState"}
     return rest if opened.inner is None else rest | {"requestState": opened.inner}

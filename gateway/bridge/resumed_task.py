@@ -26,7 +26,7 @@ CANCEL_S: Final = 30.0
 
 
 def pause_s(failures: int) -> float:
-    """How long to wait, in seconds, before a server is asked again that was so often unavailable in a row."""
+    """Return how long to wait, in seconds, before a server is asked again that was so often unavailable in a row."""
     return float(2 ** (failures - 1))
 
 
@@ -56,8 +56,8 @@ async def _cancel(conversation: Conversation, params: bytes, resumed: TaskAtServ
 
 
 def is_known(answer: Message, task: TaskAtServer) -> bool:
-    """Whether an answer to `tasks/get` is about that task. A server that was started anew may have given its id to
-    another one."""
+    """Return True if an answer to `tasks/get` is about that task. A server that was started anew may have given its id
+    to another one."""
     if not isinstance(answer.result, msgspec.Raw):
         return False
     return is_same_time(created_at(object_of(answer.result)), task.created_at)

@@ -62,7 +62,7 @@ class RoundTrips(ABC):
         """Ask the client. Each answer comes to `_answered`."""
 
     def _may_ask(self, questions: Mapping[str, Question]) -> bool:
-        """Whether the client may be asked. If not, the call has failed."""
+        """Return True if the client may be asked. If not, the call has failed."""
         return True
 
     def begin(self, result: Object) -> None:
@@ -95,7 +95,7 @@ class RoundTrips(ABC):
             self._ask(live, questions)
 
     def _answered(self, key: str, answer: msgspec.Raw) -> None:
-        """One answer. The call is repeated once all have come."""
+        """Take one answer. The call is repeated once all have come."""
         self._answers[key] = answer.copy()  # a slice would keep the whole message in memory
         if len(self._answers) == self._wanted:
             # In the next turn of the loop: whoever has brought the answer notes it first.

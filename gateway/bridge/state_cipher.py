@@ -48,7 +48,7 @@ class StateCipher:
         return _FORMAT + base64.urlsafe_b64encode(name + nonce + sealed).decode().rstrip("=")
 
     def open(self, text: str) -> bytes:
-        """The content. Raises `InvalidSeal`."""
+        """Return the content. Raises `InvalidSeal`."""
         form, _, coded = text.partition(".")
         try:
             raw = base64.b64decode(coded + "=" * (-len(coded) % 4), altchars=b"-_", validate=True)

@@ -48,12 +48,12 @@ class RelayedReplies(ReplyQueue):
 
 
 def caller_of(live: LiveSession) -> Caller:
-    """The description of a legacy client that modern servers get with every request."""
+    """Return the description of a legacy client that modern servers get with every request."""
     return caller_of_params(live.session.client.initialize_params)
 
 
 def everything(uris: Iterable[str]) -> Filter:
-    """A filter for all kinds of changes, and for changes of these resources."""
+    """Return a filter for all kinds of changes, and for changes of these resources."""
     return Filter(kinds=frozenset(row.flag for row in CHANGES.values() if row.flag), uris=frozenset(uris))
 
 
@@ -77,7 +77,7 @@ class SubscriptionRelay(Exchange):
         self.acknowledged_here(self._confirmed)
 
     def ask_for(self, part: Filter) -> None:
-        """The part of the changes that the server supports."""
+        """Set the part of the changes that the server supports."""
         self._part = part
 
     def follow(self, before: "SubscriptionRelay") -> None:
@@ -118,7 +118,7 @@ class SubscriptionRelay(Exchange):
         self._when_gone = callback
 
     def end(self) -> None:
-        """The server has it no more."""
+        """End it: the server has it no more."""
         self.has_ended = True
         self._settle()
         if self.is_confirmed and not self._is_withdrawn and self._when_gone is not None:
@@ -141,13 +141,13 @@ class SubscriptionRelay(Exchange):
 
 
 def subscription_relay_of(live: LiveSession, upstream: str) -> SubscriptionRelay | None:
-    """The subscription of a session at that server, which may have ended."""
+    """Return the subscription of a session at that server, which may have ended."""
     relay = live.subscription_relays.get(upstream)
     return relay if isinstance(relay, SubscriptionRelay) else None
 
 
 def subscription_relay_for(live: LiveSession) -> SubscriptionRelay:
-    """A new subscription. Its notifications go to a legacy client on the client's own stream."""
+    """Return a new subscription. Its notifications go to a legacy client on the client's own stream."""
 
     def receive(frame: Frame) -> None:
         if frame.final:
@@ -172,9 +172,9 @@ def child_of(
     acknowledged: Callable[[], None],
     ended: Callable[[Exchange, Frame], None],
 ) -> Exchange:
-    """The part of a client's `subscriptions/listen` that goes to one of several servers. `emit` gets its notifications.
-    `acknowledged` is called when the server has the subscription. `ended` gets this part and its last frame: a result
-    if the server has ended it, an error if the server is gone."""
+    """Return the part of a client's `subscriptions/listen` that goes to one of several servers. `emit` gets its
+    notifications. `acknowledged` is called when the server has the subscription. `ended` gets this part and its last
+    frame: a result if the server has ended it, an error if the server is gone."""
 
     def receive(frame: Frame) -> None:
         if frame.final:

@@ -61,12 +61,12 @@ class _ServerRequest:
             self._refuse(INVALID_PARAMS, f"The request cannot be read: {error}")
 
     def take(self) -> bool:
-        """As `gateway.calls.suspended_call.Unnamed`."""
+        """Do as `gateway.calls.suspended_call.Unnamed`."""
         was_answered, self._is_answered = self._is_answered, True
         return not was_answered
 
     def move(self) -> bool:
-        """As `gateway.calls.suspended_call.Unnamed`."""
+        """Do as `gateway.calls.suspended_call.Unnamed`."""
         if self._is_answered or not self._calls():
             return False
         self.ask()
@@ -107,7 +107,8 @@ class _ServerRequest:
             asyncio.get_running_loop().call_later(_GATHER_S, _gathered, conversation, exchange)
 
     def _question(self, method: str, exchange: Exchange) -> InputRequest:
-        """The request as the client of that call gets it, which can be of the server's era if the call is a task."""
+        """Return the request as the client of that call gets it, which can be of the server's era if the call is a
+        task."""
         message, is_unnamed = self._message, self._call is None and len(self._among) > 1
         if is_unnamed and isinstance(message.params, msgspec.Raw):
             # Kept for the next call, without the message that it is a slice of.
@@ -139,7 +140,8 @@ def _gathered(conversation: Conversation, exchange: Exchange) -> None:
 
 
 def without_modern_gaps(method: str, params: Object) -> Object:
-    """The params of a question without what the modern era does not know: the id of an elicitation, and tasks."""
+    """Return the params of a question without what the modern era does not know: the id of an elicitation, and
+    tasks."""
     plain = without_task(params)
     if method == "elicitation/create":
         plain.pop("elicitationId", None)
@@ -147,7 +149,7 @@ def without_modern_gaps(method: str, params: Object) -> Object:
 
 
 def without_task(params: Object) -> Object:
-    """The params of a question that is no task of the client's."""
+    """Return the params of a question that is no task of the client's."""
     return {key: value for key, value in params.items() if key != "task"}
 
 
@@ -174,7 +176,7 @@ def answer_suspended(exchange: Exchange, responses: Object) -> None:
 
 
 def refuse_suspended(exchange: Exchange, key: str, error: Message) -> None:
-    """As `answer_suspended`, for one question that the client answers with an error."""
+    """Do as `answer_suspended`, for one question that the client answers with an error."""
     suspended = exchange.suspended
     assert suspended is not None
     exchange.resumed()

@@ -106,11 +106,11 @@ class TaskFollower(ABC):
 
     @abstractmethod
     def _progress(self, message: object) -> None:
-        """The task has another message."""
+        """Pass on another message of the task."""
 
     @abstractmethod
     def _withdraw(self, keys: Set[str]) -> None:
-        """The server no longer lists these questions: the client, if it still has them, need not answer."""
+        """Withdraw questions that the server no longer lists: the client, if it still has them, need not answer."""
 
     # -- following
 
@@ -231,7 +231,7 @@ class TaskFollower(ABC):
             self._ask({key: question_of(raw) for key, raw in requests.items() if key in new})
 
     def _answered(self, key: str, answer: msgspec.Raw) -> None:
-        """The client has answered a question of the task."""
+        """Send the server the client's answer to a question of the task."""
         if not self._is_ended:
             self._unsent[key] = answer.copy()  # a slice would keep the whole message in memory
             self._wake.set()
@@ -239,7 +239,7 @@ class TaskFollower(ABC):
     # -- its end
 
     def _done(self) -> None:
-        """The call is over."""
+        """Follow the task no more: the call is over."""
         if self._running is not None and self._running is not asyncio.current_task():
             self._running.cancel()  # it may wait for an answer of the server
         self._cancel()
@@ -256,7 +256,7 @@ class TaskFollower(ABC):
 
 
 def _interval(task: Object) -> float:
-    """How long to wait before the next poll, in seconds, as the server suggests it."""
+    """Return how long to wait before the next poll, in seconds, as the server suggests it."""
     with contextlib.suppress(msgspec.MsgspecError):
         suggested = msgspec.json.decode(task.get("pollIntervalMs", b"null"), type=float)
         return min(max(suggested / 1_000, _LEAST_POLL_S), _MOST_POLL_S)

@@ -31,5 +31,5 @@ class Backoff:
         return min(MOST_S, FIRST_S * 2.0 ** min(self.count - 1, 16)) if self.count else 0.0
 
     def left_s(self, now: float) -> float:
-        """The time until the next attempt."""
+        """Return the time until the next attempt."""
         return max(0.0, self.failed_at + self.delay_s - now) if self.count else 0.0

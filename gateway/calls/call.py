@@ -45,7 +45,7 @@ class Call(msgspec.Struct, frozen=True):
         return live_session_of(self.exchange)
 
     def with_params(self, params: Object) -> "Call":
-        """The same request with other params."""
+        """Return the same request with other params."""
         if params is self.params:
             return self
         return Call(
@@ -61,5 +61,5 @@ class Call(msgspec.Struct, frozen=True):
         )
 
     def asking(self, params: Object, meta: Object) -> "Call":
-        """A request that the gateway makes itself, on behalf of this call."""
+        """Return a request that the gateway makes itself, on behalf of this call."""
         return Call(self.exchange, self.era, params, meta, self.correlation, principal=self.principal)

@@ -65,19 +65,19 @@ class Router(Protocol):
         ...
 
     def tools_changed(self, conversation: "Conversation") -> None:
-        """The server has refused the headers of a call, which follow the schemas in its list of tools: what is known of
-        that list is old (MCP 2026-07-28, Transports §Client Behavior)."""
+        """Forget the server's list of tools, whose schemas the headers of a call follow: the server has refused them
+        (MCP 2026-07-28, Transports §Client Behavior)."""
         ...
 
     def closed(self, conversation: "Conversation") -> None:
-        """The link is gone: nobody waits for the answers to the server's requests."""
+        """Withdraw the server's requests: its link is gone, and nobody waits for the answers."""
         ...
 
 
 class _HttpLink(Protocol):
     def send(self, frame: bytes, forwarded: Mapping[str, str] | None = None) -> None:
-        """As `Link.send`. The request has these headers, too: an intermediary forwards every `Mcp-Param-*` header that
-        it does not recognize (MCP 2026-07-28, Streamable HTTP §Server Behavior for Custom Headers)."""
+        """Do as `Link.send`. The request has these headers, too: an intermediary forwards every `Mcp-Param-*` header
+        that it does not recognize (MCP 2026-07-28, Streamable HTTP §Server Behavior for Custom Headers)."""
         ...
 
 
@@ -135,18 +135,18 @@ class Conversation:
 
     @property
     def is_open(self) -> bool:
-        """Whether a message can be sent now."""
+        """True if a message can be sent now."""
         return self.links.is_open
 
     @property
     def is_process(self) -> bool:
-        """Whether the link is a process, so that what the server works on ends with it."""
+        """True if the link is a process, so that what the server works on ends with it."""
         link = self.links.link
         return link is not None and link.pid is not None
 
     @property
     def is_remote(self) -> bool:
-        """Whether the link leads to a URL, so that what the server works on does not end with the gateway."""
+        """True if the link leads to a URL, so that what the server works on does not end with the gateway."""
         link = self.links.link
         return link is not None and link.may_forget
 
@@ -177,12 +177,12 @@ class Conversation:
 
     @property
     def has_calls(self) -> bool:
-        """Whether a client's call is in flight, or the server works on a task."""
+        """True if a client's call is in flight, or the server works on a task."""
         return bool(self.calls) or self._holds > 0
 
     @property
     def is_idle(self) -> bool:
-        """Whether nothing waits for the server."""
+        """True if nothing waits for the server."""
         return not self.has_calls and not self._own
 
     def is_open_to(self, live: LinkSession | None) -> bool:
@@ -267,7 +267,7 @@ class Conversation:
             self.fail(exchange, code, f"the call could not be sent to server {self.name!r}")
 
     def start_now(self, exchange: Exchange, params: Object, meta: Object) -> bool:
-        """As `start` for small params of a session that `is_open_to` allows. If False, nothing was executed."""
+        """Do as `start` for small params of a session that `is_open_to` allows. If False, nothing was executed."""
         number = self.next_number()
         return self._send(exchange, number, exchange.frame(number, params, meta), (params, meta)) is None
 
@@ -314,7 +314,7 @@ class Conversation:
         return True
 
     def answered_fast(self, number: int) -> None:
-        """A call on the fast path has its answer."""
+        """End a call on the fast path that has its answer."""
         del self.calls.fast[number]
         self.links.rest()
 
@@ -386,7 +386,8 @@ class Conversation:
         return await answer
 
     async def _end_of(self, closed: LinkClosed) -> LinkClosed:
-        """How a process has ended whose input was found closed: its exit says more, and is reported a moment later."""
+        """Return how a process has ended whose input was found closed: its exit says more, and is reported a moment
+        later."""
         link = self.links.link
         if link is None or link.pid is None:
             return closed

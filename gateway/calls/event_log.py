@@ -84,7 +84,7 @@ class _Backlog:
         self.due, self._due_bytes = [], 0
 
     def end(self, failure: Exception | None) -> None:
-        """The write has ended. What failed is due again unless it is given up: a write can be repeated."""
+        """End the write under way. What failed is due again unless it is given up: a write can be repeated."""
         written, size = self.writing, self._writing_bytes
         self.writing, self._writing_bytes = (), 0
         if failure is None:
@@ -157,7 +157,7 @@ class _Queue:
         self.wanted = asyncio.Event()
 
     def begin(self) -> dict[str, Sequence[Entry]]:
-        """The next batch."""
+        """Return the next batch."""
         size = 0
         while self.due and size < _BATCH_BYTES:
             session_id = next(iter(self.due))
@@ -269,7 +269,7 @@ class EventBatches:
         return bool(failures)
 
     def _end(self, session_id: str, backlog: _Backlog, failure: Exception | None) -> None:
-        """The write of a session's events has ended."""
+        """End the write of a session's events."""
         if failure is not None and not isinstance(failure, StoreUnavailable):
             logger.error("event log: %d events of a session are given up: %r", len(backlog.writing), failure)
         assert backlog.queue is not None
@@ -316,7 +316,7 @@ class _Numbers:
         self.number = self.end = 0
 
     def has(self, count: int, epoch: int | None) -> bool:
-        """Whether there are so many of that epoch. None: the session is on its way to another process."""
+        """Return True if there are so many of that epoch. None: the session is on its way to another process."""
         return self.end - self.number >= count and (epoch is None or epoch == self.epoch)
 
     def renew(self, reserved: Reserved, count: int, epoch: int) -> None:
@@ -325,7 +325,7 @@ class _Numbers:
         self.end = self.number + count
 
     def take(self) -> int:
-        """The next number."""
+        """Return the next number."""
         number = self.number
         self.number = number + 1
         return number
@@ -346,8 +346,8 @@ class EventWriter:
     def record(
         self, session_id: str, stream: str, frames: Sequence[Kept], request: bytes = b""
     ) -> Soon[list[str | None]]:
-        """The ids of these events, which the store gets soon. None where an event cannot be kept. `request` is kept
-        with the first of them (`Entry`)."""
+        """Return the ids of these events, which the store gets soon. None where an event cannot be kept. `request` is
+        kept with the first of them (`Entry`)."""
         numbers, epoch = self._numbers.get(session_id), self._epoch_of(session_id)
         if numbers is not None and numbers.has(len(frames), epoch):
             return self._add(session_id, numbers, stream, frames, request)
@@ -358,7 +358,7 @@ class EventWriter:
     async def _record_later(
         self, session_id: str, stream: str, frames: Sequence[Kept], request: bytes, epoch: int
     ) -> list[str | None]:
-        """As `record`, for the first events of a session here, and when it has used its numbers."""
+        """Do as `record`, for the first events of a session here, and when it has used its numbers."""
         try:
             reserved = await self._log.reserve(session_id, _RESERVED, epoch)
         except StoreUnavailable:
@@ -415,25 +415,25 @@ class EventWriter:
         return event_id
 
     async def stream_of(self, session_id: str, event_id: str) -> str:
-        """As `EventLog.stream_of`."""
+        """Do as `EventLog.stream_of`."""
         await self._batches.settle(session_id)
         return await self._log.stream_of(session_id, event_id)
 
     async def unfinished(self, session_id: str) -> Mapping[str, bool]:
-        """As `EventLog.unfinished`."""
+        """Do as `EventLog.unfinished`."""
         await self._batches.settle(session_id)
         return await self._log.unfinished(session_id)
 
     async def take_request(self, session_id: str, stream: str) -> bytes:
-        """As `EventLog.take_request`."""
+        """Do as `EventLog.take_request`."""
         return await self._log.take_request(session_id, stream)
 
     def follow(self, session_id: str, stream: str, after: str | None) -> AsyncGenerator[Event, None]:
-        """As `EventLog.follow`. What is not written yet comes as any new event."""
+        """Do as `EventLog.follow`. What is not written yet comes as any new event."""
         return self._log.follow(session_id, stream, after)
 
     async def delivered(self, session_id: str, stream: str, event_id: str) -> None:
-        """As `EventLog.delivered`."""
+        """Do as `EventLog.delivered`."""
         await self._log.delivered(session_id, stream, event_id)
 
     # -- the end of a session here
@@ -447,8 +447,8 @@ class EventWriter:
         await self._log.drop(session_id)
 
     async def release(self, session_id: str) -> None:
-        """Another process serves the session from now on. Returns when the store has its events, or does not answer:
-        then they are given up. What comes later has no id."""
+        """Leave the session to another process. Returns when the store has its events, or does not answer: then they
+        are given up. What comes later has no id."""
         self._numbers.pop(session_id, None)
         with contextlib.suppress(StoreUnavailable):
             await self._batches.settle(session_id)

@@ -76,7 +76,7 @@ class Bridge(Protocol):
     """Between a client of one era and a server of the other."""
 
     def finish(self, exchange: "Exchange", message: Message) -> Message | None:
-        """The client's answer to the call, made from the server's response. None if the call has not ended."""
+        """Return the client's answer to the call, made from the server's response. None if the call has not ended."""
         ...
 
 
@@ -89,11 +89,11 @@ class ExchangeSession(LinkSession, Protocol):
         ...
 
     def exchange_begins(self, exchange: "Exchange") -> None:
-        """That call is in flight."""
+        """Count the call as one in flight."""
         ...
 
     def exchange_ended(self, exchange: "Exchange") -> None:
-        """That call is in flight no longer."""
+        """Count the call no longer as one in flight."""
         ...
 
     def in_use(self) -> Use:
@@ -105,7 +105,7 @@ class ExchangeSession(LinkSession, Protocol):
         ...
 
     def withdraw_questions(self, exchange: "Exchange") -> None:
-        """The call is over: what its client was asked as a result of it needs no answer."""
+        """Withdraw what the client was asked as a result of the call, which is over."""
         ...
 
 
@@ -220,12 +220,12 @@ class Exchange:
 
     @property
     def is_over(self) -> bool:
-        """Whether it has ended."""
+        """True if it has ended."""
         return self.state in OVER
 
     @property
     def is_suspended(self) -> bool:
-        """Whether a modern client was asked something and has not come back: no request of the client waits."""
+        """True if a modern client was asked something and has not come back: no request of the client waits."""
         return self.state is ASKING and self.suspended is not None
 
     def step(self, event: ExchangeEvent) -> None:
@@ -278,8 +278,8 @@ class Exchange:
     def sent_as(
         self, conversation: ExchangeConversation, number: int, request: tuple[Object, Object] | None, written_at: float
     ) -> None:
-        """The server has it, under that number, since `written_at` by the monotonic clock. `request`: params and
-        `_meta`, if it may have to be sent again."""
+        """Record that the server has it, under that number, since `written_at` by the monotonic clock. `request`:
+        params and `_meta`, if it may have to be sent again."""
         self.step(SEND)
         self.conversation = conversation
         self.number = number
@@ -287,7 +287,8 @@ class Exchange:
         self.deadline_from = self.written_at = written_at
 
     def queue_at(self, conversation: ExchangeConversation, number: int | None = None) -> None:
-        """The conversation will send it, once its link is open. `number` is that of a call which is never sent."""
+        """Record which conversation will send it, once its link is open. `number` is that of a call which is never
+        sent."""
         if self.state is not QUEUED:
             self.step(ExchangeEvent.REQUEUE)
         self.conversation = conversation
@@ -305,11 +306,11 @@ class Exchange:
 
     @property
     def keeps_task_at_server(self) -> bool:
-        """Whether a later process follows the server's task, so that the task is not cancelled with this exchange."""
+        """True if a later process follows the server's task, so that the task is not cancelled with this exchange."""
         return False
 
     def has_become(self, task: TaskAtServer) -> None:
-        """The server has made that task of the call. It goes on without this process."""
+        """Learn which task the server has made of the call. The task goes on without this process."""
 
     # -- to the client
 
@@ -323,7 +324,7 @@ class Exchange:
         self.shape_with(shape if later is None else lambda exchange, result: later(exchange, shape(exchange, result)))
 
     def keep_complete(self) -> None:
-        """The shape changes only results that ask for input and those that are tasks. No other is read for it."""
+        """Have the shape change only results that ask for input and those that are tasks. No other is read for it."""
         self.keeps_complete = True
 
     def _shaped(self, result: Object, restarted: str | None) -> Object:
@@ -375,7 +376,7 @@ class Exchange:
         self.replies.rewrite(rewritten_ids(client_id, progress_token))
 
     def resumed(self) -> None:
-        """The client has come back with answers."""
+        """Go on: the client has come back with answers."""
         if self.is_suspended:
             self.step(ExchangeEvent.RESUME)
             self.written_at = monotonic()  # the client's time is not the server's
@@ -475,7 +476,7 @@ class Exchange:
         self.ended = both
 
     def done(self) -> None:
-        """The wire is done with the exchange. Idempotent."""
+        """Call what waits for the end of the wire's use. Idempotent."""
         callback, self.ended = self.ended, None
         if callback is not None:
             callback()
@@ -484,7 +485,7 @@ class Exchange:
 
     @property
     def is_subscription(self) -> bool:
-        """Whether it is a stream of notifications that stays open."""
+        """True if it is a stream of notifications that stays open."""
         return self.method == "subscriptions/listen"
 
     def listen_for(self, wanted: Filter) -> None:
@@ -544,7 +545,7 @@ class Exchange:
         return self.take_span()
 
     def left(self) -> None:
-        """The wire is done with the request: a request without an answer was cancelled."""
+        """Tell the watchers that a request without an answer was cancelled: the wire is done with it."""
         self._notify(CANCELLED)
 
     def _notify(self, outcome: Outcome, answer: bytes = b"") -> None:
@@ -558,15 +559,15 @@ class Exchange:
             self.live.count(failure)
 
     def calls_tool(self, tool: str, slow_s: float) -> None:
-        """This is a call of that tool, as logs name it. A call that takes longer than `slow_s` is logged as slow."""
+        """Set the tool, as logs name it. A call that takes longer than `slow_s` is logged as slow."""
         self.tool, self.slow_s = tool, slow_s
 
     def calls_unlisted(self) -> None:
-        """The server does not list the tool of this call."""
+        """Record that the server does not list the tool of this call."""
         self.is_listed = False
 
     def answered_from(self, *, cache: bool) -> None:
-        """Its answer, or a part of the answer, was kept from an earlier request (`cache`), or comes from a server."""
+        """Record whether its answer, or a part of the answer, was kept from an earlier request (`cache`)."""
         self.add_log_facts({"cached": cache and self.log_facts.get("cached") is not False})
 
     def add_log_facts(self, facts: LogFacts) -> None:

@@ -85,7 +85,7 @@ class TaskTokens:
         self._tokens: dict[int, TaskToken] = {}
 
     def keep(self, number: int, token: msgspec.Raw, session: object) -> None:
-        """The call of that number was answered."""
+        """Keep the token of the call of that number, which was answered."""
         while len(self._tokens) >= MOST_TOKENS:
             del self._tokens[next(iter(self._tokens))]
         self._tokens[number] = TaskToken(token, ref(session))
@@ -130,24 +130,24 @@ class Calls:
                 call.fall_back()
 
     def slow(self, now: float) -> Iterator[Exchange]:
-        """As the iteration, without those that are still on the fast path then."""
+        """Iterate over those that are not on the fast path then."""
         self.fall_back(now)
         return iter([*self._sent.values(), *self._waiting])
 
     def send(self, exchange: Exchange) -> None:
-        """The server has it, under the exchange's number."""
+        """Record that the server has it, under the exchange's number."""
         if self._waiting:
             self._waiting.pop(exchange, None)
         self._sent[exchange.number] = exchange
 
     def wait(self, exchange: Exchange) -> None:
-        """The server does not have it yet, or needs more before it answers."""
+        """Record that the server does not have it yet, or needs more before it answers."""
         if self._sent.get(exchange.number) is exchange:
             del self._sent[exchange.number]
         self._waiting[exchange] = None
 
     def is_sent(self, exchange: Exchange) -> bool:
-        """Whether the server has it."""
+        """Return True if the server has it."""
         return self._sent.get(exchange.number) is exchange
 
     def find(self, number: object) -> Exchange | None:
@@ -173,7 +173,7 @@ class Calls:
         self._tasks.keep(exchange.number, exchange.progress_token, exchange.live)
 
     def of_task(self, number: object) -> TaskToken | None:
-        """The token for progress of a task that the call of that number may have made; None if it has none."""
+        """Return the token for progress of a task that the call of that number may have made; None if it has none."""
         return None if self._tasks is None else self._tasks.find(number)
 
     def rest(self) -> None:
@@ -186,7 +186,7 @@ class Calls:
             self._waiting = {}
 
     def forget_tasks(self) -> None:
-        """The server with their tasks is gone."""
+        """Forget the tokens of tasks: the server with the tasks is gone."""
         self._tasks = None
 
     def take_only(self) -> Exchange | None:

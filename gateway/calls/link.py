@@ -110,32 +110,33 @@ class LinkSource(Protocol):
         ...
 
     def secrets(self, given: ConnectOptions) -> set[str]:
-        """The values in what a link is given, and in the configuration of the server, that nobody may see."""
+        """Return the values in what a link is given, and in the configuration of the server, that nobody may see."""
         ...
 
     @property
     def quotes_output(self) -> bool:
-        """Whether errors quote the server's output to clients."""
+        """True if errors quote the server's output to clients."""
         ...
 
     async def resources(self) -> LinkResources:
-        """The resources of its session for the next link. Raises `UpstreamUnavailable`."""
+        """Return the resources of its session for the next link. Raises `UpstreamUnavailable`."""
         ...
 
     async def connect(self, options: ConnectOptions, events: LinkEvents) -> Link:
-        """A new link. Raises `UpstreamUnavailable`."""
+        """Return a new link. Raises `UpstreamUnavailable`."""
         ...
 
     def handshake(self) -> bytes | None:
-        """The params of `initialize`; None in the modern era, which has no handshake."""
+        """Return the params of `initialize`; None in the modern era, which has no handshake."""
         ...
 
     def known_handshake(self) -> bytes | None:
-        """The `initialize` result that an earlier link to the server had, for a link that resumes a session there."""
+        """Return the `initialize` result that an earlier link to the server had, for a link that resumes a session
+        there."""
         ...
 
     def replay(self) -> list[bytes]:
-        """The messages that follow a handshake: the notification, log level and subscriptions of the session."""
+        """Return the messages that follow a handshake: the notification, log level and subscriptions of the session."""
         ...
 
     async def record_use(self, live: LinkSession) -> bool:
@@ -165,12 +166,12 @@ class LinkUser(LinkEvents, Protocol):
 
     @property
     def has_calls(self) -> bool:
-        """Whether a client's call is in flight, or the server works on a task."""
+        """True if a client's call is in flight, or the server works on a task."""
         ...
 
     @property
     def is_idle(self) -> bool:
-        """Whether nothing waits for the server: no client's call, and no request of the gateway's own."""
+        """True if nothing waits for the server: no client's call, and no request of the gateway's own."""
         ...
 
     async def ask(self, method: str, params: bytes | None) -> Message:
@@ -182,15 +183,15 @@ class LinkUser(LinkEvents, Protocol):
         ...
 
     def restarted(self, reason: str) -> None:
-        """The link that is open now replaces an earlier one."""
+        """Learn that the link that is open now replaces an earlier one."""
         ...
 
     def stopped(self) -> None:
-        """The link was closed because nothing needed it."""
+        """Learn that the link was closed because nothing needed it."""
         ...
 
     def turned(self) -> None:
-        """The link has become open, or is open no longer."""
+        """Learn that the link has become open, or is open no longer."""
         ...
 
 
@@ -235,7 +236,7 @@ class LinkLifecycle:
             self._user.turned()
 
     def require(self) -> Link:
-        """The present link, which may still be shaking hands. Raises `LinkClosed` if there is none."""
+        """Return the present link, which may still be shaking hands. Raises `LinkClosed` if there is none."""
         if self.link is None:
             raise LinkClosed("it exited")
         return self.link
@@ -253,7 +254,7 @@ class LinkLifecycle:
         return self._greeting
 
     def secrets(self) -> set[str]:
-        """The values that the present link, or the next one, has been given and nobody may see."""
+        """Return the values that the present link, or the next one, has been given and nobody may see."""
         return self._source.secrets(self.resources.given)
 
     # -- opening
@@ -376,7 +377,7 @@ class LinkLifecycle:
         return self.quoted(reason)
 
     def forgotten(self, link: Link) -> None:
-        """The server no longer knows the session of that link, which takes no message but may still answer others."""
+        """Drop the link, whose session the server no longer knows: it takes no message but may still answer others."""
         if link is not self.link:
             return
         self.link = self._greeted = None
@@ -402,7 +403,7 @@ class LinkLifecycle:
                 self._user.stopped()
 
     def quoted(self, reason: str) -> str:
-        """The reason of a failure for clients: with the last output of the server, if it is theirs."""
+        """Return the reason of a failure for clients: with the last output of the server, if it is theirs."""
         return with_output_tail(reason, self.output_tail) if self._source.quotes_output else reason
 
     def _keep_output_tail(self) -> None:
@@ -499,7 +500,7 @@ class FirstAnswerTimeout:
             self._timeout = None
 
     def noise(self) -> None:
-        """The server has written a line that is no message."""
+        """Wait for less time: the server has written a line that is no message."""
         timeout = self._timeout
         if timeout is None or self.is_noisy or (until := timeout.when()) is None:
             return
@@ -548,7 +549,7 @@ class LinkUsers:
             self._users = {*self._users, live}
 
     def discard(self, live: LinkSession | None) -> None:
-        """The session no longer uses the conversation."""
+        """Forget a session that no longer uses the conversation."""
         if isinstance(self._users, set):
             self._users.discard(live)
         else:
@@ -574,7 +575,7 @@ class LinkUsers:
                 live.changed()
 
     def rest(self) -> None:
-        """The sessions give back the memory that their calls have taken."""
+        """Have the sessions give back the memory that their calls have taken."""
         for live in self._users:
             if live is not None:
                 live.rest()

@@ -42,7 +42,7 @@ class Lists:
             self._on_change()
 
     def ask(self, method: str) -> None:
-        """A list is requested: what the server announces from now on is a change of that."""
+        """Record that a list is requested: what the server announces from now on is a change of that."""
         if method in self.changed:
             self.changed.discard(method)
             self._on_change()

@@ -62,7 +62,7 @@ class ReturnWatch(Protocol):
 
     @property
     def is_waiting(self) -> bool:
-        """Whether no request but the first has come for the session."""
+        """True if no request but the first has come for the session."""
         ...
 
 
@@ -108,12 +108,12 @@ class LiveSession(Usage):
 
     @property
     def is_busy(self) -> bool:
-        """Whether a call or a stream of it is under way, those that wait for the client included."""
+        """True if a call or a stream of it is under way, those that wait for the client included."""
         return self.busy > 0 or self.has_suspended
 
     @property
     def has_suspended(self) -> bool:
-        """Whether a call waits for the client."""
+        """True if a call waits for the client."""
         return self._questions is not None and self._questions.has_suspended
 
     @property
@@ -124,13 +124,13 @@ class LiveSession(Usage):
         return _NONE if self._exchanges is None else self._exchanges
 
     def exchange_begins(self, exchange: Exchange) -> None:
-        """That call is in flight."""
+        """Count the call as one in flight."""
         if self._exchanges is None:
             self._exchanges = set()
         self._exchanges.add(exchange)
 
     def exchange_ended(self, exchange: Exchange) -> None:
-        """That call is in flight no longer."""
+        """Count the call no longer as one in flight."""
         if self._exchanges is not None:
             self._exchanges.discard(exchange)
 
@@ -158,7 +158,7 @@ class LiveSession(Usage):
         return {} if self._questions is None else self._questions.suspended
 
     def in_flight_as(self, client_id: object) -> list[Exchange]:
-        """The calls under that id: several, if the client used the id again while its first call was in flight.
+        """Return the calls under that id: several, if the client used the id again while its first call was in flight.
 
         JSON-RPC asks a client not to, but clients that share a session (`session.reattach`) cannot know. Each of the
         calls is answered, and a cancellation ends all of them.
@@ -167,12 +167,12 @@ class LiveSession(Usage):
 
     @property
     def is_elsewhere(self) -> bool:
-        """Whether another replica or a later process continues it: its sessions at servers behind URLs are kept."""
+        """True if another replica or a later process continues it: its sessions at servers behind URLs are kept."""
         return self.state is LiveState.ELSEWHERE
 
     @property
     def recovered(self) -> bool:
-        """Whether no stream of an earlier process is left open."""
+        """True if no stream of an earlier process is left open."""
         return self.state is not LiveState.OPENING
 
     @property
@@ -206,7 +206,7 @@ class LiveSession(Usage):
             self._step(LiveEvent.DRAIN)
 
     def hand_over(self) -> None:
-        """Another replica serves it from now on, or a later process."""
+        """Leave it to another replica, or to a later process."""
         self._step(LiveEvent.HAND_OVER)
 
     def changed(self) -> None:
@@ -272,12 +272,12 @@ class LiveSession(Usage):
             self._ask_modern(self, conversation, message, exchange if is_named else None)
 
     def withdraw_questions(self, exchange: Exchange) -> None:
-        """A call is over: what its client was asked as a result of it needs no answer."""
+        """Withdraw what the client was asked as a result of a call, which is over."""
         if self._questions is not None:
             self._questions.withdraw_for(exchange)
 
     def link_closed(self, conversation: Conversation) -> None:
-        """A link is gone: nobody waits for the answers to its server's requests."""
+        """Withdraw the requests of a server whose link is gone: nobody waits for the answers."""
         if self._questions is not None:
             self._questions.closed(conversation)
 
@@ -293,7 +293,7 @@ class LiveSession(Usage):
 
     @property
     def is_unreturned(self) -> bool:
-        """Whether its client has opened it and not come back yet."""
+        """True if its client has opened it and not come back yet."""
         return self.return_watch is not None and self.return_watch.is_waiting
 
     def watch_return(self, watch: ReturnWatch | None) -> None:
@@ -375,21 +375,21 @@ class LiveSessions:
         return len(self._live)
 
     def ids(self) -> list[str]:
-        """The ids of all."""
+        """Return the ids of all."""
         return [*self._live]
 
     def get(self, session_id: str) -> LiveSession | None:
         return self._live.get(session_id)
 
     def epoch_of(self, session_id: str, replica: str) -> int | None:
-        """The epoch in which the session is served here. None if it is not, or its record names another owner than
-        this replica ("" without a cluster)."""
+        """Return the epoch in which the session is served here. None if it is not, or its record names another owner
+        than this replica ("" without a cluster)."""
         live = self._live.get(session_id)
         return live.session.epoch if live is not None and live.session.owner == replica else None
 
     def of(self, session: Session, *, new_process: str = "") -> LiveSession:
-        """The live session of a record, which is used from now on. `new_process`: why the session's servers have new
-        processes here, if it has used them before."""
+        """Return the live session of a record, which is used from now on. `new_process`: why the session's servers have
+        new processes here, if it has used them before."""
         live = self._live.get(session.id)
         if live is None:
             live = self._live[session.id] = LiveSession(session, self._events, self._ask_modern, self._happened)
@@ -399,7 +399,7 @@ class LiveSessions:
         return live
 
     def of_new(self, session: Session) -> LiveSession:
-        """The live session of a record that was created here: no earlier process has left streams open."""
+        """Return the live session of a record that was created here: no earlier process has left streams open."""
         live = self.of(session)
         live.recover_nothing()
         return live
@@ -410,11 +410,11 @@ class LiveSessions:
         self._named[alias] = live
 
     def named(self, alias: str) -> LiveSession | None:
-        """The session that the store has found last by that alias."""
+        """Return the session that the store has found last by that alias."""
         return self._named.get(alias)
 
     def in_use(self, session_id: str) -> bool:
-        """Whether the session has a call in flight, a suspended call, or an open stream."""
+        """Return True if the session has a call in flight, a suspended call, or an open stream."""
         live = self._live.get(session_id)
         return live is not None and live.is_busy
 
@@ -434,7 +434,7 @@ class LiveSessions:
 
 
 def live_session_of(exchange: Exchange) -> LiveSession | None:
-    """The live session of an exchange, which itself names only what it needs of the session."""
+    """Return the live session of an exchange, which itself names only what it needs of the session."""
     return exchange.live  # type: ignore[return-value]  # nothing else implements `ExchangeSession`
 
 

@@ -17,7 +17,7 @@ _MOST_KEPT_CHARS: Final = 8 << 10
 
 
 def newest(lines: Sequence[str], most: int = MOST_LINES) -> list[str]:
-    """The last lines, at most `most` and 8 KiB together. The last one is always there."""
+    """Return the last lines, at most `most` and 8 KiB together. The last one is always there."""
     left, found = _MOST_KEPT_CHARS, list[str]()
     for line in reversed(lines[-most:]):
         left -= len(line)
@@ -28,11 +28,12 @@ def newest(lines: Sequence[str], most: int = MOST_LINES) -> list[str]:
 
 
 def with_output_tail(reason: str, lines: Sequence[str]) -> str:
-    """The reason of a failure, with the last line of the server's output. Of a Python traceback it is the exception."""
+    """Return the reason of a failure, with the last line of the server's output. Of a Python traceback it is the
+    exception."""
     last = next((line.strip() for line in reversed(lines) if line.strip()), "")
     return f"{reason}{_QUOTED}{last[:_MOST_CHARS]!r}" if last else reason
 
 
 def without_output_tail(reason: str) -> str:
-    """The reason alone, which is the same for all sessions whose processes fail in the same way."""
+    """Return the reason alone, which is the same for all sessions whose processes fail in the same way."""
     return reason.partition(_QUOTED)[0]

@@ -54,7 +54,7 @@ class OwnedTask:
         self.lost = lost
 
     def await_result(self, call: Exchange) -> None:
-        """The client waits for the result: what the server asks meanwhile goes to that call."""
+        """Send what the server asks from now on to that call, by which the client waits for the result."""
         self.result_call = call
 
         def no_more() -> None:
@@ -64,7 +64,7 @@ class OwnedTask:
         call.when_done(no_more)
 
     def named(self, params: Object) -> Object:
-        """Params that are related to the task, as its client knows it."""
+        """Return params that are related to the task, as its client knows it."""
         return with_related(params, self.handle) if self.handle else without_related(params)
 
     @property
@@ -102,11 +102,11 @@ class OwnedTasks:
             del self._tasks[own_id]
 
     def own_id(self, handle: str) -> str | None:
-        """The server's own id of the task with that handle."""
+        """Return the server's own id of the task with that handle."""
         return next((own for own, task in self._tasks.items() if task.handle == handle), None)
 
     def answer_for_server(self, message: Message) -> Message:
-        """A client's answer to a question about a task, with the server's own id."""
+        """Return a client's answer to a question about a task, with the server's own id."""
         if not isinstance(message.result, msgspec.Raw):
             return message
         try:
@@ -129,7 +129,7 @@ class TaskLink(Protocol):
 
     @property
     def is_process(self) -> bool:
-        """Whether the link is a process, so that what the server works on ends with it."""
+        """True if the link is a process, so that what the server works on ends with it."""
         ...
 
     @property
@@ -155,12 +155,12 @@ class TaskLink(Protocol):
 
 
 def task_link_of(exchange: Exchange) -> TaskLink | None:
-    """The conversation of an exchange, which itself names only what it needs of the conversation."""
+    """Return the conversation of an exchange, which itself names only what it needs of the conversation."""
     return exchange.conversation  # type: ignore[return-value]  # nothing else implements `ExchangeConversation`
 
 
 def related_id(params: Object) -> str:
-    """The id of the task that params or a result are related to; empty if there is none."""
+    """Return the id of the task that params or a result are related to; empty if there is none."""
     meta = meta_of(params)
     if RELATED not in meta:
         return ""
@@ -170,14 +170,14 @@ def related_id(params: Object) -> str:
 
 
 def with_related(params: Object, task_id: str) -> Object:
-    """Params or a result that are related to the task of that id."""
+    """Return params or a result that are related to the task of that id."""
     meta = meta_of(params)
     related = msgspec.json.decode(meta.get(RELATED, b"{}"), type=Object) | {"taskId": msgspec.Raw(encode(task_id))}
     return params | {"_meta": msgspec.Raw(encode(meta | {RELATED: msgspec.Raw(encode(related))}))}
 
 
 def without_related(params: Object) -> Object:
-    """Params or a result that are related to no task."""
+    """Return params or a result that are related to no task."""
     meta = meta_of(params)
     if RELATED not in meta:
         return params

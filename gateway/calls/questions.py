@@ -105,8 +105,8 @@ class Questions:
     def ask_for_result(
         self, exchange: Exchange, method: str, params: Object | None, answered: Callable[[Message], None]
     ) -> None:
-        """As `ask`, for a question that came as the result of a call, with or without params. The call is cancelled if
-        it cannot be asked."""
+        """Do as `ask`, for a question that came as the result of a call, with or without params. The call is cancelled
+        if it cannot be asked."""
         conversation = exchange.conversation
         assert conversation is not None
         if len(self._open) >= MAX_QUESTIONS:
@@ -128,7 +128,7 @@ class Questions:
         return True
 
     def _with_progress_token(self, params: Object | None) -> tuple[Object | None, msgspec.Raw | None]:
-        """Params with the number of the next question as their progress token, and the token that they had."""
+        """Return params with the number of the next question as their progress token, and the token that they had."""
         if params is None:
             return None, None
         meta = meta_of(params)
@@ -156,7 +156,7 @@ class Questions:
         return True
 
     def asker(self, number: object) -> tuple[AskingServer, msgspec.Raw] | None:
-        """The server that waits for progress of a question, and its token. `number` is the gateway's token."""
+        """Return the server that waits for progress of a question, and its token. `number` is the gateway's token."""
         question = self._open.get(number) if isinstance(number, int) else None
         if question is None or question.progress_token is None:
             return None
@@ -166,7 +166,7 @@ class Questions:
 
     @property
     def has_suspended(self) -> bool:
-        """Whether a call waits for the client."""
+        """True if a call waits for the client."""
         return any(exchange.is_suspended for exchange in self.suspended.values())
 
     def suspend(self, exchange: Exchange, question: InputRequest) -> bool:
@@ -205,7 +205,7 @@ class Questions:
     # -- their end, in both eras
 
     def withdraw(self, server: AskingServer, params: Object) -> None:
-        """The server has cancelled its request: notify the client, by the id that the client knows."""
+        """Notify the client, by the id that the client knows, that the server has cancelled its request."""
         server_id = bytes(params.get("requestId", b""))
         if not server_id:
             return
@@ -241,7 +241,7 @@ class Questions:
             self._send(frame)
 
     def end(self, reason: str) -> None:
-        """The session is over: answer every server that waits, and forget the suspended calls."""
+        """Answer every server that waits, and forget the suspended calls: the session is over."""
         for question in self._open.values():
             if question.server_id:
                 question.server.refuse(question.server_id, UNREAD, f"{reason.capitalize()}.")
@@ -253,7 +253,7 @@ class Questions:
 
 
 def give_up(exchange: Exchange) -> None:
-    """A modern client did not send its answers in time: answer the server in its place, and cancel the call."""
+    """Answer the server in place of a modern client that did not send its answers in time, and cancel the call."""
     assert exchange.suspended is not None and exchange.conversation is not None
     exchange.suspended.give_up()
     reason = "the client did not send its answers in time"

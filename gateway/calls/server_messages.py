@@ -90,8 +90,9 @@ class _Router(ABC):
     def _place(
         self, conversation: Conversation, message: Message, stream: int | str | None
     ) -> tuple[LiveSession | None, Exchange | None, Message]:
-        """The session and the call that a message belongs to, as `_meant`, and the message for the client. What is
-        about a task (MCP 2025-11-25) goes to the session of the task, and names the task as that session knows it."""
+        """Return the session and the call that a message belongs to, as `_meant`, and the message for the client. What
+        is about a task (MCP 2025-11-25) goes to the session of the task, and names the task as that session knows
+        it."""
         own_id = "" if message.params is msgspec.UNSET else related_id(message.params_object())
         if not own_id:
             return (*self._meant(conversation, stream), message)
@@ -186,7 +187,7 @@ class _Router(ABC):
     def _meant(
         self, conversation: Conversation, stream: int | str | None
     ) -> tuple[LiveSession | None, Exchange | None]:
-        """As `_addressee`, for a message that came on that stream."""
+        """Do as `_addressee`, for a message that came on that stream."""
         exchange = conversation.calls.find(stream)
         if exchange is None or exchange.is_subscription:
             return self._addressee(conversation)
@@ -194,15 +195,15 @@ class _Router(ABC):
 
     @abstractmethod
     def _addressee(self, conversation: Conversation) -> tuple[LiveSession | None, Exchange | None]:
-        """The session, and if it is clear the call, that a message without a call's id belongs to."""
+        """Return the session, and if it is clear the call, that a message without a call's id belongs to."""
 
     @abstractmethod
     def _audience(self, conversation: Conversation) -> Iterable[LiveSession]:
-        """The sessions that a change of lists or resources is for."""
+        """Return the sessions that a change of lists or resources is for."""
 
     @abstractmethod
     def _wants(self, live: LiveSession, uri: object) -> bool:
-        """Whether a legacy session has subscribed to that resource."""
+        """Return True if a legacy session has subscribed to that resource."""
 
 
 class IsolatedRouter(_Router):
@@ -246,7 +247,7 @@ class SharedRouter(_Router):
 
 
 def _is_about_task_of(exchange: Exchange, conversation: Conversation, message: Message) -> bool:
-    """Whether a message names the task whose result that call waits for (MCP 2025-11-25, Tasks)."""
+    """Return True if a message names the task whose result that call waits for (MCP 2025-11-25, Tasks)."""
     tasks = conversation.known_tasks
     if tasks is None or message.params is msgspec.UNSET:
         return False
@@ -255,7 +256,7 @@ def _is_about_task_of(exchange: Exchange, conversation: Conversation, message: M
 
 
 def _frame(message: Message) -> bytes:
-    """A notification as its server has sent it: with the same params, or without."""
+    """Return a notification as its server has sent it: with the same params, or without."""
     params = None if message.params is msgspec.UNSET else splice(message.params)
     return encode_notification(str(message.method), None if params == b"null" else params)
 
@@ -272,7 +273,7 @@ def _to_subscriptions(conversation: Conversation, live: LiveSession, method: str
 
 
 def _is_wanted(exchange: Exchange, params: Object) -> bool:
-    """Whether a call has asked for log messages of that level (MCP 2026-07-28, Logging)."""
+    """Return True if a call has asked for log messages of that level (MCP 2026-07-28, Logging)."""
     level = msgspec.json.decode(params.get("level", b"null"))
     wanted = exchange.caller.log_level if exchange.caller is not None else ""
     return level in LEVELS and wanted in LEVELS and LEVELS.index(level) >= LEVELS.index(wanted)
@@ -343,7 +344,7 @@ def _live_of(task: OwnedTask) -> LiveSession:
 
 
 def _end_subscription(conversation: Conversation, params: Object) -> None:
-    """The server has ended a subscription (MCP 2026-07-28, Cancellation): the only request that it may cancel. Its
+    """End a subscription at its server's wish (MCP 2026-07-28, Cancellation): the only request that it may cancel. Its
     client gets the result of a stream that ended gracefully."""
     number = decode_id(params.get("requestId", msgspec.Raw(b"null")))
     exchange = conversation.calls.find(number)

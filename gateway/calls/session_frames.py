@@ -85,8 +85,8 @@ class _Ring(Generic[Kept]):
             self._chars -= self._length(self._items.popleft())
 
     def behind(self, after: int, limit: int) -> tuple[list[Kept], int]:
-        """The newest items, or the oldest behind number `after` if that is not 0; and how many behind it are not kept
-        any more."""
+        """Return the newest items, or the oldest behind number `after` if that is not 0; and how many behind it are not
+        kept any more."""
         if limit <= 0:
             return [], 0
         if not after:
@@ -122,7 +122,7 @@ class SessionFrames:
     # -- messages
 
     def from_client(self, message: Message) -> None:
-        """The client has sent that message. It counts once, however many parts of the gateway handle it."""
+        """Show a message of the client. It counts once, however many parts of the gateway handle it."""
         if any(message is one for one in self._latest):
             return
         if len(_body_of(message)) <= _SMALL_BYTES and _is_small(message):
@@ -130,21 +130,21 @@ class SessionFrames:
         self._note("client to gateway", "", message)
 
     def to_client(self, frame: bytes) -> None:
-        """The client is sent that message."""
+        """Show a message to the client."""
         self._note("gateway to client", "", _read(frame))
 
     def refused(self, message: Message, refused: Refused) -> None:
-        """The client's message is refused, if it is one of this session's."""
+        """Show that the client's message is refused, if it is one of this session's."""
         if any(message is one for one in self._latest):
             error = msgspec.Raw(encode(refused.error()))
             self._note("gateway to client", "", Message(jsonrpc="2.0", id=message.id, error=error))
 
     def to_server(self, server: str, frame: bytes) -> None:
-        """A server is sent that message."""
+        """Show a message to a server."""
         self._note("gateway to server", server, _read(frame))
 
     def from_server(self, server: str, message: Message) -> None:
-        """A server has sent that message."""
+        """Show a message of a server."""
         self._note("server to gateway", server, message)
 
     def _note(self, direction: Direction, server: str, message: Message | None) -> None:
@@ -165,7 +165,7 @@ class SessionFrames:
         self.frames.add(frame)
 
     def _method(self, direction: Direction, server: str, message: Message) -> str:
-        """The method of a message: of a response, that of its request."""
+        """Return the method of a message: of a response, that of its request."""
         if isinstance(message.method, msgspec.UnsetType):
             return self._asked.pop((_OPPOSITE[direction], server, message.id), "")
         method = self._bodies.text(message.method, _MOST_NAME)
@@ -178,7 +178,7 @@ class SessionFrames:
     # -- stderr
 
     def line(self, server: str, text: str, *, is_earlier: bool = False) -> None:
-        """A server has written that line. `is_earlier`: before the session was watched."""
+        """Show a line that a server has written. `is_earlier`: before the session was watched."""
         shown = self._bodies.text(text, _MOST_LINE)
         at = 0.0 if is_earlier else round(self._clock(), 3)
         self.lines.add(StderrLine(number=self.lines.next_number, server=server, text=shown, at=at))

@@ -197,12 +197,12 @@ class LostStreams:
             raise StoreUnavailable("the streams that an earlier process has left open could not be found")
 
     def wait(self, stream: str) -> None:
-        """A stream waits for its client."""
+        """Have a stream wait for its client."""
         self._going_on.discard(stream)
         self._waiting.add(stream)
 
     def go_on(self, stream: str) -> bool:
-        """A stream goes on here from now on. False if it is none that waits."""
+        """Have a stream go on here from now on. Returns False if it is none that waits."""
         if stream not in self._waiting:
             return False
         self._waiting.discard(stream)
@@ -210,7 +210,7 @@ class LostStreams:
         return True
 
     def newest_of(self, call: RequestId) -> str | None:
-        """The last stream of a call, by the id that its client has given it."""
+        """Return the last stream of a call, by the id that its client has given it."""
         own = encode(call)
         streams = (stream for stream in self._waiting | self._going_on if call_of_stream(stream) == own)
         return max(streams, key=age_of_stream, default=None)

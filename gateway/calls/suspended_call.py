@@ -55,7 +55,7 @@ class Unnamed(Protocol):
     """A server's request that names no call, while it is asked under one of several calls or one after the other."""
 
     def take(self) -> bool:
-        """Whether the server still waits for the answer. From now on it does not."""
+        """Return True if the server still waits for the answer. From now on it does not."""
         ...
 
     def move(self) -> bool:
@@ -116,7 +116,7 @@ class InputRequest:
 
 
 def question_digest(method: str, params: Object) -> str:
-    """A digest that identical questions share, so that an earlier answer can be repeated."""
+    """Return a digest that identical questions share, so that an earlier answer can be repeated."""
     plain = {key: value for key, value in params.items() if key not in ("_meta", "elicitationId")}
     text = msgspec.json.encode([method, msgspec.json.decode(encode(plain))], order="sorted")
     return hashlib.sha256(text).hexdigest()[:24]
@@ -153,7 +153,7 @@ class SuspendedCall:
         return True
 
     def gathered(self) -> None:
-        """The round has all its questions."""
+        """End the gathering: the round has all its questions."""
         self.is_gathering = False
 
     def ask_until(self, until: float) -> None:
@@ -171,7 +171,7 @@ class SuspendedCall:
                 question.answer(responses[key])
 
     def take_error(self, key: str, error: Message) -> None:
-        """As `take_answers`, for a client that answers one question with an error."""
+        """Do as `take_answers`, for a client that answers one question with an error."""
         question = self.questions.pop(key, None)
         if question is not None:
             self.turn += 1
@@ -190,8 +190,8 @@ class SuspendedCall:
         self.questions.clear()
 
     def call_ended(self) -> None:
-        """The call is over. What may belong to another call is asked there, and an answer that is on its way counts
-        all the same; the server gets an answer to everything else. Idempotent: nothing is asked there twice."""
+        """Ask what may belong to another call there, and answer the server everything else: the call is over. An answer
+        that is on its way counts all the same. Idempotent: nothing is asked there twice."""
         if self._has_ended:
             return
         self._has_ended = True
@@ -201,14 +201,14 @@ class SuspendedCall:
                 question.give_up()
 
     def requests(self) -> Object:
-        """The open questions as `inputRequests`."""
+        """Return the open questions as `inputRequests`."""
         return {
             key: msgspec.Raw(encode({"method": question.method, **question.with_params}))
             for key, question in self.questions.items()
         }
 
     def asked(self) -> dict[str, str]:
-        """The digest of each open question, by its key."""
+        """Return the digest of each open question, by its key."""
         return {key: question.digest for key, question in self.questions.items()}
 
     @property

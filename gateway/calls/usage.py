@@ -33,7 +33,7 @@ class Usage:
         return Use(self, held, is_stream)
 
     def begin_use(self) -> None:
-        """As `in_use`, for a use that `end_use` ends once, and that holds nothing."""
+        """Do as `in_use`, for a use that `end_use` ends once, and that holds nothing."""
         self.busy += 1
 
     def end_use(self) -> None:
@@ -42,18 +42,19 @@ class Usage:
         self._was_used = True
 
     def at_work(self) -> "Use":
-        """As `in_use`, for a task that ends with a process of this session."""
+        """Do as `in_use`, for a task that ends with a process of this session."""
         self.busy += 1
         self.tasks += 1
         return _Work(self, 0, False)
 
     @property
     def is_busy(self) -> bool:
-        """Whether a use is under way."""
+        """True if a use is under way."""
         return self.busy > 0
 
     def take_use(self) -> bool:
-        """True if the session is in use, or was since this was last asked: the store has to restart its idle time."""
+        """Return True if the session is in use, or was since this was last asked: the store has to restart its idle
+        time."""
         was_used, self._was_used = self._was_used or self.is_busy, False
         return was_used
 

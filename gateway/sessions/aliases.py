@@ -44,7 +44,7 @@ class Aliases:
         self._endpoints = endpoints
 
     def of_key(self, request: Request, principal: Principal) -> Alias | None:
-        """The alias that the request's session key stands for; None: it has no key.
+        """Return the alias that the request's session key stands for; None: it has no key.
 
         Raises:
             Refused: 400, it cannot be a key, or not one of an anonymous client.
@@ -56,14 +56,14 @@ class Aliases:
         return Alias(key_alias(key, principal, endpoint), is_key=True)
 
     def of_default(self, request: Request, principal: Principal) -> Soon[Alias | None]:
-        """The alias of the default session; None: the client gets a session of its own."""
+        """Return the alias of the default session; None: the client gets a session of its own."""
         if not self._has_default or (name := default_alias(request, principal)) is None or asks_for_new(request):
             return None
         return then(self._brings_nothing(request, principal), _named_if, Alias(name))
 
     def _brings_nothing(self, request: Request, principal: Principal) -> Soon[bool]:
-        """Whether the client is certain to bring no session back. Where that is not known, two clients must not share
-        a session."""
+        """Return True if the client is certain to bring no session back. Where that is not known, two clients must not
+        share a session."""
         agent, name = agent_of(request), modern_client(request).name
         if agent in self._default_for or name in self._default_for:
             return True
@@ -80,15 +80,16 @@ def _named_if(brings_nothing: bool, alias: Alias) -> Alias | None:
 
 
 def default_alias(request: Request, principal: Principal) -> str | None:
-    """The alias of the default session of a principal and a client. Only modern, authenticated clients have one."""
+    """Return the alias of the default session of a principal and a client. Only modern, authenticated clients have
+    one."""
     if request.era is not Era.MODERN or principal.is_anonymous:
         return None
     return json.dumps(["default", principal.issuer, principal.subject, modern_client(request).name])
 
 
 def reattach_alias(principal: Principal, client: str, endpoint: str) -> str | None:
-    """The alias of the session that `initialize` resumes if re-attaching by principal is switched on. None for an
-    anonymous client."""
+    """Return the alias of the session that `initialize` resumes if re-attaching by principal is switched on. None for
+    an anonymous client."""
     return (
         None
         if principal.is_anonymous

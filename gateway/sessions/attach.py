@@ -84,7 +84,7 @@ class SessionAttacher:
         return self._in_context(live, granted)
 
     def _in_context(self, live: LiveSession, granted: CredentialClaims | None) -> Soon[Resolved]:
-        """The session, with the context that the credential gives it now."""
+        """Return the session, with the context that the credential gives it now."""
         context = self._rules.renewed(live.session, granted)
         if context == live.session.context:
             # The record's own: what compares the two by identity later need not copy the record.
@@ -123,7 +123,7 @@ class SessionAttacher:
                 _use_read(live, session)
 
     def announces_other(self, request: Request, resolved: Resolved) -> bool:
-        """Whether a request announces another workspace than its session has.
+        """Return True if a request announces another workspace than its session has.
 
         Raises:
             Refused: 400, the announced workspace cannot be used.

@@ -35,14 +35,14 @@ class CachedRecords:
         self._clock = clock
 
     def is_recent(self, live: LiveSession, who: RequestContext) -> bool:
-        """True if the record was read less than `CACHED_FOR_S` ago. If the message is lost that announces the end of
-        the session, the session is served for that much longer."""
+        """Return True if the record was read less than `CACHED_FOR_S` ago. If the message is lost that announces the
+        end of the session, the session is served for that much longer."""
         return self.age_at_hand(live) is not None and self._fits(live, who.principal, who.claims)
 
     def age_at_hand(self, live: LiveSession) -> float | None:
-        """How many seconds ago the record was read, if it is recent enough to serve a caller whom it was found to fit;
-        None if it is not. Asked on each call, whatever is remembered. From `AGING_AFTER_S` on it should be read again
-        although it may still be used."""
+        """Return how many seconds ago the record was read, if it is recent enough to serve a caller whom it was found
+        to fit; None if it is not. Asked on each call, whatever is remembered. From `AGING_AFTER_S` on it should be read
+        again although it may still be used."""
         cluster, age_s = self._cluster, monotonic() - live.read_at
         if age_s >= CACHED_FOR_S or live.ended:
             return None
@@ -51,7 +51,8 @@ class CachedRecords:
         return age_s
 
     def is_confirmed_by(self, forwarded: Forwarded, live: LiveSession, who: RequestContext) -> bool:
-        """True if the replica that forwarded the request has read the same version of the record from the store."""
+        """Return True if the replica that forwarded the request has read the same version of the record from the
+        store."""
         session, cluster = live.session, self._cluster
         return (
             cluster is not None
@@ -62,8 +63,8 @@ class CachedRecords:
         )
 
     def serves_outage(self, live: LiveSession, who: RequestContext) -> bool:
-        """True if the session may be served while the store does not answer: this replica owns the session, and nobody
-        takes it for a while."""
+        """Return True if the session may be served while the store does not answer: this replica owns the session, and
+        nobody takes it for a while."""
         session, cluster = live.session, self._cluster
         return (
             cluster is not None

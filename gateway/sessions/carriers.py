@@ -38,8 +38,8 @@ NEW: Final = "new"
 
 
 def explicit_token(request: Request) -> str | None:
-    """The token of the first explicit carrier, or None. A modern client's `Mcp-Session-Id` is ignored: MCP 2026-07-28
-    has no such header."""
+    """Return the token of the first explicit carrier, or None. A modern client's `Mcp-Session-Id` is ignored: MCP
+    2026-07-28 has no such header."""
     if request.era is LEGACY and (token := request.headers.get(LEGACY_HEADER)) is not None:
         return token
     if (token := request.headers.get(GATEWAY_HEADER)) is not None:
@@ -49,36 +49,37 @@ def explicit_token(request: Request) -> str | None:
 
 
 def names_token(request: Request) -> bool:
-    """Whether the token of `explicit_token` stands in a header, so that the body cannot name another one."""
+    """Return True if the token of `explicit_token` stands in a header, so that the body cannot name another one."""
     if request.era is LEGACY and LEGACY_HEADER in request.headers:
         return True
     return request.headers.get(GATEWAY_HEADER, NEW) != NEW
 
 
 def asks_for_new(request: Request) -> bool:
-    """Whether a request without a token asks for a session of its own, which no other client has."""
+    """Return True if a request without a token asks for a session of its own, which no other client has."""
     return NEW in (request.headers.get(GATEWAY_HEADER), request.meta.get(SESSION_KEY))
 
 
 def brings_token(request: Request) -> bool:
-    """Whether a request carries a token or a cookie that this gateway may have given out."""
+    """Return True if a request carries a token or a cookie that this gateway may have given out."""
     return explicit_token(request) is not None or bool(cookies_of(request))
 
 
 def cookies_of(request: Request) -> list[str]:
-    """Values of the gateway's cookie, as `cookie_values`."""
+    """Return values of the gateway's cookie, as `cookie_values`."""
     return cookie_values(request.headers.get("cookie", ""), secure=request.secure)
 
 
 def cookie_values(header: str, *, secure: bool) -> list[str]:
-    """Values of the gateway's cookie, four at most (RFC 6265 §5.4). Behind TLS only the `__Host-` cookie counts."""
+    """Return values of the gateway's cookie, four at most (RFC 6265 §5.4). Behind TLS only the `__Host-` cookie
+    counts."""
     wanted = SECURE_COOKIE if secure else COOKIE
     pairs = (part.strip().partition("=") for part in header.split(";"))
     return [value for name, _, value in pairs if name == wanted][:4]
 
 
 def without_tokens(headers: Iterable[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:
-    """The raw headers of a request, of whose tokens and cookies only is left that there are some."""
+    """Return the raw headers of a request, of whose tokens and cookies only is left that there are some."""
     return [(name, _BLANK[name](value) if name in _BLANK else value) for name, value in headers]
 
 
@@ -100,7 +101,7 @@ _BLANK: Final[Mapping[bytes, Callable[[bytes], bytes]]] = {
 
 
 def modern_client(request: Request) -> ClientFacts:
-    """The client that the `_meta` of a modern request names."""
+    """Return the client that the `_meta` of a modern request names."""
     info = request.meta.get("io.modelcontextprotocol/clientInfo")
     return client_facts(info, request.protocol_version)
 
@@ -117,7 +118,7 @@ def client_facts(info: Any, protocol_version: str, initialize_params: bytes = b"
 
 
 def same_client(session: Session, request: Request, facts: ClientFacts) -> bool:
-    """Whether a session belongs to a legacy client of that name at the endpoint of the request."""
+    """Return True if a session belongs to a legacy client of that name at the endpoint of the request."""
     return session.client.name == facts.name and session.endpoint == request.endpoint and session.era == LEGACY
 
 
@@ -140,19 +141,19 @@ class Carriers:
         self._in_results = in_results
 
     def session_key(self, request: Request) -> str | None:
-        """The session key that a request carries. Raises `Refused`: 400, it cannot be a key."""
+        """Return the session key that a request carries. Raises `Refused`: 400, it cannot be a key."""
         return session_key(request, self._key_headers)
 
     def has_key(self, request: Request) -> bool:
-        """Whether a request carries a session key, good or not."""
+        """Return True if a request carries a session key, good or not."""
         for name in self._key_headers:  # `any` with a generator takes twice as long
             if name in request.headers:
                 return True
         return KEY_META in request.meta
 
     def is_in_result(self, request: Request, *, opened: bool) -> bool:
-        """Whether the `_meta` of the request's result has the session's token. `opened`: the request has opened the
-        session.
+        """Return True if the `_meta` of the request's result has the session's token. `opened`: the request has opened
+        the session.
 
         Most clients never read that `_meta`, and some compare whole results. So the token stands there once, for a
         client that has no other way to get it.
@@ -168,13 +169,13 @@ class Carriers:
         return not keeps_cookies and "cookie" not in request.headers
 
     def token(self, session: Session) -> str:
-        """The session token: the signed form of the id, the only one that clients get. The client of a child session
-        carries the token of the parent."""
+        """Return the session token: the signed form of the id, the only one that clients get. The client of a child
+        session carries the token of the parent."""
         return self.tokens.sign(session.parent or session.id)
 
     def headers(self, session: Session, request: Request, *, cookie_held: bool) -> list[tuple[bytes, bytes]]:
-        """The headers that give a client its session. Legacy clients get them with the answer to `initialize` only. A
-        client with a session key gets no cookie: it may have other sessions, by other keys."""
+        """Return the headers that give a client its session. Legacy clients get them with the answer to `initialize`
+        only. A client with a session key gets no cookie: it may have other sessions, by other keys."""
         token = self.token(session).encode()
         headers = [(b"cache-control", b"no-store"), (GATEWAY_HEADER.encode(), token)]
         if request.era is LEGACY:

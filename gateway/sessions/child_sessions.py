@@ -50,8 +50,8 @@ _TOOLS: Final[list[dict[str, Any]]] = [
 
 
 def with_handles(tools: list[Any]) -> list[Any]:
-    """A list of tools with the argument added to each, and with the two tools that open and close. A tool that has an
-    argument of that name is left as it is."""
+    """Return a list of tools with the argument added to each, and with the two tools that open and close. A tool that
+    has an argument of that name is left as it is."""
     return [*map(_with_argument, tools), *_TOOLS]
 
 
@@ -79,9 +79,9 @@ class ChildSessions:
         self._clock = clock
 
     async def handle(self, call: Call, tools: Tools) -> Object | None:
-        """The params of a tool call for the server, with the exchange moved to the child session that the call names.
-        None if the call was to one of the two tools added here, and is answered. Only a call that names no session at
-        all goes to the parent: a call meant for a child must never run there.
+        """Return the params of a tool call for the server, with the exchange moved to the child session that the call
+        names. None if the call was to one of the two tools added here, and is answered. Only a call that names no
+        session at all goes to the parent: a call meant for a child must never run there.
 
         Raises:
             InvalidArguments: the handle names no session of this principal.
@@ -151,7 +151,7 @@ class ChildSessions:
 
 
 def _alias(within: Session, handle: str) -> str:
-    """The alias of a handle. Handles of an authenticated principal are valid in all of its sessions, those of an
+    """Return the alias of a handle. Handles of an authenticated principal are valid in all of its sessions, those of an
     anonymous client only in the session they were opened in."""
     principal = within.principal
     whose = [within.parent or within.id] if principal.is_anonymous else [principal.issuer, principal.subject]

@@ -35,7 +35,7 @@ class EventStreamSessions:
         self._settings = settings
 
     async def join(self, request: Request, who: RequestContext) -> Carried:
-        """The session of a new event stream: the one that the request carries, or a new one. `token` is empty if
+        """Return the session of a new event stream: the one that the request carries, or a new one. `token` is empty if
         `initialize` finds the session (by its session key, or by `session.reattach`).
 
         Raises:
@@ -53,7 +53,7 @@ class EventStreamSessions:
         return Carried(token=self._carriers.token(session), headers=headers, is_returned=is_returned)
 
     async def carried(self, request: Request, who: RequestContext) -> Carried:
-        """The session that a posted message carries; without a token if it carries none.
+        """Return the session that a posted message carries; without a token if it carries none.
 
         Raises:
             Refused: 404, a header names no session of this principal.
@@ -64,8 +64,8 @@ class EventStreamSessions:
         return Carried(token=self._carriers.token(session), is_returned=True, by_cookie=by_cookie)
 
     async def _carried(self, request: Request, who: RequestContext) -> tuple[Session | None, bool]:
-        """The session, and whether a cookie names it. A cookie is valid for all paths of the host, so one that was
-        given at another endpoint does not count."""
+        """Return the session, and whether a cookie names it. A cookie is valid for all paths of the host, so one that
+        was given at another endpoint does not count."""
         if (token := explicit_token(request)) is not None:
             session_id = self._lookup.id_of_token(token, request.era, who.principal)
             return await self._lookup.by_id(session_id, request.era, who.principal), False
@@ -75,8 +75,8 @@ class EventStreamSessions:
         return session, True
 
     async def leave(self, token: str) -> None:
-        """The event stream of a session has ended, and its client may come back: the session stays, without processes,
-        if nothing else uses it here."""
+        """Stop the processes of a session if nothing uses it here: its event stream has ended, and its client may come
+        back."""
         session_id = self._carriers.tokens.verify(token)
         live = None if session_id is None else self._live.get(session_id)
         if live is not None and not live.is_busy:

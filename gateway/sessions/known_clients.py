@@ -30,7 +30,7 @@ class Implementation:
     line: str
 
     def carries(self, *, cookies: bool) -> bool:
-        """Whether its clients bring their session back, where the gateway has cookies switched on or off."""
+        """Return True if its clients bring their session back, where the gateway has cookies switched on or off."""
         return self.cookies and cookies
 
 
@@ -68,17 +68,17 @@ BY_NAME: Final[Mapping[str, Implementation]] = MappingProxyType(
 
 
 def agent_of(request: Request) -> str:
-    """The first product that the `User-Agent` of a request names, without its version."""
+    """Return the first product that the `User-Agent` of a request names, without its version."""
     return request.headers.get("user-agent", "").partition(" ")[0].partition("/")[0][:MAX_AGENT_CHARS]
 
 
 def known(agent: str, name: str) -> Implementation | None:
-    """The implementation of a client with that name and that product in its `User-Agent`."""
+    """Return the implementation of a client with that name and that product in its `User-Agent`."""
     return next((found for part, found in BY_NAME.items() if part in name), KNOWN.get(agent))
 
 
 def mending_line(agent: str, name: str, header: str, *, anonymous: bool) -> str:
-    """The line of a client's configuration that gives the client a lasting session."""
+    """Return the line of a client's configuration that gives the client a lasting session."""
     key = "32 RANDOM HEX DIGITS" if anonymous else "A NAME FOR THIS AGENT"
     implementation = known(agent, name)
     return (_HEADER if implementation is None else implementation.line).format(header=header, key=key)

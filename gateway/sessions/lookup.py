@@ -25,7 +25,7 @@ class SessionLookup:
         self._audit = audit
 
     def id_of_token(self, token: str, era: Era, principal: Principal) -> str:
-        """The session id in a token that this gateway has signed.
+        """Return the session id in a token that this gateway has signed.
 
         Raises:
             Refused: 404, the token is not one of this gateway's.
@@ -37,7 +37,8 @@ class SessionLookup:
         return session_id
 
     async def by_id(self, session_id: str, era: Era, principal: Principal, cached: Session | None = None) -> Session:
-        """The live session of that id. `cached` is the caller's copy of the record, as `SessionStore.resume` takes it.
+        """Return the live session of that id. `cached` is the caller's copy of the record, as `SessionStore.resume`
+        takes it.
 
         Raises:
             Refused: 404, there is no such session of this principal.
@@ -50,7 +51,8 @@ class SessionLookup:
         return session
 
     async def by_stale_token(self, token: str, era: Era, principal: Principal) -> Session | None:
-        """The live session that a token names; None if its session has ended. For clients that may send an old token.
+        """Return the live session that a token names; None if its session has ended. For clients that may send an old
+        token.
 
         Raises:
             StoreUnavailable: the store does not answer.
@@ -65,8 +67,8 @@ class SessionLookup:
         return session
 
     def ids_of_cookies(self, request: Request, who: RequestContext) -> Iterator[str]:
-        """The session ids in the cookies of a request, if cookies are switched on. A cookie that this gateway has not
-        signed is recorded."""
+        """Yield the session ids in the cookies of a request, if cookies are switched on. A cookie that this gateway has
+        not signed is recorded."""
         if self._carriers.uses_cookies and request.same_site:
             for value in cookies_of(request):
                 session_id = self._carriers.cookies.verify(value)
@@ -76,8 +78,8 @@ class SessionLookup:
                     yield session_id
 
     async def first_of(self, session_ids: Iterable[str], who: RequestContext) -> Session | None:
-        """The first live session of these ids. Clients return cookies without knowing it, so a cookie whose session
-        has ended is neither an error nor recorded.
+        """Return the first live session of these ids. Clients return cookies without knowing it, so a cookie whose
+        session has ended is neither an error nor recorded.
 
         Raises:
             StoreUnavailable: the store does not answer.

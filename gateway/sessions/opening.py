@@ -50,7 +50,7 @@ class SessionOpener:
         self._scrub = scrubber(settings.scrub_metadata)
 
     def context_of(self, request: Request, who: RequestContext) -> Context:
-        """The context that a session opened by this request would have.
+        """Return the context that a session opened by this request would have.
 
         Raises:
             Refused: 400, the announced workspace cannot be used.

@@ -43,14 +43,14 @@ class InitializeResolver:
     async def apply_announced(
         self, request: Request, who: RequestContext, resolved: Resolved
     ) -> tuple[Resolved, Object]:
-        """As `SessionAttacher.apply_announced`, for an `initialize`. Does nothing unless the request announces another
-        workspace than the session has."""
+        """Do as `SessionAttacher.apply_announced`, for an `initialize`. Does nothing unless the request announces
+        another workspace than the session has."""
         if not self._attacher.announces_other(request, resolved):
             return resolved, {}
         return await self._attacher.apply_announced(request, who, resolved, anew=True)
 
     async def initialize(self, request: Request, who: RequestContext, client: ClientFacts) -> Resolved:
-        """The session of an `initialize`. A stale token is no error: the client is about to get a new session.
+        """Return the session of an `initialize`. A stale token is no error: the client is about to get a new session.
 
         Raises:
             Refused: -32602, the parameters of `initialize` are larger than a record keeps; 400, a session key cannot be

@@ -77,7 +77,7 @@ class Reconciliation:
         self._part = (self._part + 1) % _PARTS
 
     def _is_lost(self, live: LiveSession, epoch: int, found: tuple[str, int]) -> bool:
-        """Whether a session is not this replica's any more, and was not claimed anew since it was asked for."""
+        """Return True if a session is not this replica's any more, and was not claimed anew since it was asked for."""
         session = live.session
         return (
             found != (self._cluster.replica, epoch)

@@ -36,11 +36,11 @@ class Remembered:
         self._route_era: Era | None = None
 
     def is_from(self, who: RequestContext) -> bool:
-        """Whether the head comes from that caller, for good."""
+        """Return True if the head comes from that caller, for good."""
         return self.who is not None and self.who.principal is who.principal and self.who.granted is who.claims
 
     def keep_caller(self, who: Authenticated) -> None:
-        """The head comes from that caller."""
+        """Remember from which caller the head comes."""
         if who.is_lasting:
             self.who = who
 
@@ -50,14 +50,15 @@ class Remembered:
         return headers
 
     def keep_session(self, resolved: Resolved, request: Request, who: RequestContext) -> None:
-        """A token in the head has led to that session, and its record was found to fit this caller."""
+        """Remember the session that a token in the head has led to, and that its record was found to fit this
+        caller."""
         if self.is_from(who):
             self._resolved, self._era, self._record = resolved, request.era, resolved.live.session
             self.headers = None
 
     def session(self, request: Request, who: RequestContext) -> Resolved | None:
-        """The session of an earlier call of this caller. None if there is none, or its record has changed. Whether the
-        session may still be served is not known here."""
+        """Return the session of an earlier call of this caller. None if there is none, or its record has changed.
+        Whether the session may still be served is not known here."""
         resolved = self._resolved
         if resolved is None or request.era is not self._era or not self.is_from(who):
             return None
@@ -65,7 +66,8 @@ class Remembered:
         return resolved if live.session is self._record or self._has_record_of(live) else None
 
     def _has_record_of(self, live: LiveSession) -> bool:
-        """Whether the session's record is that which was kept. Each time the store returns it, its use is later."""
+        """Return True if the session's record is that which was kept. Each time the store returns it, its use is
+        later."""
         if live.session is not self._record:
             if self._record is None or not live.session.is_but_used(self._record):
                 return False
@@ -73,8 +75,8 @@ class Remembered:
         return True
 
     def keep_route(self, route: Route, request: Request, who: RequestContext) -> Route:
-        """A token in the head has led to a session of this caller that another replica owns. The route with a memory
-        for the next call."""
+        """Remember that a token in the head has led to a session of this caller that another replica owns. Returns the
+        route with a memory for the next call."""
         if not self.is_from(who):
             return route
         route = replace(route, memory=RouteMemory())
@@ -82,20 +84,20 @@ class Remembered:
         return route
 
     def route(self, request: Request, who: RequestContext) -> Route | None:
-        """The way to the owner of the session of an earlier call of this caller. The owner decides whether the session
-        is still this caller's, and its own."""
+        """Return the way to the owner of the session of an earlier call of this caller. The owner decides whether the
+        session is still this caller's, and its own."""
         route = self._route
         if route is None or request.era is not self._route_era or not self.is_from(who):
             return None
         return None if route.memory is None or route.memory.is_stale else route
 
     def is_of(self, live: LiveSession) -> bool:
-        """Whether the session of this head is that one, with the record that was kept."""
+        """Return True if the session of this head is that one, with the record that was kept."""
         return self._resolved is not None and self._resolved.live is live and self._has_record_of(live)
 
 
 def remembered(request: Request) -> Remembered | None:
-    """What is remembered of the head of a request. None if its head is not repeated."""
+    """Return what is remembered of the head of a request. None if its head is not repeated."""
     memory = request.memory
     if memory is None:
         return None

@@ -52,8 +52,8 @@ class SessionResolver:
         self.apply_announced = attacher.apply_announced
 
     def resume(self, request: Request, who: RequestContext) -> Soon[Resolved | None]:
-        """The session the request carries, in the order of carriers: header, `_meta`, session key, cookie, default
-        session.
+        """Return the session the request carries, in the order of carriers: header, `_meta`, session key, cookie,
+        default session.
 
         Raises:
             Refused: 404, an explicit carrier does not name a live session of this principal; 400, a session key cannot
@@ -100,8 +100,8 @@ class SessionResolver:
             raise OwnedByPeer(kept.keep_route(elsewhere.route, request, who)) from None
 
     def known(self, request: Request, who: RequestContext) -> Resolved | None:
-        """The session to which the head of the request has led before, if this replica may serve it without asking
-        anybody. It is the same object as long as nothing of the session's record has changed."""
+        """Return the session to which the head of the request has led before, if this replica may serve it without
+        asking anybody. It is the same object as long as nothing of the session's record has changed."""
         kept = remembered(request)
         known = None if kept is None else kept.session(request, who)
         if known is None:
@@ -110,12 +110,12 @@ class SessionResolver:
         return known if self.holds(live) and self.still_serves(live) else None
 
     def holds(self, live: LiveSession) -> bool:
-        """Whether this replica holds a live session, and its client has come back to it."""
+        """Return True if this replica holds a live session, and its client has come back to it."""
         return self._live.get(live.session.id) is live and not live.ended and live.return_watch is None
 
     def still_serves(self, live: LiveSession) -> bool:
-        """Whether this replica may serve a live session that it has served before, without asking anybody. Its record
-        is read again in time."""
+        """Return True if this replica may serve a live session that it has served before, without asking anybody. Its
+        record is read again in time."""
         age_s = self._cached.age_at_hand(live)
         if age_s is None:
             return False
@@ -150,7 +150,7 @@ class SessionResolver:
         return None if asks_for_new(request) else self._resume_unnamed(request, who)
 
     def _resume_unnamed(self, request: Request, who: RequestContext) -> Soon[Resolved | None]:
-        """The session of a request that names none of its own accord: by its cookie, or the default session."""
+        """Return the session of a request that names none of its own accord: by its cookie, or the default session."""
         return then(self.resume_by_cookie(request, who), self._or_default, request, who)
 
     def _or_default(self, found: Resolved | None, request: Request, who: RequestContext) -> Soon[Resolved | None]:
@@ -162,7 +162,7 @@ class SessionResolver:
         return None if alias is None else self.resume_by_alias(alias, who)
 
     def resume_by_id(self, session_id: str, who: RequestContext, era: Era) -> Soon[Resolved]:
-        """The session of an id that a token or a sealed `requestState` names.
+        """Return the session of an id that a token or a sealed `requestState` names.
 
         Raises:
             Refused, OwnedByPeer, StoreUnavailable: as `resume`.
@@ -185,7 +185,7 @@ class SessionResolver:
         return await arrived(self._attacher.attach(session, who.claims))
 
     def resume_by_cookie(self, request: Request, who: RequestContext) -> Soon[Resolved | None]:
-        """The session that a cookie of the request names, if cookies are switched on."""
+        """Return the session that a cookie of the request names, if cookies are switched on."""
         session_ids = self._lookup.ids_of_cookies(request, who)
         first = next(session_ids, None)
         if first is None:
@@ -204,7 +204,7 @@ class SessionResolver:
         return Resolved(live=resolved.live, context=resolved.context, cookie_held=True)
 
     def resume_by_alias(self, alias: Alias, who: RequestContext) -> Soon[Resolved | None]:
-        """The live session of that alias, if there is one.
+        """Return the live session of that alias, if there is one.
 
         Raises:
             OwnedByPeer, StoreUnavailable: as `resume`.
@@ -231,13 +231,13 @@ class SessionResolver:
         return resolved
 
     async def is_named_by_key(self, live: LiveSession, request: Request, who: RequestContext) -> bool:
-        """Whether the request has a session key, and that is the key of this session."""
+        """Return True if the request has a session key, and that is the key of this session."""
         alias = self._aliases.of_key(request, who.principal)
         named = None if alias is None else await self._store.named(alias.name)
         return named is not None and named.id == live.session.id
 
     def require(self, request: Request, who: RequestContext) -> Soon[Resolved]:
-        """As `resume`, for a legacy message, which has to name its session.
+        """Do as `resume`, for a legacy message, which has to name its session.
 
         Raises:
             Refused: 400, the request names no session.
@@ -246,7 +246,7 @@ class SessionResolver:
         return _named(resolving) if is_there(resolving) else then(resolving, _named)
 
     def resume_or_open(self, request: Request, who: RequestContext) -> Soon[Resolved]:
-        """As `resume`; a modern client without a session gets one."""
+        """Do as `resume`; a modern client without a session gets one."""
         resolving = self.resume(request, who)
         if is_there(resolving):
             return self._open(request, who) if resolving is None else resolving
@@ -266,7 +266,7 @@ class SessionResolver:
         return resolved
 
     async def open(self, request: Request, who: RequestContext, client: ClientFacts, alias: Alias | None) -> Resolved:
-        """As `SessionOpener.open`. A session that is opened by an alias is found by it from now on."""
+        """Do as `SessionOpener.open`. A session that is opened by an alias is found by it from now on."""
         resolved = await self._opener.open(request, who, client, alias)
         if alias is not None:
             self._live.note_alias(resolved.live, alias.name)
@@ -278,7 +278,7 @@ class SessionResolver:
 
 
 def _named(resolved: Resolved | None) -> Resolved:
-    """The session of a request that has to name one."""
+    """Return the session of a request that has to name one."""
     if resolved is None:
         raise no_session()
     return resolved

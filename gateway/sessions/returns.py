@@ -53,7 +53,7 @@ class ClientKey(msgspec.Struct, frozen=True):
     agent: str
 
     def mark(self, what: str) -> str:
-        """The name of a mark about these clients."""
+        """Return the name of a mark about these clients."""
         return msgspec.json.encode(
             [what, self.principal.issuer, self.principal.subject, self.name, self.agent]
         ).decode()
@@ -86,7 +86,7 @@ class UnreturningClient(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def together(clients: Iterable[UnreturningClient]) -> list[UnreturningClient]:
-    """What several replicas know of clients, as one list, the most sessions first."""
+    """Return what several replicas know of clients, as one list, the most sessions first."""
     found: dict[tuple[str, str, str], UnreturningClient] = {}
     for one in clients:
         key = (one.client, one.agent, one.principal)
@@ -196,7 +196,7 @@ class Returns:
     # -- what is learnt
 
     def carries(self, client: ClientKey) -> Soon[bool]:
-        """Whether a client of that kind was seen to bring back the token of a default session."""
+        """Return True if a client of that kind was seen to bring back the token of a default session."""
         known = self._carrying.get(client)
         return self._ask_whether_carries(client) if known is None else known
 
@@ -215,7 +215,7 @@ class Returns:
     # -- what is told
 
     def unreturning(self) -> list[UnreturningClient]:
-        """The clients that come back to no session, the most sessions first."""
+        """Return the clients that come back to no session, the most sessions first."""
         now = self._clock()
         return together(
             self._described(client, openings)

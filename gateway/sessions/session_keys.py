@@ -44,7 +44,7 @@ _UNREPLACED = re.compile(r"\$\{[^}]*\}|\$\([^)]*\)|\{\{[^}]*\}\}|<[^>]*>")
 
 
 def session_key(request: Request, headers: Sequence[str]) -> str | None:
-    """The key that a request carries: in the first of these headers (lower case) that it has, else in `_meta`.
+    """Return the key that a request carries: in the first of these headers (lower case) that it has, else in `_meta`.
 
     Raises:
         Refused: 400, it cannot be a key.
@@ -57,7 +57,7 @@ def session_key(request: Request, headers: Sequence[str]) -> str | None:
 
 
 def _as_utf_8(value: str) -> str:
-    """The text of a header as its sender wrote it, so that a key is the same in a header and in `_meta`."""
+    """Return the text of a header as its sender wrote it, so that a key is the same in a header and in `_meta`."""
     try:
         return value.encode("latin-1").decode()
     except UnicodeError:
@@ -78,7 +78,7 @@ def _checked(key: Any) -> str:
 
 @functools.lru_cache(maxsize=4_096)
 def key_alias(key: str, principal: Principal, endpoint: str) -> str:
-    """The alias of the session that a principal names by that key at an endpoint. It does not reveal the key.
+    """Return the alias of the session that a principal names by that key at an endpoint. It does not reveal the key.
 
     Raises:
         Refused: 400, an anonymous client's key could be guessed.
@@ -94,8 +94,9 @@ def key_alias(key: str, principal: Principal, endpoint: str) -> str:
 
 
 def estimated_bits(key: str) -> float:
-    """An upper estimate of the random bits in a key, from its length and the alphabet that it seems to be written in:
-    4 bits for a hex digit, 6 for a character of base64url. Repetitions, sequences and words count for nothing.
+    """Return an upper estimate of the random bits in a key, from its length and the alphabet that it seems to be
+    written in: 4 bits for a hex digit, 6 for a character of base64url. Repetitions, sequences and words count for
+    nothing.
 
     No estimate can tell a random text from one that looks like it; this one refuses what a person types in.
     """
@@ -111,20 +112,21 @@ def estimated_bits(key: str) -> float:
 
 
 def _unrepeated(key: str) -> str:
-    """The shortest text of which the key is a repetition: the key itself, if it repeats nothing."""
+    """Return the shortest text of which the key is a repetition: the key itself, if it repeats nothing."""
     place = (key + key).find(key, 1)
     return key[:place]
 
 
 def _is_sequence(text: str) -> bool:
-    """Whether most characters are the same as the one before, or its neighbour in the alphabet: more than 3 of 5, as of
-    32 random hex digits half may be."""
+    """Return True if most characters are the same as the one before, or its neighbour in the alphabet: more than 3 of
+    5, as of 32 random hex digits half may be."""
     steps = [abs(ord(after) - ord(before)) for before, after in itertools.pairwise(text)]
     return 5 * sum(step <= 1 for step in steps) > 3 * len(steps)
 
 
 def _alphabet(text: str) -> int:
-    """The size of the alphabet that generators of random text use and this text is written in; 1 if it is none of them.
+    """Return the size of the alphabet that generators of random text use and this text is written in; 1 if it is none
+    of them.
 
     Addresses and phrases have spaces, dots or colons. One random text of base64url in 50,000 has no
     capitals or no small letters.

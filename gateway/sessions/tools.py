@@ -23,7 +23,7 @@ _MOST: Final = 20_000
 
 
 def gateway_tools(lifecycle: SessionLifecycle, store: SessionStore) -> Any:
-    """The server object. Each tool works on the sessions of the principal that calls it."""
+    """Return the server object. Each tool works on the sessions of the principal that calls it."""
     server = MCPServer(NAME)
 
     @server.tool(name="list_sessions", annotations={"readOnlyHint": True})  # type: ignore[arg-type]  # or a mapping
@@ -47,7 +47,7 @@ def gateway_tools(lifecycle: SessionLifecycle, store: SessionStore) -> Any:
 
 
 async def own_sessions(store: SessionStore) -> list[Session]:
-    """The sessions of the principal that calls. An anonymous client gets only the session of the call."""
+    """Return the sessions of the principal that calls. An anonymous client gets only the session of the call."""
     here = await store.peek(current_session().id)
     if here is None or here.principal.is_anonymous:
         return [] if here is None else [here]
@@ -63,7 +63,7 @@ async def own_sessions(store: SessionStore) -> list[Session]:
 
 
 def _chosen(own: list[Session], prefix: str) -> Session:
-    """The session whose id begins with `prefix`. Raises `ToolError` unless there is exactly one."""
+    """Return the session whose id begins with `prefix`. Raises `ToolError` unless there is exactly one."""
     matching = [session for session in own if session.id.startswith(prefix)]
     if len(matching) == 1:
         return matching[0]

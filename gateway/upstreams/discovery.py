@@ -98,8 +98,8 @@ async def _asked(conversation: Conversation, version: str, within_s: float, *, i
 
 
 def meaning_of(error: msgspec.Raw) -> Discovery:
-    """What an error of the server proves. Only errors that MCP 2026-07-28 defines prove a modern server: the codes of
-    legacy servers are their own."""
+    """Return what an error of the server proves. Only errors that MCP 2026-07-28 defines prove a modern server: the
+    codes of legacy servers are their own."""
     try:
         decoded = msgspec.json.decode(error)
     except msgspec.MsgspecError:
@@ -116,7 +116,7 @@ def meaning_of(error: msgspec.Raw) -> Discovery:
 
 
 def _of_versions(data: dict[str, Any]) -> Discovery:
-    """The consequence of an `UnsupportedProtocolVersionError`."""
+    """Return the consequence of an `UnsupportedProtocolVersionError`."""
     supported = [version for version in data["supported"] if isinstance(version, str)]
     common = [version for version in MODERN_VERSIONS if version in supported]
     if common:

@@ -41,8 +41,8 @@ class Enclosing:
         self.sandbox = enclosures.sandbox
 
     async def of_session(self, resources: LinkResources, session_id: str, sandbox: Sandbox) -> LinkResources:
-        """The resources of a link, with the walls of that sandbox. If they cannot be made, the link's resources are
-        released. Raises `UpstreamUnavailable`."""
+        """Return the resources of a link, with the walls of that sandbox. If they cannot be made, the link's resources
+        are released. Raises `UpstreamUnavailable`."""
         try:
             return await self._enclosed(resources, session_id, sandbox)
         except BaseException:
@@ -50,7 +50,7 @@ class Enclosing:
             raise
 
     async def shared(self) -> LinkResources:
-        """The resources of a link that belongs to no session, or to many. Raises `UpstreamUnavailable`."""
+        """Return the resources of a link that belongs to no session, or to many. Raises `UpstreamUnavailable`."""
         return await self._enclosed(LinkResources(), "", self._enclosures.shared)
 
     async def _enclosed(self, resources: LinkResources, session_id: str, sandbox: Sandbox) -> LinkResources:
@@ -130,7 +130,7 @@ class Enclosing:
 
 
 def _both(first: Callable[[], None], second: Callable[[], None]) -> Callable[[], None]:
-    """Calls one after the other."""
+    """Return a function that calls both, one after the other."""
 
     def close() -> None:
         try:

@@ -63,7 +63,7 @@ class UpstreamFactory:
         self._quotes = quotes
 
     def of_entry(self, name: str, settings: UpstreamSettings) -> ConfiguredUpstream:
-        """The upstream of an entry of the configuration.
+        """Return the upstream of an entry of the configuration.
 
         Raises:
             ConfigurationError: the server cannot be served.
@@ -72,7 +72,8 @@ class UpstreamFactory:
         return self._make(name, settings, self._transport(name, settings), known)
 
     def of_object(self, name: str, server: Any) -> ConfiguredUpstream:
-        """The upstream of a server object in this process. Raises `ConfigurationError`: it is no server object."""
+        """Return the upstream of a server object in this process. Raises `ConfigurationError`: it is no server
+        object."""
         return self._make(name, OBJECT, _in_process(f"servers[{name!r}]", name, server), KnownFacts())
 
     def _make(self, name: str, settings: UpstreamSettings, upstream: Upstream, known: KnownFacts) -> ConfiguredUpstream:
@@ -162,12 +163,13 @@ class UpstreamFactory:
 
 
 def _same_for_all(values: Mapping[str, str]) -> dict[str, str]:
-    """The values that contain no secret of a principal."""
+    """Return the values that contain no secret of a principal."""
     return {name: value for name, value in values.items() if not is_template(value)}
 
 
 def _in_process(where: str, name: str, server: Any) -> Upstream:
-    """The upstream of an object in this process: a server object of the SDK, or an object that is an `Upstream` itself.
+    """Return the upstream of an object in this process: a server object of the SDK, or an object that is an `Upstream`
+    itself.
 
     Other packages can add kinds of upstreams: an `Upstream` of theirs stands in the setting `in_process`, or in the
     `servers` of `create_app`. `transports.testing` has its contract.
@@ -186,7 +188,7 @@ def _in_process(where: str, name: str, server: Any) -> Upstream:
 
 
 def load_object(name: str, path: str) -> Any:
-    """The object that `module:attribute` names; modules of the working directory are found too.
+    """Return the object that `module:attribute` names; modules of the working directory are found too.
 
     Raises:
         ConfigurationError: it cannot be imported.
@@ -205,7 +207,7 @@ def load_object(name: str, path: str) -> Any:
 
 
 def _failed_in(error: Exception) -> str:
-    """The line of the operator's module that failed; where modules are looked for, if none was found."""
+    """Return the line of the operator's module that failed; where modules are looked for, if none was found."""
     for frame in reversed(traceback.extract_tb(error.__traceback__)):
         if frame.filename != __file__ and "importlib" not in frame.filename:
             return f" ({frame.filename}, line {frame.lineno})"

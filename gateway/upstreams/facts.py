@@ -46,7 +46,7 @@ class ServerFacts:
 
     @property
     def has_answered(self) -> bool:
-        """Whether the server speaks one of the eras."""
+        """True if the server speaks one of the eras."""
         return not self.failure and self.discovery is not None
 
     @cached_property
@@ -57,7 +57,7 @@ class ServerFacts:
 
     @cached_property
     def notifies(self) -> bool:
-        """Whether the server declares that it notifies of changes: of any list, or of resources."""
+        """True if the server declares that it notifies of changes: of any list, or of resources."""
         return bool(everything([""]).honoured(self.capabilities))
 
     @cached_property
@@ -84,7 +84,7 @@ class ServerState:
 
 
 def era_of(facts: ServerFacts | None, client: Era, *, accepts_handshake: bool | None) -> Era | None:
-    """The era in which a server is addressed for a client of that era: the client's own if the server speaks it.
+    """Return the era in which a server is addressed for a client of that era: the client's own if the server speaks it.
 
     `accepts_handshake` says whether a modern server accepts `initialize` as well. None: it is not known yet. The result
     is None while it depends on something that is not known.
@@ -129,7 +129,7 @@ class KnownFacts:
         return latest if latest is not None and latest.has_answered and not latest.is_certain else None
 
     def kept(self, facts: ServerFacts) -> ServerFacts:
-        """The facts of a probe, or those that a session has learned while the probe was refused."""
+        """Return the facts of a probe, or those that a session has learned while the probe was refused."""
         latest = self.latest
         if latest is None or facts.has_answered or not (latest.has_answered and latest.needs_credentials):
             return facts
@@ -144,12 +144,12 @@ class KnownFacts:
                 self._mirrored.pop(name, None)
 
     def tools(self) -> Tools | None:
-        """The tools that the probe has listed; None if it could not."""
+        """Return the tools that the probe has listed; None if it could not."""
         latest = self.latest
         return None if latest is None or latest.failure or latest.needs_credentials else latest.tools
 
     def handshake(self) -> bytes | None:
-        """The `initialize` result of a legacy server."""
+        """Return the `initialize` result of a legacy server."""
         return None if self.latest is None else self.latest.initialize
 
     def mirrored_schemas(self) -> Mapping[str, Any]:

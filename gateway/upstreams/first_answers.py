@@ -32,7 +32,7 @@ class FirstAnswers:
         self._fresh_ms = int(fresh_s * 1_000) if results.takes("tools/list") else 0
 
     def asked(self, method: str, params: Mapping[str, bytes], live: LiveSession, context: Context) -> Asked | None:
-        """The request of a legacy client as its result is kept; None if it may not be."""
+        """Return the request of a legacy client as its result is kept; None if it may not be."""
         if not self._fresh_ms or method not in (*LISTS, _HANDSHAKE):
             return None
         session = live.session
@@ -41,7 +41,7 @@ class FirstAnswers:
         return Asked.of(method, params, public=None, private=equal, fresh_ms=self._fresh_ms)
 
     def handshake(self, live: LiveSession) -> bytes | None:
-        """What a new process would answer to the `initialize` of that session; None if that is not known."""
+        """Return what a new process would answer to the `initialize` of that session; None if that is not known."""
         asked = self.asked(_HANDSHAKE, {}, live, live.session.context)
         found = None if asked is None or live.session.links else self._results.find(asked)
         if found is not None:
@@ -61,7 +61,7 @@ class FirstAnswers:
 
 
 def is_unused(live: LiveSession, conversation: Conversation | None, method: str) -> bool:
-    """Whether a session has called no server, and its process has announced no change of that list."""
+    """Return True if a session has called no server, and its process has announced no change of that list."""
     if live.session.links or live.ended:
         return False
     if conversation is None:

@@ -58,7 +58,7 @@ class Inventory:
         self._tasks = Tasks(f"inventory of {name}")
 
     def known(self, method: str, conversation: Conversation | None) -> Listed | None:
-        """The list, without a request to the server; None if it is not known."""
+        """Return the list, without a request to the server; None if it is not known."""
         lists = None if conversation is None else conversation.known_lists
         if lists is not None and method in lists.known:
             return lists.known[method]
@@ -67,7 +67,7 @@ class Inventory:
         return self._probed()
 
     async def listed(self, method: str, conversation: Conversation, name: str = "") -> Listed:
-        """The list. If `name` is not in it, it is requested again. Concurrent callers share one request.
+        """Return the list. If `name` is not in it, it is requested again. Concurrent callers share one request.
 
         Raises:
             UpstreamUnavailable, HandshakeRefused, LinkClosed: the server cannot be asked.
@@ -87,7 +87,7 @@ class Inventory:
         return await self.refresh(method, conversation)
 
     async def refresh(self, method: str, conversation: Conversation) -> Listed:
-        """The list, requested now. Raises: as `listed`."""
+        """Return the list, requested now. Raises: as `listed`."""
         lists = conversation.lists
         try:
             return await self._tasks.share((lists, method), lambda: self._ask(method, conversation, lists))
@@ -138,7 +138,7 @@ class Inventory:
             passed[method] = found
 
     def names(self, method: str, conversation: Conversation | None) -> Names:
-        """The names of resources or templates that are known without a request, which may not be all."""
+        """Return the names of resources or templates that are known without a request, which may not be all."""
         known = self.known(method, conversation)
         if isinstance(known, Names):
             return known

@@ -303,7 +303,8 @@ class SessionLinks:
 
 
 def _recorded(live: LiveSession, key: Key) -> tuple[str, str]:
-    """The entry of the session's record about its session at that server, and the part that a link can resume with."""
+    """Return the entry of the session's record about its session at that server, and the part that a link can resume
+    with."""
     for entry in live.session.remote:
         name, capabilities, resume = msgspec.json.decode(entry, type=tuple[str, str, str])
         if (name, capabilities) == (key[0], key[2].decode()):
@@ -312,7 +313,7 @@ def _recorded(live: LiveSession, key: Key) -> tuple[str, str]:
 
 
 def _replay(live: LiveSession, permits: Permits) -> list[bytes]:
-    """The messages that a legacy server gets after a handshake on behalf of that session."""
+    """Return the messages that a legacy server gets after a handshake on behalf of that session."""
     session = live.session
     if session.era == Era.MODERN:
         listened = frozenset().union(*(subscription.wanted.uris for subscription in live.subscriptions))

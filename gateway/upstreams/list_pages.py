@@ -26,7 +26,7 @@ _MAX_PAGES: Final = 100
 
 
 def asked_by_gateway(method: str, params: Mapping[str, bytes]) -> Asked:
-    """A request of the gateway's own, of which only results for every caller are kept."""
+    """Return a request of the gateway's own, of which only results for every caller are kept."""
     return Asked.of(method, params, public=b"", private=None)
 
 
@@ -42,13 +42,13 @@ class ListReader:
         self._uri_chars = uri_chars
 
     def items(self, method: str, page: Any) -> list[dict[str, Any]]:
-        """The items of one page of that list."""
+        """Return the items of one page of that list."""
         row = METHODS[method]
         most_chars = self._name_chars if row.item_key == "name" else self._uri_chars
         return items_of(page, row.listed, row.item_key, most_chars=most_chars)
 
     def kept_items(self, method: str, results: ResultCache) -> list[dict[str, Any]] | None:
-        """The items of all pages of that list, if fresh ones for every caller are kept."""
+        """Return the items of all pages of that list, if fresh ones for every caller are kept."""
         pages = results.pages(method, lambda params: asked_by_gateway(method, params))
         if pages is None:
             return None
@@ -57,8 +57,8 @@ class ListReader:
     async def all_items(
         self, method: str, conversation: Conversation, results: ResultCache | None = None
     ) -> list[dict[str, Any]]:
-        """The items of all pages of that list, until there are more than the gateway keeps. `results` keeps pages that
-        are the same for every caller.
+        """Return the items of all pages of that list, until there are more than the gateway keeps. `results` keeps
+        pages that are the same for every caller.
 
         Raises:
             UpstreamUnavailable: the server refused with an HTTP status, or cannot be reached.
@@ -87,7 +87,8 @@ class ListReader:
         return items
 
     async def is_repeatable(self, tool: str, conversation: Conversation) -> bool:
-        """Whether a tool's annotations say that calling it twice does no more than calling it once (ToolAnnotations).
+        """Return True if a tool's annotations say that calling it twice does no more than calling it once
+        (ToolAnnotations).
 
         Raises:
             UpstreamUnavailable, HandshakeRefused, LinkClosed: the server cannot be asked.

@@ -94,8 +94,8 @@ class Probe:
         return self._tasks.start(_PROBE, self._probe)
 
     async def facts(self) -> ServerFacts:
-        """The findings of the last probe. After a failure the probe runs again in the background, so that a server that
-        is started later is found.
+        """Return the findings of the last probe. After a failure the probe runs again in the background, so that a
+        server that is started later is found.
 
         A server that has not answered yet counts as legacy, so that its clients need not wait.
         """
@@ -116,8 +116,8 @@ class Probe:
             return ServerFacts(failure="the gateway stops")
 
     def discovery(self, facts: ServerFacts) -> bytes | None:
-        """The answer to `server/discover` that modern clients get, with what is left of its `ttlMs`. A server whose
-        answer is no longer fresh is asked again in the background: nobody waits for it."""
+        """Return the answer to `server/discover` that modern clients get, with what is left of its `ttlMs`. A server
+        whose answer is no longer fresh is asked again in the background: nobody waits for it."""
         ttl_ms = 0 if facts.discover is None else hints_of(facts.discover).ttl_ms
         if not ttl_ms or facts.discover is None:
             return facts.discovery
@@ -143,11 +143,11 @@ class Probe:
     # -- eras
 
     def era_now(self, client: Era) -> Era | None:
-        """As `era_for`, without waiting; None while the era is not known."""
+        """Do as `era_for`, without waiting; None while the era is not known."""
         return era_of(self._known.latest, client, accepts_handshake=self._accepts_handshake)
 
     async def era_for(self, client: Era) -> Era:
-        """The era in which the server is addressed for such a client."""
+        """Return the era in which the server is addressed for such a client."""
         facts = await self.facts()
         era = era_of(facts, client, accepts_handshake=self._accepts_handshake)
         if era is None and not facts.needs_credentials:
@@ -216,7 +216,7 @@ class Probe:
         return facts
 
     def learn(self, facts: ServerFacts) -> None:
-        """A session has learned what the server speaks, which refuses the probe."""
+        """Keep what a session has learned that the server speaks, which refuses the probe."""
         self._cancel_timer()
         _learn(self._name, self._known, facts)
         self.failures = Backoff()
@@ -239,7 +239,7 @@ class Probe:
             self._again = None
 
     async def _asked(self) -> ServerFacts:
-        """The facts. An error that nobody foresaw counts as a failed attempt: without facts, and without another
+        """Return the facts. An error that nobody foresaw counts as a failed attempt: without facts, and without another
         attempt, no client could use the server any more."""
         try:
             return await self._ask()
@@ -305,7 +305,7 @@ class Probe:
 async def _listed_tools(
     reader: ListReader, conversation: Conversation, results: ResultCache | None, within_s: float
 ) -> Tools:
-    """The tools that the server lists; none if it cannot list them now, or not in time."""
+    """Return the tools that the server lists; none if it cannot list them now, or not in time."""
     with contextlib.suppress(UpstreamUnavailable, LinkClosed, TimeoutError, msgspec.MsgspecError):
         async with asyncio.timeout(within_s):
             return Tools(await reader.all_items("tools/list", conversation, results))

@@ -53,8 +53,8 @@ class Asked(msgspec.Struct, frozen=True):
         session: str = "",
         fresh_ms: int = 0,
     ) -> "Asked":
-        """The request with these params. `public` says what beside them a public result depends on, `private` for whom
-        a private one is; None: nobody."""
+        """Return the request with these params. `public` says what beside them a public result depends on, `private`
+        for whom a private one is; None: nobody."""
         # As JSON, so that no two requests have the same text: what one client asks must not answer another's request.
         named = [[name, msgspec.Raw(bytes(params[name]))] for name in sorted(params) if name != "_meta"]
         digest = hashlib.sha256(encode([method, named]))
@@ -101,18 +101,18 @@ class ResultCache:
         return int(self._kept.currsize)
 
     def takes(self, method: str) -> bool:
-        """Whether results of that method are kept."""
+        """Return True if results of that method are kept."""
         return self._most_bytes > 0 and method in CACHEABLE
 
     def find(self, asked: Asked) -> bytes | None:
-        """The result, with the time that is left of its `ttlMs` if it has one; None if no fresh one is kept."""
+        """Return the result, with the time that is left of its `ttlMs` if it has one; None if no fresh one is kept."""
         kept = self._fresh(asked)
         if kept is None or asked.fresh_ms:
             return None if kept is None else kept.result
         return with_ttl(kept.result, int((kept.until - self._clock()) * 1_000))
 
     def has(self, asked: Asked) -> bool:
-        """Whether `find` would return a result."""
+        """Return True if `find` would return a result."""
         return self._fresh(asked) is not None
 
     def _fresh(self, asked: Asked) -> _Kept | None:
@@ -145,7 +145,7 @@ class ResultCache:
             self._sessions.add(session)
 
     def changed(self, change: Method) -> None:
-        """The server notifies of a change: of the lists of a kind, or of a resource."""
+        """Drop what a change outdates of which the server notifies: of the lists of a kind, or of a resource."""
         affected = (row for row in METHODS.values() if row.is_cacheable and row.kind == change.kind)
         self._versions.update(row.name for row in affected if change.flag or not row.listed)
 
@@ -157,7 +157,7 @@ class ResultCache:
                 del self._kept[key]
 
     def pages(self, method: str, asked: Callable[[Mapping[str, bytes]], Asked]) -> Iterable[bytes] | None:
-        """All pages of a list; None if one of them is not kept. `asked` makes the request of a page."""
+        """Return all pages of a list; None if one of them is not kept. `asked` makes the request of a page."""
         pages: list[bytes] = []
         params: Mapping[str, bytes] = {}
         for _ in range(_MOST_PAGES):

@@ -71,7 +71,8 @@ class Reviewed:
 
 
 def asking(settings: Settings) -> Settings:
-    """The same settings, for commands that only ask servers what they list and report the findings themselves."""
+    """Return the same settings, for commands that only ask servers what they list and report the findings
+    themselves."""
     policy = settings.gateway.policy.model_copy(update={"unmatched_patterns": "allow"})
     options = settings.gateway.model_copy(update={"tracing": False, "policy": policy})
     return settings.model_copy(update={"gateway": options})
@@ -169,8 +170,8 @@ async def review(
 async def _lists_to_compare(
     upstream: ConfiguredUpstream, workspaces: Iterable[WorkspaceSettings]
 ) -> dict[str, list[str] | None]:
-    """The names of prompts and the URIs of resources that a server lists, of the kinds for which there are patterns.
-    None in place of a list: the server does not give it."""
+    """Return the names of prompts and the URIs of resources that a server lists, of the kinds for which there are
+    patterns. None in place of a list: the server does not give it."""
     facts = await upstream.facts()
     if not facts.has_answered or facts.needs_credentials:
         return {}
@@ -182,7 +183,7 @@ async def _lists_to_compare(
 
 
 def _unbound(server: str, rules: Mapping[str, ToolSettings], tools: Tools) -> Iterable[str]:
-    """A message for each bound argument that no tool of its pattern has."""
+    """Return a message for each bound argument that no tool of its pattern has."""
     for pattern, rule in rules.items():
         matching = [tool["name"] for tool in tools.listed if matches(pattern, tool["name"])]
         for argument in rule.bind if matching else ():
@@ -199,8 +200,8 @@ def _unchecked(tool: str, pattern: str) -> str:
 
 
 def unmatched(where: str, patterns: Iterable[str], names: Iterable[str], what: str) -> list[str]:
-    """A message for each pattern that matches no name. A pattern that matches everything is never reported: it is meant
-    for names that the server may list later."""
+    """Return a message for each pattern that matches no name. A pattern that matches everything is never reported: it
+    is meant for names that the server may list later."""
     listed = sorted(names)
     known = {form for name in listed for form in (name, unicodedata.normalize("NFKC", name))}
     return [
@@ -211,7 +212,7 @@ def unmatched(where: str, patterns: Iterable[str], names: Iterable[str], what: s
 
 
 def patterns_of(settings: UpstreamSettings, kind: str) -> tuple[str, Iterable[str]]:
-    """The setting with the patterns of a server for a kind of items, and these patterns."""
+    """Return the setting with the patterns of a server for a kind of items, and these patterns."""
     setting = "resource_uris" if kind == "resources" else kind
     patterns: Iterable[str] = getattr(settings, setting)
     return setting, patterns
@@ -236,7 +237,7 @@ def require_matches(upstream: ConfiguredUpstream, kind: str, listed: Listed | fr
 
 
 def _some(names: Sequence[str]) -> str:
-    """The first names, as text for an operator who has misspelt one."""
+    """Return the first names, as text for an operator who has misspelt one."""
     shown = [repr(name[:_SHOWN_CHARS]) for name in names[:_SHOWN_NAMES]]
     return ", ".join(shown + ["…"] * (len(names) > _SHOWN_NAMES)) or "it has none"
 
@@ -268,7 +269,7 @@ def _no_tasks(settings: TaskSettings, names: Mapping[str, Mapping[str, list[str]
 
 
 async def listed_names(upstream: ConfiguredUpstream, kind: str) -> list[str] | None:
-    """The names or URIs that a server lists of a kind of items; None if it cannot be asked."""
+    """Return the names or URIs that a server lists of a kind of items; None if it cannot be asked."""
     facts = await upstream.facts()
     conversation = upstream.sessionless(Era.LEGACY if facts.discover is None else Era.MODERN)
     names: list[str] = []

@@ -40,7 +40,7 @@ class PrestartedProcess:
 
     @property
     def is_good(self) -> bool:
-        """Whether it is as good as a new process."""
+        """True if it is as good as a new process."""
         return self.link.is_unheard
 
     async def close(self) -> None:
@@ -80,7 +80,8 @@ class SessionResources:
         self._secret_headers = {name: value for name, value in settings.headers.items() if is_template(value)}
 
     async def of(self, live: LiveSession, correlation: str, resume: str) -> LinkResources:
-        """The resources of the next link of a session. `resume` is the state that an earlier link to a URL has left.
+        """Return the resources of the next link of a session. `resume` is the state that an earlier link to a URL has
+        left.
 
         Raises:
             UpstreamUnavailable: the process limit of its principal is reached, or a secret is missing.
@@ -121,11 +122,11 @@ class SessionResources:
         return await self._enclosing.of_session(resources, session.id, sandbox)
 
     def secrets(self, given: ConnectOptions) -> set[str]:
-        """The values in the configuration of the server, and in what a link is given, that nobody may see."""
+        """Return the values in the configuration of the server, and in what a link is given, that nobody may see."""
         return secrets_in(self._settings) | secrets_of_link(given)
 
     async def shared(self) -> LinkResources:
-        """The resources of a link that belongs to no session, or to many. Raises `UpstreamUnavailable`."""
+        """Return the resources of a link that belongs to no session, or to many. Raises `UpstreamUnavailable`."""
         return await self._enclosing.shared() if self._settings.command else LinkResources()
 
     async def prestart(self, session: Session, upstream: PrestartingUpstream) -> PrestartedProcess:
@@ -143,8 +144,8 @@ class SessionResources:
         return PrestartedProcess(resources, link, self._environment.comparable(env), sandbox, forget)
 
     async def _prestarted(self, session: Session, env: Mapping[str, str]) -> LinkResources | None:
-        """The prestarted process of that session, if it was started with the environment and the sandbox that it would
-        get now."""
+        """Return the prestarted process of that session, if it was started with the environment and the sandbox that it
+        would get now."""
         prestarted = self._take_prestarted(session)
         if prestarted is None:
             return None

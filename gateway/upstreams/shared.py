@@ -35,7 +35,7 @@ class SharedConversations:
         return iter(tuple(self._open.values()))
 
     def of(self, era: Era) -> Conversation:
-        """The conversation in that era."""
+        """Return the conversation in that era."""
         conversation = self._open.get(era)
         if conversation is None:
             source = SharedLinks(self._links, era)
@@ -59,7 +59,7 @@ class SharedConversations:
         return self._discarded_words
 
     def trial(self) -> Conversation:
-        """A new conversation of the legacy era, with a link of its own. The caller closes it."""
+        """Return a new conversation of the legacy era, with a link of its own. The caller closes it."""
         return Conversation(TrialLinks(self._links), SharedRouter(), self._deadlines)
 
     def forget(self, live: LiveSession) -> None:

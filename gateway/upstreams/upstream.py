@@ -89,12 +89,12 @@ class ConfiguredUpstream:
 
     @property
     def has_answered(self) -> bool:
-        """Whether the last probe found what the server lists."""
+        """True if the last probe found what the server lists."""
         return self.known.latest is not None and self.known.latest.has_answered
 
     @property
     def is_failing(self) -> bool:
-        """Whether the last probe has failed."""
+        """True if the last probe has failed."""
         return self._probe.failures.count > 0
 
     @property
@@ -109,12 +109,12 @@ class ConfiguredUpstream:
 
     @property
     def speaks_modern(self) -> bool:
-        """Whether the server speaks 2026-07-28 or later."""
+        """True if the server speaks 2026-07-28 or later."""
         return self.known.latest is not None and self.known.latest.discover is not None
 
     @property
     def is_asked_in_sessions(self) -> bool:
-        """Whether the server answers nothing without the credentials that its configuration has for each session."""
+        """True if the server answers nothing without the credentials that its configuration has for each session."""
         facts = self.known.latest
         return self._takes_secrets and facts is not None and facts.needs_credentials
 
@@ -135,7 +135,7 @@ class ConfiguredUpstream:
 
     @property
     def state(self) -> ServerState:
-        """Whether the server can be used, for operators."""
+        """True if the server can be used, for operators."""
         probe, facts = self._probe, self.known.latest
         if self.has_answered:
             return ServerState("ok", start_s=probe.started_s)
@@ -151,7 +151,7 @@ class ConfiguredUpstream:
 
     @property
     def notifies(self) -> bool:
-        """Whether the server has declared to the last probe that it notifies of changes."""
+        """True if the server has declared to the last probe that it notifies of changes."""
         return self.known.latest is not None and self.known.latest.notifies
 
     @property
@@ -160,7 +160,7 @@ class ConfiguredUpstream:
         return Declared() if self.known.latest is None else self.known.latest.declared
 
     async def capabilities(self) -> dict[str, Any]:
-        """The capabilities that the server declares."""
+        """Return the capabilities that the server declares."""
         return (await self.facts()).capabilities
 
     def mark_reviewed(self, kind: str = "") -> None:
@@ -175,22 +175,23 @@ class ConfiguredUpstream:
         return self._shared
 
     def sessionless(self, era: Era) -> Conversation:
-        """The conversation that serves lists to clients that have no session yet."""
+        """Return the conversation that serves lists to clients that have no session yet."""
         return self._shared.of(era)
 
     def is_asked_by(self, live: LiveSession) -> bool:
-        """Whether the server has to be asked for its era with the credentials of that session first (`era_in`)."""
+        """Return True if the server has to be asked for its era with the credentials of that session first
+        (`era_in`)."""
         return not self.settings.shared and self._by_sessions.is_wanted(live)
 
     async def conversation_for(self, call: Call) -> Conversation:
-        """The conversation for a call, in the era in which this server is addressed for the call's client."""
+        """Return the conversation for a call, in the era in which this server is addressed for the call's client."""
         if (live := call.live) is None:
             return self._shared.of(await self.era_for(call.era))
         era = await self.era_in(live, call.era, call.correlation)
         return self.conversation(live, era, call.correlation, call.exchange.caller)
 
     async def era_in(self, live: LiveSession, client: Era, correlation: str) -> Era:
-        """As `era_for`, for a session. A server that refuses what the gateway asks without credentials is asked with
+        """Do as `era_for`, for a session. A server that refuses what the gateway asks without credentials is asked with
         those of the session."""
         era, facts = await self.era_for(client), self.known.latest
         if facts is None or not facts.needs_credentials or self.settings.shared:
@@ -202,19 +203,19 @@ class ConfiguredUpstream:
         return await self.era_for(client)
 
     def open_with(self, live: LiveSession) -> Conversation | None:
-        """The present conversation of a session, in either era; None if it has none."""
+        """Return the present conversation of a session, in either era; None if it has none."""
         if self.settings.shared:
             return next(iter(self._shared), None)
         return next((held for (name, *_), held in live.conversations.items() if name == self.name), None)
 
     def is_open_to(self, live: LiveSession) -> bool:
-        """Whether the session has a link to the server that is open now."""
+        """Return True if the session has a link to the server that is open now."""
         conversation = self.open_with(live)
         return conversation is not None and conversation.is_open
 
     def conversation(self, live: LiveSession, era: Era, correlation: str, caller: Caller | None = None) -> Conversation:
-        """The conversation of a session; a shared server has one for all sessions. `caller` is a modern client: a
-        legacy server learns its capabilities in the handshake, so each set of capabilities has its own conversation.
+        """Return the conversation of a session; a shared server has one for all sessions. `caller` is a modern client:
+        a legacy server learns its capabilities in the handshake, so each set of capabilities has its own conversation.
 
         Raises:
             UpstreamUnavailable: the session has ended, so no process may be started for it.
