@@ -61,12 +61,12 @@ class _ServerRequest:
             self._refuse(INVALID_PARAMS, f"The request cannot be read: {error}")
 
     def take(self) -> bool:
-        """Do as `gateway.calls.suspended_call.Unnamed`."""
+        """Do as `gateway.calls.suspended_call.MovingQuestion`."""
         was_answered, self._is_answered = self._is_answered, True
         return not was_answered
 
     def move(self) -> bool:
-        """Do as `gateway.calls.suspended_call.Unnamed`."""
+        """Do as `gateway.calls.suspended_call.MovingQuestion`."""
         if self._is_answered or not self._calls():
             return False
         self.ask()
@@ -109,14 +109,14 @@ class _ServerRequest:
     def _question(self, method: str, exchange: Exchange) -> InputRequest:
         """Return the request as the client of that call gets it, which can be of the server's era if the call is a
         task."""
-        message, is_unnamed = self._message, self._call is None and len(self._among) > 1
-        if is_unnamed and isinstance(message.params, msgspec.Raw):
+        message, moves = self._message, self._call is None and len(self._among) > 1
+        if moves and isinstance(message.params, msgspec.Raw):
             # Kept for the next call, without the message that it is a slice of.
             self._message = message = replace(message, params=message.params.copy())
         params = None if message.params is msgspec.UNSET else message.params_object()
         if params is not None:
             params = without_modern_gaps(method, params) if exchange.era == "modern" else without_task(params)
-        return InputRequest(self._conversation, encode(message.id), method, params, self if is_unnamed else None)
+        return InputRequest(self._conversation, encode(message.id), method, params, self if moves else None)
 
     def _wait_for_others(self) -> None:
         params = self._message.params

@@ -14,8 +14,8 @@ from weakref import ref
 
 import msgspec
 
-from gateway.calls.exchange import Exchange
-from gateway.calls.lifecycles import TIMED_BY, Clock, Deadlines, ExchangeState
+from gateway.calls.exchange import Exchange, ExchangeConversation
+from gateway.calls.lifecycles import TIMED_BY, Clock, ExchangeState
 from gateway.calls.link import LinkSource
 from gateway.calls.questions import give_up
 from gateway.errors import CALL_TIMED_OUT
@@ -204,30 +204,12 @@ class Calls:
         return exchange in self._waiting and self._waiting.pop(exchange) is None
 
 
-class WatchedConversation(Protocol):
+class WatchedConversation(ExchangeConversation, Protocol):
     """The conversation whose calls are watched."""
-
-    @property
-    def name(self) -> str:
-        """The server's name."""
-        ...
 
     @property
     def calls(self) -> Calls:
         """Its calls in flight."""
-        ...
-
-    @property
-    def deadlines(self) -> Deadlines:
-        """How long they may take."""
-        ...
-
-    def notify(self, method: str, params: bytes | None) -> None:
-        """Send the server a notification."""
-        ...
-
-    def fail(self, exchange: Exchange, code: int, reason: str) -> None:
-        """Answer a call with an error of the gateway's."""
         ...
 
 

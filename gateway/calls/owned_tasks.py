@@ -10,7 +10,7 @@ from typing import Final, Protocol
 
 import msgspec
 
-from gateway.calls.exchange import Exchange, ExchangeSession
+from gateway.calls.exchange import Exchange, ExchangeConversation, ExchangeSession
 from gateway.protocol.params import meta_of
 from transports.jsonrpc import Message, Object, encode
 
@@ -119,13 +119,8 @@ class OwnedTasks:
         return Message(jsonrpc="2.0", id=message.id, result=msgspec.Raw(encode(with_related(result, own))))
 
 
-class TaskLink(Protocol):
+class TaskLink(ExchangeConversation, Protocol):
     """The conversation over whose links tasks are made."""
-
-    @property
-    def name(self) -> str:
-        """The server's name."""
-        ...
 
     @property
     def is_process(self) -> bool:

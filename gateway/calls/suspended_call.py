@@ -27,8 +27,8 @@ from transports.reply_queue import Frame
 __all__ = [
     "AskingServer",
     "InputRequest",
+    "MovingQuestion",
     "SuspendedCall",
-    "Unnamed",
     "question_digest",
     "response_under",
     "rewritten_ids",
@@ -51,7 +51,7 @@ class AskingServer(Protocol):
         ...
 
 
-class Unnamed(Protocol):
+class MovingQuestion(Protocol):
     """A server's request that names no call, while it is asked under one of several calls or one after the other."""
 
     def take(self) -> bool:
@@ -67,10 +67,10 @@ class InputRequest:
     """A question that a modern client has, or will have, as an entry of `inputRequests`.
 
     `server_id` is the id of the server's request, as JSON. `params` is None if the request has none. `size` is in
-    bytes. Identical questions have the same `digest`. `unnamed` is the request if it may belong to other calls too.
+    bytes. Identical questions have the same `digest`. `moving` is the request if it may belong to other calls too.
     """
 
-    __slots__ = ("_unnamed", "digest", "method", "params", "server", "server_id", "size")
+    __slots__ = ("_moving", "digest", "method", "params", "server", "server_id", "size")
 
     def __init__(
         self,
@@ -78,9 +78,9 @@ class InputRequest:
         server_id: bytes,
         method: str,
         params: Object | None,
-        unnamed: Unnamed | None = None,
+        moving: MovingQuestion | None = None,
     ) -> None:
-        self._unnamed = unnamed
+        self._moving = moving
         self.server = server
         self.server_id = server_id
         self.method = method
@@ -100,18 +100,18 @@ class InputRequest:
 
     def answer_as(self, message: Message) -> None:
         """Send the client's response to the server, be it an error. A request has one answer, whatever comes later."""
-        if self._unnamed is None or self._unnamed.take():
+        if self._moving is None or self._moving.take():
             self.server.answer(self.server_id, message)
 
     def move(self) -> bool:
         """Ask under the next call to which the question may belong. False if there is none."""
-        return self._unnamed is not None and self._unnamed.move()
+        return self._moving is not None and self._moving.move()
 
     def give_up(self) -> None:
         """Answer the server in place of a client that did not answer."""
         if self.method == "elicitation/create":
             self.answer(msgspec.Raw(b'{"action":"cancel"}'))
-        elif self._unnamed is None or self._unnamed.take():
+        elif self._moving is None or self._moving.take():
             self.server.refuse(self.server_id, INTERNAL_ERROR, "The client did not answer in time.")
 
 

@@ -147,9 +147,9 @@ class SessionResolver:
             return self.resume_by_id(forwarded.session_id, who, request.era)
         if (alias := self._aliases.of_key(request, who.principal)) is not None:
             return self.resume_by_alias(alias, who)
-        return None if asks_for_new(request) else self._resume_unnamed(request, who)
+        return None if asks_for_new(request) else self._resume_fallback(request, who)
 
-    def _resume_unnamed(self, request: Request, who: RequestContext) -> Soon[Resolved | None]:
+    def _resume_fallback(self, request: Request, who: RequestContext) -> Soon[Resolved | None]:
         """Return the session of a request that names none of its own accord: by its cookie, or the default session."""
         return then(self.resume_by_cookie(request, who), self._or_default, request, who)
 
