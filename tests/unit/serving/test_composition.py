@@ -2,7 +2,7 @@
 
 from gateway.config.settings import Settings
 from gateway.serving.composition import compose
-from session_store import ANONYMOUS, KeyRing, MemoryBackend
+from session_store import ANONYMOUS, KeyRing
 from tests.requirements import requirement
 
 SETTINGS = {"mcpServers": {"demo": {"command": "demo"}}, "gateway": {"sse": True}}
@@ -14,11 +14,6 @@ def test_each_server_has_a_path_of_its_own() -> None:
     assert [*parts.http.sse] == ["/sse", "/sse/messages", "/servers/demo/sse", "/servers/demo/sse/messages"]
     assert [upstream.name for upstream in parts.servers.upstreams] == ["demo"]
     assert parts.http.membership is None and parts.foundation.cluster is None
-
-
-def test_a_store_that_is_given_is_used() -> None:
-    backend = MemoryBackend()
-    assert compose(Settings(), store=backend, ring=KeyRing.ephemeral()).foundation.backend is backend
 
 
 @requirement("ops.stalls")

@@ -4,7 +4,7 @@ import resource
 
 import pytest
 
-from transports.inbound.limits import Limited, Refusals, room_for_connections
+from transports.inbound.limits import room_for_connections
 
 
 @pytest.mark.parametrize(
@@ -13,9 +13,3 @@ from transports.inbound.limits import Limited, Refusals, room_for_connections
 def test_half_of_the_files_are_for_connections(files: int, connections: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("resource.getrlimit", lambda _: (files, files))
     assert room_for_connections() == connections
-
-
-def test_refusals_are_counted_by_the_label_of_the_metric() -> None:
-    refusals = Refusals()
-    refusals[Limited.BATCH] += 1
-    assert refusals[Limited("batch")] == 1 and f"{Limited.HEAD_SIZE}" == "head_size"

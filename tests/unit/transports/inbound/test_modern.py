@@ -54,20 +54,6 @@ def test_a_request_whose_headers_agree_with_its_body_passes() -> None:
     check(modern_body("resources/read", {"uri": "note://a"}))
 
 
-@pytest.mark.parametrize(
-    "changed",
-    [
-        {"mcp_method": "tools/list"},
-        {"mcp_method": None},
-        {"mcp_name": "other"},
-        {"mcp_name": None},
-        {"mcp_protocol_version": "2025-11-25"},
-    ],
-)
-def test_a_header_that_disagrees_with_the_body_is_refused(changed: dict[str, str | None]) -> None:
-    assert refusal(**changed) == (400, HEADER_MISMATCH)
-
-
 @requirement("ext.relay")
 @pytest.mark.parametrize("method", ["tasks/get", "tasks/update", "tasks/cancel"])
 def test_requests_about_a_task_name_the_task_in_their_headers(method: str) -> None:

@@ -36,13 +36,6 @@ async def test_a_json_body_is_the_answer(body: bytes) -> None:
     assert [message.id for message in delivered] == [7] and not events.failed
 
 
-async def test_a_stream_is_read_up_to_the_answer() -> None:
-    read, delivered, _ = reader()
-    body = b'id: 1\ndata: {"jsonrpc":"2.0","method":"notifications/x"}\n\nid: 2\ndata: ' + ANSWER + b"\n\n"
-    assert await read.read(httpx2.Response(200, headers=STREAM, content=body), REQUEST, StreamPlace())
-    assert [message.is_response for message in delivered] == [False, True]
-
-
 async def test_of_a_stream_without_the_answer_the_place_is_known() -> None:
     read, delivered, events = reader()
     body = b'id: 4\nretry: 250\ndata:\n\nid: 5\ndata: {"jsonrpc":"2.0","method":"notifications/x"}\n\n'
