@@ -13,20 +13,8 @@ from typing import Final
 __all__ = ["mutated", "pieces", "repeated", "smaller", "stream"]
 
 _METHODS: Final = (
-    "GET",
-    "DELETE",
-    "OPTIONS",
-    "HEAD",
-    "PUT",
-    "CONNECT",
-    "PRI",
-    "post",
-    "M-SEARCH",
-    "G ET",
-    "",
-    "GET\t",
-    "BREW",
-)
+    "GET", "DELETE", "OPTIONS", "HEAD", "PUT", "CONNECT", "PRI", "post", "M-SEARCH", "G ET", "", "GET\t", "BREW",
+)  # fmt: skip
 _TARGETS: Final = (
     "/servers/x/mcp?a=b", "/", "*", "http://localhost/mcp", "http://evil.example/mcp?x", "HTTP://localhost/mcp",
     "http://localhost", "//evil.example/mcp", "localhost:80", "/a b", "/%00", "/#x", "http://a:b@c/", "/\x7f",
@@ -71,24 +59,12 @@ _SIZES: Final = (
     "{n:x};" + "e" * 3_000,
 )  # fmt: skip
 _BODIES: Final = (
-    "",
-    "{}",
-    "hello",
-    '{"jsonrpc":"2.0","id":1,"method":"ping"}',
-    "0\r\n\r\n",
-    "x" * 700,
-    "\r\n",
-    "\x00\xff",
-)
+    "", "{}", "hello", '{"jsonrpc":"2.0","id":1,"method":"ping"}', "0\r\n\r\n", "x" * 700, "\r\n", "\x00\xff",
+)  # fmt: skip
 _SMUGGLED: Final = "GET /smuggled HTTP/1.1\r\nHost: localhost\r\n\r\n"
 _TRAILERS: Final = (
-    "X-T: u\r\n",
-    "Content-Length: 5\r\n",
-    "Host: a\r\n",
-    "bad\r\n",
-    "Transfer-Encoding: chunked\r\n",
-    "X: a\nb\r\n",
-)
+    "X-T: u\r\n", "Content-Length: 5\r\n", "Host: a\r\n", "bad\r\n", "Transfer-Encoding: chunked\r\n", "X: a\nb\r\n",
+)  # fmt: skip
 _LAST: Final = ("00", "0;x", "", "0 ", "0\n", "000000000000000000000000")
 _BETWEEN: Final = ("\r\n", "\n", "\r\n\r\n", " ", "\x00", "GARBAGE\r\n\r\n", "\r")
 _INSERTED: Final = (b"\r\n", b"\n", b"\r", b" ", b"\x00", b"0\r\n\r\n", b":", b"\r\n\r\n", _SMUGGLED.encode())

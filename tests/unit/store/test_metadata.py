@@ -20,18 +20,7 @@ from tests.requirements import requirement
 
 @requirement("ctx.metadata")
 @pytest.mark.parametrize(
-    "name",
-    [
-        "password",
-        "DB_PASSWD",
-        "DB_PWD",
-        "client_secret",
-        "api-key",
-        "ApiKey",
-        "access_token",
-        "Authorization",
-        "session_id",
-    ],
+    "name", "password DB_PASSWD DB_PWD client_secret api-key ApiKey access_token Authorization session_id".split()
 )
 def test_a_value_whose_name_says_credential_is_redacted(name: str) -> None:
     assert checked_metadata({name: "x"}) == {name: REDACTED}

@@ -127,6 +127,9 @@ def test_a_usual_call_has_a_template(one: Any, token: Any, name: str, arguments:
         assert template is not None and template.fit(body) is not None
 
 
+PIECES = [*(bytes([each]) for each in b'"{},:\\1 \n\xff-'), b"id", b'"id":2', b'},"name":"x"', b"e5"]
+
+
 @given(CLIENTS, SIMPLE, SIMPLE, ARGUMENTS, st.data())
 def test_a_body_that_was_changed_anywhere_is_read_as_the_holes_say_or_does_not_fit(
     client: Written, one: Any, token: Any, arguments: Any, data: st.DataObject
@@ -135,28 +138,11 @@ def test_a_body_that_was_changed_anywhere_is_read_as_the_holes_say_or_does_not_f
     template = template_of(known)
     assume(template is not None)
     assert template is not None
-    pieces = [
-        b'"',
-        b"{",
-        b"}",
-        b",",
-        b":",
-        b"\\",
-        b"1",
-        b"id",
-        b" ",
-        b"\n",
-        b"\xff",
-        b'"id":2',
-        b'},"name":"x"',
-        b"e5",
-        b"-",
-    ]
     body = known
     for _ in range(data.draw(st.integers(1, 3))):
         place = data.draw(st.integers(0, len(body)))
         end = min(len(body), place + data.draw(st.integers(0, 3)))
-        body = body[:place] + data.draw(st.sampled_from(pieces)) + body[end:]
+        body = body[:place] + data.draw(st.sampled_from(PIECES)) + body[end:]
     holes = template.fit(body)
     if holes is not None:
         check_fit(known, body, holes)
@@ -174,23 +160,15 @@ def plain(request_id: bytes = b"1", token: bytes = b'"t"', arguments: bytes = b"
     return LAST % (arguments, token, request_id) if last else PLAIN % (request_id, token, arguments)
 
 
+def of_plain(*, last: bool = False) -> CallTemplate:
+    template = template_of(plain(last=last))
+    assert template is not None
+    return template
+
+
 UNUSUAL = [
-    *(
-        b"1e3",
-        b"-0",
-        b"-1",
-        b"007",
-        b"1.0",
-        b"10" + b"0" * 19,
-        b"null",
-        b"true",
-        b"[1]",
-        b"{}",
-        b"",
-        b" 1",
-        b"1 ",
-        b"+1",
-    ),
+    *(b"1e3 -0 -1 007 1.0 null true [1] {} +1".split()),
+    *(b"10" + b"0" * 19, b"", b" 1", b"1 "),
     *(b'"a\\"b"', b'"\\u0061"', b'"a b"', b'"\xc3\xa9"', b'"a', b'a"', b'""', b'"' + b"a" * 40 + b'"', b'1,"id":2'),
     *(b"9" * 16, b'"a","id":"b"', b"\xc2\xb2", b"1_0", b"0x1", b'"a"\n', b"Infinity", b"'a'"),
 ]
@@ -199,16 +177,14 @@ UNUSUAL = [
 @pytest.mark.parametrize("value", UNUSUAL)
 @pytest.mark.parametrize("last", [False, True])
 def test_ids_and_tokens_of_another_form_fit_no_template(value: bytes, last: bool) -> None:
-    template = template_of(plain(last=last))
-    assert template is not None
+    template = of_plain(last=last)
     assert template.fit(plain(request_id=value, last=last)) is None
     assert template.fit(plain(token=value, last=last)) is None
 
 
 @pytest.mark.parametrize("last", [False, True])
 def test_an_id_or_a_token_may_be_a_number_or_a_text_whatever_it_was(last: bool) -> None:
-    template = template_of(plain(last=last))
-    assert template is not None
+    template = of_plain(last=last)
     for value in (b"0", b"7", b"9" * 15, b'"a"', b'"%b"' % (b"0f" * 16), b'"a-b_c.d"'):
         assert template.fit(plain(request_id=value, token=value, last=last)) == (value, b"{}")
 
@@ -217,24 +193,13 @@ def test_an_id_or_a_token_may_be_a_number_or_a_text_whatever_it_was(last: bool) 
     "arguments",
     [
         *(b"", b"{", b"}", b"{}{}", b"{} {}", b'{},"x":{}', b'{},"name":"b"', b'{"a":1},"arguments":{"a":2}'),
-        *(
-            b'{},"x":1',
-            b"{}}",
-            b"{}}}",
-            b'{}},"id":9,"params":{"name":"b","arguments":{}',
-            b'{"a":"',
-            b'{"a":1}/**/',
-            b"{\x00}",
-            b'{"a":"\xff"}',
-        ),
+        *(b'{},"x":1', b"{}}", b"{}}}", b'{}},"id":9,"params":{"name":"b","arguments":{}'),
+        *(b'{"a":"', b'{"a":1}/**/', b"{\x00}", b'{"a":"\xff"}'),
     ],
 )
 @pytest.mark.parametrize("last", [False, True])
 def test_what_leads_out_of_the_hole_of_the_arguments_is_not_one_value(arguments: bytes, last: bool) -> None:
-    template = template_of(plain(last=last))
-    assert template is not None
-    body = plain(arguments=arguments, last=last)
-    if (holes := template.fit(body)) is None:
+    if (holes := of_plain(last=last).fit(plain(arguments=arguments, last=last))) is None:
         return
     with pytest.raises((msgspec.MsgspecError, UnicodeDecodeError)):
         holes[1].decode()
@@ -259,13 +224,11 @@ def test_what_leads_out_of_the_hole_of_the_arguments_is_not_one_value(arguments:
     ],
 )
 def test_another_call_does_not_fit(body: bytes) -> None:
-    template = template_of(plain())
-    assert template is not None and template.fit(body) is None
+    assert of_plain().fit(body) is None
 
 
 def test_a_body_that_is_long_has_no_template_and_fits_none() -> None:
-    template = template_of(plain())
-    assert template is not None
+    template = of_plain()
     assert template_of(plain().replace(b":", b":" + b" " * MAX_KEPT_BYTES, 1)) is None, "what is kept is short"
     room = MAX_BODY_BYTES - len(plain(arguments=b'{"a":""}'))
     for size, fits in ((room, True), (room + 1, False)):
