@@ -9,6 +9,8 @@ import transports.jsonrpc
 from gateway.errors import ERRORS
 from tests.requirements import requirement
 
+pytestmark = requirement("pol.errors")
+
 ROOT = Path(__file__).parents[2]
 CODES = {**vars(transports.jsonrpc), **vars(gateway.errors)}
 
@@ -23,7 +25,6 @@ def raised() -> Iterator[tuple[str, int, int]]:
                     yield f"{path.name}:{node.lineno}", int(str(status.value)), CODES[code.id]
 
 
-@requirement("pol.errors")
 def test_every_refusal_is_in_the_table() -> None:
     found = list(raised())
     assert len(found) > 30
@@ -33,7 +34,6 @@ def test_every_refusal_is_in_the_table() -> None:
     assert ours <= ERRORS.keys()
 
 
-@requirement("pol.errors")
 def test_the_table_is_the_one_users_read() -> None:
     text = (ROOT / "docs/errors.md").read_text(encoding="utf-8")
     rows = [line for line in text.splitlines() if line.startswith("| -")]

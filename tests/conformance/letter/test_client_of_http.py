@@ -22,6 +22,8 @@ from tests.support.scripted_http_server import (
 )
 from tests.support.waiting import eventually
 
+pytestmark = requirement("spec.letter")
+
 SPEC = "io.modelcontextprotocol/"
 BOTH = {"application/json", "text/event-stream"}
 REGION = {"type": "string", "x-mcp-header": "Region"}
@@ -165,7 +167,6 @@ def calls_of(server: ScriptedServer, **arguments: Any) -> list[Seen]:
     return [seen for seen in server.posted("tools/call") if seen.body["params"].get("arguments") == arguments]
 
 
-@requirement("spec.letter")
 def test_each_message_is_a_post_that_accepts_both_answers_and_repeats_what_proxies_read(
     gateway: RunningGateway, new: ScriptedServer, http: httpx.Client
 ) -> None:
@@ -190,7 +191,6 @@ def encoded(text: str) -> str:
     return f"=?base64?{base64.b64encode(text.encode()).decode()}?="
 
 
-@requirement("spec.letter")
 @pytest.mark.parametrize(
     ("arguments", "headers"),
     [
@@ -212,7 +212,6 @@ def test_arguments_are_repeated_in_headers_as_the_schema_says(
     assert {name: v for name, v in seen.headers.items() if name.startswith("mcp-param-")} == headers
 
 
-@requirement("spec.letter")
 def test_both_kinds_of_answers_are_read_and_a_servers_request_is_not_answered(
     gateway: RunningGateway, new: ScriptedServer, http: httpx.Client
 ) -> None:
@@ -222,7 +221,6 @@ def test_both_kinds_of_answers_are_read_and_a_servers_request_is_not_answered(
     assert [seen.body for seen in new.seen if "method" not in seen.body] == []
 
 
-@requirement("spec.letter")
 def test_leaving_closes_the_stream_and_sends_nothing(
     gateway: RunningGateway, new: ScriptedServer, http: httpx.Client
 ) -> None:
@@ -233,7 +231,6 @@ def test_leaving_closes_the_stream_and_sends_nothing(
     assert new.posted("notifications/cancelled") == []
 
 
-@requirement("spec.letter")
 def test_a_tool_whose_annotations_break_the_rules_is_left_out_with_a_warning(
     gateway: RunningGateway, http: httpx.Client
 ) -> None:
@@ -246,7 +243,6 @@ def test_a_tool_whose_annotations_break_the_rules_is_left_out_with_a_warning(
         assert f"the input schema of tool new/{name} is invalid: x-mcp-header" in log, name
 
 
-@requirement("spec.letter")
 def test_after_a_header_mismatch_the_list_is_read_again_and_the_call_is_sent_again(
     gateway: RunningGateway, new: ScriptedServer, modernist: Modernist, http: httpx.Client
 ) -> None:
@@ -260,7 +256,6 @@ def test_after_a_header_mismatch_the_list_is_read_again_and_the_call_is_sent_aga
     assert len(calls_of(new, region="eu", marked="again")) == 2
 
 
-@requirement("spec.letter")
 def test_a_result_of_an_unknown_type_is_invalid_and_one_without_a_type_is_complete(
     gateway: RunningGateway, http: httpx.Client
 ) -> None:
@@ -270,7 +265,6 @@ def test_a_result_of_an_unknown_type_is_invalid_and_one_without_a_type_is_comple
     assert tool_text(legacy.tool("good", {"answer": "untyped"})) == "done"
 
 
-@requirement("spec.letter")
 def test_a_session_of_the_server_goes_with_every_later_request(
     gateway: RunningGateway, old: ScriptedServer, http: httpx.Client
 ) -> None:
@@ -294,7 +288,6 @@ def test_a_session_of_the_server_goes_with_every_later_request(
     assert eventually(lambda: any(request.method == "GET" for request in old.seen[before:]))
 
 
-@requirement("spec.letter")
 def test_a_stream_that_breaks_off_is_resumed_after_its_last_event(
     gateway: RunningGateway, old: ScriptedServer, http: httpx.Client
 ) -> None:
@@ -303,7 +296,6 @@ def test_a_stream_that_breaks_off_is_resumed_after_its_last_event(
     assert [seen.headers.get("last-event-id") for seen in old.seen if seen.method == "GET"][-1] == "e1"
 
 
-@requirement("spec.letter")
 def test_a_session_that_the_server_does_not_know_is_begun_anew_without_an_id(
     gateway: RunningGateway, old: ScriptedServer, ancient: Old, http: httpx.Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:

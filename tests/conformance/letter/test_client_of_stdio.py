@@ -14,6 +14,8 @@ from tests.support.mcp_clients import Legacy, Modern, events, messages, tool_tex
 from tests.support.recording_server import messages_of, record_of
 from tests.support.waiting import eventually
 
+pytestmark = requirement("spec.letter")
+
 SPEC = "io.modelcontextprotocol/"
 TEXT = {"text": "one\ntwo\r\u2028three \u4e16\u754c"}
 
@@ -24,7 +26,6 @@ def called(letter: Letter, name: str, tool: str) -> list[Any]:
     return [m for m in sent if m.get("method") == "tools/call" and m["params"]["name"] == tool]
 
 
-@requirement("spec.letter")
 @pytest.mark.parametrize("name", ["new", "old"])
 def test_each_line_to_a_server_is_one_message(letter: Letter, http: httpx.Client, name: str) -> None:
     client = Modern(letter.url(name), http)
@@ -37,7 +38,6 @@ def test_each_line_to_a_server_is_one_message(letter: Letter, http: httpx.Client
         assert "id" not in message or isinstance(message["id"], int | str)
 
 
-@requirement("spec.letter")
 @pytest.mark.parametrize("name", ["new", "old"])
 def test_ids_and_progress_tokens_of_requests_to_one_process_differ(
     letter: Letter, http: httpx.Client, name: str
@@ -52,7 +52,6 @@ def test_ids_and_progress_tokens_of_requests_to_one_process_differ(
     assert all(type(token) in (int, str) for token in tokens)
 
 
-@requirement("spec.letter")
 def test_every_request_to_a_modern_server_says_who_asks_and_in_which_version(
     letter: Letter, http: httpx.Client
 ) -> None:
@@ -68,7 +67,6 @@ def test_every_request_to_a_modern_server_says_who_asks_and_in_which_version(
         assert isinstance(meta[f"{SPEC}clientCapabilities"], dict)
 
 
-@requirement("spec.letter")
 def test_a_modern_server_that_asks_gets_no_response(letter: Letter, http: httpx.Client) -> None:
     asks = [line(id=name, method=method) for name, method in (("q1", "ping"), ("q2", "roots/list"))]
     for client in (Modern(letter.url("new"), http), Legacy(letter.url("new"), http).open(capabilities={"roots": {}})):
@@ -77,7 +75,6 @@ def test_a_modern_server_that_asks_gets_no_response(letter: Letter, http: httpx.
     assert [m for m in messages_of(letter.record("new")) if "method" not in m] == []
 
 
-@requirement("spec.letter")
 def test_discovery_comes_first_and_a_legacy_server_gets_the_handshake(letter: Letter, http: httpx.Client) -> None:
     Legacy(letter.url("old"), http).open().tool("pid")
     firsts, sequences = set(), []
@@ -94,7 +91,6 @@ def test_discovery_comes_first_and_a_legacy_server_gets_the_handshake(letter: Le
     assert hello["params"]["protocolVersion"] == "2025-11-25" and hello["params"]["clientInfo"]["version"]
 
 
-@requirement("spec.letter")
 @pytest.mark.parametrize("name", ["new", "old"])
 def test_a_client_that_leaves_cancels_its_call_and_no_other(letter: Letter, http: httpx.Client, name: str) -> None:
     url = letter.url(name)
@@ -115,7 +111,6 @@ def test_a_client_that_leaves_cancels_its_call_and_no_other(letter: Letter, http
     assert len(cancelled()) == 1, "none for a call that has been answered"
 
 
-@requirement("spec.letter")
 def test_what_a_server_says_of_a_call_that_was_cancelled_is_ignored(letter: Letter, http: httpx.Client) -> None:
     url = letter.url("old")
     client = Legacy(url, http).open()
@@ -135,7 +130,6 @@ def test_what_a_server_says_of_a_call_that_was_cancelled_is_ignored(letter: Lett
     assert tool_text(client.tool("sleep", {"seconds": 1.2})) == "slept", "the late answer is of nobody"
 
 
-@requirement("spec.letter")
 def test_a_state_goes_back_as_it_came_with_a_new_id_and_with_nothing_else(letter: Letter, http: httpx.Client) -> None:
     """A legacy client's call to a modern server: the gateway is the client of the retry."""
     client = Legacy(letter.url("new"), http).open(capabilities={"elicitation": {}})
@@ -163,7 +157,6 @@ def test_a_state_goes_back_as_it_came_with_a_new_id_and_with_nothing_else(letter
     assert not beside_it["params"].keys() & {"requestState", "inputResponses"}
 
 
-@requirement("spec.letter")
 def test_without_a_state_none_goes_back(letter: Letter, http: httpx.Client) -> None:
     client = Legacy(letter.url("new"), http).open(capabilities={"elicitation": {}})
     asked = {"message": "?", "requestedSchema": {"type": "object", "properties": {}}}
@@ -183,7 +176,6 @@ def test_without_a_state_none_goes_back(letter: Letter, http: httpx.Client) -> N
     assert again and not any("requestState" in params for params in again)
 
 
-@requirement("spec.letter")
 def test_a_subscription_is_made_again_when_its_server_has_restarted(letter: Letter, http: httpx.Client) -> None:
     """For a legacy client, which does not subscribe to lists: the gateway does, at the modern server."""
 

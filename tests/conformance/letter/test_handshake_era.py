@@ -23,10 +23,11 @@ from tests.support.waiting import eventually
 from transports.inbound_port import Refused
 from transports.jsonrpc import decode_object
 
+pytestmark = requirement("spec.letter")
+
 VISIBLE = re.compile(r"[\x21-\x7e]+")
 
 
-@requirement("spec.letter")
 def test_notifications_and_responses_are_accepted_without_a_body(letter: Letter, http: httpx.Client) -> None:
     client = Legacy(letter.url("old"), http).open()
     for body in (
@@ -38,7 +39,6 @@ def test_notifications_and_responses_are_accepted_without_a_body(letter: Letter,
         assert (answer.status_code, answer.content) == (202, b"")
 
 
-@requirement("spec.letter")
 def test_session_ids_are_random_and_visible_ascii(letter: Letter, http: httpx.Client) -> None:
     ids = {Legacy(letter.url("old"), http).open().session for _ in range(3)}
     assert len(ids) == 3
@@ -46,7 +46,6 @@ def test_session_ids_are_random_and_visible_ascii(letter: Letter, http: httpx.Cl
         assert VISIBLE.fullmatch(session) and len(session.partition(".")[0]) >= 22, "128 bits and a signature"
 
 
-@requirement("spec.letter")
 def test_a_stream_that_is_cut_says_when_to_come_back(http: httpx.Client) -> None:
     with running_gateway({"p": server(PROBE)}, options={"limits": {"poll_after_s": 0.2}}) as gateway:
         client = Legacy(gateway.url, http).open()
@@ -60,7 +59,6 @@ def test_a_stream_that_is_cut_says_when_to_come_back(http: httpx.Client) -> None
         assert client.delete().status_code == 200, "or the gateway would wait for the call when it stops"
 
 
-@requirement("spec.letter")
 def test_a_modern_client_is_asked_in_answer_to_calls_reads_and_prompts_only(tmp_path: Path, http: httpx.Client) -> None:
     """A legacy server may ask during any request. What it asks during another one is refused to it."""
     script = tmp_path / "asking.py"
@@ -107,7 +105,6 @@ for line in sys.stdin:
 """
 
 
-@requirement("spec.letter")
 def test_answers_that_cannot_be_read_are_an_error(letter: Letter, http: httpx.Client) -> None:
     client = Modern(letter.url("old"), http)
     asked = messages(client.tool("ask_once"))[-1]["result"]
@@ -121,7 +118,6 @@ def test_answers_that_cannot_be_read_are_an_error(letter: Letter, http: httpx.Cl
     assert tool_text(client.send("tools/call", params)), "the state is not used up by them"
 
 
-@requirement("spec.letter")
 def test_a_state_lapses() -> None:
     clock = FakeClock()
     seal = RequestStateSeal(KeyRing(["k" * 40]), clock)
@@ -135,7 +131,6 @@ def test_a_state_lapses() -> None:
         seal.open(sealed, binding)
 
 
-@requirement("spec.letter")
 def test_a_handshake_is_never_cancelled(letter: Letter, http: httpx.Client) -> None:
     client = Legacy(letter.url("old"), http).open()
     body = {"jsonrpc": "2.0", "id": 3, "method": "tools/call", "params": {"name": "hang", "arguments": {"own": 1}}}
@@ -156,7 +151,6 @@ def test_a_handshake_is_never_cancelled(letter: Letter, http: httpx.Client) -> N
     assert any(handshakes.values())
 
 
-@requirement("spec.letter")
 def test_the_token_of_a_client_goes_to_no_server(http: httpx.Client) -> None:
     with running_http_probe() as remote:
         options = {"api_keys": {"alice": sha256("a-key-of-alice")}}

@@ -11,6 +11,8 @@ from tests.conformance.letter.conftest import Letter
 from tests.requirements import requirement
 from tests.support.mcp_clients import Legacy, Modern, messages, modern_body, modern_headers, tool_text
 
+pytestmark = requirement("spec.letter")
+
 SPEC = "io.modelcontextprotocol/"
 CACHEABLE = (
     "server/discover",
@@ -43,7 +45,6 @@ def encoded(text: str) -> str:
     return f"=?base64?{base64.b64encode(text.encode()).decode()}?="
 
 
-@requirement("spec.letter")
 @pytest.mark.parametrize("name", ["new", "old"])
 def test_an_answer_is_one_json_object_or_a_stream_that_ends_with_it(
     letter: Letter, http: httpx.Client, name: str
@@ -62,7 +63,6 @@ def test_an_answer_is_one_json_object_or_a_stream_that_ends_with_it(
     assert last["id"] == 0 and last["result"]["content"][0]["text"] == "done"
 
 
-@requirement("spec.letter")
 @pytest.mark.parametrize("name", ["new", "old"])
 def test_a_stream_has_no_requests_and_nothing_of_other_calls(letter: Letter, http: httpx.Client, name: str) -> None:
     asks = line(id="q", method="sampling/createMessage", params={"messages": [], "maxTokens": 1})
@@ -73,7 +73,6 @@ def test_a_stream_has_no_requests_and_nothing_of_other_calls(letter: Letter, htt
     assert tool_text(answer) == "done"
 
 
-@requirement("spec.letter")
 @pytest.mark.parametrize("name", ["new", "old"])
 def test_a_result_has_its_type_its_server_and_says_how_long_it_may_be_cached(
     letter: Letter, http: httpx.Client, name: str
@@ -89,7 +88,6 @@ def test_a_result_has_its_type_its_server_and_says_how_long_it_may_be_cached(
         assert called["_meta"][f"{SPEC}serverInfo"] == {"name": "probe", "version": "1"}
 
 
-@requirement("spec.letter")
 def test_every_cacheable_result_of_a_legacy_server_has_hints(letter: Letter, http: httpx.Client) -> None:
     for url, methods in (
         (letter.url("old"), CACHEABLE),
@@ -102,7 +100,6 @@ def test_every_cacheable_result_of_a_legacy_server_has_hints(letter: Letter, htt
             assert result["cacheScope"] in ("public", "private"), (url, method)
 
 
-@requirement("spec.letter")
 def test_notifications_are_accepted_without_a_body_or_refused(letter: Letter, http: httpx.Client) -> None:
     body = {"jsonrpc": "2.0", "method": "notifications/cancelled", "params": {"requestId": "unknown"}}
     headers = modern_headers(body)
@@ -112,7 +109,6 @@ def test_notifications_are_accepted_without_a_body_or_refused(letter: Letter, ht
         assert http.post(letter.url("new"), json=body, headers=headers | changed).status_code == status
 
 
-@requirement("spec.letter")
 def test_names_in_headers_are_decoded_before_they_are_compared(letter: Letter, http: httpx.Client) -> None:
     client = Modern(letter.url("new"), http)
     assert client.tool("pid", headers={"Mcp-Name": encoded("pid")}).status_code == 200
@@ -132,7 +128,6 @@ def test_names_in_headers_are_decoded_before_they_are_compared(letter: Letter, h
     assert sentinel.json()["error"]["code"] == -32020, "a name that looks coded has to be coded"
 
 
-@requirement("spec.letter")
 def test_arguments_in_headers_are_compared_with_the_body(letter: Letter, http: httpx.Client) -> None:
     client = Modern(letter.url("new"), http)
 
@@ -151,7 +146,6 @@ def test_arguments_in_headers_are_compared_with_the_body(letter: Letter, http: h
     assert status({"region": "eu"}, Mcp_Param_Region="eu", Mcp_Param_Unknown="x") == good, "it is ignored"
 
 
-@requirement("spec.letter")
 def test_names_of_headers_have_no_case_and_their_values_have(letter: Letter, http: httpx.Client) -> None:
     body = modern_body("tools/call", {"name": "pid"})
     headers = {name.upper() if i % 2 else name.lower(): v for i, (name, v) in enumerate(modern_headers(body).items())}
@@ -160,7 +154,6 @@ def test_names_of_headers_have_no_case_and_their_values_have(letter: Letter, htt
     assert http.post(letter.url("new"), json=body, headers=headers).json()["error"]["code"] == -32020
 
 
-@requirement("spec.letter")
 def test_headers_of_earlier_revisions_are_ignored_and_not_given(letter: Letter, http: httpx.Client) -> None:
     old = {"Mcp-Session-Id": "made-up", "Last-Event-ID": "7"}
     client = Modern(letter.url("new"), http)
@@ -168,7 +161,6 @@ def test_headers_of_earlier_revisions_are_ignored_and_not_given(letter: Letter, 
         assert answer.status_code == 200 and "mcp-session-id" not in answer.headers
 
 
-@requirement("spec.letter")
 @pytest.mark.parametrize("name", ["new", "old"])
 def test_log_messages_come_if_asked_for_from_that_level_on(letter: Letter, http: httpx.Client, name: str) -> None:
     client, said = Modern(letter.url(name), http), lines(log("debug", "quiet"), log("error", "loud"), DONE)
@@ -177,7 +169,6 @@ def test_log_messages_come_if_asked_for_from_that_level_on(letter: Letter, http:
     assert [m["params"]["data"] for m in heard if "method" in m] == ["loud"]
 
 
-@requirement("spec.letter")
 @pytest.mark.parametrize("level", ["loud", "", 7])
 def test_a_level_that_is_none_is_refused(letter: Letter, http: httpx.Client, level: Any) -> None:
     for name in ("new", "old"):
@@ -185,7 +176,6 @@ def test_a_level_that_is_none_is_refused(letter: Letter, http: httpx.Client, lev
         assert answer.json()["error"]["code"] == -32602, name
 
 
-@requirement("spec.letter")
 @pytest.mark.parametrize("name", ["new", "old"])
 def test_nobody_is_asked_for_what_the_client_has_not_declared(letter: Letter, http: httpx.Client, name: str) -> None:
     client = Modern(letter.url(name), http)
@@ -198,7 +188,6 @@ def test_nobody_is_asked_for_what_the_client_has_not_declared(letter: Letter, ht
         assert "not declared" in answer["result"]["content"][0]["text"]
 
 
-@requirement("spec.letter")
 def test_only_calls_prompts_and_reads_ask_for_input(letter: Letter, http: httpx.Client) -> None:
     """A legacy server that asks during another request is told that nobody can be asked."""
     legacy = Legacy(letter.url("old"), http).open()
@@ -206,7 +195,6 @@ def test_only_calls_prompts_and_reads_ask_for_input(letter: Letter, http: httpx.
     assert "inputRequests" not in Modern(letter.url("old"), http).send("tools/list").text
 
 
-@requirement("spec.letter")
 def test_errors_have_an_integer_code_a_message_and_the_id(letter: Letter, http: httpx.Client) -> None:
     client = Modern(letter.url("new"), http)
     for answer in (
@@ -218,7 +206,6 @@ def test_errors_have_an_integer_code_a_message_and_the_id(letter: Letter, http: 
         assert error["id"] == "x" and isinstance(error["error"]["code"], int) and error["error"]["message"]
 
 
-@requirement("spec.letter")
 def test_codes_that_the_revision_has_left_are_not_sent(letter: Letter, http: httpx.Client) -> None:
     client = Modern(letter.url("old"), http)
     for code, data in ((-32002, {"uri": "x"}), (-32042, {}), (-32042, {"elicitations": []}), (-32042, None)):

@@ -8,6 +8,8 @@ from gateway.protocol.schemas import Schema, Schemas, UnusableSchema
 from tests.requirements import requirement
 from transports.jsonrpc import encode
 
+pytestmark = requirement("spec.letter")
+
 DIALECTS = {
     "2019-09": "https://json-schema.org/draft/2019-09/schema",
     "draft 4": "http://json-schema.org/draft-04/schema#",
@@ -22,21 +24,18 @@ def problem(schema: object, arguments: object) -> object:
     return Schemas().checker(read).problem(arguments, encode(arguments))
 
 
-@requirement("spec.letter")
 def test_a_schema_without_a_dialect_is_of_2020_12() -> None:
     """`prefixItems` came with it; before, an array of schemas under `items` had that meaning."""
     schema = {"type": "object", "properties": {"a": {"prefixItems": [{"type": "integer"}]}}}
     assert problem(schema, {"a": [1]}) is None and problem(schema, {"a": ["x"]}) is not None
 
 
-@requirement("spec.letter")
 @pytest.mark.parametrize("name", sorted(DIALECTS))
 def test_a_schema_is_checked_in_the_dialect_that_it_names(name: str) -> None:
     schema = {"$schema": DIALECTS[name], "type": "object", "properties": {"a": {"items": [{"type": "integer"}]}}}
     assert problem(schema, {"a": [1]}) is None and problem(schema, {"a": ["x"]}) is not None
 
 
-@requirement("spec.letter")
 def test_another_dialect_is_refused_and_the_document_names_those_that_are_not() -> None:
     with pytest.raises(UnusableSchema):
         problem({"$schema": "https://example.com/dialect", "type": "object"}, {})

@@ -17,6 +17,8 @@ from tests.requirements import requirement
 from tests.support.gateway_process import PROBE, running_gateway, server
 from tests.support.mcp_clients import Modern, events, modern_body, modern_headers, tool_text
 
+pytestmark = requirement("spec.letter")
+
 SUBSCRIPTION = "io.modelcontextprotocol/subscriptionId"
 LEVEL = "io.modelcontextprotocol/logLevel"
 WANTED = {"notifications": {"toolsListChanged": True}}
@@ -51,7 +53,6 @@ def listening(url: str, request_id: Any, headers: Any = None) -> Iterator[Stream
         yield stream
 
 
-@requirement("spec.letter")
 def test_a_stream_begins_with_what_is_honoured_and_has_only_that(letter: Letter, http: httpx.Client) -> None:
     url = letter.url("common")
     unasked = line(method="notifications/prompts/list_changed", params={"_meta": {SUBSCRIPTION: "ID"}})
@@ -72,7 +73,6 @@ def test_a_stream_begins_with_what_is_honoured_and_has_only_that(letter: Letter,
         assert {message["params"]["_meta"][SUBSCRIPTION] for message in stream.seen} == {own}
 
 
-@requirement("spec.letter")
 def test_a_kind_that_nobody_asked_for_is_not_sent(letter: Letter, http: httpx.Client) -> None:
     """The server names the subscription, and sends on it what is not part of it."""
     url = letter.url("changing")
@@ -90,7 +90,6 @@ def test_a_kind_that_nobody_asked_for_is_not_sent(letter: Letter, http: httpx.Cl
     assert "prompts" not in stream.text
 
 
-@requirement("spec.letter")
 @pytest.mark.parametrize("shape", ["legacy-only", "modern-only"])
 def test_a_gateway_that_stops_ends_its_streams_with_a_result(shape: str) -> None:
     with running_gateway({"p": server((*PROBE, shape, "notifies"))}) as gateway:
@@ -118,7 +117,6 @@ def typed() -> Iterator[Typed]:
     assert client.end() == 0
 
 
-@requirement("spec.letter")
 def test_on_stdout_each_line_is_an_answer_or_a_notification(typed: Typed) -> None:
     asks = line(id="q", method="roots/list")
     said = lines(log("error", "one\ntwo"), asks, DONE)
@@ -128,7 +126,6 @@ def test_on_stdout_each_line_is_an_answer_or_a_notification(typed: Typed) -> Non
     assert last["id"] == "c" and last["result"]["content"][0]["text"] == "done"
 
 
-@requirement("spec.letter")
 def test_a_call_that_is_cancelled_on_stdin_has_no_further_messages(typed: Typed) -> None:
     typed.write(modern("tools/call", {"name": "hang", "arguments": {"say": True}}, "gone", **{LEVEL: "info"}))
     assert typed.read()["params"]["data"] == "hanging", "the server has it"
@@ -142,7 +139,6 @@ def test_a_call_that_is_cancelled_on_stdin_has_no_further_messages(typed: Typed)
     assert len(told) == 1, "the server was told of the call"
 
 
-@requirement("spec.letter")
 def test_streams_on_stdout_are_told_apart_and_end_when_they_are_cancelled(typed: Typed) -> None:
     typed.write(modern("subscriptions/listen", WANTED, "s1"))
     typed.write(modern("subscriptions/listen", WANTED, "s2"))
@@ -158,7 +154,6 @@ def test_streams_on_stdout_are_told_apart_and_end_when_they_are_cancelled(typed:
     assert changed == ["s2"] and [m["id"] for m in seen if "id" in m] == ["a"]
 
 
-@requirement("spec.letter")
 def test_a_stream_that_its_server_ends_is_cancelled_on_stdout(typed: Typed) -> None:
     typed.write(modern("subscriptions/listen", WANTED, "s3"))
     assert typed.read()["method"] == "notifications/subscriptions/acknowledged"

@@ -13,6 +13,8 @@ from tests.conformance.letter.table import PARTIAL, Row, rows, statements
 from tests.requirements import requirement
 from tests.tools.conformance_document import DOCUMENT, written
 
+pytestmark = requirement("spec.letter")
+
 ROOT = Path(__file__).parents[3]
 ROWS = list(rows())
 
@@ -32,7 +34,6 @@ def of(row: Row) -> str:
     return f"{row.revision} {row.page} §{row.section}: {row.says}"
 
 
-@requirement("spec.letter")
 def test_every_statement_that_binds_somebody_has_a_row() -> None:
     there = {(row.revision, row.page, row.digest) for row in ROWS}
     for revision, pages in statements().items():
@@ -42,7 +43,6 @@ def test_every_statement_that_binds_somebody_has_a_row() -> None:
                 assert not missing, f"{revision} {page}: {len(missing)} statements have no row"
 
 
-@requirement("spec.letter")
 def test_every_row_is_a_statement_of_the_specification() -> None:
     known = {
         (revision, page, digest)
@@ -56,14 +56,12 @@ def test_every_row_is_a_statement_of_the_specification() -> None:
     assert not twice
 
 
-@requirement("spec.letter")
 def test_a_row_says_who_is_bound_and_why_nothing_is_shown() -> None:
     for row in ROWS:
         assert row.binds in ("client", "server", "both", "gateway"), of(row)
         assert row.why and all(len(why) > 20 for why in row.why), of(row)
 
 
-@requirement("spec.letter")
 def test_every_test_that_a_row_names_exists_and_asserts_something() -> None:
     for row in ROWS:
         if row.outcome != "met":
@@ -75,7 +73,6 @@ def test_every_test_that_a_row_names_exists_and_asserts_something() -> None:
             assert "assert" in source or "pytest.raises" in source or "await feature(" in source, node
 
 
-@requirement("spec.letter")
 def test_the_document_has_the_counts_and_the_reasons() -> None:
     """Else: `python -m tests.tools.conformance_document`."""
     assert DOCUMENT.read_text(encoding="utf-8") == written()
@@ -86,7 +83,6 @@ KEY = re.compile(
 )
 
 
-@requirement("spec.letter")
 def test_the_gateways_own_keys_follow_the_rules() -> None:
     """Keys in `_meta` have a prefix in reverse DNS notation whose second label is not reserved (Overview §_meta)."""
     for key in (SESSION_KEY, MISSING_KEY, KEY_META):

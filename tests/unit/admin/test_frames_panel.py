@@ -3,8 +3,9 @@
 from gateway.admin.frames_panel import exceptions_in
 from tests.requirements import requirement
 
+pytestmark = requirement("ops.console-why")
 
-@requirement("ops.console-why")
+
 def test_the_cause_in_the_middle_of_a_traceback_is_found() -> None:
     cause = "PermissionError: [Errno 13] Permission denied: '/srv/secret'"
     lines = ["Traceback (most recent call last):", *(["  File x"] * 60), cause, "", *(["  File y"] * 60)]
@@ -16,7 +17,6 @@ def test_the_cause_in_the_middle_of_a_traceback_is_found() -> None:
     assert len(exceptions_in([f"E{number}Error: x" for number in range(50)])) == 4
 
 
-@requirement("ops.console-why")
 def test_an_exception_that_is_broken_into_lines_is_told_whole() -> None:
     column = " " * 29
     lines = [

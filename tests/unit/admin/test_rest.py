@@ -12,7 +12,7 @@ from gateway.admin.operators import NoSuch
 from gateway.admin.rest import Rest
 from tests.requirements import requirement
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, requirement("ops.console")]
 
 ACCEPT = {"Accept": "text/event-stream"}
 
@@ -49,13 +49,11 @@ async def heard(times: int, headers: dict[str, str]) -> list[str]:
     return [line for line in answer.text.splitlines() if line.startswith("data: ")]
 
 
-@requirement("ops.console")
 async def test_nothing_is_sent_to_an_operator_who_has_signed_out(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rest, "_CHECKED_EVERY_S", 0.0)
     assert await heard(3, ACCEPT) == ['data: {"number":0}'], "the request, the greeting, and one event"
     assert len(await heard(1, ACCEPT | {"Authorization": "Bearer key"})) == 3, "a key has no sign-in"
 
 
-@requirement("ops.console")
 async def test_a_stream_about_what_is_gone_ends() -> None:
     assert len(await heard(1, ACCEPT)) == 3

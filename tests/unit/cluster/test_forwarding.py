@@ -12,7 +12,7 @@ from session_store.testing import ALICE, FakeClock, a_session
 from tests.requirements import requirement
 from transports.inbound_port import Refused
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, requirement("rep.no-retry")]
 
 
 class Call:
@@ -52,14 +52,13 @@ async def forwarded(call: Call, address: Any) -> dict[str, Any]:
     return scope
 
 
-@requirement("rep.honest", "rep.no-retry")
+@requirement("rep.honest")
 async def test_what_an_owner_without_an_address_has_got_may_have_taken_effect() -> None:
     began, waited = Call(may_have_run=True), Call(may_have_run=False)
     assert (await forwarded(began, ""))["mcp.again"] and began.is_closed
     assert "mcp.again" not in await forwarded(waited, "") and waited.is_closed
 
 
-@requirement("rep.no-retry")
 async def test_the_store_is_waited_for_after_a_call_was_sent(monkeypatch: pytest.MonkeyPatch) -> None:
     for patience in ("_PATIENCE_S", "_AGAIN_S"):
         monkeypatch.setattr(f"gateway.cluster.forwarding.{patience}", 0.0)

@@ -12,7 +12,7 @@ from session_store.testing import ALICE, FakeClock, a_session
 from tests.requirements import requirement
 from transports.inbound_port import OwnedByPeer
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, requirement("rep.fence")]
 
 
 async def replicas() -> tuple[Cluster, Cluster, Session]:
@@ -23,7 +23,6 @@ async def replicas() -> tuple[Cluster, Cluster, Session]:
     return one, other, await backend.sessions.create(a_session(clock, principal=ALICE, owner="", epoch=0))
 
 
-@requirement("rep.fence")
 async def test_an_owner_from_which_a_session_was_claimed_owns_it_no_more() -> None:
     one, other, session = await replicas()
     owned = await one.own(session, ALICE, None)
@@ -38,7 +37,6 @@ async def test_an_owner_from_which_a_session_was_claimed_owns_it_no_more() -> No
     assert elsewhere.value.route.session.owner == other.replica
 
 
-@requirement("rep.fence")
 @pytest.mark.parametrize("stop", [Cluster.start_leaving, lambda one: one.set_reachable(False)])
 async def test_a_replica_that_leaves_or_is_not_reached_claims_nothing(stop: Callable[[Cluster], None]) -> None:
     one, other, session = await replicas()
@@ -48,7 +46,6 @@ async def test_a_replica_that_leaves_or_is_not_reached_claims_nothing(stop: Call
     assert (await other.own(session, ALICE, None)).owner == other.replica
 
 
-@requirement("rep.fence")
 async def test_a_replica_that_has_released_a_session_does_not_serve_an_old_record_of_it() -> None:
     one, other, session = await replicas()
     owned = await one.own(session, ALICE, None)

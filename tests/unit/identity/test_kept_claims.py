@@ -15,6 +15,8 @@ from session_store import Principal, Session
 from session_store.testing import FakeClock, a_session
 from tests.requirements import requirement
 
+pytestmark = requirement("ops.try-tools")
+
 ALICE = Principal(issuer="https://issuer.example", subject="alice")
 RULES = ContextRules(
     [
@@ -37,7 +39,6 @@ def a_session_of(claims: CredentialClaims | None, announced: str = "") -> Sessio
     return a_session(FakeClock(time.time()), principal=ALICE, context=context)
 
 
-@requirement("ops.try-tools")
 @given(CLAIMS, st.sampled_from(["", "team-b", "mine"]))
 def test_the_context_stays_as_the_credential_has_made_it(claims: CredentialClaims | None, announced: str) -> None:
     session = a_session_of(claims, announced)
@@ -46,7 +47,7 @@ def test_the_context_stays_as_the_credential_has_made_it(claims: CredentialClaim
     assert RULES.renewed(session, kept) == session.context
 
 
-@requirement("ops.try-tools", "ctx.open")
+@requirement("ctx.open")
 def test_fields_stay_as_the_credential_has_set_them() -> None:
     rules = ContextRules([], "direct", fields={"team": FieldSettings(claim="team")})
     context = rules.context(ALICE, CredentialClaims(fields=(("team", "red"),)), "")
@@ -54,7 +55,6 @@ def test_fields_stay_as_the_credential_has_set_them() -> None:
     assert kept is not None and kept.fields == (("team", "red"),)
 
 
-@requirement("ops.try-tools")
 @pytest.mark.parametrize(
     "rule",
     [RuleSettings(trust="sandboxed"), RuleSettings(read_only=True), RuleSettings(workspace="moved")],

@@ -10,6 +10,8 @@ from gateway.identity.standing_rights import StandingRights
 from session_store import ANONYMOUS, Principal
 from tests.requirements import requirement
 
+pytestmark = requirement("task.rights")
+
 ALICE = Principal(issuer="api-key", subject="alice")
 ADA = Principal(issuer="https://id.example", subject="ada")
 RULE = RuleSettings(principals=("api-key:alice",), workspace="red", trust="direct", permissions=("deploy", "read"))
@@ -36,7 +38,6 @@ def why(
     return rights.why_lost(principal, granted)
 
 
-@requirement("task.rights")
 def test_rights_stand_if_the_rules_give_all_of_them_today() -> None:
     assert why(ALICE, [RULE]) == ""
     assert why(ALICE, [RULE, RuleSettings(permissions=("more",))]) == ""
@@ -44,7 +45,6 @@ def test_rights_stand_if_the_rules_give_all_of_them_today() -> None:
     assert why(ADA, [], auth=jwt()) == "", "no claim has granted anything"
 
 
-@requirement("task.rights")
 def test_rules_that_grant_less_today_take_the_rights() -> None:
     for change in ({"trust": "sandboxed"}, {"permissions": ("read",)}, {"workspace": "blue"}, {"read_only": True}):
         assert "fewer or other rights" in why(ALICE, [RULE.model_copy(update=change)]), change
@@ -54,13 +54,11 @@ def test_rules_that_grant_less_today_take_the_rights() -> None:
     assert "fewer or other rights" in why(ALICE, [RULE], read_only=("direct",))
 
 
-@requirement("task.rights")
 def test_a_principal_that_is_gone_has_no_rights() -> None:
     for principal in (ALICE, ADA, ANONYMOUS):
         assert "no longer configured" in why(principal, [RULE], keys=("bob",)), principal
 
 
-@requirement("task.rights")
 def test_what_a_credential_has_granted_counts_as_not_granted() -> None:
     assert "not at hand" in why(ADA, [], auth=jwt(trust="trust"))
     assert "not at hand" in why(ADA, [], auth=jwt(workspace="team"))
@@ -70,7 +68,7 @@ def test_what_a_credential_has_granted_counts_as_not_granted() -> None:
     assert why(ADA, [], auth=jwt(), claims=claimed) == "", "a field that is not configured is none"
 
 
-@requirement("task.followed", "task.rights")
+@requirement("task.followed")
 def test_what_a_credential_has_granted_counts_for_what_was_begun_with_it() -> None:
     rules, auth = ContextRules([RULE], "sandboxed"), jwt(trust="level")
     granted = rules.context(ALICE, None, "")

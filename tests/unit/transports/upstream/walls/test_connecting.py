@@ -13,6 +13,8 @@ from tests.requirements import requirement
 from transports.upstream.walls.connecting import Connections
 from transports.upstream.walls.notifications import Listener, Notification
 
+pytestmark = requirement("box.network")
+
 CALL = Notification(1, 1, 1, ())
 
 
@@ -47,7 +49,6 @@ def raising(error: Exception) -> Callable[[], int]:
     return attempt
 
 
-@requirement("box.network")
 @pytest.mark.parametrize("blocking", [True, False])
 def test_a_socket_is_as_it_was_where_no_attempt_can_be_made(connections: Connections, blocking: bool) -> None:
     with socket.socket() as theirs:
@@ -58,7 +59,6 @@ def test_a_socket_is_as_it_was_where_no_attempt_can_be_made(connections: Connect
         assert os.get_blocking(theirs.fileno()) == blocking
 
 
-@requirement("box.network")
 def test_a_server_that_makes_its_waiting_socket_block_holds_up_nobody(
     connections: Connections, answers: Answers
 ) -> None:
@@ -77,7 +77,6 @@ def test_a_server_that_makes_its_waiting_socket_block_holds_up_nobody(
     assert (blocked, answers.errors) == ([False] * 3, [0])
 
 
-@requirement("box.network")
 def test_a_retry_that_raises_is_the_answer(connections: Connections, answers: Answers) -> None:
     with socket.socket(socket.AF_UNIX) as theirs:
         ours = socket.socket(fileno=os.dup(theirs.fileno()))

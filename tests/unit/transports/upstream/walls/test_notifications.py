@@ -12,8 +12,9 @@ import pytest
 from tests.requirements import requirement
 from transports.upstream.walls.notifications import duplicate, read_memory
 
+pytestmark = requirement("box.network")
 
-@requirement("box.network")
+
 @pytest.mark.parametrize("knows_threads", [True, False], ids=["Linux 6.9", "before"])
 def test_a_descriptor_of_a_thread_is_duplicated(monkeypatch: pytest.MonkeyPatch, knows_threads: bool) -> None:
     of_process = os.pidfd_open
@@ -49,7 +50,6 @@ def test_a_descriptor_of_a_thread_is_duplicated(monkeypatch: pytest.MonkeyPatch,
         thread.join()
 
 
-@requirement("box.network")
 def test_memory_is_copied_whole_or_not_at_all() -> None:
     buffer: Any = ctypes.create_string_buffer(b"an address", 10)
     address = ctypes.addressof(buffer)

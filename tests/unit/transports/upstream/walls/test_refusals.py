@@ -3,8 +3,9 @@
 from tests.requirements import requirement
 from transports.upstream.walls.refusals import MAX_KINDS, Refusals
 
+pytestmark = requirement("box.refusals-seen")
 
-@requirement("box.refusals-seen")
+
 def test_the_first_ones_are_sent_at_once_and_a_flood_once_a_second() -> None:
     refusals, packets = Refusals(), []
     for n in range(1_000):
@@ -16,7 +17,6 @@ def test_the_first_ones_are_sent_at_once_and_a_flood_once_a_second() -> None:
     assert last["count"] == 992 and refusals.due_in(2.0) is None and refusals.take(9.0) == []
 
 
-@requirement("box.refusals-seen")
 def test_different_ones_are_bounded_and_all_are_counted() -> None:
     refusals = Refusals()
     for n in range(1_000):
