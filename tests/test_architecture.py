@@ -47,8 +47,8 @@ PURE = [
     "gateway/protocol/tasks.py",
     "gateway/tasks/answers.py",
     "gateway/tasks/handles.py",
-    "gateway/tasks/stored_call.py",
-    "gateway/tasks/task_state.py",
+    "gateway/tasks/made/stored_call.py",
+    "gateway/tasks/made/state.py",
 ]
 ROOMS = (
     "protocol", "config", "identity", "context", "observability", "policy", "sandbox", "cluster", "calls", "bridge",

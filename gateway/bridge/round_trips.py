@@ -1,7 +1,7 @@
 """The rounds of one call: its server asks by a result, and the call is repeated with the answers of the client.
 
 MCP 2026-07-28, Multi Round-Trip Requests. How a client is asked is not known here: a legacy client gets requests
-(`gateway.bridge.modern_server`), the client of a task finds the questions at its task (`gateway.tasks.rounds`).
+(`gateway.bridge.modern_server`), the client of a task finds the questions at its task (`gateway.tasks.made.questions`).
 """
 
 import asyncio

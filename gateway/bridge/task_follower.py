@@ -2,7 +2,7 @@
 once nobody waits for it.
 
 Its two kinds say where the outcome, the messages and the questions of the task go: to the call of a legacy client
-(`gateway.bridge.followed_task`), or to a task of the gateway (`gateway.tasks.server_task`).
+(`gateway.bridge.followed_task`), or to a task of the gateway (`gateway.tasks.made.questions`).
 """
 
 import asyncio

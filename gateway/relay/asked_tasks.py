@@ -20,14 +20,13 @@ from gateway.relay.endpoint import Endpoint
 from gateway.relay.intake import Intake, id_of, message_of
 from gateway.relay.replies import ImmediateReply
 from gateway.sessions.attach import Resolved
-from gateway.tasks.asked import AskedExchange
+from gateway.tasks.answers import VERSION, created_legacy_result, declaring_legacy_tasks, legacy_task
 from gateway.tasks.handles import TaskHandle, TaskHandles
-from gateway.tasks.legacy_answers import VERSION, created_legacy_result, declaring_legacy_tasks, legacy_task
-from gateway.tasks.listing import TaskLists
-from gateway.tasks.made import MadeTasks
-from gateway.tasks.maker import TaskMaker
+from gateway.tasks.made.exchange import AskedExchange
+from gateway.tasks.made.made_tasks import MadeTasks, TaskLists
+from gateway.tasks.made.maker import TaskMaker
+from gateway.tasks.made.results import ResultCalls
 from gateway.tasks.refusals import no_task_of
-from gateway.tasks.result_call import ResultCalls
 from gateway.upstreams.upstream import ConfiguredUpstream
 from session_store import Task
 from session_store.session import redact

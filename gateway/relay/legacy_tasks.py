@@ -27,9 +27,9 @@ from gateway.relay.replies import ImmediateReply
 from gateway.sessions.attach import Resolved
 from gateway.sessions.resolve import SessionResolver
 from gateway.tasks.handles import TaskHandle, TaskHandles
+from gateway.tasks.made.made_tasks import session_of
 from gateway.tasks.refusals import UnknownTask
 from gateway.tasks.relayed import RelayedTasks
-from gateway.tasks.task_session import session_of
 from gateway.upstreams.upstream import ConfiguredUpstream
 from transports.era import Era
 from transports.inbound_port import Answer, Refused, Request

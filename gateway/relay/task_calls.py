@@ -10,8 +10,8 @@ from gateway.calls.live_session import live_session_of
 from gateway.protocol.listing import Called
 from gateway.relay.endpoint import Endpoint
 from gateway.tasks.answers import declaring_tasks
-from gateway.tasks.exchange import TaskExchange
-from gateway.tasks.maker import TaskMaker
+from gateway.tasks.made.exchange import TaskExchange
+from gateway.tasks.made.maker import TaskMaker
 from gateway.tasks.relayed import RelayedTasks
 from transports.inbound_port import Answer, Request
 from transports.jsonrpc import Object

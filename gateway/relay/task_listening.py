@@ -26,10 +26,10 @@ from gateway.sessions.attach import Resolved
 from gateway.sessions.resolve import SessionResolver
 from gateway.tasks.handles import TaskHandle, TaskHandles
 from gateway.tasks.listening import TaskStream
-from gateway.tasks.notices import TaskNotices
+from gateway.tasks.made.made_tasks import found_session
+from gateway.tasks.made.notices import TaskNotices
 from gateway.tasks.refusals import UnknownTask, tasks_not_declared
 from gateway.tasks.relayed import RelayedTasks
-from gateway.tasks.task_session import found_session
 from gateway.upstreams.upstream import ConfiguredUpstream
 from session_store import StoreUnavailable
 from transports.era import Era

@@ -21,10 +21,9 @@ from gateway.relay.replies import ImmediateReply
 from gateway.relay.task_listening import TaskListening
 from gateway.sessions.resolve import SessionResolver
 from gateway.tasks.handles import TaskHandle, TaskHandles
-from gateway.tasks.made import MadeTasks
+from gateway.tasks.made.made_tasks import MadeTasks, session_of
 from gateway.tasks.refusals import UnknownTask, tasks_not_declared
 from gateway.tasks.relayed import RelayedTasks
-from gateway.tasks.task_session import session_of
 from transports.era import Era
 from transports.inbound_port import Answer, Refused, Request
 from transports.jsonrpc import Object, encode, encode_result

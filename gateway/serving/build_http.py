@@ -29,9 +29,8 @@ from gateway.serving.build_tasks import build_tasks
 from gateway.serving.parts import Callers, Foundation, Http, Resolution, Servers, SessionParts, TaskParts
 from gateway.sessions.carriers import without_tokens
 from gateway.tasks.handles import TaskHandles
-from gateway.tasks.outcomes import Outcomes
+from gateway.tasks.made.results import Outcomes, ResultCalls
 from gateway.tasks.relayed import RelayedTasks
-from gateway.tasks.result_call import ResultCalls
 from session_store import Purpose
 from transports.inbound.addresses import Addresses
 from transports.inbound.bodies import Bodies

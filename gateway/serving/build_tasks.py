@@ -4,17 +4,14 @@ from gateway.identity.standing_rights import StandingRights
 from gateway.relay.intake import Intake
 from gateway.relay.task_sight import TaskSight
 from gateway.serving.parts import Foundation, Resolution, Servers, SessionParts, TaskParts
-from gateway.tasks.bounded_store import BoundedTasks
-from gateway.tasks.changes import TaskChanges
-from gateway.tasks.continuation import TaskContinuation
 from gateway.tasks.handles import TaskHandles
-from gateway.tasks.listing import TaskLists
-from gateway.tasks.made import MadeTasks
-from gateway.tasks.maker import TaskMaker
-from gateway.tasks.notices import TaskNotices
-from gateway.tasks.quotas import RunningNames, TaskQuotas, names_kept_s
-from gateway.tasks.recovery import TaskRecovery
-from gateway.tasks.table import TaskTable
+from gateway.tasks.made.continuation import TaskContinuation
+from gateway.tasks.made.made_tasks import MadeTasks, TaskLists
+from gateway.tasks.made.maker import TaskMaker
+from gateway.tasks.made.notices import TaskNotices
+from gateway.tasks.made.quotas import BoundedTasks, RunningNames, TaskQuotas, names_kept_s
+from gateway.tasks.made.recovery import TaskRecovery
+from gateway.tasks.made.table import TaskChanges, TaskTable
 from gateway.upstreams.upstream import ConfiguredUpstream
 from session_store import Context, Task
 

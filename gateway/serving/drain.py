@@ -15,8 +15,8 @@ from gateway.policy.rate_limits import RateLimits
 from gateway.serving.readiness import Readiness
 from gateway.serving.state import ServingState
 from gateway.sessions.lifecycle import SessionLifecycle
-from gateway.tasks.running import RunningTask
-from gateway.tasks.table import TaskTable
+from gateway.tasks.made.running import RunningTask
+from gateway.tasks.made.table import TaskTable
 from session_store import StoreUnavailable
 from transports.jsonrpc import Message
 

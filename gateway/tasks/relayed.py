@@ -1,19 +1,206 @@
-"""The tasks of servers that pass through this replica, under the ids that clients and servers know."""
+"""The tasks of servers that pass through this replica: under which ids, and what each keeps alive.
 
-from collections.abc import Callable
+A task keeps its session, and the link to its server, until it is over or its time to live has passed. What is known of
+it comes from the messages that pass: a task that nobody asks for stays until its time to live has passed.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable, Mapping
+from enum import StrEnum
+from typing import Final
+from weakref import WeakKeyDictionary
 
 import msgspec
 
 from gateway.calls.exchange import Exchange
 from gateway.calls.live_session import LiveSession, live_session_of
-from gateway.calls.owned_tasks import TaskLink, related_id, task_link_of, with_related
+from gateway.calls.owned_tasks import OwnedTask, TaskLink, related_id, task_link_of, with_related
+from gateway.calls.state_table import step
+from gateway.calls.usage import Use
 from gateway.protocol.tasks import TaskState, state_of, with_tasks
 from gateway.tasks.handles import TaskHandle, TaskHandles
-from gateway.tasks.known_tasks import KnownTasks
 from gateway.tasks.refusals import tasks_not_declared, unreadable_task
+from gateway.upstreams.upstream import ConfiguredUpstream
+from session_store.session import redact
 from transports.jsonrpc import Object, decode_object, encode
 
-__all__ = ["RelayedTasks"]
+__all__ = ["KNOWN", "MAX_KEPT", "MAX_KNOWN", "KnownEvent", "KnownState", "KnownTasks", "RelayedTasks"]
+
+logger = logging.getLogger(__name__)
+
+
+MAX_KEPT: Final = 64
+"""Tasks of one session that keep it alive. Of more, the oldest ones are still found, but keep nothing alive."""
+
+MAX_KNOWN: Final = 256
+"""Tasks of one session that are known."""
+
+_MOST_S: Final = 86_400.0
+"""How long a task without a time to live keeps its session: as long as sessions live by default."""
+
+
+class KnownState(StrEnum):
+    """What this replica holds of a server's task."""
+
+    FOUND = "found"
+    """Its handle leads to it. It keeps nothing alive: it is over, or too many others are kept."""
+    KEPT = "kept"
+    """It works, and keeps its session and its link."""
+    FORGOTTEN = "forgotten"
+
+
+class KnownEvent(StrEnum):
+    """What happens to a server's task that is known here."""
+
+    KEEP = "keep"
+    """Its server says that it works."""
+    RELEASE = "release"
+    """It is over, or a later one is kept in its place."""
+    FORGET = "forget"
+    """Its time to live has passed, or its session or its link is gone, or too many others are known."""
+
+
+_S, _E = KnownState, KnownEvent
+
+KNOWN: Final[Mapping[KnownState, Mapping[KnownEvent, KnownState]]] = {
+    _S.FOUND: {_E.KEEP: _S.KEPT, _E.RELEASE: _S.FOUND, _E.FORGET: _S.FORGOTTEN},
+    _S.KEPT: {_E.KEEP: _S.KEPT, _E.RELEASE: _S.FOUND, _E.FORGET: _S.FORGOTTEN},
+    _S.FORGOTTEN: {},
+}
+
+
+class _KnownTask:
+    """One task of a session, under the server's own id."""
+
+    __slots__ = ("_live", "_own_id", "_timer", "_use", "link", "owned", "since", "state")
+
+    def __init__(self, live: LiveSession, link: TaskLink, own_id: str, owned: OwnedTask, since: float) -> None:
+        self.state = KnownState.FOUND
+        self.link = link
+        self.owned = owned
+        self.since = since
+        self._live = live
+        self._own_id = own_id
+        self._timer: asyncio.TimerHandle | None = None
+        self._use: Use | None = None
+
+    @property
+    def is_of_link(self) -> bool:
+        """Whether the present link knows this task under its id."""
+        tasks = self.link.known_tasks
+        return tasks is not None and tasks.get(self._own_id) is self.owned
+
+    def step(self, event: KnownEvent) -> None:
+        """Take a step of `KNOWN`: hold the session and the link while the task is kept."""
+        before, self.state = self.state, step(KNOWN, self.state, event)
+        if self.state is KnownState.KEPT and before is not KnownState.KEPT:
+            self._use = self._live.at_work() if self.link.is_process else self._live.in_use()
+            self.link.hold_link()
+        elif self._use is not None and self.state is not KnownState.KEPT:
+            use, self._use = self._use, None
+            self.link.free_link()
+            use.release()
+        if self.state is KnownState.FORGOTTEN:
+            if self._timer is not None:
+                self._timer.cancel()
+            if (tasks := self.link.known_tasks) is not None:
+                tasks.discard(self._own_id, self.owned.handle)
+
+    def forget_at(self, timer: asyncio.TimerHandle) -> None:
+        """Have `timer` forget it, in place of an earlier one."""
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = timer
+
+
+class KnownTasks:
+    """The tasks of servers, by session and handle."""
+
+    def __init__(self) -> None:
+        self._known: WeakKeyDictionary[LiveSession, dict[TaskHandle, _KnownTask]] = WeakKeyDictionary()
+
+    def owned(self, live: LiveSession, handle: TaskHandle) -> OwnedTask | None:
+        """What is known of a task of that session."""
+        known = self._known.get(live, {}).get(handle)
+        return None if known is None else known.owned
+
+    def is_reachable(self, upstream: ConfiguredUpstream, live: LiveSession, handle: TaskHandle) -> bool:
+        """Whether the task may be asked for at its server. A server that sessions share gives an id again once it was
+        started anew, and then to any of them: there only a task is reached that was made in this session, by the
+        process that the server has now."""
+        if not upstream.settings.shared:
+            return True
+        known = self._known.get(live, {}).get(handle)
+        return known is not None and known.is_of_link
+
+    def note(
+        self,
+        live: LiveSession,
+        link: TaskLink,
+        handle: TaskHandle,
+        text: str,
+        state: TaskState | None,
+        *,
+        is_new: bool = False,
+    ) -> None:
+        """Record the state of a task, as its server says it over that link; None: it could not be read. `text` is the
+        handle of its client. `is_new`: the server has just made it."""
+        if state is None or live.ended:
+            return
+        tasks = self._known.setdefault(live, {})
+        known = tasks.get(handle)
+        if known is not None and not (known.link is link and known.is_of_link):
+            self._forget(live, handle)
+            known = None
+        if known is None:
+            if state.is_over and not is_new:
+                return  # nothing more comes of it
+            known = self._add(live, link, handle, text)
+        if state.is_over:
+            known.step(KnownEvent.RELEASE)
+        else:
+            self._make_room(live, known)
+            known.step(KnownEvent.KEEP)
+        ttl_s = _MOST_S if state.ttl_s is None else min(state.ttl_s, _MOST_S)
+        loop = asyncio.get_running_loop()
+        known.forget_at(loop.call_at(known.since + ttl_s, self._forget, live, handle))
+
+    def _add(self, live: LiveSession, link: TaskLink, handle: TaskHandle, text: str) -> _KnownTask:
+        tasks = self._known[live]
+        if len(tasks) >= MAX_KNOWN:
+            self._forget(live, next(iter(tasks)))
+        owned = OwnedTask(
+            live,
+            text,
+            seen=lambda task: self.note(live, link, handle, text, state_of(task, "ttl")),
+            lost=lambda: self._forget(live, handle),
+        )
+        known = tasks[handle] = _KnownTask(live, link, handle.id, owned, asyncio.get_running_loop().time())
+        link.own_task(handle.id, owned)
+        return known
+
+    def _make_room(self, live: LiveSession, known: _KnownTask) -> None:
+        kept = [each for each in self._known[live].values() if each.state is KnownState.KEPT]
+        if len(kept) >= MAX_KEPT and known.state is not KnownState.KEPT:
+            logger.info("a session has more than %d tasks", MAX_KEPT, extra={"session": redact(live.session.id)})
+            kept[0].step(KnownEvent.RELEASE)
+
+    def over(self, live: LiveSession, handle: TaskHandle) -> None:
+        """A task is over: its client has the result."""
+        known = self._known.get(live, {}).get(handle)
+        if known is not None:
+            known.step(KnownEvent.RELEASE)
+
+    def _forget(self, live: LiveSession, handle: TaskHandle) -> None:
+        known = self._known.get(live, {}).pop(handle, None)
+        if known is not None:
+            known.step(KnownEvent.FORGET)
+
+    def forget(self, live: LiveSession) -> None:
+        """The session is closed on this replica."""
+        for known in self._known.pop(live, {}).values():
+            known.step(KnownEvent.FORGET)
 
 
 class RelayedTasks:

@@ -15,7 +15,7 @@ from gateway.serving import drain as module
 from gateway.serving.drain import Drain
 from gateway.serving.readiness import Readiness
 from gateway.serving.state import ServingState
-from gateway.tasks.waiting_calls import WaitingCalls
+from gateway.tasks.made.results import WaitingCalls
 from session_store import MemoryBackend, StoreUnavailable
 from tests.requirements import requirement
 from tests.unit.tasks.test_answers import a_task

@@ -10,17 +10,16 @@ import msgspec
 from gateway.calls.live_session import LiveSession, LiveSessions
 from gateway.config.tasks import TaskSettings
 from gateway.identity.request_context import RequestContext
-from gateway.tasks.changes import TaskChanges
-from gateway.tasks.continuation import TaskContinuation
-from gateway.tasks.exchange import TaskExchange
 from gateway.tasks.handles import TaskHandle, TaskHandles
-from gateway.tasks.made import MadeTasks
-from gateway.tasks.maker import TaskMaker
-from gateway.tasks.quotas import RunningNames, TaskQuotas
-from gateway.tasks.recovery import TaskRecovery
-from gateway.tasks.running import RunningTask
-from gateway.tasks.stored_call import stored
-from gateway.tasks.table import TaskTable
+from gateway.tasks.made.continuation import TaskContinuation
+from gateway.tasks.made.exchange import TaskExchange
+from gateway.tasks.made.made_tasks import MadeTasks
+from gateway.tasks.made.maker import TaskMaker
+from gateway.tasks.made.quotas import RunningNames, TaskQuotas
+from gateway.tasks.made.recovery import TaskRecovery
+from gateway.tasks.made.running import RunningTask
+from gateway.tasks.made.stored_call import stored
+from gateway.tasks.made.table import TaskChanges, TaskTable
 from session_store import Context, KeyRing, Principal, Session, Task
 from session_store.embedded.tasks import MemoryTasks
 from session_store.memory import MemoryBackend

@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from gateway.errors import CANCELLED
-from gateway.tasks.legacy_answers import (
+from gateway.tasks.answers import (
     created_legacy_result,
     declaring_legacy_tasks,
     legacy_outcome,

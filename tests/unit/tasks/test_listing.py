@@ -10,9 +10,9 @@ import pytest
 from msgspec.structs import replace
 
 from gateway.identity.request_context import RequestContext
-from gateway.tasks.listing import PAGE, TaskLists
+from gateway.tasks.made.made_tasks import PAGE, TaskLists
+from gateway.tasks.made.running import RunningTask
 from gateway.tasks.refusals import UnknownTask
-from gateway.tasks.running import RunningTask
 from session_store import ANONYMOUS, Principal, Session, StoreFull, StoreUnavailable, Task
 from session_store.testing import ALICE, BOB
 from tests.requirements import requirement
@@ -185,7 +185,7 @@ async def test_nobody_waits_for_ever_for_a_store_that_does_not_answer(
     if how == "get":
         scene.running.exchange.settle(result("done"))
     with monkeypatch.context() as short, pytest.raises(StoreUnavailable):
-        short.setattr("gateway.tasks.made._STORED_S", 0.05)
+        short.setattr("gateway.tasks.made.made_tasks._STORED_S", 0.05)
         await (scene.get() if how == "get" else scene.made.cancelled(scene.handle, scene.who))
     scene.store.tasks.go.set()
     told = await scene.get()

@@ -8,8 +8,8 @@ import pytest
 
 from gateway.errors import UPSTREAM_UNAVAILABLE, unknown_tool
 from gateway.protocol.listing import Called
-from gateway.tasks.running import RunningTask
-from gateway.tasks.stored_call import StoredCall
+from gateway.tasks.made.running import RunningTask
+from gateway.tasks.made.stored_call import StoredCall
 from session_store import StoreFull, StoreUnavailable, Task
 from tests.requirements import requirement
 from tests.unit.tasks.parts import HANDLES, Replica, Store, an_exchange, result, turns

@@ -5,7 +5,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from gateway.tasks.messages import AGAIN, MAX_MESSAGE_CHARS, message_of, progress_text, reason_of
+from gateway.tasks.made.state import AGAIN, MAX_MESSAGE_CHARS, message_of, progress_text, reason_of
 from tests.requirements import requirement
 from tests.support.too_deep import TOO_DEEP
 

@@ -8,8 +8,7 @@ import pytest
 from msgspec.structs import replace
 
 from gateway.config.tasks import TaskSettings
-from gateway.tasks.bounded_store import BoundedTasks
-from gateway.tasks.quotas import LEFT, RunningNames, TaskQuotas
+from gateway.tasks.made.quotas import LEFT, BoundedTasks, RunningNames, TaskQuotas
 from session_store import ANONYMOUS, Backend, Principal, StoreFull, Task
 from session_store.memory import MemoryBackend
 from session_store.sqlite import SqliteBackend

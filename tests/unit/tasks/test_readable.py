@@ -8,10 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.tasks.answers import task_result
-from gateway.tasks.legacy_answers import legacy_outcome, legacy_task
-from gateway.tasks.messages import reason_of
-from gateway.tasks.readable import MAX_LEVELS, can_be_read, error_text
+from gateway.tasks.answers import legacy_outcome, legacy_task, task_result
+from gateway.tasks.made.state import MAX_LEVELS, can_be_read, error_text, reason_of
 from tests.requirements import requirement
 from tests.unit.tasks.parts import one_that_runs
 

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from gateway.tasks.record import TaskRecord
+from gateway.tasks.made.record import TaskRecord
 from session_store import StoreFull, StoreUnavailable, Task
 from session_store.testing import FakeClock
 from tests.requirements import requirement
@@ -106,7 +106,7 @@ async def test_nothing_is_written_over_another_owner() -> None:
 async def test_a_change_is_kept_when_the_store_fails(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("gateway.tasks.record._AGAIN_S", 0.0)
+    monkeypatch.setattr("gateway.tasks.made.record._AGAIN_S", 0.0)
     record, parts = await recorded()
     parts.store.failures = [StoreUnavailable("away")] * 1_000
     record.change(message="1")

@@ -2,7 +2,7 @@
 
 import msgspec
 
-from gateway.tasks.recorded_answers import RecordedAnswers
+from gateway.tasks.made.stored_call import RecordedAnswers
 from tests.requirements import requirement
 
 pytestmark = requirement("task.durable")

@@ -10,9 +10,8 @@ from msgspec.structs import replace
 
 from gateway.config.tasks import TaskSettings
 from gateway.errors import OUTCOME_UNKNOWN
-from gateway.protocol.tasks import TaskAtServer
-from gateway.tasks.quotas import LEFT
-from gateway.tasks.stored_call import FollowedCall, StoredCall, following
+from gateway.tasks.made.quotas import LEFT
+from gateway.tasks.made.stored_call import FollowedCall, StoredCall, following
 from session_store import Task
 from tests.requirements import requirement
 from tests.unit.tasks.parts import REQUEST, RIGHTS, Replica, Store, one_that_is_left, one_that_runs, result

@@ -11,9 +11,8 @@ from gateway.calls.exchange import Exchange
 from gateway.calls.live_session import LiveSession
 from gateway.calls.owned_tasks import RELATED, OwnedTask, OwnedTasks
 from gateway.errors import SESSION_UNKNOWN, TOO_OFTEN
-from gateway.tasks.known_tasks import MAX_KEPT, MAX_KNOWN
-from gateway.tasks.relayed import RelayedTasks
-from gateway.tasks.task_session import found_session, session_of
+from gateway.tasks.made.made_tasks import found_session, session_of
+from gateway.tasks.relayed import MAX_KEPT, MAX_KNOWN, RelayedTasks
 from tests.requirements import requirement
 from tests.unit.tasks.parts import HANDLES, a_live
 from transports.era import Era

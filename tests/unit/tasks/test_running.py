@@ -12,10 +12,10 @@ from gateway.admin.tasks import task_row
 from gateway.calls.lifecycles import ExchangeEvent
 from gateway.calls.suspended_call import InputRequest, question_digest
 from gateway.errors import CANCELLED, OUTCOME_UNKNOWN
-from gateway.tasks.exchange import TaskExchange
-from gateway.tasks.messages import AGAIN
-from gateway.tasks.recorded_answers import RecordedAnswers
-from gateway.tasks.running import RunningTask
+from gateway.tasks.made.exchange import TaskExchange
+from gateway.tasks.made.running import RunningTask
+from gateway.tasks.made.state import AGAIN
+from gateway.tasks.made.stored_call import RecordedAnswers
 from session_store import StoreFull
 from tests.requirements import requirement
 from tests.support.too_deep import TOO_DEEP

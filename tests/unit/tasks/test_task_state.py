@@ -2,8 +2,8 @@
 
 import pytest
 
-from gateway.calls.lifecycles import IllegalStep
-from gateway.tasks.task_state import TASK, TaskEvent, TaskState, after
+from gateway.calls.state_table import IllegalStep
+from gateway.tasks.made.state import TASK, TaskEvent, TaskState, after
 from session_store.ports.tasks import OVER
 from tests.requirements import requirement
 

@@ -10,10 +10,10 @@ from typing import Final
 
 from gateway.identity.request_context import RequestContext
 from gateway.tasks.answers import task_object
-from gateway.tasks.changes import topic_of
 from gateway.tasks.handles import TaskHandle
 from gateway.tasks.listening import TaskStream, task_notification
-from gateway.tasks.made import MadeTasks
+from gateway.tasks.made.made_tasks import MadeTasks
+from gateway.tasks.made.table import topic_of
 from gateway.tasks.refusals import UnknownTask
 from session_store import Bus, StoreUnavailable, Task, TaskStore
 from transports.tasks import Tasks
@@ -21,6 +21,7 @@ from transports.tasks import Tasks
 __all__ = ["TaskNotices"]
 
 logger = logging.getLogger(__name__)
+
 
 _AGAIN_S: Final = 1.0
 """How long after a failure of the store the tasks of a stream are read again."""

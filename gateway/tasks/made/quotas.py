@@ -1,17 +1,23 @@
-"""How many tasks a session and a principal may have, and which replica runs which: names that all replicas share."""
+"""Bounds how many tasks a session and a principal may have, and how many bytes of them, on all replicas together.
 
+Names in the store say which replica runs which tasks. The number of tasks times the size of a result allows each
+principal gigabytes in a store that all share: so bytes are counted in units, each a name of a quota.
+"""
+
+import asyncio
 import contextlib
 import random
 from collections.abc import Sequence
 from time import monotonic
 from typing import Final
 
-from cachetools import TTLCache
+from cachetools import LRUCache, TTLCache
 
 from gateway.config.tasks import TaskSettings
-from session_store import Principal, Quotas, StoreUnavailable, Task, TaskStore
+from session_store import Principal, Quotas, StoreFull, StoreUnavailable, Task, TaskStore
 
-__all__ = ["LEFT", "Places", "RunningNames", "TaskQuotas", "names_kept_s", "parts_of"]
+__all__ = ["LEFT", "BoundedTasks", "Places", "RunningNames", "TaskQuotas", "names_kept_s", "parts_of"]
+
 
 _FULL_S: Final = 2.0
 """How long a full quota is not searched again: not every slow call may cost a search."""
@@ -175,3 +181,62 @@ def parts_of(name: str) -> tuple[str, str]:
     """Session and id of the task of that name (`Task.name`)."""
     session_id, _, task_id = name.partition("/")
     return session_id, task_id
+
+
+_UNITS: Final = 1_024
+"""Units of a principal. What is smaller than one is not counted: there are `max_per_principal` of that at most."""
+
+_REMEMBERED: Final = 4_096
+"""Tasks of which the units are remembered here: a task is written many times."""
+
+
+class BoundedTasks:
+    """A task store that raises `StoreFull` for what would take a principal beyond its bytes.
+
+    Anonymous clients are counted by their network (`Task.counted_as`). A task counts with the most that it had, until
+    it expires.
+    """
+
+    def __init__(
+        self, store: TaskStore, quotas: Quotas, principal_bytes: int, names_kept_s: float = LEAST_KEPT_S
+    ) -> None:
+        self._store = store
+        self._places = Places(quotas, store, names_kept_s)
+        self._unit = principal_bytes // _UNITS
+        self._bytes = principal_bytes
+        self._held: LRUCache[str, int] = LRUCache(_REMEMBERED)
+        self._turns = asyncio.Lock()
+        self.get = store.get
+        self.of_session = store.of_session
+        self.heads = store.heads
+        self.page = store.page
+        self.drop_session = store.drop_session
+
+    async def create(self, task: Task) -> None:
+        await self._make_room(task)
+        await self._store.create(task)
+
+    async def replace(self, task: Task) -> bool:
+        await self._make_room(task)
+        return await self._store.replace(task)
+
+    async def _make_room(self, task: Task) -> None:
+        units = [f"{task.name}#{number}" for number in range(_size(task) // self._unit)]
+        if len(units) <= self._held.get(task.name, 0):
+            return
+        key = f"tasks/bytes/{task.counted_as}"
+        async with self._turns:  # or several would each take a part of the room, and none would have enough
+            for number, unit in enumerate(units):
+                if number < self._held.get(task.name, 0):
+                    continue
+                if await self._places.hold(key, unit, _UNITS):
+                    self._held[task.name] = number + 1
+                    continue
+                if task.is_over:  # its outcome is not kept
+                    self._held.pop(task.name, None)
+                    await self._places.give_back(key, units)
+                raise StoreFull(f"the tasks of its principal have {self._bytes} bytes (gateway.tasks.principal_bytes)")
+
+
+def _size(task: Task) -> int:
+    return sum(map(len, (task.request, task.questions, task.answers, task.result, task.error)))

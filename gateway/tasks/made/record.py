@@ -22,6 +22,7 @@ __all__ = ["TaskRecord"]
 
 logger = logging.getLogger(__name__)
 
+
 EVERY_S: Final = 1.0
 """How often a change that can wait, such as progress, is written at most."""
 

@@ -1,7 +1,7 @@
 """Goes on with tasks whose gateway is gone: follows the task that the server has made of the call, or sends the call
 again.
 
-Does not know which of the two may be done (`gateway.tasks.recovery`).
+Does not know which of the two may be done (`gateway.tasks.made.recovery`).
 """
 
 import logging
@@ -25,15 +25,12 @@ from gateway.observability.logs import CORRELATION
 from gateway.protocol.capabilities import Caller, caller_of_meta
 from gateway.protocol.tasks import with_tasks
 from gateway.sessions.attach import SessionAttacher
-from gateway.tasks.asked import AskedExchange
-from gateway.tasks.exchange import TaskExchange, fail_unsent
-from gateway.tasks.messages import message_of
-from gateway.tasks.recorded_answers import RecordedAnswers
-from gateway.tasks.running import RunningTask
-from gateway.tasks.server_task import ServerTask
-from gateway.tasks.stored_call import FollowedCall, StoredCall
-from gateway.tasks.table import TaskTable
-from gateway.tasks.task_state import TaskEvent, after
+from gateway.tasks.made.exchange import AskedExchange, TaskExchange, fail_unsent
+from gateway.tasks.made.questions import ServerTask
+from gateway.tasks.made.running import RunningTask
+from gateway.tasks.made.state import TaskEvent, after, message_of
+from gateway.tasks.made.stored_call import FollowedCall, RecordedAnswers, StoredCall
+from gateway.tasks.made.table import TaskTable
 from gateway.upstreams.upstream import ConfiguredUpstream
 from session_store import Context, Session, Task
 from session_store.session import redact
@@ -48,6 +45,7 @@ from transports.upstream_port import UpstreamUnavailable
 __all__ = ["ServerOf", "StartCall", "TaskContinuation"]
 
 logger = logging.getLogger(__name__)
+
 
 StartCall = Callable[[TaskExchange, Request, RequestContext, Object], Soon[Answer]]
 """Sends a call to its server, as if its client had sent it (`gateway.relay.intake`)."""

@@ -12,17 +12,12 @@ from gateway.calls.live_session import live_session_of
 from gateway.config.tasks import TaskSettings
 from gateway.errors import CANCELLED, OUTCOME_UNKNOWN, error_of
 from gateway.observability.observed import LogFacts
-from gateway.observability.outcome import TOOL_ERROR, outcome_of
-from gateway.protocol.tasks import TaskAtServer
-from gateway.tasks.exchange import TaskExchange, TaskQuestions
-from gateway.tasks.messages import message_of, progress_text, reason_of
-from gateway.tasks.readable import can_be_read, error_text
-from gateway.tasks.record import TaskRecord
-from gateway.tasks.recorded_answers import answered
-from gateway.tasks.rounds import Rounds, conversation_of
-from gateway.tasks.server_task import ServerTask
-from gateway.tasks.stored_call import FollowedCall, StoredCall, following
-from gateway.tasks.task_state import TaskEvent, after
+from gateway.observability.outcome import TOOL_ERROR
+from gateway.tasks.made.exchange import TaskExchange, TaskQuestions
+from gateway.tasks.made.questions import Rounds, ServerTask, conversation_of
+from gateway.tasks.made.record import TaskRecord
+from gateway.tasks.made.state import TaskEvent, after, can_be_read, error_text, message_of, progress_text, reason_of
+from gateway.tasks.made.stored_call import FollowedCall, StoredCall, answered, following
 from session_store import Task
 from session_store.session import redact
 from transports.inbound_port import Answer
@@ -34,6 +29,7 @@ from transports.tasks import Tasks
 __all__ = ["RunningTask"]
 
 logger = logging.getLogger(__name__)
+
 
 _LAST_WRITE_S: Final = 2.0
 """How long the store may take to store what the next owner needs."""
@@ -106,7 +102,7 @@ class RunningTask:
         """Wait until its outcome is stored, if it has one."""
         await self._tasks.settled()
 
-    # -- what happens to the call (gateway.tasks.exchange.TaskWork)
+    # -- what happens to the call (gateway.tasks.made.exchange.TaskWork)
 
     def receive(self, frame: Frame) -> None:
         """A notification of the call, or its end."""

@@ -17,12 +17,12 @@ from msgspec.structs import replace
 from gateway.cluster.ownership import Cluster
 from gateway.errors import OUTCOME_UNKNOWN, error_of
 from gateway.sessions.attach import SessionAttacher
-from gateway.tasks.continuation import TaskContinuation
-from gateway.tasks.quotas import parts_of
-from gateway.tasks.running import RunningTask
-from gateway.tasks.stored_call import StoredCall
-from gateway.tasks.table import TaskTable
-from gateway.tasks.task_state import TaskEvent, after
+from gateway.tasks.made.continuation import TaskContinuation
+from gateway.tasks.made.quotas import parts_of
+from gateway.tasks.made.running import RunningTask
+from gateway.tasks.made.state import TaskEvent, after
+from gateway.tasks.made.stored_call import StoredCall
+from gateway.tasks.made.table import TaskTable
 from session_store import Context, Principal, Session, SessionStore, StoreUnavailable, Task
 from session_store.session import redact
 from transports.jsonrpc import encode
@@ -31,6 +31,7 @@ from transports.tasks import Tasks
 __all__ = ["Rights", "TaskRecovery"]
 
 logger = logging.getLogger(__name__)
+
 
 AT_ONCE: Final = 32
 """How many tasks of lost owners one `sweep` looks at."""

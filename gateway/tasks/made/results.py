@@ -1,4 +1,4 @@
-"""`tasks/result` of a 2025-11-25 client about a task that the gateway has made (MCP 2025-11-25, Tasks).
+"""Answers `tasks/result` of a 2025-11-25 client about a task that the gateway has made (MCP 2025-11-25, Tasks).
 
 The call is open until the task is over, and the task asks its client on it. A question waits in the record until some
 session of the principal asks for the result at the replica that runs the task; the first answer counts.
@@ -7,36 +7,185 @@ session of the principal asks for the result at the replica that runs the task; 
 import asyncio
 import contextlib
 import functools
+import itertools
 import logging
+import math
 from collections.abc import Awaitable, Callable
 from typing import Final
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, WeakValueDictionary
 
 import msgspec
+from msgspec.structs import replace
 
 from gateway.bridge.subscription_relay import caller_of
+from gateway.calls.deadlines import Deadlines
 from gateway.calls.exchange import Exchange
+from gateway.calls.in_flight import Calls, CallWatch
 from gateway.calls.live_session import LiveSession, live_session_of
 from gateway.calls.owned_tasks import with_related, without_related
-from gateway.errors import error_of
+from gateway.errors import CANCELLED, error_of
 from gateway.observability.logs import CORRELATION
 from gateway.protocol.capabilities import may_be_asked
 from gateway.protocol.questions import for_legacy_client, question_of
-from gateway.tasks.asked import AskedExchange
-from gateway.tasks.changes import topic_of
+from gateway.tasks.answers import legacy_outcome
 from gateway.tasks.handles import TaskHandle
-from gateway.tasks.outcomes import Look, Outcomes, Room, SharedOutcome
-from gateway.tasks.running import RunningTask
-from gateway.tasks.table import TaskTable
-from gateway.tasks.waiting_calls import WaitingCalls
+from gateway.tasks.made.exchange import AskedExchange
+from gateway.tasks.made.running import RunningTask
+from gateway.tasks.made.table import TaskTable, topic_of
 from session_store import Bus, StoreUnavailable, Task
+from transports.inbound.bodies import SMALL_BODY_BYTES, Bodies
 from transports.inbound_port import Refused
 from transports.jsonrpc import INTERNAL_ERROR, Message, Object, encode
 from transports.tasks import Tasks
+from transports.turns import others_first
 
-__all__ = ["ResultCalls"]
+__all__ = ["Look", "Outcomes", "ResultCalls", "Room", "SharedOutcome", "WaitingCalls"]
 
 logger = logging.getLogger(__name__)
+
+
+Look = Callable[[Task | None], Awaitable[Task]]
+"""Reads a task, with the rights of the request that asks for its result. If it is over, its outcome is stored. It gets
+the task if another request has just read that it is over: then it only decides whether this one may see it.
+
+Raises:
+    Refused: the task is unknown.
+    StoreUnavailable: the store does not answer.
+"""
+
+
+class Outcomes:
+    """The outcomes that calls wait for. `most` bytes of them wait for the client of one session to read them, and
+    `bodies` counts those of all sessions."""
+
+    def __init__(self, bodies: Bodies, most: int) -> None:
+        self._bodies = bodies
+        self._most = most
+        self._shared: WeakValueDictionary[str, SharedOutcome] = WeakValueDictionary()
+        self._rooms: WeakKeyDictionary[LiveSession, Room] = WeakKeyDictionary()
+
+    def of(self, name: str) -> "SharedOutcome":
+        """The outcome of the task of that name, for as long as somebody refers to it."""
+        shared = self._shared.get(name)
+        if shared is None:
+            shared = self._shared[name] = SharedOutcome()
+        return shared
+
+    def room_of(self, live: LiveSession) -> "Room":
+        """The room for what the client of that session has not read."""
+        room = self._rooms.get(live)
+        if room is None:
+            counted_as = live.session.principal.counted_as(live.session.origin)
+            room = self._rooms[live] = Room(self._bodies, counted_as, self._most)
+        return room
+
+
+class SharedOutcome:
+    """The outcome of one task, encoded for the calls that wait for it."""
+
+    __slots__ = ("__weakref__", "_message", "_over", "_text", "_turn")
+
+    def __init__(self) -> None:
+        self._turn = asyncio.Lock()
+        self._over: Task | None = None  # without its result
+        self._text = ""
+        self._message: Message | None = None
+
+    async def look(self, text: str, look: Look) -> Task | Message:
+        """The task as it works, or what `tasks/result` with the handle `text` is answered with. Raises as `look`."""
+        async with self._turn:
+            await others_first()
+            message = self._message if self._text == text else None
+            if message is not None:
+                await look(self._over)
+                return message
+            task = await look(None)
+            if not task.is_over:
+                return task
+            self._message = message = legacy_outcome(task, text)
+            self._over, self._text = replace(task, result=b"", request=b""), text
+            return message
+
+
+class Room:
+    """The outcomes that the client of one session is sent and has not read.
+
+    `turn` is held from the time when a task is looked at until its outcome has room, so that one outcome of a session
+    at most waits for room.
+    """
+
+    def __init__(self, bodies: Bodies, counted_as: str, most: int) -> None:
+        self.turn = asyncio.Lock()
+        self._bodies = bodies
+        self._counted_as = counted_as
+        self._most = most
+        self._taken = 0
+        self._freed = asyncio.Event()
+
+    async def settle(self, call: Exchange, message: Message) -> None:
+        """Answer a call, once its client has read enough of the earlier answers.
+
+        Raises:
+            Refused: the clients of all sessions have too much to read.
+        """
+        size = sum(len(memoryview(part)) for part in (message.result, message.error) if isinstance(part, msgspec.Raw))
+        while self._taken and self._taken + size > self._most and not call.is_over:
+            self._freed.clear()
+            await self._freed.wait()
+        if call.is_over:
+            return
+        counted = size if size > SMALL_BODY_BYTES else 0
+        self._bodies.take(self._counted_as, counted, 0)
+        self._taken += size
+        call.when_done(functools.partial(self._give_back, size, counted))
+        call.settle(message)
+
+    def _give_back(self, size: int, counted: int) -> None:
+        self._bodies.give_back(self._counted_as, counted)
+        self._taken -= size
+        self._freed.set()
+
+
+_NO_LIMITS: Final = Deadlines(start_s=math.inf, call_s=math.inf, suspended_s=math.inf, idle_stop_s=None)
+
+
+class WaitingCalls:
+    """Has their event streams begin and kept alive, as those of calls that a server has. They are never late: what they
+    wait for has its own limits."""
+
+    name = ""
+    deadlines = _NO_LIMITS
+
+    def __init__(self) -> None:
+        self.calls = Calls()
+        self._watch = CallWatch(self)
+        self._numbers = itertools.count(1)  # two calls may have the same id, one after the other
+
+    def add(self, exchange: Exchange) -> None:
+        """Watch a call until its reply is done."""
+        exchange.queue_at(self, next(self._numbers))
+        self.calls.wait(exchange)
+        exchange.when_done(lambda: self._end(exchange))
+        self._watch.begin()
+
+    def _end(self, exchange: Exchange) -> None:
+        self.calls.end(exchange)
+
+    def cancel(self, exchange: Exchange, reason: str, code: int = CANCELLED) -> None:
+        self.fail(exchange, code, f"Cancelled: {reason}")
+
+    def fail(self, exchange: Exchange, code: int, reason: str) -> None:
+        exchange.fail(code, reason)
+
+    def answer(self, request_id: bytes, message: Message) -> None:
+        """Do nothing: no server has asked."""
+
+    def refuse(self, request_id: bytes, code: int, reason: str) -> None:
+        """Do nothing, as `answer`."""
+
+    def notify(self, method: str, params: bytes | None) -> None:
+        """Do nothing: no server waits for progress."""
+
 
 _LOOK_S: Final = 5.0
 """How often a task is looked at of which nobody tells anything: its owner may be gone."""

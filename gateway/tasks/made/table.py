@@ -1,4 +1,4 @@
-"""The tasks whose calls are in flight on this replica, and what counts and reports them."""
+"""The tasks whose calls are in flight on this replica, and who is told when one has changed."""
 
 import contextlib
 import logging
@@ -7,17 +7,38 @@ from time import time
 from typing import Final
 
 from gateway.config.tasks import TaskSettings
-from gateway.tasks.changes import TaskChanges
-from gateway.tasks.exchange import TaskExchange
-from gateway.tasks.quotas import RunningNames
-from gateway.tasks.record import TaskRecord
-from gateway.tasks.running import RunningTask
-from session_store import StoreUnavailable, Task, TaskStore
+from gateway.tasks.made.exchange import TaskExchange
+from gateway.tasks.made.quotas import RunningNames
+from gateway.tasks.made.record import TaskRecord
+from gateway.tasks.made.running import RunningTask
+from session_store import Bus, StoreUnavailable, Task, TaskStore
 from transports.tasks import Tasks
 
-__all__ = ["TaskTable"]
+__all__ = ["TaskChanges", "TaskTable", "topic_of"]
 
 logger = logging.getLogger(__name__)
+
+
+def topic_of(session_id: str) -> str:
+    """The bus topic of a session's tasks. A message is the id of the task (`Task.id`) that has changed."""
+    return f"mcp:tasks:{session_id}"
+
+
+class TaskChanges:
+    """Publishes changes. A message that is lost does no harm: subscribers read the record, and clients may poll."""
+
+    def __init__(self, bus: Bus) -> None:
+        self._bus = bus
+        self._tasks = Tasks("changes of tasks")
+
+    def publish(self, task: Task) -> None:
+        """The store has another version of the task."""
+        self._tasks.spawn(self._publish(task))
+
+    async def _publish(self, task: Task) -> None:
+        with contextlib.suppress(StoreUnavailable):
+            await self._bus.publish(topic_of(task.session_id), task.id.encode())
+
 
 _STOPPED: Final = "the gateway was stopped before the call ended. Outcome unknown: the call may have taken effect"
 _UNSENT: Final = "the gateway was stopped before the call was sent to its server"

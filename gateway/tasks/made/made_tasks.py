@@ -6,28 +6,57 @@ it: the owner of the session, or the one that takes the session over from an own
 
 import asyncio
 from collections.abc import Callable, Iterable
-from typing import Final
+from typing import Final, TypeVar
 
 import msgspec
 
 from gateway.cluster.ownership import Cluster
+from gateway.errors import SESSION_UNKNOWN
 from gateway.identity.request_context import RequestContext
 from gateway.observability.audit import Audit
 from gateway.policy.rate_limits import RateLimits
+from gateway.sessions.attach import Resolved
 from gateway.sessions.resolve import SessionResolver
 from gateway.tasks.answers import acknowledgement, task_result
 from gateway.tasks.handles import TaskHandle
-from gateway.tasks.recovery import TaskRecovery
+from gateway.tasks.made.quotas import TaskQuotas, parts_of
+from gateway.tasks.made.recovery import TaskRecovery
+from gateway.tasks.made.running import RunningTask
+from gateway.tasks.made.table import TaskTable
 from gateway.tasks.refusals import UnknownTask, task_is_over
-from gateway.tasks.running import RunningTask
-from gateway.tasks.table import TaskTable
-from gateway.tasks.task_session import found_session
-from session_store import Session, SessionStore, StoreUnavailable, Task
+from session_store import Session, SessionStore, StoreUnavailable, Task, TaskStore
 from transports.era import Era
-from transports.jsonrpc import Object, decode_object
+from transports.inbound_port import Refused
+from transports.jsonrpc import INVALID_PARAMS, Object, decode_object, encode
 from transports.soon import arrived
 
-__all__ = ["MadeTasks", "MaySee"]
+__all__ = ["PAGE", "MadeTasks", "MaySee", "TaskLists", "found_session", "session_of"]
+
+
+async def session_of(handle: TaskHandle, who: RequestContext, resolver: SessionResolver, era: Era) -> Resolved:
+    """The session of a task, for a request of a client of that era.
+
+    Raises:
+        Refused: the task is unknown, because its session is, or the session cannot be used now.
+        OwnedByPeer: another replica owns the session.
+        StoreUnavailable: the store does not answer.
+    """
+    found = await found_session(handle.session_id, who, resolver, era)
+    if found is None:
+        raise UnknownTask()
+    return found
+
+
+async def found_session(session_id: str, who: RequestContext, resolver: SessionResolver, era: Era) -> Resolved | None:
+    """The session of that id. Raises as `session_of`; None if there is no such session, or it is of another
+    principal."""
+    try:
+        return await arrived(resolver.resume_by_id(session_id, who, era))
+    except Refused as refused:
+        if refused.code != SESSION_UNKNOWN:
+            raise
+        return None
+
 
 _STORED_S: Final = 10.0
 """How long a request about a task waits until its outcome is stored."""
@@ -210,3 +239,66 @@ class MadeTasks:
         if self._table.get(task.name) is None:
             await self._recovery.decide(task, session)
         return self._table.get(task.name)
+
+
+T = TypeVar("T")
+
+PAGE: Final = 64
+"""Tasks of one page at most. A page has fewer, or none, where tasks have expired or are hidden: so many are read."""
+
+_ELSEWHERE: Final = "/"
+"""Begins what a page ends with, in other sessions: the rest is the name of a task. A place in the session
+itself begins otherwise."""
+
+_FIRST: Final = (0.0, "")
+
+
+class TaskLists:
+    """Reads pages of tasks."""
+
+    def __init__(self, made: MadeTasks, quotas: TaskQuotas, store: TaskStore) -> None:
+        self._made = made
+        self._quotas = quotas
+        self._store = store
+
+    async def page(
+        self, session: Session, endpoint: str, who: RequestContext, after: str, shown: Callable[[Task], T]
+    ) -> tuple[list[T], str]:
+        """Tasks that were made at that endpoint and that this request may see, as `shown` has them, and what the next
+        page comes `after`: empty if there is none. `session` is that of the request. `shown` gets no outcome
+        (`TaskStore`). Not counted.
+
+        Raises:
+            Refused: `after` is no end of a page.
+            StoreUnavailable: the store does not answer.
+        """
+        heads: list[Task] = []
+        more = ""
+        if not after.startswith(_ELSEWHERE):
+            heads = await self._store.of_session(
+                session.id, after=_place_of(after) if after else _FIRST, limit=PAGE + 1
+            )
+            if len(heads) > PAGE:
+                del heads[PAGE:]
+                more = encode(heads[-1].place).decode()
+            after = _ELSEWHERE
+        if not more and not who.principal.is_anonymous:
+            past, room = after.removeprefix(_ELSEWHERE), PAGE - len(heads)
+            names = sorted(
+                name
+                for name in await self._quotas.of_principal(who.principal)
+                if name > past and parts_of(name)[0] != session.id
+            )
+            heads += await self._store.heads(names[:room])
+            if len(names) > room:
+                more = _ELSEWHERE + (names[room - 1] if room else past)
+        return [shown(task) for task in await self._made.seen(heads, endpoint, who)], more
+
+
+def _place_of(after: str) -> tuple[float, str]:
+    """Where a page has ended. Raises `Refused`: it is nothing that the gateway has said."""
+    try:
+        place: tuple[float, str] = msgspec.json.decode(after, type=tuple[float, str])
+    except msgspec.MsgspecError:
+        raise Refused(200, INVALID_PARAMS, "Invalid cursor") from None
+    return place

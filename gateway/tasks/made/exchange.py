@@ -1,31 +1,65 @@
 """A call that can become a task: the client's present request is answered with a handle, and the call goes on.
 
-Only the calls of clients that declare the extension are of this kind; others pay nothing for it.
+Only the calls of clients that declare the extension, or ask for a task, are of this kind; others pay nothing for it.
 """
 
 import logging
+from collections.abc import Callable
 from time import monotonic
 from typing import Protocol
 
 import msgspec
 
-from gateway.calls.exchange import Exchange
-from gateway.calls.lifecycles import ExchangeEvent
+from gateway.bridge.subscription_relay import caller_of
+from gateway.calls.exchange import Exchange, ExchangeConversation
+from gateway.calls.exchange_state import ExchangeEvent
+from gateway.calls.live_session import LiveSession, live_session_of
+from gateway.calls.owned_tasks import OwnedTask
 from gateway.calls.suspended_call import AskingServer, SuspendedCall
+from gateway.calls.task_at_server import TaskAtServer
+from gateway.calls.unnamed import unnamed
 from gateway.errors import UPSTREAM_UNAVAILABLE, store_refused
+from gateway.identity.credential_claims import CredentialClaims
 from gateway.observability.observed import LogFacts
 from gateway.protocol.extensions import object_of
-from gateway.protocol.tasks import TaskAtServer, is_task
-from gateway.tasks.recorded_answers import RecordedAnswers
-from gateway.tasks.sink import TaskSink
-from session_store import StoreError, Task
+from gateway.protocol.tasks import is_task
+from gateway.tasks.answers import legacy_task
+from gateway.tasks.made.stored_call import RecordedAnswers
+from session_store import Context, StoreError, Task
 from transports.inbound_port import Refused
-from transports.jsonrpc import Message, Object, encode, encode_result, parse
-from transports.reply_queue import Frame
+from transports.jsonrpc import Message, Object, encode, encode_notification, encode_result, parse, splice
+from transports.reply_queue import Frame, ReplyQueue
 
-__all__ = ["TaskExchange", "TaskQuestions", "TaskWork", "fail_unsent"]
+__all__ = ["AskedExchange", "TaskExchange", "TaskQuestions", "TaskSink", "TaskWork", "fail_unsent"]
 
 logger = logging.getLogger(__name__)
+
+
+class TaskSink(ReplyQueue):
+    """Hands each frame to `receive` at once: nothing waits for a reader, because there is none."""
+
+    __slots__ = ("_receive",)
+
+    def __init__(self, receive: Callable[[Frame], None]) -> None:
+        super().__init__()
+        self._receive = receive
+
+    def detach(self) -> None:
+        """Take no more frames, and forget who received them."""
+        self.close()
+        self._receive = _nobody
+
+    def push(self, frame: Frame) -> bool:
+        if self.is_closed:
+            return False
+        if frame.final:
+            self.close()
+        self._receive(frame)
+        return True
+
+
+def _nobody(_: Frame) -> None:
+    """Receives nothing: the sink is closed."""
 
 
 class TaskWork(Protocol):
@@ -218,3 +252,91 @@ def fail_unsent(exchange: TaskExchange, error: BaseException) -> None:
     if isinstance(error, Exception):
         logger.error("the call of a task could not be sent", exc_info=error, extra=exchange.log_fields())
     exchange.fail(UPSTREAM_UNAVAILABLE, "the call could not be sent")
+
+
+_STATUS = "notifications/tasks/status"
+
+
+class AskedExchange(TaskExchange):
+    """The call. `owned` says under which handle the client knows the task, and which of its calls waits for the
+    result: the progress and the log messages of the call reach the client there, or on the stream of its session."""
+
+    takes_rounds = True
+    owned: OwnedTask | None = None
+    _status = "working"  # the client was notified of, or knows from the answer to its call
+
+    @classmethod
+    def of(
+        cls, live: LiveSession, context: Context, *, granted: CredentialClaims | None = None, handle: str = ""
+    ) -> "AskedExchange":
+        """A call in that session, with the rights of that context. `handle` is empty until the task is stored."""
+        exchange = cls(
+            method="tools/call",
+            client_id=unnamed(),  # there is `tasks/cancel`
+            live=live,
+            replies=ReplyQueue(),
+            context=context,
+            granted=granted,
+        )
+        if handle:
+            exchange.known_as(handle)
+        return exchange
+
+    @property
+    def era(self) -> str:
+        return "legacy"
+
+    def known_as(self, handle: str) -> None:
+        """The task has this handle."""
+        assert self.live is not None
+        self.owned = OwnedTask(self.live, handle, seen=_nothing, lost=_nothing)
+
+    def keep_for(self, seconds: float) -> None:
+        """Keep the outcome for as long."""
+        self.kept_s = seconds
+
+    def sent_as(
+        self,
+        conversation: ExchangeConversation,
+        number: int,
+        request: tuple[Object, Object] | None,
+        written_at: float,
+    ) -> None:
+        """From now on its questions are those of a call whose client is not there. Not before: the link of the session
+        is that of a legacy client."""
+        super().sent_as(conversation, number, request, written_at)
+        if self.caller is None and (live := live_session_of(self)) is not None:
+            self.caller = caller_of(live)
+
+    def emit(self, frame: bytes) -> bool:
+        message = parse(frame)
+        is_progress = message.method == "notifications/progress"
+        if message.is_request or (is_progress and self._is_quiet):
+            return super().emit(frame)
+        self._pass_on(message)
+        return super().emit(frame) if is_progress else True
+
+    def _pass_on(self, message: Message) -> None:
+        """Send the client a notification of the call, with the id of the task."""
+        if self.owned is not None:
+            params = self.owned.named(message.params_object())
+            self._send(encode_notification(str(message.method), splice(encode(params))))
+
+    def stored(self, task: Task) -> None:
+        """Notify the client that the task has another status."""
+        if self.owned is None:
+            return
+        told = legacy_task(task, self.owned.handle)
+        if told["status"] != self._status:
+            self._status = told["status"]
+            self._send(encode_notification(_STATUS, splice(encode(told))))
+
+    def _send(self, frame: bytes) -> None:
+        """Send a frame if the client reads: nothing depends on it, and a client that polls needs none."""
+        stream, live = None if self.owned is None else self.owned.stream, live_session_of(self)
+        if (stream is None or not stream.emit(frame)) and live is not None and live.open_streams:
+            live.send_to_client(frame)
+
+
+def _nothing(*_: object) -> None:
+    """What is known of the task is in its record."""

@@ -1,0 +1,1 @@
+"""Tasks that the gateway makes of calls of ordinary servers."""

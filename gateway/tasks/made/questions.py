@@ -1,0 +1,156 @@
+"""Asks the client of a task what its server asks by a result, or by a task of its own.
+
+The client finds the questions at its task, and answers them with `tasks/update` (ext-tasks).
+"""
+
+from collections.abc import Mapping, Set
+from time import monotonic
+from typing import Final
+
+import msgspec
+
+from gateway.bridge.round_trips import RoundTrips
+from gateway.bridge.suspended_calls import without_modern_gaps
+from gateway.bridge.task_follower import TaskFollower
+from gateway.calls.conversation import Conversation
+from gateway.calls.exchange_state import ExchangeEvent
+from gateway.calls.live_session import LiveSession, live_session_of
+from gateway.calls.suspended_call import AskingServer, InputRequest
+from gateway.protocol.capabilities import may_be_asked
+from gateway.protocol.questions import Question
+from gateway.protocol.tasks import with_tasks
+from gateway.tasks.made.exchange import TaskExchange, TaskWork
+from transports.jsonrpc import INTERNAL_ERROR, InvalidMessage, Message, Object, encode
+
+__all__ = ["MAX_ROUNDS", "ResultAsker", "Rounds", "ServerTask", "ask_client", "conversation_of", "may_ask"]
+
+
+def may_ask(exchange: TaskExchange, questions: Mapping[str, Question]) -> bool:
+    """Whether the client has declared that it answers all of these. If not, the call has failed."""
+    assert exchange.caller is not None
+    for method, params in questions.values():
+        if not may_be_asked(exchange.caller.capabilities, method, params or {}):
+            exchange.fail(INTERNAL_ERROR, f"The server asked {method}, which the client has not declared to answer.")
+            return False
+    return True
+
+
+def ask_client(server: AskingServer, exchange: TaskExchange, work: TaskWork, questions: Mapping[str, Question]) -> None:
+    """Ask the client of a call that is suspended for it (event `ASK`), unless it has answered the same question of an
+    earlier run. The call is cancelled if too many questions wait already. `server` gets the answers, under the keys of
+    the questions as JSON."""
+    live = live_session_of(exchange)
+    assert live is not None
+    known: list[tuple[InputRequest, str]] = []
+    for key, (method, params) in questions.items():
+        plain = None if params is None else without_modern_gaps(method, params)
+        question = InputRequest(server, encode(key), method, plain)
+        if (answer := exchange.take_replay(question.digest)) is not None:
+            known.append((question, answer))
+        elif not live.questions.suspend(exchange, question):
+            exchange.cancel("too many questions wait for this client already")
+            return
+    if len(known) < len(questions):
+        exchange.suspendable().ask_until(monotonic() + work.answer_s)
+        work.asks()
+    elif not exchange.suspendable().questions:
+        exchange.resumed()
+        exchange.restart_deadline()
+    for question, answer in known:
+        question.answer(msgspec.Raw(answer.encode()))
+
+
+class ResultAsker:
+    """What `AskingServer` wants, of a server that waits for nothing but results."""
+
+    def refuse(self, request_id: bytes, code: int, reason: str) -> None:
+        """The client has not answered in time: the caller cancels the call."""
+
+    def notify(self, method: str, params: bytes | None) -> None:
+        """Do nothing: the server waits for no progress."""
+
+
+MAX_ROUNDS: Final = 32
+"""How often a server may ask during one task. A task may take hours, so more often than during a call."""
+
+
+class Rounds(ResultAsker, RoundTrips):
+    """The rounds of one task. To its questions, this is the server (`gateway.calls.suspended_call.AskingServer`)."""
+
+    max_rounds = MAX_ROUNDS
+    poll_s = 1.0
+    _exchange: TaskExchange
+
+    def __init__(self, exchange: TaskExchange, work: TaskWork) -> None:
+        assert exchange.request is not None
+        conversation, (params, meta) = conversation_of(exchange), exchange.request
+        super().__init__(conversation, exchange, params, meta, call_s=work.call_s, since=monotonic())
+        self._work = work
+
+    def ask(self, result: Object) -> None:
+        """Ask the client what the server's result asks for."""
+        try:
+            self.begin(result)
+        except (InvalidMessage, msgspec.MsgspecError, ValueError, RecursionError) as error:
+            self._exchange.fail(INTERNAL_ERROR, f"The server's questions cannot be read: {error}")
+
+    def _may_ask(self, questions: Mapping[str, Question]) -> bool:
+        return may_ask(self._exchange, questions)
+
+    def _ask(self, live: LiveSession, questions: Mapping[str, Question]) -> None:
+        ask_client(self, self._exchange, self._work, questions)
+
+    def answer(self, request_id: bytes, message: Message) -> None:
+        """One answer of the client. Its error ends the call: no error can be passed to the server."""
+        if isinstance(message.result, msgspec.Raw):
+            self._answered(msgspec.json.decode(request_id, type=str), message.result)
+        else:
+            conversation_of(self._exchange).end(self._exchange)
+            self._exchange.settle(message)
+
+
+def conversation_of(exchange: TaskExchange) -> Conversation:
+    """The conversation of a call, which itself names only what it needs of that."""
+    assert isinstance(exchange.conversation, Conversation)
+    return exchange.conversation
+
+
+class ServerTask(ResultAsker, TaskFollower):
+    """The server's task of one call. To its questions, this is the server (`AskingServer`)."""
+
+    _exchange: TaskExchange
+
+    def __init__(self, exchange: TaskExchange, work: TaskWork, conversation: Conversation) -> None:
+        assert exchange.caller is not None
+        super().__init__(conversation, exchange, with_tasks(exchange.caller.meta("")))
+        self._work = work
+
+    def _complete(self, result: Object) -> None:
+        self._end(Message(jsonrpc="2.0", id=0, result=msgspec.Raw(encode(result))))
+
+    def _end_with(self, error: msgspec.Raw) -> None:
+        self._end(Message(jsonrpc="2.0", id=0, error=error))
+
+    def _end(self, message: Message) -> None:
+        self._conversation.end(self._exchange)
+        self._exchange.settle(message)
+
+    def _progress(self, message: object) -> None:
+        """The message of the client's task stays as it is."""
+
+    def _ask(self, questions: Mapping[str, Question]) -> None:
+        if may_ask(self._exchange, questions):
+            if not self._exchange.is_suspended:
+                self._exchange.step(ExchangeEvent.ASK)
+            ask_client(self, self._exchange, self._work, questions)
+
+    def _withdraw(self, keys: Set[str]) -> None:
+        for key in keys:
+            self._exchange.suspendable().withdraw(self, encode(key))
+
+    def answer(self, request_id: bytes, message: Message) -> None:
+        """Send one answer on. An error of the client ends the call: no error can be passed to the server."""
+        if isinstance(message.result, msgspec.Raw):
+            self._answered(msgspec.json.decode(request_id, type=str), message.result)
+        else:
+            self._end(message)

@@ -1,0 +1,171 @@
+"""The states of a made task, and what is read of them: its message, and whether any reader can decode its outcome.
+
+Pure.
+"""
+
+from collections.abc import Mapping
+from enum import StrEnum
+from itertools import accumulate
+from typing import Final
+
+import msgspec
+
+from gateway.calls.state_table import step
+from session_store import TaskStatus
+from transports.jsonrpc import INTERNAL_ERROR, Object
+
+__all__ = [
+    "AGAIN",
+    "MAX_LEVELS",
+    "MAX_MESSAGE_CHARS",
+    "TASK",
+    "TaskEvent",
+    "TaskState",
+    "after",
+    "can_be_read",
+    "error_text",
+    "message_of",
+    "progress_text",
+    "reason_of",
+]
+
+
+class TaskState(StrEnum):
+    """The state of a task, as clients see it (extension `io.modelcontextprotocol/tasks`, Task Status)."""
+
+    WORKING = "working"
+    INPUT_REQUIRED = "input_required"
+    """Its client was asked something; the call waits for the answer."""
+    COMPLETED = "completed"
+    """The server has answered with a result, that of a failed tool included."""
+    FAILED = "failed"
+    """The call has ended with a JSON-RPC error, the one that its outcome is unknown included."""
+    CANCELLED = "cancelled"
+    """Cancelled by the client or an operator, or because its session has ended."""
+
+
+class TaskEvent(StrEnum):
+    """What happens to a task."""
+
+    ASK = "ask"
+    RESUME = "resume"
+    """All questions are answered, or withdrawn."""
+    FOLLOW = "follow"
+    """Its owner is gone, and the next one follows the task that the server has made of the call."""
+    RUN_AGAIN = "run again"
+    """Its owner is gone, and the tool says that calling it twice does no more than calling it once."""
+    COMPLETE = "complete"
+    FAIL = "fail"
+    CANCEL = "cancel"
+
+
+_S, _E = TaskState, TaskEvent
+_ENDS: Final = {_E.COMPLETE: _S.COMPLETED, _E.FAIL: _S.FAILED, _E.CANCEL: _S.CANCELLED}
+
+TASK: Final[Mapping[TaskState, Mapping[TaskEvent, TaskState]]] = {
+    _S.WORKING: {_E.ASK: _S.INPUT_REQUIRED, _E.FOLLOW: _S.WORKING, _E.RUN_AGAIN: _S.WORKING, **_ENDS},
+    _S.INPUT_REQUIRED: {
+        _E.ASK: _S.INPUT_REQUIRED,
+        _E.RESUME: _S.WORKING,
+        _E.FOLLOW: _S.WORKING,
+        _E.RUN_AGAIN: _S.WORKING,
+        **_ENDS,
+    },
+    # An outcome stays what it is.
+    _S.COMPLETED: {},
+    _S.FAILED: {},
+    _S.CANCELLED: {},
+}
+
+
+def after(status: TaskStatus, event: TaskEvent) -> TaskStatus:
+    """The status after `event`. Raises `IllegalStep`: the event cannot happen in that state."""
+    return step(TASK, TaskState(status), event).value
+
+
+MAX_MESSAGE_CHARS: Final = 1_024
+"""Characters of a task's message."""
+
+AGAIN: Final = "started again, because the gateway that ran it ended without an answer"
+"""How each message of a task begins that runs again, and that of its outcome."""
+
+
+def message_of(runs: int, text: str = "") -> str:
+    """The message of a task that was started `runs` times. `text` says how far it is, or what it has come to."""
+    parts = (AGAIN if runs > 1 else "", text)
+    return ": ".join(part for part in parts if part)[:MAX_MESSAGE_CHARS]
+
+
+def progress_text(params: Object) -> str:
+    """A progress notification as text. Raises `msgspec.MsgspecError`: it cannot be read."""
+    decoded = {key: msgspec.json.decode(params[key]) for key in ("message", "progress", "total") if key in params}
+    text, progress, total = decoded.get("message"), decoded.get("progress"), decoded.get("total")
+    steps = _number_text(progress)
+    if steps and (of := _number_text(total)):
+        steps += f" of {of}"
+    if isinstance(text, str) and text:
+        return f"{text} ({steps})" if steps else text
+    return f"progress: {steps}" if steps else ""
+
+
+class _Text(msgspec.Struct):
+    text: str = ""
+
+
+class _Content(msgspec.Struct):
+    content: list[_Text] = msgspec.field(default_factory=list)
+
+
+def reason_of(result: bytes) -> str:
+    """How a tool says that it has failed: the first text of its result, cut. Empty if there is none."""
+    try:
+        content = msgspec.json.decode(result, type=_Content).content
+    except (msgspec.MsgspecError, RecursionError):
+        return ""
+    return next((item.text for item in content if item.text), "")[:MAX_MESSAGE_CHARS]
+
+
+def _number_text(number: object) -> str:
+    """A number for people; empty if there is none, or one that is too large for any."""
+    try:
+        return f"{number:g}" if isinstance(number, (int, float)) else ""
+    except OverflowError:  # an integer has any number of digits
+        return ""
+
+
+MAX_LEVELS: Final = 500
+"""Arrays and objects inside each other in an outcome that is kept. How deep a reader could go depends on its Python
+(3.11 shares 1,000 levels with the stack, 3.13 has 10,000, 3.14 what the memory of the stack holds), and replicas of one
+store may run different ones. This is what each of them reads from any depth of the stack."""
+
+_NO_BRACKETS: Final = bytes(set(range(256)) - set(b"[]{}"))
+_ALIKE: Final = bytes.maketrans(b"{}", b"[]")
+_STEPS: Final = {ord("["): 1, ord("]"): -1}
+_COLLAPSED: Final = 4
+"""How many innermost levels are removed before the others are counted: of the rows of a table nothing is left."""
+
+
+class _Error(msgspec.Struct):
+    """What a client reads of an error."""
+
+    code: int = INTERNAL_ERROR
+    message: str = ""
+
+
+def can_be_read(outcome: bytes) -> bool:
+    """Whether an outcome, which is JSON, is nested so little that any later reader can decode it."""
+    if outcome.count(b"[") + outcome.count(b"{") <= MAX_LEVELS:
+        return True
+    without_escapes = outcome.replace(rb"\\", b"").replace(rb"\"", b"")
+    brackets = b"".join(without_escapes.split(b'"')[::2]).translate(_ALIKE, _NO_BRACKETS)
+    for _ in range(_COLLAPSED):
+        brackets = brackets.replace(b"[]", b"")
+    return max(accumulate(map(_STEPS.__getitem__, brackets)), default=0) <= MAX_LEVELS - _COLLAPSED
+
+
+def error_text(error: msgspec.Raw) -> str | None:
+    """The message of an error. None: a client could not read the error. What its `data` says is not looked at."""
+    try:
+        return msgspec.json.decode(error, type=_Error).message[:MAX_MESSAGE_CHARS]
+    except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError):
+        return None
