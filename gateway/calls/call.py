@@ -9,9 +9,10 @@ from gateway.calls.exchange import Exchange
 from gateway.calls.live_session import LiveSession, live_session_of
 from session_store import Principal
 from transports.era import Era
-from transports.jsonrpc import Object
+from transports.inbound_port import Request
+from transports.jsonrpc import Message, Object, RequestId
 
-__all__ = ["Call"]
+__all__ = ["Call", "id_of", "message_of"]
 
 
 class Call(msgspec.Struct, frozen=True):
@@ -63,3 +64,15 @@ class Call(msgspec.Struct, frozen=True):
     def asking(self, params: Object, meta: Object) -> "Call":
         """Return a request that the gateway makes itself, on behalf of this call."""
         return Call(self.exchange, self.era, params, meta, self.correlation, principal=self.principal)
+
+
+def message_of(request: Request) -> Message:
+    """The message of a request that has one."""
+    assert request.message is not None
+    return request.message
+
+
+def id_of(message: Message) -> RequestId:
+    """The id of a message that is a request."""
+    assert isinstance(message.id, (int, str))  # a union would be made for each call
+    return message.id

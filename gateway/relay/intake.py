@@ -44,12 +44,12 @@ from transports.era import LEGACY
 from transports.inbound.bodies import SMALL_BODY_BYTES
 from transports.inbound.limits import Limited
 from transports.inbound_port import Answer, Refused, Request
-from transports.jsonrpc import Message, Object, RequestId, encode
+from transports.jsonrpc import Message, Object, encode
 from transports.soon import Soon, arrived, then
 from transports.turns import LARGE_BYTES, is_large
 from transports.upstream_port import LinkClosed, UpstreamUnavailable
 
-__all__ = ["Intake", "id_of", "message_of"]
+__all__ = ["Intake"]
 
 Headers = list[tuple[bytes, bytes]]
 
@@ -356,15 +356,3 @@ async def _may_repeat(endpoint: Endpoint, call: Call) -> bool:
         return await endpoint.is_repeatable(call)
     except (UpstreamUnavailable, HandshakeRefused, LinkClosed):
         return False
-
-
-def message_of(request: Request) -> Message:
-    """The message of a request that has one."""
-    assert request.message is not None
-    return request.message
-
-
-def id_of(message: Message) -> RequestId:
-    """The id of a message that is a request."""
-    assert isinstance(message.id, (int, str))  # a union would be made for each call
-    return message.id

@@ -8,8 +8,10 @@ import logging
 import msgspec
 from msgspec.structs import replace
 
-from gateway.calls.event_log import EventWriter
+from gateway.calls.call import id_of, message_of
+from gateway.calls.event_writer import EventWriter
 from gateway.calls.exchange import Exchange
+from gateway.calls.immediate_reply import ImmediateReply
 from gateway.calls.live_session import LiveSession
 from gateway.calls.shared_server import LEVELS
 from gateway.calls.streams import STANDALONE, LostStreams, answer_lost, call_of_event, id_in_log
@@ -29,16 +31,16 @@ from gateway.protocol.params import text_of
 from gateway.protocol.reserved_meta import without_reserved_below, without_reserved_in
 from gateway.protocol.tasks import asks_for_task
 from gateway.relay.extensions import Notice
-from gateway.relay.intake import Intake, id_of, message_of
+from gateway.relay.intake import Intake
 from gateway.relay.legacy_handshake import LegacyHandshake
-from gateway.relay.legacy_tasks import LegacyTasks
 from gateway.relay.repeated_calls import RepeatedCalls
-from gateway.relay.replies import ImmediateReply, StreamReply
+from gateway.relay.replies import StreamReply
 from gateway.relay.standing import StandingDecision, standing_decision
 from gateway.sessions.attach import Resolved
 from gateway.sessions.lifecycle import SessionLifecycle
 from gateway.sessions.records import SessionRecords
 from gateway.sessions.resolve import SessionResolver
+from gateway.tasks.legacy_clients import LegacyTasks
 from session_store import UnknownEvent, UnwrittenEvent
 from session_store.session import redact
 from transports.era import LEGACY

@@ -7,6 +7,8 @@ from collections.abc import Mapping
 
 import msgspec
 
+from gateway.calls.call import message_of
+from gateway.calls.immediate_reply import ImmediateReply
 from gateway.context.announced import Announcements
 from gateway.context.facts import traced_error, with_meta
 from gateway.errors import UPSTREAM_UNAVAILABLE, error_of
@@ -14,15 +16,13 @@ from gateway.identity.request_context import RequestContext
 from gateway.protocol.handshake import HandshakeRefused, at_most, negotiable, version_of
 from gateway.protocol.params import meta_of
 from gateway.protocol.reserved_meta import without_reserved
-from gateway.relay.asked_tasks import AskedTasks
 from gateway.relay.endpoint import Endpoint
-from gateway.relay.intake import message_of
-from gateway.relay.replies import ImmediateReply
 from gateway.sessions.attach import Resolved
 from gateway.sessions.carriers import Carriers, client_facts
 from gateway.sessions.lifecycle import SessionLifecycle
 from gateway.sessions.reattach import InitializeResolver
 from gateway.sessions.records import SessionRecords
+from gateway.tasks.requested import AskedTasks
 from transports.inbound_port import Answer, Request
 from transports.jsonrpc import decode_object, encode, encode_error, encode_result, error_code, splice
 from transports.upstream_port import UpstreamUnavailable

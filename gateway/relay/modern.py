@@ -15,7 +15,9 @@ from gateway.bridge.request_state import (
     with_inner_state,
 )
 from gateway.bridge.suspended_calls import answer_suspended
+from gateway.calls.call import id_of, message_of
 from gateway.calls.exchange import Exchange
+from gateway.calls.immediate_reply import ImmediateReply
 from gateway.context.facts import with_context, with_meta
 from gateway.errors import bad_request_state
 from gateway.identity.request_context import RequestContext
@@ -27,18 +29,16 @@ from gateway.protocol.reserved_meta import without_reserved_below
 from gateway.protocol.tasks import declares_tasks, names_tasks
 from gateway.relay.endpoint import Endpoint
 from gateway.relay.extensions import Notice
-from gateway.relay.intake import Intake, id_of, message_of
+from gateway.relay.intake import Intake
 from gateway.relay.late_servers import Asker
 from gateway.relay.modern_results import ModernResults
-from gateway.relay.replies import ImmediateReply
 from gateway.relay.standing import StandingDecision, standing_decision
-from gateway.relay.task_calls import TaskCalls
-from gateway.relay.task_requests import TaskRequests
 from gateway.sessions.attach import Resolved
 from gateway.sessions.carriers import Carriers
 from gateway.sessions.remembered import remembered
 from gateway.sessions.resolve import SessionResolver
 from gateway.sessions.session_keys import KEY_META
+from gateway.tasks.modern_clients import TaskCalls, TaskRequests
 from session_store import Context
 from transports.era import MODERN, Era
 from transports.inbound_port import Answer, Refused, Request

@@ -17,9 +17,9 @@ from gateway.protocol.methods import CACHEABLE
 from gateway.protocol.questions import questions_of
 from gateway.protocol.subscription_filter import SUBSCRIPTION_ID
 from gateway.protocol.tasks import is_task
-from gateway.relay.task_calls import TaskCalls
 from gateway.sessions.attach import Resolved
 from gateway.sessions.carriers import Carriers
+from gateway.tasks.modern_clients import TaskCalls
 from transports.inbound_port import Refused, Request
 from transports.jsonrpc import MISSING_CAPABILITY, InvalidMessage, Object, encode
 

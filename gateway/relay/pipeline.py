@@ -10,6 +10,8 @@ from typing import Any, Final
 
 from msgspec.structs import replace
 
+from gateway.calls.call import message_of
+from gateway.calls.immediate_reply import ImmediateReply
 from gateway.calls.session_frames import SessionFrames
 from gateway.context.facts import correlation_id
 from gateway.errors import TOO_OFTEN, is_bad_request_state, outcome_unknown, store_refused, unknown_method
@@ -21,10 +23,8 @@ from gateway.observability.outcome import OK, Outcome
 from gateway.observability.request_log import CORRELATION_HEADER, RequestLog
 from gateway.policy.rate_limits import RateLimits
 from gateway.protocol.methods import NO_REQUESTS
-from gateway.relay.intake import message_of
 from gateway.relay.legacy import LegacyClients
 from gateway.relay.modern import ModernClients
-from gateway.relay.replies import ImmediateReply
 from gateway.sessions.event_streams import EventStreamSessions
 from gateway.sessions.remembered import remembered
 from session_store import Principal, StoreError

@@ -1,4 +1,4 @@
-"""The replies that the pipeline returns to the wire: an immediate answer, the frames of a call, or a stream."""
+"""The replies that the pipeline returns to the wire: the frames of a call, or a stream."""
 
 import asyncio
 import contextlib
@@ -10,55 +10,16 @@ from gateway.calls.live_session import LiveSession
 from gateway.calls.streams import STANDALONE, event_name, event_names, id_in_log, stream_of_call
 from gateway.cluster.ownership import Cluster
 from gateway.errors import OUTCOME_UNKNOWN, error_of
-from gateway.observability.observed import LogFacts
 from session_store import EventStreams, StoreUnavailable
 from session_store.embedded.events import MAX_LOG_BYTES
-from session_store.session import redact
 from transports.inbound_port import Request
 from transports.jsonrpc import encode, encode_error
-from transports.reply_queue import Frame, ReplyQueue
+from transports.reply_queue import Frame
 from transports.soon import Soon, then
 
-__all__ = ["CallReply", "ImmediateReply", "StreamReply"]
+__all__ = ["CallReply", "StreamReply"]
 
 Headers = list[tuple[bytes, bytes]]
-
-
-class ImmediateReply:
-    """An answer that is complete already and belongs to no stream. `live` is the session of the request, if it has one.
-    For the log: `log_facts` are further fields of its line, and `why` is the message of an error."""
-
-    def __init__(
-        self,
-        data: bytes,
-        headers: Headers | None = None,
-        error_code: int | None = None,
-        live: LiveSession | None = None,
-        why: str = "",
-        log_facts: LogFacts | None = None,
-    ) -> None:
-        self.headers: Headers = headers or []
-        self.log_facts: LogFacts = log_facts or ({} if live is None else {"session": redact(live.session.id)})
-        self.why = why
-        self.error_code = error_code
-        self.replies = ReplyQueue()
-        self.replies.push(Frame(data, final=True, error_code=error_code))
-        if live is not None and live.frames is not None:
-            live.frames.to_client(data)
-
-    def cancel(self, reason: str) -> None:
-        """Do nothing: the answer is complete."""
-
-    is_doubtful = False
-
-    async def confirmed(self, frame: Frame) -> Frame:
-        return frame
-
-    def record(self, frames: Sequence[Frame]) -> Sequence[None]:
-        return (None,) * len(frames)
-
-    def done(self) -> None:
-        """Do nothing: the reply holds nothing."""
 
 
 class CallReply:

@@ -14,23 +14,22 @@ from gateway.cluster.reachability import Reachability
 from gateway.config.peer_tls import peer_tls
 from gateway.context.facts import SESSION_KEY
 from gateway.errors import too_much_in_flight
-from gateway.relay.asked_tasks import AskedTasks
 from gateway.relay.intake import Intake
 from gateway.relay.legacy import LegacyClients
 from gateway.relay.legacy_handshake import LegacyHandshake
-from gateway.relay.legacy_tasks import LegacyTasks
 from gateway.relay.modern import ModernClients
 from gateway.relay.pipeline import Pipeline
-from gateway.relay.task_calls import TaskCalls
-from gateway.relay.task_listening import TaskListening
-from gateway.relay.task_requests import TaskRequests
 from gateway.relay.vouched import VouchedRequests
 from gateway.serving.build_tasks import build_tasks
 from gateway.serving.parts import Callers, Foundation, Http, Resolution, Servers, SessionParts, TaskParts
 from gateway.sessions.carriers import without_tokens
 from gateway.tasks.handles import TaskHandles
+from gateway.tasks.legacy_clients import LegacyTasks
+from gateway.tasks.listening import TaskListening
 from gateway.tasks.made.results import Outcomes, ResultCalls
+from gateway.tasks.modern_clients import TaskCalls, TaskRequests
 from gateway.tasks.relayed import RelayedTasks
+from gateway.tasks.requested import AskedTasks
 from session_store import Purpose
 from transports.inbound.addresses import Addresses
 from transports.inbound.bodies import Bodies

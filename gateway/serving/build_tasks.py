@@ -2,16 +2,15 @@
 
 from gateway.identity.standing_rights import StandingRights
 from gateway.relay.intake import Intake
-from gateway.relay.task_sight import TaskSight
 from gateway.serving.parts import Foundation, Resolution, Servers, SessionParts, TaskParts
 from gateway.tasks.handles import TaskHandles
 from gateway.tasks.made.continuation import TaskContinuation
-from gateway.tasks.made.made_tasks import MadeTasks, TaskLists
+from gateway.tasks.made.made_tasks import MadeTasks, TaskLists, TaskVisibility
 from gateway.tasks.made.maker import TaskMaker
-from gateway.tasks.made.notices import TaskNotices
 from gateway.tasks.made.quotas import BoundedTasks, RunningNames, TaskQuotas, names_kept_s
 from gateway.tasks.made.recovery import TaskRecovery
 from gateway.tasks.made.table import TaskChanges, TaskTable
+from gateway.tasks.notices import TaskNotices
 from gateway.upstreams.upstream import ConfiguredUpstream
 from session_store import Context, Task
 
@@ -80,7 +79,7 @@ def build_tasks(
         cluster=cluster,
         rates=base.rates,
         audit=base.audit,
-        may_see=TaskSight(sessions.rules, servers.endpoints, servers.policy).may_see,
+        may_see=TaskVisibility(sessions.rules, servers.endpoints, servers.policy).may_see,
     )
     quotas = TaskQuotas(settings, backend.quotas, backend.tasks)
     maker = TaskMaker(table, quotas, handles) if settings.enabled else None

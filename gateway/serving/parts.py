@@ -46,9 +46,9 @@ from gateway.sessions.resolve import SessionResolver
 from gateway.sessions.returns import Returns
 from gateway.tasks.made.made_tasks import MadeTasks, TaskLists
 from gateway.tasks.made.maker import TaskMaker
-from gateway.tasks.made.notices import TaskNotices
 from gateway.tasks.made.recovery import TaskRecovery
 from gateway.tasks.made.table import TaskTable
+from gateway.tasks.notices import TaskNotices
 from gateway.upstreams.prestart import PrestartedProcesses, PrestartPool
 from gateway.upstreams.upstream import ConfiguredUpstream
 from session_store import Backend, KeyRing, Session

@@ -1,96 +1,272 @@
-"""A client's stream of notifications that are also about tasks (ext-tasks, Task Status Notifications)."""
+"""`subscriptions/listen` of modern clients with `taskIds`: subscribes at the servers of the tasks.
 
-from collections.abc import Sequence
+Each task is notified of by its own server, in the session that made it. Tasks that this replica cannot follow, because
+their session is unknown here or their server does not notify, are left out of the acknowledgement: clients poll them.
+"""
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Mapping
 from typing import Final
 
 import msgspec
 
+from gateway.bridge.subscription_relay import RelayedReplies
+from gateway.calls.call import id_of, message_of
 from gateway.calls.exchange import Exchange
-from gateway.protocol.params import meta_of
-from gateway.protocol.subscription_filter import ACKNOWLEDGED, ENDED, SUBSCRIPTION_ID
-from transports.jsonrpc import Message, Object, decode_object, encode, encode_notification, parse, splice
+from gateway.calls.live_session import LiveSession
+from gateway.context.facts import with_meta
+from gateway.identity.request_context import RequestContext
+from gateway.protocol.capabilities import caller_of_meta
+from gateway.protocol.handshake import HandshakeRefused
+from gateway.protocol.subscription_filter import ACKNOWLEDGED, SUBSCRIPTION_ID
+from gateway.protocol.tasks import declares_tasks, with_tasks
+from gateway.sessions.attach import Resolved
+from gateway.sessions.resolve import SessionResolver
+from gateway.tasks.handles import TaskHandle, TaskHandles
+from gateway.tasks.made.made_tasks import found_session
+from gateway.tasks.notices import TaskNotices, TaskStream, task_notification
+from gateway.tasks.ports import Calls, Endpoint
+from gateway.tasks.refusals import UnknownTask, tasks_not_declared
+from gateway.tasks.relayed import RelayedTasks
+from gateway.upstreams.upstream import ConfiguredUpstream
+from session_store import StoreUnavailable
+from transports.era import Era
+from transports.inbound_port import Answer, OwnedByPeer, Refused, Request
+from transports.jsonrpc import (
+    INVALID_PARAMS,
+    Object,
+    decode_object,
+    encode,
+    parse,
+)
+from transports.reply_queue import Frame, ReplyQueue
+from transports.soon import arrived
+from transports.upstream_port import LinkClosed, UpstreamUnavailable
 
-__all__ = ["TaskStream", "task_notification"]
+__all__ = ["MAX_LISTENED", "Named", "TaskListening", "TaskSubscriptions"]
 
-_MAX_EARLY: Final = 256
-"""Frames that may wait for the acknowledgement."""
-
-
-class TaskStream(Exchange):
-    """A `subscriptions/listen` that names tasks.
-
-    Its first frame names the tasks that the client will be notified of, beside what the servers honour of the rest.
-    Frames that come before both are known wait. A stream about nothing but tasks ends once nobody notifies of them any
-    more.
-    """
-
-    _is_all_tasks = False
-    _followers = 0  # servers and sessions that still notify of tasks
-    _was_followed = False
-
-    _acknowledgement: bytes | None = None  # of the servers
-    _accepted: Sequence[str] | None = None  # the handles of the tasks
-    _early: tuple[bytes, ...] = ()
-
-    @property
-    def is_acknowledged(self) -> bool:
-        """Whether the client has the first frame."""
-        return self._acknowledgement is not None and self._accepted is not None
-
-    def emit(self, frame: bytes) -> bool:
-        if self.is_acknowledged:
-            return super().emit(frame)
-        if self._acknowledgement is None and parse(frame).method == ACKNOWLEDGED:
-            self._acknowledgement = frame
-            return self._begin()
-        if len(self._early) >= _MAX_EARLY:
-            return False
-        self._early = (*self._early, frame)
-        return True
-
-    def accept(self, handles: Sequence[str]) -> None:
-        """The client will be notified of these tasks."""
-        self._accepted = handles
-        self._begin()
-
-    def followed(self) -> None:
-        """A server, or the store, notifies of tasks from now on, until `unfollowed` is called."""
-        self._followers += 1
-        self._was_followed = True
-
-    def unfollowed(self) -> None:
-        """One of those notifies no more."""
-        self._followers -= 1
-        self._end_if_silent()
-
-    def about_nothing_else(self) -> None:
-        """The client wants no notifications but those of tasks."""
-        self._is_all_tasks = True
-
-    def _end_if_silent(self) -> None:
-        if self._is_all_tasks and self._was_followed and not self._followers and self.is_acknowledged:
-            self.finish(Message(jsonrpc="2.0", id=0, result=msgspec.Raw(ENDED)))
-
-    def _begin(self) -> bool:
-        """Send the first frame, and those that came before, once all is known. False if the client does not read."""
-        if self._acknowledgement is None or self._accepted is None:
-            return True
-        early, self._early = self._early, ()
-        took = [self.emit(frame) for frame in (_with_tasks(self._acknowledgement, self._accepted), *early)]
-        self._end_if_silent()
-        return all(took)
+logger = logging.getLogger(__name__)
 
 
-def _with_tasks(acknowledgement: bytes, handles: Sequence[str]) -> bytes:
-    params = parse(acknowledgement).params_object()
-    honoured = decode_object(params.get("notifications", msgspec.Raw(b"{}")), "notifications")
-    honoured = honoured | {"taskIds": msgspec.Raw(encode(handles))}
-    return encode_notification(ACKNOWLEDGED, splice(encode(params | {"notifications": msgspec.Raw(encode(honoured))})))
+_ACKNOWLEDGED_S: Final = 2.0
+"""How long the acknowledgement waits for servers. Tasks of later ones are left out."""
+
+_UNFOLLOWED: Final = (UpstreamUnavailable, HandshakeRefused, LinkClosed, StoreUnavailable)
+
+Named = dict[str, tuple[TaskHandle, str]]
+"""The tasks at one server: by the server's own id, the task and the text of its handle."""
 
 
-def task_notification(task: Object, handle: str, client_id: int | str) -> bytes:
-    """`notifications/tasks` for a client: `task` is the whole task, `handle` its id for the client, and `client_id` the
-    id of the client's `subscriptions/listen`."""
-    meta = meta_of(task) | {SUBSCRIPTION_ID: msgspec.Raw(encode(client_id))}
-    params = task | {"taskId": msgspec.Raw(encode(handle)), "_meta": msgspec.Raw(encode(meta))}
-    return encode_notification("notifications/tasks", splice(encode(params)))
+class TaskSubscriptions:
+    """The subscriptions at servers for one stream. They end with it."""
+
+    def __init__(self, stream: TaskStream, relayed: RelayedTasks) -> None:
+        self._stream = stream
+        self._relayed = relayed
+        self._open: list[Exchange] = []
+        self._notifying: set[Exchange] = set()
+        self._is_ended = False
+
+    async def join(self, live: LiveSession, upstream: ConfiguredUpstream, tasks: Named, correlation: str) -> list[str]:
+        """Subscribe to tasks of one session at one server. Returns the handles of those that it will notify of."""
+        honoured: asyncio.Future[list[str]] = asyncio.get_running_loop().create_future()
+
+        def receive(frame: Frame) -> None:
+            if frame.final:
+                self._ended(part)
+                if not honoured.done():
+                    honoured.set_result([])
+                return
+            message = parse(frame.data)
+            params = message.params_object()
+            if message.method == ACKNOWLEDGED:
+                if not honoured.done():
+                    honoured.set_result(self._accepted(part, tasks, params))
+            elif (found := tasks.get(_own_id(params))) is not None:
+                self._relayed.note(part, *found, params)
+                self._stream.emit(task_notification(params, found[1], self._stream.client_id))
+
+        caller, client = self._stream.caller, self._stream.replies
+        assert caller is not None
+        replies = RelayedReplies(receive, client)
+        part = Exchange(method=self._stream.method, client_id=self._stream.client_id, live=live, replies=replies)
+        try:
+            if await upstream.era_for(Era.MODERN) is not Era.MODERN:
+                return []
+            conversation = upstream.conversation(live, Era.MODERN, correlation)
+            params: Object = {"notifications": msgspec.Raw(encode({"taskIds": sorted(tasks)}))}
+            self._open.append(part)
+            await conversation.start(part, params, with_tasks(caller.meta("")))
+            async with asyncio.timeout(_ACKNOWLEDGED_S):
+                return await honoured
+        except _UNFOLLOWED as error:
+            logger.warning("tasks of server %s are not notified of: %s", upstream.name, error)
+        except TimeoutError:
+            logger.info("server %s has not acknowledged a subscription to tasks in time", upstream.name)
+            _cancel(part)
+        self._ended(part)
+        return []
+
+    def _accepted(self, part: Exchange, tasks: Named, params: Object) -> list[str]:
+        """The handles of the tasks that a server will notify of, as it acknowledges them."""
+        handles = [tasks[own][1] for own in _honoured(params) if own in tasks]
+        if handles and part not in self._notifying:
+            self._notifying.add(part)
+            self._stream.followed()
+        return handles
+
+    def _ended(self, part: Exchange) -> None:
+        """A server notifies no more, or never has."""
+        if part in self._open:
+            self._open.remove(part)
+        if part in self._notifying and not self._is_ended:
+            self._notifying.discard(part)
+            self._stream.unfollowed()
+
+    def end(self) -> None:
+        """The client's stream is over."""
+        self._is_ended = True
+        for part in tuple(self._open):
+            _cancel(part)
+
+
+def _cancel(part: Exchange) -> None:
+    part.cancel("the client closed the stream")
+
+
+def _own_id(params: Object) -> str:
+    found = msgspec.json.decode(params.get("taskId", b"null"))
+    return found if isinstance(found, str) else ""
+
+
+def _honoured(params: Object) -> list[str]:
+    """The server's own ids in its acknowledgement."""
+    accepted = decode_object(params.get("notifications", msgspec.Raw(b"{}")), "notifications")
+    return msgspec.json.decode(accepted.get("taskIds", b"[]"), type=list[str])
+
+
+MAX_LISTENED: Final = 64
+"""Tasks that one stream notifies of."""
+
+
+class TaskListening:
+    """Serves streams that notify of tasks."""
+
+    def __init__(
+        self,
+        *,
+        handles: TaskHandles,
+        relayed: RelayedTasks,
+        notices: TaskNotices,
+        intake: Calls,
+        resolver: SessionResolver,
+        endpoints: Mapping[str, Endpoint],
+    ) -> None:
+        self._handles = handles
+        self._relayed = relayed
+        self._notices = notices
+        self._intake = intake
+        self._resolver = resolver
+        self._endpoints = endpoints
+
+    async def call(self, request: Request, who: RequestContext) -> Answer:
+        """Answer a `subscriptions/listen` that names tasks.
+
+        Raises:
+            Refused: the client does not declare the extension.
+            OwnedByPeer: another replica owns the session of the client, or that of its tasks.
+            StoreUnavailable: the store does not answer.
+        """
+        if not declares_tasks(request.meta):
+            raise tasks_not_declared("params.notifications.taskIds asks for notifications of tasks")
+        wanted = decode_object(request.params["notifications"], "notifications")
+        tasks = self._named(wanted.pop("taskIds"), request.endpoint)
+        resolved = await self._session(tasks, request, who)
+        stream = TaskStream(
+            method=str(message_of(request).method),
+            client_id=id_of(message_of(request)),
+            live=resolved.live,
+            replies=ReplyQueue(),
+            shape=_tagged,
+            caller=caller_of_meta(request.params.get("_meta", b"{}")),
+            context=resolved.context,
+            granted=who.claims,
+        )
+        params = request.params | {"notifications": msgspec.Raw(encode(wanted))}
+        answer = await arrived(self._intake.accept(stream, request, who, params, []))
+        try:
+            subscriptions = TaskSubscriptions(stream, self._relayed)
+            stream.when_done(subscriptions.end)
+            if not wanted:
+                stream.about_nothing_else()
+            made = {text: handle for text, handle in tasks.items() if handle.kind == "made"}
+            relayed = {text: handle for text, handle in tasks.items() if text not in made}
+            accepted = await self._subscribe(subscriptions, relayed, request, who)
+            accepted += await self._notices.follow(stream, made, who)
+            stream.accept([text for text in tasks if text in accepted])
+        except BaseException:
+            answer.cancel("the client has left")
+            await arrived(answer.done())
+            raise
+        return answer
+
+    def _named(self, raw: msgspec.Raw, endpoint: str) -> dict[str, TaskHandle]:
+        """The tasks that a client names, by the texts of their handles."""
+        try:
+            texts = msgspec.json.decode(raw, type=list[str])
+        except msgspec.MsgspecError:
+            raise Refused(
+                400, INVALID_PARAMS, "params.notifications.taskIds must be an array of ids of tasks"
+            ) from None
+        named: dict[str, TaskHandle] = {}
+        for text in texts[:MAX_LISTENED]:
+            with contextlib.suppress(UnknownTask):
+                named[text] = self._handles.read_at(text, endpoint)
+        return named
+
+    async def _session(self, tasks: Mapping[str, TaskHandle], request: Request, who: RequestContext) -> Resolved:
+        """The session that the request carries, or else that of the first task."""
+        resolved = await arrived(self._resolver.resume(request, who))
+        for handle in tasks.values() if resolved is None else ():
+            if (resolved := await self._session_of(handle, who)) is not None:
+                break
+        if resolved is None:
+            resolved = await arrived(self._resolver.resume_or_open(request, who))
+        return resolved
+
+    async def _session_of(self, handle: TaskHandle, who: RequestContext) -> Resolved | None:
+        """None if it has ended."""
+        return await found_session(handle.session_id, who, self._resolver, Era.MODERN)
+
+    async def _subscribe(
+        self,
+        subscriptions: TaskSubscriptions,
+        tasks: Mapping[str, TaskHandle],
+        request: Request,
+        who: RequestContext,
+    ) -> list[str]:
+        """Subscribe at all servers. Returns the handles that will be notified of."""
+        places: dict[tuple[LiveSession, ConfiguredUpstream], Named] = {}
+        for text, handle in tasks.items():
+            try:
+                resolved = await self._session_of(handle, who)
+            except (OwnedByPeer, StoreUnavailable):
+                continue
+            upstream = None
+            if resolved is not None:
+                upstream = self._endpoints[request.endpoint].server(handle.server, resolved.context)
+            if resolved is None or upstream is None:
+                continue
+            if self._relayed.known.is_reachable(upstream, resolved.live, handle):
+                places.setdefault((resolved.live, upstream), {})[handle.id] = (handle, text)
+        joined = await asyncio.gather(
+            *(subscriptions.join(live, upstream, named, who.correlation) for (live, upstream), named in places.items())
+        )
+        accepted = set().union(*joined)
+        return [text for text in tasks if text in accepted]
+
+
+def _tagged(stream: Exchange, result: Object) -> Object:
+    return with_meta(result, {SUBSCRIPTION_ID: msgspec.Raw(encode(stream.client_id))})

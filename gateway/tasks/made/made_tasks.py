@@ -5,15 +5,17 @@ it: the owner of the session, or the one that takes the session over from an own
 """
 
 import asyncio
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Final, TypeVar
 
 import msgspec
 
 from gateway.cluster.ownership import Cluster
 from gateway.errors import SESSION_UNKNOWN
+from gateway.identity.context_rules import ContextRules
 from gateway.identity.request_context import RequestContext
 from gateway.observability.audit import Audit
+from gateway.policy.decisions import Policy
 from gateway.policy.rate_limits import RateLimits
 from gateway.sessions.attach import Resolved
 from gateway.sessions.resolve import SessionResolver
@@ -23,6 +25,7 @@ from gateway.tasks.made.quotas import TaskQuotas, parts_of
 from gateway.tasks.made.recovery import TaskRecovery
 from gateway.tasks.made.running import RunningTask
 from gateway.tasks.made.table import TaskTable
+from gateway.tasks.ports import Endpoint
 from gateway.tasks.refusals import UnknownTask, task_is_over
 from session_store import Session, SessionStore, StoreUnavailable, Task, TaskStore
 from transports.era import Era
@@ -30,7 +33,31 @@ from transports.inbound_port import Refused
 from transports.jsonrpc import INVALID_PARAMS, Object, decode_object, encode
 from transports.soon import arrived
 
-__all__ = ["PAGE", "MadeTasks", "MaySee", "TaskLists", "found_session", "session_of"]
+__all__ = ["PAGE", "MadeTasks", "MaySee", "TaskLists", "TaskVisibility", "found_session", "session_of"]
+
+
+class TaskVisibility:
+    """Decides by the credential of the request, as for a call. `endpoints` are by path."""
+
+    def __init__(self, rules: ContextRules, endpoints: Mapping[str, Endpoint], policy: Policy) -> None:
+        self._rules = rules
+        self._endpoints = endpoints
+        self._policy = policy
+
+    def may_see(self, task: Task, session: Session | None, who: RequestContext) -> bool:
+        """Whether a request of the task's principal may learn of the task. `session` is that of the task. If it has
+        ended, what its client had announced counts no more."""
+        try:
+            if session is None:
+                context = self._rules.context(who.principal, who.claims, "")
+            else:
+                context = self._rules.renewed(session, who.claims)
+        except Refused:
+            return False
+        endpoint = self._endpoints.get(task.endpoint)
+        if endpoint is None or endpoint.server(task.server, context) is None:
+            return False
+        return self._policy.decide(context, task.server, task.tool, task.operation).allowed
 
 
 async def session_of(handle: TaskHandle, who: RequestContext, resolver: SessionResolver, era: Era) -> Resolved:

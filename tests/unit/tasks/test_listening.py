@@ -10,8 +10,7 @@ import pytest
 
 from gateway.calls.exchange import Exchange
 from gateway.identity.request_context import RequestContext
-from gateway.tasks.listening import TaskStream, task_notification
-from gateway.tasks.made.notices import TaskNotices
+from gateway.tasks.notices import TaskNotices, TaskStream, task_notification
 from session_store import Task
 from tests.requirements import requirement
 from tests.unit.tasks.parts import Store, handle_of

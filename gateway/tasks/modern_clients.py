@@ -1,6 +1,6 @@
-"""Requests of modern clients about one task: `tasks/get`, `tasks/update`, `tasks/cancel`.
+"""Tasks for modern clients: of which of their calls, and what they ask about one (`tasks/get`, `update`, `cancel`).
 
-The id alone says where the task is: it names the session and the server, and whoever holds it needs nothing else but
+The id alone says where a task is: it names the session and the server, and whoever holds it needs nothing else but
 the credential of the principal that made the call. So no answer tells the session: an id may be kept where a token of
 the session must not be.
 """
@@ -9,28 +9,82 @@ from collections.abc import Mapping
 
 import msgspec
 
+from gateway.calls.call import id_of, message_of
 from gateway.calls.exchange import Exchange
+from gateway.calls.immediate_reply import ImmediateReply
+from gateway.calls.live_session import live_session_of
 from gateway.context.facts import trace_meta, with_meta
 from gateway.identity.request_context import RequestContext
 from gateway.protocol.capabilities import caller_of_meta
+from gateway.protocol.listing import Called
 from gateway.protocol.params import text_of
 from gateway.protocol.tasks import declares_tasks
-from gateway.relay.endpoint import Endpoint
-from gateway.relay.intake import Intake, id_of, message_of
-from gateway.relay.replies import ImmediateReply
-from gateway.relay.task_listening import TaskListening
 from gateway.sessions.resolve import SessionResolver
+from gateway.tasks.answers import declaring_tasks
 from gateway.tasks.handles import TaskHandle, TaskHandles
+from gateway.tasks.listening import TaskListening
+from gateway.tasks.made.exchange import TaskExchange
 from gateway.tasks.made.made_tasks import MadeTasks, session_of
+from gateway.tasks.made.maker import TaskMaker
+from gateway.tasks.ports import Calls, Endpoint
 from gateway.tasks.refusals import UnknownTask, tasks_not_declared
 from gateway.tasks.relayed import RelayedTasks
 from transports.era import Era
 from transports.inbound_port import Answer, Refused, Request
 from transports.jsonrpc import Object, encode, encode_result
 from transports.reply_queue import ReplyQueue
-from transports.soon import arrived
+from transports.soon import Soon, arrived
 
-__all__ = ["TaskRequests"]
+__all__ = ["TaskCalls", "TaskRequests"]
+
+
+Headers = list[tuple[bytes, bytes]]
+
+
+class TaskCalls:
+    """Gives calls their tasks. `maker` is None where no tasks are made (`gateway.tasks.enabled`)."""
+
+    def __init__(self, relayed: RelayedTasks, maker: TaskMaker | None, endpoints: Mapping[str, Endpoint]) -> None:
+        self._relayed = relayed
+        self._maker = maker
+        self._endpoints = endpoints
+
+    @property
+    def exchange(self) -> type[Exchange]:
+        """The kind of exchange for the call of a client that takes tasks."""
+        return Exchange if self._maker is None else TaskExchange
+
+    def created(self, exchange: Exchange, result: Object, endpoint: str, *, is_declared: bool) -> Object:
+        """The `CreateTaskResult` for the client, which a server has sent or the gateway has made. `is_declared`: the
+        client takes tasks.
+
+        Raises:
+            Refused: the client cannot have the server's task.
+        """
+        if isinstance(exchange, TaskExchange) and exchange.work is not None:
+            return result
+        return self._relayed.created(exchange, result, endpoint, is_declared=is_declared)
+
+    def declared(self, discovery: bytes) -> bytes:
+        """A `server/discover` result that says that calls may become tasks, if they may."""
+        return discovery if self._maker is None else declaring_tasks(discovery)
+
+    def answer(self, exchange: Exchange, request: Request, headers: Headers, accepting: Soon[Answer]) -> Soon[Answer]:
+        """The reply to a call of a client that takes tasks. `accepting` sends it to its server. Raises as `accepting`
+        does."""
+        if self._maker is None or not isinstance(exchange, TaskExchange):
+            return accepting
+        return self._maker.answer(exchange, request, headers, accepting, lambda: self._tool(exchange, request))
+
+    def resumed(self, exchange: Exchange, request: Request, reply: Answer) -> Answer:
+        """The reply to a client that takes tasks, and is back with answers to what its call has asked."""
+        if self._maker is None or not isinstance(exchange, TaskExchange):
+            return reply
+        return self._maker.resumed(exchange, request, reply, lambda: self._tool(exchange, request))
+
+    def _tool(self, exchange: Exchange, request: Request) -> Called:
+        live = live_session_of(exchange)
+        return self._endpoints[request.endpoint].called(live, exchange.context, request.params)
 
 
 class TaskRequests:
@@ -42,7 +96,7 @@ class TaskRequests:
         handles: TaskHandles,
         relayed: RelayedTasks,
         made: MadeTasks,
-        intake: Intake,
+        intake: Calls,
         resolver: SessionResolver,
         endpoints: Mapping[str, Endpoint],
         listening: TaskListening,

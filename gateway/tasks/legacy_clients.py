@@ -1,7 +1,7 @@
 """Tasks for legacy clients (MCP 2025-11-25, Tasks): `params.task`, and the requests about tasks.
 
 The tasks of servers are here: only what is about tasks is changed, each task has the gateway's handle as its id, in
-both directions. Those that the gateway makes are in `gateway.relay.asked_tasks`.
+both directions. Those that the gateway makes are in `gateway.tasks.requested`.
 """
 
 import asyncio
@@ -10,8 +10,10 @@ from typing import Any, Final
 
 import msgspec
 
+from gateway.calls.call import id_of, message_of
 from gateway.calls.conversation import Conversation
 from gateway.calls.exchange import Exchange
+from gateway.calls.immediate_reply import ImmediateReply
 from gateway.calls.live_session import LiveSession, live_session_of
 from gateway.calls.owned_tasks import related_id, with_related
 from gateway.context.facts import trace_meta, with_meta
@@ -20,16 +22,14 @@ from gateway.protocol.catalog import cursor_of, next_cursor
 from gateway.protocol.handshake import HandshakeRefused, capabilities_of
 from gateway.protocol.methods import METHODS
 from gateway.protocol.params import text_of
-from gateway.relay.asked_tasks import AskedTasks
-from gateway.relay.endpoint import Endpoint
-from gateway.relay.intake import Intake, id_of, message_of
-from gateway.relay.replies import ImmediateReply
 from gateway.sessions.attach import Resolved
 from gateway.sessions.resolve import SessionResolver
 from gateway.tasks.handles import TaskHandle, TaskHandles
 from gateway.tasks.made.made_tasks import session_of
+from gateway.tasks.ports import Calls, Endpoint
 from gateway.tasks.refusals import UnknownTask
 from gateway.tasks.relayed import RelayedTasks
+from gateway.tasks.requested import AskedTasks
 from gateway.upstreams.upstream import ConfiguredUpstream
 from transports.era import Era
 from transports.inbound_port import Answer, Refused, Request
@@ -39,6 +39,7 @@ from transports.soon import arrived
 from transports.upstream_port import LinkClosed, UpstreamUnavailable
 
 __all__ = ["LegacyTasks"]
+
 
 _LIST_S: Final = 10.0
 """How long a server may take to list its tasks."""
@@ -60,7 +61,7 @@ class LegacyTasks:
         *,
         handles: TaskHandles,
         relayed: RelayedTasks,
-        intake: Intake,
+        intake: Calls,
         resolver: SessionResolver,
         endpoints: Mapping[str, Endpoint],
         asked: AskedTasks,

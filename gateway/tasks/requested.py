@@ -9,16 +9,15 @@ from typing import Any, Final
 
 import msgspec
 
+from gateway.calls.call import id_of, message_of
 from gateway.calls.exchange import Exchange
+from gateway.calls.immediate_reply import ImmediateReply
 from gateway.calls.live_session import LiveSession, live_session_of
 from gateway.config.tasks import TaskSettings
 from gateway.errors import cancelled_by_client, unknown_tool
 from gateway.identity.request_context import RequestContext
 from gateway.protocol.handshake import HandshakeRefused, capabilities_of, version_of
 from gateway.protocol.listing import Called
-from gateway.relay.endpoint import Endpoint
-from gateway.relay.intake import Intake, id_of, message_of
-from gateway.relay.replies import ImmediateReply
 from gateway.sessions.attach import Resolved
 from gateway.tasks.answers import VERSION, created_legacy_result, declaring_legacy_tasks, legacy_task
 from gateway.tasks.handles import TaskHandle, TaskHandles
@@ -26,6 +25,7 @@ from gateway.tasks.made.exchange import AskedExchange
 from gateway.tasks.made.made_tasks import MadeTasks, TaskLists
 from gateway.tasks.made.maker import TaskMaker
 from gateway.tasks.made.results import ResultCalls
+from gateway.tasks.ports import Calls, Endpoint
 from gateway.tasks.refusals import no_task_of
 from gateway.upstreams.upstream import ConfiguredUpstream
 from session_store import Task
@@ -38,6 +38,7 @@ from transports.soon import arrived
 from transports.upstream_port import LinkClosed, UpstreamUnavailable
 
 __all__ = ["AskedTasks", "kept_s"]
+
 
 _UNAVAILABLE: Final = (UpstreamUnavailable, HandshakeRefused, LinkClosed)
 
@@ -62,7 +63,7 @@ class AskedTasks:
         lists: TaskLists,
         results: ResultCalls,
         handles: TaskHandles,
-        intake: Intake,
+        intake: Calls,
         endpoints: Mapping[str, Endpoint],
     ) -> None:
         self._settings = settings

@@ -1,0 +1,49 @@
+"""The reply to a request that waits for nothing."""
+
+from collections.abc import Sequence
+
+from gateway.calls.live_session import LiveSession
+from gateway.observability.observed import LogFacts
+from session_store.session import redact
+from transports.reply_queue import Frame, ReplyQueue
+
+__all__ = ["ImmediateReply"]
+
+Headers = list[tuple[bytes, bytes]]
+
+
+class ImmediateReply:
+    """An answer that is complete already and belongs to no stream. `live` is the session of the request, if it has one.
+    For the log: `log_facts` are further fields of its line, and `why` is the message of an error."""
+
+    def __init__(
+        self,
+        data: bytes,
+        headers: Headers | None = None,
+        error_code: int | None = None,
+        live: LiveSession | None = None,
+        why: str = "",
+        log_facts: LogFacts | None = None,
+    ) -> None:
+        self.headers: Headers = headers or []
+        self.log_facts: LogFacts = log_facts or ({} if live is None else {"session": redact(live.session.id)})
+        self.why = why
+        self.error_code = error_code
+        self.replies = ReplyQueue()
+        self.replies.push(Frame(data, final=True, error_code=error_code))
+        if live is not None and live.frames is not None:
+            live.frames.to_client(data)
+
+    def cancel(self, reason: str) -> None:
+        """Do nothing: the answer is complete."""
+
+    is_doubtful = False
+
+    async def confirmed(self, frame: Frame) -> Frame:
+        return frame
+
+    def record(self, frames: Sequence[Frame]) -> Sequence[None]:
+        return (None,) * len(frames)
+
+    def done(self) -> None:
+        """Do nothing: the reply holds nothing."""

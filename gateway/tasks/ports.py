@@ -1,0 +1,78 @@
+"""What tasks need of the rooms above: how a call is sent, and which servers there are (`gateway.relay` has both)."""
+
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
+from typing import Protocol
+
+from gateway.calls.exchange import Exchange
+from gateway.calls.live_session import LiveSession
+from gateway.identity.request_context import RequestContext
+from gateway.protocol.listing import Called
+from gateway.upstreams.upstream import ConfiguredUpstream
+from session_store import Context
+from transports.inbound_port import Answer, Request
+from transports.jsonrpc import Object
+from transports.soon import Soon
+
+__all__ = ["Calls", "Endpoint", "Headers"]
+
+Headers = list[tuple[bytes, bytes]]
+
+
+class Calls(Protocol):
+    """Accepts the calls of clients (`gateway.relay.intake.Intake`, which says what each method raises)."""
+
+    def accept(
+        self,
+        exchange: Exchange,
+        request: Request,
+        who: RequestContext,
+        params: Object,
+        headers: Headers,
+        *,
+        server: str = "",
+    ) -> Soon[Answer]:
+        """Send a call to its server."""
+        ...
+
+    def accept_counted(
+        self, exchange: Exchange, request: Request, who: RequestContext, params: Object, headers: Headers
+    ) -> Soon[Answer]:
+        """As `accept`, for a call that was counted."""
+        ...
+
+    def begin(
+        self, exchange: Exchange, request: Request, who: RequestContext, params: Object, headers: Headers
+    ) -> tuple[Answer, Object]:
+        """Begin to answer a call that was counted, and that no server gets."""
+        ...
+
+    def admit(self, live: LiveSession, request: Request) -> Soon[None]:
+        """Count a call for which something is made before it is accepted."""
+        ...
+
+    def count(self, live: LiveSession) -> Soon[None]:
+        """Count a message of a session that is no call."""
+        ...
+
+    def waiting(
+        self, live: LiveSession, request: Request, exchange: Exchange | None = None
+    ) -> AbstractContextManager[None]:
+        """Around what a request waits for before it is accepted or answered."""
+        ...
+
+
+class Endpoint(Protocol):
+    """The servers behind one URL (`gateway.relay.endpoint.Endpoint`)."""
+
+    def servers(self, context: Context) -> Mapping[str, ConfiguredUpstream]:
+        """The servers that a session with this context sees here, by name."""
+        ...
+
+    def server(self, name: str, context: Context) -> ConfiguredUpstream | None:
+        """The server of that name; None if there is none here that a session with this context sees."""
+        ...
+
+    def called(self, live: LiveSession | None, context: Context, params: Object) -> Called:
+        """The tool of a call, as far as it is known without a request to its server."""
+        ...
