@@ -16,7 +16,7 @@ from gateway.tasks.made.questions import ServerTask
 from session_store.memory import MemoryBackend
 from session_store.testing import FakeClock, a_session
 from tests.requirements import requirement
-from tests.unit.tasks.test_server_task import CALLER, WORKING, Server, Work
+from tests.unit.tasks.made.test_questions import CALLER, WORKING, Server, Work
 from transports.era import Era
 from transports.jsonrpc import encode
 from transports.reply_queue import ReplyQueue

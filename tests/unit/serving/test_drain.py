@@ -18,7 +18,7 @@ from gateway.serving.state import ServingState
 from gateway.tasks.made.results import WaitingCalls
 from session_store import MemoryBackend, StoreUnavailable
 from tests.requirements import requirement
-from tests.unit.tasks.test_answers import a_task
+from tests.unit.tasks.parts import a_task
 from transports.reply_queue import ReplyQueue
 from transports.soon import arrived
 

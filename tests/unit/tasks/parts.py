@@ -23,8 +23,8 @@ from gateway.tasks.made.table import TaskChanges, TaskTable
 from session_store import Context, KeyRing, Principal, Session, Task
 from session_store.embedded.tasks import MemoryTasks
 from session_store.memory import MemoryBackend
-from session_store.testing import FakeClock, a_session
-from tests.unit.tasks.test_answers import a_task
+from session_store.session import new_session_id
+from session_store.testing import ALICE, FakeClock, a_session
 from transports.inbound_port import Answer, Request
 from transports.jsonrpc import Message, Object
 from transports.reply_queue import ReplyQueue
@@ -33,6 +33,23 @@ RIGHTS = Context(trust="sandboxed", workspace="of the call")
 META = msgspec.Raw(b'{"io.modelcontextprotocol/clientCapabilities":{}}')
 REQUEST = stored({"arguments": msgspec.Raw(b'{"n":1}'), "_meta": META}, RIGHTS)
 HANDLES = TaskHandles(KeyRing(["k" * 40]))
+
+
+def a_task(**fields: Any) -> Task:
+    """A task of alice."""
+    values: dict[str, Any] = {
+        "id": "t1",
+        "session_id": new_session_id(),
+        "principal": ALICE,
+        "endpoint": "/mcp",
+        "server": "main",
+        "tool": "build",
+        "created_at": 1_700_000_000.25,
+        "updated_at": 1_700_000_001.0,
+        "ttl_s": 60.0,
+        "poll_ms": 2_000,
+    }
+    return Task(**(values | fields))
 
 
 class Tasks(MemoryTasks):

@@ -11,7 +11,7 @@ from session_store import ANONYMOUS, StoreFull, Task
 from session_store.embedded.tasks import MemoryTasks
 from session_store.testing import FakeClock
 from tests.requirements import requirement
-from tests.unit.tasks.test_answers import a_task
+from tests.unit.tasks.parts import a_task
 
 pytestmark = [pytest.mark.anyio, requirement("task.bytes")]
 

@@ -1,9 +1,9 @@
-"""The call of a task as it is stored: with the rights that it had, and no larger than it may be."""
+"""The call of a task as it is stored: with the rights that it had, no larger than it may be, each answer given once."""
 
 import msgspec
 
 from gateway.protocol.capabilities import Caller
-from gateway.tasks.made.stored_call import MAX_BYTES, FollowedCall, StoredCall, following, stored
+from gateway.tasks.made.stored_call import MAX_BYTES, FollowedCall, RecordedAnswers, StoredCall, following, stored
 from session_store import Context, ContextField
 from tests.requirements import requirement
 from transports.era import Era
@@ -41,3 +41,21 @@ def test_what_the_next_owner_needs_to_follow_a_task_is_stored_beside_the_call() 
     for request, name in ((call, b'"t"'), (EMPTY, b"")):
         found = StoredCall.read(following(request, followed()))
         assert (found.followed, found.context, bytes(found.params.get("name", b""))) == (followed(), CONTEXT, name)
+
+
+YES, NO = b'{"action":"accept"}', b'{"action":"decline"}'
+
+
+def test_each_answer_is_given_once_and_equal_questions_keep_their_order() -> None:
+    recorded = RecordedAnswers.of({"early": YES.decode()})
+    for answer in (YES, NO):
+        recorded.add("go on?", msgspec.Raw(answer))
+    again = RecordedAnswers(recorded.encoded(1_000))
+    assert [again.take("go on?") for _ in range(3)] == [YES.decode(), NO.decode(), None]
+    assert (again.take("other"), again.take("early"), again.take("early")) == (None, YES.decode(), None)
+
+
+def test_what_is_too_large_or_of_another_version_is_asked_again() -> None:
+    recorded = RecordedAnswers.of({"q": YES.decode()})
+    assert recorded.encoded(10) == b"" and RecordedAnswers().encoded(10) == b""
+    assert [RecordedAnswers(data).take("q") for data in (b"", b"no JSON", b'{"q":"text"}')] == [None] * 3

@@ -15,7 +15,7 @@ from session_store.sqlite import SqliteBackend
 from session_store.testing import ALICE, BOB, FakeClock
 from tests.requirements import requirement
 from tests.unit.store.parts import opened
-from tests.unit.tasks.test_answers import a_task
+from tests.unit.tasks.parts import a_task
 
 pytestmark = pytest.mark.anyio
 

@@ -10,8 +10,7 @@ from gateway.tasks.made.record import TaskRecord
 from session_store import StoreFull, StoreUnavailable, Task
 from session_store.testing import FakeClock
 from tests.requirements import requirement
-from tests.unit.tasks.parts import Tasks, turns
-from tests.unit.tasks.test_answers import a_task
+from tests.unit.tasks.parts import Tasks, a_task, turns
 
 pytestmark = [pytest.mark.anyio, requirement("task.durable")]
 

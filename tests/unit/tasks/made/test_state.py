@@ -1,4 +1,4 @@
-"""Whether the outcome of a task can be read by whoever asks for it, from any depth of the stack."""
+"""The states of a task, its messages, and which of its outcomes any reader can decode, from any depth of the stack."""
 
 from collections.abc import Callable
 from typing import Any
@@ -8,12 +8,28 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gateway.calls.state_table import IllegalStep
 from gateway.tasks.answers import legacy_outcome, legacy_task, task_result
-from gateway.tasks.made.state import MAX_LEVELS, can_be_read, error_text, reason_of
+from gateway.tasks.made.state import (
+    AGAIN,
+    MAX_LEVELS,
+    MAX_MESSAGE_CHARS,
+    TASK,
+    TaskEvent,
+    TaskState,
+    after,
+    can_be_read,
+    error_text,
+    message_of,
+    progress_text,
+    reason_of,
+)
+from session_store.ports.tasks import OVER
 from tests.requirements import requirement
+from tests.support.too_deep import TOO_DEEP
 from tests.unit.tasks.parts import one_that_runs
 
-pytestmark = [pytest.mark.anyio, requirement("task.durable")]
+pytestmark = pytest.mark.anyio
 
 
 def nested(levels: int) -> bytes:
@@ -35,6 +51,7 @@ def height(value: Any) -> int:
     return 0 if inner is None else 1 + max(map(height, inner), default=0)
 
 
+@requirement("task.durable")
 @given(json_values)
 def test_the_levels_of_an_outcome_are_those_of_its_arrays_and_objects(value: Any) -> None:
     beside = [value, *([[]] * MAX_LEVELS)]  # so many that the levels are counted, not only the brackets
@@ -43,6 +60,7 @@ def test_the_levels_of_an_outcome_are_those_of_its_arrays_and_objects(value: Any
     assert not can_be_read(b'{"":' + b"[" * outer + data + b"]" * outer + b"}")
 
 
+@requirement("task.durable")
 def test_what_can_be_read_can_be_read_from_a_deeper_stack() -> None:
     last = max(levels for levels in range(1, MAX_LEVELS + 1) if can_be_read(nested(levels)))
     for frames in range(0, 150, 10):
@@ -53,6 +71,7 @@ def test_what_can_be_read_can_be_read_from_a_deeper_stack() -> None:
     assert can_be_read(msgspec.json.encode(in_strings))
 
 
+@requirement("task.durable")
 async def test_each_outcome_that_a_task_keeps_can_be_told() -> None:
     for levels in (*range(MAX_LEVELS - 9, MAX_LEVELS + 9), 850, 950, 1_050, 5_000, 20_000):
         _, replica, running = await one_that_runs()
@@ -63,9 +82,64 @@ async def test_each_outcome_that_a_task_keeps_can_be_told() -> None:
         assert found.status == "completed" or "deeper" in found.message or "cannot be read" in found.message
 
 
+@requirement("task.durable")
 async def test_an_error_with_data_that_is_too_deep_keeps_its_code_and_message() -> None:
     _, replica, running = await one_that_runs()
     error = b'{"code":-5,"message":"boom","data":' + b"[" * MAX_LEVELS + b"]" * MAX_LEVELS + b"}"
     assert error_text(msgspec.Raw(error)) == "boom"
     found = await replica.settles(running, error=error)
     assert msgspec.json.decode(found.error) == {"code": -5, "message": "boom"}
+
+
+@requirement("task.make")
+@pytest.mark.parametrize(
+    ("params", "text"),
+    [
+        ({"message": "copying", "progress": 1, "total": 3}, "copying (1 of 3)"),
+        ({"message": "copying", "progress": 0.5}, "copying (0.5)"),
+        ({"progress": 2, "total": 4}, "progress: 2 of 4"),
+        ({"message": 7, "progress": 10**400, "total": 1}, ""),
+        ({"message": "only words"}, "only words"),
+        ({}, ""),
+    ],
+)
+def test_progress_becomes_a_text_for_people(params: dict[str, Any], text: str) -> None:
+    assert progress_text({name: msgspec.Raw(msgspec.json.encode(value)) for name, value in params.items()}) == text
+
+
+@requirement("task.durable")
+def test_every_message_of_a_task_that_runs_again_says_so() -> None:
+    assert (message_of(1), message_of(1, "step 1")) == ("", "step 1")
+    assert (message_of(2), message_of(2, "step 1")) == (AGAIN, f"{AGAIN}: step 1")
+    assert len(message_of(2, "x" * 5_000)) == MAX_MESSAGE_CHARS
+
+
+@requirement("task.asked")
+@pytest.mark.parametrize(
+    ("result", "text"),
+    [
+        (b'{"content":[{"type":"image"},{"type":"text","text":"no disk"}],"isError":true}', "no disk"),
+        (b'{"content":[{"type":"text","text":"%s"}],"isError":true}' % (b"x" * 5_000), "x" * MAX_MESSAGE_CHARS),
+        (b'{"content":{},"isError":true}', ""),
+        (b'{"content":[{"text":7}],"isError":true}', ""),
+        (b'{"isError":true}', ""),
+        pytest.param(b'{"content":[{"text":"x","y":%s}]}' % TOO_DEEP, "", id="too deep"),
+    ],
+)
+def test_the_first_text_of_a_tool_error_is_its_reason(result: bytes, text: str) -> None:
+    assert reason_of(result) == text
+
+
+def test_a_task_asks_and_works_again() -> None:
+    assert after("working", TaskEvent.ASK) == after("input_required", TaskEvent.ASK) == "input_required"
+    for event in (TaskEvent.RESUME, TaskEvent.RUN_AGAIN):
+        assert after("input_required", event) == "working"
+
+
+@requirement("task.durable")
+def test_an_outcome_is_final() -> None:
+    assert {state for state in TASK if not TASK[state]} == {TaskState(status) for status in OVER}
+    for status in sorted(OVER):
+        for event in TaskEvent:
+            with pytest.raises(IllegalStep):
+                after(status, event)
