@@ -9,7 +9,7 @@ import msgspec
 from msgspec.structs import replace
 
 from gateway.calls.call import id_of, message_of
-from gateway.calls.event_writer import EventWriter
+from gateway.calls.event_log import EventWriter
 from gateway.calls.exchange import Exchange
 from gateway.calls.immediate_reply import ImmediateReply
 from gateway.calls.live_session import LiveSession

@@ -14,9 +14,9 @@ from weakref import WeakKeyDictionary
 import msgspec
 
 from gateway.calls.exchange import Exchange
+from gateway.calls.lifecycles import step
 from gateway.calls.live_session import LiveSession, live_session_of
 from gateway.calls.owned_tasks import OwnedTask, TaskLink, related_id, task_link_of, with_related
-from gateway.calls.state_table import step
 from gateway.calls.usage import Use
 from gateway.protocol.tasks import TaskState, state_of, with_tasks
 from gateway.tasks.handles import TaskHandle, TaskHandles

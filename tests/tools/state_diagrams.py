@@ -9,9 +9,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Final
 
-from gateway.calls.exchange_state import EXCHANGE, OVER, ExchangeState
-from gateway.calls.link_state import LINK, LinkState
-from gateway.calls.live_state import GONE, LIVE, LiveState
+from gateway.calls.lifecycles import EXCHANGE, GONE, LINK, LIVE, OVER, ExchangeState, LinkState, LiveState
 from gateway.tasks.made.maker import REPLY, ReplyState
 from gateway.tasks.made.state import TASK, TaskState
 from gateway.tasks.relayed import KNOWN, KnownState

@@ -11,18 +11,16 @@ from typing import Protocol
 import msgspec
 
 from gateway.bridge.subscription_relay import caller_of
-from gateway.calls.exchange import Exchange, ExchangeConversation
-from gateway.calls.exchange_state import ExchangeEvent
+from gateway.calls.exchange import Exchange, ExchangeConversation, fallback_id
+from gateway.calls.lifecycles import ExchangeEvent
 from gateway.calls.live_session import LiveSession, live_session_of
 from gateway.calls.owned_tasks import OwnedTask
 from gateway.calls.suspended_call import AskingServer, SuspendedCall
-from gateway.calls.task_at_server import TaskAtServer
-from gateway.calls.unnamed import unnamed
 from gateway.errors import UPSTREAM_UNAVAILABLE, store_refused
 from gateway.identity.credential_claims import CredentialClaims
 from gateway.observability.observed import LogFacts
 from gateway.protocol.extensions import object_of
-from gateway.protocol.tasks import is_task
+from gateway.protocol.tasks import TaskAtServer, is_task
 from gateway.tasks.answers import legacy_task
 from gateway.tasks.made.stored_call import RecordedAnswers
 from session_store import Context, StoreError, Task
@@ -272,7 +270,7 @@ class AskedExchange(TaskExchange):
         """A call in that session, with the rights of that context. `handle` is empty until the task is stored."""
         exchange = cls(
             method="tools/call",
-            client_id=unnamed(),  # there is `tasks/cancel`
+            client_id=fallback_id(),  # there is `tasks/cancel`
             live=live,
             replies=ReplyQueue(),
             context=context,

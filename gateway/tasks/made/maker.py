@@ -13,8 +13,8 @@ from typing import Final
 
 from msgspec.structs import replace
 
+from gateway.calls.lifecycles import step
 from gateway.calls.live_session import LiveSession, live_session_of
-from gateway.calls.state_table import step
 from gateway.protocol.listing import Called
 from gateway.tasks.answers import created_result
 from gateway.tasks.handles import TaskHandles

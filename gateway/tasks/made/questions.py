@@ -13,7 +13,7 @@ from gateway.bridge.round_trips import RoundTrips
 from gateway.bridge.suspended_calls import without_modern_gaps
 from gateway.bridge.task_follower import TaskFollower
 from gateway.calls.conversation import Conversation
-from gateway.calls.exchange_state import ExchangeEvent
+from gateway.calls.lifecycles import ExchangeEvent
 from gateway.calls.live_session import LiveSession, live_session_of
 from gateway.calls.suspended_call import AskingServer, InputRequest
 from gateway.protocol.capabilities import may_be_asked

@@ -18,9 +18,9 @@ import msgspec
 from msgspec.structs import replace
 
 from gateway.bridge.subscription_relay import caller_of
-from gateway.calls.deadlines import Deadlines
 from gateway.calls.exchange import Exchange
 from gateway.calls.in_flight import Calls, CallWatch
+from gateway.calls.lifecycles import Deadlines
 from gateway.calls.live_session import LiveSession, live_session_of
 from gateway.calls.owned_tasks import with_related, without_related
 from gateway.errors import CANCELLED, error_of

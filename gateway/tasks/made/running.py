@@ -12,7 +12,8 @@ from gateway.calls.live_session import live_session_of
 from gateway.config.tasks import TaskSettings
 from gateway.errors import CANCELLED, OUTCOME_UNKNOWN, error_of
 from gateway.observability.observed import LogFacts
-from gateway.observability.outcome import TOOL_ERROR
+from gateway.observability.outcome import TOOL_ERROR, outcome_of
+from gateway.protocol.tasks import TaskAtServer
 from gateway.tasks.made.exchange import TaskExchange, TaskQuestions
 from gateway.tasks.made.questions import Rounds, ServerTask, conversation_of
 from gateway.tasks.made.record import TaskRecord

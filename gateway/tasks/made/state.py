@@ -10,7 +10,7 @@ from typing import Final
 
 import msgspec
 
-from gateway.calls.state_table import step
+from gateway.calls.lifecycles import step
 from session_store import TaskStatus
 from transports.jsonrpc import INTERNAL_ERROR, Object
 

@@ -9,8 +9,8 @@ from collections.abc import Mapping
 import msgspec
 
 from gateway.calls.suspended_call import InputRequest
-from gateway.calls.task_at_server import MAX_ID_CHARS, TaskAtServer
 from gateway.protocol.capabilities import Caller
+from gateway.protocol.tasks import MAX_ID_CHARS, TaskAtServer
 from session_store import Context
 from transports.jsonrpc import Object, encode
 

@@ -11,6 +11,7 @@ import pytest
 from gateway.bridge.resumed_task import go_on, pause_s
 from gateway.calls.live_session import LiveSession
 from gateway.protocol.capabilities import caller_of_meta
+from gateway.protocol.tasks import TaskAtServer
 from gateway.tasks.made.exchange import TaskExchange
 from gateway.tasks.made.questions import ServerTask
 from session_store.memory import MemoryBackend

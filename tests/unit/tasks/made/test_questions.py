@@ -15,6 +15,7 @@ from gateway.calls.lifecycles import ExchangeEvent, ExchangeState
 from gateway.calls.suspended_call import question_digest
 from gateway.errors import CALL_TIMED_OUT, OUTCOME_UNKNOWN
 from gateway.protocol.capabilities import caller_of_meta
+from gateway.protocol.tasks import MAX_ID_CHARS, TaskAtServer
 from gateway.tasks.made.exchange import TaskExchange
 from gateway.tasks.made.questions import MAX_ROUNDS, Rounds, ServerTask
 from gateway.tasks.made.stored_call import RecordedAnswers

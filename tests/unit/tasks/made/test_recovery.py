@@ -10,6 +10,7 @@ from msgspec.structs import replace
 
 from gateway.config.tasks import TaskSettings
 from gateway.errors import OUTCOME_UNKNOWN
+from gateway.protocol.tasks import TaskAtServer
 from gateway.tasks.made.quotas import LEFT
 from gateway.tasks.made.stored_call import FollowedCall, StoredCall, following
 from session_store import Task

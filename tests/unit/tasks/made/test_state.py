@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.calls.state_table import IllegalStep
+from gateway.calls.lifecycles import IllegalStep
 from gateway.tasks.answers import legacy_outcome, legacy_task, task_result
 from gateway.tasks.made.state import (
     AGAIN,

@@ -3,6 +3,7 @@
 import msgspec
 
 from gateway.protocol.capabilities import Caller
+from gateway.protocol.tasks import MAX_ID_CHARS, TaskAtServer
 from gateway.tasks.made.stored_call import MAX_BYTES, FollowedCall, RecordedAnswers, StoredCall, following, stored
 from session_store import Context, ContextField
 from tests.requirements import requirement
