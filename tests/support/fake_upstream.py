@@ -1,7 +1,7 @@
-"""A server without a process: a conversation with it, and what it was sent."""
+"""A server without a process: a conversation with it, and what it was sent. A live session, and a call."""
 
 import asyncio
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 
@@ -9,14 +9,17 @@ from gateway.calls.conversation import Conversation
 from gateway.calls.exchange import Exchange
 from gateway.calls.lifecycles import Deadlines
 from gateway.calls.link import LinkSession
+from gateway.calls.live_session import AskModern, LiveSession
 from gateway.calls.session_frames import SessionFrames
 from gateway.context.link_resources import LinkResources
+from session_store import EventLog, MemoryEventLog
+from session_store.testing import FakeClock, a_session
 from transports.era import Era
 from transports.jsonrpc import Message, encode, parse
 from transports.reply_queue import ReplyQueue
 from transports.upstream_port import ConnectOptions, Link, LinkClosed, LinkEvents
 
-__all__ = ["FakeLink", "FakeUpstream", "a_call", "answer_of"]
+__all__ = ["FakeLink", "FakeUpstream", "a_call", "a_live", "answer_of"]
 
 
 class FakeLink:
@@ -102,6 +105,12 @@ class FakeUpstream:
         self.refused_headers += 1
 
     def closed(self, conversation: Conversation) -> None: ...
+
+
+def a_live(events: object = None, ask_modern: AskModern | None = None, **record: Any) -> LiveSession:
+    """A session whose record has these fields. Without `events`, its log is in memory."""
+    log = MemoryEventLog() if events is None else cast("EventLog", events)
+    return LiveSession(a_session(FakeClock(), **record), log, ask_modern)
 
 
 def a_call(live: Any = None, method: str = "tools/call") -> Exchange:

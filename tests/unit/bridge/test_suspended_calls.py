@@ -1,12 +1,10 @@
 """The questions of a legacy server to modern clients: under which call each is asked, and that each has one answer."""
 
 import asyncio
-from collections.abc import Callable
 from time import monotonic
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
-import anyio.lowlevel
 import msgspec
 import pytest
 
@@ -22,12 +20,12 @@ from gateway.calls.live_session import LiveSession
 from gateway.calls.questions import give_up
 from gateway.errors import CALL_TIMED_OUT, CANCELLED, OUTCOME_UNKNOWN, STORE_UNAVAILABLE, TOO_OFTEN, too_many
 from gateway.protocol.capabilities import caller_of_meta
-from session_store import EventLog, StoreUnavailable
-from session_store.memory import MemoryBackend
-from session_store.testing import FakeClock, a_session
+from session_store import StoreUnavailable
 from tests.requirements import requirement
-from tests.support.fake_upstream import FakeUpstream, a_call, answer_of
-from transports.jsonrpc import INTERNAL_ERROR, METHOD_NOT_FOUND, Message, encode, parse
+from tests.support.fake_upstream import FakeUpstream, a_call, a_live, answer_of
+from tests.unit.calls import parts
+from tests.unit.calls.parts import until
+from transports.jsonrpc import INTERNAL_ERROR, METHOD_NOT_FOUND, encode, parse
 
 pytestmark = [pytest.mark.anyio, requirement("spec.unnamed-question")]
 
@@ -36,22 +34,25 @@ ACCEPT = {"action": "accept", "content": {"name": "Ada"}}
 CANCEL = {"action": "cancel"}
 
 
-class Server:
+class Server(parts.Server):
     """A conversation with a server on stdio, which asks a modern client's session during its calls."""
 
     name, deadlines = "old", Deadlines(start_s=1, call_s=60, suspended_s=60, idle_stop_s=60)
 
     def __init__(self) -> None:
-        self.live = LiveSession(a_session(FakeClock(), era="modern"), cast("EventLog", None), ask_modern)
+        super().__init__()
+        self.live = a_live(None, ask_modern, era="modern")
         self.calls = Calls()
-        self.answers: list[Any] = []
-        self.refused: list[int] = []
         self._last = 0
         self.links = SimpleNamespace(rest=lambda: None)
 
     @property
-    def conversation(self) -> Conversation:
-        return cast("Conversation", self)
+    def given(self) -> list[Any]:
+        return [answer for _, answer in self.answers]
+
+    @property
+    def refused(self) -> list[int]:
+        return [code for _, code in self.refusals]
 
     def call(self, live: LiveSession | None = None) -> Exchange:
         self._last += 1
@@ -66,13 +67,6 @@ class Server:
         params = {"message": "Your name?", "requestedSchema": {"type": "object", "properties": {}}}
         message = parse(encode({"jsonrpc": "2.0", "id": "theirs", "method": method, "params": params}))
         ask_modern(self.live, self.conversation, message, call)
-
-    def answer(self, request_id: bytes, message: Message) -> None:
-        assert isinstance(message.result, msgspec.Raw)
-        self.answers.append(msgspec.json.decode(message.result))
-
-    def refuse(self, request_id: bytes, code: int, reason: str) -> None:
-        self.refused.append(code)
 
     def cancel(self, exchange: Exchange, reason: str, code: int = CANCELLED) -> None:
         Conversation.end(self.conversation, exchange)
@@ -91,12 +85,6 @@ def short(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def shown(exchange: Exchange) -> bool:
     return exchange.is_suspended and exchange.suspended is not None and bool(exchange.suspended.questions)
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    with anyio.fail_after(5):
-        while not condition():
-            await anyio.lowlevel.checkpoint()
 
 
 def answer(exchange: Exchange, response: Any) -> None:
@@ -120,9 +108,9 @@ async def test_a_question_that_names_no_call_moves_to_the_next_call_when_its_cal
     server, first, second = await asked_during_two()
     server.completes(first) if end == "completes" else server.cancel(first, "enough")
     await until(lambda: shown(second))
-    assert not server.answers and second.suspended is not None and len(second.suspended.questions) == 1
+    assert not server.given and second.suspended is not None and len(second.suspended.questions) == 1
     answer(second, ACCEPT)
-    assert server.answers == [ACCEPT] and not server.refused and second.state is ExchangeState.SENT
+    assert server.given == [ACCEPT] and not server.refused and second.state is ExchangeState.SENT
 
 
 async def test_the_first_answer_to_a_question_counts_under_whichever_call_it_comes() -> None:
@@ -132,7 +120,7 @@ async def test_the_first_answer_to_a_question_counts_under_whichever_call_it_com
     answer(first, ACCEPT)  # the client was on its way with it
     answer(second, {"action": "decline"})
     give_up(first)
-    assert server.answers == [ACCEPT] and not server.refused
+    assert server.given == [ACCEPT] and not server.refused
 
 
 @pytest.mark.parametrize(
@@ -147,7 +135,7 @@ async def test_the_server_gets_an_answer_when_no_call_is_left_to_ask_under(
     server.completes(first)
     await until(lambda: shown(second))
     server.completes(second)
-    assert (server.answers, server.refused) == (answers, refused)
+    assert (server.given, server.refused) == (answers, refused)
     assert later.suspended is None, "a call that was sent later has not asked"
 
 
@@ -157,7 +145,7 @@ async def test_a_question_that_nobody_answers_is_given_up_under_the_call_that_ha
     await until(lambda: shown(second))
     give_up(second)
     assert (await answer_of(second))["error"]["code"] == CALL_TIMED_OUT and second.state is ExchangeState.FAILED
-    assert server.answers == [CANCEL]
+    assert server.given == [CANCEL]
 
 
 async def test_a_question_of_a_shared_process_reaches_no_session_whose_call_came_later() -> None:
@@ -177,7 +165,7 @@ async def test_a_question_that_names_its_call_ends_with_it() -> None:
     server.asks(call=first)
     await until(lambda: shown(first))
     server.completes(first)
-    assert server.answers == [CANCEL] and second.suspended is None
+    assert server.given == [CANCEL] and second.suspended is None
 
 
 INPUT_REQUIRED = {"resultType": "input_required", "requestState": "1"}
@@ -228,6 +216,6 @@ async def test_a_call_that_is_repeated_without_questions_is_bounded_by_its_time(
 
 @requirement("spec.complete")
 def test_no_request_of_a_client_cancels_a_subscription_of_the_gateway() -> None:
-    live = LiveSession(a_session(FakeClock()), MemoryBackend().events)
+    live = a_live()
     one, other = (subscription_relay_for(live).client_id for _ in range(2))
     assert isinstance(one, str) and one != other, "no count, and no text that stays the same"

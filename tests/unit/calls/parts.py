@@ -1,4 +1,4 @@
-"""Parts of the room: a server as questions and messages use it, its messages, a session, and turns of the loop."""
+"""Parts of the room: a server as questions and messages use it, its messages, and turns of the loop."""
 
 import asyncio
 from collections.abc import Callable, Mapping
@@ -8,10 +8,8 @@ import msgspec
 
 from gateway.calls.conversation import Conversation
 from gateway.calls.exchange import Exchange
-from gateway.calls.live_session import AskModern, LiveSession
 from gateway.errors import CANCELLED
-from session_store import Entry, EventLog, MemoryEventLog, Reserved, StoreUnavailable
-from session_store.testing import FakeClock, a_session
+from session_store import Entry, MemoryEventLog, Reserved, StoreUnavailable
 from transports.jsonrpc import Message, encode, parse
 
 
@@ -59,10 +57,6 @@ class Events(MemoryEventLog):
         await self.write({session_id: [Entry(number, stream, b"", nonce=nonce, request=b"call")]})
 
     async def release(self, session_id: str) -> None: ...
-
-
-def a_live(events: object = None, ask_modern: AskModern | None = None, **fields: Any) -> LiveSession:
-    return LiveSession(a_session(FakeClock(), **fields), cast("EventLog", events), ask_modern)
 
 
 def request(method: str, server_id: object = 1, **params: object) -> Message:

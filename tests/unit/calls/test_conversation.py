@@ -14,9 +14,8 @@ from gateway.protocol.handshake import HandshakeRefused
 from session_store import StoreUnavailable
 from session_store.testing import ALICE
 from tests.requirements import requirement
-from tests.support.fake_upstream import FakeUpstream, a_call, answer_of
+from tests.support.fake_upstream import FakeUpstream, a_call, a_live, answer_of
 from tests.support.too_deep import TOO_DEEP
-from tests.unit.calls.parts import a_live
 from transports.era import Era
 from transports.jsonrpc import HEADER_MISMATCH, INVALID_PARAMS, Message, Object, encode
 from transports.upstream_port import LinkClosed, UpstreamUnavailable

@@ -13,8 +13,7 @@ from gateway.calls.in_flight import MOST_TOKENS, TICK_S, Calls, CallWatch, TaskT
 from gateway.calls.lifecycles import Deadlines
 from session_store.session import redact
 from tests.requirements import requirement
-from tests.support.fake_upstream import FakeUpstream, a_call
-from tests.unit.calls.parts import a_live
+from tests.support.fake_upstream import FakeUpstream, a_call, a_live
 
 pytestmark = pytest.mark.anyio
 

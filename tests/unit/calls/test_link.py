@@ -12,8 +12,8 @@ from gateway.calls.link import FirstAnswerTimeout, LinkLifecycle, LinkUser, Link
 from gateway.context.link_resources import LinkResources
 from gateway.protocol.handshake import HandshakeRefused
 from tests.requirements import requirement
-from tests.support.fake_upstream import FakeLink, FakeUpstream
-from tests.unit.calls.parts import a_live, turns, until
+from tests.support.fake_upstream import FakeLink, FakeUpstream, a_live
+from tests.unit.calls.parts import turns, until
 from transports.era import Era
 from transports.jsonrpc import Message, encode, parse
 from transports.upstream_port import ConnectOptions, Link, LinkClosed, LinkEvents, UpstreamUnavailable

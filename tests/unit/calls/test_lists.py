@@ -5,7 +5,7 @@ import pytest
 from gateway.calls.lists import Lists
 from gateway.protocol.listing import Tools
 from tests.requirements import requirement
-from tests.unit.calls.parts import a_live
+from tests.support.fake_upstream import a_live
 
 pytestmark = requirement("fast.same")
 

@@ -10,8 +10,8 @@ from gateway.errors import CANCELLED
 from session_store import EventLog, StoreUnavailable
 from session_store.testing import FakeClock, a_session
 from tests.requirements import requirement
-from tests.support.fake_upstream import a_call
-from tests.unit.calls.parts import Events, a_live
+from tests.support.fake_upstream import a_call, a_live
+from tests.unit.calls.parts import Events
 
 pytestmark = pytest.mark.anyio
 

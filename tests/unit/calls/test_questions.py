@@ -14,8 +14,8 @@ from gateway.errors import UNREAD
 from session_store import EventLog, MemoryEventLog, Session, TimelineEntry
 from session_store.testing import FakeClock, a_session
 from tests.requirements import requirement
-from tests.support.fake_upstream import a_call
-from tests.unit.calls.parts import Server, a_live, request
+from tests.support.fake_upstream import a_call, a_live
+from tests.unit.calls.parts import Server, request
 from transports.jsonrpc import Message, encode, parse
 
 pytestmark = pytest.mark.anyio

@@ -21,10 +21,10 @@ from gateway.protocol.subscription_filter import Filter, SubscriptionFilter
 from session_store import EventLog
 from session_store.testing import FakeClock, a_session
 from tests.requirements import requirement
-from tests.support.fake_upstream import a_call
+from tests.support.fake_upstream import a_call, a_live
 from tests.support.too_deep import TOO_DEEP
 from tests.unit.calls import parts
-from tests.unit.calls.parts import a_live, notification, request
+from tests.unit.calls.parts import notification, request
 from transports.era import Era
 from transports.jsonrpc import INVALID_PARAMS, INVALID_REQUEST, METHOD_NOT_FOUND, Message, encode
 from transports.upstream_port import STANDALONE

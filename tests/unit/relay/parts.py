@@ -11,19 +11,14 @@ from gateway.config.limits import LimitSettings
 from gateway.context.announced import Announcements
 from gateway.relay.intake import Intake
 from session_store import Context, MemoryEventLog, Session
-from session_store.testing import FakeClock, a_session
 from tests.support.context import FACTS
+from tests.support.fake_upstream import a_live
 from transports.era import Era
 from transports.inbound_port import Request
 from transports.jsonrpc import Object
 from transports.reply_queue import ReplyQueue
 
 __all__ = ["TakingEndpoint", "a_live", "a_request", "a_tool_call", "an_intake"]
-
-
-def a_live(**record: Any) -> LiveSession:
-    """A session whose record has these fields."""
-    return LiveSession(a_session(FakeClock(), **record), MemoryEventLog())
 
 
 def a_request(**more: Any) -> Request:

@@ -10,7 +10,6 @@ import pytest
 
 from gateway.calls.conversation import Conversation
 from gateway.calls.lifecycles import Deadlines
-from gateway.calls.live_session import LiveSession
 from gateway.config.faults import ConfigurationError
 from gateway.config.upstreams import UpstreamSettings
 from gateway.context.link_resources import LinkResources
@@ -20,11 +19,9 @@ from gateway.upstreams.result_cache import ResultCache
 from gateway.upstreams.session_resources import secrets_in, secrets_in_command, secrets_of_link
 from gateway.upstreams.shared import SharedConversations
 from gateway.upstreams.upstream import MAX_CONVERSATIONS, ConfiguredUpstream
-from session_store.memory import MemoryBackend
-from session_store.testing import FakeClock, a_session
 from session_store.tool_session import FACTS_VARIABLE
 from tests.requirements import requirement
-from tests.support.fake_upstream import FakeLink
+from tests.support.fake_upstream import FakeLink, a_live
 from tests.unit.upstreams.parts import returning
 from transports.era import LEGACY, Era
 from transports.upstream_port import ConnectOptions, LinkEvents, UpstreamUnavailable
@@ -49,7 +46,7 @@ def upstream(name: str) -> ConfiguredUpstream:
 
 @requirement("ext.relay")
 async def test_other_extension_settings_are_another_connection_up_to_a_limit() -> None:
-    live = LiveSession(a_session(FakeClock()), MemoryBackend().events)
+    live = a_live()
 
     def conversation(server: ConfiguredUpstream, settings: int) -> Conversation:
         declared = b'{"extensions":{"com.acme/a":{"n":%d}}}' % settings
