@@ -140,7 +140,7 @@ class Link(Protocol):
         ...
 
     @property
-    def output_tail(self) -> list[str]:
+    def last_words(self) -> list[str]:
         """The last lines that the link's process wrote to stderr, and the first lines of its stdout that are no
         messages. Redacted, then cut. Empty if the link has no process."""
         ...

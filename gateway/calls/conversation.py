@@ -163,7 +163,7 @@ class Conversation:
     @property
     def output_tail(self) -> Sequence[str]:
         """The last lines that its process has written, or the process before if there is none."""
-        return self.links.output_tail if self.links.link is None else self.links.link.output_tail
+        return self.links.output_tail if self.links.link is None else self.links.link.last_words
 
     @property
     def lists(self) -> Lists:

@@ -408,7 +408,7 @@ class LinkLifecycle:
 
     def _keep_output_tail(self) -> None:
         if self.link is not None:
-            self.output_tail = tuple(newest(self.link.output_tail))
+            self.output_tail = tuple(newest(self.link.last_words))
 
     def _detach(self) -> "_Detached":
         self._keep_output_tail()

@@ -137,8 +137,8 @@ def test_stderr_is_seen_as_it_is_written(watched_pair: Pair, ops: httpx.Client, 
     client, session = opened(watched_pair[0], http, Legacy)
     tool_text(client.tool("mutter", {"line": "before anybody watches"}))
     url = frames_path(watched_pair[1], session).replace("/frames", "/stderr")
-    output_tail = page_of(ops, url)
-    assert not output_tail["watched"] and output_tail["lines"][-1]["text"] == "before anybody watches"
+    last_words = page_of(ops, url)
+    assert not last_words["watched"] and last_words["lines"][-1]["text"] == "before anybody watches"
     assert ops.get(url, headers={"Accept": "text/event-stream"}).status_code == 409
     ops.put(frames_path(watched_pair[1], session))
     heard: list[str] = []

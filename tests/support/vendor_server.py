@@ -217,7 +217,7 @@ class _Link:
     """A link to a server of its own, in this process."""
 
     pid = None
-    output_tail: list[str] = []  # noqa: RUF012  # a link has no process
+    last_words: list[str] = []  # noqa: RUF012  # a link has no process
     resume = ""
     may_forget = False
 

@@ -26,7 +26,7 @@ class EchoLink:
     """One link. Answers in a later turn of the event loop, as every upstream does."""
 
     pid = None
-    output_tail: list[str] = []  # noqa: RUF012  # a link has no process
+    last_words: list[str] = []  # noqa: RUF012  # a link has no process
     resume = ""
     may_forget = False
 

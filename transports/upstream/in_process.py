@@ -64,7 +64,7 @@ class InProcessLink:
         return False
 
     @property
-    def output_tail(self) -> list[str]:
+    def last_words(self) -> list[str]:
         return []
 
     def stderr_tail(self) -> list[str]:

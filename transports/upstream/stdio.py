@@ -145,7 +145,7 @@ class StdioLink:
         return False
 
     @property
-    def output_tail(self) -> list[str]:
+    def last_words(self) -> list[str]:
         """The last lines of stderr. While the child has sent no message, the first lines of its stdout follow."""
         lines = [self._shown(line) for line in self._process.stderr_tail()[-_LAST_LINES:]]
         return lines if self._is_heard else [*lines, *self._noise]
@@ -219,7 +219,7 @@ class StdioLink:
             self._events.unreadable(meant.request_id, reason)
 
     def _words_with_text(self) -> list[str]:
-        return [text for line in self.output_tail if (text := line.strip())]
+        return [text for line in self.last_words if (text := line.strip())]
 
     def exited(self, code: int | None) -> None:
         how = "ended" if code is None else f"was killed by signal {-code}" if code < 0 else f"exited with code {code}"

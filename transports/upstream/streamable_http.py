@@ -115,7 +115,7 @@ class HttpLink:
         return True
 
     @property
-    def output_tail(self) -> list[str]:
+    def last_words(self) -> list[str]:
         return []
 
     def stderr_tail(self) -> list[str]:
