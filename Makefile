@@ -134,7 +134,7 @@ clean: ## Remove everything that these commands create
 $(VENV)/.installed: pyproject.toml
 	@echo "Installing into $(VENV). This takes a minute, once."
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable .
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[mcp]'
 	@touch $@
 
 $(VENV)/.installed-dev: pyproject.toml

@@ -4,8 +4,10 @@ import ast
 import re
 import subprocess
 import sys
+import tomllib
 from collections.abc import Iterator, Set
 from graphlib import CycleError, TopologicalSorter
+from importlib.metadata import packages_distributions, requires
 from pathlib import Path
 
 import pytest
@@ -145,6 +147,88 @@ def test_serving_commands_and_urls_does_not_load_the_sdk() -> None:
     loaded = f"import {modules}; print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", loaded], cwd=ROOT, capture_output=True, text=True, check=True)
     assert {name.partition(".")[0] for name in done.stdout.split()} & {"mcp", "mcp_types"} == set()
+
+
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+OF_EXTRAS = {
+    "gateway/integrations/mcp_sdk.py": "mcp",
+    "gateway/integrations/pytest_plugin.py": "test",
+    "gateway/observability/otel.py": "tracing",
+    "gateway/sessions/tools.py": "mcp",
+    "session_store/testing": "test",
+    "transports/testing": "test",
+    "transports/upstream/in_process.py": "mcp",
+}
+"""Files and folders that need an extra. Other modules import them when a setting or a test asks for them."""
+
+
+def installed_with(requirements: list[str]) -> set[str]:
+    """The packages that these requirements bring, by name. The extra `hiredis` of redis has the name of its package."""
+    found, new = set[str](), {name for each in requirements for name in re.findall(r"^[\w.-]+|(?<=\[)\w+(?=\])", each)}
+    while new:
+        found |= new
+        further = [each for package in new for each in requires(package) or () if "extra ==" not in each]
+        names = {re.split(r"[^\w.-]", each)[0].lower().replace("_", "-") for each in further}
+        new = {name for name in names - found if any(name in some for some in PACKAGES.values())}  # of other systems
+    return found
+
+
+PACKAGES = {
+    module: {package.lower().replace("_", "-") for package in packages}
+    for module, packages in packages_distributions().items()
+}
+"""Module → the packages that have it."""
+
+
+def test_what_is_imported_is_installed_with_the_gateway_or_with_an_extra() -> None:
+    base = installed_with(PROJECT["dependencies"])
+    extras = {name: installed_with(PROJECT["optional-dependencies"][name]) for name in set(OF_EXTRAS.values())}
+    assert "mcp" not in base
+    for path in SOURCES:
+        name = str(path.relative_to(ROOT))
+        here = base.union(*(extras[extra] for place, extra in OF_EXTRAS.items() if name.startswith(place)))
+        tops = {module.partition(".")[0] for module in imported(path)} - {"_typeshed"}
+        for module in tops - sys.stdlib_module_names - LAYERS.keys():
+            assert PACKAGES[module] & here, f"{name}: {module}"
+
+
+WITHOUT_OTHERS = """
+import asyncio, sys
+
+class Others:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in %r:
+            raise ModuleNotFoundError(name, name=name)
+
+sys.meta_path.insert(0, Others())
+import session_store.child, session_store.redis, session_store.small_store
+from gateway import SessionMiddleware
+from starlette.applications import Starlette
+from starlette.responses import PlainTextResponse
+from starlette.routing import Route
+
+async def visit(request):
+    return PlainTextResponse(str(await session_store.current_session().state.increment("visits")))
+
+async def receive():
+    return {"type": "http.request"}
+
+async def send(message):
+    print(message.get("body", b"").decode(), end="")
+
+app = SessionMiddleware(Starlette(routes=[Route("/", visit)]), store="memory://")
+scope = {"type": "http", "method": "GET", "path": "/", "headers": [], "query_string": b"", "scheme": "http"}
+asyncio.run(app(scope, receive, send))
+"""
+
+
+@requirement("app.middleware")
+def test_the_extra_of_the_middleware_is_enough_for_it_and_for_every_store() -> None:
+    brought = installed_with(PROJECT["optional-dependencies"]["middleware"])
+    others = {module for module, packages in PACKAGES.items() if not packages & brought} - LAYERS.keys()
+    run = [sys.executable, "-c", WITHOUT_OTHERS % others]
+    assert subprocess.run(run, cwd=ROOT, capture_output=True, text=True, check=True).stdout == "1"
+    assert not brought & {"mcp", "uvicorn", "typer", "jinja2", "cryptography", "dnspython", "httpx2"}
 
 
 def test_the_demo_server_needs_nothing_heavy() -> None:

@@ -42,9 +42,8 @@ def asked_for() -> list[Requirement]:
     project = PROJECT["project"]
     in_image = (ROOT / "deploy/image.in").read_text(encoding="utf-8").splitlines()
     lines = [line for line in in_image if line and not line.startswith("#")]
-    return [
-        Requirement(one) for one in (*project["dependencies"], *project["optional-dependencies"]["tracing"], *lines)
-    ]
+    extras = project["optional-dependencies"]
+    return [Requirement(one) for one in (*project["dependencies"], *extras["mcp"], *extras["tracing"], *lines)]
 
 
 @requirement("ops.image")

@@ -37,7 +37,7 @@ def test_a_wheel_in_an_empty_environment_serves(tmp_path: Path) -> None:
     # Nothing but what the wheel declares, and every module of it loads.
     listed = json.loads(_run(str(python), "-m", "pip", "list", "--format", "json"))
     names = {part["name"].lower() for part in listed}
-    assert names.isdisjoint({"pytest", "httpx", "psutil", "playwright", "opentelemetry-sdk", "hypothesis"})
+    assert names.isdisjoint({"pytest", "httpx", "psutil", "playwright", "opentelemetry-sdk", "hypothesis", "mcp"})
     _run(str(python), "-c", IMPORT_ALL)
     assert _run(str(python), "-c", FOR_OTHERS).split() == ["gateway.integrations.pytest_plugin", "True", "True", "True"]
     command = tmp_path / "empty/bin/mcp-session-gateway"
@@ -54,20 +54,27 @@ def test_a_wheel_in_an_empty_environment_serves(tmp_path: Path) -> None:
     gateway.wait_ready()
     for path in ("/admin/sign-in", "/admin/static/console.css"):
         assert httpx.get(gateway.base + path).status_code == 200, "templates and styles are in it as well"
-    # The SDK's client, from that environment as well: it comes with the wheel.
-    assert '"principal": "anonymous"' in _run(str(python), "-c", CALL, gateway.url)
+    assert '"principal": "anonymous"' in _run(sys.executable, "-c", CALL, gateway.url)
     assert gateway.stop() in (0, -15)
     assert json.loads(_run(str(command), "doctor", "--json"))[0]["state"] == "ok"
+    demo = [str(command), "run", "--port", "0", "--", str(command), "demo-server"]
+    with_tools = subprocess.run(demo, env={**env, "MCP_GATEWAY_TOOLS": "true"}, capture_output=True, text=True)
+    assert with_tools.returncode and "gateway.tools needs more packages: pip install 'mcp-session-gateway[mcp]'" in (
+        with_tools.stderr
+    )
 
 
 IMPORT_ALL = """
 import importlib, pkgutil, gateway, session_store, transports
 # For tests; programs of their own.
 unwanted = ("testing", "pytest_plugin", "fork_server", "__main__")
+of_the_sdk = ("integrations.mcp_sdk", "sessions.tools", "upstream.in_process")
 for package in (gateway, session_store, transports):
     for found in pkgutil.walk_packages(package.__path__, package.__name__ + "."):
-        if not found.name.endswith(unwanted):
-            importlib.import_module(found.name)
+        try:
+            found.name.endswith(unwanted) or importlib.import_module(found.name)
+        except ModuleNotFoundError as error:
+            assert found.name.endswith(of_the_sdk) and error.name.startswith("mcp"), error
 """
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Literal
 
-__all__ = ["ConfigurationError", "Note", "did_you_mean", "located", "meant"]
+__all__ = ["ConfigurationError", "Note", "did_you_mean", "located", "meant", "missing_extra"]
 
 
 class ConfigurationError(ValueError):
@@ -20,6 +20,11 @@ class Note:
 
     level: Literal["ignored", "warning"]
     text: str
+
+
+def missing_extra(setting: str, extra: str) -> ConfigurationError:
+    """Return the error for a setting whose packages are not installed, with the command that installs them."""
+    return ConfigurationError(f"{setting} needs more packages: pip install 'mcp-session-gateway[{extra}]'")
 
 
 def located(message: str, file: Path | None) -> str:

@@ -82,7 +82,7 @@ class GatewaySettings(Frozen):
     servers find the gateway's keys."""
     tools: bool = False
     """Add a server named `gateway` with the tools `list_sessions`, `show_session` and `end_session` for a client's own
-    sessions."""
+    sessions. Needs `mcp-session-gateway[mcp]`."""
     sse: bool = False
     """Also serve HTTP+SSE at `/sse`, for clients of MCP 2024-11-05."""
     connection_memory: bool = True

@@ -120,7 +120,8 @@ class UpstreamSettings(BaseModel):
     headers: dict[str, str] = Field(default={}, repr=False)
     """Headers of every request to `url`; `${secret:NAME}` as in `env`."""
     in_process: str = ""
-    """A server object of the `mcp` SDK in the gateway's process, as `module:attribute`, instead of a command."""
+    """A server object of the `mcp` SDK in the gateway's process, as `module:attribute`, instead of a command. Needs
+    `mcp-session-gateway[mcp]`."""
     shared: bool = False
     """One process for all sessions. Only for a server that separates sessions by the context in `_meta`."""
     handles: bool = False

@@ -14,9 +14,13 @@ from contextvars import ContextVar
 from typing import Any, Final
 
 import msgspec
-from mcp.server.streamable_http import EventCallback, EventMessage, EventStore
-from mcp.shared import subscriptions
-from mcp_types.jsonrpc import JSONRPCMessage, jsonrpc_message_adapter
+
+try:
+    from mcp.server.streamable_http import EventCallback, EventMessage, EventStore
+    from mcp.shared import subscriptions
+    from mcp_types.jsonrpc import JSONRPCMessage, jsonrpc_message_adapter
+except ModuleNotFoundError as error:
+    raise ModuleNotFoundError(f"{error}: pip install 'mcp-session-gateway[mcp]'", name=error.name) from None
 
 from session_store import Bus, EventLog, UnknownEvent
 

@@ -5,7 +5,7 @@ from typing import Final
 
 from opentelemetry import trace
 
-from gateway.config.settings import ConfigurationError
+from gateway.config.faults import missing_extra
 from gateway.observability.sampling import GivenIds
 from gateway.observability.spans import Tracing
 
@@ -28,9 +28,7 @@ def tracing(version: str) -> Tracing:
             from opentelemetry.sdk.trace import TracerProvider
             from opentelemetry.sdk.trace.export import BatchSpanProcessor
         except ImportError:
-            raise ConfigurationError(
-                "gateway.tracing: spans need more packages: install mcp-session-gateway[tracing]"
-            ) from None
+            raise missing_extra("gateway.tracing", "tracing") from None
         named = Resource({"service.name": "mcp-session-gateway", "service.version": version})
         ids = GivenIds()
         provider = TracerProvider(

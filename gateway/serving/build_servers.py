@@ -5,6 +5,7 @@ from dataclasses import replace
 from time import monotonic
 from typing import Any
 
+from gateway.config.faults import missing_extra
 from gateway.config.settings import GatewaySettings
 from gateway.config.upstreams import UpstreamSettings
 from gateway.context.assertion import Assertions
@@ -141,11 +142,17 @@ def _package(packages: Packages, name: str, entry: UpstreamSettings) -> Callable
 
 
 def _objects(base: Foundation, sessions: SessionParts, given: Mapping[str, Any]) -> dict[str, Any]:
-    """The server objects by name: those that were given, and the gateway's own tools."""
+    """The server objects by name: those that were given, and the gateway's own tools.
+
+    Raises:
+        ConfigurationError: the packages for the gateway's own tools are not installed.
+    """
     if not base.settings.gateway.tools:
         return dict(given)
-    from gateway.sessions.tools import NAME, gateway_tools  # loads the SDK, which others need not wait for
-
+    try:
+        from gateway.sessions.tools import NAME, gateway_tools  # loads the SDK, which others need not wait for
+    except ModuleNotFoundError:
+        raise missing_extra("gateway.tools", "mcp") from None
     return {**given, NAME: gateway_tools(sessions.lifecycle, base.backend.sessions)}
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from gateway.calls.lifecycles import Deadlines
+from gateway.config.faults import missing_extra
 from gateway.config.limits import LimitSettings
 from gateway.config.settings import ConfigurationError
 from gateway.config.upstreams import UpstreamSettings
@@ -175,12 +176,14 @@ def _in_process(where: str, name: str, server: Any) -> Upstream:
     `servers` of `create_app`. `transports.testing` has its contract.
 
     Raises:
-        ConfigurationError: the object is neither.
+        ConfigurationError: the object is neither, or the SDK is not installed.
     """
     if isinstance(server, Upstream):
         return server
-    from transports.upstream.in_process import InProcessUpstream  # imports the SDK, which takes 0.6 s
-
+    try:
+        from transports.upstream.in_process import InProcessUpstream  # imports the SDK, which takes 0.6 s
+    except ModuleNotFoundError:
+        raise missing_extra(where, "mcp") from None
     try:
         return InProcessUpstream(name, server)
     except TypeError as error:
@@ -201,6 +204,8 @@ def load_object(name: str, path: str) -> Any:
         for part in attribute.split("."):
             found = getattr(found, part)
     except Exception as error:
+        if isinstance(error, ModuleNotFoundError) and (error.name or "").partition(".")[0] in ("mcp", "mcp_types"):
+            raise missing_extra(f"mcpServers.{name}.in_process", "mcp") from None
         what = f"{type(error).__name__}: {error}"
         raise ConfigurationError(f"mcpServers.{name}.in_process: {path}: {what}{_failed_in(error)}") from error
     return found

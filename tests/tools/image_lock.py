@@ -8,7 +8,7 @@ from tests.tools.obtain import python_with
 
 ROOT = Path(__file__).parents[2]
 LOCKS = {
-    "requirements.lock": ("--extra", "tracing", "pyproject.toml", "deploy/image.in"),
+    "requirements.lock": ("--extra", "mcp", "--extra", "tracing", "pyproject.toml", "deploy/image.in"),
     "build.lock": ("deploy/build.in",),
 }
 """Lock in `deploy/` → what it is made of."""

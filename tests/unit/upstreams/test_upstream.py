@@ -121,6 +121,17 @@ def test_a_target_that_does_not_import_is_told_with_the_line_that_failed(
     assert load_object("mine", "operators_module:Servers.first") == "found"
 
 
+@requirement("ops.check")
+def test_without_the_sdk_a_server_object_is_an_error_that_names_the_extra(
+    module: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("mcp", "mcp.server"):
+        monkeypatch.setitem(sys.modules, name, None)
+    module.write_text("import mcp.server\n", encoding="utf-8")
+    with pytest.raises(ConfigurationError, match=r"mine\.in_process needs .* pip install 'mcp-session-gateway\[mcp\]'"):
+        load_object("mine", "operators_module:server")
+
+
 @requirement("ops.frames")
 def test_of_a_link_all_headers_and_all_variables_but_facts_are_hidden() -> None:
     facts = json.dumps({"workspace": "acme", "permissions": ["read"]})
