@@ -30,6 +30,20 @@ def any_of(done: Sequence[str], none: str, between: str = ", ") -> str:
     return between.join(done)
 
 
+def which_of(acts: Iterable[tuple[str, Callable[[], object]]], none: str) -> str:
+    """The names of the acts that the kernel let pass.
+
+    Raises:
+        PermissionError: nothing.
+    """
+    done = []
+    for name, act in acts:
+        with contextlib.suppress(OSError):
+            act()
+            done.append(name)
+    return any_of(done, none)
+
+
 @contextlib.contextmanager
 def flipping(flip: Callable[[], object]) -> Iterator[None]:
     """A second thread does that, again and again."""

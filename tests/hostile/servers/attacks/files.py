@@ -7,7 +7,7 @@ import socket
 import struct
 from collections.abc import Callable
 
-from .attempt import Facts, any_of, own_path
+from .attempt import Facts, own_path, which_of
 from .kernel import libc, syscall, text
 
 
@@ -33,10 +33,6 @@ def walk(facts: Facts) -> str:
             with contextlib.suppress(OSError):
                 found.append(read({"path": os.path.join(folder, name)})[:300])
     return "\n".join(found)
-
-
-def listed(facts: Facts) -> str:
-    return " ".join(os.listdir(facts["path"]))
 
 
 def write(facts: Facts) -> str:
@@ -177,17 +173,12 @@ def watch(facts: Facts) -> str:
 
 def special(facts: Facts) -> str:
     """A pipe, a socket and a device in a place that others use."""
-    done = []
-    with contextlib.suppress(OSError):
-        os.mkfifo(facts["path"] + ".fifo")
-        done.append("fifo")
-    with contextlib.suppress(OSError):
-        socket.socket(socket.AF_UNIX).bind(facts["path"] + ".sock")
-        done.append("socket")
-    with contextlib.suppress(OSError):
-        os.mknod(facts["path"] + ".dev", 0o20666, os.makedev(1, 1))
-        done.append("device")
-    return any_of(done, "neither pipe, socket nor device")
+    acts: dict[str, Callable[[], None]] = {
+        "fifo": lambda: os.mkfifo(facts["path"] + ".fifo"),
+        "socket": lambda: socket.socket(socket.AF_UNIX).bind(facts["path"] + ".sock"),
+        "device": lambda: os.mknod(facts["path"] + ".dev", 0o20666, os.makedev(1, 1)),
+    }
+    return which_of(acts.items(), "neither pipe, socket nor device")
 
 
 def terminal(facts: Facts) -> str:

@@ -11,8 +11,9 @@ import struct
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 
-from .attempt import Facts, any_of, flipping, honest_call, in_threads, own_path
+from .attempt import Facts, any_of, flipping, honest_call, in_threads, own_path, which_of
 from .kernel import libc, syscall, text
 from .network import address_of, talk
 
@@ -95,10 +96,9 @@ def attribute_race(facts: Facts) -> str:
 
 def attributes_by_descriptor(facts: Facts) -> str:
     """Of a program that it may read: fchmod, futimens, fsetxattr, and the same through /proc/self/fd."""
-    done = []
     descriptor = os.open(facts["path"], os.O_RDONLY)
     held = os.open(facts["path"], os.O_PATH)
-    acts: dict[str, Callable[[], None]] = {
+    acts: dict[str, Callable[[], object]] = {
         "fchmod": lambda: os.fchmod(descriptor, 0o666),
         "futimens": lambda: os.utime(descriptor, (1, 1)),
         "fsetxattr": lambda: os.setxattr(descriptor, "user.owned", b"1"),
@@ -106,11 +106,7 @@ def attributes_by_descriptor(facts: Facts) -> str:
         "chmod by /proc": lambda: os.chmod(f"/proc/self/fd/{held}", 0o666),
         "utime by /proc": lambda: os.utime(f"/proc/self/fd/{held}", (1, 1)),
     }
-    for name, act in acts.items():
-        with contextlib.suppress(OSError):
-            act()
-            done.append(name)
-    return any_of(done, "none of six")
+    return which_of(acts.items(), "none of six")
 
 
 def high_halves_typing(facts: Facts) -> str:
@@ -148,15 +144,11 @@ def high_halves_sockets(facts: Facts) -> str:
 def high_halves_processes(facts: Facts) -> str:
     """prlimit and kill of a sibling, its number with a bit above."""
     limits = ctypes.create_string_buffer(struct.pack("QQ", 3, 3))
-    done = []
-    for pid in facts["siblings"]:
-        with contextlib.suppress(OSError):
-            syscall("prlimit64", pid | _HIGH, resource.RLIMIT_NOFILE, limits, 0)
-            done.append("prlimit")
-        with contextlib.suppress(OSError):
-            syscall("sched_setscheduler", pid | _HIGH, 5, ctypes.create_string_buffer(4))
-            done.append("scheduler")
-    return any_of(done, "none")
+    acts = {
+        "prlimit": lambda pid: syscall("prlimit64", pid | _HIGH, resource.RLIMIT_NOFILE, limits, 0),
+        "scheduler": lambda pid: syscall("sched_setscheduler", pid | _HIGH, 5, ctypes.create_string_buffer(4)),
+    }
+    return which_of(((name, partial(act, pid)) for pid in facts["siblings"] for name, act in acts.items()), "none")
 
 
 def priority_of_user(facts: Facts) -> str:

@@ -45,9 +45,13 @@ def state_sockets(facts: Facts) -> str:
 
 def connected(facts: Facts) -> str:
     """A socket by path: of the machine's daemons, or of a sibling."""
+    return _told(facts["path"], facts)
+
+
+def _told(address: str, facts: Facts) -> str:
     with socket.socket(socket.AF_UNIX) as connection:
         connection.settimeout(3)
-        connection.connect(facts["path"])
+        connection.connect(address)
         connection.sendall(facts["token"].encode())
         return text(connection.recv(4096))
 
@@ -59,11 +63,7 @@ def datagram(facts: Facts) -> str:
 
 
 def abstract(facts: Facts) -> str:
-    with socket.socket(socket.AF_UNIX) as connection:
-        connection.settimeout(3)
-        connection.connect("\0" + facts["sibling"]["abstract"])
-        connection.sendall(facts["token"].encode())
-        return text(connection.recv(4096))
+    return _told("\0" + facts["sibling"]["abstract"], facts)
 
 
 def abstract_datagram(facts: Facts) -> str:

@@ -7,10 +7,11 @@ import select
 import socket
 import struct
 import time
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from .attempt import Facts, any_of, changing, flipping, results_of
+from .attempt import Facts, any_of, changing, flipping, results_of, which_of
 from .kernel import MACHINE, NUMBERS, libc, syscall, text
 
 _WAIT_S = 1.5
@@ -110,24 +111,18 @@ def other_kinds(facts: Facts) -> str:
 
 def raw(facts: Facts) -> str:
     """Packets of its own making, and a look at everybody's."""
-    done = []
-    host = facts["hosts"][0]
     echo = struct.pack(">BBHHH", 8, 0, 0, 1, 1) + facts["token"].encode()
-    with (
-        contextlib.suppress(OSError),
-        socket.socket(socket.AF_INET, socket.SOCK_RAW, socket.IPPROTO_ICMP) as connection,
-    ):
-        connection.sendto(echo, (host, 0))
-        done.append("raw")
-    with (
-        contextlib.suppress(OSError),
-        socket.socket(socket.AF_INET, socket.SOCK_DGRAM, socket.IPPROTO_ICMP) as connection,
-    ):
-        connection.sendto(echo, (host, 0))
-        done.append("ping")
-    with contextlib.suppress(OSError), socket.socket(socket.AF_PACKET, socket.SOCK_RAW, socket.htons(3)):
-        done.append("packet")
-    return any_of(done, "no raw, ping or packet socket")
+
+    def sent(kind: int) -> None:
+        with socket.socket(socket.AF_INET, kind, socket.IPPROTO_ICMP) as connection:
+            connection.sendto(echo, (facts["hosts"][0], 0))
+
+    acts: dict[str, Callable[[], None]] = {
+        "raw": lambda: sent(socket.SOCK_RAW),
+        "ping": lambda: sent(socket.SOCK_DGRAM),
+        "packet": lambda: socket.socket(socket.AF_PACKET, socket.SOCK_RAW, socket.htons(3)).close(),
+    }
+    return which_of(acts.items(), "no raw, ping or packet socket")
 
 
 def families(facts: Facts) -> str:

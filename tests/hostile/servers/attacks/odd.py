@@ -12,9 +12,10 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
-from .attempt import Facts, any_of, changing, flipping, honest_call, in_threads, own_path
+from .attempt import Facts, any_of, changing, flipping, honest_call, in_threads, own_path, which_of
 from .kernel import libc, syscall
 from .network import address_of, talk
 
@@ -242,32 +243,26 @@ def pipe_pages(facts: Facts) -> str:
 
 def newer_ways(facts: Facts) -> str:
     """Ways to siblings and out that newer kernels have, and those that nobody thinks of."""
-    done = []
-    victims = facts["siblings"]
-
-    def attempt(name: str, act: Callable[[], Any]) -> None:
-        with contextlib.suppress(OSError, ValueError):
-            act()
-            done.append(name)
-
-    for pid in victims:
-        attempt("autogroup", lambda pid=pid: _write(f"/proc/{pid}/autogroup", "19"))  # type: ignore[misc]
-        attempt("clear_refs", lambda pid=pid: _write(f"/proc/{pid}/clear_refs", "1"))  # type: ignore[misc]
-        attempt("timer slack", lambda pid=pid: _write(f"/proc/{pid}/timerslack_ns", "1"))  # type: ignore[misc]
-        attempt("comm", lambda pid=pid: _write(f"/proc/{pid}/comm", "x"))  # type: ignore[misc]
+    acts: list[tuple[str, Callable[[], object]]] = []
+    for pid in facts["siblings"]:
+        words = {"autogroup": "19", "clear_refs": "1", "timerslack_ns": "1", "comm": "x"}
+        acts += [(name, partial(_write, f"/proc/{pid}/{name}", word)) for name, word in words.items()]
         with contextlib.suppress(OSError):
             process = os.pidfd_open(pid)
-            for request in range(0xFF01, 0xFF0B):  # PIDFD_GET_*_NAMESPACE
-                attempt("namespace", lambda fd=process, at=request: _ioctl(fd, at))  # type: ignore[misc]
-            attempt("setns", lambda fd=process: syscall("setns", fd, 0x4000_0000))  # type: ignore[misc]
-            attempt("end", lambda fd=process: _number(448, fd, 0))  # type: ignore[misc]
-    attempt("own namespaces", lambda: _number(_CLONE3, _clone_arguments(0x1000_0000), 88))
-    attempt("transparent", lambda: socket.socket().setsockopt(socket.SOL_IP, 19, 1))
-    attempt("mark", lambda: socket.socket().setsockopt(socket.SOL_SOCKET, 36, 1))
-    attempt("listmount", lambda: _number(458, ctypes.create_string_buffer(struct.pack("=IIQQ", 24, 0, 1, 0)), 0, 0, 0))
-    attempt("beyond the table", lambda: _number(471, 0, 0, 0))
-    attempt("landlock off", lambda: _number(446, -1, 0))
-    return any_of([*dict.fromkeys(done)], "none")
+            requests = range(0xFF01, 0xFF0B)  # PIDFD_GET_*_NAMESPACE
+            acts += [("namespace", partial(_ioctl, process, request)) for request in requests]
+            acts.append(("setns", partial(syscall, "setns", process, 0x4000_0000)))
+            acts.append(("end", partial(_number, 448, process, 0)))
+    mounts = ctypes.create_string_buffer(struct.pack("=IIQQ", 24, 0, 1, 0))
+    acts += [
+        ("own namespaces", lambda: _number(_CLONE3, _clone_arguments(0x1000_0000), 88)),
+        ("transparent", lambda: socket.socket().setsockopt(socket.SOL_IP, 19, 1)),
+        ("mark", lambda: socket.socket().setsockopt(socket.SOL_SOCKET, 36, 1)),
+        ("listmount", lambda: _number(458, mounts, 0, 0, 0)),
+        ("beyond the table", lambda: _number(471, 0, 0, 0)),
+        ("landlock off", lambda: _number(446, -1, 0)),
+    ]
+    return which_of(acts, "none")
 
 
 def _write(path: str, words: str) -> None:

@@ -43,21 +43,23 @@ def runner(facts: Facts) -> str:
 def note_for_next(facts: Facts) -> str:
     """A word in every place that it may write to, for the next session of this server."""
     left = []
-    places = {os.environ.get(name, "") for name in ("HOME", "TMPDIR", "XDG_CACHE_HOME", "XDG_CONFIG_HOME")}
-    for folder in sorted(filter(None, {*places, os.getcwd(), "/tmp", "/var/tmp", "/dev/shm", *facts["folders"]})):
-        with contextlib.suppress(OSError):
-            path = os.path.join(folder, "note-for-next")
-            with open(path, "w", encoding="ascii") as file:
-                file.write(facts["token"])
+    for path in _notes(facts):
+        with contextlib.suppress(OSError), open(path, "w", encoding="ascii") as file:
+            file.write(facts["token"])
             left.append(path)
     return "left: " + " ".join(left)
+
+
+def _notes(facts: Facts) -> list[str]:
+    places = {os.environ.get(name, "") for name in ("HOME", "TMPDIR", "XDG_CACHE_HOME", "XDG_CONFIG_HOME")}
+    folders = {*places, os.getcwd(), "/tmp", "/var/tmp", "/dev/shm", *facts["folders"]} - {""}
+    return [os.path.join(folder, "note-for-next") for folder in sorted(folders)]
 
 
 def note_from_last(facts: Facts) -> str:
     """What the session before has left, in the same places."""
     found = []
-    places = {os.environ.get(name, "") for name in ("HOME", "TMPDIR", "XDG_CACHE_HOME", "XDG_CONFIG_HOME")}
-    for folder in sorted(filter(None, {*places, os.getcwd(), "/tmp", "/var/tmp", "/dev/shm", *facts["folders"]})):
-        with contextlib.suppress(OSError), open(os.path.join(folder, "note-for-next"), encoding="ascii") as file:
-            found.append(f"{folder}: {file.read()}")
+    for path in _notes(facts):
+        with contextlib.suppress(OSError), open(path, encoding="ascii") as file:
+            found.append(f"{path}: {file.read()}")
     return "found: " + " ".join(found)

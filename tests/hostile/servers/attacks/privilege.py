@@ -8,8 +8,9 @@ import signal
 import socket
 import struct
 import subprocess
+from functools import partial
 
-from .attempt import Facts, any_of
+from .attempt import Facts, any_of, which_of
 from .kernel import libc, syscall
 
 _NEW_USER, _NEW_NET, _NEW_MOUNT, _NEW_PID = 0x1000_0000, 0x4000_0000, 0x0002_0000, 0x2000_0000
@@ -56,13 +57,12 @@ def _cloned3() -> None:
 
 def joined_namespace(facts: Facts) -> str:
     """setns: the namespaces of the gateway, of siblings and of the first process."""
-    done = []
-    for pid in (facts["gateway"], *facts["siblings"], os.getppid(), 1):
-        for kind in ("user", "net", "mnt", "ipc", "uts"):
-            with contextlib.suppress(OSError):
-                syscall("setns", os.open(f"/proc/{pid}/ns/{kind}", os.O_RDONLY), 0)
-                done.append(f"{kind} of {pid}")
-    return any_of(done, "none")
+
+    def join(pid: int, kind: str) -> None:
+        syscall("setns", os.open(f"/proc/{pid}/ns/{kind}", os.O_RDONLY), 0)
+
+    pids, kinds = (facts["gateway"], *facts["siblings"], os.getppid(), 1), ("user", "net", "mnt", "ipc", "uts")
+    return which_of(((f"{kind} of {pid}", partial(join, pid, kind)) for pid in pids for kind in kinds), "none")
 
 
 def mounted(facts: Facts) -> str:
@@ -71,17 +71,15 @@ def mounted(facts: Facts) -> str:
     if (child := os.fork()) == 0:
         with contextlib.suppress(OSError):
             syscall("unshare", _NEW_USER | _NEW_MOUNT)
-        for source in (b"tmpfs", b"proc"):
-            with contextlib.suppress(OSError):
-                folder = os.environ.get("TMPDIR", "/tmp").encode()
-                syscall("mount", source, folder, source, 0, 0)
-                os.write(writes, source + b" ")
+        folder = os.environ.get("TMPDIR", "/tmp").encode()
+        acts = {
+            "tmpfs": lambda: syscall("mount", b"tmpfs", folder, b"tmpfs", 0, 0),
+            "proc": lambda: syscall("mount", b"proc", folder, b"proc", 0, 0),
+            "fsopen": lambda: syscall("fsopen", b"tmpfs", 0),
+            "open_tree": lambda: syscall("open_tree", -100, b"/", 1),
+        }
         with contextlib.suppress(OSError):
-            syscall("fsopen", b"tmpfs", 0)
-            os.write(writes, b"fsopen ")
-        with contextlib.suppress(OSError):
-            syscall("open_tree", -100, b"/", 1)
-            os.write(writes, b"open_tree")
+            os.write(writes, which_of(acts.items(), "no way of four").encode())
         os._exit(0)
     os.waitpid(child, 0)
     os.close(writes)
@@ -222,9 +220,6 @@ def new_privileges(facts: Facts) -> str:
 
 def devices(facts: Facts) -> str:
     """Devices of the machine: memory, disks, kernel messages, virtual machines, file systems in user space."""
-    done = []
-    for path in ("/dev/mem", "/dev/kmsg", "/dev/kvm", "/dev/fuse", "/dev/net/tun", "/dev/vda", "/dev/sda", "/dev/port"):
-        with contextlib.suppress(OSError):
-            os.close(os.open(path, os.O_RDONLY | os.O_NONBLOCK))
-            done.append(path)
-    return any_of(done, "none")
+    names = ("mem", "kmsg", "kvm", "fuse", "net/tun", "vda", "sda", "port")
+    flags = os.O_RDONLY | os.O_NONBLOCK
+    return which_of(((name, partial(os.open, f"/dev/{name}", flags)) for name in names), "none")

@@ -9,8 +9,9 @@ import signal
 import struct
 import time
 from collections.abc import Callable
+from functools import partial
 
-from .attempt import Facts, any_of
+from .attempt import Facts, which_of
 from .kernel import syscall, text
 
 
@@ -200,18 +201,12 @@ def limit_others(facts: Facts) -> str:
 
 def slow_others(facts: Facts) -> str:
     """Scheduling of siblings and the gateway: idle class, last priority, one processor."""
-    done = []
-    for pid in facts["siblings"]:
-        with contextlib.suppress(OSError):
-            os.sched_setscheduler(pid, 5, os.sched_param(0))
-            done.append("scheduler")
-        with contextlib.suppress(OSError):
-            os.setpriority(os.PRIO_PROCESS, pid, 19)
-            done.append("priority")
-        with contextlib.suppress(OSError):
-            os.sched_setaffinity(pid, {0})
-            done.append("affinity")
-    return any_of(done, "none")
+    acts: dict[str, Callable[[int], None]] = {
+        "scheduler": lambda pid: os.sched_setscheduler(pid, 5, os.sched_param(0)),
+        "priority": lambda pid: os.setpriority(os.PRIO_PROCESS, pid, 19),
+        "affinity": lambda pid: os.sched_setaffinity(pid, {0}),
+    }
+    return which_of(((name, partial(act, pid)) for pid in facts["siblings"] for name, act in acts.items()), "none")
 
 
 def first_to_die(facts: Facts) -> str:
@@ -227,9 +222,3 @@ def live_longest(facts: Facts) -> str:
     with open("/proc/self/oom_score_adj", "w", encoding="ascii") as file:
         file.write("0")
     return _file(os.getpid(), "oom_score_adj")
-
-
-def wait_for_word(facts: Facts) -> str:
-    """Waits, so that the harness can look at what is there meanwhile."""
-    time.sleep(float(facts.get("seconds", 1.0)))
-    return "waited"

@@ -5,6 +5,7 @@ import ctypes
 import os
 import shutil
 import socket
+import tempfile
 import threading
 import time
 from collections.abc import Callable
@@ -154,34 +155,22 @@ def watches(facts: Facts) -> str:
 
 def disk(facts: Facts) -> str:
     """One file in its own folder, as large as it gets."""
-    folder = os.environ.get("TMPDIR") or os.getcwd()
-    path = os.path.join(folder, "filled")
     written = 0
-    try:
-        with contextlib.suppress(OSError), open(path, "wb", 0) as file:
-            while written < facts["most_mb"]:
-                written += file.write(b"x" * (1 << 20)) >> 20
-    finally:
-        with contextlib.suppress(OSError):
-            os.unlink(path)
+    with contextlib.suppress(OSError), tempfile.TemporaryFile(buffering=0) as file:
+        while written < facts["most_mb"]:
+            written += file.write(b"x" * (1 << 20)) >> 20
     return f"MiB: {written}"
 
 
 def many_files(facts: Facts) -> str:
     """Files of 1 MiB each: a limit of one file does not bound the sum."""
-    folder = os.environ.get("TMPDIR") or os.getcwd()
     made = 0
-    try:
-        with contextlib.suppress(OSError):
-            while made < facts["most_mb"]:
-                with open(os.path.join(folder, f"filled-{made}"), "wb", 0) as file:
-                    if file.write(b"x" * (1 << 20)) < 1 << 20:
-                        break
-                made += 1
-    finally:
-        for number in range(made + 1):
-            with contextlib.suppress(OSError):
-                os.unlink(os.path.join(folder, f"filled-{number}"))
+    with tempfile.TemporaryDirectory() as folder, contextlib.suppress(OSError):
+        while made < facts["most_mb"]:
+            with open(os.path.join(folder, str(made)), "wb", 0) as file:
+                if file.write(b"x" * (1 << 20)) < 1 << 20:
+                    break
+            made += 1
     return f"MiB: {made}"
 
 

@@ -6,10 +6,9 @@ import errno
 import os
 import socket
 import struct
-import threading
 import time
 
-from .attempt import Facts, any_of
+from .attempt import Facts, any_of, in_threads
 from .kernel import libc, syscall
 from .network import address_of
 
@@ -79,11 +78,7 @@ def ports_by_resolver(facts: Facts) -> str:
                     opened[0] += 1
                     stream.recv(1)
 
-    threads = [threading.Thread(target=run, daemon=True) for _ in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    in_threads(8, run)
     return f"streams: {opened[0]}"
 
 
