@@ -43,7 +43,7 @@ PURE = [
     "gateway/calls/suspended_call.py",
     "gateway/calls/usage.py",
     "gateway/observability/outcome.py",
-    "gateway/identity/subjects.py",
+    "gateway/identity/credential_claims.py",
     "gateway/protocol/results.py",
     "gateway/protocol/handshake.py",
     "gateway/protocol/tasks.py",

@@ -1,9 +1,20 @@
-"""The two ways to speak MCP, and the protocol versions of each."""
+"""The two ways to speak MCP, the protocol versions of each, and what the wires need to know of methods."""
 
+from collections.abc import Mapping
 from enum import StrEnum
 from typing import Final
 
-__all__ = ["HANDSHAKE_VERSIONS", "LEGACY", "MODERN", "MODERN_VERSIONS", "Era"]
+__all__ = [
+    "HANDSHAKE_VERSIONS",
+    "LEGACY",
+    "LOG_LEVELS",
+    "MODERN",
+    "MODERN_VERSIONS",
+    "NAME_SOURCES",
+    "REMOVED",
+    "SESSIONLESS",
+    "Era",
+]
 
 HANDSHAKE_VERSIONS: Final = ("2024-11-05", "2025-03-26", "2025-06-18", "2025-11-25")
 """Versions that `initialize` negotiates, oldest first."""
@@ -22,3 +33,28 @@ class Era(StrEnum):
 # For code that runs for each message: to read a member of an enum takes ten times as long as to read a name.
 LEGACY: Final = Era.LEGACY
 MODERN: Final = Era.MODERN
+
+# Columns of the table of methods, which stand here because transports import nothing of the gateway.
+# `gateway.protocol.methods` has all columns; a test holds that both agree, with each other and with the SDK's tables.
+
+LOG_LEVELS: Final = ("debug", "info", "notice", "warning", "error", "critical", "alert", "emergency")
+"""Levels of log messages, the lowest first (RFC 5424 §6.2.1; MCP, Logging)."""
+
+NAME_SOURCES: Final[Mapping[str, str]] = {
+    "tools/call": "name",
+    "prompts/get": "name",
+    "resources/read": "uri",
+    "tasks/get": "taskId",
+    "tasks/update": "taskId",
+    "tasks/cancel": "taskId",
+}
+"""The key of the params whose value a request repeats in the header `Mcp-Name` (MCP 2026-07-28, Transports; the
+extension `io.modelcontextprotocol/tasks`, Routing Headers)."""
+
+SESSIONLESS: Final = frozenset(
+    {"server/discover", "tools/list", "prompts/list", "resources/list", "resources/templates/list"}
+)
+"""Modern requests about the server alone: they open no session. A client that has a session is served in it."""
+
+REMOVED: Final = frozenset({"initialize", "ping", "logging/setLevel", "resources/subscribe", "resources/unsubscribe"})
+"""Requests of clients that MCP 2026-07-28 has no more."""

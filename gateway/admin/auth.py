@@ -16,7 +16,7 @@ from starlette.responses import Response
 from gateway.admin.hosts import OperatorHosts
 from gateway.admin.sign_in_attempts import SignInAttempts
 from gateway.admin.sign_in_link import OPERATOR, SignInLink
-from gateway.identity.key_digests import KeyDigests, digest_of
+from gateway.identity.authenticate import KeyDigests, digest_of
 from gateway.observability.audit import Audit
 from gateway.observability.logs import CLIENT
 from session_store import KeyRing, Marks

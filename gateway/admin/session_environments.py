@@ -13,8 +13,7 @@ from gateway.calls.conversation import Conversation
 from gateway.calls.live_session import LiveSession, LiveSessions
 from gateway.config.settings import Settings
 from gateway.context.assertion import HEADER
-from gateway.identity.context_rules import ContextRules, Reason, announced_fields_of
-from gateway.identity.kept_claims import kept_claims
+from gateway.identity.context_rules import ContextRules, Reason, announced_fields_of, kept_claims
 from gateway.policy.decisions import Policy
 from gateway.protocol.listing import Tools, operation_of
 from gateway.sandbox.enclosures import Enclosures

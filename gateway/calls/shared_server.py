@@ -7,8 +7,8 @@ import msgspec
 
 from gateway.protocol.handshake import capabilities_of
 from session_store import Session
+from transports.era import LOG_LEVELS
 from transports.jsonrpc import Object, encode
-from transports.wire_methods import LOG_LEVELS
 
 __all__ = ["LEVELS", "is_lower", "params_for_shared"]
 

@@ -7,7 +7,7 @@ import shutil
 import sys
 from collections.abc import Iterator
 from time import monotonic
-from typing import Final
+from typing import Final, TextIO
 
 from rich.text import Text
 
@@ -16,7 +16,6 @@ from gateway.admin.sign_in_link import SignInLink
 from gateway.cli.terminal import Terminal
 from gateway.config.hosts.client_snippets import snippet
 from gateway.config.settings import GatewaySettings
-from gateway.observability.status_line import StatusLine
 from gateway.observability.visible import visible_line
 from gateway.serving.gateway import Gateway
 from gateway.serving.greeting import Greeting, ServerLine, greeting_of, link_for, local_gateway, server_lines
@@ -24,7 +23,7 @@ from gateway.serving.workers import announce
 from gateway.version import __version__
 from transports.tasks import Tasks
 
-__all__ = ["TerminalWelcome", "rendered"]
+__all__ = ["StatusLine", "TerminalWelcome", "rendered"]
 
 logger = logging.getLogger(__name__)
 
@@ -35,6 +34,39 @@ _TURNING: Final = "⠋⠙⠹⠸⠼⠴⠦⠧⠇⠏"
 _MARKS: Final = {"ok": ("✓", "green"), "starting": ("…", "yellow"), "failing": ("✗", "red")}
 _MOST_SERVERS: Final = 12
 """The greeting fits on a screen. Further servers are counted."""
+
+
+_CLEAR = "\r\x1b[2K"
+
+
+class StatusLine:
+    """The terminal as a stream for logs, with one line of status under what is written to it."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+        self._status = ""
+
+    def show(self, status: str) -> None:
+        """Show this instead of the status before; an empty text removes it. The text is one line that fits."""
+        if status != self._status:
+            self._stream.write((_CLEAR if self._status else "") + status)
+            self._stream.flush()
+            self._status = status
+
+    def write(self, text: str) -> int:
+        """Write whole lines above the status."""
+        if not self._status:
+            return self._stream.write(text)
+        written = self._stream.write(f"{_CLEAR}{text}{self._status if text.endswith(chr(10)) else ''}")
+        return written
+
+    def flush(self) -> None:
+        """As the stream does."""
+        self._stream.flush()
+
+    def isatty(self) -> bool:
+        """As the stream says."""
+        return self._stream.isatty()
 
 
 class TerminalWelcome:

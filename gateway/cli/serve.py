@@ -89,8 +89,8 @@ def stdio(
 def _welcome(options: GatewaySettings, *, workers: int, verbose: bool) -> "Welcome | None":
     """Configure the log; and what greets a person, if one reads it. Workers are announced by the process that has
     started them."""
+    from gateway.cli.greeting import StatusLine
     from gateway.observability.logs import configure_logging
-    from gateway.observability.status_line import StatusLine
     from gateway.serving.workers import LISTENER
 
     level = "debug" if verbose else options.log_level

@@ -6,9 +6,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
-from gateway.context.process_tree import ProcessTree
 from gateway.context.session_folders import SessionFolders
-from gateway.context.state_api import StateAccess, by_connection, state_api
+from gateway.context.state_api import ProcessTree, StateAccess, by_connection, state_api
 from session_store import Session, StateStore
 from session_store.context import context_with
 from session_store.tool_session import ACCESS_VARIABLE, FACTS_VARIABLE, SOCKET_VARIABLE, ToolSession

@@ -11,8 +11,7 @@ import jwt
 from cachetools import FIFOCache
 
 from gateway.config.auth import JwtSettings
-from gateway.identity.subjects import unusable
-from gateway.identity.token_faults import InsufficientScope, InvalidToken
+from gateway.identity.credential_claims import InsufficientScope, InvalidToken, unusable
 from session_store import Principal
 from transports.tasks import Tasks
 

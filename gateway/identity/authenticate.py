@@ -1,26 +1,70 @@
 """Authenticates requests: by API key, access token, headers of a trusted proxy, or as anonymous."""
 
 import functools
+import hashlib
+import hmac
 import ipaddress
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
+from urllib.parse import urlsplit
 
 import msgspec
 
 from gateway.config.auth import API_KEY_ISSUER, AuthSettings, ProxySettings
 from gateway.config.context import FieldSettings
 from gateway.errors import insufficient_scope, unauthenticated
-from gateway.identity.credential_claims import CredentialClaims, fields_in_headers, granted_by, granted_in_headers
-from gateway.identity.key_digests import KeyDigests
-from gateway.identity.subjects import named_in_header, unusable
-from gateway.identity.token_faults import InsufficientScope, InvalidToken
+from gateway.identity.credential_claims import (
+    CredentialClaims,
+    InsufficientScope,
+    InvalidToken,
+    fields_in_headers,
+    granted_by,
+    granted_in_headers,
+    named_in_header,
+    unusable,
+)
 from session_store import ANONYMOUS, Principal
 
 if TYPE_CHECKING:
     from gateway.identity.access_tokens import AccessTokens  # loads an HTTP client, and PyJWT
 
-__all__ = ["API_KEY_ISSUER", "Authenticated", "Identity", "TrustedProxies"]
+__all__ = [
+    "API_KEY_ISSUER",
+    "Authenticated",
+    "Identity",
+    "KeyDigests",
+    "ResourceMetadata",
+    "TrustedProxies",
+    "digest_of",
+]
+
+Holder = TypeVar("Holder")
+
+
+def digest_of(key: str) -> str:
+    """The SHA-256 digest of a key in hex, as configurations contain it."""
+    return hashlib.sha256(key.encode("utf-8", "surrogateescape")).hexdigest()
+
+
+class KeyDigests(Generic[Holder]):
+    """Finds the holder of a key by the key's digest."""
+
+    def __init__(self, named: Iterable[tuple[Holder, str]]) -> None:
+        self._digests = [(holder, bytes.fromhex(digest)) for holder, digest in named]
+
+    def __len__(self) -> int:
+        return len(self._digests)
+
+    def holder(self, key: str) -> Holder | None:
+        """The holder of a key; None if the key is unknown."""
+        digest = hashlib.sha256(key.encode("utf-8", "surrogateescape")).digest()
+        found: Holder | None = None
+        for holder, expected in self._digests:
+            # No early exit: the time that the search takes must not tell which key is similar.
+            if hmac.compare_digest(digest, expected):
+                found = holder
+        return found
 
 
 class Authenticated(msgspec.Struct, frozen=True):
@@ -195,3 +239,30 @@ def _credential(authorization: str) -> tuple[str, str]:
     """The scheme of an `Authorization` header, in lower case, and the credential."""
     scheme, _, credential = authorization.partition(" ")
     return scheme.lower(), credential.strip()
+
+
+WELL_KNOWN: Final = "/.well-known/oauth-protected-resource"
+
+
+class ResourceMetadata:
+    """The metadata document. `paths` are those it is served at, `url` is its address; both are empty if no resource is
+    configured."""
+
+    def __init__(self, settings: AuthSettings) -> None:
+        self._settings = settings
+        parts = urlsplit(settings.resource)
+        is_there = bool(settings.resource and settings.jwt)
+        # RFC 9728 §3.1: the well-known path goes between host and path. It is served at the root as well.
+        path = parts.path.rstrip("/")
+        self.paths = tuple(dict.fromkeys((WELL_KNOWN + path, WELL_KNOWN))) if is_there else ()
+        self.url = f"{parts.scheme}://{parts.netloc}{WELL_KNOWN}{path}" if is_there else ""
+
+    def document(self) -> dict[str, Any]:
+        """The metadata, as JSON data."""
+        scopes = list(dict.fromkeys(scope for entry in self._settings.jwt for scope in entry.scopes))
+        document: dict[str, Any] = {
+            "resource": self._settings.resource,
+            "authorization_servers": [entry.issuer for entry in self._settings.jwt],
+            "bearer_methods_supported": ["header"],
+        }
+        return document | ({"scopes_supported": scopes} if scopes else {})

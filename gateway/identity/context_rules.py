@@ -11,6 +11,7 @@ from types import MappingProxyType
 from typing import Final
 
 import msgspec
+from msgspec.structs import replace
 
 from gateway.config.context import FieldSettings
 from gateway.config.model import any_matches
@@ -19,14 +20,7 @@ from gateway.errors import bad_context
 from gateway.identity.credential_claims import SANDBOXED, CredentialClaims
 from session_store import Context, ContextField, InvalidContext, Principal, Provenance, Session, Source
 
-__all__ = [
-    "ContextRules",
-    "Derived",
-    "Reason",
-    "announced_fields_of",
-    "is_catch_all",
-    "is_for_all",
-]
+__all__ = ["ContextRules", "Derived", "Reason", "announced_fields_of", "is_catch_all", "is_for_all", "kept_claims"]
 
 AUTHENTICATED: Final[Source] = "authenticated"
 CONFIGURED: Final[Source] = "configured"
@@ -282,3 +276,24 @@ def is_catch_all(pattern: str) -> bool:
 
 def _matches(value: str, patterns: Sequence[str]) -> bool:
     return not patterns or any_matches(patterns, value)
+
+
+def kept_claims(session: Session, rules: ContextRules) -> CredentialClaims | None:
+    """The claims with which a request leaves the context of a session as its client's last request left it.
+
+    None if there are none: the rules have changed since that request, and a request with any claims would change the
+    rights of the session.
+    """
+    context, source = session.context, session.context.provenance
+    is_claimed = source.workspace == AUTHENTICATED
+    claims = CredentialClaims(
+        trust=context.trust if source.trust == AUTHENTICATED else None,
+        workspace=context.workspace or None if is_claimed else None,
+        names_workspace=is_claimed,
+        fields=tuple((field.name, field.value) for field in context.fields if field.source == AUTHENTICATED),
+    )
+    # What no rule gives was claimed.
+    given = rules.renewed(session, claims).permissions
+    claimed = tuple(name for name in context.permissions if name not in given)
+    claims = replace(claims, permissions=claimed)
+    return claims if rules.renewed(session, claims) == context else None

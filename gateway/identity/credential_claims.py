@@ -1,23 +1,64 @@
 """What a credential says of its holder's sessions: trust, workspace, permissions and the operator's fields. Pure."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, Final
 
 import msgspec
 
 from gateway.config.auth import ClaimNames, ProxySettings
-from gateway.identity.subjects import named_in_header
 
 __all__ = [
+    "MAX_SUBJECT_CHARS",
     "SANDBOXED",
     "CredentialClaims",
+    "InsufficientScope",
+    "InvalidToken",
     "fields_in_headers",
     "granted_by",
     "granted_in_headers",
+    "named_in_header",
     "normal_trust",
+    "unusable",
 ]
+
+
+class InvalidToken(Exception):
+    """The token is invalid. The message says why, and may be sent to the client."""
+
+
+class InsufficientScope(InvalidToken):
+    """The token is valid but lacks scopes. `needed`: the scopes that it must have."""
+
+    def __init__(self, needed: Sequence[str], missing: Collection[str]) -> None:
+        super().__init__(f"it lacks the scope {' '.join(sorted(missing))}")
+        self.needed = " ".join(needed)
+
+
+MAX_SUBJECT_CHARS: Final = 256
+"""RFC 9068 sets no limit. OpenID Connect Core §2 allows 255."""
+
+
+def unusable(subject: object) -> str:
+    """Why a subject is invalid, as text that may be sent to the client; empty if it is valid."""
+    if not isinstance(subject, str) or not subject.strip():
+        return "it is empty"
+    if len(subject) > MAX_SUBJECT_CHARS:
+        return f"it is longer than {MAX_SUBJECT_CHARS} characters"
+    if not subject.isprintable() or subject != subject.strip():
+        return "it holds line breaks, control characters, or other characters that nobody sees"
+    return ""
+
+
+def named_in_header(value: str) -> str:
+    """The name in a header value. Header values are bytes, and only UTF-8 is accepted: each name has one encoding.
+
+    Raises:
+        ValueError: it is not UTF-8.
+    """
+    return value if value.isascii() else value.encode("latin-1").decode("utf-8")
+
 
 SANDBOXED: Final = "sandboxed"
 _TRUST: Final = frozenset({"direct", SANDBOXED})

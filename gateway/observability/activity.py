@@ -9,8 +9,8 @@ import contextlib
 from collections.abc import Callable
 from typing import Final
 
-from gateway.observability.ended_call import EndedCall
 from gateway.observability.figures import Figures
+from gateway.observability.outcome import EndedCall
 from gateway.observability.timelines import Timelines
 from session_store import AuditEvent, Backend, Session, StoreUnavailable, TimelinePart
 

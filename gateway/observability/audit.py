@@ -4,27 +4,32 @@ call.
 Session events and refusals are also log lines. Frequent refusals are summed up.
 """
 
+import asyncio
 import contextlib
 import logging
 from collections import Counter, deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from time import monotonic
 from typing import Any, Final, Literal
 
+import msgspec
+from msgspec.structs import replace
+
 from gateway.config.auth import AuditSettings
-from gateway.observability.audit_lines import AuditLines
 from gateway.observability.logs import CLIENT, CORRELATION
 from gateway.observability.metrics import Durations
 from gateway.observability.observed import ObservedExchange
 from gateway.observability.outcome import Outcome
-from gateway.observability.repeated import Repeated
+from gateway.observability.queued_output import OutputQueue, put_on_stderr
+from gateway.observability.visible import visible_json
 from session_store import AuditEvent, AuditTrail, Session, StoreUnavailable, Task
 from session_store.ports.accounting import part_of
 from session_store.session import redact
 from transports.tasks import Tasks
 
-__all__ = ["ENDS", "Audit", "Ended"]
+__all__ = ["Audit", "AuditLines", "Repeated"]
 
 logger = logging.getLogger(__name__)
 
@@ -259,3 +264,131 @@ class Audit:
         except StoreUnavailable:
             self._for_store.extendleft(reversed(kept))
             raise
+
+
+MOST_BYTES: Final = 16 << 20
+"""What waits for the file, and for stderr: some 40,000 events."""
+
+_WAIT_S: Final = 1.0
+
+
+class AuditLines:
+    """Writes audit events as lines to a file and to stderr, each from a thread of its own. `file`: None for none.
+
+    A disk or a reader that stands still holds up no call. Its lines wait in a queue that is larger than the log's;
+    those for which there is no room are counted as lost, and none is dropped while there is room.
+    """
+
+    def __init__(self, file: Path | None, *, to_stderr: bool, most_bytes: int = MOST_BYTES) -> None:
+        self._lost: deque[int] = deque()  # appended to by threads
+        self._standing: set[str] = set()  # who was told to stand still
+        writers: dict[str, Callable[[bytes], None]] = {}
+        if file is not None:
+            writers["the audit file"] = partial(_append, file)
+        if to_stderr:
+            writers["stderr"] = _to_stderr
+        self._queues = {
+            name: OutputQueue(write, most_bytes, partial(self._written, name)) for name, write in writers.items()
+        }
+
+    def write(self, events: Sequence[AuditEvent]) -> None:
+        """Queue the lines of the events. Those for which there is no room are lost."""
+        if not events or not self._queues:
+            return
+        lines = b"".join(msgspec.json.encode(event) + b"\n" for event in events)
+        for queue in self._queues.values():
+            if not queue.offer(lines):
+                self._lost.append(len(events))
+
+    def take_lost(self) -> int:
+        """How many lines were lost since the last time."""
+        return sum(self._lost.popleft() for _ in range(len(self._lost)))
+
+    async def settled(self) -> None:
+        """Wait until all lines are written, for `_WAIT_S` at most. Who stands still longer is in the log, once."""
+        for name, queue in self._queues.items():
+            if name in self._standing:  # asked without waiting: others wait for what waits here
+                is_written = queue.drain(0)
+            else:
+                is_written = queue.drain(0) or await asyncio.to_thread(queue.drain, _WAIT_S)
+            if is_written:
+                self._standing.discard(name)
+            elif name not in self._standing:
+                self._standing.add(name)
+                logger.warning("audit events wait: %s takes none", name)
+
+    def _written(self, name: str, lines: bytes, failure: OSError | None, _: bool) -> None:
+        if failure is not None:
+            self._lost.append(lines.count(b"\n"))
+            logger.error("audit events are lost: %s takes none: %s", name, failure)
+
+
+def _append(path: Path, lines: bytes) -> None:
+    # Opened anew each time, so that it can be rotated.
+    with path.open("ab") as file:
+        file.write(lines)
+
+
+def _to_stderr(lines: bytes) -> None:
+    put_on_stderr(visible_json(lines.decode()))
+
+
+FULL_ALIKE: Final = 10
+"""Events of one kind and one client that are recorded individually in a second: enough to see what they are."""
+
+FULL_IN_ALL: Final = 100
+"""Events of all kinds and clients that are recorded individually in a second."""
+
+SUMS: Final = 64
+"""Sums that are kept for different clients. Further clients share one sum, so that many addresses cost no more."""
+
+_REASON_CHARS: Final = 160
+
+Key = tuple[str, str, str]
+
+
+class Repeated:
+    """Decides for each refusal whether it is recorded individually or counted in a sum.
+
+    An unauthenticated client may send thousands of wrong keys per second. The audit trail counts all of them, most in
+    sums.
+    """
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._began = float("-inf")
+        self._full: Counter[Key] = Counter()
+        self._recorded = 0
+        self._sums: dict[Key, AuditEvent] = {}
+
+    def take(self, event: AuditEvent) -> AuditEvent | None:
+        """The event if it is to be recorded individually; None if it was added to a sum."""
+        now = self._clock()
+        if not 0 <= now - self._began < 1.0:
+            self._began, self._recorded = now, 0
+            self._full.clear()
+        key = (event.reason[:_REASON_CHARS], event.principal, event.client)
+        if self._recorded < FULL_IN_ALL and self._full[key] < FULL_ALIKE:
+            self._recorded += 1
+            self._full[key] += 1
+            return event
+        self._count(key, event)
+        return None
+
+    def _count(self, key: Key, event: AuditEvent) -> None:
+        if key not in self._sums and len(self._sums) >= SUMS:
+            key = ("", "", "")
+        summed = self._sums.get(key)
+        if summed is None:
+            reason, principal, client = key
+            summed = replace(
+                event, session="", correlation="", reason=reason, principal=principal, client=client, count=0
+            )
+        self._sums[key] = replace(summed, at=event.at, count=summed.count + event.count)
+
+    def sums(self) -> Iterator[AuditEvent]:
+        """The sums since the last call, each as one event."""
+        sums, self._sums = self._sums, {}
+        for event in sums.values():
+            what = event.reason or "other refusals"
+            yield replace(event, reason=f"{what} (\u00d7{event.count})")

@@ -12,9 +12,8 @@ from typing import Final
 
 import msgspec
 
-from gateway.observability.ended_call import EndedCall
 from gateway.observability.metrics import BUCKETS_S
-from gateway.observability.outcome import OK
+from gateway.observability.outcome import OK, EndedCall
 from gateway.observability.visible import shortened_line
 from gateway.protocol.methods import METHODS
 from session_store import HistoryRecord, HistoryStore, Session

@@ -7,8 +7,7 @@ import sys
 from contextvars import ContextVar
 from typing import Final, Protocol
 
-from gateway.observability.call_lines import CallLines
-from gateway.observability.log_lines import LineFormatter
+from gateway.observability.log_lines import CallLines, LineFormatter
 from session_store.context import current_session_id
 from session_store.session import redact
 

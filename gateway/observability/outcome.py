@@ -8,6 +8,7 @@ import msgspec
 
 from gateway.errors import CANCELLED as CANCELLED_CODE
 from gateway.errors import CANCELLED_BY_CLIENT
+from session_store import Session
 
 __all__ = [
     "CANCELLED",
@@ -15,6 +16,7 @@ __all__ = [
     "INPUT_REQUIRED",
     "OK",
     "TOOL_ERROR",
+    "EndedCall",
     "Kind",
     "Outcome",
     "is_complete",
@@ -84,3 +86,21 @@ def outcome_of(result: bytes) -> Outcome:
     except (msgspec.MsgspecError, RecursionError):
         return OK
     return TOOL_ERROR if head.isError else INPUT_REQUIRED if head.resultType == "input_required" else OK
+
+
+class EndedCall(msgspec.Struct, frozen=True, gc=False):
+    """A call of a session that has ended, as timelines and figures take it: made for every call, so of what is at hand.
+    `at` is the Unix time of its end. `tool` is empty for other methods. `why` is the message of an error. `is_listed`
+    is False for a tool that the server does not list.
+    """
+
+    at: float
+    method: str
+    tool: str
+    server: str
+    outcome: Outcome
+    took_s: float
+    session: Session
+    correlation: str
+    why: str = ""
+    is_listed: bool = True

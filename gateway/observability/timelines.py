@@ -10,8 +10,7 @@ from typing import Final
 
 from msgspec.structs import replace
 
-from gateway.observability.ended_call import EndedCall
-from gateway.observability.outcome import OK, Outcome
+from gateway.observability.outcome import OK, EndedCall, Outcome
 from gateway.observability.visible import shortened_line
 from session_store import (
     AuditEvent,

@@ -9,7 +9,7 @@ import functools
 from collections.abc import Callable, Iterator
 from typing import Any, Final
 
-from gateway.protocol.normal_form import TooManyMarks, normal
+from gateway.protocol.uris import TooManyMarks, normal
 
 __all__ = ["MOST_TEXTS", "TooMuchText", "contains"]
 

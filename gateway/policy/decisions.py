@@ -18,7 +18,7 @@ from gateway.config.upstreams import ItemSettings, MethodSettings, ToolSettings,
 from gateway.identity.context_rules import is_catch_all
 from gateway.protocol.extensions import method_forms
 from gateway.protocol.listing import WRITE
-from gateway.protocol.method_names import folded_method
+from gateway.protocol.methods import folded_method
 from gateway.protocol.uris import forms, with_plain_host
 from session_store import Context
 

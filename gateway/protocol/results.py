@@ -1,13 +1,14 @@
 """Translates results and errors between the eras. Pure."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from datetime import UTC, datetime
 from typing import Any, Final
 
 import msgspec
 
 from gateway.protocol.caching import PRIVATE, most_private, ttl_ms
 from gateway.protocol.methods import CACHEABLE, METHODS
-from gateway.protocol.missing import MISSING_KEY, Missing, missing_meta
+from gateway.protocol.reserved_meta import RESERVED
 from transports.era import Era
 from transports.jsonrpc import (
     INTERNAL_ERROR,
@@ -21,15 +22,44 @@ from transports.jsonrpc import (
 )
 
 __all__ = [
+    "MISSING_KEY",
+    "Missing",
     "legacy_error",
     "legacy_result",
     "list_result",
+    "missing_meta",
     "modern_error",
     "modern_result",
     "tool_error",
     "tool_result",
     "urls_required",
 ]
+
+MISSING_KEY: Final = f"{RESERVED}/missing"
+
+
+class Missing(msgspec.Struct, frozen=True):
+    """A server whose part is missing. `since`: seconds since 1970. `retry_s`: seconds until the gateway tries it again,
+    0 if it tries now; None while the server is starting."""
+
+    server: str
+    reason: str
+    since: float
+    retry_s: float | None = None
+
+
+def missing_meta(missing: Iterable[Missing]) -> list[dict[str, Any]]:
+    """The value of `MISSING_KEY` in the `_meta` of a result."""
+    return [
+        {
+            "server": entry.server,
+            "reason": entry.reason,
+            "since": datetime.fromtimestamp(entry.since, UTC).isoformat(timespec="seconds"),
+        }
+        | ({} if entry.retry_s is None else {"retryAfterMs": max(1, round(entry.retry_s * 1_000))})
+        for entry in missing
+    ]
+
 
 _SERVER_INFO: Final = "io.modelcontextprotocol/serverInfo"
 _NO_INFO: Final = b"{}"

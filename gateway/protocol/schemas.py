@@ -7,7 +7,7 @@ because no engine runs it in linear time. The rest of its schema is checked.
 """
 
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import islice
 from typing import Any, Final
 
@@ -15,10 +15,44 @@ import jsonschema_rs
 import msgspec
 from cachetools import LRUCache
 
-from gateway.protocol.lenient import read_leniently
 from transports.jsonrpc import decode_exact, encode
 
-__all__ = ["HELD_BYTES", "Checker", "Problem", "Schema", "Schemas", "UnusableSchema"]
+__all__ = ["HELD_BYTES", "Checker", "Problem", "Schema", "Schemas", "UnusableSchema", "read_leniently"]
+
+_MOST_READ_CHARS: Final = 64
+_KINDS: Final = (
+    jsonschema_rs.ValidationErrorKind.Type,
+    jsonschema_rs.ValidationErrorKind.AnyOf,
+    jsonschema_rs.ValidationErrorKind.OneOfNotValid,
+)
+"""Errors that say that a value has another type. The others are about the value itself."""
+
+_scalars = msgspec.json.Decoder(int | float | bool)
+
+
+def read_leniently(arguments: Any, path: Sequence[str | int], kind: Any) -> bool:
+    """Replace the value at `path`, of which a schema error of that kind was found, by what a server may read there.
+    `arguments` are changed. False if there is no other reading."""
+    if not path or not isinstance(kind, _KINDS):
+        return False
+    try:
+        parent = arguments
+        for key in path[:-1]:
+            parent = parent[key]
+        value = parent[path[-1]]
+    except (KeyError, IndexError, TypeError):
+        return False  # another error of the same value was found before
+    if value is None and isinstance(parent, dict):
+        del parent[path[-1]]
+        return True
+    if isinstance(value, str) and len(value) <= _MOST_READ_CHARS:
+        try:
+            parent[path[-1]] = _scalars.decode(value.lower() if value in ("True", "False") else value)
+        except (msgspec.MsgspecError, UnicodeEncodeError):
+            return False
+        return True
+    return False
+
 
 SCHEMA_BYTES: Final = 128 << 10
 """A larger schema is not used: compiling one of this size blocks the event loop for 20 ms."""
@@ -193,7 +227,7 @@ class Checker:
 
     def problem(self, arguments: Any, raw: bytes, *, lenient: bool = False) -> Problem | None:
         """The first violation of the schema; None if there is none. `raw` is the JSON of the arguments. If `lenient`,
-        what servers commonly read as the schema says is no violation (`gateway.protocol.lenient`)."""
+        what servers commonly read as the schema says is no violation (`gateway.protocol.schemas`)."""
         parts = len(raw) // 2 + 1
         if parts * self._visits > MOST_COST:
             parts = _few(arguments) or 1 + sum(map(raw.count, (b",", b"[", b"{")))

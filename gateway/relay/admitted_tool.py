@@ -8,7 +8,7 @@ import msgspec
 from gateway.calls.call import Call
 from gateway.calls.exchange import Exchange
 from gateway.observability.audit import Audit
-from gateway.observability.ended_call import EndedCall
+from gateway.observability.outcome import EndedCall
 from gateway.policy.decisions import Decision
 from gateway.policy.tool_calls import MAX_LOGGED_NAME, Steps, ToolCalls
 from gateway.protocol.listing import Tools

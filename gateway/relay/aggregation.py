@@ -13,9 +13,8 @@ from gateway.errors import unknown_tool
 from gateway.protocol.catalog import cursor_of, has_more, merge_lists, next_cursor, owner_of
 from gateway.protocol.listing import Tools, app_of
 from gateway.protocol.methods import LISTS, METHODS
-from gateway.protocol.missing import Missing
 from gateway.protocol.params import text_of
-from gateway.protocol.results import list_result
+from gateway.protocol.results import Missing, list_result
 from gateway.relay.admission import Admission
 from gateway.relay.asking import ask
 from gateway.relay.late_servers import Asker, LateServers

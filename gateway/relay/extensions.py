@@ -20,7 +20,7 @@ from gateway.errors import UPSTREAM_UNAVAILABLE, unknown_method
 from gateway.protocol.capabilities import Caller
 from gateway.protocol.extensions import Declared, closest, method_forms
 from gateway.protocol.handshake import HandshakeRefused
-from gateway.protocol.method_names import may_be_relayed
+from gateway.protocol.methods import may_be_relayed
 from gateway.relay.admission import Admission
 from gateway.relay.dispatch import Dispatch
 from gateway.relay.late_servers import Asker
@@ -33,7 +33,6 @@ from transports.jsonrpc import Object, encode
 from transports.upstream_port import LinkClosed, UpstreamUnavailable
 
 __all__ = ["ExtensionRelay", "Notice"]
-
 
 logger = logging.getLogger(__name__)
 

@@ -28,9 +28,8 @@ from gateway.cluster.ownership import Cluster
 from gateway.context.facts import new_correlation_id, trace_id_of
 from gateway.errors import InvalidArguments
 from gateway.identity.request_context import RequestContext
-from gateway.observability.ended_call import EndedCall
 from gateway.observability.logs import CLIENT, CORRELATION
-from gateway.observability.outcome import OK, is_complete, outcome_of
+from gateway.observability.outcome import OK, EndedCall, is_complete, outcome_of
 from gateway.observability.request_log import RequestLog
 from gateway.policy.rate_limits import RateLimits
 from gateway.protocol.reserved_meta import may_name_reserved

@@ -20,7 +20,7 @@ from gateway.calls.output_tail import without_output_tail
 from gateway.protocol.capabilities import Caller
 from gateway.protocol.handshake import HandshakeRefused
 from gateway.protocol.methods import CHANGES, METHODS
-from gateway.protocol.missing import Missing
+from gateway.protocol.results import Missing
 from gateway.protocol.subscription_filter import SubscriptionFilter
 from gateway.upstreams.facts import STARTING
 from gateway.upstreams.upstream import ConfiguredUpstream

@@ -40,7 +40,7 @@ from gateway.sessions.resolve import SessionResolver
 from gateway.sessions.session_keys import KEY_META
 from gateway.tasks.modern_clients import TaskCalls, TaskRequests
 from session_store import Context
-from transports.era import MODERN, Era
+from transports.era import MODERN, SESSIONLESS, Era
 from transports.inbound_port import Answer, Refused, Request
 from transports.jsonrpc import (
     METHOD_NOT_FOUND,
@@ -52,7 +52,6 @@ from transports.jsonrpc import (
 )
 from transports.reply_queue import ReplyQueue
 from transports.soon import Soon, arrived, is_there, then
-from transports.wire_methods import SESSIONLESS
 
 __all__ = ["ModernClients"]
 

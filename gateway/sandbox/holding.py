@@ -31,7 +31,6 @@ __all__ = [
     "told",
 ]
 
-
 _CONTROLLERS: Final = {"memory": "memory", "pids": "process", "cpu": "processor"}
 _ROOT: Final = str(Path(__file__).parents[2])
 _PROBE: Final = """

@@ -29,7 +29,6 @@ from transports.upstream.walls.spec import Grant, Reach, Walls
 
 __all__ = ["Learnt", "learnt", "united", "watched"]
 
-
 _MANY: Final = 4
 """So many files of one folder are granted as the folder."""
 

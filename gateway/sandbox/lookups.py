@@ -16,7 +16,6 @@ from cachetools import TTLCache
 
 __all__ = ["MAX_FIRST", "MAX_WAITING", "Found", "LookupTurns", "Lookups"]
 
-
 MAX_WAITING: Final = 512
 """Names that wait behind others of their askers, or of slow ones."""
 

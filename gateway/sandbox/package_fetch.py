@@ -37,7 +37,6 @@ from transports.upstream.walls.spec import Walls
 
 __all__ = ["FetchRequest", "NotForAll", "PackageFetcher", "places_of", "registries_of", "without_keys"]
 
-
 logger = logging.getLogger(__name__)
 
 _SHELL: Final = """#!/bin/sh

@@ -17,7 +17,6 @@ from gateway.observability.visible import visible_line
 
 __all__ = ["MOST_ROWS_OF_ALL", "ProcessRefusals", "Refusal", "Refusals", "RefusedRow", "SessionRefusals", "sentence"]
 
-
 _MOST_ROWS: Final = 40
 """Of one server in one session. All others are one more."""
 MOST_ROWS_OF_ALL: Final = 10_000

@@ -9,7 +9,7 @@ from gateway.context.announced import Announcements
 from gateway.context.personal_data import scrubber
 from gateway.identity.context_rules import ContextRules
 from gateway.observability.logs import CORRELATION
-from gateway.serving.parts import Foundation, Resolution, Servers, SessionParts
+from gateway.serving.parts import Foundation, Listeners, Resolution, Servers, SessionParts
 from gateway.sessions.aliases import Aliases
 from gateway.sessions.attach import SessionAttacher
 from gateway.sessions.cached_record import CachedRecords
@@ -27,7 +27,6 @@ from gateway.upstreams.prestart import PrestartPool
 from gateway.upstreams.upstream import ConfiguredUpstream
 from session_store import Context
 from session_store.context import tool_session
-from transports.listeners import Listeners
 
 __all__ = ["build_resolution", "build_sessions"]
 

@@ -23,8 +23,7 @@ from gateway.config.auth import AuthSettings
 from gateway.config.keyring import key_ring
 from gateway.config.settings import Settings
 from gateway.context.session_facts import SessionFacts
-from gateway.identity.authenticate import Identity
-from gateway.identity.resource_metadata import ResourceMetadata
+from gateway.identity.authenticate import Identity, ResourceMetadata
 from gateway.observability.activity import Activity
 from gateway.observability.audit import Audit
 from gateway.observability.logs import call_lines
@@ -41,14 +40,13 @@ from gateway.serving.build_sessions import build_resolution, build_sessions
 from gateway.serving.build_tried_calls import build_tried_calls
 from gateway.serving.drain import Drain
 from gateway.serving.guard import guard_of
-from gateway.serving.parts import Callers, Foundation, Operating, Parts, Servers, SessionParts, TaskParts
+from gateway.serving.parts import Callers, Foundation, Listeners, Operating, Parts, Servers, SessionParts, TaskParts
 from gateway.serving.readiness import Readiness
 from gateway.serving.state import ServingState
 from gateway.sessions.returns import Returns
 from gateway.version import __version__
 from session_store import Backend, KeyRing, backend_for
 from session_store.connect import BackendOptions
-from transports.listeners import Listeners
 
 if TYPE_CHECKING:
     from gateway.admin.prometheus import PrometheusExporter

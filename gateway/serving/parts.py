@@ -1,7 +1,8 @@
-"""The parts of one gateway process, in the order in which they are built. Values: nothing here does anything."""
+"""The parts of one gateway process, in the order in which they are built. Values, but for the events between them."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Generic, TypeVar
 
 from starlette.routing import BaseRoute
 
@@ -16,9 +17,8 @@ from gateway.context.announced import Announcements
 from gateway.context.assertion import Assertions
 from gateway.context.link_resources import LinkResourceProvider
 from gateway.context.session_facts import SessionFacts
-from gateway.identity.authenticate import Identity
+from gateway.identity.authenticate import Identity, ResourceMetadata
 from gateway.identity.context_rules import ContextRules
-from gateway.identity.resource_metadata import ResourceMetadata
 from gateway.observability.activity import Activity
 from gateway.observability.audit import Audit
 from gateway.observability.loop_watch import LoopWatch
@@ -57,10 +57,39 @@ from transports.inbound.http import Guard
 from transports.inbound.http_sse import HttpSse
 from transports.inbound.limits import Limits
 from transports.inbound.streamable_http import StreamableHttp
-from transports.listeners import Listeners
 from transports.upstream.spawn import ForkServer
 
-__all__ = ["Callers", "Foundation", "Http", "Operating", "Parts", "Resolution", "Servers", "SessionParts", "TaskParts"]
+__all__ = [
+    "Callers",
+    "Foundation",
+    "Http",
+    "Listeners",
+    "Operating",
+    "Parts",
+    "Resolution",
+    "Servers",
+    "SessionParts",
+    "TaskParts",
+]
+
+
+T = TypeVar("T")
+
+
+class Listeners(Generic[T]):
+    """An event, for parts that are built before those they notify. Calls its listeners in the order of their coming."""
+
+    def __init__(self) -> None:
+        self._listeners: list[Callable[[T], object]] = []
+
+    def add(self, listener: Callable[[T], object]) -> None:
+        """Notify that listener from now on."""
+        self._listeners.append(listener)
+
+    def notify(self, what: T) -> None:
+        """Call every listener. An exception of one reaches the caller, and the listeners after it are not called."""
+        for listener in self._listeners:
+            listener(what)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

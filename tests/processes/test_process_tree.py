@@ -10,8 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from gateway.context import process_tree
-from gateway.context.process_tree import ProcessTree
+from gateway.context.state_api import ProcessTree
 from tests.requirements import requirement
 from transports.upstream.walls.paths import resolved
 
@@ -53,7 +52,7 @@ async def test_a_process_that_connects_before_its_start_is_told_waits_for_it(mon
     assert not early.done()
     tree.started(os.getpid())
     assert await early, "this process is below its parent"
-    monkeypatch.setattr(process_tree, "_START_S", 0.0)
+    monkeypatch.setattr("gateway.context.state_api._START_S", 0.0)
     assert not await ProcessTree().has(os.getpid()), "nothing is served for a process that never starts"
 
 

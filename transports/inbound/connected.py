@@ -12,6 +12,7 @@ from typing import Final
 
 import msgspec
 
+from transports.era import NAME_SOURCES, SESSIONLESS
 from transports.inbound.inside import Inside, Reply
 from transports.inbound.modern import VERSION_KEY, names_version
 from transports.json_shape import REQUEST_PARTS
@@ -33,7 +34,6 @@ from transports.jsonrpc import (
 )
 from transports.mirrored_headers import encode_value
 from transports.tasks import Tasks
-from transports.wire_methods import NAME_SOURCES, SESSIONLESS
 
 __all__ = ["Connected"]
 

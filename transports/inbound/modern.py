@@ -8,7 +8,7 @@ from typing import Any, Final
 
 import msgspec
 
-from transports.era import MODERN_VERSIONS
+from transports.era import LOG_LEVELS, MODERN_VERSIONS, NAME_SOURCES, REMOVED
 from transports.inbound_port import Refused
 from transports.jsonrpc import (
     HEADER_MISMATCH,
@@ -23,7 +23,6 @@ from transports.jsonrpc import (
     decode_exact,
 )
 from transports.mirrored_headers import PREFIX, decode_value, disagreement
-from transports.wire_methods import LOG_LEVELS, NAME_SOURCES, REMOVED
 
 __all__ = [
     "MIRRORED",

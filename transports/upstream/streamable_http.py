@@ -14,6 +14,7 @@ from typing import Any, Final
 import httpx2
 import msgspec
 
+from transports.era import NAME_SOURCES
 from transports.jsonrpc import Message, Object, decode_exact, decode_id, parse
 from transports.mirrored_headers import argument_headers, encode_value, unknown_headers
 from transports.sse import TooLarge
@@ -21,7 +22,6 @@ from transports.tasks import Tasks
 from transports.upstream.http_replies import ReplyReader, StreamPlace, error_text, pause_s, skim
 from transports.upstream.unreadable import LineBudget
 from transports.upstream_port import ConnectOptions, LinkClosed, LinkEvents, is_about_content
-from transports.wire_methods import NAME_SOURCES
 
 __all__ = ["HttpLink", "HttpUpstream"]
 

@@ -7,7 +7,7 @@ from collections import Counter
 from pathlib import Path
 
 from gateway.context.facts import SESSION_KEY
-from gateway.protocol.missing import MISSING_KEY
+from gateway.protocol.results import MISSING_KEY
 from gateway.sessions.session_keys import KEY_META
 from tests.conformance.letter.table import PARTIAL, Row, rows, statements
 from tests.requirements import requirement

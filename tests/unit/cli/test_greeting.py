@@ -5,7 +5,7 @@ import io
 
 from rich.console import Console
 
-from gateway.cli.greeting import progress_line, rendered
+from gateway.cli.greeting import StatusLine, progress_line, rendered
 from gateway.serving.greeting import Greeting, ServerLine
 from tests.requirements import requirement
 from tests.support.hostile_text import HOSTILE, shows_only_text
@@ -70,3 +70,19 @@ def test_progress_names_the_servers_that_have_not_answered() -> None:
     servers = (line("files"), line("git", state="starting"), line("gone", state="failing"))
     assert progress_line(servers, 3.4) == "starting 3 servers, 3 s: waiting for git"
     assert progress_line(servers[:1], 0.0) == "starting"
+
+
+CLEAR = "\r\x1b[2K"
+
+
+@requirement("first.greeting")
+def test_lines_of_the_log_stay_above_the_status() -> None:
+    terminal = io.StringIO()
+    line = StatusLine(terminal)
+    line.write("one\n")
+    line.show("waiting")
+    line.show("waiting")
+    line.write("two\n")
+    line.show("")
+    line.write("three\n")
+    assert terminal.getvalue() == f"one\nwaiting{CLEAR}two\nwaiting{CLEAR}three\n"

@@ -12,7 +12,7 @@ from cryptography.hazmat.primitives.asymmetric import rsa
 from gateway.config.auth import JwtSettings
 from gateway.identity import access_tokens
 from gateway.identity.access_tokens import AccessTokens, is_access_token
-from gateway.identity.token_faults import InsufficientScope, InvalidToken
+from gateway.identity.credential_claims import InsufficientScope, InvalidToken
 from session_store import Principal
 from session_store.testing import FakeClock
 from tests.requirements import requirement

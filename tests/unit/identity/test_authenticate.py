@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import hashlib
 import hmac
 from typing import Any
 
@@ -9,7 +10,7 @@ import pytest
 
 from gateway.config.auth import AuthSettings
 from gateway.config.context import FieldSettings
-from gateway.identity.authenticate import Identity
+from gateway.identity.authenticate import Identity, KeyDigests, digest_of
 from session_store import Principal
 from tests.requirements import requirement
 from tests.support.credentials import sha256
@@ -53,7 +54,7 @@ async def test_every_key_is_compared_whole_whichever_was_nearly_right(monkeypatc
         compared.append((one, other))
         return honest(one, other)
 
-    monkeypatch.setattr("gateway.identity.key_digests.hmac.compare_digest", counting)
+    monkeypatch.setattr("gateway.identity.authenticate.hmac.compare_digest", counting)
     keys = {f"k{n}": (sha256(f"key-{n}"),) for n in range(5)}
     identity = Identity(api_keys=keys, allow_anonymous=False)
     for key in ("key-0", "key-4", "key-00", "", "key-4x", "\udcff"):
@@ -105,3 +106,12 @@ def test_fields_come_from_claims_of_tokens_and_from_headers_of_proxies_alone() -
     assert granted is not None and granted.fields == (("desk", "7"),)
     holder = identity.token_holder(Principal(issuer="https://id.example", subject="ada"), {"team": "red"})
     assert holder.granted is not None and holder.granted.fields == (("team", "red"),)
+
+
+def test_the_holder_of_a_key_is_found() -> None:
+    keys = KeyDigests([("alice", digest_of("a")), ("bob", digest_of("b")), ("bob", digest_of("new"))])
+    assert len(keys) == 3
+    assert keys.holder("a") == "alice" and keys.holder("b") == keys.holder("new") == "bob"
+    assert keys.holder("") is None and keys.holder(digest_of("a")) is None
+    assert digest_of("\udcff") == hashlib.sha256(b"\xff").hexdigest(), "a key of bytes that are no UTF-8"
+    assert not KeyDigests[str]([]) and KeyDigests[str]([]).holder("a") is None

@@ -3,7 +3,6 @@
 import msgspec
 import pytest
 
-from gateway.observability.ended_call import EndedCall
 from gateway.observability.figures import (
     MOST_CLIENTS_EACH,
     MOST_TOOLS,
@@ -15,7 +14,7 @@ from gateway.observability.figures import (
     merged,
     read_record,
 )
-from gateway.observability.outcome import OK, TOOL_ERROR
+from gateway.observability.outcome import OK, TOOL_ERROR, EndedCall
 from session_store import MemoryBackend, Principal, Session, StoreUnavailable
 from session_store.session import ClientFacts
 from session_store.testing import FakeClock, a_session

@@ -1,11 +1,9 @@
-"""Log lines cannot steer the terminal, in any format, and stay above the status."""
+"""Log lines cannot steer the terminal, in any format."""
 
-import io
 import logging
 
 import pytest
 
-from gateway.observability.status_line import StatusLine
 from tests.requirements import requirement
 from tests.support.hostile_text import HOSTILE, shows_only_text
 from tests.unit.observability.conftest import Log
@@ -26,19 +24,3 @@ def test_the_log_shows_what_it_was_told(form: str, log: Log) -> None:
         words = words.replace(colour, "")
     assert shows_only_text(words)
     assert not any(line.startswith("level=info forged") for line in words.splitlines())
-
-
-CLEAR = "\r\x1b[2K"
-
-
-@requirement("first.greeting")
-def test_lines_of_the_log_stay_above_the_status() -> None:
-    terminal = io.StringIO()
-    line = StatusLine(terminal)
-    line.write("one\n")
-    line.show("waiting")
-    line.show("waiting")
-    line.write("two\n")
-    line.show("")
-    line.write("three\n")
-    assert terminal.getvalue() == f"one\nwaiting{CLEAR}two\nwaiting{CLEAR}three\n"

@@ -4,6 +4,7 @@ import ast
 from pathlib import Path
 from typing import Any
 
+import pytest
 from mcp.shared.inbound import NAME_BEARING_METHODS
 from mcp_types.methods import (
     CACHEABLE_METHODS,
@@ -16,10 +17,18 @@ from mcp_types.methods import (
 from mcp_types.version import HANDSHAKE_PROTOCOL_VERSIONS, MODERN_PROTOCOL_VERSIONS
 
 import gateway.protocol.methods as methods
-from gateway.protocol.methods import CACHEABLE, LISTS, MAY_ASK, METHODS, ROWS, SERVER_METHODS, metric_label
+from gateway.protocol.methods import (
+    CACHEABLE,
+    LISTS,
+    MAY_ASK,
+    METHODS,
+    ROWS,
+    SERVER_METHODS,
+    may_be_relayed,
+    metric_label,
+)
 from tests.requirements import requirement
-from transports.era import HANDSHAKE_VERSIONS, MODERN_VERSIONS
-from transports.wire_methods import NAME_SOURCES, REMOVED, SESSIONLESS
+from transports.era import HANDSHAKE_VERSIONS, MODERN_VERSIONS, NAME_SOURCES, REMOVED, SESSIONLESS
 
 ROOT = Path(__file__).parents[3]
 NAMES = {row.name for row in ROWS}
@@ -56,7 +65,7 @@ OWN_BEHAVIOUR = {
 ENDS_OF_THE_WIRE = {"gateway/demo_server.py", "gateway/doctor/front_door.py"}
 """A server and a client of their own: no part of the relay."""
 
-TABLES = {"gateway/protocol/methods.py", "transports/wire_methods.py"}
+TABLES = {"gateway/protocol/methods.py", "transports/era.py"}
 """The table, and those of its columns that the wires read. A test below compares both."""
 
 
@@ -127,3 +136,38 @@ def test_a_row_is_all_that_a_new_method_needs() -> None:
     assert "widgets/list" in table["CACHEABLE"] & table["REPEATABLE"]
     assert table["metric_label"]("widgets/list") == "widgets/list"
     assert "id" in {row.item_key for row in table["lists_of"]("resources")}
+
+
+LOOK_ALIKES = {
+    "nothing": ["", " ", "/", "com.acme/\x00", "com.acme/a b"],
+    "another case": ["TOOLS/CALL", "Tools/Call", "sampling/CreateMessage"],
+    "other letters": ["tools/c\u0430ll", "tools\u2044call", "\uff54ools/call"],
+    "something behind it": ["tools/call\n", "tools/call ", "tools/call/", "tools/call\u200b"],
+}
+
+
+@requirement("ext.relay")
+@pytest.mark.parametrize("methods", LOOK_ALIKES.values(), ids=LOOK_ALIKES)
+def test_what_looks_like_a_method_of_mcp_or_like_nothing_passes_neither_as_request_nor_as_notification(
+    methods: list[str],
+) -> None:
+    assert not [each for each in methods for kind in (True, False) if may_be_relayed(each, is_request=kind)]
+
+
+@requirement("ext.relay")
+def test_no_method_of_clients_or_servers_passes_in_any_case() -> None:
+    for row in ROWS:
+        for name in (row.name, row.name.upper(), row.name.title()):
+            assert not may_be_relayed(name, is_request=row.is_request), name
+
+
+@requirement("ext.relay")
+def test_a_request_is_not_named_like_a_notification() -> None:
+    for method in ("notifications/com.acme/changed", "Notifications/com.acme/changed"):
+        assert not may_be_relayed(method, is_request=True) and may_be_relayed(method, is_request=False)
+
+
+@requirement("ext.relay")
+@pytest.mark.parametrize("method", ["$/cancelRequest", "com.acme/search/query", "strange", "tools/callAll"])
+def test_other_names_pass(method: str) -> None:
+    assert may_be_relayed(method, is_request=True) and may_be_relayed(method, is_request=False)

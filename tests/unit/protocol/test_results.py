@@ -7,9 +7,11 @@ import msgspec
 import pytest
 
 from gateway.protocol.results import (
+    Missing,
     legacy_error,
     legacy_result,
     list_result,
+    missing_meta,
     modern_error,
     modern_result,
     urls_required,
@@ -119,3 +121,13 @@ def test_results_of_methods_beyond_mcp_keep_what_only_their_extension_understand
     assert legacy_result("com.acme/do", typed) == typed
     assert modern_result("com.acme/do", own, b"{}") == own | raw(resultType="complete")
     assert modern_result("com.acme/do", typed, b"{}") == typed
+
+
+@requirement("proc.late")
+def test_an_entry_says_since_when_and_when_the_server_is_tried_again() -> None:
+    assert missing_meta([Missing("a", "it exited", 0.0, 1.5), Missing("b", "it has not answered yet", 60.0)]) == [
+        {"server": "a", "reason": "it exited", "since": "1970-01-01T00:00:00+00:00", "retryAfterMs": 1_500},
+        {"server": "b", "reason": "it has not answered yet", "since": "1970-01-01T00:01:00+00:00"},
+    ]
+    (entry,) = missing_meta([Missing("a", "it exited", 0.0, 0.0)])
+    assert entry["retryAfterMs"] == 1, "it is tried again now, and cannot be asked at once"

@@ -1,19 +1,19 @@
 """Input schemas are checked in bounded time or refused."""
 
+import copy
 import json
 import time
 from typing import Any
 
+import jsonschema_rs
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gateway.protocol import schemas
-from gateway.protocol.schemas import Schema, Schemas, UnusableSchema
+from gateway.protocol.schemas import Schema, Schemas, UnusableSchema, read_leniently
 from tests.requirements import requirement
 from tests.unit.protocol.parts import checker_of
-
-pytestmark = requirement("wall.decoded")
 
 NESTED = json.loads('{"a":' * 24 + "{}" + "}" * 24)
 DEEP = json.loads('{"a":' * 900 + "1" + "}" * 900)
@@ -22,6 +22,7 @@ PATTERN = {"properties": {"a": {"pattern": "(a+)+$"}}}
 LOOKING = {"properties": {"a": {"pattern": "(?=a)(a+)+$"}}}
 
 
+@requirement("wall.decoded")
 @pytest.mark.parametrize(
     ("schema", "arguments", "is_good"),
     [
@@ -45,6 +46,7 @@ def test_a_check_takes_a_bounded_time(schema: Any, arguments: Any, is_good: bool
     assert problem is None or len(problem[0]) + len(problem[1]) <= 600
 
 
+@requirement("wall.decoded")
 @pytest.mark.parametrize(
     "schema",
     [
@@ -68,6 +70,7 @@ def test_a_schema_beyond_its_bounds_is_not_used(schema: Any) -> None:
     assert time.process_time() - began < 1
 
 
+@requirement("wall.decoded")
 def test_identifiers_in_one_another_are_looked_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     schema: Any = {"enum": [[]] * 40_000}
     for _ in range(120):
@@ -92,6 +95,7 @@ VALUES = st.recursive(
 )
 
 
+@requirement("wall.decoded")
 @settings(max_examples=300, deadline=2_000)
 @given(schema=VALUES, arguments=VALUES)
 def test_any_schema_is_used_or_refused_and_any_arguments_are_judged(schema: Any, arguments: Any) -> None:
@@ -106,10 +110,54 @@ def test_any_schema_is_used_or_refused_and_any_arguments_are_judged(schema: Any,
     checker.problem(arguments, json.dumps(arguments).encode())
 
 
-@requirement("pol.lenient")
+@requirement("pol.lenient", "wall.decoded")
 def test_a_lenient_check_of_many_faults_takes_a_bounded_time() -> None:
     checker = checker_of({"properties": {"a": {"items": {"type": "integer"}}}})
     began = time.process_time()
     for wrong in ({"a": ["1"] * 100_000}, {"a": ["1"] * 10_000}, {"a": [{"b": "x" * 100}] * 10_000}):
         assert checker.problem(wrong, json.dumps(wrong).encode(), lenient=True) is not None
     assert time.process_time() - began < 1
+
+
+INTEGER = {"type": "integer"}
+BOOLEAN = {"type": "boolean"}
+NULL = {"type": "null"}
+
+
+@requirement("pol.lenient")
+@pytest.mark.parametrize(
+    ("schema", "taken", "refused"),
+    [
+        (INTEGER, ["3", "3.0"], ["three", "3.5", "[3]", '"3"', "", "1e400", "\ud800"]),
+        (INTEGER | {"maximum": 2}, [], ["3"]),
+        ({"type": "number"}, ["-2.5e3"], []),
+        (BOOLEAN, ["True"], ["yes", 1]),
+        ({"anyOf": [INTEGER, NULL]}, ["3"], []),
+        ({"oneOf": [INTEGER, NULL]}, ["3"], []),
+        ({"type": "string"}, [None], [3]),
+        ({"type": "string", "enum": ["a"]}, [], ["3"]),
+        ({"type": "array", "items": INTEGER}, [["1", "2"]], [["1", None]]),
+        ({"type": "array"}, [], ["[1]"]),
+        ({"type": "object", "properties": {"b": BOOLEAN}, "required": ["b"]}, [{"b": "false"}], [{"b": None}]),
+    ],
+    ids=str,
+)
+def test_a_lenient_check_takes_what_servers_commonly_take(schema: Any, taken: list[Any], refused: list[Any]) -> None:
+    checker = checker_of({"type": "object", "properties": {"a": schema}})
+    for value in taken + refused:
+        given = {"a": copy.deepcopy(value)}
+        raw = json.dumps(given).encode("utf-8", "replace").replace(b"\\ud800", b"?")
+        assert (checker.problem(given, raw, lenient=True) is None) is (value in taken), value
+        assert given == {"a": value}, "the arguments of the call stay as they are"
+        assert value in taken or checker.problem(given, raw) is not None, value
+
+
+def test_only_an_error_about_the_type_has_another_reading() -> None:
+    validator = jsonschema_rs.validator_for({"properties": {"a": {"type": "integer", "minLength": 5}}})
+    arguments: Any = {"a": "3"}
+    kinds = {type(error.kind).__name__.rpartition(".")[2]: error.kind for error in validator.iter_errors(arguments)}
+    assert not read_leniently(arguments, ["a"], kinds["MinLength"]) and arguments == {"a": "3"}
+    assert read_leniently(arguments, ["a"], kinds["Type"]) and arguments == {"a": 3}
+    assert not read_leniently(arguments, ["a"], kinds["Type"]), "it is read already"
+    gone: list[list[str | int]] = [[], ["b"], ["a", "b"], ["a", 0]]
+    assert not any(read_leniently(arguments, path, kinds["Type"]) for path in gone)

@@ -9,8 +9,8 @@ import msgspec
 import pytest
 from msgspec.structs import replace
 
-from gateway.observability.ended_call import EndedCall
 from gateway.observability.metrics import Metrics
+from gateway.observability.outcome import EndedCall
 from gateway.policy.rate_limits import RateLimits
 from gateway.relay.fast_path import FastCall, FastPath
 from gateway.relay.replies import CallReply

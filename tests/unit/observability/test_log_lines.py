@@ -10,11 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.observability.call_lines import MOST, CallLine, CallLines
-from gateway.observability.ended_call import EndedCall
-from gateway.observability.log_lines import FORMS, LineFormatter
+from gateway.observability.log_lines import FORMS, MOST, CallLine, CallLines, LineFormatter
 from gateway.observability.logs import call_lines
-from gateway.observability.outcome import CANCELLED, OK, Outcome
+from gateway.observability.outcome import CANCELLED, OK, EndedCall, Outcome
 from session_store import Principal, Session
 from session_store.session import redact
 from session_store.testing import FakeClock, a_session
