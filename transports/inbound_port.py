@@ -19,6 +19,7 @@ __all__ = [
     "Forwarder",
     "Handler",
     "Memory",
+    "Offer",
     "OwnedByPeer",
     "PeerAnswer",
     "Refused",
@@ -122,26 +123,39 @@ class Memory:
     """Of a head that one connection repeats: what the handler keeps from one call for the next ones.
 
     Its requests have the same headers, but for `traceparent`. It belongs to that head of that connection, and ends with
-    either of them, and with the first refusal. What a body said and what was answered must not be in it, unless all its
-    requests say the same (`Request.standing`).
+    either of them, and with the first refusal. What a body said and what was answered must not be in it.
     """
 
-    __slots__ = ("kept", "path_for")
+    __slots__ = ("kept",)
 
     def __init__(self) -> None:
         self.kept: Any = None
         """The handler's own. None at first."""
-        self.path_for: Callable[[Request, float], CallPath | None] | None = None
-        """Makes what sends further calls, from one that was answered, and from how many seconds a call may have no
-        answer until it is answered with an event stream. None: the handler has to be asked."""
-
-    def offer(self, path_for: "Callable[[Request, float], CallPath | None]") -> None:
-        """Offer the connection a path for calls that are like one that was sent."""
-        self.path_for = path_for
 
     def keep(self, kept: Any) -> None:
         """Keep this for the next request."""
         self.kept = kept
+
+
+class Offer:
+    """Holds the path that a handler offers for further calls that are like one request."""
+
+    __slots__ = ("decided", "path_for")
+
+    def __init__(self) -> None:
+        self.decided: Any = None
+        """What the handler has decided on the request, for its own further steps. None: it makes no offer."""
+        self.path_for: Callable[[Request, float], CallPath | None] | None = None
+        """Makes what sends further calls, once this one was answered in one piece. It gets a request, and from how many
+        seconds on a call without an answer is answered with an event stream. None: the handler has to be asked."""
+
+    def prepare(self, decided: Any) -> None:
+        """Keep what was decided on the request."""
+        self.decided = decided
+
+    def make(self, path_for: "Callable[[Request, float], CallPath | None]") -> None:
+        """Make the offer."""
+        self.path_for = path_for
 
 
 class Request(msgspec.Struct, frozen=True, kw_only=True):
@@ -154,9 +168,9 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     that was lost, and may have taken effect. `body_bytes` is what the request holds in memory until it is answered.
     `check_mirrored` takes the schema of a tool that mirrors arguments in headers, and the params of a call, and raises
     `Refused` if the headers of the request and these arguments disagree. It is called only after the caller is known to
-    see the tool. `memory` is None unless the connection repeats the head. `standing` is that of the requests with this
-    head which have the same method and the same params as well, but for `arguments` and a progress token; None if the
-    connection does not remember these.
+    see the tool. `vouched_for` is the authenticated caller of a request from within the process, None for any other.
+    `memory` is None unless the connection repeats the head. `offer` is None unless it may send further
+    calls that differ from this one in id, arguments and progress token alone without asking the handler.
     """
 
     era: Era
@@ -175,8 +189,9 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     arrived_at: float = 0.0
     body_bytes: int = 0
     check_mirrored: Callable[[Any, Object], None] | None = None
+    vouched_for: Any = None
     memory: Memory | None = None
-    standing: Memory | None = None
+    offer: Offer | None = None
 
 
 class Carried(msgspec.Struct, frozen=True, kw_only=True):

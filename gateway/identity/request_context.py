@@ -13,8 +13,12 @@ __all__ = ["RequestContext"]
 
 
 class RequestContext(msgspec.Struct, frozen=True):
-    """The principal of a request, the claims of its credential (None: it has none), and its correlation id."""
+    """The principal of a request, the claims of its credential (None: it has none), and its correlation id.
+
+    `is_lasting`: each request with the same head on the same connection has this principal and these claims.
+    """
 
     principal: Principal
     claims: CredentialClaims | None
     correlation: str
+    is_lasting: bool = False

@@ -69,23 +69,15 @@ class Dispatch:
         admitted = self._admission.admit_now(upstream, conversation, call)
         if admitted is None:
             return None
-        route = Route(upstream, conversation, admitted, named)
-        return route if self.send_in(conversation, route, call) else None
-
-    @staticmethod
-    def send_in(conversation: Conversation, route: Route, call: Call) -> bool:
-        """Send a call by a route that is decided, in its conversation. If False, nothing was sent: something has to be
-        awaited first. Raises: as `send_now`."""
-        upstream = route.upstream
-        if conversation.era is not call.era:
-            live = call.live
-            if live is None or _waits_between_eras(upstream, live, call.era, call.method):
-                return False
-        params = params_of(route.admitted, call)
+        if server_era is not era and _waits_between_eras(upstream, live, era, method):
+            return None
+        params = params_of(admitted, call)
         if not isinstance(params, dict):
             params = at_once(params)
         params, meta = _for_server(upstream, conversation, call.with_params(params), None)
-        return conversation.start_now(call.exchange, params, meta)
+        return (
+            Route(upstream, conversation, admitted, named) if conversation.start_now(exchange, params, meta) else None
+        )
 
     @staticmethod
     def prepared(route: Route, call: Call) -> tuple[Object, Object]:

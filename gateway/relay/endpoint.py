@@ -165,16 +165,6 @@ class Endpoint:
             return None
         return self._dispatch.send_now(upstream, call, named)
 
-    def relay_by(self, route: Route, call: Call) -> bool:
-        """Send a call as one like it was sent. If False, nothing was sent: `relay_now` or `relay` has to decide anew.
-        Raises: as `relay_now`."""
-        if route.named is None and self._servers.only is None:
-            return False  # the app of a server has called, and the session may have opened another one
-        conversation = route.conversation_for(call)
-        if conversation is None or not conversation.is_open_to(call.live):
-            return False  # else arguments would be checked, and what is to be noted of them told, twice
-        return self._dispatch.send_in(conversation, route, self._aggregation.named(route.upstream, call, route.named))
-
     def may_repeat(self, route: Route) -> bool:
         """Return True if calls like one that took that route may take it again without a look: their server does not
         follow from the apps that the session has opened, and they open none."""

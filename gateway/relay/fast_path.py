@@ -1,7 +1,7 @@
 """Sends and answers calls that are like one before them, with what was decided on that one.
 
-A call that took the general way by a standing decision leaves a `FastPath` with its connection: what was found for it,
-and the form of its frame. The next call that fits is sent if everything still holds that the decision rests on
+A call that took the general way leaves a `FastPath` with its connection: what was found for it, and the form of its
+frame. The next call that fits is sent if everything still holds that the decision rests on
 (`FastPath.begin`), and answered in the turn in which its server answers. No rule of the general way is repeated here:
 what may have changed is asked of those who decide it, or has raised `LiveSession.version`.
 
@@ -16,7 +16,7 @@ import math
 import weakref
 from collections.abc import Callable
 from time import monotonic, time
-from typing import Final, Protocol
+from typing import Final, NamedTuple, Protocol
 
 import msgspec
 
@@ -36,14 +36,14 @@ from gateway.protocol.reserved_meta import may_name_reserved
 from gateway.relay.admitted_tool import AdmittedTool
 from gateway.relay.frame_form import FrameForm, Prepared
 from gateway.relay.route import Route
-from gateway.relay.standing import StandingDecision
 from gateway.sessions.attach import Resolved
 from gateway.sessions.cached_record import AGING_AFTER_S
-from gateway.sessions.remembered import remembered
+from gateway.sessions.carriers import names_token
+from gateway.sessions.resolve import SessionResolver
 from transports.inbound_port import Answer, AnsweringConnection, Holes, Refused, Request
 from transports.jsonrpc import Object, encode_result, splice
 
-__all__ = ["FastCall", "FastPath", "FastPaths"]
+__all__ = ["Decided", "FastCall", "FastPath", "FastPaths"]
 
 logger = logging.getLogger(__name__)
 
@@ -55,6 +55,18 @@ _USUAL_S: Final = 1.0
 """A call that has no answer for so long falls back, if it cannot be slow or late or need an event stream before."""
 
 
+class Decided(NamedTuple):
+    """What was decided on a call, for those that differ from it in id, arguments and progress token alone: its session
+    in that version, the headers that give its client the session, what makes the exchange of another such call, and
+    what has found the session."""
+
+    resolved: Resolved
+    version: int
+    headers: Headers
+    exchange_for: Callable[[Request, RequestContext], Exchange]
+    resolver: SessionResolver
+
+
 class GeneralWay(Protocol):
     """The steps of the general way that the fast path has done for it (`gateway.relay.intake.Intake`)."""
 
@@ -64,7 +76,9 @@ class GeneralWay(Protocol):
         """Return True if calls like one that took that route need no look of their own."""
         ...
 
-    def prepared(self, decided: StandingDecision, request: Request, who: RequestContext, params: Object) -> Prepared:
+    def prepared(
+        self, decided: Decided, route: Route, request: Request, who: RequestContext, params: Object
+    ) -> Prepared:
         """Make what a server gets of a request with these params. Nothing is sent or counted."""
         ...
 
@@ -99,32 +113,36 @@ class FastPaths:
         self._ended: list[FastCall] = []
 
     def of(
-        self, decided: StandingDecision, who: RequestContext, request: Request, quiet_after_s: float
+        self, decided: Decided, route: Route, who: RequestContext, request: Request, quiet_after_s: float
     ) -> "FastPath | None":
-        """Make a path for calls that are like this request, on which that was decided. None: each of them has to take
-        the general way. `quiet_after_s`: without an answer for so long, the client needs an event stream."""
-        if request.forwarded is not None or request.again:
+        """Make a path for calls that are like this request, on which that was decided, and which was sent by that
+        route. None: each of them has to take the general way. `quiet_after_s`: without an answer for so long, the
+        client needs an event stream."""
+        if request.forwarded is not None or request.again or "traceparent" in request.meta:
             return None
-        route, resolved = decided.route, decided.resolved
-        conversation = None if route is None else route.held_conversation
-        if route is None or resolved is None or conversation is None or not isinstance(route.admitted, AdmittedTool):
+        resolved, conversation = decided.resolved, route.held_conversation
+        if conversation is None or not isinstance(route.admitted, AdmittedTool):
             return None
         if not _follow_from_head(request, who, resolved) or not route.leads_to(conversation, request.era):
             return None
-        # Much may have happened since the call was sent: `LiveSession.version` tells of what comes from here on.
         live = resolved.live
-        if not decided.resolver.holds(live) or live.frames is not None or not conversation.has_nothing_but_calls(live):
+        if (
+            live.version != decided.version
+            or not decided.resolver.holds(live)
+            or live.frames is not None
+            or not conversation.has_nothing_but_calls(live)
+        ):
             return None
         if not self.way.may_repeat(request, route):
             return None
-        prepared = self.way.prepared(decided, request, who, request.params)
+        prepared = self.way.prepared(decided, route, request, who, request.params)
         if not _is_plain(prepared.exchange, conversation):
             return None
         frame = FrameForm.of(prepared, who.correlation)
         if frame is None:
             return None
         usual_s = min(_USUAL_S, quiet_after_s, conversation.deadlines.call_s, route.admitted.slow_s)
-        return FastPath(self, decided, who, request, frame, prepared, usual_s)
+        return FastPath(self, decided, route, who, request, frame, prepared, usual_s)
 
     def ended(self, call: "FastCall") -> None:
         """Record a call that went well, in the next turn of the event loop."""
@@ -165,12 +183,9 @@ class FastPaths:
 
 def _follow_from_head(request: Request, who: RequestContext, resolved: Resolved) -> bool:
     """Return True if the head alone says who calls, for good, and in which session: by a token, or by a cookie."""
-    kept = remembered(request)
-    if kept is None or not kept.is_from(who):
+    if not who.is_lasting or resolved.live.session.context != resolved.context:
         return False
-    if kept.session(request, who) is resolved:
-        return True
-    return resolved.cookie_held and resolved.live.session.context == resolved.context
+    return names_token(request) or resolved.cookie_held
 
 
 def _is_plain(exchange: Exchange, conversation: Conversation) -> bool:
@@ -187,26 +202,26 @@ def _is_plain(exchange: Exchange, conversation: Conversation) -> bool:
 class FastPath:
     """Holds what was decided on a call, and sends those that are like it (`transports.inbound_port.CallPath`)."""
 
-    __slots__ = """_check _client _conversation _decided _frame _is_traced _principal _resolver _tracing _usual_s
+    __slots__ = """_check _client _conversation _decided _frame _is_traced _principal _resolver _route _tracing _usual_s
         _waits _who era facts facts_version headers is_over is_shaped live loop paths server tool translate
         version""".split()
 
     def __init__(
         self,
         paths: FastPaths,
-        decided: StandingDecision,
+        decided: Decided,
+        route: Route,
         who: RequestContext,
         request: Request,
         frame: FrameForm,
         prepared: Prepared,
         usual_s: float,
     ) -> None:
-        route, bridge = decided.route, prepared.exchange.bridge
-        assert route is not None and decided.resolved is not None and isinstance(route.admitted, AdmittedTool)
-        conversation = route.held_conversation
-        assert conversation is not None
+        bridge, conversation = prepared.exchange.bridge, route.held_conversation
+        assert isinstance(route.admitted, AdmittedTool) and conversation is not None
         self.paths = paths
         self._decided = decided
+        self._route = route
         self._who = who
         self._principal, self._client = who.principal, request.client
         self.facts = route.upstream.known
@@ -289,7 +304,8 @@ class FastPath:
         """Make the exchange of a call that was sent, as the general way would have, and return its answer."""
         who = RequestContext(self._who.principal, self._who.claims, call.correlation)
         arguments = msgspec.Raw(self._check(bytes(request.params["arguments"])))
-        prepared = self.paths.way.prepared(self._decided, request, who, request.params | {"arguments": arguments})
+        params = request.params | {"arguments": arguments}
+        prepared = self.paths.way.prepared(self._decided, self._route, request, who, params)
         exchange, params, meta = prepared.exchange, prepared.params, prepared.meta
         answer, _ = self.paths.way.begin(exchange, request, who, request.params, self.headers, may_repeat=True)
         self.tool.begins(exchange)

@@ -33,11 +33,10 @@ from gateway.protocol.params import meta_of
 from gateway.protocol.reserved_meta import without_reserved
 from gateway.protocol.results import tool_error
 from gateway.relay.endpoint import Endpoint
-from gateway.relay.fast_path import FastPaths
+from gateway.relay.fast_path import Decided, FastPaths
 from gateway.relay.frame_form import Prepared
 from gateway.relay.replies import CallReply
 from gateway.relay.route import Route
-from gateway.relay.standing import StandingDecision, decision_on
 from session_store import Session
 from session_store.session import redact
 from transports.era import LEGACY
@@ -157,8 +156,10 @@ class Intake:
         sent = None if request.era is LEGACY else request.headers
         call = Call(exchange, request.era, params, meta, correlation, check, server, who.principal, sent)
         try:
-            is_new = request.forwarded is None and not request.again
-            relaying = self._relay(request, call) if is_new else self._relay_forwarded(request, call)
+            if request.forwarded is not None or request.again:
+                relaying = self._relay_forwarded(request, call)
+            else:
+                relaying = self._relay(request, call, who)
         except BaseException as error:
             return self._not_sent(call, reply, error)
         return reply if relaying is None else self._relayed(call, reply, relaying)
@@ -171,22 +172,18 @@ class Intake:
             return self._not_sent(call, reply, error)
         return reply
 
-    def _relay(self, request: Request, call: Call) -> Soon[None]:
-        """Send a call to its server. Raises as `Endpoint.relay`."""
+    def _relay(self, request: Request, call: Call, who: RequestContext | None = None) -> Soon[None]:
+        """Send a call to its server. `who` is None if it leaves no path for others. Raises as `Endpoint.relay`."""
         endpoint = self.endpoints[request.endpoint]
         # No value is larger than the body. 0: the wire does not say how large the body was.
         may_be_large = request.body_bytes > LARGE_BYTES or not request.body_bytes
         if may_be_large and is_large(call.params):
             return endpoint.relay(call)
-        decision = decision_on(request, call.exchange)
-        if decision is not None and decision.route is not None and endpoint.relay_by(decision.route, call):
-            return None
         if (route := endpoint.relay_now(call)) is None:
             return endpoint.relay(call)
-        if decision is not None and route.may_stand and request.standing is not None and call.principal is not None:
-            decision.sent_by(route)
-            who = RequestContext(call.principal, call.exchange.granted, call.correlation)
-            request.standing.offer(functools.partial(self._paths.of, decision, who))
+        offer = request.offer
+        if who is not None and offer is not None and offer.decided is not None:
+            offer.make(functools.partial(self._paths.of, offer.decided, route, who))
         return None
 
     # -- for the fast path (`gateway.relay.fast_path.GeneralWay`)
@@ -195,12 +192,13 @@ class Intake:
         """Return True if calls like one that took that route need no look of their own."""
         return self._watching.may_be_unsampled(request) and self.endpoints[request.endpoint].may_repeat(route)
 
-    def prepared(self, decided: StandingDecision, request: Request, who: RequestContext, params: Object) -> Prepared:
+    def prepared(
+        self, decided: Decided, route: Route, request: Request, who: RequestContext, params: Object
+    ) -> Prepared:
         """Make what a server gets of a request with these params, on which that was decided. Nothing is sent or
         counted."""
-        exchange, route = decided.exchange_for(request, who), decided.route
-        assert route is not None
-        meta = self._agreed(decided.meta_with(request.params, who.correlation, self._context_meta), exchange.context)
+        exchange = decided.exchange_for(request, who)
+        meta = self._meta(request.params, exchange, who.correlation)
         meta, trace = self._watching.carried_unsampled(meta, request, who.correlation)
         sent = None if request.era is LEGACY else request.headers
         call = Call(exchange, request.era, params, meta, who.correlation, None, "", who.principal, sent)
@@ -266,13 +264,7 @@ class Intake:
         held = 0
         if live is not None:
             held = self._room_for(live, request.body_bytes)  # no await from here to `CallReply`, which counts as use
-        decision = decision_on(request, exchange)
-        if decision is None:
-            seen = None if live is None else with_context(live.session, exchange.context)
-            meta = self._meta(params, seen, who.correlation)
-        else:
-            meta = decision.meta_with(params, who.correlation, self._context_meta)
-        meta = self._agreed(meta, exchange.context)
+        meta = self._meta(params, exchange, who.correlation)
         meta = self._watching.begin(exchange, request, meta, who.correlation)
         events = self._events if request.era is LEGACY else None
         kept = None
@@ -312,11 +304,15 @@ class Intake:
         """The `_meta` for the server: the client's, without the gateway's keys and a workspace that is not the
         session's, and with the facts of the session, which has the context of the request
         (`gateway.context.facts.with_context`)."""
-        return self._agreed(self._meta(params, session, correlation), session.context)
+        facts = {CONTEXT_KEY: self._context_meta(session).of(correlation)}
+        return self._agreed(without_reserved(meta_of(params)) | facts, session.context)
 
-    def _meta(self, params: Object, session: Session | None, correlation: str) -> Object:
-        meta = without_reserved(meta_of(params))
-        return meta if session is None else meta | {CONTEXT_KEY: self._context_meta(session).of(correlation)}
+    def _meta(self, params: Object, exchange: Exchange, correlation: str) -> Object:
+        """The `_meta` for the server of a call."""
+        live = live_session_of(exchange)
+        if live is None:
+            return self._agreed(without_reserved(meta_of(params)), exchange.context)
+        return self.meta(params, with_context(live.session, exchange.context), correlation)
 
     def _room_for(self, live: LiveSession, size: int) -> int:
         """The bytes that count for one more call with a body of this size. Raises `Refused`: there is no room."""

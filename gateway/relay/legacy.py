@@ -3,6 +3,7 @@
 MCP 2025-03-26 to 2025-11-25.
 """
 
+import functools
 import logging
 
 import msgspec
@@ -31,11 +32,11 @@ from gateway.protocol.params import text_of
 from gateway.protocol.reserved_meta import without_reserved_below, without_reserved_in
 from gateway.protocol.tasks import asks_for_task
 from gateway.relay.extensions import Notice
+from gateway.relay.fast_path import Decided
 from gateway.relay.intake import Intake
 from gateway.relay.legacy_handshake import LegacyHandshake
 from gateway.relay.repeated_calls import RepeatedCalls
 from gateway.relay.replies import StreamReply
-from gateway.relay.standing import StandingDecision, standing_decision
 from gateway.sessions.attach import Resolved
 from gateway.sessions.lifecycle import SessionLifecycle
 from gateway.sessions.records import SessionRecords
@@ -88,11 +89,6 @@ class LegacyClients:
 
     def call(self, request: Request, who: RequestContext) -> Soon[Answer]:
         """Answer a request."""
-        standing = standing_decision(request, who, self.resolver)
-        if standing is not None and standing.resolved is not None:
-            standing.resolved.live.client_sent(request.message)
-            exchange = self.exchange_for(standing, request, who)
-            return self._intake.accept(exchange, request, who, request.params, standing.headers)
         if message_of(request).method == "initialize":
             return self._handshake.initialize(request, who)
         resolving = self.resolver.require(request, who)
@@ -110,7 +106,7 @@ class LegacyClients:
         """Answer a request that announces another workspace than its session has."""
         resolved, said = await self.resolver.apply_announced(request, who, resolved)
         # Each such request is told what has become of its announcement.
-        return await arrived(self._answer(resolved, replace(request, standing=None), who, said))
+        return await arrived(self._answer(resolved, replace(request, offer=None), who, said))
 
     def _answer(self, resolved: Resolved, request: Request, who: RequestContext, said: Object) -> Soon[Answer]:
         """Answer a request of a session. `said` is for the `_meta` of the result."""
@@ -133,11 +129,6 @@ class LegacyClients:
         if said:
             exchange.filter_result(lambda _, result: with_meta(result, said))
         return self._accepting(exchange, request, who, resolved)
-
-    def exchange_for(self, decision: StandingDecision, request: Request, who: RequestContext) -> Exchange:
-        """The exchange of a call on which that was decided."""
-        assert decision.resolved is not None
-        return self._exchange(decision.resolved, request, who)
 
     def _exchange(self, resolved: Resolved, request: Request, who: RequestContext) -> Exchange:
         """The exchange of a call in that session."""
@@ -165,7 +156,9 @@ class LegacyClients:
             return self._tasks.begin(exchange, request, who)
         if self._tasks.asked.has_offers and exchange.method == "tools/list":
             self._tasks.asked.offer(exchange, request.endpoint)
-        StandingDecision(request, resolved, clients=self, headers=[]).keep_for(request)
+        if request.offer is not None:
+            like = functools.partial(self._exchange, resolved)
+            request.offer.prepare(Decided(resolved, resolved.live.version, [], like, self.resolver))
         return self._intake.accept(exchange, request, who, params, [])
 
     async def _record(self, resolved: Resolved, request: Request) -> None:

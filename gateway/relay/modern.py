@@ -3,6 +3,7 @@
 MCP 2026-07-28.
 """
 
+import functools
 from collections.abc import Mapping
 
 import msgspec
@@ -29,15 +30,13 @@ from gateway.protocol.reserved_meta import without_reserved_below
 from gateway.protocol.tasks import declares_tasks, names_tasks
 from gateway.relay.endpoint import Endpoint
 from gateway.relay.extensions import Notice
+from gateway.relay.fast_path import Decided
 from gateway.relay.intake import Intake
 from gateway.relay.late_servers import Asker
 from gateway.relay.modern_results import ModernResults
-from gateway.relay.standing import StandingDecision, standing_decision
 from gateway.sessions.attach import Resolved
 from gateway.sessions.carriers import Carriers
-from gateway.sessions.remembered import remembered
 from gateway.sessions.resolve import SessionResolver
-from gateway.sessions.session_keys import KEY_META
 from gateway.tasks.modern_clients import TaskCalls, TaskRequests
 from session_store import Context
 from transports.era import MODERN, SESSIONLESS, Era
@@ -99,12 +98,6 @@ class ModernClients:
             return self._tasks.call(request, who)
         elif names_tasks(method, params):
             return self._tasks.listening.call(request, who)
-        standing = standing_decision(request, who, self.resolver)
-        if standing is not None:
-            if standing.resolved is not None:
-                standing.resolved.live.client_sent(message)
-            exchange = self._exchange(standing, request, who, binding)
-            return self._intake.accept(exchange, request, who, params, standing.headers)
         resolving: Soon[Resolved | None]
         if method in SESSIONLESS and not self._endpoints[request.endpoint].lists_in_sessions:
             resolving = self.resolver.resume(request, who)
@@ -121,6 +114,7 @@ class ModernClients:
         if opened.call:
             return await self._resume(request, who, found, opened, binding)
         params = with_inner_state(request.params, opened)
+        request = msgspec.structs.replace(request, offer=None)  # the state names the session, and not the head
         return await arrived(self._in_session(found, request, who, binding, params))
 
     def _in_session(
@@ -138,7 +132,7 @@ class ModernClients:
         """Answer a request that announces another workspace than its session has."""
         resolved, said = await self.resolver.apply_announced(request, who, resolved)
         # Each such request is told what has become of its announcement.
-        request = msgspec.structs.replace(request, standing=None)
+        request = msgspec.structs.replace(request, offer=None)
         return await arrived(self._send(resolved, request, who, binding, params, said))
 
     def _send(
@@ -151,58 +145,41 @@ class ModernClients:
         said: Object | None = None,
     ) -> Soon[Answer]:
         """Send a call to its server. `said` is for the `_meta` of the result."""
-        decision = StandingDecision(
-            request,
-            resolved,
-            clients=self,
-            headers=[] if resolved is None else self._headers(resolved, request),
-            caller=caller_of_meta(request.params.get("_meta", b"{}")),
-            takes_tasks=message_of(request).method == "tools/call" and declares_tasks(request.meta),
-            names_session=self._results.names_session(request, resolved),
-        )
-        exchange = self._exchange(decision, request, who, binding)
+        exchange = self._exchange(resolved, request, who, binding)
         if said:
             exchange.filter_result(lambda _, result: with_meta(of_one_session(result), said))
-        return self._accepting(exchange, request, who, params, decision)
+        headers = [] if resolved is None else self._headers(resolved, request)
+        if type(exchange) is not Exchange:  # it may become a task
+            accepting = self._intake.accept(exchange, request, who, params, headers)
+            return self._task_calls.answer(exchange, request, headers, accepting)
+        if resolved is not None and request.offer is not None:
+            like = functools.partial(self._like, resolved)
+            request.offer.prepare(Decided(resolved, resolved.live.version, headers, like, self.resolver))
+        return self._intake.accept(exchange, request, who, params, headers)
 
-    def exchange_for(self, decision: StandingDecision, request: Request, who: RequestContext) -> Exchange:
-        """The exchange of a call on which that was decided."""
-        binding = Binding(
-            who.principal, request.endpoint, RequestDigest(str(message_of(request).method), request.params)
-        )
-        return self._exchange(decision, request, who, binding)
+    def _like(self, resolved: Resolved, request: Request, who: RequestContext) -> Exchange:
+        """Return the exchange of a call that is like one of that session that was sent."""
+        digest = RequestDigest(str(message_of(request).method), request.params)
+        return self._exchange(resolved, request, who, Binding(who.principal, request.endpoint, digest))
 
     def _exchange(
-        self, decision: StandingDecision, request: Request, who: RequestContext, binding: Binding | None
+        self, resolved: Resolved | None, request: Request, who: RequestContext, binding: Binding | None
     ) -> Exchange:
-        """The exchange of a call on which that was decided."""
-        message, resolved = message_of(request), decision.resolved
-        takes_tasks, names_session = decision.takes_tasks, decision.names_session
+        message, names_session = message_of(request), self._results.names_session(request, resolved)
+        takes_tasks = message.method == "tools/call" and declares_tasks(request.meta)
         exchange = (self._task_calls.exchange if takes_tasks else Exchange)(
             method=str(message.method),
             client_id=id_of(message),
             live=None if resolved is None else resolved.live,
             replies=ReplyQueue(),
             shape=self._results.shaper(binding, who.correlation, takes_tasks=takes_tasks, names_session=names_session),
-            caller=decision.caller,
+            caller=caller_of_meta(request.params.get("_meta", b"{}")),
             context=self.resolver.context_of(request, who) if resolved is None else resolved.context,
             granted=who.claims,
         )
         if binding is not None and self._results.keep_complete(names_session=names_session):
             exchange.keep_complete()
         return exchange
-
-    def _accepting(
-        self, exchange: Exchange, request: Request, who: RequestContext, params: Object, decision: StandingDecision
-    ) -> Soon[Answer]:
-        """Send a call to its server. It may become a task."""
-        headers = decision.headers
-        if type(exchange) is Exchange:  # as nearly all calls
-            decision.keep_for(request)
-            return self._intake.accept(exchange, request, who, params, headers)
-        return self._task_calls.answer(
-            exchange, request, headers, self._intake.accept(exchange, request, who, params, headers)
-        )
 
     async def notify(self, request: Request, who: RequestContext) -> Headers:
         """Relay a notification that MCP does not define. MCP 2026-07-28 itself has none of clients over HTTP. Returns
@@ -292,13 +269,7 @@ class ModernClients:
         return self._task_calls.resumed(exchange, request, reply) if takes_tasks else reply
 
     def _headers(self, resolved: Resolved, request: Request) -> Headers:
-        kept = remembered(request)
-        if kept is not None and (KEY_META in request.meta or not kept.is_of(resolved.live)):
-            kept = None  # they depend on the body
-        if kept is not None and kept.headers is not None:
-            return kept.headers
-        headers = self._carriers.headers(resolved.live.session, request, cookie_held=resolved.cookie_held)
-        return headers if kept is None else kept.keep_headers(headers)
+        return self._carriers.headers(resolved.live.session, request, cookie_held=resolved.cookie_held)
 
     async def _discover(self, message: Message, endpoint: Endpoint, context: Context) -> Answer:
         result = await endpoint.discover(context)

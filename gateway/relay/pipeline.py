@@ -26,7 +26,6 @@ from gateway.protocol.methods import NO_REQUESTS
 from gateway.relay.legacy import LegacyClients
 from gateway.relay.modern import ModernClients
 from gateway.sessions.event_streams import EventStreamSessions
-from gateway.sessions.remembered import remembered
 from session_store import Principal, StoreError
 from transports.era import MODERN
 from transports.inbound_port import Answer, Carried, EventSource, Refused, Request
@@ -128,9 +127,8 @@ class Pipeline:
         return refused
 
     def admit(self, request: Request) -> Soon[None]:
-        kept = remembered(request)
         try:
-            who = self._identity.known(request.headers, request.peer) if kept is None or kept.who is None else kept.who
+            who = request.vouched_for or self._identity.known(request.headers, request.peer)
             charging = None if who is None else self._charge_body(who, request)
         except Refused as refused:
             raise self._not_admitted(request, None, refused) from None
@@ -208,18 +206,15 @@ class Pipeline:
         who = request.forwarded
         if who is not None:  # its sender has counted it
             return RequestContext(who.principal, who.granted, correlation)
-        kept = remembered(request)
         try:
-            who = self._identity.known(request.headers, request.peer) if kept is None or kept.who is None else kept.who
+            who = request.vouched_for or self._identity.known(request.headers, request.peer)
             if who is None:
                 return self._verified(request, correlation)
-            if kept is not None and kept.who is None:
-                kept.keep_caller(who)
             counting = self._rates.message(who.principal, request.client)
         except Refused as refused:
             self._audit_refused(request, who, refused)
             raise
-        found = RequestContext(who.principal, who.granted, correlation)
+        found = RequestContext(who.principal, who.granted, correlation, who.is_lasting)
         return found if counting is None else self._counted(request, found, counting)
 
     async def _verified(self, request: Request, correlation: str) -> RequestContext:

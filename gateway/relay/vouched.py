@@ -11,10 +11,9 @@ from msgspec.structs import replace
 
 from gateway.identity.authenticate import Authenticated
 from gateway.identity.credential_claims import CredentialClaims
-from gateway.sessions.remembered import Remembered
 from session_store import Principal
 from transports.inbound.inside import Inside, Reply
-from transports.inbound_port import Answer, Carried, EventSource, Handler, Memory, Refused, Request
+from transports.inbound_port import Answer, Carried, EventSource, Handler, Refused, Request
 from transports.soon import Soon
 
 __all__ = ["Vouched", "VouchedRequests", "VouchesFor"]
@@ -69,11 +68,7 @@ class Vouched:
         self._who = who
 
     def _of(self, request: Request) -> Request:
-        """The request, as one of a head whose caller is known."""
-        kept, memory = Remembered(), Memory()
-        kept.keep_caller(self._who)
-        memory.keep(kept)
-        return replace(request, memory=memory)
+        return replace(request, vouched_for=self._who)
 
     def refused(self, headers: Mapping[str, str], refused: Refused, *, again: bool = False) -> Refused:
         return self._handler.refused(headers, refused, again=again)

@@ -5,7 +5,10 @@ import itertools
 from collections.abc import Coroutine, Iterable
 from typing import Any
 
+from msgspec.structs import replace
+
 from gateway.calls.live_session import LiveSession, LiveSessions
+from gateway.cluster.ownership import Route, RouteMemory
 from gateway.errors import no_session
 from gateway.identity.request_context import RequestContext
 from gateway.sessions.aliases import Alias, Aliases
@@ -14,11 +17,10 @@ from gateway.sessions.cached_record import AGING_AFTER_S, CachedRecords
 from gateway.sessions.carriers import asks_for_new, explicit_token, modern_client, names_token
 from gateway.sessions.lookup import SessionLookup
 from gateway.sessions.opening import SessionOpener
-from gateway.sessions.remembered import Remembered, remembered
 from gateway.sessions.returns import Returns
 from session_store import ClientFacts, SessionStore, StoreUnavailable
 from transports.era import Era
-from transports.inbound_port import OwnedByPeer, Request
+from transports.inbound_port import Memory, OwnedByPeer, Request
 from transports.soon import Soon, arrived, is_there, then
 
 __all__ = ["SessionResolver"]
@@ -61,53 +63,18 @@ class SessionResolver:
             OwnedByPeer: another replica owns the session.
             StoreUnavailable: the store does not answer.
         """
-        if (known := self.known(request, who)) is not None:
-            return known
-        kept = remembered(request)
-        if (
-            kept is not None
-            and (route := kept.route(request, who)) is not None
-            and self._live.get(route.session.id) is None
-        ):
+        if (route := _route_before(request, who)) is not None and self._live.get(route.session.id) is None:
             raise OwnedByPeer(route)
         token = explicit_token(request) if request.forwarded is None else None
         if token is None:
             return then(self._resume_without_token(request, who), self._returned, request)
         session_id = self._lookup.id_of_token(token, request.era, who.principal)
         resolving = self.resume_by_id(session_id, who, request.era)
-        if kept is not None and self._live.get(session_id) is None and names_token(request):
-            resolving = self._resume_anywhere(resolving, kept, request, who)
+        if request.memory is not None and self._live.get(session_id) is None and names_token(request):
+            resolving = _resume_anywhere(resolving, request.memory, request, who)
         if is_there(resolving):
-            return self._named_by_token(resolving, request, who)
-        return then(resolving, self._named_by_token, request, who)
-
-    def _named_by_token(self, resolved: Resolved, request: Request, who: RequestContext) -> Soon[Resolved | None]:
-        """Keep the session that a token of the request has led to, for the next request with the same head."""
-        if resolved.live.return_watch is not None:
-            return self._returned(resolved, request)
-        if (kept := remembered(request)) is not None and names_token(request):
-            kept.keep_session(resolved, request, who)
-        return resolved
-
-    @staticmethod
-    async def _resume_anywhere(
-        resolving: Soon[Resolved], kept: Remembered, request: Request, who: RequestContext
-    ) -> Resolved:
-        """Keep who owns the session, if it is another replica."""
-        try:
-            return await arrived(resolving)
-        except OwnedByPeer as elsewhere:
-            raise OwnedByPeer(kept.keep_route(elsewhere.route, request, who)) from None
-
-    def known(self, request: Request, who: RequestContext) -> Resolved | None:
-        """Return the session to which the head of the request has led before, if this replica may serve it without
-        asking anybody. It is the same object as long as nothing of the session's record has changed."""
-        kept = remembered(request)
-        known = None if kept is None else kept.session(request, who)
-        if known is None:
-            return None
-        live = known.live
-        return known if self.holds(live) and self.still_serves(live) else None
+            return self._returned(resolving, request)
+        return then(resolving, self._returned, request)
 
     def holds(self, live: LiveSession) -> bool:
         """Return True if this replica holds a live session, and its client has come back to it."""
@@ -275,6 +242,31 @@ class SessionResolver:
     def _watch(self, live: LiveSession, request: Request, who: RequestContext, alias: Alias | None) -> None:
         is_key = alias is not None and alias.is_key
         self._returns.opened(live, request, who, has_key=is_key, alias="" if alias is None else alias.name)
+
+
+async def _resume_anywhere(
+    resolving: Soon[Resolved], memory: Memory, request: Request, who: RequestContext
+) -> Resolved:
+    """Have the head remember who owns its session, if that is another replica, which is then asked without a look at
+    the store. The owner decides whether the session is still this caller's, and its own."""
+    try:
+        return await arrived(resolving)
+    except OwnedByPeer as elsewhere:
+        route = elsewhere.route
+        if who.is_lasting:
+            route = replace(route, memory=RouteMemory())
+            memory.keep((request.era, replace(route, is_read=False)))
+        raise OwnedByPeer(route) from None
+
+
+def _route_before(request: Request, who: RequestContext) -> Route | None:
+    """Return the way to the owner of the session of an earlier request of that caller with the same head."""
+    if request.memory is None or request.memory.kept is None:
+        return None
+    era, route = request.memory.kept
+    if era is not request.era or (route.principal, route.granted) != (who.principal, who.claims):
+        return None
+    return None if route.memory is None or route.memory.is_stale else route
 
 
 def _named(resolved: Resolved | None) -> Resolved:

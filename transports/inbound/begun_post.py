@@ -12,7 +12,6 @@ from typing import Any, Final, Protocol
 from msgspec.structs import replace
 
 from transports.inbound.call_template import MAX_KEPT_BYTES, CallTemplate
-from transports.inbound.checked_requests import CheckedRequests
 from transports.inbound.event_stream import StreamTimes, stream_headers, whole_stream
 from transports.inbound.http import HeaderList, Receive, Scope, Send, origin_headers
 from transports.inbound.modern import MIRRORED
@@ -133,7 +132,7 @@ class RepeatedHead:
         mirrored = [header for header in head.raw_headers if header[0].lower().startswith(MIRRORED)]
         origin = headers.get("origin")
         shared = [] if origin is None else origin_headers(origin)
-        kept = replace(head, headers=headers, raw_headers=mirrored, memory=Memory(), checked=CheckedRequests())
+        kept = replace(head, headers=headers, raw_headers=mirrored, memory=Memory())
         return cls(endpoint, posts, kept, shared)
 
     def begin(self, body: bytes, trace: bytes = b"") -> "BegunPost | None":
@@ -250,9 +249,9 @@ class BegunPost:
     def decided(self) -> tuple[Request, Callable[[Request, float], CallPath | None]] | None:
         """Its request, and what makes a path of what was decided on that; None if nothing does."""
         request = self._request
-        if request is None or request.standing is None or request.standing.path_for is None:
+        if request is None or request.offer is None or request.offer.path_for is None:
             return None
-        return request, request.standing.path_for
+        return request, request.offer.path_for
 
     # -- the steps, for the endpoint
 

@@ -6,11 +6,9 @@ from time import monotonic
 from typing import Any
 
 import msgspec
-from msgspec.structs import replace
 
 from transports.era import LEGACY, MODERN, Era
 from transports.inbound.batch import BATCHES
-from transports.inbound.checked_requests import CheckedRequests
 from transports.inbound.headers import check_legacy, check_post, era_of
 from transports.inbound.http import Guard, HeaderList, Scope, peer_of
 from transports.inbound.modern import (
@@ -22,7 +20,7 @@ from transports.inbound.modern import (
     names_version,
 )
 from transports.inbound.sizes import Sizes
-from transports.inbound_port import Memory, Refused, Request
+from transports.inbound_port import Memory, Offer, Refused, Request
 from transports.jsonrpc import INVALID_REQUEST, InvalidMessage, Message, Object, decode_meta
 
 __all__ = ["Head", "Posts", "is_batch"]
@@ -41,7 +39,6 @@ class Head(msgspec.Struct, frozen=True, kw_only=True):
     forwarded: Any = None
     again: bool = False
     memory: Memory | None = None
-    checked: CheckedRequests | None = None
 
 
 class Posts:
@@ -87,25 +84,6 @@ class Posts:
             Refused, InvalidMessage, msgspec.MsgspecError: it breaks a rule of its era, or cannot be read.
         """
         params = {} if message.method is msgspec.UNSET else message.params_object()
-        checked = head.checked
-        if checked is None:
-            return self._checked(head, message, params, body_bytes)
-        if (found := checked.like(message, params)) is not None:
-            like, meta = found
-            return replace(
-                like,
-                headers=head.headers,
-                message=message,
-                params=params,
-                meta=meta,
-                arrived_at=monotonic(),
-                body_bytes=body_bytes,
-            )
-        request = self._checked(head, message, params, body_bytes)
-        return checked.keep(request, request.meta)
-
-    def _checked(self, head: Head, message: Message, params: Object, body_bytes: int) -> Request:
-        """As `request`, for a message with these params that is like none before it."""
         meta = decode_meta(params["_meta"]) if "_meta" in params else None
         known = meta if isinstance(meta, dict) else {}
         if head.era is not MODERN and not names_version(meta):
@@ -151,6 +129,7 @@ class Posts:
             body_bytes=body_bytes,
             check_mirrored=None if message is None else _check_of(era, head, message),
             memory=head.memory,
+            offer=None if head.memory is None else Offer(),
         )
 
 

@@ -93,8 +93,8 @@ class Template(msgspec.Struct, frozen=True):
 
     @property
     def memory_bytes(self) -> int:
-        """About what is held for the head: these bytes, the headers as text, the objects around each, and what was
-        decided on calls with it (`CheckedRequests`)."""
+        """About what is held for the head: these bytes, the headers as text, the objects around each, and what the
+        handler keeps."""
         return 2_500 + 2 * sum(map(len, self.parts)) + 120 * self.headers
 
 

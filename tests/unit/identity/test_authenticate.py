@@ -65,7 +65,7 @@ async def test_every_key_is_compared_whole_whichever_was_nearly_right(monkeypatc
         assert len(compared) == 5 and {len(part) for pair in compared for part in pair} == {32}
 
 
-@requirement("hot.remembered")
+@requirement("wall.authority")
 @pytest.mark.anyio
 async def test_only_what_a_head_alone_decides_for_good_is_lasting() -> None:
     auth = AuthSettings.model_validate({"proxies": PROXIES})

@@ -4,8 +4,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from tests.unit.relay.fast_calls import Fast, path_of
-from tests.unit.relay.test_standing import Calls, warm
+from tests.unit.relay.fast_calls import Calls, Fast, path_of, warm
 
 
 @pytest.fixture(scope="module", params=["legacy", "modern"])

@@ -1,30 +1,146 @@
 """Parts of the tests of the fast path: a client, and a path whose server answers when the test says so."""
 
 import asyncio
-from collections.abc import Callable
+import itertools
+import sys
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from contextvars import Context as Variables
 from typing import Any
 
+import httpx
 import msgspec
 import pytest
 from msgspec.structs import replace
 
+from gateway.calls.live_session import LiveSession, LiveSessions
+from gateway.config.settings import Settings
 from gateway.observability.metrics import Metrics
 from gateway.observability.outcome import EndedCall
 from gateway.policy.rate_limits import RateLimits
 from gateway.relay.fast_path import FastCall, FastPath
+from gateway.relay.pipeline import Pipeline
 from gateway.relay.replies import CallReply
-from session_store import Principal
-from tests.unit.relay.test_standing import Calls
-from transports.inbound_port import Answer, CallInFlight, Request
-from transports.jsonrpc import encode, parse
+from gateway.serving.app import create_app
+from session_store import Principal, Session
+from tests.support.mcp_clients import ACCEPT, modern_body, modern_headers
+from transports.inbound_port import Answer, CallInFlight, CallPath, Memory, Offer, Request
+from transports.jsonrpc import Message, Object, encode, parse
 from transports.soon import arrived
 from transports.upstream.stdio import StdioLink
 from transports.upstream_port import LinkClosed
 
-__all__ = ["ARGUMENTS", "Client", "Fast", "answer_of", "path_of"]
+__all__ = ["ARGUMENTS", "Calls", "Client", "Fast", "answer_of", "in_workspace", "path_of", "warm"]
 
 ARGUMENTS = b'{"key":"k"}'
+
+
+DEMO = {"command": sys.executable, "args": ["-m", "gateway.demo_server"], "tools": {"recall": {"bind": {}}}}
+TOOL = "recall"
+
+
+class Calls:
+    """Calls of a tool with one head of one connection. `path_for` makes a path for calls that are like the last one,
+    if that was decided on for them."""
+
+    path_for: Callable[[Request, float], CallPath | None] | None = None
+
+    def __init__(self, pipeline: Pipeline, like: Request, lives: LiveSessions) -> None:
+        self.lives = lives
+        self._pipeline = pipeline
+        self._like = replace(like, memory=Memory())
+        self._ids = itertools.count(100)
+        self.live: LiveSession | None = None
+
+    def like(self, **params: msgspec.Raw) -> "Calls":
+        """Calls with these params as well."""
+        meta = msgspec.json.decode(params.get("_meta", b"{}"))
+        more = replace(self._like, params=self._like.params | params, meta=meta)
+        return Calls(self._pipeline, more, self.lives)
+
+    def request(self, client_id: int | str, params: Object) -> Request:
+        """One more call under that id, with these params as well."""
+        message = Message(jsonrpc="2.0", id=client_id, method="tools/call")
+        return replace(self._like, message=message, params=self._like.params | params, offer=Offer())
+
+    async def begun(self, request: Request) -> CallReply:
+        """The reply to a call, which is sent."""
+        reply = await arrived(self._pipeline.call(request))
+        assert isinstance(reply, CallReply) and request.offer is not None
+        self.live, self.path_for = reply.live, request.offer.path_for
+        return reply
+
+    async def _sent(self, params: Object) -> list[Any]:
+        """What the client gets for one more call, with these params as well."""
+        request = self.request(next(self._ids), params)
+        reply = await self.begun(request)
+        got: list[Any] = []
+        while (frame := await reply.replies.next()) is not None:
+            got.append(msgspec.json.decode(frame.data))
+            if frame.final:
+                break
+        await arrived(reply.done())
+        assert request.message is not None and got[-1]["id"] == request.message.id
+        return got
+
+    async def call(self, key: Any = "k") -> Any:
+        """The answer to one more call."""
+        return (await self._sent({"arguments": msgspec.Raw(encode({"key": key}))}))[-1]
+
+    async def decided(self) -> None:
+        """Call until a path can be made. The first calls may come before the server is known."""
+        for _ in range(100):
+            await self.call()
+            if self.path() is not None:
+                return
+        raise AssertionError("no path is made")
+
+    def path(self, request: Request | None = None) -> CallPath | None:
+        """The path for calls that are like that request, or like the last one."""
+        like = request or self.request(1, {"arguments": msgspec.Raw(ARGUMENTS)})
+        return None if self.path_for is None else self.path_for(like, 60.0)
+
+
+@asynccontextmanager
+async def warm(era: str, monkeypatch: pytest.MonkeyPatch, **options: Any) -> AsyncIterator[Calls]:
+    """Calls in a session of that era, for which a path can be made."""
+    seen, lives = list[tuple[Pipeline, Request]](), list[LiveSessions]()
+    pipeline_call, live_of = Pipeline.call, LiveSessions.of
+
+    def calling(pipeline: Pipeline, request: Request) -> Any:
+        seen.append((pipeline, request))
+        return pipeline_call(pipeline, request)
+
+    def attaching(all_live: LiveSessions, *args: Any, **more: Any) -> LiveSession:
+        lives.append(all_live)
+        return live_of(all_live, *args, **more)
+
+    monkeypatch.setattr(LiveSessions, "of", attaching)
+    monkeypatch.setattr("gateway.sessions.cached_record.CACHED_FOR_S", 60.0)  # however slow this machine is
+    monkeypatch.setattr(Pipeline, "call", calling)
+    # Each call has its line, however many of them the tests before have made in this second.
+    gateway = {"store": "memory://", "log_calls_per_s": 100_000, **options}
+    settings = Settings.model_validate({"mcpServers": {"demo": DEMO}, "gateway": gateway})
+    app = create_app(settings)
+    async with (
+        app.router.lifespan_context(app),
+        httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://localhost", headers=ACCEPT) as http,
+    ):
+        body = modern_body("tools/call", {"name": TOOL, "arguments": {"key": "k"}})
+        if era == "modern":
+            opened = await http.post("/mcp", json=body, headers=modern_headers(body))
+            head = modern_headers(body) | {"MCP-Gateway-Session": opened.headers["mcp-gateway-session"]}
+        else:
+            del body["params"]["_meta"]
+            hello = {"protocolVersion": "2025-11-25", "capabilities": {}, "clientInfo": {"name": "c", "version": "1"}}
+            opened = await http.post("/mcp", json={"jsonrpc": "2.0", "id": 0, "method": "initialize", "params": hello})
+            head = {"MCP-Session-Id": opened.headers["mcp-session-id"], "MCP-Protocol-Version": "2025-11-25"}
+        http.cookies.clear()
+        assert (await http.post("/mcp", json=body, headers=head)).status_code == 200
+        pipeline, like = seen[-1]
+        calls = Calls(pipeline, like, lives[-1])
+        await calls.decided()
+        yield calls
 
 
 async def answer_of(reply: CallReply) -> list[Any]:
@@ -38,6 +154,10 @@ async def answer_of(reply: CallReply) -> list[Any]:
     await arrived(reply.done())
     assert reply.replies.first is None
     return got
+
+
+def in_workspace(session: Session) -> Session:
+    return replace(session, context=replace(session.context, workspace="red"))
 
 
 class Client:
@@ -161,8 +281,6 @@ class Fast:
 async def path_of(calls: Calls) -> FastPath:
     """The path for calls like the last one."""
     await calls.decided()
-    request = calls.request(1, {"arguments": msgspec.Raw(ARGUMENTS)})
-    assert request.standing is not None and request.standing.path_for is not None
-    path = request.standing.path_for(request, 60.0)
+    path = calls.path()
     assert isinstance(path, FastPath)
     return path

@@ -11,22 +11,23 @@ from typing import Any, cast
 
 import msgspec
 import pytest
+from msgspec.structs import replace
 
 from gateway.calls.exchange import Exchange
 from gateway.calls.link import LinkLifecycle
 from gateway.calls.live_session import ReturnWatch
 from gateway.calls.session_frames import SessionFrames
 from gateway.errors import CANCELLED, OUTCOME_UNKNOWN
+from gateway.identity.authenticate import Authenticated
 from gateway.protocol.listing import Tools
-from gateway.relay.fast_path import FastCall, FastPath
-from session_store import StoreUnavailable
+from gateway.relay.fast_path import FastCall
+from session_store import ANONYMOUS, StoreUnavailable
 from session_store.memory import MemorySessionStore
 from tests.requirements import requirement
 from tests.support.too_deep import TOO_DEEP
 from tests.unit.calls.parts import turns, until
-from tests.unit.relay.fast_calls import ARGUMENTS, Fast, answer_of, path_of
-from tests.unit.relay.test_standing import Calls, in_workspace, warm
-from transports.inbound_port import Refused
+from tests.unit.relay.fast_calls import ARGUMENTS, Calls, Fast, answer_of, in_workspace, path_of, warm
+from transports.inbound_port import Offer, Refused
 from transports.jsonrpc import encode
 from transports.upstream.stdio import StdioLink
 from transports.upstream_port import Link, LinkClosed
@@ -87,12 +88,6 @@ async def test_calls_in_flight_at_once_are_answered_each_with_its_own_result(fas
 # -- guards
 
 
-def known_of(fast: Fast) -> Any:
-    standing = fast.calls.request(1, {}).standing
-    assert standing is not None
-    return standing.kept.route.upstream.known
-
-
 def watch(fast: Fast, patch: pytest.MonkeyPatch) -> None:
     patch.setattr(fast.live, "frames", None)  # afterwards nobody watches
     patch.setattr(fast.live, "conversations", {})
@@ -125,7 +120,7 @@ CHANGES: dict[str, Change] = {
     "an operator watches": watch,
     "the server announces another list": lambda fast, _: fast.conversation.lists.forget("tools"),
     "another list was received": list_anew,
-    "the facts of the server change": lambda fast, _: known_of(fast).changed(),
+    "the facts of the server change": lambda fast, _: fast.path.facts.changed(),
     "the server was restarted": lambda fast, _: fast.conversation.users.restarted("crash"),
     "the session has news": lambda fast, _: fast.conversation.users.notify(fast.live, "gateway_restart"),
     "its link has opened or closed": lambda fast, _: fast.conversation.turned(),
@@ -252,21 +247,30 @@ async def test_rates_count_each_call_and_refuse_the_same_one(era: str, monkeypat
 async def test_no_path_is_made_of_a_call_whose_head_does_not_say_for_good_who_calls(calls: Calls) -> None:
     await calls.decided()
     request = calls.request(1, {"arguments": msgspec.Raw(ARGUMENTS)})
-    assert request.standing is not None and request.standing.path_for is not None and request.memory is not None
-    kept = request.memory.kept
-    request.memory.kept = None
-    assert request.standing.path_for(request, 60.0) is None
-    request.memory.kept = kept
-    assert isinstance(request.standing.path_for(request, 60.0), FastPath)
+    assert calls.path(request) is not None
+    nameless = {name: value for name, value in request.headers.items() if "session" not in name}
+    assert calls.path(replace(request, headers=nameless)) is None
+    expiring = replace(request, vouched_for=Authenticated(ANONYMOUS), offer=Offer())
+    await answer_of(await calls.begun(expiring))
+    assert calls.path_for is not None and calls.path(expiring) is None
 
 
-async def test_no_path_is_made_where_each_call_is_decided_on(calls: Calls) -> None:
+@pytest.mark.parametrize("more", [{"task": b'{"ttl":1000}'}, {"_meta": b'{"orbit":{"workspace":"red"}}'}])
+async def test_no_path_is_made_of_calls_that_are_decided_on_one_by_one(
+    more: dict[str, bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rules = {"policy": {"rules": [{"principals": ["*"], "workspace": "blue"}]}, "tasks": {"enabled": False}}
+    async with warm("legacy", monkeypatch, **rules) as calls:
+        special = calls.like(**{name: msgspec.Raw(value) for name, value in more.items()})
+        for _ in range(3):
+            await special.call()
+            assert special.path() is None
+
+
+async def test_no_path_is_made_of_what_has_changed_since_the_call(calls: Calls) -> None:
     path = await path_of(calls)
-    request = calls.request(1, {"arguments": msgspec.Raw(ARGUMENTS)})
-    assert request.standing is not None and request.standing.path_for is not None
-    (conversation,) = path.live.conversations.values()
-    conversation.lists.forget("tools")
-    assert request.standing.path_for(request, 60.0) is None
+    path.live.changed()
+    assert calls.path() is None
 
 
 @requirement("proc.reset-told")
@@ -281,8 +285,7 @@ async def test_no_path_is_made_while_a_result_has_to_tell_of_a_restart(
         fast.message({"id": fast.number, **answer})
         told = (await answer_of(reply))[0].get("result", {}).get("_meta")
         assert (told is not None) is is_told
-        assert request.standing is not None and request.standing.path_for is not None
-        assert (request.standing.path_for(request, 60.0) is not None) is is_told
+        assert (calls.path() is not None) is is_told
 
 
 # -- left
@@ -369,7 +372,7 @@ async def test_what_is_unusual_is_answered_as_on_the_general_way(fast: Fast, hap
 
 MEANWHILE: dict[str, Change] = {
     "the session has changed": lambda fast, _: fast.live.changed(),
-    "the server has changed": lambda fast, _: known_of(fast).changed(),
+    "the server has changed": lambda fast, _: fast.path.facts.changed(),
     "the lease is not certain": lambda fast, patch: patch.setattr(
         fast.path.paths, "lease", SimpleNamespace(trusted_until=0.0)
     ),

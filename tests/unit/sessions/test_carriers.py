@@ -35,7 +35,7 @@ def test_explicit_tokens_come_in_the_order_of_their_carriers_of_which_a_modern_c
     assert explicit_token(request()) is explicit_token(request(Era.MODERN, mcp_session_id="legacy")) is None
 
 
-@requirement("hot.remembered")
+@requirement("wall.authority")
 def test_the_body_names_the_session_only_where_no_header_does() -> None:
     meta = {SESSION_KEY: "meta"}
     own = [request(era, mcp_gateway_session="a") for era in Era]

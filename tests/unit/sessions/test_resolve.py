@@ -1,13 +1,17 @@
 """Which session a request belongs to, without a gateway around it."""
 
 import asyncio
+import contextlib
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from gateway.calls import live_session
 from gateway.calls.live_session import LiveSession
-from gateway.cluster.ownership import Cluster
+from gateway.cluster.ownership import Cluster, Route
+from gateway.identity.credential_claims import CredentialClaims
+from gateway.identity.request_context import RequestContext
 from gateway.relay.pipeline import store_errors_refused
 from gateway.sessions import cached_record
 from gateway.sessions.cached_record import AGING_AFTER_S, CACHED_FOR_S
@@ -18,7 +22,7 @@ from session_store.tokens import Purpose, TokenCodec
 from tests.requirements import requirement
 from tests.unit.sessions.parts import FOR_ALICE, FOR_BOB, NOBODY, Parts, Unreliable, refused, replicas, request
 from transports.era import Era
-from transports.inbound_port import OwnedByPeer, Refused, Request
+from transports.inbound_port import Memory, OwnedByPeer, Refused, Request
 from transports.soon import arrived, is_there
 
 pytestmark = pytest.mark.anyio
@@ -94,6 +98,32 @@ async def test_the_session_of_another_replica_is_not_served_here() -> None:
         await arrived(other.resolver.resume_by_id(session.id, FOR_ALICE, MODERN))
     assert isinstance(owner.cluster, Cluster) and elsewhere.value.route.session.owner == owner.cluster.replica
     assert other.live.get(session.id) is None
+
+
+@requirement("hot.forwarded", "id.bound")
+async def test_a_way_to_an_owner_is_kept_for_one_caller_in_one_era_until_the_owner_is_silent() -> None:
+    owner, other = replicas(clustered=True, store=Unreliable)
+    live = (await owner.resume_or_open(request(MODERN))).live
+    asked = replace(by_token(other, live), memory=Memory())
+    alice = replace(FOR_ALICE, is_lasting=True)
+
+    async def route(who: RequestContext, asked: Request = asked) -> Route:
+        with pytest.raises(OwnedByPeer) as elsewhere:
+            await other.require(asked, who)
+        found: Route = elsewhere.value.route
+        return found
+
+    assert (await route(FOR_ALICE)).memory is None, "the head alone does not say for good who calls"
+    first, reads = await route(alice), other.store.asked
+    again = await route(alice)
+    assert first.memory is again.memory is not None and first.is_read and not again.is_read
+    assert other.store.asked == reads
+    assert (await route(replace(alice, claims=CredentialClaims()))).is_read, "others have other claims"
+    for stranger in (replace(asked, era=MODERN), asked):
+        with refused(404) if stranger is asked else contextlib.nullcontext():
+            assert await other.resume(stranger, FOR_BOB) is None
+    again.memory.end()
+    assert (await route(alice)).is_read
 
 
 @requirement("cli.session-key")

@@ -271,8 +271,8 @@ class FastWire(Wire):
         return cast("Answer", self.answer)
 
     def call(self, request: Request) -> Soon[Answer]:
-        assert request.standing is not None
-        request.standing.offer(self.path.of)
+        assert request.offer is not None
+        request.offer.make(self.path.of)
         self.replies = self.answer.replies = ReplyQueue()
         self.replies.push(FINAL)
         return super().call(request)
