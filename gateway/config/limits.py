@@ -1,6 +1,6 @@
 """What one client or one server may cost, as an operator sets it: units in the names, reasons beside the defaults."""
 
-from typing import Annotated, Any
+from typing import Annotated, Any, Final
 
 from pydantic import BeforeValidator, Field
 
@@ -8,6 +8,9 @@ from gateway.config.model import Frozen, Seconds
 from transports.inbound.limits import Limits, room_for_connections
 
 __all__ = ["LimitSettings"]
+
+_BYTES_OF_A_HEADER: Final = 512
+"""Of the room for heads, for each header that a request may have."""
 
 
 def _null(value: Any) -> Any:
@@ -35,11 +38,8 @@ class LimitSettings(Frozen):
     of tasks that were asked for with `tasks/result` and are not read yet count as bodies do. Give the process twice as
     much memory."""
     start_timeout_s: Seconds = 30.0
-    """Maximum time for the start of a server, including the handshake."""
-    noise_timeout_s: Seconds = 5.0
-    """Maximum time from the first line on stdout of a starting server that is no MCP message to its first answer. A
-    banner does no harm, and a program that is no MCP server is recognized soon. Raise it for a server that writes to
-    stdout and then takes long to start."""
+    """Maximum time for the start of a server, including the handshake. A server whose first line on stdout is no MCP
+    message has a sixth of it from then on. Raise it for a server that takes long to start."""
     list_timeout_s: Seconds = 2.0
     """Maximum time that the handshake, discovery, lists and subscriptions at `/mcp` wait for the servers behind it.
     Then they are answered without the servers that are late, and the client is notified once these are up. Hosts show
@@ -51,19 +51,17 @@ class LimitSettings(Frozen):
     """For clients with a handshake: begin the event stream of a call that has sent nothing for this long. A client of
     2025-11-25 whose connection is cut can then fetch the result with `Last-Event-ID`, from any replica. 0: at once, for
     every call. Null: not before the first message of the server, or after 15 s. Python SDK clients refuse results above
-    1 MiB on event streams; they take them from calls that are faster than this."""
+    1 MiB on event streams; they take them from calls that are faster than this. Raise it if your results are large and
+    your servers slow."""
     poll_after_s: Annotated[float, Field(ge=0, le=86_400)] = 0.0
     """Close the event stream of a call after this long, for load balancers that cut long responses. Clients of
-    2025-11-25 continue with `Last-Event-ID`. 0: never."""
+    2025-11-25 continue with `Last-Event-ID`. 0: never. Only you know how long yours waits."""
     shutdown_grace_s: Seconds = 2.0
     """Time to wait for a child to exit after its stdin is closed, and again after SIGTERM. Then it is killed."""
-    parked_s: Seconds = 55.0
-    """How long a call waits for the answers of a 2026-07-28 client to a question of a legacy server. Servers give up
-    after about 60 s."""
     head_bytes: Annotated[int, Field(ge=1_024)] = 64 << 10
-    """Maximum size of a request's request line and headers; larger ones get 431. Browsers and proxies send less."""
-    headers: Annotated[int, Field(ge=8)] = 128
-    """Maximum number of headers of a request; more get 431. Each header costs some work, however short it is."""
+    """Maximum size of a request's request line and headers, of which there may be one for each 512 bytes of it (128);
+    larger ones, and more headers, get 431. Each header costs some work, however short it is. Browsers and proxies send
+    less."""
     head_timeout_s: Seconds = 10.0
     """Maximum time from the first byte of a request to the end of its headers, and from the start of a connection to
     its first byte. Then the connection is closed."""
@@ -84,19 +82,12 @@ class LimitSettings(Frozen):
     """Maximum number of connections from one address (IPv6: one /64 network); further ones get 503. 0: half of
     `connections`. Trusted proxies do not count. If no proxies are configured, connections from this machine do not
     count either."""
-    batch_messages: Annotated[int, Field(ge=1, le=1_024)] = 64
-    """Maximum number of messages in a JSON-RPC batch. A larger batch is refused before any of its messages is
-    executed."""
-    name_chars: Annotated[int, Field(ge=16)] = 256
-    """Maximum length of names that clients send: tools, prompts, methods, clients."""
-    uri_chars: Annotated[int, Field(ge=256)] = 8 << 10
-    """Maximum length of URIs that clients send. Browsers and proxies have similar limits."""
-    record_bytes: Annotated[int, Field(ge=4_096)] = 64 << 10
-    """Maximum size of the client data in a session's record: the parameters of `initialize` and the subscriptions."""
 
-    cached_bytes: Annotated[int, Field(ge=0)] = 8 << 20
-    """Maximum size of the results of each server that are kept while they are fresh: lists, and resources that were
-    read, of servers that send `ttlMs`. 0: none are kept."""
+    @property
+    def noise_timeout_s(self) -> float:
+        """Return the time from the first line on stdout of a starting server that is no MCP message to its first
+        answer: a banner does no harm, and a program that is no MCP server is recognized soon."""
+        return self.start_timeout_s / 6
 
     @property
     def before_authentication(self) -> Limits:
@@ -104,7 +95,7 @@ class LimitSettings(Frozen):
         connections = self.connections or room_for_connections()
         return Limits(
             head_bytes=self.head_bytes,
-            headers=self.headers,
+            headers=max(8, self.head_bytes // _BYTES_OF_A_HEADER),
             head_timeout_s=self.head_timeout_s,
             body_bytes=self.body_bytes,
             body_timeout_s=self.body_timeout_s,
@@ -112,8 +103,4 @@ class LimitSettings(Frozen):
             write_timeout_s=self.write_timeout_s,
             connections=connections,
             peer_connections=self.peer_connections or max(1, connections // 2),
-            batch_messages=self.batch_messages,
-            name_chars=self.name_chars,
-            uri_chars=self.uri_chars,
-            record_bytes=self.record_bytes,
         )

@@ -21,6 +21,7 @@ from gateway.config.hosts.placeholders import Place
 from gateway.config.secrets import UnusableSecret, secret_in
 
 __all__ = [
+    "GONE",
     "OTHER_NAMES",
     "ConfigurationError",
     "Gathered",
@@ -32,6 +33,19 @@ __all__ = [
 ]
 
 _PREFIX: Final = "MCP_GATEWAY_"
+GONE: Final[Mapping[str, str]] = {
+    "gateway.limits.batch_messages": "a batch has at most 64 messages",
+    "gateway.limits.cached_bytes": "at most 8 MiB of results of each server are kept",
+    "gateway.limits.headers": "a request has at most one header for each 512 bytes of gateway.limits.head_bytes",
+    "gateway.limits.name_chars": "names have at most 256 characters",
+    "gateway.limits.noise_timeout_s": "it is a sixth of gateway.limits.start_timeout_s",
+    "gateway.limits.parked_s": "a call waits 55 s for the answers of its client",
+    "gateway.limits.record_bytes": "the record of a session has at most 64 KiB from its client",
+    "gateway.limits.uri_chars": "URIs have at most 8,192 characters",
+    "gateway.packages.timeout_s": "a package is fetched within 600 s",
+    "gateway.tasks.tools": "clients use the requests tasks/* of the protocol",
+}
+"""Settings of earlier versions, and what holds now."""
 OTHER_NAMES: Final = frozenset(
     {"ADMIN_KEY", "API_KEY", "CREDENTIAL", "KEYS", "KEYS_FILE", "TOKEN", "URL"}
     | {"WORKER_COUNT", "WORKER_ENVIRONMENT", "WORKER_LIFELINE", "WORKER_LISTENER", "WORKER_NUMBER", "WORKER_READY"}
@@ -239,7 +253,13 @@ def explained(error: ValidationError, origins: Origins, model: type[BaseModel]) 
         where = origins.in_words(fault["loc"])
         what = fault["msg"].removeprefix("Value error, ")
         if fault["type"] == "extra_forbidden":
-            what = f"no such setting{did_you_mean(str(fault['loc'][-1]), _names_at(model, fault['loc'][:-1]))}"
+            known = _names_at(model, fault["loc"][:-1])
+            gone = GONE.get(".".join(map(str, fault["loc"])))
+            what = (
+                f"this setting is gone: {gone}"
+                if gone
+                else f"no such setting{did_you_mean(str(fault['loc'][-1]), known)}"
+            )
         place = origins.of_fault(fault["loc"])
         if fault["type"] in _LIST_FAULTS:
             what = (

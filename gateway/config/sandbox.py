@@ -15,7 +15,7 @@ from typing import Annotated, Any, Final, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field
 
-from gateway.config.model import Frozen, Seconds, Trust
+from gateway.config.model import Frozen, Trust
 from transports.upstream.walls.reach import destination
 
 __all__ = [
@@ -239,8 +239,6 @@ class PackageSettings(Frozen):
     fresh_s: Annotated[float, Field(ge=0, le=31_536_000)] = 86_400.0
     """How long a package whose command names no exact version is used before the gateway asks the registry for a newer
     one. Sessions start with the earlier one meanwhile. 0: never again."""
-    timeout_s: Seconds = 600.0
-    """Maximum time for fetching one package."""
     reach: tuple[str, ...] = ()
     """Hosts beyond public ones that a fetch may connect to, such as a private registry: `10.1.0.5:4873`,
     `registry.example.com:443`."""

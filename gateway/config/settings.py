@@ -87,7 +87,8 @@ class GatewaySettings(Frozen):
     """Also serve HTTP+SSE at `/sse`, for clients of MCP 2024-11-05."""
     connection_memory: bool = True
     """Remember the heads that a client repeats on its connection, so that they are read once. Each request is
-    authenticated all the same ([details](operating.md#connection-memory))."""
+    authenticated all the same ([details](operating.md#connection-memory)). Switch it off to find out whether a
+    fault is one of repeated requests."""
     result_meta: bool = False
     """Put the session id (shortened) and the correlation id into the `_meta` of results."""
     log_level: Literal["debug", "info", "warning", "error"] = "info"
@@ -95,7 +96,8 @@ class GatewaySettings(Frozen):
     log_format: Literal["auto", "json", "logfmt", "pretty"] = "auto"
     """Format of the log on stderr. `auto` is `pretty` on a terminal, else `logfmt`."""
     log_calls_per_s: Annotated[int, Field(ge=0)] = 100
-    """Maximum number of request log lines per second; further requests are counted in one line. 0 writes none."""
+    """Maximum number of request log lines per second; further requests are counted in one line. 0 writes none.
+    So no flood of calls fills the log."""
     stall_log_s: Annotated[float, Field(ge=0, le=60)] = 0.25
     """Log what blocks the event loop for longer than this ([details](operating.md#stalls)). 0 watches nothing."""
     tracing: bool = False

@@ -39,6 +39,9 @@ __all__ = ["FetchRequest", "NotForAll", "PackageFetcher", "places_of", "registri
 
 logger = logging.getLogger(__name__)
 
+TIMEOUT_S: Final = 600.0
+"""Maximum time for fetching one package."""
+
 _SHELL: Final = """#!/bin/sh
 [ "$npm_lifecycle_event" = npx ] && printf %s "$2" > {folder}/script && exec {env} -0 > {folder}/environment
 exit 1
@@ -110,7 +113,7 @@ class FetchWalls(Protocol):
 class PackageFetcher:
     """Fetches packages, each step in walls of its own."""
 
-    def __init__(self, fork_server: ForkServer, walls: FetchWalls, *, timeout_s: float) -> None:
+    def __init__(self, fork_server: ForkServer, walls: FetchWalls, *, timeout_s: float = TIMEOUT_S) -> None:
         self._fork_server = fork_server
         self._walls = walls
         self._timeout_s = timeout_s

@@ -126,7 +126,7 @@ def _packages(options: GatewaySettings, enclosures: Iterable[Enclosures], fork_s
         closed=own_listeners(options, workers=worker_count()),
         required=any(each.sandbox(trust).required for each in enclosures for trust in TRUSTS),
     )
-    return Packages(options.packages, PackageFetcher(fork_server, walls, timeout_s=options.packages.timeout_s))
+    return Packages(options.packages, PackageFetcher(fork_server, walls))
 
 
 def _package(packages: Packages, name: str, entry: UpstreamSettings) -> Callable[[], Awaitable[PackageInUse | None]]:

@@ -44,7 +44,7 @@ def build_sessions(base: Foundation) -> SessionParts:
         fields=options.context.fields,
         is_usable=lambda workspace: not is_checked or is_usable_workspace(workspace, pattern),
     )
-    record_limits = RecordLimits(options.limits.record_bytes, base.metrics.limited)
+    record_limits = RecordLimits(refusals=base.metrics.limited)
     closed: Listeners[LiveSession] = Listeners()
     lifecycle = SessionLifecycle(
         store=store,

@@ -6,7 +6,7 @@ import traceback
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from gateway.calls.lifecycles import Deadlines
 from gateway.config.faults import missing_extra
@@ -34,6 +34,13 @@ __all__ = ["OBJECT", "UpstreamFactory", "load_object"]
 
 OBJECT = UpstreamSettings(in_process="given:object")
 """The settings of a server object that the embedding program hands in."""
+
+SUSPENDED_S: Final = 55.0
+"""How long a call waits for the answers of a 2026-07-28 client to a question of a legacy server. Servers give up after
+about 60 s."""
+
+CACHED_BYTES: Final = 8 << 20
+"""Of the results of each server that are kept while they are fresh: lists, and resources that were read."""
 
 
 class UpstreamFactory:
@@ -83,7 +90,7 @@ class UpstreamFactory:
             start_s=limits.start_timeout_s,
             noise_s=limits.noise_timeout_s,
             call_s=limits.call_timeout_s,
-            suspended_s=limits.parked_s,
+            suspended_s=SUSPENDED_S,
             idle_stop_s=settings.idle_stop_s or None,
             unreturned_stop_s=self._unreturned_stop_s(settings),
         )
@@ -97,9 +104,9 @@ class UpstreamFactory:
             known=known,
             quotes=self._quotes,
         )
-        results = ResultCache(limits.cached_bytes)
+        results = ResultCache(CACHED_BYTES)
         shared = SharedConversations(links, deadlines, results.changed)
-        reader = ListReader(name_chars=limits.name_chars, uri_chars=limits.uri_chars)
+        reader = ListReader()
         return ConfiguredUpstream(
             settings,
             upstream,

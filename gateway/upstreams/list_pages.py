@@ -11,6 +11,7 @@ from gateway.protocol.listing import MOST_BYTES, MOST_TOOLS, items_of
 from gateway.protocol.methods import METHODS
 from gateway.upstreams.result_cache import Asked, ResultCache
 from transports.era import Era
+from transports.inbound.limits import Limits
 from transports.jsonrpc import encode
 
 __all__ = ["GATEWAY_META", "ListReader", "asked_by_gateway"]
@@ -33,11 +34,10 @@ def asked_by_gateway(method: str, params: Mapping[str, bytes]) -> Asked:
 class ListReader:
     """Reads lists, and leaves out items that no client can name.
 
-    `name_chars` and `uri_chars` are the settings of that name in `gateway.limits`: a request with a longer name or URI
-    is refused.
+    A request with a name or URI that is longer than `transports.inbound.limits.Limits` allows is refused.
     """
 
-    def __init__(self, *, name_chars: int, uri_chars: int) -> None:
+    def __init__(self, *, name_chars: int = Limits().name_chars, uri_chars: int = Limits().uri_chars) -> None:
         self._name_chars = name_chars
         self._uri_chars = uri_chars
 

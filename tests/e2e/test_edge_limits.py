@@ -31,7 +31,6 @@ SHORT: Final = {
     "idle_timeout_s": 0.8,
     "write_timeout_s": 1.0,
     "head_bytes": 16_384,
-    "headers": 32,
     "priming_after_s": None,  # a slow answer would become an event stream on a busy machine
 }
 GET: Final = b"GET /healthz HTTP/1.1\r\nHost: 127.0.0.1\r\n"

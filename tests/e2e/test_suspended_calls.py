@@ -9,6 +9,7 @@ import httpx
 import psutil
 import pytest
 
+from gateway.upstreams import factory
 from tests.requirements import requirement
 from tests.support.gateway_process import PROBE, UNLIMITED, RunningGateway, running_gateway, server
 from tests.support.in_process_gateway import InProcessGateway, in_process_gateway
@@ -109,9 +110,9 @@ def test_what_a_client_has_not_declared_is_an_error_to_the_server(
 
 
 @requirement("spec.bridge", "life.unconfirmed")
-def test_a_client_that_never_comes_back_is_given_up(http: httpx.Client) -> None:
-    options = {"limits": {"parked_s": 1.5}, "session": {"unconfirmed_ttl_s": 1.0}}
-    with in_process_gateway(SERVERS, options=options) as gateway:
+def test_a_client_that_never_comes_back_is_given_up(http: httpx.Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(factory, "SUSPENDED_S", 1.5)
+    with in_process_gateway(SERVERS, options={"session": {"unconfirmed_ttl_s": 1.0}}) as gateway:
         client = Modern(gateway.url, http)
         question = asked(client.tool("ask_once"))
         token = question["_meta"][SESSION_KEY]

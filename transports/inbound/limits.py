@@ -67,7 +67,7 @@ Refusals = Counter[Limited]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """The limits of one process. The settings have the same defaults, with reasons (`LimitSettings`).
+    """The limits of one process. Where a setting exists, it has the same default, with a reason (`LimitSettings`).
 
     Times are seconds, sizes bytes, lengths of texts characters after decoding.
     """
@@ -83,9 +83,13 @@ class Limits:
     peer_connections: int = 512
     pipelined: int = 16
     batch_messages: int = 64
+    """In a JSON-RPC batch. A larger one is refused before any of its messages is executed."""
     name_chars: int = 256
+    """Names that clients send: tools, prompts, methods, clients."""
     uri_chars: int = 8 << 10
+    """URIs that clients send. Browsers and proxies have similar limits."""
     record_bytes: int = 64 << 10
+    """The client data in a session's record: the parameters of `initialize` and the subscriptions."""
 
 
 def room_for_connections() -> int:

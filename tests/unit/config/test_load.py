@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from gateway.config.load import OTHER_NAMES, Origins, unknown_variables, variables
+from gateway.config.load import GONE, OTHER_NAMES, Origins, unknown_variables, variables
 from gateway.config.settings import GatewaySettings
 from tests.requirements import requirement
 from tests.unit.config.conftest import Refusal
@@ -122,3 +122,15 @@ def test_every_variable_that_the_code_reads_is_known() -> None:
     assert named >= {f"MCP_GATEWAY_{name}" for name in OTHER_NAMES}
     faults, notes = unknown_variables(named, GatewaySettings)
     assert not faults and not notes
+
+
+@requirement("ops.misspelt")
+@pytest.mark.parametrize("setting", sorted(GONE))
+def test_a_setting_that_is_gone_is_refused_with_what_holds_now(
+    setting: str, refusal: Refusal, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, section, name = setting.split(".")
+    assert refusal({"gateway": {section: {name: 7}}}).endswith(f"{setting}: this setting is gone: {GONE[setting]}")
+    variable = f"MCP_GATEWAY_{section}__{name}".upper()
+    monkeypatch.setenv(variable, "7")
+    assert refusal({}) == f"the variable {variable}: {setting}: this setting is gone: {GONE[setting]}"
