@@ -108,7 +108,7 @@ bench-peers: $(VENV)/.installed-dev ## Measure speed compared with other gateway
 	$(BIN)/python -m bench.cold --peers
 	$(BIN)/python -m bench.comparison
 
-reference: $(VENV)/.installed-dev ## Regenerate docs/settings.md, docs/conformance.md and docs/images
+reference: $(VENV)/.installed-dev ## Regenerate docs/settings.md, docs/tuning.md, docs/conformance.md and docs/images
 	$(BIN)/python -m tests.tools.settings_reference
 	$(BIN)/python -m tests.tools.state_diagrams
 	$(BIN)/python -m tests.tools.conformance_document

@@ -1,6 +1,6 @@
-"""Generates docs/settings.md from the settings: names, kinds, defaults, and the docstring below each field.
+"""Generates docs/settings.md and docs/tuning.md from the settings: names, kinds, defaults, and the docstring of each.
 
-`python -m tests.tools.settings_reference` writes the file; a test compares it with the code.
+`python -m tests.tools.settings_reference` writes the files; a test compares them with the code.
 """
 
 import ast
@@ -25,15 +25,19 @@ from gateway.config.settings import GatewaySettings
 from gateway.config.tasks import TaskSettings
 from gateway.config.upstreams import ItemSettings, ResourceSettings, ToolSettings, UpstreamSettings
 
-__all__ = ["FILE", "reference"]
+__all__ = ["pages"]
 
-FILE = Path(__file__).parents[2] / "docs/settings.md"
+_DOCS = Path(__file__).parents[2] / "docs"
+_FIRST: list[tuple[str, type[BaseModel], tuple[str, ...]]] = [
+    ("mcpServers.NAME.", UpstreamSettings, ("command", "args", "env", "url")),
+    ("gateway.", GatewaySettings, ("host", "port", "store", "api_keys", "allowed_hosts", "sandbox")),
+    ("gateway.session.", SessionSettings, ("idle_ttl_s",)),
+    ("gateway.admin.", AdminSettings, ("keys",)),
+]
+"""What most people set, and nothing else."""
 _SECTIONS: list[tuple[str, type[BaseModel]]] = [
     ("gateway", GatewaySettings),
     ("gateway.session", SessionSettings),
-    ("gateway.limits", LimitSettings),
-    ("gateway.tasks", TaskSettings),
-    ("gateway.packages", PackageSettings),
     ("gateway.discovery", DiscoverySettings),
     ("gateway.discovery.cards.NAME", CardSettings),
     ("gateway.admin", AdminSettings),
@@ -45,36 +49,59 @@ _SECTIONS: list[tuple[str, type[BaseModel]]] = [
     ("gateway.policy", PolicySettings),
     ("gateway.policy.rules[]", RuleSettings),
     ("gateway.policy.workspaces.PATTERN", WorkspaceSettings),
-    ("gateway.policy.session_rate, principal_rate, opening_rate", RateSettings),
     ("gateway.secrets.NAME", SecretSettings),
     ("mcpServers.NAME", UpstreamSettings),
     ("mcpServers.NAME.tools.PATTERN", ToolSettings),
     ("mcpServers.NAME.prompts.PATTERN, resource_uris.PATTERN", ItemSettings),
-    ("mcpServers.NAME.resources", ResourceSettings),
     ("mcpServers.NAME.sandbox, gateway.policy.sandbox", SandboxTable),
+]
+_TUNING: list[tuple[str, type[BaseModel]]] = [
+    ("gateway.limits", LimitSettings),
+    ("gateway.tasks", TaskSettings),
+    ("gateway.packages", PackageSettings),
+    ("gateway.policy.session_rate, principal_rate, opening_rate", RateSettings),
+    ("mcpServers.NAME.resources", ResourceSettings),
 ]
 _HEAD = """# Settings
 
-All settings, generated from the code. [configuration.md](configuration.md) describes how to set them. Each setting of
+Most people set some of these twelve. All others are below, and numbers to tune on a [page of their own](tuning.md).
+
+| setting | kind | default | meaning |
+|---|---|---|---|
+{first}
+
+Both pages are generated from the code. [configuration.md](configuration.md) describes how to set them. Each setting of
 `gateway` is also an environment variable: `gateway.session.idle_ttl_s` is `MCP_GATEWAY_SESSION__IDLE_TTL_S`. Lists and
 objects in variables are JSON. Settings whose names end with `_s` are in seconds.
+"""
+_TUNING_HEAD = """# Tuning
+
+What one client, one server, one task or one package may cost. The defaults suit most machines; the
+[first page](settings.md) has the settings that say what is served, and to whom.
 """
 _NAMES = {str: "text", int: "number", float: "number", bool: "yes or no"}
 
 
-def reference() -> str:
-    """The text of the document."""
-    return "\n".join([_HEAD, *(part for path, model in _SECTIONS for part in _section(path, model))])
+def pages() -> dict[Path, str]:
+    """Return the text of each document."""
+    rows = [_row(f"{path}{name}", model, name) for path, model, names in _FIRST for name in names]
+    heads = {"settings.md": (_HEAD.format(first="\n".join(rows)), _SECTIONS), "tuning.md": (_TUNING_HEAD, _TUNING)}
+    return {
+        _DOCS / name: "\n".join([head, *(part for path, model in sections for part in _section(path, model))])
+        for name, (head, sections) in heads.items()
+    }
 
 
 def _section(path: str, model: type[BaseModel]) -> list[str]:
-    words = _words(model)
-    rows = [
-        f"| `{name}` | {_kind(field)}{_or_zero(model, name)}{_or_null(field)} | {_default(field)} | {words[name]} |"
-        for name, field in model.model_fields.items()
-    ]
+    rows = [_row(name, model, name) for name in model.model_fields]
     intro = (inspect.getdoc(model) or "").partition("\n\n")[0].replace("\n", " ")
     return [f"## `{path}`\n", f"{intro}\n", "| setting | kind | default | meaning |", "|---|---|---|---|", *rows, ""]
+
+
+def _row(shown: str, model: type[BaseModel], name: str) -> str:
+    field = model.model_fields[name]
+    kind = f"{_kind(field)}{_or_zero(model, name)}{_or_null(field)}"
+    return f"| `{shown}` | {kind} | {_default(field)} | {_words(model)[name]} |"
 
 
 def _words(model: type[BaseModel]) -> dict[str, str]:
@@ -162,4 +189,5 @@ def _default(field: FieldInfo) -> str:
 
 
 if __name__ == "__main__":
-    FILE.write_text(reference(), encoding="utf-8")
+    for file, text in pages().items():
+        file.write_text(text, encoding="utf-8")
