@@ -60,8 +60,8 @@ def everything(uris: Iterable[str]) -> Filter:
 class SubscriptionRelay(Exchange):
     """A `subscriptions/listen` of the gateway's for a legacy client, who expects notifications without asking.
 
-    `is_waited_for`: calls wait for the acknowledgement of that. `may_miss`:
-    a change may be missing, so that the client is notified of all changes with the acknowledgement.
+    `is_waited_for`: calls wait for its acknowledgement. `may_miss`: a change may be missing, so that the client is
+    notified of all changes with the acknowledgement.
     """
 
     def __init__(self, live: LiveSession, replies: ReplyQueue) -> None:

@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import msgspec
+from msgspec.structs import replace
 
 from gateway.calls.exchange import Exchange
 from gateway.calls.live_session import LiveSession, live_session_of
@@ -47,19 +48,7 @@ class Call(msgspec.Struct, frozen=True):
 
     def with_params(self, params: Object) -> "Call":
         """Return the same request with other params."""
-        if params is self.params:
-            return self
-        return Call(
-            self.exchange,
-            self.era,
-            params,
-            self.meta,
-            self.correlation,
-            self.check_mirrored,
-            self.server,
-            self.principal,
-            self.headers,
-        )
+        return self if params is self.params else replace(self, params=params)
 
     def asking(self, params: Object, meta: Object) -> "Call":
         """Return a request that the gateway makes itself, on behalf of this call."""
