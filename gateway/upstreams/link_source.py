@@ -23,7 +23,7 @@ from transports.era import Era
 from transports.jsonrpc import encode, encode_notification, encode_request
 from transports.upstream_port import ConnectOptions, Link, LinkEvents, Upstream
 
-__all__ = ["Key", "SessionLinks", "SessionRecorder", "SharedLinks", "Start", "TrialLinks", "UpstreamLinks"]
+__all__ = ["Key", "SessionLinks", "SessionRecorder", "SharedLinks", "Start", "UpstreamLinks"]
 
 logger = logging.getLogger(__name__)
 
@@ -162,35 +162,31 @@ class UpstreamLinks:
 
 
 class SharedLinks:
-    """Links that belong to no session, or to many. They get no resources of a session."""
+    """Links that belong to no session, or to many. They get no resources of a session. `is_trial`: one link, which
+    tries whether the server accepts a handshake."""
 
-    def __init__(self, links: UpstreamLinks, era: Era) -> None:
+    def __init__(self, links: UpstreamLinks, era: Era, *, is_trial: bool = False) -> None:
         self._links = links
+        self._is_trial = is_trial
         self.name = links.name
         self.era = era
         self.session = self.principal = ""
         self.quotes_output = links.quotes == "all"
-        self.failed = links.failed
         self.frames: SessionFrames | None = None
+        self.resources = links.resources.shared
+        self.connect = links.connect
+        self.known_handshake = links.known_handshake
+        self.failed = links.failed
 
     def secrets(self, given: ConnectOptions) -> set[str]:
-        """Nobody watches such a link."""
+        """Return none: nobody watches such a link."""
         return set()
-
-    async def resources(self) -> LinkResources:
-        return await self._links.resources.shared()
-
-    async def connect(self, options: ConnectOptions, events: LinkEvents) -> Link:
-        return await self._links.connect(options, events)
 
     def handshake(self) -> bytes | None:
         return _SHARED_HANDSHAKE if self.era is Era.LEGACY else None
 
-    def known_handshake(self) -> bytes | None:
-        return self._links.known_handshake()
-
     def replay(self) -> list[bytes]:
-        return [_INITIALIZED]
+        return [] if self._is_trial else [_INITIALIZED]
 
     async def record_use(self, live: LinkSession) -> bool:
         return await self._links.record_use(live, self.era)
@@ -203,16 +199,6 @@ class SharedLinks:
 
     def restarted(self, reason: str) -> None:
         self._links.restarts[reason] += 1
-
-
-class TrialLinks(SharedLinks):
-    """One link, which tries whether the server accepts a handshake."""
-
-    def __init__(self, links: UpstreamLinks) -> None:
-        super().__init__(links, Era.LEGACY)
-
-    def replay(self) -> list[bytes]:
-        return []
 
 
 class SessionLinks:

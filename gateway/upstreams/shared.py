@@ -9,7 +9,7 @@ from gateway.calls.live_session import LiveSession
 from gateway.calls.output_tail import newest
 from gateway.calls.server_messages import SharedRouter
 from gateway.protocol.methods import Method
-from gateway.upstreams.link_source import SharedLinks, TrialLinks, UpstreamLinks
+from gateway.upstreams.link_source import SharedLinks, UpstreamLinks
 from transports.era import Era
 
 __all__ = ["SharedConversations"]
@@ -60,7 +60,7 @@ class SharedConversations:
 
     def trial(self) -> Conversation:
         """Return a new conversation of the legacy era, with a link of its own. The caller closes it."""
-        return Conversation(TrialLinks(self._links), SharedRouter(), self._deadlines)
+        return Conversation(SharedLinks(self._links, Era.LEGACY, is_trial=True), SharedRouter(), self._deadlines)
 
     def forget(self, live: LiveSession) -> None:
         """Remove a session that has ended."""
