@@ -17,7 +17,7 @@ from gateway.admin.reports import ProcessFacts, ReplicaReport, ServerReport, Ses
 from gateway.admin.server_reports import ServerPart, part_of_server
 from gateway.calls.conversation import Conversation
 from gateway.calls.live_session import FrameWatches, LiveSessions
-from gateway.calls.output_tail import MOST_LINES, newest
+from gateway.calls.starts import MOST_LINES, newest
 from gateway.cluster.ownership import Cluster
 from gateway.observability.metrics import Metrics
 from gateway.sandbox.refused import RefusedRow

@@ -8,7 +8,7 @@ import msgspec
 
 from gateway.admin.figures import UsageRow
 from gateway.calls.conversation import Conversation
-from gateway.calls.output_tail import newest
+from gateway.calls.starts import newest
 from gateway.upstreams.upstream import ConfiguredUpstream
 from session_store.metadata import scrubbed_start, scrubbed_text
 

@@ -5,20 +5,18 @@ come from is implemented for a session, for a shared server and for a trial (`Li
 """
 
 import asyncio
-import contextlib
 import logging
 import sys
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from time import monotonic
 from typing import Final, NamedTuple, Protocol
 
 import msgspec
 from msgspec.structs import replace
 
-from gateway.calls.backoff import Backoff
 from gateway.calls.lifecycles import LINK, Deadlines, LinkEvent, LinkState, Loss, step
-from gateway.calls.output_tail import newest, with_output_tail
 from gateway.calls.session_frames import SessionFrames
+from gateway.calls.starts import Backoff, FirstAnswerTimeout, newest, with_output_tail
 from gateway.context.link_resources import NO_RESOURCES, LinkResources
 from gateway.observability.logs import CORRELATION
 from gateway.protocol.extensions import Declared
@@ -30,7 +28,7 @@ from transports.jsonrpc import Message, splice
 from transports.tasks import Tasks, TasksClosed
 from transports.upstream_port import ConnectOptions, Link, LinkClosed, LinkEvents, UpstreamUnavailable
 
-__all__ = ["FirstAnswerTimeout", "LinkLifecycle", "LinkSession", "LinkSource", "LinkUser", "LinkUsers"]
+__all__ = ["LinkLifecycle", "LinkSession", "LinkSource", "LinkUser", "LinkUsers"]
 
 logger = logging.getLogger(__name__)
 
@@ -473,50 +471,6 @@ async def _end(detached: _Detached) -> None:
             await link.close()
     finally:
         resources.close()
-
-
-class FirstAnswerTimeout:
-    """Limits how long a server's first answer is waited for, one at a time.
-
-    `noise_s` is how long a server may take after its first line that is no message: a banner is followed by an answer,
-    a program that is no MCP server never answers.
-    """
-
-    __slots__ = ("_noise_s", "_timeout", "is_noisy")
-
-    def __init__(self, noise_s: float) -> None:
-        self.is_noisy = False
-        self._noise_s = noise_s
-        self._timeout: asyncio.Timeout | None = None
-
-    @contextlib.asynccontextmanager
-    async def within(self, seconds: float) -> AsyncIterator[None]:
-        """Limit the time of the block. Raises `TimeoutError`."""
-        self.is_noisy = False
-        try:
-            async with asyncio.timeout(seconds) as self._timeout:
-                yield
-        finally:
-            self._timeout = None
-
-    def noise(self) -> None:
-        """Wait for less time: the server has written a line that is no message."""
-        timeout = self._timeout
-        if timeout is None or self.is_noisy or (until := timeout.when()) is None:
-            return
-        self.is_noisy = True
-        sooner = asyncio.get_running_loop().time() + self._noise_s
-        if sooner < until:
-            timeout.reschedule(sooner)
-
-    def late(self, server: str, seconds: float) -> str:
-        """Return why the block was given up."""
-        if self.is_noisy:
-            return (
-                f"server {server!r} writes lines to stdout that are not MCP messages, and did not answer within "
-                f"{self._noise_s:g} s"
-            )
-        return f"server {server!r} did not start within {seconds:g} s"
 
 
 class LinkUsers:

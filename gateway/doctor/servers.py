@@ -5,7 +5,7 @@ import shlex
 from collections.abc import AsyncIterator
 from typing import Final
 
-from gateway.calls.output_tail import with_output_tail
+from gateway.calls.starts import with_output_tail
 from gateway.config.settings import ConfigurationError, Settings
 from gateway.doctor.findings import Finding, failure, ok, warning
 from gateway.serving.gateway import Gateway

@@ -12,11 +12,10 @@ from dataclasses import dataclass, field
 from time import monotonic, time
 from typing import Any, Final, Generic, Protocol, TypeVar
 
-from gateway.calls.backoff import MOST_S, Backoff
 from gateway.calls.call import Call
 from gateway.calls.conversation import Conversation
 from gateway.calls.live_session import LiveSession
-from gateway.calls.output_tail import without_output_tail
+from gateway.calls.starts import MOST_S, Backoff, without_output_tail
 from gateway.protocol.capabilities import Caller
 from gateway.protocol.handshake import HandshakeRefused
 from gateway.protocol.methods import CHANGES, METHODS

@@ -6,9 +6,9 @@ from functools import partial
 from time import monotonic
 from typing import Any
 
-from gateway.calls.backoff import MOST_S, Backoff
 from gateway.calls.conversation import Conversation
 from gateway.calls.live_session import LiveSession
+from gateway.calls.starts import MOST_S, Backoff
 from gateway.upstreams.upstream import ConfiguredUpstream
 from transports.era import Era
 from transports.upstream_port import UpstreamUnavailable

@@ -10,9 +10,8 @@ from typing import Final
 
 import msgspec
 
-from gateway.calls.backoff import Backoff
 from gateway.calls.conversation import Conversation
-from gateway.calls.output_tail import with_output_tail
+from gateway.calls.starts import Backoff, with_output_tail
 from gateway.protocol.caching import hints_of, with_ttl
 from gateway.protocol.extensions import MOST_NAME_CHARS, MOST_NAMES
 from gateway.protocol.handshake import HANDSHAKE_VERSIONS, HandshakeRefused, version_of

@@ -3,12 +3,12 @@
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final, cast
 
-from gateway.calls.backoff import Backoff
 from gateway.calls.call import Call
 from gateway.calls.conversation import Conversation
 from gateway.calls.lifecycles import Deadlines
 from gateway.calls.live_session import LiveSession
 from gateway.calls.server_messages import IsolatedRouter
+from gateway.calls.starts import Backoff
 from gateway.config.upstreams import UpstreamSettings
 from gateway.context.secrets import is_template
 from gateway.protocol.capabilities import Caller

@@ -8,7 +8,7 @@ from typing import cast
 import pytest
 
 from gateway.calls.lifecycles import Deadlines, LinkState
-from gateway.calls.link import FirstAnswerTimeout, LinkLifecycle, LinkUser, LinkUsers
+from gateway.calls.link import LinkLifecycle, LinkUser, LinkUsers
 from gateway.context.link_resources import LinkResources
 from gateway.protocol.handshake import HandshakeRefused
 from tests.requirements import requirement
@@ -373,34 +373,6 @@ async def test_whoever_decides_on_calls_learns_when_the_link_opens_and_when_it_i
     await turns()
     await links.close()
     assert user.turns == [True, False, True, False], "it was open no longer"
-
-
-@requirement("proc.garbage")
-async def test_the_first_line_that_is_no_message_shortens_the_time_to_the_answer() -> None:
-    timeout, loop = FirstAnswerTimeout(0.05), asyncio.get_running_loop()
-    began = loop.time()
-    with pytest.raises(TimeoutError):
-        async with timeout.within(30.0):
-            for _ in range(6):
-                timeout.noise()  # later lines do not prolong it
-                await asyncio.sleep(0)
-            await asyncio.Event().wait()
-    assert 0.04 < loop.time() - began < 5.0
-    assert timeout.late("files", 30.0) == (
-        "server 'files' writes lines to stdout that are not MCP messages, and did not answer within 0.05 s"
-    )
-
-
-async def test_it_never_prolongs_the_time_and_counts_from_each_beginning() -> None:
-    timeout = FirstAnswerTimeout(30.0)
-    with pytest.raises(TimeoutError):
-        async with timeout.within(0.01):
-            timeout.noise()
-            await asyncio.Event().wait()
-    async with timeout.within(5.0):
-        assert not timeout.is_noisy
-    timeout.noise()  # of a server that has answered
-    assert not timeout.is_noisy and timeout.late("files", 5.0) == "server 'files' did not start within 5 s"
 
 
 def test_every_user_learns_once_that_the_server_was_restarted() -> None:

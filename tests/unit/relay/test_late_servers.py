@@ -9,10 +9,9 @@ from typing import Any, cast
 import msgspec
 import pytest
 
-from gateway.calls.backoff import Backoff
 from gateway.calls.exchange import Exchange
 from gateway.calls.lists import Lists
-from gateway.calls.output_tail import with_output_tail
+from gateway.calls.starts import Backoff, with_output_tail
 from gateway.protocol.subscription_filter import Filter, SubscriptionFilter
 from gateway.relay import server_subscriptions
 from gateway.relay.late_servers import Asker, Gathered, LateServers

@@ -175,7 +175,7 @@ async def test_nobody_waits_for_a_probe_that_has_taken_too_long_already() -> Non
 async def test_a_server_that_failed_is_asked_again_without_a_client(
     server: Server, is_url: bool, failure: str, words: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("gateway.calls.backoff.FIRST_S", 0.001)
+    monkeypatch.setattr("gateway.calls.starts.FIRST_S", 0.001)
     probe = probe_of(server, is_url=is_url)
     facts = await probe.facts()
     assert (facts.failure, facts.output_tail, probe.failures.count) == (failure, words, 1)
