@@ -1,10 +1,9 @@
-"""One request of a client in flight: its ids on both sides, its frames, who is told of it, its end.
+"""One request of a client in flight: its ids on both sides, its frames, its end.
 
 Knows neither links nor other calls. What it needs of its session and of its conversation is in the two protocols here.
 """
 
 import logging
-import math
 import secrets
 from collections.abc import Callable, Generator, Mapping
 from time import monotonic
@@ -33,15 +32,13 @@ from gateway.context.facts import RESTARTED_KEY, trace_meta, traced_error, with_
 from gateway.errors import CANCELLED as CANCELLED_CODE
 from gateway.errors import CANCELLED_BY_CLIENT, error_of
 from gateway.identity.credential_claims import CredentialClaims
-from gateway.observability.observed import Failure, LogFacts, Watcher
-from gateway.observability.outcome import CANCELLED, INPUT_REQUIRED, TOOL_ERROR, Outcome, is_complete, outcome_of
-from gateway.observability.spans import CallSpan
+from gateway.observability.observed import Failure, ObservedCall
+from gateway.observability.outcome import INPUT_REQUIRED, TOOL_ERROR, Outcome, is_complete, outcome_of
 from gateway.protocol.caching import of_one_session
 from gateway.protocol.capabilities import Caller
 from gateway.protocol.subscription_filter import Filter
 from gateway.protocol.tasks import TaskAtServer, asks_for_task
 from session_store import Context, Session
-from session_store.session import redact
 from transports.inbound_port import Refused
 from transports.jsonrpc import (
     Message,
@@ -131,7 +128,7 @@ class ExchangeConversation(AskingServer, Protocol):
         ...
 
 
-class Exchange:
+class Exchange(ObservedCall):
     """A client's request on its way through one conversation.
 
     `number` is its id on the upstream's side, where ids of many clients must not collide. It is the progress token and
@@ -161,19 +158,6 @@ class Exchange:
     ended: Callable[[], None] | None = None  # called once the wire is done with it
     _wanted: Filter | None = None
     _on_acknowledged: Callable[[], None] | None = None
-
-    # What observability attaches to it (`gateway.observability.observed.ObservedExchange`).
-    tool = ""
-    is_listed = True
-    slow_s = math.inf
-    written_at = 0.0  # when the server got it, by the monotonic clock
-    began = 0.0
-    correlation = ""
-    span: CallSpan | None = None
-    is_audited = False
-    watchers: tuple[Watcher, ...] = ()
-    hung_since = 0.0  # `written_at`, once it was logged as slow before it had an answer
-    log_facts: LogFacts = MappingProxyType({})  # of its log lines, beside what every call has
 
     def __init__(
         self,
@@ -217,6 +201,11 @@ class Exchange:
     def era(self) -> str:
         """The client's."""
         return "legacy" if self.caller is None else "modern"  # not `Era`, whose hash is slow
+
+    def count(self, failure: Failure | None) -> None:
+        """Count the call in its session; `failure` if it failed."""
+        if self.live is not None:
+            self.live.count(failure)
 
     @property
     def is_over(self) -> bool:
@@ -457,7 +446,7 @@ class Exchange:
             return False
         was_suspended = self.suspended is not None and self.is_suspended
         self.step(event)
-        self._log_if_slow()
+        self.log_if_slow()
         if was_suspended:
             self.done()  # no wire uses it
         if self.suspended is not None:
@@ -507,93 +496,3 @@ class Exchange:
             return False
         self._on_acknowledged()
         return True
-
-    # -- who is told of it
-
-    def begin(self, at: float, correlation: str, span: CallSpan | None) -> None:
-        """Set when the request arrived, what correlates its log lines, and the span of the call."""
-        self.began, self.correlation = at, correlation
-        if span is not None:
-            self.span = span
-
-    def note(self, name: str, value: str) -> None:
-        """Add an attribute to the span of the call, if there is one."""
-        if self.span is not None:
-            self.span.note(name, value)
-
-    def take_span(self) -> CallSpan | None:
-        """Remove and return the span of the call."""
-        span = self.span
-        if span is not None:
-            self.span = None
-        return span
-
-    def watch(self, watcher: Watcher) -> None:
-        """Call `watcher` when the request ends."""
-        self.watchers = (*self.watchers, watcher)
-
-    def audit(self, watcher: Watcher) -> None:
-        """Call the watcher that records the call in the audit trail when the request ends. Later ones are ignored: a
-        call that could not be sent at once is admitted again."""
-        if not self.is_audited:
-            self.is_audited = True
-            self.watch(watcher)
-
-    def unwatch(self) -> CallSpan | None:
-        """Forget all watchers, and the span, which is returned."""
-        self.watchers = ()
-        return self.take_span()
-
-    def left(self) -> None:
-        """Tell the watchers that a request without an answer was cancelled: the wire is done with it."""
-        self._notify(CANCELLED)
-
-    def _notify(self, outcome: Outcome, answer: bytes = b"") -> None:
-        watchers, self.watchers = self.watchers, ()
-        for watcher in watchers:
-            watcher(self, outcome, answer)
-
-    def count(self, failure: Failure | None) -> None:
-        """Count the call in its session; `failure` if it failed."""
-        if self.live is not None:
-            self.live.count(failure)
-
-    def calls_tool(self, tool: str, slow_s: float) -> None:
-        """Set the tool, as logs name it. A call that takes longer than `slow_s` is logged as slow."""
-        self.tool, self.slow_s = tool, slow_s
-
-    def calls_unlisted(self) -> None:
-        """Record that the server does not list the tool of this call."""
-        self.is_listed = False
-
-    def answered_from(self, *, cache: bool) -> None:
-        """Record whether its answer, or a part of the answer, was kept from an earlier request (`cache`)."""
-        self.add_log_facts({"cached": cache and self.log_facts.get("cached") is not False})
-
-    def add_log_facts(self, facts: LogFacts) -> None:
-        """Add fields to its log lines, by the names that `gateway.observability.logs` knows."""
-        self.log_facts = {**self.log_facts, **facts}
-
-    def log_fields(self) -> dict[str, Any]:
-        """Return the fields of a log line about this call, in whatever task the line is written."""
-        return {
-            "server": self.server,
-            "tool": self.tool,
-            "session": "" if self.session is None else redact(self.session.id),
-            "correlation": self.correlation,
-            **{name: value for name, value in self.log_facts.items() if value},
-        }
-
-    def log_if_hanging(self, now: float) -> None:
-        """Log a call that the server has had for too long, once, while it has no answer."""
-        if now - self.written_at > self.slow_s and not self.hung_since:
-            self.hung_since = self.written_at
-            fields = self.log_fields() | {"took_s": round(now - self.written_at, 3)}
-            logger.warning("slow call, not answered yet", extra=fields)
-
-    def _log_if_slow(self) -> None:
-        if self.slow_s is math.inf or not self.written_at:
-            return
-        took_s = monotonic() - (self.hung_since or self.written_at)
-        if took_s > self.slow_s:
-            logger.warning("slow call", extra=self.log_fields() | {"took_s": round(took_s, 3)})

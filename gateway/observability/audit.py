@@ -20,7 +20,7 @@ from msgspec.structs import replace
 from gateway.config.auth import AuditSettings
 from gateway.observability.logs import CLIENT, CORRELATION
 from gateway.observability.metrics import Durations
-from gateway.observability.observed import ObservedExchange
+from gateway.observability.observed import ObservedCall
 from gateway.observability.outcome import Outcome
 from gateway.observability.queued_output import OutputQueue, put_on_stderr
 from gateway.observability.visible import visible_json
@@ -189,14 +189,12 @@ class Audit:
         level = logging.WARNING if event.event == "warned" else logging.INFO
         logger.log(level, what, extra=_shown(event) | ({"lasted_s": event.lasted_s} if event.event in ENDS else {}))
 
-    def call_watcher(
-        self, session: Session, tool: str, began: float
-    ) -> Callable[[ObservedExchange, Outcome, bytes], None]:
+    def call_watcher(self, session: Session, tool: str, began: float) -> Callable[[ObservedCall, Outcome, bytes], None]:
         """Make what records a call of that tool (`server/name`) once the call has ended. It began then, by the
         monotonic clock. `session` has the context of the request (`gateway.context.facts.with_context`)."""
         correlation = CORRELATION.get()
 
-        def finished(_: ObservedExchange, outcome: Outcome, __: bytes) -> None:
+        def finished(_: ObservedCall, outcome: Outcome, __: bytes) -> None:
             self.called(session, tool, outcome, monotonic() - began, correlation)
 
         return finished

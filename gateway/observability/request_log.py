@@ -13,7 +13,7 @@ import msgspec
 from gateway.observability.log_lines import CallLine, CallLines, in_ms, shown_method
 from gateway.observability.logs import CORRELATION
 from gateway.observability.metrics import Metrics
-from gateway.observability.observed import Failure, LogFacts, ObservedExchange
+from gateway.observability.observed import Failure, LogFacts, ObservedCall
 from gateway.observability.outcome import OK, EndedCall, Outcome
 from gateway.observability.spans import CallSpan, Tracing, UnsampledRequest, carried_on, carries_more, request_span
 from session_store import Principal, Session
@@ -67,7 +67,7 @@ class RequestLog:
         self._left = lines_per_s
         self._left_out = 0
 
-    def begin(self, exchange: ObservedExchange, request: Request, meta: Object, correlation: str) -> Object:
+    def begin(self, exchange: ObservedCall, request: Request, meta: Object, correlation: str) -> Object:
         """Watch a call that is about to be sent; its `_meta` with the trace context."""
         exchange.watch(self._finished)
         span, meta = None, self.carried(meta, request)
@@ -96,18 +96,18 @@ class RequestLog:
         unsampled = UnsampledRequest(int(correlation, 16), 0)
         return unsampled.call(None, meta)[1], unsampled.parent.decode()
 
-    def begin_again(self, exchange: ObservedExchange, request: Request, correlation: str) -> None:
+    def begin_again(self, exchange: ObservedCall, request: Request, correlation: str) -> None:
         """The client of a suspended call is back with its answers."""
         span = None if self.tracing is None else _call_span(exchange, {})[0]
         exchange.begin(request.arrived_at or monotonic(), correlation, span)
 
     @staticmethod
-    def forget(exchange: ObservedExchange) -> None:
+    def forget(exchange: ObservedCall) -> None:
         """Stop watching a call that was never sent. `refused` records the outcome of its request."""
         if (span := exchange.unwatch()) is not None:
             span.dropped()
 
-    def _finished(self, exchange: ObservedExchange, outcome: Outcome, answer: bytes) -> None:
+    def _finished(self, exchange: ObservedCall, outcome: Outcome, answer: bytes) -> None:
         took_s, server = monotonic() - exchange.began, exchange.server
         self.metrics.answered(server, exchange.method, exchange.era, outcome.kind, took_s)
         why, failure = "", None
@@ -170,7 +170,7 @@ class RequestLog:
             context=context,
         )
 
-    def _line_of(self, exchange: ObservedExchange, outcome: Outcome, took_s: float, server: str, why: str) -> None:
+    def _line_of(self, exchange: ObservedCall, outcome: Outcome, took_s: float, server: str, why: str) -> None:
         session = exchange.session
         self._line(
             exchange.method,
@@ -250,7 +250,7 @@ class RequestLog:
         logger.info(shown_method(method), extra={"outcome": str(outcome), "took_ms": in_ms(took_s), **facts})
 
 
-def _call_span(exchange: ObservedExchange, meta: Object) -> tuple[CallSpan | None, Object]:
+def _call_span(exchange: ObservedCall, meta: Object) -> tuple[CallSpan | None, Object]:
     """The span of a call, if its request has one, and the call's `_meta` with the trace context."""
     span = request_span()
     return (None, meta) if span is None else span.call(exchange.session, meta)
