@@ -10,7 +10,7 @@ import functools
 import logging
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from time import monotonic
-from typing import Any, Final, Protocol, cast
+from typing import Any, Protocol, cast
 
 import msgspec
 
@@ -79,10 +79,6 @@ class _HttpLink(Protocol):
         """Do as `Link.send`. The request has these headers, too: an intermediary forwards every `Mcp-Param-*` header
         that it does not recognize (MCP 2026-07-28, Streamable HTTP §Server Behavior for Custom Headers)."""
         ...
-
-
-_EXIT_S: Final = 1.0
-"""How long after its input a process may end, so that errors say how it has ended."""
 
 
 class Conversation:
@@ -382,24 +378,10 @@ class Conversation:
         try:
             answer = self.answer_to(method, params)
         except LinkClosed as closed:
-            raise await self._end_of(closed) from None
+            if not self.is_process:
+                raise
+            raise await self._own.end_after(closed, self.next_number()) from None
         return await answer
-
-    async def _end_of(self, closed: LinkClosed) -> LinkClosed:
-        """Return how a process has ended whose input was found closed: its exit says more, and is reported a moment
-        later."""
-        link = self.links.link
-        if link is None or link.pid is None:
-            return closed
-        end = self._own.expect(self.next_number())
-        try:
-            async with asyncio.timeout(_EXIT_S):
-                await end
-        except LinkClosed as ended:
-            return ended
-        except TimeoutError:  # it has only closed its input
-            pass
-        return closed
 
     def answer_to(self, method: str, params: bytes | None) -> asyncio.Future[Message]:
         """Send a request of the gateway's own at once. The future gets the answer, or `LinkClosed` if the link ends

@@ -21,6 +21,7 @@ from gateway.calls.questions import give_up
 from gateway.errors import CALL_TIMED_OUT
 from session_store.session import redact
 from transports.jsonrpc import Message, encode
+from transports.upstream_port import LinkClosed
 
 __all__ = [
     "CallWatch",
@@ -41,6 +42,9 @@ MOST_TOKENS: Final = 256
 
 MOST_NAMED: Final = 3
 """Calls in flight that a log line names. With more than that, the list would say nothing."""
+
+_EXIT_S: Final = 1.0
+"""How long after its input a process may end, so that errors say how it has ended."""
 
 _LATE: Final = {
     Clock.SERVER: "server {!r} did not answer",
@@ -285,6 +289,19 @@ class OwnRequests:
         self._waiting.pop(number, None)
         if not self._waiting:
             self._waiting = {}  # one that was in use keeps its size
+
+    async def end_after(self, closed: LinkClosed, number: int) -> LinkClosed:
+        """Wait for the end of a process whose input was found closed: its exit says more, and is reported a moment
+        later. `number` is that of no request."""
+        end = self.expect(number)
+        try:
+            async with asyncio.timeout(_EXIT_S):
+                await end
+        except LinkClosed as ended:
+            return ended
+        except TimeoutError:  # it has only closed its input
+            pass
+        return closed
 
     def settle(self, message: Message) -> bool:
         """Set the answer to one of these requests. Returns False if the message answers none of them."""

@@ -82,7 +82,7 @@ async def test_a_process_whose_input_is_found_closed_has_ended_as_it_says_a_mome
     pid: int | None, exits: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if not exits:
-        monkeypatch.setattr("gateway.calls.conversation._EXIT_S", 0.01)
+        monkeypatch.setattr("gateway.calls.in_flight._EXIT_S", 0.01)
     upstream = FakeUpstream()
     await upstream.conversation.ready()
     [link] = upstream.links
