@@ -18,9 +18,9 @@ from gateway.policy.decisions import Policy
 from gateway.protocol.listing import Tools, operation_of
 from gateway.sandbox.enclosures import Enclosures
 from gateway.sandbox.explained import explained, lines_of
-from gateway.sandbox.holding import holding_of
 from gateway.sandbox.packages import package_folder
 from gateway.sandbox.profiles import Enclosure
+from gateway.sandbox.server_sandboxes import server_sandbox_of
 from gateway.upstreams.upstream import ConfiguredUpstream
 from session_store import Context, Session
 from session_store.session import redact
@@ -165,7 +165,7 @@ class SessionEnvironments:
         enclosure = enclosures.enclosure(sandbox)
         trusts = () if entry.shared else (session.context.trust,)
         holds = explained(
-            holding_of(name, enclosures, sandbox, trusts, delegation=self._given.delegation()),
+            server_sandbox_of(name, enclosures, sandbox, trusts, delegation=self._given.delegation()),
             enclosures,
             package_folder(self._given.settings.gateway.packages, entry),
             self._given.delegation(),

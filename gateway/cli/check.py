@@ -36,7 +36,7 @@ def check(
     from gateway.config.keyring import key_ring
     from gateway.doctor.workspaces import check_workspaces
     from gateway.sandbox.enclosures import own_files
-    from gateway.sandbox.holding import holdings_of, refuse_cgroup, refuse_open, refuse_unheld
+    from gateway.sandbox.server_sandboxes import configured_sandboxes, refuse_cgroup, refuse_open, refuse_unheld
     from transports.upstream.delegation import look
 
     try:
@@ -47,7 +47,7 @@ def check(
         warnings = [note.text for note in loaded.notes if note.level == "warning"]
         warnings += [f"{one.what}; {one.do}" for one in check_workspaces(settings) if one.state != "ok"]
         warnings += [] if settings.mcpServers else ["nothing to serve: mcpServers is empty or missing"]
-        sandboxes = holdings_of(settings)
+        sandboxes = configured_sandboxes(settings)
         refuse_cgroup(settings.gateway.cgroup, look(settings.gateway.cgroup))
         refuse_unheld(sandboxes)
         refuse_open(sandboxes, own_files(settings.gateway))

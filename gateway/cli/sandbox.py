@@ -13,8 +13,8 @@ from gateway.config.settings import ConfigurationError, load
 from gateway.observability.visible import as_json, visible_line
 from gateway.sandbox.enclosures import enclosures_of
 from gateway.sandbox.explained import explained, lines_of
-from gateway.sandbox.holding import holdings
 from gateway.sandbox.packages import package_folder
+from gateway.sandbox.server_sandboxes import server_sandboxes
 from transports.upstream.delegation import look
 
 __all__ = ["app"]
@@ -52,7 +52,7 @@ def explain(
         raise complain(located(str(error), config)) from None
     package = package_folder(settings.gateway.packages, entry)
     delegation = look(settings.gateway.cgroup)
-    every = holdings({name: enclosures}, delegation=delegation)
+    every = server_sandboxes({name: enclosures}, delegation=delegation)
     found = [explained(one, enclosures, package, delegation) for one in every]
     if in_json:
         typer.echo(as_json({"server": name, "sandboxes": found}, indent=2))

@@ -6,7 +6,7 @@ from pathlib import Path
 from gateway.config.settings import ConfigurationError, Settings
 from gateway.doctor.findings import Finding, failure, ok, warning
 from gateway.sandbox.enclosures import own_files
-from gateway.sandbox.holding import Holding, holdings_of, refuse_cgroup, told
+from gateway.sandbox.server_sandboxes import ServerSandbox, configured_sandboxes, refuse_cgroup, told
 from transports.upstream.delegation import look
 
 __all__ = ["check_sandboxes"]
@@ -16,7 +16,7 @@ def check_sandboxes(settings: Settings, config: Path | None = None) -> Iterator[
     """One finding for each sandbox, one for each thing that a server's configuration names in vain, and one for each
     file with secrets of the gateway that a sandbox leaves open. `config` is the configuration's file."""
     own = own_files(settings.gateway)
-    every = holdings_of(settings)
+    every = configured_sandboxes(settings)
     if any(found.sandbox.has_walls for found in every):
         yield _cgroups(settings.gateway.cgroup)
     for found in every:
@@ -40,7 +40,7 @@ def _cgroups(setting: str | None) -> Finding:
     return ok("cgroups", told(delegation))
 
 
-def _finding(found: Holding) -> Iterator[Finding]:
+def _finding(found: ServerSandbox) -> Iterator[Finding]:
     check = f"sandbox {found.title}"
     if not found.sandbox.has_walls:
         yield ok(check, f"off, by {found.sandbox.chosen_by}")

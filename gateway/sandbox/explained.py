@@ -4,8 +4,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
 from gateway.sandbox.enclosures import Enclosures
-from gateway.sandbox.holding import Holding, told
 from gateway.sandbox.package_folder import PackageFolder
+from gateway.sandbox.server_sandboxes import ServerSandbox, told
 from gateway.sandbox.system_paths import system_grants
 from transports.upstream.delegation import Delegation
 from transports.upstream.walls.spec import Walls
@@ -16,7 +16,7 @@ OWN: Final = "a folder of its own in each session: HOME, TMPDIR, and the working
 
 
 def explained(
-    holding: Holding,
+    one: ServerSandbox,
     enclosures: Enclosures,
     package: PackageFolder | None,
     delegation: Delegation,
@@ -25,9 +25,9 @@ def explained(
     """One sandbox of a server, as JSON. `package` is the folder of the package that its command names. `delegation`
     is where cgroups are. `walls` are those of a process that runs, with what its session has; without, what every
     session has is explained."""
-    sandbox, enclosure = holding.sandbox, enclosures.enclosure(holding.sandbox)
+    sandbox, enclosure = one.sandbox, enclosures.enclosure(one.sandbox)
     found: dict[str, Any] = {
-        "sessions": holding.trusts or ("direct", "sandboxed"),
+        "sessions": one.trusts or ("direct", "sandboxed"),
         "profile": sandbox.profile,
         "chosen_by": sandbox.chosen_by,
         "required": sandbox.required,
@@ -63,10 +63,10 @@ def explained(
         "cgroup": told(delegation),
         "watch": sandbox.watch,
         "variables": dict(enclosure.env),
-        "not_granted": holding.left_out,
+        "not_granted": one.left_out,
         "withheld": enclosure.withheld,
-        "missing": holding.missing,
-        "shared": holding.shared,
+        "missing": one.missing,
+        "shared": one.shared,
     }
 
 

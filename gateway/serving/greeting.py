@@ -13,7 +13,7 @@ from gateway.admin.routes import ADMIN
 from gateway.admin.sign_in_link import SignInLink
 from gateway.config.addresses import host_and_port, is_loopback
 from gateway.config.settings import GatewaySettings
-from gateway.sandbox.holding import Holding, holdings
+from gateway.sandbox.server_sandboxes import ServerSandbox, server_sandboxes
 from gateway.serving.gateway import Gateway
 from gateway.serving.workers import announce
 from gateway.upstreams.upstream import ConfiguredUpstream
@@ -114,20 +114,20 @@ def local_gateway(gateway: Gateway, url: str, link: SignInLink | None, folder: P
     """What commands of this user are to find in that folder; None if a server could read it, or if there is no link."""
     options = gateway.parts.foundation.settings.gateway
     operators = "" if link is None else _operators(options, url)
-    if link is None or not operators or not all(_is_closed(one, folder) for one in holdings_at(gateway)):
+    if link is None or not operators or not all(_is_closed(one, folder) for one in sandboxes_at(gateway)):
         return None
     return LocalGateway(url=operators, endpoint=url, key=link.key, pid=os.getpid(), network=network_namespace())
 
 
-def _is_closed(one: Holding, folder: Path) -> bool:
+def _is_closed(one: ServerSandbox, folder: Path) -> bool:
     """Whether the processes of a sandbox cannot read the folder."""
     return one.sandbox.has_walls and not one.missing and not one.opens([folder])
 
 
-def holdings_at(gateway: Gateway) -> list[Holding]:
+def sandboxes_at(gateway: Gateway) -> list[ServerSandbox]:
     """The sandboxes of the servers."""
     servers = gateway.parts.servers
-    return holdings(servers.enclosures, delegation=servers.fork_server.delegation())
+    return server_sandboxes(servers.enclosures, delegation=servers.fork_server.delegation())
 
 
 def greeting_of(gateway: Gateway, url: str, link: SignInLink | None, *, is_announced: bool = False) -> Greeting:
@@ -136,7 +136,7 @@ def greeting_of(gateway: Gateway, url: str, link: SignInLink | None, *, is_annou
     everywhere = options.host in _EVERY_ADDRESS
     if everywhere:
         url = url.replace(f"[{options.host}]" if ":" in options.host else options.host, "localhost", 1)
-    found = holdings_at(gateway)
+    found = sandboxes_at(gateway)
     return Greeting(
         url=url,
         scope="on every address of this machine" if everywhere else "",
@@ -152,7 +152,7 @@ def greeting_of(gateway: Gateway, url: str, link: SignInLink | None, *, is_annou
     )
 
 
-def server_lines(gateway: Gateway, found: list[Holding] | None = None) -> tuple[ServerLine, ...]:
+def server_lines(gateway: Gateway, found: list[ServerSandbox] | None = None) -> tuple[ServerLine, ...]:
     """The configured servers, in the order of the configuration. `found` has their sandboxes."""
     profiles: dict[str, list[str]] = {}
     for one in found or ():

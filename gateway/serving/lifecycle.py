@@ -10,7 +10,7 @@ from typing import Final
 from gateway.config.settings import ConfigurationError
 from gateway.observability.otel import flush
 from gateway.sandbox.enclosures import own_files
-from gateway.sandbox.holding import holdings, log_holdings, refuse_cgroup, refuse_open, refuse_unheld
+from gateway.sandbox.server_sandboxes import log_sandboxes, refuse_cgroup, refuse_open, refuse_unheld, server_sandboxes
 from gateway.serving.own_process import hide, why_in_sight
 from gateway.serving.parts import Parts
 from gateway.serving.store_watch import StoreWatch
@@ -68,11 +68,11 @@ class Lifecycle:
         if any(entry.settings.command for entry in servers.upstreams) and (why := why_in_sight()):
             logger.warning("%s", why)
         delegation = servers.fork_server.delegation()
-        found = holdings(servers.enclosures, delegation=delegation)
+        found = server_sandboxes(servers.enclosures, delegation=delegation)
         refuse_cgroup(servers.fork_server.cgroup, delegation)
         refuse_unheld(found)
         refuse_open(found, own_files(base.settings.gateway))
-        log_holdings(found, delegation)
+        log_sandboxes(found, delegation)
         await self._open_store()
         async with contextlib.AsyncExitStack() as stack:
             stack.push_async_callback(base.backend.close)

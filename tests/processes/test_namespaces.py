@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from gateway.sandbox.holding import ask_kernel
+from gateway.sandbox.server_sandboxes import ask_kernel
 from tests.processes.children import DAEMON, Family, Recorder, until
 from tests.requirements import requirement
 from tests.support.walled import python_grants

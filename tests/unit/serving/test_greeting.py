@@ -8,7 +8,7 @@ import pytest
 
 from gateway.admin.local_gateways import LocalGateway
 from gateway.config.settings import Settings
-from gateway.sandbox.holding import holdings
+from gateway.sandbox.server_sandboxes import server_sandboxes
 from gateway.serving.gateway import Gateway
 from gateway.serving.greeting import Greeting, farewell, greeting_of, link_for, local_gateway
 from tests.requirements import requirement
@@ -96,7 +96,8 @@ def test_a_key_is_left_for_commands_only_where_no_server_can_read_it(
     folder = tmp_path / "runtime"
     folder.mkdir()
     monkeypatch.setattr(
-        "gateway.serving.greeting.holdings", lambda given, **more: holdings(given, lambda _: kernel, **more)
+        "gateway.serving.greeting.server_sandboxes",
+        lambda given, **more: server_sandboxes(given, lambda _: kernel, **more),
     )
     text = json.dumps(entry).replace("RUNTIME", str(folder)).replace("ABOVE", str(tmp_path))
     given = Settings.model_validate({"mcpServers": {"one": json.loads(text)}, "gateway": options})

@@ -10,14 +10,14 @@ import pytest
 from gateway.config.faults import ConfigurationError
 from gateway.config.settings import GatewaySettings, Settings
 from gateway.sandbox.enclosures import enclosures_of, opened, own_files
-from gateway.sandbox.holding import (
-    Holding,
-    holdings,
-    holdings_of,
-    log_holdings,
+from gateway.sandbox.server_sandboxes import (
+    ServerSandbox,
+    configured_sandboxes,
+    log_sandboxes,
     refuse_cgroup,
     refuse_open,
     refuse_unheld,
+    server_sandboxes,
     told,
 )
 from tests.requirements import requirement
@@ -39,10 +39,10 @@ def reading(path: Path) -> Walls:
     return Walls(profile="standard", grants=(Grant(path=str(path), mode="r"),), reach=None)
 
 
-def found(kernel: Kernel, delegation: Delegation | None = None, **sandboxes: Any) -> list[Holding]:
+def found(kernel: Kernel, delegation: Delegation | None = None, **sandboxes: Any) -> list[ServerSandbox]:
     settings = settings_of(**{name: {"command": "cat", "sandbox": sandbox} for name, sandbox in sandboxes.items()})
     every = {name: enclosures_of(name, entry, settings.gateway) for name, entry in settings.mcpServers.items()}
-    return holdings(every, lambda _: kernel, delegation)
+    return server_sandboxes(every, lambda _: kernel, delegation)
 
 
 @requirement("box.told")
@@ -73,16 +73,16 @@ def test_a_required_sandbox_that_does_not_hold_is_refused_with_what_is_missing()
 @requirement("box.told")
 def test_what_does_not_hold_and_what_is_not_granted_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
-    log_holdings(found(OLD, a="standard", b="standard", c="off"))
+    log_sandboxes(found(OLD, a="standard", b="standard", c="off"))
     told = [record.message for record in caplog.records]
     assert told[0] == "sandboxes: a standard, b standard"
     assert told[1].startswith("the sandbox of a, b does not hold as a whole: Files are not closed")
     assert len(told) == len(set(told))
     caplog.clear()
-    log_holdings(found(OLD, c="off"))
+    log_sandboxes(found(OLD, c="off"))
     assert not caplog.records
     entry = {"command": "cat", "args": ["/etc"], "sandbox": {"direct": "standard", "sandboxed": "strict"}}
-    log_holdings(holdings_of(settings_of(a=entry)))
+    log_sandboxes(configured_sandboxes(settings_of(a=entry)))
     assert [record.message for record in caplog.records if "/etc" in record.message] == [
         "mcpServers.a: not granted to its sandbox: /etc: it holds too much to be meant as a whole; grant what is "
         "needed in read or write"
@@ -108,10 +108,10 @@ def test_where_servers_have_cgroups_is_logged_or_why_they_have_none(caplog: pyte
     caplog.set_level(logging.INFO)
     none, some = Delegation(lacks="it is not delegated"), Delegation(root="/x", controllers=("memory", "pids"))
     assert told(some) == "one for each in /x, with memory, process limits"
-    log_holdings(found(NEW, a="standard"), none)
+    log_sandboxes(found(NEW, a="standard"), none)
     assert caplog.messages[0] == ("cgroups of sandboxes: none, limits are those of each process (it is not delegated)")
     caplog.clear()
-    log_holdings(found(NEW, a="off"), none)
+    log_sandboxes(found(NEW, a="off"), none)
     assert not caplog.messages
     with pytest.raises(ConfigurationError, match=r"gateway\.cgroup: it is not delegated"):
         refuse_cgroup("/x", none)
@@ -135,7 +135,7 @@ def test_files_of_the_gateway_that_a_sandbox_leaves_open_are_found(
     )
     files = [project / "mcp.json", *own_files(settings.gateway)]
     assert {file.name for file in files} == {"mcp.json", "keys", "sessions.db", "sessions.db.keys", *BESIDE}
-    opened = {one.server: {Path(file).name for file in one.opens(files)} for one in holdings_of(settings)}
+    opened = {one.server: {Path(file).name for file in one.opens(files)} for one in configured_sandboxes(settings)}
     assert opened == {"a": set(), "b": {"mcp.json", "sessions.db", "sessions.db.keys", *BESIDE}, "c": set()}
 
 
@@ -149,10 +149,10 @@ def test_a_folder_with_keys_of_the_gateway_is_granted_to_no_server(
     for profile in ("standard", "strict"):
         settings = settings_of(files={"command": "cat", "args": [str(folder)], "sandbox": profile})
         with pytest.raises(ConfigurationError) as refused:
-            refuse_open(holdings_of(settings), own_files(settings.gateway))
+            refuse_open(configured_sandboxes(settings), own_files(settings.gateway))
         assert f"mcpServers.files: its sandbox grants {folder}, and with it {keys}" in str(refused.value)
     monkeypatch.setenv("MCP_GATEWAY_KEYS_FILE", str(tmp_path / "keys"))
-    refuse_open(holdings_of(settings), own_files(settings.gateway))
+    refuse_open(configured_sandboxes(settings), own_files(settings.gateway))
 
 
 @requirement("box.keys")

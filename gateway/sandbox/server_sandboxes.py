@@ -19,15 +19,15 @@ from transports.upstream.walls.kernel import Kernel, probe
 from transports.upstream.walls.spec import Walls
 
 __all__ = [
-    "Holding",
+    "ServerSandbox",
     "ask_kernel",
-    "holding_of",
-    "holdings",
-    "holdings_of",
-    "log_holdings",
+    "configured_sandboxes",
+    "log_sandboxes",
     "refuse_cgroup",
     "refuse_open",
     "refuse_unheld",
+    "server_sandbox_of",
+    "server_sandboxes",
     "told",
 ]
 
@@ -46,7 +46,7 @@ logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Holding:
+class ServerSandbox:
     """One sandbox of one server. `trusts` are the sessions that it is for, all of them if it is empty. `missing` says
     what of it does not hold on this machine. `left_out` says what the server's configuration names and is not granted,
     with the setting that would grant it."""
@@ -101,11 +101,11 @@ def kernel_for(namespaces: bool) -> Kernel:
     return probe()
 
 
-def holdings(
+def server_sandboxes(
     servers: Mapping[str, Enclosures],
     kernel: Callable[[bool], Kernel] = kernel_for,
     delegation: Delegation | None = None,
-) -> list[Holding]:
+) -> list[ServerSandbox]:
     """The sandboxes of servers with a command, in the order of the servers. One for both trusts is there once. `kernel`
     returns what the kernel can, and whether it has namespaces if that is asked for. `delegation` is where their cgroups
     are; without it there are none."""
@@ -113,25 +113,25 @@ def holdings(
     return [found for name, one in servers.items() for found in _of_server(name, one, kernel, tree)]
 
 
-def holdings_of(settings: Settings) -> list[Holding]:
+def configured_sandboxes(settings: Settings) -> list[ServerSandbox]:
     """The sandboxes of a configuration."""
     entries = {name: entry for name, entry in settings.mcpServers.items() if entry.command}
     every = {name: enclosures_of(name, entry, settings.gateway) for name, entry in entries.items()}
-    return holdings(every, delegation=look(settings.gateway.cgroup))
+    return server_sandboxes(every, delegation=look(settings.gateway.cgroup))
 
 
 def _of_server(
     name: str, enclosures: Enclosures, kernel: Callable[[bool], Kernel], delegation: Delegation
-) -> Iterable[Holding]:
+) -> Iterable[ServerSandbox]:
     sandboxes = {trust: enclosures.sandbox(trust) for trust in TRUSTS}
     both = len(set(sandboxes.values())) == 1
     for trust, sandbox in sandboxes.items():
         if both and trust != TRUSTS[0]:
             return
-        yield holding_of(name, enclosures, sandbox, () if both else (trust,), kernel, delegation=delegation)
+        yield server_sandbox_of(name, enclosures, sandbox, () if both else (trust,), kernel, delegation=delegation)
 
 
-def holding_of(
+def server_sandbox_of(
     name: str,
     enclosures: Enclosures,
     sandbox: Sandbox,
@@ -139,7 +139,7 @@ def holding_of(
     kernel: Callable[[bool], Kernel] = kernel_for,
     *,
     delegation: Delegation,
-) -> Holding:
+) -> ServerSandbox:
     """One sandbox of one server."""
     enclosure = enclosures.enclosure(sandbox)
     walls = None if enclosure is None else enclosure.walls
@@ -149,7 +149,7 @@ def holding_of(
         here = kernel(walls.namespaces or walls.own_folders)
         missing = (*here.missing(walls), *delegation.missing(walls.limits))
         shared = here.shared(walls)
-    return Holding(
+    return ServerSandbox(
         server=name,
         sandbox=sandbox,
         trusts=trusts,
@@ -160,7 +160,7 @@ def holding_of(
     )
 
 
-def refuse_open(found: Iterable[Holding], files: Iterable[Path]) -> None:
+def refuse_open(found: Iterable[ServerSandbox], files: Iterable[Path]) -> None:
     """Refuse sandboxes that grant files which no server may read. A grant of a folder cannot leave out a file in it.
 
     Raises:
@@ -179,7 +179,7 @@ def refuse_open(found: Iterable[Holding], files: Iterable[Path]) -> None:
         raise ConfigurationError("\n".join(faults.values()))
 
 
-def refuse_unheld(found: Iterable[Holding]) -> None:
+def refuse_unheld(found: Iterable[ServerSandbox]) -> None:
     """Refuse what is required and does not hold.
 
     Raises:
@@ -205,7 +205,7 @@ def refuse_cgroup(setting: str | None, delegation: Delegation) -> None:
         raise ConfigurationError(f"gateway.cgroup: {delegation.lacks}")
 
 
-def log_holdings(found: Iterable[Holding], delegation: Delegation | None = None) -> None:
+def log_sandboxes(found: Iterable[ServerSandbox], delegation: Delegation | None = None) -> None:
     """Log which sandboxes there are, what of them does not hold, and what is named in vain."""
     walled = [one for one in found if one.sandbox.has_walls]
     if walled and delegation is not None:
