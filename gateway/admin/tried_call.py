@@ -9,7 +9,7 @@ import msgspec
 
 from gateway.admin.call_messages import answer_to_question, call_body, call_headers, cancel_body
 from gateway.identity.credential_claims import CredentialClaims
-from gateway.relay.vouched import VouchesFor
+from gateway.relay.internal_requests import InternalRequests
 from session_store import Principal
 from transports.era import LEGACY, Era
 from transports.inbound.inside import Reply
@@ -81,7 +81,9 @@ class Way(msgspec.Struct, frozen=True, kw_only=True):
 class Sending:
     """One call on its way."""
 
-    def __init__(self, ask: VouchesFor, way: Way, name: str, attempt: Attempt, correlation: str, peer: str) -> None:
+    def __init__(
+        self, ask: InternalRequests, way: Way, name: str, attempt: Attempt, correlation: str, peer: str
+    ) -> None:
         self._ask = ask
         self._way = way
         self._name = name

@@ -21,7 +21,7 @@ from gateway.admin.tried_call import Attempt, Sending, TriedCall, Way
 from gateway.config.auth import OPERATOR_ISSUER
 from gateway.identity.credential_claims import CredentialClaims
 from gateway.observability.logs import CORRELATION
-from gateway.relay.vouched import VouchesFor
+from gateway.relay.internal_requests import InternalRequests
 from gateway.sessions.session_keys import key_alias
 from session_store import Principal, Session, SessionStore, StoreUnavailable
 from session_store.session import redact
@@ -58,7 +58,7 @@ class TriedCalls:
         self,
         *,
         catalog: ToolCatalog,
-        ask: VouchesFor,
+        ask: InternalRequests,
         finder: SessionFinder,
         sessions: SessionStore,
         claims: Callable[[Session], CredentialClaims | None],

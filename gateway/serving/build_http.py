@@ -15,11 +15,11 @@ from gateway.config.peer_tls import peer_tls
 from gateway.context.facts import SESSION_KEY
 from gateway.errors import too_much_in_flight
 from gateway.relay.intake import Intake
+from gateway.relay.internal_requests import InternalRequests
 from gateway.relay.legacy import LegacyClients
 from gateway.relay.legacy_handshake import LegacyHandshake
 from gateway.relay.modern import ModernClients
 from gateway.relay.pipeline import Pipeline
-from gateway.relay.vouched import VouchedRequests
 from gateway.serving.build_tasks import build_tasks
 from gateway.serving.parts import Callers, Foundation, Http, Resolution, Servers, SessionParts, TaskParts
 from gateway.sessions.carriers import without_tokens
@@ -70,13 +70,13 @@ def build_http(
         )
 
     endpoints = {path: endpoint(pipeline, path) for path in servers.endpoints}
-    vouched = VouchedRequests(pipeline, endpoint, host=callers.guard.served_host)
+    internal = InternalRequests(pipeline, endpoint, host=callers.guard.served_host)
     membership = None
     if cluster is not None and peers is not None:
         membership = _membership(base, cluster, peers, envelopes, endpoints)
     sse = _sse(base, callers, pipeline, endpoints) if options.sse else {}
     return Http(
-        endpoints=endpoints, sse=sse, membership=membership, forwarding=forwarding, tasks=tasks, vouched=vouched
+        endpoints=endpoints, sse=sse, membership=membership, forwarding=forwarding, tasks=tasks, internal=internal
     )
 
 

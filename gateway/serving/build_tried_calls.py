@@ -20,7 +20,7 @@ def build_tried_calls(
     names = [upstream.name for upstream in servers.upstreams]
     return TriedCalls(
         catalog=ToolCatalog(servers.upstreams, served_paths(names)),
-        ask=http.vouched,
+        ask=http.internal,
         finder=SessionFinder(base.backend.sessions, base.clock),
         sessions=base.backend.sessions,
         claims=functools.partial(kept_claims, rules=sessions.rules),

@@ -29,8 +29,8 @@ from gateway.policy.quotas import PrincipalQuotas
 from gateway.policy.rate_limits import RateLimits
 from gateway.policy.tool_calls import ToolCalls
 from gateway.relay.endpoint import Endpoint
+from gateway.relay.internal_requests import InternalRequests
 from gateway.relay.late_servers import LateServers
-from gateway.relay.vouched import VouchedRequests
 from gateway.sandbox.enclosures import Enclosures
 from gateway.sandbox.packages import Packages
 from gateway.sandbox.refused import SessionRefusals
@@ -201,7 +201,7 @@ class Http:
     membership: Membership | None
     forwarding: Forwarding | None
     tasks: TaskParts
-    vouched: VouchedRequests
+    internal: InternalRequests
     """Requests without a credential, from within the process."""
 
 

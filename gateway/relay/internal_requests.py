@@ -5,7 +5,7 @@ as anybody.
 """
 
 from collections.abc import Callable, Mapping
-from typing import Any, Protocol
+from typing import Any
 
 from msgspec.structs import replace
 
@@ -16,29 +16,12 @@ from transports.inbound.inside import Inside, Reply
 from transports.inbound_port import Answer, Carried, EventSource, Handler, Refused, Request
 from transports.soon import Soon
 
-__all__ = ["Vouched", "VouchedRequests", "VouchesFor"]
+__all__ = ["InternalRequests"]
 
 
-class VouchesFor(Protocol):
-    """Sends requests in the name of a principal."""
-
-    def __call__(
-        self,
-        path: str,
-        principal: Principal,
-        claims: CredentialClaims | None,
-        headers: Mapping[str, str],
-        body: bytes,
-        *,
-        peer: str = "",
-    ) -> Reply:
-        """Begin a POST to the endpoint at `path`. `peer` is the address of whoever caused it."""
-        ...
-
-
-class VouchedRequests:
-    """Implements `VouchesFor`. `endpoint` makes the endpoint of a path with that handler; `host` is a name that this
-    gateway and the others on its store serve."""
+class InternalRequests:
+    """Sends requests in the name of a principal. `endpoint` makes the endpoint of a path with that handler; `host` is a
+    name that this gateway and the others on its store serve."""
 
     def __init__(self, handler: Handler, endpoint: Callable[[Handler, str], Any], *, host: str) -> None:
         self._handler = handler
@@ -55,12 +38,13 @@ class VouchedRequests:
         *,
         peer: str = "",
     ) -> Reply:
+        """Begin a POST to the endpoint at `path`. `peer` is the address of whoever caused it."""
         who = Authenticated(principal, claims, is_lasting=True)
-        app = self._endpoint(Vouched(self._handler, who), path)
+        app = self._endpoint(_HandlerAs(self._handler, who), path)
         return Inside(app, path).ask("POST", {**headers, "host": self._host}, body, peer)
 
 
-class Vouched:
+class _HandlerAs:
     """Hands requests to another handler as those of one caller (`transports.inbound_port.Handler`)."""
 
     def __init__(self, handler: Handler, who: Authenticated) -> None:
