@@ -16,7 +16,7 @@ from gateway.cli.options import Caller
 from gateway.config.context import CORRELATION_ID, TEMP_DIR
 from gateway.config.model import sample_of
 from gateway.config.settings import ConfigurationError, Settings
-from gateway.context.announced import Announced, Announcements
+from gateway.context.client_workspace import Announced, Announcements
 from gateway.identity.authenticate import Authenticated, Identity
 from gateway.identity.context_rules import Derived
 from gateway.identity.credential_claims import CredentialClaims, normal_trust

@@ -14,7 +14,7 @@ from gateway.calls.live_session import LiveSession, live_session_of
 from gateway.calls.streams import KEPT_BYTES, KeptCall
 from gateway.cluster.ownership import Cluster, Forwarded
 from gateway.config.limits import LimitSettings
-from gateway.context.announced import Announcements
+from gateway.context.client_workspace import Announcements
 from gateway.context.facts import CONTEXT_KEY, with_context
 from gateway.context.session_facts import SessionFacts
 from gateway.errors import (

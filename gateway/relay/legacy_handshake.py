@@ -9,7 +9,7 @@ import msgspec
 
 from gateway.calls.call import message_of
 from gateway.calls.immediate_reply import ImmediateReply
-from gateway.context.announced import Announcements
+from gateway.context.client_workspace import Announcements
 from gateway.context.facts import traced_error, with_meta
 from gateway.errors import UPSTREAM_UNAVAILABLE, error_of
 from gateway.identity.request_context import RequestContext

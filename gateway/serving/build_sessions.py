@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 from gateway.calls.live_session import LiveSession
 from gateway.config.context import is_usable_workspace
-from gateway.context.announced import Announcements
+from gateway.context.client_workspace import Announcements
 from gateway.context.personal_data import scrubber
 from gateway.identity.context_rules import ContextRules
 from gateway.observability.logs import CORRELATION

@@ -8,7 +8,7 @@ from gateway.calls.exchange import Exchange
 from gateway.calls.live_session import LiveSession
 from gateway.config.context import ContextSettings
 from gateway.config.limits import LimitSettings
-from gateway.context.announced import Announcements
+from gateway.context.client_workspace import Announcements
 from gateway.relay.intake import Intake
 from session_store import Context, MemoryEventLog, Session
 from tests.support.context import FACTS

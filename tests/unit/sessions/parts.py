@@ -11,7 +11,7 @@ from gateway.cluster.ownership import Cluster
 from gateway.config.context import ContextSettings
 from gateway.config.policy import PolicySettings
 from gateway.config.sessions import SessionSettings
-from gateway.context.announced import Announcements
+from gateway.context.client_workspace import Announcements
 from gateway.identity.context_rules import ContextRules
 from gateway.identity.request_context import RequestContext
 from gateway.observability.audit import Audit
