@@ -13,7 +13,7 @@ import pytest
 from tests.requirements import requirement
 from transports.upstream.process_tree import below
 from transports.upstream.walls.gate import ProcessCalls
-from transports.upstream.walls.notifications import Listener, Notification
+from transports.upstream.walls.intercepted_calls import InterceptedCall, Listener
 from transports.upstream.walls.system_calls import NUMBERS, numbers
 
 pytestmark = pytest.mark.skipif(
@@ -27,11 +27,11 @@ class Answers(Listener):
     def __init__(self) -> None:
         self.last = -1
 
-    def answer(self, notification: Notification, error: int = 0) -> bool:
+    def answer(self, made: InterceptedCall, error: int = 0) -> bool:
         self.last = error
         return True
 
-    def proceed(self, notification: Notification) -> bool:
+    def proceed(self, made: InterceptedCall) -> bool:
         self.last = 0
         return True
 
@@ -46,7 +46,7 @@ class Asked:
 
     def __call__(self, name: str, *arguments: int) -> int:
         padded = (*(each & 0xFFFF_FFFF_FFFF_FFFF for each in arguments), 0, 0, 0, 0, 0, 0)[:6]
-        self._calls.decide(Notification(1, os.getpid(), numbers()[name], padded))
+        self._calls.decide(InterceptedCall(1, os.getpid(), numbers()[name], padded))
         return self._answers.last
 
 

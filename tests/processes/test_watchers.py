@@ -13,7 +13,7 @@ from tests.processes.places import needs_walls
 from tests.requirements import requirement
 from transports.upstream.walls import watchers
 from transports.upstream.walls.file_calls import FileCalls
-from transports.upstream.walls.notifications import Listener, Notification
+from transports.upstream.walls.intercepted_calls import InterceptedCall, Listener
 from transports.upstream.walls.refusals import Refusals
 from transports.upstream.walls.spec import Grant
 from transports.upstream.walls.system_calls import numbers
@@ -31,15 +31,15 @@ class _Calls(Listener):
     def __init__(self) -> None:
         self.value = 0
 
-    def answer(self, notification: Notification, error: int = 0) -> bool:
+    def answer(self, made: InterceptedCall, error: int = 0) -> bool:
         self.value = -error
         return True
 
-    def succeed(self, notification: Notification, value: int) -> bool:
+    def succeed(self, made: InterceptedCall, value: int) -> bool:
         self.value = value
         return True
 
-    def give(self, notification: Notification, fd: int, *, closes_on_exec: bool) -> None:
+    def give(self, made: InterceptedCall, fd: int, *, closes_on_exec: bool) -> None:
         self.value = os.dup(fd)
 
 
@@ -55,7 +55,9 @@ class Server:
         self._made = 0
 
     def instance(self) -> int:
-        self._watchers.decide(Notification(1, os.getpid(), numbers()["inotify_init1"], (os.O_CLOEXEC, 0, 0, 0, 0, 0)))
+        self._watchers.decide(
+            InterceptedCall(1, os.getpid(), numbers()["inotify_init1"], (os.O_CLOEXEC, 0, 0, 0, 0, 0))
+        )
         assert self._calls.value > 0
         return self._calls.value
 
@@ -63,7 +65,7 @@ class Server:
         """The watch, or an errno below zero."""
         name = ctypes.create_string_buffer(os.fsencode(path))
         arguments = (instance, ctypes.addressof(name), _MODIFIED, 0, 0, 0)
-        self._files.decide(Notification(2, os.getpid(), numbers()["inotify_add_watch"], arguments))
+        self._files.decide(InterceptedCall(2, os.getpid(), numbers()["inotify_add_watch"], arguments))
         return self._calls.value
 
     def watch_new(self, instance: int, most: int = 10 * MOST) -> int:

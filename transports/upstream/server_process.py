@@ -13,7 +13,7 @@ from transports.upstream.cgroups import Group
 from transports.upstream.process_tree import prctl
 from transports.upstream.prototypes import Prepared
 from transports.upstream.walls.build import WallsFailed, build
-from transports.upstream.walls.notifications import duplicate_from, open_process
+from transports.upstream.walls.intercepted_calls import duplicate_from, open_process
 from transports.upstream.walls.system_calls import dumpable
 
 __all__ = ["Launch", "become_server", "note_signals", "report_failure", "report_number"]

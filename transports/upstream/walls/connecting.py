@@ -16,7 +16,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final
 
-from transports.upstream.walls.notifications import Listener, Notification
+from transports.upstream.walls.intercepted_calls import InterceptedCall, Listener
 
 __all__ = ["MAX_WAITING", "Connections", "connect"]
 
@@ -34,7 +34,7 @@ _libc: Any = ctypes.CDLL(None, use_errno=True)
 class _Waiting:
     """A process that waits for its connection. `again` is called until it no longer answers EAGAIN (Unix sockets)."""
 
-    notification: Notification
+    made: InterceptedCall
     socket: socket.socket
     deadline: float | None
     again: Callable[[], int] | None
@@ -69,17 +69,17 @@ class Connections:
         self._inodes: dict[int, int] = {}
         self._next_sweep = 0.0
 
-    def make(self, notification: Notification, theirs: socket.socket, attempt: Callable[[], int]) -> None:
+    def make(self, made: InterceptedCall, theirs: socket.socket, attempt: Callable[[], int]) -> None:
         """Run the attempt, which returns an errno or 0, and answer now or when the socket is ready. Owns the socket."""
         fd = theirs.fileno()
         if (earlier := self._inodes.get(os.fstat(fd).st_ino)) is not None:
-            self._repeat(notification, theirs, self._waiting[earlier])
+            self._repeat(made, theirs, self._waiting[earlier])
             return
         blocking = os.get_blocking(fd)
         if blocking and len(self._waiting) >= MAX_WAITING:
             self._forget_dead()
         if blocking and len(self._waiting) >= MAX_WAITING:
-            self._end(notification, theirs, errno.EAGAIN)
+            self._end(made, theirs, errno.EAGAIN)
             return
         try:
             error = _attempted(fd, attempt)
@@ -88,22 +88,22 @@ class Connections:
                 self._restore(theirs)
             raise
         if not blocking:
-            self._end(notification, theirs, error)
+            self._end(made, theirs, error)
         elif error in (errno.EINPROGRESS, errno.EALREADY):
-            self._wait(notification, theirs, None)
+            self._wait(made, theirs, None)
             self._poller.register(fd, select.POLLOUT)
         elif error == errno.EAGAIN and theirs.family == socket.AF_UNIX:  # its listener is busy
-            self._wait(notification, theirs, attempt)
+            self._wait(made, theirs, attempt)
         else:
             self._restore(theirs)
-            self._end(notification, theirs, error)
+            self._end(made, theirs, error)
 
     def ready(self, fd: int) -> None:
         """A socket that is waited for has been connected, or has failed."""
         waiting = self._waiting.get(fd)
         if waiting is None:
             return
-        if not self._listener.is_valid(waiting.notification):  # a signal: the process asks for the result itself
+        if not self._listener.is_valid(waiting.made):  # a signal: the process asks for the result itself
             self._finish(fd, None)
         else:
             self._finish(fd, waiting.socket.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR))
@@ -130,22 +130,22 @@ class Connections:
 
     def _forget_dead(self) -> None:
         for fd, waiting in tuple(self._waiting.items()):
-            if not self._listener.is_valid(waiting.notification):
+            if not self._listener.is_valid(waiting.made):
                 self._finish(fd, None)
 
-    def _repeat(self, notification: Notification, theirs: socket.socket, earlier: _Waiting) -> None:
+    def _repeat(self, made: InterceptedCall, theirs: socket.socket, earlier: _Waiting) -> None:
         """A second call for a socket whose connection is being made: after a signal, or by another thread."""
-        if self._listener.is_valid(earlier.notification):
-            self._end(notification, theirs, errno.EALREADY)
+        if self._listener.is_valid(earlier.made):
+            self._end(made, theirs, errno.EALREADY)
         else:
-            earlier.notification = notification
+            earlier.made = made
             theirs.close()
 
-    def _wait(self, notification: Notification, theirs: socket.socket, again: Callable[[], int] | None) -> None:
+    def _wait(self, made: InterceptedCall, theirs: socket.socket, again: Callable[[], int] | None) -> None:
         seconds, micros = _TIME.unpack(theirs.getsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, _TIME.size))
         limit = seconds + micros / 1e6
         fd = theirs.fileno()
-        self._waiting[fd] = _Waiting(notification, theirs, time.monotonic() + limit if limit else None, again)
+        self._waiting[fd] = _Waiting(made, theirs, time.monotonic() + limit if limit else None, again)
         self._inodes[os.fstat(fd).st_ino] = fd
 
     def _finish(self, fd: int, error: int | None) -> None:
@@ -158,12 +158,12 @@ class Connections:
         if error is None:
             waiting.socket.close()
         else:
-            self._end(waiting.notification, waiting.socket, error)
+            self._end(waiting.made, waiting.socket, error)
 
     @staticmethod
     def _restore(theirs: socket.socket) -> None:
         os.set_blocking(theirs.fileno(), True)
 
-    def _end(self, notification: Notification, theirs: socket.socket, error: int) -> None:
+    def _end(self, made: InterceptedCall, theirs: socket.socket, error: int) -> None:
         theirs.close()
-        self._listener.answer(notification, error)
+        self._listener.answer(made, error)

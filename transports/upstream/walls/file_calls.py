@@ -13,7 +13,14 @@ import struct
 from collections.abc import Callable, Iterable, Sequence
 from typing import Final
 
-from transports.upstream.walls.notifications import Listener, Notification, duplicate, read_memory, read_path, signed
+from transports.upstream.walls.intercepted_calls import (
+    InterceptedCall,
+    Listener,
+    duplicate,
+    read_memory,
+    read_path,
+    signed,
+)
 from transports.upstream.walls.paths import as_meant, is_within
 from transports.upstream.walls.refusals import Refused
 from transports.upstream.walls.spec import Grant
@@ -39,7 +46,7 @@ class FileCalls:
         self._watchers = watchers
         self._readable = tuple(grant.path for grant in grants)
         self._writable = tuple(grant.path for grant in grants if "w" in grant.mode)
-        handlers: dict[str, Callable[[Notification], int]] = {
+        handlers: dict[str, Callable[[InterceptedCall], int]] = {
             "chmod": lambda made: self._chmod(made, (_AT_FDCWD, made.arguments[0], 0), made.arguments[1]),
             "fchmod": self._fchmod,
             "fchmodat": lambda made: self._chmod(made, (*made.arguments[:2], 0), made.arguments[2]),
@@ -59,7 +66,7 @@ class FileCalls:
         """The system calls that are answered here."""
         return self._handlers
 
-    def decide(self, made: Notification) -> None:
+    def decide(self, made: InterceptedCall) -> None:
         """Answer the call. No error of a call ends the gate.
 
         Should the thread be gone and its number mean another one, then what is read of that one is used on a file that
@@ -74,7 +81,7 @@ class FileCalls:
         else:
             self._listener.succeed(made, value)
 
-    def _chmod(self, made: Notification, named: tuple[int, ...], mode: int) -> int:
+    def _chmod(self, made: InterceptedCall, named: tuple[int, ...], mode: int) -> int:
         target, is_named = self._named(made, *named)
         try:
             if stat.S_ISLNK(os.fstat(target).st_mode):
@@ -86,7 +93,7 @@ class FileCalls:
             os.close(target)
         return 0
 
-    def _truncate(self, made: Notification) -> int:
+    def _truncate(self, made: InterceptedCall) -> int:
         target, _ = self._named(made, _AT_FDCWD, made.arguments[0], 0)
         try:
             self._check(target, self._writable)
@@ -95,7 +102,7 @@ class FileCalls:
             os.close(target)
         return 0
 
-    def _fchmod(self, made: Notification) -> int:
+    def _fchmod(self, made: InterceptedCall) -> int:
         target = duplicate(made.thread, made.arguments[0])
         try:
             self._check(target, self._writable, is_named=False)
@@ -105,12 +112,12 @@ class FileCalls:
             os.close(target)
         return 0
 
-    def _utimensat(self, made: Notification) -> int:
+    def _utimensat(self, made: InterceptedCall) -> int:
         folder, path, pointer, flags = made.arguments[:4]
         times = read_memory(made.thread, pointer, _TIMES.size) if pointer else None
         return self._set_times(made, (folder, path, flags), times)
 
-    def _utimes(self, made: Notification, folder: int, path: int, pointer: int) -> int:
+    def _utimes(self, made: InterceptedCall, folder: int, path: int, pointer: int) -> int:
         times = None
         if pointer:
             accessed, accessed_us, modified, modified_us = _TIMES.unpack(read_memory(made.thread, pointer, _TIMES.size))
@@ -119,7 +126,7 @@ class FileCalls:
             times = _TIMES.pack(accessed, 1_000 * accessed_us, modified, 1_000 * modified_us)
         return self._set_times(made, (folder, path, 0), times)
 
-    def _utime(self, made: Notification) -> int:
+    def _utime(self, made: InterceptedCall) -> int:
         path, pointer = made.arguments[:2]
         times = None
         if pointer:
@@ -127,7 +134,7 @@ class FileCalls:
             times = _TIMES.pack(accessed, 0, modified, 0)
         return self._set_times(made, (_AT_FDCWD, path, 0), times)
 
-    def _set_times(self, made: Notification, named: tuple[int, int, int], times: bytes | None) -> int:
+    def _set_times(self, made: InterceptedCall, named: tuple[int, int, int], times: bytes | None) -> int:
         folder, path, flags = named
         if path:
             target, is_named = self._named(made, folder, path, flags)
@@ -139,7 +146,7 @@ class FileCalls:
         finally:
             os.close(target)
 
-    def _watch(self, made: Notification) -> int:
+    def _watch(self, made: InterceptedCall) -> int:
         watcher, path, mask = made.arguments[:3]
         target, _ = self._named(made, _AT_FDCWD, path, _AT_SYMLINK_NOFOLLOW if mask & _IN_DONT_FOLLOW else 0)
         try:
@@ -150,7 +157,7 @@ class FileCalls:
             os.close(target)
 
     @staticmethod
-    def _named(made: Notification, folder: int, pointer: int, flags: int) -> tuple[int, bool]:
+    def _named(made: InterceptedCall, folder: int, pointer: int, flags: int) -> tuple[int, bool]:
         """A descriptor that only names the file, which the process means by a path in its memory. False: the path is
         that of one of its descriptors."""
         path = read_path(made.thread, pointer)

@@ -9,7 +9,7 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Final
 
-from transports.upstream.walls.notifications import Listener, Notification, read_path
+from transports.upstream.walls.intercepted_calls import InterceptedCall, Listener, read_path
 from transports.upstream.walls.paths import is_within, without_links
 from transports.upstream.walls.refusals import Refused
 from transports.upstream.walls.spec import Grant, Walls
@@ -52,7 +52,7 @@ class FileWatch:
         self._touched = touched
         self._allowed: dict[tuple[int, bytes, int], None] = {}  # calls with absolute paths that were fine, oldest first
         at = _AT_FDCWD
-        handlers: dict[str, Callable[[Notification, tuple[int, ...]], Iterable[Use]]] = {
+        handlers: dict[str, Callable[[InterceptedCall, tuple[int, ...]], Iterable[Use]]] = {
             "open": lambda made, given: self._opened(made, at, given[0], given[1]),
             "openat": lambda made, given: self._opened(made, given[0], given[1], given[2]),
             "creat": lambda made, given: self._opened(made, at, given[0], os.O_CREAT | os.O_WRONLY),
@@ -84,7 +84,7 @@ class FileWatch:
         """The system calls that are seen."""
         return self._handlers
 
-    def decide(self, made: Notification) -> None:
+    def decide(self, made: InterceptedCall) -> None:
         """Look at the call, and let the kernel make it."""
         try:
             for path, letter in self._handlers[made.number](made, made.arguments):
@@ -100,7 +100,7 @@ class FileWatch:
         if not is_within(path, self._granted[letter]) and not (letter == "r" and path in self._listed):
             self._refused("file", path, _WHY[letter])
 
-    def _opened(self, made: Notification, folder: int, pointer: int, flags: int) -> Iterator[Use]:
+    def _opened(self, made: InterceptedCall, folder: int, pointer: int, flags: int) -> Iterator[Use]:
         if flags & _O_PATH == _O_PATH:  # it only names the file
             return
         raw = read_path(made.thread, pointer)
@@ -126,26 +126,26 @@ class FileWatch:
         yield from uses
 
 
-def _existing(made: Notification, folder: int, pointer: int, letter: str) -> Iterator[Use]:
+def _existing(made: InterceptedCall, folder: int, pointer: int, letter: str) -> Iterator[Use]:
     path = _path(made.thread, folder, read_path(made.thread, pointer), follows=True)
     if path and os.path.lexists(path):
         yield path, letter
 
 
-def _made(made: Notification, folder: int, pointer: int) -> Iterator[Use]:
+def _made(made: InterceptedCall, folder: int, pointer: int) -> Iterator[Use]:
     """What is made in a folder is a change of the folder. What is there already is an error that no grant mends."""
     path = _path(made.thread, folder, read_path(made.thread, pointer), follows=False)
     if path and not os.path.lexists(path) and os.path.isdir(os.path.dirname(path)):
         yield os.path.dirname(path), "w"
 
 
-def _removed(made: Notification, folder: int, pointer: int) -> Iterator[Use]:
+def _removed(made: InterceptedCall, folder: int, pointer: int) -> Iterator[Use]:
     path = _path(made.thread, folder, read_path(made.thread, pointer), follows=False)
     if path and os.path.lexists(path):
         yield os.path.dirname(path), "w"
 
 
-def _moved(made: Notification, source: Sequence[int], target: Sequence[int]) -> Iterator[Use]:
+def _moved(made: InterceptedCall, source: Sequence[int], target: Sequence[int]) -> Iterator[Use]:
     ends = [_path(made.thread, folder, read_path(made.thread, at), follows=False) for folder, at in (source, target)]
     if all(ends) and os.path.lexists(ends[0]):
         yield from ((os.path.dirname(path), "w") for path in ends)

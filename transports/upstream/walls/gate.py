@@ -25,8 +25,8 @@ from transports.upstream.walls import landlock, limits
 from transports.upstream.walls.connecting import Connections
 from transports.upstream.walls.file_calls import FileCalls
 from transports.upstream.walls.file_watch import FileWatch, watches
+from transports.upstream.walls.intercepted_calls import InterceptedCall, Listener
 from transports.upstream.walls.network_calls import NetworkCalls
-from transports.upstream.walls.notifications import Listener, Notification
 from transports.upstream.walls.reach import ReachRules
 from transports.upstream.walls.refusals import Refusals, Refused
 from transports.upstream.walls.routes import is_local
@@ -89,7 +89,7 @@ class Gate:
         files = FileCalls(walls.grants, self._listener, self._refusals.add, watchers)
         watch = FileWatch(walls.grants, self._listener, self._refusals.add, touched)
         processes = ProcessCalls(self._listener, self._refusals.add)
-        self._deciders: dict[int, Callable[[Notification], None]] = {
+        self._deciders: dict[int, Callable[[InterceptedCall], None]] = {
             **dict.fromkeys(files.numbers, files.decide),
             **dict.fromkeys(watch.numbers if watches(walls, landlock.abi()) else (), watch.decide),
             **dict.fromkeys(processes.numbers, processes.decide),
@@ -153,9 +153,9 @@ class Gate:
         for fd in ready:
             self._connections.ready(fd)
         if announced & select.POLLIN:
-            notification = self._listener.receive()
-            if notification is not None:
-                self._deciders[notification.number](notification)
+            made = self._listener.receive()
+            if made is not None:
+                self._deciders[made.number](made)
         elif announced:  # every process with the filter has ended
             return False
         self._send_refusals(everything=False)
@@ -298,7 +298,7 @@ class ProcessCalls:
         """The system calls that are decided here."""
         return self._named.keys()
 
-    def decide(self, made: Notification) -> None:
+    def decide(self, made: InterceptedCall) -> None:
         """Let the kernel make the call, or refuse it."""
         error = self._name(made)
         if error:
@@ -306,7 +306,7 @@ class ProcessCalls:
         else:
             self._listener.proceed(made)
 
-    def _name(self, made: Notification) -> int:
+    def _name(self, made: InterceptedCall) -> int:
         name, argument = self._named[made.number]
         pid = made.integer(argument)
         if pid > 0 and parent(pid) is None:

@@ -17,7 +17,7 @@ from collections.abc import Callable
 from typing import Final
 
 from transports.upstream.walls.connecting import Connections, connect
-from transports.upstream.walls.notifications import Listener, Notification, duplicate, read_memory
+from transports.upstream.walls.intercepted_calls import InterceptedCall, Listener, duplicate, read_memory
 from transports.upstream.walls.paths import is_within, open_path, resolved
 from transports.upstream.walls.reach import Address, ReachRules, kind_of, shown, unwrapped
 from transports.upstream.walls.refusals import Refused
@@ -78,26 +78,26 @@ class NetworkCalls:
         self._socket, self._bind = calls["socket"], calls["bind"]
         self._handlers = {calls["connect"]: self._connect, calls["listen"]: self._listen}
 
-    def decide(self, notification: Notification) -> None:
+    def decide(self, made: InterceptedCall) -> None:
         """Answer the call, now or when its connection has been made. No error of a call ends the gate."""
-        if notification.number == self._socket:
-            if notification.arguments[1] & _KIND == socket.SOCK_DGRAM and notification.integer(0) in INTERNET:
-                self._stand_ins.make(notification)
+        if made.number == self._socket:
+            if made.arguments[1] & _KIND == socket.SOCK_DGRAM and made.integer(0) in INTERNET:
+                self._stand_ins.make(made)
             else:
-                self._make(notification)
+                self._make(made)
             return
-        if notification.number == self._bind:
-            self._tell_of_bind(notification)
-            self._listener.proceed(notification)
+        if made.number == self._bind:
+            self._tell_of_bind(made)
+            self._listener.proceed(made)
             return
         error: int | None = errno.EACCES
         try:
             with contextlib.ExitStack() as unless_kept:
-                theirs = self._theirs(notification)
+                theirs = self._theirs(made)
                 unless_kept.callback(theirs.close)
-                if not self._listener.is_valid(notification):  # the thread's number may mean another one by now
+                if not self._listener.is_valid(made):  # the thread's number may mean another one by now
                     return
-                error = self._handlers[notification.number](notification, theirs)
+                error = self._handlers[made.number](made, theirs)
                 if error is None:
                     unless_kept.pop_all()
         except OSError as failed:
@@ -105,69 +105,69 @@ class NetworkCalls:
         except (ValueError, LookupError):
             error = errno.EACCES
         if error is not None:
-            self._listener.answer(notification, error)
+            self._listener.answer(made, error)
 
-    def _tell_of_bind(self, notification: Notification) -> None:
+    def _tell_of_bind(self, made: InterceptedCall) -> None:
         """Tell of a port that the kernel is about to refuse, and which it would not tell of."""
         if not self._kernel_binds:
             return
-        _, pointer, size, *_ = notification.arguments
-        with contextlib.suppress(OSError, ValueError, LookupError), self._theirs(notification) as theirs:
-            raw = read_memory(notification.thread, pointer, min(size & 0xFFFF_FFFF, MAX_BYTES))
+        _, pointer, size, *_ = made.arguments
+        with contextlib.suppress(OSError, ValueError, LookupError), self._theirs(made) as theirs:
+            raw = read_memory(made.thread, pointer, min(size & 0xFFFF_FFFF, MAX_BYTES))
             given = read_address(raw, theirs.family)
             if theirs.type != socket.SOCK_STREAM or not isinstance(given, InternetAddress):
                 return
-            if given.port not in self._ports and self._listener.is_valid(notification):
+            if given.port not in self._ports and self._listener.is_valid(made):
                 self._refused("listen", str(given.port), "not granted")
 
-    def _make(self, notification: Notification) -> None:
+    def _make(self, made: InterceptedCall) -> None:
         """Make a socket in the network of the machine, for a process that has left it. The filter announces no other
         kinds than may be had there."""
-        family, kind, protocol = (notification.integer(place) for place in range(3))
+        family, kind, protocol = (made.integer(place) for place in range(3))
         try:
-            with socket.socket(family, kind, protocol) as made:
-                made.setblocking(not kind & socket.SOCK_NONBLOCK)
-                self._listener.give(notification, made.fileno(), closes_on_exec=bool(kind & socket.SOCK_CLOEXEC))
+            with socket.socket(family, kind, protocol) as ours:
+                ours.setblocking(not kind & socket.SOCK_NONBLOCK)
+                self._listener.give(made, ours.fileno(), closes_on_exec=bool(kind & socket.SOCK_CLOEXEC))
         except OSError as error:
-            self._listener.answer(notification, error.errno or errno.EPERM)
+            self._listener.answer(made, error.errno or errno.EPERM)
 
     @staticmethod
-    def _theirs(notification: Notification) -> socket.socket:
-        ours = duplicate(notification.thread, notification.arguments[0])
+    def _theirs(made: InterceptedCall) -> socket.socket:
+        ours = duplicate(made.thread, made.arguments[0])
         try:
             return socket.socket(fileno=ours)
         except OSError:  # ENOTSOCK
             os.close(ours)
             raise
 
-    def _connect(self, notification: Notification, theirs: socket.socket) -> int | None:
+    def _connect(self, made: InterceptedCall, theirs: socket.socket) -> int | None:
         """An errno, or None if the connection is being made."""
-        _, pointer, size, *_ = notification.arguments
+        _, pointer, size, *_ = made.arguments
         size &= 0xFFFF_FFFF
         if size > MAX_BYTES:
             return errno.EINVAL
-        raw = read_memory(notification.thread, pointer, size)
+        raw = read_memory(made.thread, pointer, size)
         if StandIns.is_one(theirs, raw):
-            is_valid = self._listener.is_valid(notification)
-            return self._stand_ins.connect(notification, theirs, raw) if is_valid else errno.ESRCH
+            is_valid = self._listener.is_valid(made)
+            return self._stand_ins.connect(made, theirs, raw) if is_valid else errno.ESRCH
         given = read_address(raw, theirs.family)
         if isinstance(given, AbstractName):
             self._refused("socket", f"@{given.name}", "an abstract name")
             return errno.EACCES
-        path = resolved(given.path, notification.thread) if isinstance(given, UnixPath) else ""
-        if not self._listener.is_valid(notification):  # that was read from another one
+        path = resolved(given.path, made.thread) if isinstance(given, UnixPath) else ""
+        if not self._listener.is_valid(made):  # that was read from another one
             return errno.ESRCH
         if isinstance(given, UnixPath):
-            return self._connect_unix(notification, theirs, given.path, path)
+            return self._connect_unix(made, theirs, given.path, path)
         if theirs.type != socket.SOCK_STREAM or theirs.proto != socket.IPPROTO_TCP:
             return errno.EACCES
         if isinstance(given, Disconnect):
             return connect(theirs.fileno(), _DISCONNECT)
-        return self._connect_internet(notification, theirs, given)
+        return self._connect_internet(made, theirs, given)
 
-    def _connect_internet(self, notification: Notification, theirs: socket.socket, to: InternetAddress) -> int | None:
+    def _connect_internet(self, made: InterceptedCall, theirs: socket.socket, to: InternetAddress) -> int | None:
         if to.port == DNS_PORT:
-            self._connections.make(notification, theirs, lambda: self._connect_resolver(theirs))
+            self._connections.make(made, theirs, lambda: self._connect_resolver(theirs))
             return None
         final = unwrapped(to.address)
         own: set[int] = set()
@@ -178,7 +178,7 @@ class NetworkCalls:
             if not own:
                 self._refused("connect", shown(final, to.port), why)
                 return errno.EACCES
-        self._connections.make(notification, theirs, lambda: self._attempt(theirs, to, own))
+        self._connections.make(made, theirs, lambda: self._attempt(theirs, to, own))
         return None
 
     def _attempt(self, theirs: socket.socket, to: InternetAddress, own: set[int]) -> int:
@@ -224,7 +224,7 @@ class NetworkCalls:
         if self._touched is None and to.port and self._rules.refusal(to.address, to.port) is not None:
             self._refused("connect", f"udp {shown(unwrapped(to.address), to.port)}", "datagrams")
 
-    def _connect_unix(self, notification: Notification, theirs: socket.socket, given: str, path: str) -> int | None:
+    def _connect_unix(self, made: InterceptedCall, theirs: socket.socket, given: str, path: str) -> int | None:
         if theirs.type not in (socket.SOCK_STREAM, socket.SOCK_SEQPACKET):
             return errno.EACCES
         if self._touched is not None and given not in _QUIET:
@@ -234,11 +234,11 @@ class NetworkCalls:
                 return errno.ENOENT
             self._refused("socket", path, "not granted")
             return errno.EACCES
-        self._connections.make(notification, theirs, lambda: _attempt_unix(theirs, path))
+        self._connections.make(made, theirs, lambda: _attempt_unix(theirs, path))
         return None
 
-    def _listen(self, notification: Notification, theirs: socket.socket) -> int:
-        backlog = notification.arguments[1] & 0xFFFF
+    def _listen(self, made: InterceptedCall, theirs: socket.socket) -> int:
+        backlog = made.arguments[1] & 0xFFFF
         place = theirs.getsockname()[:2] if theirs.family in INTERNET else None
         if place is not None:
             address, port = place
@@ -306,16 +306,16 @@ class StandIns:
         self._resolve = resolve
         self._refused = refused
 
-    def make(self, notification: Notification) -> None:
+    def make(self, made: InterceptedCall) -> None:
         """Answer a call of socket(2) for datagrams of the Internet."""
-        kind = notification.arguments[1]
+        kind = made.arguments[1]
         try:
             with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as stand_in:
                 stand_in.setblocking(not kind & socket.SOCK_NONBLOCK)
                 closes = bool(kind & socket.SOCK_CLOEXEC)
-                self._listener.give(notification, stand_in.fileno(), closes_on_exec=closes)
+                self._listener.give(made, stand_in.fileno(), closes_on_exec=closes)
         except OSError as error:
-            self._listener.answer(notification, error.errno or errno.EPERM)
+            self._listener.answer(made, error.errno or errno.EPERM)
 
     @staticmethod
     def is_one(theirs: socket.socket, address: bytes) -> bool:
@@ -323,7 +323,7 @@ class StandIns:
         is_packets = theirs.family == socket.AF_UNIX and theirs.type == socket.SOCK_SEQPACKET
         return is_packets and len(address) >= _FAMILY.size and _FAMILY.unpack_from(address)[0] in INTERNET
 
-    def connect(self, notification: Notification, theirs: socket.socket, address: bytes) -> int:
+    def connect(self, made: InterceptedCall, theirs: socket.socket, address: bytes) -> int:
         """Connect a stand-in. An errno, or 0."""
         to = read_address(address, _FAMILY.unpack_from(address)[0])
         if not isinstance(to, InternetAddress):
@@ -334,5 +334,5 @@ class StandIns:
         program, client = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with program, client:
             program.setblocking(os.get_blocking(theirs.fileno()))
-            self._listener.replace(notification, program.fileno(), notification.integer(0))
+            self._listener.replace(made, program.fileno(), made.integer(0))
             return self._resolve(client)

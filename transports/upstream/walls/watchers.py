@@ -11,7 +11,7 @@ import select
 from collections.abc import Callable, Iterable
 from typing import Any, Final
 
-from transports.upstream.walls.notifications import Listener, Notification, duplicate
+from transports.upstream.walls.intercepted_calls import InterceptedCall, Listener, duplicate
 from transports.upstream.walls.refusals import Refused
 from transports.upstream.walls.system_calls import call, machine, numbers
 
@@ -137,7 +137,7 @@ class Watchers:
         self._most = max(_ALWAYS, _users_limit("max_user_instances") // _SHARE)
         self._most_watches = max(_ALWAYS_WATCHES, _users_limit("max_user_watches") // _SHARE)
         table = numbers()
-        makers: dict[str, Callable[[Notification], int]] = {
+        makers: dict[str, Callable[[InterceptedCall], int]] = {
             "inotify_init": lambda made: 0,
             "inotify_init1": lambda made: made.arguments[0] & 0xFFFF_FFFF,
         }
@@ -148,14 +148,14 @@ class Watchers:
         """The system calls that are answered here."""
         return self._flags
 
-    def decide(self, made: Notification) -> None:
+    def decide(self, made: InterceptedCall) -> None:
         """Answer the call. No error of a call ends the gate."""
         try:
             self._make(made, self._flags[made.number](made))
         except OSError as error:
             self._listener.answer(made, error.errno or errno.EMFILE)
 
-    def _make(self, made: Notification, flags: int) -> None:
+    def _make(self, made: InterceptedCall, flags: int) -> None:
         if len(self._instances.present()) >= self._most:
             self._refused("other", "inotify", f"more than {self._most} instances of one server")
             raise OSError(errno.EMFILE, "too many instances")
@@ -166,7 +166,7 @@ class Watchers:
         finally:
             os.close(ours)
 
-    def watch(self, made: Notification, watcher: int, path: bytes, mask: int) -> int:
+    def watch(self, made: InterceptedCall, watcher: int, path: bytes, mask: int) -> int:
         """Add a watch to the instance that the process has at that descriptor. Raises `OSError`: ENOSPC beyond the
         share of one server."""
         ours = duplicate(made.thread, watcher)

@@ -11,11 +11,11 @@ import pytest
 
 from tests.requirements import requirement
 from transports.upstream.walls.connecting import Connections
-from transports.upstream.walls.notifications import Listener, Notification
+from transports.upstream.walls.intercepted_calls import InterceptedCall, Listener
 
 pytestmark = requirement("box.network")
 
-CALL = Notification(1, 1, 1, ())
+CALL = InterceptedCall(1, 1, 1, ())
 
 
 class Answers:
@@ -24,10 +24,10 @@ class Answers:
     def __init__(self) -> None:
         self.errors: list[int] = []
 
-    def is_valid(self, notification: Notification) -> bool:
+    def is_valid(self, made: InterceptedCall) -> bool:
         return True
 
-    def answer(self, notification: Notification, error: int = 0) -> bool:
+    def answer(self, made: InterceptedCall, error: int = 0) -> bool:
         self.errors.append(error)
         return True
 

@@ -11,8 +11,8 @@ import pytest
 
 from tests.requirements import requirement
 from transports.upstream.walls.connecting import Connections
+from transports.upstream.walls.intercepted_calls import InterceptedCall, Listener
 from transports.upstream.walls.network_calls import NetworkCalls
-from transports.upstream.walls.notifications import Listener, Notification
 from transports.upstream.walls.reach import ReachRules
 from transports.upstream.walls.spec import Reach
 
@@ -47,8 +47,8 @@ def listened(
 ) -> tuple[int, list[tuple[str, str, str]]]:
     """The errno with which the process may listen, and what was refused."""
     refused: list[tuple[str, str, str]] = []
-    notification = cast(Notification, type("Made", (), {"arguments": (0, 5, 0, 0, 0, 0)}))
-    return network_calls(refused, touched)._listen(notification, theirs), refused
+    made = cast(InterceptedCall, type("Made", (), {"arguments": (0, 5, 0, 0, 0, 0)}))
+    return network_calls(refused, touched)._listen(made, theirs), refused
 
 
 @requirement("box.network")

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from tests.requirements import requirement
-from transports.upstream.walls.notifications import duplicate, read_memory
+from transports.upstream.walls.intercepted_calls import duplicate, read_memory
 
 pytestmark = requirement("box.network")
 

@@ -1,4 +1,5 @@
-"""Seccomp's user notifications (Linux 5.14): a process waits in a system call until another one has decided it.
+"""System calls that a filter hands over (seccomp's user notification, Linux 5.14): their process waits until another
+one has decided them.
 
 Knows the kernel's structures, and nothing of what is decided. What a process passes by pointer can change while the
 decision is made. So a call with pointers goes on only if something else decides it (Landlock); for all others the
@@ -17,8 +18,8 @@ from transports.upstream.walls.paths import as_meant
 from transports.upstream.walls.system_calls import call
 
 __all__ = [
+    "InterceptedCall",
     "Listener",
-    "Notification",
     "duplicate",
     "duplicate_from",
     "open_process",
@@ -42,7 +43,7 @@ _PAGE: Final = 4_096
 _PIDFD_THREAD: Final = os.O_EXCL  # Linux 6.9
 
 
-class Notification(NamedTuple):
+class InterceptedCall(NamedTuple):
     """A system call that waits. `thread` is the number of the calling thread, as this process sees it."""
 
     id: int
@@ -62,7 +63,7 @@ class Listener:
         self.fd = fd
         os.set_inheritable(fd, False)
 
-    def receive(self) -> Notification | None:
+    def receive(self) -> InterceptedCall | None:
         """Take the next call. None if its thread has died. Only called while the descriptor is readable."""
         buffer = bytearray(_NOTIFICATION.size)
         try:
@@ -72,49 +73,49 @@ class Listener:
                 return None
             raise
         number, thread, _, system_call, _, _, *arguments = _NOTIFICATION.unpack(buffer)
-        return Notification(number, thread, system_call, tuple(arguments))
+        return InterceptedCall(number, thread, system_call, tuple(arguments))
 
-    def is_valid(self, notification: Notification) -> bool:
+    def is_valid(self, made: InterceptedCall) -> bool:
         """True if the thread still waits in this call: what was looked up by its number since was its own."""
         try:
-            fcntl.ioctl(self.fd, _IS_VALID, struct.pack("=Q", notification.id))
+            fcntl.ioctl(self.fd, _IS_VALID, struct.pack("=Q", made.id))
         except OSError:
             return False
         return True
 
-    def answer(self, notification: Notification, error: int = 0) -> bool:
+    def answer(self, made: InterceptedCall, error: int = 0) -> bool:
         """End the call: it returns 0 or this errno. False if its thread does not wait any more (killed, a signal)."""
-        return self._respond(notification, 0, -error, 0)
+        return self._respond(made, 0, -error, 0)
 
-    def succeed(self, notification: Notification, value: int) -> bool:
+    def succeed(self, made: InterceptedCall, value: int) -> bool:
         """End the call: it returns this value. False as for `answer`."""
-        return self._respond(notification, value, 0, 0)
+        return self._respond(made, value, 0, 0)
 
-    def give(self, notification: Notification, fd: int, *, closes_on_exec: bool) -> None:
+    def give(self, made: InterceptedCall, fd: int, *, closes_on_exec: bool) -> None:
         """End the call: the process gets a duplicate of our descriptor, and its number. Raises `OSError`."""
-        self._place(notification, _AND_ANSWER, fd, 0, closes_on_exec)
+        self._place(made, _AND_ANSWER, fd, 0, closes_on_exec)
 
-    def replace(self, notification: Notification, fd: int, number: int) -> None:
+    def replace(self, made: InterceptedCall, fd: int, number: int) -> None:
         """Let the process's descriptor of that number be a duplicate of ours. Raises `OSError`."""
-        self._place(notification, _AT_NUMBER, fd, number, True)
+        self._place(made, _AT_NUMBER, fd, number, True)
 
-    def proceed(self, notification: Notification) -> bool:
+    def proceed(self, made: InterceptedCall) -> bool:
         """Let the kernel make the call. Only for calls without pointers, whose arguments cannot have changed, and for
         those that something else decides."""
-        return self._respond(notification, 0, 0, _CONTINUE)
+        return self._respond(made, 0, 0, _CONTINUE)
 
     def close(self) -> None:
         """Waiting and later calls fail with ENOSYS."""
         with contextlib.suppress(OSError):
             os.close(self.fd)
 
-    def _place(self, notification: Notification, how: int, fd: int, number: int, closes_on_exec: bool) -> None:
+    def _place(self, made: InterceptedCall, how: int, fd: int, number: int, closes_on_exec: bool) -> None:
         flags = os.O_CLOEXEC if closes_on_exec else 0
-        fcntl.ioctl(self.fd, _PLACE, _PLACEMENT.pack(notification.id, how, fd, number, flags))
+        fcntl.ioctl(self.fd, _PLACE, _PLACEMENT.pack(made.id, how, fd, number, flags))
 
-    def _respond(self, notification: Notification, value: int, error: int, flags: int) -> bool:
+    def _respond(self, made: InterceptedCall, value: int, error: int, flags: int) -> bool:
         try:
-            fcntl.ioctl(self.fd, _ANSWER, _RESPONSE.pack(notification.id, value, error, flags))
+            fcntl.ioctl(self.fd, _ANSWER, _RESPONSE.pack(made.id, value, error, flags))
         except OSError:
             return False
         return True
