@@ -129,9 +129,6 @@ class Announcements:
             raise bad_context(f"workspace is longer than {MAX_WORKSPACE_CHARS} characters")
         for pattern, workspace in self._ids.items():
             if matches(pattern, announced):
-                return workspace.replace("{name}", _last_part(announced))
+                name = announced.replace("\\", "/").rstrip("/").rpartition("/")[2]
+                return workspace.replace("{name}", name)
         return announced
-
-
-def _last_part(path: str) -> str:
-    return path.replace("\\", "/").rstrip("/").rpartition("/")[2]

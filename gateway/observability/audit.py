@@ -284,7 +284,7 @@ class AuditLines:
         if file is not None:
             writers["the audit file"] = partial(_append, file)
         if to_stderr:
-            writers["stderr"] = _to_stderr
+            writers["stderr"] = lambda lines: put_on_stderr(visible_json(lines.decode()))
         self._queues = {
             name: OutputQueue(write, most_bytes, partial(self._written, name)) for name, write in writers.items()
         }
@@ -325,10 +325,6 @@ def _append(path: Path, lines: bytes) -> None:
     # Opened anew each time, so that it can be rotated.
     with path.open("ab") as file:
         file.write(lines)
-
-
-def _to_stderr(lines: bytes) -> None:
-    put_on_stderr(visible_json(lines.decode()))
 
 
 FULL_ALIKE: Final = 10

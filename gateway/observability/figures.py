@@ -268,11 +268,7 @@ def merged(records: Iterable[FigureRecord]) -> FigureRecord:
         for tool in record.tools:
             tools.setdefault((tool.server, tool.name), ToolFigures(tool.server, tool.name, counts=[])).add(tool)
         for own, others in ((principals, record.principals), (clients, record.clients)):
-            _add_all(own, others)
+            for who in others:
+                own.setdefault(who.name, WhoFigures(who.name)).add(who)
         live += record.live
     return FigureRecord([*tools.values()], [*principals.values()], [*clients.values()], live)
-
-
-def _add_all(own: dict[str, WhoFigures], others: Iterable[WhoFigures]) -> None:
-    for who in others:
-        own.setdefault(who.name, WhoFigures(who.name)).add(who)

@@ -99,8 +99,9 @@ class Policy:
     def _kinds(self, server: str) -> frozenset[str]:
         rules, settings = self._servers[server], self._settings
         workspaces = settings.workspaces.values()
+        names_tools = bool(rules.tools or rules.hidden_tools or rules.only_tools is not None)
         named = {
-            "tools": _names_tools(rules) or settings.makes_read_only or any(w.tools != _ALL for w in workspaces),
+            "tools": names_tools or settings.makes_read_only or any(w.tools != _ALL for w in workspaces),
             "prompts": bool(rules.prompts) or any(w.prompts != _ALL for w in workspaces),
             "resources": bool(rules.resources) or any(w.resources != _ALL for w in workspaces),
         }
@@ -295,11 +296,6 @@ class Policy:
 def _first(patterns: Mapping[str, ToolSettings], restriction: str) -> str:
     """The first pattern that has that restriction; empty if none has."""
     return next((pattern for pattern, found in patterns.items() if getattr(found, restriction)), "")
-
-
-def _names_tools(rules: ServerPolicy) -> bool:
-    """Whether the server's rules restrict some of its tools."""
-    return bool(rules.tools or rules.hidden_tools or rules.only_tools is not None)
 
 
 def _left_out(rules: ServerPolicy, names: Iterable[str], where: str) -> str:

@@ -114,7 +114,8 @@ class Packages:
                 release = folder.use(package)
             except OSError:
                 continue
-            if self._is_old(command, package):
+            fresh_s = self._settings.fresh_s
+            if fresh_s and not command.is_pinned and not 0 <= self._clock() - package.fetched_at < fresh_s:
                 self._refresh(server, folder, request)
             return PackageInUse(
                 argv=(*package.argv, *command.args),
@@ -146,10 +147,6 @@ class Packages:
             found = runtime_paths((python,), "", "/", request.home)
             self._interpreters[python] = tuple(found.code)
         return self._interpreters[python]
-
-    def _is_old(self, command: PackageCommand, package: FetchedPackage) -> bool:
-        fresh_s = self._settings.fresh_s
-        return bool(fresh_s) and not command.is_pinned and not 0 <= self._clock() - package.fetched_at < fresh_s
 
     def _refresh(self, server: str, folder: PackageFolder, request: FetchRequest) -> None:
         """Fetch in the background. A failure is logged where it happens."""

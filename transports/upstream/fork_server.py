@@ -194,7 +194,8 @@ def _serve(requests: socket.socket, groups: Groups, oom_score: _OomScore) -> Non
         starter.wakeups.drain()
         for pid in starts.below(reapers):
             if reapers[pid]:
-                _have_counted(pid)
+                with contextlib.suppress(OSError):  # it has just ended
+                    os.kill(pid, signal.SIGUSR1)
         if serving and not ready.isdisjoint(lifelines):
             serving = starter.gateway not in ready and starter.take()
             if not serving:
@@ -214,11 +215,6 @@ def _open_parent() -> int | None:
         return os.pidfd_open(os.getppid())
     except (AttributeError, OSError):  # not Linux, or older than 5.3: the end of the sockets has to do
         return None
-
-
-def _have_counted(reaper: int) -> None:
-    with contextlib.suppress(OSError):  # it has just ended
-        os.kill(reaper, signal.SIGUSR1)
 
 
 def _collect_reapers(reapers: dict[int, bool], groups: Groups) -> bool:

@@ -51,8 +51,9 @@ class StreamPlace:
         """An event was read; `event_id` is empty if it has none. After an id that no header can hold, the stream is
         opened without one: after an older id, events would come twice."""
         self.events += 1
-        if event_id:
-            self.last_id = event_id if _is_sendable(event_id) else ""
+        if event_id:  # a header holds UTF-8 (HTML, Server-sent events; RFC 9110 §5.5)
+            is_sendable = len(event_id) <= _MOST_ID_CHARS and event_id.isprintable() and event_id == event_id.strip()
+            self.last_id = event_id if is_sendable else ""
 
     def retry(self, retry_ms: int | None) -> None:
         """The server has named a reconnection time; None: it has not."""
@@ -71,12 +72,6 @@ def pause_s(place: StreamPlace, failures: int, *, at_once: bool = False) -> floa
     if named_s is None:
         named_s = LEAST_S if at_once else _FIRST_S
     return max(named_s, backoff_s)
-
-
-def _is_sendable(event_id: str) -> bool:
-    """Whether an id can stand in a header, as UTF-8 (HTML, Server-sent events; RFC 9110 §5.5)."""
-    is_short = len(event_id) <= _MOST_ID_CHARS
-    return is_short and event_id.isprintable() and event_id == event_id.strip()
 
 
 logger = logging.getLogger(__name__)

@@ -218,21 +218,16 @@ class StdioLink:
         if meant.is_answer is not False:  # log lines are hardly ever that long
             self._events.unreadable(meant.request_id, reason)
 
-    def _words_with_text(self) -> list[str]:
-        return [text for line in self.last_words if (text := line.strip())]
-
     def exited(self, code: int | None) -> None:
         how = "ended" if code is None else f"was killed by signal {-code}" if code < 0 else f"exited with code {code}"
         if self._process.why_ended:
             how = f"was ended: {self._process.why_ended}"
         if code or not self._is_heard:
-            self._log_end(how)
+            lines = [text for line in self.last_words if (text := line.strip())]
+            words = " | ".join(text[:_LOGGED_CHARS] for text in lines[-3:]) or "nothing"
+            before = self._budget.add("end", how, words, now=monotonic()) if not self._is_heard else 0
+            self._log(before, how, f"; the end of its output: {words}")
         self._events.closed(f"server {self._name!r} {how}")
-
-    def _log_end(self, how: str) -> None:
-        words = " | ".join(text[:_LOGGED_CHARS] for text in self._words_with_text()[-3:]) or "nothing"
-        before = self._budget.add("end", how, words, now=monotonic()) if not self._is_heard else 0
-        self._log(before, how, f"; the end of its output: {words}")
 
     def _log(self, before: int | None, what: str, more: str) -> None:
         log_line(logger, before, f"server {self._name} {what}", more, self._events.log_fields)

@@ -35,23 +35,18 @@ def limit(limits: Limits) -> None:
     if limits.memory_bytes is not None:
         wanted[resource.RLIMIT_DATA] = limits.memory_bytes
     if limits.files is not None:
-        wanted[resource.RLIMIT_NOFILE] = _below_ours(limits.files)
+        most_files = resource.getrlimit(resource.RLIMIT_NOFILE)[1]  # below that of the gateway: see `raised_files`
+        is_open = most_files == resource.RLIM_INFINITY
+        wanted[resource.RLIMIT_NOFILE] = limits.files if is_open else min(limits.files, most_files * 3 // 4)
     if limits.cpu_s is not None:
         wanted[resource.RLIMIT_CPU] = limits.cpu_s
     timers = resource.getrlimit(resource.RLIMIT_SIGPENDING)[1]
     wanted[resource.RLIMIT_SIGPENDING] = _MOST_TIMERS if timers == resource.RLIM_INFINITY else timers // 4
     for which, most in wanted.items():
-        hard = _lower(most + _CPU_GRACE_S if which == resource.RLIMIT_CPU else most, resource.getrlimit(which)[1])
+        hard = most + _CPU_GRACE_S if which == resource.RLIMIT_CPU else most
+        if (ours := resource.getrlimit(which)[1]) != resource.RLIM_INFINITY:
+            hard = min(hard, ours)
         resource.setrlimit(which, (min(most, hard), hard))
-
-
-def _below_ours(files: int) -> int:
-    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
-    return files if hard == resource.RLIM_INFINITY else min(files, hard * 3 // 4)
-
-
-def _lower(most: int, hard: int) -> int:
-    return most if hard == resource.RLIM_INFINITY else min(most, hard)
 
 
 def forbid_new_privileges() -> None:
