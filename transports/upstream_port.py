@@ -1,6 +1,6 @@
 """What an upstream is: how links to a server are opened, and what they report. No I/O of its own."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextvars import Context, copy_context
 from typing import Any, Final, Protocol, runtime_checkable
 
@@ -140,7 +140,7 @@ class Link(Protocol):
         ...
 
     @property
-    def last_words(self) -> list[str]:
+    def last_words(self) -> Sequence[str]:
         """The last lines that the link's process wrote to stderr, and the first lines of its stdout that are no
         messages. Redacted, then cut. Empty if the link has no process."""
         ...

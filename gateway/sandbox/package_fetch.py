@@ -20,7 +20,7 @@ import shutil
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Final, Literal, Protocol
+from typing import Any, Final, Literal
 from urllib.parse import urlsplit
 
 import msgspec
@@ -30,10 +30,10 @@ from gateway.sandbox.lookups import Lookups
 from gateway.sandbox.package_command import PackageCommand
 from gateway.sandbox.package_folder import FetchedPackage, remove
 from gateway.sandbox.package_run import FetchFailed, run
+from gateway.sandbox.profiles import WallsOfFetches
 from transports.upstream.process import Command
 from transports.upstream.spawn import ForkServer
 from transports.upstream.walls.reach import shown
-from transports.upstream.walls.spec import Walls
 
 __all__ = ["FetchRequest", "NotForAll", "PackageFetcher", "places_of", "registries_of", "without_keys"]
 
@@ -92,28 +92,10 @@ class FetchRequest:
     registries: tuple[str, ...] = ()
 
 
-class FetchWalls(Protocol):
-    """Makes the walls of one step of a fetch."""
-
-    def __call__(
-        self,
-        argv: Sequence[str],
-        env: Mapping[str, str],
-        *,
-        cwd: str,
-        read: Sequence[str],
-        write: str,
-        reach: Sequence[str],
-    ) -> Walls | None:
-        """The walls of a command: it runs what it needs, reads `read` as well, writes to `write` only, and reaches
-        public hosts and `reach`. None: no walls."""
-        ...
-
-
 class PackageFetcher:
     """Fetches packages, each step in walls of its own."""
 
-    def __init__(self, fork_server: ForkServer, walls: FetchWalls, *, timeout_s: float = TIMEOUT_S) -> None:
+    def __init__(self, fork_server: ForkServer, walls: WallsOfFetches, *, timeout_s: float = TIMEOUT_S) -> None:
         self._fork_server = fork_server
         self._walls = walls
         self._timeout_s = timeout_s

@@ -321,8 +321,8 @@ _FILES = 8_192
 
 
 class WallsOfFetches:
-    """The walls of each step of a fetch. `reach` are hosts beyond public ones, and `closed` are addresses that no grant
-    opens. With `required`, nothing is fetched where the kernel lacks a part of the walls."""
+    """Makes the walls of each step of a fetch. `reach` are hosts beyond public ones, and `closed` are addresses that no
+    grant opens. With `required`, nothing is fetched where the kernel lacks a part of the walls."""
 
     def __init__(self, *, reach: Sequence[str], closed: Sequence[str], required: bool) -> None:
         self._reach = Reach(public=True, names=True, hosts=tuple(reach), refused=tuple(closed))
@@ -338,7 +338,8 @@ class WallsOfFetches:
         write: str,
         reach: Sequence[str],
     ) -> Walls:
-        """The walls of one step (`FetchWalls`)."""
+        """Return the walls of a command: it runs what it needs, reads `read` as well, writes to `write` only, and
+        reaches public hosts and `reach`."""
         runtime = runtime_paths(argv[:1], env.get("PATH", ""), cwd, env.get("HOME", "/"))
         for program in filter(os.path.isfile, read):  # the Python of an installed tool
             runtime.include(runtime_paths((program,), "", cwd, env.get("HOME", "/")))

@@ -49,6 +49,9 @@ class InProcessUpstream:
 class InProcessLink:
     """One connection: a task that runs the server."""
 
+    pid, resume, may_forget = None, "", False
+    last_words: tuple[str, ...] = ()
+
     def __init__(self, name: str, server: Any, events: LinkEvents, in_context: Callable[[], Context]) -> None:
         self._name = name
         self._events = events
@@ -59,24 +62,8 @@ class InProcessLink:
         self._task = asyncio.create_task(server.run(_Inbox(read), _Outbox(self._receive), options))
         self._task.add_done_callback(self._ended)
 
-    @property
-    def may_forget(self) -> bool:
-        return False
-
-    @property
-    def last_words(self) -> list[str]:
-        return []
-
     def stderr_tail(self) -> list[str]:
         return []
-
-    @property
-    def pid(self) -> None:
-        return None
-
-    @property
-    def resume(self) -> str:
-        return ""
 
     def send(self, frame: bytes) -> None:
         try:

@@ -93,6 +93,9 @@ class HttpUpstream:
 class HttpLink:
     """One session at one server: its requests in flight and its stream."""
 
+    pid, may_forget = None, True
+    last_words: tuple[str, ...] = ()
+
     def __init__(self, upstream: HttpUpstream, given: ConnectOptions, events: LinkEvents) -> None:
         self._upstream = upstream
         self._given = given
@@ -110,20 +113,8 @@ class HttpLink:
         if self._session:
             self._run("stream", self._follow(None))
 
-    @property
-    def may_forget(self) -> bool:
-        return True
-
-    @property
-    def last_words(self) -> list[str]:
-        return []
-
     def stderr_tail(self) -> list[str]:
         return []
-
-    @property
-    def pid(self) -> None:
-        return None
 
     @property
     def resume(self) -> str:
