@@ -35,7 +35,7 @@ _STRING: Final = re.compile(rb'"[^"]*"')
 
 
 def has_more_parts(data: bytes, most: int) -> bool:
-    """True if a JSON text has more than `most` arrays, objects and members together."""
+    """Return True if a JSON text has more than `most` arrays, objects and members together."""
     if len(data) <= most * _BYTES_FOR_ONE or _count(data) <= most:
         return False
     # Strings may be full of brackets. Without escapes, each begins and ends with a quotation mark.

@@ -98,7 +98,7 @@ class Message(msgspec.Struct, frozen=True, kw_only=True):
         return self.method is UNSET
 
     def params_object(self) -> Object:
-        """The top level of `params`; absent and null are the empty object. Raises `InvalidMessage` otherwise."""
+        """Return the top level of `params`; absent and null are the empty object. Raises `InvalidMessage` otherwise."""
         if isinstance(self.params, msgspec.UnsetType):
             return {}
         return decode_object(self.params, "params")
@@ -111,7 +111,7 @@ encode = _encoder.encode
 
 
 def decode_object(raw: msgspec.Raw | bytes, what: str) -> Object:
-    """The top level of a JSON object, its values left raw; null is the empty object."""
+    """Return the top level of a JSON object, its values left raw; null is the empty object."""
     try:
         return _objects.decode(raw) or {}
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
@@ -135,7 +135,7 @@ def decode_meta(raw: msgspec.Raw) -> Any:
 
 
 def decode_id(raw: msgspec.Raw) -> Any:
-    """A raw id or token as a value that can be compared and hashed; None when it is no string and no integer."""
+    """Return a raw id or token as a value that can be compared and hashed; None when it is no string and no integer."""
     try:
         value = msgspec.json.decode(raw)
     except (msgspec.MsgspecError, RecursionError):
@@ -207,7 +207,7 @@ def parse(data: bytes, most_parts: int = ANSWER_PARTS) -> Message:
 
 
 def too_many_parts(most: int) -> InvalidMessage:
-    """The refusal of a message with more than so many parts."""
+    """Return the refusal of a message with more than so many parts."""
     return InvalidMessage(PARSE_ERROR, f"not accepted: more than {most} arrays, objects and members")
 
 
@@ -242,7 +242,7 @@ def parse_lenient(data: bytes) -> Message:
 
 
 def splice(raw: msgspec.Raw | bytes) -> bytes:
-    """A raw value as bytes which contain no line break, so that it may stand in a line of stdio or SSE.
+    """Return a raw value as bytes which contain no line break, so that it may stand in a line of stdio or SSE.
 
     JSON allows line breaks between tokens only; inside a string they are escaped, which `parse` has checked.
     """
@@ -253,25 +253,25 @@ def splice(raw: msgspec.Raw | bytes) -> bytes:
 
 
 def encode_request(request_id: RequestId, method: str, params: bytes | None) -> bytes:
-    """A request; `params` is spliced in as it is."""
+    """Return a request; `params` is spliced in as it is."""
     # Joined, not added up: each addition would copy params, which may be megabytes, once more.
     tail = (b"}",) if params is None else (b',"params":', params, b"}")
     return b"".join((b'{"jsonrpc":"2.0","id":', encode(request_id), b',"method":', encode(method), *tail))
 
 
 def encode_notification(method: str, params: bytes | None) -> bytes:
-    """A notification; `params` is spliced in as it is."""
+    """Return a notification; `params` is spliced in as it is."""
     tail = b"" if params is None else b',"params":' + params
     return b'{"jsonrpc":"2.0","method":' + encode(method) + tail + b"}"
 
 
 def encode_result(request_id: bytes, result: bytes) -> bytes:
-    """A successful response; `request_id` is the id as it came, encoded."""
+    """Return a successful response; `request_id` is the id as it came, encoded."""
     return b"".join((b'{"jsonrpc":"2.0","id":', request_id, b',"result":', result, b"}"))
 
 
 def encode_error(request_id: bytes, error: bytes | Mapping[str, Any]) -> bytes:
-    """An error response; `error` is raw, or a mapping with code, message and maybe data."""
+    """Return an error response; `error` is raw, or a mapping with code, message and maybe data."""
     body = error if isinstance(error, bytes) else encode(error)
     return b'{"jsonrpc":"2.0","id":' + request_id + b',"error":' + body + b"}"
 
@@ -281,7 +281,7 @@ class _ErrorHead(msgspec.Struct):
 
 
 def error_code(error: msgspec.Raw | bytes) -> int:
-    """The code of a raw error object; -32603 when it has none."""
+    """Return the code of a raw error object; -32603 when it has none."""
     try:
         return msgspec.json.decode(error, type=_ErrorHead).code
     except msgspec.MsgspecError:

@@ -61,14 +61,15 @@ class _Annotated(NamedTuple):
 
 
 def encode_value(text: str) -> str:
-    """The text as a header value: itself if it is printable ASCII without spaces at its ends, else coded as base64."""
+    """Return the text as a header value: itself if it is printable ASCII without spaces at its ends, else coded as
+    base64."""
     if _PRINTABLE.fullmatch(text) and text == text.strip() and not _CODED.fullmatch(text):
         return text
     return f"=?base64?{base64.b64encode(text.encode()).decode()}?="
 
 
 def decode_value(value: str | None) -> str | None:
-    """The text of a header value; None if there is none, or if its base64 is not canonical base64 of UTF-8."""
+    """Return the text of a header value; None if there is none, or if its base64 is not canonical base64 of UTF-8."""
     coded = _CODED.fullmatch(value) if value is not None and value.startswith("=?") else None
     if coded is None:
         return value
@@ -82,7 +83,7 @@ def decode_value(value: str | None) -> str | None:
 
 
 def argument_headers(schema: Any, arguments: Mapping[str, Any]) -> dict[str, str]:
-    """The headers of a `tools/call`. Arguments without a value, and those that are no scalars, have none."""
+    """Return the headers of a `tools/call`. Arguments without a value, and those that are no scalars, have none."""
     headers: dict[str, str] = {}
     for annotated in _annotated(schema):
         text = _text(_at(arguments, annotated.path))
@@ -92,7 +93,7 @@ def argument_headers(schema: Any, arguments: Mapping[str, Any]) -> dict[str, str
 
 
 def param_headers(headers: Mapping[str, str]) -> dict[str, str]:
-    """The `Mcp-Param-*` headers of a request, by lower-case name, whatever they mean.
+    """Return the `Mcp-Param-*` headers of a request, by lower-case name, whatever they mean.
 
     Raises:
         ValueError: they are more than `MAX_HEADERS`, longer than `MAX_HEADER_CHARS` together, or not printable ASCII.
@@ -109,13 +110,13 @@ def param_headers(headers: Mapping[str, str]) -> dict[str, str]:
 
 
 def unknown_headers(schema: Any, headers: Mapping[str, str]) -> dict[str, str]:
-    """Those of the headers, by lower-case name, that the schema of the tool does not annotate."""
+    """Return those of the headers, by lower-case name, that the schema of the tool does not annotate."""
     known = {annotated.header.lower() for annotated in _annotated(schema)}
     return {name: value for name, value in headers.items() if name not in known}
 
 
 def disagreement(schema: Any, arguments: Mapping[str, Any], headers: Mapping[str, str]) -> str | None:
-    """How the headers of a `tools/call` differ from its arguments; None if they agree.
+    """Return how the headers of a `tools/call` differ from its arguments; None if they agree.
 
     A header without an argument is a difference as well: a proxy would route by a value that the request does not
     have. An invalid annotation switches the check off, because clients send no headers for such a tool.
@@ -152,7 +153,7 @@ def _difference(annotated: _Annotated, value: Any, header: str | None) -> str | 
 
 
 def _is_equal_integer(kind: Any, value: Any, decoded: str) -> bool:
-    """True if the header is another spelling of an integer: `42.0` of 42. Exact for integers of any size."""
+    """Return True if the header is another spelling of an integer: `42.0` of 42. Exact for integers of any size."""
     is_whole = isinstance(value, int) or (isinstance(value, float) and value.is_integer())
     if kind != "integer" or isinstance(value, bool) or not is_whole or not _DECIMAL.fullmatch(decoded):
         return False
@@ -164,7 +165,7 @@ def _is_equal_integer(kind: Any, value: Any, decoded: str) -> bool:
 
 
 def _text(value: Any) -> str | None:
-    """A scalar as the text of a header; None for what no header can hold."""
+    """Return a scalar as the text of a header; None for what no header can hold."""
     if isinstance(value, bool):
         return "true" if value else "false"
     try:
@@ -174,7 +175,7 @@ def _text(value: Any) -> str | None:
 
 
 def _at(arguments: Any, path: PropertyPath) -> Any:
-    """The value at a path of properties; None if there is none."""
+    """Return the value at a path of properties; None if there is none."""
     for key in path:
         if not isinstance(arguments, Mapping):
             return None
@@ -183,7 +184,7 @@ def _at(arguments: Any, path: PropertyPath) -> Any:
 
 
 def _annotated(schema: Any) -> Iterator[_Annotated]:
-    """The annotated properties that only other properties enclose."""
+    """Yield the annotated properties that only other properties enclose."""
     for path, node in _schemas(schema):
         token = node.get(ANNOTATION)
         if path and isinstance(token, str):
@@ -191,9 +192,9 @@ def _annotated(schema: Any) -> Iterator[_Annotated]:
 
 
 def annotation_fault(schema: Any) -> str:
-    """Why clients on HTTP must not use a tool with that input schema (MCP 2026-07-28, Transports §Schema Extension);
-    empty if each annotation is on a scalar property that only other properties enclose, and names a header of its
-    own."""
+    """Return why clients on HTTP must not use a tool with that input schema (MCP 2026-07-28, Transports §Schema
+    Extension); empty if each annotation is on a scalar property that only other properties enclose, and names a header
+    of its own."""
     seen: set[str] = set()
     for path, node in _schemas(schema):
         if ANNOTATION not in node:
@@ -213,7 +214,8 @@ def annotation_fault(schema: Any) -> str:
 
 
 def _schemas(root: Any) -> Iterator[tuple[PropertyPath | None, dict[str, Any]]]:
-    """Every schema in a schema, with the properties that enclose it; None where anything else encloses it as well.
+    """Yield every schema in a schema, with the properties that enclose it; None where anything else encloses it as
+    well.
 
     Without recursion, so that no depth exhausts the stack.
     """

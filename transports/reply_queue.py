@@ -72,7 +72,7 @@ class ReplyQueue:
         return self._closed
 
     async def next(self, quiet_at: float | None = None) -> Frame | None:
-        """The next frame, or None when the stream ended without a final one. One reader only.
+        """Return the next frame, or None when the stream ended without a final one. One reader only.
 
         Raises:
             TimeoutError: no frame came before `quiet_at` (monotonic clock). Found by `tick`, so not at once.
@@ -89,7 +89,7 @@ class ReplyQueue:
         return self.take()
 
     def take(self) -> Frame | None:
-        """The next frame, if it is there already."""
+        """Return the next frame, if it is there already."""
         if not self._frames:
             return None
         frame = self._frames.popleft()

@@ -16,7 +16,7 @@ _LINE_END: Final = re.compile(rb"\r\n|\n|\r(?!\n|$)")
 
 
 def encode_event(data: bytes, event_id: str | None = None, retry_ms: int | None = None) -> bytes:
-    """One event. `data` holds no line break (a JSON-RPC frame, or nothing for a priming event)."""
+    """Return one event. `data` holds no line break (a JSON-RPC frame, or nothing for a priming event)."""
     if event_id is not None and data and retry_ms is None:
         return b"id: %b\nevent: message\ndata: %b\n\n" % (event_id.encode(), data)
     head = b"" if event_id is None else b"id: " + event_id.encode() + b"\n"
@@ -53,7 +53,7 @@ class EventDecoder:
         self._type = ""
 
     def feed(self, chunk: bytes) -> Iterator[Event]:
-        """The events that this chunk completes.
+        """Yield the events that this chunk completes.
 
         Raises:
             TooLarge: an event has more than `max_event_bytes`.

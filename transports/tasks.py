@@ -60,7 +60,8 @@ class Tasks:
         return task
 
     def start(self, key: Hashable, work: Callable[[], Coroutine[Any, Any, T]]) -> asyncio.Task[T]:
-        """The run of `key` that is under way, or a new one. Once it has ended, the next caller starts another."""
+        """Return the run of `key` that is under way, or a new one. Once it has ended, the next caller starts
+        another."""
         task = self.running(key)
         if task is None:
             task = self.spawn(work())
@@ -71,7 +72,8 @@ class Tasks:
         return task
 
     async def share(self, key: Hashable, work: Callable[[], Coroutine[Any, Any, T]]) -> T:
-        """The result of the run of `key`, which concurrent callers share. A caller that is cancelled does not end it.
+        """Return the result of the run of `key`, which concurrent callers share. A caller that is cancelled does not
+        end it.
 
         A failure reaches every caller that waits, and is not logged.
 
@@ -88,7 +90,7 @@ class Tasks:
         return task.result()
 
     def running(self, key: Hashable) -> asyncio.Task[Any] | None:
-        """The run of `key` that is under way."""
+        """Return the run of `key` that is under way."""
         task = None if self._shared is None else self._shared.get(key)
         return None if task is None or task.done() else task
 
@@ -112,7 +114,7 @@ class Tasks:
             logger.warning("%s: task %s ignores its cancellation", self._owner, task.get_name())
 
     def _others(self) -> set[asyncio.Task[Any]]:
-        """What runs, but for the caller's own task."""
+        """Return what runs, but for the caller's own task."""
         return set() if self._running is None else self._running - {asyncio.current_task()}
 
     def _forget(self, key: Hashable, task: asyncio.Task[Any]) -> None:

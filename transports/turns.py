@@ -35,12 +35,12 @@ SENT_AT_ONCE: Final = 64
 
 
 def slices(items: Sequence[T], size: int) -> Iterator[Sequence[T]]:
-    """The items, so many at a time."""
+    """Return the items, so many at a time."""
     return (items[at : at + size] for at in range(0, len(items), size))
 
 
 def is_large(params: Mapping[str, msgspec.Raw]) -> bool:
-    """True if any of these values is large."""
+    """Return True if any of these values is large."""
     for raw in params.values():  # `any` with a generator takes twice as long
         if len(memoryview(raw)) > LARGE_BYTES:
             return True
@@ -63,7 +63,7 @@ def at_once(steps: Generator[None, None, T]) -> T:
 
 
 async def in_turns(steps: Generator[None, None, T]) -> T:
-    """The result of the steps, with other tasks running between them."""
+    """Return the result of the steps, with other tasks running between them."""
     try:
         while True:
             next(steps)

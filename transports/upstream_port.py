@@ -40,15 +40,15 @@ class UpstreamUnavailable(Exception):
 
 
 def is_about_content(status: int) -> bool:
-    """Whether an HTTP status refuses a request for what it says. Otherwise the server is busy or broken, a proxy has
-    answered, or the request needs credentials."""
+    """Return whether an HTTP status refuses a request for what it says. Otherwise the server is busy or broken, a proxy
+    has answered, or the request needs credentials."""
     return 400 <= status < 500 and status not in _NOT_ABOUT_CONTENT
 
 
 def is_refusal(status: int) -> bool:
-    """Whether an HTTP status says that the request was not executed; 0 stands for a request that was not sent. A server
-    that answers 500 may have failed in the middle of its work, and one behind a proxy that answers 502 or 504 may be
-    done with it (RFC 9110 §15)."""
+    """Return whether an HTTP status says that the request was not executed; 0 stands for a request that was not sent. A
+    server that answers 500 may have failed in the middle of its work, and one behind a proxy that answers 502 or 504
+    may be done with it (RFC 9110 §15)."""
     return not status or 400 <= status < 500 or status in _REFUSALS
 
 
@@ -89,7 +89,7 @@ class LinkEvents(Protocol):
     """What a link reports. Called on the event loop, one call at a time. Implementations never block."""
 
     def log_fields(self) -> Mapping[str, Any]:
-        """The fields (`extra`) of a log line about something that the upstream has just done."""
+        """Return the fields (`extra`) of a log line about something that the upstream has just done."""
         ...
 
     def message(self, message: Message, stream: int | str | None = None) -> None:

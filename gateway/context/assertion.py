@@ -48,7 +48,7 @@ class Assertions:
         self._cached_bytes = 0
 
     def of(self, session: Session, audience: str) -> str:
-        """The assertion of that session for the server at that URL. It is renewed long before it expires."""
+        """Return the assertion of that session for the server at that URL. It is renewed long before it expires."""
         now = self._clock()
         key = (session.id, session.version, audience)
         at, token = self._cached.get(key, (0.0, ""))
@@ -82,7 +82,7 @@ class Assertions:
         return jwt.encode(claims, key, algorithm="EdDSA", headers={"kid": name})
 
     def session_of(self, token: str) -> str | None:
-        """The session that an assertion of this gateway names. None if the assertion is invalid or expired."""
+        """Return the session that an assertion of this gateway names. None if the assertion is invalid or expired."""
         if not is_canonical(token):
             return None
         import jwt  # as above
@@ -97,7 +97,7 @@ class Assertions:
         return str(claims["session_id"]) if is_valid and "session_id" in claims else None
 
     def jwks(self) -> dict[str, Any]:
-        """The public keys as a JSON Web Key Set (RFC 7517)."""
+        """Return the public keys as a JSON Web Key Set (RFC 7517)."""
         return {
             "keys": [
                 {"kty": "OKP", "crv": "Ed25519", "use": "sig", "alg": "EdDSA", "kid": name, "x": _text(_raw(key))}

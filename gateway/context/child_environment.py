@@ -41,7 +41,8 @@ class ChildEnvironment:
         self._of_request = frozenset(name for name, value in names.items() if value.field == CORRELATION_ID)
 
     async def of(self, session: Session, correlation: str) -> dict[str, str]:
-        """The variables of a child of that session, for its first request. The server's `env` wins, then the rules.
+        """Return the variables of a child of that session, for its first request. The server's `env` wins, then the
+        rules.
 
         Raises:
             UpstreamUnavailable: a secret or the folder of the session is missing.
@@ -57,9 +58,9 @@ class ChildEnvironment:
         return variables | await self._secrets.fill(by_rules | self._own, session.principal)
 
     def facts(self, session: Session, correlation: str) -> dict[str, Any]:
-        """The facts that a child gets as JSON, for `current_session`."""
+        """Return the facts that a child gets as JSON, for `current_session`."""
         return self._facts.all_of(session, correlation)
 
     def comparable(self, variables: Mapping[str, str]) -> dict[str, str]:
-        """The variables without the correlation id, to compare those of two requests of one session."""
+        """Return the variables without the correlation id, to compare those of two requests of one session."""
         return {name: value for name, value in variables.items() if name not in self._of_request}

@@ -35,7 +35,7 @@ class MetaPath:
         self._parts = tuple(path.split("."))
 
     def text(self, meta: Mapping[str, Any]) -> str:
-        """The text at that place; empty if there is none.
+        """Return the text at that place; empty if there is none.
 
         Raises:
             Refused: 400, it is not a string.
@@ -45,7 +45,8 @@ class MetaPath:
         return self._checked(self._nested(meta)) or self._checked(meta.get(self._key))
 
     def without(self, meta: Object, is_wrong: Callable[[Any], bool]) -> Object:
-        """A `_meta` whose entries are raw, without the values in that place, in either spelling, that are wrong."""
+        """Return a `_meta` whose entries are raw, without the values in that place, in either spelling, that are
+        wrong."""
         if self._key in meta and is_wrong(msgspec.json.decode(meta[self._key])):
             meta = {name: raw for name, raw in meta.items() if name != self._key}
         first, rest = self._parts[0], self._parts[1:]
@@ -87,7 +88,8 @@ class Announcements:
         }
 
     def of(self, request: Request, *, is_anonymous: bool = False) -> Announced:
-        """What a request announces. The session key of an anonymous client is no field: whoever has it has the session.
+        """Return what a request announces. The session key of an anonymous client is no field: whoever has it has the
+        session.
 
         Raises:
             Refused: 400, an announced value cannot be used.
@@ -103,7 +105,7 @@ class Announcements:
         return Announced(self.workspace(request.meta), fields)
 
     def workspace(self, meta: Mapping[str, Any]) -> str:
-        """The workspace that `_meta` announces, after the operator's `workspace_ids`. Empty: it announces none.
+        """Return the workspace that `_meta` announces, after the operator's `workspace_ids`. Empty: it announces none.
 
         Raises:
             Refused: 400, it is not a string, or too long.
@@ -112,8 +114,9 @@ class Announcements:
         return self._id_of(announced) if announced else ""
 
     def agreed(self, meta: Object, context: Context) -> Object:
-        """A `_meta` for servers, without an announced workspace that is not the context's: a server that reads it would
-        work in a workspace that the operator, or the session, has not. What is announced where nothing is known stays.
+        """Return a `_meta` for servers, without an announced workspace that is not the context's: a server that reads
+        it would work in a workspace that the operator, or the session, has not. What is announced where nothing is
+        known stays.
         """
         if not context.workspace and context.provenance.workspace == "announced":
             return meta

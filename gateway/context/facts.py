@@ -54,7 +54,7 @@ _TRACEPARENT = re.compile(r"00-(?!0{32})([0-9a-f]{32})-(?!0{16})[0-9a-f]{16}-[0-
 
 
 def correlation_id(headers: Mapping[str, str], meta: Mapping[str, Any]) -> str:
-    """The trace id of a valid `traceparent` (in `_meta`, else the header), or a new id of the same form."""
+    """Return the trace id of a valid `traceparent` (in `_meta`, else the header), or a new id of the same form."""
     for value in (meta.get("traceparent"), headers.get("traceparent")):
         if isinstance(value, str) and (found := trace_id_of(value)):
             return found
@@ -62,33 +62,33 @@ def correlation_id(headers: Mapping[str, str], meta: Mapping[str, Any]) -> str:
 
 
 def trace_id_of(traceparent: str) -> str:
-    """The trace id of a `traceparent`; empty if it is not valid."""
+    """Return the trace id of a `traceparent`; empty if it is not valid."""
     match = _TRACEPARENT.fullmatch(traceparent)
     return "" if match is None else match[1]
 
 
 def new_correlation_id() -> str:
-    """A random correlation id in the form of a trace id (W3C Trace Context)."""
+    """Return a random correlation id in the form of a trace id (W3C Trace Context)."""
     return _random.getrandbits(128).to_bytes(16).hex()
 
 
 def with_context(session: Session, context: Context) -> Session:
-    """The record of a session, with the context of one request instead of the context that was stored last."""
+    """Return the record of a session, with the context of one request instead of the context that was stored last."""
     return session if context is session.context else msgspec.structs.replace(session, context=context)
 
 
 def workspace_source(context: Context) -> str:
-    """Where the workspace comes from, as servers are told; empty if there is none."""
+    """Return where the workspace comes from, as servers are told; empty if there is none."""
     return context.provenance.workspace if context.workspace else ""
 
 
 def facts_of(session: Session, correlation: str) -> dict[str, str]:
-    """The facts that servers are told of every session, by the names that the configuration uses."""
+    """Return the facts that servers are told of every session, by the names that the configuration uses."""
     return {name: fact(session) for name, fact in _FACTS.items()} | {CORRELATION_ID: correlation}
 
 
 def built_in(session: Session, name: str) -> str:
-    """The fact with that name, of those that every session has."""
+    """Return the fact with that name, of those that every session has."""
     return (_FACTS.get(name) or _FURTHER[name])(session)
 
 
@@ -117,12 +117,12 @@ class ContextMeta(msgspec.Struct, frozen=True):
     after: bytes = b'"}'
 
     def of(self, correlation: str) -> msgspec.Raw:
-        """The value for the request with that correlation id."""
+        """Return the value for the request with that correlation id."""
         return msgspec.Raw(self.before + correlation.encode() + self.after)
 
 
 def context_meta(session: Session) -> ContextMeta:
-    """What servers are told of a session in `_meta`."""
+    """Return what servers are told of a session in `_meta`."""
     beginning = _context_beginning if len(session.context.workspace) <= _SHORT else _encoded_beginning
     return ContextMeta(beginning(session.id, session.principal, session.client.name, session.context))
 
@@ -146,13 +146,14 @@ _context_beginning = functools.lru_cache(maxsize=2_048)(_encoded_beginning)
 
 
 def trace_meta(session: Session | None, correlation: str) -> Object:
-    """The entry of a result's `_meta` by which clients can find the request in logs."""
+    """Return the entry of a result's `_meta` by which clients can find the request in logs."""
     facts = {} if session is None else {"session": redact(session.id)}
     return {TRACE_KEY: msgspec.Raw(encode({**facts, CORRELATION_KEY: correlation}))}
 
 
 def traced_error(error: bytes, correlation: str) -> bytes:
-    """A server's error object with the correlation id in its `data`, unless `data` is of another type or has one."""
+    """Return a server's error object with the correlation id in its `data`, unless `data` is of another type or has
+    one."""
     try:
         found = msgspec.json.decode(error, type=Object)
         data = msgspec.json.decode(found["data"], type=Object | None) if "data" in found else {}
@@ -165,6 +166,6 @@ def traced_error(error: bytes, correlation: str) -> bytes:
 
 
 def with_meta(result: Object, additions: Mapping[str, msgspec.Raw]) -> Object:
-    """A result with these entries added to its `_meta`."""
+    """Return a result with these entries added to its `_meta`."""
     meta = meta_of(result)
     return result | {"_meta": msgspec.Raw(encode({**meta, **additions}))}

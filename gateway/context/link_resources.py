@@ -46,7 +46,7 @@ class LinkResourceProvider:
         self._server = AppServer(state_api(by_connection), limits, refusals)
 
     def for_object(self, session: Session) -> LinkResources:
-        """The resources of a link to a server object in this process."""
+        """Return the resources of a link to a server object in this process."""
         tools = self._tools(session)
         return LinkResources(given=ConnectOptions(in_context=lambda: context_with(tools)), session=tools)
 
@@ -62,8 +62,8 @@ class LinkResourceProvider:
         launcher: Sequence[str] = (),
         named: Iterable[str] = (),
     ) -> LinkResources:
-        """The resources of a link to a child process, with a socket of its own to the session's state. The session's
-        folder is made if a variable or the launcher has its path.
+        """Return the resources of a link to a child process, with a socket of its own to the session's state. The
+        session's folder is made if a variable or the launcher has its path.
 
         `launcher` is the command that starts the child. Its placeholders are filled in here: it gets the names of the
         variables of `env` and `named`, never their values.
@@ -106,8 +106,8 @@ class LinkResourceProvider:
 
 
 def _filled(launcher: Sequence[str], values: Mapping[str, str], variables: Iterable[str]) -> Iterator[str]:
-    """The command of a launcher. A part with `{variable}` is repeated for each variable, with its name: values would be
-    visible in lists of processes."""
+    """Yield the command of a launcher. A part with `{variable}` is repeated for each variable, with its name: values
+    would be visible in lists of processes."""
     for part in launcher:
         for placeholder, value in values.items():
             part = part.replace(placeholder, value)

@@ -44,8 +44,8 @@ def _without_cards(found: Any) -> str:
 
 
 def _cards(text: str) -> Iterator[tuple[int, int]]:
-    """Where the numbers of cards begin and end: whole groups, whose last digit checks the others (ISO/IEC 7812-1, Luhn;
-    other long numbers seldom have that)."""
+    """Yield where the numbers of cards begin and end: whole groups, whose last digit checks the others (ISO/IEC 7812-1,
+    Luhn; other long numbers seldom have that)."""
     groups = [(group.start(), group[0]) for group in _GROUP.finditer(text)]
     for first, (begin, group) in enumerate(groups):
         if group[0] not in _FIRST_DIGITS:
@@ -69,7 +69,7 @@ _KINDS: Final[Mapping[PersonalData, tuple[Any, Any]]] = {
 
 
 def scrubber(kinds: Collection[PersonalData]) -> Callable[[str], str]:
-    """A function that redacts these kinds of personal data in a text."""
+    """Return a function that redacts these kinds of personal data in a text."""
     wanted = [rule for kind, rule in _KINDS.items() if kind in kinds]
 
     def scrub(text: str) -> str:

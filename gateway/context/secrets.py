@@ -36,12 +36,12 @@ _MAX_CACHED: Final = 1_024
 
 
 def is_template(value: str) -> bool:
-    """Whether a value contains the placeholder of a secret."""
+    """Return whether a value contains the placeholder of a secret."""
     return _TEMPLATE.search(value) is not None
 
 
 def secrets_in(value: str) -> tuple[str, ...]:
-    """The names of the secrets whose placeholders a value contains."""
+    """Return the names of the secrets whose placeholders a value contains."""
     return tuple(dict.fromkeys(_TEMPLATE.findall(value)))
 
 
@@ -57,7 +57,7 @@ class PrincipalSecrets:
         self._cached: TTLCache[tuple[str, Principal], str] = TTLCache(_MAX_CACHED, CACHED_S)
 
     async def fill(self, values: Mapping[str, str], principal: Principal) -> dict[str, str]:
-        """The values with their secrets.
+        """Return the values with their secrets.
 
         Raises:
             UpstreamUnavailable: the principal has no such secret. The message has its name, never its value.
@@ -89,7 +89,7 @@ class PrincipalSecrets:
         return found
 
     def _is_for(self, settings: SecretSettings, principal: Principal) -> bool:
-        """Whether a principal may have that secret, and its subject can be used in the secret's source."""
+        """Return whether a principal may have that secret, and its subject can be used in the secret's source."""
         if settings.issuer and settings.issuer != principal.issuer:
             return False
         if not settings.is_personal:

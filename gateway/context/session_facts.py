@@ -35,12 +35,13 @@ class SessionFacts:
         return tuple(name for name, field in self._fields.items() if where in field.to)
 
     def value(self, session: Session, name: str) -> str:
-        """The value of a field, of those that every session has or of the operator's. Empty: the session has none."""
+        """Return the value of a field, of those that every session has or of the operator's. Empty: the session has
+        none."""
         field = self._fields.get(name)
         return built_in(session, name) if field is None else self._added(session, name, field)[0]
 
     def _added(self, session: Session, name: str, field: FieldSettings) -> tuple[str, Source]:
-        """The value of one of the operator's fields, and its source."""
+        """Return the value of one of the operator's fields, and its source."""
         if field.metadata:
             found = session.metadata.get(field.metadata, "")[: field.max_chars]
             return (found, self._source_of_metadata(field.metadata)) if found else (field.value, "configured")
@@ -53,14 +54,14 @@ class SessionFacts:
         return "announced" if "{agent" in template or "{workspace" in template else "configured"
 
     def sources(self, session: Session) -> dict[str, tuple[str, Source]]:
-        """All of the operator's fields that the session has, with values and sources."""
+        """Return all of the operator's fields that the session has, with values and sources."""
         found = {name: self._added(session, name, field) for name, field in self._fields.items()}
         return {name: value for name, value in found.items() if value[0]}
 
     def environment(
         self, session: Session, names: Mapping[str, EnvironmentValue], more: Mapping[str, str]
     ) -> dict[str, str]:
-        """The environment variables of a session's child process. A missing value is an empty text.
+        """Return the environment variables of a session's child process. A missing value is an empty text.
 
         `more` has the fields that are not the session's: correlation id, folder. Characters that an environment cannot
         hold are removed: clients choose some values.
@@ -74,7 +75,7 @@ class SessionFacts:
         return found or wanted.default
 
     def all_of(self, session: Session, correlation: str) -> dict[str, Any]:
-        """The facts that a child gets as JSON."""
+        """Return the facts that a child gets as JSON."""
         return {
             **facts_of(session, correlation),
             **self._shown_in_meta(session),
@@ -86,7 +87,7 @@ class SessionFacts:
         }
 
     def _meta(self, session: Session) -> ContextMeta:
-        """The value of `gateway.context.facts.CONTEXT_KEY` in the `_meta` of messages to servers."""
+        """Return the value of `gateway.context.facts.CONTEXT_KEY` in the `_meta` of messages to servers."""
         return ContextMeta(context_meta(session).before, b'",' + encode(self._shown_in_meta(session))[1:])
 
     def _shown_in_meta(self, session: Session) -> dict[str, dict[str, str]]:
@@ -99,15 +100,15 @@ class SessionFacts:
         }
 
     def claims(self, session: Session) -> dict[str, dict[str, str]]:
-        """The fields that assertions have."""
+        """Return the fields that assertions have."""
         return self._shown_in_meta(session)
 
     def _logged(self, session: Session) -> dict[str, str]:
-        """The fields that log lines have."""
+        """Return the fields that log lines have."""
         return self._some(session, self._in_log)
 
     def audited(self, session: Session) -> dict[str, str]:
-        """The fields that audit events have."""
+        """Return the fields that audit events have."""
         return self._some(session, self._in_audit)
 
     def _some(self, session: Session, names: Iterable[str]) -> dict[str, str]:

@@ -49,7 +49,7 @@ class SessionFolders:
         self._threads = ThreadPoolExecutor(_THREADS, "session-folders")
 
     def _opened(self) -> Path:
-        """The folder of this process.
+        """Return the folder of this process.
 
         Raises:
             OSError: it cannot be made.
@@ -88,7 +88,7 @@ class SessionFolders:
         return self._opened() / "s"
 
     def path(self, session_id: str) -> Path:
-        """Where the folder of a session is, or would be. Raises `OSError`: this process can have no folders."""
+        """Return where the folder of a session is, or would be. Raises `OSError`: this process can have no folders."""
         return self._opened() / "t" / hashlib.blake2b(session_id.encode(), digest_size=12).hexdigest()
 
     def use(self, session_id: str) -> None:
@@ -167,7 +167,7 @@ class SessionFolders:
 
 
 def _root(base: Path) -> Path:
-    """The folder of all processes of this user: nobody else may have made it, or may enter it."""
+    """Return the folder of all processes of this user: nobody else may have made it, or may enter it."""
     root = base / f"mcp-session-gateway-{os.geteuid()}"
     with contextlib.suppress(FileExistsError):
         root.mkdir(mode=_PRIVATE)
@@ -179,7 +179,7 @@ def _root(base: Path) -> Path:
 
 
 def _is_held(lock: int, path: Path) -> bool:
-    """Whether this process holds the lock now, and the lock is still at its path."""
+    """Return whether this process holds the lock now, and the lock is still at its path."""
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         return os.fstat(lock).st_ino == path.stat().st_ino

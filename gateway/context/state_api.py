@@ -46,8 +46,8 @@ class ProcessTree:
             self._top.set_result(None if pid is None else parent(pid) or 0)
 
     async def has(self, pid: int) -> bool:
-        """Whether a process is the server's, or its reaper, which connects in the name of a walled server. True for all
-        if the server's processes are not known."""
+        """Return whether a process is the server's, or its reaper, which connects in the name of a walled server. True
+        for all if the server's processes are not known."""
         try:
             top = await asyncio.wait_for(asyncio.shield(self._top), _START_S)
         except TimeoutError:
@@ -82,8 +82,8 @@ Allowing = Callable[[Request], Awaitable[StateAccess]]
 
 
 async def by_connection(request: Request) -> StateAccess:
-    """The session of the socket on which the request arrived, if the request has the socket's secret, and comes from a
-    process of the server that has been given it."""
+    """Return the session of the socket on which the request arrived, if the request has the socket's secret, and comes
+    from a process of the server that has been given it."""
     access: StateAccess = request.scope["state"]["access"]
     given = request.headers.get("authorization", "").encode()
     if not hmac.compare_digest(given, f"Bearer {access.secret}".encode()):
@@ -95,7 +95,7 @@ async def by_connection(request: Request) -> StateAccess:
 
 
 def state_api(allowing: Allowing) -> Starlette:
-    """The ASGI application. Values are JSON, errors are `{"error": "…"}` with an HTTP status."""
+    """Return the ASGI application. Values are JSON, errors are `{"error": "…"}` with an HTTP status."""
     key = "/v1/state/{key:path}"
     return Starlette(
         routes=[

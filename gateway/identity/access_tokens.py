@@ -30,8 +30,8 @@ _MAX_CACHED: Final = 10_000
 
 
 def is_access_token(header: Mapping[str, Any], claims: Mapping[str, Any]) -> bool:
-    """Whether a token is an access token. Issuers sign other tokens with the same keys: identity tokens (OpenID Connect
-    Core §2), refresh, logout and security event tokens.
+    """Return whether a token is an access token. Issuers sign other tokens with the same keys: identity tokens (OpenID
+    Connect Core §2), refresh, logout and security event tokens.
 
     A header `typ` of `at+jwt` (RFC 9068 §2.1) means yes, any other than `JWT` means no. With `JWT` or none the claims
     decide: no hash of an identity token, no `events`, `typ` is Bearer or missing (Keycloak), `token_use` is access or
@@ -62,7 +62,7 @@ class AccessTokens:
         return found[1], found[2]
 
     async def verify(self, token: str) -> tuple[Principal, Mapping[str, Any]]:
-        """The principal of a token, and its claims.
+        """Return the principal of a token, and its claims.
 
         Raises:
             InvalidToken: the token is not from a trusted issuer, not for this gateway, or not valid now.
@@ -94,7 +94,7 @@ class _Issuer:
         self._tasks = Tasks(f"keys of {settings.issuer}")
 
     async def key(self, name: str, header: Mapping[str, Any]) -> jwt.PyJWK:
-        """The key with that id. The keys are fetched again if they are old, or if the id is unknown.
+        """Return the key with that id. The keys are fetched again if they are old, or if the id is unknown.
 
         Raises:
             InvalidToken: the issuer does not publish the key.
@@ -120,7 +120,8 @@ class _Issuer:
             self._fetched_at = time.monotonic()
 
     def checked(self, token: str, key: jwt.PyJWK, now: float) -> Mapping[str, Any]:
-        """The claims of a valid token. The operator chooses the algorithms, never the token. Raises `InvalidToken`."""
+        """Return the claims of a valid token. The operator chooses the algorithms, never the token. Raises
+        `InvalidToken`."""
         settings, options = self.settings, {"require": ["exp", "iss", "sub", "aud"], "verify_iat": False}
         try:
             claims: dict[str, Any] = jwt.decode(

@@ -43,7 +43,7 @@ Holder = TypeVar("Holder")
 
 
 def digest_of(key: str) -> str:
-    """The SHA-256 digest of a key in hex, as configurations contain it."""
+    """Return the SHA-256 digest of a key in hex, as configurations contain it."""
     return hashlib.sha256(key.encode("utf-8", "surrogateescape")).hexdigest()
 
 
@@ -57,7 +57,7 @@ class KeyDigests(Generic[Holder]):
         return len(self._digests)
 
     def holder(self, key: str) -> Holder | None:
-        """The holder of a key; None if the key is unknown."""
+        """Return the holder of a key; None if the key is unknown."""
         digest = hashlib.sha256(key.encode("utf-8", "surrogateescape")).digest()
         found: Holder | None = None
         for holder, expected in self._digests:
@@ -139,13 +139,13 @@ class Identity:
         self.known = self._known_with_fields if self._header_fields else self._known
 
     async def authenticate(self, headers: Mapping[str, str], peer: str = "") -> Authenticated:
-        """The caller, after an access token was verified if there is one."""
+        """Return the caller, after an access token was verified if there is one."""
         who = self.known(headers, peer)
         return await self.verify(headers, peer) if who is None else who
 
     def _known(self, headers: Mapping[str, str], peer: str = "") -> Authenticated | None:
-        """The caller of a request with these headers (lower-case names), on a connection from the address `peer`. None
-        if the request has an access token that has to be verified first (`verify`).
+        """Return the caller of a request with these headers (lower-case names), on a connection from the address
+        `peer`. None if the request has an access token that has to be verified first (`verify`).
 
         If keys or issuers are configured, an invalid credential is refused, never served as anonymous.
 
@@ -174,7 +174,7 @@ class Identity:
         return None if who is None else self.with_fields(who, headers, peer)
 
     def with_fields(self, who: Authenticated, headers: Mapping[str, str], peer: str) -> Authenticated:
-        """The caller, with the fields that a trusted proxy sets."""
+        """Return the caller, with the fields that a trusted proxy sets."""
         if not self._header_fields or peer not in self.proxies:
             return who
         try:
@@ -187,7 +187,7 @@ class Identity:
         return Authenticated(who.principal, msgspec.structs.replace(granted, fields=(*granted.fields, *fields)))
 
     async def verify(self, headers: Mapping[str, str], peer: str = "") -> Authenticated:
-        """The holder of the access token in these headers. Raises as `known`."""
+        """Return the holder of the access token in these headers. Raises as `known`."""
         assert self._tokens is not None
         try:
             holder = self.token_holder(*await self._tokens.verify(_credential(headers["authorization"])[1]))
@@ -199,7 +199,7 @@ class Identity:
             raise self._refused(f"The access token is not valid: {error}.", error="invalid_token") from None
 
     def token_holder(self, principal: Principal, claims: Mapping[str, Any]) -> Authenticated:
-        """The holder of an access token with these claims, after the token was verified."""
+        """Return the holder of an access token with these claims, after the token was verified."""
         return Authenticated(principal, granted_by(claims, self._claims[principal.issuer], self._claim_fields))
 
     def _by_key(self, key: str) -> Authenticated:
@@ -209,7 +209,7 @@ class Identity:
         return holder
 
     def _named_by_proxy(self, headers: Mapping[str, str]) -> Authenticated | None:
-        """The caller that a trusted proxy names; None if it names none."""
+        """Return the caller that a trusted proxy names; None if it names none."""
         settings = self.proxies.settings
         if settings is None or not settings.subject_header:
             return None
@@ -229,14 +229,14 @@ class Identity:
         return unauthenticated(reason, self._challenge(error, self._scope))
 
     def _challenge(self, error: str, scope: str) -> str:
-        """The parameters of `WWW-Authenticate: Bearer`."""
+        """Return the parameters of `WWW-Authenticate: Bearer`."""
         parameters = {"error": error, "scope": scope, "resource_metadata": self._metadata_url}
         challenge = {"realm": "mcp-session-gateway"} | {name: value for name, value in parameters.items() if value}
         return ", ".join(f'{name}="{value}"' for name, value in challenge.items())
 
 
 def _credential(authorization: str) -> tuple[str, str]:
-    """The scheme of an `Authorization` header, in lower case, and the credential."""
+    """Return the scheme of an `Authorization` header, in lower case, and the credential."""
     scheme, _, credential = authorization.partition(" ")
     return scheme.lower(), credential.strip()
 
@@ -258,7 +258,7 @@ class ResourceMetadata:
         self.url = f"{parts.scheme}://{parts.netloc}{WELL_KNOWN}{path}" if is_there else ""
 
     def document(self) -> dict[str, Any]:
-        """The metadata, as JSON data."""
+        """Return the metadata, as JSON data."""
         scopes = list(dict.fromkeys(scope for entry in self._settings.jwt for scope in entry.scopes))
         document: dict[str, Any] = {
             "resource": self._settings.resource,

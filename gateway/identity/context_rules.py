@@ -88,7 +88,7 @@ class ContextRules:
         announced: str,
         announced_fields: tuple[tuple[str, str], ...] = (),
     ) -> Context:
-        """The context of a session, for which its client announces a workspace and the values of fields.
+        """Return the context of a session, for which its client announces a workspace and the values of fields.
 
         Raises:
             Refused: the workspace or a field cannot be used.
@@ -130,7 +130,7 @@ class ContextRules:
         return Derived(context, tuple(reasons))
 
     def renewed(self, session: Session, granted: CredentialClaims | None) -> Context:
-        """The context of a session for a request, from the request's credential and the present rules."""
+        """Return the context of a session for a request, from the request's credential and the present rules."""
         known = session.context
         announced = known.workspace if known.provenance.workspace == ANNOUNCED else ""
         if not known.fields:
@@ -138,7 +138,7 @@ class ContextRules:
         return self.context(session.principal, granted, announced, announced_fields_of(known))
 
     def environment(self, principal: Principal, context: Context) -> dict[str, str]:
-        """The environment variables that the rules give the servers of a session."""
+        """Return the environment variables that the rules give the servers of a session."""
         return {name: value for name, (value, _) in self.environment_sources(principal, context).items()}
 
     def environment_sources(self, principal: Principal, context: Context) -> dict[str, tuple[str, str]]:
@@ -149,8 +149,8 @@ class ContextRules:
         return variables
 
     def lifetimes(self, principal: Principal, context: Context) -> dict[str, tuple[float, str]]:
-        """The `idle_ttl_s` and `max_age_s` that rules set for a session, each with the setting that has it. The first
-        rule decides each."""
+        """Return the `idle_ttl_s` and `max_age_s` that rules set for a session, each with the setting that has it. The
+        first rule decides each."""
         found: dict[str, tuple[float, str]] = {}
         for name, rule in self._applied_to(principal, context):
             times = {"idle_ttl_s": rule.idle_ttl_s, "max_age_s": rule.max_age_s}
@@ -161,11 +161,11 @@ class ContextRules:
         return [(name, rule) for name, rule in self._rules if _matches(str(principal), rule.principals)]
 
     def _counts(self, workspace: Source) -> bool:
-        """Whether rules for certain workspaces may grant something to a workspace of that source."""
+        """Return whether rules for certain workspaces may grant something to a workspace of that source."""
         return self._trust_announced or workspace != ANNOUNCED
 
     def _applied(self, matching: Rules, workspace: str, source: Source) -> Rules:
-        """Those of the rules that apply to a workspace."""
+        """Return those of the rules that apply to a workspace."""
         counts = self._counts(source)
         return [
             (name, rule)
@@ -179,7 +179,8 @@ class ContextRules:
     def _values(
         self, vouched: Mapping[str, str], announced: Mapping[str, str], reasons: list[Reason]
     ) -> Iterator[ContextField]:
-        """The values of the operator's fields, except those in the metadata, which changes while the session lives."""
+        """Yield the values of the operator's fields, except those in the metadata, which changes while the session
+        lives."""
         for name, field in self._fields.items():
             value, source, why = field.value, CONFIGURED, f"gateway.context.fields.{name}.value"
             if field.is_announced:
@@ -197,7 +198,7 @@ class ContextRules:
     def _trust(
         self, granted: CredentialClaims, matching: Rules, applied: Rules, workspace: Source, reasons: list[Reason]
     ) -> tuple[str, Source]:
-        """The trust, and its source."""
+        """Return the trust, and its source."""
         if granted.trust is not None:
             reasons.append(Reason("trust", "the credential sets it, or lacks the claim or header that is named for it"))
             return granted.trust, AUTHENTICATED
@@ -214,7 +215,7 @@ class ContextRules:
     def _is_read_only(
         self, trust: str, matching: Rules, applied: Rules, *, counts: bool, reasons: list[Reason]
     ) -> bool:
-        """Whether the session is read-only. Like trust, a rule takes the right to write from all announced
+        """Return whether the session is read-only. Like trust, a rule takes the right to write from all announced
         workspaces."""
         restricting = [name for name, rule in matching if rule.read_only and ((name, rule) in applied or not counts)]
         found = [f"{name}.read_only" for name in restricting]
@@ -227,7 +228,7 @@ class ContextRules:
 def _permissions(
     granted: CredentialClaims, applied: Rules, workspace: Source, reasons: list[Reason]
 ) -> tuple[tuple[str, ...], Source]:
-    """The permissions, and their source."""
+    """Return the permissions, and their source."""
     adding = [(name, rule) for name, rule in applied if rule.permissions]
     if granted.permissions:
         reasons.append(Reason("permissions", f"the credential: {', '.join(granted.permissions)}"))
@@ -239,12 +240,12 @@ def _permissions(
 
 
 def _source(workspace: Source, rules: Sequence[RuleSettings]) -> Source:
-    """The source of a value that these rules set for a workspace of that source."""
+    """Return the source of a value that these rules set for a workspace of that source."""
     return ANNOUNCED if workspace == ANNOUNCED and not all(map(is_for_all, rules)) else CONFIGURED
 
 
 def _workspace(granted: CredentialClaims, matching: Rules, announced: str) -> tuple[str, Source, str]:
-    """The workspace, its source, and the reason."""
+    """Return the workspace, its source, and the reason."""
     if granted.workspace is not None:
         return granted.workspace, AUTHENTICATED, "the credential sets it"
     for name, rule in matching:
@@ -256,7 +257,7 @@ def _workspace(granted: CredentialClaims, matching: Rules, announced: str) -> tu
 
 
 def announced_fields_of(context: Context) -> tuple[tuple[str, str], ...]:
-    """The fields that the client has announced, with their values."""
+    """Return the fields that the client has announced, with their values."""
     return tuple((field.name, field.value) for field in context.fields if field.source == ANNOUNCED)
 
 
@@ -265,12 +266,12 @@ def _cut(text: str) -> str:
 
 
 def is_for_all(rule: RuleSettings) -> bool:
-    """True if a rule applies to every workspace."""
+    """Return True if a rule applies to every workspace."""
     return not rule.workspaces or any(is_catch_all(pattern) for pattern in rule.workspaces)
 
 
 def is_catch_all(pattern: str) -> bool:
-    """Whether a pattern matches every name."""
+    """Return whether a pattern matches every name."""
     return bool(pattern) and not pattern.strip("*")
 
 
@@ -279,7 +280,7 @@ def _matches(value: str, patterns: Sequence[str]) -> bool:
 
 
 def kept_claims(session: Session, rules: ContextRules) -> CredentialClaims | None:
-    """The claims with which a request leaves the context of a session as its client's last request left it.
+    """Return the claims with which a request leaves the context of a session as its client's last request left it.
 
     None if there are none: the rules have changed since that request, and a request with any claims would change the
     rights of the session.

@@ -41,7 +41,7 @@ MAX_SUBJECT_CHARS: Final = 256
 
 
 def unusable(subject: object) -> str:
-    """Why a subject is invalid, as text that may be sent to the client; empty if it is valid."""
+    """Return why a subject is invalid, as text that may be sent to the client; empty if it is valid."""
     if not isinstance(subject, str) or not subject.strip():
         return "it is empty"
     if len(subject) > MAX_SUBJECT_CHARS:
@@ -52,7 +52,8 @@ def unusable(subject: object) -> str:
 
 
 def named_in_header(value: str) -> str:
-    """The name in a header value. Header values are bytes, and only UTF-8 is accepted: each name has one encoding.
+    """Return the name in a header value. Header values are bytes, and only UTF-8 is accepted: each name has one
+    encoding.
 
     Raises:
         ValueError: it is not UTF-8.
@@ -80,7 +81,7 @@ class CredentialClaims(msgspec.Struct, frozen=True, cache_hash=True):
 
 
 def normal_trust(value: object) -> str:
-    """A trust level, in whatever case it is written. Unknown levels are `sandboxed`."""
+    """Return a trust level, in whatever case it is written. Unknown levels are `sandboxed`."""
     level = str(value).strip().lower()
     return level if level in _TRUST else SANDBOXED
 
@@ -88,8 +89,8 @@ def normal_trust(value: object) -> str:
 def granted_by(
     claims: Mapping[str, Any], names: ClaimNames, fields: Mapping[str, str] = MappingProxyType({})
 ) -> CredentialClaims:
-    """The values of the claims that the operator has named. A missing claim grants nothing. `fields` are names of
-    fields, and the claims for these."""
+    """Return the values of the claims that the operator has named. A missing claim grants nothing. `fields` are names
+    of fields, and the claims for these."""
     trust, workspace, permissions = (_at(claims, path) for path in (names.trust, names.workspace, names.permissions))
     if isinstance(permissions, str):
         permissions = permissions.split()
@@ -104,8 +105,8 @@ def granted_by(
 
 
 def _text(claim: Any) -> str:
-    """The value of a claim as text: numbers and truth values as JSON writes them, the texts of a list separated by
-    spaces. Empty for any other value."""
+    """Return the value of a claim as text: numbers and truth values as JSON writes them, the texts of a list separated
+    by spaces. Empty for any other value."""
     if isinstance(claim, str):
         return claim
     if isinstance(claim, bool | int | float):
@@ -116,7 +117,7 @@ def _text(claim: Any) -> str:
 
 
 def fields_in_headers(headers: Mapping[str, str], fields: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
-    """The fields that headers have. `fields` are names of fields, and their headers in lower case.
+    """Return the fields that headers have. `fields` are names of fields, and their headers in lower case.
 
     Raises:
         ValueError: a header is not UTF-8.
@@ -143,7 +144,7 @@ def granted_in_headers(headers: Mapping[str, str], names: ProxySettings) -> Cred
 
 
 def _at(claims: Mapping[str, Any], path: str) -> Any:
-    """The claim with that name, or at that dotted path in nested objects; None if it is missing."""
+    """Return the claim with that name, or at that dotted path in nested objects; None if it is missing."""
     if not path:
         return None
     if path in claims:

@@ -35,8 +35,8 @@ class StandingRights:
             self._is_claimed[proxies.issuer] = bool(proxies.trust_header or proxies.workspace_header)
 
     def why_lost(self, principal: Principal, granted: Context) -> str:
-        """Why that principal may not do today what that context has granted to it, or why nobody knows. Empty: it still
-        may."""
+        """Return why that principal may not do today what that context has granted to it, or why nobody knows. Empty:
+        it still may."""
         if not self._is_known(principal):
             return _GONE
         if self._is_claimed.get(principal.issuer, False):
@@ -49,8 +49,9 @@ class StandingRights:
         return "" if _covers(today, granted) else _FEWER
 
     def why_ended(self, principal: Principal, granted: Context) -> str:
-        """Why what that principal has begun with that context may not go on. As `why_lost`, but what a credential has
-        granted counts as granted: it was at hand when the call was made, and nothing new is done with it."""
+        """Return why what that principal has begun with that context may not go on. As `why_lost`, but what a
+        credential has granted counts as granted: it was at hand when the call was made, and nothing new is done with
+        it."""
         if principal.issuer in self._is_claimed:
             return ""
         return self.why_lost(principal, granted)
@@ -64,7 +65,7 @@ class StandingRights:
 
 
 def _covers(today: Context, granted: Context) -> bool:
-    """Whether a context grants all that another one has granted. Trust levels and workspaces have no order."""
+    """Return whether a context grants all that another one has granted. Trust levels and workspaces have no order."""
     return (
         (today.workspace, today.trust, today.fields) == (granted.workspace, granted.trust, granted.fields)
         and set(granted.permissions) <= set(today.permissions)

@@ -34,8 +34,8 @@ class AppCarriers:
         self._read_again = functools.lru_cache(maxsize=_CARRIERS_HELD)(self._session_ids)
 
     def session_ids(self, scope: Scope) -> Sequence[str]:
-        """The ids that the client carries: that of the header, else those of cookies. Only signed ones, and no cookie
-        if another site caused the request.
+        """Return the ids that the client carries: that of the header, else those of cookies. Only signed ones, and no
+        cookie if another site caused the request.
 
         Raises:
             Refused: 400, the header appears twice.
@@ -63,11 +63,11 @@ class AppCarriers:
         return tuple(found for value in values if (found := self._cookies.verify(value)) is not None)
 
     def token(self, session_id: str) -> str:
-        """The signed form of the id, for the header."""
+        """Return the signed form of the id, for the header."""
         return self._tokens.sign(session_id)
 
     def giving(self, scope: Scope, session_id: str) -> Headers:
-        """The headers that give a new session to its client.
+        """Return the headers that give a new session to its client.
 
         A request that another site caused may come with a cookie of ours, which did not count. That cookie is not
         replaced: otherwise any page could take a visitor's session away.
@@ -79,13 +79,13 @@ class AppCarriers:
         return given
 
     def taking(self, scope: Scope, session_id: str) -> Headers:
-        """The headers that make a client forget its cookie, if it is that of the session."""
+        """Return the headers that make a client forget its cookie, if it is that of the session."""
         headers = _readable(scope)
         return [_cookie(scope, headers, "", "; Max-Age=0")] if session_id in self._in_cookies(scope, headers) else []
 
 
 def has_header(scope: Scope) -> bool:
-    """True if the request names its session in the header."""
+    """Return True if the request names its session in the header."""
     for name, _ in scope["headers"]:  # `any` with a generator takes twice as long
         if name == _HEADER:
             return True
@@ -93,7 +93,7 @@ def has_header(scope: Scope) -> bool:
 
 
 def _read(scope: Scope) -> dict[str, str]:
-    """The headers that carriers are read from. Raises `Refused`: one of them appears twice."""
+    """Return the headers that carriers are read from. Raises `Refused`: one of them appears twice."""
     return header_map([pair for pair in scope["headers"] if pair[0] in _READ])
 
 
@@ -117,7 +117,7 @@ def _cookie(scope: Scope, headers: Mapping[str, str], value: str, more: str = ""
 
 
 def with_session_headers(headers: Iterable[tuple[bytes, bytes]], given: Headers) -> Headers:
-    """The headers of a response that depends on its session. `given`: those that give or take a session, if any.
+    """Return the headers of a response that depends on its session. `given`: those that give or take a session, if any.
 
     What the app says stays. `Vary` names the carriers, so that no shared cache answers one session with the response to
     another. A response with a token may not be stored at all.
@@ -127,7 +127,7 @@ def with_session_headers(headers: Iterable[tuple[bytes, bytes]], given: Headers)
 
 
 def _joined(headers: Headers, name: bytes, values: bytes) -> Headers:
-    """The headers with these values in the list of that name."""
+    """Return the headers with these values in the list of that name."""
     places = [place for place, pair in enumerate(headers) if pair[0].lower() == name]
     if not places:
         headers.append((name, values))

@@ -36,11 +36,11 @@ class Client(Protocol):
     """What the scope of a request says of its client. Asked when the session is looked up."""
 
     def session_ids(self, scope: Scope) -> Sequence[str]:
-        """The ids that the client carries, verified."""
+        """Return the ids that the client carries, verified."""
         ...
 
     def principal(self, scope: Scope) -> Principal | asyncio.Future[Principal]:
-        """Who the client is. A future, if the app has to find out."""
+        """Return who the client is. A future, if the app has to find out."""
         ...
 
 
@@ -88,7 +88,7 @@ class AppSession(ToolSession):
         self._scope = scope
 
     def __getattr__(self, name: str) -> Any:
-        """A fact of the session."""
+        """Return a fact of the session."""
         if name.startswith("_"):
             raise AttributeError(name)
         if not self._is_loaded or self._record is None:
@@ -130,7 +130,7 @@ class AppSession(ToolSession):
         return self
 
     async def metadata(self) -> Mapping[str, str]:
-        """The session's current metadata."""
+        """Return the session's current metadata."""
         return await self.read(self._sessions.metadata, {})
 
     async def annotate(self, changes: Mapping[str, str | None]) -> None:
@@ -180,7 +180,7 @@ class AppSession(ToolSession):
     # -- operations
 
     async def read(self, operation: Callable[..., Awaitable[T]], default: T, *arguments: Any) -> T:
-        """What `operation(id, …)` gives; `default` if there is no session."""
+        """Return what `operation(id, …)` gives; `default` if there is no session."""
         self.is_used = True
         while session_id := self._session_id or self._known() or await self._found():
             try:
@@ -196,7 +196,7 @@ class AppSession(ToolSession):
         return default
 
     async def write(self, operation: Callable[..., Awaitable[T]], *arguments: Any) -> T:
-        """What `operation(id, …)` gives, in a new session if there is none."""
+        """Return what `operation(id, …)` gives, in a new session if there is none."""
         self.is_used = True
         while True:
             session_id = self._session_id or self._known() or await self._found() or await self._opened()
@@ -212,7 +212,7 @@ class AppSession(ToolSession):
                 return result
 
     def _known(self) -> str:
-        """The id of the client's session if this process has seen it before, else empty.
+        """Return the id of the client's session if this process has seen it before, else empty.
 
         The store is not asked: every operation finds out whether the session still lives.
         """
@@ -229,7 +229,7 @@ class AppSession(ToolSession):
         return self._session_id
 
     async def _found(self) -> str:
-        """The id of the client's session; empty if it has none."""
+        """Return the id of the client's session; empty if it has none."""
         if isinstance(self._who, asyncio.Future):
             self._who = await self._who
             if self._known():
@@ -259,7 +259,7 @@ class AppSession(ToolSession):
         self._record = self._sessions.new(principal, peer_of(self._scope))
 
     async def _opened(self) -> str:
-        """The id of a session that is opened now."""
+        """Return the id of a session that is opened now."""
         async with self._locked():
             await self._look_up()
             if not self._session_id and self._record is not None:

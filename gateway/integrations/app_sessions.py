@@ -107,7 +107,7 @@ class AppSessions:
             self._is_open = True
 
     def is_known(self, session_id: str, principal: Principal) -> bool:
-        """True if the session was this principal's when this process last read it. It may have ended since.
+        """Return True if the session was this principal's when this process last read it. It may have ended since.
 
         Restarts its idle time where that is due, in the background.
         """
@@ -124,7 +124,8 @@ class AppSessions:
             await self.records.touch(session_id)
 
     async def resume(self, session_id: str, principal: Principal) -> Session | None:
-        """The live session of that id with its idle time restarted; None if there is none, or if it is another's."""
+        """Return the live session of that id with its idle time restarted; None if there is none, or if it is
+        another's."""
         if not self._is_open:
             await self.open_store()
         session = await self.records.resume(session_id, principal)
@@ -139,7 +140,7 @@ class AppSessions:
         self._known.pop(session_id, None)
 
     def new(self, principal: Principal, peer: str) -> Session:
-        """The record of a new session, not stored yet. `peer` is the address that it is opened from."""
+        """Return the record of a new session, not stored yet. `peer` is the address that it is opened from."""
         now = self._clock()
         return Session(
             id=new_session_id(),
@@ -168,7 +169,7 @@ class AppSessions:
             await self.records.sweep()
 
     async def metadata(self, session_id: str) -> Mapping[str, str]:
-        """The metadata of a session. Raises `SessionGone`."""
+        """Return the metadata of a session. Raises `SessionGone`."""
         found = await self.records.peek(session_id)
         if found is None:
             raise SessionGone(session_id)

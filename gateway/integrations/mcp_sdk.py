@@ -45,7 +45,7 @@ class SdkEventStore(EventStore):
         self._logs: OrderedDict[bytes, str] = OrderedDict()
 
     def around(self, app: App) -> App:
-        """The app, with the session of each request known to the store."""
+        """Return the app, with the session of each request known to the store."""
 
         async def wrapped(scope: Any, receive: Any, send: Any) -> None:
             if scope["type"] != "http":

@@ -16,8 +16,8 @@ __all__ = ["mcp_session", "mcp_session_store"]
 
 @pytest.fixture
 def mcp_session_store(monkeypatch: pytest.MonkeyPatch) -> "Iterator[MemoryBackend]":
-    """A store in memory in which every `SessionMiddleware` keeps its sessions during the test, whatever store it was
-    given. Variables for store and keys that are not set are set."""
+    """Yield a store in memory in which every `SessionMiddleware` keeps its sessions during the test, whatever store it
+    was given. Variables for store and keys that are not set are set."""
     import os
 
     from gateway.integrations.app_sessions import kept_in
@@ -34,7 +34,8 @@ def mcp_session_store(monkeypatch: pytest.MonkeyPatch) -> "Iterator[MemoryBacken
 
 @pytest.fixture
 def mcp_session(mcp_session_store: "MemoryBackend") -> "Iterator[ToolSession]":
-    """A new session, which is the current one in the test: for code that calls `current_session()` without a request.
+    """Yield a new session, which is the current one in the test: for code that calls `current_session()` without a
+    request.
 
     Requests to an app have sessions of their own.
     """

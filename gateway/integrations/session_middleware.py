@@ -45,7 +45,7 @@ class _Given(Frozen):
 
 
 def settings_of(store: str | None, times: Mapping[str, float | None]) -> AppSettings:
-    """The settings: the environment, and over it the store's URL and the times that are not None.
+    """Return the settings: the environment, and over it the store's URL and the times that are not None.
 
     Raises:
         ConfigurationError: a value cannot be used, or the name of a variable is misspelt. The message names it, and
@@ -72,7 +72,7 @@ def settings_of(store: str | None, times: Mapping[str, float | None]) -> AppSett
 
 
 def backend_of(settings: AppSettings) -> Any:
-    """The backend of the store's URL, not open yet.
+    """Return the backend of the store's URL, not open yet.
 
     Raises:
         ConfigurationError: there is no URL, or it selects no store.
@@ -90,7 +90,7 @@ def backend_of(settings: AppSettings) -> Any:
 
 
 def ring_of(keys: str | Sequence[str] | KeyRing | None, backend: Any) -> KeyRing:
-    """The keys: the argument, else those of the environment, else the backend's own.
+    """Return the keys: the argument, else those of the environment, else the backend's own.
 
     Raises:
         ConfigurationError: they cannot be used, or there are none and the store is shared.
@@ -286,7 +286,8 @@ class _Response:
             await self._send(event)
 
     async def _settled(self, status: int) -> Headers | None:
-        """The headers that give or take the session. None: the response is replaced, because the store failed."""
+        """Return the headers that give or take the session. None: the response is replaced, because the store
+        failed."""
         try:
             await self.session.settle()
         except (SessionGone, StoreError) as error:

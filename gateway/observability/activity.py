@@ -73,7 +73,7 @@ class Activity:
             await self.figures.flush()
 
     def unwritten(self, name: str) -> TimelinePart | None:
-        """What the store does not have yet of the timeline of the session whose id begins like that."""
+        """Return what the store does not have yet of the timeline of the session whose id begins like that."""
         self.hand_on()
         return self.timelines.part_of(name)
 

@@ -51,7 +51,7 @@ _TITLES: Final = {
 
 
 def _shown(event: AuditEvent) -> dict[str, Any]:
-    """The fields of an event on its log line."""
+    """Return the fields of an event on its log line."""
     return {name: value for name in _SHOWN if (value := getattr(event, name)) not in ("", None)}
 
 
@@ -172,7 +172,7 @@ class Audit:
         self._add(event)
 
     def _facts(self, session: Session) -> dict[str, Any]:
-        """The fields that an event has of the record of its session."""
+        """Return the fields that an event has of the record of its session."""
         return {
             "session": redact(session.id),
             "principal": str(session.principal),
@@ -299,7 +299,7 @@ class AuditLines:
                 self._lost.append(len(events))
 
     def take_lost(self) -> int:
-        """How many lines were lost since the last time."""
+        """Return how many lines were lost since the last time."""
         return sum(self._lost.popleft() for _ in range(len(self._lost)))
 
     async def settled(self) -> None:
@@ -381,7 +381,7 @@ class Repeated:
         self._sums[key] = replace(summed, at=event.at, count=summed.count + event.count)
 
     def sums(self) -> Iterator[AuditEvent]:
-        """The sums since the last call, each as one event."""
+        """Yield the sums since the last call, each as one event."""
         sums, self._sums = self._sums, {}
         for event in sums.values():
             what = event.reason or "other refusals"

@@ -103,7 +103,7 @@ class _Counted:
         self.is_written = True
 
     def tool(self, key: tuple[str, str]) -> ToolFigures:
-        """The figures of that server and name."""
+        """Return the figures of that server and name."""
         found = self.tools.get(key)
         if found is None:
             key = (key[0], shortened_line(key[1], _NAME_CHARS))
@@ -113,11 +113,11 @@ class _Counted:
         return found
 
     def principal(self, name: str) -> WhoFigures:
-        """The figures of that principal."""
+        """Return the figures of that principal."""
         return _who(self.principals, name)
 
     def client(self, name: str, principal: str) -> WhoFigures:
-        """The figures of clients with that name. `principal` is who has one."""
+        """Return the figures of clients with that name. `principal` is who has one."""
         found = self.clients.get(name)
         if found is None:
             name = shortened_line(name, _NAME_CHARS)
@@ -193,7 +193,7 @@ class Figures:
         self._short.client(session.client.name, principal).add(more)
 
     def ends_minute(self, at: float) -> bool:
-        """Whether another minute has begun."""
+        """Return whether another minute has begun."""
         return int(at) // _SHORT_S * _SHORT_S != self._short.at
 
     def tick(self, at: float, live: int) -> None:
@@ -251,7 +251,7 @@ def _name_of(call: EndedCall) -> str:
 
 
 def read_record(body: bytes) -> FigureRecord:
-    """A record of the store; an empty one if another version has written it differently."""
+    """Return a record of the store; an empty one if another version has written it differently."""
     try:
         return _records.decode(body)
     except msgspec.MsgspecError:
@@ -259,7 +259,7 @@ def read_record(body: bytes) -> FigureRecord:
 
 
 def merged(records: Iterable[FigureRecord]) -> FigureRecord:
-    """All of them together, without a bound: what is read is bounded already. `live` is the sum."""
+    """Return all of them together, without a bound: what is read is bounded already. `live` is the sum."""
     tools: dict[tuple[str, str], ToolFigures] = {}
     principals: dict[str, WhoFigures] = {}
     clients: dict[str, WhoFigures] = {}

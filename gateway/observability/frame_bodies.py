@@ -58,7 +58,7 @@ class FrameBodies:
         self._hidden = sorted(known, key=len, reverse=True)  # one that is part of another comes behind it
 
     def text(self, text: str, most: int = _MOST_TEXT) -> str:
-        """A text that is shown, on its own or in a body."""
+        """Return a text that is shown, on its own or in a body."""
         scanned = text[:_SCANNED]
         if len(text) > _SCANNED:  # the beginning of a credential has no form
             scanned = scanned.rstrip(_OF_CREDENTIALS)
@@ -69,7 +69,7 @@ class FrameBodies:
         return visible(f"{scanned[:most]}{more}")
 
     def body(self, raw: bytes) -> str:
-        """A JSON value that is shown: at most `MOST_CHARS` characters."""
+        """Return a JSON value that is shown: at most `MOST_CHARS` characters."""
         if len(raw) > MOST_BODY_BYTES:
             return f"[{len(raw)} bytes: too large to be shown]"
         try:

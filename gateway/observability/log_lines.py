@@ -37,7 +37,7 @@ class Form(Protocol):
         """Fields as a part of a line."""
 
     def line(self, at: str, level: str, event: str, fields: str) -> str:
-        """A line with such parts, without its end."""
+        """Return a line with such parts, without its end."""
 
 
 class _Logfmt:
@@ -186,12 +186,12 @@ _CONTROL: Final = re.compile(r"[\x00-\x1f\x7f]+")
 
 
 def shown_method(method: str) -> str:
-    """A method as a line shows it."""
+    """Return a method as a line shows it."""
     return method if method in METHODS else _CONTROL.sub(" ", method)[:64]
 
 
 def in_ms(took_s: float) -> float:
-    """A duration as a line shows it."""
+    """Return a duration as a line shows it."""
     return round(took_s * 1_000, 2)
 
 
@@ -252,7 +252,7 @@ class CallLines:
             self._write("".join(lines))
 
     def line(self, line: CallLine) -> str:
-        """The line of a call, as `log_lines.LineFormatter` formats its record."""
+        """Return the line of a call, as `log_lines.LineFormatter` formats its record."""
         fields, call = self._form.fields, line.call
         return self._form.line(
             timestamp(call.at),
@@ -271,6 +271,6 @@ class CallLines:
         )
 
     def _written_about(self, era: str, principal: Principal, server: str, tool: str) -> str:
-        """The fields that many calls have in common."""
+        """Return the fields that many calls have in common."""
         about = {"era": era, "principal": str(principal), "server": server, "tool": tool}
         return self._form.fields({name: value for name, value in about.items() if value})

@@ -92,7 +92,7 @@ class _LineHandler(logging.StreamHandler[LogStream]):
 
 
 def _serving() -> dict[str, str]:
-    """What the present task serves, as far as it is known."""
+    """Return what the present task serves, as far as it is known."""
     found: dict[str, str] = {}
     if correlation := CORRELATION.get():
         found["correlation"] = correlation

@@ -126,7 +126,7 @@ class LoopWatch:
 
 
 def _place_of(frame: FrameType | None) -> str:
-    """The innermost functions of a stack, without the event loop's own."""
+    """Return the innermost functions of a stack, without the event loop's own."""
     places: list[str] = []
     while frame is not None and len(places) < _FRAMES:
         module = str(frame.f_globals.get("__name__", "?"))

@@ -128,7 +128,7 @@ class Series:
 
 
 def quantile(counts: Sequence[int], q: float) -> float:
-    """The quantile of durations in seconds, as exact as the buckets are; 0 if nothing was counted."""
+    """Return the quantile of durations in seconds, as exact as the buckets are; 0 if nothing was counted."""
     wanted, seen = sum(counts) * q, 0
     if not wanted:
         return 0.0

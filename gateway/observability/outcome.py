@@ -37,12 +37,12 @@ class Outcome(msgspec.Struct, frozen=True):
 
     @classmethod
     def error(cls, code: int) -> "Outcome":
-        """The outcome of an error response with that code."""
+        """Return the outcome of an error response with that code."""
         return cls("cancelled" if code in (CANCELLED_CODE, CANCELLED_BY_CLIENT) else "error", code)
 
     @classmethod
     def refused(cls, code: int) -> "Outcome":
-        """The outcome of a request that was refused before it reached a server."""
+        """Return the outcome of a request that was refused before it reached a server."""
         return cls("refused", code)
 
     @property
@@ -51,7 +51,7 @@ class Outcome(msgspec.Struct, frozen=True):
         return self.kind in FAILURES
 
     def __str__(self) -> str:
-        """The form in the log, the audit trail and the console: the kind, and the code if there is one."""
+        """Return the form in the log, the audit trail and the console: the kind, and the code if there is one."""
         if self.code is None:
             return self.kind
         return f"refused {self.code}" if self.kind == "refused" else f"error {self.code}"

@@ -141,11 +141,11 @@ class QueuedStderr(io.RawIOBase):
         return self._queue.drain(within_s)
 
     def fileno(self) -> int:
-        """The descriptor that is written to."""
+        """Return the descriptor that is written to."""
         return self._descriptor
 
     def isatty(self) -> bool:
-        """Whether that is a terminal."""
+        """Return whether that is a terminal."""
         return os.isatty(self._descriptor)
 
     def writable(self) -> bool:
@@ -212,6 +212,6 @@ def drain_stderr() -> None:
 
 
 def dropped_lines() -> int:
-    """How many lines for stderr this process has dropped."""
+    """Return how many lines for stderr this process has dropped."""
     queued = getattr(sys.stderr, "buffer", None)
     return queued.dropped if isinstance(queued, QueuedStderr) else 0

@@ -77,7 +77,8 @@ class RequestLog:
         return meta
 
     def carried(self, meta: Object, request: Request) -> Object:
-        """The `_meta` of a call, with what the headers of its request have of a trace that goes on at the server."""
+        """Return the `_meta` of a call, with what the headers of its request have of a trace that goes on at the
+        server."""
         headers = request.headers
         if "traceparent" in headers and (self.tracing is None or carries_more(headers)):
             return carried_on(meta, headers)
@@ -251,13 +252,14 @@ class RequestLog:
 
 
 def _call_span(exchange: ObservedCall, meta: Object) -> tuple[CallSpan | None, Object]:
-    """The span of a call, if its request has one, and the call's `_meta` with the trace context."""
+    """Return the span of a call, if its request has one, and the call's `_meta` with the trace context."""
     span = request_span()
     return (None, meta) if span is None else span.call(exchange.session, meta)
 
 
 def _message_of(answer: bytes) -> str:
-    """The message of an error, or the first text of a failed tool: one line, without what looks like a credential."""
+    """Return the message of an error, or the first text of a failed tool: one line, without what looks like a
+    credential."""
     try:
         found = msgspec.json.decode(answer, type=_ErrorText)
     except msgspec.MsgspecError:

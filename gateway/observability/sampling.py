@@ -58,12 +58,12 @@ class GivenIds(threading.local):
 
 
 def new_trace_id() -> int:
-    """A random trace id."""
+    """Return a random trace id."""
     return random.getrandbits(128) or new_trace_id()
 
 
 def new_span_id() -> int:
-    """A random span id."""
+    """Return a random span id."""
     return random.getrandbits(64) or new_span_id()
 
 
@@ -77,23 +77,25 @@ class Sampling:
 
     @classmethod
     def of(cls, tracer: Tracer, ids: GivenIds | None) -> "Sampling | None":
-        """The decisions for the spans of a tracer; None if they may depend on more than a trace id and a flag."""
+        """Return the decisions for the spans of a tracer; None if they may depend on more than a trace id and a
+        flag."""
         sampler = getattr(tracer, "sampler", None)
         if sampler is None or _KNOWN.fullmatch(sampler.get_description()) is None:
             return None
         return cls(sampler, ids)
 
     def takes_new(self, trace_id: int) -> bool:
-        """Whether a new trace with that id is recorded."""
+        """Return whether a new trace with that id is recorded."""
         return trace_id & _LOWER < self._root
 
     def takes(self, parent: SpanContext) -> bool:
-        """Whether a request with that parent, in another process, is recorded."""
+        """Return whether a request with that parent, in another process, is recorded."""
         return parent.trace_id & _LOWER < self._children[parent.trace_flags & TraceFlags.SAMPLED]
 
 
 def _bound(sampler: _Sampler, flag: int | None) -> int:
-    """The least lower half of a trace id that is not sampled. `flag` is that of a parent; None: there is no parent."""
+    """Return the least lower half of a trace id that is not sampled. `flag` is that of a parent; None: there is no
+    parent."""
 
     def is_sampled(half: int) -> bool:
         trace_id = 1 << _HALF | half

@@ -69,7 +69,7 @@ class RequestSpan:
         return format(self._span.get_span_context().trace_id, "032x")
 
     def call(self, session: Session | None, meta: Object) -> tuple["CallSpan", Object]:
-        """A span for the call to a server, and `_meta` that makes it the parent of what the server does.
+        """Return a span for the call to a server, and `_meta` that makes it the parent of what the server does.
 
         The calls of a request that is not sampled are not sampled, whatever the sampler: the server gets the request's
         span as its parent.
@@ -164,7 +164,7 @@ class Tracing:
         self._drawn = 0  # the trace id for the next request that has no parent
 
     def unsampled(self, traceparent: str) -> UnsampledRequest | None:
-        """A request with that header (empty: it has none), and without a `tracestate`, that is known not to be
+        """Return a request with that header (empty: it has none), and without a `tracestate`, that is known not to be
         recorded. None: `arrived` decides, as it is decided here."""
         parent = _parent_in({"traceparent": traceparent}) if traceparent else None
         if parent is not None or self._sampling is None or self._sampling.ids is None:
@@ -184,7 +184,7 @@ class Tracing:
         return arrived
 
     def _unsampled(self, parent: SpanContext | None) -> UnsampledRequest | None:
-        """A request that is known not to be recorded."""
+        """Return a request that is known not to be recorded."""
         sampling = self._sampling
         if sampling is None:
             return None
@@ -237,7 +237,7 @@ class Tracing:
 
 
 def request_span() -> RequestSpan | UnsampledRequest | None:
-    """The span of the request that this task serves."""
+    """Return the span of the request that this task serves."""
     return _ARRIVED.get()
 
 
@@ -252,7 +252,7 @@ def _carrier(span: Span) -> dict[str, str]:
 
 
 def carries_more(headers: Mapping[str, str]) -> bool:
-    """Whether a trace context in headers has more than the parent, which that of a span replaces."""
+    """Return whether a trace context in headers has more than the parent, which that of a span replaces."""
     return "tracestate" in headers or "baggage" in headers
 
 
@@ -272,7 +272,7 @@ def _parent_of(request: Request) -> SpanContext | None:
 
 
 def _parent_in(carrier: Mapping[str, Any]) -> SpanContext | None:
-    """The parent that a carrier names; None if it names none."""
+    """Return the parent that a carrier names; None if it names none."""
     value = carrier.get("traceparent")
     if not isinstance(value, str):
         return None

@@ -118,13 +118,13 @@ class _Waiting:
             del self._entries[:-MAX_ENTRIES]
 
     def uncounted(self) -> tuple[int, int]:
-        """How many calls there were since this was asked last, and how many of them failed."""
+        """Return how many calls there were since this was asked last, and how many of them failed."""
         total, failed = self.total + len(self._calls), self.failed + _failures(self._calls)
         before, self._counted = self._counted, (total, failed)
         return total - before[0], failed - before[1]
 
     def part(self, name: str, replica: str) -> TimelinePart:
-        """All of them, as they are written."""
+        """Return all of them, as they are written."""
         calls = [*self._failed, *self._calls]
         entries = [*self._entries, *map(_entry, calls)]
         entries += [_summed(key, some) for key, some in self._sums.items()]
@@ -212,7 +212,7 @@ class Timelines:
         waiting.add(_harmless(entry))
 
     def part_of(self, name: str) -> TimelinePart | None:
-        """What the store does not have yet of the session whose id begins like that."""
+        """Return what the store does not have yet of the session whose id begins like that."""
         written, waiting = self._written.get(name), self._waiting.get(name)
         if waiting is None:
             return written

@@ -60,7 +60,7 @@ def as_json(value: Any, indent: int | None = None) -> str:
 
 
 def _is_deeper(value: Any, most: int) -> bool:
-    """Whether more than `most` arrays and objects stand inside each other."""
+    """Return whether more than `most` arrays and objects stand inside each other."""
     level = [value]
     for _ in range(most + 1):
         level = [each for each in level if isinstance(each, dict | list | tuple)]
@@ -71,5 +71,5 @@ def _is_deeper(value: Any, most: int) -> bool:
 
 
 def visible_json(text: str) -> str:
-    """The same JSON, its control characters escaped as JSON has it; line breaks between values stay."""
+    """Return the same JSON, its control characters escaped as JSON has it; line breaks between values stay."""
     return text.translate(_JSON)

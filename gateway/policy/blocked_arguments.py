@@ -59,7 +59,7 @@ class TooMuchText(ValueError):
 
 
 def contains(arguments: Any, expressions: tuple[Any, ...]) -> bool:
-    """True if one of these expressions (`patterns.expression`) matches a text in the arguments.
+    """Return True if one of these expressions (`patterns.expression`) matches a text in the arguments.
 
     Raises:
         TooMuchText: the arguments cannot be checked in a bounded time.
@@ -86,12 +86,12 @@ _name_matches = functools.lru_cache(maxsize=_NAMES)(_matches)
 
 
 def _is_plain(text: str) -> bool:
-    """Whether a text is its own normal form, because nothing of it is invisible, or another space."""
+    """Return whether a text is its own normal form, because nothing of it is invisible, or another space."""
     return text.isascii() and text.isprintable()
 
 
 def _forms(texts: list[str]) -> Iterator[str]:
-    """Every text, and its normal form if that differs."""
+    """Yield every text, and its normal form if that differs."""
     left = MOST_FOREIGN
     for text in texts:
         yield text
@@ -112,7 +112,7 @@ def _forms(texts: list[str]) -> Iterator[str]:
 
 
 def _texts(arguments: Any) -> tuple[list[str], list[str]]:
-    """The names of all arguments and fields; and every string, number and truth value, as text."""
+    """Return the names of all arguments and fields; and every string, number and truth value, as text."""
     names: list[str] = []
     texts: list[str] = []
     waiting = [arguments]
@@ -137,7 +137,7 @@ def _texts(arguments: Any) -> tuple[list[str], list[str]]:
 
 
 def _number(value: float) -> Iterator[str]:
-    """An integer or a float, as text."""
+    """Yield an integer or a float, as text."""
     if isinstance(value, int):
         yield _digits(value)
     else:
@@ -147,14 +147,14 @@ def _number(value: float) -> Iterator[str]:
 
 
 def _spelling(text: str) -> str:
-    """What a server may read as a number or a truth value; empty if it is none for certain."""
+    """Return what a server may read as a number or a truth value; empty if it is none for certain."""
     plain = text.strip() if len(text) <= _MOST_SPELLED else ""
     return "" if plain and plain.isascii() and plain[0] not in _BEGINS else plain
 
 
 def _spelled(text: str, plain: str) -> Iterator[str]:
-    """The number or truth value that a server may read from a string, as text. The rules are Python's and JavaScript's,
-    which take more than JSON: spaces, signs, leading zeros, `1_000`, `0x10`, `True`."""
+    """Yield the number or truth value that a server may read from a string, as text. The rules are Python's and
+    JavaScript's, which take more than JSON: spaces, signs, leading zeros, `1_000`, `0x10`, `True`."""
     if plain.lower() in ("true", "false"):
         yield plain.lower()
     for read in _READS:

@@ -108,8 +108,8 @@ class Policy:
         return frozenset(kind for kind, is_restricted in named.items() if is_restricted)
 
     def rights_of(self, context: Context) -> Context:
-        """The context without what no decision depends on. Otherwise decisions would be cached for each session, and
-        the caches would hold what clients announce."""
+        """Return the context without what no decision depends on. Otherwise decisions would be cached for each session,
+        and the caches would hold what clients announce."""
         return context if not context.fields and len(context.workspace) <= _SHORT else self._rights_of(context)
 
     def _rights(self, context: Context) -> Context:
@@ -119,11 +119,11 @@ class Policy:
     # -- servers
 
     def sees(self, context: Context, server: str) -> bool:
-        """Whether that context sees a server."""
+        """Return whether that context sees a server."""
         return not self.hides(context, server)
 
     def hides(self, context: Context, server: str) -> str:
-        """The reason why that context does not see a server."""
+        """Return the reason why that context does not see a server."""
         return self._hides(self.rights_of(context), server)
 
     def _why_hidden(self, context: Context, server: str) -> str:
@@ -135,14 +135,14 @@ class Policy:
         return self._outside(context, "servers", (server,))
 
     def is_remote(self, server: str) -> bool:
-        """Whether a server is behind a URL."""
+        """Return whether a server is behind a URL."""
         return self._servers[server].is_remote
 
     # -- tools
 
     def decide(self, context: Context, server: str, tool: str, annotated: str = WRITE) -> Decision:
-        """Whether that context may call a tool, and the rules for its calls. `annotated` is the operation that the
-        tool's annotations name (`gateway.protocol.listing.operation_of`)."""
+        """Return whether that context may call a tool, and the rules for its calls. `annotated` is the operation that
+        the tool's annotations name (`gateway.protocol.listing.operation_of`)."""
         return self._decided(self.rights_of(context), server, tool, annotated)
 
     def _decide(self, context: Context, server: str, tool: str, annotated: str) -> Decision:
@@ -187,11 +187,11 @@ class Policy:
     # -- prompts and resources
 
     def allows_prompt(self, context: Context, server: str, prompt: str) -> bool:
-        """Whether that context sees a prompt that the server lists."""
+        """Return whether that context sees a prompt that the server lists."""
         return not self.hides_prompt(context, server, prompt)
 
     def hides_prompt(self, context: Context, server: str, prompt: str) -> str:
-        """The reason why that context does not see a prompt that the server lists."""
+        """Return the reason why that context does not see a prompt that the server lists."""
         return self._hides_prompt(self.rights_of(context), server, prompt)
 
     def _why_prompt_hidden(self, context: Context, server: str, prompt: str) -> str:
@@ -203,15 +203,15 @@ class Policy:
         )
 
     def allows_listed_uri(self, context: Context, server: str, uri: str) -> bool:
-        """Whether that context sees a resource or template that the server lists."""
+        """Return whether that context sees a resource or template that the server lists."""
         return not self.hides_listed_uri(context, server, uri)
 
     def hides_listed_uri(self, context: Context, server: str, uri: str) -> str:
-        """The reason why that context does not see a resource or template that the server lists."""
+        """Return the reason why that context does not see a resource or template that the server lists."""
         return self._hides_uri(self.rights_of(context), server, uri)
 
     def allows_uri(self, context: Context, server: str, uri: str) -> bool:
-        """Whether that context sees a resource or template, in every form in which a server may read the URI."""
+        """Return whether that context sees a resource or template, in every form in which a server may read the URI."""
         return not self._why_uri_hidden(self.rights_of(context), server, uri)
 
     def _why_uri_hidden(self, context: Context, server: str, uri: str) -> str:
@@ -226,7 +226,7 @@ class Policy:
         )
 
     def permitted_uris(self, context: Context, server: str, uris: frozenset[str]) -> frozenset[str]:
-        """Those of the resources to whose changes that context may subscribe."""
+        """Return those of the resources to whose changes that context may subscribe."""
         if "resources" not in self._restricted[server]:
             return uris
         return frozenset(uri for uri in uris if self.allows_uri(context, server, uri))
@@ -234,8 +234,8 @@ class Policy:
     # -- methods that MCP does not define
 
     def hides_method(self, context: Context, server: str, method: str) -> str:
-        """The reason why that context may not send a server a method or notification that MCP does not define. Not
-        cached: any name may come."""
+        """Return the reason why that context may not send a server a method or notification that MCP does not define.
+        Not cached: any name may come."""
         context, where = self.rights_of(context), f"mcpServers.{server}.methods"
         written = method_forms(method)
         rules = self._servers[server].methods
@@ -259,12 +259,12 @@ class Policy:
         return _not_for(context, where, found) or self._outside(context, "methods", (f"{server}__{written[-1]}",))
 
     def restricted_by(self, context: Context) -> list[str]:
-        """The patterns of the entries of `gateway.policy.workspaces` that restrict that context. A workspace that no
-        entry matches has none, and sees nothing."""
+        """Return the patterns of the entries of `gateway.policy.workspaces` that restrict that context. A workspace
+        that no entry matches has none, and sees nothing."""
         return [pattern for pattern, _ in self._entries(self.rights_of(context)) if pattern is not None]
 
     def _outside(self, context: Context, kind: str, names: Iterable[str]) -> str:
-        """The reason why the context's workspace does not have all of these names."""
+        """Return the reason why the context's workspace does not have all of these names."""
         for pattern, entry in self._entries(context):
             if not all(any_matches(getattr(entry, kind), name) for name in names):
                 if pattern is None:
@@ -273,7 +273,7 @@ class Policy:
         return ""
 
     def _entries(self, context: Context) -> Sequence[tuple[str | None, WorkspaceSettings]]:
-        """The entries that restrict the context's workspace, by pattern; none if the settings have no entries.
+        """Return the entries that restrict the context's workspace, by pattern; none if the settings have no entries.
 
         A workspace is restricted by the first entry that matches it. One that no entry matches sees nothing. A client
         can announce any workspace: it is restricted by all entries that a name could match, so that no name gains
@@ -294,12 +294,12 @@ class Policy:
 
 
 def _first(patterns: Mapping[str, ToolSettings], restriction: str) -> str:
-    """The first pattern that has that restriction; empty if none has."""
+    """Return the first pattern that has that restriction; empty if none has."""
     return next((pattern for pattern, found in patterns.items() if getattr(found, restriction)), "")
 
 
 def _left_out(rules: ServerPolicy, names: Iterable[str], where: str) -> str:
-    """The reason why a tool, in any spelling of its name, is served to nobody."""
+    """Return the reason why a tool, in any spelling of its name, is served to nobody."""
     for name in names:
         if any_matches(rules.hidden_tools, name):
             return f"it is hidden from everyone ({where}.hidden_tools)"
@@ -314,7 +314,7 @@ def _matching(rules: Mapping[str, Rule], forms: Iterable[str]) -> dict[str, Rule
 
 
 def _not_for(context: Context, where: str, found: Mapping[str, ItemSettings]) -> str:
-    """The reason why an item that these patterns match is not for that context."""
+    """Return the reason why an item that these patterns match is not for that context."""
     for pattern, item in found.items():
         if item.direct_only and context.trust != "direct":
             return f"it is for direct trust only ({where}.{pattern}.direct_only)"
@@ -324,7 +324,7 @@ def _not_for(context: Context, where: str, found: Mapping[str, ItemSettings]) ->
 
 
 def server_policy(settings: UpstreamSettings) -> ServerPolicy:
-    """The part of a server's settings that policy is about."""
+    """Return the part of a server's settings that policy is about."""
     return ServerPolicy(
         direct_only=settings.direct_only,
         is_remote=settings.url is not None,

@@ -61,7 +61,8 @@ class ToolCalls:
         self._warned: LRUCache[tuple[str, str, bytes], None] = LRUCache(_MOST_WARNED)
 
     def shown(self, server: str, context: Context, tools: list[dict[str, Any]]) -> list[dict[str, Any]]:
-        """The tools that a context may call. Arguments that the policy fills in are not required in their schemas."""
+        """Return the tools that a context may call. Arguments that the policy fills in are not required in their
+        schemas."""
         unusable = self.unusable(server, tools) if self._hides_unusable else {}
         seen = []
         for tool in tools:
@@ -71,7 +72,7 @@ class ToolCalls:
         return seen
 
     def unusable(self, server: str, tools: list[dict[str, Any]]) -> dict[str, str]:
-        """The tools whose schemas cannot be used, by name, and why. Each of them is logged once."""
+        """Return the tools whose schemas cannot be used, by name, and why. Each of them is logged once."""
         faults, held = {}, 0
         for tool in tools:
             schema = Schema.of(tool.get("inputSchema"))
@@ -95,7 +96,7 @@ class ToolCalls:
             logger.warning("the input schema of tool %s/%s is invalid: %s", server, tool, fault)
 
     def unchecked(self, tools: list[dict[str, Any]]) -> dict[str, tuple[str, ...]]:
-        """The tools with patterns that are left out of the check, by name, and those patterns."""
+        """Return the tools with patterns that are left out of the check, by name, and those patterns."""
         found: dict[str, tuple[str, ...]] = {}
         for tool in tools:
             schema = Schema.of(tool.get("inputSchema"))
@@ -105,7 +106,8 @@ class ToolCalls:
         return found
 
     def decide(self, server: str, tools: Tools, context: Context, session: Session, name: str) -> Decision:
-        """The decision about a call of that tool. `context` is the request's, which may differ from the session's.
+        """Return the decision about a call of that tool. `context` is the request's, which may differ from the
+        session's.
 
         Raises:
             Refused: the session sees no such tool.
@@ -122,9 +124,9 @@ class ToolCalls:
         return decision
 
     def checked(self, decision: Decision, tools: Tools, session: Session, params: Object, note: Note) -> Object | Steps:
-        """The params of a call for the server, or the steps that make them (`transports.turns`). `session` has the
-        context of the request (`gateway.context.facts.with_context`): bound arguments get its fields. `note` gets what
-        the span of the call should have.
+        """Return the params of a call for the server, or the steps that make them (`transports.turns`). `session` has
+        the context of the request (`gateway.context.facts.with_context`): bound arguments get its fields. `note` gets
+        what the span of the call should have.
 
         Raises:
             InvalidArguments: the arguments are invalid or blocked.
@@ -135,8 +137,8 @@ class ToolCalls:
         return self._steps(decision, tools, session, params, note)
 
     def checker_of(self, decision: Decision, tools: Tools, session: Session) -> Callable[[bytes], bytes]:
-        """What checks the arguments of small calls of one tool, as `checked` does: it gets their JSON, and returns that
-        for the server, in one line.
+        """Return what checks the arguments of small calls of one tool, as `checked` does: it gets their JSON, and
+        returns that for the server, in one line.
 
         It raises as `checked`, and ValueError or msgspec.MsgspecError for what is no JSON, has numbers that no float
         holds, or is to be noted.
@@ -158,7 +160,7 @@ class ToolCalls:
         return again
 
     def _problem_of(self, tools: Tools, name: str) -> Callable[..., object] | None:
-        """What finds a violation of a tool's schema; None if there is no schema, or none that can be used."""
+        """Return what finds a violation of a tool's schema; None if there is no schema, or none that can be used."""
         schema = tools.schemas.get(name)
         with contextlib.suppress(UnusableSchema):
             return None if schema is None else self._schemas.checker(schema).problem
@@ -197,8 +199,8 @@ class ToolCalls:
         return params
 
     def _bound(self, decision: Decision, tools: Tools, session: Session, arguments: Any, note: Note) -> Any:
-        """The arguments, with fields of the session for bound arguments that the client has left out. Only arguments
-        that the tool has in its schema are bound: a pattern may match tools that lack some."""
+        """Return the arguments, with fields of the session for bound arguments that the client has left out. Only
+        arguments that the tool has in its schema are bound: a pattern may match tools that lack some."""
         bind = [(name, field) for name, field in decision.bind if tools.takes(decision.tool, name)]
         if bind and not isinstance(arguments, dict):
             raise malformed_arguments()
@@ -246,7 +248,7 @@ def _note_elsewhere(name: str, value: str) -> None:
 
 
 def _unbound(tool: dict[str, Any], decision: Decision) -> dict[str, Any]:
-    """A tool whose schema does not require the bound arguments."""
+    """Return a tool whose schema does not require the bound arguments."""
     schema = tool.get("inputSchema")
     bound = {name for name, _ in decision.bind} & arguments_of(tool).keys()
     if not bound or not isinstance(schema, dict) or not isinstance(schema.get("required"), list):
@@ -264,6 +266,6 @@ def _refuse_blocked(tool: str, decision: Decision, arguments: Any) -> None:
 
 
 def _shown(name: str, value: Any) -> str:
-    """A value as a log may show it: cut, and without what looks like a credential."""
+    """Return a value as a log may show it: cut, and without what looks like a credential."""
     text = value if isinstance(value, str) else str(value)
     return repr((scrubbed({name: text[:_MAX_SCRUBBED]})[name] or "")[:_MAX_SHOWN])

@@ -48,14 +48,14 @@ _heads = msgspec.json.Decoder(_Head)
 
 
 def ttl_ms(value: object) -> int:
-    """The time that a server gives as `ttlMs`, within 0 and one hour."""
+    """Return the time that a server gives as `ttlMs`, within 0 and one hour."""
     if isinstance(value, bool) or not isinstance(value, int | float) or not value > 0:
         return 0
     return int(min(value, _MOST_MS))
 
 
 def hints_of(result: msgspec.Raw | bytes) -> Hints:
-    """The hints of a result. One that asks its client for input may not be kept."""
+    """Return the hints of a result. One that asks its client for input may not be kept."""
     try:
         head = _heads.decode(result)
     except (msgspec.MsgspecError, RecursionError):
@@ -64,23 +64,24 @@ def hints_of(result: msgspec.Raw | bytes) -> Hints:
 
 
 def most_private(pages: Iterable[Mapping[str, Any]]) -> str:
-    """The scope of a result that is made from these: public if each of them is, and there is one."""
+    """Return the scope of a result that is made from these: public if each of them is, and there is one."""
     scopes = [page.get("cacheScope") for page in pages]
     return PUBLIC if scopes and all(scope == PUBLIC for scope in scopes) else PRIVATE
 
 
 def with_ttl(result: bytes, left_ms: int) -> bytes:
-    """A result that is fresh for so long from now on."""
+    """Return a result that is fresh for so long from now on."""
     return encode(msgspec.json.decode(result, type=Object) | {"ttlMs": msgspec.Raw(encode(left_ms))})
 
 
 def of_one_session(result: Object) -> Object:
-    """A result to which a fact of one session was added: it is for nobody else, and not true for long."""
+    """Return a result to which a fact of one session was added: it is for nobody else, and not true for long."""
     if "cacheScope" not in result:
         return result
     return result | {"ttlMs": msgspec.Raw(b"0"), "cacheScope": msgspec.Raw(b'"private"')}
 
 
 def is_answer_to_input(params: Mapping[str, Any]) -> bool:
-    """Whether a request answers questions of the server: its result may not be kept (MCP 2026-07-28, Caching)."""
+    """Return whether a request answers questions of the server: its result may not be kept (MCP 2026-07-28,
+    Caching)."""
     return "inputResponses" in params or "requestState" in params

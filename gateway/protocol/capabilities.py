@@ -57,7 +57,7 @@ class Caller(msgspec.Struct, frozen=True, dict=True):
         return declared if len(declared) <= _SHORT else hashlib.sha256(declared).hexdigest().encode()
 
     def initialize_params(self) -> bytes:
-        """The params of `initialize` for a legacy server."""
+        """Return the params of `initialize` for a legacy server."""
         return encode(
             {
                 "protocolVersion": _LEGACY,
@@ -67,8 +67,8 @@ class Caller(msgspec.Struct, frozen=True, dict=True):
         )
 
     def meta(self, log_level: str, *, takes_tasks: bool = False) -> Object:
-        """The `_meta` of every request to a modern server. Read only. `takes_tasks`: the gateway takes a task in place
-        of a result (`gateway.protocol.tasks.with_tasks`)."""
+        """Return the `_meta` of every request to a modern server. Read only. `takes_tasks`: the gateway takes a task in
+        place of a result (`gateway.protocol.tasks.with_tasks`)."""
         meta = self._meta_with_tasks if takes_tasks else self._meta
         return meta | {f"{_SPEC}logLevel": msgspec.Raw(encode(log_level))} if log_level else meta
 
@@ -108,7 +108,7 @@ _params = msgspec.json.Decoder(_Params)
 
 
 def caller_of_meta(meta: msgspec.Raw | bytes) -> Caller:
-    """A modern client, from the `_meta` of its request. Raises `msgspec.MsgspecError`: it is no object."""
+    """Return a modern client, from the `_meta` of its request. Raises `msgspec.MsgspecError`: it is no object."""
     said = _metas.decode(meta)
     caller = _caller(bytes(said.info), bytes(said.capabilities))
     level = said.log_level
@@ -116,7 +116,7 @@ def caller_of_meta(meta: msgspec.Raw | bytes) -> Caller:
 
 
 def caller_of_params(initialize_params: bytes) -> Caller:
-    """A legacy client, from the params of its `initialize`."""
+    """Return a legacy client, from the params of its `initialize`."""
     # Each of its calls to a modern server asks for it, with the same bytes.
     if len(initialize_params) <= _MAX_CACHED_BYTES:
         return _cached_caller_of_params(initialize_params)
@@ -132,8 +132,8 @@ _cached_caller_of_params = functools.lru_cache(maxsize=_CACHED)(_made_caller_of_
 
 
 def may_be_asked(capabilities: bytes, method: str, params: Object) -> bool:
-    """Whether the client has declared the capability that a server's request needs, or the extension that the request
-    belongs to. Raises `MsgspecError`: the mode of an elicitation is no text."""
+    """Return whether the client has declared the capability that a server's request needs, or the extension that the
+    request belongs to. Raises `MsgspecError`: the mode of an elicitation is no text."""
     declared = object_of(capabilities)
     if method == "elicitation/create":
         mode = msgspec.json.decode(params.get("mode", b'"form"'), type=str)
@@ -142,7 +142,8 @@ def may_be_asked(capabilities: bytes, method: str, params: Object) -> bool:
 
 
 def capability_for(method: str, params: Object) -> dict[str, Any]:
-    """The capability that a client has to declare before a server may ask it that, as the client would declare it."""
+    """Return the capability that a client has to declare before a server may ask it that, as the client would declare
+    it."""
     if method == "elicitation/create":
         return {"elicitation": {msgspec.json.decode(params.get("mode", b'"form"'), type=str): {}}}
     name = method.partition("/")[0]
@@ -175,7 +176,7 @@ _cached_caller = functools.lru_cache(maxsize=_CACHED)(_made_caller)
 
 
 def _info(raw: bytes) -> bytes:
-    """The `clientInfo` of a client, with a name and a version."""
+    """Return the `clientInfo` of a client, with a name and a version."""
     info = object_of(raw)
     name, version = _text(info.get("name")), _text(info.get("version"))
     if 0 < len(name) <= _MAX_NAME and 0 < len(version) <= _MAX_VERSION and len(raw) <= MAX_INFO_BYTES:

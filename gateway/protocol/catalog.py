@@ -21,7 +21,8 @@ _MOST_CURSOR_CHARS: Final = 4_096
 
 
 def owner_of(name: str, upstreams: Iterable[str], kind: str) -> tuple[str, str]:
-    """The upstream that a public name belongs to, and the name there. Raises `Refused`: no upstream has that name."""
+    """Return the upstream that a public name belongs to, and the name there. Raises `Refused`: no upstream has that
+    name."""
     upstream, _, inner = name.partition(SEPARATOR)
     if not inner or upstream not in upstreams:
         raise Refused(200, INVALID_PARAMS, f"Unknown {kind}: {name[:128]}")
@@ -29,27 +30,27 @@ def owner_of(name: str, upstreams: Iterable[str], kind: str) -> tuple[str, str]:
 
 
 def named(upstream: str, item: dict[str, Any]) -> dict[str, Any]:
-    """A listed item under its public name."""
+    """Return a listed item under its public name."""
     return item | {"name": f"{upstream}{SEPARATOR}{item['name']}"}
 
 
 def merge_lists(method: str, pages: Iterable[tuple[str, Any]]) -> list[Any]:
-    """The items of several servers' pages, in the order of `pages`, under their public names."""
+    """Return the items of several servers' pages, in the order of `pages`, under their public names."""
     row = METHODS[method]
     items = ((upstream, item) for upstream, page in pages for item in page.get(row.listed, ()))
     return [named(upstream, item) if row.item_key == "name" else item for upstream, item in items]
 
 
 def has_more(page: Mapping[str, Any]) -> bool:
-    """Whether a page of a list has a cursor of the next one, which is a text. In the modern era an empty cursor is one
-    as well (MCP 2026-07-28, Pagination); legacy servers are known that mean the end by it."""
+    """Return whether a page of a list has a cursor of the next one, which is a text. In the modern era an empty cursor
+    is one as well (MCP 2026-07-28, Pagination); legacy servers are known that mean the end by it."""
     cursor = page.get("nextCursor")
     return isinstance(cursor, str) and (cursor != "" or "resultType" in page)
 
 
 def next_cursor(more: Mapping[str, str]) -> str | None:
-    """A cursor that contains the upstreams of the next page with their own cursors. An upstream is left out if no
-    client could send the cursor with it. None if there is no upstream."""
+    """Return a cursor that contains the upstreams of the next page with their own cursors. An upstream is left out if
+    no client could send the cursor with it. None if there is no upstream."""
     fitting: dict[str, str] = {}
     for upstream, cursor in more.items():
         if len(_cursor(fitting | {upstream: cursor})) <= _MOST_CURSOR_CHARS:
@@ -62,7 +63,7 @@ def _cursor(more: Mapping[str, str]) -> str:
 
 
 def cursor_of(params: Object) -> dict[str, str] | None:
-    """The upstreams in a cursor of the gateway with their own cursors, at least one; None for the first page.
+    """Return the upstreams in a cursor of the gateway with their own cursors, at least one; None for the first page.
 
     Raises:
         Refused: it is no cursor of the gateway.

@@ -46,7 +46,7 @@ _objects = msgspec.json.Decoder(Object)
 
 
 def object_of(raw: msgspec.Raw | bytes | None) -> Object:
-    """The members of a raw object; empty for anything else."""
+    """Return the members of a raw object; empty for anything else."""
     try:
         return {} if raw is None else _objects.decode(raw)
     except (msgspec.MsgspecError, RecursionError):
@@ -67,14 +67,14 @@ def passed_on(capabilities: Object) -> Object:
 
 
 def method_forms(method: str) -> tuple[str, ...]:
-    """The names by which patterns and declarations know a method: its own, and a notification's without
+    """Return the names by which patterns and declarations know a method: its own, and a notification's without
     `notifications/` in front."""
     plain = method.removeprefix(_NOTIFICATIONS)
     return (method,) if plain == method else (method, plain)
 
 
 def match(method: str, declared: str) -> int:
-    """How closely a method belongs to a declared name; 0 if not at all.
+    """Return how closely a method belongs to a declared name; 0 if not at all.
 
     3: the method is the identifier, or begins with it and a slash. 2: it begins with the vendor prefix. 1: it begins
     with the name alone. `notifications/` in front counts for nothing. For `com.acme/search`, examples are
@@ -112,16 +112,17 @@ class Declared(msgspec.Struct, frozen=True):
         return cls(names, is_open=is_open, left_off=len(extensions) + len(own) - len(names))
 
     def match(self, method: str) -> int:
-        """How closely the method belongs to one of these names (`match`)."""
+        """Return how closely the method belongs to one of these names (`match`)."""
         return max((match(method, name) for name in self.names), default=0)
 
     def takes(self, method: str) -> bool:
-        """Whether the party may understand the method."""
+        """Return whether the party may understand the method."""
         return self.is_open or self.match(method) > 0
 
 
 def closest(method: str, parties: Iterable[tuple[str, Declared]]) -> list[str]:
-    """The parties, by name, to whose declarations the method belongs most closely; none if it belongs to none."""
+    """Return the parties, by name, to whose declarations the method belongs most closely; none if it belongs to
+    none."""
     matches = {name: declared.match(method) for name, declared in parties}
     best = max(matches.values(), default=0)
     return [name for name, found in matches.items() if found == best and best]

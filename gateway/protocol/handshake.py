@@ -41,7 +41,7 @@ class HandshakeRefused(Exception):
 
 
 def negotiable(params: Object) -> Object:
-    """The params of `initialize` with a version of the legacy era.
+    """Return the params of `initialize` with a version of the legacy era.
 
     An unknown or a modern version is replaced by the newest one (MCP 2025-11-25, Lifecycle §Version Negotiation).
     """
@@ -52,7 +52,7 @@ def negotiable(params: Object) -> Object:
 
 
 def at_most(result: bytes, version: str) -> bytes:
-    """An `initialize` result whose version is no newer than the one that the client asked for.
+    """Return an `initialize` result whose version is no newer than the one that the client asked for.
 
     The process may be shared, or older than this request: then it has negotiated its version with another client.
     """
@@ -64,7 +64,7 @@ def at_most(result: bytes, version: str) -> bytes:
 
 
 def version_of(result: bytes) -> str:
-    """The protocol version in an `initialize` result; empty if it has none."""
+    """Return the protocol version in an `initialize` result; empty if it has none."""
     version = object_of(result).get("protocolVersion", b"")
     return bytes(version).strip(b'"').decode("ascii", "replace")[:32]
 
@@ -76,7 +76,8 @@ _OF_DISCOVERIES: Final = _OF_HANDSHAKES | {"supportedVersions", "resultType", "t
 
 
 def discovery_of(result: bytes) -> bytes:
-    """The `server/discover` result of a server that supports only the handshake, made from its `initialize` result."""
+    """Return the `server/discover` result of a server that supports only the handshake, made from its `initialize`
+    result."""
     shaken = object_of(result)
     info = shaken.get("serverInfo", msgspec.Raw(b"{}"))
     body: dict[str, Any] = {
@@ -93,8 +94,9 @@ def discovery_of(result: bytes) -> bytes:
 
 
 def discovery_for_all(result: bytes, name: str) -> bytes:
-    """What all may know of a `server/discover` result that one session got with its credentials: the versions and the
-    capabilities. Instructions and the like may be for the owner of the credentials. `name` is the server's here."""
+    """Return what all may know of a `server/discover` result that one session got with its credentials: the versions
+    and the capabilities. Instructions and the like may be for the owner of the credentials. `name` is the server's
+    here."""
     discovered = object_of(result)
     body: dict[str, Any] = {
         "resultType": "complete",
@@ -108,7 +110,7 @@ def discovery_for_all(result: bytes, name: str) -> bytes:
 
 
 def handshake_of(result: bytes, version: str) -> bytes:
-    """The `initialize` result for a legacy client, made from a server's `server/discover` result."""
+    """Return the `initialize` result for a legacy client, made from a server's `server/discover` result."""
     discovered = object_of(result)
     meta = object_of(discovered.get("_meta"))
     info = meta.pop(_SERVER_INFO, None)
@@ -123,12 +125,12 @@ def handshake_of(result: bytes, version: str) -> bytes:
 
 
 def _common(result: Object) -> Object:
-    """The capabilities that pass to the other era."""
+    """Return the capabilities that pass to the other era."""
     return passed_on(object_of(result.get("capabilities")))
 
 
 def _instructions(results: Iterable[Object]) -> dict[str, str]:
-    """The instructions of all results, as the member of one."""
+    """Return the instructions of all results, as the member of one."""
     texts: list[str] = []
     for result in results:
         with contextlib.suppress(msgspec.MsgspecError):
@@ -138,17 +140,17 @@ def _instructions(results: Iterable[Object]) -> dict[str, str]:
 
 
 def capabilities_of(result: bytes | None) -> dict[str, Any]:
-    """The capabilities in the `initialize` result of a legacy server."""
+    """Return the capabilities in the `initialize` result of a legacy server."""
     return _part(result, "capabilities")
 
 
 def capabilities_json(result: bytes | None) -> bytes:
-    """The capabilities in the result of `initialize` or `server/discover`, as the server has written them."""
+    """Return the capabilities in the result of `initialize` or `server/discover`, as the server has written them."""
     return bytes(object_of(result).get("capabilities", b"{}"))
 
 
 def server_info_of(result: bytes | None) -> bytes:
-    """The `serverInfo` of a legacy server, as JSON."""
+    """Return the `serverInfo` of a legacy server, as JSON."""
     return encode(_part(result, "serverInfo"))
 
 
@@ -167,7 +169,8 @@ merged result; it is also the one that gets the methods of the extension."""
 
 
 def merge_handshakes(results: Sequence[bytes], version: str, *, incomplete: bool = False) -> bytes:
-    """One `initialize` result for several servers. A single result is returned as it is. `version` is the gateway's.
+    """Return one `initialize` result for several servers. A single result is returned as it is. `version` is the
+    gateway's.
 
     `incomplete`: further servers may come. As nobody knows what they have, every list is declared: the gateway answers
     it, and notifies the client when a server has come.
@@ -187,7 +190,7 @@ def merge_handshakes(results: Sequence[bytes], version: str, *, incomplete: bool
 def merge_discoveries(
     results: Sequence[bytes], version: str, *, incomplete: bool = False, is_filtered: bool = False
 ) -> bytes:
-    """One `server/discover` result for several servers. A single result is returned as it is. `version` and
+    """Return one `server/discover` result for several servers. A single result is returned as it is. `version` and
     `incomplete` are as for `merge_handshakes`; an incomplete result must not be cached. `is_filtered`: other sessions
     may see other servers, so that the result is private."""
     if len(results) == 1 and not incomplete:
@@ -217,7 +220,7 @@ def _decoded(result: Object, name: str, kind: type[T], default: T) -> T:
 
 
 def _others(results: Sequence[Object], known: frozenset[str]) -> Object:
-    """The members that only servers know the meaning of. Of several with one name, that of the first server."""
+    """Return the members that only servers know the meaning of. Of several with one name, that of the first server."""
     return {key: raw for result in reversed(results) for key, raw in result.items() if key not in known}
 
 

@@ -43,7 +43,7 @@ MOST_BYTES: Final = 4 << 20
 
 
 def items_of(page: Any, key: str, name: str, *, most_chars: int) -> list[dict[str, Any]]:
-    """The items under `key` in the page of a list that a client can name in a request.
+    """Return the items under `key` in the page of a list that a client can name in a request.
 
     `name` is the key of the item's name or URI. Items whose name is missing, empty, no string, or longer than
     `most_chars` characters are left out: a request with such a name is refused.
@@ -61,7 +61,8 @@ class Names(frozenset[str]):
 
     @classmethod
     def of(cls, items: Iterable[dict[str, Any]], key: str) -> "Names":
-        """The names under `key` in the first items of a list, up to `MOST_TOOLS` items and `MOST_BYTES` characters."""
+        """Return the names under `key` in the first items of a list, up to `MOST_TOOLS` items and `MOST_BYTES`
+        characters."""
         names, left = [], MOST_BYTES
         for item in islice(items, MOST_TOOLS):
             left -= len(item[key])
@@ -77,22 +78,22 @@ class Names(frozenset[str]):
 
 
 def arguments_of(tool: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The properties of a tool's input schema, by argument. Empty if the schema has none that can be read."""
+    """Return the properties of a tool's input schema, by argument. Empty if the schema has none that can be read."""
     schema = tool.get("inputSchema")
     properties = schema.get("properties") if isinstance(schema, dict) else None
     return properties if isinstance(properties, dict) else {}
 
 
 def operation_of(tool: Mapping[str, Any]) -> str:
-    """The operation that a tool's annotations name: `read` if they have `readOnlyHint`, else `write`, which is the
-    default of the specification (MCP 2025-11-25, ToolAnnotations)."""
+    """Return the operation that a tool's annotations name: `read` if they have `readOnlyHint`, else `write`, which is
+    the default of the specification (MCP 2025-11-25, ToolAnnotations)."""
     annotations = tool.get("annotations")
     return READ if isinstance(annotations, dict) and annotations.get("readOnlyHint") is True else WRITE
 
 
 def app_of(tool: Mapping[str, Any]) -> str:
-    """The URI of the app that shows a tool's results (MCP Apps 2026-01-26); empty if it has none. Servers name it in
-    one of two places: the second is that of earlier drafts."""
+    """Return the URI of the app that shows a tool's results (MCP Apps 2026-01-26); empty if it has none. Servers name
+    it in one of two places: the second is that of earlier drafts."""
     meta = tool.get("_meta")
     if not isinstance(meta, dict):
         return ""
@@ -102,7 +103,8 @@ def app_of(tool: Mapping[str, Any]) -> str:
 
 
 def is_for_apps(tool: Mapping[str, Any]) -> bool:
-    """Whether apps may call a tool: all that do not say otherwise (MCP Apps 2026-01-26, `_meta.ui.visibility`)."""
+    """Return whether apps may call a tool: all that do not say otherwise (MCP Apps 2026-01-26,
+    `_meta.ui.visibility`)."""
     meta = tool.get("_meta")
     ui = meta.get("ui") if isinstance(meta, dict) else None
     visibility = ui.get("visibility") if isinstance(ui, dict) else None
@@ -110,18 +112,19 @@ def is_for_apps(tool: Mapping[str, Any]) -> bool:
 
 
 def is_mirrored(schema: Schema | None) -> bool:
-    """Whether a tool's input schema names arguments that are repeated in headers (MCP 2026-07-28, Transports)."""
+    """Return whether a tool's input schema names arguments that are repeated in headers (MCP 2026-07-28,
+    Transports)."""
     return schema is not None and _ANNOTATION in schema.text
 
 
 def is_repeatable(tool: Mapping[str, Any]) -> bool:
-    """Whether a tool's annotations say that calling it twice does no more than calling it once."""
+    """Return whether a tool's annotations say that calling it twice does no more than calling it once."""
     hints = tool.get("annotations")
     return isinstance(hints, dict) and (hints.get("readOnlyHint") is True or hints.get("idempotentHint") is True)
 
 
 def task_support(tool: Mapping[str, Any]) -> str:
-    """What a tool says of being called as a task: `required`, `optional` or `forbidden` (MCP 2025-11-25,
+    """Return what a tool says of being called as a task: `required`, `optional` or `forbidden` (MCP 2025-11-25,
     `execution.taskSupport`). Empty if it says nothing that the specification knows."""
     execution = tool.get("execution")
     support = execution.get("taskSupport") if isinstance(execution, dict) else None
@@ -186,15 +189,15 @@ class Tools:
                 self.mirrored[tool["name"]] = tool["inputSchema"]
 
     def takes(self, name: str, argument: str) -> bool:
-        """Whether the schema of the tool of that name has that argument."""
+        """Return whether the schema of the tool of that name has that argument."""
         return argument in self._arguments.get(name, ())
 
     def operation(self, name: str) -> str:
-        """The operation that the annotations of the tool of that name give (`operation_of`)."""
+        """Return the operation that the annotations of the tool of that name give (`operation_of`)."""
         return READ if name in self._reading else WRITE
 
     def called(self, server: str, name: str) -> Called:
-        """The tool of that name of `server`. A tool that is not listed says nothing of itself."""
+        """Return the tool of that name of `server`. A tool that is not listed says nothing of itself."""
         return Called(
             server=server,
             name=name,
@@ -205,21 +208,21 @@ class Tools:
         )
 
     def needs_task(self, name: str) -> bool:
-        """Whether the tool of that name is only to be called as a task."""
+        """Return whether the tool of that name is only to be called as a task."""
         return name in self._task_support and self.called("", name).needs_task
 
     def __contains__(self, name: object) -> bool:
         return name in self.schemas
 
     def unmatched(self, compare: Callable[[Iterable[str]], list[str]]) -> list[str]:
-        """What `compare` says of the names of these tools: a message for each pattern that matches none. `compare` is
-        called once, and later calls get the same messages."""
+        """Return what `compare` says of the names of these tools: a message for each pattern that matches none.
+        `compare` is called once, and later calls get the same messages."""
         if self._unmatched is None:
             self._unmatched = compare(self.schemas)
         return self._unmatched
 
     def has(self, tool: dict[str, Any]) -> bool:
-        """True if the list contains that tool, with the same schema."""
+        """Return True if the list contains that tool, with the same schema."""
         name = tool["name"]
         return name in self.schemas and self.schemas[name] == Schema.of(tool.get("inputSchema"))
 

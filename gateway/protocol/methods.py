@@ -88,8 +88,8 @@ def _change(name: str, kind: Kind, flag: str = "", named: str = "") -> Method:
 
 
 def _task(name: str, eras: frozenset[str]) -> Method:
-    """A method about one task (the extension `io.modelcontextprotocol/tasks`, Routing Headers; experimental in MCP
-    2025-11-25). It needs no policy: the client has the id from a call that was allowed."""
+    """Return a method about one task (the extension `io.modelcontextprotocol/tasks`, Routing Headers; experimental in
+    MCP 2025-11-25). It needs no policy: the client has the id from a call that was allowed."""
     return Method(name, eras, named="taskId", is_repeatable=True, is_counted=False, has_mcp_name=True)
 
 
@@ -172,12 +172,12 @@ _LABELS: Final = {row.name: row.name for row in METHODS.values() if row.is_count
 
 
 def metric_label(method: str) -> str:
-    """The method's label in metrics: no client may add a label."""
+    """Return the method's label in metrics: no client may add a label."""
     return _LABELS.get(method, "other")
 
 
 def lists_of(kind: str) -> tuple[Method, ...]:
-    """The lists that the policy of that kind decides on."""
+    """Return the lists that the policy of that kind decides on."""
     return tuple(row for row in ROWS if row.listed and row.kind == kind)
 
 
@@ -185,7 +185,8 @@ _NOTIFICATIONS: Final = "notifications/"
 
 
 def folded_method(method: str) -> str:
-    """What all spellings have in common that a lenient server takes for the same method: case and further slashes."""
+    """Return what all spellings have in common that a lenient server takes for the same method: case and further
+    slashes."""
     return "/".join(filter(None, method.lower().split("/")))
 
 
@@ -193,7 +194,7 @@ _KNOWN: Final = frozenset(folded_method(row.name) for row in ROWS)
 
 
 def may_be_relayed(method: str, *, is_request: bool) -> bool:
-    """Whether a client's method that MCP does not define can pass to servers.
+    """Return whether a client's method that MCP does not define can pass to servers.
 
     It consists of visible ASCII, so that no letter looks like another one and no space is overlooked. In whatever case,
     it is no method of MCP, of clients or servers, and no request is named like a notification.

@@ -11,12 +11,12 @@ _texts = msgspec.json.Decoder(str)
 
 
 def meta_of(params: Object) -> Object:
-    """The entries of `_meta`; empty if the params have none."""
+    """Return the entries of `_meta`; empty if the params have none."""
     return decode_object(params["_meta"], "_meta") if "_meta" in params else {}
 
 
 def text_of(params: Object, key: str) -> str:
-    """The string under `key`. Raises `Refused`: -32602, it is missing or no string."""
+    """Return the string under `key`. Raises `Refused`: -32602, it is missing or no string."""
     try:
         return _texts.decode(params.get(key, b"null"))
     except msgspec.MsgspecError:

@@ -22,7 +22,7 @@ class Question(NamedTuple):
 
 
 def questions_of(outer: Object) -> Mapping[str, Question]:
-    """The `inputRequests` of a result or of a task, by their keys. Empty if there are none.
+    """Return the `inputRequests` of a result or of a task, by their keys. Empty if there are none.
 
     Raises:
         InvalidMessage: they cannot be read.
@@ -32,7 +32,7 @@ def questions_of(outer: Object) -> Mapping[str, Question]:
 
 
 def question_of(raw: msgspec.Raw) -> Question:
-    """One input request. Raises as `questions_of`."""
+    """Return one input request. Raises as `questions_of`."""
     asked = decode_object(raw, "an input request")
     try:
         method = msgspec.json.decode(asked.get("method", b"null"), type=str)
@@ -42,7 +42,7 @@ def question_of(raw: msgspec.Raw) -> Question:
 
 
 def for_legacy_client(question: Question) -> Question:
-    """A question as a request to a legacy client: the elicitation of a URL has an id there."""
+    """Return a question as a request to a legacy client: the elicitation of a URL has an id there."""
     method, params = question
     if params is None or method != "elicitation/create" or bytes(params.get("mode", b"")) != b'"url"':
         return question

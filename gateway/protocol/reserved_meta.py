@@ -74,7 +74,7 @@ def _is_reserved(key: str) -> bool:
 
 
 def may_name_reserved(body: bytes) -> bool:
-    """Whether a body may have one of the gateway's own keys. A look at its bytes."""
+    """Return whether a body may have one of the gateway's own keys. A look at its bytes."""
     return b"\\u00" in body or _WRITTEN in body.lower()
 
 

@@ -49,7 +49,7 @@ class Missing(msgspec.Struct, frozen=True):
 
 
 def missing_meta(missing: Iterable[Missing]) -> list[dict[str, Any]]:
-    """The value of `MISSING_KEY` in the `_meta` of a result."""
+    """Return the value of `MISSING_KEY` in the `_meta` of a result."""
     return [
         {
             "server": entry.server,
@@ -78,7 +78,7 @@ def list_result(
     *,
     is_filtered: bool = False,
 ) -> dict[str, Any]:
-    """The result for a list that was merged from several servers' pages. It names the servers that are missing.
+    """Return the result for a list that was merged from several servers' pages. It names the servers that are missing.
 
     A modern result says how long the client may cache it, and for whom: the shortest time and the most private scope of
     all pages (MCP 2026-07-28, Caching). `is_filtered`: policy shows it in parts, so that it is private. An incomplete
@@ -94,13 +94,13 @@ def list_result(
 
 
 def tool_result(era: Era, text: str, content: dict[str, Any]) -> bytes:
-    """The result of a tool call, as text for the model and as `content` for programs (MCP, CallToolResult)."""
+    """Return the result of a tool call, as text for the model and as `content` for programs (MCP, CallToolResult)."""
     result: dict[str, Any] = {"content": [{"type": "text", "text": text}], "structuredContent": content}
     return encode(result if era is Era.LEGACY else result | {"resultType": "complete"})
 
 
 def tool_error(era: Era, text: str) -> bytes:
-    """The result of a tool call that has failed; `text` is for the model (MCP, CallToolResult)."""
+    """Return the result of a tool call that has failed; `text` is for the model (MCP, CallToolResult)."""
     result: dict[str, Any] = {"content": [{"type": "text", "text": text}], "isError": True}
     return encode(result if era is Era.LEGACY else result | {"resultType": "complete"})
 
@@ -109,7 +109,8 @@ def tool_error(era: Era, text: str) -> bytes:
 
 
 def modern_result(method: str, result: Object, server_info: bytes) -> Object:
-    """A result with the fields that the modern era requires. It may not be cached, because its lifetime is unknown."""
+    """Return a result with the fields that the modern era requires. It may not be cached, because its lifetime is
+    unknown."""
     more: Object = {"resultType": msgspec.Raw(_COMPLETE)}
     if server_info != _NO_INFO:
         meta: Object = _objects.decode(result["_meta"]) if "_meta" in result else {}
@@ -127,7 +128,7 @@ def modern_result(method: str, result: Object, server_info: bytes) -> Object:
 
 
 def modern_error(error: msgspec.Raw) -> msgspec.Raw:
-    """An error with a code that the modern era permits.
+    """Return an error with a code that the modern era permits.
 
     A legacy server was free to use -32020 to -32099 for faults of its own. The modern era has reserved these codes and
     given them meanings: on -32020 a client sends its call again (MCP 2026-07-28, Error Codes). A -32021 that names the
@@ -151,7 +152,8 @@ def _names_capabilities(error: msgspec.Raw) -> bool:
 
 
 def urls_required(error: msgspec.Raw) -> list[Object] | None:
-    """The elicitations of an error that asks the user to visit URLs first (MCP 2025-11-25); None for other errors."""
+    """Return the elicitations of an error that asks the user to visit URLs first (MCP 2025-11-25); None for other
+    errors."""
     if error_code(error) != _URLS_REQUIRED:
         return None
     try:
@@ -165,7 +167,8 @@ def urls_required(error: msgspec.Raw) -> list[Object] | None:
 
 
 def legacy_result(method: str, result: Object) -> Object:
-    """A result without the fields that the legacy era does not have. What only an extension can understand stays."""
+    """Return a result without the fields that the legacy era does not have. What only an extension can understand
+    stays."""
     is_extension = method not in METHODS
     dropped = _MODERN_ONLY
     if is_extension:
@@ -181,7 +184,8 @@ def legacy_result(method: str, result: Object) -> Object:
 
 
 def legacy_error(method: str, params: Object, error: msgspec.Raw) -> msgspec.Raw:
-    """An error with the code that the legacy era uses for a resource that does not exist. `params` are the request's.
+    """Return an error with the code that the legacy era uses for a resource that does not exist. `params` are the
+    request's.
 
     The modern code, -32602, stands for other faults as well: it is replaced only if the error names the URI of the
     request, or says that the resource was not found (SEP-2164).

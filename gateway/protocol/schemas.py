@@ -200,7 +200,7 @@ class _Weight:
 
 
 def _few(value: Any) -> int:
-    """The number of parts of a value; 0 if there are more than `_FEW`."""
+    """Return the number of parts of a value; 0 if there are more than `_FEW`."""
     count, left = 0, [value]
     while left:
         count += 1
@@ -226,8 +226,8 @@ class Checker:
         self._validator = _compiled(schema)
 
     def problem(self, arguments: Any, raw: bytes, *, lenient: bool = False) -> Problem | None:
-        """The first violation of the schema; None if there is none. `raw` is the JSON of the arguments. If `lenient`,
-        what servers commonly read as the schema says is no violation (`gateway.protocol.schemas`)."""
+        """Return the first violation of the schema; None if there is none. `raw` is the JSON of the arguments. If
+        `lenient`, what servers commonly read as the schema says is no violation (`gateway.protocol.schemas`)."""
         parts = len(raw) // 2 + 1
         if parts * self._visits > MOST_COST:
             parts = _few(arguments) or 1 + sum(map(raw.count, (b",", b"[", b"{")))
@@ -254,7 +254,7 @@ class Checker:
         return f"arguments{''.join(path[:_MOST_PATH])}"[:_MOST_CHARS], str(error.message)[:_MOST_CHARS]
 
     def _error_left(self, arguments: Any) -> Any:
-        """The first error after the lenient readings, which change `arguments`; None if none is left."""
+        """Return the first error after the lenient readings, which change `arguments`; None if none is left."""
         for _ in range(_READINGS):
             errors = list(islice(self._validator.iter_errors(arguments), _FEW))
             read = [read_leniently(arguments, error.instance_path, error.kind) for error in errors]
@@ -288,7 +288,7 @@ class Schema(msgspec.Struct, frozen=True):
 
     @classmethod
     def of(cls, listed: Any) -> "Schema | None":
-        """The schema of a tool's `inputSchema`; None if the tool has none."""
+        """Return the schema of a tool's `inputSchema`; None if the tool has none."""
         if listed is None:
             return None
         try:
@@ -310,7 +310,7 @@ class Schemas:
         """Those of the cache that were used since it has got another one: to look one up there takes four calls."""
 
     def checker(self, schema: Schema) -> Checker:
-        """The checker of a schema, from the cache if it is there.
+        """Return the checker of a schema, from the cache if it is there.
 
         Raises:
             UnusableSchema: no arguments can be checked against the schema.

@@ -58,7 +58,7 @@ class Filter(msgspec.Struct, frozen=True, kw_only=True):
         return sum(map(len, self.uris))
 
     def honoured(self, capabilities: Any) -> "Filter":
-        """The part that servers with these capabilities can fulfil."""
+        """Return the part that servers with these capabilities can fulfil."""
         kinds = {row.flag for row in _FLAGGED if capabilities.get(row.kind, {}).get("listChanged")}
         subscribes = bool(capabilities.get("resources", {}).get("subscribe"))
         return Filter(kinds=self.kinds & kinds, uris=self.uris if subscribes else frozenset())
@@ -70,18 +70,19 @@ class Filter(msgspec.Struct, frozen=True, kw_only=True):
         return bool(self.kinds or self.uris)
 
     def wants(self, method: str, uri: object) -> bool:
-        """Whether the filter asks for a notification. `uri` is that of the resource that has changed, if it is one."""
+        """Return whether the filter asks for a notification. `uri` is that of the resource that has changed, if it is
+        one."""
         row = CHANGES[method]
         return row.flag in self.kinds if row.flag else uri in self.uris
 
     def may_have(self, method: str) -> bool:
-        """Whether a notification may be part of the subscription. A resource below one that was named counts too (MCP,
-        `ResourceUpdatedNotification`), and so do notifications of extensions."""
+        """Return whether a notification may be part of the subscription. A resource below one that was named counts too
+        (MCP, `ResourceUpdatedNotification`), and so do notifications of extensions."""
         row = CHANGES.get(method)
         return row is None or (row.flag in self.kinds if row.flag else bool(self.uris))
 
     def changes(self) -> Iterator[tuple[str, Object, str | None]]:
-        """A notification of each kind and resource: its method, its params, and the URI of the resource."""
+        """Yield a notification of each kind and resource: its method, its params, and the URI of the resource."""
         for row in _FLAGGED:
             if row.flag in self.kinds:
                 yield row.name, {}, None
@@ -95,7 +96,7 @@ class Filter(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def beyond(params: Object) -> Object:
-    """The members of the filter of a `subscriptions/listen` that MCP and its tasks do not define."""
+    """Return the members of the filter of a `subscriptions/listen` that MCP and its tasks do not define."""
     known = {"resourceSubscriptions", "taskIds", *(row.flag for row in _FLAGGED)}
     return {key: raw for key, raw in object_of(params.get("notifications")).items() if key not in known}
 
@@ -173,6 +174,6 @@ class SubscriptionFilter:
 
 
 def tagged(params: Object, client_id: RequestId) -> Object:
-    """The params of a notification, with the client's own subscription id."""
+    """Return the params of a notification, with the client's own subscription id."""
     meta = msgspec.json.decode(params.get("_meta", b"{}"), type=Object)
     return params | {"_meta": msgspec.Raw(encode(meta | {SUBSCRIPTION_ID: msgspec.Raw(encode(client_id))}))}

@@ -54,36 +54,38 @@ class TaskState(msgspec.Struct, frozen=True):
 
 
 def declares_tasks(meta: Mapping[str, Any]) -> bool:
-    """Whether the client declares the extension in the `_meta` of its request: no other request counts."""
+    """Return whether the client declares the extension in the `_meta` of its request: no other request counts."""
     declared = meta.get(_CAPABILITIES)
     extensions = declared.get("extensions") if isinstance(declared, dict) else None
     return isinstance(extensions, dict) and TASKS in extensions
 
 
 def asks_for_task(params: Object) -> bool:
-    """Whether a request asks for a task (MCP 2025-11-25). Some clients write `null` for what they do not ask for."""
+    """Return whether a request asks for a task (MCP 2025-11-25). Some clients write `null` for what they do not ask
+    for."""
     return "task" in params and bytes(params["task"]) != b"null"
 
 
 def with_tasks(meta: Object) -> Object:
-    """The `_meta` of a request that the gateway makes itself: it takes a task in place of a result."""
+    """Return the `_meta` of a request that the gateway makes itself: it takes a task in place of a result."""
     capabilities = object_of(meta.get(_CAPABILITIES))
     extensions = object_of(capabilities.get("extensions")) | {TASKS: msgspec.Raw(b"{}")}
     return meta | {_CAPABILITIES: msgspec.Raw(encode(capabilities | {"extensions": msgspec.Raw(encode(extensions))}))}
 
 
 def is_task(result: Object) -> bool:
-    """Whether a result is a task, in place of the answer to the request."""
+    """Return whether a result is a task, in place of the answer to the request."""
     return bytes(result.get("resultType", b"")) == b'"task"'
 
 
 def names_tasks(method: str, params: Object) -> bool:
-    """Whether a request is a `subscriptions/listen` to tasks."""
+    """Return whether a request is a `subscriptions/listen` to tasks."""
     return method == "subscriptions/listen" and "taskIds" in object_of(params.get("notifications"))
 
 
 def state_of(task: Object, ttl: str = "ttlMs") -> TaskState | None:
-    """The state that a task is reported in; None if it is not one. `ttl` is the key of the time to live, in ms."""
+    """Return the state that a task is reported in; None if it is not one. `ttl` is the key of the time to live, in
+    ms."""
     try:
         status = msgspec.json.decode(task.get("status", b"null"))
         ttl_ms = msgspec.json.decode(task.get(ttl, b"null"), type=float | None)
@@ -103,8 +105,8 @@ def created_at(task: Mapping[str, Any]) -> str:
 
 
 def is_same_time(one: str, other: str) -> bool:
-    """Whether two times are the same to the second, or the same text. A server may write a time with more or fewer
-    digits once it has read that from its store."""
+    """Return whether two times are the same to the second, or the same text. A server may write a time with more or
+    fewer digits once it has read that from its store."""
     if one == other:
         return True
     first, second = _instant(one), _instant(other)

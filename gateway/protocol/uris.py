@@ -31,7 +31,7 @@ class TooManyMarks(ValueError):
 
 
 def normal(text: str) -> str:
-    """The text in NFKC.
+    """Return the text in NFKC.
 
     Raises:
         TooManyMarks: a character has more than `MOST_MARKS` marks.
@@ -116,13 +116,13 @@ def forms(uri: str) -> tuple[str, ...] | None:
 
 
 def _is_literal(uri: str, plain: str) -> bool:
-    """Whether every reader finds the same segments in a URI as in its decoded form."""
+    """Return whether every reader finds the same segments in a URI as in its decoded form."""
     once = unquote(uri)
     return once == plain and "\\" not in plain and all(uri.count(mark) == once.count(mark) for mark in "/?#")
 
 
 def _canonical(plain: str, *, is_literal: bool) -> str | None:
-    """The normal form of a decoded URI; None if there is none. `is_literal`: as `_is_literal`."""
+    """Return the normal form of a decoded URI; None if there is none. `is_literal`: as `_is_literal`."""
     found = _SCHEME.fullmatch(plain)
     scheme, rest = (found[1], found[2]) if found else ("", plain)
     if scheme.lower() in _DEFAULT_PORTS:
@@ -146,8 +146,8 @@ def _canonical(plain: str, *, is_literal: bool) -> str | None:
 
 
 def _special(scheme: str, rest: str) -> tuple[str, str] | None:
-    """The authority and the path of a URI whose scheme is special: any number of slashes, in either direction, leads to
-    its host (WHATWG URL, 4.4). None if readers make another host of it than is written."""
+    """Return the authority and the path of a URI whose scheme is special: any number of slashes, in either direction,
+    leads to its host (WHATWG URL, 4.4). None if readers make another host of it than is written."""
     body = rest.lstrip("/\\")
     slashes = len(rest) - len(body)
     if scheme == "file" and slashes != 2:
@@ -163,8 +163,8 @@ def _special(scheme: str, rest: str) -> tuple[str, str] | None:
 
 
 def _is_plain_host(scheme: str, place: str) -> bool:
-    """Whether readers leave a host as it is written, but for case and port: it is ASCII, an address in its usual form,
-    or a name."""
+    """Return whether readers leave a host as it is written, but for case and port: it is ASCII, an address in its usual
+    form, or a name."""
     host, _, _ = _PORT.sub("", place).partition("{")  # a template may go on with an expression
     if not host:
         return scheme == "file" or "{" in place
@@ -182,8 +182,8 @@ def _is_plain_host(scheme: str, place: str) -> bool:
 
 
 def with_plain_host(uri: str) -> str:
-    """A URI with scheme and host in lower case, and without what does not name the host: a user, the default port
-    (RFC 3986, 6.2.2.1 and 6.2.3)."""
+    """Return a URI with scheme and host in lower case, and without what does not name the host: a user, the default
+    port (RFC 3986, 6.2.2.1 and 6.2.3)."""
     found = _SCHEME.fullmatch(uri)
     if found is None:
         return uri
@@ -213,7 +213,7 @@ def _without_dots(path: str) -> str:
 
 
 def is_of(uri: str, template: str) -> bool:
-    """Whether a URI matches a template (RFC 6570)."""
+    """Return whether a URI matches a template (RFC 6570)."""
     try:
         return _expression(template).fullmatch(uri.encode("utf-8", "replace")) is not None
     except re2.error:  # the compiled template is larger than `_MEMORY`
@@ -221,8 +221,8 @@ def is_of(uri: str, template: str) -> bool:
 
 
 def is_of_any(uri: str, templates: Iterable[str]) -> bool:
-    """Whether a URI matches one of the templates. False if the search would take too long: servers choose how many
-    templates there are, and how many expressions each has."""
+    """Return whether a URI matches one of the templates. False if the search would take too long: servers choose how
+    many templates there are, and how many expressions each has."""
     work = 0
     for template in templates:
         work += len(uri) * (1 + template.count("{")) + _COMPILING * len(template)
@@ -234,8 +234,8 @@ def is_of_any(uri: str, templates: Iterable[str]) -> bool:
 
 
 def template_fit(uri: str, templates: Iterable[str]) -> int:
-    """How well the best of these templates fits a URI: the longer its fixed beginning, the better; a template that is
-    itself the URI is best. 0 if the URI matches none, or if the search would take too long (`is_of_any`)."""
+    """Return how well the best of these templates fits a URI: the longer its fixed beginning, the better; a template
+    that is itself the URI is best. 0 if the URI matches none, or if the search would take too long (`is_of_any`)."""
     closest_first = sorted(templates, key=lambda template: (-len(template.partition("{")[0]), template))
     fits = (template for template in closest_first if uri.startswith(template.partition("{")[0]))
     work = 0
@@ -251,7 +251,8 @@ def template_fit(uri: str, templates: Iterable[str]) -> int:
 
 
 def closeness(uri: str, others: Iterable[str]) -> int:
-    """How much of a URI the closest of the others shares, in whole segments: the number of characters. 0: nothing."""
+    """Return how much of a URI the closest of the others shares, in whole segments: the number of characters. 0:
+    nothing."""
     cuts = [match.end() for match in _SEGMENT.finditer(uri, 0, _COMPARED)]
     others = tuple(others)
     for cut in reversed(cuts):

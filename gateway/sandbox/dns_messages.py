@@ -46,12 +46,13 @@ class Query:
     """The outcome, where it is known without looking the name up."""
 
     def reply(self, outcome: Outcome, addresses: tuple[str, ...] = ()) -> bytes:
-        """The answer as it goes over a stream: two bytes of length, then the message."""
+        """Return the answer as it goes over a stream: two bytes of length, then the message."""
         wire = self._written(outcome, addresses, 65_535)
         return len(wire).to_bytes(2, "big") + wire
 
     def datagram(self, outcome: Outcome, addresses: tuple[str, ...] = ()) -> bytes:
-        """The answer as a datagram of the size that the program takes. If it does not fit, it says to ask by stream."""
+        """Return the answer as a datagram of the size that the program takes. If it does not fit, it says to ask by
+        stream."""
         size = max(512, min(self.message.payload, MAX_QUERY_BYTES))
         try:
             return self._written(outcome, addresses, size)

@@ -59,7 +59,7 @@ class Enclosures:
         self._told: set[tuple[str, Path]] = set()
 
     def sandbox(self, trust: str) -> Sandbox:
-        """The sandbox for sessions of that trust."""
+        """Return the sandbox for sessions of that trust."""
         return self._sandboxes["direct" if trust == "direct" else "sandboxed"]
 
     @property
@@ -70,8 +70,8 @@ class Enclosures:
         return replace(found if found.has_walls else self._sandboxes["direct"], launcher=())
 
     def enclosure(self, sandbox: Sandbox) -> Enclosure | None:
-        """The walls of that sandbox; None if it has none. To find their paths takes some milliseconds: once they are
-        known, they are found anew in the background."""
+        """Return the walls of that sandbox; None if it has none. To find their paths takes some milliseconds: once they
+        are known, they are found anew in the background."""
         if not sandbox.has_walls:
             return None
         made_at, made = self._made.get(sandbox, (0.0, None))
@@ -105,7 +105,7 @@ class Enclosures:
 
 
 def enclosures_of(name: str, entry: UpstreamSettings, options: GatewaySettings, *, workers: int = 1) -> Enclosures:
-    """The sandboxes of a server of the configuration. `workers` is how many processes serve it."""
+    """Return the sandboxes of a server of the configuration. `workers` is how many processes serve it."""
     policy = options.policy.sandbox
     return Enclosures(
         name,
@@ -121,9 +121,9 @@ def enclosures_of(name: str, entry: UpstreamSettings, options: GatewaySettings, 
 
 
 def own_listeners(options: GatewaySettings, *, workers: int = 1) -> tuple[str, ...]:
-    """Where the gateway itself listens, each of its workers included: no server has business there. A port of the
-    kernel's choice is not among them: it is on an address of this machine, which is closed unless the operator opens
-    that port, or all of them."""
+    """Return where the gateway itself listens, each of its workers included: no server has business there. A port of
+    the kernel's choice is not among them: it is on an address of this machine, which is closed unless the operator
+    opens that port, or all of them."""
     host = f"[{options.host}]" if ":" in options.host else options.host
     own = [f"{host}:{options.port}", options.advertise, options.internal]
     if options.admin.listen:
@@ -147,9 +147,9 @@ def own_files(options: GatewaySettings) -> list[Path]:
 
 
 def opened(walls: Walls | None, files: Iterable[Path]) -> Iterator[tuple[str, Path]]:
-    """The files that may be read, each with the path of a grant that opens it. Files and folders are compared by what
-    they are (device and inode) as well as by path: the kernel grants a folder wherever it is mounted, and a file under
-    each of its hard links."""
+    """Yield the files that may be read, each with the path of a grant that opens it. Files and folders are compared by
+    what they are (device and inode) as well as by path: the kernel grants a folder wherever it is mounted, and a file
+    under each of its hard links."""
     by_path = {} if walls is None else {grant.path: grant.path for grant in walls.grants if grant.mode != "l"}
     by_inode: dict[tuple[int, int] | None, str] = {inode: path for path in by_path if (inode := _inode(path))}
     for file in files:

@@ -22,9 +22,9 @@ def explained(
     delegation: Delegation,
     walls: Walls | None = None,
 ) -> dict[str, Any]:
-    """One sandbox of a server, as JSON. `package` is the folder of the package that its command names. `delegation`
-    is where cgroups are. `walls` are those of a process that runs, with what its session has; without, what every
-    session has is explained."""
+    """Return one sandbox of a server, as JSON. `package` is the folder of the package that its command names.
+    `delegation` is where cgroups are. `walls` are those of a process that runs, with what its session has; without,
+    what every session has is explained."""
     sandbox, enclosure = one.sandbox, enclosures.enclosure(one.sandbox)
     found: dict[str, Any] = {
         "sessions": one.trusts or ("direct", "sandboxed"),
@@ -71,14 +71,14 @@ def explained(
 
 
 def _package(folder: PackageFolder) -> dict[str, Any]:
-    """A fetched package, as JSON: when it was fetched (Unix time), and the folders of its program."""
+    """Return a fetched package, as JSON: when it was fetched (Unix time), and the folders of its program."""
     current = folder.current()
     fetched = {} if current is None else {"fetched_at": current.fetched_at, "execute": current.read}
     return {"folder": str(folder.path), "fetched_at": None, "execute": (), **fetched}
 
 
 def lines_of(name: str, found: Mapping[str, Any]) -> Iterator[str]:
-    """One sandbox for people."""
+    """Yield one sandbox for people."""
     whose = "all sessions" if len(found["sessions"]) == 2 else f"{found['sessions'][0]} sessions"
     yield f"server {name}, {whose}: {found['profile']}, by {found['chosen_by']}"
     if found["launcher"]:

@@ -10,13 +10,13 @@ __all__ = ["plain", "read_plain", "remove_inside", "write_new"]
 
 
 def plain(folder: Path, path: Path) -> bool:
-    """Whether the way from the folder to a path in it has no links. What the path itself is, is not asked."""
+    """Return whether the way from the folder to a path in it has no links. What the path itself is, is not asked."""
     parent = os.path.join(os.path.realpath(folder), os.path.relpath(path.parent, folder))
     return os.path.realpath(path.parent) == os.path.normpath(parent)
 
 
 def read_plain(folder: Path, path: Path, most: int) -> bytes:
-    """The content of a file below the folder.
+    """Return the content of a file below the folder.
 
     Raises:
         OSError: it is not there (FileNotFoundError), or is no plain file of at most so many bytes.

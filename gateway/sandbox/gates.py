@@ -57,8 +57,8 @@ class SandboxGates:
 
 
 def _asker(fields: Callable[[], Mapping[str, Any]]) -> Hashable:
-    """Whose turns the names of a process take: those of its server and principal, however many sessions there are. A
-    session is opened at once, and slow names of many would take the turns of others."""
+    """Return whose turns the names of a process take: those of its server and principal, however many sessions there
+    are. A session is opened at once, and slow names of many would take the turns of others."""
     known = fields()
     return known.get("server"), known.get("principal")
 

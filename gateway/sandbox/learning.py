@@ -69,8 +69,9 @@ def learnt(
     own: Sequence[str],
     profile: str = "strict",
 ) -> Learnt:
-    """What was `touched` (kind and what, as the gate tells it), as grants. `names` has the name that an address was
-    found by. `grants` are those that the profile makes anyway, `own` the folders that each session has of its own."""
+    """Return what was `touched` (kind and what, as the gate tells it), as grants. `names` has the name that an address
+    was found by. `grants` are those that the profile makes anyway, `own` the folders that each session has of its
+    own."""
     found = Learnt({"profile": profile})
     things = dict.fromkeys(touched)
     free = {letter: [*own, *(grant.path for grant in grants if letter in grant.mode)] for letter in "rwx"}
@@ -101,7 +102,7 @@ def learnt(
 
 
 def united(earlier: Mapping[str, Any], table: Mapping[str, Any]) -> dict[str, Any]:
-    """The grants of two tables, of which each was learnt in a run of its own.
+    """Return the grants of two tables, of which each was learnt in a run of its own.
 
     Raises:
         ValueError: the earlier one is no such table.
@@ -222,14 +223,14 @@ class Lesson:
         self._touched[kind, what] = None
 
     def resolve(self, name: str) -> list[str]:
-        """The addresses of a name, which are remembered. Runs in a thread."""
+        """Return the addresses of a name, which are remembered. Runs in a thread."""
         self._asked[name] = None
         found = addresses_of(name)
         self._names.update(dict.fromkeys(found, name))
         return found
 
     def result(self) -> Learnt:
-        """The grants that the server needs under `strict`."""
+        """Return the grants that the server needs under `strict`."""
         own = (os.path.realpath(self._own.path),)
         found = learnt(self._touched, names=self._names, grants=self._enclosure.walls.grants, own=own)
         found.add_unused(self._asked)

@@ -66,7 +66,7 @@ class LookupTurns:
             self._under_way[asker] += 1
 
     def next(self) -> str | None:
-        """The name whose turn it is: a thread is its own until `done`. None: it is nobody's turn."""
+        """Return the name whose turn it is: a thread is its own until `done`. None: it is nobody's turn."""
         for line, kept in ((self._first, 0), (self._rest, self._reserved)):
             if line and self._free > kept:
                 name = next(iter(line))
@@ -139,7 +139,8 @@ class Lookups:
         self._turns = LookupTurns(MAX_THREADS, _RESERVED, clock)
 
     async def find(self, name: str, asker: Hashable = None) -> Found:
-        """The addresses of a name. `asker` is whose turn it takes: askers share the threads fairly. Never raises."""
+        """Return the addresses of a name. `asker` is whose turn it takes: askers share the threads fairly. Never
+        raises."""
         kept: Found | None = self._kept.get(name)
         if kept is not None:
             return kept
@@ -209,7 +210,7 @@ class Lookups:
 
 
 def addresses_of(name: str) -> list[str]:
-    """The addresses of a name, the preferred ones first. Raises `socket.gaierror`. Takes its time.
+    """Return the addresses of a name, the preferred ones first. Raises `socket.gaierror`. Takes its time.
 
     A server's own library cannot find out that this machine has no way to IPv6, because it has no datagram sockets. So
     such addresses are left out if there are others.

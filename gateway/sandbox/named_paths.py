@@ -68,9 +68,9 @@ class NamedPaths:
 def named_paths(
     args: Sequence[str], env: Mapping[str, str], *, code: Iterable[str], folder: str | None, cwd: str | None = None
 ) -> NamedPaths:
-    """What the arguments and the environment of a server name. `code` are the files and folders that the server runs
-    from: a folder that holds some of them is not granted for writing. `folder` is where relative paths are meant; None:
-    in the session's own folder. `cwd` is a folder that is read."""
+    """Return what the arguments and the environment of a server name. `code` are the files and folders that the server
+    runs from: a folder that holds some of them is not granted for writing. `folder` is where relative paths are meant;
+    None: in the session's own folder. `cwd` is a folder that is read."""
     found = _Named(tuple(code), folder)
     option = ""
     for word in args:
@@ -151,7 +151,7 @@ class _Named:
             self._around(path, may_write=not is_settled)  # the server will make it
 
     def _followed(self, path: str) -> str:
-        """The path without symlinks; empty if it leads through one that is not followed."""
+        """Return the path without symlinks; empty if it leads through one that is not followed."""
         try:
             return followed(path)
         except OwnLink as link:
@@ -206,7 +206,7 @@ class _Named:
 
 
 def _is_of_one(folder: str, name: str) -> bool:
-    """Whether nothing is in a folder but what that file, or a database, is made of."""
+    """Return whether nothing is in a folder but what that file, or a database, is made of."""
     try:
         with os.scandir(folder) as entries:
             return all(
@@ -219,8 +219,8 @@ def _is_of_one(folder: str, name: str) -> bool:
 
 
 def _repository_of(folder: str) -> str:
-    """The folder in which git keeps the history of a worktree or submodule, which has a file that names it; empty for
-    others. Sessions may have written that file, so what it names is shown and not granted."""
+    """Return the folder in which git keeps the history of a worktree or submodule, which has a file that names it;
+    empty for others. Sessions may have written that file, so what it names is shown and not granted."""
     try:
         noted = read_plain(Path(folder), Path(folder, ".git"), _LONGEST).decode("utf-8")
     except (OSError, ValueError):
@@ -233,7 +233,7 @@ def _repository_of(folder: str) -> str:
 
 
 def _url(text: str) -> SplitResult | None:
-    """The text as a URL with `//`, if it is one."""
+    """Return the text as a URL with `//`, if it is one."""
     if "://" not in text:
         return None
     try:

@@ -36,7 +36,7 @@ class PackageCommand:
 
 
 def parse(argv: Sequence[str]) -> PackageCommand | None:
-    """The parts of a command; None if it is no command of npx or uvx that is understood exactly."""
+    """Return the parts of a command; None if it is no command of npx or uvx that is understood exactly."""
     if not argv:
         return None
     first, rest = argv[0], tuple(argv[1:])
@@ -186,12 +186,12 @@ _MOST_CHARS = 65_536
 
 
 def commands_of(argv: Sequence[str]) -> list[tuple[str, ...]]:
-    """The command itself, and those within it. The target of a redirection is there as a command of its own."""
+    """Return the command itself, and those within it. The target of a redirection is there as a command of its own."""
     return [tuple(argv), *_within(tuple(argv))]
 
 
 def placed_commands(argv: Sequence[str], folder: str) -> Iterator[tuple[tuple[str, ...], str]]:
-    """The commands, each with the folder that it runs in: `cd` goes to another one."""
+    """Yield the commands, each with the folder that it runs in: `cd` goes to another one."""
     for command in commands_of(argv):
         yield command, folder
         if command[:1] == ("cd",) and len(command) == 2:
@@ -234,7 +234,7 @@ def _split(text: str) -> Iterator[tuple[str, ...]]:
 
 
 def _without_front(words: Sequence[str]) -> tuple[str, ...]:
-    """The words without what stands before a program: variables, options of `env`, keywords of shells."""
+    """Return the words without what stands before a program: variables, options of `env`, keywords of shells."""
     for number, word in enumerate(words):
         if word not in _WORDS_IN_FRONT and not word.startswith("-") and "=" not in word:
             return tuple(words[number:])

@@ -257,7 +257,7 @@ class _Started:
 
 
 def _started_by_npx(request: FetchRequest, copy: Path) -> _Started:
-    """What the shell of ours has noted. No code of a package has run before."""
+    """Return what the shell of ours has noted. No code of a package has run before."""
     try:
         script = read_plain(copy, copy / "script", _MAX_NOTED).decode("utf-8", "surrogateescape")
         noted = read_plain(copy, copy / "environment", _MAX_NOTED).decode("utf-8", "surrogateescape")
@@ -285,7 +285,7 @@ def _started_by_npx(request: FetchRequest, copy: Path) -> _Started:
 
 
 def _project(cwd: str) -> list[str]:
-    """What npx reads of the project that it is started in: that of the nearest folder that looks like one."""
+    """Return what npx reads of the project that it is started in: that of the nearest folder that looks like one."""
     for folder in (Path(cwd), *Path(cwd).parents):
         found = [folder / name for name in ("package.json", "node_modules") if (folder / name).exists()]
         if found:
@@ -294,7 +294,7 @@ def _project(cwd: str) -> list[str]:
 
 
 def _installed_around(program: str) -> tuple[str, ...]:
-    """The outermost `node_modules` around an installed program, or the program alone."""
+    """Return the outermost `node_modules` around an installed program, or the program alone."""
     real = Path(os.path.realpath(program))
     around = [parent for parent in real.parents if parent.name == "node_modules"]
     return (str(around[-1] if around else real),)
@@ -309,18 +309,19 @@ def _beside(program: str, other: str) -> str:
 
 
 def _uv_pythons(request: FetchRequest) -> str:
-    """The folder of the Pythons that the operator has installed by uv; empty if there is none."""
+    """Return the folder of the Pythons that the operator has installed by uv; empty if there is none."""
     path = os.path.join(request.home, ".local/share/uv/python")
     return path if os.path.isdir(path) else ""
 
 
 def _installed_tools(request: FetchRequest) -> str:
-    """The folder of the tools that the operator has installed by uv."""
+    """Return the folder of the tools that the operator has installed by uv."""
     return request.env.get("UV_TOOL_DIR") or os.path.join(request.home, ".local/share/uv/tools")
 
 
 def _uv_tools(request: FetchRequest, copy: Path) -> str:
-    """A folder of tools for one fetch, because uv writes to it. It has the tool of that name, if one is installed."""
+    """Return a folder of tools for one fetch, because uv writes to it. It has the tool of that name, if one is
+    installed."""
     tools = copy / "tools"
     tools.mkdir()
     name = re.sub(r"[-_.]+", "-", re.split(r"[^\w.-]", request.command.package, maxsplit=1)[0]).lower()
@@ -331,7 +332,7 @@ def _uv_tools(request: FetchRequest, copy: Path) -> str:
 
 
 def _noted_prefix(copy: Path, noted: Path) -> str:
-    """What Python has noted of its environment. Code of the package may have run beside it."""
+    """Return what Python has noted of its environment. Code of the package may have run beside it."""
     try:
         return read_plain(copy, noted, _MAX_PATH).decode("utf-8")
     except OSError as error:
@@ -339,7 +340,7 @@ def _noted_prefix(copy: Path, noted: Path) -> str:
 
 
 def _started_by_uvx(request: FetchRequest, copy: Path, prefix: str) -> _Started:
-    """The program in the environment that uv has made or found.
+    """Return the program in the environment that uv has made or found.
 
     The package's own code may have run when the prefix was noted, so only an environment below the copy or among the
     tools that the operator has installed is believed.
@@ -376,14 +377,14 @@ _SECRET_NPM_SETTINGS: Final = ("_", "cert", "email", "key", "otp", "password", "
 
 
 def npm_settings(variables: Mapping[str, str], home: str) -> list[str]:
-    """The operator's file of npm's settings."""
+    """Return the operator's file of npm's settings."""
     given = next((v for k, v in variables.items() if k.lower() == "npm_config_userconfig"), "")
     path = given or str(Path(home, ".npmrc"))
     return [path] if os.path.isfile(path) else []
 
 
 def without_keys(variables: Mapping[str, str], home: str, copy: Path) -> dict[str, str]:
-    """The environment of an npm that runs code of packages: with the operator's settings, without access to
+    """Return the environment of an npm that runs code of packages: with the operator's settings, without access to
     registries. Raises `OSError`."""
     settings = copy / "npmrc"
     write_new(copy, settings, _without_access(npm_settings(variables, home)))
@@ -397,7 +398,7 @@ def without_keys(variables: Mapping[str, str], home: str, copy: Path) -> dict[st
 
 
 def _npm_setting(variable: str) -> str:
-    """The setting of npm that a variable has; empty if it has none."""
+    """Return the setting of npm that a variable has; empty if it has none."""
     name = variable.lower()
     return name.removeprefix("npm_config_") if name.startswith("npm_config_") else ""
 
@@ -409,7 +410,7 @@ def _without_access(files: Sequence[str]) -> str:
 
 
 def _gives_access(setting: str) -> bool:
-    """Whether a setting of npm belongs to one registry, or is secret by its name."""
+    """Return whether a setting of npm belongs to one registry, or is secret by its name."""
     return setting.strip().lower().startswith(("//", *_SECRET_NPM_SETTINGS))
 
 
@@ -426,7 +427,8 @@ _lock: Final = msgspec.json.Decoder(_Lock)
 
 
 def packages_of(tree: Path, copy: Path) -> dict[str, dict[str, Any]]:
-    """The packages of a tree by their place in it, as npm has noted them. Scripts of another tree may have run."""
+    """Return the packages of a tree by their place in it, as npm has noted them. Scripts of another tree may have
+    run."""
     try:
         found = read_plain(copy, tree / "node_modules" / ".package-lock.json", _MAX_LOCK)
         return _lock.decode(found).packages
@@ -437,7 +439,7 @@ def packages_of(tree: Path, copy: Path) -> dict[str, dict[str, Any]]:
 
 
 def name_in(place: str, package: Mapping[str, Any]) -> str:
-    """How npm is told of one package of a tree."""
+    """Return how npm is told of one package of a tree."""
     name = package.get("name") or place.rpartition("node_modules/")[2]
     return f"{name}@{package['version']}"
 

@@ -64,7 +64,7 @@ class PackageFolder:
         self.path.mkdir(mode=_PRIVATE, parents=True, exist_ok=True)
 
     def current(self) -> FetchedPackage | None:
-        """What the record names, unless there is none or something of it is missing."""
+        """Return what the record names, unless there is none or something of it is missing."""
         try:
             package = msgspec.json.decode((self.path / RECORD).read_bytes(), type=FetchedPackage)
         except (OSError, msgspec.MsgspecError):
@@ -81,7 +81,7 @@ class PackageFolder:
         new.replace(self.path / RECORD)
 
     def new_copy(self) -> Path:
-        """An empty folder for one more copy. Raises `OSError`."""
+        """Return an empty folder for one more copy. Raises `OSError`."""
         copy = self.path / secrets.token_hex(6)
         copy.mkdir(mode=_PRIVATE)
         (copy / USED).touch()
@@ -156,7 +156,7 @@ def usable_root(path: Path) -> str:
 
 
 def _lock(path: Path, kind: int, flags: int = 0) -> int | None:
-    """A descriptor that holds the lock of a file; None if somebody else holds it. Raises `OSError`."""
+    """Return a descriptor that holds the lock of a file; None if somebody else holds it. Raises `OSError`."""
     descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW | flags, 0o600)
     try:
         fcntl.flock(descriptor, kind | fcntl.LOCK_NB)

@@ -77,7 +77,7 @@ async def run(fork_server: ForkServer, command: Command, *, timeout_s: float, pa
 
 
 def _what_failed(lines: list[str], env: Mapping[str, str]) -> str:
-    """What npm or uv say of their failure, in one line."""
+    """Return what npm or uv say of their failure, in one line."""
     told: list[str] = []
     for line in map(str.strip, lines):
         start = next((start for start in _TOLD if line.startswith(start)), "")

@@ -91,7 +91,7 @@ class Packages:
     async def use(
         self, server: str, argv: Sequence[str], env: Mapping[str, str], cwd: str | None
     ) -> PackageInUse | None:
-        """How a server's command is started without npx or uvx; None if it is started as it is.
+        """Return how a server's command is started without npx or uvx; None if it is started as it is.
 
         `env` is what the operator set for the server, and `cwd` its working directory. The first session waits for the
         fetch.
@@ -131,8 +131,8 @@ class Packages:
         await self._tasks.close()
 
     def _interpreter(self, command: PackageCommand, package: FetchedPackage, request: FetchRequest) -> tuple[str, ...]:
-        """The files of the interpreter that a package runs on, as the operator has installed it. npx's own is that of
-        the server's command, which has its grants.
+        """Return the files of the interpreter that a package runs on, as the operator has installed it. npx's own is
+        that of the server's command, which has its grants.
 
         A Python environment names its interpreter by a symlink that code of the package could have changed, so only a
         program named `python` in a folder `bin` counts: a fetch cannot make one outside of the package.
@@ -171,7 +171,7 @@ class Packages:
             )
 
     def _error(self, name: str) -> _Failure | None:
-        """The failure of the last fetch, while the next one is not due."""
+        """Return the failure of the last fetch, while the next one is not due."""
         failure = self._failures.get(name)
         return failure if failure is not None and self._clock() < failure.again_at else None
 
@@ -237,14 +237,15 @@ async def _done(work: Callable[[], None]) -> None:
 
 
 def fetched_with(entry: UpstreamSettings) -> tuple[dict[str, str], str | None]:
-    """The variables and the working directory that count when the package of a server is fetched, for all sessions."""
+    """Return the variables and the working directory that count when the package of a server is fetched, for all
+    sessions."""
     env = {variable: value for variable, value in entry.env.items() if not is_template(value)}
     return env, str(Path.home()) if entry.cwd == HOME else entry.cwd
 
 
 def package_folder(settings: PackageSettings, entry: UpstreamSettings) -> PackageFolder | None:
-    """The folder of the package that a server's command names, fetched or not, as a gateway uses it that is started
-    where this process was; None if it names none."""
+    """Return the folder of the package that a server's command names, fetched or not, as a gateway uses it that is
+    started where this process was; None if it names none."""
     command = parse(entry.argv)
     return None if command is None else _place(settings, command, *fetched_with(entry))[0]
 
@@ -252,7 +253,7 @@ def package_folder(settings: PackageSettings, entry: UpstreamSettings) -> Packag
 def _place(
     settings: PackageSettings, command: PackageCommand, own: Mapping[str, str], cwd: str | None
 ) -> tuple[PackageFolder, FetchRequest]:
-    """The folder of a command, and what is to be fetched into it."""
+    """Return the folder of a command, and what is to be fetched into it."""
     inherited = {k: v for k, v in os.environ.items() if k in INHERITED or _OF_FETCHES.fullmatch(k)}
     chosen = {k: v for k, v in own.items() if k in _OF_SERVERS or _OF_FETCHES.fullmatch(k)}
     env = {**inherited, **chosen}
@@ -266,7 +267,7 @@ def _place(
 
 
 async def _lock_of(folder: PackageFolder) -> int:
-    """The lock of a folder, as soon as no other process holds it. Raises `OSError`."""
+    """Return the lock of a folder, as soon as no other process holds it. Raises `OSError`."""
     while True:
         lock = folder.try_lock()
         if lock is not None:
@@ -275,14 +276,15 @@ async def _lock_of(folder: PackageFolder) -> int:
 
 
 def _tools(command: PackageCommand, env: Mapping[str, str]) -> tuple[str, ...]:
-    """The programs whose change makes a fetched package useless: compiled parts fit one version of Node or Python."""
+    """Return the programs whose change makes a fetched package useless: compiled parts fit one version of Node or
+    Python."""
     names = (command.head[0], "node") if command.kind == "npm" else (command.head[0], "python3")
     found = (shutil.which(name, path=env.get("PATH", os.defpath)) for name in names)
     return tuple(one for one in found if one)
 
 
 def _state_of(program: str) -> tuple[str, int, int]:
-    """A program and its state. It is another one after an upgrade."""
+    """Return a program and its state. It is another one after an upgrade."""
     try:
         facts = os.stat(program)
     except OSError:

@@ -72,8 +72,9 @@ class Enclosure:
     def process(
         self, own: OwnFolder, *, folders: Iterable[str] = (), sockets: Sequence[str] = (), code: Iterable[str] = ()
     ) -> Process:
-        """What a process with that folder is started with. `folders` are others that its session has, and `sockets`
-        the Unix sockets that are its own. `code` are files and folders of its program that were found just now."""
+        """Return what a process with that folder is started with. `folders` are others that its session has, and
+        `sockets` the Unix sockets that are its own. `code` are files and folders of its program that were found just
+        now."""
         mode = "rwx" if self.sandbox.profile == "standard" else "rw"
         paths = dict.fromkeys((str(own.path), *folders))
         reach = self.walls.reach
@@ -93,8 +94,8 @@ class Enclosure:
 def enclosure_of(
     settings: UpstreamSettings, sandbox: Sandbox, *, inherited: Mapping[str, str], closed: Sequence[str] = ()
 ) -> Enclosure:
-    """The walls of a sandbox for the processes of a server, found on this machine. `inherited` are the variables that
-    they inherit."""
+    """Return the walls of a sandbox for the processes of a server, found on this machine. `inherited` are the variables
+    that they inherit."""
     here = _working_directory()
     is_own = settings.cwd == HOME or (settings.cwd is None and not _is_relative(settings, here))
     folder = here if settings.cwd in (None, HOME) else os.path.join(here, settings.cwd)
@@ -140,7 +141,7 @@ def enclosure_of(
 
 
 def _own_files(settings: UpstreamSettings) -> Iterator[str]:
-    """What a package writes beside its own program unless a variable names another place."""
+    """Yield what a package writes beside its own program unless a variable names another place."""
     command = parse(settings.argv)
     variable = "" if command is None else _OWN_FILES.get(_NAME_IN.sub("", command.package), "")
     if variable and variable not in {*settings.env, *(settings.context_env or ())}:
@@ -157,7 +158,7 @@ class _Listed:
         self.left_out: list[str] = []
 
     def existing(self, paths: Iterable[str]) -> Iterator[str]:
-        """The paths without symlinks, as far as there is something and the links on the way are followed."""
+        """Yield the paths without symlinks, as far as there is something and the links on the way are followed."""
         for path in paths:
             try:
                 found = followed(path)
@@ -172,7 +173,7 @@ class _Listed:
                 self.left_out.append(f"{path}: there is no such file or folder")
 
     def grants(self, paths: Iterable[str], mode: str) -> list[Grant]:
-        """The grants of the paths."""
+        """Return the grants of the paths."""
         return _granted(self.existing(paths), mode)
 
 
@@ -181,7 +182,7 @@ def _granted(paths: Iterable[str], mode: str) -> list[Grant]:
 
 
 def _without_repeats(grants: list[Grant]) -> tuple[Grant, ...]:
-    """The grants that no other one includes: a rule that adds nothing costs time at each start."""
+    """Return the grants that no other one includes: a rule that adds nothing costs time at each start."""
     found: dict[str, Grant] = {}
     for grant in grants:
         other = found.get(grant.path)
@@ -230,7 +231,7 @@ def _working_directory() -> str:
 
 
 def _is_relative(settings: UpstreamSettings, here: str) -> bool:
-    """Whether the command or an argument names something in the working directory of the gateway."""
+    """Return whether the command or an argument names something in the working directory of the gateway."""
     names: list[str] = []
     for command, folder in placed_commands(settings.argv, here):
         if folder == here:
@@ -241,7 +242,7 @@ def _is_relative(settings: UpstreamSettings, here: str) -> bool:
 
 
 def _words_within(argv: Sequence[str], folder: str) -> Iterator[str]:
-    """The paths that commands of a shell in the arguments name."""
+    """Yield the paths that commands of a shell in the arguments name."""
     for command, place in list(placed_commands(argv, folder))[1:]:
         yield from (os.path.join(place, word) for word in command if "/" in word and not word.startswith(("-", "~")))
 
@@ -256,8 +257,8 @@ _SERVERS_THERE: Final = (_SERVERS, b'"servers"')  # VS Code's
 
 
 def without_withheld(grants: Iterable[Grant], meant: Collection[str]) -> tuple[list[Grant], list[str]]:
-    """The grants of code, and the files that are left out of them. A folder in which something is withheld may be
-    listed, and what else is in it has grants of its own. Looked at are the granted folders and those on the way from
+    """Return the grants of code, and the files that are left out of them. A folder in which something is withheld may
+    be listed, and what else is in it has grants of its own. Looked at are the granted folders and those on the way from
     one to another, such as from a project to a script in it. `meant` are paths that an operator has written down."""
     grants = list(grants)
     granted = {grant.path for grant in grants}
@@ -281,7 +282,7 @@ def without_withheld(grants: Iterable[Grant], meant: Collection[str]) -> tuple[l
 
 
 def _ways(path: str, granted: Collection[str]) -> Iterator[str]:
-    """The path, and what lies between it and the outermost granted folder above it."""
+    """Return the path, and what lies between it and the outermost granted folder above it."""
     above = (path, *map(str, Path(path).parents))
     outermost = max(n for n, folder in enumerate(above) if folder in granted)
     return iter(above[: outermost + 1])
@@ -295,7 +296,7 @@ def _entries(folder: str) -> list[str]:
 
 
 def _withheld_in(folder: str) -> Iterator[str]:
-    """What is withheld of a folder, without symlinks."""
+    """Yield what is withheld of a folder, without symlinks."""
     for name in _entries(folder):
         if name in (".env", ".envrc") or name.startswith(".env."):
             if not name.endswith(_PUBLISHED):
@@ -309,7 +310,7 @@ def _withheld_in(folder: str) -> Iterator[str]:
 
 
 def _with_any(file: str, words: Iterable[bytes]) -> Iterator[str]:
-    """The file without symlinks, if one of the words is in it."""
+    """Yield the file without symlinks, if one of the words is in it."""
     path = Path(os.path.realpath(file))
     with contextlib.suppress(OSError):
         content = read_plain(path.parent, path, _MOST_BYTES)

@@ -71,7 +71,7 @@ class SessionRefusals:
         )
 
     def of(self, session: str) -> list[RefusedRow]:
-        """What was refused to a session, the newest first."""
+        """Return what was refused to a session, the newest first."""
         return sorted(self._of.get(session, {}).values(), key=lambda row: -row.at)
 
     def forget(self, session: str) -> None:
@@ -124,7 +124,7 @@ class BlockedEvent(Protocol):
 
 
 def allowed_by(refused: Refusal) -> str:
-    """The setting that allows what was refused; empty if none does."""
+    """Return the setting that allows what was refused; empty if none does."""
     field = "write" if refused.why == _TO_WRITE else _GRANTS.get(refused.kind)
     if not refused.what or field is None or refused.why in _NEVER:
         return ""
@@ -137,7 +137,7 @@ def allowed_by(refused: Refusal) -> str:
 
 
 def sentence(server: str, refused: Refusal, package: str = "") -> str:
-    """What was refused to the server, or to the fetch of a package, and the setting that allows it."""
+    """Return what was refused to the server, or to the fetch of a package, and the setting that allows it."""
     who = f"the fetch of package {package!r}" if package else f"server {server!r}"
     if not refused.what:
         return f"{who} was refused more than is told apart"

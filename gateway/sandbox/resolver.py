@@ -135,7 +135,7 @@ class SessionResolver:
             writer.write(reply)
 
     async def reply(self, query: Query) -> bytes:
-        """The answer to one question."""
+        """Return the answer to one question."""
         return query.reply(*await self._outcome(query))
 
     async def _outcome(self, query: Query) -> tuple[Outcome, tuple[str, ...]]:

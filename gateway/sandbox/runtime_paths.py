@@ -84,7 +84,8 @@ class RuntimePaths:
 
 
 def runtime_paths(argv: Sequence[str], path: str, cwd: str, home: str) -> RuntimePaths:
-    """The files that a command needs. `path` is its PATH, `home` the home folder in which tools were installed."""
+    """Return the files that a command needs. `path` is its PATH, `home` the home folder in which tools were
+    installed."""
     # A relative entry means a folder of wherever the server is by then, never the one that the gateway was started in.
     path = os.pathsep.join(filter(os.path.isabs, path.split(os.pathsep)))
     found = RuntimePaths()
@@ -133,7 +134,7 @@ class _Search:
             self.program(interpreter)
 
     def _is_new(self, step: str) -> bool:
-        """True once for each step, and for so many: scripts and packages name each other."""
+        """Return True for the first time of each step, and for so many: scripts and packages name each other."""
         if step in self._seen or len(self._seen) >= _MOST_STEPS:
             return False
         self._seen.add(step)
@@ -229,8 +230,8 @@ class _Search:
 
 
 def _project(path: Path) -> Path | None:
-    """The project that a file or folder belongs to: the repository around it, else the nearest folder that looks like
-    one. None if there is none below the folders that are broad."""
+    """Return the project that a file or folder belongs to: the repository around it, else the nearest folder that looks
+    like one. None if there is none below the folders that are broad."""
     nearest = None
     for folder in (path, *path.parents):
         if is_broad(real(str(folder))):
@@ -243,7 +244,7 @@ def _project(path: Path) -> Path | None:
 
 
 def _interpreters(path: str, search: str) -> Iterator[str]:
-    """The interpreters that the first lines of a script name. pip and uv write a line for `sh` before the path of
+    """Yield the interpreters that the first lines of a script name. pip and uv write a line for `sh` before the path of
     their Python if that is too long for `#!`."""
     try:
         with open(path, "rb") as file:
@@ -274,7 +275,7 @@ def _words(line: str) -> list[str]:
 
 
 def _code_of(argv: Sequence[str], cwd: str) -> Iterator[str]:
-    """The scripts and folders of code that the arguments of an interpreter or of a runner name."""
+    """Yield the scripts and folders of code that the arguments of an interpreter or of a runner name."""
     name, words = Path(argv[0]).name, argv[1:]
     if name == "cd" and len(words) == 1:
         yield os.path.join(cwd, words[0])
@@ -296,12 +297,13 @@ def _code_of(argv: Sequence[str], cwd: str) -> Iterator[str]:
 
 
 def module_of(words: Sequence[str]) -> str:
-    """The top-level module that the option `-m` names; empty if there is none."""
+    """Return the top-level module that the option `-m` names; empty if there is none."""
     return next((value.partition(".")[0] for option, value in pairwise(words) if option == "-m"), "")
 
 
 def _is_script(path: str) -> bool:
-    """Whether a word of an interpreter's arguments can be what it runs: a file, or a folder with a program in it."""
+    """Return whether a word of an interpreter's arguments can be what it runs: a file, or a folder with a program in
+    it."""
     if os.path.isdir(path):
         return any(os.path.isfile(os.path.join(path, name)) for name in ("__main__.py", "package.json"))
     return os.path.isfile(path) and not path.endswith((".env", ".db", ".sqlite", ".sqlite3"))

@@ -61,7 +61,7 @@ class ServerSandbox:
     walls: Walls | None = None
 
     def opens(self, files: Iterable[Path]) -> list[str]:
-        """Those of the files that its processes may read."""
+        """Return those of the files that its processes may read."""
         return [str(file) for _, file in opened(self.walls, files)]
 
     @property
@@ -71,7 +71,7 @@ class ServerSandbox:
 
 
 def told(delegation: Delegation) -> str:
-    """Where each sandboxed server has a cgroup, and what is limited there, or why there are none."""
+    """Return where each sandboxed server has a cgroup, and what is limited there, or why there are none."""
     if not delegation.root:
         return f"none, limits are those of each process ({delegation.lacks})"
     kept = [_CONTROLLERS[each] for each in delegation.controllers]
@@ -92,7 +92,7 @@ def ask_kernel() -> Kernel:
 
 @cache
 def kernel_for(namespaces: bool) -> Kernel:
-    """What the kernel can. To try namespaces takes a tenth of a second."""
+    """Return what the kernel can. To try namespaces takes a tenth of a second."""
     if namespaces:
         try:
             return ask_kernel()
@@ -106,15 +106,15 @@ def server_sandboxes(
     kernel: Callable[[bool], Kernel] = kernel_for,
     delegation: Delegation | None = None,
 ) -> list[ServerSandbox]:
-    """The sandboxes of servers with a command, in the order of the servers. One for both trusts is there once. `kernel`
-    returns what the kernel can, and whether it has namespaces if that is asked for. `delegation` is where their cgroups
-    are; without it there are none."""
+    """Return the sandboxes of servers with a command, in the order of the servers. One for both trusts is there once.
+    `kernel` returns what the kernel can, and whether it has namespaces if that is asked for. `delegation` is where
+    their cgroups are; without it there are none."""
     tree = delegation or Delegation(lacks="no cgroups were looked for")
     return [found for name, one in servers.items() for found in _of_server(name, one, kernel, tree)]
 
 
 def configured_sandboxes(settings: Settings) -> list[ServerSandbox]:
-    """The sandboxes of a configuration."""
+    """Return the sandboxes of a configuration."""
     entries = {name: entry for name, entry in settings.mcpServers.items() if entry.command}
     every = {name: enclosures_of(name, entry, settings.gateway) for name, entry in entries.items()}
     return server_sandboxes(every, delegation=look(settings.gateway.cgroup))
@@ -140,7 +140,7 @@ def server_sandbox_of(
     *,
     delegation: Delegation,
 ) -> ServerSandbox:
-    """One sandbox of one server."""
+    """Return one sandbox of one server."""
     enclosure = enclosures.enclosure(sandbox)
     walls = None if enclosure is None else enclosure.walls
     missing: tuple[str, ...] = ()

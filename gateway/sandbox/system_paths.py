@@ -65,7 +65,7 @@ _BROAD_IN_HOME: Final = frozenset({"", ".config", ".local", ".local/share", ".lo
 
 
 def real(path: str) -> str:
-    """The path without symlinks. It may not exist."""
+    """Return the path without symlinks. It may not exist."""
     return os.path.realpath(path)
 
 
@@ -74,8 +74,8 @@ class OwnLink(Exception):
 
 
 def followed(path: str) -> str:
-    """An absolute path without symlinks, as `real`. What a configuration names may lie where sessions write, and a
-    session could put a symlink there, to be granted what it leads to. So the links of this process's own user are not
+    """Return an absolute path without symlinks, as `real`. What a configuration names may lie where sessions write, and
+    a session could put a symlink there, to be granted what it leads to. So the links of this process's own user are not
     followed, unless they lie in a folder that no grant is made for.
 
     Raises:
@@ -106,8 +106,8 @@ def followed(path: str) -> str:
 
 
 def system_grants(etc: str = "/etc") -> Iterator[Grant]:
-    """The grants of every sandboxed process. /proc shows a process its own files: the kernel closes the environment,
-    memory and descriptors of processes outside its walls."""
+    """Yield the grants of every sandboxed process. /proc shows a process its own files: the kernel closes the
+    environment, memory and descriptors of processes outside its walls."""
     configuration = [f"{etc}/{found}" for name in _CONFIGURATION for found in sorted(glob(name, root_dir=etc))]
     for paths, mode in ((_PROGRAMS, "rx"), (configuration, "r"), (_FACTS, "r"), (_DEVICES, "rw"), (("/proc",), "r")):
         for path in paths:
@@ -116,19 +116,20 @@ def system_grants(etc: str = "/etc") -> Iterator[Grant]:
 
 
 def is_of_system(path: str) -> bool:
-    """Whether every sandboxed process may read and execute a path without symlinks, because it is the system's."""
+    """Return whether every sandboxed process may read and execute a path without symlinks, because it is the
+    system's."""
     return any(path == folder or path.startswith(f"{folder}/") for folder in (*_PROGRAMS, *map(real, _PROGRAMS)))
 
 
 def is_broad(path: str) -> bool:
-    """Whether a folder holds so much that only an operator who lists it in `read` or `write` can mean all of it: the
-    folders of the system, home folders, and what holds the folders of sessions."""
+    """Return whether a folder holds so much that only an operator who lists it in `read` or `write` can mean all of it:
+    the folders of the system, home folders, and what holds the folders of sessions."""
     return path in _broad(os.environ.get("HOME", ""), tempfile.gettempdir())
 
 
 @functools.lru_cache(maxsize=8)
 def _broad(home: str, temporary: str) -> frozenset[str]:
-    """The broad folders of a process with that HOME, which makes the folders of its sessions in `temporary`
+    """Return the broad folders of a process with that HOME, which makes the folders of its sessions in `temporary`
     (`gateway.context.session_folders`). Home folders of the machine's users are among them."""
     users = (user.pw_dir for user in pwd.getpwall() if user.pw_uid == 0 or user.pw_uid >= 1_000)
     homes = dict.fromkeys(filter(None, (home, *users)))

@@ -178,19 +178,19 @@ class Group:
             _write(self._folder, "cgroup.procs", "0")
 
     def watch(self) -> int:
-        """A descriptor that poll(2) reports (POLLPRI) when the kernel has not started a process, once `has_refused` was
-        called; -1 where it starts them all."""
+        """Return a descriptor that poll(2) reports (POLLPRI) when the kernel has not started a process, once
+        `has_refused` was called; -1 where it starts them all."""
         if self.most_processes is not None:
             self._pid_events = os.open("pids.events", os.O_RDONLY | os.O_CLOEXEC, dir_fd=self._folder)
         return self._pid_events
 
     def newly_refused(self) -> tuple[str, str, str] | None:
-        """The refusal to tell of, if the kernel has not started a process since the last call."""
+        """Return the refusal to tell of, if the kernel has not started a process since the last call."""
         before, self._refused = self._refused, _events(os.pread(self._pid_events, 256, 0)).get("max", 0)
         return ("processes", str(self.most_processes), _NO_MORE) if self._refused > before else None
 
     def last_refusal(self) -> tuple[str, str, str] | None:
-        """The refusal to tell of, if the kernel has ended the processes for their memory."""
+        """Return the refusal to tell of, if the kernel has ended the processes for their memory."""
         return ("memory", str(self._most_mb), _EXCEEDED) if self._exceeded() else None
 
     def kill(self) -> None:
@@ -216,7 +216,7 @@ class Group:
         return why
 
     def _exceeded(self) -> bool:
-        """Whether they were killed for their own limit, and not for another's around it."""
+        """Return whether they were killed for their own limit, and not for another's around it."""
         events = self._memory_events()
         return self._most_mb > 0 and bool(events.get("oom_kill") and events.get("oom"))
 

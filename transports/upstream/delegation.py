@@ -43,7 +43,8 @@ class Delegation:
     lacks: str = ""
 
     def missing(self, limits: Limits) -> Iterator[str]:
-        """What of these limits nobody keeps here: a sentence for each. The defaults of a profile are not among them."""
+        """Yield what of these limits nobody keeps here: a sentence for each. The defaults of a profile are not among
+        them."""
         if limits.total_memory_bytes is not None and limits.total_is_set and "memory" not in self.controllers:
             most = f"{limits.total_memory_bytes >> 20} MiB of memory"
             yield f"Its processes may have more than {most} together (total_memory_mb): {self._without('memory')}."
@@ -155,7 +156,7 @@ def _try(root: str) -> None:
 
 
 def _own_subtree() -> str:
-    """The folder of the cgroup that is left to this process. Raises `OSError` if none is."""
+    """Return the folder of the cgroup that is left to this process. Raises `OSError` if none is."""
     inside = _own_cgroup()
     folder = _folder_of(inside)
     if os.path.basename(inside) == LEAF:  # moved there by the gateway that started here before
@@ -175,7 +176,7 @@ def _is_marked(folder: str) -> bool:
 
 
 def _own_cgroup() -> str:
-    """The path of this process's cgroup, as its namespace shows it."""
+    """Return the path of this process's cgroup, as its namespace shows it."""
     with open("/proc/self/cgroup", encoding="utf-8", errors="surrogateescape") as file:
         for line in file:
             if line.startswith("0::"):
@@ -184,7 +185,7 @@ def _own_cgroup() -> str:
 
 
 def _folder_of(inside: str) -> str:
-    """The folder in which a cgroup is mounted."""
+    """Return the folder in which a cgroup is mounted."""
     with open("/proc/self/mountinfo", encoding="utf-8", errors="surrogateescape") as file:
         for line in file:
             fields, _, kind = line.partition(" - ")

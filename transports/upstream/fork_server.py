@@ -210,7 +210,8 @@ def _serve(requests: socket.socket, groups: Groups, oom_score: _OomScore) -> Non
 
 
 def _open_parent() -> int | None:
-    """A descriptor that turns readable when the gateway dies, even while a forked copy of it holds its sockets open."""
+    """Return a descriptor that turns readable when the gateway dies, even while a forked copy of it holds its sockets
+    open."""
     try:
         return os.pidfd_open(os.getppid())
     except (AttributeError, OSError):  # not Linux, or older than 5.3: the end of the sockets has to do

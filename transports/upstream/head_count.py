@@ -46,7 +46,7 @@ class Starts:
 
 
 def _last_number() -> int:
-    """The number that the last process or thread got (proc(5), loadavg)."""
+    """Return the number that the last process or thread got (proc(5), loadavg)."""
     try:
         with open("/proc/loadavg", "rb") as file:
             return int(file.read().split()[-1])
@@ -55,7 +55,7 @@ def _last_number() -> int:
 
 
 def _above(pids: Iterable[int], reapers: Collection[int]) -> Iterable[int]:
-    """The reapers below which these processes and threads are; all, if that could not be found out."""
+    """Return the reapers below which these processes and threads are; all, if that could not be found out."""
     owners: dict[int, int] = {}
     for pid in pids:
         for _ in range(_TRIES):
@@ -84,7 +84,7 @@ def _note_owner(pid: int, reapers: Collection[int], owners: dict[int, int]) -> b
 
 
 def count() -> int:
-    """The threads of all processes below this one."""
+    """Return the threads of all processes below this one."""
     found = 0
     for pid in below([os.getpid()])[1:]:
         try:

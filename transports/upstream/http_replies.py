@@ -148,7 +148,7 @@ class ReplyReader:
         return b"".join(parts)
 
     def _event(self, data: bytes, request_id: int | str | None) -> bool:
-        """True if the event was the answer to that request, or an unreadable one."""
+        """Return True if the event was the answer to that request, or an unreadable one."""
         try:
             message = parse_lenient(data)
         except InvalidMessage as error:
@@ -178,5 +178,5 @@ async def skim(response: httpx2.Response) -> None:
 
 
 def error_text(error: Exception) -> str:
-    """The error for a log line or a reason: its class and the beginning of its text."""
+    """Return the error for a log line or a reason: its class and the beginning of its text."""
     return f"{type(error).__name__}: {str(error)[:_MOST_ERROR_CHARS]}" if str(error) else type(error).__name__

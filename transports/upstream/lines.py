@@ -133,7 +133,7 @@ class Tail:
         self._keep(line)
 
     def text(self, *, max_chars: int = 2_000) -> list[str]:
-        """The lines kept, the one begun included, decoded as far as they can be and cut at `max_chars`."""
+        """Return the lines kept, the one begun included, decoded as far as they can be and cut at `max_chars`."""
         lines = [*self._kept, self._begun] if self._begun else self._kept
         return [line.decode(errors="replace")[:max_chars] for line in list(lines)[-self._lines :]]
 

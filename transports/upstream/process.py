@@ -240,7 +240,7 @@ class Process:
         self._orders.write(data)
 
     def stderr_tail(self) -> list[str]:
-        """The last lines the child wrote to stderr."""
+        """Return the last lines the child wrote to stderr."""
         return self._tail.text()
 
     async def wait(self) -> int | None:

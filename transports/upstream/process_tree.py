@@ -30,7 +30,7 @@ _CHILDREN_FILES: Final = os.path.exists(f"/proc/{os.getpid()}/task/{os.getpid()}
 
 
 def _children_of(pid: int) -> list[int]:
-    """The direct children of a process, those of its threads included. May miss one while others come and go."""
+    """Return the direct children of a process, those of its threads included. May miss one while others come and go."""
     found: list[int] = []
     with contextlib.suppress(OSError):  # it has just exited
         for task in os.listdir(f"/proc/{pid}/task"):
@@ -40,7 +40,7 @@ def _children_of(pid: int) -> list[int]:
 
 
 def _children_of_all() -> dict[int, list[int]]:
-    """The children of every process, read from all of /proc: for kernels without the `children` files."""
+    """Return the children of every process, read from all of /proc: for kernels without the `children` files."""
     found: dict[int, list[int]] = {}
     with contextlib.suppress(OSError):
         for name in filter(str.isdigit, os.listdir("/proc")):
@@ -50,7 +50,7 @@ def _children_of_all() -> dict[int, list[int]]:
 
 
 def parent(pid: int) -> int | None:
-    """The parent of a process or thread: None if there is no such process any more, 0 for the first of all."""
+    """Return the parent of a process or thread: None if there is no such process any more, 0 for the first of all."""
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
             # The command name may hold spaces and brackets; state and parent follow the last bracket.
@@ -60,13 +60,14 @@ def parent(pid: int) -> int | None:
 
 
 def children() -> list[int]:
-    """The direct children of this process."""
+    """Return the direct children of this process."""
     own = os.getpid()
     return _children_of(own) if _CHILDREN_FILES else _children_of_all().get(own, [])
 
 
 def below(roots: Iterable[int]) -> list[int]:
-    """The given processes and all their descendants, parents first, so that a killed parent cannot fork again."""
+    """Return the given processes and all their descendants, parents first, so that a killed parent cannot fork
+    again."""
     everyone = None if _CHILDREN_FILES else _children_of_all()
     found = list(roots)
     for pid in found:  # grows while it is walked

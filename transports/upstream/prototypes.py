@@ -81,7 +81,7 @@ class Announced:
         self._last = 0
 
     def number(self, requests: socket.socket, prototype: Walls | None) -> int:
-        """The number for a request that follows on this socket. Tells the fork server of a new prototype first.
+        """Return the number for a request that follows on this socket. Tells the fork server of a new prototype first.
 
         Raises:
             OSError: as socket.send, and for lack of descriptors.
@@ -148,7 +148,7 @@ class Prototypes:
             self._known.pop(next(iter(self._known))).drop(float("inf"))
 
     def take(self, number: int, *, ruleset: bool) -> Prepared | None:
-        """What is ready for a start, with a `ruleset` if it can use one. None if nobody knows the number."""
+        """Return what is ready for a start, with a `ruleset` if it can use one. None if nobody knows the number."""
         prototype = self._known.pop(number, None)
         if prototype is None:
             return None

@@ -65,7 +65,8 @@ class _GateOnDemand:
             self._unwatch()
 
     def has_failed(self, ready: Container[int]) -> bool:
-        """Whether the gate answers no more: then the server must be ended. `ready` is what the poller has found."""
+        """Return whether the gate answers no more: then the server must be ended. `ready` is what the poller has
+        found."""
         return self._gate is not None and self._gate.failed in ready
 
     def refuse(self, kind: str, what: str, why: str) -> None:
@@ -205,7 +206,7 @@ class Reaper:
             os.close(fd)
 
     def _arranged(self, spec: dict[str, Any]) -> Prepared | None:
-        """The walls to build around the server. Raises `WallsFailed` if it must not start here."""
+        """Return the walls to build around the server. Raises `WallsFailed` if it must not start here."""
         given, prepared = spec["walls"], self._prepared
         if given is None:
             return None
@@ -257,7 +258,7 @@ class Reaper:
         self._has_to_count = True
 
     def _has_too_many(self) -> bool:
-        """Whether the server has more processes and threads than it may."""
+        """Return whether the server has more processes and threads than it may."""
         self._has_to_count = False
         most = None if self._walls is None else self._walls.limits.processes
         if most is None or count() <= most:
@@ -336,5 +337,5 @@ class Reaper:
 
 
 def _everyone() -> list[int]:
-    """All processes below this one. Without /proc none is known."""
+    """Return all processes below this one. Without /proc none is known."""
     return below([os.getpid()])[1:]

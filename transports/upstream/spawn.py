@@ -82,7 +82,8 @@ class ForkServer:
                 await asyncio.to_thread(self._programs.pop().wait, KILL_TIMEOUT_S)
 
     def delegation(self) -> Delegation:
-        """The subtree of cgroups for its children. The first call prepares it, which moves this process into it."""
+        """Return the subtree of cgroups for its children. The first call prepares it, which moves this process into
+        it."""
         if self._delegation is None:
             self._delegation = take(self.cgroup)
         return self._delegation
@@ -254,20 +255,20 @@ class ForkServer:
 
 
 def _kind_of(walls: Walls | None) -> bytes:
-    """What the fork server has to start."""
+    """Return what the fork server has to start."""
     if walls is None:
         return b"s"
     return b"n" if walls.namespaces else b"m" if walls.own_folders else b"w"
 
 
 def _prototype(walls: Walls | None) -> Walls | None:
-    """What can be prepared of the walls. None where nothing can."""
+    """Return what can be prepared of the walls. None where nothing can."""
     return walls.prototype() if walls is not None and walls.common and hasattr(os, "memfd_create") else None
 
 
 def _described(command: Command, prototype: Walls | None) -> dict[str, Any]:
-    """What the reaper reads: walls without what it knows by their prototype. Names are resolved over streams behind a
-    gate: there are no datagrams."""
+    """Return what the reaper reads: walls without what it knows by their prototype. Names are resolved over streams
+    behind a gate: there are no datagrams."""
     walls, env = command.walls, dict(command.env)
     if walls is not None and walls.reach is not None:
         env["RES_OPTIONS"] = f"{env.get('RES_OPTIONS', '')} use-vc".strip()  # resolv.conf(5); c-ares reads it too

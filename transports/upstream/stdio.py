@@ -133,7 +133,7 @@ class StdioLink:
         self._process = process
 
     def log_fields(self) -> Mapping[str, Any]:
-        """The fields of a log line about this child."""
+        """Return the fields of a log line about this child."""
         return {"server": self._name, **self._events.log_fields()}
 
     @property
@@ -205,8 +205,8 @@ class StdioLink:
         self._log(before, "wrote a line to stdout that is not a JSON-RPC message", f": {shown[:_QUOTED_CHARS]!r}")
 
     def _shown(self, line: str) -> str:
-        """A line for those who may see it. It is cut after it is redacted: the rest of a credential has no form. Of a
-        line that was cut before it came here, the last word is left out for the same reason."""
+        """Return a line for those who may see it. It is cut after it is redacted: the rest of a credential has no form.
+        Of a line that was cut before it came here, the last word is left out for the same reason."""
         if len(line) >= _READ_CHARS:
             line = line[:_READ_CHARS].rpartition(" ")[0]
         return self._scrub(line)[:_MOST_CHARS]

@@ -74,7 +74,7 @@ class HttpUpstream:
         return self._client
 
     async def connect(self, given: ConnectOptions, events: LinkEvents) -> "HttpLink":
-        """A link that resumes the server's session in `given.resume`, or has none yet. Sends nothing."""
+        """Return a link that resumes the server's session in `given.resume`, or has none yet. Sends nothing."""
         return HttpLink(self, given, events)
 
     async def tell(self, method: str, headers: Headers, frame: bytes = b"") -> httpx2.Response:
@@ -339,8 +339,8 @@ def _modern_headers(
     schemas: Callable[[], Mapping[str, Any]],
     forwarded: Mapping[str, str],
 ) -> Headers:
-    """The headers that repeat parts of a request's body (MCP 2026-07-28, Transports §Streamable HTTP), and those of
-    `forwarded` that the schema of the tool does not know."""
+    """Return the headers that repeat parts of a request's body (MCP 2026-07-28, Transports §Streamable HTTP), and those
+    of `forwarded` that the schema of the tool does not know."""
     method, schema = str(message.method), None
     headers = {"mcp-protocol-version": version, "mcp-method": method}
     source = NAME_SOURCES.get(method)
@@ -355,12 +355,13 @@ def _modern_headers(
 
 
 def _has_no_session(response: httpx2.Response) -> bool:
-    """True if the server does not know the session that the request named. Only a request with an id names one."""
+    """Return True if the server does not know the session that the request named. Only a request with an id names
+    one."""
     return response.status_code == 404 and _SESSION in response.request.headers
 
 
 def _sendable(value: object) -> str:
-    """What a server has given for later headers; empty if it is no text that can stand in one as it is."""
+    """Return what a server has given for later headers; empty if it is no text that can stand in one as it is."""
     return value if isinstance(value, str) and value.isascii() and value.isprintable() else ""
 
 
@@ -373,7 +374,8 @@ def _resumed(state: str) -> tuple[str, str]:
 
 
 def modern_version(params: Object) -> str:
-    """The protocol version that a modern request names in `_meta` (MCP 2026-07-28, Versioning); empty for a legacy one.
+    """Return the protocol version that a modern request names in `_meta` (MCP 2026-07-28, Versioning); empty for a
+    legacy one.
 
     Only the key counts: a legacy client may write the same text as a value.
     """

@@ -39,7 +39,7 @@ _UNKNOWN: Final = Meant(None)
 
 
 def meant_by(line: bytes) -> Meant:
-    """What a complete line that is not a message was meant as."""
+    """Return what a complete line that is not a message was meant as."""
     try:
         found = msgspec.json.decode(line, type=Object)
     except (msgspec.MsgspecError, RecursionError):

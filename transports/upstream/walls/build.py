@@ -26,8 +26,8 @@ def prepare() -> None:
 
 
 def arrange(walls: Walls, no_namespaces: str = "", *, has_mounts: bool = False) -> tuple[Grant, ...]:
-    """What the reaper does for the walls before it forks the server. In a reaper with namespaces, or that `has_mounts`
-    of its own: it arranges them. Returns what they open to the server in addition. `no_namespaces` says why it has none
+    """Do what the reaper does for the walls before it forks the server: in one with namespaces, or that `has_mounts` of
+    its own, arrange them. Return what they open to the server in addition. `no_namespaces` says why it has none
     although these walls want them.
 
     Raises:
@@ -45,8 +45,8 @@ def arrange(walls: Walls, no_namespaces: str = "", *, has_mounts: bool = False) 
 
 
 def ruleset_for(walls: Walls) -> int | None:
-    """The descriptor of Landlock's rules for these walls, which hold nobody yet. The caller owns it. None: the kernel
-    has no Landlock. Raises `OSError`."""
+    """Return the descriptor of Landlock's rules for these walls, which hold nobody yet. The caller owns it. None: the
+    kernel has no Landlock. Raises `OSError`."""
     kernel = probe()
     if not kernel.landlock:
         return None
@@ -55,7 +55,7 @@ def ruleset_for(walls: Walls) -> int | None:
 
 
 def _ports(reach: Reach | None, *, has_gate: bool) -> tuple[tuple[int, ...] | None, bool]:
-    """The TCP ports that the kernel lets a process bind (None: any), and whether it lets it connect.
+    """Return the TCP ports that the kernel lets a process bind (None: any), and whether it lets it connect.
 
     A gate connects in the name of the process, and sees what begins to listen: it tells what it refuses, as the kernel
     does not. But only the kernel knows which port it has chosen itself (0 among the ports). Without a gate the kernel

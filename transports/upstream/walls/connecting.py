@@ -46,8 +46,8 @@ def connect(fd: int, address: bytes) -> int:
 
 
 def _attempted(fd: int, attempt: Callable[[], int]) -> int:
-    """What an attempt with this socket came to. Also a socket that was not blocking may be by now: its process can
-    change that at any time, and must not make us wait."""
+    """Return what an attempt with this socket came to. Also a socket that was not blocking may be by now: its process
+    can change that at any time, and must not make us wait."""
     os.set_blocking(fd, False)
     return attempt()
 

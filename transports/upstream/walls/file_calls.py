@@ -158,8 +158,8 @@ class FileCalls:
 
     @staticmethod
     def _named(made: InterceptedCall, folder: int, pointer: int, flags: int) -> tuple[int, bool]:
-        """A descriptor that only names the file, which the process means by a path in its memory. False: the path is
-        that of one of its descriptors."""
+        """Return a descriptor that only names the file, which the process means by a path in its memory. False: the
+        path is that of one of its descriptors."""
         path = read_path(made.thread, pointer)
         if not path and flags & _AT_EMPTY_PATH:
             return duplicate(made.thread, folder), False
@@ -209,7 +209,7 @@ class FileCalls:
 
 
 def is_descriptor(path: bytes, own: bytes) -> bool:
-    """Whether the path is that of a descriptor in the folder `own`: `..` behind it leads to those of others."""
+    """Return whether the path is that of a descriptor in the folder `own`: `..` behind it leads to those of others."""
     return path.startswith(own) and path[len(own) :].isdigit()
 
 

@@ -30,8 +30,8 @@ Use = tuple[str, str]
 
 
 def watches(walls: Walls, landlock: int) -> bool:
-    """Whether uses of files are announced, on a kernel with that version of Landlock. Before version 3 the gate itself
-    decides some of these calls."""
+    """Return whether uses of files are announced, on a kernel with that version of Landlock. Before version 3 the gate
+    itself decides some of these calls."""
     return walls.watch == "everything" or (walls.watch == "refused" and landlock >= 3)
 
 
@@ -133,7 +133,8 @@ def _existing(made: InterceptedCall, folder: int, pointer: int, letter: str) -> 
 
 
 def _made(made: InterceptedCall, folder: int, pointer: int) -> Iterator[Use]:
-    """What is made in a folder is a change of the folder. What is there already is an error that no grant mends."""
+    """Yield the change of the folder in which something is made. What is there already is an error that no grant
+    mends."""
     path = _path(made.thread, folder, read_path(made.thread, pointer), follows=False)
     if path and not os.path.lexists(path) and os.path.isdir(os.path.dirname(path)):
         yield os.path.dirname(path), "w"
@@ -152,7 +153,8 @@ def _moved(made: InterceptedCall, source: Sequence[int], target: Sequence[int]) 
 
 
 def _path(thread: int, folder: int, raw: bytes, *, follows: bool) -> str:
-    """The path that a process means, without links; empty for what is not watched. Raises `OSError`, `ValueError`."""
+    """Return the path that a process means, without links; empty for what is not watched. Raises `OSError`,
+    `ValueError`."""
     path = os.fsdecode(raw)
     if not path or path.startswith(_UNWATCHED):
         return ""

@@ -240,7 +240,7 @@ class Touched:
             self._waiting.append(thing)
 
     def peek(self, now: float, *, everything: bool = False) -> list[tuple[str, str]]:
-        """What is to be sent now. It stays until it is `sent`."""
+        """Return what is to be sent now. It stays until it is `sent`."""
         if not self._waiting or (now < self._next and len(self._waiting) < _AT_ONCE and not everything):
             return []
         self._next = now + _EVERY_S
@@ -263,7 +263,7 @@ class Touched:
 
 
 def _text(what: str) -> str:
-    """A path with bytes that are no text cannot be granted in a configuration. The folder of such a file can."""
+    """Return the path, or its folder if it has bytes that are no text: only text can be granted in a configuration."""
     while not _is_text(what):
         what = os.path.dirname(what)
     return what
@@ -318,7 +318,7 @@ class ProcessCalls:
 
 
 def _is_below(pid: int, ancestor: int) -> bool:
-    """True if a process or thread was started, directly or not, by the ancestor."""
+    """Return True if a process or thread was started, directly or not, by the ancestor."""
     for _ in range(_MAX_DEPTH):
         above = parent(pid)
         if above == ancestor:
@@ -330,7 +330,8 @@ def _is_below(pid: int, ancestor: int) -> bool:
 
 
 def _is_group_below(group: int) -> bool:
-    """True if a process below this one is in the group. Then all of it are: groups do not cross process sessions."""
+    """Return True if a process below this one is in the group. Then all of it are: groups do not cross process
+    sessions."""
     for pid in below([os.getpid()])[1:] if group > 1 else ():
         try:
             if os.getpgid(pid) == group:

@@ -52,7 +52,7 @@ class InterceptedCall(NamedTuple):
     arguments: tuple[int, ...]
 
     def integer(self, place: int) -> int:
-        """An argument that the kernel takes as an int."""
+        """Return an argument that the kernel takes as an int."""
         return signed(self.arguments[place])
 
 
@@ -76,7 +76,7 @@ class Listener:
         return InterceptedCall(number, thread, system_call, tuple(arguments))
 
     def is_valid(self, made: InterceptedCall) -> bool:
-        """True if the thread still waits in this call: what was looked up by its number since was its own."""
+        """Return True if the thread still waits in this call: what was looked up by its number since was its own."""
         try:
             fcntl.ioctl(self.fd, _IS_VALID, struct.pack("=Q", made.id))
         except OSError:
@@ -139,12 +139,12 @@ def read_memory(thread: int, address: int, size: int) -> bytes:
 
 
 def read_path(thread: int, pointer: int) -> bytes:
-    """A path in the memory of another process, as this process means it. Raises `OSError`."""
+    """Return a path in the memory of another process, as this process means it. Raises `OSError`."""
     return as_meant(thread, _read_string(thread, pointer))
 
 
 def _read_string(thread: int, pointer: int) -> bytes:
-    """A string of another process, which may end before the page after it exists."""
+    """Return a string of another process, which may end before the page after it exists."""
     found = bytearray()
     while len(found) < _MAX_PATH:
         size = min(_PAGE - (pointer + len(found)) % _PAGE, _MAX_PATH - len(found))
@@ -156,7 +156,8 @@ def _read_string(thread: int, pointer: int) -> bytes:
 
 
 def duplicate(thread: int, fd: int) -> int:
-    """A descriptor of our own for what another process's descriptor refers to. Raises `OSError` (EBADF, ESRCH, EPERM).
+    """Return a descriptor of our own for what another process's descriptor refers to. Raises `OSError` (EBADF, ESRCH,
+    EPERM).
 
     `fd` may be an argument as it was passed. EPERM: the process has made itself undumpable, so that we may not look
     into it.
@@ -169,7 +170,7 @@ def duplicate(thread: int, fd: int) -> int:
 
 
 def open_process(thread: int) -> int:
-    """A descriptor of a process or thread. Raises `OSError` (ESRCH)."""
+    """Return a descriptor of a process or thread. Raises `OSError` (ESRCH)."""
     try:
         return os.pidfd_open(thread, _PIDFD_THREAD)
     except OSError as error:
@@ -184,7 +185,7 @@ def duplicate_from(process: int, fd: int) -> int:
 
 
 def signed(value: int) -> int:
-    """What the kernel takes as an int."""
+    """Return what the kernel takes as an int."""
     return ctypes.c_int(value & 0xFFFF_FFFF).value
 
 

@@ -37,13 +37,13 @@ class Kernel:
     """Mounts of a process's own, without the other namespaces."""
 
     def shared(self, walls: Walls) -> tuple[str, ...]:
-        """What is the server's own elsewhere, and here the machine's, and closed. No walls require it."""
+        """Return what is the server's own elsewhere, and here the machine's, and closed. No walls require it."""
         if walls.own_folders and not walls.namespaces and self.mounts:
             return (f"The server has no /tmp and /dev/shm of its own, and the machine's are closed: {self.mounts}.",)
         return ()
 
     def missing(self, walls: Walls) -> tuple[str, ...]:
-        """What of these walls does not hold on this kernel: a sentence for each part."""
+        """Return what of these walls does not hold on this kernel: a sentence for each part."""
         return tuple(self._missing(walls))
 
     def _missing(self, walls: Walls) -> Iterator[str]:

@@ -44,15 +44,15 @@ _RULE: Final = struct.Struct("=Qi")  # rights, descriptor
 
 
 def abi() -> int:
-    """The version of Landlock that the kernel has. 0: none, or it is switched off."""
+    """Return the version of Landlock that the kernel has. 0: none, or it is switched off."""
     with suppress(OSError):
         return call("landlock_create_ruleset", None, 0, _VERSION)
     return 0
 
 
 def ruleset(grants: Iterable[Grant], *, version: int, listen: Iterable[int] | None, connects: bool) -> int:
-    """The descriptor of new rules, which hold nobody yet: all files are closed but those granted, and signals and
-    abstract sockets to others. The caller owns it.
+    """Return the descriptor of new rules, which hold nobody yet: all files are closed but those granted, and signals
+    and abstract sockets to others. The caller owns it.
 
     `version` is what `abi()` says, `listen` the TCP ports to bind (None: any). `connects`: whether
     it may connect by TCP.
@@ -93,7 +93,7 @@ def restrict(ruleset: int) -> None:
 
 
 def _files(version: int) -> int:
-    """The rights on files that the kernel knows."""
+    """Return the rights on files that the kernel knows."""
     return 2 * _LAST_FILE_RIGHT.get(version, _IOCTL_DEVICE) - 1
 
 

@@ -46,7 +46,7 @@ _OWN_FILES: Final = 65_536
 
 
 def is_apart() -> bool:
-    """True in a reaper that is the first process of its namespaces."""
+    """Return True in a reaper that is the first process of its namespaces."""
     return os.getpid() == 1
 
 
@@ -135,8 +135,8 @@ def place_folders(walls: Walls) -> tuple[Grant, ...]:
 
 
 def _is_wanted(walls: Walls, folder: str) -> bool:
-    """True if the machine's folder is granted, or a folder of sockets below it: in an own one, what is mounted can be
-    read, and of that only the sockets may be used."""
+    """Return True if the machine's folder is granted, or a folder of sockets below it: in an own one, what is mounted
+    can be read, and of that only the sockets may be used."""
     above = ("/", os.path.dirname(folder), folder)
     sockets = [path for path in _ungranted_sockets(walls, (folder,)) if os.path.isdir(path)]
     return bool(sockets) or any(grant.path in above and grant.mode != "l" for grant in walls.grants)
@@ -183,8 +183,9 @@ def _cover(
 
 
 def _targets(walls: Walls, folders: Iterable[str], *, written: bool) -> Iterator[tuple[str, str, int]]:
-    """What has to be mounted, with its mode and a descriptor: what own folders would cover, and what may be `written`.
-    Not what may only be listed: below an own folder, all that is mounted can be read. Of sockets, those that exist."""
+    """Yield what has to be mounted, with its mode and a descriptor: what own folders would cover, and what may be
+    `written`. Not what may only be listed: below an own folder, all that is mounted can be read. Of sockets, those that
+    exist."""
     wanted = [
         grant
         for grant in walls.grants
@@ -213,7 +214,7 @@ def _targets(walls: Walls, folders: Iterable[str], *, written: bool) -> Iterator
 
 
 def _ungranted_sockets(walls: Walls, folders: Iterable[str]) -> list[str]:
-    """Those that the own folders would cover, and that are in no granted folder."""
+    """Return those that the own folders would cover, and that are in no granted folder."""
     sockets = () if walls.reach is None else walls.reach.sockets
     covered = [path for path in sockets if path in ("/", *folders) or _is_covered(path, folders)]
     granted = [grant.path for grant in walls.grants if grant.mode != "l"] if covered else ()
@@ -264,13 +265,13 @@ _PASSING: Final = (errno.ENOSPC, errno.EUSERS, errno.EAGAIN, errno.ENOMEM, errno
 
 
 def why_not() -> str:
-    """Why namespaces cannot be used here, found out by using them in a process of its own. Empty if they can. Found out
-    once, but for what may be otherwise at the next start."""
+    """Return why namespaces cannot be used here, found out by using them in a process of its own. Empty if they can.
+    Found out once, but for what may be otherwise at the next start."""
     return _once("namespaces", fork_apart, lambda: separate(_NO_WALLS))
 
 
 def why_shared() -> str:
-    """Why a server has no /tmp and /dev/shm of its own here, unless it has all namespaces. As `why_not`."""
+    """Return why a server has no /tmp and /dev/shm of its own here, unless it has all namespaces. As `why_not`."""
 
     def work() -> None:
         own_mounts()
@@ -292,7 +293,7 @@ def _once(what: str, fork: Callable[[], int], work: Callable[[], object]) -> str
 
 
 def _tried(what: str, fork: Callable[[], int], work: Callable[[], object]) -> tuple[int, str]:
-    """The error with which they could not be used, 0 for none, and the sentence for it."""
+    """Return the error with which they could not be used, 0 for none, and the sentence for it."""
     try:
         pid = fork()
     except OSError as error:

@@ -141,7 +141,7 @@ class NetworkCalls:
             raise
 
     def _connect(self, made: InterceptedCall, theirs: socket.socket) -> int | None:
-        """An errno, or None if the connection is being made."""
+        """Return an errno, or None if the connection is being made."""
         _, pointer, size, *_ = made.arguments
         size &= 0xFFFF_FFFF
         if size > MAX_BYTES:
@@ -189,7 +189,7 @@ class NetworkCalls:
         return error
 
     def _own(self, address: Address, port: int) -> set[int]:
-        """The sockets of this very server that listen there; empty if another process listens there too."""
+        """Return the sockets of this very server that listen there; empty if another process listens there too."""
         if not self._own_listeners or kind_of(address)[0] != "loopback":
             return set()
         found = listeners(address, port)
@@ -276,7 +276,7 @@ def _attempt_unix(theirs: socket.socket, path: str) -> int:
 
 
 def _raw(name: tuple[str, int], family: int) -> bytes:
-    """A socket's name as the kernel takes it."""
+    """Return a socket's name as the kernel takes it."""
     head = struct.pack("=H", family) + struct.pack("!H", name[1])
     if family == socket.AF_INET:
         return head + socket.inet_pton(family, name[0]) + bytes(8)
@@ -319,7 +319,7 @@ class StandIns:
 
     @staticmethod
     def is_one(theirs: socket.socket, address: bytes) -> bool:
-        """True if this is a stand-in that is connected as what it stands for."""
+        """Return True if this is a stand-in that is connected as what it stands for."""
         is_packets = theirs.family == socket.AF_UNIX and theirs.type == socket.SOCK_SEQPACKET
         return is_packets and len(address) >= _FAMILY.size and _FAMILY.unpack_from(address)[0] in INTERNET
 

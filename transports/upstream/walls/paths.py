@@ -34,7 +34,7 @@ _OWN: Final = tuple(
 
 
 def as_meant(thread: int, path: bytes) -> bytes:
-    """The same file for this process as the path is for that thread. Links on the way are not looked at."""
+    """Return the same file for this process as the path is for that thread. Links on the way are not looked at."""
     parts = [part for part in path.split(b"/") if part not in (b"", b".")] if path.startswith(b"/") else []
     for own, place in _OWN:
         if tuple(parts[: len(own)]) == own:
@@ -44,15 +44,15 @@ def as_meant(thread: int, path: bytes) -> bytes:
 
 
 def resolved(path: str, thread: int) -> str:
-    """The path without links. A relative one begins in the working directory of the thread. Raises `OSError`."""
+    """Return the path without links. A relative one begins in the working directory of the thread. Raises `OSError`."""
     if not path.startswith("/"):
         path = os.path.join(os.readlink(f"/proc/{thread}/cwd"), path)
     return without_links(os.fsdecode(as_meant(thread, os.fsencode(path))))
 
 
 def without_links(path: str) -> str:
-    """The path that links lead to. Raises `OSError` for a chain of very many: the kernel follows 40, `realpath` as many
-    as there are, each one call deeper."""
+    """Return the path that links lead to. Raises `OSError` for a chain of very many: the kernel follows 40, `realpath`
+    as many as there are, each one call deeper."""
     try:
         return os.path.realpath(path)
     except RecursionError:
@@ -60,13 +60,13 @@ def without_links(path: str) -> str:
 
 
 def is_within(path: str, folders: Iterable[str]) -> bool:
-    """True if the resolved path is one of the paths or lies below one."""
+    """Return True if the resolved path is one of the paths or lies below one."""
     return any(path == each or path.startswith(each.rstrip("/") + "/") for each in folders)
 
 
 def open_path(path: str) -> int:
-    """A descriptor that only names the file (O_PATH). Raises `OSError`: the path does not exist, or leads through a
-    symlink. The file name of the error is the path."""
+    """Return a descriptor that only names the file (O_PATH). Raises `OSError`: the path does not exist, or leads
+    through a symlink. The file name of the error is the path."""
     try:
         return call("openat2", _CURRENT_FOLDER, os.fsencode(path), _HOW, len(_HOW))
     except OSError as error:

@@ -46,7 +46,8 @@ _ONLY_BY_NAME: Final = {"metadata", "loopback", "link-local", "multicast"}
 
 
 def unwrapped(address: Address) -> Address:
-    """The address that is reached in the end: IPv4 inside IPv6 is taken out, and "any address" means this machine."""
+    """Return the address that is reached in the end: IPv4 inside IPv6 is taken out, and "any address" means this
+    machine."""
     if isinstance(address, ipaddress.IPv6Address):
         inner = address.ipv4_mapped or address.sixtofour
         if inner is None and address in _NAT64:
@@ -59,7 +60,8 @@ def unwrapped(address: Address) -> Address:
 
 
 def kind_of(address: Address) -> tuple[str, Network | None]:
-    """What an unwrapped address is, in one word, and the special network that it belongs to. "public" has none."""
+    """Return what an unwrapped address is, in one word, and the special network that it belongs to. "public" has
+    none."""
     for kind, network in _SPECIAL:
         if address in network:
             return kind, network
@@ -67,7 +69,7 @@ def kind_of(address: Address) -> tuple[str, Network | None]:
 
 
 def shown(address: Address, port: int) -> str:
-    """An address with its port, as it is written in `sandbox.reach`."""
+    """Return an address with its port, as it is written in `sandbox.reach`."""
     return f"[{address}]:{port}" if address.version == 6 else f"{address}:{port}"
 
 
@@ -82,13 +84,14 @@ class Destination:
     """True for "*": every public address and every name."""
 
     def has_name(self, name: str) -> bool:
-        """True if the entry is this name. Names are compared in their ASCII form, without case and final dot."""
+        """Return True if the entry is this name. Names are compared in their ASCII form, without case and final dot."""
         if self.name.startswith("."):  # the label in front must not be empty, and the bare domain is not meant
             return name.endswith(self.name) and len(name) > len(self.name)
         return self.is_everything or (bool(self.name) and name == self.name)
 
     def has_address(self, address: Address, port: int, special: Network | None) -> bool:
-        """True if the entry is an address or a network with this address. `special` is a network it has to lie in."""
+        """Return True if the entry is an address or a network with this address. `special` is a network it has to lie
+        in."""
         network = self.network
         if network is None or network.version != address.version or self.port not in (None, port):
             return False
@@ -116,7 +119,7 @@ def destination(text: str) -> Destination:
 
 
 def canonical(name: str) -> str:
-    """A name of DNS as it is compared: lower case, no final dot."""
+    """Return a name of DNS as it is compared: lower case, no final dot."""
     return name.lower().removesuffix(".")
 
 
@@ -156,7 +159,7 @@ def _network(host: str) -> Network | None:
 
 
 def _name(host: str, text: str) -> str:
-    """A host name, in lower case."""
+    """Return a host name, in lower case."""
     if not host.isascii():  # two standards of IDNA disagree on which name that is
         raise ValueError(f"{text!r}: write the name in its ASCII form, as xn--...")
     name = canonical(host)
@@ -188,7 +191,7 @@ class ReachRules:
             del self._learnt[next(iter(self._learnt))]
 
     def refusal(self, given: Address, port: int) -> str | None:
-        """Why the process may not connect there, in a few words; None if it may."""
+        """Return why the process may not connect there, in a few words; None if it may."""
         address = unwrapped(given)
         kind, special = kind_of(address)
         if self._is_closed(address, port, kind):
@@ -232,10 +235,10 @@ class NameRules:
         self._entries = tuple(entry for entry in map(destination, reach.hosts) if entry.name or entry.is_everything)
 
     def is_resolved(self, name: str) -> bool:
-        """True if the name, in its ASCII form, may be asked for."""
+        """Return True if the name, in its ASCII form, may be asked for."""
         return self._all or any(entry.has_name(canonical(name)) for entry in self._entries)
 
     def ports(self, name: str) -> frozenset[int] | None:
-        """The ports that are open to the name's addresses: none if the name is not listed, None if all are."""
+        """Return the ports that are open to the name's addresses: none if the name is not listed, None if all are."""
         found = [entry.port for entry in self._entries if entry.has_name(canonical(name))]
         return None if None in found else frozenset(port for port in found if port is not None)

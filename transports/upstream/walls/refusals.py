@@ -35,7 +35,7 @@ class Refusals:
         self._counts[key] = self._counts.get(key, 0) + count
 
     def take(self, now: float, *, everything: bool = False) -> list[dict[str, Any]]:
-        """The refusals that are to be sent now, in the order in which they came."""
+        """Return the refusals that are to be sent now, in the order in which they came."""
         if not self._counts or (now < self._next and not self._burst and not everything):
             return []
         self._burst = _BURST - 1 if now >= self._next else max(0, self._burst - 1)

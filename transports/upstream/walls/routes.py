@@ -27,7 +27,8 @@ _LISTEN: Final = b"0A"
 
 
 def is_local(address: Address) -> bool:
-    """True if packets to the address stay on this machine (or go to many). Also true if the kernel does not answer."""
+    """Return True if packets to the address stay on this machine (or go to many). Also true if the kernel does not
+    answer."""
     family = socket.AF_INET if address.version == 4 else socket.AF_INET6
     packed = address.packed
     body = _ROUTE.pack(family, 8 * len(packed), 0, 0, 0, 0, 0, 0, 0)
@@ -49,7 +50,7 @@ def is_local(address: Address) -> bool:
 
 
 def listeners(address: Address, port: int) -> set[int]:
-    """The inodes of the TCP sockets that listen on exactly this address and port."""
+    """Return the inodes of the TCP sockets that listen on exactly this address and port."""
     found: set[int] = set()
     for path in ("/proc/net/tcp", "/proc/net/tcp6"):
         with contextlib.suppress(OSError), open(path, "rb") as file:

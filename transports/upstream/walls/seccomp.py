@@ -70,13 +70,13 @@ KILL_PROCESS: Final = Return(0x8000_0000)
 
 
 def refuse(errno: int) -> Return:
-    """The call fails with this error."""
+    """Return the decision that the call fails with this error."""
     return Return(0x0005_0000 | errno)
 
 
 def assemble(arch: int, decisions: Mapping[int, Decision], *, last: int, beyond: Decision) -> bytes:
-    """A filter for one machine: an array of `struct sock_filter`. A call that is not in the table is allowed up to the
-    number `last`, and beyond it decided by `beyond`. A call of another machine (32 bits) kills the process."""
+    """Return a filter for one machine: an array of `struct sock_filter`. A call that is not in the table is allowed up
+    to the number `last`, and beyond it decided by `beyond`. A call of another machine (32 bits) kills the process."""
     by_number = _search(_ranges(decisions, last, beyond))
     code: Code = [(_LOAD, 0, 0, _ARCH), (_IF_EQUAL, 1, 0, arch), _return(KILL_PROCESS), (_LOAD, 0, 0, _NUMBER)]
     code += by_number
@@ -86,7 +86,7 @@ def assemble(arch: int, decisions: Mapping[int, Decision], *, last: int, beyond:
 
 
 def _ranges(decisions: Mapping[int, Decision], last: int, beyond: Decision) -> list[tuple[int, Decision]]:
-    """The first number of each range of calls that are decided alike, in order."""
+    """Return the first number of each range of calls that are decided alike, in order."""
     edges = sorted({0, last + 1, *decisions, *(number + 1 for number in decisions)})
     decided = [(edge, decisions.get(edge, ALLOW if edge <= last else beyond)) for edge in edges]
     return [decided[0], *(each for before, each in pairwise(decided) if each[1] != before[1])]
@@ -222,7 +222,7 @@ class FilterKind:
 
 
 def decisions(kind: FilterKind) -> dict[str, Decision]:
-    """What is decided for each system call that is not simply allowed."""
+    """Return what is decided for each system call that is not simply allowed."""
     found: dict[str, Decision] = dict.fromkeys(_NEVER, _EPERM)
     if not kind.apart:
         found |= dict.fromkeys(_SHARED_MEMORY, _EPERM)
@@ -330,7 +330,7 @@ def _of_sockets(kind: FilterKind) -> dict[str, Decision]:
 
 @lru_cache
 def filter_for(kind: FilterKind) -> bytes:
-    """The filter of that kind for this machine. What the kernel has learnt since Linux 6.17 does not exist."""
+    """Return the filter of that kind for this machine. What the kernel has learnt since Linux 6.17 does not exist."""
     table = numbers()
     by_number = {table[name]: decision for name, decision in decisions(kind).items() if name in table}
     return assemble(AUDIT_ARCH[machine()], by_number, last=LAST, beyond=_ENOSYS)

@@ -122,7 +122,7 @@ class Walls:
 
     @classmethod
     def from_json(cls, given: dict[str, Any]) -> "Walls":
-        """The value that `to_json` was called on."""
+        """Return the value that `to_json` was called on."""
         reach: dict[str, Any] | None = given["reach"]
         parts = {
             "grants": tuple(map(Grant._make, given["grants"])),  # they were looked at when they were made
@@ -132,17 +132,17 @@ class Walls:
         return cls(**{**given, **parts})
 
     def prototype(self) -> "Walls":
-        """What these walls have in common with those of other sessions of the server."""
+        """Return what these walls have in common with those of other sessions of the server."""
         reach = None if self.reach is None else replace(self.reach, sockets=())
         return replace(self, grants=self.grants[: self.common], reach=reach, temporary=None)
 
     def own(self) -> dict[str, Any]:
-        """What these walls have beyond their prototype, as values that `json.dumps` takes."""
+        """Return what these walls have beyond their prototype, as values that `json.dumps` takes."""
         sockets = () if self.reach is None else self.reach.sockets
         return {"grants": self.grants[self.common :], "sockets": sockets, "temporary": self.temporary}
 
     def with_own(self, given: dict[str, Any]) -> "Walls":
-        """The walls of this prototype that `own` was called on."""
+        """Return the walls of this prototype that `own` was called on."""
         reach = None if self.reach is None else replace(self.reach, sockets=tuple(given["sockets"]))
         grants = (*self.grants, *map(Grant._make, given["grants"]))
         return replace(self, grants=grants, reach=reach, temporary=given["temporary"])

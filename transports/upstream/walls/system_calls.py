@@ -101,7 +101,7 @@ def machine() -> str:
 
 @cache
 def numbers() -> dict[str, int]:
-    """The numbers of this machine. Raises `OSError` (ENOSYS) for one that has no table."""
+    """Return the numbers of this machine. Raises `OSError` (ENOSYS) for one that has no table."""
     return NUMBERS[machine()]
 
 

@@ -63,7 +63,7 @@ class Instances:
         self._last = 0
 
     def present(self) -> list[Instance]:
-        """All of them."""
+        """Return all of them."""
         there = self._there()
         self._known = {number: instance for number, instance in self._known.items() if number in there}
         return [*self._known.values()]
@@ -78,7 +78,7 @@ class Instances:
         return sum(instance.watches for instance in self._known.values())
 
     def find(self, fd: int) -> Instance:
-        """What that descriptor of ours refers to. Raises `OSError` (ENOENT, EPERM) if it is none of them."""
+        """Return what that descriptor of ours refers to. Raises `OSError` (ENOENT, EPERM) if it is none of them."""
         number = self._numbered(fd, _MODIFY)
         there = self._there()
         gone = [self._known.pop(each) for each in list(self._known) if each not in there]
