@@ -148,7 +148,7 @@ MAX_EXACT_BYTES: Final = 256 << 10
 
 
 def decode_exact(raw: msgspec.Raw | bytes, *, bounded: bool = False) -> Any:
-    """Any JSON value, also with numbers that no float holds, such as 1e400. These stay as they are written, as
+    """Decode any JSON value, also with numbers that no float holds, such as 1e400. These stay as they are written, as
     `msgspec.Raw`; with `bounded` they become the largest float of their sign, for whoever compares numbers.
 
     Raises:

@@ -51,7 +51,7 @@ class LinkResourceProvider:
         return LinkResources(given=ConnectOptions(in_context=lambda: context_with(tools)), session=tools)
 
     def state_of(self, session: Session, secret: str = "") -> StateAccess:
-        """Access to the state of a session. `secret` is what a child process has to send for it."""
+        """Give access to the state of a session. `secret` is what a child process has to send for it."""
         return StateAccess(session=self._tools(session), store=self._state, secret=secret)
 
     async def for_child(

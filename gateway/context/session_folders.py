@@ -115,7 +115,7 @@ class SessionFolders:
         self._uses[session_id] += 1
 
     def release(self, session_id: str) -> None:
-        """A link of the session has ended."""
+        """Note that a link of the session has ended."""
         self._uses[session_id] -= 1
         if self._uses[session_id] <= 0:
             del self._uses[session_id]

@@ -40,7 +40,7 @@ class ProcessTree:
         self._top: asyncio.Future[int | None] = asyncio.get_running_loop().create_future()
 
     def started(self, pid: int | None) -> None:
-        """The server has that process id. None: it may hand its work to processes that are not below it, as a client
+        """Note the process id of the server. None: it may hand its work to processes that are not below it, as a client
         of a container engine does."""
         if not self._top.done():
             self._top.set_result(None if pid is None else parent(pid) or 0)

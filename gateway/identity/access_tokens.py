@@ -55,7 +55,7 @@ class AccessTokens:
         self._verified: FIFOCache[bytes, tuple[float, Principal, Mapping[str, Any]]] = FIFOCache(_MAX_CACHED)
 
     def cached(self, token: str) -> tuple[Principal, Mapping[str, Any]] | None:
-        """As `verify`, from the cache. None if the token is not there or has expired."""
+        """Return what `verify` has found, from the cache; None if the token is not there or has expired."""
         found = self._verified.get(hashlib.sha256(token.encode()).digest())
         if found is None or self._clock() >= found[0]:
             return None

@@ -169,7 +169,7 @@ class Identity:
         return self._by_key(credential)
 
     def _known_with_fields(self, headers: Mapping[str, str], peer: str = "") -> Authenticated | None:
-        """As `_known`, where headers of proxies set fields of the context."""
+        """Do as `_known`, where headers of proxies set fields of the context."""
         who = self._known(headers, peer)
         return None if who is None else self.with_fields(who, headers, peer)
 

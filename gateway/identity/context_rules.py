@@ -102,7 +102,7 @@ class ContextRules:
         announced: str,
         announced_fields: tuple[tuple[str, str], ...] = (),
     ) -> Derived:
-        """As `context`, with reasons."""
+        """Do as `context`, and return the reasons too."""
         granted = granted or _NOTHING
         matching = self._matching(principal)
         workspace, source, why = _workspace(granted, matching, announced)
@@ -142,7 +142,8 @@ class ContextRules:
         return {name: value for name, (value, _) in self.environment_sources(principal, context).items()}
 
     def environment_sources(self, principal: Principal, context: Context) -> dict[str, tuple[str, str]]:
-        """As `environment`, each value with the setting that has it. The first rule decides each variable."""
+        """Do as `environment`, and return with each value the setting that has it. The first rule decides each
+        variable."""
         variables: dict[str, tuple[str, str]] = {}
         for name, rule in self._applied_to(principal, context):
             variables = {variable: (value, f"{name}.env") for variable, value in rule.env.items()} | variables

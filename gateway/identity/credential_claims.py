@@ -128,7 +128,7 @@ def fields_in_headers(headers: Mapping[str, str], fields: Mapping[str, str]) -> 
 
 
 def granted_in_headers(headers: Mapping[str, str], names: ProxySettings) -> CredentialClaims:
-    """As `granted_by`, from the headers of a trusted proxy.
+    """Do as `granted_by`, from the headers of a trusted proxy.
 
     Raises:
         ValueError: a header is not UTF-8.

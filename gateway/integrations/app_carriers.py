@@ -98,7 +98,7 @@ def _read(scope: Scope) -> dict[str, str]:
 
 
 def _readable(scope: Scope) -> dict[str, str]:
-    """As `_read`; nothing if the headers contradict each other."""
+    """Do as `_read`; return nothing if the headers contradict each other."""
     try:
         return _read(scope)
     except Refused:

@@ -157,17 +157,18 @@ class AppSession(ToolSession):
         return not (self.is_new or self.ended_id or self.has_failed or (self._is_wanted and not self._session_id))
 
     async def settle(self) -> None:
-        """The response begins. A session whose id the app has read is stored now; later ones cannot be given."""
+        """Store a session whose id the app has read, before the response begins; later ones cannot be given."""
         if self._is_wanted and not self._session_id:
             await self.write(_nothing)
         self.seal()
 
     def seal(self) -> None:
-        """The response has begun: no new session can be given to the client."""
+        """Open no more sessions: the response has begun, so that none can be given to the client."""
         self._is_sealed = True
 
     def finish(self) -> None:
-        """The app has answered. What it keeps of the session works on, but a session is not looked up any more."""
+        """Let the request go, which the app has answered. What it keeps of the session works on, but a session is not
+        looked up any more."""
         if self._who is None:
             self._who, self._ids = ANONYMOUS, ()
         # The scope has the session: without this, only a garbage collection would free the two.
@@ -274,7 +275,7 @@ class AppSession(ToolSession):
         return self._session_id
 
     def _lost(self, session_id: str) -> None:
-        """The store says that the session has ended. Raised on, if this request has seen it alive."""
+        """Forget a session that has ended, as the store says. Raise that on, if this request has seen it alive."""
         self._sessions.forget(session_id)
         if session_id != self._session_id:
             return
@@ -290,7 +291,7 @@ class AppSession(ToolSession):
 
 
 async def _nothing(_: str) -> None:
-    """No operation: what opens the session is all that is wanted."""
+    """Do nothing: what opens the session is all that is wanted."""
 
 
 class _LazyState:

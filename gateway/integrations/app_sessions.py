@@ -136,7 +136,7 @@ class AppSessions:
         return session
 
     def forget(self, session_id: str) -> None:
-        """The session has ended."""
+        """Forget a session that has ended."""
         self._known.pop(session_id, None)
 
     def new(self, principal: Principal, peer: str) -> Session:
@@ -208,7 +208,7 @@ _STORES_OF_TESTS: Final[list[AppStore]] = []
 
 @contextlib.contextmanager
 def kept_in(store: AppStore) -> Iterator[None]:
-    """For tests: keep the sessions of all apps of this process in that store, which is open, inside the block."""
+    """Keep, in tests, the sessions of all apps of this process in that store, which is open, inside the block."""
     _STORES_OF_TESTS.append(store)
     for sessions in _SESSIONS:
         sessions.use(store)

@@ -141,7 +141,7 @@ class SessionMiddleware:
         principal: WhoIs | None = None,
         lazy: bool = True,
     ) -> None:
-        """What is None is taken from the environment.
+        """Take from the environment what is None.
 
         `store`: a URL (`MCP_GATEWAY_STORE`), a backend, or an object with the methods of `SmallStore`. `keys`: the keys
         that sign, newest first (`MCP_GATEWAY_KEYS`). `idle_ttl_s` and `max_age_s`: when sessions end
@@ -186,7 +186,7 @@ class SessionMiddleware:
             session.finish()
 
     def _with_store(self, send: Send) -> Send:
-        """The store is opened and closed with the app, if the app's lifespan comes by here; else with its first use."""
+        """Open and close the store with the app, if the app's lifespan comes by here; else with its first use."""
 
         async def sending(event: MutableMapping[str, Any]) -> None:
             if event["type"] == "lifespan.startup.complete":

@@ -40,13 +40,13 @@ class Activity:
         self._seen_at = float("-inf")
 
     def add_call(self, call: EndedCall) -> None:
-        """A call has ended."""
+        """Take a call that has ended."""
         self._calls.append(call)
         if len(self._calls) >= _AT_ONCE:
             self.hand_on()
 
     def add_event(self, event: AuditEvent, session: Session | None) -> None:
-        """An event of the audit trail. `session` is the record of its session, if that is at hand."""
+        """Take an event of the audit trail. `session` is the record of its session, if that is at hand."""
         self.timelines.take_event(event, session)
         if event.event == "created" and session is not None:
             self.figures.count(session, opened=1)
@@ -59,7 +59,7 @@ class Activity:
             self.figures.take_calls(calls)
 
     def end_second(self) -> None:
-        """A second is over."""
+        """Hand on what a second has brought."""
         self.hand_on()
         if self.figures.ends_minute(self._clock()):
             self.timelines.count()

@@ -356,7 +356,7 @@ class Repeated:
         self._sums: dict[Key, AuditEvent] = {}
 
     def take(self, event: AuditEvent) -> AuditEvent | None:
-        """The event if it is to be recorded individually; None if it was added to a sum."""
+        """Return the event if it is to be recorded individually; None if it was added to a sum."""
         now = self._clock()
         if not 0 <= now - self._began < 1.0:
             self._began, self._recorded = now, 0

@@ -140,7 +140,7 @@ class _Counted:
         self.live = other.live
 
     def record(self) -> FigureRecord:
-        """As it is written."""
+        """Return the record as it is written."""
         return FigureRecord([*self.tools.values()], [*self.principals.values()], [*self.clients.values()], self.live)
 
 
@@ -165,7 +165,7 @@ class Figures:
         self._unwritten: dict[tuple[int, int], bytes] = {}
 
     def take_calls(self, calls: Sequence[EndedCall]) -> None:
-        """Calls have ended."""
+        """Take calls that have ended."""
         now = self._short
         now.is_written = False
         tools, find, buckets = now.tools, bisect_left, BUCKETS_S

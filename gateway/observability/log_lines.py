@@ -153,7 +153,7 @@ class LineFormatter(logging.Formatter):
 
 
 def _shown(name: str, value: Any) -> Any:
-    """Foreign text made harmless: it can neither control the terminal of a reader nor begin a line of its own."""
+    """Make foreign text harmless: it can neither control the terminal of a reader nor begin a line of its own."""
     if not isinstance(value, str):
         if isinstance(value, int | float | None):
             return value
@@ -170,7 +170,7 @@ def _second(at: int) -> str:
 
 
 def timestamp(at: float) -> str:
-    """Unix time in the form of ISO 8601 in UTC, with microseconds."""
+    """Write Unix time in the form of ISO 8601 in UTC, with microseconds."""
     whole = int(at)
     return f"{_second(whole)}.{int((at - whole) * 1e6):06d}Z"
 

@@ -74,7 +74,7 @@ class _LineHandler(logging.StreamHandler[LogStream]):
         super().emit(record)
 
     def flush(self) -> None:
-        """Also called when the process exits."""
+        """Write what waits. Also called when the process exits."""
         self._flush_calls()
         super().flush()
 

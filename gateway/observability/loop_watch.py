@@ -103,8 +103,8 @@ class LoopWatch:
         return True
 
     def _collected(self, phase: str, facts: dict[str, Any]) -> None:
-        """The collector begins or ends a collection (`gc.callbacks`). It runs in whichever thread has allocated, and
-        all others wait for it."""
+        """Note that the collector begins or ends a collection (`gc.callbacks`). It runs in whichever thread has
+        allocated, and all others wait for it."""
         if phase == "start":
             self._collecting_since = monotonic()
             return

@@ -49,7 +49,7 @@ class Counted(msgspec.Struct, frozen=True):
             return _NOTHING
 
     def text(self) -> str:
-        """For the next owner."""
+        """Write them for the next owner."""
         return msgspec.json.encode(self).decode()
 
 

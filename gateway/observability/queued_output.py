@@ -149,7 +149,7 @@ class QueuedStderr(io.RawIOBase):
         return os.isatty(self._descriptor)
 
     def writable(self) -> bool:
-        """It is."""
+        """Return True."""
         return True
 
     def _drop(self, lines: bytes) -> None:

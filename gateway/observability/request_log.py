@@ -89,8 +89,8 @@ class RequestLog:
         return self.tracing is None or not carries_more(request.headers)
 
     def carried_unsampled(self, meta: Object, request: Request, correlation: str) -> tuple[Object, str]:
-        """As `carried`, for a call whose trace is not recorded and has that id. Also return the `traceparent` that its
-        server gets; empty if it gets none."""
+        """Do as `carried`, for a call whose trace is not recorded and has that id. Also return the `traceparent` that
+        its server gets; empty if it gets none."""
         if self.tracing is None:
             meta = self.carried(meta, request)
             return meta, request.headers.get("traceparent", "") if "traceparent" in meta else ""
@@ -98,7 +98,7 @@ class RequestLog:
         return unsampled.call(None, meta)[1], unsampled.parent.decode()
 
     def begin_again(self, exchange: ObservedCall, request: Request, correlation: str) -> None:
-        """The client of a suspended call is back with its answers."""
+        """Watch a suspended call on, whose client is back with its answers."""
         span = None if self.tracing is None else _call_span(exchange, {})[0]
         exchange.begin(request.arrived_at or monotonic(), correlation, span)
 
@@ -190,7 +190,7 @@ class RequestLog:
 
     @contextlib.contextmanager
     def forwarding(self, session: Session, replica: str) -> Iterator[list[tuple[bytes, bytes]]]:
-        """Around a request that another replica is asked to answer: headers that say what it belongs to."""
+        """Yield the headers that say what a request belongs to that another replica is asked to answer."""
         correlated = [(CORRELATION_HEADER.encode(), CORRELATION.get().encode())]
         if self.tracing is None:
             yield correlated
@@ -199,16 +199,16 @@ class RequestLog:
             yield [*correlated, *((name.encode(), value.encode()) for name, value in headers.items())]
 
     def answered(self, request: Request, principal: Principal, outcome: Outcome, about: LogFacts, why: str) -> None:
-        """A request was answered without a call. `about`: fields of its log line, such as its session. `why`: the
-        message of an error."""
+        """Record a request that was answered without a call. `about`: fields of its log line, such as its session.
+        `why`: the message of an error."""
         self._record(request, principal, outcome, why, about)
 
     def refused(self, request: Request, principal: Principal | None, refused: Refused) -> None:
-        """A request was refused before it became a call."""
+        """Record a request that was refused before it became a call."""
         self._record(request, principal, Outcome.refused(refused.code), str(refused), refused.log_facts)
 
     def refused_by_wire(self, refused: Refused) -> None:
-        """A request was refused that is no call, or not readable as one."""
+        """Record a refused request that is no call, or not readable as one."""
         if self._left > 0:
             self._left -= 1
             outcome, correlation = Outcome.refused(refused.code), refused.correlation
@@ -235,7 +235,7 @@ class RequestLog:
             self._left_out += 1
 
     def another_second(self, at: float) -> None:
-        """A second is over."""
+        """Begin another second."""
         self.metrics.history.take(at)
         if self._left_out and self._lines_per_s:
             logger.info("%d more requests were answered (limit: gateway.log_calls_per_s)", self._left_out)

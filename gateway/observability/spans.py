@@ -120,17 +120,17 @@ class UnsampledRequest:
         return b"00-%b-%016x-%02x" % (self.correlation.encode(), self._span_id, self._flags)
 
     def call(self, _: Session | None, meta: Object) -> tuple[None, Object]:
-        """No span, and `_meta` with the parent."""
+        """Return no span, and `_meta` with the parent."""
         return None, {**meta, "traceparent": msgspec.Raw(b'"%b"' % self.parent)}
 
     def belongs_to(self, session: Session) -> None:
-        """Nothing: there is no span."""
+        """Do nothing: there is no span."""
 
     def ended(self, outcome: Outcome) -> None:
-        """Nothing: there is no span."""
+        """Do nothing: there is no span."""
 
     def passed_on(self) -> None:
-        """Nothing: there is no span."""
+        """Do nothing: there is no span."""
 
 
 class CallSpan:
@@ -173,7 +173,7 @@ class Tracing:
         return None if self._sampling.takes_new(self._drawn) else UnsampledRequest(self._drawn, RANDOM_TRACE_ID)
 
     def begun_unsampled(self) -> None:
-        """The last request that `unsampled` was asked about has begun. Otherwise `arrived` decides alike."""
+        """Note that the last request has begun that `unsampled` was asked about. Otherwise `arrived` decides alike."""
         self._drawn = 0
 
     def arrived(self, request: Request) -> RequestSpan | UnsampledRequest:
@@ -257,7 +257,7 @@ def carries_more(headers: Mapping[str, str]) -> bool:
 
 
 def carried_on(meta: Object, headers: Mapping[str, str]) -> Object:
-    """`_meta` with the trace context that came in headers, where it has none of its own."""
+    """Return `_meta` with the trace context that came in headers, where it has none of its own."""
     if "traceparent" not in headers or "traceparent" in meta:
         return meta
     if _PARENT.fullmatch(headers["traceparent"]) is None and _parent_in(headers) is None:

@@ -81,7 +81,7 @@ class _Waiting:
         self.ended_at = 0.0
 
     def add_call(self, call: EndedCall) -> None:
-        """A call has ended."""
+        """Take a call that has ended."""
         self._calls.append(call)
         if len(self._calls) >= 2 * _NEWEST_ALONE:
             calls, self._calls = self._calls[:_NEWEST_ALONE], self._calls[_NEWEST_ALONE:]
@@ -173,7 +173,7 @@ class Timelines:
         return waiting
 
     def take_calls(self, calls: Sequence[EndedCall]) -> None:
-        """Calls have ended."""
+        """Take calls that have ended."""
         for call in calls:
             if (waiting := self._of(redact(call.session.id))) is not None:
                 waiting.add_call(call)

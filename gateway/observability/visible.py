@@ -41,13 +41,13 @@ def visible(text: str) -> str:
 
 
 def visible_line(text: str) -> str:
-    """As `visible`, on one line."""
+    """Do as `visible`, and write one line."""
     return text.translate(_LINE)
 
 
 def shortened_line(text: str, length: int) -> str:
-    """As `visible_line`, so many characters at most: cut before it is escaped, for the time that takes, and after it,
-    for the room, as an escape has up to ten characters."""
+    """Do as `visible_line`, with so many characters at most: cut before it is escaped, for the time that takes, and
+    after it, for the room, as an escape has up to ten characters."""
     return visible_line(text[:length])[:length]
 
 

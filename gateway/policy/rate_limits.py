@@ -112,7 +112,7 @@ class _Account:
                 turn.set_result(-wait)
 
     def leave(self, turn: asyncio.Future[float]) -> None:
-        """Whoever had that turn waits no longer."""
+        """Take back a turn that nobody waits for any more."""
         if turn in self.queue:
             self.queue.remove(turn)
         elif not turn.cancelled():
@@ -140,7 +140,7 @@ class _Accounts(OrderedDict[str | Principal, _Account]):
         return account
 
     def refusal(self, wait: float) -> Refused:
-        """For a message that may come back in so many seconds."""
+        """Return the refusal of a message that may come back in so many seconds."""
         return too_often(self.what, max(1, math.ceil(wait)))
 
 
@@ -190,7 +190,7 @@ class RateLimits:
         await arrived(self._count_bytes(self._sessions, session_id, size))
 
     def of_session(self, session_id: str) -> Soon[None]:
-        """As `call`, for a request about a session whose record is not at hand."""
+        """Do as `call`, for a request about a session whose record is not at hand."""
         return self._count(self._sessions, session_id)
 
     def opening(self, session: Session) -> Soon[None]:

@@ -233,8 +233,8 @@ class ToolCalls:
 
 
 def _one_value(given: bytes) -> bytes:
-    """Arguments that nobody else reads, as they came. Raises ValueError or msgspec.MsgspecError for what is no JSON, is
-    more than one value, or has line breaks, which no frame may have."""
+    """Return arguments that nobody else reads, as they came. Raises ValueError or msgspec.MsgspecError for what is no
+    JSON, is more than one value, or has line breaks, which no frame may have."""
     given.decode()
     value = bytes(msgspec.json.decode(given, type=msgspec.Raw))
     if b"\n" in value or b"\r" in value:

@@ -57,7 +57,7 @@ def without_reserved_below(raw: msgspec.Raw) -> msgspec.Raw:
 
 
 def _member_without_reserved(name: str, raw: msgspec.Raw) -> msgspec.Raw:
-    """As `without_reserved_below`, for a member of an object. Only one that names a key is decoded, if it is not so
+    """Do as `without_reserved_below`, for a member of an object. Only one that names a key is decoded, if it is not so
     large that everybody would wait for that."""
     data = bytes(raw)
     if not may_name_reserved(data) or _KEY.search(data) is None:

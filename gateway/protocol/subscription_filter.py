@@ -90,7 +90,7 @@ class Filter(msgspec.Struct, frozen=True, kw_only=True):
             yield _UPDATED, {"uri": msgspec.Raw(encode(uri))}, uri
 
     def as_notifications(self) -> dict[str, Any]:
-        """As the wire has it."""
+        """Return it as the wire has it."""
         wanted: dict[str, Any] = dict.fromkeys(sorted(self.kinds), True)
         return wanted | ({"resourceSubscriptions": sorted(self.uris)} if self.uris else {})
 
@@ -113,7 +113,7 @@ class SubscriptionFilter:
         self._beyond: Object = {}
 
     def honour(self, more: Object) -> None:
-        """A server gets these members of the filter, which MCP does not define."""
+        """Note that a server gets these members of the filter, which MCP does not define."""
         self._beyond |= more
 
     def acknowledge(self, honoured: Filter) -> None:

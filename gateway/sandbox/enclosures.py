@@ -161,7 +161,7 @@ def opened(walls: Walls | None, files: Iterable[Path]) -> Iterator[tuple[str, Pa
 
 
 def _inode(path: str) -> tuple[int, int] | None:
-    """None for what is not there, or may not be looked at."""
+    """Return device and inode; None for what is not there, or may not be looked at."""
     try:
         found = os.stat(path)
     except OSError:

@@ -219,7 +219,7 @@ class Lesson:
         self._asked: dict[str, None] = {}
 
     def add(self, kind: str, what: str) -> None:
-        """The gate tells of it."""
+        """Note what the gate tells of."""
         self._touched[kind, what] = None
 
     def resolve(self, name: str) -> list[str]:
@@ -276,4 +276,4 @@ async def watched(
 
 
 def _unheard(*, session: str, server: str, reason: str, count: int) -> None:
-    """There is no session that has events."""
+    """Do nothing: there is no session that has events."""

@@ -59,7 +59,7 @@ class LookupTurns:
         return True
 
     def join(self, name: str, asker: Hashable) -> None:
-        """Another one asks for a name that is lined up, or is being looked up."""
+        """Note that another one asks for a name that is lined up, or is being looked up."""
         if name in self._rest and self._is_idle(asker) and len(self._first) < MAX_FIRST:
             self._leave(self._rest.pop(name))
             self._first[name] = asker
@@ -76,7 +76,7 @@ class LookupTurns:
         return None
 
     def done(self, name: str) -> None:
-        """A name was looked up."""
+        """Free the thread of a name that was looked up."""
         asker, began = self._began.pop(name)
         self._free += 1
         self._leave(asker)
@@ -162,7 +162,7 @@ class Lookups:
             self._leave(name)
 
     def _leave(self, name: str) -> None:
-        """Nobody waits in vain for a thread: a name that is not wanted any more leaves its line."""
+        """Take a name that is not wanted any more out of its line: nobody waits in vain for a thread."""
         self._wanted[name] -= 1
         if not self._wanted[name]:
             del self._wanted[name]

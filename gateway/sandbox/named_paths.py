@@ -98,7 +98,7 @@ class _Named:
         self._folder = folder
 
     def code(self, text: str, name: str) -> None:
-        """A file or folder of code, and the variable that names it. The system's are granted anyway."""
+        """Look at a file or folder of code, and the variable that names it. The system's are granted anyway."""
         path = self._followed(text) if text.startswith("/") else ""
         if not path or not os.path.exists(path) or is_of_system(path):
             return
@@ -108,8 +108,8 @@ class _Named:
             self.folder(path, may_write=False)
 
     def working_directory(self, path: str) -> None:
-        """The folder that the server starts in. Its links are followed, unless the server's sessions may write them:
-        many a project lies behind one."""
+        """Look at the folder that the server starts in. Its links are followed, unless the server's sessions may write
+        them: many a project lies behind one."""
         try:
             found = followed(path)
         except OwnLink as link:
@@ -121,7 +121,7 @@ class _Named:
             self.folder(found, may_write=False)
 
     def text(self, text: str, name: str) -> None:
-        """An argument or the value of a variable, and the name of its option or variable."""
+        """Look at an argument or the value of a variable, and the name of its option or variable."""
         if not text or len(text) > _LONGEST or "\0" in text:
             return
         url = _url(text)
@@ -159,8 +159,8 @@ class _Named:
             return ""
 
     def folder(self, path: str, *, may_write: bool) -> None:
-        """A folder. One that holds the server's code, or is a part of it, is for reading: sessions must not change what
-        others run."""
+        """Grant a folder. One that holds the server's code, or is a part of it, is for reading: sessions must not
+        change what others run."""
         is_code = any(f"{code}/".startswith(f"{path}/") or path.startswith(f"{code}/") for code in self._code)
         if is_code and may_write:
             self._leave_out(

@@ -301,7 +301,7 @@ def _installed_around(program: str) -> tuple[str, ...]:
 
 
 def _beside(program: str, other: str) -> str:
-    """Another program of the same installation."""
+    """Return another program of the same installation."""
     return str(Path(program).with_name(other)) if "/" in program else other
 
 
@@ -469,7 +469,8 @@ def registries_of(
 
 
 async def places_of(registries: Iterable[tuple[str, int]], lookups: Lookups) -> tuple[str, ...]:
-    """Their addresses with ports, as they are written in `sandbox.reach`. A name that cannot be looked up has none."""
+    """Return the addresses of registries with ports, as they are written in `sandbox.reach`. A name that cannot be
+    looked up has none."""
     known = sorted(registries)
     found = await asyncio.gather(*(lookups.find(host) for host, _ in known))
     return tuple(

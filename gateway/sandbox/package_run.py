@@ -45,7 +45,7 @@ class _Lines:
         self.kept.append(line[:_KEPT_CHARS].decode("utf-8", "replace"))
 
     def oversized(self, head: bytes, tail: bytes) -> None:
-        """A line that nobody reads."""
+        """Ignore a line that nobody reads."""
 
     def exited(self, code: int | None) -> None:
         """`Process.wait` returns."""

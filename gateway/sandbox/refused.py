@@ -75,7 +75,7 @@ class SessionRefusals:
         return sorted(self._of.get(session, {}).values(), key=lambda row: -row.at)
 
     def forget(self, session: str) -> None:
-        """The session has ended, here at least. If it comes back within a minute, refusals are not kept."""
+        """Forget a session that has ended, here at least. If it comes back within a minute, refusals are not kept."""
         self._rows -= len(self._of.pop(session, {}))
         self._ended[session] = True
 

@@ -123,7 +123,7 @@ class _Search:
         self._seen: set[str] = set()
 
     def program(self, path: str) -> None:
-        """A program by its path, which may be a symlink: programs look around both names."""
+        """Include a program by its path, which may be a symlink: programs look around both names."""
         if not self._is_new(path):
             return
         for name in dict.fromkeys((os.path.abspath(path), real(path))):
@@ -141,7 +141,7 @@ class _Search:
         return True
 
     def _around(self, program: Path) -> None:
-        """The installation that a program is a part of."""
+        """Include the installation that a program is a part of."""
         modules = [parent for parent in program.parents if parent.name == "node_modules"]
         if modules:
             self._found.add(modules[-1])
@@ -154,7 +154,8 @@ class _Search:
             self._found.add(root)
 
     def folder(self, path: str) -> None:
-        """A folder of programs that is searched by name. pyenv and its kin start what is elsewhere from there."""
+        """Include a folder of programs that is searched by name. pyenv and its kin start what is elsewhere from
+        there."""
         self._installed(path)
         if (folder := Path(path)).name == "shims":
             self._versions(folder.parent)
@@ -164,12 +165,13 @@ class _Search:
                         self.program(tool)
 
     def _versions(self, root: Path) -> None:
-        """The folder of a tool that keeps versions of programs."""
+        """Include the folder of a tool that keeps versions of programs."""
         if any(os.path.isdir(root / name) for name in ("versions", "installs")):
             self._found.add(root)
 
     def _prefix(self, prefix: Path) -> None:
-        """An installation with `bin`, `lib` and the like. Of one that is as wide as a home folder, its libraries."""
+        """Include an installation with `bin`, `lib` and the like. Of one that is as wide as a home folder, its
+        libraries."""
         if not self._is_new(str(prefix)):
             return
         if os.path.isfile(prefix / "pyvenv.cfg"):
@@ -205,7 +207,7 @@ class _Search:
                     self.code(unquote(url.path))
 
     def _installed(self, path: str) -> None:
-        """The folder of a tool that has installed the program below a home folder."""
+        """Include the folder of a tool that has installed the program below a home folder."""
         for folder, variable in _TOOL_ROOTS.items():
             root = Path(self._home, folder)
             if Path(path).is_relative_to(root):
@@ -213,7 +215,7 @@ class _Search:
                 self._found.env[variable] = str(root)
 
     def code(self, path: str) -> None:
-        """A script, or a folder of code, with the project that it belongs to."""
+        """Include a script, or a folder of code, with the project that it belongs to."""
         file = Path(path)
         if not os.path.exists(file) or not self._is_new(f"code {path}"):
             return

@@ -69,13 +69,13 @@ class Groups:
             _write(self._folder, "cgroup.subtree_control", " ".join(f"+{each}" for each in controllers))
 
     def belongs_to(self, reaper: int) -> None:
-        """The reaper has been forked that may make the next group."""
+        """Note the reaper that may make the next group."""
         if self._folder >= 0:
             self._of[reaper] = str(self._next)
             self._next += 1
 
     def group(self, walls: Walls | None) -> "Group | None":
-        """In the reaper: make its group, with the limits of the walls. None for a server without walls.
+        """Make the group of this reaper, with the limits of the walls. None for a server without walls.
 
         Raises:
             WallsFailed: a group cannot be made, or there are none and the walls are required to have its limits.
@@ -95,7 +95,7 @@ class Groups:
         raise WallsFailed(f"The sandbox {walls.profile!r} could not be built (cgroup): {failure}")
 
     def ended(self, reaper: int, *, in_order: bool) -> None:
-        """A reaper has ended. One that was done has removed its group."""
+        """Note that a reaper has ended. One that was done has removed its group."""
         name = self._of.pop(reaper, None)
         if name is not None and not in_order:
             self._left.add(name)
@@ -148,7 +148,7 @@ class Group:
             _write(self._folder, "cpu.max", f"{max(1_000, round(limits.processors * _PERIOD_US))} {_PERIOD_US}")
 
     def fork(self) -> int:
-        """As `os.fork`; the child is in the group, once it has called `enter`.
+        """Do as `os.fork`; the child is in the group, once it has called `enter`.
 
         To move a process makes the kernel wait for all its processors, for milliseconds: so the child is born there.
         """
@@ -173,7 +173,7 @@ class Group:
         return os.fork()
 
     def enter(self) -> None:
-        """In the child: be in the group, before anything foreign runs. Raises `OSError`."""
+        """Put the child that calls into the group, before anything foreign runs. Raises `OSError`."""
         if not self._is_cloned:
             _write(self._folder, "cgroup.procs", "0")
 

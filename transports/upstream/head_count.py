@@ -30,7 +30,7 @@ class Starts:
         self._seen = _last_number()
 
     def below(self, reapers: Collection[int]) -> Iterable[int]:
-        """After many starts: those of the reapers below which something was started. Else none.
+        """Return, after many starts, those of the reapers below which something was started. Else none.
 
         The work grows with the starts, not with the reapers: a machine on which many processes start and end would
         otherwise have thousands of reapers count at once, several times a second, and everything else would wait.

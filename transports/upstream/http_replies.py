@@ -48,21 +48,22 @@ class StreamPlace:
         self.events = 0
 
     def read(self, event_id: str) -> None:
-        """An event was read; `event_id` is empty if it has none. After an id that no header can hold, the stream is
-        opened without one: after an older id, events would come twice."""
+        """Note that an event was read; `event_id` is empty if it has none. After an id that no header can hold, the
+        stream is opened without one: after an older id, events would come twice."""
         self.events += 1
         if event_id:  # a header holds UTF-8 (HTML, Server-sent events; RFC 9110 §5.5)
             is_sendable = len(event_id) <= _MOST_ID_CHARS and event_id.isprintable() and event_id == event_id.strip()
             self.last_id = event_id if is_sendable else ""
 
     def retry(self, retry_ms: int | None) -> None:
-        """The server has named a reconnection time; None: it has not."""
+        """Note the reconnection time that the server has named; None: it has not."""
         if retry_ms is not None:
             self.retry_s = retry_ms / 1000
 
 
 def pause_s(place: StreamPlace, failures: int, *, at_once: bool = False) -> float:
-    """The time until the stream is opened again: what the server has named, within `LEAST_S` and `MOST_S`, or a second.
+    """Return the time until the stream is opened again: what the server has named, within `LEAST_S` and `MOST_S`, or a
+    second.
 
     After `failures` attempts in a row that have brought nothing the time doubles each time, up to a minute. `at_once`:
     somebody waits for the stream, and it has just been cut.

@@ -43,7 +43,7 @@ class InProcessUpstream:
         return InProcessLink(self._name, self._server, events, given.in_context)
 
     async def close(self) -> None:
-        """Nothing to release: the links share nothing."""
+        """Release nothing: the links share nothing."""
 
 
 class InProcessLink:

@@ -162,15 +162,15 @@ class LineSink(Protocol):
     """What a child reports. Called on the event loop, one call at a time."""
 
     def line(self, line: bytes) -> None:
-        """One line of stdout, without its end."""
+        """Take one line of stdout, without its end."""
         ...
 
     def oversized(self, head: bytes, tail: bytes) -> None:
-        """A line beyond the limit was discarded. Its first and last 512 bytes."""
+        """Take what is left of a line beyond the limit: its first and last 512 bytes."""
         ...
 
     def exited(self, code: int | None) -> None:
-        """The child and everything it started have ended. Called exactly once, after the last line."""
+        """Note that the child and everything it started have ended. Called exactly once, after the last line."""
         ...
 
 
@@ -294,7 +294,7 @@ class Process:
             self._exited(report["exited"])
 
     def _reaper_lost(self) -> None:
-        """The reaper ended without a report: it was killed, and its server with it."""
+        """Note that the reaper has ended without a report: it was killed, and its server with it."""
         self._exited(None)
 
     def _exited(self, code: int | None) -> None:

@@ -65,7 +65,7 @@ class Prepared(NamedTuple):
 
 
 def close_all_but(ruleset: int | None) -> None:
-    """In a forked process: leave what is ready to the fork server. A ruleset is for one start."""
+    """Leave, in a forked process, what is ready to the fork server. A ruleset is for one start."""
     if ruleset is None:
         os.closerange(NUMBERS.start, NUMBERS.stop)
     else:
@@ -162,7 +162,8 @@ class Prototypes:
         return Prepared(prototype.walls, ready.pop(0)[1] if ready else None)
 
     def due_ms(self) -> int | None:
-        """In how many milliseconds to call `renew`, if nothing else is to be done until then. None: not at all."""
+        """Return in how many milliseconds to call `renew`, if nothing else is to be done until then. None: not at
+        all."""
         due = min((each.due for each in self._known.values() if each.due is not None), default=None)
         return None if due is None else max(0, int(1_000 * (due - self._clock())) + 1)
 

@@ -103,7 +103,7 @@ class StdioUpstream:
         return link
 
     async def close(self) -> None:
-        """Nothing to release: the links share only the fork server, which has another owner."""
+        """Release nothing: the links share only the fork server, which has another owner."""
 
 
 class StdioLink:
@@ -192,7 +192,7 @@ class StdioLink:
         self._events.message(message)
 
     def _hear_noise(self, line: bytes) -> None:
-        """A line that is no message: logged, and reported while no message has come."""
+        """Log a line that is no message, and report it while no message has come."""
         shown = self._shown(line.decode("utf-8", "replace"))
         if (receive := self._events.stderr) is not None:
             receive(f"(stdout) {shown}")

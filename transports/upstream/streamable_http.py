@@ -122,7 +122,7 @@ class HttpLink:
         return msgspec.json.encode([self._version, self._session]).decode() if self._session else ""
 
     def send(self, frame: bytes, forwarded: Mapping[str, str] | None = None) -> None:
-        """As `Link.send`. `forwarded`: further headers for a modern request."""
+        """Do as `Link.send`. `forwarded`: further headers for a modern request."""
         if not self._takes_messages:
             raise LinkClosed("it is closed")
         message = parse(frame)
@@ -307,7 +307,7 @@ class HttpLink:
     # -- the end
 
     def _forgotten(self, request_id: int | str | None) -> None:
-        """The server no longer knows the session, so it did not execute this request."""
+        """Report that the server no longer knows the session, so that it did not execute this request."""
         self._takes_messages = False
         stream = self._running.get("stream")
         if stream is not None and stream is not asyncio.current_task():

@@ -53,7 +53,7 @@ def meant_by(line: bytes) -> Meant:
 
 
 def answered_by(head: bytes, tail: bytes) -> Meant:
-    """For a line that is not JSON, or of which only the beginning and the end are left."""
+    """Do as `meant_by`, for a line that is not JSON, or of which only the beginning and the end are left."""
     first = _HEAD.match(head)
     if first is not None and first["kind"] in (b"method", b"params"):
         return Meant(False)

@@ -99,7 +99,7 @@ class Connections:
             self._end(made, theirs, error)
 
     def ready(self, fd: int) -> None:
-        """A socket that is waited for has been connected, or has failed."""
+        """Answer for a socket that has been connected, or has failed."""
         waiting = self._waiting.get(fd)
         if waiting is None:
             return

@@ -254,7 +254,7 @@ class Touched:
         return found
 
     def sent(self, count: int) -> None:
-        """So many of the first ones have been sent."""
+        """Forget so many of the first ones, which have been sent."""
         del self._waiting[:count]
 
     def due_in(self, now: float) -> float | None:

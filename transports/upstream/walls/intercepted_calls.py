@@ -105,7 +105,7 @@ class Listener:
         return self._respond(made, 0, 0, _CONTINUE)
 
     def close(self) -> None:
-        """Waiting and later calls fail with ENOSYS."""
+        """Let waiting and later calls fail with ENOSYS."""
         with contextlib.suppress(OSError):
             os.close(self.fd)
 
@@ -180,7 +180,7 @@ def open_process(thread: int) -> int:
 
 
 def duplicate_from(process: int, fd: int) -> int:
-    """As `duplicate`, of a process that is open."""
+    """Do as `duplicate`, of a process that is open."""
     return call("pidfd_getfd", process, signed(fd), 0)
 
 

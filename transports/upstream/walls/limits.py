@@ -50,7 +50,7 @@ def limit(limits: Limits) -> None:
 
 
 def forbid_new_privileges() -> None:
-    """No program that this process executes gains rights: setuid bits and file capabilities are ignored."""
+    """Let no program that this process executes gain rights: setuid bits and file capabilities are ignored."""
     call("prctl", _PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
 
 

@@ -51,7 +51,7 @@ def is_apart() -> bool:
 
 
 def fork_apart() -> int:
-    """As `os.fork`, but the child is the first process of namespaces of its own, with the same user as before.
+    """Do as `os.fork`, but the child is the first process of namespaces of its own, with the same user as before.
 
     Raises:
         OSError: the kernel, or the container around us, refuses.
@@ -143,7 +143,7 @@ def _is_wanted(walls: Walls, folder: str) -> bool:
 
 
 def _mount_processes() -> None:
-    """A /proc of those of the namespace. The reaper's, with the network of the machine in it, is hidden from the
+    """Mount a /proc of those of the namespace. The reaper's, with the network of the machine in it, is hidden from the
     server, which may not look into it (`hidepid`, of each mount since Linux 5.8)."""
     flags = _NO_SET_UID | _NO_DEVICES | _NO_EXECUTE
     try:

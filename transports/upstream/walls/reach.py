@@ -183,7 +183,7 @@ class ReachRules:
         self._learnt: dict[Address, dict[int | None, float]] = {}  # until when, for each port; None: for all ports
 
     def learn(self, address: str, ports: Iterable[int] | None, seconds: float) -> None:
-        """An allowed name has this address: it is reachable for so long, on these ports (None: on all)."""
+        """Note an address of an allowed name: it is reachable for so long, on these ports (None: on all)."""
         key = unwrapped(ipaddress.ip_address(address))
         times = self._learnt.pop(key, {})  # so that it becomes the newest
         self._learnt[key] = {**times, **dict.fromkeys((None,) if ports is None else ports, self._clock() + seconds)}

@@ -289,7 +289,7 @@ def _of_modes(found: Mapping[str, Decision], but: Collection[str]) -> dict[str, 
 
 
 def _of_others(kind: FilterKind) -> dict[str, Decision]:
-    """Calls that name a process, by its number."""
+    """Return the decisions on calls that name a process, by its number."""
     if kind.apart:
         return {}
     beyond = NOTIFY if kind.others else _EPERM

@@ -149,7 +149,7 @@ class Walls:
 
 
 def _fields_of(part: Reach | Limits) -> dict[str, Any]:
-    """As `asdict`, which copies what is in the fields."""
+    """Do as `asdict`, which copies what is in the fields."""
     return {field.name: getattr(part, field.name) for field in fields(part)}
 
 

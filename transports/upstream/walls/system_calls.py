@@ -92,7 +92,7 @@ _CALLS: Final = tuple(map(_with_arguments, range(7)))
 
 @cache
 def machine() -> str:
-    """This machine, as `uname` calls it. Raises `OSError` (ENOSYS) for one that has no table."""
+    """Return the name of this machine, as `uname` calls it. Raises `OSError` (ENOSYS) for one that has no table."""
     name = os.uname().machine
     if sys.platform != "linux" or name not in NUMBERS or ctypes.sizeof(ctypes.c_void_p) != 8:
         raise OSError(errno.ENOSYS, f"no table of system calls for {name}")

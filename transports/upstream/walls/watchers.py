@@ -33,11 +33,11 @@ class Instance:
         self.used: tuple[int, int] | None = None
 
     def use(self, thread: int, fd: int) -> None:
-        """That thread uses it with that descriptor."""
+        """Note that a thread uses it with that descriptor."""
         self.used = (thread, fd)
 
     def add_watch(self) -> None:
-        """It has one more, or had it already, which is found out when there seem to be too many."""
+        """Count one more, even if it had that already: that is found out when there seem to be too many."""
         self.watches += 1
 
     def count(self, fd: int) -> None:
@@ -69,7 +69,7 @@ class Instances:
         return [*self._known.values()]
 
     def enter(self, fd: int) -> None:
-        """A new instance. Raises `OSError`."""
+        """Enter a new instance. Raises `OSError`."""
         self._known[self._numbered(fd, _ADD)] = Instance()
 
     @property
