@@ -16,11 +16,10 @@ from gateway.calls.exchange import Exchange
 from gateway.calls.live_session import LiveSession, live_session_of
 from gateway.calls.owned_tasks import OwnedTask, related_id
 from gateway.calls.questions import MAX_SERVER_ID_BYTES
-from gateway.calls.shared_server import LEVELS
 from gateway.protocol.methods import CHANGES, SERVER_METHODS, Method
 from gateway.protocol.params import meta_of
 from gateway.protocol.subscription_filter import ACKNOWLEDGED, ENDED, SUBSCRIPTION_ID, tagged
-from transports.era import Era
+from transports.era import LOG_LEVELS, Era
 from transports.jsonrpc import (
     INVALID_PARAMS,
     INVALID_REQUEST,
@@ -276,7 +275,7 @@ def _is_wanted(exchange: Exchange, params: Object) -> bool:
     """Return True if a call has asked for log messages of that level (MCP 2026-07-28, Logging)."""
     level = msgspec.json.decode(params.get("level", b"null"))
     wanted = exchange.caller.log_level if exchange.caller is not None else ""
-    return level in LEVELS and wanted in LEVELS and LEVELS.index(level) >= LEVELS.index(wanted)
+    return level in LOG_LEVELS and wanted in LOG_LEVELS and LOG_LEVELS.index(level) >= LOG_LEVELS.index(wanted)
 
 
 def _calls(conversation: Conversation) -> list[Exchange]:

@@ -10,9 +10,7 @@ from session_store import Session
 from transports.era import LOG_LEVELS
 from transports.jsonrpc import Object, encode
 
-__all__ = ["LEVELS", "is_lower", "params_for_shared"]
-
-LEVELS: Final = LOG_LEVELS
+__all__ = ["is_lower", "params_for_shared"]
 
 _CAPABILITY: Final = "logging"
 
@@ -27,9 +25,9 @@ def params_for_shared(method: str, params: Object, others: Sequence[Session]) ->
         return None if any(uri in other.subscriptions for other in others) else params
     if method == "logging/setLevel":
         level = msgspec.json.decode(params.get("level", b"null"))
-        wanted = [known for known in (level, *(other.log_level for other in others)) if known in LEVELS]
-        if level in LEVELS:
-            return params | {"level": msgspec.Raw(encode(min(wanted, key=LEVELS.index)))}
+        wanted = [known for known in (level, *(other.log_level for other in others)) if known in LOG_LEVELS]
+        if level in LOG_LEVELS:
+            return params | {"level": msgspec.Raw(encode(min(wanted, key=LOG_LEVELS.index)))}
     return params
 
 
@@ -37,6 +35,6 @@ def is_lower(level: str, present: str, initialize_result: bytes | None) -> bool:
     """Return True if a legacy server has to be set to that level on behalf of a modern client, which asks for one with
     each call. A server has one level for all calls: the lowest that any of them requested. `present` is that level,
     empty before the first. The messages are filtered for each call."""
-    if level not in LEVELS or _CAPABILITY not in capabilities_of(initialize_result):
+    if level not in LOG_LEVELS or _CAPABILITY not in capabilities_of(initialize_result):
         return False
-    return not present or LEVELS.index(level) < LEVELS.index(present)
+    return not present or LOG_LEVELS.index(level) < LOG_LEVELS.index(present)

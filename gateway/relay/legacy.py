@@ -14,7 +14,6 @@ from gateway.calls.event_log import EventWriter
 from gateway.calls.exchange import Exchange
 from gateway.calls.immediate_reply import ImmediateReply
 from gateway.calls.live_session import LiveSession
-from gateway.calls.shared_server import LEVELS
 from gateway.calls.streams import STANDALONE, LostStreams, answer_lost, call_of_event, id_in_log
 from gateway.context.facts import trace_meta, with_context, with_meta
 from gateway.errors import (
@@ -44,7 +43,7 @@ from gateway.sessions.resolve import SessionResolver
 from gateway.tasks.legacy_clients import LegacyTasks
 from session_store import UnknownEvent, UnwrittenEvent
 from session_store.session import redact
-from transports.era import LEGACY
+from transports.era import LEGACY, LOG_LEVELS
 from transports.inbound_port import Answer, EventSource, Refused, Request
 from transports.jsonrpc import (
     METHOD_NOT_FOUND,
@@ -165,8 +164,8 @@ class LegacyClients:
         """Record the log level and the subscriptions of a session, which the next link to a server is given again."""
         live, params, method = resolved.live, request.params, message_of(request).method
         if method == "logging/setLevel":
-            if (level := text_of(params, "level")) not in LEVELS:
-                raise unknown_level(LEVELS)
+            if (level := text_of(params, "level")) not in LOG_LEVELS:
+                raise unknown_level(LOG_LEVELS)
             await self._records.update(live, log_level=level)
         elif method == "resources/subscribe":
             uri = text_of(params, "uri")

@@ -5,9 +5,10 @@ from typing import Any
 import msgspec
 import pytest
 
-from gateway.calls.shared_server import LEVELS, is_lower, params_for_shared
+from gateway.calls.shared_server import is_lower, params_for_shared
 from session_store import Session
 from session_store.testing import FakeClock, a_session
+from transports.era import LOG_LEVELS
 from transports.jsonrpc import encode
 
 
@@ -26,10 +27,10 @@ def test_a_subscription_ends_with_the_last_session_that_holds_it() -> None:
     assert params_for_shared("resources/unsubscribe", uri, []) is uri
 
 
-@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("level", LOG_LEVELS)
 def test_the_process_has_the_lowest_level_that_any_session_asked_for(level: str) -> None:
     wanted = params_for_shared("logging/setLevel", params(level=level), [other(log_level="warning"), other()])
-    assert wanted == params(level=min(level, "warning", key=LEVELS.index))
+    assert wanted == params(level=min(level, "warning", key=LOG_LEVELS.index))
 
 
 def test_a_level_that_is_none_is_for_the_server_to_refuse_and_other_requests_pass_as_they_are() -> None:
