@@ -29,7 +29,6 @@ __all__ = [
     "FastCall",
     "OwnRequests",
     "TaskToken",
-    "TaskTokens",
     "WatchedConversation",
     "fields_of_line",
 ]
@@ -69,46 +68,22 @@ class FastCall(Protocol):
 
 
 class TaskToken(NamedTuple):
-    """A client's token, and the session that it belongs to, which may have ended."""
+    """A client's token for progress of a task, and the session that it belongs to, which may have ended."""
 
     token: msgspec.Raw
     session: "ref[object]"
-
-
-class TaskTokens:
-    """The progress tokens of calls that were answered with a task, between clients and servers of the handshake era, by
-    the numbers that the server has for them.
-
-    Such a token stays valid as long as its task (MCP 2025-11-25, Progress). Which tasks have ended is not known here: a
-    server sends no more progress then.
-    """
-
-    __slots__ = ("_tokens",)
-
-    def __init__(self) -> None:
-        self._tokens: dict[int, TaskToken] = {}
-
-    def keep(self, number: int, token: msgspec.Raw, session: object) -> None:
-        """Keep the token of the call of that number, which was answered."""
-        while len(self._tokens) >= MOST_TOKENS:
-            del self._tokens[next(iter(self._tokens))]
-        self._tokens[number] = TaskToken(token, ref(session))
-
-    def find(self, number: object) -> TaskToken | None:
-        """Return the client's token for the server's; None if there is none (any more)."""
-        return self._tokens.get(number) if isinstance(number, int) else None
 
 
 class Calls:
     """The calls of one conversation. They may change while they are iterated over. `fast` has those on the fast path by
     their numbers. They leave it as soon as somebody asks for the calls."""
 
-    __slots__ = ("_sent", "_tasks", "_waiting", "fast")
+    __slots__ = ("_sent", "_tokens", "_waiting", "fast")
 
     def __init__(self) -> None:
         self.fast: dict[int, FastCall] = {}
         self._sent: dict[int, Exchange] = {}
-        self._tasks: TaskTokens | None = None
+        self._tokens: dict[int, TaskToken] | None = None  # of calls that were answered with a task, by their numbers
         self._waiting: dict[Exchange, None] = {}
 
     def __bool__(self) -> bool:
@@ -170,15 +145,20 @@ class Calls:
         return exchange
 
     def _keep_token(self, exchange: Exchange) -> None:
+        """Keep the progress token of a call that was answered, between a client and a server of the handshake era: it
+        stays valid as long as the call's task (MCP 2025-11-25, Progress). Which tasks have ended is not known here: a
+        server sends no more progress then."""
         if exchange.progress_token is None or exchange.live is None or exchange.caller is not None:
             return  # a modern client gets the progress of a task with the task
-        if self._tasks is None:
-            self._tasks = TaskTokens()
-        self._tasks.keep(exchange.number, exchange.progress_token, exchange.live)
+        if self._tokens is None:
+            self._tokens = {}
+        while len(self._tokens) >= MOST_TOKENS:
+            del self._tokens[next(iter(self._tokens))]
+        self._tokens[exchange.number] = TaskToken(exchange.progress_token, ref(exchange.live))
 
     def of_task(self, number: object) -> TaskToken | None:
         """Return the token for progress of a task that the call of that number may have made; None if it has none."""
-        return None if self._tasks is None else self._tasks.find(number)
+        return self._tokens.get(number) if self._tokens is not None and isinstance(number, int) else None
 
     def rest(self) -> None:
         """Give back the memory that calls in flight have taken, if there are none. One for each session adds up."""
@@ -191,7 +171,7 @@ class Calls:
 
     def forget_tasks(self) -> None:
         """Forget the tokens of tasks: the server with the tasks is gone."""
-        self._tasks = None
+        self._tokens = None
 
     def take_only(self) -> Exchange | None:
         """Remove and return the only call that the server has; None if it has several.

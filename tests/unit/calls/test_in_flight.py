@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from gateway.calls.exchange import Exchange
-from gateway.calls.in_flight import MOST_TOKENS, TICK_S, Calls, CallWatch, TaskTokens, fields_of_line
+from gateway.calls.in_flight import MOST_TOKENS, TICK_S, Calls, CallWatch, fields_of_line
 from gateway.calls.lifecycles import Deadlines
 from session_store.session import redact
 from tests.requirements import requirement
@@ -135,18 +135,18 @@ def test_a_line_names_the_only_call_in_flight_and_the_session_of_all_and_guesses
     assert fields_of_line(cast("Any", source), calls, opened_for) == {"server": "files", **expected}
 
 
-class Session:
-    """A session."""
-
-
 @requirement("spec.task-progress")
-def test_the_oldest_token_is_forgotten_and_no_session_is_kept_alive() -> None:
-    tokens, session = TaskTokens(), Session()
+def test_the_oldest_token_of_a_task_is_forgotten_and_no_session_is_kept_alive() -> None:
+    calls, live, conversation = Calls(), a_live(), FakeUpstream().conversation
     for number in range(MOST_TOKENS + 1):
-        tokens.keep(number, msgspec.Raw(b"%d" % number), session)
-    assert tokens.find(0) is None and tokens.find("1") is None and tokens.find(None) is None
-    kept = tokens.find(MOST_TOKENS)
-    assert kept is not None and bytes(kept.token) == b"%d" % MOST_TOKENS and kept.session() is session
-    del session
+        call = a_call(live)
+        call.sent_as(conversation, number, None, 0.0)
+        call.progress_token, call.makes_task = msgspec.Raw(b"%d" % number), True
+        calls.send(call)
+        assert calls.take(number) is call
+    assert calls.of_task(0) is None and calls.of_task("1") is None and calls.of_task(None) is None
+    kept = calls.of_task(MOST_TOKENS)
+    assert kept is not None and bytes(kept.token) == b"%d" % MOST_TOKENS and kept.session() is live
+    del live, call
     gc.collect()
     assert kept.session() is None
