@@ -37,7 +37,8 @@ from gateway.relay.modern_results import ModernResults
 from gateway.sessions.attach import Resolved
 from gateway.sessions.carriers import Carriers
 from gateway.sessions.resolve import SessionResolver
-from gateway.tasks.modern_clients import TaskCalls, TaskRequests
+from gateway.sessions.session_keys import KEY_META
+from gateway.tasks.modern_clients import ModernTasks
 from session_store import Context
 from transports.era import MODERN, SESSIONLESS, Era
 from transports.inbound_port import Answer, Refused, Request
@@ -68,13 +69,11 @@ class ModernClients:
         carriers: Carriers,
         endpoints: Mapping[str, Endpoint],
         seal: RequestStateSeal,
-        tasks: TaskRequests,
-        task_calls: TaskCalls,
+        tasks: ModernTasks,
         result_meta: bool,
     ) -> None:
         self._tasks = tasks
-        self._task_calls = task_calls
-        self._results = ModernResults(carriers, seal, task_calls, result_meta=result_meta)
+        self._results = ModernResults(carriers, seal, tasks, result_meta=result_meta)
         self._intake = intake
         self.resolver = resolver
         self._carriers = carriers
@@ -165,9 +164,10 @@ class ModernClients:
     def _exchange(
         self, resolved: Resolved | None, request: Request, who: RequestContext, binding: Binding | None
     ) -> Exchange:
-        message, names_session = message_of(request), self._results.names_session(request, resolved)
-        takes_tasks = message.method == "tools/call" and declares_tasks(request.meta)
-        exchange = (self._task_calls.exchange if takes_tasks else Exchange)(
+        """The exchange of a call on which that was decided."""
+        message, resolved = message_of(request), decision.resolved
+        takes_tasks, names_session = decision.takes_tasks, decision.names_session
+        exchange = (self._tasks.exchange if takes_tasks else Exchange)(
             method=str(message.method),
             client_id=id_of(message),
             live=None if resolved is None else resolved.live,
@@ -180,6 +180,18 @@ class ModernClients:
         if binding is not None and self._results.keep_complete(names_session=names_session):
             exchange.keep_complete()
         return exchange
+
+    def _accepting(
+        self, exchange: Exchange, request: Request, who: RequestContext, params: Object, decision: StandingDecision
+    ) -> Soon[Answer]:
+        """Send a call to its server. It may become a task."""
+        headers = decision.headers
+        if type(exchange) is Exchange:  # as nearly all calls
+            decision.keep_for(request)
+            return self._intake.accept(exchange, request, who, params, headers)
+        return self._tasks.answer(
+            exchange, request, headers, self._intake.accept(exchange, request, who, params, headers)
+        )
 
     async def notify(self, request: Request, who: RequestContext) -> Headers:
         """Relay a notification that MCP does not define. MCP 2026-07-28 itself has none of clients over HTTP. Returns
@@ -238,7 +250,7 @@ class ModernClients:
         exchange = live.suspended.get(opened.call)
         if exchange is None or exchange.suspended is None:
             # The process with the suspended call is gone: the call is repeated, with the answers that are known.
-            exchange = (self._task_calls.exchange if takes_tasks else Exchange)(
+            exchange = (self._tasks.exchange if takes_tasks else Exchange)(
                 method=str(message.method),
                 client_id=id_of(message),
                 live=live,
@@ -256,7 +268,7 @@ class ModernClients:
             params = {k: v for k, v in request.params.items() if k not in ("requestState", "inputResponses")}
             accepting = self._intake.accept(exchange, again, who, params, headers)
             if takes_tasks:
-                accepting = self._task_calls.answer(exchange, again, headers, accepting)
+                accepting = self._tasks.answer(exchange, again, headers, accepting)
             return await arrived(accepting)
         if opened.turn != exchange.suspended.turn:
             raise bad_request_state()
@@ -266,7 +278,7 @@ class ModernClients:
         if exchange.replies.is_closed or exchange.conversation is None:
             live.suspended.pop(opened.call, None)  # the call has ended meanwhile, and its outcome is the answer
         answer_suspended(exchange, responses)
-        return self._task_calls.resumed(exchange, request, reply) if takes_tasks else reply
+        return self._tasks.resumed(exchange, request, reply) if takes_tasks else reply
 
     def _headers(self, resolved: Resolved, request: Request) -> Headers:
         return self._carriers.headers(resolved.live.session, request, cookie_held=resolved.cookie_held)
@@ -279,7 +291,7 @@ class ModernClients:
                 METHOD_NOT_FOUND,
                 "Method not found: server/discover. The server supports 2025-11-25 or older only.",
             )
-        return ImmediateReply(encode_result(encode(message.id), self._task_calls.declared(result)))
+        return ImmediateReply(encode_result(encode(message.id), self._tasks.declared(result)))
 
 
 def _without_reserved_answers(request: Request) -> Request:

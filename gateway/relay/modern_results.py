@@ -19,7 +19,7 @@ from gateway.protocol.subscription_filter import SUBSCRIPTION_ID
 from gateway.protocol.tasks import is_task
 from gateway.sessions.attach import Resolved
 from gateway.sessions.carriers import Carriers
-from gateway.tasks.modern_clients import TaskCalls
+from gateway.tasks.modern_clients import ModernTasks
 from transports.inbound_port import Refused, Request
 from transports.jsonrpc import MISSING_CAPABILITY, InvalidMessage, Object, encode
 
@@ -29,10 +29,10 @@ __all__ = ["ModernResults"]
 class ModernResults:
     """Shapes results. `result_meta` is the setting of that name."""
 
-    def __init__(self, carriers: Carriers, seal: RequestStateSeal, task_calls: TaskCalls, *, result_meta: bool) -> None:
+    def __init__(self, carriers: Carriers, seal: RequestStateSeal, tasks: ModernTasks, *, result_meta: bool) -> None:
         self._carriers = carriers
         self._seal = seal
-        self._task_calls = task_calls
+        self._tasks = tasks
         self._result_meta = result_meta
 
     def keep_complete(self, *, names_session: bool) -> bool:
@@ -51,7 +51,7 @@ class ModernResults:
 
         def shape(exchange: Exchange, result: Object) -> Object:
             if binding is not None and is_task(result):
-                result = self._task_calls.created(exchange, result, binding.endpoint, is_declared=takes_tasks)
+                result = self._tasks.created(exchange, result, binding.endpoint, is_declared=takes_tasks)
             return self._shape(exchange, result, binding, trace, names_session=names_session)
 
         return shape

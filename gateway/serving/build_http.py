@@ -27,7 +27,7 @@ from gateway.tasks.handles import TaskHandles
 from gateway.tasks.legacy_clients import LegacyTasks
 from gateway.tasks.listening import TaskListening
 from gateway.tasks.made.results import Outcomes, ResultCalls
-from gateway.tasks.modern_clients import TaskCalls, TaskRequests
+from gateway.tasks.modern_clients import ModernTasks
 from gateway.tasks.relayed import RelayedTasks
 from gateway.tasks.requested import AskedTasks
 from session_store import Purpose
@@ -101,7 +101,7 @@ def _pipeline(
         announcements=sessions.announcements,
     )
     handles = TaskHandles(base.ring)
-    relayed = RelayedTasks(handles)
+    relayed = RelayedTasks(handles, intake, endpoints, result_meta=options.result_meta)
     sessions.closed.add(relayed.known.forget)
     parts = build_tasks(base, sessions, servers, resolution, intake, handles)
     asked = AskedTasks(
@@ -124,13 +124,7 @@ def _pipeline(
         announcements=sessions.announcements,
     )
     legacy_tasks = LegacyTasks(
-        handles=handles,
-        relayed=relayed,
-        intake=intake,
-        resolver=resolution.resolver,
-        endpoints=endpoints,
-        asked=asked,
-        result_meta=options.result_meta,
+        relayed=relayed, intake=intake, resolver=resolution.resolver, endpoints=endpoints, asked=asked
     )
     legacy = LegacyClients(
         intake=intake,
@@ -143,22 +137,15 @@ def _pipeline(
         result_meta=options.result_meta,
     )
     listening = TaskListening(
-        handles=handles,
-        relayed=relayed,
-        notices=parts.notices,
-        intake=intake,
-        resolver=resolution.resolver,
-        endpoints=endpoints,
+        relayed=relayed, notices=parts.notices, intake=intake, resolver=resolution.resolver, endpoints=endpoints
     )
-    tasks = TaskRequests(
-        handles=handles,
+    modern_tasks = ModernTasks(
         relayed=relayed,
         made=parts.made,
-        intake=intake,
+        maker=parts.maker,
         resolver=resolution.resolver,
         endpoints=endpoints,
         listening=listening,
-        result_meta=options.result_meta,
     )
     modern = ModernClients(
         intake=intake,
@@ -166,8 +153,7 @@ def _pipeline(
         carriers=resolution.carriers,
         endpoints=endpoints,
         seal=RequestStateSeal(base.ring, base.clock),
-        tasks=tasks,
-        task_calls=TaskCalls(relayed, parts.maker, endpoints),
+        tasks=modern_tasks,
         result_meta=options.result_meta,
     )
     pipeline = Pipeline(

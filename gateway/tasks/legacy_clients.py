@@ -10,13 +10,12 @@ from typing import Any, Final
 
 import msgspec
 
-from gateway.calls.call import id_of, message_of
+from gateway.calls.call import message_of
 from gateway.calls.conversation import Conversation
 from gateway.calls.exchange import Exchange
 from gateway.calls.immediate_reply import ImmediateReply
 from gateway.calls.live_session import LiveSession, live_session_of
 from gateway.calls.owned_tasks import related_id, with_related
-from gateway.context.facts import trace_meta, with_meta
 from gateway.identity.request_context import RequestContext
 from gateway.protocol.catalog import cursor_of, next_cursor
 from gateway.protocol.handshake import HandshakeRefused, capabilities_of
@@ -24,17 +23,15 @@ from gateway.protocol.methods import METHODS
 from gateway.protocol.params import text_of
 from gateway.sessions.attach import Resolved
 from gateway.sessions.resolve import SessionResolver
-from gateway.tasks.handles import TaskHandle, TaskHandles
+from gateway.tasks.handles import TaskHandle
 from gateway.tasks.made.made_tasks import session_of
 from gateway.tasks.ports import Calls, Endpoint
-from gateway.tasks.refusals import UnknownTask
 from gateway.tasks.relayed import RelayedTasks
 from gateway.tasks.requested import AskedTasks
 from gateway.upstreams.upstream import ConfiguredUpstream
 from transports.era import Era
 from transports.inbound_port import Answer, Refused, Request
 from transports.jsonrpc import INVALID_PARAMS, METHOD_NOT_FOUND, Object, encode, encode_result
-from transports.reply_queue import ReplyQueue
 from transports.soon import arrived
 from transports.upstream_port import LinkClosed, UpstreamUnavailable
 
@@ -59,21 +56,17 @@ class LegacyTasks:
     def __init__(
         self,
         *,
-        handles: TaskHandles,
         relayed: RelayedTasks,
         intake: Calls,
         resolver: SessionResolver,
         endpoints: Mapping[str, Endpoint],
         asked: AskedTasks,
-        result_meta: bool,
     ) -> None:
         self.asked = asked
-        self._handles = handles
         self._relayed = relayed
         self._intake = intake
         self._resolver = resolver
         self._endpoints = endpoints
-        self._result_meta = result_meta
 
     async def begin(self, exchange: Exchange, request: Request, who: RequestContext) -> Answer:
         """Answer a request that asks for a task: the gateway makes it, or its server does. A server without tasks may
@@ -103,7 +96,7 @@ class LegacyTasks:
                 page = await self._list(request, who, resolved)
             return ImmediateReply(encode_result(encode(message.id), encode(page)), live=resolved.live)
         text = text_of(request.params, "taskId")
-        handle = self._handles.read_at(text, request.endpoint)
+        handle = self._relayed.handles.read_at(text, request.endpoint)
         try:
             return await self._about(request, who, resolved, handle, text)
         except Refused as refused:
@@ -120,16 +113,7 @@ class LegacyTasks:
             # Another session of the same principal, such as a child session, or one from before the client started
             # again.
             resolved = await session_of(handle, who, self._resolver, Era.LEGACY)
-        upstream = self._endpoints[request.endpoint].server(handle.server, resolved.context)
-        if upstream is None or not self._relayed.known.is_reachable(upstream, resolved.live, handle):
-            raise UnknownTask()
-        return await self._relay(request, who, resolved, handle, text)
-
-    async def _relay(
-        self, request: Request, who: RequestContext, resolved: Resolved, handle: TaskHandle, text: str
-    ) -> Answer:
-        message, live = message_of(request), resolved.live
-        is_result = message.method == "tasks/result"
+        live, is_result = resolved.live, message_of(request).method == "tasks/result"
 
         def shape(exchange: Exchange, result: Object) -> Object:
             if is_result:
@@ -140,23 +124,7 @@ class LegacyTasks:
                 result = result | {"taskId": msgspec.Raw(encode(text))}
             return result
 
-        exchange = Exchange(
-            method=str(message.method),
-            client_id=id_of(message),
-            live=live,
-            replies=ReplyQueue(),
-            shape=shape,
-            context=resolved.context,
-            granted=who.claims,
-        )
-        exchange.add_log_facts(handle.log_facts)
-        if self._result_meta:
-            exchange.filter_result(lambda _, result: with_meta(result, trace_meta(live.session, who.correlation)))
-        owned = self._relayed.known.owned(live, handle) if is_result else None
-        if owned is not None:
-            owned.await_result(exchange)
-        params: Object = request.params | {"taskId": msgspec.Raw(encode(handle.id))}
-        return await arrived(self._intake.accept(exchange, request, who, params, [], server=handle.server))
+        return await self._relayed.ask(request, who, resolved, handle, text, shape)
 
     # -- tasks/list
 

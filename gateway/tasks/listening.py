@@ -24,7 +24,7 @@ from gateway.protocol.subscription_filter import ACKNOWLEDGED, SUBSCRIPTION_ID
 from gateway.protocol.tasks import declares_tasks, with_tasks
 from gateway.sessions.attach import Resolved
 from gateway.sessions.resolve import SessionResolver
-from gateway.tasks.handles import TaskHandle, TaskHandles
+from gateway.tasks.handles import TaskHandle
 from gateway.tasks.made.made_tasks import found_session
 from gateway.tasks.notices import TaskNotices, TaskStream, task_notification
 from gateway.tasks.ports import Calls, Endpoint
@@ -157,14 +157,12 @@ class TaskListening:
     def __init__(
         self,
         *,
-        handles: TaskHandles,
         relayed: RelayedTasks,
         notices: TaskNotices,
         intake: Calls,
         resolver: SessionResolver,
         endpoints: Mapping[str, Endpoint],
     ) -> None:
-        self._handles = handles
         self._relayed = relayed
         self._notices = notices
         self._intake = intake
@@ -223,7 +221,7 @@ class TaskListening:
         named: dict[str, TaskHandle] = {}
         for text in texts[:MAX_LISTENED]:
             with contextlib.suppress(UnknownTask):
-                named[text] = self._handles.read_at(text, endpoint)
+                named[text] = self._relayed.handles.read_at(text, endpoint)
         return named
 
     async def _session(self, tasks: Mapping[str, TaskHandle], request: Request, who: RequestContext) -> Resolved:

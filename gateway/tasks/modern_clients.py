@@ -7,47 +7,57 @@ the session must not be.
 
 from collections.abc import Mapping
 
-import msgspec
-
 from gateway.calls.call import id_of, message_of
 from gateway.calls.exchange import Exchange
 from gateway.calls.immediate_reply import ImmediateReply
 from gateway.calls.live_session import live_session_of
-from gateway.context.facts import trace_meta, with_meta
 from gateway.identity.request_context import RequestContext
-from gateway.protocol.capabilities import caller_of_meta
 from gateway.protocol.listing import Called
 from gateway.protocol.params import text_of
 from gateway.protocol.tasks import declares_tasks
 from gateway.sessions.resolve import SessionResolver
 from gateway.tasks.answers import declaring_tasks
-from gateway.tasks.handles import TaskHandle, TaskHandles
+from gateway.tasks.handles import TaskHandle
 from gateway.tasks.listening import TaskListening
 from gateway.tasks.made.exchange import TaskExchange
 from gateway.tasks.made.made_tasks import MadeTasks, session_of
 from gateway.tasks.made.maker import TaskMaker
-from gateway.tasks.ports import Calls, Endpoint
-from gateway.tasks.refusals import UnknownTask, tasks_not_declared
+from gateway.tasks.ports import Endpoint
+from gateway.tasks.refusals import tasks_not_declared
 from gateway.tasks.relayed import RelayedTasks
 from transports.era import Era
 from transports.inbound_port import Answer, Refused, Request
 from transports.jsonrpc import Object, encode, encode_result
-from transports.reply_queue import ReplyQueue
-from transports.soon import Soon, arrived
+from transports.soon import Soon
 
-__all__ = ["TaskCalls", "TaskRequests"]
+__all__ = ["ModernTasks"]
 
 
 Headers = list[tuple[bytes, bytes]]
 
 
-class TaskCalls:
-    """Gives calls their tasks. `maker` is None where no tasks are made (`gateway.tasks.enabled`)."""
+class ModernTasks:
+    """Gives calls of modern clients their tasks, and answers what these clients ask about tasks. `maker` is None where
+    no tasks are made (`gateway.tasks.enabled`): earlier ones are still answered."""
 
-    def __init__(self, relayed: RelayedTasks, maker: TaskMaker | None, endpoints: Mapping[str, Endpoint]) -> None:
+    def __init__(
+        self,
+        *,
+        relayed: RelayedTasks,
+        made: MadeTasks,
+        maker: TaskMaker | None,
+        resolver: SessionResolver,
+        endpoints: Mapping[str, Endpoint],
+        listening: TaskListening,
+    ) -> None:
+        self.listening = listening
         self._relayed = relayed
+        self._made = made
         self._maker = maker
+        self._resolver = resolver
         self._endpoints = endpoints
+
+    # -- calls that may become tasks
 
     @property
     def exchange(self) -> type[Exchange]:
@@ -86,30 +96,7 @@ class TaskCalls:
         live = live_session_of(exchange)
         return self._endpoints[request.endpoint].called(live, exchange.context, request.params)
 
-
-class TaskRequests:
-    """Handles what modern clients ask about tasks."""
-
-    def __init__(
-        self,
-        *,
-        handles: TaskHandles,
-        relayed: RelayedTasks,
-        made: MadeTasks,
-        intake: Calls,
-        resolver: SessionResolver,
-        endpoints: Mapping[str, Endpoint],
-        listening: TaskListening,
-        result_meta: bool,
-    ) -> None:
-        self.listening = listening
-        self._handles = handles
-        self._relayed = relayed
-        self._made = made
-        self._intake = intake
-        self._resolver = resolver
-        self._endpoints = endpoints
-        self._result_meta = result_meta
+    # -- requests about a task
 
     async def call(self, request: Request, who: RequestContext) -> Answer:
         """Answer a request about a task.
@@ -123,7 +110,7 @@ class TaskRequests:
         if not declares_tasks(request.meta):
             raise tasks_not_declared(f"{method} is about a task")
         text = text_of(request.params, "taskId")
-        handle = self._handles.read_at(text, request.endpoint)
+        handle = self._relayed.handles.read_at(text, request.endpoint)
         try:
             if handle.kind == "relayed":
                 return await self._relay(request, who, handle, text)
@@ -145,24 +132,5 @@ class TaskRequests:
 
     async def _relay(self, request: Request, who: RequestContext, handle: TaskHandle, text: str) -> Answer:
         """Send the request to the server that has made the task."""
-        resolved, message = await session_of(handle, who, self._resolver, Era.MODERN), message_of(request)
-        upstream = self._endpoints[request.endpoint].server(handle.server, resolved.context)
-        if upstream is None or not self._relayed.known.is_reachable(upstream, resolved.live, handle):
-            raise UnknownTask()
-        live = resolved.live
-        live.client_sent(message)
-        exchange = Exchange(
-            method=str(message.method),
-            client_id=id_of(message),
-            live=live,
-            replies=ReplyQueue(),
-            shape=self._relayed.answer_shape(handle, text),
-            caller=caller_of_meta(request.params.get("_meta", b"{}")),
-            context=resolved.context,
-            granted=who.claims,
-        )
-        exchange.add_log_facts(handle.log_facts)
-        if self._result_meta:
-            exchange.filter_result(lambda _, result: with_meta(result, trace_meta(live.session, who.correlation)))
-        params: Object = request.params | {"taskId": msgspec.Raw(encode(handle.id))}
-        return await arrived(self._intake.accept(exchange, request, who, params, [], server=handle.server))
+        resolved = await session_of(handle, who, self._resolver, Era.MODERN)
+        return await self._relayed.ask(request, who, resolved, handle, text, self._relayed.answer_shape(handle, text))

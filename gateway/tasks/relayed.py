@@ -13,21 +13,34 @@ from weakref import WeakKeyDictionary
 
 import msgspec
 
+from gateway.calls.call import id_of, message_of
 from gateway.calls.exchange import Exchange
 from gateway.calls.lifecycles import step
 from gateway.calls.live_session import LiveSession, live_session_of
 from gateway.calls.owned_tasks import OwnedTask, TaskLink, related_id, task_link_of, with_related
 from gateway.calls.usage import Use
+from gateway.context.facts import trace_meta, with_meta
+from gateway.identity.request_context import RequestContext
+from gateway.protocol.capabilities import caller_of_meta
 from gateway.protocol.tasks import TaskState, state_of, with_tasks
+from gateway.sessions.attach import Resolved
 from gateway.tasks.handles import TaskHandle, TaskHandles
-from gateway.tasks.refusals import tasks_not_declared, unreadable_task
+from gateway.tasks.ports import Calls, Endpoint
+from gateway.tasks.refusals import UnknownTask, tasks_not_declared, unreadable_task
 from gateway.upstreams.upstream import ConfiguredUpstream
 from session_store.session import redact
+from transports.era import Era
+from transports.inbound_port import Answer, Request
 from transports.jsonrpc import Object, decode_object, encode
+from transports.reply_queue import ReplyQueue
+from transports.soon import arrived
 
 __all__ = ["KNOWN", "MAX_KEPT", "MAX_KNOWN", "KnownEvent", "KnownState", "KnownTasks", "RelayedTasks"]
 
 logger = logging.getLogger(__name__)
+
+Shape = Callable[[Exchange, Object], Object]
+"""Turns a server's result into the client's."""
 
 
 MAX_KEPT: Final = 64
@@ -204,11 +217,16 @@ class KnownTasks:
 
 
 class RelayedTasks:
-    """Gives the tasks of servers their handles."""
+    """Gives the tasks of servers their handles, and sends servers what clients ask about them."""
 
-    def __init__(self, handles: TaskHandles) -> None:
+    def __init__(
+        self, handles: TaskHandles, calls: Calls, endpoints: Mapping[str, Endpoint], *, result_meta: bool
+    ) -> None:
         self.known = KnownTasks()
-        self._handles = handles
+        self.handles = handles
+        self._calls = calls
+        self._endpoints = endpoints
+        self._result_meta = result_meta
 
     # -- a task that a server has made
 
@@ -250,7 +268,7 @@ class RelayedTasks:
         assert live is not None and link is not None
         handle = TaskHandle("relayed", live.session.id, endpoint, link.name, _text(task, "taskId"))
         try:
-            text = self._handles.sign(handle)
+            text = self.handles.sign(handle)
         except ValueError:
             if handle.id:  # nobody can name it to cancel it
                 link.request("tasks/cancel", cancellation)
@@ -265,7 +283,43 @@ class RelayedTasks:
 
     # -- requests about a task
 
-    def answer_shape(self, handle: TaskHandle, text: str) -> Callable[[Exchange, Object], Object]:
+    async def ask(
+        self, request: Request, who: RequestContext, resolved: Resolved, handle: TaskHandle, text: str, shape: Shape
+    ) -> Answer:
+        """Send a request about a task to the server that has made it, in the session of the task. `text` is the handle
+        that the client has sent, `shape` turns the answer into the client's.
+
+        Raises:
+            Refused: no such task is to be reached there; or as `Calls.accept`.
+        """
+        message, live = message_of(request), resolved.live
+        upstream = self._endpoints[request.endpoint].server(handle.server, resolved.context)
+        if upstream is None or not self.known.is_reachable(upstream, live, handle):
+            raise UnknownTask()
+        caller = None
+        if request.era is Era.MODERN:
+            live.client_sent(message)
+            caller = caller_of_meta(request.params.get("_meta", b"{}"))
+        exchange = Exchange(
+            method=str(message.method),
+            client_id=id_of(message),
+            live=live,
+            replies=ReplyQueue(),
+            shape=shape,
+            caller=caller,
+            context=resolved.context,
+            granted=who.claims,
+        )
+        exchange.add_log_facts(handle.log_facts)
+        if self._result_meta:
+            exchange.filter_result(lambda _, result: with_meta(result, trace_meta(live.session, who.correlation)))
+        owned = self.known.owned(live, handle) if message.method == "tasks/result" else None
+        if owned is not None:
+            owned.await_result(exchange)
+        params: Object = request.params | {"taskId": msgspec.Raw(encode(handle.id))}
+        return await arrived(self._calls.accept(exchange, request, who, params, [], server=handle.server))
+
+    def answer_shape(self, handle: TaskHandle, text: str) -> Shape:
         """What turns the server's answer about a task into the client's: `text` is the handle that the client has."""
         own = msgspec.Raw(encode(text))
 
@@ -291,7 +345,7 @@ class RelayedTasks:
         if owned is not None:
             return owned.handle
         try:
-            return self._handles.sign(handle) if is_own else None
+            return self.handles.sign(handle) if is_own else None
         except ValueError:
             return None
 

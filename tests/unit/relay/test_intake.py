@@ -172,7 +172,7 @@ class Suspended:
         )
         given: Any = {"intake": self, "resolver": self, "carriers": carriers, "endpoints": {"/mcp": None}}
         nothing: Any = None
-        self.clients = ModernClients(**given, seal=seal, tasks=nothing, task_calls=nothing, result_meta=False)
+        self.clients = ModernClients(**given, seal=seal, tasks=nothing, result_meta=False)
         self.exchange, server = a_call(self.live), cast("Any", self.server)
         self.exchange.sent_as(server, 1, None, 1.0)
         question = InputRequest(server, b"1", "elicitation/create", {})

@@ -52,7 +52,7 @@ class Parts:
     def __init__(self, *, is_process: bool = True) -> None:
         self.live = a_live()
         self.server = Conversation(is_process=is_process)
-        self.tasks = RelayedTasks(HANDLES)
+        self.tasks = RelayedTasks(HANDLES, cast("Any", None), {}, result_meta=False)
 
     @property
     def kept(self) -> tuple[int, int, int]:
