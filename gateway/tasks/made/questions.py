@@ -22,7 +22,7 @@ from gateway.protocol.tasks import with_tasks
 from gateway.tasks.made.exchange import TaskExchange, TaskWork
 from transports.jsonrpc import INTERNAL_ERROR, InvalidMessage, Message, Object, encode
 
-__all__ = ["MAX_ROUNDS", "ResultAsker", "Rounds", "ServerTask", "ask_client", "conversation_of", "may_ask"]
+__all__ = ["MAX_ROUNDS", "Rounds", "ServerTask", "ask_client", "conversation_of", "may_ask"]
 
 
 def may_ask(exchange: TaskExchange, questions: Mapping[str, Question]) -> bool:
@@ -60,21 +60,11 @@ def ask_client(server: AskingServer, exchange: TaskExchange, work: TaskWork, que
         question.answer(msgspec.Raw(answer.encode()))
 
 
-class ResultAsker:
-    """What `AskingServer` wants, of a server that waits for nothing but results."""
-
-    def refuse(self, request_id: bytes, code: int, reason: str) -> None:
-        """The client has not answered in time: the caller cancels the call."""
-
-    def notify(self, method: str, params: bytes | None) -> None:
-        """Do nothing: the server waits for no progress."""
-
-
 MAX_ROUNDS: Final = 32
 """How often a server may ask during one task. A task may take hours, so more often than during a call."""
 
 
-class Rounds(ResultAsker, RoundTrips):
+class Rounds(RoundTrips):
     """The rounds of one task. To its questions, this is the server (`gateway.calls.suspended_call.AskingServer`)."""
 
     max_rounds = MAX_ROUNDS
@@ -108,6 +98,12 @@ class Rounds(ResultAsker, RoundTrips):
             conversation_of(self._exchange).end(self._exchange)
             self._exchange.settle(message)
 
+    def refuse(self, request_id: bytes, code: int, reason: str) -> None:
+        """The client has not answered in time: the caller cancels the call."""
+
+    def notify(self, method: str, params: bytes | None) -> None:
+        """Do nothing: the server waits for no progress."""
+
 
 def conversation_of(exchange: TaskExchange) -> Conversation:
     """The conversation of a call, which itself names only what it needs of that."""
@@ -115,7 +111,7 @@ def conversation_of(exchange: TaskExchange) -> Conversation:
     return exchange.conversation
 
 
-class ServerTask(ResultAsker, TaskFollower):
+class ServerTask(TaskFollower):
     """The server's task of one call. To its questions, this is the server (`AskingServer`)."""
 
     _exchange: TaskExchange
@@ -154,3 +150,9 @@ class ServerTask(ResultAsker, TaskFollower):
             self._answered(msgspec.json.decode(request_id, type=str), message.result)
         else:
             self._end(message)
+
+    def refuse(self, request_id: bytes, code: int, reason: str) -> None:
+        """The client has not answered in time: the caller cancels the call."""
+
+    def notify(self, method: str, params: bytes | None) -> None:
+        """Do nothing: the server waits for no progress."""
