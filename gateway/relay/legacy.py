@@ -153,11 +153,9 @@ class LegacyClients:
         params = request.params
         if asks_for_task(params):
             return self._tasks.begin(exchange, request, who)
-        if self._tasks.asked.has_offers and exchange.method == "tools/list":
-            self._tasks.asked.offer(exchange, request.endpoint)
-        if request.offer is not None:
-            like = functools.partial(self._exchange, resolved)
-            request.offer.prepare(Decided(resolved, resolved.live.version, [], like, self.resolver))
+        if self._tasks.requested.has_offers and exchange.method == "tools/list":
+            self._tasks.requested.offer(exchange, request.endpoint)
+        StandingDecision(request, resolved, clients=self, headers=[]).keep_for(request)
         return self._intake.accept(exchange, request, who, params, [])
 
     async def _record(self, resolved: Resolved, request: Request) -> None:

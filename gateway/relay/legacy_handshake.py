@@ -22,7 +22,7 @@ from gateway.sessions.carriers import Carriers, client_facts
 from gateway.sessions.lifecycle import SessionLifecycle
 from gateway.sessions.reattach import InitializeResolver
 from gateway.sessions.records import SessionRecords
-from gateway.tasks.requested import AskedTasks
+from gateway.tasks.requested import RequestedTasks
 from transports.inbound_port import Answer, Request
 from transports.jsonrpc import decode_object, encode, encode_error, encode_result, error_code, splice
 from transports.upstream_port import UpstreamUnavailable
@@ -41,7 +41,7 @@ class LegacyHandshake:
         lifecycle: SessionLifecycle,
         carriers: Carriers,
         endpoints: Mapping[str, Endpoint],
-        asked: AskedTasks,
+        requested: RequestedTasks,
         announcements: Announcements,
     ) -> None:
         self._initializer = initializer
@@ -49,7 +49,7 @@ class LegacyHandshake:
         self._lifecycle = lifecycle
         self._carriers = carriers
         self._endpoints = endpoints
-        self._asked = asked
+        self._requested = requested
         self._agreed = announcements.agreed
 
     async def initialize(self, request: Request, who: RequestContext) -> Answer:
@@ -72,7 +72,7 @@ class LegacyHandshake:
             await self._records.update(live, client=facts)
         with live.in_use():
             try:
-                result = self._asked.declared(at_most(await endpoint.initialize(live, who.correlation), version))
+                result = self._requested.declared(at_most(await endpoint.initialize(live, who.correlation), version))
                 if (negotiated := version_of(result)) != version:
                     await self._records.update(live, client=msgspec.structs.replace(facts, protocol_version=negotiated))
             except HandshakeRefused as error:

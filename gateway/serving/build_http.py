@@ -29,7 +29,7 @@ from gateway.tasks.listening import TaskListening
 from gateway.tasks.made.results import Outcomes, ResultCalls
 from gateway.tasks.modern_clients import ModernTasks
 from gateway.tasks.relayed import RelayedTasks
-from gateway.tasks.requested import AskedTasks
+from gateway.tasks.requested import RequestedTasks
 from session_store import Purpose
 from transports.inbound.addresses import Addresses
 from transports.inbound.bodies import Bodies
@@ -104,7 +104,7 @@ def _pipeline(
     relayed = RelayedTasks(handles, intake, endpoints, result_meta=options.result_meta)
     sessions.closed.add(relayed.known.forget)
     parts = build_tasks(base, sessions, servers, resolution, intake, handles)
-    asked = AskedTasks(
+    requested = RequestedTasks(
         settings=options.tasks,
         maker=parts.maker,
         made=parts.made,
@@ -120,11 +120,11 @@ def _pipeline(
         lifecycle=sessions.lifecycle,
         carriers=resolution.carriers,
         endpoints=endpoints,
-        asked=asked,
+        requested=requested,
         announcements=sessions.announcements,
     )
     legacy_tasks = LegacyTasks(
-        relayed=relayed, intake=intake, resolver=resolution.resolver, endpoints=endpoints, asked=asked
+        relayed=relayed, intake=intake, resolver=resolution.resolver, endpoints=endpoints, requested=requested
     )
     legacy = LegacyClients(
         intake=intake,

@@ -27,7 +27,7 @@ from gateway.tasks.handles import TaskHandle
 from gateway.tasks.made.made_tasks import session_of
 from gateway.tasks.ports import Calls, Endpoint
 from gateway.tasks.relayed import RelayedTasks
-from gateway.tasks.requested import AskedTasks
+from gateway.tasks.requested import RequestedTasks
 from gateway.upstreams.upstream import ConfiguredUpstream
 from transports.era import Era
 from transports.inbound_port import Answer, Refused, Request
@@ -60,9 +60,9 @@ class LegacyTasks:
         intake: Calls,
         resolver: SessionResolver,
         endpoints: Mapping[str, Endpoint],
-        asked: AskedTasks,
+        requested: RequestedTasks,
     ) -> None:
-        self.asked = asked
+        self.requested = requested
         self._relayed = relayed
         self._intake = intake
         self._resolver = resolver
@@ -70,11 +70,11 @@ class LegacyTasks:
 
     async def begin(self, exchange: Exchange, request: Request, who: RequestContext) -> Answer:
         """Answer a request that asks for a task: the gateway makes it, or its server does. A server without tasks may
-        answer as always. Raises as `Intake.accept` and `AskedTasks.begin`."""
+        answer as always. Raises as `Intake.accept` and `RequestedTasks.begin`."""
         live = live_session_of(exchange)
         if live is not None:
             await arrived(self._intake.admit(live, request))  # before anything is asked or stored for it
-        made = await self.asked.begin(exchange, request, who)
+        made = await self.requested.begin(exchange, request, who)
         if made is not None:
             return made
         exchange.filter_result(lambda created, result: self._relayed.created_legacy(created, result, request.endpoint))
@@ -108,7 +108,7 @@ class LegacyTasks:
     ) -> Answer:
         """Answer a request about one task. Raises as `call`."""
         if handle.kind == "made":
-            return await self.asked.call(request, who, resolved, handle, text)
+            return await self.requested.call(request, who, resolved, handle, text)
         if handle.session_id != resolved.live.session.id:
             # Another session of the same principal, such as a child session, or one from before the client started
             # again.
@@ -144,7 +144,7 @@ class LegacyTasks:
         for each in names[names.index(name) :]:
             after = cursor if each == name else ""
             if each == _MADE:
-                page, more = await self.asked.listed(live, request.endpoint, who, after)
+                page, more = await self.requested.listed(live, request.endpoint, who, after)
                 tasks += page
             else:
                 told = await self._page(used[each][1], after)
@@ -166,7 +166,7 @@ class LegacyTasks:
             conversation = upstream.sessionless(Era.LEGACY) if shared else upstream.open_with(resolved.live)
             if conversation is not None and conversation.is_open and conversation.era is Era.LEGACY:
                 used[name] = (upstream, conversation)
-        if not has_any and not self.asked.is_for(resolved.live):
+        if not has_any and not self.requested.is_for(resolved.live):
             raise Refused(200, METHOD_NOT_FOUND, "Method not found: tasks/list")
         return used
 

@@ -21,7 +21,7 @@ from gateway.protocol.listing import Called
 from gateway.sessions.attach import Resolved
 from gateway.tasks.answers import VERSION, created_legacy_result, declaring_legacy_tasks, legacy_task
 from gateway.tasks.handles import TaskHandle, TaskHandles
-from gateway.tasks.made.exchange import AskedExchange
+from gateway.tasks.made.exchange import RequestedExchange
 from gateway.tasks.made.made_tasks import MadeTasks, TaskLists
 from gateway.tasks.made.maker import TaskMaker
 from gateway.tasks.made.results import ResultCalls
@@ -37,7 +37,7 @@ from transports.reply_queue import ReplyQueue
 from transports.soon import arrived
 from transports.upstream_port import LinkClosed, UpstreamUnavailable
 
-__all__ = ["AskedTasks", "kept_s"]
+__all__ = ["RequestedTasks", "kept_s"]
 
 
 _UNAVAILABLE: Final = (UpstreamUnavailable, HandshakeRefused, LinkClosed)
@@ -50,7 +50,7 @@ _NULL: Final = b"null"
 _NUMBER: Final = frozenset(b"-0123456789")
 
 
-class AskedTasks:
+class RequestedTasks:
     """Makes tasks for clients that ask for them, and answers for these tasks. `maker` is None where no tasks are made
     (`gateway.tasks.enabled`): earlier ones are still answered."""
 
@@ -135,7 +135,7 @@ class AskedTasks:
         for_s = kept_s(params["task"], self._settings.ttl_s)
         plain = {key: value for key, value in params.items() if key != "task"}
         call = msgspec.structs.replace(request, params=plain)
-        asked = AskedExchange.of(live, exchange.context, granted=exchange.granted)
+        asked = RequestedExchange.of(live, exchange.context, granted=exchange.granted)
         asked.keep_for(for_s)
         running = await self._maker.begin(asked, call, tool)
         created, handle = running.task, self._handles.of_record(running.task)

@@ -25,7 +25,7 @@ from gateway.observability.logs import CORRELATION
 from gateway.protocol.capabilities import Caller, caller_of_meta
 from gateway.protocol.tasks import with_tasks
 from gateway.sessions.attach import SessionAttacher
-from gateway.tasks.made.exchange import AskedExchange, TaskExchange, fail_unsent
+from gateway.tasks.made.exchange import RequestedExchange, TaskExchange, fail_unsent
 from gateway.tasks.made.questions import ServerTask
 from gateway.tasks.made.running import RunningTask
 from gateway.tasks.made.state import TaskEvent, after, message_of
@@ -200,7 +200,7 @@ class TaskContinuation:
     def _exchange(self, task: Task, live: LiveSession, call: StoredCall, caller: Caller | None) -> TaskExchange:
         """The call of a task, as its client has made it: of no client's request."""
         if call.is_legacy:
-            return AskedExchange.of(live, call.context, handle=self._handle_of(task))
+            return RequestedExchange.of(live, call.context, handle=self._handle_of(task))
         return TaskExchange(
             method="tools/call",
             client_id=fallback_id(),

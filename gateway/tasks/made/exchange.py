@@ -28,7 +28,7 @@ from transports.inbound_port import Refused
 from transports.jsonrpc import Message, Object, encode, encode_notification, encode_result, parse, splice
 from transports.reply_queue import Frame, ReplyQueue
 
-__all__ = ["AskedExchange", "TaskExchange", "TaskQuestions", "TaskSink", "TaskWork", "fail_unsent"]
+__all__ = ["RequestedExchange", "TaskExchange", "TaskQuestions", "TaskSink", "TaskWork", "fail_unsent"]
 
 logger = logging.getLogger(__name__)
 
@@ -255,7 +255,7 @@ def fail_unsent(exchange: TaskExchange, error: BaseException) -> None:
 _STATUS = "notifications/tasks/status"
 
 
-class AskedExchange(TaskExchange):
+class RequestedExchange(TaskExchange):
     """The call. `owned` says under which handle the client knows the task, and which of its calls waits for the
     result: the progress and the log messages of the call reach the client there, or on the stream of its session."""
 
@@ -266,7 +266,7 @@ class AskedExchange(TaskExchange):
     @classmethod
     def of(
         cls, live: LiveSession, context: Context, *, granted: CredentialClaims | None = None, handle: str = ""
-    ) -> "AskedExchange":
+    ) -> "RequestedExchange":
         """A call in that session, with the rights of that context. `handle` is empty until the task is stored."""
         exchange = cls(
             method="tools/call",

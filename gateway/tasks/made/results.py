@@ -29,7 +29,7 @@ from gateway.protocol.capabilities import may_be_asked
 from gateway.protocol.questions import for_legacy_client, question_of
 from gateway.tasks.answers import legacy_outcome
 from gateway.tasks.handles import TaskHandle
-from gateway.tasks.made.exchange import AskedExchange
+from gateway.tasks.made.exchange import RequestedExchange
 from gateway.tasks.made.running import RunningTask
 from gateway.tasks.made.table import TaskTable, topic_of
 from session_store import Bus, StoreUnavailable, Task
@@ -291,7 +291,7 @@ class _Waiting:
                 return
             running = table.get(task.name)
             if running is not None:
-                if isinstance(running.exchange, AskedExchange) and running.exchange.owned is not None:
+                if isinstance(running.exchange, RequestedExchange) and running.exchange.owned is not None:
                     if running.exchange.owned.stream is None:
                         running.exchange.owned.await_result(call)
                 self._ask(running)
