@@ -11,7 +11,7 @@ from typing import Final
 import msgspec
 
 from gateway.bridge.legacy_server import LegacyServerBridge
-from gateway.bridge.resumed_task import UNAVAILABLE, cancel_at_server, is_known, pause_s
+from gateway.bridge.task_follower import UNAVAILABLE, cancel_at_server, is_known, pause_s
 from gateway.calls.conversation import Conversation
 from gateway.calls.exchange import Exchange
 from gateway.calls.lifecycles import ExchangeEvent

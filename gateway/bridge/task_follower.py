@@ -2,32 +2,102 @@
 once nobody waits for it.
 
 Its two kinds say where the outcome, the messages and the questions of the task go: to the call of a legacy client
-(`gateway.bridge.followed_task`), or to a task of the gateway (`gateway.tasks.made.questions`).
+(`FollowedTask`), or to a task of the gateway (`gateway.tasks.made.questions`).
 """
 
 import asyncio
 import contextlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Set
+from time import monotonic
 from typing import Annotated, Any, Final
 
 import msgspec
 
-from gateway.bridge.resumed_task import UNAVAILABLE, cancel_at_server, is_known, pause_s
+from gateway.bridge.legacy_client import ask_legacy_client
 from gateway.calls.conversation import Conversation
 from gateway.calls.exchange import Exchange
 from gateway.calls.lifecycles import ExchangeEvent
+from gateway.calls.live_session import live_session_of
 from gateway.calls.questions import MAX_QUESTIONS_OF_CALL
 from gateway.errors import CANCELLED, OUTCOME_UNKNOWN
 from gateway.observability.logs import CORRELATION
+from gateway.protocol.extensions import object_of
+from gateway.protocol.handshake import HandshakeRefused
 from gateway.protocol.questions import Question, question_of
-from gateway.protocol.tasks import MAX_ID_CHARS, TaskAtServer, created_at
+from gateway.protocol.results import legacy_error, legacy_result
+from gateway.protocol.tasks import MAX_ID_CHARS, TaskAtServer, created_at, is_same_time
 from session_store import StoreUnavailable
 from transports.inbound_port import Refused
-from transports.jsonrpc import INTERNAL_ERROR, INVALID_PARAMS, InvalidMessage, Message, Object, decode_object, encode
-from transports.upstream_port import Link, LinkClosed
+from transports.jsonrpc import (
+    INTERNAL_ERROR,
+    INVALID_PARAMS,
+    InvalidMessage,
+    Message,
+    Object,
+    decode_object,
+    encode,
+    encode_notification,
+    splice,
+)
+from transports.upstream_port import Link, LinkClosed, UpstreamUnavailable
 
-__all__ = ["MAX_ASKED", "TaskFollower"]
+__all__ = [
+    "MAX_ASKED",
+    "UNAVAILABLE",
+    "FollowedTask",
+    "TaskFollower",
+    "cancel_at_server",
+    "go_on",
+    "is_known",
+    "pause_s",
+]
+
+
+UNAVAILABLE: Final = (LinkClosed, UpstreamUnavailable, HandshakeRefused)
+"""What a server behind a URL may be for a while."""
+
+CANCEL_S: Final = 30.0
+"""How long a link may take to open for a cancellation."""
+
+
+def pause_s(failures: int) -> float:
+    """Return how long to wait, in seconds, before a server is asked again that was so often unavailable in a row."""
+    return float(2 ** (failures - 1))
+
+
+def go_on(conversation: Conversation, exchange: Exchange) -> None:
+    """Have a conversation go on with a call that an earlier process has sent, and that the server knows by its task.
+    The call's deadline begins anew."""
+    exchange.sent_as(conversation, conversation.next_number(), None, monotonic())
+    conversation.wait(exchange, ExchangeEvent.REQUEUE)
+    exchange.step(ExchangeEvent.SEND)
+
+
+def cancel_at_server(conversation: Conversation, params: bytes, resumed: TaskAtServer | None = None) -> None:
+    """Cancel a task of a server that is no process of the gateway's. `params` are those of `tasks/cancel`. `resumed`:
+    an earlier process has followed the task, and the server has not said yet that it still knows the task."""
+    if resumed is None and conversation.is_open:
+        conversation.request("tasks/cancel", params)
+    else:
+        conversation.in_background(_cancel(conversation, params, resumed))
+
+
+async def _cancel(conversation: Conversation, params: bytes, resumed: TaskAtServer | None) -> None:
+    with contextlib.suppress(*UNAVAILABLE, TimeoutError):
+        async with asyncio.timeout(CANCEL_S):
+            await conversation.ready()
+            if resumed is None or is_known(await conversation.ask("tasks/get", params), resumed):
+                conversation.request("tasks/cancel", params)
+
+
+def is_known(answer: Message, task: TaskAtServer) -> bool:
+    """Return True if an answer to `tasks/get` is about that task. A server that was started anew may have given its id
+    to another one."""
+    if not isinstance(answer.result, msgspec.Raw):
+        return False
+    return is_same_time(created_at(object_of(answer.result)), task.created_at)
+
 
 _DEFAULT_POLL_S: Final = 1.0
 """How often the server is asked, if it does not say."""
@@ -80,7 +150,7 @@ class TaskFollower(ABC):
 
     def resume(self, task: TaskAtServer, lost: Callable[[], None]) -> None:
         """Follow a task that an earlier process has followed, under a call with which the conversation goes on
-        (`gateway.bridge.resumed_task`). If the server does not know the task any more, `lost` is called, and the call
+        (`gateway.bridge.task_follower`). If the server does not know the task any more, `lost` is called, and the call
         goes on. If the call has ended already, the task is cancelled."""
         self._own_id, self._resumed = task.id, (task, lost)
         if self._exchange.is_over:
@@ -261,3 +331,45 @@ def _interval(task: Object) -> float:
         suggested = msgspec.json.decode(task.get("pollIntervalMs", b"null"), type=float)
         return min(max(suggested / 1_000, _LEAST_POLL_S), _MOST_POLL_S)
     return _DEFAULT_POLL_S
+
+
+class FollowedTask(TaskFollower):
+    """The task of one call. `params` are those of the call, `meta` is what the server gets with every request."""
+
+    def __init__(self, conversation: Conversation, exchange: Exchange, params: Object, meta: Object) -> None:
+        super().__init__(conversation, exchange, {key: value for key, value in meta.items() if key != "progressToken"})
+        self._params = params
+        self._sent_progress = 0
+
+    def _complete(self, result: Object) -> None:
+        plain = encode(legacy_result(self._exchange.method, result))
+        self._settle(Message(jsonrpc="2.0", id=0, result=msgspec.Raw(plain)))
+
+    def _end_with(self, error: msgspec.Raw) -> None:
+        error = legacy_error(self._exchange.method, self._params, error)
+        self._settle(Message(jsonrpc="2.0", id=0, error=error))
+
+    def _settle(self, message: Message) -> None:
+        self._conversation.end(self._exchange)
+        self._exchange.settle(message)
+
+    def _progress(self, message: object) -> None:
+        """Send the client the message of the task as progress, if it wants progress."""
+        token = self._exchange.progress_token
+        if token is not None and isinstance(message, str) and message:
+            self._sent_progress += 1
+            params = {"progressToken": token, "progress": self._sent_progress, "message": message}
+            self._exchange.emit(encode_notification("notifications/progress", splice(encode(params))))
+
+    def _ask(self, questions: Mapping[str, Question]) -> None:
+        live = live_session_of(self._exchange)
+        if live is None:
+            self._fail(OUTCOME_UNKNOWN, "the task asked its client, which has no session")
+            return
+        # An error of the client ends the call, and so cancels the task.
+        ask_legacy_client(live.questions, self._conversation, self._exchange, questions, self._answered)
+
+    def _withdraw(self, keys: Set[str]) -> None:
+        live = live_session_of(self._exchange)
+        if live is not None and not self._asked:
+            live.withdraw_questions(self._exchange)

@@ -11,10 +11,9 @@ from time import monotonic
 import msgspec
 from msgspec.structs import replace
 
-from gateway.bridge.followed_task import FollowedTask
 from gateway.bridge.legacy_task import LegacyTaskBridge
-from gateway.bridge.resumed_task import go_on
 from gateway.bridge.subscription_relay import caller_of
+from gateway.bridge.task_follower import FollowedTask, go_on
 from gateway.calls.conversation import Conversation
 from gateway.calls.exchange import fallback_id
 from gateway.calls.lifecycles import ExchangeEvent

@@ -8,7 +8,7 @@ from typing import Any, cast
 import msgspec
 import pytest
 
-from gateway.bridge.resumed_task import go_on, pause_s
+from gateway.bridge.task_follower import go_on, pause_s
 from gateway.calls.live_session import LiveSession
 from gateway.protocol.capabilities import caller_of_meta
 from gateway.protocol.tasks import TaskAtServer
