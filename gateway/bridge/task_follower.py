@@ -182,6 +182,11 @@ class TaskFollower(ABC):
     def _withdraw(self, keys: Set[str]) -> None:
         """Withdraw questions that the server no longer lists: the client, if it still has them, need not answer."""
 
+    def _end(self, message: Message) -> None:
+        """End the call with that answer."""
+        self._conversation.end(self._exchange)
+        self._exchange.settle(message)
+
     # -- following
 
     @property
@@ -343,15 +348,11 @@ class FollowedTask(TaskFollower):
 
     def _complete(self, result: Object) -> None:
         plain = encode(legacy_result(self._exchange.method, result))
-        self._settle(Message(jsonrpc="2.0", id=0, result=msgspec.Raw(plain)))
+        self._end(Message(jsonrpc="2.0", id=0, result=msgspec.Raw(plain)))
 
     def _end_with(self, error: msgspec.Raw) -> None:
         error = legacy_error(self._exchange.method, self._params, error)
-        self._settle(Message(jsonrpc="2.0", id=0, error=error))
-
-    def _settle(self, message: Message) -> None:
-        self._conversation.end(self._exchange)
-        self._exchange.settle(message)
+        self._end(Message(jsonrpc="2.0", id=0, error=error))
 
     def _progress(self, message: object) -> None:
         """Send the client the message of the task as progress, if it wants progress."""

@@ -9,7 +9,7 @@ from gateway.tasks.made.made_tasks import MadeTasks, TaskLists, TaskVisibility
 from gateway.tasks.made.maker import TaskMaker
 from gateway.tasks.made.quotas import BoundedTasks, RunningNames, TaskQuotas, names_kept_s
 from gateway.tasks.made.recovery import TaskRecovery
-from gateway.tasks.made.table import TaskChanges, TaskTable
+from gateway.tasks.made.table import TaskTable
 from gateway.tasks.notices import TaskNotices
 from gateway.upstreams.upstream import ConfiguredUpstream
 from session_store import Context, Task
@@ -41,7 +41,7 @@ def build_tasks(
         settings,
         BoundedTasks(backend.tasks, backend.quotas, settings.principal_bytes, kept_s),
         RunningNames(backend.quotas, ONLY_REPLICA if cluster is None else cluster.replica, kept_s),
-        TaskChanges(backend.bus),
+        backend.bus,
         noted=noted,
         clock=base.clock,
         is_kept=backend.is_durable or backend.is_shared,

@@ -14,8 +14,8 @@ from session_store import Task
 from transports.jsonrpc import Message, Object, encode
 
 __all__ = [
+    "ACKNOWLEDGEMENT",
     "VERSION",
-    "acknowledgement",
     "created_legacy_result",
     "created_result",
     "declaring_legacy_tasks",
@@ -27,6 +27,9 @@ __all__ = [
     "task_object",
     "task_result",
 ]
+
+ACKNOWLEDGEMENT: Final = b'{"resultType":"complete"}'
+"""The result of `tasks/update` and `tasks/cancel`."""
 
 
 def task_fields(task: Task, handle: str) -> dict[str, Any]:
@@ -62,11 +65,6 @@ def created_result(task: Task, handle: str) -> Object:
 def task_result(task: Task, handle: str) -> bytes:
     """`GetTaskResult`."""
     return encode({"resultType": "complete"} | task_fields(task, handle))
-
-
-def acknowledgement() -> bytes:
-    """The result of `tasks/update` and `tasks/cancel`."""
-    return b'{"resultType":"complete"}'
 
 
 def declaring_tasks(discovery: bytes) -> bytes:

@@ -29,10 +29,9 @@ from gateway.tasks.made.questions import ServerTask
 from gateway.tasks.made.running import RunningTask
 from gateway.tasks.made.state import TaskEvent, after, message_of
 from gateway.tasks.made.stored_call import FollowedCall, RecordedAnswers, StoredCall
-from gateway.tasks.made.table import TaskTable
+from gateway.tasks.made.table import TaskTable, log_fields_of
 from gateway.upstreams.upstream import ConfiguredUpstream
 from session_store import Context, Session, Task
-from session_store.session import redact
 from transports.era import LEGACY, Era
 from transports.inbound_port import Answer, Request
 from transports.jsonrpc import Object
@@ -101,7 +100,7 @@ class TaskContinuation:
         if running is None:
             return True
         self._table.reported(running.task, "followed")
-        logger.info("the task of a server is followed again: its gateway is gone", extra=_fields(task))
+        logger.info("the task of a server is followed again: its gateway is gone", extra=log_fields_of(task))
         exchange.move_to(live)
         go_on(conversation, exchange)
         self._resume(running, conversation, followed, lambda: lost(running))
@@ -172,7 +171,7 @@ class TaskContinuation:
 
     def _runs_again(self, running: RunningTask) -> None:
         self._table.reported(running.task, "run again")
-        logger.warning("a task runs again: its gateway is gone", extra=_fields(running.task))
+        logger.warning("a task runs again: its gateway is gone", extra=log_fields_of(running.task))
 
     async def _send(self, running: RunningTask, call: StoredCall) -> None:
         task, exchange = running.task, running.exchange
@@ -229,7 +228,3 @@ class TaskContinuation:
 
 def _meta_of(call: StoredCall) -> msgspec.Raw:
     return call.params.get("_meta", msgspec.Raw(b"{}"))
-
-
-def _fields(task: Task) -> dict[str, str]:
-    return {"session": redact(task.session_id), "task": redact(task.id), "server": task.server, "tool": task.tool}

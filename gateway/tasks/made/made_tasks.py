@@ -19,7 +19,7 @@ from gateway.policy.decisions import Policy
 from gateway.policy.rate_limits import RateLimits
 from gateway.sessions.attach import Resolved
 from gateway.sessions.resolve import SessionResolver
-from gateway.tasks.answers import acknowledgement, task_result
+from gateway.tasks.answers import ACKNOWLEDGEMENT, task_result
 from gateway.tasks.handles import TaskHandle
 from gateway.tasks.made.quotas import TaskQuotas, parts_of
 from gateway.tasks.made.recovery import TaskRecovery
@@ -176,14 +176,14 @@ class MadeTasks:
         running = await self._running(handle, who)
         if running is not None:
             running.answer(responses)
-        return acknowledgement()
+        return ACKNOWLEDGEMENT
 
     async def cancel(self, handle: TaskHandle, who: RequestContext) -> bytes:
         """Cancel the call of a task. Raises as `get`."""
         running = await self._running(handle, who)
         if running is not None:
             running.cancel("the client has cancelled the task")
-        return acknowledgement()
+        return ACKNOWLEDGEMENT
 
     async def cancelled(self, handle: TaskHandle, who: RequestContext) -> Task:
         """As `cancel`; returns the task, which is cancelled.

@@ -22,10 +22,10 @@ from gateway.tasks.made.exchange import TaskExchange, fail_unsent
 from gateway.tasks.made.quotas import TaskQuotas
 from gateway.tasks.made.running import RunningTask
 from gateway.tasks.made.stored_call import RecordedAnswers, stored
-from gateway.tasks.made.table import TaskTable
+from gateway.tasks.made.table import TaskTable, log_fields_of
 from gateway.tasks.refusals import too_many_tasks
 from session_store import StoreError, Task
-from session_store.session import new_task_id, redact
+from session_store.session import new_task_id
 from transports.era import MODERN
 from transports.inbound_port import Answer, Request
 from transports.reply_queue import Frame
@@ -273,11 +273,11 @@ class TaskMaker:
         task = self._new(live, exchange, request, tool_of())
         try:
             if not await self._quotas.hold(task):
-                logger.info("a slow call becomes no task: there are too many", extra=_fields(task))
+                logger.info("a slow call becomes no task: there are too many", extra=log_fields_of(task))
                 self._table.noted(task, "refused")
                 return
         except StoreError as error:
-            logger.info("a slow call becomes no task: %s", error, extra=_fields(task))
+            logger.info("a slow call becomes no task: %s", error, extra=log_fields_of(task))
             return
         running = self._table.add(task, exchange)
         if not await self._stored(task):
@@ -289,7 +289,7 @@ class TaskMaker:
             # No await from here on: the client gets the handle, and all that comes of the call goes to the task.
             exchange.become(running, created_result(task, self._handles.of_record(task)))
             reply.became_task(running.hold)
-            logger.info("a call has become a task", extra=_fields(task))
+            logger.info("a call has become a task", extra=log_fields_of(task))
             self._table.noted(task, "made")
 
     async def _stored(self, task: Task) -> bool:
@@ -297,7 +297,7 @@ class TaskMaker:
             await self._table.names.add(task.name)
             await self._table.store.create(task)
         except StoreError as error:
-            logger.info("a slow call becomes no task: %s", error, extra=_fields(task))
+            logger.info("a slow call becomes no task: %s", error, extra=log_fields_of(task))
             return False
         return True
 
@@ -312,7 +312,7 @@ class TaskMaker:
                 replace(task, status="cancelled", ttl_s=self._table.clock() - task.created_at + _GONE_AFTER_S)
             )
         except StoreError:
-            logger.debug("a task without a client stays until it expires", extra=_fields(task))
+            logger.debug("a task without a client stays until it expires", extra=log_fields_of(task))
 
     def _new(self, live: LiveSession, exchange: TaskExchange, request: Request, tool: Called) -> Task:
         now, session = self._table.clock(), live.session
@@ -353,7 +353,3 @@ async def _accept(reply: TaskableReply, accepting: Soon[Answer]) -> None:
 def _is_settled(exchange: TaskExchange, reply: TaskableReply) -> bool:
     """Whether nobody waits for a task: the call is answered, waits for its client, or its client has left."""
     return exchange.is_over or exchange.is_suspended or reply.is_gone
-
-
-def _fields(task: Task) -> dict[str, str]:
-    return {"session": redact(task.session_id), "task": redact(task.id), "server": task.server, "tool": task.tool}

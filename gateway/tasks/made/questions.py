@@ -127,10 +127,6 @@ class ServerTask(TaskFollower):
     def _end_with(self, error: msgspec.Raw) -> None:
         self._end(Message(jsonrpc="2.0", id=0, error=error))
 
-    def _end(self, message: Message) -> None:
-        self._conversation.end(self._exchange)
-        self._exchange.settle(message)
-
     def _progress(self, message: object) -> None:
         """The message of the client's task stays as it is."""
 

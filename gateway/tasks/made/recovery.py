@@ -22,7 +22,7 @@ from gateway.tasks.made.quotas import parts_of
 from gateway.tasks.made.running import RunningTask
 from gateway.tasks.made.state import TaskEvent, after
 from gateway.tasks.made.stored_call import StoredCall
-from gateway.tasks.made.table import TaskTable
+from gateway.tasks.made.table import TaskTable, log_fields_of
 from session_store import Context, Principal, Session, SessionStore, StoreUnavailable, Task
 from session_store.session import redact
 from transports.jsonrpc import encode
@@ -153,7 +153,7 @@ class TaskRecovery:
         )
         if await self._table.store.replace(failed):
             self._table.reported(failed, "unknown")
-            logger.warning("the outcome of a task is unknown: its gateway is gone", extra=_fields(task))
+            logger.warning("the outcome of a task is unknown: its gateway is gone", extra=log_fields_of(task))
 
     # -- tasks that nobody asks for
 
@@ -243,7 +243,3 @@ def _unknown(task: Task, session: Session | None) -> str:
     if task.runs > 1:
         return _UNKNOWN_AGAIN
     return _NO_SESSION if session is None else _UNKNOWN
-
-
-def _fields(task: Task) -> dict[str, str]:
-    return {"session": redact(task.session_id), "task": redact(task.id), "server": task.server, "tool": task.tool}

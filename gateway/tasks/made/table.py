@@ -12,9 +12,10 @@ from gateway.tasks.made.quotas import RunningNames
 from gateway.tasks.made.record import TaskRecord
 from gateway.tasks.made.running import RunningTask
 from session_store import Bus, StoreUnavailable, Task, TaskStore
+from session_store.session import redact
 from transports.tasks import Tasks
 
-__all__ = ["TaskChanges", "TaskTable", "topic_of"]
+__all__ = ["TaskTable", "log_fields_of", "topic_of"]
 
 logger = logging.getLogger(__name__)
 
@@ -24,20 +25,9 @@ def topic_of(session_id: str) -> str:
     return f"mcp:tasks:{session_id}"
 
 
-class TaskChanges:
-    """Publishes changes. A message that is lost does no harm: subscribers read the record, and clients may poll."""
-
-    def __init__(self, bus: Bus) -> None:
-        self._bus = bus
-        self._tasks = Tasks("changes of tasks")
-
-    def publish(self, task: Task) -> None:
-        """The store has another version of the task."""
-        self._tasks.spawn(self._publish(task))
-
-    async def _publish(self, task: Task) -> None:
-        with contextlib.suppress(StoreUnavailable):
-            await self._bus.publish(topic_of(task.session_id), task.id.encode())
+def log_fields_of(task: Task) -> dict[str, str]:
+    """Return the fields of a log line about a task."""
+    return {"session": redact(task.session_id), "task": redact(task.id), "server": task.server, "tool": task.tool}
 
 
 _STOPPED: Final = "the gateway was stopped before the call ended. Outcome unknown: the call may have taken effect"
@@ -61,7 +51,7 @@ class TaskTable:
         settings: TaskSettings,
         store: TaskStore,
         names: RunningNames,
-        changes: TaskChanges,
+        bus: Bus,
         *,
         noted: Callable[[Task, str], None],
         clock: Callable[[], float] = time,
@@ -73,7 +63,7 @@ class TaskTable:
         self.clock = clock
         self.noted = noted
         self._is_kept = is_kept
-        self._changes = changes
+        self._bus = bus
         self._running: dict[str, RunningTask] = {}
         self._tasks = Tasks("tasks")
 
@@ -91,7 +81,7 @@ class TaskTable:
         """Begin to run a task, which the store has or gets."""
 
         def changed(written: Task) -> None:
-            self._changes.publish(written)
+            self._publish(written)
             exchange.stored(written)
 
         def no_room() -> None:
@@ -126,7 +116,16 @@ class TaskTable:
     def reported(self, task: Task, what: str) -> None:
         """Note and publish a change that was written without running the task here."""
         self.noted(task, what)
-        self._changes.publish(task)
+        self._publish(task)
+
+    def _publish(self, task: Task) -> None:
+        """Tell all replicas that the store has another version of the task. A message that is lost does no harm:
+        subscribers read the record, and clients may poll."""
+        self._tasks.spawn(self._tell(task))
+
+    async def _tell(self, task: Task) -> None:
+        with contextlib.suppress(StoreUnavailable):
+            await self._bus.publish(topic_of(task.session_id), task.id.encode())
 
     def remove(self, running: RunningTask) -> None:
         """Stop running a task whose call has become none, or that another replica runs."""

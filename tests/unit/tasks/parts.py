@@ -19,7 +19,7 @@ from gateway.tasks.made.quotas import RunningNames, TaskQuotas
 from gateway.tasks.made.recovery import TaskRecovery
 from gateway.tasks.made.running import RunningTask
 from gateway.tasks.made.stored_call import stored
-from gateway.tasks.made.table import TaskChanges, TaskTable
+from gateway.tasks.made.table import TaskTable
 from session_store import Context, KeyRing, Principal, Session, Task
 from session_store.embedded.tasks import MemoryTasks
 from session_store.memory import MemoryBackend
@@ -113,7 +113,7 @@ class Replica:
             chosen,
             store.tasks,
             RunningNames(backend.quotas, name),
-            TaskChanges(backend.bus),
+            backend.bus,
             noted=lambda _, what: self.counts.update((what,)),
             clock=store.clock,
             is_kept=is_kept,

@@ -7,7 +7,7 @@ import pytest
 
 from gateway.errors import CANCELLED
 from gateway.tasks.answers import (
-    acknowledgement,
+    ACKNOWLEDGEMENT,
     created_legacy_result,
     created_result,
     declaring_legacy_tasks,
@@ -54,7 +54,7 @@ def test_the_handle_comes_in_place_of_a_result() -> None:
     assert created == COMMON | {"resultType": "task", "status": "working"}
     legacy = msgspec.json.decode(encode(created_legacy_result(a_task(), "handle")))
     assert legacy == {"task": LEGACY | {"status": "working"}}
-    assert msgspec.json.decode(acknowledgement()) == {"resultType": "complete"}
+    assert msgspec.json.decode(ACKNOWLEDGEMENT) == {"resultType": "complete"}
 
 
 RELATED = {"io.modelcontextprotocol/related-task": {"taskId": "handle"}}
