@@ -33,7 +33,7 @@ ACKNOWLEDGEMENT: Final = b'{"resultType":"complete"}'
 
 
 def task_fields(task: Task, handle: str) -> dict[str, Any]:
-    """The fields of `DetailedTask`. `handle` is the task's id for its client."""
+    """Return the fields of `DetailedTask`. `handle` is the task's id for its client."""
     fields: dict[str, Any] = {"taskId": handle, "status": task.status}
     if task.message:
         fields["statusMessage"] = task.message
@@ -68,7 +68,7 @@ def task_result(task: Task, handle: str) -> bytes:
 
 
 def declaring_tasks(discovery: bytes) -> bytes:
-    """A `server/discover` result that declares the extension, whatever the servers declare."""
+    """Return a `server/discover` result that declares the extension, whatever the servers declare."""
     result = object_of(discovery)
     capabilities = object_of(result.get("capabilities"))
     extensions = {TASKS: msgspec.Raw(b"{}")} | object_of(capabilities.get("extensions"))
@@ -77,13 +77,13 @@ def declaring_tasks(discovery: bytes) -> bytes:
 
 
 def _modern(result: bytes) -> bytes:
-    """The result of a call, with the type that one of a legacy client does not have."""
+    """Return the result of a call, with the type that one of a legacy client does not have."""
     members = object_of(result)
     return result if "resultType" in members else encode({"resultType": "complete"} | members)
 
 
 def iso_time(at: float) -> str:
-    """A time in seconds since the epoch as ISO 8601, in UTC, to the millisecond."""
+    """Return a time in seconds since the epoch as ISO 8601, in UTC, to the millisecond."""
     return datetime.fromtimestamp(at, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
@@ -114,7 +114,7 @@ def created_legacy_result(task: Task, handle: str) -> Object:
 
 
 def legacy_outcome(task: Task, handle: str) -> Message:
-    """The answer to `tasks/result` about a task that is over: what the call would have been answered with."""
+    """Return the answer to `tasks/result` about a task that is over: what the call would have been answered with."""
     if task.status == "completed":
         result = legacy_result("tools/call", msgspec.json.decode(task.result, type=Object))
         return Message(jsonrpc="2.0", id=0, result=msgspec.Raw(encode(with_related(result, handle))))

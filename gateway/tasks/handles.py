@@ -58,18 +58,19 @@ class TaskHandles:
         self._macs = Macs(ring, Purpose.TASK)
 
     def sign(self, handle: TaskHandle) -> str:
-        """The handle for clients. Raises `ValueError`: the server's id is longer than `MAX_ID_CHARS`, or empty."""
+        """Return the handle for clients. Raises `ValueError`: the server's id is longer than `MAX_ID_CHARS`, or
+        empty."""
         if not 0 < len(handle.id) <= MAX_ID_CHARS:
             raise ValueError(f"the id of a task must have 1 to {MAX_ID_CHARS} characters")
         content = _base64url(msgspec.msgpack.encode(handle))
         return f"{content}.{_base64url(self._macs.of(content.encode()))}"
 
     def of_record(self, task: Task) -> str:
-        """The handle of a task that the gateway has made."""
+        """Return the handle of a task that the gateway has made."""
         return self.sign(TaskHandle("made", task.session_id, task.endpoint, task.server, task.id))
 
     def read(self, text: str) -> TaskHandle | None:
-        """The task that a handle names; None if the text is none that `sign` made with a key of this ring."""
+        """Return the task that a handle names; None if the text is none that `sign` made with a key of this ring."""
         if len(text) > _MAX_TEXT or not _HANDLE.fullmatch(text) or not is_canonical(text):
             return None
         content, _, signature = text.partition(".")
@@ -78,7 +79,7 @@ class TaskHandles:
         return _decoded(content)  # None: another version of the gateway has signed it
 
     def read_at(self, text: str, endpoint: str) -> TaskHandle:
-        """The task that a client names at that endpoint.
+        """Return the task that a client names at that endpoint.
 
         Raises:
             UnknownTask: the text is no handle (`read`), or the call was made at another endpoint.
@@ -94,7 +95,7 @@ class TaskHandles:
 
 
 def claimed(text: str) -> TaskHandle | None:
-    """The task that a text claims to name, whoever has made it. For operators, who may see every task."""
+    """Return the task that a text claims to name, whoever has made it. For operators, who may see every task."""
     return None if len(text) > _MAX_TEXT or not _HANDLE.fullmatch(text) else _decoded(text.partition(".")[0])
 
 

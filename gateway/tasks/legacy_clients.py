@@ -129,8 +129,8 @@ class LegacyTasks:
     # -- tasks/list
 
     async def _list(self, request: Request, who: RequestContext, resolved: Resolved) -> dict[str, Any]:
-        """A page of tasks: those that the gateway has made for the principal, and then those of the session at one
-        server after the other. Servers that the session has not used have none of it.
+        """Return a page of tasks: those that the gateway has made for the principal, and then those of the session at
+        one server after the other. Servers that the session has not used have none of it.
 
         Raises:
             Refused: no server lists its tasks, or the cursor is not one of the gateway.
@@ -155,7 +155,7 @@ class LegacyTasks:
         return {"tasks": tasks}
 
     def _listing(self, path: str, resolved: Resolved) -> dict[str, tuple[ConfiguredUpstream, Conversation]]:
-        """The servers that list tasks and that the session has used, by name."""
+        """Return the servers that list tasks and that the session has used, by name."""
         used: dict[str, tuple[ConfiguredUpstream, Conversation]] = {}
         has_any = False
         for name, upstream in self._endpoints[path].servers(resolved.context).items():
@@ -188,7 +188,7 @@ class LegacyTasks:
         page: dict[str, Any],
         endpoint: str,
     ) -> list[Any]:
-        """The tasks of a page that are the session's, under their handles."""
+        """Return the tasks of a page that are the session's, under their handles."""
         listed = page.get("tasks")
         named: list[Any] = []
         is_own = conversation.is_process and not upstream.settings.shared

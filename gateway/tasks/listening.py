@@ -110,7 +110,7 @@ class TaskSubscriptions:
         return []
 
     def _accepted(self, part: Exchange, tasks: Named, params: Object) -> list[str]:
-        """The handles of the tasks that a server will notify of, as it acknowledges them."""
+        """Return the handles of the tasks that a server will notify of, as it acknowledges them."""
         handles = [tasks[own][1] for own in _honoured(params) if own in tasks]
         if handles and part not in self._notifying:
             self._notifying.add(part)
@@ -118,7 +118,7 @@ class TaskSubscriptions:
         return handles
 
     def _ended(self, part: Exchange) -> None:
-        """A server notifies no more, or never has."""
+        """Note that a server notifies no more, or never has."""
         if part in self._open:
             self._open.remove(part)
         if part in self._notifying and not self._is_ended:
@@ -126,7 +126,7 @@ class TaskSubscriptions:
             self._stream.unfollowed()
 
     def end(self) -> None:
-        """The client's stream is over."""
+        """Cancel the subscriptions: the client's stream is over."""
         self._is_ended = True
         for part in tuple(self._open):
             _cancel(part)
@@ -142,7 +142,7 @@ def _own_id(params: Object) -> str:
 
 
 def _honoured(params: Object) -> list[str]:
-    """The server's own ids in its acknowledgement."""
+    """Return the server's own ids in its acknowledgement."""
     accepted = decode_object(params.get("notifications", msgspec.Raw(b"{}")), "notifications")
     return msgspec.json.decode(accepted.get("taskIds", b"[]"), type=list[str])
 
@@ -211,7 +211,7 @@ class TaskListening:
         return answer
 
     def _named(self, raw: msgspec.Raw, endpoint: str) -> dict[str, TaskHandle]:
-        """The tasks that a client names, by the texts of their handles."""
+        """Return the tasks that a client names, by the texts of their handles."""
         try:
             texts = msgspec.json.decode(raw, type=list[str])
         except msgspec.MsgspecError:
@@ -225,7 +225,7 @@ class TaskListening:
         return named
 
     async def _session(self, tasks: Mapping[str, TaskHandle], request: Request, who: RequestContext) -> Resolved:
-        """The session that the request carries, or else that of the first task."""
+        """Return the session that the request carries, or else that of the first task."""
         resolved = await arrived(self._resolver.resume(request, who))
         for handle in tasks.values() if resolved is None else ():
             if (resolved := await self._session_of(handle, who)) is not None:
@@ -235,7 +235,7 @@ class TaskListening:
         return resolved
 
     async def _session_of(self, handle: TaskHandle, who: RequestContext) -> Resolved | None:
-        """None if it has ended."""
+        """Return the session of a task; None if it has ended."""
         return await found_session(handle.session_id, who, self._resolver, Era.MODERN)
 
     async def _subscribe(

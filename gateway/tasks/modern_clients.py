@@ -65,8 +65,8 @@ class ModernTasks:
         return Exchange if self._maker is None else TaskExchange
 
     def created(self, exchange: Exchange, result: Object, endpoint: str, *, is_declared: bool) -> Object:
-        """The `CreateTaskResult` for the client, which a server has sent or the gateway has made. `is_declared`: the
-        client takes tasks.
+        """Return the `CreateTaskResult` for the client, which a server has sent or the gateway has made. `is_declared`:
+        the client takes tasks.
 
         Raises:
             Refused: the client cannot have the server's task.
@@ -76,18 +76,18 @@ class ModernTasks:
         return self._relayed.created(exchange, result, endpoint, is_declared=is_declared)
 
     def declared(self, discovery: bytes) -> bytes:
-        """A `server/discover` result that says that calls may become tasks, if they may."""
+        """Return a `server/discover` result that says that calls may become tasks, if they may."""
         return discovery if self._maker is None else declaring_tasks(discovery)
 
     def answer(self, exchange: Exchange, request: Request, headers: Headers, accepting: Soon[Answer]) -> Soon[Answer]:
-        """The reply to a call of a client that takes tasks. `accepting` sends it to its server. Raises as `accepting`
-        does."""
+        """Return the reply to a call of a client that takes tasks. `accepting` sends it to its server. Raises as
+        `accepting` does."""
         if self._maker is None or not isinstance(exchange, TaskExchange):
             return accepting
         return self._maker.answer(exchange, request, headers, accepting, lambda: self._tool(exchange, request))
 
     def resumed(self, exchange: Exchange, request: Request, reply: Answer) -> Answer:
-        """The reply to a client that takes tasks, and is back with answers to what its call has asked."""
+        """Return the reply to a client that takes tasks, and is back with answers to what its call has asked."""
         if self._maker is None or not isinstance(exchange, TaskExchange):
             return reply
         return self._maker.resumed(exchange, request, reply, lambda: self._tool(exchange, request))
@@ -121,7 +121,7 @@ class ModernTasks:
         return ImmediateReply(encode_result(encode(id_of(message_of(request))), result), log_facts=handle.log_facts)
 
     async def _ask(self, request: Request, who: RequestContext, handle: TaskHandle) -> bytes:
-        """The result of a request about a task that the gateway has made."""
+        """Return the result of a request about a task that the gateway has made."""
         match message_of(request).method:
             case "tasks/get":
                 return await self._made.get(handle, text_of(request.params, "taskId"), who)

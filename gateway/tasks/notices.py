@@ -58,7 +58,7 @@ class TaskStream(Exchange):
 
     @property
     def is_acknowledged(self) -> bool:
-        """Whether the client has the first frame."""
+        """Return True if the client has the first frame."""
         return self._acknowledgement is not None and self._accepted is not None
 
     def emit(self, frame: bytes) -> bool:
@@ -73,22 +73,22 @@ class TaskStream(Exchange):
         return True
 
     def accept(self, handles: Sequence[str]) -> None:
-        """The client will be notified of these tasks."""
+        """Name the tasks that the client will be notified of."""
         self._accepted = handles
         self._begin()
 
     def followed(self) -> None:
-        """A server, or the store, notifies of tasks from now on, until `unfollowed` is called."""
+        """Note that a server, or the store, notifies of tasks from now on, until `unfollowed` is called."""
         self._followers += 1
         self._was_followed = True
 
     def unfollowed(self) -> None:
-        """One of those notifies no more."""
+        """Note that one of those notifies no more."""
         self._followers -= 1
         self._end_if_silent()
 
     def about_nothing_else(self) -> None:
-        """The client wants no notifications but those of tasks."""
+        """Note that the client wants no notifications but those of tasks."""
         self._is_all_tasks = True
 
     def _end_if_silent(self) -> None:
@@ -194,7 +194,7 @@ class _Following:
                 await asyncio.sleep(_AGAIN_S)
 
     def _receive(self, data: bytes | None) -> None:
-        """A task has changed; None: messages may have been lost."""
+        """Note which task has changed; None: messages may have been lost."""
         self._changed |= self._texts.keys() if data is None else {data.decode()} & self._texts.keys()
         if self._changed:
             self._wake.set()

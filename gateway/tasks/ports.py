@@ -38,7 +38,7 @@ class Calls(Protocol):
     def accept_counted(
         self, exchange: Exchange, request: Request, who: RequestContext, params: Object, headers: Headers
     ) -> Soon[Answer]:
-        """As `accept`, for a call that was counted."""
+        """Do as `accept`, for a call that was counted."""
         ...
 
     def begin(
@@ -58,7 +58,7 @@ class Calls(Protocol):
     def waiting(
         self, live: LiveSession, request: Request, exchange: Exchange | None = None
     ) -> AbstractContextManager[None]:
-        """Around what a request waits for before it is accepted or answered."""
+        """Return what to put around the time that a request waits before it is accepted or answered."""
         ...
 
 
@@ -66,13 +66,13 @@ class Endpoint(Protocol):
     """The servers behind one URL (`gateway.relay.endpoint.Endpoint`)."""
 
     def servers(self, context: Context) -> Mapping[str, ConfiguredUpstream]:
-        """The servers that a session with this context sees here, by name."""
+        """Return the servers that a session with this context sees here, by name."""
         ...
 
     def server(self, name: str, context: Context) -> ConfiguredUpstream | None:
-        """The server of that name; None if there is none here that a session with this context sees."""
+        """Return the server of that name; None if there is none here that a session with this context sees."""
         ...
 
     def called(self, live: LiveSession | None, context: Context, params: Object) -> Called:
-        """The tool of a call, as far as it is known without a request to its server."""
+        """Return the tool of a call, as far as it is known without a request to its server."""
         ...

@@ -16,8 +16,8 @@ class UnknownTask(Refused):
 
 
 def tasks_not_declared(what: str) -> Refused:
-    """The client has not declared the extension of tasks on this request, and cannot be served without (ext-tasks,
-    Protocol Errors). `what` says what needs it."""
+    """Return the refusal of a request that does not declare the extension of tasks, and cannot be served without
+    (ext-tasks, Protocol Errors). `what` says what needs it."""
     return Refused(
         400,
         MISSING_CAPABILITY,
@@ -27,20 +27,21 @@ def tasks_not_declared(what: str) -> Refused:
 
 
 def unreadable_task(server: str) -> Refused:
-    """The server has made a task whose id is missing, empty or too long to be passed on."""
+    """Return the error for a task of a server whose id is missing, empty or too long to be passed on."""
     return Refused(200, OUTCOME_UNKNOWN, f"server {server!r} has made a task with an id that cannot be used")
 
 
 def task_is_over(status: str) -> Refused:
-    """A task that has an outcome cannot be cancelled (MCP 2025-11-25, Tasks §Task Cancellation)."""
+    """Return the refusal to cancel a task that has an outcome (MCP 2025-11-25, Tasks §Task Cancellation)."""
     return Refused(200, INVALID_PARAMS, f"Cannot cancel the task: it is {status} already.")
 
 
 def no_task_of(tool: str) -> Refused:
-    """The tool says that it must not be called as a task (MCP 2025-11-25, Tasks §Tool-Level Negotiation)."""
+    """Return the refusal to make a task of a call whose tool forbids it (MCP 2025-11-25, Tasks §Tool-Level
+    Negotiation)."""
     return Refused(200, METHOD_NOT_FOUND, f"Tool {tool} is not to be called as a task. Call it without params.task.")
 
 
 def too_many_tasks() -> Refused:
-    """The session or its principal has as many tasks as it may have."""
+    """Return the refusal of a task whose session or principal has as many tasks as it may have."""
     return Refused(429, TOO_OFTEN, "Too many tasks are stored: wait until some have expired.")

@@ -100,7 +100,7 @@ class _KnownTask:
 
     @property
     def is_of_link(self) -> bool:
-        """Whether the present link knows this task under its id."""
+        """Return True if the present link knows this task under its id."""
         tasks = self.link.known_tasks
         return tasks is not None and tasks.get(self._own_id) is self.owned
 
@@ -134,13 +134,13 @@ class KnownTasks:
         self._known: WeakKeyDictionary[LiveSession, dict[TaskHandle, _KnownTask]] = WeakKeyDictionary()
 
     def owned(self, live: LiveSession, handle: TaskHandle) -> OwnedTask | None:
-        """What is known of a task of that session."""
+        """Return what is known of a task of that session."""
         known = self._known.get(live, {}).get(handle)
         return None if known is None else known.owned
 
     def is_reachable(self, upstream: ConfiguredUpstream, live: LiveSession, handle: TaskHandle) -> bool:
-        """Whether the task may be asked for at its server. A server that sessions share gives an id again once it was
-        started anew, and then to any of them: there only a task is reached that was made in this session, by the
+        """Return True if the task may be asked for at its server. A server that sessions share gives an id again once
+        it was started anew, and then to any of them: there only a task is reached that was made in this session, by the
         process that the server has now."""
         if not upstream.settings.shared:
             return True
@@ -200,7 +200,7 @@ class KnownTasks:
             kept[0].step(KnownEvent.RELEASE)
 
     def over(self, live: LiveSession, handle: TaskHandle) -> None:
-        """A task is over: its client has the result."""
+        """Release a task that is over: its client has the result."""
         known = self._known.get(live, {}).get(handle)
         if known is not None:
             known.step(KnownEvent.RELEASE)
@@ -211,7 +211,7 @@ class KnownTasks:
             known.step(KnownEvent.FORGET)
 
     def forget(self, live: LiveSession) -> None:
-        """The session is closed on this replica."""
+        """Forget the tasks of a session that is closed on this replica."""
         for known in self._known.pop(live, {}).values():
             known.step(KnownEvent.FORGET)
 
@@ -231,7 +231,7 @@ class RelayedTasks:
     # -- a task that a server has made
 
     def created(self, exchange: Exchange, result: Object, endpoint: str, *, is_declared: bool) -> Object:
-        """The result of a call that a modern server has made a task of, with the handle for the client.
+        """Return the result of a call that a modern server has made a task of, with the handle for the client.
 
         Raises:
             Refused: the client cannot have a task for this call, or the task has no usable id. The task is cancelled.
@@ -249,8 +249,8 @@ class RelayedTasks:
         }
 
     def created_legacy(self, exchange: Exchange, result: Object, endpoint: str) -> Object:
-        """As `created`, for the task that a legacy server has made of a call that has asked for a task (MCP 2025-11-25,
-        Tasks). A server without tasks has answered as always."""
+        """Do as `created`, for the task that a legacy server has made of a call that has asked for a task (MCP
+        2025-11-25, Tasks). A server without tasks has answered as always."""
         if "task" not in result:
             return result
         task = decode_object(result["task"], "task")
@@ -262,8 +262,8 @@ class RelayedTasks:
     def _named(
         self, exchange: Exchange, task: Object, endpoint: str, state: TaskState | None, cancellation: bytes
     ) -> str:
-        """The handle of a task that the server of that exchange has just made. `cancellation`: the params that cancel
-        it, if it cannot have a handle."""
+        """Return the handle of a task that the server of that exchange has just made. `cancellation`: the params that
+        cancel it, if it cannot have a handle."""
         live, link = live_session_of(exchange), task_link_of(exchange)
         assert live is not None and link is not None
         handle = TaskHandle("relayed", live.session.id, endpoint, link.name, _text(task, "taskId"))
@@ -320,7 +320,8 @@ class RelayedTasks:
         return await arrived(self._calls.accept(exchange, request, who, params, [], server=handle.server))
 
     def answer_shape(self, handle: TaskHandle, text: str) -> Shape:
-        """What turns the server's answer about a task into the client's: `text` is the handle that the client has."""
+        """Return what turns the server's answer about a task into the client's: `text` is the handle that the client
+        has."""
         own = msgspec.Raw(encode(text))
 
         def shaped(exchange: Exchange, result: Object) -> Object:
@@ -338,8 +339,8 @@ class RelayedTasks:
             self.known.note(live, link, handle, text, state_of(task, ttl))
 
     def text_of(self, live: LiveSession, link: TaskLink, endpoint: str, own_id: str, *, is_own: bool) -> str | None:
-        """The handle of a task that a server lists; None if the session must not see the task. `is_own`: whatever that
-        server lists is the session's own."""
+        """Return the handle of a task that a server lists; None if the session must not see the task. `is_own`:
+        whatever that server lists is the session's own."""
         handle = TaskHandle("relayed", live.session.id, endpoint, link.name, own_id)
         owned = self.known.owned(live, handle)
         if owned is not None:

@@ -80,7 +80,7 @@ class RequestedTasks:
     # -- what clients are told
 
     def is_for(self, live: LiveSession) -> bool:
-        """Whether calls of that session can become tasks."""
+        """Return True if calls of that session can become tasks."""
         return self._maker is not None and live.session.client.protocol_version == VERSION
 
     def declared(self, handshake: bytes) -> bytes:
@@ -103,7 +103,8 @@ class RequestedTasks:
         return result | {"tools": msgspec.Raw(encode(shown))}
 
     def _with_offer(self, exchange: Exchange, raw: msgspec.Raw, path: str) -> msgspec.Raw:
-        """A tool of a list, which says that it may be called as a task, if that is so and it says nothing of it."""
+        """Return a tool of a list, which says that it may be called as a task, if that is so and it says nothing of
+        it."""
         tool = decode_object(raw, "a tool")
         execution = decode_object(tool.get("execution", msgspec.Raw(b"{}")), "execution")
         called = self._endpoints[path].called(None, exchange.context, tool)
@@ -151,7 +152,8 @@ class RequestedTasks:
         return ImmediateReply(encode_result(encode(exchange.client_id), encode(shaped)), log_facts=facts)
 
     async def _tool(self, live: LiveSession, exchange: Exchange, request: Request, correlation: str) -> Called | None:
-        """The tool of a call of which the gateway makes a task. None: it makes none. Raises `Refused`: nobody does."""
+        """Return the tool of a call of which the gateway makes a task. None: it makes none. Raises `Refused`: nobody
+        does."""
         endpoint = self._endpoints[request.endpoint]
         tool = endpoint.called(live, exchange.context, request.params)
         upstream = endpoint.server(tool.server, exchange.context)
@@ -222,7 +224,7 @@ class RequestedTasks:
         return reply
 
     async def listed(self, live: LiveSession, endpoint: str, who: RequestContext, after: str) -> tuple[list[Any], str]:
-        """A page of the tasks that the session may be told of (`TaskLists.page`)."""
+        """Return a page of the tasks that the session may be told of (`TaskLists.page`)."""
 
         def shown(task: Task) -> Any:
             return legacy_task(task, self._handles.of_record(task))
@@ -231,7 +233,7 @@ class RequestedTasks:
 
 
 def _makes_tasks(upstream: ConfiguredUpstream) -> bool:
-    """Whether a server makes tasks itself for clients of 2025-11-25."""
+    """Return True if a server makes tasks itself for clients of 2025-11-25."""
     declared = capabilities_of(upstream.handshake).get("tasks")
     requests = declared.get("requests") if isinstance(declared, dict) else None
     tools = requests.get("tools") if isinstance(requests, dict) else None
@@ -239,7 +241,7 @@ def _makes_tasks(upstream: ConfiguredUpstream) -> bool:
 
 
 def kept_s(raw: msgspec.Raw, most_s: float) -> float:
-    """How long the outcome is kept, in seconds. `raw` is `params.task`. Raises `InvalidMessage`."""
+    """Return how long the outcome is kept, in seconds. `raw` is `params.task`. Raises `InvalidMessage`."""
     asked = decode_object(raw, "params.task")
     ttl = bytes(asked.get("ttl", _NULL))
     if ttl == _NULL:

@@ -149,7 +149,7 @@ class TaskContinuation:
             self._tasks.spawn(self._send(running, call))
 
     async def run_instead(self, running: RunningTask, call: StoredCall) -> None:
-        """As `run_again`, for a task that is in flight here, and whose server has lost its own task."""
+        """Do as `run_again`, for a task that is in flight here, and whose server has lost its own task."""
         exchange, task = running.exchange, running.task
         if exchange.is_over:  # it was cancelled meanwhile
             return
@@ -196,7 +196,7 @@ class TaskContinuation:
         return live
 
     def _exchange(self, task: Task, live: LiveSession, call: StoredCall, caller: Caller | None) -> TaskExchange:
-        """The call of a task, as its client has made it: of no client's request."""
+        """Return the call of a task, as its client has made it: of no client's request."""
         if call.is_legacy:
             return RequestedExchange.of(live, call.context, handle=self._handle_of(task))
         return TaskExchange(

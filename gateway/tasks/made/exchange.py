@@ -79,32 +79,32 @@ class TaskWork(Protocol):
         ...
 
     def receive(self, frame: Frame) -> None:
-        """A message of the call: a notification, or its end."""
+        """Take a message of the call: a notification, or its end."""
         ...
 
     def asks(self) -> None:
-        """The call waits for answers of its client."""
+        """Record that the call waits for answers of its client."""
         ...
 
     def rounds(self, result: Object) -> None:
-        """The server has answered with questions (MCP 2026-07-28, Multi Round-Trip Requests)."""
+        """Ask what a result of the server asks for (MCP 2026-07-28, Multi Round-Trip Requests)."""
         ...
 
     def follow(self, created: Object) -> None:
-        """The server has made a task of its own of the call (ext-tasks, `CreateTaskResult`)."""
+        """Follow the task that the server has made of the call (ext-tasks, `CreateTaskResult`)."""
         ...
 
     @property
     def is_followed_elsewhere(self) -> bool:
-        """Whether a later process follows the task that the server has made of the call."""
+        """Return True if a later process follows the task that the server has made of the call."""
         ...
 
     def has_become(self, task: TaskAtServer) -> None:
-        """The server has made that task of the call. A later process can follow it."""
+        """Record that the server has made that task of the call. A later process can follow it."""
         ...
 
     def withdrawn(self) -> None:
-        """The server has withdrawn questions."""
+        """Record that the server has withdrawn questions."""
         ...
 
 
@@ -211,11 +211,11 @@ class TaskExchange(Exchange):
             logger.error("progress could not become the message of a task", exc_info=error, extra=self.log_fields())
 
     def open_questions(self) -> Object:
-        """The questions that wait for its client (`inputRequests`)."""
+        """Return the questions that wait for its client (`inputRequests`)."""
         return {} if self.suspended is None or not self.is_suspended else self.suspended.requests()
 
     def stored(self, task: Task) -> None:
-        """The store has this version of its task."""
+        """Take note that the store has this version of its task."""
 
     def forget_work(self) -> None:
         """Forget the task, which is over."""
@@ -267,7 +267,8 @@ class RequestedExchange(TaskExchange):
     def of(
         cls, live: LiveSession, context: Context, *, granted: CredentialClaims | None = None, handle: str = ""
     ) -> "RequestedExchange":
-        """A call in that session, with the rights of that context. `handle` is empty until the task is stored."""
+        """Return a call in that session, with the rights of that context. `handle` is empty until the task is
+        stored."""
         exchange = cls(
             method="tools/call",
             client_id=fallback_id(),  # there is `tasks/cancel`
@@ -285,7 +286,7 @@ class RequestedExchange(TaskExchange):
         return "legacy"
 
     def known_as(self, handle: str) -> None:
-        """The task has this handle."""
+        """Set the handle of the task."""
         assert self.live is not None
         self.owned = OwnedTask(self.live, handle, seen=_nothing, lost=_nothing)
 
@@ -337,4 +338,4 @@ class RequestedExchange(TaskExchange):
 
 
 def _nothing(*_: object) -> None:
-    """What is known of the task is in its record."""
+    """Do nothing: what is known of the task is in its record."""

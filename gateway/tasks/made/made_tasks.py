@@ -45,8 +45,8 @@ class TaskVisibility:
         self._policy = policy
 
     def may_see(self, task: Task, session: Session | None, who: RequestContext) -> bool:
-        """Whether a request of the task's principal may learn of the task. `session` is that of the task. If it has
-        ended, what its client had announced counts no more."""
+        """Return True if a request of the task's principal may learn of the task. `session` is that of the task. If it
+        has ended, what its client had announced counts no more."""
         try:
             if session is None:
                 context = self._rules.context(who.principal, who.claims, "")
@@ -61,7 +61,7 @@ class TaskVisibility:
 
 
 async def session_of(handle: TaskHandle, who: RequestContext, resolver: SessionResolver, era: Era) -> Resolved:
-    """The session of a task, for a request of a client of that era.
+    """Return the session of a task, for a request of a client of that era.
 
     Raises:
         Refused: the task is unknown, because its session is, or the session cannot be used now.
@@ -75,7 +75,7 @@ async def session_of(handle: TaskHandle, who: RequestContext, resolver: SessionR
 
 
 async def found_session(session_id: str, who: RequestContext, resolver: SessionResolver, era: Era) -> Resolved | None:
-    """The session of that id. Raises as `session_of`; None if there is no such session, or it is of another
+    """Return the session of that id. Raises as `session_of`; None if there is no such session, or it is of another
     principal."""
     try:
         return await arrived(resolver.resume_by_id(session_id, who, era))
@@ -119,7 +119,7 @@ class MadeTasks:
         self._may_see = may_see
 
     async def get(self, handle: TaskHandle, text: str, who: RequestContext) -> bytes:
-        """The task, as the result of `tasks/get`. `text` is the handle that the client has sent.
+        """Return the task, as the result of `tasks/get`. `text` is the handle that the client has sent.
 
         Raises:
             Refused: the task is unknown; 429, its session sends too many requests.
@@ -134,15 +134,15 @@ class MadeTasks:
         await arrived(self._rates.of_session(session_id))
 
     async def counted(self, handle: TaskHandle, who: RequestContext) -> Task:
-        """As `find`; the request is counted, unless the task is unknown to this request. Raises as `get`, but never
+        """Do as `find`; the request is counted, unless the task is unknown to this request. Raises as `get`, but never
         `OwnedByPeer`."""
         task = await self.find(handle, who)
         await self.count(task.session_id)
         return task
 
     async def current(self, handle: TaskHandle, who: RequestContext, *, counts: bool = False) -> Task:
-        """The record of a task, decided on if its owner is gone. An outcome is stored before it is returned: it is what
-        any replica says from then on. `counts`: the request is counted.
+        """Return the record of a task, decided on if its owner is gone. An outcome is stored before it is returned: it
+        is what any replica says from then on. `counts`: the request is counted.
 
         Raises: as `get`; `StoreUnavailable` also if the store does not take the outcome.
         """
@@ -159,7 +159,7 @@ class MadeTasks:
         return await self.find(handle, who) if running is None else await self._stored(running, handle, who)
 
     async def _stored(self, running: RunningTask, handle: TaskHandle, who: RequestContext) -> Task:
-        """The record of a task that is run here. Raises as `current`."""
+        """Return the record of a task that is run here. Raises as `current`."""
         if (told := running.record.told) is not None:
             return told
         try:
@@ -186,7 +186,7 @@ class MadeTasks:
         return ACKNOWLEDGEMENT
 
     async def cancelled(self, handle: TaskHandle, who: RequestContext) -> Task:
-        """As `cancel`; returns the task, which is cancelled.
+        """Do as `cancel`; returns the task, which is cancelled.
 
         Raises:
             Refused: also, the task is over already.
@@ -204,44 +204,44 @@ class MadeTasks:
         return task
 
     async def seen(self, heads: Iterable[Task], endpoint: str, who: RequestContext) -> list[Task]:
-        """Those of these tasks that were made at that endpoint, as far as this request may see them. Not counted.
-        Raises `StoreUnavailable`."""
+        """Return those of these tasks that were made at that endpoint, as far as this request may see them. Not
+        counted. Raises `StoreUnavailable`."""
         own = [task for task in heads if (task.principal, task.endpoint) == (who.principal, endpoint)]
         ids = sorted({task.session_id for task in own})
         sessions = dict(zip(ids, await asyncio.gather(*map(self._sessions.peek, ids)), strict=True))
         return [self._as_it_works(task) for task in own if self._may_see(task, sessions[task.session_id], who)]
 
     def _as_it_works(self, task: Task) -> Task:
-        """A stored task, or what is known of it here as long as it has no outcome that is not stored."""
+        """Return a stored task, or what is known of it here as long as it has no outcome that is not stored."""
         return self._told(task.name) or task
 
     def _told(self, name: str) -> Task | None:
-        """What is known here of a task that runs here, and may be told."""
+        """Return what is known here of a task that runs here, and may be told."""
         running = self._table.get(name)
         return None if running is None else running.record.told
 
     def _run_here(self, name: str) -> RunningTask | None:
-        """The task of that name, if it is this replica's. The call of one that another replica has taken over can
-        still be in flight here, and knows nothing of its outcome."""
+        """Return the task of that name, if it is this replica's. The call of one that another replica has taken over
+        can still be in flight here, and knows nothing of its outcome."""
         running = self._table.get(name)
         return None if running is None or running.record.is_lost else running
 
     async def _running(self, handle: TaskHandle, who: RequestContext) -> RunningTask | None:
-        """The task, if it still works; this replica runs it."""
+        """Return the task, if it still works; this replica runs it."""
         task = await self.counted(handle, who)
         if task.is_over:
             return None
         return self._run_here(task.name) or await self._here(task, await self._sessions.peek(task.session_id), who)
 
     async def find(self, handle: TaskHandle, who: RequestContext) -> Task:
-        """The record of a task as it stands, without an outcome that is not stored. Not counted. Raises as `get`, but
-        never `OwnedByPeer`."""
+        """Return the record of a task as it stands, without an outcome that is not stored. Not counted. Raises as
+        `get`, but never `OwnedByPeer`."""
         told = self._told(f"{handle.session_id}/{handle.id}")
         task = told or await self._table.store.get(handle.session_id, handle.id)
         return await self.checked(task, handle, who)
 
     async def checked(self, task: Task | None, handle: TaskHandle, who: RequestContext) -> Task:
-        """That task, which was read for the handle. Raises `Refused`: this request may not learn of it."""
+        """Return that task, which was read for the handle. Raises `Refused`: this request may not learn of it."""
         reason = "unknown task" if task is None else "task of another principal"
         if task is not None and (task.principal, task.endpoint) == (who.principal, handle.endpoint):
             if self._may_see(task, await self._sessions.peek(task.session_id), who):
@@ -251,7 +251,7 @@ class MadeTasks:
         raise UnknownTask()
 
     async def _is_run_by_another(self, session: Session, task: Task) -> bool:
-        """Whether another replica runs the task, as far as the store tells."""
+        """Return True if another replica runs the task, as far as the store tells."""
         cluster = self._cluster
         if cluster is None or session.owner in ("", cluster.replica) or session.epoch != task.epoch:
             return False
@@ -291,8 +291,8 @@ class TaskLists:
     async def page(
         self, session: Session, endpoint: str, who: RequestContext, after: str, shown: Callable[[Task], T]
     ) -> tuple[list[T], str]:
-        """Tasks that were made at that endpoint and that this request may see, as `shown` has them, and what the next
-        page comes `after`: empty if there is none. `session` is that of the request. `shown` gets no outcome
+        """Return tasks that were made at that endpoint and that this request may see, as `shown` has them, and what the
+        next page comes `after`: empty if there is none. `session` is that of the request. `shown` gets no outcome
         (`TaskStore`). Not counted.
 
         Raises:
@@ -323,7 +323,7 @@ class TaskLists:
 
 
 def _place_of(after: str) -> tuple[float, str]:
-    """Where a page has ended. Raises `Refused`: it is nothing that the gateway has said."""
+    """Return where a page has ended. Raises `Refused`: it is nothing that the gateway has said."""
     try:
         place: tuple[float, str] = msgspec.json.decode(after, type=tuple[float, str])
     except msgspec.MsgspecError:

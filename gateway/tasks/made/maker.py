@@ -93,12 +93,12 @@ class TaskableReply:
 
     @property
     def is_task(self) -> bool:
-        """Whether the client was answered with a task."""
+        """Return True if the client was answered with a task."""
         return self._state is ReplyState.TASK
 
     @property
     def is_gone(self) -> bool:
-        """Whether the client has left, or has its answer, or gets an error."""
+        """Return True if the client has left, or has its answer, or gets an error."""
         return self._is_done or self._state is ReplyState.REFUSED or self.replies.abandoned or self.replies.is_closed
 
     def begin_after(self, seconds: float, begin: Callable[[], None]) -> None:
@@ -111,7 +111,7 @@ class TaskableReply:
         self._timer = asyncio.get_running_loop().call_later(seconds, due)
 
     def accepted(self, inner: Answer) -> None:
-        """The call has this reply."""
+        """Take the reply of the call."""
         self._step(ReplyEvent.ACCEPT)
         self._inner = inner
         if self._hold is not None:
@@ -119,7 +119,7 @@ class TaskableReply:
         self._answer()
 
     def refused(self, error: BaseException) -> None:
-        """The call was not sent. The client gets the error, or its task does."""
+        """End a call that was not sent: the client gets the error, or its task does."""
         self._step(ReplyEvent.REFUSE)
         if self.is_task:
             fail_unsent(self._exchange, error)
@@ -127,7 +127,7 @@ class TaskableReply:
             self.answered.set_exception(error)
 
     def became_task(self, hold: Callable[[Answer], None]) -> None:
-        """The client gets a handle. `hold` gets the reply of the call."""
+        """Answer the client with a handle. `hold` gets the reply of the call."""
         self._step(ReplyEvent.MAKE_TASK)
         self._hold = hold
         if self._inner is not None:
@@ -190,8 +190,8 @@ class TaskMaker:
     def answer(
         self, exchange: TaskExchange, request: Request, headers: Headers, accepting: Soon[Answer], tool_of: ToolOf
     ) -> Soon[Answer]:
-        """The reply to a call. `accepting` sends the call to its server, and returns the reply that the client gets if
-        the call becomes no task.
+        """Return the reply to a call. `accepting` sends the call to its server, and returns the reply that the client
+        gets if the call becomes no task.
 
         Raises: as `accepting` does.
         """
@@ -202,7 +202,7 @@ class TaskMaker:
         return reply
 
     async def _answered(self, reply: TaskableReply, accepting: Soon[Answer]) -> Answer:
-        """The reply, once the call was sent or has become a task."""
+        """Return the reply, once the call was sent or has become a task."""
         sending = self._tasks.spawn(_accept(reply, accepting))
         try:
             await reply.answered
@@ -213,7 +213,7 @@ class TaskMaker:
         return reply
 
     def resumed(self, exchange: TaskExchange, request: Request, inner: Answer, tool_of: ToolOf) -> Answer:
-        """The reply to a client that is back with answers to a question that was asked before the call became a
+        """Return the reply to a client that is back with answers to a question that was asked before the call became a
         task."""
         reply = self._begin(exchange, request, inner.headers, tool_of)
         reply.accepted(inner)
@@ -351,5 +351,5 @@ async def _accept(reply: TaskableReply, accepting: Soon[Answer]) -> None:
 
 
 def _is_settled(exchange: TaskExchange, reply: TaskableReply) -> bool:
-    """Whether nobody waits for a task: the call is answered, waits for its client, or its client has left."""
+    """Return True if nobody waits for a task: the call is answered, waits for its client, or its client has left."""
     return exchange.is_over or exchange.is_suspended or reply.is_gone

@@ -26,7 +26,7 @@ __all__ = ["MAX_ROUNDS", "Rounds", "ServerTask", "ask_client", "conversation_of"
 
 
 def may_ask(exchange: TaskExchange, questions: Mapping[str, Question]) -> bool:
-    """Whether the client has declared that it answers all of these. If not, the call has failed."""
+    """Return True if the client has declared that it answers all of these. If not, the call has failed."""
     assert exchange.caller is not None
     for method, params in questions.values():
         if not may_be_asked(exchange.caller.capabilities, method, params or {}):
@@ -91,7 +91,7 @@ class Rounds(RoundTrips):
         ask_client(self, self._exchange, self._work, questions)
 
     def answer(self, request_id: bytes, message: Message) -> None:
-        """One answer of the client. Its error ends the call: no error can be passed to the server."""
+        """Take one answer of the client. Its error ends the call: no error can be passed to the server."""
         if isinstance(message.result, msgspec.Raw):
             self._answered(msgspec.json.decode(request_id, type=str), message.result)
         else:
@@ -99,14 +99,14 @@ class Rounds(RoundTrips):
             self._exchange.settle(message)
 
     def refuse(self, request_id: bytes, code: int, reason: str) -> None:
-        """The client has not answered in time: the caller cancels the call."""
+        """Do nothing: the client has not answered in time, and the caller cancels the call."""
 
     def notify(self, method: str, params: bytes | None) -> None:
         """Do nothing: the server waits for no progress."""
 
 
 def conversation_of(exchange: TaskExchange) -> Conversation:
-    """The conversation of a call, which itself names only what it needs of that."""
+    """Return the conversation of a call, which itself names only what it needs of that."""
     assert isinstance(exchange.conversation, Conversation)
     return exchange.conversation
 
@@ -128,7 +128,7 @@ class ServerTask(TaskFollower):
         self._end(Message(jsonrpc="2.0", id=0, error=error))
 
     def _progress(self, message: object) -> None:
-        """The message of the client's task stays as it is."""
+        """Do nothing: the message of the client's task stays as it is."""
 
     def _ask(self, questions: Mapping[str, Question]) -> None:
         if may_ask(self._exchange, questions):
@@ -148,7 +148,7 @@ class ServerTask(TaskFollower):
             self._end(message)
 
     def refuse(self, request_id: bytes, code: int, reason: str) -> None:
-        """The client has not answered in time: the caller cancels the call."""
+        """Do nothing: the client has not answered in time, and the caller cancels the call."""
 
     def notify(self, method: str, params: bytes | None) -> None:
         """Do nothing: the server waits for no progress."""

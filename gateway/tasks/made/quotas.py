@@ -36,8 +36,8 @@ _NO_LIMIT: Final = 1 << 30
 
 
 def names_kept_s(settings: TaskSettings) -> float:
-    """How long the names of tasks are kept after the last one was added, or one was renewed: no task is kept longer,
-    and one that works is renewed when half of its time has passed."""
+    """Return how long the names of tasks are kept after the last one was added, or one was renewed: no task is kept
+    longer, and one that works is renewed when half of its time has passed."""
     return max(LEAST_KEPT_S, 2 * settings.working_ttl_s(settings.ttl_s))
 
 
@@ -65,7 +65,7 @@ class Places:
         return not held
 
     async def names(self, key: str) -> list[str]:
-        """The names of all places that are taken. Raises `StoreUnavailable`."""
+        """Return the names of all places that are taken. Raises `StoreUnavailable`."""
         return await _all(self._quotas, key)
 
     async def give_back(self, key: str, names: Sequence[str]) -> None:
@@ -75,7 +75,7 @@ class Places:
             await self._quotas.give_back(key, names)
 
     async def _gone(self, names: list[str]) -> list[str]:
-        """The places of tasks that the store has forgotten, among those of some tasks."""
+        """Return the places of tasks that the store has forgotten, among those of some tasks."""
         tasks = sorted({name.partition("#")[0] for name in names})
         some = random.sample(tasks, min(len(tasks), _MAX_CHECKED))
         gone = {task for task in some if await self._store.get(*parts_of(task)) is None}
@@ -105,7 +105,7 @@ class TaskQuotas:
             await self._places.give_back(key, [task.name])
 
     async def of_principal(self, principal: Principal) -> list[str]:
-        """The names of the tasks of a principal that is not anonymous. Some may have expired. Raises
+        """Return the names of the tasks of a principal that is not anonymous. Some may have expired. Raises
         `StoreUnavailable`."""
         return await self._places.names(_of_principal(principal.key))
 
@@ -123,15 +123,15 @@ class RunningNames:
         self._known_until = 0.0
 
     async def add(self, name: str) -> None:
-        """This replica is about to run a task. Raises `StoreUnavailable`."""
+        """Record that this replica is about to run a task. Raises `StoreUnavailable`."""
         if monotonic() >= self._known_until:
             await self._quotas.hold(_OWNERS, self.replica, _NO_LIMIT, for_s=self._kept_s)
             self._known_until = monotonic() + self._kept_s / 4
         await self._quotas.hold(_running(self.replica), name, _NO_LIMIT, for_s=self._kept_s)
 
     async def renew(self, task: Task) -> None:
-        """This replica runs a task for longer than its record was to be kept: it stays among the names of its session
-        and principal as well. Raises `StoreUnavailable`."""
+        """Keep the name of a task that works for longer than its record was to be kept, also among those of its session
+        and principal. Raises `StoreUnavailable`."""
         await self.add(task.name)
         for key in _keys(task):
             await self._quotas.hold(key, task.name, _NO_LIMIT, for_s=self._kept_s)
@@ -142,26 +142,26 @@ class RunningNames:
         await self._quotas.hold(_OWNERS, LEFT, _NO_LIMIT, for_s=self._kept_s)
 
     async def remove(self, name: str, replica: str = "") -> None:
-        """The task has ended, or another replica runs it. Raises `StoreUnavailable`."""
+        """Forget that a replica, this one by default, runs a task. Raises `StoreUnavailable`."""
         await self._quotas.give_back(_running(replica or self.replica), [name])
 
     async def replicas(self) -> list[str]:
-        """The replicas that have run tasks and were not forgotten. Raises `StoreUnavailable`."""
+        """Return the replicas that have run tasks and were not forgotten. Raises `StoreUnavailable`."""
         return await _all(self._quotas, _OWNERS)
 
     async def of(self, replica: str) -> list[str]:
-        """The names of the tasks of a replica. Raises `StoreUnavailable`."""
+        """Return the names of the tasks of a replica. Raises `StoreUnavailable`."""
         return await _all(self._quotas, _running(replica))
 
     async def forget(self, replica: str) -> None:
-        """A replica that is gone has left no task. Raises `StoreUnavailable`."""
+        """Forget a replica that is gone and has left no task. Raises `StoreUnavailable`."""
         await self._quotas.give_back(_OWNERS, [replica])
         if await self.of(replica):  # one was added meanwhile
             await self._quotas.hold(_OWNERS, replica, _NO_LIMIT, for_s=self._kept_s)
 
 
 async def _all(quotas: Quotas, key: str) -> list[str]:
-    """The names of a set."""
+    """Return the names of a set."""
     return await quotas.hold(key, "", 0, for_s=0.0)  # a set that may hold none is always full
 
 

@@ -180,7 +180,7 @@ class TaskRecord:
         return is_less
 
     def _too_large(self, tried: Task) -> dict[str, Any]:
-        """What is left out of a task that still works, as it is stored."""
+        """Return what is left out of a task that still works, as it is stored."""
         for names in _LEFT_OUT:
             if len(getattr(tried, names[0])) > len(getattr(self._stored, names[0])):
                 logger.warning("the store of tasks is full: %s of a task are not kept", " and ".join(names))
@@ -207,7 +207,7 @@ class TaskRecord:
                 waiting.cancel()
 
     async def _replace(self, fields: dict[str, Any]) -> Task | None:
-        """The record with these fields, as it is stored now. None: it is no longer this replica's."""
+        """Return the record with these fields, as it is stored now. None: it is no longer this replica's."""
         for _ in range(2):
             after = replace(self._stored, **fields)
             if await self._store.replace(after):

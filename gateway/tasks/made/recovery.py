@@ -57,11 +57,11 @@ class Rights(Protocol):
     (`gateway.identity.standing_rights`)."""
 
     def why_lost(self, principal: Principal, granted: Context) -> str:
-        """Why a principal may not do today what that context has granted to it; empty if it may."""
+        """Return why a principal may not do today what that context has granted to it; empty if it may."""
         ...
 
     def why_ended(self, principal: Principal, granted: Context) -> str:
-        """Why what a principal has begun with that context may not go on; empty if it may."""
+        """Return why what a principal has begun with that context may not go on; empty if it may."""
         ...
 
 
@@ -89,7 +89,7 @@ class TaskRecovery:
         self._tasks = Tasks("recovery of tasks")
 
     def is_here(self, session: Session) -> bool:
-        """Whether this replica owns a session, so that it decides on its tasks."""
+        """Return True if this replica owns a session, so that it decides on its tasks."""
         return self._cluster is None or session.owner == self._cluster.replica
 
     async def decide(self, task: Task, session: Session | None) -> None:
@@ -129,7 +129,7 @@ class TaskRecovery:
         return why(task.principal, call.context) or why(task.principal, session.context)
 
     def _lost(self, running: RunningTask, *, session: Session, call: StoredCall) -> None:
-        """The server does not know its own task of the call any more, which is in flight here."""
+        """Decide on a task in flight here, whose server does not know its own task of the call any more."""
         why = self._why_not(self._rights.why_lost, running.task, session, call)
         if not _may_run_again(running.task):
             running.give_up(_FORGOTTEN)
@@ -184,7 +184,7 @@ class TaskRecovery:
                     await names.remove(name, replica)
 
     async def _try_to_settle(self, name: str, alive: set[str]) -> bool:
-        """As `_is_settled`. A task that cannot be decided on, such as one of another version, keeps no other from
+        """Do as `_is_settled`. A task that cannot be decided on, such as one of another version, keeps no other from
         being decided on, and its failure is logged once."""
         try:
             is_settled = await self._is_settled(name, alive)
@@ -227,7 +227,7 @@ class TaskRecovery:
 
 
 def _call_of(task: Task) -> StoredCall | None:
-    """The call of a task. None: it was not stored, or by another version, and nobody can go on with it."""
+    """Return the call of a task. None: it was not stored, or by another version, and nobody can go on with it."""
     try:
         return StoredCall.read(task.request) if task.request else None
     except (msgspec.MsgspecError, RecursionError):
@@ -239,7 +239,7 @@ def _may_run_again(task: Task) -> bool:
 
 
 def _unknown(task: Task, session: Session | None) -> str:
-    """Why nobody knows what has become of a task."""
+    """Return why nobody knows what has become of a task."""
     if task.runs > 1:
         return _UNKNOWN_AGAIN
     return _NO_SESSION if session is None else _UNKNOWN

@@ -65,14 +65,14 @@ class Outcomes:
         self._rooms: WeakKeyDictionary[LiveSession, Room] = WeakKeyDictionary()
 
     def of(self, name: str) -> "SharedOutcome":
-        """The outcome of the task of that name, for as long as somebody refers to it."""
+        """Return the outcome of the task of that name, for as long as somebody refers to it."""
         shared = self._shared.get(name)
         if shared is None:
             shared = self._shared[name] = SharedOutcome()
         return shared
 
     def room_of(self, live: LiveSession) -> "Room":
-        """The room for what the client of that session has not read."""
+        """Return the room for what the client of that session has not read."""
         room = self._rooms.get(live)
         if room is None:
             counted_as = live.session.principal.counted_as(live.session.origin)
@@ -92,7 +92,8 @@ class SharedOutcome:
         self._message: Message | None = None
 
     async def look(self, text: str, look: Look) -> Task | Message:
-        """The task as it works, or what `tasks/result` with the handle `text` is answered with. Raises as `look`."""
+        """Return the task as it works, or what `tasks/result` with the handle `text` is answered with. Raises as
+        `look`."""
         async with self._turn:
             await others_first()
             message = self._message if self._text == text else None
@@ -219,7 +220,7 @@ class ResultCalls:
 
 
 async def _read(call: Exchange, text: str, look: Look, outcome: SharedOutcome, room: Room) -> Task | None:
-    """The task, as long as it works. Otherwise answer the call, whose client has sent the handle `text`."""
+    """Return the task, as long as it works. Otherwise answer the call, whose client has sent the handle `text`."""
     async with room.turn:
         if call.is_over:
             return None
@@ -330,7 +331,7 @@ class _Waiting:
             self._asked.names.discard(name)
 
     def _withdraw(self) -> None:
-        """What this call has asked needs no answer any more."""
+        """Withdraw what this call has asked: it needs no answer any more."""
         for key in [*self._own]:
             self._forget(key)
         self._live.withdraw_questions(self._call)

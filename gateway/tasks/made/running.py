@@ -106,7 +106,7 @@ class RunningTask:
     # -- what happens to the call (gateway.tasks.made.exchange.TaskWork)
 
     def receive(self, frame: Frame) -> None:
-        """A notification of the call, or its end."""
+        """Take a notification of the call, or its end."""
         if frame.final:
             self._over(frame)
             return
@@ -119,7 +119,7 @@ class RunningTask:
             return  # a notification that cannot be read says nothing about the task
 
     def asks(self) -> None:
-        """The call waits for answers of its client."""
+        """Store what the call asks its client."""
         suspended = self.exchange.suspendable()
         questions = encode(suspended.requests())
         if len(questions) > self._settings.result_bytes:
@@ -129,13 +129,13 @@ class RunningTask:
         self._step(TaskEvent.ASK, questions=questions, asked=suspended.count)
 
     def rounds(self, result: Object) -> None:
-        """The server has answered with questions."""
+        """Ask what a result of the server asks for."""
         if self._rounds is None:
             self._rounds = Rounds(self.exchange, self)
         self._rounds.ask(result)
 
     def follow(self, created: Object) -> None:
-        """The server has made a task of its own of the call."""
+        """Follow the task that the server has made of the call."""
         try:
             ServerTask(self.exchange, self, conversation_of(self.exchange)).begin(created)
         except msgspec.MsgspecError:
@@ -143,11 +143,11 @@ class RunningTask:
 
     @property
     def is_followed_elsewhere(self) -> bool:
-        """Whether its next owner follows the task that the server has made of the call."""
+        """Return True if its next owner follows the task that the server has made of the call."""
         return self.is_left and bool(self.task.upstream_id)
 
     def has_become(self, task: TaskAtServer) -> None:
-        """The server has made that task of the call: its next owner follows it. The store has this no later than
+        """Store which task the server has made of the call: its next owner follows it. The store has this no later than
         anything else that comes of the task."""
         exchange = self.exchange
         followed = FollowedCall(task, exchange.caller)
@@ -157,7 +157,7 @@ class RunningTask:
             self.record.change(upstream_id=task.id, request=request)
 
     def withdrawn(self) -> None:
-        """The server has withdrawn questions."""
+        """Store that the server has withdrawn questions."""
         if not self.exchange.is_suspended or self.exchange.suspended is None:
             return
         if self.exchange.suspended.questions:
@@ -167,7 +167,7 @@ class RunningTask:
             self._step(TaskEvent.RESUME, questions=b"")
 
     def _over(self, frame: Frame) -> None:
-        """The call has ended, whatever its end looks like: nothing else would end the task."""
+        """End the task with its call, whatever the end looks like: nothing else would end the task."""
         try:
             self._decide(parse(frame.data))
         except Exception as error:
@@ -204,7 +204,7 @@ class RunningTask:
                 self._end_as(TaskEvent.COMPLETE, text, result=result, is_tool_error=is_error, reason=why)
 
     def _cannot_tell(self, text: str) -> None:
-        """The server's answer cannot be handed on."""
+        """Fail the task: the server's answer cannot be handed on."""
         self._fail(encode(error_of(INTERNAL_ERROR, text, self.exchange.correlation)), text)
 
     def _fail(self, error: bytes, text: str) -> None:
@@ -213,7 +213,7 @@ class RunningTask:
         self._end_as(TaskEvent.FAIL, text, error=error)
 
     def _end_as(self, event: TaskEvent, text: str = "", **outcome: Any) -> None:
-        """The task is over. Its message is about the outcome: the last progress says nothing of it."""
+        """End the task. Its message is about the outcome: the last progress says nothing of it."""
         ttl_s = self.record.now - self.task.created_at + self.kept_s  # from its creation
         self._step(event, questions=b"", answers=b"", message=message_of(self.task.runs, text), ttl_s=ttl_s, **outcome)
 
@@ -254,7 +254,7 @@ class RunningTask:
         self._go_on(answers)
 
     def answer_one(self, key: str, message: Message) -> None:
-        """As `answer`, with what a client has responded to one question: a result, or an error."""
+        """Do as `answer`, with what a client has responded to one question: a result, or an error."""
         if isinstance(message.result, msgspec.Raw):
             self.answer({key: message.result})
         elif key in self.exchange.open_questions():
@@ -271,7 +271,7 @@ class RunningTask:
 
     @property
     def may_run_again(self) -> bool:
-        """Whether a later owner may send the call again."""
+        """Return True if a later owner may send the call again."""
         return self.task.is_repeatable and self.task.runs == 1
 
     def cancel(self, reason: str) -> None:

@@ -79,7 +79,7 @@ TASK: Final[Mapping[TaskState, Mapping[TaskEvent, TaskState]]] = {
 
 
 def after(status: TaskStatus, event: TaskEvent) -> TaskStatus:
-    """The status after `event`. Raises `IllegalStep`: the event cannot happen in that state."""
+    """Return the status after `event`. Raises `IllegalStep`: the event cannot happen in that state."""
     return step(TASK, TaskState(status), event).value
 
 
@@ -91,13 +91,13 @@ AGAIN: Final = "started again, because the gateway that ran it ended without an 
 
 
 def message_of(runs: int, text: str = "") -> str:
-    """The message of a task that was started `runs` times. `text` says how far it is, or what it has come to."""
+    """Return the message of a task that was started `runs` times. `text` says how far it is, or what it has come to."""
     parts = (AGAIN if runs > 1 else "", text)
     return ": ".join(part for part in parts if part)[:MAX_MESSAGE_CHARS]
 
 
 def progress_text(params: Object) -> str:
-    """A progress notification as text. Raises `msgspec.MsgspecError`: it cannot be read."""
+    """Return a progress notification as text. Raises `msgspec.MsgspecError`: it cannot be read."""
     decoded = {key: msgspec.json.decode(params[key]) for key in ("message", "progress", "total") if key in params}
     text, progress, total = decoded.get("message"), decoded.get("progress"), decoded.get("total")
     steps = _number_text(progress)
@@ -117,7 +117,7 @@ class _Content(msgspec.Struct):
 
 
 def reason_of(result: bytes) -> str:
-    """How a tool says that it has failed: the first text of its result, cut. Empty if there is none."""
+    """Return how a tool says that it has failed: the first text of its result, cut. Empty if there is none."""
     try:
         content = msgspec.json.decode(result, type=_Content).content
     except (msgspec.MsgspecError, RecursionError):
@@ -126,7 +126,7 @@ def reason_of(result: bytes) -> str:
 
 
 def _number_text(number: object) -> str:
-    """A number for people; empty if there is none, or one that is too large for any."""
+    """Return a number for people; empty if there is none, or one that is too large for any."""
     try:
         return f"{number:g}" if isinstance(number, (int, float)) else ""
     except OverflowError:  # an integer has any number of digits
@@ -153,7 +153,7 @@ class _Error(msgspec.Struct):
 
 
 def can_be_read(outcome: bytes) -> bool:
-    """Whether an outcome, which is JSON, is nested so little that any later reader can decode it."""
+    """Return True if an outcome, which is JSON, is nested so little that any later reader can decode it."""
     if outcome.count(b"[") + outcome.count(b"{") <= MAX_LEVELS:
         return True
     without_escapes = outcome.replace(rb"\\", b"").replace(rb"\"", b"")
@@ -164,7 +164,8 @@ def can_be_read(outcome: bytes) -> bool:
 
 
 def error_text(error: msgspec.Raw) -> str | None:
-    """The message of an error. None: a client could not read the error. What its `data` says is not looked at."""
+    """Return the message of an error. None: a client could not read the error. What its `data` says is not looked
+    at."""
     try:
         return msgspec.json.decode(error, type=_Error).message[:MAX_MESSAGE_CHARS]
     except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError):

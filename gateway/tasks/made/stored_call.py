@@ -41,12 +41,12 @@ class StoredCall(msgspec.Struct, frozen=True, omit_defaults=True):
 
     @classmethod
     def read(cls, data: bytes) -> "StoredCall":
-        """The call that `stored` has made bytes of."""
+        """Return the call that `stored` has made bytes of."""
         return msgspec.json.decode(data, type=cls)
 
 
 def stored(params: Object, context: Context, *, is_legacy: bool = False) -> bytes:
-    """The bytes of a call, without answers to what it has asked: it begins anew. Empty if it is too large."""
+    """Return the bytes of a call, without answers to what it has asked: it begins anew. Empty if it is too large."""
     params = {key: raw for key, raw in params.items() if key not in ("requestState", "inputResponses")}
     size = sum(len(memoryview(raw)) for raw in params.values())
     data = encode(StoredCall(params, context, is_legacy)) if size <= MAX_BYTES else b""
@@ -54,8 +54,8 @@ def stored(params: Object, context: Context, *, is_legacy: bool = False) -> byte
 
 
 def following(request: bytes, followed: FollowedCall) -> bytes:
-    """The bytes of a call, `request`, that its server has made a task of. Empty if that is too large: then no later
-    owner follows the task."""
+    """Return the bytes of a call, `request`, that its server has made a task of. Empty if that is too large: then no
+    later owner follows the task."""
     if max(len(followed.task.id), len(followed.task.created_at)) > MAX_ID_CHARS:
         return b""
     data = encode(msgspec.structs.replace(StoredCall.read(request), followed=followed))
@@ -74,29 +74,30 @@ class RecordedAnswers:
 
     @classmethod
     def of(cls, answers: Mapping[str, str]) -> "RecordedAnswers":
-        """One answer to each question."""
+        """Return one answer to each question."""
         recorded = cls()
         for digest, answer in answers.items():
             recorded.add(digest, msgspec.Raw(answer.encode()))
         return recorded
 
     def add(self, digest: str, answer: msgspec.Raw) -> None:
-        """The client has answered a question."""
+        """Record the answer to a question."""
         self._answers.setdefault(digest, []).append(answer.copy())  # a slice would keep the whole message in memory
 
     def take(self, digest: str) -> str | None:
-        """The next answer to such a question; None if it has to be asked. Each is returned once."""
+        """Return the next answer to such a question; None if it has to be asked. Each is returned once."""
         known = self._answers.get(digest)
         return bytes(known.pop(0)).decode() if known else None
 
     def encoded(self, most_bytes: int) -> bytes:
-        """All answers, for a record. Empty if there are none, or if they are larger than that: they are asked again."""
+        """Return all answers, for a record. Empty if there are none, or if they are larger than that: they are asked
+        again."""
         data = encode(self._answers) if self._answers else b""
         return data if len(data) <= most_bytes else b""
 
 
 def answered(data: bytes, questions: Mapping[str, InputRequest], responses: Object) -> RecordedAnswers:
-    """The recorded answers of `data` with those that a client gives to these questions now, by their keys."""
+    """Return the recorded answers of `data` with those that a client gives to these questions now, by their keys."""
     recorded = RecordedAnswers(data)
     for key, question in questions.items():
         if key in responses:

@@ -21,7 +21,7 @@ logger = logging.getLogger(__name__)
 
 
 def topic_of(session_id: str) -> str:
-    """The bus topic of a session's tasks. A message is the id of the task (`Task.id`) that has changed."""
+    """Return the bus topic of a session's tasks. A message is the id of the task (`Task.id`) that has changed."""
     return f"mcp:tasks:{session_id}"
 
 
@@ -74,7 +74,7 @@ class TaskTable:
         return iter(tuple(self._running.values()))
 
     def get(self, name: str) -> RunningTask | None:
-        """The task of that name (`Task.name`)."""
+        """Return the task of that name (`Task.name`)."""
         return self._running.get(name)
 
     def add(self, task: Task, exchange: TaskExchange) -> RunningTask:
@@ -170,7 +170,7 @@ class TaskTable:
 
 
 def _what_became_of(running: RunningTask) -> str:
-    """One of `gateway.observability.metrics.TASK_EVENTS`."""
+    """Return what became of a task that runs here no more: one of `gateway.observability.metrics.TASK_EVENTS`."""
     if running.is_left or running.record.is_lost:
         return "left"
     if running.is_unknown:
