@@ -11,8 +11,7 @@ from gateway.tasks.made.quotas import BoundedTasks, RunningNames, TaskQuotas, na
 from gateway.tasks.made.recovery import TaskRecovery
 from gateway.tasks.made.table import TaskTable
 from gateway.tasks.notices import TaskNotices
-from gateway.upstreams.upstream import ConfiguredUpstream
-from session_store import Context, Task
+from session_store import Task
 
 __all__ = ["build_tasks"]
 
@@ -47,10 +46,6 @@ def build_tasks(
         is_kept=backend.is_durable or backend.is_shared,
     )
 
-    def server_of(task: Task, context: Context) -> ConfiguredUpstream | None:
-        endpoint = servers.endpoints.get(task.endpoint)
-        return None if endpoint is None else endpoint.server(task.server, context)
-
     options = base.settings.gateway
     rights = StandingRights(
         sessions.rules, api_keys=options.api_keys, auth=options.auth, allow_anonymous=options.allows_anonymous
@@ -59,9 +54,9 @@ def build_tasks(
         table,
         base.live,
         sessions.attacher,
-        start=lambda exchange, request, who, params: intake.accept(exchange, request, who, params, []),
-        server_of=server_of,
-        handle_of=handles.of_record,
+        calls=intake,
+        endpoints=servers.endpoints,
+        handles=handles,
     )
     recovery = TaskRecovery(
         table,

@@ -5,7 +5,7 @@ Does not know which of the two may be done (`gateway.tasks.made.recovery`).
 """
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from time import monotonic
 
 import msgspec
@@ -24,53 +24,47 @@ from gateway.observability.logs import CORRELATION
 from gateway.protocol.capabilities import Caller, caller_of_meta
 from gateway.protocol.tasks import with_tasks
 from gateway.sessions.attach import SessionAttacher
+from gateway.tasks.handles import TaskHandles
 from gateway.tasks.made.exchange import RequestedExchange, TaskExchange, fail_unsent
 from gateway.tasks.made.questions import ServerTask
 from gateway.tasks.made.running import RunningTask
 from gateway.tasks.made.state import TaskEvent, after, message_of
 from gateway.tasks.made.stored_call import FollowedCall, RecordedAnswers, StoredCall
 from gateway.tasks.made.table import TaskTable, log_fields_of
-from gateway.upstreams.upstream import ConfiguredUpstream
-from session_store import Context, Session, Task
+from gateway.tasks.ports import Calls, Endpoint
+from session_store import Session, Task
 from transports.era import LEGACY, Era
-from transports.inbound_port import Answer, Request
-from transports.jsonrpc import Object
+from transports.inbound_port import Request
 from transports.reply_queue import ReplyQueue
-from transports.soon import Soon, arrived
+from transports.soon import arrived
 from transports.tasks import Tasks
 from transports.upstream_port import UpstreamUnavailable
 
-__all__ = ["ServerOf", "StartCall", "TaskContinuation"]
+__all__ = ["TaskContinuation"]
 
 logger = logging.getLogger(__name__)
 
 
-StartCall = Callable[[TaskExchange, Request, RequestContext, Object], Soon[Answer]]
-"""Sends a call to its server, as if its client had sent it (`gateway.relay.intake`)."""
-
-ServerOf = Callable[[Task, Context], ConfiguredUpstream | None]
-"""The server of a task, if somebody with that context sees it today."""
-
-
 class TaskContinuation:
-    """Makes this replica the one that runs a task. Of several that try, one succeeds. `handle_of` gives the id of a
-    task for its client."""
+    """Makes this replica the one that runs a task. Of several that try, one succeeds. `calls` sends a call as if its
+    client had sent it."""
 
     def __init__(
         self,
         table: TaskTable,
         live: LiveSessions,
         attacher: SessionAttacher,
-        start: StartCall,
-        server_of: ServerOf,
-        handle_of: Callable[[Task], str],
+        *,
+        calls: Calls,
+        endpoints: Mapping[str, Endpoint],
+        handles: TaskHandles,
     ) -> None:
         self._table = table
         self._live = live
         self._attacher = attacher
-        self._start = start
-        self._server_of = server_of
-        self._handle_of = handle_of
+        self._calls = calls
+        self._endpoints = endpoints
+        self._handles = handles
         self._tasks = Tasks("continuation of tasks")
 
     # -- the server's own task
@@ -82,7 +76,8 @@ class TaskContinuation:
         Raises:
             StoreUnavailable: the store does not answer.
         """
-        followed, upstream = call.followed, self._server_of(task, call.context)
+        followed, endpoint = call.followed, self._endpoints.get(task.endpoint)
+        upstream = None if endpoint is None else endpoint.server(task.server, call.context)
         if followed is None or upstream is None or not upstream.settings.url:
             return False
         live = await self._live_of(session)
@@ -181,7 +176,7 @@ class TaskContinuation:
         era = Era.LEGACY if call.is_legacy else Era.MODERN
         request = Request(era=era, endpoint=task.endpoint, headers={}, params=call.params, meta=meta)
         try:
-            running.hold(await arrived(self._start(exchange, request, who, call.params)))
+            running.hold(await arrived(self._calls.accept(exchange, request, who, call.params, [])))
         except Exception as error:  # nobody else would end the task
             fail_unsent(exchange, error)
 
@@ -198,7 +193,7 @@ class TaskContinuation:
     def _exchange(self, task: Task, live: LiveSession, call: StoredCall, caller: Caller | None) -> TaskExchange:
         """Return the call of a task, as its client has made it: of no client's request."""
         if call.is_legacy:
-            return RequestedExchange.of(live, call.context, handle=self._handle_of(task))
+            return RequestedExchange.of(live, call.context, handle=self._handles.of_record(task))
         return TaskExchange(
             method="tools/call",
             client_id=fallback_id(),

@@ -9,13 +9,14 @@ import functools
 import logging
 import random
 from collections.abc import Callable
-from typing import Final, Protocol
+from typing import Final
 
 import msgspec
 from msgspec.structs import replace
 
 from gateway.cluster.ownership import Cluster
 from gateway.errors import OUTCOME_UNKNOWN, error_of
+from gateway.identity.standing_rights import StandingRights
 from gateway.sessions.attach import SessionAttacher
 from gateway.tasks.made.continuation import TaskContinuation
 from gateway.tasks.made.quotas import parts_of
@@ -28,7 +29,7 @@ from session_store.session import redact
 from transports.jsonrpc import encode
 from transports.tasks import Tasks
 
-__all__ = ["Rights", "TaskRecovery"]
+__all__ = ["TaskRecovery"]
 
 logger = logging.getLogger(__name__)
 
@@ -52,19 +53,6 @@ _NOT_FOLLOWED: Final = f"{_UNKNOWN}. The task that its server has made of it is 
 _FORGOTTEN: Final = f"{_UNKNOWN}. Its server had made a task of it, and does not know that task any more"
 
 
-class Rights(Protocol):
-    """What principals may do today, though none of their credentials is at hand
-    (`gateway.identity.standing_rights`)."""
-
-    def why_lost(self, principal: Principal, granted: Context) -> str:
-        """Return why a principal may not do today what that context has granted to it; empty if it may."""
-        ...
-
-    def why_ended(self, principal: Principal, granted: Context) -> str:
-        """Return why what a principal has begun with that context may not go on; empty if it may."""
-        ...
-
-
 class TaskRecovery:
     """Decides on the tasks that nobody runs. No client is there whose credential says what it may do: `rights` decide,
     from the present configuration."""
@@ -77,7 +65,7 @@ class TaskRecovery:
         sessions: SessionStore,
         attacher: SessionAttacher,
         cluster: Cluster | None,
-        rights: Rights,
+        rights: StandingRights,
     ) -> None:
         self._table = table
         self._continuation = continuation

@@ -80,17 +80,14 @@ class RunningTask:
 
     @property
     def log_facts(self) -> LogFacts:
-        """The fields by which log lines name it."""
         return {"server": self.task.server, "task": redact(self.task.id)}
 
     @property
     def answer_s(self) -> float:
-        """How long its client may take to answer a question, in seconds."""
         return self._settings.answer_s
 
     @property
     def call_s(self) -> float:
-        """How long its call may go without a message of the server, in seconds."""
         return self._settings.call_timeout_s
 
     def hold(self, reply: Answer) -> None:
@@ -106,7 +103,6 @@ class RunningTask:
     # -- what happens to the call (gateway.tasks.made.exchange.TaskWork)
 
     def receive(self, frame: Frame) -> None:
-        """Take a notification of the call, or its end."""
         if frame.final:
             self._over(frame)
             return
@@ -119,7 +115,6 @@ class RunningTask:
             return  # a notification that cannot be read says nothing about the task
 
     def asks(self) -> None:
-        """Store what the call asks its client."""
         suspended = self.exchange.suspendable()
         questions = encode(suspended.requests())
         if len(questions) > self._settings.result_bytes:
@@ -129,13 +124,11 @@ class RunningTask:
         self._step(TaskEvent.ASK, questions=questions, asked=suspended.count)
 
     def rounds(self, result: Object) -> None:
-        """Ask what a result of the server asks for."""
         if self._rounds is None:
             self._rounds = Rounds(self.exchange, self)
         self._rounds.ask(result)
 
     def follow(self, created: Object) -> None:
-        """Follow the task that the server has made of the call."""
         try:
             ServerTask(self.exchange, self, conversation_of(self.exchange)).begin(created)
         except msgspec.MsgspecError:
@@ -143,7 +136,6 @@ class RunningTask:
 
     @property
     def is_followed_elsewhere(self) -> bool:
-        """Return True if its next owner follows the task that the server has made of the call."""
         return self.is_left and bool(self.task.upstream_id)
 
     def has_become(self, task: TaskAtServer) -> None:
@@ -157,7 +149,6 @@ class RunningTask:
             self.record.change(upstream_id=task.id, request=request)
 
     def withdrawn(self) -> None:
-        """Store that the server has withdrawn questions."""
         if not self.exchange.is_suspended or self.exchange.suspended is None:
             return
         if self.exchange.suspended.questions:

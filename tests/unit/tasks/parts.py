@@ -3,13 +3,13 @@
 import asyncio
 from collections import Counter
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any, cast
 
 import msgspec
 
 from gateway.calls.live_session import LiveSession, LiveSessions
 from gateway.config.tasks import TaskSettings
-from gateway.identity.request_context import RequestContext
 from gateway.tasks.handles import TaskHandle, TaskHandles
 from gateway.tasks.made.continuation import TaskContinuation
 from gateway.tasks.made.exchange import TaskExchange
@@ -126,9 +126,9 @@ class Replica:
             self.table,
             self.live,
             cast("Any", self),
-            start=self.start,
-            server_of=lambda *_: self.server,
-            handle_of=lambda task: f"handle of {task.id}",
+            calls=cast("Any", self),
+            endpoints={"/mcp": cast("Any", SimpleNamespace(server=lambda *_: self.server))},
+            handles=HANDLES,
         )
         self.recovery = TaskRecovery(
             self.table,
@@ -136,7 +136,7 @@ class Replica:
             sessions=backend.sessions,
             attacher=cast("Any", self),
             cluster=None,
-            rights=self,
+            rights=cast("Any", self),
         )
 
     def why_lost(self, principal: Principal, granted: Context) -> str:
@@ -148,7 +148,7 @@ class Replica:
     def take_over(self, session: Session) -> None:
         self.live.of(session)
 
-    async def start(self, exchange: TaskExchange, request: Request, who: RequestContext, params: Object) -> Answer:
+    async def accept(self, exchange: TaskExchange, request: Request, who: Any, params: Object, headers: Any) -> Answer:
         self.sent.append((exchange, params))
         self.held += 1
         return cast("Answer", self)
