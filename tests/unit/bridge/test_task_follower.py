@@ -9,18 +9,14 @@ import msgspec
 import pytest
 
 from gateway.bridge.task_follower import go_on, pause_s
-from gateway.calls.live_session import LiveSession
 from gateway.protocol.capabilities import caller_of_meta
 from gateway.protocol.tasks import TaskAtServer
-from gateway.tasks.made.exchange import TaskExchange
 from gateway.tasks.made.questions import ServerTask
-from session_store.memory import MemoryBackend
-from session_store.testing import FakeClock, a_session
 from tests.requirements import requirement
-from tests.unit.tasks.made.test_questions import CALLER, WORKING, Server, Work
+from tests.support.fake_upstream import a_live
+from tests.unit.tasks.parts import CALLER, WORKING, Server, Work, an_exchange, turns
 from transports.era import Era
 from transports.jsonrpc import encode
-from transports.reply_queue import ReplyQueue
 from transports.upstream_port import LinkClosed
 
 pytestmark = [pytest.mark.anyio, requirement("task.followed")]
@@ -35,8 +31,7 @@ class Resumed:
     lost = 0
 
     def __init__(self, task: Any) -> None:
-        live = LiveSession(a_session(FakeClock(), era="modern"), MemoryBackend().events)
-        self.exchange = TaskExchange(method="tools/call", client_id=0, live=live, replies=ReplyQueue(), caller=CALLER)
+        self.exchange = an_exchange(a_live(era="modern"), caller=CALLER)
         self.work, self.server = Work(self.exchange), Server()
         self.server.task = task
         self.exchange.run_as(self.work, 0)
@@ -78,8 +73,7 @@ async def test_another_task_of_that_id_is_not_followed_or_cancelled(task: Any) -
 async def test_a_task_is_cancelled_only_if_it_is_the_same(created: str, is_cancelled: bool) -> None:
     async with resumed(WORKING | {"createdAt": created}) as one:
         one.exchange.cancel("the client has cancelled the task")  # before the server was asked
-        for _ in range(3):  # turns in which the call is done with
-            await asyncio.sleep(0)
+        await turns(3)  # in which the call is done with
         assert len(one.server.background) == 2
         await asyncio.wait(one.server.background, timeout=5)
         assert ("tasks/cancel" in one.server.sent) is is_cancelled

@@ -2,14 +2,17 @@
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from types import SimpleNamespace
 from typing import Any, cast
 
 import msgspec
 
+from gateway.calls.lifecycles import ExchangeEvent
 from gateway.calls.live_session import LiveSession, LiveSessions
 from gateway.config.tasks import TaskSettings
+from gateway.protocol.capabilities import caller_of_meta
+from gateway.protocol.tasks import TaskAtServer
 from gateway.tasks.handles import TaskHandle, TaskHandles
 from gateway.tasks.made.continuation import TaskContinuation
 from gateway.tasks.made.exchange import TaskExchange
@@ -25,13 +28,16 @@ from session_store.embedded.tasks import MemoryTasks
 from session_store.memory import MemoryBackend
 from session_store.session import new_session_id
 from session_store.testing import ALICE, FakeClock, a_session
+from transports.era import Era
 from transports.inbound_port import Answer, Request
-from transports.jsonrpc import Message, Object
-from transports.reply_queue import ReplyQueue
+from transports.jsonrpc import Message, Object, encode
+from transports.reply_queue import Frame, ReplyQueue
 
 RIGHTS = Context(trust="sandboxed", workspace="of the call")
 META = msgspec.Raw(b'{"io.modelcontextprotocol/clientCapabilities":{}}')
 REQUEST = stored({"arguments": msgspec.Raw(b'{"n":1}'), "_meta": META}, RIGHTS)
+CALLER = caller_of_meta(b'{"io.modelcontextprotocol/clientCapabilities":{"elicitation":{}}}')
+WORKING = {"status": "working", "pollIntervalMs": 100}
 HANDLES = TaskHandles(KeyRing(["k" * 40]))
 
 
@@ -189,6 +195,101 @@ class Replica:
         return await self.store.read(running.task)
 
 
+class Work:
+    """The task of the client."""
+
+    answer_s, call_s = 600.0, 3600.0
+
+    def __init__(self, exchange: TaskExchange) -> None:
+        self.log_facts = {"task": "the-task"}
+        self.exchange = exchange
+        self.asked = 0
+        self.outcome: Any = None
+
+    def receive(self, frame: Frame) -> None:
+        if frame.final:
+            self.outcome = msgspec.json.decode(frame.data)
+            asyncio.get_running_loop().call_soon(self.exchange.done)
+
+    def asks(self) -> None:
+        self.asked += 1
+
+    def withdrawn(self) -> None:
+        if not self.exchange.suspendable().questions:
+            self.exchange.resumed()
+
+    is_followed_elsewhere = False
+
+    def has_become(self, task: TaskAtServer) -> None:
+        self.became = task
+
+    def rounds(self, result: object) -> None: ...
+    def follow(self, created: object) -> None: ...
+
+
+class Server:
+    """A conversation with a server that answers polls with `task`, and updates with `update`."""
+
+    name, is_process, is_remote, is_open, era = "server", False, True, True, Era.MODERN
+
+    def __init__(self) -> None:
+        self.task: Any = WORKING
+        self.update: Callable[[], None] = lambda: None
+        self.sent: list[str] = []
+        self.polled = asyncio.Condition()
+        self.background: list[asyncio.Task[None]] = []
+
+    def next_number(self) -> int:
+        return 7
+
+    def wait(self, exchange: TaskExchange, event: ExchangeEvent) -> None:
+        exchange.step(event)
+
+    def in_background(self, work: Coroutine[Any, Any, None]) -> None:
+        self.background.append(asyncio.create_task(work))
+
+    def hold_link(self) -> None: ...
+    def free_link(self) -> None: ...
+    async def ready(self) -> None: ...
+
+    async def ask(self, method: str, params: bytes) -> Message:
+        self.sent.append(method)
+        async with self.polled:
+            self.polled.notify_all()
+        if method == "tasks/update":
+            self.update()
+            return end_of_call(result=b"{}")
+        if isinstance(self.task, Exception):
+            raise self.task
+        return end_of_call(result=encode(self.task))
+
+    async def until(self, count: int, method: str = "tasks/get") -> None:
+        """Wait for that many more requests."""
+        wanted = self.sent.count(method) + count
+        async with asyncio.timeout(5), self.polled:
+            await self.polled.wait_for(lambda: self.sent.count(method) >= wanted)
+
+    async def says(self, task: Any) -> None:
+        """Answer polls with that task, two of them at least."""
+        self.task = task
+        await self.until(2)
+
+    def request(self, method: str, params: bytes) -> None:
+        self.sent.append(method)
+
+    def end(self, exchange: TaskExchange) -> bool:
+        return True
+
+    def fail(self, exchange: TaskExchange, code: int, reason: str) -> None:
+        exchange.fail(code, reason)
+
+    def fail_start(self, exchange: TaskExchange, error: Exception, code: int) -> None:
+        exchange.fail(code, str(error))
+
+    def cancel(self, exchange: TaskExchange, reason: str, code: int = -32800) -> None:
+        exchange.fail(code, reason)
+
+
 def end_of_call(**end: bytes) -> Message:
     """The answer to a call, with that `result` or `error`."""
     raw: dict[str, Any] = {name: msgspec.Raw(data) for name, data in end.items()}
@@ -205,10 +306,6 @@ def an_exchange(live: LiveSession, kind: type[TaskExchange] = TaskExchange, **fi
 
 def handle_of(task: Task) -> TaskHandle:
     return TaskHandle("made", task.session_id, task.endpoint, task.server, task.id)
-
-
-def a_live() -> LiveSession:
-    return LiveSession(a_session(FakeClock(), era="modern"), MemoryBackend().events)
 
 
 async def one_that_is_left(**fields: Any) -> tuple[Store, Replica, Task]:

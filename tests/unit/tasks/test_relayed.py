@@ -14,7 +14,8 @@ from gateway.errors import SESSION_UNKNOWN, TOO_OFTEN
 from gateway.tasks.made.made_tasks import found_session, session_of
 from gateway.tasks.relayed import MAX_KEPT, MAX_KNOWN, RelayedTasks
 from tests.requirements import requirement
-from tests.unit.tasks.parts import HANDLES, a_live
+from tests.support.fake_upstream import a_live
+from tests.unit.tasks.parts import HANDLES
 from transports.era import Era
 from transports.inbound_port import Refused
 from transports.jsonrpc import INVALID_PARAMS, Object, encode
@@ -50,7 +51,7 @@ class Conversation:
 
 class Parts:
     def __init__(self, *, is_process: bool = True) -> None:
-        self.live = a_live()
+        self.live = a_live(era="modern")
         self.server = Conversation(is_process=is_process)
         self.tasks = RelayedTasks(HANDLES, cast("Any", None), {}, result_meta=False)
 

@@ -1,7 +1,7 @@
 """The gateway follows a task that a server has made: it always ends, no answer is lost, no healthy task is ended."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from time import monotonic
 from typing import Any, cast
@@ -11,137 +11,33 @@ import pytest
 
 from gateway.bridge import round_trips
 from gateway.bridge.suspended_calls import answer_suspended
-from gateway.calls.lifecycles import ExchangeEvent, ExchangeState
+from gateway.calls.lifecycles import ExchangeState
 from gateway.calls.suspended_call import question_digest
 from gateway.errors import CALL_TIMED_OUT, OUTCOME_UNKNOWN
-from gateway.protocol.capabilities import caller_of_meta
-from gateway.protocol.tasks import MAX_ID_CHARS, TaskAtServer
+from gateway.protocol.tasks import MAX_ID_CHARS
 from gateway.tasks.made.exchange import TaskExchange
 from gateway.tasks.made.questions import MAX_ROUNDS, Rounds, ServerTask
 from gateway.tasks.made.stored_call import RecordedAnswers
 from tests.requirements import requirement
-from tests.support.fake_upstream import FakeLink, FakeUpstream
-from tests.unit.tasks.parts import a_live, an_exchange
-from transports.era import Era
-from transports.jsonrpc import Message, encode
-from transports.reply_queue import Frame
+from tests.support.fake_upstream import FakeLink, FakeUpstream, a_live
+from tests.unit.tasks.parts import CALLER, WORKING, Server, Work, an_exchange
+from transports.jsonrpc import encode
 from transports.upstream_port import LinkClosed
 
 pytestmark = [pytest.mark.anyio, requirement("task.durable")]
-WORKING = {"status": "working", "pollIntervalMs": 100}
 ASKS = {
     "status": "input_required",
     "pollIntervalMs": 100,
     "inputRequests": {"k": {"method": "elicitation/create", "params": {"message": "?", "requestedSchema": {}}}},
 }
 ELICITATION = {"message": msgspec.Raw(b'"?"'), "requestedSchema": msgspec.Raw(b"{}")}
-CALLER = caller_of_meta(b'{"io.modelcontextprotocol/clientCapabilities":{"elicitation":{}}}')
-
-
-class Work:
-    """The task of the client."""
-
-    answer_s, call_s = 600.0, 3600.0
-
-    def __init__(self, exchange: TaskExchange) -> None:
-        self.log_facts = {"task": "the-task"}
-        self.exchange = exchange
-        self.asked = 0
-        self.outcome: Any = None
-
-    def receive(self, frame: Frame) -> None:
-        if frame.final:
-            self.outcome = msgspec.json.decode(frame.data)
-            asyncio.get_running_loop().call_soon(self.exchange.done)
-
-    def asks(self) -> None:
-        self.asked += 1
-
-    def withdrawn(self) -> None:
-        if not self.exchange.suspendable().questions:
-            self.exchange.resumed()
-
-    is_followed_elsewhere = False
-
-    def has_become(self, task: TaskAtServer) -> None:
-        self.became = task
-
-    def rounds(self, result: object) -> None: ...
-    def follow(self, created: object) -> None: ...
-
-
-class Server:
-    """A conversation with a server that answers polls with `task`, and updates with `update`."""
-
-    name, is_process, is_remote, is_open, era = "server", False, True, True, Era.MODERN
-
-    def __init__(self) -> None:
-        self.task: Any = WORKING
-        self.update: Callable[[], None] = lambda: None
-        self.sent: list[str] = []
-        self.polled = asyncio.Condition()
-        self.background: list[asyncio.Task[None]] = []
-
-    def next_number(self) -> int:
-        return 7
-
-    def wait(self, exchange: TaskExchange, event: ExchangeEvent) -> None:
-        exchange.step(event)
-
-    def in_background(self, work: Coroutine[Any, Any, None]) -> None:
-        self.background.append(asyncio.create_task(work))
-
-    def hold_link(self) -> None: ...
-    def free_link(self) -> None: ...
-    async def ready(self) -> None: ...
-
-    async def ask(self, method: str, params: bytes) -> Message:
-        self.sent.append(method)
-        async with self.polled:
-            self.polled.notify_all()
-        if method == "tasks/update":
-            self.update()
-            return _result({})
-        if isinstance(self.task, Exception):
-            raise self.task
-        return _result(self.task)
-
-    async def until(self, count: int, method: str = "tasks/get") -> None:
-        """Wait for that many more requests."""
-        wanted = self.sent.count(method) + count
-        async with asyncio.timeout(5), self.polled:
-            await self.polled.wait_for(lambda: self.sent.count(method) >= wanted)
-
-    async def says(self, task: Any) -> None:
-        """Answer polls with that task, two of them at least."""
-        self.task = task
-        await self.until(2)
-
-    def request(self, method: str, params: bytes) -> None:
-        self.sent.append(method)
-
-    def end(self, exchange: TaskExchange) -> bool:
-        return True
-
-    def fail(self, exchange: TaskExchange, code: int, reason: str) -> None:
-        exchange.fail(code, reason)
-
-    def fail_start(self, exchange: TaskExchange, error: Exception, code: int) -> None:
-        exchange.fail(code, str(error))
-
-    def cancel(self, exchange: TaskExchange, reason: str, code: int = -32800) -> None:
-        exchange.fail(code, reason)
-
-
-def _result(value: object) -> Message:
-    return Message(jsonrpc="2.0", id=1, result=msgspec.Raw(encode(value)))
 
 
 @asynccontextmanager
 async def followed(
     recorded: dict[str, str] | None = None, *, poll_ms: int = 100
 ) -> AsyncIterator[tuple[Server, TaskExchange, Work]]:
-    exchange = an_exchange(a_live(), caller=CALLER)
+    exchange = an_exchange(a_live(era="modern"), caller=CALLER)
     work, server = Work(exchange), Server()
     exchange.run_as(work, 0, RecordedAnswers.of(recorded or {}))
     exchange.sent_as(cast("Any", server), 1, None, 0.0)
@@ -246,7 +142,7 @@ STATE = {"requestState": msgspec.Raw(b'"s"')}
 
 async def asked(**recorded: str) -> tuple[Rounds, FakeLink, TaskExchange, Work]:
     """A call that its server answers with rounds, the link to the server, and the task of the call."""
-    exchange, upstream = an_exchange(a_live(), caller=CALLER), FakeUpstream()
+    exchange, upstream = an_exchange(a_live(era="modern"), caller=CALLER), FakeUpstream()
     work = Work(exchange)
     exchange.run_as(work, 0, RecordedAnswers.of(recorded))
     await upstream.conversation.start(exchange, {}, {})
