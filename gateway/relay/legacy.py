@@ -155,7 +155,9 @@ class LegacyClients:
             return self._tasks.begin(exchange, request, who)
         if self._tasks.requested.has_offers and exchange.method == "tools/list":
             self._tasks.requested.offer(exchange, request.endpoint)
-        StandingDecision(request, resolved, clients=self, headers=[]).keep_for(request)
+        if request.offer is not None:
+            like = functools.partial(self._exchange, resolved)
+            request.offer.prepare(Decided(resolved, resolved.live.version, [], like, self.resolver))
         return self._intake.accept(exchange, request, who, params, [])
 
     async def _record(self, resolved: Resolved, request: Request) -> None:

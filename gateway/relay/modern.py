@@ -37,7 +37,6 @@ from gateway.relay.modern_results import ModernResults
 from gateway.sessions.attach import Resolved
 from gateway.sessions.carriers import Carriers
 from gateway.sessions.resolve import SessionResolver
-from gateway.sessions.session_keys import KEY_META
 from gateway.tasks.modern_clients import ModernTasks
 from session_store import Context
 from transports.era import MODERN, SESSIONLESS, Era
@@ -150,7 +149,7 @@ class ModernClients:
         headers = [] if resolved is None else self._headers(resolved, request)
         if type(exchange) is not Exchange:  # it may become a task
             accepting = self._intake.accept(exchange, request, who, params, headers)
-            return self._task_calls.answer(exchange, request, headers, accepting)
+            return self._tasks.answer(exchange, request, headers, accepting)
         if resolved is not None and request.offer is not None:
             like = functools.partial(self._like, resolved)
             request.offer.prepare(Decided(resolved, resolved.live.version, headers, like, self.resolver))
@@ -164,9 +163,8 @@ class ModernClients:
     def _exchange(
         self, resolved: Resolved | None, request: Request, who: RequestContext, binding: Binding | None
     ) -> Exchange:
-        """The exchange of a call on which that was decided."""
-        message, resolved = message_of(request), decision.resolved
-        takes_tasks, names_session = decision.takes_tasks, decision.names_session
+        message, names_session = message_of(request), self._results.names_session(request, resolved)
+        takes_tasks = message.method == "tools/call" and declares_tasks(request.meta)
         exchange = (self._tasks.exchange if takes_tasks else Exchange)(
             method=str(message.method),
             client_id=id_of(message),
@@ -180,18 +178,6 @@ class ModernClients:
         if binding is not None and self._results.keep_complete(names_session=names_session):
             exchange.keep_complete()
         return exchange
-
-    def _accepting(
-        self, exchange: Exchange, request: Request, who: RequestContext, params: Object, decision: StandingDecision
-    ) -> Soon[Answer]:
-        """Send a call to its server. It may become a task."""
-        headers = decision.headers
-        if type(exchange) is Exchange:  # as nearly all calls
-            decision.keep_for(request)
-            return self._intake.accept(exchange, request, who, params, headers)
-        return self._tasks.answer(
-            exchange, request, headers, self._intake.accept(exchange, request, who, params, headers)
-        )
 
     async def notify(self, request: Request, who: RequestContext) -> Headers:
         """Relay a notification that MCP does not define. MCP 2026-07-28 itself has none of clients over HTTP. Returns
