@@ -10,7 +10,7 @@ import errno
 import os
 import stat
 import struct
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Final
 
 from transports.upstream.walls.intercepted_calls import (
@@ -38,7 +38,7 @@ _WITHOUT_A_PATH: Final = ("pipe:", "socket:", "anon_inode:", "/memfd:")  # as re
 
 
 class FileCalls:
-    """Answers the calls of one server by what was granted to it."""
+    """Answers the calls of one server by what was granted to it. `numbers` are the system calls that these are."""
 
     def __init__(self, grants: Sequence[Grant], listener: Listener, refused: Refused, watchers: Watchers) -> None:
         self._listener = listener
@@ -60,11 +60,7 @@ class FileCalls:
         }
         table = numbers()
         self._handlers = {table[name]: handler for name, handler in handlers.items() if name in table}
-
-    @property
-    def numbers(self) -> Iterable[int]:
-        """The system calls that are answered here."""
-        return self._handlers
+        self.numbers = self._handlers.keys()
 
     def decide(self, made: InterceptedCall) -> None:
         """Answer the call. No error of a call ends the gate.

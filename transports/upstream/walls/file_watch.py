@@ -36,7 +36,8 @@ def watches(walls: Walls, landlock: int) -> bool:
 
 
 class FileWatch:
-    """The files of one server. `touched` is told of each use, and `refused` of those that no grant allows."""
+    """Watches the files of one server. `touched` is told of each use, and `refused` of those that no grant allows.
+    `numbers` are the system calls that are seen."""
 
     def __init__(
         self,
@@ -78,11 +79,7 @@ class FileWatch:
         }
         table = numbers()
         self._handlers = {table[name]: handler for name, handler in handlers.items() if name in table}
-
-    @property
-    def numbers(self) -> Iterable[int]:
-        """The system calls that are seen."""
-        return self._handlers
+        self.numbers = self._handlers.keys()
 
     def decide(self, made: InterceptedCall) -> None:
         """Look at the call, and let the kernel make it."""

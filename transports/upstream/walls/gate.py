@@ -17,7 +17,7 @@ import os
 import select
 import socket
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Final
 
 from transports.upstream.process_tree import below, parent
@@ -282,7 +282,7 @@ _MAX_DEPTH: Final = 10_000  # a chain of parents longer than that is a circle of
 
 class ProcessCalls:
     """Decides which processes a walled one may name. These calls carry numbers only, so the kernel makes them itself
-    once they are allowed.
+    once they are allowed. `numbers` are the system calls that are decided here.
     """
 
     def __init__(self, listener: Listener, refused: Refused) -> None:
@@ -292,11 +292,7 @@ class ProcessCalls:
         self._named = {
             table[name]: (name, argument) for name, argument in {**OTHERS, **SIGNALS}.items() if name in table
         }
-
-    @property
-    def numbers(self) -> Iterable[int]:
-        """The system calls that are decided here."""
-        return self._named.keys()
+        self.numbers = self._named.keys()
 
     def decide(self, made: InterceptedCall) -> None:
         """Let the kernel make the call, or refuse it."""

@@ -8,7 +8,7 @@ import errno
 import fcntl
 import os
 import select
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any, Final
 
 from transports.upstream.walls.intercepted_calls import InterceptedCall, Listener, duplicate
@@ -128,7 +128,7 @@ _SHARE: Final = 8
 
 
 class Watchers:
-    """Answers inotify_init(2) of one server, and adds its watches."""
+    """Answers inotify_init(2) of one server, and adds its watches. `numbers` are the system calls that these are."""
 
     def __init__(self, listener: Listener, refused: Refused) -> None:
         self._listener = listener
@@ -142,11 +142,7 @@ class Watchers:
             "inotify_init1": lambda made: made.arguments[0] & 0xFFFF_FFFF,
         }
         self._flags = {table[name]: flags for name, flags in makers.items() if name in table}
-
-    @property
-    def numbers(self) -> Iterable[int]:
-        """The system calls that are answered here."""
-        return self._flags
+        self.numbers = self._flags.keys()
 
     def decide(self, made: InterceptedCall) -> None:
         """Answer the call. No error of a call ends the gate."""
