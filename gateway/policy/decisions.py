@@ -30,7 +30,7 @@ _CACHED_LONG: Final = 512
 _SHORT: Final = 256
 """Characters of a workspace."""
 _ALL: Final = ("*",)
-Rule = TypeVar("Rule", bound=ItemSettings)
+Rule = TypeVar("Rule")
 _NOTHING: Final = WorkspaceSettings(servers=(), tools=(), prompts=(), resources=(), methods=())
 
 
@@ -147,11 +147,7 @@ class Policy:
 
     def _decide(self, context: Context, server: str, tool: str, annotated: str) -> Decision:
         names = {tool, unicodedata.normalize("NFKC", tool)}
-        patterns = {
-            pattern: found
-            for pattern, found in self._servers[server].tools.items()
-            if any(matches(pattern, name) for name in names)
-        }
+        patterns = _matching(self._servers[server].tools, names)
         matching, where = patterns.values(), f"mcpServers.{server}.tools"
         configured = [(f.operation, f"{where}.{p}.operation") for p, f in patterns.items() if f.operation is not None]
         configured.sort(key=lambda found: found[0] != "eval")
@@ -161,8 +157,8 @@ class Policy:
             reason = f"the server is not for this session: {hidden}"
         elif left_out := _left_out(self._servers[server], names, f"mcpServers.{server}"):
             reason = left_out
-        elif (only := _first(patterns, "direct_only")) and context.trust != "direct":
-            reason = f"it is for direct trust only ({where}.{only}.direct_only)"
+        elif (only := [p for p, found in patterns.items() if found.direct_only]) and context.trust != "direct":
+            reason = f"it is for direct trust only ({where}.{only[0]}.direct_only)"
         elif operation == "eval" and not self._settings.eval_tools:
             reason = f"tools that evaluate are switched off (gateway.policy.eval_tools; {source})"
         elif context.read_only and operation != "read":
@@ -291,11 +287,6 @@ class Policy:
             if is_catch_all(pattern):
                 return entries
         return (*entries, (None, _NOTHING))
-
-
-def _first(patterns: Mapping[str, ToolSettings], restriction: str) -> str:
-    """Return the first pattern that has that restriction; empty if none has."""
-    return next((pattern for pattern, found in patterns.items() if getattr(found, restriction)), "")
 
 
 def _left_out(rules: ServerPolicy, names: Iterable[str], where: str) -> str:
