@@ -77,7 +77,7 @@ class StdioUpstream:
         return await self._start(given, _Unheard())
 
     async def _start(self, given: ConnectOptions, events: LinkEvents) -> "StdioLink":
-        """The environment is what the operator set for the server, over `given.env`, over the inherited variables."""
+        """Start a child. Its environment is what the operator set, over `given.env`, over what is inherited."""
         inherited = {name: value for name in INHERITED if (value := os.environ.get(name)) is not None}
         own = {**given.env, **self._command.env}
         env = {**inherited, **own}
@@ -110,6 +110,7 @@ class StdioLink:
     """One child. Receives its lines (`LineSink`) and passes on the messages in them. `budget` is for the log lines of
     all children of the server."""
 
+    resume, may_forget = "", False
     _process: Process
 
     def __init__(
@@ -129,7 +130,7 @@ class StdioLink:
         self._noise: list[str] = []  # the first lines of stdout that were none
 
     def attach(self, process: Process) -> None:
-        """The child runs. Its lines come after this call."""
+        """Take the process that runs. Its lines come after this call."""
         self._process = process
 
     def log_fields(self) -> Mapping[str, Any]:
@@ -139,10 +140,6 @@ class StdioLink:
     @property
     def pid(self) -> int | None:
         return self._process.pid
-
-    @property
-    def may_forget(self) -> bool:
-        return False
 
     @property
     def last_words(self) -> list[str]:
@@ -163,10 +160,6 @@ class StdioLink:
         if not self.is_unheard:
             raise LinkClosed(f"server {self._name!r} has ended")
         self._events = events
-
-    @property
-    def resume(self) -> str:
-        return ""
 
     def send(self, frame: bytes) -> None:
         stdin = self._process.stdin
