@@ -5,7 +5,7 @@ from typing import Final, NamedTuple
 
 from gateway.admin.reports import SessionRow
 from gateway.observability.observed import Failure
-from gateway.sandbox.refused import RefusedRow
+from gateway.sandbox.refusals import RefusedRow
 
 __all__ = ["ExplainedFailure", "explained", "refused_near"]
 

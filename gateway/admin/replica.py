@@ -20,7 +20,7 @@ from gateway.calls.live_session import FrameWatches, LiveSessions
 from gateway.calls.starts import MOST_LINES, newest
 from gateway.cluster.ownership import Cluster
 from gateway.observability.metrics import Metrics
-from gateway.sandbox.refused import RefusedRow
+from gateway.sandbox.refusals import RefusedRow
 from gateway.sessions.returns import UnreturningClient
 from gateway.upstreams.upstream import ConfiguredUpstream
 from gateway.version import __version__

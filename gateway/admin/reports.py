@@ -10,7 +10,7 @@ import msgspec
 
 from gateway.observability.metrics import Sample
 from gateway.observability.observed import Counted, Failure
-from gateway.sandbox.refused import RefusedRow
+from gateway.sandbox.refusals import RefusedRow
 from gateway.sessions.returns import UnreturningClient
 from session_store import Session, TimelineHead
 from session_store.ports.timelines import TimelineKind

@@ -10,7 +10,7 @@ from typing import Final
 from gateway.admin.explained_failures import refused_near
 from gateway.admin.formatting import took
 from gateway.admin.reports import TimelineRow
-from gateway.sandbox.refused import RefusedRow
+from gateway.sandbox.refusals import RefusedRow
 
 __all__ = ["notes_of"]
 

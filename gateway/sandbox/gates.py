@@ -11,7 +11,7 @@ from typing import Any, Final
 import msgspec
 
 from gateway.sandbox.lookups import Lookups
-from gateway.sandbox.refused import ProcessRefusals, Refusal, Refusals
+from gateway.sandbox.refusals import ProcessRefusals, Refusal, Refusals
 from gateway.sandbox.resolver import SessionResolver
 from transports.tasks import Tasks
 from transports.upstream.walls.spec import Reach

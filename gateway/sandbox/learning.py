@@ -18,7 +18,7 @@ from gateway.config.upstreams import UpstreamSettings
 from gateway.sandbox.gates import SandboxGates
 from gateway.sandbox.lookups import Lookups, addresses_of
 from gateway.sandbox.profiles import Enclosure, OwnFolder, enclosure_of
-from gateway.sandbox.refused import Refusals, SessionRefusals
+from gateway.sandbox.refusals import Refusals, SessionRefusals
 from gateway.sandbox.system_paths import is_broad
 from transports.upstream.process import Command, LineSink, Process
 from transports.upstream.spawn import ForkServer

@@ -27,7 +27,7 @@ from gateway.sandbox.gates import SandboxGates
 from gateway.sandbox.package_fetch import PackageFetcher
 from gateway.sandbox.packages import PackageInUse, Packages, fetched_with
 from gateway.sandbox.profiles import WallsOfFetches
-from gateway.sandbox.refused import Refusals, SessionRefusals
+from gateway.sandbox.refusals import Refusals, SessionRefusals
 from gateway.serving.parts import Foundation, Servers, SessionParts
 from gateway.serving.paths import ALL, NOWHERE
 from gateway.serving.workers import worker_count

@@ -33,7 +33,7 @@ from gateway.relay.internal_requests import InternalRequests
 from gateway.relay.late_servers import LateServers
 from gateway.sandbox.enclosures import Enclosures
 from gateway.sandbox.packages import Packages
-from gateway.sandbox.refused import SessionRefusals
+from gateway.sandbox.refusals import SessionRefusals
 from gateway.serving.drain import Drain
 from gateway.serving.state import ServingState
 from gateway.sessions.attach import SessionAttacher

@@ -15,7 +15,7 @@ import pytest
 import tests.support.connecting_program
 from gateway.sandbox.gates import SandboxGates
 from gateway.sandbox.lookups import Lookups
-from gateway.sandbox.refused import Refusals, SessionRefusals
+from gateway.sandbox.refusals import Refusals, SessionRefusals
 from tests.processes.children import Recorder
 from tests.requirements import requirement
 from tests.support.walled import python_for, python_grants

@@ -14,7 +14,7 @@ from tests.requirements import requirement
 from transports.upstream.walls import watchers
 from transports.upstream.walls.file_calls import FileCalls
 from transports.upstream.walls.intercepted_calls import InterceptedCall, Listener
-from transports.upstream.walls.refusals import Refusals
+from transports.upstream.walls.refusal_queue import RefusalQueue
 from transports.upstream.walls.spec import Grant
 from transports.upstream.walls.system_calls import numbers
 from transports.upstream.walls.watchers import Watchers
@@ -49,7 +49,7 @@ class Server:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._calls = _Calls()
-        self.refused = Refusals()
+        self.refused = RefusalQueue()
         self._watchers = Watchers(self._calls, self.refused.add)
         self._files = FileCalls([Grant(path=str(folder), mode="rw")], self._calls, self.refused.add, self._watchers)
         self._made = 0

@@ -29,7 +29,7 @@ from gateway.observability.audit import Audit
 from gateway.observability.figures import FigureRecord, ToolFigures, WhoFigures
 from gateway.observability.observed import Failure
 from gateway.protocol.listing import Tools
-from gateway.sandbox.refused import RefusedRow
+from gateway.sandbox.refusals import RefusedRow
 from session_store import AuditEvent, HistoryRecord, KeyRing, MemoryBackend
 from session_store.session import ClientFacts
 from session_store.testing import FakeClock, a_session, a_task

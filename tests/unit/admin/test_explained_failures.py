@@ -5,7 +5,7 @@ from typing import Any
 
 from gateway.admin.explained_failures import explained
 from gateway.observability.observed import Failure
-from gateway.sandbox.refused import RefusedRow
+from gateway.sandbox.refusals import RefusedRow
 from tests.requirements import requirement
 
 

@@ -2,7 +2,7 @@
 
 from gateway.admin.reports import TimelineRow
 from gateway.admin.timeline_notes import notes_of
-from gateway.sandbox.refused import RefusedRow
+from gateway.sandbox.refusals import RefusedRow
 from tests.requirements import requirement
 
 

@@ -12,7 +12,7 @@ import pytest
 
 from gateway.sandbox.gates import SandboxGates
 from gateway.sandbox.lookups import MAX_THREADS, Lookups
-from gateway.sandbox.refused import Refusals, SessionRefusals
+from gateway.sandbox.refusals import Refusals, SessionRefusals
 from tests.requirements import requirement
 from transports.upstream.walls.spec import Reach
 

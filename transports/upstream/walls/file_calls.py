@@ -22,7 +22,7 @@ from transports.upstream.walls.intercepted_calls import (
     signed,
 )
 from transports.upstream.walls.paths import as_meant, is_within
-from transports.upstream.walls.refusals import Refused
+from transports.upstream.walls.refusal_queue import Refused
 from transports.upstream.walls.spec import Grant
 from transports.upstream.walls.system_calls import call, numbers
 from transports.upstream.walls.watchers import Watchers

@@ -28,7 +28,7 @@ from transports.upstream.walls.file_watch import FileWatch, watches
 from transports.upstream.walls.intercepted_calls import InterceptedCall, Listener
 from transports.upstream.walls.network_calls import NetworkCalls
 from transports.upstream.walls.reach import ReachRules
-from transports.upstream.walls.refusals import Refusals, Refused
+from transports.upstream.walls.refusal_queue import RefusalQueue, Refused
 from transports.upstream.walls.routes import is_local
 from transports.upstream.walls.seccomp import OTHERS, SIGNALS
 from transports.upstream.walls.spec import Reach, Walls
@@ -71,7 +71,7 @@ class Gate:
         self._told = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)  # by the main thread
         self._poller.register(self._told, select.POLLIN)
         self._is_heard = True  # the gateway has not closed its end of the channel
-        self._refusals = Refusals()
+        self._refusals = RefusalQueue()
         self._connections = Connections(self._listener, self._poller)
         self._touched = Touched()
         touched = self._touched.add if walls.watch == "everything" else None

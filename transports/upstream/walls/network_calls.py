@@ -20,7 +20,7 @@ from transports.upstream.walls.connecting import Connections, connect
 from transports.upstream.walls.intercepted_calls import InterceptedCall, Listener, duplicate, read_memory
 from transports.upstream.walls.paths import is_within, open_path, resolved
 from transports.upstream.walls.reach import Address, ReachRules, kind_of, shown, unwrapped
-from transports.upstream.walls.refusals import Refused
+from transports.upstream.walls.refusal_queue import Refused
 from transports.upstream.walls.routes import listeners
 from transports.upstream.walls.socket_addresses import (
     INTERNET,

@@ -1,8 +1,9 @@
 """Gathers what was refused to a process, so that a flood of refusals costs a bounded number of messages."""
 
-from typing import Any, Final, Protocol
+from collections.abc import Callable
+from typing import Any, Final, TypeAlias
 
-__all__ = ["Refusals", "Refused"]
+__all__ = ["RefusalQueue", "Refused"]
 
 MAX_KINDS: Final = 64
 """Different refusals that are told apart between two messages. All others are one more, without what was refused."""
@@ -12,13 +13,11 @@ _MAX_CHARS: Final = 300
 _BURST: Final = 8
 
 
-class Refused(Protocol):
-    def __call__(self, kind: str, what: str, why: str) -> None:
-        """Tell of one refusal, as `Refusals.add`."""
-        ...
+Refused: TypeAlias = Callable[[str, str, str], None]
+"""Tells of one refusal: kind, what and why, as `RefusalQueue.add`."""
 
 
-class Refusals:
+class RefusalQueue:
     """Counts refusals. The first ones are ready to be sent at once, more of them once a second."""
 
     def __init__(self) -> None:
@@ -27,7 +26,8 @@ class Refusals:
         self._burst = _BURST
 
     def add(self, kind: str, what: str, why: str, count: int = 1) -> None:
-        """`kind` is a value of the label of the counter that they end in; `what` is written as it would be granted."""
+        """Count a refusal. `kind` is a value of the label of the counter that they end in; `what` is written as it
+        would be granted."""
         # A path may have bytes that are no text: what the gateway reads is.
         key = (kind, what[:_MAX_CHARS].encode("utf-8", "backslashreplace").decode(), why)
         if key not in self._counts and len(self._counts) >= MAX_KINDS:

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from gateway.sandbox.refused import (
+from gateway.sandbox.refusals import (
     MAX_TOLD,
     MOST_ROWS_OF_ALL,
     ProcessRefusals,

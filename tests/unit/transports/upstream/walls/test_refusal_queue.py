@@ -1,13 +1,13 @@
 """Refusals are gathered before they are sent."""
 
 from tests.requirements import requirement
-from transports.upstream.walls.refusals import MAX_KINDS, Refusals
+from transports.upstream.walls.refusal_queue import MAX_KINDS, RefusalQueue
 
 pytestmark = requirement("box.refusals-seen")
 
 
 def test_the_first_ones_are_sent_at_once_and_a_flood_once_a_second() -> None:
-    refusals, packets = Refusals(), []
+    refusals, packets = RefusalQueue(), []
     for n in range(1_000):
         refusals.add("connect", "10.0.0.5:443", "a private address")
         packets.append(refusals.take(n / 1_000))
@@ -18,7 +18,7 @@ def test_the_first_ones_are_sent_at_once_and_a_flood_once_a_second() -> None:
 
 
 def test_different_ones_are_bounded_and_all_are_counted() -> None:
-    refusals = Refusals()
+    refusals = RefusalQueue()
     for n in range(1_000):
         refusals.add("connect", f"10.0.0.5:{n}", "a private address")
     sent = refusals.take(0.0, everything=True)
