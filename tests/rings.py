@@ -17,7 +17,8 @@ __all__ = ["ROOT", "SECOND_RING", "is_of_the_second_ring", "touched"]
 ROOT: Final = Path(__file__).parents[1]
 
 _WIRE: Final = ("transports/inbound/", "gateway/relay/")
-_CLUSTER: Final = ("gateway/cluster/", "gateway/sessions/", "session_store/redis/", "transports/peer_channel.py")
+_PEERS: Final = ("transports/peer_frames.py", "transports/peer_channel.py", "transports/peer_server.py")
+_CLUSTER: Final = ("gateway/cluster/", "gateway/sessions/", "session_store/redis/", *_PEERS)
 _CONSOLE: Final = ("gateway/admin/",)
 _SANDBOX: Final = ("transports/upstream/walls/", "gateway/sandbox/")
 _TASKS: Final = ("gateway/tasks/",)

@@ -7,13 +7,20 @@ be cut to make room.
 import asyncio
 import ssl
 from collections.abc import Callable
-from typing import Any, Final, cast
+from typing import Any, Final, NamedTuple, cast
 
 from transports.sealed_wire import Layer
 
-__all__ = ["Encrypted"]
+__all__ = ["Encrypted", "PeerTls"]
 
 _PIECE_BYTES: Final = 64 << 10
+
+
+class PeerTls(NamedTuple):
+    """The contexts of both sides of a connection between replicas."""
+
+    asking: ssl.SSLContext
+    answering: ssl.SSLContext
 
 
 class Encrypted(Layer):

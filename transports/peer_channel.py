@@ -1,105 +1,92 @@
-"""Small calls to one peer on one connection, the side that asks: what one turn of the event loop asks is one write.
+"""Calls to one peer on one connection, the side that asks (`peer_frames.py` has the frames).
 
-A channel begins as a connection of `replica_wire.py`, whose peer has agreed to it. From then on the asking side writes
-records: a size (four bytes, big endian), a MAC, and the content: frames `q`, each one call, `c`, which cancels one,
-`g`, which lets one go on, and `p`, which asks for a sign of life. The answering side writes frames
-(`replica_wire.frame`), each with the number of its call:
-
-- `n`, it waits, and is not sent to a server before the asking side has answered `g` to the frame `S`;
-- `a`, its whole answer; `m` and `r`, as on a connection of its own; `x`, its answer goes on at a connection of its own,
-  which begins with that ticket;
-- `p`, a heartbeat, or the answer to `p`.
-
-A call that went out may have taken effect, whatever becomes of the channel, unless the last word about it was `n`: what
-the answering side has written may be lost on the way, in something between the two that dies.
-
-Answers are small, and all of them are read, so a client that reads slowly holds nobody up: what is large, and what is
-a stream, gets a connection of its own. docs/adr/0007-peer-connections.md has the reasons.
+What one turn of the event loop asks is one write.
 """
 
 import asyncio
+import logging
+import ssl
 from collections import deque
-from collections.abc import Callable
-from struct import Struct
+from collections.abc import Callable, Sequence
 from time import monotonic
-from typing import Final, Protocol
+from typing import Final, Protocol, cast
 
+from transports.encrypted_wire import PeerTls
 from transports.frames import FrameReader, FrameTooLong
-from transports.replica_wire import (
-    CHECKED_S,
-    CONNECT_S,
-    HEAD_BYTES,
-    HEARD_S,
-    TIMED_OUT_AFTER_S,
-    PeerConnectionLost,
-    PeerTimedOut,
+from transports.peer_frames import (
+    CALL,
+    CREDIT_BYTES,
+    FRAME,
+    KEPT,
+    MAX_CALLS,
+    NUMBER,
+    PIECE_BYTES,
+    SMALL_BYTES,
+    UNKEPT,
+    Batch,
+    PeerFault,
+    credit_after,
     frame,
 )
+from transports.sealed_wire import Asking, OtherKeys, OtherReplica, Sealed, Unproven
 
 __all__ = [
-    "CALL",
-    "MAX_CALLS",
-    "MAX_DEFINITION_BYTES",
-    "NUMBER",
-    "SMALL_BYTES",
-    "UNKEPT",
-    "Batch",
+    "CHECKED_S",
     "PeerCall",
     "PeerChannel",
+    "PeerConnectionLost",
+    "PeerRefused",
+    "PeerReplaced",
+    "PeerTimedOut",
+    "PeerUnproven",
+    "open_channel",
 ]
 
-SMALL_BYTES: Final = 64 << 10
-"""The most bytes of the body of a call or an answer on a channel."""
+logger = logging.getLogger(__name__)
 
-MAX_DEFINITION_BYTES: Final = 8 << 10
-"""The most bytes of what calls have in common, which the answering side keeps."""
+CONNECT_S: Final = 1.0
+TIMED_OUT_AFTER_S: Final = 1.0
+"""After how many seconds without a frame the asking side counts a peer as timed out."""
+
+CHECKED_S: Final = 0.25
+"""How often the asking side looks for frames that are missing."""
+
+HEARD_S: Final = 1.0
+"""After how many seconds without a sign of life nothing is sent to a peer before it has given one."""
 
 MAX_NUMBER: Final = (1 << 32) - 1
 """Of a call: it is sent as four bytes."""
 
-MAX_CALLS: Final = 1_024
-"""The most calls of one channel that have no answer."""
 
-KEPT: Final = 1_024
-"""How many definitions the answering side keeps for one channel."""
-
-UNKEPT: Final = 0xFFFF
-"""In place of the number of a definition: it is for this call alone."""
-
-_BATCH_BYTES: Final = 256 << 10
-NUMBER: Final = Struct(">I")
-CALL: Final = Struct(">IHIH")
-"""The beginning of a frame `q`: the number of the call, the number of its definition, the sizes of the definition (0:
-it was sent before) and of the call's own facts. Definition, facts and body follow."""
+class PeerRefused(Exception):
+    """The address refuses connections."""
 
 
-class Batch:
-    """Frames that one turn of the event loop writes together."""
+class PeerReplaced(PeerRefused):
+    """Another replica has proved that it is at the address."""
 
-    __slots__ = ("_frames", "_loop", "_size", "_write")
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, write: Callable[[bytes], None]) -> None:
-        self._loop = loop
-        self._write = write
-        self._frames: list[bytes] = []
-        self._size = 0
+class PeerTimedOut(Exception):
+    """No frame has come for a while. One may still come."""
 
-    def add(self, data: bytes) -> None:
-        """Write this at the end of the turn."""
-        if not self._frames:
-            self._loop.call_soon(self.flush)
-        self._frames.append(data)
-        self._size += len(data)
-        if self._size >= _BATCH_BYTES:
-            self.flush()
 
-    def flush(self) -> None:
-        """Write what there is now."""
-        if self._frames:
-            data = self._frames[0] if len(self._frames) == 1 else b"".join(self._frames)
-            self._frames.clear()
-            self._size = 0
-            self._write(data)
+class PeerConnectionLost(Exception):
+    """The connection ended before the answer did, or the answer will have no end."""
+
+
+_TLS: Final = "or only one of the two has gateway.peer_tls, or they have different authorities"
+
+
+class PeerUnproven(PeerConnectionLost):
+    """What accepts connections at the address has not proved that it is the replica: nothing was sent to it. The
+    replica may be well, behind something that has dropped the connection.
+
+    `why` is for operators.
+    """
+
+    def __init__(self, why: str) -> None:
+        super().__init__(why)
+        self.why = why
 
 
 class Definition(Protocol):
@@ -111,35 +98,47 @@ class Definition(Protocol):
         """For the peer."""
 
 
+_LAST: Final = b"amrex"
+"""The frames that end an answer."""
+
+_AT_FIRST: Final = b"nSwamrhx"
+_AGREED: Final = b"wamrhx"
+_AFTER_HEAD: Final = b"wbex"
+_ANY: Final = b"nSwamrhbex"
+
+
 class PeerCall:
-    """A call on a channel. Its frames are those of `PeerConnection`: the answer is a head and an end."""
+    """A call on a channel, and the frames of its answer."""
 
     __slots__ = (
-        "_channel",
-        "_frames",
-        "_has_timed_out",
-        "_waiter",
-        "_when_answered",
-        "asked_at",
-        "may_have_run",
-        "number",
+        *("_at", "_body", "_channel", "_credit", "_expected", "_frames", "_has_timed_out", "_may_have_run", "_unread"),
+        *("_waiter", "_when_answered", "asked_at", "number"),
     )
 
-    def __init__(self, channel: "PeerChannel", number: int) -> None:
+    def __init__(self, channel: "PeerChannel", number: int, body: bytes) -> None:
         self._channel = channel
         self.number = number
         self.asked_at = monotonic()
-        self.may_have_run = True
-        """Whether it may have taken effect. Asked if it has ended without an answer."""
+        self._body = body
+        self._at = min(len(body), SMALL_BYTES)  # the channel sends the begin with the call
+        self._credit = CREDIT_BYTES - self._at
+        self._may_have_run = True
         self._frames: deque[tuple[bytes, bytes]] = deque()
+        self._unread = 0
+        self._expected = _AT_FIRST
         self._waiter: asyncio.Future[None] | None = None
         self._has_timed_out = False
         self._when_answered: Callable[[], None] | None = None
 
     @property
-    def nonce(self) -> str:
+    def nonce(self) -> tuple[str, int]:
         """Names the call for the peer, which executes only one of the copies with this name."""
-        return f"{self._channel.name}.{self.number}"
+        return self._channel.name, self.number
+
+    @property
+    def may_have_run(self) -> bool:
+        """Whether it may have taken effect. Asked if it has ended without an answer."""
+        return self._may_have_run and self._at == len(self._body)
 
     def when_answered(self, callback: Callable[[], None]) -> None:
         """Call back once, when the answer is there, or something else about the call has to be known. For a reader
@@ -148,29 +147,74 @@ class PeerCall:
 
     @property
     def answer(self) -> bytes | None:
-        """The answer, if it is there and was not read: the size of its head in two bytes, the head, the body."""
+        """The answer, if it is there in one frame and was not read: the size of its head in two bytes, the head, the
+        body."""
         return self._frames[0][1] if self._frames and self._frames[0][0] == b"a" else None
 
+    # -- for the channel
+
     def receive(self, kind: bytes, payload: bytes) -> None:
-        """Handle a frame of the peer, or what has become of the channel."""
+        """Handle a frame of the peer. Raises `PeerFault`: it is not one that may come now."""
+        if kind not in self._expected:
+            raise PeerFault(f"a frame {kind!r} is out of place")
+        if kind == b"w":
+            self._credit = credit_after(payload, self._credit)
+            self._send_body()
+            return
+        if kind == b"n":
+            self._may_have_run = False
+            return
+        if kind == b"S":
+            self._may_have_run = True
+            self._expected = _AGREED
+            self._channel.add(frame(b"g", self.number))
+            return
+        if kind == b"h":
+            self._expected = _AFTER_HEAD
+        elif kind == b"b":
+            self._unread += len(payload)
+            if not payload or self._unread > CREDIT_BYTES:
+                raise PeerFault("an answer exceeds its credit")
+        elif kind in _LAST:
+            self._expected = b""
         self._frames.append((kind, payload))
         self.wake()
 
+    def _send_body(self) -> None:
+        """Send as much of the rest of the body as there is credit for."""
+        while self._credit and self._at < len(self._body):
+            piece = self._body[self._at : self._at + min(self._credit, PIECE_BYTES)]
+            self._at += len(piece)
+            self._credit -= len(piece)
+            self._channel.add(frame(b"B" if self._at == len(self._body) else b"b", self.number, piece))
+
     def time_out(self) -> None:
-        """Nothing has come from the peer for too long."""
-        self._has_timed_out = True
+        """Tell the reader, if it waits, that nothing has come from the peer for too long."""
+        self._has_timed_out = not self._frames
+        self.wake()
+
+    def lose(self, *, was_sent: bool) -> None:
+        """Tell the reader that no frame will come."""
+        self._may_have_run = self._may_have_run and was_sent
         self.wake()
 
     def wake(self) -> None:
-        """There is something to know about the call."""
+        """Tell the reader that there is something to know about the call."""
         if self._when_answered is not None:
             answered, self._when_answered = self._when_answered, None
             answered()
         elif self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
 
+    # -- for the reader
+
     async def next(self) -> tuple[bytes, bytes]:
-        """As `PeerConnection.next`."""
+        """The next frame: `h`, `b` and `e` with the last piece; or `m` or `r`.
+
+        Raises:
+            PeerTimedOut: none came, no heartbeat either. It can be waited for again.
+            PeerConnectionLost: none will come.
+        """
         while not self._frames:
             if not self._channel.has(self):
                 raise PeerConnectionLost
@@ -182,12 +226,20 @@ class PeerCall:
                 await self._waiter
             finally:
                 self._waiter = None
+        self._has_timed_out = False
         kind, payload = self._frames.popleft()
-        if kind != b"a":
-            return kind, payload
-        size = 2 + int.from_bytes(payload[:2], "big")
-        self._frames.appendleft((b"e", payload[size:]))
-        return b"h", payload[2:size]
+        if kind == b"a":
+            size = 2 + int.from_bytes(payload[:2], "big")
+            self._frames.appendleft((b"e", payload[size:]))
+            return b"h", payload[2:size]
+        if kind == b"x":
+            self.done()
+            raise PeerConnectionLost
+        if kind == b"b":
+            self._unread -= len(payload)
+            if self._expected and self._channel.has(self):
+                self._channel.add(frame(b"w", self.number, NUMBER.pack(len(payload))))
+        return kind, payload
 
     @property
     def quiet_for_s(self) -> float:
@@ -200,39 +252,48 @@ class PeerCall:
 
     def close(self) -> None:
         """Cancel the call, unless it has ended."""
-        self._channel.cancel(self)
+        self._channel.cancel(self, has_ended=not self._expected)
         self.wake()
+
+    def fault(self, why: str) -> None:
+        """End the channel: what the peer has answered cannot be read."""
+        self._channel.fault(why)
 
 
 class PeerChannel(asyncio.Protocol):
-    """A channel to a peer. `seal` makes a MAC for the record of that number. `name` is no other channel's."""
+    """A channel to a peer. `name` is no other channel's."""
 
-    def __init__(self, transport: asyncio.Transport, name: str, seal: Callable[[int, bytes], bytes]) -> None:
-        self._transport: asyncio.Transport | None = transport
+    def __init__(self) -> None:
+        self._transport: asyncio.Transport | None = None
         self._loop = asyncio.get_running_loop()
-        self._seal = seal
-        self.name = name
+        self.name = ""
         self._calls: dict[int, PeerCall] = {}
         self._number = 0
         self._sent = 0
-        self._records = 0
         self._heard: asyncio.Future[None] | None = None
         self._places: list[Definition | None] = [None] * KEPT
         self._place = 0
         self._batch = Batch(self._loop, self._write)
+        self.add = self._batch.add
         self._is_paused = False
-        self._frames = FrameReader(HEAD_BYTES, 1, 2 * SMALL_BYTES)
+        self._frames = FrameReader(FRAME.size, 1, 2 + 2 * SMALL_BYTES)
         self._timer: asyncio.TimerHandle | None = None
         self._checked_at = 0.0
         self._heard_at = self._loop.time()
         self.quiet_since = self._heard_at  # later, if there was no call to hear of, or this process was suspended
-        transport.set_protocol(self)
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast("asyncio.Transport", transport)
+
+    def proved(self, name: str) -> None:
+        """The peer has proved that it is the replica. This is the name of the connection."""
+        self.name = name
+        self._heard_at = self._loop.time()
 
     @property
     def has_room(self) -> bool:
-        """Whether it takes one more call. A channel that has used its numbers takes none, and closes after the last."""
-        is_usable = self._transport is not None and not self._is_paused
-        return is_usable and len(self._calls) < MAX_CALLS and self._number < MAX_NUMBER
+        """Whether it is open and takes one more call. One that has used its numbers closes after its last call."""
+        return self._transport is not None and len(self._calls) < MAX_CALLS and self._number < MAX_NUMBER
 
     @property
     def is_open(self) -> bool:
@@ -242,9 +303,9 @@ class PeerChannel(asyncio.Protocol):
 
     @property
     def is_heard(self) -> bool:
-        """Whether the peer was heard of a moment ago. What is sent to one that is paused or cut off may take effect
-        later, and its client cannot be told whether it did."""
-        return self._loop.time() - self._heard_at < HEARD_S
+        """Whether the peer was heard of a moment ago, and reads. What is sent to one that is paused or cut off may take
+        effect later, and its client cannot be told whether it did."""
+        return self._loop.time() - self._heard_at < HEARD_S and not self._is_paused
 
     async def hear(self) -> None:
         """Wait for a sign of life.
@@ -255,26 +316,28 @@ class PeerChannel(asyncio.Protocol):
         """
         if self._heard is None:
             self._heard = self._loop.create_future()
-            self._batch.add(frame(b"p"))
+            self.add(frame(b"p"))
         try:
             async with asyncio.timeout(CONNECT_S):
                 await asyncio.shield(self._heard)
         except TimeoutError:
             raise PeerTimedOut from None
-        if not self.is_open:
+        if self._transport is None:
             raise PeerConnectionLost
 
     def ask(self, definition: Definition | bytes, facts: bytes, body: bytes) -> PeerCall:
         """Send a call. A definition as bytes is not kept."""
         self._number = number = self._number + 1
-        call = PeerCall(self, number)
+        call = PeerCall(self, number, body)
         if not self._calls:
             self._watch()
         self._calls[number] = call
         place, packed = (UNKEPT, definition) if isinstance(definition, bytes) else self._placed(definition)
-        head = CALL.pack(number, place, len(packed), len(facts))
-        size = len(head) + len(packed) + len(facts) + len(body)
-        self._batch.add(b"".join((b"q", size.to_bytes(4, "big"), head, packed, facts, body)))
+        is_large = len(body) > SMALL_BYTES
+        begin = body[:SMALL_BYTES] if is_large else body
+        head = CALL.pack(place, len(packed), len(facts), is_large)
+        size = len(head) + len(packed) + len(facts) + len(begin)
+        self.add(b"".join((FRAME.pack(b"q", size, number), head, packed, facts, begin)))
         return call
 
     def _placed(self, definition: Definition) -> tuple[int, bytes]:
@@ -292,9 +355,7 @@ class PeerChannel(asyncio.Protocol):
     def _write(self, content: bytes) -> None:
         if self._transport is not None:
             self._sent = self._number
-            mac = self._seal(self._records, content)
-            self._records += 1
-            self._transport.write(b"".join((len(content).to_bytes(4, "big"), mac, content)))
+            self._transport.write(content)
 
     def has(self, call: PeerCall) -> bool:
         """Whether an answer to this call may still come."""
@@ -305,11 +366,12 @@ class PeerChannel(asyncio.Protocol):
         if self._calls.pop(call.number, None) is not None and not self._calls and self._number >= MAX_NUMBER:
             self.close()
 
-    def cancel(self, call: PeerCall) -> None:
-        """Cancel a call, unless it is over."""
+    def cancel(self, call: PeerCall, *, has_ended: bool) -> None:
+        """Cancel a call, unless it is over. `has_ended`: so it is for the peer."""
         if self.has(call):
             self.forget(call)
-            self._batch.add(frame(b"c", NUMBER.pack(call.number)))
+            if not has_ended:
+                self.add(frame(b"c", call.number))
 
     def pause_writing(self) -> None:
         self._is_paused = True
@@ -323,23 +385,19 @@ class PeerChannel(asyncio.Protocol):
         self._heard_at = self.quiet_since = self._loop.time()
         self._tell_heard()
         try:
-            for head, content in self._frames.feed(data):
-                self._receive(head[:1], content[: NUMBER.size], content[NUMBER.size :])
+            for head, payload in self._frames.feed(data):
+                self._receive(head[:1], int.from_bytes(head[5:], "big"), payload)
+        except PeerFault as why:
+            self.fault(str(why))
         except FrameTooLong:
-            self.close()
+            self.fault("a frame is too long")
 
-    def _receive(self, kind: bytes, raw: bytes, payload: bytes) -> None:
-        number = int.from_bytes(raw, "big")
+    def _receive(self, kind: bytes, number: int, payload: bytes) -> None:
         call = self._calls.get(number)
-        if call is None:
-            return  # a heartbeat, or about a call that is over
-        if kind == b"n":
-            call.may_have_run = False
-        elif kind == b"S":
-            call.may_have_run = True
-            self._batch.add(frame(b"g", raw))
-        elif kind != b"p":
+        if call is not None:
             call.receive(kind, payload)
+        elif number > self._number or kind not in (_ANY if number else b"p"):
+            raise PeerFault(f"a frame {kind!r} is about a call that was not sent")
 
     def _tell_heard(self) -> None:
         heard, self._heard = self._heard, None
@@ -375,10 +433,55 @@ class PeerChannel(asyncio.Protocol):
         self._tell_heard()
         calls, self._calls = self._calls, {}
         for number, call in calls.items():
-            call.may_have_run = call.may_have_run and number <= self._sent
-            call.wake()
+            call.lose(was_sent=number <= self._sent)
+
+    def fault(self, why: str) -> None:
+        """End the channel: the peer has broken its rules."""
+        logger.error("a replica breaks the protocol between replicas, and its connection is closed: %s", why)
+        self.close()
 
     def close(self) -> None:
         """End the channel. Its calls are lost."""
         if self._transport is not None:
             self._transport.abort()
+
+
+async def open_channel(address: str, replica: str, keys: Sequence[bytes], tls: PeerTls | None = None) -> PeerChannel:
+    """A channel to HOST:PORT, where that replica has proved that it is there. `keys` prove that a process is a replica,
+    newest first. Nothing was sent yet.
+
+    Raises:
+        PeerRefused: the connection was refused.
+        PeerReplaced: another replica is there.
+        PeerUnproven: what listens there has not proved that it is the replica, or has closed the connection.
+        PeerTimedOut: the peer neither accepts nor refuses the connection, or proves nothing.
+    """
+    host, _, port = address.rpartition(":")
+    channel = PeerChannel()
+    sealed = Sealed(channel, Asking(keys, replica), when_proved=channel.proved)
+    try:
+        async with asyncio.timeout(CONNECT_S):
+            # No name is sent: certificates name no replica.
+            context, name = (None, None) if tls is None else (tls.asking, "")
+            await asyncio.get_running_loop().create_connection(
+                lambda: sealed, host.strip("[]"), int(port), ssl=context, server_hostname=name
+            )
+            await sealed.proved()
+    except ConnectionRefusedError:
+        raise PeerRefused from None
+    except OtherReplica:
+        raise PeerReplaced from None
+    except OtherKeys:
+        raise PeerUnproven("the gateway at that address has other keys") from None
+    except Unproven:
+        raise PeerUnproven(f"what answers at that address is not a gateway of this version, {_TLS}") from None
+    except (ssl.SSLError, ConnectionError) as error:
+        raise PeerUnproven(
+            f"what accepts connections at that address ends them ({str(error) or type(error).__name__}), {_TLS}"
+        ) from None
+    except (OSError, TimeoutError):
+        raise PeerTimedOut from None
+    finally:
+        if not sealed.is_proved:
+            channel.close()
+    return channel

@@ -7,7 +7,7 @@ MAC is for one side, one pair of nonces and one replica, so none can be reflecte
 All bytes behind are records: a size (four bytes, big endian), a MAC and the content. The keys are those of one
 connection and one direction, and the records are numbered. So none can be changed, repeated, moved or left out: the
 connection is cut, and as each answer has a last frame, a part of one is never taken for all of it.
-docs/adr/0007-peer-connections.md has the reasons.
+docs/adr/0041-one-protocol-between-replicas.md has the reasons.
 """
 
 import asyncio
@@ -18,9 +18,12 @@ from typing import Any, Final, NamedTuple, cast
 
 from transports.frames import FrameReader, FrameTooLong
 
-__all__ = ["Answering", "Asking", "Layer", "OtherKeys", "OtherReplica", "Sealed", "Seals", "Unproven"]
+__all__ = ["NAME_CHARS", "Answering", "Asking", "Layer", "OtherKeys", "OtherReplica", "Sealed", "Seals", "Unproven"]
 
-_VERSION: Final = b"mcp-peer/1\n"
+_VERSION: Final = b"mcp-peer/2\n"
+NAME_CHARS: Final = 32
+"""Length of a connection's name."""
+
 _NONCE: Final = 32
 _MAC: Final = 32
 _SIZE: Final = 4
@@ -57,10 +60,11 @@ class _Seal:
 
 
 class Seals(NamedTuple):
-    """What one side seals with, and what it verifies with."""
+    """What one side seals with, what it verifies with, and the name of the connection, which no other has."""
 
     sent: _Seal
     received: _Seal
+    name: str
 
 
 class _Proof:
@@ -76,7 +80,8 @@ class _Proof:
 
     def seals(self, *, is_asking: bool) -> Seals:
         asking, answering = _Seal(self.of(b"records of who asks")), _Seal(self.of(b"records of who answers"))
-        return Seals(asking, answering) if is_asking else Seals(answering, asking)
+        name = self.of(b"name of the connection")[: NAME_CHARS // 2].hex()
+        return Seals(asking, answering, name) if is_asking else Seals(answering, asking, name)
 
 
 class Asking:
@@ -202,14 +207,21 @@ class Layer(asyncio.Transport, asyncio.Protocol):
 class Sealed(Layer):
     """A connection as its protocol sees it: bytes that were verified come in, and what is written is sealed.
 
-    `failed` is called if the handshake or a record is wrong; the connection is then cut.
+    `when_proved` is called with the name of the connection before the first bytes come in. `failed` is called if the
+    handshake or a record is wrong; the connection is then cut.
     """
 
     def __init__(
-        self, protocol: asyncio.Protocol, handshake: Asking | Answering, failed: Callable[[], None] = lambda: None
+        self,
+        protocol: asyncio.Protocol,
+        handshake: Asking | Answering,
+        *,
+        when_proved: Callable[[str], None],
+        failed: Callable[[], None] = lambda: None,
     ) -> None:
         super().__init__(protocol)
         self._handshake = handshake
+        self._when_proved = when_proved
         self._failed = failed
         self._seals: Seals | None = None
         self._rest = bytearray()
@@ -257,6 +269,7 @@ class Sealed(Layer):
             self._transport.write(answer)
         if self._seals is None:
             return b""
+        self._when_proved(self._seals.name)
         self._settle(None)
         rest, self._rest = bytes(self._rest), bytearray()
         return rest

@@ -1,84 +1,79 @@
 """Serves the requests that other replicas forward to this one, the owner of their sessions.
 
-The listener opens the envelope of each request and calls the endpoint of its path. `peer_requests.py` is the sender's
-side, and documents the frames of an answer.
+A POST is begun where it arrives, as its endpoint begins the POSTs that a client's connection repeats. An answer that is
+one small JSON message is one frame. All else is served by the endpoint's app, in a task. `peer_requests.py` is the
+sender's side.
 """
 
+import asyncio
 import contextlib
-import functools
 import logging
-import secrets
-from collections.abc import AsyncIterator, Callable, Mapping
-from typing import Any, Final
+from collections.abc import AsyncIterator, Callable, Mapping, MutableMapping
+from contextvars import Context
+from typing import Any, Final, Protocol
 
 import msgspec
 
 from gateway.cluster.envelope import (
-    CHANNEL,
     GREETING,
     HOLD,
-    RECORD_MAC_BYTES,
-    TICKET,
     CallFacts,
     Common,
-    Envelope,
     Envelopes,
     Headers,
-    Opened,
     Refusal,
+    decode_common,
+    decode_facts,
 )
-from gateway.cluster.forwarded_post import Endpoint, ForwardedPost, KnownCommon, Tickets, scope_of, writer
 from gateway.cluster.ownership import Forwarded
-from gateway.observability.logs import CORRELATION
+from gateway.errors import unreachable
+from gateway.observability.request_log import CORRELATION_HEADER
 from session_store import Principal
-from transports.inbound.http import Receive
-from transports.inbound.limits import Limits
+from transports.inbound.begun_post import BegunPost
+from transports.inbound.begun_post import Endpoint as Beginning
+from transports.inbound.http import Receive, Scope, Send
+from transports.inbound.posts import Head, Posts, is_batch
 from transports.inbound_port import OwnedByPeer, Refused
-from transports.peer_channel_server import Call, CallFaulty, Rules
-from transports.replica_wire_server import Incoming, PeerBounds, PeerServer, PeerUnknown
+from transports.peer_frames import SMALL_BYTES
+from transports.peer_server import Call, CallLeft, PeerServer, Rules
+from transports.soon import Soon
 from transports.tasks import Tasks
 
-__all__ = ["PeerListener"]
+__all__ = ["ForwardedPost", "KnownCommon", "PeerListener"]
 
 logger = logging.getLogger(__name__)
 
-_ENVELOPE_BYTES: Final = 64 << 10
-"""Bytes of an envelope beside the request's headers: claims of a credential, names."""
+_JSON: Final = (b"content-type", b"application/json")
+_encode = msgspec.msgpack.Encoder().encode
 
-_commons = msgspec.msgpack.Decoder(Common)
-_facts = msgspec.msgpack.Decoder(CallFacts)
+
+class Endpoint(Beginning, Protocol):
+    """What serves POSTs, as an app, or from where they arrive."""
+
+    posts: Posts
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None: ...
 
 
 class PeerListener:
-    """Serves the requests of peers. `refused` is called for each sender that is no replica of this store. `hold` agrees
-    to take nothing from a replica for a while."""
+    """Serves the requests of peers. `refused` is called for each sender that is no replica of this store, or breaks a
+    rule. `hold` agrees to take nothing from a replica for a while."""
 
     def __init__(
         self,
         replica: str,
         envelopes: Envelopes,
         endpoints: Mapping[str, Endpoint],
-        limits: Limits,
         *,
         refused: Callable[[], None],
         hold: Callable[[str], bool],
     ) -> None:
-        self._replica = replica
         self._envelopes = envelopes
         self._endpoints = endpoints
-        self._refused = refused
         self._hold = hold
         self._tasks = Tasks("calls of peers")
-        self._tickets = Tickets()
-        self._server = PeerServer(
-            self._serve,
-            lambda: logger.exception("a forwarded request failed"),
-            own=(envelopes.peer_keys, replica),
-            tls=envelopes.tls,
-            opening=self._open,
-            refused=refused,
-            bounds=PeerBounds(head_bytes=limits.head_bytes + _ENVELOPE_BYTES, body_bytes=limits.body_bytes),
-        )
+        rules = Rules(define=self._define, begin=self._begin, cut=refused)
+        self._server = PeerServer(rules, own=(envelopes.peer_keys, replica), tls=envelopes.tls)
 
     @contextlib.asynccontextmanager
     async def listening(self, host: str, port: int) -> AsyncIterator[int]:
@@ -89,109 +84,273 @@ class PeerListener:
         finally:
             await self._tasks.close()
 
-    def _open(self, head: bytes) -> Opened:
-        opened = self._envelopes.open(self._replica, head)
-        if isinstance(opened, Refusal):
-            raise PeerUnknown(opened.value.encode())
-        return opened
-
-    async def _serve(self, incoming: Incoming) -> None:
-        CORRELATION.set("")  # that of an earlier request, if the connection has served one
-        envelope: Envelope = incoming.opened.envelope
-        headers = self._envelopes.take(incoming.opened, incoming.body)
-        if isinstance(headers, Refusal):
-            await incoming.send(b"r", headers.value.encode())
-        elif envelope.path == GREETING:
-            await incoming.send(b"e")
-        elif envelope.path == HOLD:
-            await incoming.send(b"e" if self._hold(envelope.session) else b"m")
-        elif envelope.path == CHANNEL:
-            await self._open_channel(envelope.session, incoming)
-        elif envelope.path == TICKET:
-            await self._fetch(envelope.session, incoming)
-        elif (endpoint := self._endpoints.get(envelope.path)) is None:
-            await incoming.send(b"r", Refusal.INVALID.value.encode())
-        else:
-            try:
-                await endpoint(_scope(envelope, headers, incoming), _receiving(incoming), writer(incoming))
-            except OwnedByPeer:
-                await incoming.send(b"m")
-
-    async def _fetch(self, ticket: str, incoming: Incoming) -> None:
-        post = self._tickets.take(ticket)
-        if post is None:
-            await incoming.send(b"r", Refusal.SEEN.value.encode())
-        else:
-            await post.fetch(incoming)
-
-    # -- channels
-
-    async def _open_channel(self, name: str, incoming: Incoming) -> None:
-        """Use the connection as a channel. Both sides have a random part of its name, so its records fit no other."""
-        own = secrets.token_urlsafe(16)
-        name += own
-        rules = Rules(
-            mac_bytes=RECORD_MAC_BYTES,
-            verify=functools.partial(self._envelopes.verify_record, name),
-            define=self._define,
-            begin=self._begin,
-            cut=self._refused,
-        )
-        await incoming.send(b"e", own.encode())
-        incoming.become_channel(name, rules)
-
-    def _define(self, packed: bytes) -> KnownCommon:
-        try:
-            common = _commons.decode(packed)
-        except msgspec.MsgspecError:
-            raise CallFaulty from None
+    def _define(self, packed: bytes) -> "KnownCommon":
+        common = decode_common(packed)
         endpoint = self._endpoints.get(common.path)
-        if endpoint is None:
-            raise CallFaulty
-        known = KnownCommon(common, endpoint, None)
-        facts = CallFacts(-1, -1, "", "")
-        try:
-            head = endpoint.posts.checked_head(known.scope(facts, known.forwarded(facts, lambda: None)))
-        except Refused:
-            return known
-        return KnownCommon(common, endpoint, head)
+        known = KnownCommon(common, endpoint)
+        if endpoint is not None and common.method == "POST" and not common.again:
+            facts = CallFacts(-1, -1, "", "", 0.0)
+            with contextlib.suppress(Refused):
+                known.head = endpoint.posts.checked_head(known.scope(facts, known.forwarded(facts, lambda: None)))
+        return known
 
     def _begin(self, call: Call) -> None:
+        facts = decode_facts(call.facts)
+        known: KnownCommon = call.definition
+        if (refusal := self._envelopes.accept(call.nonce, facts)) is not None:
+            call.end(b"r", refusal.value.encode())
+        elif known.common.path == GREETING:
+            call.end(b"a")
+        elif known.common.path == HOLD:
+            call.end(b"a" if self._hold(known.common.session) else b"m")
+        elif known.endpoint is None:
+            call.end(b"r", Refusal.INVALID.value.encode())
+        else:
+            try:
+                ForwardedPost(call, facts, known, known.endpoint, self._tasks).start()
+            except Exception:
+                logger.exception("a forwarded request failed")
+                call.end(b"r", Refusal.SEEN.value.encode())
+
+
+class KnownCommon:
+    """What is known of calls with one head. `head` is None if they are no POSTs that can be begun where they arrive, or
+    if it is refused: then the app of the endpoint says so."""
+
+    __slots__ = ("_principal", "common", "endpoint", "head")
+
+    def __init__(self, common: Common, endpoint: Endpoint | None) -> None:
+        self.common = common
+        self.endpoint = endpoint
+        self.head: Head | None = None
+        self._principal = Principal(issuer=common.issuer, subject=common.subject)
+
+    def forwarded(self, facts: CallFacts, started: Callable[[], Soon[None]]) -> Forwarded:
+        """What the sender of a call has verified."""
+        return Forwarded(
+            session_id=self.common.session,
+            principal=self._principal,
+            epoch=facts.epoch,
+            version=facts.version,
+            granted=self.common.granted,
+            started=started,
+        )
+
+    def head_of(self, facts: CallFacts, forwarded: Forwarded) -> Head | None:
+        """The head of one call."""
+        if self.head is None:
+            return None
+        headers = {**self.head.headers, CORRELATION_HEADER: facts.correlation}
+        if facts.traceparent:
+            headers["traceparent"] = facts.traceparent
+        return msgspec.structs.replace(self.head, headers=headers, forwarded=forwarded)
+
+    def scope(self, facts: CallFacts, forwarded: Forwarded) -> dict[str, Any]:
+        """The ASGI scope of one call. `mcp.forwarded` holds the facts that the sender has verified."""
+        common = self.common
+        headers: Headers = [*common.headers, (CORRELATION_HEADER.encode(), facts.correlation.encode())]
+        if facts.traceparent:
+            headers.append((b"traceparent", facts.traceparent.encode()))
+        return {
+            "type": "http",
+            "method": common.method,
+            "path": common.path,
+            "root_path": "",
+            "scheme": "https" if common.secure else "http",
+            "headers": headers,
+            "client": None,
+            "mcp.forwarded": forwarded,
+            "mcp.again": common.again,
+        }
+
+
+class ForwardedPost:
+    """One request, on its way through the endpoint. `start` begins it."""
+
+    __slots__ = (
+        *("_begun", "_call", "_context", "_endpoint", "_facts", "_gone", "_has_started", "_is_waiting", "_known"),
+        *("_is_given", "_response", "_tasks"),
+    )
+
+    def __init__(self, call: Call, facts: CallFacts, known: KnownCommon, endpoint: Endpoint, tasks: Tasks) -> None:
+        self._call = call
+        self._known = known
+        self._endpoint = endpoint
+        self._facts = facts
+        self._tasks = tasks
+        self._context = Context()
+        self._begun: BegunPost | None = None
+        self._has_started = self._is_waiting = self._is_given = False
+        self._gone: asyncio.Future[None] | None = None
+        self._response: bytes | None = None  # the head of the answer, and empty once it was sent
+
+    def start(self) -> None:
+        """Begin the call."""
+        known, call = self._known, self._call
+        call.attend(self.leave)
+        head = known.head_of(self._facts, known.forwarded(self._facts, self.started))
+        if head is None or call.goes_on or is_batch(call.body):
+            self._finish()
+            return
+        self._begun = begun = self._context.run(BegunPost, self._endpoint, self._endpoint.posts, head, call.body, [])
+        if begun.answer is not None:
+            self._go_on()
+        elif begun.has_failed or begun.is_no_request:
+            self._finish()
+        else:
+            self._wait()
+            begun.wait(lambda work: self._context.run(self._tasks.spawn, work)).add_done_callback(self._waited)
+
+    def started(self) -> Soon[None]:
+        """The request is about to be sent to a server. The sender counts on it, unless it knows that it has waited."""
+        self._has_started = True
+        if not self._is_waiting:
+            return None
+        self._is_waiting = False
+        return self._agreed()
+
+    async def _agreed(self) -> None:
         try:
-            if not self._envelopes.use_number(call.channel.name, call.number):
-                call.channel.end(b"r", call.number, Refusal.SEEN.value.encode())
-                return
-            ForwardedPost(call, _facts.decode(call.facts), self._tasks, self._tickets).start()
+            await self._call.agreed()
+        except CallLeft:
+            raise unreachable() from None
+
+    def _wait(self) -> None:
+        """Something has to be awaited: the request was not sent to a server yet, whatever becomes of this process."""
+        if not self._has_started and not self._is_waiting:
+            self._is_waiting = True
+            self._call.send(b"n")
+
+    # -- the answer, where it is one small message
+
+    def _waited(self, _: asyncio.Task[None]) -> None:
+        if self._begun is not None:
+            self._go_on()
+
+    def _go_on(self) -> None:
+        begun = self._begun
+        assert begun is not None
+        if begun.answer is None or not begun.quiet_at or begun.answer.replies.first is not None:
+            self._answer()
+        else:
+            begun.answer.replies.when_ready(self._ready, begun.quiet_at)
+
+    def _ready(self, is_quiet: bool) -> None:
+        """A frame has come, or none for too long, or none will."""
+        if self._begun is None:
+            return  # its task has it
+        if is_quiet:
+            self._begun.went_quiet()
+        self._answer()
+
+    def _answer(self) -> None:
+        begun = self._begun
+        assert begun is not None
+        try:
+            whole = _whole(begun)
+        except Exception:
+            logger.exception("an answer cannot be sent at once")
+            whole = None
+        if whole is None:
+            self._finish()
+            return
+        self._begun = None
+        self._call.end(b"a", whole)
+        try:
+            rest = begun.answered()
+        except Exception:
+            logger.exception("an answer was sent, and could not be recorded")
+            return
+        if rest is not None:
+            self._tasks.spawn(rest)
+
+    # -- the app of the endpoint, for all else
+
+    def leave(self) -> None:
+        """The other side has cancelled the call, or is gone."""
+        if self._gone is None:
+            self._gone = asyncio.get_running_loop().create_future()
+        if not self._gone.done():
+            self._gone.set_result(None)
+        if self._begun is not None:
+            self._finish()
+
+    def _finish(self) -> None:
+        begun, self._begun = self._begun, None
+        self._context.run(self._tasks.spawn, self._serve(begun))
+
+    async def _serve(self, begun: BegunPost | None) -> None:
+        known, call = self._known, self._call
+        try:
+            scope = known.scope(self._facts, known.forwarded(self._facts, self.started))
+            if begun is None:
+                await self._endpoint(scope, self._receive, self._send)
+            else:
+                await begun.finish(scope, self._receive, self._send)
+        except OwnedByPeer:
+            call.end(b"m")
         except Exception:
             logger.exception("a forwarded request failed")
-            call.channel.end(b"r", call.number, Refusal.SEEN.value.encode())
+            if self._response is None:
+                call.end(b"r", Refusal.SEEN.value.encode())
+        finally:
+            call.end(b"x")  # unless it has had its last frame
 
-
-def _scope(envelope: Envelope, headers: Headers, incoming: Incoming) -> dict[str, Any]:
-    """The ASGI scope of a request on a connection of its own."""
-
-    forwarded = Forwarded(
-        session_id=envelope.session,
-        principal=Principal(issuer=envelope.issuer, subject=envelope.subject),
-        epoch=envelope.epoch,
-        version=envelope.version,
-        granted=envelope.granted,
-        started=lambda: None,  # the sender counts on it
-    )
-    scope = scope_of(envelope.method, envelope.path, secure=envelope.secure, headers=headers, forwarded=forwarded)
-    return scope | {"mcp.again": envelope.again}
-
-
-def _receiving(incoming: Incoming) -> Receive:
-    """An ASGI receive channel with the body, and with a disconnect once the sender closes the connection."""
-    given = False
-
-    async def receive() -> Any:
-        nonlocal given
-        if not given:
-            given = True
-            return {"type": "http.request", "body": incoming.body, "more_body": False}
-        await incoming.left()
+    async def _receive(self) -> Any:
+        if not self._is_given:
+            try:
+                piece, follows = await self._call.read()
+            except CallLeft:
+                return {"type": "http.disconnect"}
+            self._is_given = not follows
+            return {"type": "http.request", "body": piece, "more_body": follows}
+        if self._gone is None:
+            self._gone = asyncio.get_running_loop().create_future()
+        await asyncio.shield(self._gone)
         return {"type": "http.disconnect"}
 
-    return receive
+    async def _send(self, event: MutableMapping[str, Any]) -> None:
+        """Handle an ASGI event of the endpoint. The head of an answer that is no event stream waits for its body, with
+        which it may be one frame. Who stops to wait for a slow reader ends the answer: the reader would miss a part."""
+        call = self._call
+        if event["type"] == "http.response.start":
+            headers = [(bytes(name), bytes(value)) for name, value in event["headers"]]
+            self._response = _encode((event["status"], headers))
+            if any(n == b"content-type" and v.startswith(b"text/event-stream") for n, v in headers):
+                self._begin_answer()
+            return
+        body, is_last = event.get("body", b""), not event.get("more_body")
+        if self._response and is_last and len(body) <= SMALL_BYTES:
+            call.end(b"a", _in_one(self._response, body))
+            return
+        self._begin_answer()
+        try:
+            await call.write(body)
+        except asyncio.CancelledError:
+            call.end(b"x")
+            raise
+        if is_last:
+            call.end(b"e")
+
+    def _begin_answer(self) -> None:
+        """Send the head of an answer in pieces, unless it was sent."""
+        if self._response:
+            self._call.send(b"h", self._response)
+            self._response = b""
+
+
+def _whole(begun: BegunPost) -> bytes | None:
+    """The frame of an answer that is one small message, and there; None if it is anything else."""
+    answer = begun.answer
+    frame = None if answer is None else answer.replies.first
+    if answer is None or frame is None or not frame.final or not begun.quiet_at or answer.is_doubtful:
+        return None
+    if len(frame.data) > SMALL_BYTES:
+        return None
+    length = (b"content-length", b"%d" % len(frame.data))
+    head = _encode((begun.status(frame), [_JSON, length, *answer.headers]))
+    return _in_one(head, frame.data)
+
+
+def _in_one(head: bytes, body: bytes) -> bytes:
+    return b"".join((len(head).to_bytes(2, "big"), head, body))

@@ -1,15 +1,16 @@
-"""The answer to a call that was sent to a session's owner on a channel, for the connection of its client."""
+"""Answers of owners on their way to clients: on the connection of a POST that was begun there, or by ASGI."""
 
 from collections.abc import Callable, Sequence
 
 import msgspec
 
 from gateway.cluster.ownership import Route
+from transports.inbound.http import Receive, Send
 from transports.inbound_port import OwnedByPeer
 from transports.peer_channel import PeerCall
 from transports.reply_queue import Frame, ReplyQueue
 
-__all__ = ["ForwardedAnswer"]
+__all__ = ["ForwardedAnswer", "RelayedReply"]
 
 Headers = list[tuple[bytes, bytes]]
 
@@ -18,9 +19,8 @@ _JSON = (b"content-type", b"application/json")
 
 
 class ForwardedAnswer:
-    """Has one frame if the owner answers with one JSON message and status 200; else none, and `elsewhere` goes on.
-
-    `answered` is called when the frame is there.
+    """The answer to a call that was sent to the owner. It has one frame if the owner answers with one small JSON
+    message and status 200; else none, and `elsewhere` goes on. `answered` is called when the frame is there.
     """
 
     __slots__ = ("_answered", "_route", "call", "headers", "replies")
@@ -69,3 +69,46 @@ class ForwardedAnswer:
 
     def done(self) -> None:
         """Do nothing: the call has ended, or `elsewhere` has it."""
+
+
+class RelayedReply:
+    """Passes the frames of an answer to the client, and records how far the answer has come.
+
+    `receive` and `send` are the client's ASGI channels.
+    """
+
+    def __init__(self, receive: Receive, send: Send) -> None:
+        self.receive = receive
+        self.send = send
+        self.has_started = False
+        """The peer may have written something of the request upstream."""
+        self.has_begun = False
+        """The client has been sent the head of the answer."""
+        self.is_stream = False
+        self.is_plain = False
+        """The answer is one JSON message with status 200."""
+
+    def start(self) -> None:
+        """Record that the request may have taken effect from now on."""
+        self.has_started = True
+
+    async def pass_on(self, kind: bytes, payload: bytes) -> bool:
+        """Pass a frame on: `h` the head, else a piece of the body. False: it is no head that a client can be sent."""
+        if kind == b"h":
+            try:
+                status, headers = _heads.decode(payload)
+            except msgspec.MsgspecError:
+                return False
+            if not 200 <= status < 600:
+                return False
+            self.has_begun = True
+            self.is_stream = any(n == b"content-type" and v.startswith(b"text/event-stream") for n, v in headers)
+            self.is_plain = status == 200 and (b"content-type", b"application/json") in headers
+            await self.send({"type": "http.response.start", "status": status, "headers": headers})
+        else:
+            await self.send({"type": "http.response.body", "body": payload, "more_body": True})
+        return True
+
+    async def end(self, payload: bytes = b"") -> None:
+        """Send the last part of the answer, and end it."""
+        await self.send({"type": "http.response.body", "body": payload, "more_body": False})

@@ -12,13 +12,11 @@ from typing import Final
 
 import msgspec
 
-from gateway.cluster.channels import Peer
-from gateway.cluster.envelope import ForwardedRequest, Headers, common_of
-from gateway.cluster.forwarded_answer import ForwardedAnswer
+from gateway.cluster.envelope import Common, Headers
+from gateway.cluster.forwarded_answer import ForwardedAnswer, RelayedReply
 from gateway.cluster.liveness import Outcome
 from gateway.cluster.ownership import Cluster, Route
-from gateway.cluster.peer_requests import PeerRequests
-from gateway.cluster.relayed_reply import RelayedReply
+from gateway.cluster.peer_requests import ForwardedRequest, Peer, PeerRequests
 from gateway.errors import store_unavailable, unreachable
 from gateway.observability.request_log import CORRELATION_HEADER
 from gateway.observability.spans import PEER_HEADER
@@ -27,7 +25,6 @@ from transports.inbound.hand_over import ANSWERED_BY
 from transports.inbound.http import Guard, Receive, Scope, Send
 from transports.inbound.resumed import continued
 from transports.inbound_port import Refused, Request
-from transports.peer_channel import SMALL_BYTES
 
 __all__ = ["Forwarding"]
 
@@ -141,12 +138,13 @@ class Forwarding:
     def begin(self, route: Route, request: Request, body: bytes) -> ForwardedAnswer | None:
         """Send a POST to the owner, if the way there is known, and return its answer. None: nothing was sent."""
         memory = route.memory
-        if memory is None or request.again or len(body) > SMALL_BYTES:
+        if memory is None or request.again:
             return None
         if not memory.common:
             headers = request.headers.items()
             raw = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in headers]
-            memory.keep_common(common_of(route, request.endpoint, self._for_owner(raw), secure=request.secure))
+            common = Common.of(route, request.endpoint, self._for_owner(raw), secure=request.secure)
+            memory.keep_common(common.packed())
         return self._peers.begin(route, request.headers.get("traceparent", ""), body)
 
     def _request(self, route: Route, scope: Scope, body: bytes) -> ForwardedRequest:

@@ -7,9 +7,7 @@ and the time since its last answer decide whether its sessions may be taken over
 import enum
 from typing import Final
 
-from gateway.cluster.envelope import Refusal
-
-__all__ = ["Lease", "Liveness", "Outcome", "after_refusal", "decide"]
+__all__ = ["Lease", "Liveness", "Outcome", "decide"]
 
 
 class Lease(enum.Enum):
@@ -74,15 +72,3 @@ class Outcome(enum.Enum):
     """As `Liveness.SILENT`."""
     UNKNOWN = enum.auto()
     """The peer runs, and the connection was lost before the end of its answer."""
-
-
-REFUSALS: Final = {
-    Refusal.SOMEBODY_ELSE: Outcome.GONE,  # another process has the owner's address now
-    Refusal.SEEN: Outcome.UNKNOWN,  # a copy of the request has arrived, on a connection that broke
-    Refusal.INVALID: None,
-}
-
-
-def after_refusal(refusal: Refusal) -> Outcome | None:
-    """The outcome when a peer refuses an envelope. None: the two replicas have different keys or clocks."""
-    return REFUSALS[refusal]

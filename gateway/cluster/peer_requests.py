@@ -1,10 +1,5 @@
 """Sends a request to a peer, relays the answer to the client, and decides what a failure means for the peer.
 
-The peer answers with frames: `h` the head of the response, `b` pieces of its body, `e` its end. Or it answers with `m`:
-the peer does not serve the session (any more). Or with `r`: the peer refuses the envelope. Small requests go on the
-channel to the peer (`transports/peer_channel.py`): there `x` is the ticket for an answer that goes on at another
-connection.
-
 A request that went out may have taken effect, unless the peer has said that it has not. It is sent to the same peer
 again, which executes one copy; but only for some seconds, because the peer remembers copies for a limited time. To
 another replica it is sent as one that may have taken effect.
@@ -16,34 +11,34 @@ import functools
 import logging
 from collections.abc import Mapping
 from time import monotonic
-from typing import Final
+from typing import Final, NamedTuple
 
-from gateway.cluster.channels import Channels, Peer
-from gateway.cluster.copies import Copies, Ticket, facts_of
-from gateway.cluster.envelope import Envelopes, ForwardedRequest, Refusal
-from gateway.cluster.forwarded_answer import ForwardedAnswer
+import msgspec
+
+from gateway.cluster.envelope import COPIES_S, HOLD, Common, Envelopes, Headers, Refusal
+from gateway.cluster.forwarded_answer import ForwardedAnswer, RelayedReply
 from gateway.cluster.lease import DOUBT_S, LEASE_S
-from gateway.cluster.liveness import Lease, Liveness, Outcome, after_refusal, decide
+from gateway.cluster.liveness import Lease, Liveness, Outcome, decide
 from gateway.cluster.ownership import Cluster, Route
-from gateway.cluster.relayed_reply import RelayedReply
 from gateway.errors import unreachable
-from gateway.observability.request_log import RequestLog
+from gateway.observability.request_log import CORRELATION_HEADER, RequestLog
 from session_store import StoreUnavailable
 from transports.inbound.http import ClientWatch
 from transports.inbound_port import Refused
-from transports.peer_channel import MAX_DEFINITION_BYTES, PeerCall
-from transports.replica_wire import (
+from transports.peer_channel import (
     CHECKED_S,
-    HEARTBEAT_S,
-    PeerConnection,
+    PeerCall,
+    PeerChannel,
     PeerConnectionLost,
-    PeerConnectionPool,
     PeerRefused,
     PeerTimedOut,
+    PeerUnproven,
+    open_channel,
 )
+from transports.peer_frames import HEARTBEAT_S, MAX_DEFINITION_BYTES, MAX_HEAD_BYTES
 from transports.tasks import Tasks
 
-__all__ = ["PeerRequests"]
+__all__ = ["Channels", "ForwardedRequest", "Peer", "PeerRequests"]
 
 logger = logging.getLogger(__name__)
 
@@ -55,6 +50,142 @@ _HOLD_WITHIN_S: Final = 0.5
 _AGAIN_S: Final = 0.1
 """Between two tries, while the lease of a peer is valid whose address closes connections."""
 
+_LOG_EVERY_S: Final = 60.0
+_CORRELATION: Final = CORRELATION_HEADER.encode()
+
+
+class Peer(NamedTuple):
+    """Another replica, and the HOST:PORT of its listener."""
+
+    replica: str
+    address: str
+
+
+class ForwardedRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """A client's request and its route. `path` is that of an endpoint.
+
+    `again`: a lost process has had the request, which may have taken effect.
+    """
+
+    route: Route
+    method: str
+    path: str
+    secure: bool
+    again: bool
+    headers: Headers
+    body: bytes
+
+
+class Channels:
+    """The channels to peers: of each, one that takes calls, and those that are full until their calls have ended."""
+
+    def __init__(self, envelopes: Envelopes) -> None:
+        self._envelopes = envelopes
+        self._channels: dict[str, PeerChannel] = {}
+        self._full: set[PeerChannel] = set()
+        self._opening = Tasks("channels to peers")
+        self._logged_at = -_LOG_EVERY_S
+
+    def ready(self, replica: str) -> PeerChannel | None:
+        """The channel to a peer, if it is open, takes one more call, and the peer was heard of a moment ago."""
+        channel = self._channels.get(replica)
+        return channel if channel is not None and channel.has_room and channel.is_heard else None
+
+    async def open(self, peer: Peer) -> PeerChannel:
+        """A channel to a peer which takes one more call in this turn, and whose peer was heard of a moment ago.
+
+        Raises:
+            PeerRefused, PeerTimedOut, PeerConnectionLost: as `open_channel`. Nothing was sent.
+        """
+        while True:
+            channel = self._channels.get(peer.replica)
+            if channel is None or not channel.has_room:
+                await self._opening.share(peer, functools.partial(self._open, peer))
+                continue  # many may have waited for it
+            if not channel.is_heard:
+                try:
+                    await channel.hear()
+                except PeerConnectionLost:
+                    continue
+            if channel.has_room:
+                return channel
+
+    async def _open(self, peer: Peer) -> None:
+        try:
+            channel = await open_channel(peer.address, peer.replica, self._envelopes.peer_keys, self._envelopes.tls)
+        except PeerUnproven as unproven:
+            if monotonic() - self._logged_at >= _LOG_EVERY_S:
+                self._logged_at = monotonic()
+                logger.warning("replica %s is not reached at %s: %s", peer.replica, peer.address, unproven.why)
+            raise
+        before = self._channels.get(peer.replica)
+        self._full = {full for full in (*self._full, before) if full is not None and full.is_open}
+        self._channels = {known: at for known, at in self._channels.items() if at.is_open}
+        self._channels[peer.replica] = channel
+
+    def close(self) -> None:
+        """Close all channels."""
+        for channel in (*self._channels.values(), *self._full):
+            channel.close()
+
+
+class Copies:
+    """One request to one peer. A later copy names the first that may have arrived, so the peer executes one at most."""
+
+    def __init__(
+        self, peer: Peer, request: ForwardedRequest, traced: Headers, envelopes: Envelopes, channels: Channels
+    ) -> None:
+        self._peer = peer
+        self._request = request
+        self._envelopes = envelopes
+        self._channels = channels
+        self._begun: PeerCall | None = None if request.route.begun is None else request.route.begun.call
+        self._sent: list[PeerCall] = []
+        headers = [*request.headers, *(header for header in traced if header[0] != _CORRELATION)]
+        self._common = Common.of(
+            request.route, request.path, headers, secure=request.secure, method=request.method, again=request.again
+        ).packed()
+
+    @property
+    def may_have_run(self) -> bool:
+        """Whether the peer may have executed one of them, as far as it was heard of."""
+        return self._first is not None
+
+    @property
+    def _first(self) -> PeerCall | None:
+        return next((copy for copy in self._sent if copy.may_have_run), None)
+
+    @property
+    def is_late(self) -> bool:
+        """Whether too much time has passed for one more copy: the peer, which remembers for a while what it has
+        accepted, may take it for the first."""
+        first = self._first
+        return first is not None and monotonic() - first.asked_at >= COPIES_S
+
+    def returned(self) -> None:
+        """The peer has said that it has executed none of them, and will not."""
+        self._sent.clear()
+
+    def last_refused(self) -> None:
+        """The peer has refused the last one without a look at the nonce: it may have executed another."""
+        self._sent.pop()
+
+    async def send(self) -> PeerCall:
+        """Send a copy.
+
+        Raises:
+            PeerRefused, PeerTimedOut, PeerConnectionLost: as `Channels.open`. Nothing was sent.
+        """
+        sent, self._begun = self._begun, None
+        if sent is None:
+            channel, first = await self._channels.open(self._peer), self._first
+            facts = self._envelopes.facts(self._request.route, copy_of=None if first is None else first.nonce)
+            if len(self._common) + len(facts) > MAX_HEAD_BYTES:
+                raise unreachable()
+            sent = channel.ask(self._common, facts, self._request.body)
+        self._sent.append(sent)
+        return sent
+
 
 class PeerRequests:
     """Sends requests to peers. Decides nothing about sessions."""
@@ -63,8 +194,7 @@ class PeerRequests:
         self._cluster = cluster
         self._envelopes = envelopes
         self._log = log
-        self._pool = PeerConnectionPool(envelopes.peer_keys, envelopes.tls)
-        self._channels = Channels(self._pool, envelopes)
+        self._channels = Channels(envelopes)
         self._looks = Tasks("looks at leases")
 
     def begin(self, route: Route, traceparent: str, body: bytes) -> ForwardedAnswer | None:
@@ -75,7 +205,9 @@ class PeerRequests:
             return None
         if len(memory.common) > MAX_DEFINITION_BYTES:
             return None
-        return ForwardedAnswer(channel.ask(memory, facts_of(route, traceparent), body), route, self._answered)
+        return ForwardedAnswer(
+            channel.ask(memory, self._envelopes.facts(route, traceparent), body), route, self._answered
+        )
 
     def _answered(self, route: Route) -> None:
         self._log.metrics.forwarded["answered"] += 1
@@ -90,7 +222,7 @@ class PeerRequests:
         forwarded, copies = self._log.metrics.forwarded, None
         try:
             with self._log.forwarding(request.route.session, peer.replica) as traced:
-                copies = Copies(peer, request, traced, self._envelopes, self._pool, self._channels)
+                copies = Copies(peer, request, traced, self._envelopes, self._channels)
                 outcome = await self._ask(peer, copies, reply)
         except Refused:
             forwarded["unreachable"] += 1
@@ -116,9 +248,6 @@ class PeerRequests:
                     return outcome
                 continue
             ended = sent if isinstance(sent, Outcome) else await self._watched(sent, peer, copies, reply)
-            if isinstance(ended, Ticket):
-                copies.fetch(ended)
-                continue
             if ended is not None:
                 return ended
             fate = await self._after_loss(peer)
@@ -133,7 +262,7 @@ class PeerRequests:
                 return outcome
         return Outcome.UNKNOWN
 
-    async def _sent(self, peer: Peer, copies: Copies, since: float | None) -> PeerConnection | PeerCall | Outcome:
+    async def _sent(self, peer: Peer, copies: Copies, since: float | None) -> PeerCall | Outcome:
         """Send a copy, as `Copies.send`. The lease of a peer that has been silent `since` then is looked at meanwhile:
         it was asked to renew it, and the time-out of this try comes a second later. It may decide the outcome."""
         if since is None:
@@ -156,50 +285,42 @@ class PeerRequests:
             await asyncio.sleep(_AGAIN_S)  # a time-out has taken a while itself
         return outcome
 
-    async def _watched(
-        self, connection: PeerConnection | PeerCall, peer: Peer, copies: Copies, reply: RelayedReply
-    ) -> Outcome | Ticket | None:
+    async def _watched(self, call: PeerCall, peer: Peer, copies: Copies, reply: RelayedReply) -> Outcome | None:
         """Relay the answer until the client leaves. None: the connection was lost first."""
-        watch = ClientWatch(reply.receive, connection.close)
+        watch = ClientWatch(reply.receive, call.close)
         try:
-            return await self._relay(connection, peer, copies, reply)
+            return await self._relay(call, peer, copies, reply)
         except PeerConnectionLost:
             return Outcome.ANSWERED if watch.left else None
         except BaseException:
-            connection.close()  # notifies the peer that the client has left
+            call.close()  # notifies the peer that the client has left
             raise
         finally:
             watch.stop()
 
-    async def _relay(
-        self, connection: PeerConnection | PeerCall, peer: Peer, copies: Copies, reply: RelayedReply
-    ) -> Outcome | Ticket:
+    async def _relay(self, call: PeerCall, peer: Peer, copies: Copies, reply: RelayedReply) -> Outcome:
         while True:
             try:
-                kind, payload = await connection.next()
+                kind, payload = await call.next()
             except PeerTimedOut:
-                outcome = await self._after_timeout(peer, connection.quiet_for_s)
+                outcome = await self._after_timeout(peer, call.quiet_for_s)
                 if outcome is not None:
-                    connection.close()
+                    call.close()
                     return outcome
                 continue
+            if kind in b"mre":
+                call.done()
             if kind == b"m":
-                connection.done()
                 copies.returned()
                 return Outcome.MOVED
-            elif kind == b"x":
-                connection.done()
-                reply.start()
-                return Ticket(payload.decode())
             elif kind == b"r":
-                connection.close()
                 return self._after_refusal(payload, copies, reply)
             elif kind == b"e":
-                connection.done()
                 await reply.end(payload)
                 return Outcome.ANSWERED
-            else:
-                await reply.pass_on(kind, payload)
+            elif not await reply.pass_on(kind, payload):
+                call.fault("the head of an answer cannot be read")
+                raise PeerConnectionLost
 
     # -- what a failure means for the peer
 
@@ -240,7 +361,7 @@ class PeerRequests:
     async def _after_loss(self, peer: Peer) -> Outcome:
         """The outcome for a peer that lost the connection during its answer. A new connection shows whether it runs."""
         try:
-            (await self._pool.open(peer.address, peer.replica)).done()
+            await self._channels.open(peer)
         except PeerRefused:
             return Outcome.GONE
         except (PeerTimedOut, PeerConnectionLost):
@@ -248,16 +369,12 @@ class PeerRequests:
         return Outcome.UNKNOWN
 
     def _after_refusal(self, payload: bytes, copies: Copies, reply: RelayedReply) -> Outcome:
-        refusal = Refusal(payload.decode())
-        outcome = after_refusal(refusal)
-        if refusal is not Refusal.SEEN:
-            copies.last_refused()
-        if outcome is None:
-            logger.error("another gateway on this store refuses requests of this one: compare their keys and clocks")
-            raise unreachable()
-        if refusal is Refusal.SEEN:
+        if payload == Refusal.SEEN.value.encode():
             reply.start()
-        return outcome
+            return Outcome.UNKNOWN  # a copy of the request has arrived, on a connection that broke
+        copies.last_refused()
+        logger.error("another gateway on this store refuses requests of this one: compare their keys and clocks")
+        raise unreachable()
 
     async def hold(self, peers: Mapping[str, str]) -> bool:
         """Ask replicas at their addresses to take nothing from this one for a while. True: all have agreed."""
@@ -268,20 +385,17 @@ class PeerRequests:
         return agreed
 
     async def _held_by(self, peer: Peer) -> bool:
-        connection = await self._pool.open(peer.address, peer.replica)
+        channel = await self._channels.open(peer)
+        asking = Common(path=HOLD, session=self._cluster.replica).packed()
+        call = channel.ask(asking, self._envelopes.facts(None), b"")
         try:
-            connection.ask(self._envelopes.hold(peer.replica, self._cluster.replica), b"")
-            kind, _ = await connection.next()
-        except BaseException:
-            connection.close()
-            raise
-        connection.done()
-        return kind == b"e"
+            return (await call.next())[0] == b"h"
+        finally:
+            call.close()
 
     def close(self) -> None:
         """Close the connections."""
         self._channels.close()
-        self._pool.close()
 
 
 _OUTCOMES: Final = {

@@ -10,16 +10,16 @@ import contextlib
 import logging
 from typing import Final
 
-from gateway.cluster.envelope import Envelopes, Refusal
+from gateway.cluster.envelope import GREETING, Common, Envelopes
 from gateway.cluster.ownership import Cluster
 from session_store import StoreUnavailable
-from transports.replica_wire import (
+from transports.peer_channel import (
     PeerConnectionLost,
-    PeerConnectionPool,
     PeerRefused,
     PeerReplaced,
     PeerTimedOut,
     PeerUnproven,
+    open_channel,
 )
 
 __all__ = ["Reachability", "why_not_found"]
@@ -33,34 +33,28 @@ AGAIN_S: Final = 1.0
 _PATIENCE_S: Final = 3.0
 _NO_ANSWER: Final = "no answer from that address"
 _LOG_EVERY: Final = 60
-_REFUSED: Final = {
-    Refusal.SOMEBODY_ELSE.value: "another gateway process answers at that address",
-    Refusal.INVALID.value: "the gateway at that address has other keys, or its clock differs",
-}
 
 
 async def why_not_found(address: str, replica: str, envelopes: Envelopes) -> str:
     """Why that replica does not answer at that address, as text for operators; empty if it does."""
-    # A pool of its own: an open connection does not show that new ones are accepted.
-    pool = PeerConnectionPool(envelopes.peer_keys, envelopes.tls)
+    channel = None  # a new one: an open connection does not show that new ones are accepted
     try:
         async with asyncio.timeout(_PATIENCE_S):
-            connection = await pool.open(address, replica)
-            connection.ask(envelopes.greeting(replica), b"")
-            kind, payload = await connection.next()
+            channel = await open_channel(address, replica, envelopes.peer_keys, envelopes.tls)
+            greeting = channel.ask(Common(path=GREETING, session="").packed(), envelopes.facts(None), b"")
+            kind, _ = await greeting.next()
     except PeerUnproven as unproven:
         return unproven.why
     except PeerReplaced:
-        return _REFUSED[Refusal.SOMEBODY_ELSE.value]
+        return "another gateway process answers at that address"
     except PeerRefused:
         return "connection refused"
     except (PeerTimedOut, PeerConnectionLost, TimeoutError):
         return _NO_ANSWER
     finally:
-        pool.close()
-    if kind == b"r":
-        return _REFUSED.get(payload.decode("utf-8", "replace"), "the gateway at that address refused the request")
-    return "" if kind == b"e" else "what answers at that address is not a gateway"
+        if channel is not None:
+            channel.close()
+    return "" if kind == b"h" else "the clock of the gateway at that address differs"
 
 
 class Reachability:

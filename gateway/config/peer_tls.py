@@ -9,7 +9,7 @@ from pydantic import model_validator
 
 from gateway.config.faults import ConfigurationError
 from gateway.config.model import Frozen
-from transports.replica_wire import PeerTls
+from transports.encrypted_wire import PeerTls
 
 __all__ = ["PeerTlsSettings", "peer_tls"]
 

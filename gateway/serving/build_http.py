@@ -184,7 +184,6 @@ def _membership(
             cluster.replica,
             envelopes,
             endpoints,
-            base.limits,
             refused=lambda: limited.update((Limited.HOP,)),
             hold=cluster.lease.hold,
         ),

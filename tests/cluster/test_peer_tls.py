@@ -20,7 +20,7 @@ from tests.support.certificates import Authority
 from tests.support.gateway_process import running_gateway
 from tests.support.mcp_clients import Legacy, tool_text
 from tests.support.redis_server import RunningRedis
-from transports.replica_wire import PeerConnectionPool, PeerUnproven
+from transports.peer_channel import PeerUnproven, open_channel
 
 
 def options(redis: RunningRedis, authority: Authority, name: str) -> dict[str, Any]:
@@ -41,8 +41,8 @@ def test_sessions_are_forwarded_over_tls_and_nobody_else_gets_in(
         client = Legacy(f"{owner.base}/servers/probe/mcp", http).open()
         pid = tool_text(client.tool("pid"))
         far = through(other, "probe", client)
-        assert tool_text(far.tool("pid")) == pid, "a small call, on a channel"
-        assert tool_text(far.tool("echo", {"text": "x" * 200_000})), "a large one, on a connection of its own"
+        assert tool_text(far.tool("pid")) == pid, "a small call"
+        assert tool_text(far.tool("echo", {"text": "x" * 200_000})), "a large one, in pieces"
         far.http.close()
         port = internal_port(owner)
         for context in (ssl.create_default_context(cafile=str(tmp_path / "ca.pem")), None):
@@ -52,13 +52,12 @@ def test_sessions_are_forwarded_over_tls_and_nobody_else_gets_in(
                     wire = closing.enter_context(context.wrap_socket(wire, server_hostname="127.0.0.1"))
                 got = b""
                 with contextlib.suppress(OSError):
-                    wire.sendall(b"mcp-peer/1\n" + b"n" * 32)
+                    wire.sendall(b"mcp-peer/2\n" + b"n" * 32)
                     got = wire.recv(100)
-                assert not got.startswith(b"mcp-peer/1"), "without a certificate nobody is answered"
+                assert not got.startswith(b"mcp-peer/"), "without a certificate nobody is answered"
         with pytest.raises(PeerUnproven, match=r"gateway\.peer_tls"):
             asyncio.run(opened_without_tls(port))
 
 
 async def opened_without_tls(port: int) -> None:
-    pool = PeerConnectionPool(KeyRing([*KEYS.values()]).derive(Purpose.PEER))
-    await pool.open(f"127.0.0.1:{port}", "any")
+    await open_channel(f"127.0.0.1:{port}", "any", KeyRing([*KEYS.values()]).derive(Purpose.PEER))

@@ -24,7 +24,7 @@ from tests.support.mcp_clients import Legacy, modern_body, modern_headers, tool_
 from tests.support.redis_server import RunningRedis, running_redis
 from tests.support.tcp_relay import running_relay
 from tests.support.waiting import eventually
-from transports.replica_wire import PeerRefused
+from transports.peer_channel import PeerRefused
 
 KEYS = {"MCP_GATEWAY_KEYS": "k" * 40}
 
@@ -110,10 +110,10 @@ async def test_two_that_do_not_find_each_other_do_not_take_a_session_in_turn(
         for gateway in (one, other):
             assert gateway.parts.http.membership is not None
 
-            async def refused(address: str, _: str) -> Any:
+            async def refused(_: Any) -> Any:
                 raise PeerRefused
 
-            monkeypatch.setattr(gateway.parts.http.membership._peers._pool, "open", refused)
+            monkeypatch.setattr(gateway.parts.http.membership._peers._channels, "open", refused)
         assert tool_text(await counted(at_other, session)) == "1", "it may have died: it is taken over at once"
         epochs = []
         for _ in range(4):

@@ -11,13 +11,13 @@ from tests.attack.live.rows import Outcome, attack, judged
 from tests.attack.live.wire import Wire, ask, call_body, head, hello, legacy, legacy_body, post, rpc, statuses
 from tests.attack.live.world import World, key_of
 from tests.support.credentials import bearer
-from transports.replica_wire_server import HEAD_WITHIN_S
+from transports.peer_server import PROVED_WITHIN_S
 
 HEADERS: Final = {"MCP-Protocol-Version": "2025-03-26"}
 DEADLINE_S: Final = 4.0
 """Twice what the gateway that is attacked allows for."""
 
-PEER_DEADLINE_S: Final = HEAD_WITHIN_S + 2.0
+PEER_DEADLINE_S: Final = PROVED_WITHIN_S + 2.0
 STRANGER: Final = "127.0.6.1"
 """Where attacks on connections come from, so that what is kept for one address is not kept for all."""
 

@@ -8,20 +8,21 @@ from typing import Any
 import msgspec
 import pytest
 
-from gateway.cluster.channels import Peer
-from gateway.cluster.envelope import COPIES_S, Envelopes, ForwardedRequest, Refusal
+from gateway.cluster import peer_requests
+from gateway.cluster.envelope import COPIES_S, Envelopes, Nonce, Refusal, decode_common, decode_facts
+from gateway.cluster.forwarded_answer import RelayedReply
 from gateway.cluster.lease import DOUBT_S, LEASE_S
 from gateway.cluster.liveness import Outcome
 from gateway.cluster.ownership import Route
-from gateway.cluster.peer_requests import PeerRequests
-from gateway.cluster.relayed_reply import RelayedReply
+from gateway.cluster.peer_requests import Channels, ForwardedRequest, Peer, PeerRequests
 from gateway.observability.metrics import Metrics
 from gateway.observability.request_log import RequestLog
 from session_store import KeyRing, StoreUnavailable
 from session_store.testing import ALICE, FakeClock, a_session
 from tests.requirements import requirement
 from transports.inbound_port import Refused
-from transports.replica_wire import PeerConnectionLost, PeerRefused, PeerTimedOut
+from transports.peer_channel import PeerChannel, PeerConnectionLost, PeerRefused, PeerTimedOut, PeerUnproven
+from transports.peer_frames import MAX_CALLS
 
 pytestmark = pytest.mark.anyio
 
@@ -57,19 +58,34 @@ class Cluster:
         return None if leased is False else leased
 
 
-class Connection:
-    """Gives one frame after the other, or raises."""
+def clock() -> float:
+    """The clock that copies are timed by."""
+    return vars(peer_requests)["monotonic"]()  # type: ignore[no-any-return]
 
-    def __init__(self, frames: list[Any], quiet_for_s: float = 0.0, *, may_have_run: bool = True) -> None:
+
+class Call:
+    """Gives one frame after the other, or raises. `facts` are what was sent of it."""
+
+    def __init__(
+        self, frames: list[Any], quiet_for_s: float = 0.0, *, may_have_run: bool = True, nonce: str = "channel"
+    ) -> None:
         self.frames = [*frames]
         self.quiet_for_s = quiet_for_s
-        self.asked: list[bytes] = []
+        self.facts: list[bytes] = []
         self.ends: list[str] = []
         self.may_have_run = may_have_run
-        self.asked_at, self.nonce = 0.0, "channel.1"
+        self.asked_at, self.nonce = clock(), (nonce.ljust(32, "-"), 1)
 
-    def ask(self, head: bytes, body: bytes) -> None:
-        self.asked.append(head)
+    def ask(self, definition: bytes, facts: bytes, body: bytes) -> "Call":
+        self.facts.append(facts)
+        self.common = decode_common(definition)
+        return self
+
+    @property
+    def copy_of(self) -> Nonce | None:
+        """Of what the peer was told that this is a copy."""
+        [facts] = self.facts
+        return decode_facts(facts).copy_of
 
     async def next(self) -> tuple[bytes, bytes]:
         frame = self.frames.pop(0)
@@ -83,10 +99,13 @@ class Connection:
     def close(self) -> None:
         self.ends.append("close")
 
+    def fault(self, why: str) -> None:
+        self.ends.append("fault")
 
-def silent_for(seconds: float, *frames: Any) -> Connection:
+
+def silent_for(seconds: float, *frames: Any) -> Call:
     """It has timed out after this time, and has these frames then."""
-    return Connection([TIMED_OUT, *frames], seconds)
+    return Call([TIMED_OUT, *frames], seconds)
 
 
 class Hanging:
@@ -111,47 +130,29 @@ class Hanging:
         return self.then
 
 
-class Pool:
-    """Opens what it is given, one after the other. A list of frames is a connection."""
+class Opened:
+    """Channels that take one call each, in this order. A list of frames is one."""
 
     def __init__(self, opened: list[Any]) -> None:
         self.opened = opened
 
-    async def open(self, *_: str) -> Connection:
+    async def open(self, _: Peer) -> Call:
         found = self.opened.pop(0)
         if isinstance(found, Hanging):
             found = await found.opened()
         if isinstance(found, Exception):
             raise found
-        return Connection(found) if isinstance(found, list) else found
-
-
-class Channel:
-    """The channel to the peer, which can be opened at the try of this number."""
-
-    def __init__(self, there_at: int) -> None:
-        self.tries_left = there_at
-        self.asked: list[bytes] = []
-
-    async def open(self, _: Peer) -> "Channel | None":
-        self.tries_left -= 1
-        return self if self.tries_left <= 0 else None
-
-    def ask(self, definition: bytes, facts: bytes, body: bytes) -> Connection:
-        self.asked.append(body)
-        return Connection(ANSWER)
+        return Call(found) if isinstance(found, list) else found
 
 
 class Asked:
     """One request, what the client got, and what was counted."""
 
-    def __init__(self, cluster: Cluster, *opened: Any, channel_at: int = 100) -> None:
+    def __init__(self, cluster: Cluster, *opened: Any) -> None:
         self.sent: list[Any] = []
         self.log = RequestLog(Metrics(), lines_per_s=0)
-        self.channel = Channel(channel_at)
         self.requests = PeerRequests(cluster, Envelopes(KeyRing.ephemeral(), FakeClock()), self.log)  # type: ignore[arg-type]
-        self.requests._pool = Pool([*opened])  # type: ignore[assignment]
-        self.requests._channels = self.channel  # type: ignore[assignment]
+        self.requests._channels = Opened([*opened])  # type: ignore[assignment]
         self.reply = RelayedReply(self._receive, self._send)
 
     async def _receive(self) -> Any:
@@ -176,35 +177,43 @@ class Asked:
 
 @requirement("rep.quick", "rep.fence")
 @pytest.mark.parametrize(
-    ("answer", "holds", "ends"),
-    [(END, True, ["done"]), ((b"m", b""), False, ["done"]), (LOST, False, ["close"])],
+    ("answer", "holds"),
+    [((b"h", b""), True), ((b"m", b""), False), (LOST, False)],
     ids=["agrees", "refuses", "is lost"],
 )
-async def test_others_hold_if_all_of_them_agree_in_time(answer: Any, holds: bool, ends: list[str]) -> None:
-    connection = Connection([answer])
-    assert await Asked(Cluster(), connection).requests.hold({"peer": "a:1"}) is holds and connection.ends == ends
+async def test_others_hold_if_all_of_them_agree_in_time(answer: Any, holds: bool) -> None:
+    call = Call([answer])
+    assert await Asked(Cluster(), call).requests.hold({"peer": "a:1"}) is holds and call.ends == ["close"]
+    assert (call.common.path, call.common.session) == ("hold", "me")
     assert not await Asked(Cluster(), PeerRefused()).requests.hold({"peer": "a:1"})
     assert await Asked(Cluster()).requests.hold({}), "there is nobody else"
 
 
 async def test_an_answer_is_passed_on_as_it_comes() -> None:
-    connection = Connection([HEAD, (b"b", b"one"), (b"e", b"two")])
-    asked = Asked(Cluster(), connection)
+    call = Call([HEAD, (b"b", b"one"), (b"e", b"two")])
+    asked = Asked(Cluster(), call)
     assert await asked.outcome() is Outcome.ANSWERED
-    assert [event.get("body") for event in asked.sent] == [None, b"one", b"two"] and connection.ends == ["done"]
+    assert [event.get("body") for event in asked.sent] == [None, b"one", b"two"] and call.ends == ["done"]
     assert asked.reply.has_started and asked.reply.has_begun and not asked.reply.is_stream
     assert asked.log.metrics.forwarded["answered"] == 1
 
 
+@requirement("wall.return")
+@pytest.mark.parametrize("head", [b"", b"\xff", msgspec.msgpack.encode((100, [])), msgspec.msgpack.encode(("200", []))])
+async def test_a_head_that_cannot_be_passed_on_ends_the_channel(head: bytes) -> None:
+    call = Call([(b"h", head), END])
+    asked = Asked(Cluster(False), call, [], PeerRefused())
+    assert await asked.outcome() is Outcome.GONE and call.ends == ["fault"] and not asked.sent
+
+
 OUTCOMES: dict[str, tuple[list[Any], Outcome, bool]] = {
     "the session has moved": ([[(b"m", b"")]], Outcome.MOVED, False),
-    "somebody else is there": ([[refusal(Refusal.SOMEBODY_ELSE)]], Outcome.GONE, False),
     "the peer has got it before": ([[refusal(Refusal.SEEN)]], Outcome.UNKNOWN, True),
     "the peer has got the first copy": ([[LOST], [], [refusal(Refusal.SEEN)]], Outcome.UNKNOWN, True),
     "the address refuses": ([PeerRefused()], Outcome.GONE, False),
     "it went out to a peer that is gone": ([[LOST], PeerRefused()], Outcome.GONE, True),
     "a peer that is gone had not begun it": (
-        [Connection([LOST], may_have_run=False), PeerRefused()],
+        [Call([LOST], may_have_run=False), PeerRefused()],
         Outcome.GONE,
         False,
     ),
@@ -221,15 +230,15 @@ async def test_what_may_have_taken_effect_is_told_from_what_has_not(what: str) -
 
 
 @pytest.mark.parametrize(
-    ("cluster", "connection", "started"),
+    ("cluster", "call", "started"),
     [
-        pytest.param(Cluster(), Connection([refusal(Refusal.INVALID)]), False, id="replicas disagree about keys"),
+        pytest.param(Cluster(), Call([refusal(Refusal.INVALID)]), False, id="replicas disagree about keys"),
         pytest.param(Cluster(None), silent_for(LEASE_S), True, id="the store is away"),
         pytest.param(Cluster(False, trusts=False), silent_for(LEASE_S), True, id="the store was away a moment ago"),
     ],
 )
-async def test_what_is_not_known_gives_503(cluster: Cluster, connection: Connection, started: bool) -> None:
-    asked = Asked(cluster, connection)
+async def test_what_is_not_known_gives_503(cluster: Cluster, call: Call, started: bool) -> None:
+    asked = Asked(cluster, call)
     with pytest.raises(Refused) as refused:
         await asked.outcome()
     assert refused.value.status == 503 and asked.reply.has_started is started
@@ -294,38 +303,38 @@ async def test_requests_that_time_out_together_look_at_the_lease_once() -> None:
 
 
 @requirement("rep.honest", "rep.no-retry")
-async def test_a_connection_that_broke_before_anything_was_done_is_tried_again_with_one_nonce() -> None:
-    lost, probe, good = Connection([LOST]), Connection([]), Connection(ANSWER)
-    assert await Asked(Cluster(), lost, probe, good).outcome() is Outcome.ANSWERED
-    assert lost.asked == good.asked, "of the two the peer works on one at most"
-    assert probe.ends == ["done"]
+async def test_a_call_whose_channel_broke_is_sent_again_as_a_copy_of_the_first_that_may_have_run() -> None:
+    unsent, lost, good = Call([LOST], may_have_run=False), Call([LOST], nonce="lost"), Call(ANSWER)
+    asked = Asked(Cluster(), unsent, [], lost, [], good)
+    assert await asked.outcome() is Outcome.ANSWERED
+    assert (unsent.copy_of, lost.copy_of, good.copy_of) == (None, None, lost.nonce)
 
 
 @requirement("rep.honest", "rep.no-retry")
 async def test_no_copy_is_sent_when_the_peer_may_have_forgotten_the_first(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = FakeClock()
-    monkeypatch.setattr("gateway.cluster.copies.monotonic", clock)
+    monkeypatch.setattr("gateway.cluster.peer_requests.monotonic", clock)
     events = (b"h", msgspec.msgpack.encode((200, [(b"content-type", b"text/event-stream")])))
 
-    class Long(Connection):
+    class Long(Call):
         async def next(self) -> tuple[bytes, bytes]:
             if len(self.frames) == 1:
                 clock.pass_time(COPIES_S)
             return await super().next()
 
-    again = Connection([events, END])
+    again = Call([events, END])
     asked = Asked(Cluster(), Long([events, LOST]), [], again)
     assert await asked.outcome() is Outcome.UNKNOWN and asked.reply.has_started
-    assert not again.asked and [event["type"] for event in asked.sent] == ["http.response.start"]
+    assert not again.facts and [event["type"] for event in asked.sent] == ["http.response.start"]
 
 
 @requirement("rep.honest", "hot.forwarded")
 async def test_a_call_that_was_begun_long_ago_is_followed_and_not_copied() -> None:
-    begun, again = Connection([LOST]), Connection([END])
+    begun, again = Call([LOST]), Call([END])
     begun.asked_at = monotonic() - COPIES_S
     asked = Asked(Cluster(), [], again)
     assert await asked.outcome(SimpleNamespace(call=begun)) is Outcome.UNKNOWN and asked.reply.has_started
-    assert not begun.frames and not again.asked
+    assert not begun.frames and not again.facts
 
 
 @requirement("rep.no-retry")
@@ -336,9 +345,49 @@ async def test_a_copy_that_comes_too_late_says_nothing_of_the_first() -> None:
     assert asked.reply.has_started, "the first may have been executed"
 
 
-@requirement("rep.honest", "rep.no-retry")
-async def test_a_copy_of_what_went_out_on_a_connection_has_the_same_nonce_though_there_is_a_channel_now() -> None:
-    lost, copy = Connection([LOST]), Connection([refusal(Refusal.SEEN)])
-    asked = Asked(Cluster(), lost, [], copy, channel_at=2)
-    assert await asked.outcome() is Outcome.UNKNOWN and asked.reply.has_started
-    assert lost.asked == copy.asked and not asked.channel.asked
+# -- the channels
+
+
+@requirement("rep.sealed")
+async def test_why_a_peer_is_not_reached_is_told_once_in_a_while(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def opening(*_: Any) -> PeerChannel:
+        raise PeerUnproven("not a gateway of this version")
+
+    monkeypatch.setattr(peer_requests, "open_channel", opening)
+    channels = Channels(Envelopes(KeyRing.ephemeral()))
+    for _ in range(2):
+        with pytest.raises(PeerUnproven):
+            await channels.open(Peer("b", "b:1"))
+    assert caplog.messages == ["replica b is not reached at b:1: not a gateway of this version"]
+
+
+@requirement("wall.memory", "rep.any")
+async def test_calls_beyond_what_one_channel_takes_go_on_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    opened: list[PeerChannel] = []
+    may_open = asyncio.Event()
+    transport: Any = SimpleNamespace(write=lambda _: None, abort=lambda: None)
+
+    async def opening(*_: Any) -> PeerChannel:
+        await may_open.wait()
+        channel = PeerChannel()
+        channel.connection_made(transport)
+        opened.append(channel)
+        return channel
+
+    monkeypatch.setattr(peer_requests, "open_channel", opening)
+    channels = Channels(Envelopes(KeyRing.ephemeral()))
+
+    async def ask() -> None:
+        (await channels.open(Peer("b", "b:1"))).ask(b"c", b"", b"")
+
+    asking = [asyncio.ensure_future(ask()) for _ in range(MAX_CALLS + 5)]
+    await asyncio.sleep(0)
+    may_open.set()
+    await asyncio.gather(*asking)
+    assert [len(channel._calls) for channel in opened] == [MAX_CALLS, 5]
+    assert channels.ready("b") is opened[1]
+    for channel in opened:
+        channel.connection_lost(None)
+    assert channels.ready("b") is None

@@ -1,32 +1,37 @@
-"""Calls on a channel between replicas: shared writes, what is known of lost calls, bounds, and faulty peers."""
+"""Calls on a channel between replicas: shared writes, streams, what is known of lost calls, bounds, faulty peers."""
 
 import asyncio
 import contextlib
+import logging
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import pytest
 
 from tests.requirements import requirement
-from transports import peer_channel
-from transports.peer_channel import CALL, MAX_CALLS, MAX_DEFINITION_BYTES, SMALL_BYTES, PeerCall, PeerChannel
-from transports.peer_channel_server import AnsweringChannel, Call, CallFaulty, CallLeft, Rules
-from transports.replica_wire import PeerConnectionLost, PeerTimedOut, frame
+from transports import peer_channel, peer_server
+from transports.peer_channel import PeerCall, PeerChannel, PeerConnectionLost, PeerTimedOut, open_channel
+from transports.peer_frames import (
+    CALL,
+    CREDIT_BYTES,
+    MAX_CALLS,
+    MAX_DEFINITION_BYTES,
+    MAX_HEAD_BYTES,
+    NUMBER,
+    SMALL_BYTES,
+    PeerFault,
+    frame,
+)
+from transports.peer_server import AnsweringChannel, Call, CallLeft, PeerServer, Rules
 
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(60)]
 
-
-def seal(number: int, content: bytes) -> bytes:
-    return f"{number:04}".encode()
-
-
-def verify(number: int, content: bytes, mac: bytes) -> bool:
-    return mac == seal(number, content)
+KEYS = [b"k" * 32]
 
 
 def define(packed: bytes) -> bytes:
     if packed == b"bad":
-        raise CallFaulty
+        raise PeerFault("a bad definition")
     return packed
 
 
@@ -62,41 +67,51 @@ class Both:
     def attend(self, call: Call) -> None:
         """Begin a call, and note in `left` when its client has left."""
         self.came.append(call)
-        self.answering.attend(call.number, lambda: self.left.append(call.number))
+        call.attend(lambda: self.left.append(call.number))
 
     async def arrived(self, number: int) -> None:
         await until(lambda: len(self.came) >= number)
 
+    def write(self, data: bytes) -> None:
+        """Write these bytes as the asking side."""
+        assert self.asking._transport is not None
+        self.asking._transport.write(data)
+
+    async def call(self, body: bytes = b"") -> tuple[PeerCall, Call]:
+        """Both sides of a new call."""
+        number = len(self.came)
+        asked = self.asking.ask(b"c", b"", body)
+        await self.arrived(number + 1)
+        return asked, self.came[-1]
+
 
 @contextlib.asynccontextmanager
 async def both() -> AsyncIterator[Both]:
-    found, loop = Both(), asyncio.get_running_loop()
-    made: asyncio.Future[asyncio.Transport] = loop.create_future()
+    found = Both()
+    rules = Rules(define, lambda call: found.begin(call), lambda: found.cut.append(True))
+    server = PeerServer(rules, own=(KEYS, "peer"))
+    async with server.listening("127.0.0.1", 0) as port:
+        found.asking = await open_channel(f"127.0.0.1:{port}", "peer", KEYS)
+        await until(lambda: any(channel.name for channel in server.channels))
+        [found.answering] = server.channels
+        read, lost = found.answering.data_received, found.answering.connection_lost
 
-    class Accepting(asyncio.Protocol):
-        def connection_made(self, transport: Any) -> None:
-            made.set_result(transport)
+        def noting(data: bytes) -> None:
+            found.reads.append(data)
+            read(data)
 
-    server = await loop.create_server(Accepting, "127.0.0.1", 0)
-    transport, _ = await loop.create_connection(asyncio.Protocol, *server.sockets[0].getsockname())
-    found.asking = PeerChannel(transport, "name", seal)
-    rules = Rules(4, verify, define, lambda call: found.begin(call), lambda: found.cut.append(True))
-    found.answering = AnsweringChannel(await made, "name", rules, lambda _: found.ended.set())
-    read = found.answering.data_received
+        def ending(exc: Exception | None) -> None:
+            lost(exc)
+            found.ended.set()
 
-    def noting(data: bytes) -> None:
-        found.reads.append(data)
-        read(data)
-
-    found.answering.data_received = noting  # type: ignore[method-assign]
-    try:
-        yield found
-    finally:
-        found.asking.close()
-        found.answering.abort()
-        server.close()
-        await found.ended.wait()
-        await asyncio.sleep(0)
+        found.answering.data_received = noting  # type: ignore[method-assign]
+        found.answering.connection_lost = ending  # type: ignore[method-assign]
+        try:
+            yield found
+        finally:
+            found.asking.close()
+            found.answering.abort()
+            await found.ended.wait()
 
 
 def packed(body: bytes) -> bytes:
@@ -112,8 +127,8 @@ async def test_calls_and_answers_of_one_turn_share_a_write_and_what_they_have_in
         assert len(found.reads) == 1 and found.reads[0].count(b"common" * 100) == 1
         assert [call.body for call in found.came] == [b"%d" % number for number in range(32)]
         assert {(call.definition, call.facts) for call in found.came} == {(b"common" * 100, b"facts")}
-        for call in reversed(found.came):
-            found.answering.end(b"a", call.number, packed(call.body))
+        for came in reversed(found.came):
+            came.end(b"a", packed(came.body))
         for number, call in enumerate(calls):
             assert await call.next() == (b"h", b"head") and await call.next() == (b"e", b"%d" % number)
             call.done()
@@ -145,16 +160,15 @@ async def test_a_lost_channel_says_which_calls_may_have_taken_effect() -> None:
     async with both() as found:
         began, waiting, going = (found.asking.ask(b"c", b"", b"") for _ in range(3))
         await found.arrived(3)
-        found.answering.send(b"n", 2)
-        found.answering.send(b"n", 3)
-        await found.answering.agreed(3)
-        found.answering.end(b"m", 1000)  # of a call that is over
-        asked = found.asking.ask(b"c", b"", b"")
-        await found.arrived(4)
+        found.came[1].send(b"n")
+        found.came[2].send(b"n")
+        await found.came[2].agreed()
+        asked, _ = await found.call()
+        partial, _ = await found.call(b"x" * (SMALL_BYTES + 1))
         found.answering.close()
-        calls = (began, waiting, going, asked)
-        assert [await _events(call) for call in calls] == [[]] * 4 and not found.asking.has_room
-        assert [call.may_have_run for call in calls] == [True, False, True, True]
+        calls = (began, waiting, going, asked, partial)
+        assert [await _events(call) for call in calls] == [[]] * 5 and not found.asking.has_room
+        assert [call.may_have_run for call in calls] == [True, False, True, True, False]
     async with both() as found:
         unsent = found.asking.ask(b"c", b"", b"")
         found.asking.connection_lost(None)
@@ -164,26 +178,83 @@ async def test_a_lost_channel_says_which_calls_may_have_taken_effect() -> None:
 @requirement("rep.honest")
 async def test_a_call_that_has_waited_begins_only_when_the_asking_side_counts_on_it() -> None:
     async with both() as found:
-        calls = [found.asking.ask(b"c", b"", b"") for _ in range(3)]
-        await found.arrived(3)
-        for number in (1, 2, 3):
-            found.answering.send(b"n", number)
-        transport, found.answering._transport = found.answering._transport, None  # what it writes is lost
-        assert transport is not None
+        calls = [await found.call() for _ in range(3)]
+        for _, answering in calls:
+            answering.send(b"n")
+        calls[1][0].close()
+        await until(lambda: not calls[1][1].is_open)
         with pytest.raises(CallLeft):
-            await found.answering.agreed(1)
-        found.answering._transport = transport
-        calls[1].close()
-        await until(lambda: 2 not in found.answering._open)
-        with pytest.raises(CallLeft):
-            await found.answering.agreed(2)
-        await found.answering.agreed(3)
-        assert calls[2].may_have_run
-        waiting = asyncio.ensure_future(found.answering.agreed(1))
+            await calls[1][1].agreed()
+        await calls[2][1].agreed()
+        assert calls[2][0].may_have_run
+        waiting = asyncio.ensure_future(calls[0][1].agreed())
         await asyncio.sleep(0)
         found.answering.abort()
         with pytest.raises(CallLeft):
             await waiting
+
+
+@requirement("rep.any", "wall.memory")
+@pytest.mark.parametrize("size", [SMALL_BYTES, SMALL_BYTES + 1, 9_000_000])
+async def test_bodies_and_answers_of_any_size_arrive_whole_and_credit_bounds_what_is_under_way(size: int) -> None:
+    sent = bytes(range(251)) * (size // 251 + 1)
+    async with both() as found:
+        asked, answering = await found.call(sent[:size])
+        body, follows = b"", True
+        while follows:
+            piece, follows = await answering.read()
+            assert answering._unread <= CREDIT_BYTES
+            body += piece
+        assert body == sent[:size] and asked.may_have_run
+        answering.send(b"h", b"head")
+        writing = asyncio.ensure_future(answering.write(body))
+        assert await asked.next() == (b"h", b"head")
+        back = b""
+        while len(back) < size:
+            kind, piece = await asked.next()
+            assert kind == b"b" and asked._unread <= CREDIT_BYTES
+            back += piece
+        await writing
+        answering.end(b"e")
+        assert await asked.next() == (b"e", b"") and back == body and not found.cut
+
+
+@requirement("rep.any", "wall.memory")
+async def test_a_slow_reader_holds_up_its_own_answer_and_nobody_else() -> None:
+    async with both() as found:
+        slow, endless = await found.call()
+        endless.send(b"h", b"head")
+        writing = asyncio.ensure_future(endless.write(b"x" * (1 << 20)))
+        quick, answering = await found.call()
+        answering.end(b"a", packed(b"answer"))
+        assert await quick.next() == (b"h", b"head") and await quick.next() == (b"e", b"answer")
+        await until(lambda: slow._unread == CREDIT_BYTES)
+        assert not writing.done()
+        slow.close()
+        await writing
+        assert not endless.is_open, "who waits to write learns that the reader has left"
+
+
+@requirement("rep.honest")
+async def test_an_answer_without_an_end_is_told_behind_what_was_sent_of_it() -> None:
+    async with both() as found:
+        asked, answering = await found.call()
+        answering.send(b"h", b"head")
+        await answering.write(b"piece")
+        answering.end(b"x")
+        assert await _events(asked) == [b"h", b"b"] and asked.may_have_run
+        assert found.asking.has_room, "only this call has ended"
+
+
+@requirement("wall.before-auth")
+async def test_a_body_that_stops_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(peer_server, "BODY_WITHIN_S", 0.05)
+    async with both() as found:
+        found.write(a_call(goes_on=True))
+        await found.arrived(1)
+        assert await found.came[0].read() == (b"", True)
+        with pytest.raises(CallLeft):
+            await found.came[0].read()
 
 
 @requirement("rep.honest")
@@ -225,12 +296,11 @@ async def test_a_peer_that_is_silent_times_out_and_heartbeats_keep_a_call(monkey
     monkeypatch.setattr(peer_channel, "CHECKED_S", 0.02)
     monkeypatch.setattr(peer_channel, "TIMED_OUT_AFTER_S", 0.2)
     async with both() as found:
-        found.begin = lambda call: found.answering.attend(call.number, lambda: None)
-        call = found.asking.ask(b"c", b"", b"")
+        call, _ = await found.call()
         until = asyncio.get_running_loop().time() + 0.5
         waiting = asyncio.ensure_future(call.next())
         while asyncio.get_running_loop().time() < until:
-            found.answering.heartbeat()
+            found.answering.check(0.0)
             await asyncio.wait((waiting,), timeout=0.01)
             assert not waiting.done()
         with pytest.raises(PeerTimedOut):
@@ -238,57 +308,111 @@ async def test_a_peer_that_is_silent_times_out_and_heartbeats_keep_a_call(monkey
         assert call.quiet_for_s >= 0.2
 
 
-def record(*frames: bytes, number: int = 0, mac: bytes | None = None) -> bytes:
-    content = b"".join(frames)
-    return len(content).to_bytes(4, "big") + (mac or seal(number, content)) + content
+def a_call(
+    number: int = 1, place: int = 0xFFFF, defined: bytes = b"c", *, body: bytes = b"", goes_on: bool = False
+) -> bytes:
+    return frame(b"q", number, CALL.pack(place, len(defined), 0, goes_on) + defined + body)
 
 
-def a_call(number: int = 1, place: int = 0xFFFF, defined: bytes = b"c", facts: bytes = b"", body: bytes = b"") -> bytes:
-    return frame(b"q", CALL.pack(number, place, len(defined), len(facts)) + defined + facts + body)
+def credit(size: int) -> bytes:
+    return frame(b"w", 1, NUMBER.pack(size))
 
 
 @requirement("wall.before-auth", "rep.any")
 @pytest.mark.parametrize("data", [
-    record(a_call(), mac=b"9999"),
-    record(a_call()) + record(a_call(2)),  # the number of the first record again
-    record(a_call(2)),
-    record(a_call(), a_call()),
-    record(a_call(place=1024)),
-    record(a_call(place=7, defined=b"")),
-    record(a_call(defined=b"bad")),
-    record(a_call(defined=b"x" * (MAX_DEFINITION_BYTES + 1))),
-    record(a_call(body=b"x" * (SMALL_BYTES + 1))),
-    record(frame(b"q", b"\0" * 8)),
-    record(frame(b"q", CALL.pack(1, 0, 9, 0))),
-    record(frame(b"z", b"\0" * 4)),
-    record(frame(b"c", b"\0" * 5)),
-    record(b"q\0\0\0\x09"),
-    record(*(frame(b"c", b"\0" * 4) for _ in range(2 * MAX_CALLS + 1))),
-    record(a_call(), frame(b"c", b"\0\0\0\2")),  # a call that was not sent yet
-    record(a_call(), *[frame(b"c", b"\0\0\0\1")] * 2),
-    record(*(a_call(number) for number in range(1, MAX_CALLS + 2))),
-    record(*map(a_call, range(1, MAX_CALLS + 1)), frame(b"c", b"\0\0\0\1"), a_call(1_025), a_call(1_026)),
-    (2 << 20).to_bytes(4, "big") + bytes(4),
+    a_call(2),
+    a_call() + a_call(),
+    a_call(place=1024),
+    a_call(place=7, defined=b""),
+    a_call(defined=b"bad"),
+    a_call(place=7, defined=b"x" * (MAX_DEFINITION_BYTES + 1)),
+    a_call(body=b"x" * (SMALL_BYTES + 1)),
+    frame(b"q", 1, b"\0" * 8),
+    frame(b"q", 1, CALL.pack(1, 9, 0, False)),
+    frame(b"z", 1),
+    frame(b"c"),
+    frame(b"p", 0, b"x"),
+    a_call() + frame(b"c", 2),  # a call that was not sent yet
+    a_call() + frame(b"c", 1) * 2,
+    a_call() + frame(b"b", 1, b"x"),  # its body is complete
+    a_call(goes_on=True) + frame(b"b", 1),
+    a_call(goes_on=True) + frame(b"b", 1, b"x" * CREDIT_BYTES) + frame(b"B", 1, b"x"),
+    a_call(goes_on=True) + frame(b"B", 1, b"x") * 2,
+    a_call() + frame(b"g", 1, b"x"),
+    a_call() + credit(1),
+    a_call() + credit(0),
+    a_call() + frame(b"w", 1, b"\0"),
+    b"".join(a_call(number) for number in range(1, MAX_CALLS + 2)),
+    b"".join(map(a_call, range(1, MAX_CALLS + 1))) + frame(b"c", 1) + a_call(1_025) + a_call(1_026),
+    b"q" + (MAX_HEAD_BYTES + (1 << 17)).to_bytes(4, "big") + bytes(4),
 ])  # fmt: skip
-async def test_a_peer_that_breaks_a_rule_is_cut(data: bytes) -> None:
+async def test_a_peer_that_breaks_a_rule_is_cut_and_it_is_said(data: bytes, caplog: pytest.LogCaptureFixture) -> None:
     async with both() as found:
-        transport = found.asking._transport
-        assert transport is not None
-        transport.write(data)
+        found.begin = found.attend
+        found.write(data)
         await found.ended.wait()
-        assert found.cut == [True] and not found.came
+        assert found.cut == [True] and not found.answering.calls
+        assert found.left == [call.number for call in found.came], "what had begun is cancelled"
+    [told] = [record for record in caplog.records if record.levelno == logging.ERROR]
+    assert "127.0.0.1 breaks the protocol between replicas" in told.getMessage()
+
+
+HEAD = frame(b"h", 1, b"head")
+
+
+@requirement("wall.return", "rep.any")
+@pytest.mark.parametrize("data", [
+    frame(b"a", 2, packed(b"")),  # a call that was not asked
+    frame(b"z", 1),
+    frame(b"h"),
+    frame(b"b", 1, b"x"),  # before its head
+    frame(b"e", 1),
+    HEAD * 2,
+    HEAD + frame(b"a", 1, packed(b"")),
+    HEAD + frame(b"m", 1),
+    HEAD + frame(b"b", 1),
+    HEAD + frame(b"b", 1, b"x" * CREDIT_BYTES) + frame(b"b", 1, b"x"),
+    HEAD + frame(b"e", 1) * 2,
+    HEAD + frame(b"e", 1) + frame(b"b", 1, b"x"),
+    frame(b"S", 1) * 2,
+    frame(b"S", 1) + frame(b"n", 1),
+    credit(1),
+    b"a" + (3 * SMALL_BYTES).to_bytes(4, "big") + bytes(4),
+])  # fmt: skip
+async def test_an_answer_that_breaks_a_rule_ends_the_channel_and_it_is_said(
+    data: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with both() as found:
+        call, _ = await found.call()
+        assert found.answering._transport is not None
+        found.answering._transport.write(data)
+        await found.ended.wait()
+        assert not found.asking.is_open and not found.asking.has(call)
+    assert [record.getMessage() for record in caplog.records if "breaks the protocol" in record.getMessage()]
 
 
 @requirement("rep.any")
-async def test_records_and_answers_arrive_in_any_pieces() -> None:
+async def test_what_comes_about_a_call_that_is_over_changes_nothing() -> None:
     async with both() as found:
-        data = record(a_call(1, body=b"one"), a_call(2, body=b"two")) + record(a_call(3, body=b"three"), number=1)
+        call, answering = await found.call()
+        call.close()
+        answering.end(b"a", packed(b"late"))
+        other, answers = await found.call()
+        found.write(credit(1) + frame(b"b", 1, b"x") + frame(b"g", 1))
+        answers.end(b"a", packed(b"answer"))
+        assert await other.next() == (b"h", b"head") and not found.cut
+
+
+@requirement("rep.any")
+async def test_frames_arrive_in_any_pieces() -> None:
+    async with both() as found:
+        data = a_call(1, body=b"one") + a_call(2, body=b"two") + a_call(3, body=b"three")
         for at in range(len(data)):
             found.answering.data_received(data[at : at + 1])
-        await found.arrived(3)
         assert [call.body for call in found.came] == [b"one", b"two", b"three"]
+    async with both() as found:
         calls = [found.asking.ask(b"c", b"", b"") for _ in range(2)]
-        answers = b"".join(frame(b"a", n.to_bytes(4, "big") + packed(b"%d" % n)) for n in (2, 1))
+        answers = b"".join(frame(b"a", n, packed(b"%d" % n)) for n in (2, 1))
         for at in range(len(answers)):
             found.asking.data_received(answers[at : at + 1])
         assert [(await call.next(), await call.next())[1] for call in calls] == [(b"e", b"1"), (b"e", b"2")]
@@ -319,8 +443,8 @@ async def test_a_sender_that_keeps_to_the_bound_is_not_cut_whatever_it_cancels()
                 call.close()
         for call in [found.asking.ask(b"c", b"", b"") for _ in range(MAX_CALLS)]:
             call.close()  # in the turn that asks it
-        last = found.asking.ask(b"c", b"", b"last")
-        await found.arrived(4 * MAX_CALLS + 1)
-        found.answering.end(b"a", last.number, packed(b"answered"))
+        last, answering = found.asking.ask(b"c", b"", b"last"), 4 * MAX_CALLS + 1
+        await found.arrived(answering)
+        found.came[-1].end(b"a", packed(b"answered"))
         assert await last.next() == (b"h", b"head") and await last.next() == (b"e", b"answered")
         assert not found.cut and sorted(found.left) == list(range(1, 4 * MAX_CALLS + 1))

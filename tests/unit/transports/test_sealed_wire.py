@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.requirements import requirement
-from transports.replica_wire import PeerConnection, PeerConnectionLost, PeerConnectionPool, PeerReplaced, PeerUnproven
-from transports.replica_wire_server import Incoming, PeerServer
+from transports.peer_channel import PeerCall, PeerConnectionLost, PeerReplaced, PeerUnproven, open_channel
+from transports.peer_server import Call, PeerServer, Rules
 from transports.sealed_wire import Answering, Asking, OtherKeys, OtherReplica, Sealed, Seals, Unproven
 
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(60), requirement("rep.sealed")]
@@ -48,11 +48,12 @@ def _shaken(asking: Asking, answering: Answering) -> tuple[Seals, Seals]:
 def test_both_sides_have_the_same_seals_while_keys_are_replaced(asking: list[bytes], answering: list[bytes]) -> None:
     one, other = _shaken(Asking(asking, "a"), Answering(answering, "a"))
     assert [one.sent.next(b"x") for _ in range(2)] == [other.received.next(b"x") for _ in range(2)]
-    assert other.sent.next(b"x") == one.received.next(b"x")
+    assert other.sent.next(b"x") == one.received.next(b"x") and one.name == other.name
 
 
 def test_a_seal_is_for_one_connection_direction_and_place() -> None:
     seals = [_shaken(Asking([OLD], "a"), Answering([OLD], "a"))[0] for _ in range(2)]
+    assert seals[0].name != seals[1].name
     made = [seal.next(b"x") for one in seals for seal in (one.sent, one.received, one.sent)]
     assert len(set(made)) == len(made)
 
@@ -132,22 +133,22 @@ async def relay(port: int, change: Change) -> AsyncIterator[int]:
 
 
 @contextlib.asynccontextmanager
-async def asked(change: Change, replica: str = "peer") -> AsyncIterator[PeerConnection]:
-    """A connection through a relay, that has asked for an answer of two frames."""
+async def asked(change: Change, replica: str = "peer") -> AsyncIterator[PeerCall]:
+    """A call through a relay, whose answer is two records."""
 
-    async def answer(incoming: Incoming) -> None:
-        await incoming.send(b"b", b"one")
-        await incoming.send(b"e", b"two")
+    def answer(call: Call) -> None:
+        call.send(b"h", b"one")
+        call._channel._batch.flush()
+        call.end(b"e")
+        call._channel._batch.flush()
 
-    pool = PeerConnectionPool([OLD])
-    server = PeerServer(answer, lambda: None, opening=bytes, own=([OLD], "peer"))
+    server = PeerServer(Rules(bytes, answer, lambda: None), own=([OLD], "peer"))
     async with server.listening("127.0.0.1", 0) as port, relay(port, change) as relayed:
+        channel = await open_channel(f"127.0.0.1:{relayed}", replica, [OLD])
         try:
-            connection = await pool.open(f"127.0.0.1:{relayed}", replica)
-            connection.ask(b"head", b"")
-            yield connection
+            yield channel.ask(b"c", b"", b"")
         finally:
-            pool.close()
+            channel.close()
 
 
 def _swapped(data: bytes) -> bytes:
@@ -162,21 +163,21 @@ def _swapped(data: bytes) -> bytes:
     lambda data: data[:40] + data[:40],
     _swapped,
     lambda data: data[36 + int.from_bytes(data[:4], "big"):],
-    lambda data: b"e\0\0\0\x05forged" + bytes(40),
-    lambda data: b"\0\0\0\x0a" + bytes(32) + b"e\0\0\0\x05forge",
+    lambda data: b"e\0\0\0\0\0\0\0\x01" + bytes(40),
+    lambda data: b"\0\0\0\x09" + bytes(32) + b"e\0\0\0\0\0\0\0\x01",
 ], ids=["changed", "repeated", "moved", "left out", "bare", "forged"])  # fmt: skip
 async def test_an_answer_that_a_relay_changes_is_never_complete(change: Change) -> None:
     frames: list[tuple[bytes, bytes]] = []
-    async with asked(change) as connection:
+    async with asked(change) as call:
         with pytest.raises(PeerConnectionLost):
             while True:
-                frames.append(await connection.next())
-    assert frames in ([], [(b"b", b"one")]), "what came before the change is as it was sent"
+                frames.append(await call.next())
+    assert frames in ([], [(b"h", b"one")]), "what came before the change is as it was sent"
 
 
 async def test_an_answer_that_is_relayed_unchanged_is_complete() -> None:
-    async with asked(bytes) as connection:
-        assert [await connection.next() for _ in range(2)] == [(b"b", b"one"), (b"e", b"two")]
+    async with asked(bytes) as call:
+        assert [await call.next() for _ in range(2)] == [(b"h", b"one"), (b"e", b"")]
 
 
 async def test_a_challenge_that_is_relayed_to_another_replica_is_not_met() -> None:
@@ -208,7 +209,7 @@ async def test_a_listener_without_keys_sees_a_challenge_and_nothing_else(says: s
     async with await asyncio.get_running_loop().create_server(Listener, "127.0.0.1", 0) as server:
         address = f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
         with pytest.raises(PeerUnproven):
-            await PeerConnectionPool([OLD]).open(address, "peer")
+            await open_channel(address, "peer", [OLD])
         await ended.wait()
     assert len(heard) == len(Asking([OLD], "peer").begin())
 
@@ -220,7 +221,7 @@ async def test_a_proof_that_comes_when_its_asker_has_left_is_no_fault() -> None:
         def write(self, data: bytes | bytearray | memoryview) -> None:
             self.last = bytes(data)
 
-    sent, sealed = Sent(), Sealed(asyncio.Protocol(), Asking([OLD], "a"))
+    sent, sealed = Sent(), Sealed(asyncio.Protocol(), Asking([OLD], "a"), when_proved=lambda name: None)
     sealed.connection_made(sent)
     asker = asyncio.ensure_future(sealed.proved())
     await asyncio.sleep(0)

@@ -1,0 +1,403 @@
+"""Calls of peers, the side that answers (`peer_frames.py` has the frames), and the listener for their connections.
+
+Limits what a stranger may cost: until it has proved that it is a replica, a connection holds a challenge and has
+seconds, and there are only so many. The answers of one turn of the event loop are one write.
+"""
+
+import asyncio
+import contextlib
+import logging
+from collections import Counter, deque
+from collections.abc import AsyncIterator, Callable, Sequence
+from typing import Any, Final, NamedTuple, cast
+
+from transports.encrypted_wire import Encrypted, PeerTls
+from transports.frames import FrameReader, FrameTooLong
+from transports.peer_frames import (
+    CALL,
+    CREDIT_BYTES,
+    FRAME,
+    HEARTBEAT_S,
+    KEPT,
+    MAX_CALLS,
+    MAX_DEFINITION_BYTES,
+    MAX_HEAD_BYTES,
+    NUMBER,
+    PIECE_BYTES,
+    SMALL_BYTES,
+    UNKEPT,
+    Batch,
+    PeerFault,
+    credit_after,
+    frame,
+)
+from transports.sealed_wire import Answering, Sealed
+from transports.tasks import Tasks
+
+__all__ = ["AnsweringChannel", "Call", "CallLeft", "PeerServer", "Rules"]
+
+logger = logging.getLogger(__name__)
+
+PROVED_WITHIN_S: Final = 5.0
+"""From a connection's start to the proof that it is of a replica."""
+
+BODY_WITHIN_S: Final = 30.0
+"""How long the next piece of a body may take. Replicas are in one network."""
+
+IDLE_S: Final = 60.0
+"""How long a channel is kept on which nothing comes. The asking side looks for a sign of life far sooner."""
+
+MOST_UNKNOWN: Final = 256
+"""Connections that have proved nothing yet. Beyond, the oldest is cut: of the peer that has more than half of them, if
+there is one. Replicas prove themselves within a millisecond."""
+
+
+_ALIVE: Final = frame(b"p")
+
+
+class CallLeft(Exception):
+    """The asking side has cancelled the call, or is gone."""
+
+
+class Rules(NamedTuple):
+    """What channels ask of the owner of their server.
+
+    `define` reads a definition, and `begin` begins a call; each may raise `PeerFault`, and nothing else. `cut` is
+    called for each connection that is cut because it breaks a rule, or proves nothing.
+    """
+
+    define: Callable[[bytes], Any]
+    begin: Callable[["Call"], None]
+    cut: Callable[[], None]
+
+
+class Call:
+    """A call that has arrived, and its answer. `definition` is what `define` has returned for what it shares with
+    others, `body` the begin of its body, which is all of it unless it `goes_on`."""
+
+    __slots__ = (
+        *("_changed", "_channel", "_credit", "_is_agreed", "_left", "_pieces", "_unread"),
+        *("body", "definition", "facts", "goes_on", "number"),
+    )
+
+    def __init__(
+        self, channel: "AnsweringChannel", number: int, *, definition: Any, facts: bytes, body: bytes, goes_on: bool
+    ) -> None:
+        self._channel = channel
+        self.number = number
+        self.definition = definition
+        self.facts = facts
+        self.body = body
+        self.goes_on = goes_on
+        self._pieces: deque[bytes] = deque((body,))
+        self._unread = len(body)
+        self._credit = CREDIT_BYTES
+        self._is_agreed = False
+        self._left: Callable[[], None] = lambda: None
+        self._changed: asyncio.Future[None] | None = None
+
+    @property
+    def nonce(self) -> tuple[str, int]:
+        """Names the call, as the asking side names it in a copy."""
+        return self._channel.name, self.number
+
+    @property
+    def is_open(self) -> bool:
+        """Whether it has no last frame yet, and the asking side waits for it."""
+        return self._channel.calls.get(self.number) is self
+
+    def attend(self, left: Callable[[], None]) -> None:
+        """Have `left` called if the asking side cancels this call, or is gone."""
+        self._left = left
+
+    async def _change(self) -> None:
+        """Wait for the next frame about the call, or its end."""
+        if self._changed is None:
+            self._changed = asyncio.get_running_loop().create_future()
+        await asyncio.shield(self._changed)
+
+    def _wake(self) -> None:
+        changed, self._changed = self._changed, None
+        if changed is not None:
+            changed.set_result(None)
+
+    # -- for the channel
+
+    def receive(self, kind: bytes, payload: bytes) -> None:
+        """Handle a frame about the call. Raises `PeerFault`: it is not one that may come now."""
+        if kind == b"w":
+            self._credit = credit_after(payload, self._credit)
+        elif kind == b"g" and not payload:
+            self._is_agreed = True
+        elif kind in (b"b", b"B") and self.goes_on and payload:
+            self._unread += len(payload)
+            if self._unread > CREDIT_BYTES:
+                raise PeerFault("a body exceeds its credit")
+            self._pieces.append(payload)
+            self.goes_on = kind == b"b"
+        else:
+            raise PeerFault(f"a frame {kind!r} is out of place")
+        self._wake()
+
+    def leave(self) -> None:
+        """The asking side does not wait for the answer any more."""
+        self._left()
+        self._wake()
+
+    # -- answering
+
+    async def read(self) -> tuple[bytes, bool]:
+        """The next piece of the body, and whether more follow.
+
+        Raises:
+            CallLeft: it does not come.
+        """
+        try:
+            async with asyncio.timeout(BODY_WITHIN_S):
+                while not self._pieces:
+                    if not self.is_open:
+                        raise CallLeft
+                    await self._change()
+        except TimeoutError:
+            raise CallLeft from None
+        piece = self._pieces.popleft()
+        self._unread -= len(piece)
+        follows = bool(self._pieces) or self.goes_on
+        if follows:
+            self.send(b"w", NUMBER.pack(len(piece)))
+        return piece, follows
+
+    async def agreed(self) -> None:
+        """Wait until the asking side knows that a call that has waited may take effect from now on.
+
+        Raises:
+            CallLeft: it may have the call executed elsewhere.
+        """
+        self.send(b"S")
+        while not self._is_agreed:
+            if not self.is_open:
+                raise CallLeft
+            await self._change()
+
+    async def write(self, data: bytes) -> None:
+        """Send this as pieces of the answer, and wait while it is read slowly. Does nothing once the call is over."""
+        at = 0
+        while at < len(data) and self.is_open:
+            if not self._credit:
+                await self._change()
+                continue
+            piece = data[at : at + min(self._credit, PIECE_BYTES)]
+            at += len(piece)
+            self._credit -= len(piece)
+            self.send(b"b", piece)
+
+    def send(self, kind: bytes, payload: bytes = b"") -> None:
+        """Send a frame about the call, unless it is over."""
+        if self.is_open:
+            self._channel.add(frame(kind, self.number, payload))
+
+    def end(self, kind: bytes, payload: bytes = b"") -> None:
+        """Send the last frame of the call, unless it is over."""
+        self.send(kind, payload)
+        self._channel.calls.pop(self.number, None)
+
+
+class AnsweringChannel(asyncio.Protocol):
+    """The connection of a peer. `since` is when it began, and then when it was last heard of."""
+
+    def __init__(self, server: "PeerServer") -> None:
+        self._server = server
+        self._rules = server.rules
+        self._transport: asyncio.Transport | None = None
+        self._loop = asyncio.get_running_loop()
+        self.name = ""
+        self.peer = ""
+        self.since = 0.0
+        self._last = 0
+        self._cancelled = 0
+        self._definitions: dict[int, Any] = {}
+        self.calls: dict[int, Call] = {}
+        self._frames = FrameReader(FRAME.size, 1, CALL.size + MAX_HEAD_BYTES + SMALL_BYTES)
+        self._batch = Batch(self._loop, self._write)
+        self.add = self._batch.add
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast("asyncio.Transport", transport)
+        if self in self._server.channels:
+            return  # it counts since before its handshake of TLS
+        address = transport.get_extra_info("peername")
+        self.peer = str(address[0]) if isinstance(address, tuple) else ""
+        self.since = self._loop.time()
+        self._server.entered(self)
+
+    def proved(self, name: str) -> None:
+        """The other side has proved that it is a replica. This is the name of the connection."""
+        self.name = name
+        self.since = self._loop.time()
+        self._server.known(self)
+
+    def data_received(self, data: bytes) -> None:
+        self.since = self._loop.time()
+        try:
+            for head, payload in self._frames.feed(data):
+                self._receive(head[:1], int.from_bytes(head[5:], "big"), payload)
+        except PeerFault as why:
+            self._cut(str(why))
+        except FrameTooLong:
+            self._cut("a frame is too long")
+
+    def _cut(self, why: str) -> None:
+        logger.error("a replica at %s breaks the protocol between replicas, and is cut: %s", self.peer, why)
+        self._rules.cut()
+        self.abort()
+
+    def _receive(self, kind: bytes, number: int, payload: bytes) -> None:
+        if kind == b"q":
+            self._begin(number, payload)
+        elif kind == b"p" and not number and not payload:
+            self._write_alive()
+        elif not 0 < number <= self._last or kind not in b"bBcgw":
+            raise PeerFault(f"a frame {kind!r} is about no call")
+        elif kind == b"c":
+            self._cancel(number)
+        elif (call := self.calls.get(number)) is not None:
+            call.receive(kind, payload)
+
+    def _cancel(self, number: int) -> None:
+        self._cancelled += 1
+        if self._cancelled > self._last:
+            raise PeerFault("calls are cancelled again")
+        call = self.calls.pop(number, None)
+        if call is not None:
+            call.leave()
+
+    def _begin(self, number: int, payload: bytes) -> None:
+        if len(payload) < CALL.size:
+            raise PeerFault("a call has no head")
+        place, defined, size, goes_on = CALL.unpack_from(payload)
+        facts_at = CALL.size + defined
+        body_at = facts_at + size
+        is_kept = place != UNKEPT
+        if not 0 <= len(payload) - body_at <= SMALL_BYTES or (is_kept and place >= KEPT):
+            raise PeerFault("a call's sizes are wrong")
+        if number != self._last + 1 or len(self.calls) >= MAX_CALLS:
+            # The asking side counts as here, because frames are read in the order they were sent.
+            raise PeerFault("a call's number is wrong, or there are too many")
+        if defined:
+            if is_kept and defined > MAX_DEFINITION_BYTES:
+                raise PeerFault("a definition is too long")
+            definition = self._rules.define(payload[CALL.size : facts_at])
+            if is_kept:
+                self._definitions[place] = definition
+        elif (definition := self._definitions.get(place)) is None:
+            raise PeerFault("a call has no definition")
+        self._last = number
+        facts, body = payload[facts_at:body_at], payload[body_at:]
+        call = Call(self, number, definition=definition, facts=facts, body=body, goes_on=goes_on)
+        self.calls[number] = call
+        self._rules.begin(call)
+
+    def _write(self, data: bytes) -> None:
+        if self._transport is not None:
+            self._transport.write(data)
+
+    def _write_alive(self) -> None:
+        """Show a sign of life, unless there is one on its way."""
+        if self._transport is not None and not self._transport.get_write_buffer_size():
+            self._transport.write(_ALIVE)
+
+    def check(self, now: float) -> None:
+        """Send a heartbeat if there are calls. Close a connection that proves nothing, or is idle."""
+        if self.calls:
+            self._write_alive()
+        elif now - self.since >= (IDLE_S if self.name else PROVED_WITHIN_S):
+            if not self.name:
+                self._rules.cut()
+            self.abort()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._transport = None
+        calls, self.calls = self.calls, {}
+        for call in calls.values():
+            call.leave()
+        self._server.gone(self)
+
+    def close(self) -> None:
+        """Write the answers that are there, and close. A stranger's connection is cut."""
+        self._batch.flush()
+        if self._transport is not None and self.name:
+            self._transport.close()
+        else:
+            self.abort()
+
+    def abort(self) -> None:
+        if self._transport is not None:
+            self._transport.abort()
+
+
+class PeerServer:
+    """Listens for peers. `own` has the keys that prove this replica, newest first, and its name."""
+
+    def __init__(self, rules: Rules, *, own: tuple[Sequence[bytes], str], tls: PeerTls | None = None) -> None:
+        self.rules = rules
+        self._own = own
+        self._tls = None if tls is None else tls.answering
+        self.channels: set[AnsweringChannel] = set()
+        self._unknown: dict[AnsweringChannel, None] = {}  # in the order they came
+        self._peers: Counter[str] = Counter()
+
+    def entered(self, channel: AnsweringChannel) -> None:
+        """Register a new connection, whose sender is not known yet."""
+        self.channels.add(channel)
+        self._unknown[channel] = None
+        self._peers[channel.peer] += 1
+        if len(self._unknown) > MOST_UNKNOWN:
+            [(peer, number)] = self._peers.most_common(1)
+            crowd = (c for c in self._unknown if number <= MOST_UNKNOWN // 2 or c.peer == peer)
+            self.rules.cut()
+            oldest = next(crowd)
+            self.known(oldest)
+            oldest.abort()
+
+    def known(self, channel: AnsweringChannel) -> None:
+        """Stop counting a connection as unknown: its sender is a replica, or it is being closed."""
+        if channel in self._unknown:
+            del self._unknown[channel]
+            self._peers[channel.peer] -= 1
+            if not self._peers[channel.peer]:
+                del self._peers[channel.peer]
+
+    def gone(self, channel: AnsweringChannel) -> None:
+        """Forget a connection that is closed."""
+        self.known(channel)
+        self.channels.discard(channel)
+
+    @contextlib.asynccontextmanager
+    async def listening(self, host: str, port: int) -> AsyncIterator[int]:
+        """Listen inside the block. Gives the port (0 takes a free one). Raises `OSError` if the port cannot be used."""
+        server = await asyncio.get_running_loop().create_server(self._accept, host, port)
+        checks = Tasks("listener for peers")
+        checks.spawn(self._check())
+        try:
+            yield server.sockets[0].getsockname()[1]
+        finally:
+            server.close()
+            for channel in tuple(self.channels):
+                channel.close()
+            await checks.close()
+            await asyncio.sleep(0)  # an aborted connection is closed in the next iteration of the event loop
+
+    def _accept(self) -> asyncio.Protocol:
+        channel = AnsweringChannel(self)
+        sealed = Sealed(channel, Answering(*self._own), when_proved=channel.proved, failed=self.rules.cut)
+        if self._tls is None:
+            return sealed
+        return Encrypted(sealed, self._tls, accepted=channel.connection_made, failed=self.rules.cut)
+
+    async def _check(self) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            await asyncio.sleep(HEARTBEAT_S)
+            now = loop.time()
+            for channel in tuple(self.channels):
+                channel.check(now)
