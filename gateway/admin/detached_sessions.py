@@ -9,6 +9,7 @@ import heapq
 from time import monotonic
 from typing import Final
 
+from gateway.admin.replica import Replica
 from gateway.admin.replicas import Replicas
 from session_store import Backend, Session, StoreUnavailable
 from transports.tasks import Tasks
@@ -66,9 +67,10 @@ class DetachedSessions:
                 began = monotonic()
                 page = await self._backend.sessions.page(after=place, limit=_READ_AT_ONCE)
                 if page:
-                    held, unanswered = await self._replicas.held([session.id for session in page])
-                    if unanswered:  # what a silent replica serves is not detached
+                    answers = await self._replicas.ask(Replica.serves, [session.id for session in page])
+                    if answers.unanswered:  # what a silent replica serves is not detached
                         return
+                    held = {session_id for some in answers.by.values() for session_id in some}
                     found += [session for session in page if session.id not in held]
                     found = heapq.nlargest(_KEPT, found, key=lambda session: session.used_at)
                     looked_at, place = looked_at + len(page), page[-1].id

@@ -6,13 +6,15 @@ import msgspec
 
 from gateway.admin.frame_reports import FrameQuery, FrameReport
 from gateway.admin.operators import OperatorError, TooLate
+from gateway.admin.replica import Replica
+from gateway.admin.replicas import Answers, Replicas
 from gateway.admin.session_finder import SessionFinder
 from gateway.calls.session_frames import SeenFrame, StderrLine
 from gateway.config.auth import OPERATOR_ISSUER
 from gateway.config.settings import GatewaySettings
 from session_store import Principal, Session
 
-__all__ = ["FramesPage", "Records", "SessionWatches", "StderrPage", "WatchedReplicas"]
+__all__ = ["FramesPage", "Records", "SessionWatches", "StderrPage"]
 
 Where = Literal["any", "own", "off"]
 _OFF: Final = "frames of sessions cannot be seen here: gateway.admin.frames is off"
@@ -48,22 +50,6 @@ class Records(Protocol):
     def __call__(self, reason: str, session: Session | str = "") -> None: ...
 
 
-class WatchedReplicas(Protocol):
-    """The replicas, of which one has the session."""
-
-    async def watch(self, session_id: str, by: str) -> FrameReport | None:
-        """Watch a session for the operator `by`. None: it is live on no replica."""
-        ...
-
-    async def unwatch(self, session_id: str) -> bool | None:
-        """Watch a session no longer. False: it was not watched. None: it is live on no replica."""
-        ...
-
-    async def frames(self, query: FrameQuery) -> FrameReport | None:
-        """What was seen of a session. None: it is live on no replica."""
-        ...
-
-
 class SessionWatches:
     """Switches watches on and off, and reads what was seen. Sessions are named by how their ids begin.
 
@@ -71,9 +57,7 @@ class SessionWatches:
     not one, has that name.
     """
 
-    def __init__(
-        self, finder: SessionFinder, replicas: WatchedReplicas, record: Records, options: GatewaySettings
-    ) -> None:
+    def __init__(self, finder: SessionFinder, replicas: Replicas, record: Records, options: GatewaySettings) -> None:
         self._finder = finder
         self._replicas = replicas
         self._record = record
@@ -82,7 +66,7 @@ class SessionWatches:
     async def switch_on(self, prefix: str, by: str) -> FramesPage:
         """Watch a session for 10 minutes from now on. Raises `TooLate`: the session is live on no replica now."""
         session = await self._allowed(prefix, by)
-        report = await self._replicas.watch(session.id, by)
+        report = _best(await self._replicas.ask(Replica.watch, session.id, by))
         if report is None:
             raise TooLate("no replica has this session in use: it is there again with the next request of its client")
         if report.problem:
@@ -93,7 +77,7 @@ class SessionWatches:
     async def switch_off(self, prefix: str, by: str) -> FramesPage:
         """Watch a session no longer, and forget what was seen."""
         session = await self._allowed(prefix, by)
-        if await self._replicas.unwatch(session.id):
+        if any((await self._replicas.ask(Replica.unwatch, session.id)).by.values()):
             self._record(f"the operator {by} has switched off its frames", session)
         return FramesPage(watched=False)
 
@@ -141,7 +125,13 @@ class SessionWatches:
             )
 
     async def _read(self, query: FrameQuery) -> FrameReport:
-        return await self._replicas.frames(query) or FrameReport()
+        return _best(await self._replicas.ask(Replica.frames, query)) or FrameReport()
+
+
+def _best(answers: Answers[FrameReport | None]) -> FrameReport | None:
+    """The report of the replica that has a session; of several, of the one that watches it."""
+    reports = [report for report in answers.by.values() if report is not None]
+    return max(reports, key=lambda report: report.watched, default=None)
 
 
 def _frames_page(report: FrameReport, after: int) -> FramesPage:

@@ -1,6 +1,6 @@
 """The sessions that this replica serves, as lists of them are made."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 
 import msgspec
 
@@ -11,7 +11,7 @@ from gateway.calls.lifecycles import LiveState
 from gateway.calls.live_session import LiveSession, LiveSessions
 from transports.turns import SCANNED_AT_ONCE, others_first, slices
 
-__all__ = ["HeldPage", "HeldRow", "brief_parts", "held_page", "in_flight_of", "part_of", "state_of", "suspended_of"]
+__all__ = ["HeldPage", "HeldRow", "held_page", "in_flight_of", "part_of", "state_of", "suspended_of"]
 
 
 class HeldRow(msgspec.Struct, frozen=True, kw_only=True):
@@ -90,8 +90,3 @@ def part_of(live: LiveSession) -> SessionPart:
         servers=sorted({name for name, *_ in live.conversations}),
         failures=[*reversed(live.failures)],
     )
-
-
-def brief_parts(live: LiveSessions, session_ids: Iterable[str]) -> list[SessionPart]:
-    """What this replica knows of these sessions, without their processes."""
-    return [part_of(one) for session_id in session_ids if (one := live.get(session_id)) is not None]

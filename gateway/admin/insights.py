@@ -7,6 +7,7 @@ import msgspec
 
 from gateway.admin.figures import RANGES, HistoryView, Range, UsageBy, UsageRow, points_of, usage_of
 from gateway.admin.operators import SHORTEST_PREFIX, Ambiguous, NoSuch, PastQuery, TooShort
+from gateway.admin.replica import Replica
 from gateway.admin.replicas import Replicas
 from gateway.admin.reports import SessionTimeline, TimelineRow
 from gateway.admin.server_reports import ServerRow, server_rows
@@ -39,9 +40,10 @@ class Insights:
         stored = await self._backend.timelines.read(name)
         head = None if stored is None else stored.head
         entries = [] if stored is None else stored.entries
-        for part in await self._replicas.unwritten(name):
-            head = merged(head, part, self._clock())
-            entries = [*entries, *part.entries]
+        for part in (await self._replicas.ask(Replica.unwritten, name)).by.values():
+            if part is not None:
+                head = merged(head, part, self._clock())
+                entries = [*entries, *part.entries]
         if session is not None:
             head = msgspec.structs.replace(_head(session), **_counts(head))
         if head is None:
@@ -52,7 +54,7 @@ class Insights:
 
     async def past_sessions(self, query: PastQuery) -> list[TimelineHead]:
         """Sessions of the last day that match, those that were used last first."""
-        await self._replicas.write_activity()
+        await self._replicas.ask(Replica.write_activity)
         # Where nearly all match, few have to be read. One written meanwhile moves to the front: it is met twice.
         found: dict[str, TimelineHead] = {}
         read = 0
@@ -105,7 +107,7 @@ class Insights:
         return await self._readings.share(over, lambda: self._read(over))
 
     async def _read(self, over: Range) -> tuple[list[HistoryRecord], range]:
-        await self._replicas.write_activity()
+        await self._replicas.ask(Replica.write_activity)
         length_s, step_s = RANGES[over]
         until = int(self._clock()) // step_s * step_s + step_s
         steps = range(until - length_s, until, step_s)
@@ -115,7 +117,9 @@ class Insights:
 
     async def servers(self, over: Range) -> list[ServerRow]:
         """The configured servers on all replicas together, with their use in a range."""
-        parts = await self._replicas.servers()
+        self._replicas.require("the store does not record which servers run: use --url with a running gateway")
+        answers = await self._replicas.ask(Replica.servers)
+        parts = [part for some in answers.by.values() for part in some]
         records, _ = await self._records(over)
         by_tool = usage_of(records, "tool", RANGES[over][0])
         by_server = {row.server: row for row in usage_of(records, "server", RANGES[over][0])}

@@ -18,6 +18,7 @@ from gateway.admin.operators import (
     TooLate,
     UnknownHere,
 )
+from gateway.admin.replica import Replica
 from gateway.admin.replicas import Replicas
 from gateway.admin.reports import ReplicaReport, SessionPart, SessionRow, TaskRow
 from gateway.admin.session_finder import SessionFinder
@@ -110,12 +111,12 @@ class Operations:
         return together(client for report in await self._replicas.reports() for client in report.unreturning)
 
     async def drain(self, prefix: str, by: str = "") -> str:
-        name = await self._replicas.drain(prefix)
+        name = await self._replicas.order(Replica.drain, prefix)
         self._record(f"{_operator(by)} has drained replica {name}")
         return name
 
     async def admit(self, prefix: str, by: str = "") -> str:
-        name = await self._replicas.admit(prefix)
+        name = await self._replicas.order(Replica.admit, prefix)
         self._record(f"{_operator(by)} has admitted replica {name} again")
         return name
 
@@ -158,11 +159,12 @@ class Operations:
         place = ""
         while page := await self._backend.sessions.page(after=place, limit=_READ_AT_ONCE):
             place = f"{page[-1].id}~"
-            parts, unanswered = await self._replicas.brief_parts([session.id for session in page])
-            if unanswered and which.state == "detached":  # what a silent replica serves looks like that
+            answers = await self._replicas.ask(Replica.brief_parts, [session.id for session in page])
+            parts = {part.id: part for some in answers.by.values() for part in some}
+            if answers.unanswered and which.state == "detached":  # what a silent replica serves looks like that
                 raise OperatorError(
-                    f"{unanswered} replicas did not answer, so nobody knows which sessions are detached: try again, or "
-                    "look at them with `replicas list`"
+                    f"{answers.unanswered} replicas did not answer, so nobody knows which sessions are detached: try "
+                    "again, or look at them with `replicas list`"
                 )
             pairs = [(session, parts.get(session.id)) for session in page]
             yield [(session, part) for session, part in pairs if fits(which, session, facts_of(session, part))]
@@ -179,7 +181,9 @@ class Operations:
         task = await self._tasks.found(prefix)
         if task.is_over:
             raise TooLate(f"the task is over already: {task.status}")
-        if not await self._replicas.cancel_task(task.name, f"{_operator(by)} cancelled the task"):
+        self._replicas.require("only a running gateway can cancel a task: use --url")
+        answers = await self._replicas.ask(Replica.cancel_task, task.name, f"{_operator(by)} cancelled the task")
+        if not any(answers.by.values()):
             raise TooLate(
                 "no replica runs the task: it has just ended, or its replica is gone; look at it again in a while"
             )

@@ -2,21 +2,21 @@
 
 import inspect
 import os
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass, field
 from time import time
-from typing import Any, Final, Protocol
+from typing import Any, Final, NamedTuple, Protocol, TypeVar
 
 import msgspec
 
 from gateway.admin.environment_reports import SessionEnvironment
-from gateway.admin.frame_reports import FrameAnswers
-from gateway.admin.held_sessions import brief_parts, held_page, in_flight_of, part_of, suspended_of
+from gateway.admin.frame_reports import FrameQuery, FrameReport, report_of, seen_of
+from gateway.admin.held_sessions import HeldPage, held_page, in_flight_of, part_of, suspended_of
 from gateway.admin.operators import SessionQuery
 from gateway.admin.reports import ProcessFacts, ReplicaReport, ServerReport, SessionPart
 from gateway.admin.server_reports import ServerPart, part_of_server
 from gateway.calls.conversation import Conversation
-from gateway.calls.live_session import FrameWatches, LiveSessions
+from gateway.calls.live_session import MOST_WATCHED, FrameWatches, LiveSessions
 from gateway.calls.starts import MOST_LINES, newest
 from gateway.cluster.ownership import Cluster
 from gateway.observability.metrics import Metrics
@@ -29,13 +29,39 @@ from session_store.metadata import scrubbed_text
 from session_store.session import redact
 from transports.turns import SCANNED_AT_ONCE, others_first, slices
 
-__all__ = ["Environments", "Held", "Replica", "Seen", "Serving"]
+__all__ = ["QUESTIONS", "Environments", "Held", "Question", "Replica", "Seen", "Serving"]
 
 _MOST_UNRETURNING: Final = 50
 _LISTED_LINES: Final = 10
 """Of the output of one process, where sessions are listed: the session's own page has all that is kept."""
 _MOST_CHARS: Final = 300
 _PAGE_BYTES: Final = os.sysconf("SC_PAGE_SIZE")
+
+Method = TypeVar("Method", bound=Callable[..., Awaitable[Any]])
+
+
+class Question(NamedTuple):
+    """A question that a replica answers with a method of `Replica`: its name on the bus, and the types that travel."""
+
+    name: str
+    takes: tuple[Any, ...]
+    gives: Any
+
+
+QUESTIONS: Final[dict[Callable[..., Awaitable[Any]], Question]] = {}
+"""All questions, by the method that answers."""
+
+
+def question(name: str) -> Callable[[Method], Method]:
+    """Let other replicas ask a method of `Replica` by that name. Its annotations are the types that travel."""
+
+    def known(method: Method) -> Method:
+        _, *takes = inspect.signature(method).parameters.values()
+        gives = inspect.signature(method).return_annotation
+        QUESTIONS[method] = Question(name, tuple(one.annotation for one in takes), gives)
+        return method
+
+    return known
 
 
 class Serving(Protocol):
@@ -122,22 +148,8 @@ class Replica:
         self._cluster = cluster
         self._serving = serving
         self._seen = seen
-        self._frames = FrameAnswers(live, self._seen.watches)
+        self._cancel_task = cancel_task
         self._began = time()
-        self._answers: Mapping[str, Callable[[Any], Any]] = {
-            "report": lambda _: self.report(),
-            "parts": self.parts,
-            "brief parts": lambda ids: brief_parts(live, ids),
-            "held": lambda ids: [one for one in ids if live.get(one) is not None],
-            "listing": lambda query: held_page(live, msgspec.convert(query, SessionQuery), time),
-            "timeline": self._seen.unwritten,
-            "write activity": lambda _: self._seen.write_activity(),
-            "environment": self.environments.held,
-            "servers": lambda _: self.servers(),
-            "drain": lambda _: serving.drain(),
-            "admit": lambda _: serving.admit(),
-            "cancel task": lambda args: cancel_task(*args),
-        }
 
     @property
     def is_draining(self) -> bool:
@@ -149,12 +161,14 @@ class Replica:
         Raises:
             LookupError: this version does not know the query.
         """
-        work = self._answers.get(what)
-        if work is None:
-            return self._frames.answer(what, args)
-        found = work(args)
-        return msgspec.to_builtins(await found if inspect.isawaitable(found) else found)
+        for method, asked in QUESTIONS.items():
+            if asked.name == what:
+                given = args if len(asked.takes) > 1 else [args][: len(asked.takes)]
+                taken = (msgspec.convert(one, kind) for one, kind in zip(given, asked.takes, strict=True))
+                return msgspec.to_builtins(await method(self, *taken))
+        raise LookupError(what)
 
+    @question("report")
     async def report(self) -> ReplicaReport:
         """The report of this replica."""
         held = await self.held()
@@ -196,6 +210,7 @@ class Replica:
             _count_processes(upstream.shared, held.processes)
         return held
 
+    @question("servers")
     async def servers(self) -> list[ServerPart]:
         """What this replica knows of each server. It is collected in steps, so that calls do not wait for it."""
         links: dict[str, list[tuple[str, Conversation]]] = {upstream.name: [] for upstream in self.upstreams}
@@ -208,9 +223,9 @@ class Replica:
             links[upstream.name] += [("", one) for one in upstream.shared]
         return [part_of_server(upstream, links[upstream.name]) for upstream in self.upstreams]
 
-    def parts(self, session_ids: Iterable[str]) -> list[SessionPart]:
+    @question("parts")
+    async def parts(self, session_ids: list[str]) -> list[SessionPart]:
         """The facts that this replica knows about these sessions."""
-        session_ids = [*session_ids]
         lines = MOST_LINES if len(session_ids) == 1 else _LISTED_LINES
         found = [live for one in session_ids if (live := self._live.get(one)) is not None]
         return [
@@ -221,6 +236,79 @@ class Replica:
             )
             for live in found
         ]
+
+    @question("brief parts")
+    async def brief_parts(self, session_ids: list[str]) -> list[SessionPart]:
+        """The same facts without processes and refusals."""
+        return [part_of(live) for one in session_ids if (live := self._live.get(one)) is not None]
+
+    @question("held")
+    async def serves(self, session_ids: list[str]) -> list[str]:
+        """Those of these sessions that this replica serves."""
+        return [one for one in session_ids if self._live.get(one) is not None]
+
+    @question("listing")
+    async def listing(self, query: SessionQuery) -> HeldPage:
+        """What this replica serves of a list of sessions."""
+        return await held_page(self._live, query, time)
+
+    @question("timeline")
+    async def unwritten(self, name: str) -> TimelinePart | None:
+        """What is not in the store yet of the timeline of the session whose id begins like that."""
+        return self._seen.unwritten(name)
+
+    @question("write activity")
+    async def write_activity(self) -> None:
+        """Write to the store what was counted up to now, and what happened in sessions that have ended."""
+        await self._seen.write_activity()
+
+    @question("environment")
+    async def environment(self, session_id: str) -> SessionEnvironment | None:
+        """What the servers of a session were given; None if this replica does not serve it."""
+        return self.environments.held(session_id)
+
+    @question("watch")
+    async def watch(self, session_id: str, by: str) -> FrameReport | None:
+        """Watch a session for the operator `by`. None: it is not live here."""
+        live = self._live.get(session_id)
+        if live is None:
+            return None
+        if not self._seen.watches.start(live, by):
+            return FrameReport(
+                problem=f"{MOST_WATCHED} sessions are watched on this session's replica already: switch one of them off"
+            )
+        return report_of(live)
+
+    @question("unwatch")
+    async def unwatch(self, session_id: str) -> bool | None:
+        """Watch a session no longer. False: it was not watched. None: it is not live here."""
+        live = self._live.get(session_id)
+        if live is None:
+            return None
+        was_watched = live.frames is not None
+        self._seen.watches.stop(live)
+        return was_watched
+
+    @question("frames")
+    async def frames(self, query: FrameQuery) -> FrameReport | None:
+        """What was seen of a session. None: it is not live here."""
+        live = self._live.get(query.session)
+        return None if live is None else seen_of(live, query)
+
+    @question("cancel task")
+    async def cancel_task(self, name: str, reason: str) -> bool:
+        """Cancel a task (`Task.name`). False if this replica does not run it."""
+        return self._cancel_task(name, reason)
+
+    @question("drain")
+    async def drain(self) -> None:
+        """Hand the sessions to other replicas and take no new ones. Returns when it is done."""
+        await self._serving.drain()
+
+    @question("admit")
+    async def admit(self) -> None:
+        """Take sessions again."""
+        self._serving.admit()
 
 
 def _unavailable(upstream: ConfiguredUpstream) -> ServerReport:

@@ -14,6 +14,7 @@ from msgspec.structs import replace
 
 from gateway.admin.detached_sessions import DetachedSessions
 from gateway.admin.operators import Page, SessionQuery, UnknownHere
+from gateway.admin.replica import Replica
 from gateway.admin.replicas import Replicas
 from gateway.admin.reports import SessionPart, SessionRow, SessionTotals, row_of
 from gateway.admin.session_selection import Place, Selection, cursor_of, facts_of
@@ -88,7 +89,8 @@ class SessionList:
 
     async def _together(self, query: SessionQuery) -> Page:
         """Of what the replicas serve, and of what none serves."""
-        (pages, unanswered), detached = await asyncio.gather(self._replicas.listing(query), self._detached.read())
+        answers, detached = await asyncio.gather(self._replicas.ask(Replica.listing, query), self._detached.read())
+        pages = answers.by.values()
         selection: Selection[SessionRow] = Selection(query)
         now = self._clock()
         for session in detached:
@@ -99,7 +101,7 @@ class SessionList:
         chosen, more = _cut(sorted(found.values(), key=lambda one: one[0]), query)
         rows = await self._completed([(place[1], row) for place, row in chosen])
         is_reading = self._detached.is_reading
-        return Page(sessions=rows, after=more, totals=totals, unanswered=unanswered, is_reading=is_reading)
+        return Page(sessions=rows, after=more, totals=totals, unanswered=answers.unanswered, is_reading=is_reading)
 
     async def _completed(self, chosen: Sequence[tuple[str, SessionRow]]) -> list[SessionRow]:
         """The rows with their processes and the size of their state, without those of sessions that have ended."""
@@ -137,10 +139,8 @@ class SessionList:
 
     async def _of_request(self, query: SessionQuery) -> list[Session]:
         """The sessions of a request that has failed, or that is in the audit trail."""
-        ids: list[str] = []
-        if self._replicas.are_known:
-            pages, _ = await self._replicas.listing(query)
-            ids = [row.id for page in pages for row in page.rows]
+        pages = (await self._replicas.ask(Replica.listing, query)).by.values()
+        ids = [row.id for page in pages for row in page.rows]
         found = list(await asyncio.gather(*map(self._backend.sessions.peek, ids)))
         trail = await self._backend.audit.recent(_EVENTS_SEARCHED)
         wanted = {event.session for event in trail if event.session and event.correlation == query.query}

@@ -4,7 +4,7 @@ import sys
 import time
 
 from gateway.admin.operations import Operations
-from gateway.admin.replicas import NoReplicas
+from gateway.admin.replicas import Replicas
 from gateway.sessions.lifecycle import ENDED
 from session_store import AuditEvent, Backend
 from session_store.session import redact
@@ -16,7 +16,7 @@ def operations_on(backend: Backend) -> Operations:
     """The model on an open backend. What happens inside gateways is unknown to it."""
     return Operations(
         backend=backend,
-        replicas=NoReplicas(),
+        replicas=Replicas(backend),
         ending=_StoreEnding(backend),
         record=lambda _, session="": (
             None

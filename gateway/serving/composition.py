@@ -10,7 +10,7 @@ from gateway.admin.hosts import OperatorHosts
 from gateway.admin.operations import Operations
 from gateway.admin.peers import PeerQueries
 from gateway.admin.replica import Replica, Seen
-from gateway.admin.replicas import PeerReplicas
+from gateway.admin.replicas import Replicas
 from gateway.admin.routes import operator_routes
 from gateway.admin.session_environments import SessionEnvironments
 from gateway.admin.sign_in_link import SignInLink
@@ -238,7 +238,7 @@ def _operating(
     queries = PeerQueries(backend.bus, replica.name, replica.answer)
     operations = Operations(
         backend=backend,
-        replicas=PeerReplicas(replica, backend, queries),
+        replicas=Replicas(backend, replica, queries),
         ending=sessions.lifecycle,
         record=lambda reason, session="": base.audit.record("operated", reason=reason, session=session),
         clock=base.clock,

@@ -73,17 +73,18 @@ async def test_replicas_that_do_not_answer_are_counted() -> None:
         assert (await Parts(replicas).operations.sessions(query)).unanswered == 1
 
 
-@pytest.mark.parametrize("answer", [(set(), 1), StoreUnavailable("gone")], ids=["a silent replica", "no store"])
+@pytest.mark.parametrize("answer", [1, StoreUnavailable("gone")], ids=["a silent replica", "no store"])
 async def test_what_may_be_served_elsewhere_is_not_listed_as_detached(
     durable: Parts, answer: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def held(session_ids: list[str]) -> Any:
+    async def serves(session_ids: list[str]) -> list[str]:
         if isinstance(answer, Exception):
             raise answer
-        return answer
+        durable.replicas.unanswered = answer
+        return []
 
     await durable.holding("left-session")
-    monkeypatch.setattr(durable.replicas, "held", held)
+    monkeypatch.setattr(durable.replicas, "answer_serves", serves)
     page = await durable.operations.sessions(SessionQuery(sort="used"))
     assert (page.sessions, page.is_reading) == ([], True)
 
@@ -93,15 +94,15 @@ async def test_a_list_says_that_the_store_is_still_being_read_and_shows_what_was
 ) -> None:
     monkeypatch.setattr(detached_sessions, "_READ_AT_ONCE", 1)
     await durable.holding("a-session", "b-session")
-    held, may_go_on = durable.replicas.held, asyncio.Event()
+    serves, may_go_on = durable.replicas.answer_serves, asyncio.Event()
 
-    async def slow(session_ids: list[str]) -> tuple[set[str], int]:
+    async def slow(session_ids: list[str]) -> list[str]:
         if session_ids == ["b-session"]:
             await may_go_on.wait()
-        found: tuple[set[str], int] = await held(session_ids)
+        found: list[str] = await serves(session_ids)
         return found
 
-    monkeypatch.setattr(durable.replicas, "held", slow)
+    monkeypatch.setattr(durable.replicas, "answer_serves", slow)
     monkeypatch.setattr(detached_sessions, "_FIRST_S", 0)
     query = SessionQuery(sort="used")
     assert (await durable.operations.sessions(query)).is_reading

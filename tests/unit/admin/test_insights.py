@@ -7,7 +7,7 @@ import pytest
 
 from gateway.admin.insights import Insights
 from gateway.admin.operators import PastQuery
-from gateway.admin.replicas import NoReplicas
+from gateway.admin.replicas import Replicas
 from session_store import TimelineEntry, TimelineHead, TimelinePart
 from session_store.ports.timelines import MAX_SESSIONS
 from session_store.sqlite import SqliteBackend
@@ -31,7 +31,7 @@ def used(session: str, client: str) -> TimelinePart:
 
 @requirement("ops.timeline")
 async def test_a_session_behind_all_others_is_found(backend: SqliteBackend) -> None:
-    insights = Insights(backend, NoReplicas(), FakeClock())
+    insights = Insights(backend, Replicas(backend), FakeClock())
     await backend.timelines.add([used("past", "past-agent")])
     crowd = [used(f"c{number:07}", "crowd") for number in range(MAX_SESSIONS - 1)]
     for begin in range(0, len(crowd), 500):  # no write may take longer than the store waits for one

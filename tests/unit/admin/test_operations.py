@@ -1,13 +1,13 @@
 """`gateway.admin.operations`: pages, names that are never guessed, and what is recorded."""
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import pytest
 
 from gateway.admin.environment_reports import ServerEnvironment, SessionEnvironment
-from gateway.admin.frame_reports import FrameQuery, FrameReport
+from gateway.admin.frame_reports import FrameQuery
 from gateway.admin.held_sessions import HeldPage, HeldRow
 from gateway.admin.operations import Operations
 from gateway.admin.operators import (
@@ -21,7 +21,7 @@ from gateway.admin.operators import (
     TooShort,
     UnknownHere,
 )
-from gateway.admin.replicas import NoReplicas
+from gateway.admin.replicas import Answers, Replicas
 from gateway.admin.reports import ReplicaReport, SessionPart, row_of
 from gateway.admin.server_reports import ServerPart
 from gateway.admin.session_selection import Selection, facts_of
@@ -42,10 +42,11 @@ def an_environment(session: Session, *servers: ServerEnvironment, why: str = "")
     )  # fmt: skip
 
 
-class FakeReplicas(NoReplicas):
-    """Gateways that know one busy session."""
+class FakeReplicas:
+    """One gateway, which knows these sessions."""
 
     are_known = True
+    is_draining = False
 
     def __init__(self, *parts: SessionPart) -> None:
         self._parts = parts
@@ -57,21 +58,33 @@ class FakeReplicas(NoReplicas):
         self.writes = 0
         self.environments: dict[str, SessionEnvironment] = {}
 
+    def require(self, why: str) -> None:
+        """A gateway can be asked."""
+
+    async def ask(self, question: Callable[..., Any], *args: Any) -> Answers[Any]:
+        return Answers({"abc": await getattr(self, f"answer_{question.__name__}")(*args)}, self.unanswered)
+
     async def reports(self) -> list[ReplicaReport]:
         return [ReplicaReport(replica="abc")]
 
     async def parts(self, session_ids: Iterable[str]) -> dict[str, SessionPart]:
+        return {part.id: part for part in await self.answer_brief_parts(session_ids)}
+
+    async def environment(self, session: Session) -> SessionEnvironment:
+        return self.environments.get(session.id) or an_environment(session)
+
+    async def order(self, order: Callable[..., Any], prefix: str) -> str:
+        return "abc"
+
+    async def answer_brief_parts(self, session_ids: Iterable[str]) -> list[SessionPart]:
         wanted = set(session_ids)
-        return {part.id: part for part in self._parts if part.id in wanted}
+        return [part for part in self._parts if part.id in wanted]
 
-    async def brief_parts(self, session_ids: Iterable[str]) -> tuple[dict[str, SessionPart], int]:
-        return await self.parts(session_ids), self.unanswered
+    async def answer_serves(self, session_ids: list[str]) -> list[str]:
+        return [part.id for part in await self.answer_brief_parts(session_ids)]
 
-    async def held(self, session_ids: Iterable[str]) -> tuple[set[str], int]:
-        return {*await self.parts(session_ids)}, self.unanswered
-
-    async def listing(self, query: SessionQuery) -> tuple[list[HeldPage], int]:
-        """One replica that serves the sessions of which parts are known, if they are in the store."""
+    async def answer_listing(self, query: SessionQuery) -> HeldPage:
+        """The sessions of which parts are known, if they are in the store."""
         selection: Selection[SessionPart] = Selection(query)
         for part in self._parts:
             if (session := self.stored.get(part.id)) is not None:
@@ -80,29 +93,24 @@ class FakeReplicas(NoReplicas):
             HeldRow(id=part.id, place=place, row=row_of(self.stored[part.id], part, 0.0))
             for place, part in selection.first()
         ]
-        return [HeldPage(rows=rows, totals=selection.totals)], self.unanswered
+        return HeldPage(rows=rows, totals=selection.totals)
 
-    async def write_activity(self) -> None:
+    async def answer_write_activity(self) -> None:
         self.writes += 1
         await asyncio.sleep(0)
 
-    async def servers(self) -> list[ServerPart]:
+    async def answer_unwritten(self, name: str) -> None:
+        """All is in the store."""
+
+    async def answer_frames(self, query: FrameQuery) -> None:
+        """No session is live."""
+
+    async def answer_servers(self) -> list[ServerPart]:
         return self.known_servers
 
-    async def environment(self, session: Session) -> SessionEnvironment:
-        return self.environments.get(session.id) or an_environment(session)
-
-    async def cancel_task(self, name: str, reason: str) -> bool:
+    async def answer_cancel_task(self, name: str, reason: str) -> bool:
         self.cancelled.append((name, reason))
         return self.runs_tasks
-
-    async def frames(self, query: FrameQuery) -> FrameReport | None:
-        return None
-
-    async def drain(self, prefix: str) -> str:
-        return "abc"
-
-    admit = drain
 
 
 class FakeEnding:
@@ -134,7 +142,7 @@ class Parts:
         self.ending = FakeEnding()
         self.recorded: list[str] = []
         record = {"record": lambda reason, session="": self.recorded.append(reason)}
-        replicas = NoReplicas() if replicas is None else replicas
+        replicas = Replicas(self.backend) if replicas is None else replicas
         self.operations = operations_of(self.backend, replicas, self.clock, ending=self.ending, **record)
 
     async def holding(self, *ids: str) -> list[Session]:
