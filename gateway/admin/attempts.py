@@ -8,7 +8,7 @@ import msgspec
 from starlette.requests import Request
 
 from gateway.admin.operators import OperatorError
-from gateway.admin.tried_call import Attempt
+from gateway.admin.reports import Attempt
 from transports.inbound.http import read_body
 from transports.inbound_port import Refused
 

@@ -2,46 +2,19 @@
 
 from typing import Final, Literal, Protocol
 
-import msgspec
-
-from gateway.admin.frame_reports import FrameQuery, FrameReport
 from gateway.admin.operators import OperatorError, TooLate
 from gateway.admin.replica import Replica
 from gateway.admin.replicas import Answers, Replicas
+from gateway.admin.reports import FrameQuery, FrameReport, FramesPage, StderrPage
 from gateway.admin.session_finder import SessionFinder
-from gateway.calls.session_frames import SeenFrame, StderrLine
 from gateway.config.auth import OPERATOR_ISSUER
 from gateway.config.settings import GatewaySettings
 from session_store import Principal, Session
 
-__all__ = ["FramesPage", "Records", "SessionWatches", "StderrPage"]
+__all__ = ["Records", "SessionWatches"]
 
 Where = Literal["any", "own", "off"]
 _OFF: Final = "frames of sessions cannot be seen here: gateway.admin.frames is off"
-
-
-class FramesPage(msgspec.Struct, frozen=True, kw_only=True):
-    """Some messages of a session, oldest first. `after` names the last one, `missed` counts those in front of them that
-    are not kept any more. `by` has switched the watch on, which ends in `ends_in_s`."""
-
-    watched: bool
-    by: str = ""
-    ends_in_s: float = 0.0
-    frames: list[SeenFrame] = []
-    after: int = 0
-    missed: int = 0
-
-
-class StderrPage(msgspec.Struct, frozen=True, kw_only=True):
-    """As `FramesPage`, for the lines that the session's servers write to stderr. If nobody watches the session, the
-    last lines of each server, without numbers."""
-
-    watched: bool
-    by: str = ""
-    ends_in_s: float = 0.0
-    lines: list[StderrLine] = []
-    after: int = 0
-    missed: int = 0
 
 
 class Records(Protocol):

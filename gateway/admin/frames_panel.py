@@ -6,9 +6,8 @@ from typing import Any, Final
 import re2 as re
 from starlette.requests import Request
 
-from gateway.admin.frames import StderrPage
 from gateway.admin.page import OPERATOR, Action, ConsoleOperators
-from gateway.admin.reports import SessionRow
+from gateway.admin.reports import SessionRow, StderrPage
 from gateway.calls.session_frames import StderrLine
 
 __all__ = ["FRAME_ACTIONS", "exceptions_in", "frame_facts"]

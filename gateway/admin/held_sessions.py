@@ -1,17 +1,34 @@
-"""The sessions that this replica serves, as lists of them are made."""
+"""What this replica knows of the sessions that it serves: as lists of them are made, and of those that are watched."""
 
 from collections.abc import Callable
+from time import time
+from typing import Final
 
 import msgspec
 
 from gateway.admin.operators import SessionQuery
-from gateway.admin.reports import SessionPart, SessionRow, SessionState, SessionTotals, row_of
+from gateway.admin.reports import FrameQuery, FrameReport, SessionPart, SessionRow, SessionState, SessionTotals, row_of
 from gateway.admin.session_selection import LiveFacts, Place, Selection
 from gateway.calls.lifecycles import LiveState
 from gateway.calls.live_session import LiveSession, LiveSessions
+from gateway.calls.session_frames import SeenFrame, StderrLine
+from session_store.metadata import scrubbed_text
 from transports.turns import SCANNED_AT_ONCE, others_first, slices
 
-__all__ = ["HeldPage", "HeldRow", "held_page", "in_flight_of", "part_of", "state_of", "suspended_of"]
+__all__ = [
+    "HeldPage",
+    "HeldRow",
+    "held_page",
+    "in_flight_of",
+    "part_of",
+    "report_of",
+    "seen_of",
+    "state_of",
+    "suspended_of",
+]
+
+_MOST_BODIES: Final = 256 << 10
+"""Of the bodies in one report: it travels over the bus of the store."""
 
 
 class HeldRow(msgspec.Struct, frozen=True, kw_only=True):
@@ -90,3 +107,50 @@ def part_of(live: LiveSession) -> SessionPart:
         servers=sorted({name for name, *_ in live.conversations}),
         failures=[*reversed(live.failures)],
     )
+
+
+def report_of(live: LiveSession) -> FrameReport:
+    """Who watches a session, and for how long."""
+    seen = live.frames
+    if seen is None:
+        return FrameReport()
+    return FrameReport(watched=True, by=seen.by, ends_in_s=round(max(0.0, seen.ends_at - time()), 1))
+
+
+def seen_of(live: LiveSession, query: FrameQuery) -> FrameReport:
+    """What was seen of a session."""
+    report = report_of(live)
+    if live.frames is None:
+        return msgspec.structs.replace(report, lines=_output_tail(live)[-query.lines :] if query.lines else [])
+    frames, missed_frames = live.frames.frames.behind(query.after_frame, query.frames)
+    lines, missed_lines = live.frames.lines.behind(query.after_line, query.lines)
+    return msgspec.structs.replace(
+        report,
+        frames=_fitting(frames, newest=not query.after_frame),
+        missed_frames=missed_frames,
+        lines=lines,
+        missed_lines=missed_lines,
+    )
+
+
+def _output_tail(live: LiveSession) -> list[StderrLine]:
+    """The last lines of the session's servers, which are known of every session. Of a process that has ended fewer are
+    kept."""
+    found: list[StderrLine] = []
+    for conversation in live.conversations.values():
+        link = conversation.link
+        words = (link is not None and link.stderr_tail()) or conversation.output_tail
+        found += [StderrLine(number=0, server=conversation.name, text=scrubbed_text(line)) for line in words]
+    return found
+
+
+def _fitting(frames: list[SeenFrame], *, newest: bool) -> list[SeenFrame]:
+    """As many of the messages as one report may have: the newest, or the oldest."""
+    left = _MOST_BODIES
+    found: list[SeenFrame] = []
+    for frame in reversed(frames) if newest else frames:
+        left -= len(frame.body)
+        if left < 0 and found:
+            break
+        found.append(frame)
+    return found[::-1] if newest else found

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
-from gateway.admin.environment_reports import Origin, Variable
+from gateway.admin.reports import Origin, Variable
 from gateway.config.context import BUILT_IN, EnvironmentValue
 from gateway.context.secrets import is_template, secrets_in
 from session_store.metadata import scrubbed_text

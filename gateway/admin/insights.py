@@ -1,6 +1,7 @@
 """What happened, and how much: timelines of sessions, the history of the figures, and the servers, for operators."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from statistics import median
 from typing import Final
 
 import msgspec
@@ -9,14 +10,13 @@ from gateway.admin.figures import RANGES, HistoryView, Range, UsageBy, UsageRow,
 from gateway.admin.operators import SHORTEST_PREFIX, Ambiguous, NoSuch, PastQuery, TooShort
 from gateway.admin.replica import Replica
 from gateway.admin.replicas import Replicas
-from gateway.admin.reports import SessionTimeline, TimelineRow
-from gateway.admin.server_reports import ServerRow, server_rows
+from gateway.admin.reports import MOST_DEAD, ServerPart, ServerRow, SessionTimeline, TimelineRow
 from session_store import Backend, HistoryRecord, Session, TimelineEntry, TimelineHead
 from session_store.ports.timelines import MAX_SESSIONS, merged
 from session_store.session import redact
 from transports.tasks import Tasks
 
-__all__ = ["Insights"]
+__all__ = ["Insights", "server_rows"]
 
 _MOST_CANDIDATES: Final = 10
 _READ_AT_ONCE: Final = 2_000
@@ -124,6 +124,63 @@ class Insights:
         by_tool = usage_of(records, "tool", RANGES[over][0])
         by_server = {row.server: row for row in usage_of(records, "server", RANGES[over][0])}
         return server_rows(parts, by_server, by_tool)
+
+
+_STATES: Final = ("ok", "starting", "failing")
+"""The worst last: a server is as bad as where it is worst."""
+
+
+def server_rows(
+    parts: Iterable[ServerPart], by_server: Mapping[str, UsageRow], by_tool: Sequence[UsageRow]
+) -> list[ServerRow]:
+    """The servers in order of name, with their use in a range."""
+    of: dict[str, list[ServerPart]] = {}
+    for part in parts:
+        of.setdefault(part.server, []).append(part)
+    return [
+        _server_row(some, by_server.get(name), [row for row in by_tool if row.server == name])
+        for name, some in sorted(of.items())
+    ]
+
+
+def _server_row(parts: Sequence[ServerPart], used: UsageRow | None, usage: list[UsageRow]) -> ServerRow:
+    worst = max(parts, key=lambda part: _STATES.index(part.state) if part.state in _STATES else 0)
+    latest = max(parts, key=lambda part: part.start_failed_at)
+    states: dict[str, int] = {}
+    restarts: dict[str, int] = {}
+    for part in parts:
+        states[part.state] = states.get(part.state, 0) + 1
+        for reason, count in part.restarts.items():
+            restarts[reason] = restarts.get(reason, 0) + count
+    times = [each for part in parts for each in part.start_times_s]
+    used = used or UsageRow(name="")
+    return ServerRow(
+        server=worst.server,
+        kind=worst.kind,
+        shared=worst.shared,
+        state=worst.state,
+        states=states,
+        reason=worst.reason,
+        attempts=worst.attempts,
+        output=worst.output,
+        tools=max(part.tools for part in parts),
+        processes=sum(part.processes for part in parts),
+        links=sum(part.links for part in parts),
+        in_flight=sum(part.in_flight for part in parts),
+        started=sum(part.started for part in parts),
+        failed_starts=sum(part.failed_starts for part in parts),
+        start_failure=latest.start_failure,
+        start_failed_at=latest.start_failed_at,
+        start_p50_s=round(median(times), 3) if times else 0.0,
+        start_max_s=max(times, default=0.0),
+        restarts=restarts,
+        died=[dead for part in parts for dead in part.died][-MOST_DEAD:],
+        calls=used.calls,
+        failed=used.failed,
+        p50_s=used.p50_s,
+        p99_s=used.p99_s,
+        usage=usage,
+    )
 
 
 def _head(session: Session) -> TimelineHead:

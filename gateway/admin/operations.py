@@ -6,7 +6,6 @@ from typing import Any, Final, Protocol
 
 import msgspec
 
-from gateway.admin.environment_reports import SessionEnvironment
 from gateway.admin.frames import Records, SessionWatches
 from gateway.admin.insights import Insights
 from gateway.admin.operators import (
@@ -20,7 +19,7 @@ from gateway.admin.operators import (
 )
 from gateway.admin.replica import Replica
 from gateway.admin.replicas import Replicas
-from gateway.admin.reports import ReplicaReport, SessionPart, SessionRow, TaskRow
+from gateway.admin.reports import ReplicaReport, SessionEnvironment, SessionPart, SessionRow, TaskRow
 from gateway.admin.session_finder import SessionFinder
 from gateway.admin.session_list import SEARCH_LIMIT, SessionList
 from gateway.admin.session_selection import facts_of, fits

@@ -9,10 +9,17 @@ from typing import Any, Final, Literal, Protocol, get_args
 
 import msgspec
 
-from gateway.admin.environment_reports import SessionEnvironment
 from gateway.admin.figures import HistoryView, Range, UsageBy, UsageRow
-from gateway.admin.reports import SESSION_STATES, ReplicaReport, SessionRow, SessionTimeline, SessionTotals, TaskRow
-from gateway.admin.server_reports import ServerRow
+from gateway.admin.reports import (
+    SESSION_STATES,
+    ReplicaReport,
+    ServerRow,
+    SessionEnvironment,
+    SessionRow,
+    SessionTimeline,
+    SessionTotals,
+    TaskRow,
+)
 from gateway.sessions.returns import UnreturningClient
 from session_store import Task, TaskStatus, TimelineHead
 

@@ -2,19 +2,27 @@
 
 import inspect
 import os
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from time import time
 from typing import Any, Final, NamedTuple, Protocol, TypeVar
 
 import msgspec
 
-from gateway.admin.environment_reports import SessionEnvironment
-from gateway.admin.frame_reports import FrameQuery, FrameReport, report_of, seen_of
-from gateway.admin.held_sessions import HeldPage, held_page, in_flight_of, part_of, suspended_of
+from gateway.admin.held_sessions import HeldPage, held_page, in_flight_of, part_of, report_of, seen_of, suspended_of
 from gateway.admin.operators import SessionQuery
-from gateway.admin.reports import ProcessFacts, ReplicaReport, ServerReport, SessionPart
-from gateway.admin.server_reports import ServerPart, part_of_server
+from gateway.admin.reports import (
+    MOST_DEAD,
+    DeadProcess,
+    FrameQuery,
+    FrameReport,
+    ProcessFacts,
+    ReplicaReport,
+    ServerPart,
+    ServerReport,
+    SessionEnvironment,
+    SessionPart,
+)
 from gateway.calls.conversation import Conversation
 from gateway.calls.live_session import MOST_WATCHED, FrameWatches, LiveSessions
 from gateway.calls.starts import MOST_LINES, newest
@@ -25,16 +33,18 @@ from gateway.sessions.returns import UnreturningClient
 from gateway.upstreams.upstream import ConfiguredUpstream
 from gateway.version import __version__
 from session_store import Session, TimelinePart
-from session_store.metadata import scrubbed_text
+from session_store.metadata import scrubbed_start, scrubbed_text
 from session_store.session import redact
 from transports.turns import SCANNED_AT_ONCE, others_first, slices
 
 __all__ = ["QUESTIONS", "Environments", "Held", "Question", "Replica", "Seen", "Serving"]
 
+_MOST_CHARS: Final = 300
+
+
 _MOST_UNRETURNING: Final = 50
 _LISTED_LINES: Final = 10
 """Of the output of one process, where sessions are listed: the session's own page has all that is kept."""
-_MOST_CHARS: Final = 300
 _PAGE_BYTES: Final = os.sysconf("SC_PAGE_SIZE")
 
 Method = TypeVar("Method", bound=Callable[..., Awaitable[Any]])
@@ -221,7 +231,7 @@ class Replica:
             await others_first()
         for upstream in self.upstreams:
             links[upstream.name] += [("", one) for one in upstream.shared]
-        return [part_of_server(upstream, links[upstream.name]) for upstream in self.upstreams]
+        return [_part_of_server(upstream, links[upstream.name]) for upstream in self.upstreams]
 
     @question("parts")
     async def parts(self, session_ids: list[str]) -> list[SessionPart]:
@@ -361,3 +371,37 @@ def memory_of(pid: int) -> int:
             return int(file.read().split()[1]) * _PAGE_BYTES
     except (OSError, IndexError):
         return 0
+
+
+def _part_of_server(upstream: ConfiguredUpstream, links: Sequence[tuple[str, Conversation]]) -> ServerPart:
+    """The part of this replica. `links`: the conversations with the server, and how the ids of their sessions begin."""
+    settings, found = upstream.settings, upstream.state
+    tools = upstream.probed_tools
+    return ServerPart(
+        server=upstream.name,
+        kind="command" if settings.command else "url" if settings.url else "object",
+        shared=settings.shared,
+        state=found.state,
+        reason=scrubbed_start(found.reason, _MOST_CHARS),
+        attempts=found.attempts,
+        output=_lines(found.output_tail),
+        tools=0 if tools is None else len(tools.schemas),
+        processes=sum(one.link is not None and one.link.pid is not None for _, one in links),
+        links=sum(one.link is not None for _, one in links),
+        in_flight=sum(len(one.calls) for _, one in links),
+        started=upstream.starts["started"],
+        failed_starts=upstream.starts["failed"],
+        start_failure=scrubbed_start(upstream.start_failure[1], _MOST_CHARS),
+        start_failed_at=upstream.start_failure[0],
+        start_times_s=[round(each, 3) for each in upstream.start_times_s],
+        restarts=dict(upstream.restarts),
+        died=[
+            DeadProcess(session=session, output=_lines(one.output_tail))
+            for session, one in links
+            if one.link is None and one.output_tail
+        ][-MOST_DEAD:],
+    )
+
+
+def _lines(words: Sequence[str]) -> list[str]:
+    return [scrubbed_text(line)[:_MOST_CHARS] for line in newest(words)]

@@ -5,11 +5,10 @@ from typing import Concatenate, Final, Generic, NamedTuple, ParamSpec, TypeVar
 
 import msgspec
 
-from gateway.admin.environment_reports import SessionEnvironment
 from gateway.admin.operators import Ambiguous, NoSuch, UnknownHere
 from gateway.admin.peers import PATIENCE_S, PeerQueries
 from gateway.admin.replica import QUESTIONS, Replica
-from gateway.admin.reports import ReplicaReport, SessionPart
+from gateway.admin.reports import ReplicaReport, SessionEnvironment, SessionPart
 from session_store import Backend, Session
 
 __all__ = ["Answers", "Replicas"]

@@ -4,10 +4,12 @@ Times are seconds; memory is bytes.
 """
 
 from collections.abc import Mapping
-from typing import Final, Literal, get_args
+from typing import Any, Final, Literal, get_args
 
 import msgspec
 
+from gateway.admin.figures import UsageRow
+from gateway.calls.session_frames import SeenFrame, StderrLine
 from gateway.observability.metrics import Sample
 from gateway.observability.observed import Counted, Failure
 from gateway.sandbox.refusals import RefusedRow
@@ -15,22 +17,115 @@ from gateway.sessions.returns import UnreturningClient
 from session_store import Session, TimelineHead
 from session_store.ports.timelines import TimelineKind
 from session_store.session import redact
+from transports.jsonrpc import Object
 
 __all__ = [
+    "MOST_DEAD",
     "SESSION_STATES",
+    "Attempt",
+    "CatalogPage",
+    "DeadProcess",
+    "FrameQuery",
+    "FrameReport",
+    "FramesPage",
+    "HiddenTools",
+    "Origin",
     "ProcessFacts",
     "ReplicaReport",
+    "ServerEnvironment",
+    "ServerPart",
     "ServerReport",
+    "ServerRow",
+    "SessionEnvironment",
     "SessionPart",
     "SessionRow",
     "SessionState",
     "SessionTimeline",
     "SessionTotals",
+    "StderrPage",
     "TaskRow",
     "TimelineRow",
+    "ToolRow",
+    "TriedCall",
+    "Variable",
     "detached",
     "row_of",
 ]
+
+Origin = Literal["inherited", "sandbox", "package", "session", "rule", "configuration", "secret", "gateway"]
+"""Where a variable or a header comes from: the gateway's own environment, the sandbox, the package that the command
+names, the context of the session, a rule of the policy, the configuration of the server, a secret of the principal, or
+the gateway itself."""
+
+
+class Variable(msgspec.Struct, frozen=True, kw_only=True):
+    """An environment variable of a process, or a header. `where` is the setting or the field that it comes from.
+    `value` is None if it is not shown."""
+
+    name: str
+    origin: Origin
+    where: str = ""
+    value: str | None = None
+
+
+class HiddenTools(msgspec.Struct, frozen=True, kw_only=True):
+    """Tools of one server that a session does not see for one reason: how many, and the first of their names."""
+
+    reason: str
+    count: int
+    names: list[str] = []
+
+
+class ServerEnvironment(msgspec.Struct, frozen=True, kw_only=True):
+    """One server of a session.
+
+    `kind`: `command`, `url` or `object`. `hidden`: why the session does not see it; empty if it does. `shared`: one
+    process or connection is for all sessions. `pid`: its process; None if none runs. `injected`: variables, folders and
+    profile are those of a link that is open; otherwise they are what the next one will get, as far as that is known.
+    `cwd`, `home` and `temporary` are folders. `sandbox` is the profile in the lines of `sandbox explain`,
+    and `holds` the same as data. `tools`: how many it lists; None if that is not known. `visible_tools`: how many of
+    them the session sees. `era`: in which the gateway speaks with it; empty if that is not known yet. `why`: sentences.
+    """
+
+    server: str
+    kind: str
+    hidden: str = ""
+    shared: bool = False
+    era: str = ""
+    pid: int | None = None
+    injected: bool = False
+    cwd: str = ""
+    home: str = ""
+    temporary: str = ""
+    profile: str = ""
+    sandbox: list[str] = []
+    holds: dict[str, Any] = {}
+    variables: list[Variable] = []
+    headers: list[Variable] = []
+    more_variables: int = 0
+    tools: int | None = None
+    visible_tools: int = 0
+    hidden_tools: list[HiddenTools] = []
+    why: list[str] = []
+
+
+class SessionEnvironment(msgspec.Struct, frozen=True, kw_only=True):
+    """What the servers of a session were given, and why the session sees what it sees.
+
+    `replica`: which one says so. `held`: it serves the session; otherwise it says what the record and its own
+    configuration say. `why`: sentences about the session, in the order in which a request is decided. `more_servers`:
+    how many servers are left out.
+    """
+
+    session: str
+    replica: str
+    held: bool
+    endpoint: str
+    principal: str
+    trust: str
+    why: list[str] = []
+    servers: list[ServerEnvironment] = []
+    more_servers: int = 0
 
 
 class ProcessFacts(msgspec.Struct, frozen=True, kw_only=True):
@@ -231,6 +326,188 @@ class SessionTimeline(msgspec.Struct, frozen=True, kw_only=True):
 
     head: TimelineHead
     entries: list[TimelineRow] = []
+
+
+MOST_DEAD: Final = 5
+"""Dead processes that are shown of a server."""
+
+
+class DeadProcess(msgspec.Struct, frozen=True, kw_only=True):
+    """A process that has ended by itself: how the id of its session begins, empty if it belonged to none, and its last
+    lines on stderr."""
+
+    session: str
+    output: list[str]
+
+
+class ServerPart(msgspec.Struct, frozen=True, kw_only=True):
+    """What one replica knows of a server."""
+
+    server: str
+    kind: str
+    shared: bool = False
+    state: str = "ok"
+    reason: str = ""
+    attempts: int = 0
+    output: list[str] = []
+    tools: int = 0
+    processes: int = 0
+    links: int = 0
+    in_flight: int = 0
+    started: int = 0
+    failed_starts: int = 0
+    start_failure: str = ""
+    start_failed_at: float = 0.0
+    start_times_s: list[float] = []
+    restarts: dict[str, int] = {}
+    died: list[DeadProcess] = []
+
+
+class ServerRow(msgspec.Struct, frozen=True, kw_only=True):
+    """A configured server on all replicas together.
+
+    `kind`: `command`, `url` or `object`. `state`: `ok`, `starting` or `failing`, where it is worst; then `reason`,
+    `attempts` (failed ones in a row) and `output` (the last lines that it wrote) say more. `states`: how many replicas
+    say which. `tools`: how many it lists. `links`: connections of sessions to it, with a process each or without.
+    `started`, `failed_starts` and `restarts` (by reason) count since the replicas began, `start_p50_s` and
+    `start_max_s` are of the last starts. `start_failure` is why the last one that failed did, at `start_failed_at`.
+    `died`: processes of sessions that ended by themselves and are not replaced.
+    `calls`, `failed`, `p50_s` and `p99_s` are of the range that was asked for, and so are the rows `usage` by tool.
+    """
+
+    server: str
+    kind: str
+    shared: bool = False
+    state: str = "ok"
+    states: dict[str, int] = {}
+    reason: str = ""
+    attempts: int = 0
+    output: list[str] = []
+    tools: int = 0
+    processes: int = 0
+    links: int = 0
+    in_flight: int = 0
+    started: int = 0
+    failed_starts: int = 0
+    start_failure: str = ""
+    start_failed_at: float = 0.0
+    start_p50_s: float = 0.0
+    start_max_s: float = 0.0
+    restarts: dict[str, int] = {}
+    died: list[DeadProcess] = []
+    calls: int = 0
+    failed: int = 0
+    p50_s: float = 0.0
+    p99_s: float = 0.0
+    usage: list[UsageRow] = []
+
+
+class FramesPage(msgspec.Struct, frozen=True, kw_only=True):
+    """Some messages of a session, oldest first. `after` names the last one, `missed` counts those in front of them that
+    are not kept any more. `by` has switched the watch on, which ends in `ends_in_s`."""
+
+    watched: bool
+    by: str = ""
+    ends_in_s: float = 0.0
+    frames: list[SeenFrame] = []
+    after: int = 0
+    missed: int = 0
+
+
+class StderrPage(msgspec.Struct, frozen=True, kw_only=True):
+    """As `FramesPage`, for the lines that the session's servers write to stderr. If nobody watches the session, the
+    last lines of each server, without numbers."""
+
+    watched: bool
+    by: str = ""
+    ends_in_s: float = 0.0
+    lines: list[StderrLine] = []
+    after: int = 0
+    missed: int = 0
+
+
+class FrameQuery(msgspec.Struct, frozen=True, kw_only=True):
+    """Which messages and lines of a session an operator wants: the newest, or the oldest behind a number. `session` is
+    the id."""
+
+    session: str
+    frames: int = 0
+    after_frame: int = 0
+    lines: int = 0
+    after_line: int = 0
+
+
+class FrameReport(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What a replica has of a session that is live there. `problem`: why the session cannot be watched."""
+
+    watched: bool = False
+    by: str = ""
+    ends_in_s: float = 0.0
+    problem: str = ""
+    frames: list[SeenFrame] = []
+    missed_frames: int = 0
+    lines: list[StderrLine] = []
+    missed_lines: int = 0
+
+
+class ToolRow(msgspec.Struct, frozen=True, kw_only=True):
+    """One tool of one server, as the server lists it. `operation` is `read` or `write`, by its annotations."""
+
+    server: str
+    name: str
+    title: str = ""
+    description: str = ""
+    operation: str = ""
+    annotations: dict[str, Any] = {}
+    input_schema: Any = None
+    output_schema: Any = None
+
+
+class CatalogPage(msgspec.Struct, frozen=True, kw_only=True):
+    """Some tools, in the order of the configuration, and how many there are. `unknown` are servers whose tools are not
+    known: they have not answered yet, or answer with the credentials of a session only."""
+
+    tools: list[ToolRow]
+    total: int
+    unknown: list[str]
+
+
+Outcome = Literal["ok", "tool_error", "error", "asks", "timeout", "too_large", "unreadable"]
+
+
+class Attempt(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A call to try. `session` is how the id of a live session begins; empty for a new session, which ends after the
+    call unless `keep` is set."""
+
+    server: str
+    tool: str
+    arguments: Object = {}
+    session: str = ""
+    keep: bool = False
+
+
+class TriedCall(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What became of a tried call. In JSON, a field that is empty is left out.
+
+    `outcome`: `ok` and `tool_error` have a `result`, `error` has the JSON-RPC `error`; `asks`: the tool wants an answer
+    of its user, whom a tried call does not have; `timeout`, `too_large` and `unreadable` are explained in `note`.
+    `session` is how the id of the session begins, empty if none was opened. `kept`: it is live now. `messages` are
+    what the server sent before the answer, `asked` is what it wanted to know, both cut.
+    """
+
+    server: str
+    tool: str
+    outcome: Outcome
+    session: str = ""
+    kept: bool = False
+    correlation: str = ""
+    duration_s: float = 0.0
+    size: int = 0
+    result: Any = None
+    error: Any = None
+    note: str = ""
+    messages: list[str] = []
+    asked: list[str] = []
 
 
 def detached(session: Session) -> SessionPart:

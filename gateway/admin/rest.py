@@ -31,13 +31,11 @@ from gateway.admin.operators import (
     TooLate,
     sort_named,
 )
-from gateway.admin.reports import SESSION_STATES, ReplicaReport, SessionRow, TaskRow
+from gateway.admin.reports import SESSION_STATES, Attempt, CatalogPage, ReplicaReport, SessionRow, TaskRow, TriedCall
 from gateway.admin.rest_frames import FRAMES, FrameRest
 from gateway.admin.rest_insights import INSIGHTS, InsightRest
 from gateway.admin.rest_parameters import SESSION, Problem, number
 from gateway.admin.sign_in_attempts import TooManyAttempts
-from gateway.admin.tool_catalog import CatalogPage
-from gateway.admin.tried_call import Attempt, TriedCall
 from gateway.sessions.returns import UnreturningClient
 from session_store import StoreUnavailable
 from transports.inbound.http import peer_of

@@ -8,8 +8,9 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import StreamingResponse
 
-from gateway.admin.frames import FramesPage, SessionWatches, StderrPage
+from gateway.admin.frames import SessionWatches
 from gateway.admin.openapi import Operation
+from gateway.admin.reports import FramesPage, StderrPage
 from gateway.admin.rest_parameters import SESSION, Problem, number
 
 __all__ = ["FRAMES", "FrameRest"]

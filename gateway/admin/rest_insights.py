@@ -4,13 +4,11 @@ from typing import Final, get_args
 
 from starlette.requests import Request
 
-from gateway.admin.environment_reports import SessionEnvironment
 from gateway.admin.figures import RANGES, HistoryView, Range, UsageBy, UsageRow
 from gateway.admin.openapi import Operation
 from gateway.admin.operators import Operators, PastQuery
-from gateway.admin.reports import SessionTimeline
+from gateway.admin.reports import ServerRow, SessionEnvironment, SessionTimeline
 from gateway.admin.rest_parameters import SESSION, choice, number
-from gateway.admin.server_reports import ServerRow
 from session_store import TimelineHead
 
 __all__ = ["INSIGHTS", "InsightRest"]

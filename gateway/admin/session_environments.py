@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Any, Final
 
-from gateway.admin.environment_reports import HiddenTools, ServerEnvironment, SessionEnvironment
 from gateway.admin.injected_variables import Sources, headers_of, variables_of
+from gateway.admin.reports import HiddenTools, ServerEnvironment, SessionEnvironment
 from gateway.admin.why_seen import about_era, about_isolation, about_session, about_tools
 from gateway.calls.conversation import Conversation
 from gateway.calls.live_session import LiveSession, LiveSessions

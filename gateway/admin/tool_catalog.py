@@ -3,38 +3,15 @@
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-import msgspec
-
 from gateway.admin.operators import NoSuch, OperatorError
+from gateway.admin.reports import CatalogPage, ToolRow
 from gateway.protocol.catalog import named
 from gateway.protocol.listing import operation_of
 from gateway.upstreams.upstream import ConfiguredUpstream
 from transports.jsonrpc import Object, decode_exact
 from transports.mirrored_headers import argument_headers
 
-__all__ = ["CatalogPage", "ToolCatalog", "ToolRow"]
-
-
-class ToolRow(msgspec.Struct, frozen=True, kw_only=True):
-    """One tool of one server, as the server lists it. `operation` is `read` or `write`, by its annotations."""
-
-    server: str
-    name: str
-    title: str = ""
-    description: str = ""
-    operation: str = ""
-    annotations: dict[str, Any] = {}
-    input_schema: Any = None
-    output_schema: Any = None
-
-
-class CatalogPage(msgspec.Struct, frozen=True, kw_only=True):
-    """Some tools, in the order of the configuration, and how many there are. `unknown` are servers whose tools are not
-    known: they have not answered yet, or answer with the credentials of a session only."""
-
-    tools: list[ToolRow]
-    total: int
-    unknown: list[str]
+__all__ = ["ToolCatalog"]
 
 
 class ToolCatalog:

@@ -3,19 +3,19 @@
 import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable
-from typing import Any, Final, Literal
+from typing import Any, Final
 
 import msgspec
 
 from gateway.admin.call_messages import answer_to_question, call_body, call_headers, cancel_body
+from gateway.admin.reports import Attempt, Outcome, TriedCall
 from gateway.identity.credential_claims import CredentialClaims
 from gateway.relay.internal_requests import InternalRequests
 from session_store import Principal
 from transports.era import LEGACY, Era
 from transports.inbound.inside import Reply
-from transports.jsonrpc import Object
 
-__all__ = ["Attempt", "Sending", "TriedCall", "Way"]
+__all__ = ["Sending", "Way"]
 
 PATIENCE_S: Final = 60.0
 """How long a tried call may take. A page waits for it."""
@@ -27,43 +27,6 @@ _MOST_PARTS: Final = 200_000
 """Commas and brackets of an answer that is decoded. An answer of some megabytes can hold a million of empty lists."""
 _MOST_MESSAGES: Final = 50
 _MOST_CHARS: Final = 500
-
-Outcome = Literal["ok", "tool_error", "error", "asks", "timeout", "too_large", "unreadable"]
-
-
-class Attempt(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A call to try. `session` is how the id of a live session begins; empty for a new session, which ends after the
-    call unless `keep` is set."""
-
-    server: str
-    tool: str
-    arguments: Object = {}
-    session: str = ""
-    keep: bool = False
-
-
-class TriedCall(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What became of a tried call. In JSON, a field that is empty is left out.
-
-    `outcome`: `ok` and `tool_error` have a `result`, `error` has the JSON-RPC `error`; `asks`: the tool wants an answer
-    of its user, whom a tried call does not have; `timeout`, `too_large` and `unreadable` are explained in `note`.
-    `session` is how the id of the session begins, empty if none was opened. `kept`: it is live now. `messages` are
-    what the server sent before the answer, `asked` is what it wanted to know, both cut.
-    """
-
-    server: str
-    tool: str
-    outcome: Outcome
-    session: str = ""
-    kept: bool = False
-    correlation: str = ""
-    duration_s: float = 0.0
-    size: int = 0
-    result: Any = None
-    error: Any = None
-    note: str = ""
-    messages: list[str] = []
-    asked: list[str] = []
 
 
 class Way(msgspec.Struct, frozen=True, kw_only=True):

@@ -15,9 +15,10 @@ from typing import Final, Literal, Protocol
 import msgspec
 
 from gateway.admin.operators import OperatorError
+from gateway.admin.reports import Attempt, TriedCall
 from gateway.admin.session_finder import SessionFinder
 from gateway.admin.tool_catalog import ToolCatalog
-from gateway.admin.tried_call import Attempt, Sending, TriedCall, Way
+from gateway.admin.tried_call import Sending, Way
 from gateway.config.auth import OPERATOR_ISSUER
 from gateway.identity.credential_claims import CredentialClaims
 from gateway.observability.logs import CORRELATION

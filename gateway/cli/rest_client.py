@@ -9,7 +9,6 @@ from urllib.parse import quote
 import httpx2
 import msgspec
 
-from gateway.admin.environment_reports import SessionEnvironment
 from gateway.admin.figures import HistoryView, Range, UsageBy, UsageRow
 from gateway.admin.operators import (
     SHORTEST_PREFIX,
@@ -24,8 +23,7 @@ from gateway.admin.operators import (
     TaskQuery,
     TooShort,
 )
-from gateway.admin.reports import ReplicaReport, SessionRow, SessionTimeline, TaskRow
-from gateway.admin.server_reports import ServerRow
+from gateway.admin.reports import ReplicaReport, ServerRow, SessionEnvironment, SessionRow, SessionTimeline, TaskRow
 from gateway.config.addresses import is_of_this_machine
 from gateway.sessions.returns import UnreturningClient
 from session_store import TimelineHead

@@ -7,9 +7,8 @@ from typing import Final
 from rich.table import Table
 from rich.text import Text
 
-from gateway.admin.environment_reports import ServerEnvironment, SessionEnvironment
 from gateway.admin.formatting import took
-from gateway.admin.reports import TimelineRow
+from gateway.admin.reports import ServerEnvironment, SessionEnvironment, TimelineRow
 from gateway.observability.visible import visible_line
 
 __all__ = ["SHOWN_ENTRIES", "environment_lines", "timeline_lines", "timeline_table"]

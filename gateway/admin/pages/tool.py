@@ -13,9 +13,8 @@ from gateway.admin.form_arguments import FormFaults, arguments_in
 from gateway.admin.forms import JSON_CONTROL, PREFIX, Form, form_of
 from gateway.admin.operators import OperatorError
 from gateway.admin.page import ConsoleOperators, ConsolePage
-from gateway.admin.tool_catalog import ToolRow
+from gateway.admin.reports import Attempt, ToolRow, TriedCall
 from gateway.admin.tool_results import parts_of
-from gateway.admin.tried_call import Attempt, TriedCall
 from gateway.observability.visible import as_json, visible
 from transports.inbound.http import peer_of
 

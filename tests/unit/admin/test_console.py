@@ -18,11 +18,17 @@ from starlette.applications import Starlette
 from gateway.admin import console, pages
 from gateway.admin.auth import Access
 from gateway.admin.console import Console
-from gateway.admin.environment_reports import HiddenTools, ServerEnvironment, Variable
 from gateway.admin.hosts import OperatorHosts
 from gateway.admin.pages import console_pages
-from gateway.admin.reports import ProcessFacts, ReplicaReport, SessionPart
-from gateway.admin.server_reports import ServerPart
+from gateway.admin.reports import (
+    HiddenTools,
+    ProcessFacts,
+    ReplicaReport,
+    ServerEnvironment,
+    ServerPart,
+    SessionPart,
+    Variable,
+)
 from gateway.admin.tool_catalog import ToolCatalog
 from gateway.config.settings import Settings
 from gateway.observability.audit import Audit

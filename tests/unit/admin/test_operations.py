@@ -6,8 +6,6 @@ from typing import Any
 
 import pytest
 
-from gateway.admin.environment_reports import ServerEnvironment, SessionEnvironment
-from gateway.admin.frame_reports import FrameQuery
 from gateway.admin.held_sessions import HeldPage, HeldRow
 from gateway.admin.operations import Operations
 from gateway.admin.operators import (
@@ -22,8 +20,15 @@ from gateway.admin.operators import (
     UnknownHere,
 )
 from gateway.admin.replicas import Answers, Replicas
-from gateway.admin.reports import ReplicaReport, SessionPart, row_of
-from gateway.admin.server_reports import ServerPart
+from gateway.admin.reports import (
+    FrameQuery,
+    ReplicaReport,
+    ServerEnvironment,
+    ServerPart,
+    SessionEnvironment,
+    SessionPart,
+    row_of,
+)
 from gateway.admin.session_selection import Selection, facts_of
 from gateway.admin.store_only import operations_on
 from gateway.observability.observed import Failure

@@ -7,8 +7,7 @@ import time
 import pytest
 from rich.console import Console
 
-from gateway.admin.environment_reports import HiddenTools, ServerEnvironment, SessionEnvironment, Variable
-from gateway.admin.reports import TimelineRow
+from gateway.admin.reports import HiddenTools, ServerEnvironment, SessionEnvironment, TimelineRow, Variable
 from gateway.cli.session_details import SHOWN_ENTRIES, environment_lines, timeline_lines, timeline_table
 from tests.requirements import requirement
 
