@@ -91,13 +91,13 @@ class Insights:
 
     # -- the history
 
-    async def history(self, over: Range, server: str = "", tool: str = "") -> HistoryView:
+    async def history(self, over: Range = "15m", server: str = "", tool: str = "") -> HistoryView:
         """The points of a range; of one server, or of one tool, where that is given."""
         records, steps = await self._records(over)
         _, step_s = RANGES[over]
         return HistoryView(range=over, step_s=step_s, points=points_of(records, steps, server=server, tool=tool))
 
-    async def usage(self, by: UsageBy, over: Range) -> list[UsageRow]:
+    async def usage(self, by: UsageBy = "tool", over: Range = "15m") -> list[UsageRow]:
         """Who or what was used in a range, the most calls first."""
         records, _ = await self._records(over)
         return usage_of(records, by, RANGES[over][0])
@@ -115,7 +115,7 @@ class Insights:
 
     # -- servers
 
-    async def servers(self, over: Range) -> list[ServerRow]:
+    async def servers(self, over: Range = "15m") -> list[ServerRow]:
         """The configured servers on all replicas together, with their use in a range."""
         self._replicas.require("the store does not record which servers run: use --url with a running gateway")
         answers = await self._replicas.ask(Replica.servers)

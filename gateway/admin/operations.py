@@ -6,6 +6,7 @@ from typing import Any, Final, Protocol
 
 import msgspec
 
+from gateway.admin.figures import Range, UsageRow
 from gateway.admin.frames import Records, SessionWatches
 from gateway.admin.insights import Insights
 from gateway.admin.operators import (
@@ -19,12 +20,21 @@ from gateway.admin.operators import (
 )
 from gateway.admin.replica import Replica
 from gateway.admin.replicas import Replicas
-from gateway.admin.reports import ReplicaReport, SessionEnvironment, SessionPart, SessionRow, TaskRow
+from gateway.admin.reports import (
+    Attempt,
+    CatalogPage,
+    ReplicaReport,
+    SessionEnvironment,
+    SessionPart,
+    SessionRow,
+    TaskRow,
+    TriedCall,
+)
 from gateway.admin.session_finder import SessionFinder
 from gateway.admin.session_list import SEARCH_LIMIT, SessionList
 from gateway.admin.session_selection import facts_of, fits
 from gateway.admin.tasks import TaskList
-from gateway.admin.tried_calls import TriedCalls
+from gateway.admin.tried_calls import Left, TriedCalls
 from gateway.config.settings import Settings
 from gateway.sessions.returns import UnreturningClient, together
 from session_store import AuditEvent, Backend, Session, SessionGone, StoreUnavailable
@@ -78,6 +88,10 @@ class Operations:
         self._finder = SessionFinder(backend.sessions, clock)
         self._tried = tried
         self.watches = SessionWatches(self._finder, replicas, record, self.settings.gateway)
+        self.frames = self.watches.frames
+        self.stderr = self.watches.stderr
+        self.switch_frames_on = self.watches.switch_on
+        self.switch_frames_off = self.watches.switch_off
         insights = Insights(backend, replicas, clock)
         self.timeline = insights.timeline
         self.past_sessions = insights.past_sessions
@@ -100,6 +114,15 @@ class Operations:
         if self._tried is None:
             raise UnknownHere("only a running gateway knows tools and calls them: use --url")
         return self._tried
+
+    async def catalog(self, query: str = "", server: str = "", limit: int = 100) -> CatalogPage:
+        return self.tried.catalog.page(query, server=server, limit=limit)
+
+    async def call(self, attempt: Attempt, by: str = "", *, peer: str = "", left: Left | None = None) -> TriedCall:
+        return await self.tried.call(attempt, by, peer=peer, left=left)
+
+    async def tools(self, over: Range = "15m") -> list[UsageRow]:
+        return await self.usage("tool", over)
 
     # -- replicas
 

@@ -1,26 +1,12 @@
-"""What an operator can see and do. Console, REST interface and command line are faces of this one model.
+"""What operators ask for, and why it cannot be done."""
 
-It has two sources: `admin.operations` works on a store and on the replicas of that store, `cli.rest_client` asks a
-running gateway by its REST interface.
-"""
-
-from collections.abc import AsyncIterator, Mapping
-from typing import Any, Final, Literal, Protocol, get_args
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Annotated, Final, Literal, get_args
 
 import msgspec
 
-from gateway.admin.figures import HistoryView, Range, UsageBy, UsageRow
-from gateway.admin.reports import (
-    SESSION_STATES,
-    ReplicaReport,
-    ServerRow,
-    SessionEnvironment,
-    SessionRow,
-    SessionTimeline,
-    SessionTotals,
-    TaskRow,
-)
-from gateway.sessions.returns import UnreturningClient
+from gateway.admin.reports import SESSION_STATES, SessionRow, SessionTotals, TaskRow
 from session_store import Task, TaskStatus, TimelineHead
 
 __all__ = [
@@ -29,11 +15,11 @@ __all__ = [
     "SHORTEST_PREFIX",
     "SORTS",
     "TASK_STATUSES",
+    "About",
     "Ambiguous",
     "NoSuch",
     "Only",
     "OperatorError",
-    "Operators",
     "Page",
     "PastQuery",
     "SessionFilter",
@@ -52,6 +38,19 @@ SHORTEST_PREFIX: Final = 4
 
 TASK_STATUSES: Final[tuple[str, ...]] = (*get_args(TaskStatus), "tool_error")
 """What becomes of a task. `tool_error`: it is completed, and its tool has reported an error."""
+
+
+@dataclass(frozen=True, slots=True)
+class About:
+    """A parameter as REST has it: what its description says, its name if it has another one there, and the highest
+    number."""
+
+    words: str = ""
+    name: str = ""
+    most: int = 0
+
+
+Limit = Annotated[int, About("Maximum number of items: 50 by default, at most 1000", most=1_000)]
 
 Only = Literal["all", "failing", "busy"]
 ONLY: Final[dict[str, Only]] = {"all": "all", "failing": "failing", "busy": "busy"}
@@ -95,10 +94,13 @@ class TaskQuery(msgspec.Struct, frozen=True, kw_only=True):
     session begins. `status` is one of `TASK_STATUSES`, or empty for all. `after` is the last task of the page before.
     """
 
-    query: str = ""
-    status: str = ""
-    limit: int = 50
-    after: str = ""
+    query: Annotated[
+        str,
+        About("Words to find in principal, endpoint, server, tool or message; or how an id begins", name="q"),
+    ] = ""
+    status: Annotated[str, About(f"Of this status only: {', '.join(TASK_STATUSES)}")] = ""
+    limit: Limit = 50
+    after: Annotated[str, About("Begin behind this one: `after` of the page before")] = ""
 
     def __post_init__(self) -> None:
         if self.status and self.status not in TASK_STATUSES:
@@ -134,12 +136,12 @@ class SessionFilter(msgspec.Struct, frozen=True, kw_only=True):
         OperatorError: no value is given. All sessions are never meant. There is no such state.
     """
 
-    principal: str = ""
-    client: str = ""
-    workspace: str = ""
-    server: str = ""
-    state: str = ""
-    failing: bool = False
+    principal: Annotated[str, About("The principal, as listed")] = ""
+    client: Annotated[str, About("The client's name, without its version")] = ""
+    workspace: Annotated[str, About("The workspace")] = ""
+    server: Annotated[str, About("The name of a server that the session uses")] = ""
+    state: Annotated[str, About(f"{', '.join(SESSION_STATES)} (no replica serves it until its client comes back)")] = ""
+    failing: Annotated[bool, About("true: sessions in which calls have failed")] = False
 
     def __post_init__(self) -> None:
         if not any(msgspec.structs.astuple(self)):
@@ -200,12 +202,22 @@ class SessionQuery(msgspec.Struct, frozen=True, kw_only=True):
     is highest or latest; empty: by the last failure for `failing`, by calls in flight for `busy`, else by id.
     """
 
-    query: str = ""
-    only: Only = "all"
-    limit: int = 50
-    after: str = ""
-    sort: Sort = ""
+    query: Annotated[
+        str,
+        About(
+            "Words in id, principal, client, workspace, endpoint, era, trust, owner, servers; or a correlation id",
+            name="q",
+        ),
+    ] = ""
+    only: Annotated[
+        Only, About("all, failing (the latest failure first), or busy (the most calls in flight first)")
+    ] = "all"
     which: SessionFilter | None = None
+    sort: Annotated[
+        Sort, About(f"{', '.join(SORTS)}: the highest or latest first, ids in their order (id by default)")
+    ] = ""
+    limit: Limit = 50
+    after: Annotated[str, About("Begin behind this one: `after` of the page before, of the same filter and order")] = ""
 
     @property
     def order(self) -> Sort:
@@ -223,10 +235,13 @@ class PastQuery(msgspec.Struct, frozen=True, kw_only=True):
     """Which sessions of the last day an operator wants to see, live or ended. `query` holds words to find in their
     facts, `principal` and `client` are exact."""
 
-    query: str = ""
-    principal: str = ""
-    client: str = ""
-    limit: int = 50
+    query: Annotated[
+        str,
+        About("Words to find in id, principal, client, workspace, endpoint, era, and how it ended", name="q"),
+    ] = ""
+    principal: Annotated[str, About("Of this principal only, as listed")] = ""
+    client: Annotated[str, About("Of clients with this name only")] = ""
+    limit: Limit = 50
 
     def matches(self, head: TimelineHead) -> bool:
         """True if a session has what is given."""
@@ -250,94 +265,3 @@ class Page(msgspec.Struct, frozen=True, kw_only=True):
     totals: SessionTotals | None = None
     unanswered: int = 0
     is_reading: bool = False
-
-
-class Operators(Protocol):
-    """The model. A session is named by how its id begins (`SHORTEST_PREFIX` characters or more, or nothing where only
-    one is live), a replica by how its name begins. `by` is the operator's name, empty where it is not known.
-
-    Every method may raise `StoreUnavailable` or an `OperatorError`: `NoSuch`, `Ambiguous` or `TooShort` where not one
-    has the name.
-    """
-
-    @property
-    def sees_calls(self) -> bool:
-        """True if it knows what happens inside gateways: calls, processes and failures of sessions, and replicas."""
-        ...
-
-    async def sessions(self, query: SessionQuery) -> Page:
-        """A page of live sessions."""
-        ...
-
-    async def session(self, prefix: str) -> SessionRow:
-        """One session with all that is known of it."""
-        ...
-
-    async def environment(self, prefix: str) -> SessionEnvironment:
-        """What the servers of a live session were given, and why it sees what it sees."""
-        ...
-
-    async def end(self, prefix: str, by: str = "") -> str:
-        """End a session at once, on every replica. Returns how its id begins."""
-        ...
-
-    async def end_all(self, which: SessionFilter, by: str = "") -> int:
-        """End all sessions that match, on every replica. Returns how many were ended."""
-        ...
-
-    async def events(self, limit: int = 100, session: str = "") -> list[dict[str, Any]]:
-        """The newest audit events, newest first; of one session where how its id begins is given."""
-        ...
-
-    def follow(self, session: str = "") -> AsyncIterator[dict[str, Any]]:
-        """Audit events as they come, each once, oldest first, until the replica that is asked drains."""
-        ...
-
-    async def tasks(self, query: TaskQuery) -> TaskPage:
-        """A page of tasks, newest first, those that are over included until they expire."""
-        ...
-
-    async def task(self, prefix: str) -> TaskRow:
-        """One task. `prefix`: how its id begins, at least `SHORTEST_PREFIX` characters."""
-        ...
-
-    async def cancel_task(self, prefix: str, by: str = "") -> str:
-        """Cancel the call of a task, on whichever replica runs it. Returns how the id of the task begins. Raises
-        `TooLate`: the task is over, or no replica runs it now."""
-        ...
-
-    async def timeline(self, prefix: str) -> SessionTimeline:
-        """What happened in a session that is live, or has ended in the last day."""
-        ...
-
-    async def past_sessions(self, query: PastQuery) -> list[TimelineHead]:
-        """Sessions of the last day, live and ended, those that were used last first."""
-        ...
-
-    async def history(self, over: Range, server: str = "", tool: str = "") -> HistoryView:
-        """Calls, failures and durations in that range, step by step; of one server or tool, where that is given."""
-        ...
-
-    async def usage(self, by: UsageBy, over: Range) -> list[UsageRow]:
-        """Who or what was used how much in that range, the most calls first."""
-        ...
-
-    async def servers(self, over: Range) -> list[ServerRow]:
-        """The configured servers on all replicas together, with their use in that range."""
-        ...
-
-    async def warnings(self) -> list[UnreturningClient]:
-        """The clients that open sessions and return to none, on all replicas together, the most sessions first."""
-        ...
-
-    async def replicas(self) -> list[ReplicaReport]:
-        """All replicas that hold a lease. One that does not answer is `silent`."""
-        ...
-
-    async def drain(self, prefix: str, by: str = "") -> str:
-        """Have a replica hand its sessions to the others and take no new ones. Returns its name when it has."""
-        ...
-
-    async def admit(self, prefix: str, by: str = "") -> str:
-        """Have a drained replica take sessions again. Returns its name."""
-        ...

@@ -7,8 +7,8 @@ from typing import Any, Final, Protocol
 from starlette.requests import Request
 
 from gateway.admin.frames import SessionWatches
-from gateway.admin.operators import Operators
 from gateway.admin.tried_calls import TriedCalls
+from gateway.admin.verbs import Operators
 from gateway.config.settings import Settings
 
 __all__ = ["BASE_URL", "OPERATOR", "Action", "Answer", "ConsoleOperators", "ConsolePage", "Facts"]

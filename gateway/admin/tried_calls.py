@@ -28,12 +28,14 @@ from session_store import Principal, Session, SessionStore, StoreUnavailable
 from session_store.session import redact
 from transports.era import LEGACY, MODERN
 
-__all__ = ["EndsSession", "Records", "TriedCalls", "Where"]
+__all__ = ["EndsSession", "Left", "Records", "TriedCalls", "Where"]
 
 _MOST_NAME: Final = 256
 _MOST_AT_ONCE: Final = 4
 """Calls that one operator tries at once, on one replica."""
 Where = Literal["any", "own", "off"]
+Left = Callable[[], Awaitable[object]]
+"""Returns when whoever has asked is gone."""
 
 
 class Records(Protocol):
@@ -77,9 +79,7 @@ class TriedCalls:
         self._record, self._ending = records
         self._running: dict[str, int] = {}
 
-    async def call(
-        self, attempt: Attempt, by: str, *, peer: str = "", left: Callable[[], Awaitable[object]] | None = None
-    ) -> TriedCall:
+    async def call(self, attempt: Attempt, by: str, *, peer: str = "", left: Left | None = None) -> TriedCall:
         """Call a tool in the name of the operator `by`, whose address is `peer`. `left` returns when the operator does
         not want the answer any more.
 
@@ -111,7 +111,7 @@ class TriedCalls:
         by: str,
         session: Session | None,
         peer: str,
-        left: Callable[[], Awaitable[object]] | None,
+        left: Left | None,
     ) -> TriedCall:
         way = self._fresh(attempt, by) if session is None else self._into(session, attempt)
         name = self.catalog.name_at(way.path, attempt.server, attempt.tool)

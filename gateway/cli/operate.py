@@ -11,8 +11,9 @@ from rich.console import Group
 from rich.live import Live
 from rich.text import Text
 
-from gateway.admin.operators import OperatorError, Operators, SessionQuery
+from gateway.admin.operators import OperatorError, SessionQuery
 from gateway.admin.reports import ReplicaReport, SessionRow
+from gateway.admin.verbs import Operators
 from gateway.cli.complaint import complain
 from gateway.cli.options import AtGateway, JsonOption, options
 from gateway.cli.output import print_event, replicas_table, sessions_table

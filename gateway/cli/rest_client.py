@@ -1,32 +1,18 @@
 """The operators' model at a running gateway, asked by its REST interface. It knows what all replicas know."""
 
 import json
-from collections.abc import AsyncIterator
+import re
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
-from typing import Any, Final, TypeVar
+from typing import Any, Final, cast
 from urllib.parse import quote
 
 import httpx2
 import msgspec
 
-from gateway.admin.figures import HistoryView, Range, UsageBy, UsageRow
-from gateway.admin.operators import (
-    SHORTEST_PREFIX,
-    Ambiguous,
-    NoSuch,
-    OperatorError,
-    Page,
-    PastQuery,
-    SessionFilter,
-    SessionQuery,
-    TaskPage,
-    TaskQuery,
-    TooShort,
-)
-from gateway.admin.reports import ReplicaReport, ServerRow, SessionEnvironment, SessionRow, SessionTimeline, TaskRow
+from gateway.admin.operators import SHORTEST_PREFIX, Ambiguous, NoSuch, OperatorError, SessionQuery, TooShort
+from gateway.admin.verbs import VERBS, Operators, Verb
 from gateway.config.addresses import is_of_this_machine
-from gateway.sessions.returns import UnreturningClient
-from session_store import TimelineHead
 
 __all__ = ["RestClient"]
 
@@ -35,11 +21,10 @@ _TIMEOUT_S: Final = 30.0
 _LONG_TIMEOUT_S: Final = 600.0
 """For the end of many sessions, each with its processes."""
 
-T = TypeVar("T")
-
 
 class RestClient:
-    """Implements `admin.operators.Operators`. The gateway knows who asks by the key, so `by` is not sent."""
+    """Implements `admin.verbs.Operators`: its methods are made of the table of verbs. The gateway knows who asks by the
+    key, so `by` is not sent."""
 
     sees_calls = True
 
@@ -51,6 +36,7 @@ class RestClient:
                 "Only a gateway that you have started at a terminal of this machine, on loopback, with each server in "
                 "a sandbox, needs none"
             )
+        self._self = cast("Operators", self)
         self._client = httpx2.AsyncClient(
             base_url=f"{self._url}/admin/api/",
             headers={"Authorization": f"Bearer {key}"},
@@ -59,44 +45,10 @@ class RestClient:
         )
 
     @asynccontextmanager
-    async def open(self) -> AsyncIterator["RestClient"]:
+    async def open(self) -> AsyncIterator[Operators]:
         """Inside the block it can be asked."""
         async with self._client:
-            yield self
-
-    async def sessions(self, query: SessionQuery) -> Page:
-        params = {"q": query.query, "only": query.only, "limit": str(query.limit), "after": query.after}
-        params |= {"sort": query.sort, **({} if query.which is None else query.which.given)}
-        return await self._ask("GET", "sessions", Page, {name: value for name, value in params.items() if value})
-
-    async def session(self, prefix: str) -> SessionRow:
-        return await self._ask("GET", f"sessions/{await self._one(prefix)}", SessionRow)
-
-    async def environment(self, prefix: str) -> SessionEnvironment:
-        return await self._ask("GET", f"sessions/{await self._one(prefix)}/environment", SessionEnvironment)
-
-    async def end(self, prefix: str, by: str = "") -> str:
-        return (await self._ask("DELETE", f"sessions/{await self._one(prefix)}", dict[str, str]))["ended"]
-
-    async def end_all(self, which: SessionFilter, by: str = "") -> int:
-        return (await self._ask("DELETE", "sessions", dict[str, int], which.given, timeout_s=_LONG_TIMEOUT_S))["ended"]
-
-    async def _one(self, prefix: str) -> str:
-        """A prefix that can stand in a path: that of the only session where none is given."""
-        if prefix:
-            if len(prefix) < SHORTEST_PREFIX:
-                raise TooShort("session")
-            return quote(prefix, safe="")
-        found = (await self.sessions(SessionQuery(limit=_MOST_CANDIDATES + 1))).sessions
-        if not found:
-            raise NoSuch("no session is live")
-        if len(found) > 1:
-            raise Ambiguous("more than one session is live: give more characters of the id", tuple(found))
-        return found[0].session
-
-    async def events(self, limit: int = 100, session: str = "") -> list[dict[str, Any]]:
-        params = {"limit": str(limit)} | ({"session": session} if session else {})
-        return await self._ask("GET", "events", list[dict[str, Any]], params)
+            yield self._self
 
     async def follow(self, session: str = "") -> AsyncIterator[dict[str, Any]]:
         params = {"session": session} if session else {}
@@ -112,61 +64,35 @@ class RestClient:
         except httpx2.HTTPError as error:
             raise self._unreachable(error) from None
 
-    async def tasks(self, query: TaskQuery) -> TaskPage:
-        params = {"q": query.query, "status": query.status, "limit": str(query.limit), "after": query.after}
-        return await self._ask("GET", "tasks", TaskPage, {name: value for name, value in params.items() if value})
-
-    async def task(self, prefix: str) -> TaskRow:
-        return await self._ask("GET", _task_path(prefix), TaskRow)
-
-    async def cancel_task(self, prefix: str, by: str = "") -> str:
-        return (await self._ask("DELETE", _task_path(prefix), dict[str, str]))["cancelled"]
-
-    async def timeline(self, prefix: str) -> SessionTimeline:
-        return await self._ask("GET", f"sessions/{await self._one(prefix)}/timeline", SessionTimeline)
-
-    async def past_sessions(self, query: PastQuery) -> list[TimelineHead]:
-        params = {"q": query.query, "principal": query.principal, "client": query.client, "limit": str(query.limit)}
-        given = {name: value for name, value in params.items() if value}
-        return await self._ask("GET", "timelines", list[TimelineHead], given)
-
-    async def history(self, over: Range, server: str = "", tool: str = "") -> HistoryView:
-        params = {"range": over, "server": server, "tool": tool}
-        given: dict[str, str] = {name: value for name, value in params.items() if value}
-        return await self._ask("GET", "history", HistoryView, given)
-
-    async def usage(self, by: UsageBy, over: Range) -> list[UsageRow]:
-        return await self._ask("GET", "usage", list[UsageRow], {"by": by, "range": over})
-
-    async def servers(self, over: Range) -> list[ServerRow]:
-        return await self._ask("GET", "servers", list[ServerRow], {"range": over})
-
-    async def replicas(self) -> list[ReplicaReport]:
-        return await self._ask("GET", "replicas", list[ReplicaReport])
-
-    async def warnings(self) -> list[UnreturningClient]:
-        return await self._ask("GET", "warnings", list[UnreturningClient])
-
-    async def drain(self, prefix: str, by: str = "") -> str:
-        return (await self._ask("POST", f"replicas/{quote(prefix, safe='')}/drain", dict[str, str]))["drained"]
-
-    async def admit(self, prefix: str, by: str = "") -> str:
-        return (await self._ask("DELETE", f"replicas/{quote(prefix, safe='')}/drain", dict[str, str]))["admitted"]
-
-    async def _ask(
-        self,
-        method: str,
-        path: str,
-        kind: type[T],
-        params: dict[str, str] | None = None,
-        timeout_s: float = _TIMEOUT_S,
-    ) -> T:
+    async def ask(self, verb: Verb, arguments: Mapping[str, Any], body: bytes | None = None) -> Any:
+        """Ask for a verb, and decode its answer."""
+        params: dict[str, str] = {}
+        for one in verb.takes:
+            params |= one.written(arguments.get(one.at))
+        named = {name: await self._named(name, params.pop(name, "")) for name in re.findall(r"{(\w+)}", verb.path)}
+        timeout_s = _LONG_TIMEOUT_S if verb.is_exact else _TIMEOUT_S
         try:
-            response = await self._client.request(method, path, params=params, timeout=timeout_s)
+            response = await self._client.request(
+                verb.method, verb.path[1:].format(**named), params=params, content=body, timeout=timeout_s
+            )
         except httpx2.HTTPError as error:
             raise self._unreachable(error) from None
         self._check(response)
-        return msgspec.json.decode(response.content, type=kind)
+        answer = msgspec.json.decode(response.content, type=verb.type)
+        return answer[verb.answers] if verb.answers else answer
+
+    async def _named(self, what: str, prefix: str) -> str:
+        """A prefix that can stand in a path. If none is given, that of the only session."""
+        if what == "session" and not prefix:
+            found = (await self._self.sessions(SessionQuery(limit=_MOST_CANDIDATES + 1))).sessions
+            if not found:
+                raise NoSuch("no session is live")
+            if len(found) > 1:
+                raise Ambiguous("more than one session is live: give more characters of the id", tuple(found))
+            prefix = found[0].session
+        if what in ("session", "task") and len(prefix) < SHORTEST_PREFIX:
+            raise TooShort(what)
+        return quote(prefix, safe="")
 
     def _unreachable(self, error: Exception) -> OperatorError:
         return OperatorError(f"{self._url} cannot be reached: {error or type(error).__name__}")
@@ -186,8 +112,15 @@ class RestClient:
         raise kind(str(detail))
 
 
-def _task_path(prefix: str) -> str:
-    """The path of one task. Raises `TooShort`: the prefix could not stand in a path."""
-    if len(prefix) < SHORTEST_PREFIX:
-        raise TooShort("task")
-    return f"tasks/{quote(prefix, safe='')}"
+def _method(verb: Verb) -> Callable[..., Awaitable[Any]]:
+    async def ask(client: RestClient, *given: Any, **named: Any) -> Any:
+        if verb.sends is not None:
+            return await client.ask(verb, {}, msgspec.json.encode(given[0]))
+        arguments = dict(zip((one.at for one in verb.takes), given, strict=False))  # the operator's name is left out
+        return await client.ask(verb, arguments | named)
+
+    return ask
+
+
+for _verb in VERBS:
+    setattr(RestClient, _verb.name, _method(_verb))

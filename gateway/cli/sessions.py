@@ -7,18 +7,9 @@ from typing import Annotated, Any
 import msgspec.structs
 import typer
 
-from gateway.admin.operators import (
-    FILTERS,
-    ONLY,
-    SORTS,
-    NoSuch,
-    OperatorError,
-    Operators,
-    SessionFilter,
-    SessionQuery,
-    sort_named,
-)
+from gateway.admin.operators import FILTERS, ONLY, SORTS, NoSuch, OperatorError, SessionFilter, SessionQuery, sort_named
 from gateway.admin.reports import SESSION_STATES, SessionEnvironment, SessionRow
+from gateway.admin.verbs import Operators
 from gateway.cli.options import JsonOption, Where, options
 from gateway.cli.output import facts_table, none_line, print_event, sessions_table, totals_line
 from gateway.cli.session_details import environment_lines, timeline_lines, timeline_table

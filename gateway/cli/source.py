@@ -7,7 +7,8 @@ from dataclasses import replace
 from typing import Final
 
 from gateway.admin.local_gateways import local_gateways
-from gateway.admin.operators import Ambiguous, OperatorError, Operators
+from gateway.admin.operators import Ambiguous, OperatorError
+from gateway.admin.verbs import Operators
 from gateway.cli.complaint import complain
 from gateway.cli.options import AtGateway, Where
 from session_store import StoreError, backend_for

@@ -5,8 +5,8 @@ from typing import Any, Final, get_args, get_type_hints
 from starlette.requests import Request
 
 from gateway.admin.alike_events import folded
-from gateway.admin.operators import Operators
 from gateway.admin.page import ConsolePage
+from gateway.admin.verbs import Operators
 from session_store import AuditEvent
 
 __all__ = ["PAGE"]

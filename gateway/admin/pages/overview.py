@@ -8,9 +8,10 @@ from starlette.requests import Request
 
 from gateway.admin.alike_events import folded
 from gateway.admin.charts import charts_of, charts_of_history
-from gateway.admin.operators import Operators, SessionQuery
+from gateway.admin.operators import SessionQuery
 from gateway.admin.page import ConsolePage
 from gateway.admin.ranges import RANGE_CHOICES, range_of
+from gateway.admin.verbs import Operators
 
 __all__ = ["PAGE"]
 

@@ -6,9 +6,10 @@ from typing import Any, Final
 from starlette.requests import Request
 
 from gateway.admin.charts import charts_of_history
-from gateway.admin.operators import NoSuch, Operators
+from gateway.admin.operators import NoSuch
 from gateway.admin.page import ConsolePage
 from gateway.admin.ranges import RANGE_CHOICES, range_of
+from gateway.admin.verbs import Operators
 
 __all__ = ["PAGE"]
 

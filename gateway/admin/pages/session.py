@@ -8,11 +8,12 @@ from starlette.requests import Request
 from gateway.admin.environment_panel import environment_facts
 from gateway.admin.explained_failures import explained
 from gateway.admin.frames_panel import FRAME_ACTIONS, frame_facts
-from gateway.admin.operators import NoSuch, Operators, TaskQuery
+from gateway.admin.operators import NoSuch, TaskQuery
 from gateway.admin.page import ConsoleOperators, ConsolePage
 from gateway.admin.reports import SessionRow
 from gateway.admin.timeline_notes import notes_of
 from gateway.admin.timeline_picture import picture_of
+from gateway.admin.verbs import Operators
 
 __all__ = ["PAGE"]
 

@@ -4,8 +4,8 @@ from typing import Any, Final
 
 from starlette.requests import Request
 
-from gateway.admin.operators import Operators
 from gateway.admin.page import ConsolePage
+from gateway.admin.verbs import Operators
 
 __all__ = ["PAGE"]
 

@@ -5,9 +5,9 @@ from typing import Any, Final
 from starlette.requests import Request
 
 from gateway.admin.figures import UsageBy
-from gateway.admin.operators import Operators
 from gateway.admin.page import ConsolePage
 from gateway.admin.ranges import RANGE_CHOICES, range_of
+from gateway.admin.verbs import Operators
 
 __all__ = ["PAGE"]
 

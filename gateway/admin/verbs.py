@@ -1,0 +1,422 @@
+"""The operators' verbs: what an operator can see and do, and how REST asks for it.
+
+A verb is a method of `Operators`. Its row, the decorator, says its place in the REST interface, and its annotations the
+parameters and the answer. Routes, OpenAPI and the client of the command line are made of these. `admin.operations` does
+what a verb says, with a store and the replicas of that store.
+"""
+
+import inspect
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any, Final, Protocol, TypeVar, get_args, get_origin
+
+import msgspec
+
+from gateway.admin.figures import RANGES, HistoryView, Range, UsageBy, UsageRow
+from gateway.admin.operators import (
+    About,
+    OperatorError,
+    Page,
+    PastQuery,
+    SessionFilter,
+    SessionQuery,
+    TaskPage,
+    TaskQuery,
+)
+from gateway.admin.reports import (
+    Attempt,
+    CatalogPage,
+    FramesPage,
+    ReplicaReport,
+    ServerRow,
+    SessionEnvironment,
+    SessionRow,
+    SessionTimeline,
+    StderrPage,
+    TaskRow,
+    TriedCall,
+)
+from gateway.sessions.returns import UnreturningClient
+from gateway.version import __version__
+from session_store import TimelineHead
+
+__all__ = ["VERBS", "Operators", "Verb", "described", "verb"]
+
+Method = TypeVar("Method", bound=Callable[..., Any])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Parameter:
+    """An argument of a verb: `at` is its name in Python, `name` that in REST. The parameters `within` are the fields of
+    a value of the struct `kind`, each of which is a parameter in REST."""
+
+    at: str
+    name: str
+    kind: Any
+    default: Any
+    about: About
+    within: "tuple[Parameter, ...]" = ()
+
+    def read(self, given: Mapping[str, str]) -> Any:
+        """The argument in the parameters of a request. Raises `OperatorError`: it has no such value."""
+        if self.kind is SessionFilter:
+            named = {one.name: given[one.name] for one in self.within if one.name in given}
+            return SessionFilter.of(named) if named or self.default is not None else None
+        if self.within:
+            return self.kind(**{one.at: one.read(given) for one in self.within})
+        text = given.get(self.name, "")
+        if not text:
+            return self.default
+        if (among := get_args(self.kind)) and text not in among:
+            raise OperatorError(f"{self.name}: must be one of {', '.join(filter(None, among))}")
+        if self.kind is not int:
+            return text
+        most = self.about.most
+        if not text.isascii() or not text.isdigit() or len(text) > 17 or (most and not 1 <= int(text) <= most):
+            right = f"from 1 to {most}" if most else f"`{self.name}` of the page before"
+            raise OperatorError(f"{self.name}: must be a number{' ' if most else ', '}{right}")
+        return int(text)
+
+    def written(self, value: Any) -> dict[str, str]:
+        """The argument as parameters of a request. What is empty is left out."""
+        if self.within and value is not None:
+            return {name: text for one in self.within for name, text in one.written(getattr(value, one.at)).items()}
+        return {self.name: "true" if value is True else str(value)} if value else {}
+
+    @property
+    def flat(self) -> "Iterable[Parameter]":
+        """The parameters in REST."""
+        return (flat for one in self.within for flat in one.flat) if self.within else (self,)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verb:
+    """A row of the table. `answers`: the name of the answer in an object of its own; empty: the answer is the body.
+    `is_exact`: REST refuses parameters that it does not know, which would widen what is meant. `by`: the verb is told
+    the name of the operator. `sends`: the type of the body."""
+
+    name: str
+    method: str
+    path: str
+    summary: str
+    takes: tuple[Parameter, ...]
+    gives: Any
+    answers: str
+    is_exact: bool
+    by: bool
+    sends: Any
+
+    @property
+    def type(self) -> Any:
+        """The type of the body of an answer."""
+        return dict[str, self.gives] if self.answers else self.gives  # type: ignore[name-defined]
+
+
+VERBS: Final[list[Verb]] = []
+
+By = Annotated[str, "the name of the operator, empty where it is not known"]
+
+
+def verb(
+    method: str, path: str, *, answers: str = "", is_exact: bool = False, sends: Any = None
+) -> Callable[[Method], Method]:
+    """Put a method into the table. The first paragraph of its docstring is its summary in OpenAPI."""
+
+    def known(declared: Method) -> Method:
+        signature = inspect.signature(declared)
+        _, *given = signature.parameters.values()
+        fields = [(one.name, one.annotation, one.default) for one in given if one.annotation not in (By, sends)]
+        VERBS.append(
+            Verb(
+                name=declared.__name__,
+                method=method,
+                path=path,
+                summary=" ".join((inspect.getdoc(declared) or "").partition("\n\n")[0].split()).rstrip("."),
+                takes=_parameters(fields),
+                gives=signature.return_annotation,
+                answers=answers,
+                is_exact=is_exact,
+                by=any(one.annotation == By for one in given),
+                sends=sends,
+            )
+        )
+        return declared
+
+    return known
+
+
+def _parameters(fields: Iterable[tuple[str, Any, Any]]) -> tuple[Parameter, ...]:
+    found = []
+    for at, annotation, default in fields:
+        kind, *more = get_args(annotation) if get_origin(annotation) is Annotated else (annotation,)
+        about = next((one for one in more if isinstance(one, About)), About())
+        structs = [one for one in (kind, *get_args(kind)) if isinstance(one, type) and issubclass(one, msgspec.Struct)]
+        within = [(each.name, each.type, each.default) for one in structs for each in msgspec.structs.fields(one)]
+        found.append(
+            Parameter(
+                at=at,
+                name=about.name or at,
+                kind=structs[0] if structs else kind,
+                default=default,
+                about=about,
+                within=_parameters(within),
+            )
+        )
+    return tuple(found)
+
+
+SessionName = Annotated[str, About("How its id begins: 4 characters or more, as listed", name="session")]
+TaskName = Annotated[
+    str, About("How its id begins: 4 characters or more, as listed; or the id that its client has", name="task")
+]
+ReplicaName = Annotated[str, About("How its name begins", name="replica")]
+Over = Annotated[Range, About(f"How far to look back: {', '.join(RANGES)} (15m by default)", name="range")]
+After = Annotated[int, About("The oldest ones behind this number: `after` of the page before. Left out: the newest")]
+FramesLimit = Annotated[int, About("Maximum number of items: 100 by default, at most 500", most=500)]
+
+
+class Operators(Protocol):
+    """The model. A session is named by how its id begins (`SHORTEST_PREFIX` characters or more, or nothing where only
+    one is live), a replica by how its name begins. `by` is the operator's name, empty where it is not known.
+
+    Every method may raise `StoreUnavailable` or an `OperatorError`: `NoSuch`, `Ambiguous` or `TooShort` where not one
+    has the name.
+    """
+
+    @property
+    def sees_calls(self) -> bool:
+        """True if it knows what happens inside gateways: calls, processes and failures of sessions, and replicas."""
+        ...
+
+    def follow(self, session: str = "") -> AsyncIterator[dict[str, Any]]:
+        """Audit events as they come, each once, oldest first, until the replica that is asked drains."""
+        ...
+
+    # -- sessions
+
+    @verb("GET", "/sessions")
+    async def sessions(self, query: SessionQuery) -> Page:
+        """Live sessions of all replicas that have every given value, page by page, with totals of all of them."""
+        ...
+
+    @verb("GET", "/sessions/{session}")
+    async def session(self, prefix: SessionName) -> SessionRow:
+        """One session: its record, its processes, last failures, what its sandboxes refused, keys of its state."""
+        ...
+
+    @verb("DELETE", "/sessions/{session}", answers="ended")
+    async def end(self, prefix: SessionName, by: By = "") -> str:
+        """End a session at once, on every replica.
+
+        Returns how its id begins.
+        """
+        ...
+
+    @verb("DELETE", "/sessions", answers="ended", is_exact=True)
+    async def end_all(self, which: SessionFilter, by: By = "") -> int:
+        """End all sessions that have every given value; at least one is required.
+
+        Returns how many were ended.
+        """
+        ...
+
+    @verb("GET", "/sessions/{session}/timeline")
+    async def timeline(self, prefix: SessionName) -> SessionTimeline:
+        """What happened in a session that is live or has ended in the last day, in order of time."""
+        ...
+
+    @verb("GET", "/sessions/{session}/environment")
+    async def environment(self, prefix: SessionName) -> SessionEnvironment:
+        """What the servers of a live session were given (no secret is shown), and why it sees what it sees."""
+        ...
+
+    @verb("GET", "/timelines")
+    async def past_sessions(self, query: PastQuery) -> list[TimelineHead]:
+        """Sessions of the last day, live and ended, those that were used last first, without their entries."""
+        ...
+
+    @verb("GET", "/sessions/{session}/frames")
+    async def frames(self, prefix: SessionName, by: By, *, after: After = 0, limit: FramesLimit = 100) -> FramesPage:
+        """Messages of a session whose frames are switched on, redacted; as an event stream, as they pass."""
+        ...
+
+    @verb("PUT", "/sessions/{session}/frames")
+    async def switch_frames_on(self, prefix: SessionName, by: By) -> FramesPage:
+        """Switch the frames of a session on for 10 minutes, or for 10 minutes more.
+
+        Raises `TooLate`: the session is live on no replica now.
+        """
+        ...
+
+    @verb("DELETE", "/sessions/{session}/frames")
+    async def switch_frames_off(self, prefix: SessionName, by: By) -> FramesPage:
+        """Switch the frames of a session off, and forget them."""
+        ...
+
+    @verb("GET", "/sessions/{session}/stderr")
+    async def stderr(self, prefix: SessionName, by: By, *, after: After = 0, limit: FramesLimit = 100) -> StderrPage:
+        """What the servers of a session write to stderr, redacted; live while its frames are switched on."""
+        ...
+
+    # -- tasks
+
+    @verb("GET", "/tasks")
+    async def tasks(self, query: TaskQuery) -> TaskPage:
+        """Tasks of all sessions, newest first, page by page; those that are over until they expire."""
+        ...
+
+    @verb("GET", "/tasks/{task}")
+    async def task(self, prefix: TaskName) -> TaskRow:
+        """One task: who made it, what it calls, and what became of it."""
+        ...
+
+    @verb("DELETE", "/tasks/{task}", answers="cancelled")
+    async def cancel_task(self, prefix: TaskName, by: By = "") -> str:
+        """Cancel the call of a task on whichever replica runs it (409: it is over); its record stays.
+
+        Returns how the id of the task begins. Raises `TooLate`: the task is over, or no replica runs it now.
+        """
+        ...
+
+    # -- tools
+
+    @verb("GET", "/catalog")
+    async def catalog(
+        self,
+        query: Annotated[str, About("Words in server, name, title, description", name="q")] = "",
+        server: Annotated[str, About("The tools of this server only")] = "",
+        limit: Annotated[int, About("Maximum number of items: 100 by default, at most 1000", most=1_000)] = 100,
+    ) -> CatalogPage:
+        """The tools of all servers, with their schemas, as the servers have listed them to the gateway."""
+        ...
+
+    @verb("POST", "/calls", sends=Attempt)
+    async def call(self, attempt: Attempt, by: By = "") -> TriedCall:
+        """Call a tool, in a fresh session that ends after the call (or is kept), or in a live one."""
+        ...
+
+    # -- how much
+
+    @verb("GET", "/history")
+    async def history(
+        self,
+        over: Over = "15m",
+        server: Annotated[str, About("Calls of this server only")] = "",
+        tool: Annotated[str, About("Calls of this tool or method only")] = "",
+    ) -> HistoryView:
+        """Calls, failures, durations and live sessions of all replicas together, step by step."""
+        ...
+
+    @verb("GET", "/usage")
+    async def usage(
+        self,
+        by: Annotated[UsageBy, About(f"{', '.join(get_args(UsageBy))} (tool by default)")] = "tool",
+        over: Over = "15m",
+    ) -> list[UsageRow]:
+        """Who or what was used how much in a range, the most calls first."""
+        ...
+
+    @verb("GET", "/tools")
+    async def tools(self, over: Over = "15m") -> list[UsageRow]:
+        """Calls, failures and durations of each tool in a range, the most calls first."""
+        ...
+
+    @verb("GET", "/servers")
+    async def servers(self, over: Over = "15m") -> list[ServerRow]:
+        """The configured servers on all replicas together: state, starts, processes, last words, use by tool."""
+        ...
+
+    # -- replicas
+
+    @verb("GET", "/replicas")
+    async def replicas(self) -> list[ReplicaReport]:
+        """All replicas: what they hold, and their last five minutes, second by second.
+
+        One that does not answer is `silent`.
+        """
+        ...
+
+    @verb("GET", "/warnings")
+    async def warnings(self) -> list[UnreturningClient]:
+        """Clients that open sessions and return to none, each with the line of its configuration that mends it."""
+        ...
+
+    @verb("POST", "/replicas/{replica}/drain", answers="drained")
+    async def drain(self, prefix: ReplicaName, by: By = "") -> str:
+        """Have a replica hand its sessions to the others and be not ready; returns when it has.
+
+        Returns its name when it has.
+        """
+        ...
+
+    @verb("DELETE", "/replicas/{replica}/drain", answers="admitted")
+    async def admit(self, prefix: ReplicaName, by: By = "") -> str:
+        """Have a drained replica take sessions again.
+
+        Returns its name.
+        """
+        ...
+
+    # -- events
+
+    @verb("GET", "/events")
+    async def events(
+        self,
+        limit: Annotated[int, About("Maximum number of items: 100 by default, at most 10000", most=10_000)] = 100,
+        session: Annotated[
+            str, About("Of this session only, among the newest 2000: how its id begins, 8 characters")
+        ] = "",
+    ) -> list[dict[str, Any]]:
+        """What happened lately, newest first; as an event stream (Accept: text/event-stream), as it happens."""
+        ...
+
+
+def described(base: str, verbs: Sequence[Verb]) -> dict[str, Any]:
+    """The interface of these verbs, below the path `base`, in OpenAPI 3.1."""
+    kinds = [kind for one in verbs for kind in (one.type, one.sends)]
+    schemas, components = msgspec.json.schema_components(kinds, ref_template="#/components/schemas/{name}")
+    problem = {
+        "description": "It gets no further",
+        "content": {
+            "application/problem+json": {
+                "schema": {
+                    "type": "object",
+                    "properties": {"status": {"type": "integer"}, "detail": {"type": "string"}},
+                    "required": ["status", "detail"],
+                }
+            }
+        },
+    }
+    paths: dict[str, Any] = {}
+    for one, schema, body in zip(verbs, schemas[::2], schemas[1::2], strict=True):
+        sent = {"requestBody": {"required": True, "content": {"application/json": {"schema": body}}}}
+        paths.setdefault(base + one.path, {})[one.method.lower()] = {
+            "operationId": one.name,
+            "summary": one.summary,
+            "parameters": [
+                {
+                    "name": parameter.name,
+                    "in": "path" if f"{{{parameter.name}}}" in one.path else "query",
+                    "description": parameter.about.words,
+                    "required": f"{{{parameter.name}}}" in one.path,
+                    "schema": {"type": "integer" if parameter.about.most else "string"},
+                }
+                for taken in one.takes
+                for parameter in taken.flat
+            ],
+            **(sent if one.sends is not None else {}),
+            "responses": {
+                "200": {"description": "Done", "content": {"application/json": {"schema": schema}}},
+                "default": problem,
+            },
+        }
+    return {
+        "openapi": "3.1.0",
+        "info": {"title": "MCP Session Gateway: operations", "version": __version__},
+        "paths": paths,
+        "components": {
+            "schemas": components,
+            "securitySchemes": {"key": {"type": "http", "scheme": "bearer"}},
+        },
+        "security": [{"key": []}],
+    }
