@@ -5,17 +5,19 @@ store does not answer, no cookie is accepted.
 """
 
 import hashlib
+import hmac
+import ipaddress
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from time import monotonic
 from typing import Final
+from urllib.parse import urlsplit
 
+from cachetools import TTLCache
 from itsdangerous import BadSignature, URLSafeTimedSerializer
 from starlette.requests import Request
 from starlette.responses import Response
 
-from gateway.admin.hosts import OperatorHosts
-from gateway.admin.sign_in_attempts import SignInAttempts
-from gateway.admin.sign_in_link import OPERATOR, SignInLink
 from gateway.identity.authenticate import KeyDigests, digest_of
 from gateway.observability.audit import Audit
 from gateway.observability.logs import CLIENT
@@ -23,7 +25,135 @@ from session_store import KeyRing, Marks
 from session_store.tokens import Purpose, is_canonical
 from transports.inbound.http import Guard
 
-__all__ = ["Access"]
+__all__ = [
+    "OPERATOR",
+    "VALID_S",
+    "Access",
+    "HostNotAllowed",
+    "OperatorHosts",
+    "SignInAttempts",
+    "SignInLink",
+    "TooManyAttempts",
+]
+
+_MOST_CHARS: Final = 261
+"""A host name and a port."""
+
+_MORE: Final = frozenset("@/?#\\")
+
+
+class HostNotAllowed(Exception):
+    """The Host header has a name that is not allowed. The text says what to do."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            "The Host header does not name this gateway. Use an address or localhost, or add the host name to "
+            "gateway.admin.allowed_hosts."
+        )
+
+
+class OperatorHosts:
+    """`names` are in the spelling of `gateway.config.addresses.host_names`: `*.` before a domain stands for all names
+    below it, `*` for any."""
+
+    def __init__(self, names: Sequence[str] = ()) -> None:
+        self._names = frozenset(names) | {"localhost"}
+        self._domains = tuple(name[1:] for name in names if name.startswith("*."))
+
+    def check(self, host: str) -> None:
+        """Raises `HostNotAllowed`. `host`: the Host header."""
+        name = _hostname(host)
+        if "*" in self._names or name in self._names or name.endswith(self._domains) or _is_address(name):
+            return
+        raise HostNotAllowed
+
+
+def _hostname(host: str) -> str:
+    # A browser sends a name and a port. Of a URL with more the name would be read as well.
+    if len(host) > _MOST_CHARS or not _MORE.isdisjoint(host):
+        return ""
+    try:
+        return urlsplit(f"//{host}").hostname or ""
+    except ValueError:
+        return ""
+
+
+def _is_address(name: str) -> bool:
+    try:
+        ipaddress.ip_address(name)
+    except ValueError:
+        return False
+    return True
+
+
+FREE: Final = 10
+"""Wrong keys before anybody has to wait: a script with an old key, or a person with the wrong one in the clipboard."""
+
+LONGEST_S: Final = 60.0
+"""A person who mistypes a key is told soon that it is wrong."""
+
+_FORGOTTEN_S: Final = 900.0
+_HELD: Final = 4_096
+
+
+class TooManyAttempts(Exception):
+    """Too many wrong keys came from that network. Another wrong one is told this for `wait_s` more seconds."""
+
+    def __init__(self, wait_s: float) -> None:
+        super().__init__(f"too many wrong keys came from your address: try again in {wait_s:.0f} s")
+        self.wait_s = wait_s
+
+
+class SignInAttempts:
+    """Counts them by network, on this replica."""
+
+    def __init__(self, clock: Callable[[], float] = monotonic) -> None:
+        self._clock = clock
+        self._wrong: TTLCache[str, tuple[int, float]] = TTLCache(_HELD, _FORGOTTEN_S, timer=clock)
+
+    def check(self, network: str) -> None:
+        """Raises `TooManyAttempts`."""
+        _, until = self._wrong.get(network, (0, 0.0))
+        if (wait := until - self._clock()) > 0:
+            raise TooManyAttempts(max(1.0, wait))
+
+    def wrong(self, network: str) -> None:
+        """Count one more wrong key."""
+        count = self._wrong.get(network, (0, 0.0))[0] + 1
+        wait = min(LONGEST_S, 2.0 ** min(count - FREE, 16)) if count >= FREE else 0.0
+        self._wrong[network] = (count, self._clock() + wait)
+
+
+OPERATOR: Final = "local"
+"""The operator's name of whoever has used the link, or its key."""
+
+VALID_S: Final = 600.0
+_BYTES: Final = 32
+
+
+class SignInLink:
+    """`token` is the last part of the link. `proof` marks the sign-ins of this link: they end with this process. `key`
+    is an operator's key that no configuration has."""
+
+    def __init__(self, clock: Callable[[], float] = monotonic) -> None:
+        self._clock = clock
+        self._until = clock() + VALID_S
+        self._is_used = False
+        self.token = secrets.token_urlsafe(_BYTES)
+        self.proof = secrets.token_urlsafe(_BYTES)
+        self.key = secrets.token_urlsafe(_BYTES)
+
+    def opens_with(self, token: str) -> bool:
+        """True if the link is still good, and this is its token. It stays good."""
+        is_right = hmac.compare_digest(token.encode("utf-8", "replace"), self.token.encode())
+        return is_right and not self._is_used and self._clock() < self._until
+
+    def take(self, token: str) -> bool:
+        """As `opens_with`, and use the link up. Of several that try at once, one is let in."""
+        is_open = self.opens_with(token)
+        self._is_used = self._is_used or is_open
+        return is_open
+
 
 SIGNED_IN_S: Final = 12 * 3_600
 _COOKIE: Final = "mcp_gateway_operator_"

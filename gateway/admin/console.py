@@ -15,14 +15,12 @@ from starlette.responses import HTMLResponse, PlainTextResponse, RedirectRespons
 from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 
-from gateway.admin.auth import Access
+from gateway.admin.auth import Access, HostNotAllowed, TooManyAttempts
 from gateway.admin.formatting import amount, clock, moment, span, took
-from gateway.admin.hosts import HostNotAllowed
 from gateway.admin.operations import Operations
 from gateway.admin.operators import Ambiguous, NoSuch, OperatorError
-from gateway.admin.page import BASE_URL, OPERATOR, Action, Answer, ConsolePage
 from gateway.admin.pages import console_pages
-from gateway.admin.sign_in_attempts import TooManyAttempts
+from gateway.admin.pages.page import BASE_URL, OPERATOR, Action, Answer, ConsolePage
 from gateway.observability.visible import visible
 from gateway.version import __version__
 from session_store import StoreUnavailable

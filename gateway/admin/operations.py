@@ -1,49 +1,73 @@
-"""The operators' model on a store: its records, and what the replicas that use the store know beside them."""
+"""The operators' model: what each verb does, with a store and the replicas that use it."""
 
 import asyncio
+import sys
+import time
 from collections.abc import AsyncIterator, Callable
-from typing import Any, Final, Protocol
+from typing import Any, Final, Literal, Protocol
 
 import msgspec
 
 from gateway.admin.figures import Range, UsageRow
-from gateway.admin.frames import Records, SessionWatches
 from gateway.admin.insights import Insights
 from gateway.admin.operators import (
+    SHORTEST_PREFIX,
+    Ambiguous,
     NoSuch,
     OperatorError,
     SessionFilter,
     TaskPage,
     TaskQuery,
     TooLate,
+    TooShort,
     UnknownHere,
 )
 from gateway.admin.replica import Replica
-from gateway.admin.replicas import Replicas
+from gateway.admin.replicas import Answers, Replicas
 from gateway.admin.reports import (
     Attempt,
     CatalogPage,
+    FrameQuery,
+    FrameReport,
+    FramesPage,
     ReplicaReport,
     SessionEnvironment,
     SessionPart,
     SessionRow,
+    StderrPage,
     TaskRow,
     TriedCall,
 )
-from gateway.admin.session_finder import SessionFinder
-from gateway.admin.session_list import SEARCH_LIMIT, SessionList
+from gateway.admin.session_list import SEARCH_LIMIT, SessionFinder, SessionList
 from gateway.admin.session_selection import facts_of, fits
-from gateway.admin.tasks import TaskList
 from gateway.admin.tried_calls import Left, TriedCalls
-from gateway.config.settings import Settings
+from gateway.config.auth import OPERATOR_ISSUER
+from gateway.config.settings import GatewaySettings, Settings
+from gateway.sessions.lifecycle import ENDED
 from gateway.sessions.returns import UnreturningClient, together
-from session_store import AuditEvent, Backend, Session, SessionGone, StoreUnavailable
+from gateway.tasks.handles import TaskHandle, claimed
+from session_store import AuditEvent, Backend, Principal, Session, SessionGone, StoreUnavailable, Task, TaskStore
 from session_store.session import redact
 from transports.turns import slices
 
-__all__ = ["EndsSessions", "Operations"]
+__all__ = ["EndsSessions", "Operations", "Records", "SessionWatches", "TaskList", "operations_on", "task_row"]
+
+SEARCHED: Final = 20_000
+"""Of how many of the newest tasks a page or a name is looked for."""
 
 _READ_AT_ONCE: Final = 1_000
+
+
+Where = Literal["any", "own", "off"]
+_OFF: Final = "frames of sessions cannot be seen here: gateway.admin.frames is off"
+
+
+class Records(Protocol):
+    """Keeps in the audit trail what an operator has done."""
+
+    def __call__(self, reason: str, session: Session | str = "") -> None: ...
+
+
 _ENDED_AT_ONCE: Final = 32
 """Each end waits until the session's processes are gone."""
 _EVENTS_SEARCHED: Final = 2_000
@@ -62,7 +86,7 @@ class EndsSessions(Protocol):
 
 
 class Operations:
-    """Implements `admin.page.ConsoleOperators`. `record` keeps what an operator did in the audit trail."""
+    """Implements `admin.pages.page.ConsoleOperators`. `record` keeps what an operator did in the audit trail."""
 
     def __init__(
         self,
@@ -246,3 +270,244 @@ def _facts(event: AuditEvent) -> dict[str, Any]:
         name: value for name in event.__struct_fields__ if (value := getattr(event, name)) not in ("", 0.0, None, {})
     }
     return facts if event.calls is None else facts | {"calls": event.calls}
+
+
+def operations_on(backend: Backend) -> Operations:
+    """The model on an open backend. What happens inside gateways is unknown to it."""
+    return Operations(
+        backend=backend,
+        replicas=Replicas(backend),
+        ending=_StoreEnding(backend),
+        record=lambda _, session="": (
+            None
+        ),  # ending a session is all that can be done here, and `_StoreEnding` records it
+        clock=time.time,
+        search_limit=sys.maxsize,
+    )
+
+
+class _StoreEnding:
+    """Ends sessions in the store, and notifies the gateways that hold them."""
+
+    def __init__(self, backend: Backend) -> None:
+        self._backend = backend
+
+    async def end(self, session_id: str, reason: str, calls: int | None = None) -> bool:
+        session = await self._backend.sessions.peek(session_id)
+        if session is None or not await self._backend.sessions.end(session_id):
+            return False
+        await self._backend.bus.publish(ENDED, session_id.encode())
+        event = AuditEvent(
+            at=time.time(),
+            event="ended",
+            session=redact(session_id),
+            principal=str(session.principal),
+            endpoint=session.endpoint,
+            era=session.era,
+            reason=reason,
+            workspace=session.context.workspace,
+            trust=session.context.trust,
+            lasted_s=round(max(0.0, time.time() - session.created_at), 3),
+            calls=calls,
+        )
+        await self._backend.audit.record([event])
+        return True
+
+
+class TaskList:
+    """The tasks of a store."""
+
+    def __init__(self, tasks: TaskStore, clock: Callable[[], float]) -> None:
+        self._tasks = tasks
+        self._clock = clock
+
+    async def page(self, query: TaskQuery) -> TaskPage:
+        """A page of the tasks that match, newest first. Raises `NoSuch`: the page before ended with an unknown task, or
+        the client's id of a task is given, and there is no such task."""
+        if (handle := claimed(query.query)) is not None:
+            return TaskPage(tasks=[task_row(await self._of_client(handle), self._clock())])
+        before = (await self.found(query.after)).name if query.after else ""
+        matching: list[Task] = []
+        async for task in self._newest(before, query.limit + 1 if query.matches_all else _READ_AT_ONCE):
+            if query.matches(task):
+                matching.append(task)
+                if len(matching) > query.limit:
+                    break
+        rows, now = matching[: query.limit], self._clock()
+        after = redact(rows[-1].id) if len(matching) > query.limit else ""
+        return TaskPage(tasks=[task_row(task, now) for task in rows], after=after)
+
+    async def row(self, prefix: str) -> TaskRow:
+        """The task whose id begins like that. Raises as `found`."""
+        return task_row(await self.found(prefix), self._clock())
+
+    async def found(self, prefix: str) -> Task:
+        """The one task that is meant: by how its id begins, or by the id that its client has. Never a guess.
+
+        Raises:
+            NoSuch, Ambiguous, TooShort: not one task is meant.
+        """
+        if (handle := claimed(prefix)) is not None:
+            return await self._of_client(handle)
+        if len(prefix) < SHORTEST_PREFIX:
+            raise TooShort("task")
+        matching = [task async for task in self._newest("", _READ_AT_ONCE) if task.id.startswith(prefix)]
+        if len(matching) > 1:
+            raise Ambiguous(f"more than one task begins with {prefix!r}: give more characters of the id")
+        if not matching:
+            raise NoSuch(f"no task begins with {prefix[:64]!r}: it has expired, or never was")
+        # The list has tasks without their questions, which are counted.
+        return await self._tasks.get(matching[0].session_id, matching[0].id) or matching[0]
+
+    async def _of_client(self, handle: TaskHandle) -> Task:
+        if handle.kind == "relayed":
+            raise NoSuch(f"server {handle.server!r} has made this task, and only the server knows it")
+        task = await self._tasks.get(handle.session_id, handle.id)
+        if task is None:
+            raise NoSuch("the task has expired, or its session was ended")
+        return task
+
+    async def _newest(self, before: str, size: int) -> AsyncIterator[Task]:
+        for _ in range(0, SEARCHED, size):
+            page = await self._tasks.page(before=before, limit=size)
+            for task in page:
+                yield task
+            if len(page) < size:
+                return
+            before = page[-1].name
+
+
+def task_row(task: Task, now: float) -> TaskRow:
+    """A task as operators see it. What was asked of its client is counted, and what it returned is left out."""
+    error = msgspec.json.decode(task.error, type=_Error) if task.error else _Error()
+    return TaskRow(
+        task=redact(task.id),
+        session=redact(task.session_id),
+        principal=str(task.principal),
+        endpoint=task.endpoint,
+        server=task.server,
+        tool=task.tool,
+        status=task.status,
+        message=task.message,
+        age_s=round(max(0.0, now - task.created_at), 1),
+        idle_s=round(max(0.0, now - task.updated_at), 1),
+        expires_in_s=round(task.expires_at - now, 1),
+        runs=task.runs,
+        asked=task.asked,
+        error_code=error.code,
+        error=error.message,
+        tool_error=task.is_tool_error,
+    )
+
+
+class _Error(msgspec.Struct):
+    """A JSON-RPC error."""
+
+    code: int = 0
+    message: str = ""
+
+
+class SessionWatches:
+    """Switches watches on and off, and reads what was seen. Sessions are named by how their ids begin.
+
+    Every method may raise `StoreUnavailable` or an `OperatorError`: `admin.frames` does not allow it, or no session, or
+    not one, has that name.
+    """
+
+    def __init__(self, finder: SessionFinder, replicas: Replicas, record: Records, options: GatewaySettings) -> None:
+        self._finder = finder
+        self._replicas = replicas
+        self._record = record
+        self.where: Where = options.admin.frames or ("any" if options.is_of_one_person else "own")
+
+    async def switch_on(self, prefix: str, by: str) -> FramesPage:
+        """Watch a session for 10 minutes from now on. Raises `TooLate`: the session is live on no replica now."""
+        session = await self._allowed(prefix, by)
+        report = _best(await self._replicas.ask(Replica.watch, session.id, by))
+        if report is None:
+            raise TooLate("no replica has this session in use: it is there again with the next request of its client")
+        if report.problem:
+            raise OperatorError(report.problem)
+        self._record(f"the operator {by} has switched on its frames", session)
+        return _frames_page(report, 0)
+
+    async def switch_off(self, prefix: str, by: str) -> FramesPage:
+        """Watch a session no longer, and forget what was seen."""
+        session = await self._allowed(prefix, by)
+        if any((await self._replicas.ask(Replica.unwatch, session.id)).by.values()):
+            self._record(f"the operator {by} has switched off its frames", session)
+        return FramesPage(watched=False)
+
+    async def frames(self, prefix: str, by: str, *, after: int = 0, limit: int = 100) -> FramesPage:
+        """The newest messages, or the oldest ones behind the number `after`."""
+        session = await self._allowed(prefix, by)
+        return _frames_page(await self._read(FrameQuery(session=session.id, frames=limit, after_frame=after)), after)
+
+    async def stderr(self, prefix: str, by: str, *, after: int = 0, limit: int = 100) -> StderrPage:
+        """The newest lines, or the oldest ones behind the number `after`. The last lines of each server are there
+        without a watch, too, for every operator."""
+        session = await self._finder.find(prefix)
+        report = await self._read(FrameQuery(session=session.id, lines=limit, after_line=after))
+        if report.watched:
+            self._check(session, by)
+        return _stderr_page(report, after)
+
+    async def both(self, prefix: str, by: str, *, frames: int, lines: int) -> tuple[FramesPage, StderrPage] | None:
+        """The newest messages and lines. None: `admin.frames` does not allow to see them."""
+        session = await self._finder.find(prefix)
+        if not self.allows(session.principal, by):
+            return None
+        report = await self._read(FrameQuery(session=session.id, frames=frames, lines=lines))
+        return _frames_page(report, 0), _stderr_page(report, 0)
+
+    def allows(self, principal: Principal, by: str) -> bool:
+        """Whether the operator `by` may watch sessions of that principal."""
+        return self.where == "any" or (
+            self.where == "own" and principal == Principal(issuer=OPERATOR_ISSUER, subject=by)
+        )
+
+    async def _allowed(self, prefix: str, by: str) -> Session:
+        if self.where == "off":
+            raise OperatorError(_OFF)
+        session = await self._finder.find(prefix)
+        self._check(session, by)
+        return session
+
+    def _check(self, session: Session, by: str) -> None:
+        if self.where == "off":
+            raise OperatorError(_OFF)
+        if not self.allows(session.principal, by):
+            raise OperatorError(
+                'frames are seen in sessions of your own here: set gateway.admin.frames to "any" to see those of others'
+            )
+
+    async def _read(self, query: FrameQuery) -> FrameReport:
+        return _best(await self._replicas.ask(Replica.frames, query)) or FrameReport()
+
+
+def _best(answers: Answers[FrameReport | None]) -> FrameReport | None:
+    """The report of the replica that has a session; of several, of the one that watches it."""
+    reports = [report for report in answers.by.values() if report is not None]
+    return max(reports, key=lambda report: report.watched, default=None)
+
+
+def _frames_page(report: FrameReport, after: int) -> FramesPage:
+    return FramesPage(
+        watched=report.watched,
+        by=report.by,
+        ends_in_s=report.ends_in_s,
+        frames=report.frames,
+        after=report.frames[-1].number if report.frames else after,
+        missed=report.missed_frames,
+    )
+
+
+def _stderr_page(report: FrameReport, after: int) -> StderrPage:
+    return StderrPage(
+        watched=report.watched,
+        by=report.by,
+        ends_in_s=report.ends_in_s,
+        lines=report.lines,
+        after=report.lines[-1].number if report.lines else after,
+        missed=report.missed_lines,
+    )

@@ -9,7 +9,6 @@ from typing import Any, Final, NamedTuple, Protocol, TypeVar
 
 import msgspec
 
-from gateway.admin.held_sessions import HeldPage, held_page, in_flight_of, part_of, report_of, seen_of, suspended_of
 from gateway.admin.operators import SessionQuery
 from gateway.admin.reports import (
     MOST_DEAD,
@@ -23,8 +22,10 @@ from gateway.admin.reports import (
     SessionEnvironment,
     SessionPart,
 )
+from gateway.admin.session_selection import HeldPage, held_page, in_flight_of, part_of, suspended_of
 from gateway.calls.conversation import Conversation
-from gateway.calls.live_session import MOST_WATCHED, FrameWatches, LiveSessions
+from gateway.calls.live_session import MOST_WATCHED, FrameWatches, LiveSession, LiveSessions
+from gateway.calls.session_frames import SeenFrame, StderrLine
 from gateway.calls.starts import MOST_LINES, newest
 from gateway.cluster.ownership import Cluster
 from gateway.observability.metrics import Metrics
@@ -37,7 +38,7 @@ from session_store.metadata import scrubbed_start, scrubbed_text
 from session_store.session import redact
 from transports.turns import SCANNED_AT_ONCE, others_first, slices
 
-__all__ = ["QUESTIONS", "Environments", "Held", "Question", "Replica", "Seen", "Serving"]
+__all__ = ["QUESTIONS", "Environments", "Held", "Question", "Replica", "Seen", "Serving", "report_of", "seen_of"]
 
 _MOST_CHARS: Final = 300
 
@@ -45,6 +46,8 @@ _MOST_CHARS: Final = 300
 _MOST_UNRETURNING: Final = 50
 _LISTED_LINES: Final = 10
 """Of the output of one process, where sessions are listed: the session's own page has all that is kept."""
+_MOST_BODY_CHARS: Final = 256 << 10
+"""Of the bodies in one report: it travels over the bus of the store."""
 _PAGE_BYTES: Final = os.sysconf("SC_PAGE_SIZE")
 
 Method = TypeVar("Method", bound=Callable[..., Awaitable[Any]])
@@ -405,3 +408,50 @@ def _part_of_server(upstream: ConfiguredUpstream, links: Sequence[tuple[str, Con
 
 def _lines(words: Sequence[str]) -> list[str]:
     return [scrubbed_text(line)[:_MOST_CHARS] for line in newest(words)]
+
+
+def report_of(live: LiveSession) -> FrameReport:
+    """Who watches a session, and for how long."""
+    seen = live.frames
+    if seen is None:
+        return FrameReport()
+    return FrameReport(watched=True, by=seen.by, ends_in_s=round(max(0.0, seen.ends_at - time()), 1))
+
+
+def seen_of(live: LiveSession, query: FrameQuery) -> FrameReport:
+    """What was seen of a session."""
+    report = report_of(live)
+    if live.frames is None:
+        return msgspec.structs.replace(report, lines=_output_tail(live)[-query.lines :] if query.lines else [])
+    frames, missed_frames = live.frames.frames.behind(query.after_frame, query.frames)
+    lines, missed_lines = live.frames.lines.behind(query.after_line, query.lines)
+    return msgspec.structs.replace(
+        report,
+        frames=_fitting(frames, newest=not query.after_frame),
+        missed_frames=missed_frames,
+        lines=lines,
+        missed_lines=missed_lines,
+    )
+
+
+def _output_tail(live: LiveSession) -> list[StderrLine]:
+    """The last lines of the session's servers, which are known of every session. Of a process that has ended fewer are
+    kept."""
+    found: list[StderrLine] = []
+    for conversation in live.conversations.values():
+        link = conversation.link
+        words = (link is not None and link.stderr_tail()) or conversation.output_tail
+        found += [StderrLine(number=0, server=conversation.name, text=scrubbed_text(line)) for line in words]
+    return found
+
+
+def _fitting(frames: list[SeenFrame], *, newest: bool) -> list[SeenFrame]:
+    """As many of the messages as one report may have: the newest, or the oldest."""
+    left = _MOST_BODY_CHARS
+    found: list[SeenFrame] = []
+    for frame in reversed(frames) if newest else frames:
+        left -= len(frame.body)
+        if left < 0 and found:
+            break
+        found.append(frame)
+    return found[::-1] if newest else found

@@ -11,13 +11,11 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
-from gateway.admin.attempts import attempt_in, left
-from gateway.admin.auth import Access
-from gateway.admin.hosts import HostNotAllowed
+from gateway.admin.auth import Access, HostNotAllowed, TooManyAttempts
 from gateway.admin.operations import Operations
 from gateway.admin.operators import Ambiguous, NoSuch, OperatorError, TooLate
 from gateway.admin.reports import FramesPage, StderrPage
-from gateway.admin.sign_in_attempts import TooManyAttempts
+from gateway.admin.tried_calls import attempt_in, left
 from gateway.admin.verbs import VERBS, Verb, described
 from session_store import StoreUnavailable
 from transports.inbound.http import peer_of

@@ -9,9 +9,8 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import BaseRoute, Route
 
-from gateway.admin.auth import Access
+from gateway.admin.auth import Access, TooManyAttempts
 from gateway.admin.operations import Operations
-from gateway.admin.sign_in_attempts import TooManyAttempts
 from session_store import Backend, StoreUnavailable
 
 if TYPE_CHECKING:

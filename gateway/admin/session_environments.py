@@ -1,18 +1,19 @@
 """Finds out what the servers of a session were given, and why the session sees what it sees."""
 
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any, Final
 
-from gateway.admin.injected_variables import Sources, headers_of, variables_of
-from gateway.admin.reports import HiddenTools, ServerEnvironment, SessionEnvironment
-from gateway.admin.why_seen import about_era, about_isolation, about_session, about_tools
+from gateway.admin.reports import HiddenTools, Origin, ServerEnvironment, SessionEnvironment, Variable
 from gateway.calls.conversation import Conversation
 from gateway.calls.live_session import LiveSession, LiveSessions
+from gateway.config.auth import API_KEY_ISSUER, OPERATOR_ISSUER, AuthSettings
+from gateway.config.context import BUILT_IN, EnvironmentValue
 from gateway.config.settings import Settings
 from gateway.context.assertion import HEADER
+from gateway.context.secrets import is_template, secrets_in
 from gateway.identity.context_rules import ContextRules, Reason, announced_fields_of, kept_claims
 from gateway.policy.decisions import Policy
 from gateway.protocol.listing import Tools, operation_of
@@ -22,15 +23,114 @@ from gateway.sandbox.packages import package_folder
 from gateway.sandbox.profiles import Enclosure
 from gateway.sandbox.server_sandboxes import server_sandbox_of
 from gateway.upstreams.upstream import ConfiguredUpstream
-from session_store import Context, Session
+from session_store import Context, Principal, Session
+from session_store.metadata import scrubbed_text
 from session_store.session import redact
-from transports.era import Era
+from session_store.tool_session import ACCESS_VARIABLE, FACTS_VARIABLE, SOCKET_VARIABLE
+from transports.era import LEGACY, Era
 from transports.inbound_port import Refused
 from transports.upstream.delegation import Delegation
 from transports.upstream.stdio import HOME, INHERITED
 from transports.upstream_port import ConnectOptions
 
-__all__ = ["Given", "SessionEnvironments"]
+__all__ = [
+    "Given",
+    "SessionEnvironments",
+    "Sources",
+    "about_era",
+    "about_isolation",
+    "about_session",
+    "about_tools",
+    "headers_of",
+    "variables_of",
+]
+
+_MOST_CHARS: Final = 300
+_OWN: Final[Mapping[str, str]] = {
+    SOCKET_VARIABLE: "the socket to the state of the session",
+    ACCESS_VARIABLE: "the credential for that socket",
+    FACTS_VARIABLE: "the facts of the session as JSON",
+}
+_SHOWN: Final = frozenset({"inherited", "sandbox"})
+_OF_SANDBOXES: Final = ("HOME", "TMPDIR", "RES_OPTIONS")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sources:
+    """What decides the variables of one server's process for one session. A later one wins.
+
+    `inherited`: from the gateway's environment. `sandbox`: what the sandbox sets; None if there is none. `names`: the
+    fields of the session by variable; `rules`: the value and the setting by variable. Both are empty for a process that
+    belongs to no session. `own`: the server's `env`, which the setting `where` has.
+    """
+
+    where: str
+    inherited: Mapping[str, str] = field(default_factory=dict)
+    sandbox: Mapping[str, str] | None = None
+    names: Mapping[str, EnvironmentValue] = field(default_factory=dict)
+    rules: Mapping[str, tuple[str, str]] = field(default_factory=dict)
+    own: Mapping[str, str] = field(default_factory=dict)
+    is_of_session: bool = True
+
+    @property
+    def known(self) -> Iterable[str]:
+        """The names that a process has in any case."""
+        sandbox = () if self.sandbox is None else (*_OF_SANDBOXES, *self.sandbox)
+        ours = tuple(_OWN) if self.is_of_session else ()
+        return {*self.inherited, *sandbox, *self.names, *self.rules, *ours, *self.own}
+
+    def of(self, name: str) -> tuple[Origin, str]:
+        """Where a variable comes from."""
+        if name in self.own:
+            return _configured(self.own[name], self.where)
+        if name in _OWN and self.is_of_session:
+            return "gateway", _OWN[name]
+        if name in self.rules:
+            value, where = self.rules[name]
+            return _configured(value, where, "rule")
+        if name in self.names:
+            return "session", self.names[name].field
+        if self.sandbox is not None and (name in _OF_SANDBOXES or name in self.sandbox):
+            return "sandbox", "the profile of the sandbox"
+        if name in self.inherited:
+            return "inherited", "the gateway's own environment"
+        return "package", "what npx or uvx would set"
+
+
+def variables_of(sources: Sources, given: Mapping[str, str] | None) -> Iterator[Variable]:
+    """The variables in order of name. `given` is what the gateway gave a process that runs, beside what it inherits and
+    the server's `env`; None: no process runs, and only the names are known."""
+    present = {**sources.inherited, **(given or {})}
+    for name in sorted({*sources.known, *present}):
+        origin, where = sources.of(name)
+        is_known = given is not None or origin == "inherited"
+        value = _shown(sources, name, origin, where, present.get(name)) if is_known else None
+        yield Variable(name=name, origin=origin, where=where, value=value)
+
+
+def _shown(sources: Sources, name: str, origin: Origin, where: str, value: str | None) -> str | None:
+    """A value as operators see it; None: it is not shown."""
+    if value is None or not (origin in _SHOWN or name == SOCKET_VARIABLE or where in BUILT_IN):
+        return None
+    if where == "session_id":
+        value = redact(value)
+    return scrubbed_text(value)[:_MOST_CHARS]
+
+
+def headers_of(configured: Mapping[str, str], where: str, assertion: str) -> list[Variable]:
+    """The headers that requests to a server behind a URL have: the configured ones, and the gateway's assertion."""
+    found = []
+    for name, value in configured.items():
+        origin, source = _configured(value, where)
+        found.append(Variable(name=name, origin=origin, where=source))
+    return [*found, Variable(name=assertion, origin="gateway", where="a signed statement of the session's context")]
+
+
+def _configured(value: str, where: str, origin: Origin = "configuration") -> tuple[Origin, str]:
+    if not is_template(value):
+        return origin, where
+    return "secret", f"{where}, with {', '.join(f'gateway.secrets.{name}' for name in secrets_in(value))}"
+
 
 _MOST_SERVERS: Final = 50
 _MOST_VARIABLES: Final = 200
@@ -233,3 +333,108 @@ def _here() -> str:
         return os.getcwd()
     except OSError:  # somebody has removed it
         return ""
+
+
+def about_session(
+    session: Session,
+    served: Sequence[str],
+    auth: AuthSettings,
+    reasons: Iterable[Reason] | None,
+    entries: Sequence[str],
+) -> list[str]:
+    """The sentences about a session, in the order in which a request is decided. `served` are the servers behind its
+    endpoint. `reasons` are those for its context; None if the rules have changed since its last request. `entries` are
+    the entries of `gateway.policy.workspaces` that restrict it."""
+    told = [_endpoint(session, served), _principal(session.principal, auth), *_context(session, reasons)]
+    if entries:
+        which = _list([f"gateway.policy.workspaces.{entry}" for entry in entries])
+        told.append(f"Its workspace sees what {which} allow{'s' if len(entries) == 1 else ''}.")
+    speaks = session.client.protocol_version or "no version that is recorded"
+    name = f"{session.client.name} {session.client.version}".strip() or "a client without a name"
+    told.append(f"Its client is {name}, which speaks {_era(session.era)} ({speaks}).")
+    return told
+
+
+def _endpoint(session: Session, served: Sequence[str]) -> str:
+    if not served:
+        return f"It was opened at {session.endpoint}, which this replica does not serve."
+    if len(served) == 1:
+        return f"It was opened at {session.endpoint}, which serves {served[0]} alone."
+    return f"It was opened at {session.endpoint}, which serves {len(served)} servers: {_list(served)}."
+
+
+def _principal(principal: Principal, auth: AuthSettings) -> str:
+    if principal.is_anonymous:
+        return "Its principal is anonymous: its client has sent no credential."
+    if principal.issuer == API_KEY_ISSUER:
+        by = f"its client has sent the key gateway.api_keys.{principal.subject}"
+    elif principal.issuer == OPERATOR_ISSUER:
+        by = f"the operator {principal.subject} has opened it by trying a tool"
+    elif auth.proxies is not None and principal.issuer == auth.proxies.issuer:
+        by = f"a trusted proxy names it in the header {auth.proxies.subject_header} (gateway.auth.proxies)"
+    elif principal.issuer in (entry.issuer for entry in auth.jwt):
+        by = f"its client has sent an access token of {principal.issuer} (gateway.auth.jwt)"
+    else:
+        by = "by a credential that this configuration does not have any more"
+    return f"Its principal is {principal}: {by}."
+
+
+def _context(session: Session, reasons: Iterable[Reason] | None) -> Iterable[str]:
+    context = session.context
+    why: dict[str, list[str]] = {}
+    for reason in reasons or ():
+        why.setdefault(reason.fact, []).append(reason.text)
+
+    def because(fact: str) -> str:
+        return f": {'; '.join(why[fact])}" if why.get(fact) else ""
+
+    named = f"Its workspace is {context.workspace}" if context.workspace else "It has no workspace"
+    yield f"{named}{because('workspace')}."
+    yield f"Its trust is {context.trust}{because('trust')}."
+    if context.permissions:
+        yield f"Its permissions are {_list(context.permissions)}{because('permissions')}."
+    if context.read_only:
+        yield f"It is read-only{because('read_only')}."
+    yield from (f"Note: {text}." for text in why.get("rules", ()))
+    if reasons is None:
+        yield "The rules have changed since its last request. The next one applies them."
+
+
+def about_tools(listed: int | None, visible: int) -> str:
+    """How many of the tools of a server a session sees."""
+    if listed is None:
+        return "Its tools are not known: it has not answered yet, or answers with the credentials of a session only."
+    if visible == listed:
+        return f"The session sees all of its {listed} tools: no rule hides one." if listed else "It lists no tools."
+    return f"The session sees {visible} of its {listed} tools."
+
+
+def about_isolation(kind: str, *, shared: bool, where: str) -> str:
+    """What of a server is the session's own."""
+    if kind == "object":
+        return "It is an object in the gateway's own process, which all sessions use."
+    if kind == "url":
+        one = f"one connection for all sessions ({where}.shared)" if shared else "a connection of its own"
+        return f"It is behind a URL, and the session has {one}."
+    if shared:
+        return f"One process is for all sessions ({where}.shared). It learns of the session of a call from _meta alone."
+    return "The session has a process of its own, which ends with the session."
+
+
+def about_era(client: str, server: Era | None) -> str:
+    """What the gateway does between client and server."""
+    if server is None:
+        return "It is not known yet in which era it speaks."
+    if client == server:
+        return f"It speaks {_era(server)} as the client does, so messages pass as they are."
+    return f"It speaks {_era(server)} and the client {_era(client)}: the gateway translates."
+
+
+def _era(era: str) -> str:
+    return "MCP with a handshake" if era == LEGACY else "MCP 2026-07-28"
+
+
+def _list(names: Iterable[str]) -> str:
+    known = list(names)
+    more = [f"{len(known) - _MOST_NAMES} more"] if len(known) > _MOST_NAMES else []
+    return ", ".join([*known[:_MOST_NAMES], *more])

@@ -1,26 +1,135 @@
 """Lists of live sessions: filtered, in an order, page by page, with totals.
 
 A gateway that runs makes a list of what all replicas hold in memory, and of sessions that none holds
-(`detached_sessions`). A list of all sessions in order of id is read from the store, and so is every list of a command
+(`DetachedSessions`). A list of all sessions in order of id is read from the store, and so is every list of a command
 line that reaches the store alone.
 """
 
 import asyncio
+import heapq
 import re
 from collections.abc import Callable, Sequence
+from time import monotonic
 from typing import Final, TypeVar
 
 from msgspec.structs import replace
 
-from gateway.admin.detached_sessions import DetachedSessions
-from gateway.admin.operators import Page, SessionQuery, UnknownHere
+from gateway.admin.operators import SHORTEST_PREFIX, Ambiguous, NoSuch, Page, SessionQuery, TooShort, UnknownHere
 from gateway.admin.replica import Replica
 from gateway.admin.replicas import Replicas
 from gateway.admin.reports import SessionPart, SessionRow, SessionTotals, row_of
 from gateway.admin.session_selection import Place, Selection, cursor_of, facts_of
-from session_store import Backend, Session, SessionGone
+from session_store import Backend, Session, SessionGone, SessionStore, StoreUnavailable
+from transports.tasks import Tasks
 
-__all__ = ["SEARCH_LIMIT", "SessionList"]
+__all__ = ["SEARCH_LIMIT", "DetachedSessions", "SessionFinder", "SessionList"]
+
+SEARCHED: Final = 100_000
+"""How many records of the store are looked at. Of more sessions, those with the last ids are not found."""
+
+_KEPT: Final = 5_000
+"""Of so many the records are kept, those that were used last."""
+
+_FRESH_S: Final = 10.0
+_REST: Final = 10
+"""A reading rests this many times as long as each of its steps takes, because calls come first."""
+
+_FIRST_S: Final = 0.05
+"""How long the first list waits for the first reading, which is enough for a small store."""
+
+_DETACHED_AT_ONCE: Final = 100
+
+
+class DetachedSessions:
+    """The sessions in the store that no running replica serves: their gateway has ended, and no client has come back.
+
+    No replica knows them, and to read all records takes a tenth of a second for a thousand of them. So they are read in
+    the background, a few at a time, while somebody lists sessions, and a list shows them as they were then. `known` has
+    the records that are kept.
+    """
+
+    def __init__(self, backend: Backend, replicas: Replicas) -> None:
+        self._backend = backend
+        self._replicas = replicas
+        self._tasks = Tasks("detached sessions")
+        self._tried_at = float("-inf")
+        self._was_read = False
+        self.known: list[Session] = []
+
+    @property
+    def is_reading(self) -> bool:
+        """True until a reading has come to its end: some sessions may be missing."""
+        return self._backend.is_durable and not self._was_read
+
+    async def read(self) -> list[Session]:
+        """The records, as the last reading has found them. The first one is waited for, for a short time. What it has
+        found then is returned."""
+        if not self._backend.is_durable:
+            return []  # what the store has, this process has opened
+        if monotonic() - self._tried_at > _FRESH_S:
+            reading = self._tasks.start("read", self._read)
+            if self.is_reading:
+                await asyncio.wait((reading,), timeout=_FIRST_S)
+        return self.known
+
+    async def _read(self) -> None:
+        place, looked_at = "", 0
+        found: list[Session] = []
+        try:
+            while looked_at < SEARCHED:
+                began = monotonic()
+                page = await self._backend.sessions.page(after=place, limit=_DETACHED_AT_ONCE)
+                if page:
+                    answers = await self._replicas.ask(Replica.serves, [session.id for session in page])
+                    if answers.unanswered:  # what a silent replica serves is not detached
+                        return
+                    held = {session_id for some in answers.by.values() for session_id in some}
+                    found += [session for session in page if session.id not in held]
+                    found = heapq.nlargest(_KEPT, found, key=lambda session: session.used_at)
+                    looked_at, place = looked_at + len(page), page[-1].id
+                    if self.is_reading:
+                        self.known = found
+                if len(page) < _DETACHED_AT_ONCE:
+                    break
+                await asyncio.sleep((monotonic() - began) * _REST)
+            self.known, self._was_read = found, True
+        except StoreUnavailable:
+            return  # the next reading finds out
+        finally:
+            self._tried_at = monotonic()
+
+
+_MOST_CANDIDATES: Final = 10
+
+
+class SessionFinder:
+    """Finds the session that an operator means by the beginning of its id."""
+
+    def __init__(self, sessions: SessionStore, clock: Callable[[], float]) -> None:
+        self._sessions = sessions
+        self._clock = clock
+
+    async def find(self, prefix: str) -> Session:
+        """The one session that is meant. Never a guess. Raises `NoSuch`, `Ambiguous`, `TooShort`."""
+        if prefix and len(prefix) < SHORTEST_PREFIX:
+            raise TooShort("session")
+        exact = await self._sessions.peek(prefix) if prefix else None
+        if exact is not None:
+            return exact
+        page = await self._sessions.page(after=prefix, limit=_MOST_CANDIDATES + 1)
+        found = [session for session in page if session.id.startswith(prefix)]
+        if len(found) == 1:
+            return found[0]
+        if not found:
+            why = f"no session begins with {prefix[:64]!r}: it has ended, or never was"
+            raise NoSuch(why if prefix else "no session is live")
+        what = f"begins with {prefix!r}" if prefix else "is live"
+        now = self._clock()
+        raise Ambiguous(
+            f"more than one session {what}: give more characters of the id",
+            tuple(row_of(session, None, now) for session in found),
+        )
+
 
 T = TypeVar("T")
 
@@ -28,7 +137,6 @@ SEARCH_LIMIT: Final = 50_000
 """How many records of the store one page is searched for in."""
 
 _READ_AT_ONCE: Final = 1_000
-_MOST_CANDIDATES: Final = 10
 _EVENTS_SEARCHED: Final = 2_000
 _CORRELATION: Final = re.compile(r"[0-9a-f]{32}")
 _IN_RECORDS: Final = ("id", "used", "created")

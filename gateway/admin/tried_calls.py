@@ -7,28 +7,271 @@ the replica that owns the session are the same.
 import asyncio
 import contextlib
 import contextvars
+import functools
 import secrets
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from time import monotonic
-from typing import Final, Literal, Protocol
+from typing import Any, Final, Literal, Protocol
 
 import msgspec
+from starlette.requests import Request
 
-from gateway.admin.operators import OperatorError
-from gateway.admin.reports import Attempt, TriedCall
-from gateway.admin.session_finder import SessionFinder
-from gateway.admin.tool_catalog import ToolCatalog
-from gateway.admin.tried_call import Sending, Way
+from gateway.admin.operators import NoSuch, OperatorError
+from gateway.admin.reports import Attempt, CatalogPage, Outcome, ToolRow, TriedCall
+from gateway.admin.session_list import SessionFinder
 from gateway.config.auth import OPERATOR_ISSUER
 from gateway.identity.credential_claims import CredentialClaims
 from gateway.observability.logs import CORRELATION
+from gateway.protocol.catalog import named
+from gateway.protocol.listing import operation_of
 from gateway.relay.internal_requests import InternalRequests
-from gateway.sessions.session_keys import key_alias
+from gateway.sessions.carriers import GATEWAY_HEADER, LEGACY_HEADER, NEW
+from gateway.sessions.session_keys import KEY_META, key_alias
+from gateway.upstreams.upstream import ConfiguredUpstream
+from gateway.version import __version__
 from session_store import Principal, Session, SessionStore, StoreUnavailable
 from session_store.session import redact
-from transports.era import LEGACY, MODERN
+from transports.era import LEGACY, MODERN, MODERN_VERSIONS, Era
+from transports.inbound.http import read_body
+from transports.inbound.inside import Reply
+from transports.inbound.modern import VERSION_HEADER, VERSION_KEY
+from transports.inbound_port import Refused
+from transports.jsonrpc import METHOD_NOT_FOUND, Object, decode_exact, encode
+from transports.mirrored_headers import argument_headers, encode_value
 
-__all__ = ["EndsSession", "Left", "Records", "TriedCalls", "Where"]
+__all__ = [
+    "CLIENT",
+    "MAX_BYTES",
+    "EndsSession",
+    "Left",
+    "Records",
+    "Sending",
+    "ToolCatalog",
+    "TriedCalls",
+    "Way",
+    "Where",
+    "answer_to_question",
+    "attempt_in",
+    "body_of",
+    "call_body",
+    "call_headers",
+    "cancel_body",
+    "left",
+]
+
+
+class ToolCatalog:
+    """Reads what the probes of the servers have found. Asks no server. `paths` are the names of the servers behind each
+    endpoint."""
+
+    def __init__(self, upstreams: Iterable[ConfiguredUpstream], paths: Mapping[str, Iterable[str]]) -> None:
+        self._upstreams = {upstream.name: upstream for upstream in upstreams}
+        self._paths = {path: tuple(servers) for path, servers in paths.items()}
+
+    def page(self, query: str = "", *, server: str = "", limit: int = 100) -> CatalogPage:
+        """The tools of which server, name, title or description have all words of the query."""
+        words = query.lower().split()
+        found: list[ToolRow] = []
+        unknown: list[str] = []
+        for name, upstream in self._upstreams.items():
+            if server not in ("", name):
+                continue
+            tools = upstream.probed_tools
+            if tools is None:
+                unknown.append(name)
+            else:
+                rows = (_row(name, tool) for tool in tools.listed)
+                found += [row for row in rows if _matches(row, words)]
+        return CatalogPage(tools=found[:limit], total=len(found), unknown=unknown)
+
+    def tool(self, server: str, name: str) -> ToolRow:
+        """One tool. Raises `NoSuch`: there is no such server, or it has listed no such tool."""
+        tools = self._upstream(server).probed_tools
+        if tools is None:
+            raise NoSuch(f"the tools of server {server!r} are not known: it has not answered yet, or asks for secrets")
+        for tool in tools.listed:
+            if tool["name"] == name:
+                return _row(server, tool)
+        raise NoSuch(f"server {server!r} lists no tool {name[:128]!r}")
+
+    def path_of(self, server: str) -> str:
+        """The endpoint that serves that server alone. Raises `NoSuch`."""
+        return f"/servers/{self._upstream(server).name}/mcp"
+
+    def name_at(self, path: str, server: str, tool: str) -> str:
+        """The name of a tool for clients of an endpoint. Raises `OperatorError`: it does not serve the server."""
+        served = self._paths.get(path, ())
+        if server not in served:
+            raise OperatorError(f"the session is one of {path}, which does not serve {server!r}")
+        return tool if len(served) == 1 else str(named(server, {"name": tool})["name"])
+
+    def headers_for(self, server: str, tool: str, arguments: Object) -> dict[str, str]:
+        """The headers that repeat arguments of a call (MCP 2026-07-28, Transports §Custom Headers)."""
+        tools = self._upstream(server).probed_tools
+        schema = None if tools is None else tools.mirrored.get(tool)
+        if schema is None:
+            return {}
+        headers = argument_headers(schema, {name: decode_exact(value) for name, value in arguments.items()})
+        return {name.lower(): value for name, value in headers.items()}
+
+    def _upstream(self, server: str) -> ConfiguredUpstream:
+        if server not in self._upstreams:
+            raise NoSuch(f"there is no server {server[:128]!r}")
+        return self._upstreams[server]
+
+
+def _row(server: str, tool: Mapping[str, Any]) -> ToolRow:
+    annotations = tool.get("annotations")
+    return ToolRow(
+        server=server,
+        name=tool["name"],
+        title=_text(tool.get("title")),
+        description=_text(tool.get("description")),
+        operation=operation_of(tool),
+        annotations=annotations if isinstance(annotations, dict) else {},
+        input_schema=tool.get("inputSchema"),
+        output_schema=tool.get("outputSchema"),
+    )
+
+
+def _text(value: Any) -> str:
+    return value if isinstance(value, str) else ""
+
+
+def _matches(row: ToolRow, words: list[str]) -> bool:
+    text = "\n".join((row.server, row.name, row.title, row.description)).lower()
+    return all(word in text for word in words)
+
+
+PATIENCE_S: Final = 60.0
+"""How long a tried call may take. A page waits for it."""
+_CANCELLED_S: Final = 1.0
+"""How long a cancelled call may take to end."""
+MOST_BYTES: Final = 4 << 20
+"""Of an answer that is shown."""
+_MOST_PARTS: Final = 200_000
+"""Commas and brackets of an answer that is decoded. An answer of some megabytes can hold a million of empty lists."""
+_MOST_MESSAGES: Final = 50
+_MOST_CHARS: Final = 500
+
+
+class Way(msgspec.Struct, frozen=True, kw_only=True):
+    """How a call reaches its session."""
+
+    era: Era
+    path: str
+    principal: Principal
+    claims: CredentialClaims | None
+    token: str = ""
+    version: str = ""
+    key: str = ""
+
+
+class Sending:
+    """One call on its way."""
+
+    def __init__(
+        self, ask: InternalRequests, way: Way, name: str, attempt: Attempt, correlation: str, peer: str
+    ) -> None:
+        self._ask = ask
+        self._way = way
+        self._name = name
+        self._attempt = attempt
+        self._correlation = correlation
+        self._peer = peer
+        # Not the id of a call that the session's client has in flight.
+        self._id = f"operator-{correlation}"
+        self._messages: list[str] = []
+        self._asked: list[str] = []
+
+    async def answered(self, mirrored: dict[str, str], left: Callable[[], Awaitable[object]] | None) -> TriedCall:
+        """Send the call, and wait for its outcome."""
+        way = self._way
+        headers = call_headers(
+            way.era, token=way.token, name=self._name, version=way.version, correlation=self._correlation
+        )
+        body = call_body(way.era, self._id, self._name, self._attempt.arguments, key=way.key)
+        reply = self._send(headers | mirrored, body)
+        reading = asyncio.ensure_future(self._read(reply))
+        leaving = asyncio.ensure_future(left()) if left is not None else None
+        waited = [reading] if leaving is None else [reading, leaving]
+        try:
+            await asyncio.wait(waited, timeout=PATIENCE_S, return_when=asyncio.FIRST_COMPLETED)
+            if reading.done():
+                return reading.result()
+        finally:
+            for task in waited:
+                task.cancel()
+            if not reading.done() or reading.cancelled():
+                await self._cancel(reply)
+            await asyncio.gather(*waited, return_exceptions=True)
+            await reply.leave()
+        return self._outcome("timeout", note=f"No answer within {PATIENCE_S:.0f} s: the call was cancelled.")
+
+    def _send(self, headers: dict[str, str], body: bytes) -> Reply:
+        way = self._way
+        return self._ask(way.path, way.principal, way.claims, headers, body, peer=self._peer)
+
+    async def _cancel(self, reply: Reply) -> None:
+        """Have the server stop: a modern client closes the connection, a legacy client says so."""
+        if self._way.era is LEGACY:
+            await self._post(cancel_body(self._id, "the operator does not wait any more"))
+        await reply.leave(_CANCELLED_S)
+
+    async def _post(self, body: bytes) -> None:
+        """Send a message that is no request."""
+        headers = call_headers(self._way.era, token=self._way.token, name="", version=self._way.version)
+        reply = self._send(headers, body)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_CANCELLED_S):
+                await reply.begun()
+        await reply.leave()
+
+    async def _read(self, reply: Reply) -> TriedCall:
+        async for frame in reply.frames():
+            if len(frame) > MOST_BYTES or sum(map(frame.count, (b",", b"[", b"{"))) > _MOST_PARTS:
+                note = f"The answer has {len(frame):,} bytes, which is more than can be shown here."
+                return self._outcome("too_large", size=len(frame), note=note)
+            try:
+                message = msgspec.json.decode(frame)
+            except (msgspec.MsgspecError, RecursionError):
+                message = None
+            if not isinstance(message, dict):
+                return self._outcome("unreadable", size=len(frame), note="The answer cannot be read as JSON.")
+            if "method" not in message:
+                return self._of_answer(message, len(frame))
+            await self._heard(message, frame)
+        return self._outcome("unreadable", note="The call was ended without an answer.")
+
+    async def _heard(self, message: dict[str, Any], frame: bytes) -> None:
+        """Take what a server sends before its answer."""
+        heard = self._asked if "id" in message else self._messages
+        if len(heard) < _MOST_MESSAGES:
+            heard.append(frame.decode("utf-8", "replace")[:_MOST_CHARS])
+        if "id" in message and self._way.era is LEGACY:
+            await self._post(answer_to_question(message))
+
+    def _of_answer(self, message: dict[str, Any], size: int) -> TriedCall:
+        if "error" in message:
+            return self._outcome("error", size=size, error=message["error"])
+        result = message.get("result")
+        kind = result if isinstance(result, dict) else {}
+        if kind.get("resultType") == "input_required":
+            return self._outcome("asks", size=size, result=result, note="The tool asks its user, who is not here.")
+        return self._outcome("tool_error" if kind.get("isError") is True else "ok", size=size, result=result)
+
+    def _outcome(self, outcome: Outcome, **facts: Any) -> TriedCall:
+        attempt = self._attempt
+        return TriedCall(
+            server=attempt.server,
+            tool=attempt.tool,
+            outcome=outcome,
+            correlation=self._correlation,
+            messages=self._messages,
+            asked=self._asked,
+            **facts,
+        )
+
 
 _MOST_NAME: Final = 256
 _MOST_AT_ONCE: Final = 4
@@ -205,3 +448,83 @@ class TriedCalls:
 def _principal(by: str) -> Principal:
     """Who an operator is in sessions."""
     return Principal(issuer=OPERATOR_ISSUER, subject=by)
+
+
+CLIENT: Final = "mcp-session-gateway-console"
+_SPEC: Final = "io.modelcontextprotocol/"
+_DECLINED: Final = "An operator tries this tool from the console, where nobody answers questions."
+
+
+def call_headers(
+    era: Era, *, token: str, name: str, version: str = "", method: str = "tools/call", correlation: str = ""
+) -> dict[str, str]:
+    """The headers of a message. `token` is that of the session, empty for a new one. `version` is that which a legacy
+    session has negotiated."""
+    headers = {"user-agent": f"{CLIENT}/{__version__}"}
+    if correlation:
+        headers["traceparent"] = f"00-{correlation}-{correlation[:16]}-00"
+    if era is MODERN:
+        modern = {VERSION_HEADER: MODERN_VERSIONS[-1], "mcp-method": method, "mcp-name": encode_value(name)}
+        return headers | modern | {GATEWAY_HEADER: token or NEW}
+    return headers | {LEGACY_HEADER: token} | ({VERSION_HEADER: version} if version else {})
+
+
+def call_body(era: Era, request_id: str, name: str, arguments: Object, *, key: str = "") -> bytes:
+    """A call. `key` names a new session."""
+    params: dict[str, Any] = {"name": name, "arguments": arguments}
+    if era is MODERN:
+        params["_meta"] = {
+            VERSION_KEY: MODERN_VERSIONS[-1],
+            f"{_SPEC}clientInfo": {"name": CLIENT, "version": __version__},
+            f"{_SPEC}clientCapabilities": {},
+        } | ({KEY_META: key} if key else {})
+    return encode({"jsonrpc": "2.0", "id": request_id, "method": "tools/call", "params": params})
+
+
+def cancel_body(request_id: str, reason: str) -> bytes:
+    """A legacy client's notification that it does not want the answer any more."""
+    params = {"requestId": request_id, "reason": reason}
+    return encode({"jsonrpc": "2.0", "method": "notifications/cancelled", "params": params})
+
+
+def answer_to_question(question: Mapping[str, Any]) -> bytes:
+    """The answer to what a server asks its client: nobody is there to answer."""
+    answer: dict[str, Any] = {"error": {"code": METHOD_NOT_FOUND, "message": _DECLINED}}
+    if question.get("method") == "elicitation/create":
+        answer = {"result": {"action": "decline"}}
+    return encode({"jsonrpc": "2.0", "id": question.get("id"), **answer})
+
+
+MAX_BYTES: Final = 1 << 20
+"""Of a body with the arguments of a call."""
+
+_attempts: Final = msgspec.json.Decoder(Attempt)
+
+
+async def attempt_in(request: Request) -> Attempt:
+    """The call in a body of JSON. Raises `OperatorError`: it cannot be read."""
+    try:
+        return _attempts.decode(await body_of(request))
+    except (msgspec.MsgspecError, RecursionError) as error:
+        raise OperatorError(f"the body is no call: {error}") from None
+
+
+async def body_of(request: Request) -> bytes:
+    """The body. Raises `OperatorError`: it is too large, or has no end."""
+    try:
+        body = await read_body(request.receive, request.headers, MAX_BYTES)
+    except Refused as refused:
+        raise OperatorError(str(refused)) from None
+    if body is None:
+        raise OperatorError("the request ended before its body did")
+    return body
+
+
+def left(request: Request) -> Callable[[], Awaitable[object]]:
+    """Returns a function that waits until whoever sent the request is gone. The body must have been read."""
+    return functools.partial(_left, request)
+
+
+async def _left(request: Request) -> None:
+    while (await request.receive())["type"] != "http.disconnect":
+        pass

@@ -11,8 +11,8 @@ from typing import Final, TextIO
 
 from rich.text import Text
 
+from gateway.admin.auth import SignInLink
 from gateway.admin.local_gateways import announced, runtime_folder
-from gateway.admin.sign_in_link import SignInLink
 from gateway.cli.terminal import Terminal
 from gateway.config.hosts.client_snippets import snippet
 from gateway.config.settings import GatewaySettings

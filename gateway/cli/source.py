@@ -46,7 +46,7 @@ async def source_of(where: Where) -> AsyncIterator[Operators]:
     await backend.open()
     try:
         await backend.ping()
-        from gateway.admin.store_only import operations_on  # loads most of the gateway
+        from gateway.admin.operations import operations_on  # loads most of the gateway
 
         yield operations_on(backend)
     finally:

@@ -2,9 +2,8 @@
 
 import functools
 
-from gateway.admin.session_finder import SessionFinder
-from gateway.admin.tool_catalog import ToolCatalog
-from gateway.admin.tried_calls import TriedCalls
+from gateway.admin.session_list import SessionFinder
+from gateway.admin.tried_calls import ToolCatalog, TriedCalls
 from gateway.identity.context_rules import kept_claims
 from gateway.serving.parts import Foundation, Http, Resolution, Servers, SessionParts
 from gateway.serving.paths import served_paths

@@ -5,15 +5,12 @@ from collections.abc import Callable, Mapping
 from time import time
 from typing import TYPE_CHECKING, Any
 
-from gateway.admin.auth import Access
-from gateway.admin.hosts import OperatorHosts
+from gateway.admin.auth import Access, OperatorHosts, SignInLink
 from gateway.admin.operations import Operations
-from gateway.admin.peers import PeerQueries
 from gateway.admin.replica import Replica, Seen
-from gateway.admin.replicas import Replicas
+from gateway.admin.replicas import PeerQueries, Replicas
 from gateway.admin.routes import operator_routes
 from gateway.admin.session_environments import SessionEnvironments
-from gateway.admin.sign_in_link import SignInLink
 from gateway.admin.tried_calls import TriedCalls
 from gateway.bridge.suspended_calls import ask_modern
 from gateway.calls.event_log import EventWriter

@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from time import time
 from typing import Any
 
-from gateway.admin.sign_in_link import SignInLink
+from gateway.admin.auth import SignInLink
 from gateway.config.settings import Settings
 from gateway.context.state_api import state_api
 from gateway.serving.asserted_state import AssertedState

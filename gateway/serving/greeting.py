@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, Protocol
 
+from gateway.admin.auth import SignInLink
 from gateway.admin.local_gateways import LocalGateway, network_namespace
 from gateway.admin.routes import ADMIN
-from gateway.admin.sign_in_link import SignInLink
 from gateway.config.addresses import host_and_port, is_loopback
 from gateway.config.settings import GatewaySettings
 from gateway.sandbox.server_sandboxes import ServerSandbox, server_sandboxes

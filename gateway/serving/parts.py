@@ -6,7 +6,7 @@ from typing import Generic, TypeVar
 
 from starlette.routing import BaseRoute
 
-from gateway.admin.peers import PeerQueries
+from gateway.admin.replicas import PeerQueries
 from gateway.calls.event_log import EventWriter
 from gateway.calls.live_session import FrameWatches, LiveSession, LiveSessions
 from gateway.cluster.forwarding import Forwarding

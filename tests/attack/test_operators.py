@@ -6,7 +6,7 @@ from collections.abc import Iterator
 import httpx
 import pytest
 
-from gateway.admin.sign_in_attempts import FREE, LONGEST_S
+from gateway.admin.auth import FREE, LONGEST_S
 from session_store import backend_for
 from tests.requirements import requirement
 from tests.support.credentials import bearer, sha256

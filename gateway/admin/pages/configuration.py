@@ -4,7 +4,7 @@ from typing import Any, Final
 
 from starlette.requests import Request
 
-from gateway.admin.page import ConsoleOperators, ConsolePage
+from gateway.admin.pages.page import ConsoleOperators, ConsolePage
 from gateway.config.effective import Section, effective
 
 __all__ = ["PAGE"]

@@ -6,7 +6,7 @@ from urllib.parse import urlsplit
 from starlette.requests import Request
 
 from gateway.admin.operators import OperatorError
-from gateway.admin.page import BASE_URL, ConsoleOperators, ConsolePage
+from gateway.admin.pages.page import BASE_URL, ConsoleOperators, ConsolePage
 from gateway.config.addresses import is_loopback
 from gateway.config.hosts.client_snippets import CLIENTS, TOKEN_VARIABLE, snippets
 from gateway.config.settings import Settings

@@ -1,15 +1,15 @@
 """The newest audit events, with filters."""
 
+from collections.abc import Iterable
 from typing import Any, Final, get_args, get_type_hints
 
 from starlette.requests import Request
 
-from gateway.admin.alike_events import folded
-from gateway.admin.page import ConsolePage
+from gateway.admin.pages.page import ConsolePage
 from gateway.admin.verbs import Operators
 from session_store import AuditEvent
 
-__all__ = ["PAGE"]
+__all__ = ["PAGE", "folded"]
 
 _ROWS: Final = 100
 _SHOWN: Final = 1_000
@@ -36,6 +36,30 @@ def _matches(event: dict[str, Any], given: dict[str, str]) -> bool:
         return False
     text = "\n".join(str(event.get(name, "")) for name in _WORDS).lower()
     return all(word in text for word in given["q"].lower().split())
+
+
+_OWN: Final = frozenset({"at", "took_s", "correlation", "count"})
+"""What alike events may differ in."""
+
+
+def folded(events: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Put neighbours that are alike together. `events` come newest first, with `at` in seconds since the epoch.
+
+    The row has the newest `at`, the sum of `count`, the longest `took_s`, and `since`: the oldest `at`.
+    """
+    rows: list[dict[str, Any]] = []
+    last: dict[str, Any] | None = None
+    for event in events:
+        kind = {name: value for name, value in event.items() if name not in _OWN}
+        if kind != last:
+            rows.append(event)
+            last = kind
+            continue
+        row = rows[-1]
+        rows[-1] = row | {"count": row["count"] + event["count"], "since": event["at"]}
+        if "took_s" in row or "took_s" in event:
+            rows[-1]["took_s"] = max(row.get("took_s", 0.0), event.get("took_s", 0.0))
+    return rows
 
 
 PAGE: Final = ConsolePage(

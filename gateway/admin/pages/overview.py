@@ -6,11 +6,10 @@ from typing import Any, Final
 
 from starlette.requests import Request
 
-from gateway.admin.alike_events import folded
-from gateway.admin.charts import charts_of, charts_of_history
 from gateway.admin.operators import SessionQuery
-from gateway.admin.page import ConsolePage
-from gateway.admin.ranges import RANGE_CHOICES, range_of
+from gateway.admin.pages.charts import RANGE_CHOICES, charts_of, charts_of_history, range_of
+from gateway.admin.pages.events import folded
+from gateway.admin.pages.page import ConsolePage
 from gateway.admin.verbs import Operators
 
 __all__ = ["PAGE"]

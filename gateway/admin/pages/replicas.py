@@ -4,7 +4,7 @@ from typing import Any, Final
 
 from starlette.requests import Request
 
-from gateway.admin.page import ConsolePage
+from gateway.admin.pages.page import ConsolePage
 from gateway.admin.verbs import Operators
 
 __all__ = ["PAGE"]

@@ -5,10 +5,9 @@ from typing import Any, Final
 
 from starlette.requests import Request
 
-from gateway.admin.charts import charts_of_history
 from gateway.admin.operators import NoSuch
-from gateway.admin.page import ConsolePage
-from gateway.admin.ranges import RANGE_CHOICES, range_of
+from gateway.admin.pages.charts import RANGE_CHOICES, charts_of_history, range_of
+from gateway.admin.pages.page import ConsolePage
 from gateway.admin.verbs import Operators
 
 __all__ = ["PAGE"]

@@ -15,7 +15,7 @@ from gateway.admin.operators import (
     SessionQuery,
     sort_named,
 )
-from gateway.admin.page import ConsoleOperators, ConsolePage
+from gateway.admin.pages.page import ConsoleOperators, ConsolePage
 from gateway.admin.reports import SESSION_STATES
 from transports.inbound.http import read_body
 

@@ -8,13 +8,12 @@ from urllib.parse import parse_qsl
 import msgspec
 from starlette.requests import Request
 
-from gateway.admin.attempts import body_of, left
-from gateway.admin.form_arguments import FormFaults, arguments_in
-from gateway.admin.forms import JSON_CONTROL, PREFIX, Form, form_of
 from gateway.admin.operators import OperatorError
-from gateway.admin.page import ConsoleOperators, ConsolePage
+from gateway.admin.pages.forms import JSON_CONTROL, PREFIX, Form, FormFaults, arguments_in, form_of
+from gateway.admin.pages.page import ConsoleOperators, ConsolePage
+from gateway.admin.pages.tool_results import parts_of
 from gateway.admin.reports import Attempt, ToolRow, TriedCall
-from gateway.admin.tool_results import parts_of
+from gateway.admin.tried_calls import body_of, left
 from gateway.observability.visible import as_json, visible
 from transports.inbound.http import peer_of
 

@@ -5,8 +5,8 @@ from typing import Any, Final
 from starlette.requests import Request
 
 from gateway.admin.figures import UsageBy
-from gateway.admin.page import ConsolePage
-from gateway.admin.ranges import RANGE_CHOICES, range_of
+from gateway.admin.pages.charts import RANGE_CHOICES, range_of
+from gateway.admin.pages.page import ConsolePage
 from gateway.admin.verbs import Operators
 
 __all__ = ["PAGE"]

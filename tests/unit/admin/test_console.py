@@ -16,9 +16,8 @@ from jinja2 import Environment
 from starlette.applications import Starlette
 
 from gateway.admin import console, pages
-from gateway.admin.auth import Access
+from gateway.admin.auth import Access, OperatorHosts
 from gateway.admin.console import Console
-from gateway.admin.hosts import OperatorHosts
 from gateway.admin.pages import console_pages
 from gateway.admin.reports import (
     HiddenTools,
@@ -29,7 +28,7 @@ from gateway.admin.reports import (
     SessionPart,
     Variable,
 )
-from gateway.admin.tool_catalog import ToolCatalog
+from gateway.admin.tried_calls import ToolCatalog
 from gateway.config.settings import Settings
 from gateway.observability.audit import Audit
 from gateway.observability.figures import FigureRecord, ToolFigures, WhoFigures
@@ -176,7 +175,7 @@ async def test_a_client_is_told_to_connect_where_the_browser_does(operator: http
 
 
 TOY = """
-from gateway.admin.page import ConsolePage
+from gateway.admin.pages.page import ConsolePage
 
 async def _facts(operators, request):
     return {"count": len(await operators.replicas())}

@@ -7,8 +7,8 @@ from typing import Any, cast
 import msgspec
 import pytest
 
+from gateway.admin.operations import task_row
 from gateway.admin.operators import TaskQuery
-from gateway.admin.tasks import task_row
 from gateway.calls.lifecycles import ExchangeEvent
 from gateway.calls.suspended_call import InputRequest, question_digest
 from gateway.errors import CANCELLED, OUTCOME_UNKNOWN

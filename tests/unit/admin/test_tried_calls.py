@@ -4,7 +4,7 @@ import json
 
 from msgspec import Raw
 
-from gateway.admin.call_messages import answer_to_question, call_body, call_headers, cancel_body
+from gateway.admin.tried_calls import answer_to_question, call_body, call_headers, cancel_body
 from gateway.sessions.carriers import GATEWAY_HEADER, LEGACY_HEADER, NEW
 from gateway.sessions.session_keys import KEY_META
 from tests.requirements import requirement

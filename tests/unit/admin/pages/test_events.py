@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from gateway.admin.alike_events import folded
+from gateway.admin.pages.events import folded
 from tests.requirements import requirement
 
 pytestmark = requirement("ops.console")

@@ -1,4 +1,4 @@
-"""Signing in: by the one-time link, once and not for long, and later and later after wrong keys."""
+"""By which names operators reach the gateway."""
 
 import asyncio
 from time import time
@@ -7,10 +7,18 @@ import httpx
 import pytest
 from starlette.applications import Starlette
 
-from gateway.admin.auth import Access
+from gateway.admin.auth import (
+    FREE,
+    LONGEST_S,
+    VALID_S,
+    Access,
+    HostNotAllowed,
+    OperatorHosts,
+    SignInAttempts,
+    SignInLink,
+    TooManyAttempts,
+)
 from gateway.admin.console import Console
-from gateway.admin.sign_in_attempts import FREE, LONGEST_S, SignInAttempts, TooManyAttempts
-from gateway.admin.sign_in_link import VALID_S, SignInLink
 from gateway.observability.audit import Audit
 from session_store import KeyRing, MemoryBackend
 from session_store.testing import FakeClock
@@ -18,6 +26,38 @@ from session_store.tokens import generate_key
 from tests.requirements import requirement
 from tests.unit.admin.test_operations import FakeReplicas, operations_of
 from transports.inbound.http import Guard
+
+ALWAYS = ("127.0.0.1:8080", "localhost:9092", "LOCALHOST", "[::1]:8080", "10.1.2.3", "192.0.2.7:9090", "[fe80::1]")
+NAMED = ("admin.example:9090", "ADMIN.example", "a.b.example")
+OTHERS = (
+    "",
+    "attacker.example",
+    "admin.example.attacker.test",
+    "b.example",
+    "localhost.attacker.test",
+    "[::1",
+    "a@b:x",
+    "attacker.example@localhost",
+    "localhost/attacker.example",
+    "127.0.0.1?x",
+    "127.0.0.1#x",
+    "x" * 10_000 + ".b.example",
+)
+
+
+@requirement("ops.console-host")
+def test_addresses_pass_and_names_that_are_allowed() -> None:
+    for hosts, passing, refused in (
+        (OperatorHosts(["admin.example", "*.b.example"]), (*ALWAYS, *NAMED), OTHERS),
+        (OperatorHosts(["*"]), (*ALWAYS, *NAMED, *OTHERS), ()),
+        (OperatorHosts(), ALWAYS, NAMED),
+    ):
+        for host in passing:
+            hosts.check(host)
+        for host in refused:
+            with pytest.raises(HostNotAllowed, match=r"gateway\.admin\.allowed_hosts"):
+                hosts.check(host)
+
 
 pytestmark = pytest.mark.anyio
 

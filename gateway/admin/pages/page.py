@@ -6,7 +6,7 @@ from typing import Any, Final, Protocol
 
 from starlette.requests import Request
 
-from gateway.admin.frames import SessionWatches
+from gateway.admin.operations import SessionWatches
 from gateway.admin.tried_calls import TriedCalls
 from gateway.admin.verbs import Operators
 from gateway.config.settings import Settings

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from gateway.admin.peers import ASK, PeerQueries
+from gateway.admin.replicas import ASK, PeerQueries
 from session_store import MemoryBackend
 
 pytestmark = pytest.mark.anyio

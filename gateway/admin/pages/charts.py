@@ -4,13 +4,13 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Final
 
 from markupsafe import Markup, escape
+from starlette.requests import Request
 
-from gateway.admin.figures import HistoryView
+from gateway.admin.figures import RANGES, HistoryView, Range
 from gateway.admin.formatting import readable, span, took
-from gateway.admin.ranges import RANGE_WORDS
 from gateway.admin.reports import ReplicaReport
 
-__all__ = ["Chart", "charts_of", "charts_of_history"]
+__all__ = ["RANGE_CHOICES", "RANGE_WORDS", "Chart", "charts_of", "charts_of_history", "range_of"]
 
 _WIDTH: Final = 600
 _HEIGHT: Final = 120
@@ -143,3 +143,19 @@ def _p99_now(calls: Sequence[float], p99: Sequence[float]) -> str:
     if not any(calls):
         return "no calls"
     return f"p99 {took(p99[-1])}" if calls[-1] else "none now"
+
+
+RANGE_WORDS: Final[dict[Range, str]] = {
+    "5m": "5 min",
+    "15m": "15 min",
+    "1h": "1 hour",
+    "6h": "6 hours",
+    "24h": "24 hours",
+}
+RANGE_CHOICES: Final = tuple(RANGE_WORDS.items())
+
+
+def range_of(request: Request, usual: Range) -> Range:
+    """The range that the query of the URL names, otherwise the usual one."""
+    given = request.query_params.get("range", "")
+    return next((over for over in RANGES if over == given), usual)

@@ -1,6 +1,6 @@
 """What stands above the stderr of a session."""
 
-from gateway.admin.frames_panel import exceptions_in
+from gateway.admin.pages.session import exceptions_in
 from tests.requirements import requirement
 
 pytestmark = requirement("ops.console-why")

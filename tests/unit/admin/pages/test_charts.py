@@ -1,9 +1,9 @@
-"""`gateway.admin.charts`: what the pictures show of the last five minutes."""
+"""`gateway.admin.pages.charts`: what the pictures show of the last five minutes."""
 
 import re
 
-from gateway.admin.charts import Chart, charts_of, charts_of_history
 from gateway.admin.figures import HistoryPoint, HistoryView
+from gateway.admin.pages.charts import Chart, charts_of, charts_of_history
 from gateway.admin.reports import ReplicaReport
 from gateway.observability.metrics import Sample
 

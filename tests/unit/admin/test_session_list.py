@@ -1,11 +1,11 @@
-"""`gateway.admin.detached_sessions` and lists that have them: sessions of gateways that have ended."""
+"""`gateway.admin.session_list` and lists that have them: sessions of gateways that have ended."""
 
 import asyncio
 from typing import Any
 
 import pytest
 
-from gateway.admin import detached_sessions
+from gateway.admin import session_list
 from gateway.admin.operators import SessionFilter, SessionQuery
 from gateway.admin.reports import SessionPart
 from session_store import StoreUnavailable
@@ -20,8 +20,8 @@ pytestmark = [pytest.mark.anyio, requirement("ops.session-list")]
 @pytest.fixture
 def durable(monkeypatch: pytest.MonkeyPatch) -> Parts:
     """A store that outlives gateways, and one gateway that serves one of its sessions. The first list waits."""
-    monkeypatch.setattr(detached_sessions, "_FIRST_S", 10.0)
-    monkeypatch.setattr(detached_sessions, "_REST", 0)
+    monkeypatch.setattr(session_list, "_FIRST_S", 10.0)
+    monkeypatch.setattr(session_list, "_REST", 0)
     replicas = FakeReplicas(SessionPart(id="held-session", state="busy", calls=2, in_flight=1))
     parts = Parts(replicas)
     parts.backend.is_durable = True
@@ -52,8 +52,8 @@ async def test_a_session_that_is_served_again_is_listed_once(durable: Parts) -> 
 
 
 async def test_of_many_the_last_used_are_known(durable: Parts, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(detached_sessions, "_KEPT", 3)
-    monkeypatch.setattr(detached_sessions, "_READ_AT_ONCE", 2)
+    monkeypatch.setattr(session_list, "_KEPT", 3)
+    monkeypatch.setattr(session_list, "_DETACHED_AT_ONCE", 2)
     for n in range(8):
         await durable.store(a_session(FakeClock(), id=f"{n}-session", used_at=durable.clock() - n))
     listed = await names(durable, SessionQuery(sort="used"))
@@ -92,7 +92,7 @@ async def test_what_may_be_served_elsewhere_is_not_listed_as_detached(
 async def test_a_list_says_that_the_store_is_still_being_read_and_shows_what_was_found(
     durable: Parts, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(detached_sessions, "_READ_AT_ONCE", 1)
+    monkeypatch.setattr(session_list, "_DETACHED_AT_ONCE", 1)
     await durable.holding("a-session", "b-session")
     serves, may_go_on = durable.replicas.answer_serves, asyncio.Event()
 
@@ -103,7 +103,7 @@ async def test_a_list_says_that_the_store_is_still_being_read_and_shows_what_was
         return found
 
     monkeypatch.setattr(durable.replicas, "answer_serves", slow)
-    monkeypatch.setattr(detached_sessions, "_FIRST_S", 0)
+    monkeypatch.setattr(session_list, "_FIRST_S", 0)
     query = SessionQuery(sort="used")
     assert (await durable.operations.sessions(query)).is_reading
     for _ in range(20):

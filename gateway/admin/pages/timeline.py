@@ -1,0 +1,144 @@
+"""The timeline of a session as a picture, and what its rows say beside themselves. Pure.
+
+A server that was refused a file mostly tells its caller something vague, and a process that has to start first makes a
+tool look slow. So a row says what happened at the same time.
+"""
+
+from collections.abc import Iterable, Sequence
+from typing import Final, NamedTuple
+
+from markupsafe import Markup, escape
+
+from gateway.admin.formatting import took
+from gateway.admin.reports import SessionRow, TimelineRow
+from gateway.observability.observed import Failure
+from gateway.sandbox.refusals import RefusedRow
+
+__all__ = ["ExplainedFailure", "Lane", "Picture", "explained", "notes_of", "picture_of", "refused_near"]
+
+_BEFORE_S: Final = 10.0
+_AFTER_S: Final = 1.0
+"""Refusals are reported some time after they happen."""
+_MOST: Final = 3
+
+
+class ExplainedFailure(NamedTuple):
+    """A failure, and what may be why: refusals near to it in time, the nearest first."""
+
+    failure: Failure
+    refused: Sequence[RefusedRow]
+
+
+def explained(row: SessionRow) -> list[ExplainedFailure]:
+    """The failures of a session in their order. A refusal is known by its last time, so an older failure of the same
+    reason may be without it."""
+    return [ExplainedFailure(one, refused_near(one.server, one.at, one.at, row.refused)) for one in row.failures]
+
+
+def refused_near(server: str, begin: float, end: float, refused: Sequence[RefusedRow]) -> list[RefusedRow]:
+    """What the server was refused near to that time, the nearest to its end first."""
+    near = [one for one in refused if one.server == server and begin - _BEFORE_S <= one.at <= end + _AFTER_S]
+    return sorted(near, key=lambda one: abs(end - one.at))[:_MOST]
+
+
+_WIDTH: Final = 1_000
+_HEIGHT: Final = 16
+_THINNEST: Final = 3.0
+"""What took too short a time to be seen is drawn this wide."""
+
+_MOST_LANES: Final = 12
+_NAMES: Final = {"session": "Session", "move": "Moves", "question": "Questions", "task": "Tasks", "refusal": "Refused"}
+_ORDER: Final = ("session", "move", "server", "call", "question", "task", "refusal")
+
+
+class Lane:
+    """Things of one kind in order of time."""
+
+    def __init__(self, name: str, rows: Sequence[TimelineRow], begin: float, end: float) -> None:
+        self.name = name
+        self._rows = rows
+        self._begin = begin
+        self._scale = _WIDTH / (end - begin) if end > begin else 0.0
+
+    @property
+    def svg(self) -> Markup:
+        """For a page."""
+        failed = sum(row.count for row in self._rows if row.has_failed)
+        words = f"{self.name}: {sum(row.count for row in self._rows)}, {failed} failed"
+        return Markup('<svg role="img" aria-label="{}" viewBox="0 0 {} {}" preserveAspectRatio="none">{}</svg>').format(
+            words, _WIDTH, _HEIGHT, Markup("").join(self._mark(row) for row in self._rows)
+        )
+
+    def _mark(self, row: TimelineRow) -> Markup:
+        end = max(row.until, row.at + (row.took_s if row.count == 1 else 0.0))
+        width = min(max((end - row.at) * self._scale, _THINNEST), _WIDTH)
+        left = min((row.at - self._begin) * self._scale, _WIDTH - width)
+        kind = f"mark {'failed' if row.has_failed else row.kind}{' many' if row.count > 1 else ''}"
+        many = f" ({row.count} times)" if row.count > 1 else ""
+        words = " ".join(filter(None, (row.name, row.outcome, took(row.took_s) if row.took_s else "", row.why)))
+        return Markup(
+            f'<rect class="{kind}" x="{left:.1f}" y="0" width="{width:.1f}" height="{_HEIGHT}">'
+            f"<title>{escape(words + many)}</title></rect>"
+        )
+
+
+class Picture:
+    """The lanes, and the times of their left and right edge (Unix time)."""
+
+    def __init__(self, lanes: Sequence[Lane], begin: float, end: float) -> None:
+        self.lanes = lanes
+        self.begin = begin
+        self.end = end
+
+
+def picture_of(rows: Iterable[TimelineRow]) -> Picture | None:
+    """None: nothing has happened."""
+    rows = sorted(rows, key=lambda row: row.at)
+    if not rows:
+        return None
+    begin, end = rows[0].at, max(max(row.until, row.at + row.took_s if row.count == 1 else 0.0) for row in rows)
+    lanes: dict[tuple[int, str], list[TimelineRow]] = {}
+    for row in rows:
+        lanes.setdefault((_ORDER.index(row.kind), _lane(row)), []).append(row)
+    shown = [Lane(name, some, begin, end) for (_, name), some in sorted(lanes.items())[:_MOST_LANES]]
+    return Picture(shown, begin, end)
+
+
+def _lane(row: TimelineRow) -> str:
+    if row.kind in ("call", "server"):
+        return f"{row.server or 'gateway'} {'calls' if row.kind == 'call' else 'starts'}"
+    return _NAMES[row.kind]
+
+
+_SHORT_S: Final = 0.05
+_ROUNDED_S: Final = 0.01
+"""Times of entries are rounded to a millisecond, and written by different parts."""
+
+
+def notes_of(rows: Sequence[TimelineRow], refused: Sequence[RefusedRow]) -> list[list[str]]:
+    """The notes of each row. `refused`: what the session's sandboxes refused, where it is live."""
+    starts = [row for row in rows if row.kind == "server" and row.name == "started"]
+    return [_notes(row, starts, refused) for row in rows]
+
+
+def _notes(row: TimelineRow, starts: Sequence[TimelineRow], refused: Sequence[RefusedRow]) -> list[str]:
+    if row.kind != "call" or row.count != 1:
+        return []
+    found = [_refused(one) for one in refused_near(row.server, row.at, row.until, refused)] if row.has_failed else []
+    return [*found, *filter(None, (_waited(row, start) for start in starts if start.server == row.server))]
+
+
+def _refused(row: RefusedRow) -> str:
+    said = f"its sandbox refused {row.kind} {row.what} just before"
+    return f"{said}: {row.allows} allows it" if row.allows else said
+
+
+def _waited(call: TimelineRow, start: TimelineRow) -> str:
+    """How long the call waited for that start; empty if it did not."""
+    ready = start.at + start.took_s
+    if call.took_s < _SHORT_S or not call.at - _ROUNDED_S <= ready <= call.until + _ROUNDED_S:
+        return ""
+    if start.why:  # without a handshake, nobody knows when the process was ready: its first answer came with the call's
+        return f"the first answer of a new process: {took(call.took_s)} includes its start"
+    waited = min(ready - call.at, start.took_s)
+    return f"waited {took(waited)} for the start of {call.server}" if waited >= _SHORT_S else ""
