@@ -1,19 +1,286 @@
-"""`explain`: what a credential and a workspace see, and which setting decides it."""
+"""`explain` and `manifest`: what a credential and a workspace see, and which setting decides it."""
 
 import asyncio
-from collections.abc import Iterator
-from typing import Annotated, Any
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Annotated, Any, Final
 
 import typer
+from msgspec.structs import replace
 
 from gateway.cli.complaint import complain
-from gateway.cli.configuration import configuration
+from gateway.cli.configuration import configuration, with_command
 from gateway.cli.options import Caller, ConfigOption, options
+from gateway.config.context import CORRELATION_ID, TEMP_DIR
 from gateway.config.faults import located
-from gateway.config.settings import ConfigurationError, load
+from gateway.config.model import sample_of
+from gateway.config.settings import ConfigurationError, Settings, load
+from gateway.context.client_workspace import Announced, Announcements
+from gateway.identity.authenticate import Authenticated, Identity
+from gateway.identity.context_rules import Derived
+from gateway.identity.credential_claims import CredentialClaims, normal_trust
 from gateway.observability.visible import as_json, visible_line
+from gateway.policy.decisions import ANNOTATIONS
+from gateway.protocol.catalog import named
+from gateway.protocol.listing import operation_of
+from gateway.serving.gateway import Gateway
+from gateway.upstreams.review import asking, listed_names
+from gateway.upstreams.upstream import ConfiguredUpstream
+from session_store import ANONYMOUS, ClientFacts, Context, KeyRing, MemoryBackend, Principal, Session
+from transports.inbound_port import Refused
 
-__all__ = ["explain", "lines_of"]
+__all__ = ["context_of", "explain", "explanation", "lines_of", "manifest", "show_manifest"]
+
+
+_LATER: Final = ("session_id", "agent", "endpoint", CORRELATION_ID, TEMP_DIR)
+"""Fields that have no value before a session opens."""
+
+
+async def context_of(gateway: Gateway, settings: Settings, caller: Caller) -> tuple[Authenticated, Derived]:
+    """The caller, and the context that a session of the caller would have, with reasons.
+
+    Raises:
+        ConfigurationError: the credential is refused, the principal cannot be, or the workspace cannot be used.
+    """
+    try:
+        who = await _authenticated(gateway.identity, settings, caller)
+        if caller.trust:
+            claims = replace(who.granted or CredentialClaims(), trust=normal_trust(caller.trust))
+            who = Authenticated(who.principal, claims)
+        announced = _announced(settings, caller)
+        rules = gateway.parts.sessions.rules
+        return who, rules.derive(who.principal, who.granted, announced.workspace, announced.fields)
+    except Refused as refused:
+        raise ConfigurationError(f"such a request is refused: {refused}") from None
+
+
+def _announced(settings: Settings, caller: Caller) -> Announced:
+    path = settings.gateway.session.workspace_path
+    reader = Announcements(path, settings.gateway.context, lambda _: None)
+    return Announced(reader.workspace({path: caller.workspace}))
+
+
+async def _authenticated(identity: Identity, settings: Settings, caller: Caller) -> Authenticated:
+    """The caller, by the code that authenticates requests as far as there is something to authenticate."""
+    options = settings.gateway
+    headers = {name.strip().lower(): value.strip() for name, _, value in map(_parted, caller.header or ())}
+    proxies = options.auth.proxies
+    peer = "" if proxies is None or not proxies.networks else proxies.networks[0].partition("/")[0]
+    if caller.credential:
+        return await identity.authenticate({**headers, "authorization": f"Bearer {caller.credential}"}, peer)
+    if not caller.principal and headers:
+        return await identity.authenticate(headers, peer)
+    if caller.principal in ("", "anonymous"):
+        if not options.allows_anonymous:
+            whose = " ISSUER:SUBJECT, whose claims these are" if caller.claims else ""
+            raise ConfigurationError(f"anonymous clients are refused: give --credential or --principal{whose}")
+        return identity.with_fields(Authenticated(ANONYMOUS), headers, peer)
+    principal = _principal(caller.principal, options.issuers)
+    if proxies is not None and principal.issuer == proxies.issuer:
+        return await identity.authenticate({**headers, proxies.subject_header.lower(): principal.subject}, peer)
+    who = Authenticated(principal)
+    if principal.issuer in (entry.issuer for entry in options.auth.jwt):
+        who = identity.token_holder(principal, _claims(caller.claims))
+    elif principal.subject not in options.api_keys:
+        raise ConfigurationError(f"gateway.api_keys has no key {principal.subject!r}")
+    return identity.with_fields(who, headers, peer)
+
+
+def _parted(header: str) -> tuple[str, str, str]:
+    if ":" not in header:
+        raise ConfigurationError(f"--header {header!r}: give it as NAME:VALUE")
+    return header.partition(":")
+
+
+def _principal(text: str, issuers: tuple[str, ...]) -> Principal:
+    for issuer in issuers:
+        if text.startswith(f"{issuer}:") and len(text) > len(issuer) + 1:
+            return Principal(issuer=issuer, subject=text[len(issuer) + 1 :])
+    known = ", ".join(f"{issuer}:…" for issuer in issuers) or "none, so all clients are anonymous"
+    raise ConfigurationError(f"--principal {text!r} begins with no configured issuer: {known}")
+
+
+def _claims(file: Path | None) -> Mapping[str, Any]:
+    if file is None:
+        return {}
+    try:
+        claims = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ConfigurationError(f"--claims {file}: {error}") from None
+    if not isinstance(claims, dict):
+        raise ConfigurationError(f"--claims {file}: must be an object")
+    return claims
+
+
+async def explanation(settings: Settings, caller: Caller, *, tool: str = "", offline: bool = False) -> dict[str, Any]:
+    """What the caller sees, as JSON: context, fields, and for each server whether and why it is visible, its tools,
+    prompts, resources and patterns of methods, and the variables that it gets. `tool` limits it to one tool,
+    `server__name`.
+
+    Raises:
+        ConfigurationError: as `context_of`; there is no such tool; the settings cannot be served.
+    """
+    gateway = Gateway(asking(settings), store=MemoryBackend(), ring=KeyRing.ephemeral())
+    who, derived = await context_of(gateway, settings, caller)
+    found = _of_context(gateway, settings, who, derived)
+    explained = _Servers(gateway, settings, who, derived, tool)
+    if offline:
+        servers = {upstream.name: explained.server(upstream) for upstream in gateway.upstreams}
+    else:
+        async with gateway.running():
+            each = await asyncio.gather(*(explained.with_lists(upstream) for upstream in gateway.upstreams))
+            servers = {upstream.name: one for upstream, one in zip(gateway.upstreams, each, strict=True)}
+    if tool and not any(one.get("tools") for one in servers.values()):
+        raise ConfigurationError(f"--tool {tool}: no server lists it; with several servers, give it as SERVER__TOOL")
+    return found | {"servers": {name: one for name, one in servers.items() if not tool or one.get("tools")}}
+
+
+def _of_context(gateway: Gateway, settings: Settings, who: Authenticated, derived: Derived) -> dict[str, Any]:
+    context, rules = derived.context, gateway.parts.sessions.rules
+    why: dict[str, list[str]] = {}
+    for reason in derived.reasons:
+        why.setdefault(reason.fact, []).append(reason.text)
+    provenance = context.provenance
+    facts: dict[str, Any] = {
+        "workspace": {"value": context.workspace, "provenance": provenance.workspace},
+        "trust": {"value": context.trust, "provenance": provenance.trust},
+        "permissions": {"value": [*context.permissions], "provenance": provenance.permissions},
+        "read_only": {"value": context.read_only, "provenance": "configured"},
+    }
+    fields = {}
+    for name, field in settings.gateway.context.fields.items():
+        given = context.field(name)
+        value, source = (
+            ("", "announced" if field.is_announced else "") if given is None else (given.value, given.source)
+        )
+        fields[name] = {
+            "value": value,
+            "provenance": source,
+            "why": why.get(f"fields.{name}") or [_missing(field.model_dump())],
+            "to": sorted(field.to),
+        }
+    session, lifetimes = settings.gateway.session, rules.lifetimes(who.principal, context)
+    defaults = {"idle_ttl_s": session.idle_ttl_s, "max_age_s": session.max_age_s}
+    return {
+        "principal": str(who.principal),
+        "context": {name: fact | {"why": why.get(name, [])} for name, fact in facts.items()},
+        "fields": fields,
+        "lifetimes": {
+            name: dict(zip(("value", "why"), lifetimes.get(name, (value, f"gateway.session.{name}")), strict=True))
+            for name, value in defaults.items()
+        },
+        "notes": why.get("rules", []),
+    }
+
+
+def _missing(field: Mapping[str, Any]) -> str:
+    """Why a session has no value for a field, as far as that is known before it opens."""
+    source = next(name for name in ("claim", "header", "announced", "metadata", "session_key") if field[name])
+    if source in ("claim", "header") and not field["client_header"]:
+        return f"the credential or proxy does not send the {source} {field[source]}"
+    return "the metadata of the session says it" if source == "metadata" else f"the client says it ({source})"
+
+
+class _Servers:
+    """Explains what one caller sees of servers."""
+
+    def __init__(self, gateway: Gateway, settings: Settings, who: Authenticated, derived: Derived, tool: str) -> None:
+        self._gateway = gateway
+        self._settings = settings
+        self._principal = who.principal
+        self._context = derived.context
+        self._tool = tool
+
+    def server(self, upstream: ConfiguredUpstream) -> dict[str, Any]:
+        """Whether and why it is visible, and its variables. The servers are not asked what they list."""
+        hidden = self._gateway.policy.hides(self._context, upstream.name)
+        found: dict[str, Any] = {"visible": not hidden} | ({"why": hidden} if hidden else {})
+        if not self._tool and (methods := self._methods(upstream)):
+            found["methods"] = methods
+        if upstream.settings.command and not upstream.settings.shared:
+            found["environment"] = self._environment(upstream)
+        if self._tool and (name := self._named(upstream)):
+            tool = self._explained(upstream, {"name": name}, "")
+            if tool["operation_from"] == ANNOTATIONS:
+                tool["operation_from"] = "not known offline, so it counts as write"
+            found["tools"] = [tool]
+        return found
+
+    async def with_lists(self, upstream: ConfiguredUpstream) -> dict[str, Any]:
+        """As `server`, with what the server lists."""
+        found, facts = self.server(upstream), await upstream.facts()
+        found.pop("tools", None)
+        if facts.failure:
+            return found | {"failed": facts.failure}
+        faults = self._gateway.calls.unusable(upstream.name, facts.tools.listed)
+        wanted = self._named(upstream) if self._tool else ""
+        found["tools"] = [
+            self._explained(upstream, tool, faults.get(tool["name"], ""))
+            for tool in facts.tools.listed
+            if not self._tool or tool["name"] == wanted
+        ]
+        for kind, hides in (
+            ("prompts", self._gateway.policy.hides_prompt),
+            ("resources", self._gateway.policy.hides_listed_uri),
+        ):
+            if not self._tool and (names := await listed_names(upstream, kind)):
+                reasons = {name: hides(self._context, upstream.name, name) for name in names}
+                found[kind] = [{"name": name, "visible": not why, "why": why} for name, why in reasons.items()]
+        return found
+
+    def _methods(self, upstream: ConfiguredUpstream) -> list[dict[str, Any]]:
+        """Each pattern of `methods`: servers list no methods."""
+        hides = self._gateway.policy.hides_method
+        reasons = {
+            pattern: hides(self._context, upstream.name, sample_of(pattern)) for pattern in upstream.settings.methods
+        }
+        return [{"name": pattern, "visible": not why, "why": why} for pattern, why in reasons.items()]
+
+    def _named(self, upstream: ConfiguredUpstream) -> str:
+        """The tool that is asked for, if it is of that server."""
+        if len(self._gateway.upstreams) == 1 and "__" not in self._tool:
+            return self._tool
+        return self._tool.removeprefix(f"{upstream.name}__") if self._tool.startswith(f"{upstream.name}__") else ""
+
+    def _explained(self, upstream: ConfiguredUpstream, tool: Mapping[str, Any], fault: str) -> dict[str, Any]:
+        decision = self._gateway.policy.decide(self._context, upstream.name, tool["name"], operation_of(tool))
+        if not decision.reason and fault and self._settings.gateway.policy.hides_unusable:
+            reason = f"its input schema is invalid: {fault} (gateway.policy.unusable_schemas)"
+        else:
+            reason = decision.reason
+        found = {"name": tool["name"], "visible": not reason, "why": reason}
+        found |= {"operation": decision.operation, "operation_from": decision.operation_from}
+        return found | ({"bind": dict(decision.bind)} if decision.bind else {})
+
+    def _environment(self, upstream: ConfiguredUpstream) -> dict[str, dict[str, str]]:
+        """Each variable: the field that it has, or where it is set."""
+        session, facts = self._session(upstream), self._gateway.parts.foundation.facts
+        found: dict[str, dict[str, str]] = {}
+        for variable, value in self._settings.environment_of(upstream.settings).items():
+            told = {"field": value.field}
+            if value.field not in _LATER:
+                told["value"] = facts.environment(session, {variable: value}, {})[variable]
+            found[variable] = told
+        by_rules = self._gateway.parts.sessions.rules.environment_sources(self._principal, self._context)
+        found |= {variable: {"from": where} for variable, (_, where) in by_rules.items()}
+        where = f"mcpServers.{upstream.name}.env"
+        return found | {variable: {"from": where} for variable in upstream.settings.env}
+
+    def _session(self, upstream: ConfiguredUpstream) -> Session:
+        """A session of the caller that is not open."""
+        return Session(
+            id="",
+            principal=self._principal,
+            endpoint=f"/servers/{upstream.name}/mcp",
+            era="",
+            created_at=0.0,
+            used_at=0.0,
+            idle_ttl_s=1.0,
+            max_age_s=1.0,
+            client=ClientFacts(),
+            context=self._context,
+        )
 
 
 @options
@@ -25,7 +292,6 @@ def explain(
     offline: Annotated[bool, typer.Option("--offline", help="Do not start or contact the servers.")] = False,
 ) -> None:
     """Print what a credential and a workspace see, and why, setting by setting."""
-    from gateway.cli.explanation import explanation
     from gateway.observability.logs import configure_logging
 
     configure_logging("critical")
@@ -83,3 +349,50 @@ def _fact(name: str, fact: dict[str, Any]) -> Iterator[str]:
 
 def _seen(item: dict[str, Any]) -> str:
     return "visible" if item["visible"] else f"hidden: {item['why']}"
+
+
+_ANYBODY: Final = Context(trust="direct")
+
+
+@options
+def show_manifest(
+    caller: Caller,
+    command: Annotated[
+        list[str] | None, typer.Argument(metavar="[-- COMMAND ARG...]", help="A stdio server, instead of --config.")
+    ] = None,
+    config: ConfigOption = None,
+) -> None:
+    """Print all tools of all servers with their schemas, as JSON. With a credential or principal, only those that it
+    sees."""
+    from gateway.observability.logs import configure_logging
+
+    try:
+        config = config if command else configuration(config)
+        settings = with_command(load(config).settings, command)
+        configure_logging("error")
+        typer.echo(as_json(asyncio.run(manifest(settings, caller)), indent=2))
+    except ConfigurationError as error:
+        raise complain(located(str(error), config)) from None
+
+
+async def manifest(settings: Settings, caller: Caller) -> dict[str, Any]:
+    """Start each server, ask what it has, and stop it. A server that does not start is listed under `failed`. If the
+    caller is not empty, only what the caller sees is listed.
+
+    Raises:
+        ConfigurationError: the settings cannot be served.
+    """
+    gateway = Gateway(asking(settings), store=MemoryBackend(), ring=KeyRing.ephemeral())
+    tools, failed = [], {}
+    context = None if caller == Caller() else (await context_of(gateway, settings, caller))[1].context
+    async with gateway.running():
+        for upstream in gateway.upstreams:
+            facts = await upstream.facts()
+            if facts.failure:
+                failed[upstream.name] = facts.failure
+            for tool in facts.tools.listed:
+                decision = gateway.policy.decide(context or _ANYBODY, upstream.name, tool["name"], operation_of(tool))
+                if context is None or decision.allowed:
+                    shown = named(upstream.name, tool) if len(gateway.upstreams) > 1 else tool
+                    tools.append({**shown, "server": upstream.name, "operation": decision.operation})
+    return {"tools": tools} | ({"failed": failed} if failed else {})

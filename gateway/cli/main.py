@@ -1,16 +1,17 @@
 """The command line: what it lists. Each command is in a file of its own; `__main__` adds `demo-server`."""
 
+import gc
 import importlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Annotated, Any, Final
 
 import typer
 from typer.core import TyperCommand
 
-from gateway.cli.importing import uncollected
 from gateway.version import __version__
 
-__all__ = ["app"]
+__all__ = ["app", "uncollected"]
 
 app = typer.Typer(
     name="mcp-session-gateway",
@@ -53,7 +54,7 @@ _PANELS: Final[dict[str, dict[str, tuple[str, str]]]] = {
             "setting_up:connect",
             "Print how a client connects to the gateway, or write it into the client's file.",
         ),
-        "keygen": ("keygen:keygen", "Print a new signing key for MCP_GATEWAY_KEYS."),
+        "keygen": ("setting_up:keygen", "Print a new signing key for MCP_GATEWAY_KEYS."),
     },
     "Check": {
         "check": (
@@ -68,7 +69,7 @@ _PANELS: Final[dict[str, dict[str, tuple[str, str]]]] = {
         ),
         "explain": ("explain:explain", "Print what a credential and a workspace see, and why, setting by setting."),
         "manifest": (
-            "manifest:show_manifest",
+            "explain:show_manifest",
             "Print all tools of all servers with their schemas, as JSON. With a credential or principal, only those "
             "that it sees.",
         ),
@@ -115,3 +116,16 @@ def _from(where: str, name: str) -> Callable[[], Any]:
 for _panel, _commands in _PANELS.items():
     for _name, (_where, _help) in _commands.items():
         app.command(_name, cls=_Listed, help=_help, rich_help_panel=_panel)(_from(_where, _name))
+
+
+@contextmanager
+def uncollected() -> Iterator[None]:
+    """Import without the garbage collector. What modules make stays; to look through it again and again, as it grows,
+    is a tenth of a start."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()

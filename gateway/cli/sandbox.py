@@ -1,23 +1,221 @@
-"""`mcp-session-gateway sandbox`: what a session of a server may touch."""
+"""`mcp-session-gateway sandbox`: what a session of a server may touch, and what it wants to (`learn`)."""
 
-from typing import Annotated
+import asyncio
+import json
+import os
+import re
+import signal
+import sys
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import pairwise
+from pathlib import Path, PurePosixPath
+from typing import Annotated, Any, Final
 
 import typer
 
 from gateway.cli.complaint import complain
 from gateway.cli.configuration import configuration
-from gateway.cli.learn import learn
-from gateway.cli.options import ConfigOption, JsonOption, options
+from gateway.cli.options import ConfigOption, JsonOption, NamedConfigOption, options
 from gateway.config.faults import located
+from gateway.config.hosts.files import served_name
 from gateway.config.settings import ConfigurationError, load
+from gateway.config.upstreams import UpstreamSettings
 from gateway.observability.visible import as_json, visible_line
+from gateway.protocol.methods import METHODS
 from gateway.sandbox.enclosures import enclosures_of
 from gateway.sandbox.explained import explained, lines_of
+from gateway.sandbox.learning import Learnt, united
+from gateway.sandbox.package_command import parse
 from gateway.sandbox.packages import package_folder
 from gateway.sandbox.server_sandboxes import server_sandboxes
 from transports.upstream.delegation import look
+from transports.upstream.process import Process, ProcessFailed
+from transports.upstream.walls.kernel import probe
 
-__all__ = ["app"]
+__all__ = ["app", "learn", "name_of", "said_of"]
+
+_VERSION: Final = "2025-11-25"
+_INTERPRETERS: Final = re.compile(r"(python|pypy|ruby)[\d.]*|node|nodejs|deno|bun|tsx|uv")
+_SCRIPTS: Final = (".py", ".js", ".mjs", ".cjs", ".ts", ".mts", ".rb")
+_QUESTIONS: Final = tuple(method.name for method in METHODS.values() if method.listed and method.name.count("/") == 1)
+"""The requests for lists: a server makes them as it makes them for any client."""
+
+
+@options
+def learn(
+    words: Annotated[list[str], typer.Argument(metavar="NAME | -- COMMAND ARG...", help="A server to run.")],
+    config: NamedConfigOption = None,
+    seconds: Annotated[float, typer.Option(min=0, help="End after this time; 0: at Ctrl-C, or with the client.")] = 0.0,
+    write: Annotated[
+        Path | None,
+        typer.Option("--write", help="Write the table to this file as well. One that is there gets what is new."),
+    ] = None,
+) -> None:
+    """Run a server that may touch everything, and print the grants that it needs under `strict`.
+
+    On a terminal, the server is asked for its lists. Else its stdin and stdout are those of this command, so that a
+    client can use the server meanwhile: then the grants are printed to stderr.
+    """
+    try:
+        name, settings = _server(words, config)
+        earlier = {} if write is None else _table_in(write)
+        if probe().gate:
+            raise ConfigurationError(f"a server cannot be watched on this machine: {probe().gate}")
+    except ConfigurationError as error:
+        raise complain(located(str(error), config)) from None
+    try:
+        found, code = asyncio.run(_learn(settings, seconds))
+    except ProcessFailed as error:
+        raise complain(f"{name} could not be started: {error}") from None
+    entry: dict[str, Any] = {"command": settings.command, "args": [*settings.args]}
+    if settings.env:
+        entry["env"] = dict.fromkeys(settings.env, "...")  # values are often secrets
+    table = united(earlier, found.table)
+    shown = as_json({"mcpServers": {name: {**entry, "sandbox": table}}}, indent=2)
+    aside = not sys.stdin.isatty()
+    for remark in (*found.remarks, *said_of(found.table, by_hand=not aside, code=code)):
+        typer.echo(visible_line(f"# {remark}"), err=True)
+    typer.echo(shown, err=aside)
+    if write is not None:
+        write.write_text(json.dumps(table, indent=2) + "\n", encoding="utf-8")
+
+
+def _table_in(file: Path) -> Mapping[str, Any]:
+    """What earlier runs have written to a file. It is looked at before the server runs: watching may take a day."""
+    try:
+        found = json.loads(file.read_bytes() or b"{}")
+        if not isinstance(found, dict):
+            raise ValueError("it is no JSON object")
+        united(found, {"profile": "strict"})
+    except FileNotFoundError:
+        if not os.access(file.parent, os.W_OK):
+            raise ConfigurationError(
+                f"--write {file}: no file can be written to {file.parent}: make it first"
+            ) from None
+        return {}
+    except (OSError, ValueError) as error:
+        raise ConfigurationError(f"--write {file}: this is no table of an earlier run: {error}") from None
+    return found
+
+
+def _server(words: list[str], config: Path | None) -> tuple[str, UpstreamSettings]:
+    """The server that is meant: a name in the configuration that is given, or a command."""
+    if config is None:
+        return name_of(words), UpstreamSettings(command=words[0], args=tuple(words[1:]))
+    entries = load(config).settings.mcpServers
+    entry = entries.get(words[0])
+    if len(words) > 1 or entry is None or not entry.command:
+        known = ", ".join(name for name, one in entries.items() if one.command) or "none"
+        raise ConfigurationError(f"name one server of mcpServers that has a command: {known}")
+    return words[0], entry
+
+
+def name_of(argv: Sequence[str]) -> str:
+    """What a server is called after its command: the package, the script or module that an interpreter runs, or the
+    program."""
+    program = name = PurePosixPath(argv[0]).name
+    if (package := parse(argv)) is not None:
+        name = package.program or re.sub(r"(?<=.)@.*", "", package.head[-1]).rpartition("/")[2]
+    elif _INTERPRETERS.fullmatch(program):
+        name = next(_run_by_interpreter(argv[1:]), program)
+    return served_name(re.sub("_+", "_", name)).strip("_.-") or "server"
+
+
+def _run_by_interpreter(words: Sequence[str]) -> Iterator[str]:
+    for word, after in pairwise((*words, "")):
+        if word == "-m" and after:
+            yield after
+        elif word.endswith(_SCRIPTS):
+            yield PurePosixPath(word).stem
+
+
+def said_of(table: Mapping[str, Any], *, by_hand: bool, code: int | None) -> list[str]:
+    """What the person at the command is told beside the remarks. `table` is what was learnt, `by_hand`: the server was
+    only asked for its lists; `code` is the exit code of a server that ended by itself, 0 or None for another end."""
+    said = []
+    if code:
+        how = f"was killed by signal {-code}" if code < 0 else f"ended with exit code {code}"
+        said.append(f"the server {how} while it was watched: the table may lack what it needs")
+    elif table.keys() == {"profile"}:
+        said.append('it used nothing beyond what `strict` grants: "sandbox": "strict" is enough for what it did')
+    if by_hand:
+        said.append("its tools were not called: let a client use this command to learn what they need")
+    return said
+
+
+async def _learn(settings: UpstreamSettings, seconds: float) -> tuple[Learnt, int | None]:
+    """What was learnt, and the exit code of a server that ended by itself."""
+    from gateway.sandbox.learning import watched  # other commands need not wait for what it loads
+
+    loop, stop = asyncio.get_running_loop(), asyncio.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, stop.set)
+    by_hand = sys.stdin.isatty()
+    sink = _Output(stop.set, shows=not by_hand)
+    async with watched(settings, sink, lambda line: _put(sys.stderr.buffer, line)) as (process, lesson):
+        if by_hand:
+            typer.echo("The server runs and is watched. End with Ctrl-C.", err=True)
+            _ask(process)
+        else:
+            threading.Thread(target=_copy, args=(loop, process, stop.set), daemon=True).start()
+        try:
+            async with asyncio.timeout(seconds or None):
+                await stop.wait()
+        except TimeoutError:
+            pass
+        code = sink.code
+    return lesson.result(), code
+
+
+class _Output:
+    """What the server writes goes to stdout, where a client listens."""
+
+    def __init__(self, ended: Callable[[], None], *, shows: bool) -> None:
+        self._ended = ended
+        self._shows = shows
+        self.code: int | None = None
+
+    def line(self, line: bytes) -> None:
+        if self._shows:
+            _put(sys.stdout.buffer, line)
+
+    def oversized(self, head: bytes, tail: bytes) -> None:
+        _put(sys.stderr.buffer, b"a message beyond the line limit was thrown away")
+
+    def exited(self, code: int | None) -> None:
+        self.code = code
+        self._ended()
+
+
+def _put(stream: Any, line: bytes) -> None:
+    stream.write(line + b"\n")
+    stream.flush()
+
+
+def _ask(process: Process) -> None:
+    """Ask for what every server has. Nobody reads the answers: what the server touches for them is seen."""
+    client = {"name": "sandbox-learn", "version": "1"}
+    opening = {"protocolVersion": _VERSION, "capabilities": {}, "clientInfo": client}
+    _send(process, {"id": 0, "method": "initialize", "params": opening})
+    _send(process, {"method": "notifications/initialized"})
+    for number, method in enumerate(_QUESTIONS, 1):
+        _send(process, {"id": number, "method": method, "params": {}})
+
+
+def _send(process: Process, message: dict[str, Any]) -> None:
+    process.stdin.write(json.dumps({"jsonrpc": "2.0", **message}).encode() + b"\n")
+
+
+def _copy(loop: asyncio.AbstractEventLoop, process: Process, ended: Callable[[], None]) -> None:
+    """Pass on what a client writes, until its end."""
+    try:
+        while data := os.read(sys.stdin.fileno(), 65_536):  # a buffered reader could not be left at the end
+            loop.call_soon_threadsafe(process.stdin.write, data)
+        loop.call_soon_threadsafe(ended)
+    except (RuntimeError, OSError):  # the loop has ended
+        pass
+
 
 app = typer.Typer(help="Explain the sandboxes of servers.", no_args_is_help=True, add_completion=False)
 

@@ -11,7 +11,7 @@ import typer
 
 from gateway.cli.complaint import complain
 from gateway.cli.configuration import configuration, with_command
-from gateway.cli.importing import uncollected
+from gateway.cli.main import uncollected
 from gateway.cli.options import CommandArgument, ConfigOption, NamedConfigOption, Overrides, VerboseOption, options
 from gateway.config.faults import ConfigurationError, Note, located
 from gateway.config.settings import GatewaySettings, load

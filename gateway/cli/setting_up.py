@@ -1,4 +1,4 @@
-"""`init`, `add` and `connect`: a configuration to begin with, one more server in it, and a client that uses it."""
+"""`init`, `add`, `connect` and `keygen`: a configuration to begin with, a server in it, a client, and a key."""
 
 import json
 import os
@@ -21,8 +21,9 @@ from gateway.config.hosts.edited_file import add_entry, write_file
 from gateway.config.hosts.entries import command_fault
 from gateway.config.hosts.found_files import FoundServers, found_servers
 from gateway.config.settings import ConfigurationError, Settings, load
+from session_store.tokens import generate_key
 
-__all__ = ["add", "connect", "init"]
+__all__ = ["add", "connect", "init", "keygen"]
 
 _URL: Final = "http://127.0.0.1:8080/mcp"
 _TEMPLATE: Final = """\
@@ -221,3 +222,9 @@ def _given(file: Path) -> str:
 
 def _count(number: int, what: str) -> str:
     return f"{number} {what}{'' if number == 1 else 's'}"
+
+
+@options
+def keygen() -> None:
+    """Print a new signing key for MCP_GATEWAY_KEYS."""
+    typer.echo(generate_key())

@@ -9,12 +9,10 @@ from gateway.config.faults import located
 from gateway.config.settings import ConfigurationError, Loaded, Settings, load
 from gateway.doctor.clients import check_clients, check_clients_at
 from gateway.doctor.findings import Finding, failure, ok, warning
-from gateway.doctor.front_door import check_outside
-from gateway.doctor.machine import check_access, check_keys, check_limits
-from gateway.doctor.replicas import check_replicas
-from gateway.doctor.sandboxes import check_sandboxes
+from gateway.doctor.machine import check_access, check_keys, check_limits, check_sandboxes
+from gateway.doctor.running import check_outside
 from gateway.doctor.servers import check_servers
-from gateway.doctor.stores import check_store
+from gateway.doctor.stores import check_replicas, check_store
 from gateway.doctor.workspaces import check_workspaces
 from session_store import Backend, StoreError, backend_for
 from session_store.connect import BackendOptions

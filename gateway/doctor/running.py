@@ -1,20 +1,181 @@
-"""Checks of the gateways that run on this machine, for whoever names none."""
+"""Checks of running gateways from outside, as clients reach them, and of those that run on this machine."""
 
+import asyncio
+import json
 from collections.abc import AsyncIterator
 from dataclasses import replace
-from typing import Final
+from typing import Any, Final
 
 import httpx2
 
 from gateway.admin.local_gateways import local_gateways
+from gateway.config.addresses import is_of_this_machine
 from gateway.doctor.clients import check_clients_at
-from gateway.doctor.findings import Finding, ok, warning
-from gateway.doctor.front_door import check_outside
+from gateway.doctor.findings import Finding, failure, ok, warning
 
-__all__ = ["check_running"]
+__all__ = ["check_outside", "check_running"]
+
+_TIMEOUT_S: Final = 10.0
+_SECOND_EVENT_S: Final = 4.0
+"""Seconds to wait for the second event. A gateway sends one event at once and another one a second later."""
+
+_CONNECTIONS: Final = 8
+_BODY_BYTES: Final = 2 << 20
+_META: Final = {
+    "io.modelcontextprotocol/protocolVersion": "2026-07-28",
+    "io.modelcontextprotocol/clientInfo": {"name": "mcp-session-gateway-doctor", "version": "0"},
+    "io.modelcontextprotocol/clientCapabilities": {},
+}
+_HANDSHAKE: Final = {
+    "protocolVersion": "2025-11-25",
+    "capabilities": {},
+    "clientInfo": {"name": "mcp-session-gateway-doctor", "version": "0"},
+}
+
+
+class _Refused(Exception):
+    """No further check is possible; the finding says why."""
+
+    def __init__(self, finding: Finding) -> None:
+        super().__init__(finding.what)
+        self.finding = finding
+
+
+async def check_outside(url: str, token: str) -> AsyncIterator[Finding]:
+    """Check an MCP endpoint as a client reaches it. Each request carries `token` as `Authorization: Bearer`."""
+    client = _Client(url, token)
+    try:
+        yield await client.reaches()
+        for finding in await client.in_a_session():
+            yield finding
+        yield await client.takes_large_bodies()
+    except _Refused as refused:
+        yield refused.finding
+    except httpx2.HTTPError as error:
+        do = "check that the name resolves, that the load balancer runs, and that its list of gateways is right"
+        yield failure("endpoint", f"{url} cannot be reached: {error or type(error).__name__}", do)
+
+
+class _Client:
+    def __init__(self, url: str, token: str) -> None:
+        self._url = url if url.rstrip("/").endswith("/mcp") else f"{url.rstrip('/')}/mcp"
+        self._headers = {"Accept": "application/json, text/event-stream", "Content-Type": "application/json"}
+        if token:
+            self._headers["Authorization"] = f"Bearer {token}"
+
+    def _http(self) -> httpx2.AsyncClient:
+        """A client with a new connection, which a load balancer may send to any gateway."""
+        trust_env = not is_of_this_machine(self._url)
+        return httpx2.AsyncClient(headers=self._headers, timeout=_TIMEOUT_S, trust_env=trust_env)
+
+    async def _post(self, message: dict[str, Any], **headers: str) -> httpx2.Response:
+        async with self._http() as http:
+            return await http.post(self._url, json=message, headers=headers)
+
+    async def reaches(self) -> Finding:
+        """Check that an MCP gateway answers. Raises `_Refused` if none does."""
+        message = {"jsonrpc": "2.0", "id": 1, "method": "server/discover", "params": {"_meta": _META}}
+        answer = await self._post(message, **_modern("server/discover"))
+        if answer.status_code == 401:
+            do = "give the doctor a client's credential with --token (or MCP_GATEWAY_TOKEN)"
+            raise _Refused(failure("endpoint", f"{self._url} requires a credential", do))
+        if "result" not in _json(answer):
+            what = f"{self._url} answers {answer.status_code}: {answer.text[:200]!r}"
+            do = "configure the proxy to pass on the path and the Host header unchanged (or set gateway.allowed_hosts)"
+            if answer.status_code == 404:
+                do = f"give --url the URL of clients (gateway.admin.listen is for --admin-url), or {do}"
+            raise _Refused(failure("endpoint", what, do))
+        return ok("endpoint", f"{self._url} answers")
+
+    async def in_a_session(self) -> list[Finding]:
+        """The checks that need a session. The session is ended afterwards."""
+        opened = await self._post({"jsonrpc": "2.0", "id": 3, "method": "initialize", "params": _HANDSHAKE})
+        session = opened.headers.get("mcp-session-id", "")
+        if not session:
+            do = "look for this request in the gateway's log"
+            return [failure("sessions", f"no session could be opened: {opened.text[:200]!r}", do)]
+        carried = {"Mcp-Session-Id": session, "MCP-Protocol-Version": "2025-11-25"}
+        try:
+            return [await self._is_found_everywhere(carried), await self._streams(carried)]
+        finally:
+            async with self._http() as http:
+                await http.request("DELETE", self._url, headers=carried)
+
+    async def _is_found_everywhere(self, carried: dict[str, str]) -> Finding:
+        """Check that a session is found through each of many connections."""
+        ping = {"jsonrpc": "2.0", "id": 4, "method": "ping"}
+        answers = await asyncio.gather(*(self._post(ping, **carried) for _ in range(_CONNECTIONS)))
+        lost = sum(1 for answer in answers if answer.status_code == 404)
+        if lost:
+            return failure(
+                "sessions",
+                f"{lost} of {_CONNECTIONS} connections reached a gateway that does not know the session",
+                "give all gateways the same redis store and the same MCP_GATEWAY_KEYS",
+            )
+        wrong = [answer for answer in answers if answer.status_code != 200]
+        if wrong:
+            do = "read the gateways' logs, and check that they reach each other's gateway.advertise address"
+            what = f"{len(wrong)} of {_CONNECTIONS} connections got status {wrong[0].status_code}"
+            return failure("sessions", what, do)
+        return ok("sessions", f"a session was found through each of {_CONNECTIONS} connections")
+
+    async def _streams(self, carried: dict[str, str]) -> Finding:
+        """Check that events of an open stream arrive when they are sent, not when the stream ends."""
+        for _ in range(_CONNECTIONS):
+            headers = carried | {"Accept": "text/event-stream"}
+            async with self._http() as http:
+                try:
+                    async with asyncio.timeout(_SECOND_EVENT_S), http.stream("GET", self._url, headers=headers) as got:
+                        if got.status_code == 404:
+                            continue  # a gateway that does not know the session: reported by `_is_found_everywhere`
+                        # The first event proves nothing: many proxies pass on what comes with the headers, and buffer
+                        # the rest.
+                        if await _says_more(got):
+                            return ok("event streams", "events arrive as they are sent")
+                except TimeoutError:
+                    break
+        return failure(
+            "event streams",
+            f"an open stream's second event did not arrive in {_SECOND_EVENT_S:g} s: a proxy on the path buffers it",
+            "switch off buffering (nginx: proxy_buffering off; see deploy/) and compression in the proxy",
+        )
+
+    async def takes_large_bodies(self) -> Finding:
+        """Check that a large call reaches a gateway."""
+        params = {"_meta": _META, "name": "no-such-tool", "arguments": {"text": "x" * _BODY_BYTES}}
+        message = {"jsonrpc": "2.0", "id": 5, "method": "tools/call", "params": params}
+        answer = await self._post(message, **_modern("tools/call"), **{"Mcp-Name": "no-such-tool"})
+        if "jsonrpc" not in _json(answer):
+            size = f"{_BODY_BYTES >> 20} MiB"
+            do = "let the proxy pass bodies of limits.body_bytes, as the gateway does (nginx: client_max_body_size 8m)"
+            return failure("large calls", f"a proxy answers a call of {size} with status {answer.status_code}", do)
+        return ok("large calls", f"a call of {_BODY_BYTES >> 20} MiB reaches the gateway")
+
+
+async def _says_more(stream: httpx2.Response) -> bool:
+    """True when a second comment arrives. Waits until the stream ends."""
+    seen = 0
+    async for line in stream.aiter_lines():
+        seen += line.startswith(":")
+        if seen > 1:
+            return True
+    return False
+
+
+def _modern(method: str) -> dict[str, str]:
+    return {"MCP-Protocol-Version": "2026-07-28", "Mcp-Method": method}
+
+
+def _json(answer: httpx2.Response) -> dict[str, Any]:
+    try:
+        found = json.loads(answer.text)
+    except ValueError:
+        return {}
+    return found if isinstance(found, dict) else {}
+
 
 _DEFAULT: Final = "http://127.0.0.1:8080/mcp"
-_TIMEOUT_S: Final = 2.0
+_READY_TIMEOUT_S: Final = 2.0
 _NONE: Final = "no gateway of yours was started at a terminal here, and none answers at {url}: --url checks another one"
 
 
@@ -49,7 +210,7 @@ async def _seen(endpoint: str, token: str, operators: str, key: str) -> AsyncIte
 async def _is_gateway(url: str) -> bool:
     """Whether a gateway answers there, and no other program."""
     try:
-        async with httpx2.AsyncClient(timeout=_TIMEOUT_S, trust_env=False) as http:
+        async with httpx2.AsyncClient(timeout=_READY_TIMEOUT_S, trust_env=False) as http:
             found = (await http.get(f"{url.removesuffix('/mcp')}/readyz")).json()
     except (httpx2.HTTPError, ValueError):
         return False

@@ -10,8 +10,7 @@ from typing import Any
 import httpx
 import pytest
 
-from gateway.cli.explain import lines_of
-from gateway.cli.explanation import explanation
+from gateway.cli.explain import explanation, lines_of
 from gateway.cli.options import Caller
 from gateway.config.settings import ConfigurationError, Settings
 from tests.requirements import requirement

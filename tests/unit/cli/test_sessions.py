@@ -1,4 +1,4 @@
-"""`gateway.cli.session_details`: a timeline and an environment for a terminal."""
+"""`gateway.cli.sessions`: a timeline and an environment for a terminal."""
 
 import io
 import re
@@ -8,7 +8,7 @@ import pytest
 from rich.console import Console
 
 from gateway.admin.reports import HiddenTools, ServerEnvironment, SessionEnvironment, TimelineRow, Variable
-from gateway.cli.session_details import SHOWN_ENTRIES, environment_lines, timeline_lines, timeline_table
+from gateway.cli.sessions import SHOWN_ENTRIES, environment_lines, timeline_lines, timeline_table
 from tests.requirements import requirement
 
 HOSTILE = "\u202eevil\nline"

@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from gateway.cli.learn import name_of, said_of
 from gateway.cli.main import app
+from gateway.cli.sandbox import name_of, said_of
 from tests.requirements import requirement
 
 pytestmark = requirement("box.learn")
