@@ -4,11 +4,11 @@ Pure: the records come from the store.
 """
 
 from collections.abc import Iterable, Sequence
-from typing import Final, Literal
+from typing import Any, Final, Literal
 
 import msgspec
 
-from gateway.observability.figures import FigureRecord, ToolFigures, merged, read_record
+from gateway.observability.figures import FigureRecord, ToolFigures, WhoFigures, merged, read_record
 from gateway.observability.metrics import BUCKETS_S, quantile
 from session_store import HistoryRecord
 
@@ -108,37 +108,26 @@ def usage_of(records: Iterable[HistoryRecord], by: UsageBy, length_s: float) -> 
     record = merged(read_record(one.body) for one in records)
     if by in ("principal", "client"):
         who = record.principals if by == "principal" else record.clients
-        rows = [
-            UsageRow(
-                name=one.name,
-                calls=one.calls,
-                failed=one.failed,
-                sessions=one.sessions,
-                per_min=_per_min(one.calls, length_s),
-            )
-            for one in who
-        ]
+        rows = [_row(one, length_s, sessions=one.sessions) for one in who]
     else:
         tools = record.tools
         if by == "server":
-            names = {row.server for row in tools}
-            tools = [_together(name, "", (row for row in tools if row.server == name)) for name in sorted(names)]
-        rows = [_tool_row(row, length_s) for row in tools]
+            names = sorted({row.server for row in tools})
+            tools = [_together(name, "", (row for row in tools if row.server == name)) for name in names]
+        rows = [
+            _row(
+                one,
+                length_s,
+                server=one.server,
+                mean_s=round(one.total_s / one.calls, 6) if one.calls else 0.0,
+                p50_s=_quantile(one, 0.5),
+                p99_s=_quantile(one, 0.99),
+            )
+            for one in tools
+        ]
     return sorted(rows, key=lambda row: (-row.calls, -row.sessions, row.server, row.name))
 
 
-def _tool_row(row: ToolFigures, length_s: float) -> UsageRow:
-    return UsageRow(
-        name=row.name,
-        server=row.server,
-        calls=row.calls,
-        failed=row.failed,
-        per_min=_per_min(row.calls, length_s),
-        mean_s=round(row.total_s / row.calls, 6) if row.calls else 0.0,
-        p50_s=_quantile(row, 0.5),
-        p99_s=_quantile(row, 0.99),
-    )
-
-
-def _per_min(calls: int, length_s: float) -> float:
-    return round(calls * 60 / length_s, 2)
+def _row(used: ToolFigures | WhoFigures, length_s: float, **more: Any) -> UsageRow:
+    per_min = round(used.calls * 60 / length_s, 2)
+    return UsageRow(name=used.name, calls=used.calls, failed=used.failed, per_min=per_min, **more)

@@ -1,5 +1,6 @@
 """What happened, and how much: timelines of sessions, the history of the figures, and the servers, for operators."""
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from statistics import median
 from typing import Final
@@ -10,7 +11,7 @@ from gateway.admin.figures import RANGES, HistoryView, Range, UsageBy, UsageRow,
 from gateway.admin.operators import SHORTEST_PREFIX, Ambiguous, NoSuch, PastQuery, TooShort
 from gateway.admin.replica import Replica
 from gateway.admin.replicas import Replicas
-from gateway.admin.reports import MOST_DEAD, ServerPart, ServerRow, SessionTimeline, TimelineRow
+from gateway.admin.reports import MOST_DEAD, ServerFacts, ServerPart, ServerRow, SessionTimeline, TimelineRow
 from session_store import Backend, HistoryRecord, Session, TimelineEntry, TimelineHead
 from session_store.ports.timelines import MAX_SESSIONS, merged
 from session_store.session import redact
@@ -128,6 +129,7 @@ class Insights:
 
 _STATES: Final = ("ok", "starting", "failing")
 """The worst last: a server is as bad as where it is worst."""
+_SUMMED: Final = ("processes", "links", "in_flight", "started", "failed_starts")
 
 
 def server_rows(
@@ -146,35 +148,25 @@ def server_rows(
 def _server_row(parts: Sequence[ServerPart], used: UsageRow | None, usage: list[UsageRow]) -> ServerRow:
     worst = max(parts, key=lambda part: _STATES.index(part.state) if part.state in _STATES else 0)
     latest = max(parts, key=lambda part: part.start_failed_at)
-    states: dict[str, int] = {}
-    restarts: dict[str, int] = {}
+    restarts: Counter[str] = Counter()
     for part in parts:
-        states[part.state] = states.get(part.state, 0) + 1
-        for reason, count in part.restarts.items():
-            restarts[reason] = restarts.get(reason, 0) + count
+        restarts.update(part.restarts)
     times = [each for part in parts for each in part.start_times_s]
     used = used or UsageRow(name="")
+    facts = {name: getattr(worst, name) for name in ServerFacts.__struct_fields__}
+    facts |= {name: sum(getattr(part, name) for part in parts) for name in _SUMMED}
+    facts |= {
+        "tools": max(part.tools for part in parts),
+        "start_failure": latest.start_failure,
+        "start_failed_at": latest.start_failed_at,
+        "restarts": dict(restarts),
+        "died": [dead for part in parts for dead in part.died][-MOST_DEAD:],
+    }
     return ServerRow(
-        server=worst.server,
-        kind=worst.kind,
-        shared=worst.shared,
-        state=worst.state,
-        states=states,
-        reason=worst.reason,
-        attempts=worst.attempts,
-        output=worst.output,
-        tools=max(part.tools for part in parts),
-        processes=sum(part.processes for part in parts),
-        links=sum(part.links for part in parts),
-        in_flight=sum(part.in_flight for part in parts),
-        started=sum(part.started for part in parts),
-        failed_starts=sum(part.failed_starts for part in parts),
-        start_failure=latest.start_failure,
-        start_failed_at=latest.start_failed_at,
+        **facts,
+        states=dict(Counter(part.state for part in parts)),
         start_p50_s=round(median(times), 3) if times else 0.0,
         start_max_s=max(times, default=0.0),
-        restarts=restarts,
-        died=[dead for part in parts for dead in part.died][-MOST_DEAD:],
         calls=used.calls,
         failed=used.failed,
         p50_s=used.p50_s,

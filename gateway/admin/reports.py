@@ -33,6 +33,7 @@ __all__ = [
     "ProcessFacts",
     "ReplicaReport",
     "ServerEnvironment",
+    "ServerFacts",
     "ServerPart",
     "ServerReport",
     "ServerRow",
@@ -340,8 +341,8 @@ class DeadProcess(msgspec.Struct, frozen=True, kw_only=True):
     output: list[str]
 
 
-class ServerPart(msgspec.Struct, frozen=True, kw_only=True):
-    """What one replica knows of a server."""
+class ServerFacts(msgspec.Struct, frozen=True, kw_only=True):
+    """What is known of a server, by one replica or by all: `ServerRow` says what each field is."""
 
     server: str
     kind: str
@@ -358,12 +359,17 @@ class ServerPart(msgspec.Struct, frozen=True, kw_only=True):
     failed_starts: int = 0
     start_failure: str = ""
     start_failed_at: float = 0.0
-    start_times_s: list[float] = []
     restarts: dict[str, int] = {}
     died: list[DeadProcess] = []
 
 
-class ServerRow(msgspec.Struct, frozen=True, kw_only=True):
+class ServerPart(ServerFacts, frozen=True, kw_only=True):
+    """What one replica knows of a server."""
+
+    start_times_s: list[float] = []
+
+
+class ServerRow(ServerFacts, frozen=True, kw_only=True):
     """A configured server on all replicas together.
 
     `kind`: `command`, `url` or `object`. `state`: `ok`, `starting` or `failing`, where it is worst; then `reason`,
@@ -375,26 +381,9 @@ class ServerRow(msgspec.Struct, frozen=True, kw_only=True):
     `calls`, `failed`, `p50_s` and `p99_s` are of the range that was asked for, and so are the rows `usage` by tool.
     """
 
-    server: str
-    kind: str
-    shared: bool = False
-    state: str = "ok"
     states: dict[str, int] = {}
-    reason: str = ""
-    attempts: int = 0
-    output: list[str] = []
-    tools: int = 0
-    processes: int = 0
-    links: int = 0
-    in_flight: int = 0
-    started: int = 0
-    failed_starts: int = 0
-    start_failure: str = ""
-    start_failed_at: float = 0.0
     start_p50_s: float = 0.0
     start_max_s: float = 0.0
-    restarts: dict[str, int] = {}
-    died: list[DeadProcess] = []
     calls: int = 0
     failed: int = 0
     p50_s: float = 0.0
@@ -517,6 +506,9 @@ def detached(session: Session) -> SessionPart:
     return SessionPart(id=session.id, state="detached", calls=before.calls, failed=before.failed, failures=failures)
 
 
+_OF_PART: Final = [name for name in SessionPart.__struct_fields__ if name in SessionRow.__struct_fields__]
+
+
 def row_of(session: Session, part: SessionPart | None, now: float, *, state_bytes: int = 0) -> SessionRow:
     """A record and what its replica knows, put together."""
     part = part or detached(session)
@@ -533,16 +525,8 @@ def row_of(session: Session, part: SessionPart | None, now: float, *, state_byte
         idle_s=round(max(0.0, now - session.used_at), 1),
         expires_in_s=round(session.expires_at - now, 1),
         owner=session.owner,
-        state=part.state,
         state_bytes=state_bytes,
-        calls=part.calls,
-        failed=part.failed,
-        in_flight=part.in_flight,
-        parked=part.parked,
-        streams=part.streams,
         upstreams=session.links,
         metadata=session.metadata,
-        processes=part.processes,
-        failures=part.failures,
-        refused=part.refused,
+        **{name: getattr(part, name) for name in _OF_PART},
     )
