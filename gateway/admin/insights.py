@@ -17,7 +17,7 @@ from session_store.ports.timelines import MAX_SESSIONS, merged
 from session_store.session import redact
 from transports.tasks import Tasks
 
-__all__ = ["Insights", "server_rows"]
+__all__ = ["Insights"]
 
 _MOST_CANDIDATES: Final = 10
 _READ_AT_ONCE: Final = 2_000
@@ -124,7 +124,7 @@ class Insights:
         records, _ = await self._records(over)
         by_tool = usage_of(records, "tool", RANGES[over][0])
         by_server = {row.server: row for row in usage_of(records, "server", RANGES[over][0])}
-        return server_rows(parts, by_server, by_tool)
+        return _server_rows(parts, by_server, by_tool)
 
 
 _STATES: Final = ("ok", "starting", "failing")
@@ -132,7 +132,7 @@ _STATES: Final = ("ok", "starting", "failing")
 _SUMMED: Final = ("processes", "links", "in_flight", "started", "failed_starts")
 
 
-def server_rows(
+def _server_rows(
     parts: Iterable[ServerPart], by_server: Mapping[str, UsageRow], by_tool: Sequence[UsageRow]
 ) -> list[ServerRow]:
     """The servers in order of name, with their use in a range."""

@@ -50,7 +50,7 @@ from session_store import AuditEvent, Backend, Principal, Session, SessionGone, 
 from session_store.session import redact
 from transports.turns import slices
 
-__all__ = ["EndsSessions", "Operations", "Records", "SessionWatches", "TaskList", "operations_on", "task_row"]
+__all__ = ["EndsSessions", "Operations", "Records", "SessionWatches", "operations_on", "task_row"]
 
 SEARCHED: Final = 20_000
 """Of how many of the newest tasks a page or a name is looked for."""
@@ -86,7 +86,7 @@ class EndsSessions(Protocol):
 
 
 class Operations:
-    """Implements `admin.pages.page.ConsoleOperators`. `record` keeps what an operator did in the audit trail."""
+    """Implements `admin.pages.page.Operations`. `record` keeps what an operator did in the audit trail."""
 
     def __init__(
         self,
@@ -109,6 +109,8 @@ class Operations:
         self._list = SessionList(backend, replicas, clock, search_limit)
         self.sessions = self._list.page
         self._tasks = TaskList(backend.tasks, clock)
+        self.tasks = self._tasks.page
+        self.task = self._tasks.row
         self._finder = SessionFinder(backend.sessions, clock)
         self._tried = tried
         self.watches = SessionWatches(self._finder, replicas, record, self.settings.gateway)
@@ -216,12 +218,6 @@ class Operations:
             yield [(session, part) for session, part in pairs if fits(which, session, facts_of(session, part))]
 
     # -- tasks
-
-    async def tasks(self, query: TaskQuery) -> TaskPage:
-        return await self._tasks.page(query)
-
-    async def task(self, prefix: str) -> TaskRow:
-        return await self._tasks.row(prefix)
 
     async def cancel_task(self, prefix: str, by: str = "") -> str:
         task = await self._tasks.found(prefix)
@@ -491,23 +487,15 @@ def _best(answers: Answers[FrameReport | None]) -> FrameReport | None:
     return max(reports, key=lambda report: report.watched, default=None)
 
 
+def _watch_of(report: FrameReport) -> dict[str, Any]:
+    return {"watched": report.watched, "by": report.by, "ends_in_s": report.ends_in_s}
+
+
 def _frames_page(report: FrameReport, after: int) -> FramesPage:
-    return FramesPage(
-        watched=report.watched,
-        by=report.by,
-        ends_in_s=report.ends_in_s,
-        frames=report.frames,
-        after=report.frames[-1].number if report.frames else after,
-        missed=report.missed_frames,
-    )
+    last = report.frames[-1].number if report.frames else after
+    return FramesPage(**_watch_of(report), frames=report.frames, after=last, missed=report.missed_frames)
 
 
 def _stderr_page(report: FrameReport, after: int) -> StderrPage:
-    return StderrPage(
-        watched=report.watched,
-        by=report.by,
-        ends_in_s=report.ends_in_s,
-        lines=report.lines,
-        after=report.lines[-1].number if report.lines else after,
-        missed=report.missed_lines,
-    )
+    last = report.lines[-1].number if report.lines else after
+    return StderrPage(**_watch_of(report), lines=report.lines, after=last, missed=report.missed_lines)

@@ -38,7 +38,7 @@ from session_store.metadata import scrubbed_start, scrubbed_text
 from session_store.session import redact
 from transports.turns import SCANNED_AT_ONCE, others_first, slices
 
-__all__ = ["QUESTIONS", "Environments", "Held", "Question", "Replica", "Seen", "Serving", "report_of", "seen_of"]
+__all__ = ["QUESTIONS", "Environments", "Held", "Question", "Replica", "Seen", "Serving"]
 
 _MOST_CHARS: Final = 300
 
@@ -290,7 +290,7 @@ class Replica:
             return FrameReport(
                 problem=f"{MOST_WATCHED} sessions are watched on this session's replica already: switch one of them off"
             )
-        return report_of(live)
+        return _report_of(live)
 
     @question("unwatch")
     async def unwatch(self, session_id: str) -> bool | None:
@@ -306,7 +306,7 @@ class Replica:
     async def frames(self, query: FrameQuery) -> FrameReport | None:
         """What was seen of a session. None: it is not live here."""
         live = self._live.get(query.session)
-        return None if live is None else seen_of(live, query)
+        return None if live is None else _seen_of(live, query)
 
     @question("cancel task")
     async def cancel_task(self, name: str, reason: str) -> bool:
@@ -410,7 +410,7 @@ def _lines(words: Sequence[str]) -> list[str]:
     return [scrubbed_text(line)[:_MOST_CHARS] for line in newest(words)]
 
 
-def report_of(live: LiveSession) -> FrameReport:
+def _report_of(live: LiveSession) -> FrameReport:
     """Who watches a session, and for how long."""
     seen = live.frames
     if seen is None:
@@ -418,9 +418,9 @@ def report_of(live: LiveSession) -> FrameReport:
     return FrameReport(watched=True, by=seen.by, ends_in_s=round(max(0.0, seen.ends_at - time()), 1))
 
 
-def seen_of(live: LiveSession, query: FrameQuery) -> FrameReport:
+def _seen_of(live: LiveSession, query: FrameQuery) -> FrameReport:
     """What was seen of a session."""
-    report = report_of(live)
+    report = _report_of(live)
     if live.frames is None:
         return msgspec.structs.replace(report, lines=_output_tail(live)[-query.lines :] if query.lines else [])
     frames, missed_frames = live.frames.frames.behind(query.after_frame, query.frames)

@@ -38,7 +38,6 @@ __all__ = [
     "in_flight_of",
     "matches",
     "part_of",
-    "state_of",
     "suspended_of",
 ]
 
@@ -212,7 +211,7 @@ async def held_page(live: LiveSessions, query: SessionQuery, now: Callable[[], f
 def _facts(live: LiveSession) -> LiveFacts:
     failures = live.failures
     return LiveFacts(
-        state_of(live),
+        _state_of(live),
         live.calls,
         live.failed,
         len(live.exchanges),
@@ -222,7 +221,7 @@ def _facts(live: LiveSession) -> LiveFacts:
     )
 
 
-def state_of(live: LiveSession) -> SessionState:
+def _state_of(live: LiveSession) -> SessionState:
     """`waiting`: a call waits for its client. `draining`: its replica hands it over."""
     if live.state is LiveState.DRAINING:
         return "draining"
@@ -245,7 +244,7 @@ def part_of(live: LiveSession) -> SessionPart:
     """What this replica knows of a session beside its record, without its processes."""
     return SessionPart(
         id=live.session.id,
-        state=state_of(live),
+        state=_state_of(live),
         calls=live.calls,
         failed=live.failed,
         in_flight=len(live.exchanges),

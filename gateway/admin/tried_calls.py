@@ -40,12 +40,9 @@ from transports.jsonrpc import METHOD_NOT_FOUND, Object, decode_exact, encode
 from transports.mirrored_headers import argument_headers, encode_value
 
 __all__ = [
-    "CLIENT",
-    "MAX_BYTES",
     "EndsSession",
     "Left",
     "Records",
-    "Sending",
     "ToolCatalog",
     "TriedCalls",
     "Way",

@@ -4,13 +4,14 @@ from typing import Any, Final
 
 from starlette.requests import Request
 
-from gateway.admin.pages.page import ConsoleOperators, ConsolePage
+from gateway.admin.operations import Operations
+from gateway.admin.pages.page import ConsolePage
 from gateway.config.effective import Section, effective
 
 __all__ = ["PAGE"]
 
 
-async def _facts(operators: ConsoleOperators, request: Request) -> dict[str, Any]:
+async def _facts(operators: Operations, request: Request) -> dict[str, Any]:
     query, shows_all = request.query_params.get("q", ""), request.query_params.get("show") == "all"
     sections = [_found(section, query, shows_all) for section in effective(operators.settings)]
     return {

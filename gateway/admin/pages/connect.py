@@ -5,8 +5,9 @@ from urllib.parse import urlsplit
 
 from starlette.requests import Request
 
+from gateway.admin.operations import Operations
 from gateway.admin.operators import OperatorError
-from gateway.admin.pages.page import BASE_URL, ConsoleOperators, ConsolePage
+from gateway.admin.pages.page import BASE_URL, ConsolePage
 from gateway.config.addresses import is_loopback
 from gateway.config.hosts.client_snippets import CLIENTS, TOKEN_VARIABLE, snippets
 from gateway.config.settings import Settings
@@ -16,7 +17,7 @@ __all__ = ["PAGE"]
 _MOST_CHARS: Final = 500
 
 
-async def _facts(operators: ConsoleOperators, request: Request) -> dict[str, Any]:
+async def _facts(operators: Operations, request: Request) -> dict[str, Any]:
     settings, given = operators.settings, request.query_params
     base = _base(given.get("base", "") or _known_base(settings, request))
     server = given.get("server", "")

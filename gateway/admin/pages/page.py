@@ -2,16 +2,13 @@
 
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 from starlette.requests import Request
 
-from gateway.admin.operations import SessionWatches
-from gateway.admin.tried_calls import TriedCalls
-from gateway.admin.verbs import Operators
-from gateway.config.settings import Settings
+from gateway.admin.operations import Operations
 
-__all__ = ["BASE_URL", "OPERATOR", "Action", "Answer", "ConsoleOperators", "ConsolePage", "Facts"]
+__all__ = ["BASE_URL", "OPERATOR", "Action", "Answer", "ConsolePage", "Facts"]
 
 
 BASE_URL: Final = "gateway.base_url"
@@ -21,33 +18,14 @@ OPERATOR: Final = "gateway.operator"
 """The key of `request.scope` that has the name of the operator who looks at the page."""
 
 
-class ConsoleOperators(Operators, Protocol):
-    """The operators' model in the gateway's own process."""
-
-    @property
-    def tried(self) -> TriedCalls:
-        """The tools of the servers, and calls of them."""
-        ...
-
-    @property
-    def settings(self) -> Settings:
-        """The settings of this process."""
-        ...
-
-    @property
-    def watches(self) -> SessionWatches:
-        """The frames and the stderr of sessions."""
-        ...
-
-
-Facts = Callable[[ConsoleOperators, Request], Awaitable[dict[str, Any]]]
+Facts = Callable[[Operations, Request], Awaitable[dict[str, Any]]]
 """Read what the template shows. May raise what `Operators` raises; the console shows such an error as a page."""
 
-Action = Callable[[ConsoleOperators, Request, str], Awaitable[str]]
+Action = Callable[[Operations, Request, str], Awaitable[str]]
 """Do what a form of the page asks for, in the name of an operator (the last argument), and return the path of the page
 that is shown next. May raise what `Operators` raises."""
 
-Answer = Callable[[ConsoleOperators, Request, str], Awaitable[dict[str, Any]]]
+Answer = Callable[[Operations, Request, str], Awaitable[dict[str, Any]]]
 """As `Action`, for what is answered on the page itself: return the variables of its template."""
 
 

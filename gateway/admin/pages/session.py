@@ -9,27 +9,28 @@ from urllib.parse import urlencode
 import re2
 from starlette.requests import Request
 
+from gateway.admin.operations import Operations
 from gateway.admin.operators import NoSuch, TaskQuery
-from gateway.admin.pages.page import OPERATOR, Action, ConsoleOperators, ConsolePage
+from gateway.admin.pages.page import OPERATOR, Action, ConsolePage
 from gateway.admin.pages.timeline import explained, notes_of, picture_of
 from gateway.admin.reports import SessionRow, StderrPage
 from gateway.admin.verbs import Operators
 from gateway.calls.session_frames import StderrLine
 from gateway.config.auth import OPERATOR_ISSUER
 
-__all__ = ["FRAME_ACTIONS", "PAGE", "environment_facts", "exceptions_in", "frame_facts"]
+__all__ = ["PAGE", "exceptions_in"]
 
 _LATEST_ENTRIES: Final = 100
 _LATEST_TASKS: Final = 20
 
 
-async def _facts(operators: ConsoleOperators, request: Request) -> dict[str, Any]:
+async def _facts(operators: Operations, request: Request) -> dict[str, Any]:
     session = request.path_params["session"]
     timeline, row = await asyncio.gather(operators.timeline(session), _live(operators, session))
     entries = timeline.entries[-_LATEST_ENTRIES:]
     page = await operators.tasks(TaskQuery(query=timeline.head.session, limit=_LATEST_TASKS))
     return {
-        **await environment_facts(operators, row),
+        **await _environment_facts(operators, row),
         "head": timeline.head,
         "session": row,
         "failures": [] if row is None else explained(row),
@@ -38,7 +39,7 @@ async def _facts(operators: ConsoleOperators, request: Request) -> dict[str, Any
         "left_out": max(len(timeline.entries) - _LATEST_ENTRIES, 0),
         "tasks": page.tasks,
         "has_more_tasks": bool(page.after),
-        **({} if row is None else await frame_facts(operators, request, row)),
+        **({} if row is None else await _frame_facts(operators, request, row)),
     }
 
 
@@ -66,7 +67,7 @@ _MOST_BROKEN: Final = 4
 _FRAMED: Final = ("╭", "│", "╰", "|", "+")
 
 
-async def frame_facts(operators: ConsoleOperators, request: Request, row: SessionRow) -> dict[str, Any]:
+async def _frame_facts(operators: Operations, request: Request, row: SessionRow) -> dict[str, Any]:
     """The variables of `frames.html` for a live session: its newest messages first. `frames` is None if the operator
     may not see them: then `stderr` has what is kept of each process."""
     by = request.scope.get(OPERATOR, "")
@@ -106,19 +107,19 @@ def _whole(lines: Sequence[str], at: int) -> str:
     return " ".join(parts)
 
 
-async def _switch_on(operators: ConsoleOperators, request: Request, operator: str) -> str:
+async def _switch_on(operators: Operations, request: Request, operator: str) -> str:
     page = await operators.session(request.path_params["session"])
-    await operators.watches.switch_on(page.session, operator)
+    await operators.switch_frames_on(page.session, operator)
     return f"/admin/sessions/{page.session}#frames"
 
 
-async def _switch_off(operators: ConsoleOperators, request: Request, operator: str) -> str:
+async def _switch_off(operators: Operations, request: Request, operator: str) -> str:
     page = await operators.session(request.path_params["session"])
-    await operators.watches.switch_off(page.session, operator)
+    await operators.switch_frames_off(page.session, operator)
     return f"/admin/sessions/{page.session}#frames"
 
 
-FRAME_ACTIONS: Final[dict[str, Action]] = {
+_FRAME_ACTIONS: Final[dict[str, Action]] = {
     "/admin/sessions/{session}/frames/on": _switch_on,
     "/admin/sessions/{session}/frames/off": _switch_off,
 }
@@ -126,7 +127,7 @@ FRAME_ACTIONS: Final[dict[str, Action]] = {
 _ONE_SERVER: Final = re.compile(r"/servers/([^/]+)/mcp")
 
 
-async def environment_facts(operators: ConsoleOperators, row: SessionRow | None) -> dict[str, Any]:
+async def _environment_facts(operators: Operations, row: SessionRow | None) -> dict[str, Any]:
     """The variables `environment` and `try_tools` of the template. `row` is None for a session that is over.
 
     `try_tools` returns the address of the Tools page for an operator; empty if that operator cannot try tools in the
@@ -153,7 +154,7 @@ async def environment_facts(operators: ConsoleOperators, row: SessionRow | None)
 PAGE: Final = ConsolePage(
     path="/admin/sessions/{session}",
     facts=_facts,
-    actions={"/admin/sessions/{session}/end": _end, **FRAME_ACTIONS},
+    actions={"/admin/sessions/{session}/end": _end, **_FRAME_ACTIONS},
     template="""\
 {% extends "layout.html" %}
 {% block title %}Session {{ head.session }}{% endblock %}

@@ -6,6 +6,7 @@ from urllib.parse import parse_qsl, urlencode
 
 from starlette.requests import Request
 
+from gateway.admin.operations import Operations
 from gateway.admin.operators import (
     FILTERS,
     ONLY,
@@ -15,7 +16,7 @@ from gateway.admin.operators import (
     SessionQuery,
     sort_named,
 )
-from gateway.admin.pages.page import ConsoleOperators, ConsolePage
+from gateway.admin.pages.page import ConsolePage
 from gateway.admin.reports import SESSION_STATES
 from transports.inbound.http import read_body
 
@@ -36,7 +37,7 @@ _ORDERS: Final = {
 _ORDER: Final = "used"
 
 
-async def _facts(operators: ConsoleOperators, request: Request) -> dict[str, Any]:
+async def _facts(operators: Operations, request: Request) -> dict[str, Any]:
     if request.query_params.get("when") == "day":
         return await _of_last_day(operators, request)
     asked = request.query_params
@@ -73,7 +74,7 @@ async def _facts(operators: ConsoleOperators, request: Request) -> dict[str, Any
     }
 
 
-async def _of_last_day(operators: ConsoleOperators, request: Request) -> dict[str, Any]:
+async def _of_last_day(operators: Operations, request: Request) -> dict[str, Any]:
     given = {name: request.query_params.get(name, "") for name in ("q", "principal", "client")}
     asked = PastQuery(query=given["q"], principal=given["principal"], client=given["client"], limit=_ROWS)
     heads = await operators.past_sessions(asked)
@@ -88,7 +89,7 @@ async def _of_last_day(operators: ConsoleOperators, request: Request) -> dict[st
     }
 
 
-async def _end_all(operators: ConsoleOperators, request: Request, operator: str) -> str:
+async def _end_all(operators: Operations, request: Request, operator: str) -> str:
     body = await read_body(request.receive, request.headers, _MAX_FORM_BYTES)
     await operators.end_all(
         _filter(parse_qsl((body or b"").decode("utf-8", "replace"), keep_blank_values=True)), operator

@@ -8,9 +8,10 @@ from urllib.parse import parse_qsl
 import msgspec
 from starlette.requests import Request
 
+from gateway.admin.operations import Operations
 from gateway.admin.operators import OperatorError
 from gateway.admin.pages.forms import JSON_CONTROL, PREFIX, Form, FormFaults, arguments_in, form_of
-from gateway.admin.pages.page import ConsoleOperators, ConsolePage
+from gateway.admin.pages.page import ConsolePage
 from gateway.admin.pages.tool_results import parts_of
 from gateway.admin.reports import Attempt, ToolRow, TriedCall
 from gateway.admin.tried_calls import body_of, left
@@ -32,14 +33,14 @@ _OUTCOMES: Final = {
 }
 
 
-async def _facts(operators: ConsoleOperators, request: Request) -> dict[str, Any]:
+async def _facts(operators: Operations, request: Request) -> dict[str, Any]:
     query = request.query_params
     tool = operators.tried.catalog.tool(request.path_params["server"], query.get("name", ""))
     values = {"session": query.get("session", "")}
     return _shown(operators, tool, form_of(tool.input_schema), values, in_json="json" in query)
 
 
-async def _try(operators: ConsoleOperators, request: Request, operator: str) -> dict[str, Any]:
+async def _try(operators: Operations, request: Request, operator: str) -> dict[str, Any]:
     """Call the tool with the arguments in the form."""
     given = await _controls(request)
     tool = operators.tried.catalog.tool(request.path_params["server"], given.get("name", ""))
@@ -75,9 +76,7 @@ async def _controls(request: Request) -> dict[str, str]:
     return dict(pairs)
 
 
-def _shown(
-    operators: ConsoleOperators, tool: ToolRow, form: Form, values: Mapping[str, str], **found: Any
-) -> dict[str, Any]:
+def _shown(operators: Operations, tool: ToolRow, form: Form, values: Mapping[str, str], **found: Any) -> dict[str, Any]:
     """What the template shows. `found` are the faults in the form, a problem, or the outcome of a call."""
     tried: TriedCall | None = found.get("tried")
     secret = {field.control for field in form.fields or () if field.kind == "password"}

@@ -4,16 +4,17 @@ from typing import Any, Final
 
 from starlette.requests import Request
 
-from gateway.admin.pages.page import ConsoleOperators, ConsolePage
+from gateway.admin.operations import Operations
+from gateway.admin.pages.page import ConsolePage
 
 __all__ = ["PAGE"]
 
 _ROWS: Final = 200
 
 
-async def _facts(operators: ConsoleOperators, request: Request) -> dict[str, Any]:
+async def _facts(operators: Operations, request: Request) -> dict[str, Any]:
     given = {name: request.query_params.get(name, "") for name in ("q", "session", "server")}
-    page = operators.tried.catalog.page(given["q"], server=given["server"], limit=_ROWS)
+    page = await operators.catalog(given["q"], server=given["server"], limit=_ROWS)
     return {"tools": page.tools, "total": page.total, "unknown": page.unknown, "query": given["q"], "given": given}
 
 
