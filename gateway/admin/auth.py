@@ -149,7 +149,7 @@ class SignInLink:
         return is_right and not self._is_used and self._clock() < self._until
 
     def take(self, token: str) -> bool:
-        """As `opens_with`, and use the link up. Of several that try at once, one is let in."""
+        """Use the link up if the token opens it. Of several that try at once, one is let in."""
         is_open = self.opens_with(token)
         self._is_used = self._is_used or is_open
         return is_open

@@ -289,7 +289,7 @@ def _environment(pages: dict[str, str]) -> "Environment":
 
 
 def _shown(value: Any) -> Any:
-    """What stands on a page: texts of strangers turn nothing around them. Markup is ours."""
+    """Make texts of strangers harmless: they turn nothing around them. Markup is ours."""
     return value if isinstance(value, int | float) or hasattr(value, "__html__") else visible(str(value))
 
 

@@ -104,7 +104,7 @@ def _quantile(figures: ToolFigures, q: float) -> float:
 
 
 def usage_of(records: Iterable[HistoryRecord], by: UsageBy, length_s: float) -> list[UsageRow]:
-    """Who or what was used in that time, the most calls first."""
+    """List who or what was used in that time, the most calls first."""
     record = merged(read_record(one.body) for one in records)
     if by in ("principal", "client"):
         who = record.principals if by == "principal" else record.clients

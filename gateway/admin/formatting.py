@@ -15,7 +15,7 @@ def readable(value: float, unit: str) -> str:
 
 
 def took(seconds: float) -> str:
-    """How long something took, from microseconds to days, with about three digits."""
+    """Format how long something took, from microseconds to days, with about three digits."""
     if seconds < 0.001:
         return f"{seconds * 1_000_000:.0f} µs"
     if seconds < 1:

@@ -12,7 +12,7 @@ from gateway.admin.operators import SHORTEST_PREFIX, Ambiguous, NoSuch, PastQuer
 from gateway.admin.replica import Replica
 from gateway.admin.replicas import Replicas
 from gateway.admin.reports import MOST_DEAD, ServerFacts, ServerPart, ServerRow, SessionTimeline, TimelineRow
-from session_store import Backend, HistoryRecord, Session, TimelineEntry, TimelineHead
+from session_store import Backend, HistoryRecord, Session, TimelineHead
 from session_store.ports.timelines import MAX_SESSIONS, merged
 from session_store.session import redact
 from transports.tasks import Tasks
@@ -46,12 +46,14 @@ class Insights:
                 head = merged(head, part, self._clock())
                 entries = [*entries, *part.entries]
         if session is not None:
-            head = msgspec.structs.replace(_head(session), **_counts(head))
+            counts = {} if head is None else {"calls": head.calls, "failed": head.failed}
+            head = msgspec.structs.replace(_head(session), **counts)
         if head is None:
             raise NoSuch(f"no session of the last day begins with {prefix[:64]!r}")
         # An entry that is written at this moment may have come from both.
         unique = dict.fromkeys(entries)
-        return SessionTimeline(head=head, entries=[_row(entry) for entry in sorted(unique, key=lambda one: one.at)])
+        entries = sorted(unique, key=lambda one: one.at)
+        return SessionTimeline(head=head, entries=[TimelineRow(**msgspec.structs.asdict(one)) for one in entries])
 
     async def past_sessions(self, query: PastQuery) -> list[TimelineHead]:
         """Sessions of the last day that match, those that were used last first."""
@@ -99,12 +101,12 @@ class Insights:
         return HistoryView(range=over, step_s=step_s, points=points_of(records, steps, server=server, tool=tool))
 
     async def usage(self, by: UsageBy = "tool", over: Range = "15m") -> list[UsageRow]:
-        """Who or what was used in a range, the most calls first."""
+        """List who or what was used in a range, the most calls first."""
         records, _ = await self._records(over)
         return usage_of(records, by, RANGES[over][0])
 
     async def _records(self, over: Range) -> tuple[list[HistoryRecord], range]:
-        """What replicas counted. A page asks for several views of one range at once, which share one reading."""
+        """Read what replicas counted. A page asks for several views of one range at once, which share one reading."""
         return await self._readings.share(over, lambda: self._read(over))
 
     async def _read(self, over: Range) -> tuple[list[HistoryRecord], range]:
@@ -186,11 +188,3 @@ def _head(session: Session) -> TimelineHead:
         created_at=session.created_at,
         updated_at=session.used_at,
     )
-
-
-def _counts(head: TimelineHead | None) -> dict[str, int]:
-    return {} if head is None else {"calls": head.calls, "failed": head.failed}
-
-
-def _row(entry: TimelineEntry) -> TimelineRow:
-    return TimelineRow(**msgspec.structs.asdict(entry))

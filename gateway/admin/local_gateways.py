@@ -40,7 +40,7 @@ class LocalGateway(msgspec.Struct, frozen=True, kw_only=True):
     network: int
 
     def is_at(self, url: str) -> bool:
-        """Whether somebody who gives that URL means this gateway."""
+        """Return whether somebody who gives that URL means this gateway."""
         return _place(url) in (_place(self.url), _place(self.endpoint))
 
 
@@ -137,7 +137,7 @@ def local_gateways(folder: Path | None = None) -> list[LocalGateway]:
 
 
 def _read(name: str, directory: int) -> LocalGateway | None:
-    """What a file says whose gateway lives. A key is sent to this machine only."""
+    """Read what a file says whose gateway lives. A key is sent to this machine only."""
     try:
         file = os.open(name, os.O_RDONLY | _OPEN, dir_fd=directory)
     except OSError:
@@ -158,7 +158,7 @@ def _read(name: str, directory: int) -> LocalGateway | None:
 
 
 def _is_held(file: int) -> bool:
-    """Whether a gateway holds the lock of its file."""
+    """Return whether a gateway holds the lock of its file."""
     try:
         fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:

@@ -261,7 +261,7 @@ def _operator(by: str) -> str:
 
 
 def _facts(event: AuditEvent) -> dict[str, Any]:
-    """What the event says: fields without a value are left out."""
+    """Return the fields of an event that have a value."""
     facts = {
         name: value for name in event.__struct_fields__ if (value := getattr(event, name)) not in ("", 0.0, None, {})
     }
@@ -457,7 +457,7 @@ class SessionWatches:
         return _frames_page(report, 0), _stderr_page(report, 0)
 
     def allows(self, principal: Principal, by: str) -> bool:
-        """Whether the operator `by` may watch sessions of that principal."""
+        """Return whether the operator `by` may watch sessions of that principal."""
         return self.where == "any" or (
             self.where == "own" and principal == Principal(issuer=OPERATOR_ISSUER, subject=by)
         )

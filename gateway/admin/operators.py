@@ -221,7 +221,7 @@ class SessionQuery(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def order(self) -> Sort:
-        """By what the sessions are sorted."""
+        """Name what the sessions are sorted by."""
         defaults: dict[Only, Sort] = {"failing": "last_failure", "busy": "in_flight", "all": "id"}
         return self.sort or defaults[self.only]
 

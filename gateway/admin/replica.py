@@ -97,18 +97,18 @@ class Serving(Protocol):
 
 
 async def _nothing() -> None:
-    """What a process without figures writes."""
+    """Write nothing: a process without figures has none."""
 
 
 class Environments(Protocol):
     """What servers of sessions were given."""
 
     def held(self, session_id: str) -> SessionEnvironment | None:
-        """Of a session that this process serves; None if it does not."""
+        """Describe a session that this process serves; None if it does not."""
         ...
 
     def of(self, session: Session) -> SessionEnvironment:
-        """Of any session, as far as its record and the configuration say it."""
+        """Describe any session, as far as its record and the configuration say it."""
         ...
 
 
@@ -208,7 +208,7 @@ class Replica:
         )
 
     async def held(self) -> Held:
-        """What this replica holds now. It is counted in steps, so that calls do not wait for the count."""
+        """Count what this replica holds now, in steps, so that calls do not wait for the count."""
         held = Held(dict.fromkeys((upstream.name for upstream in self.upstreams), 0))
         for some in slices(list(self._live), SCANNED_AT_ONCE // 2):
             for live in some:
@@ -225,7 +225,7 @@ class Replica:
 
     @question("servers")
     async def servers(self) -> list[ServerPart]:
-        """What this replica knows of each server. It is collected in steps, so that calls do not wait for it."""
+        """Collect what this replica knows of each server, in steps, so that calls do not wait for it."""
         links: dict[str, list[tuple[str, Conversation]]] = {upstream.name: [] for upstream in self.upstreams}
         for some in slices(list(self._live), SCANNED_AT_ONCE // 2):
             for live in some:
@@ -262,12 +262,12 @@ class Replica:
 
     @question("listing")
     async def listing(self, query: SessionQuery) -> HeldPage:
-        """What this replica serves of a list of sessions."""
+        """List what this replica serves of the sessions that are asked for."""
         return await held_page(self._live, query, time)
 
     @question("timeline")
     async def unwritten(self, name: str) -> TimelinePart | None:
-        """What is not in the store yet of the timeline of the session whose id begins like that."""
+        """Return what is not in the store yet of the timeline of the session whose id begins like that."""
         return self._seen.unwritten(name)
 
     @question("write activity")
@@ -277,7 +277,7 @@ class Replica:
 
     @question("environment")
     async def environment(self, session_id: str) -> SessionEnvironment | None:
-        """What the servers of a session were given; None if this replica does not serve it."""
+        """Describe what the servers of a session were given; None if this replica does not serve it."""
         return self.environments.held(session_id)
 
     @question("watch")
@@ -304,7 +304,7 @@ class Replica:
 
     @question("frames")
     async def frames(self, query: FrameQuery) -> FrameReport | None:
-        """What was seen of a session. None: it is not live here."""
+        """Report what was seen of a session. None: it is not live here."""
         live = self._live.get(query.session)
         return None if live is None else _seen_of(live, query)
 
@@ -411,7 +411,7 @@ def _lines(words: Sequence[str]) -> list[str]:
 
 
 def _report_of(live: LiveSession) -> FrameReport:
-    """Who watches a session, and for how long."""
+    """Report who watches a session, and for how long."""
     seen = live.frames
     if seen is None:
         return FrameReport()
@@ -419,7 +419,7 @@ def _report_of(live: LiveSession) -> FrameReport:
 
 
 def _seen_of(live: LiveSession, query: FrameQuery) -> FrameReport:
-    """What was seen of a session."""
+    """Report what was seen of a session."""
     report = _report_of(live)
     if live.frames is None:
         return msgspec.structs.replace(report, lines=_output_tail(live)[-query.lines :] if query.lines else [])
@@ -446,7 +446,7 @@ def _output_tail(live: LiveSession) -> list[StderrLine]:
 
 
 def _fitting(frames: list[SeenFrame], *, newest: bool) -> list[SeenFrame]:
-    """As many of the messages as one report may have: the newest, or the oldest."""
+    """Take as many of the messages as one report may have: the newest, or the oldest."""
     left = _MOST_BODY_CHARS
     found: list[SeenFrame] = []
     for frame in reversed(frames) if newest else frames:

@@ -182,13 +182,13 @@ class Replicas:
         ]
 
     async def parts(self, session_ids: Iterable[str]) -> dict[str, SessionPart]:
-        """What is known of these sessions beside their records, by id."""
+        """Collect what is known of these sessions beside their records, by id."""
         answers = await self.ask(Replica.parts, list(session_ids))
         return {part.id: part for parts in answers.by.values() for part in parts}
 
     async def environment(self, session: Session) -> SessionEnvironment:
-        """What the servers of a session were given, as the replica says that serves it. If none does, as the session's
-        record and the configuration of this gateway say."""
+        """Ask the replica that serves a session what its servers were given. If none does, its record and the
+        configuration of this gateway say it."""
         self.require("the store does not record what servers were given: use --url with a running gateway")
         assert self._own is not None
         owner = session.owner if session.owner in await self._addresses() else self._own.name

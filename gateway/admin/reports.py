@@ -293,7 +293,7 @@ class TaskRow(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def has_failed(self) -> bool:
-        """Whether the call has come to nothing good."""
+        """Return whether the call has come to nothing good."""
         return self.tool_error or self.status == "failed"
 
 
@@ -318,7 +318,7 @@ class TimelineRow(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def has_failed(self) -> bool:
-        """Whether it went wrong."""
+        """Return whether it went wrong."""
         return self.kind == "refusal" or self.outcome.startswith(("error", "tool error", "refused", "failed"))
 
 
@@ -451,6 +451,11 @@ class ToolRow(msgspec.Struct, frozen=True, kw_only=True):
     input_schema: Any = None
     output_schema: Any = None
 
+    @property
+    def text(self) -> str:
+        """Return what words are looked for in."""
+        return "\n".join((self.server, self.name, self.title, self.description)).lower()
+
 
 class CatalogPage(msgspec.Struct, frozen=True, kw_only=True):
     """Some tools, in the order of the configuration, and how many there are. `unknown` are servers whose tools are not
@@ -500,7 +505,7 @@ class TriedCall(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 def detached(session: Session) -> SessionPart:
-    """What is known of a session that no replica serves."""
+    """Say what is known of a session that no replica serves."""
     before = Counted.of(session.counted)
     failures = [*reversed(before.failures)]
     return SessionPart(id=session.id, state="detached", calls=before.calls, failed=before.failed, failures=failures)

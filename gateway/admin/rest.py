@@ -143,7 +143,7 @@ class Rest:
     async def _frames(
         self, page: FramesPage | StderrPage, read: Callable[[int], Awaitable[FramesPage | StderrPage]]
     ) -> AsyncIterator[bytes]:
-        """What was seen and what is seen from now on, each as an event, until the watch ends."""
+        """Send what was seen and what is seen from now on, each as an event, until the watch ends."""
         yield b": until the watch ends\n\n"
         while page.watched:
             if page.missed:

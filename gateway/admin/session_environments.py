@@ -80,7 +80,7 @@ class Sources:
         return {*self.inherited, *sandbox, *self.names, *self.rules, *ours, *self.own}
 
     def of(self, name: str) -> tuple[Origin, str]:
-        """Where a variable comes from."""
+        """Find where a variable comes from."""
         if name in self.own:
             return _configured(self.own[name], self.where)
         if name in _OWN and self.is_of_session:
@@ -189,7 +189,7 @@ class SessionEnvironments:
         )
 
     def _reasons(self, session: Session) -> tuple[Reason, ...] | None:
-        """Why the context of a session is what it is; None if the rules of this replica would give it another."""
+        """Find why the context of a session is what it is; None if the rules of this replica would give it another."""
         rules, context = self._given.rules, session.context
         try:
             claims = kept_claims(session, rules)
@@ -231,7 +231,7 @@ class SessionEnvironments:
         )
 
     def _tools(self, upstream: ConfiguredUpstream, context: Context) -> tuple[int | None, list[HiddenTools]]:
-        """How many tools the server lists, and those that the session does not see, by reason."""
+        """Count the tools that the server lists, and find those that the session does not see, by reason."""
         tools = upstream.probed_tools
         if tools is None:
             return None, []
@@ -401,7 +401,7 @@ def _context(session: Session, reasons: Iterable[Reason] | None) -> Iterable[str
 
 
 def about_tools(listed: int | None, visible: int) -> str:
-    """How many of the tools of a server a session sees."""
+    """Say how many of the tools of a server a session sees."""
     if listed is None:
         return "Its tools are not known: it has not answered yet, or answers with the credentials of a session only."
     if visible == listed:
@@ -410,7 +410,7 @@ def about_tools(listed: int | None, visible: int) -> str:
 
 
 def about_isolation(kind: str, *, shared: bool, where: str) -> str:
-    """What of a server is the session's own."""
+    """Say what of a server is the session's own."""
     if kind == "object":
         return "It is an object in the gateway's own process, which all sessions use."
     if kind == "url":
@@ -422,7 +422,7 @@ def about_isolation(kind: str, *, shared: bool, where: str) -> str:
 
 
 def about_era(client: str, server: Era | None) -> str:
-    """What the gateway does between client and server."""
+    """Say what the gateway does between client and server."""
     if server is None:
         return "It is not known yet in which era it speaks."
     if client == server:

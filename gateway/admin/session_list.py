@@ -178,7 +178,7 @@ class SessionList:
         return Page(sessions=await self.rows(found[: query.limit]), after=more)
 
     async def _stored(self, query: SessionQuery) -> Page:
-        """Of the records of the store alone."""
+        """List the records of the store alone."""
         which = query.which
         if query.order not in _IN_RECORDS or query.only != "all" or not (which is None or which.is_of_records):
             raise UnknownHere("the store does not record states, calls and failures: use --url with a running gateway")
@@ -196,7 +196,7 @@ class SessionList:
         return Page(sessions=await self.rows([session for _, session in chosen]), after=more, totals=selection.totals)
 
     async def _together(self, query: SessionQuery) -> Page:
-        """Of what the replicas serve, and of what none serves."""
+        """List what the replicas serve, and what none serves."""
         answers, detached = await asyncio.gather(self._replicas.ask(Replica.listing, query), self._detached.read())
         pages = answers.by.values()
         selection: Selection[SessionRow] = Selection(query)

@@ -6,11 +6,11 @@ together. So a list costs as much memory as one page of it, however many session
 
 import heapq
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import Generic, NamedTuple, TypeVar
 
 import msgspec
 
-from gateway.admin.operators import Only, OperatorError, SessionFilter, SessionQuery, Sort
+from gateway.admin.operators import OperatorError, SessionFilter, SessionQuery, Sort
 from gateway.admin.reports import (
     SessionPart,
     SessionRow,
@@ -85,7 +85,9 @@ class Selection(Generic[T]):
     def add(self, session: Session, facts: LiveFacts, item: T) -> None:
         """A session, and what is returned for it. Each is given once."""
         query = self._query
-        if query.only != "all" and not _is(query.only, facts):
+        if query.only == "failing" and not facts.failed:
+            return
+        if query.only == "busy" and not facts.in_flight and facts.state != "waiting":
             return
         if query.which is not None and not fits(query.which, session, facts):
             return
@@ -99,16 +101,8 @@ class Selection(Generic[T]):
     def first(self) -> list[tuple[Place, T]]:
         """The first sessions behind `query.after`: one more than a page has. Others are forgotten, so a long list is
         asked for its first ones now and then."""
-        self._found = heapq.nsmallest(self._query.limit + 1, self._found, key=_place)
+        self._found = heapq.nsmallest(self._query.limit + 1, self._found, key=lambda found: found[0])
         return self._found
-
-
-def _place(found: tuple[Place, Any]) -> Place:
-    return found[0]
-
-
-def _is(only: Only, facts: LiveFacts) -> bool:
-    return facts.failed > 0 if only == "failing" else facts.in_flight > 0 or facts.state == "waiting"
 
 
 def fits(which: SessionFilter, session: Session, facts: LiveFacts) -> bool:
@@ -162,7 +156,7 @@ def _key(sort: Sort, session: Session, facts: LiveFacts) -> float:
 
 
 def cursor_of(place: Place) -> str:
-    """Where the next page begins, if the last session of this one stands there. The id is not whole."""
+    """Say where the next page begins, if the last session of this one stands there. The id is not whole."""
     return f"{place[0]!r}~{redact(place[1])}" if place[0] else redact(place[1])
 
 
@@ -241,7 +235,7 @@ def in_flight_of(live: LiveSession) -> int:
 
 
 def part_of(live: LiveSession) -> SessionPart:
-    """What this replica knows of a session beside its record, without its processes."""
+    """Collect what this replica knows of a session beside its record, without its processes."""
     return SessionPart(
         id=live.session.id,
         state=_state_of(live),

@@ -78,7 +78,7 @@ class ToolCatalog:
                 unknown.append(name)
             else:
                 rows = (_row(name, tool) for tool in tools.listed)
-                found += [row for row in rows if _matches(row, words)]
+                found += [row for row in rows if all(word in row.text for word in words)]
         return CatalogPage(tools=found[:limit], total=len(found), unknown=unknown)
 
     def tool(self, server: str, name: str) -> ToolRow:
@@ -133,11 +133,6 @@ def _row(server: str, tool: Mapping[str, Any]) -> ToolRow:
 
 def _text(value: Any) -> str:
     return value if isinstance(value, str) else ""
-
-
-def _matches(row: ToolRow, words: list[str]) -> bool:
-    text = "\n".join((row.server, row.name, row.title, row.description)).lower()
-    return all(word in text for word in words)
 
 
 PATIENCE_S: Final = 60.0
@@ -443,7 +438,7 @@ class TriedCalls:
 
 
 def _principal(by: str) -> Principal:
-    """Who an operator is in sessions."""
+    """Return who an operator is in sessions."""
     return Principal(issuer=OPERATOR_ISSUER, subject=by)
 
 

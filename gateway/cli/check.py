@@ -99,7 +99,7 @@ def _import_targets(settings: Settings) -> None:
 
 
 def _why_silent(upstream: "ConfiguredUpstream") -> str:
-    """Why the lists of a server were not checked, and what it said last."""
+    """Say why the lists of a server were not checked, and what it said last."""
     from gateway.calls.starts import with_output_tail
 
     state = upstream.state

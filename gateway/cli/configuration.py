@@ -21,7 +21,7 @@ def configuration(given: Path | None) -> Path | None:
 
 
 def required_configuration(given: Path | None) -> Path:
-    """As `configuration`. Raises `ConfigurationError`: there is no file."""
+    """Find the configuration like `configuration`. Raises `ConfigurationError`: there is no file."""
     found = configuration(given)
     if found is None:
         raise ConfigurationError(NO_FILE)

@@ -175,7 +175,7 @@ def _of_context(gateway: Gateway, settings: Settings, who: Authenticated, derive
 
 
 def _missing(field: Mapping[str, Any]) -> str:
-    """Why a session has no value for a field, as far as that is known before it opens."""
+    """Say why a session has no value for a field, as far as that is known before it opens."""
     source = next(name for name in ("claim", "header", "announced", "metadata", "session_key") if field[name])
     if source in ("claim", "header") and not field["client_header"]:
         return f"the credential or proxy does not send the {source} {field[source]}"
@@ -193,7 +193,7 @@ class _Servers:
         self._tool = tool
 
     def server(self, upstream: ConfiguredUpstream) -> dict[str, Any]:
-        """Whether and why it is visible, and its variables. The servers are not asked what they list."""
+        """Explain whether and why it is visible, and its variables. The servers are not asked what they list."""
         hidden = self._gateway.policy.hides(self._context, upstream.name)
         found: dict[str, Any] = {"visible": not hidden} | ({"why": hidden} if hidden else {})
         if not self._tool and (methods := self._methods(upstream)):
@@ -208,7 +208,7 @@ class _Servers:
         return found
 
     async def with_lists(self, upstream: ConfiguredUpstream) -> dict[str, Any]:
-        """As `server`, with what the server lists."""
+        """Explain it like `server`, with what the server lists."""
         found, facts = self.server(upstream), await upstream.facts()
         found.pop("tools", None)
         if facts.failure:
@@ -327,7 +327,7 @@ def lines_of(found: dict[str, Any]) -> Iterator[str]:
 
 
 def _inside(server: dict[str, Any]) -> Iterator[str]:
-    """What a visible server has, and what its processes get."""
+    """Print what a visible server has, and what its processes get."""
     for tool in server.get("tools", ()):
         bound = "".join(f" · {argument} = {field}" for argument, field in tool.get("bind", {}).items())
         operation = f"{tool['operation']} ({tool['operation_from']})"

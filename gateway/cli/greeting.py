@@ -137,7 +137,7 @@ class TerminalWelcome:
 
 
 def progress_line(servers: tuple[ServerLine, ...], took_s: float) -> str:
-    """What a start waits for."""
+    """Say what a start waits for."""
     waiting = [one.name for one in servers if one.state == "starting"]
     if not waiting:
         return "starting"

@@ -52,7 +52,7 @@ def sessions_table(rows: list[SessionRow], *, with_calls: bool) -> Table:
 
 
 def none_line(page: Page, *, is_all: bool) -> str:
-    """What is printed in place of an empty table. `is_all`: nothing was asked for but all sessions."""
+    """Say what is printed in place of an empty table. `is_all`: nothing was asked for but all sessions."""
     if page.is_reading or page.unanswered:
         return "no session has been found yet"
     if is_all:
@@ -61,7 +61,7 @@ def none_line(page: Page, *, is_all: bool) -> str:
 
 
 def missing_from(page: Page) -> str:
-    """What a list of sessions lacks, as the end of a line about it; empty if it lacks nothing."""
+    """Say what a list of sessions lacks, as the end of a line about it; empty if it lacks nothing."""
     missing = (
         f"; {page.unanswered} replica{'' if page.unanswered == 1 else 's'} did not answer" if page.unanswered else ""
     )

@@ -82,7 +82,7 @@ def learn(
 
 
 def _table_in(file: Path) -> Mapping[str, Any]:
-    """What earlier runs have written to a file. It is looked at before the server runs: watching may take a day."""
+    """Read what earlier runs have written to a file. It is read before the server runs: watching may take a day."""
     try:
         found = json.loads(file.read_bytes() or b"{}")
         if not isinstance(found, dict):
@@ -145,7 +145,7 @@ def said_of(table: Mapping[str, Any], *, by_hand: bool, code: int | None) -> lis
 
 
 async def _learn(settings: UpstreamSettings, seconds: float) -> tuple[Learnt, int | None]:
-    """What was learnt, and the exit code of a server that ended by itself."""
+    """Return what was learnt, and the exit code of a server that ended by itself."""
     from gateway.sandbox.learning import watched  # other commands need not wait for what it loads
 
     loop, stop = asyncio.get_running_loop(), asyncio.Event()

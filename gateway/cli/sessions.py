@@ -198,7 +198,7 @@ SHOWN_ENTRIES: Final = 50
 
 
 def environment_lines(found: SessionEnvironment) -> Iterator[str]:
-    """Why the session sees what it sees, and what each of its servers was given."""
+    """Say why the session sees what it sees, and what each of its servers was given."""
     yield from (visible_line(sentence) for sentence in found.why)
     for server in found.servers:
         yield ""
@@ -222,7 +222,7 @@ def _of_server(server: ServerEnvironment) -> Iterator[str]:
 
 
 def timeline_lines(entries: Sequence[TimelineRow]) -> Iterator[str]:
-    """What stands above the table of a timeline."""
+    """Print what stands above the table of a timeline."""
     if not entries:
         yield "nothing has happened in it yet"
     elif len(entries) > SHOWN_ENTRIES:

@@ -120,7 +120,7 @@ def _in_comment(text: str) -> str:
 
 
 def _tell_faults(file: Path) -> None:
-    """What has to be mended before the gateway starts: variables that are not set, mostly."""
+    """Say what has to be mended before the gateway starts: variables that are not set, mostly."""
     try:
         load(file)
     except ConfigurationError as error:

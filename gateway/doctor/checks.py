@@ -52,7 +52,7 @@ async def check_everything(
 
 
 def _configuration(config: Path | None, loaded: Loaded) -> Iterator[Finding]:
-    """What the configuration has, and what in it has no effect."""
+    """Tell what the configuration has, and what in it has no effect."""
     servers = len(loaded.settings.mcpServers)
     yield ok("configuration", f"{config or 'the environment'}: {servers} server{'s' * (servers != 1)}")
     if config is not None and not servers:

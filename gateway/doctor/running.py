@@ -208,7 +208,7 @@ async def _seen(endpoint: str, token: str, operators: str, key: str) -> AsyncIte
 
 
 async def _is_gateway(url: str) -> bool:
-    """Whether a gateway answers there, and no other program."""
+    """Return whether a gateway answers there, and no other program."""
     try:
         async with httpx2.AsyncClient(timeout=_READY_TIMEOUT_S, trust_env=False) as http:
             found = (await http.get(f"{url.removesuffix('/mcp')}/readyz")).json()

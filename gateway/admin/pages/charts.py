@@ -70,7 +70,7 @@ class Chart:
         )
 
     def _columns(self) -> Iterator[str]:
-        """What the pointer is over: a part of the time, with the values that the lines have there as its title."""
+        """Draw what the pointer is over: a part of the time, with the values that the lines have there as its title."""
         steps = -(-self._steps // _COLUMNS)
         step = _WIDTH / max(self._steps - 1, 1)
         most = "at most " if steps > 1 else ""
@@ -105,7 +105,7 @@ class Chart:
 
 
 def charts_of(reports: Iterable[ReplicaReport], now: float) -> list[Chart]:
-    """Of all replicas together: calls and failures add up, of times the worst replica's is shown."""
+    """Draw all replicas together: calls and failures add up, of times the worst replica's is shown."""
     end = int(now) - 1
     calls, failed, p50, p99 = ([0.0] * _SECONDS for _ in range(4))
     for report in reports:
@@ -124,7 +124,7 @@ def charts_of(reports: Iterable[ReplicaReport], now: float) -> list[Chart]:
 
 
 def charts_of_history(view: HistoryView) -> list[Chart]:
-    """Of a range, as calls in a minute."""
+    """Draw a range, as calls in a minute."""
     over, step_s, each = RANGE_WORDS[view.range], view.step_s, 60 / view.step_s
     calls = [point.calls * each for point in view.points]
     failed = [point.failed * each for point in view.points]

@@ -39,7 +39,7 @@ async def _facts(operators: Operations, request: Request) -> dict[str, Any]:
 
 
 def _known_base(settings: Settings, request: Request) -> str:
-    """Where the browser has this gateway; with a listener of the console's own, where the gateway listens."""
+    """Return where the browser has this gateway; with a listener of the console's own, where the gateway listens."""
     gateway = settings.gateway
     host = f"[{gateway.host}]" if ":" in gateway.host else gateway.host
     return f"http://{host}:{gateway.port}" if gateway.admin.listen else str(request.scope[BASE_URL])

@@ -101,7 +101,7 @@ def _required_of(schema: Mapping[str, Any]) -> set[str]:
 
 
 def _is_usable(name: str) -> bool:
-    """Whether browsers send a control of that name back as it is."""
+    """Return whether browsers send a control of that name back as it is."""
     return 0 < len(name) <= _MOST_NAME and name.isprintable() and name.strip() == name
 
 
@@ -167,7 +167,7 @@ def _is_null(part: Any) -> bool:
 
 
 def _at(root: Mapping[str, Any], reference: Any) -> Any:
-    """What a reference within the document names; None if it names nothing."""
+    """Find what a reference within the document names; None if it names nothing."""
     if not isinstance(reference, str) or not reference.startswith("#/"):
         return None
     found: Any = root
@@ -210,7 +210,7 @@ def _listed(part: Mapping[str, Any]) -> list[Any]:
 
 
 def _hint(part: Mapping[str, Any], kind: Kind, types: frozenset[str]) -> str:
-    """What the schema says of the value, in a few words."""
+    """Say in a few words what the schema says of the value."""
     said = [" or ".join(sorted(types))] if kind == "json" and types else []
     said += [kind] if kind in ("integer", "number") else []
     if isinstance(part.get("format"), str):

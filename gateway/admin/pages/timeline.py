@@ -36,7 +36,7 @@ def explained(row: SessionRow) -> list[ExplainedFailure]:
 
 
 def refused_near(server: str, begin: float, end: float, refused: Sequence[RefusedRow]) -> list[RefusedRow]:
-    """What the server was refused near to that time, the nearest to its end first."""
+    """Find what the server was refused near to that time, the nearest to its end first."""
     near = [one for one in refused if one.server == server and begin - _BEFORE_S <= one.at <= end + _AFTER_S]
     return sorted(near, key=lambda one: abs(end - one.at))[:_MOST]
 
@@ -134,7 +134,7 @@ def _refused(row: RefusedRow) -> str:
 
 
 def _waited(call: TimelineRow, start: TimelineRow) -> str:
-    """How long the call waited for that start; empty if it did not."""
+    """Say how long the call waited for that start; empty if it did not."""
     ready = start.at + start.took_s
     if call.took_s < _SHORT_S or not call.at - _ROUNDED_S <= ready <= call.until + _ROUNDED_S:
         return ""

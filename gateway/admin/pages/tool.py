@@ -77,7 +77,7 @@ async def _controls(request: Request) -> dict[str, str]:
 
 
 def _shown(operators: Operations, tool: ToolRow, form: Form, values: Mapping[str, str], **found: Any) -> dict[str, Any]:
-    """What the template shows. `found` are the faults in the form, a problem, or the outcome of a call."""
+    """Collect what the template shows. `found` are the faults in the form, a problem, or the outcome of a call."""
     tried: TriedCall | None = found.get("tried")
     secret = {field.control for field in form.fields or () if field.kind == "password"}
     in_json = found.get("in_json", JSON_CONTROL in values) or form.fields is None
