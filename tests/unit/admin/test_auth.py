@@ -1,4 +1,4 @@
-"""By which names operators reach the gateway."""
+"""Who is let in: by which names of the gateway, by the link of the terminal, and after how many wrong keys."""
 
 import asyncio
 from time import time
@@ -26,6 +26,8 @@ from session_store.tokens import generate_key
 from tests.requirements import requirement
 from tests.unit.admin.test_operations import FakeReplicas, operations_of
 from transports.inbound.http import Guard
+
+pytestmark = pytest.mark.anyio
 
 ALWAYS = ("127.0.0.1:8080", "localhost:9092", "LOCALHOST", "[::1]:8080", "10.1.2.3", "192.0.2.7:9090", "[fe80::1]")
 NAMED = ("admin.example:9090", "ADMIN.example", "a.b.example")
@@ -57,9 +59,6 @@ def test_addresses_pass_and_names_that_are_allowed() -> None:
         for host in refused:
             with pytest.raises(HostNotAllowed, match=r"gateway\.admin\.allowed_hosts"):
                 hosts.check(host)
-
-
-pytestmark = pytest.mark.anyio
 
 
 def test_a_link_opens_once_and_for_ten_minutes() -> None:

@@ -1,4 +1,4 @@
-"""`gateway.admin.session_environments`: each variable with its source, and no value that could be a secret."""
+"""`gateway.admin.session_environments`: where variables come from, and why a session sees what it sees; no secrets."""
 
 import pytest
 

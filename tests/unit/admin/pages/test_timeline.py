@@ -1,4 +1,4 @@
-"""`gateway.admin.pages.timeline`: lanes of what happened in a session."""
+"""`gateway.admin.pages.timeline`: lanes of what happened in a session, and what rows say beside themselves."""
 
 import re
 from types import SimpleNamespace
