@@ -89,7 +89,6 @@ def stdio(
 def _welcome(options: GatewaySettings, *, workers: int, verbose: bool) -> "Welcome | None":
     """Configure the log; and what greets a person, if one reads it. Workers are announced by the process that has
     started them."""
-    from gateway.cli.greeting import StatusLine
     from gateway.observability.logs import configure_logging
     from gateway.serving.workers import LISTENER
 
@@ -99,7 +98,7 @@ def _welcome(options: GatewaySettings, *, workers: int, verbose: bool) -> "Welco
     if not (is_alone and for_people):
         configure_logging(level, options.log_format)
         return None
-    from gateway.cli.greeting import TerminalWelcome
+    from gateway.cli.greeting import StatusLine, TerminalWelcome  # loads rich
 
     status = StatusLine(sys.stderr) if sys.stderr.isatty() else None
     configure_logging(level, "pretty", status)
