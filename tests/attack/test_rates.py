@@ -1,18 +1,11 @@
 """Everything that costs is counted, opening sessions included; nobody uses up what belongs to others."""
 
-import asyncio
-import contextlib
-import re
-import time
-from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from statistics import median
+from collections.abc import Awaitable, Callable, Iterator
 from typing import Any
 
 import httpx
 import pytest
 
-from tests.attack.live.wire import legacy
 from tests.requirements import requirement
 from tests.support.credentials import KEYS, bearer, sha256
 from tests.support.gateway_process import DEMO, RunningGateway, running_gateway, server
@@ -109,67 +102,3 @@ def test_anonymous_sessions_are_bounded_by_address(http: httpx.Client) -> None:
         assert opened("192.0.2.1") == [200, 200, 429] and opened("192.0.2.2") == [200, 200, 429]
         refused = Legacy(gateway.url, http, headers=come_from("192.0.2.1")).initialize()
         assert "The anonymous clients of your address have 2 sessions" in refused.text
-
-
-@requirement("wall.bystander", "pol.limits")
-@pytest.mark.anyio
-async def test_a_runaway_session_slows_down_itself_alone() -> None:
-    """It has two hundred calls in flight, and repeats each that is answered at once, and each that is refused soon."""
-    keys = {name: sha256(key) for name, key in KEYS.items()}
-    policy = {"session_rate": {"per_s": 20, "burst": 40}}
-    with running_gateway(SERVERS, options={"api_keys": keys, "policy": policy}) as gateway:
-        port = int(gateway.base.rpartition(":")[2])
-        with httpx.Client() as http:
-            sessions = [Legacy(gateway.url, http, headers=bearer(KEYS[name])).open() for name in ("alice", "bob")]
-        runaway, other = (
-            legacy("tools/call", {"name": "whoami"}, {**client.request_headers(), **client.headers}, "/mcp")
-            for client in sessions
-        )
-        came = Counter[int]()
-
-        async def without_end() -> None:
-            async with connected(port) as ask:
-                while time.monotonic() < ends:
-                    came[status := await ask(runaway)] += 1
-                    await asyncio.sleep(0 if status == 200 else 0.25)
-
-        async with connected(port) as ask:
-            quiet = await timed(ask, other)
-            began = time.monotonic()
-            ends = began + 2.5
-            running = [asyncio.create_task(without_end()) for _ in range(200)]
-            busy = await timed(ask, other)
-            await asyncio.gather(*running)
-            took_s = time.monotonic() - began
-    assert came[429] > came[200] > 40 and came[200] <= 40 + 3 + 20 * took_s
-    assert median(busy) < max(0.1, 3 * median(quiet))
-
-
-async def timed(ask: Ask, request: bytes) -> list[float]:
-    """How long the answers to some calls take, none of which is refused."""
-    times = []
-    for _ in range(20):
-        began = time.monotonic()
-        assert await ask(request) == 200
-        times.append(time.monotonic() - began)
-        await asyncio.sleep(0.1)  # as an agent does
-    return times
-
-
-@contextlib.asynccontextmanager
-async def connected(port: int) -> AsyncIterator[Ask]:
-    """Sends requests on a connection, and returns the statuses of the answers."""
-    reader, writer = await asyncio.open_connection("127.0.0.1", port)
-
-    async def ask(request: bytes) -> int:
-        writer.write(request)
-        head = await reader.readuntil(b"\r\n\r\n")
-        length = re.search(rb"(?i)content-length: (\d+)", head)
-        assert length is not None, head
-        await reader.readexactly(int(length[1]))
-        return int(head.split(b" ", 2)[1])
-
-    try:
-        yield ask
-    finally:
-        writer.close()

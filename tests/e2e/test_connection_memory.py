@@ -2,25 +2,21 @@
 
 import json
 import re
-import signal
 import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from random import Random
 from typing import Any
 
 import httpx
 import pytest
 
 from tests.requirements import requirement
-from tests.support.gateway_process import PROBE, RunningGateway, running_gateway, server
+from tests.support.gateway_process import PROBE, RunningGateway, server
 from tests.support.http_bytes import Answer, connected, listener_of, post, read_answers
 from tests.support.in_process_gateway import InProcessGateway, in_process_gateway
 from tests.support.issuer import Issuer
 from tests.support.mcp_clients import Legacy, Modern, modern_body, modern_headers, tool_text
-from tests.support.recording_server import messages_of
 from tests.support.waiting import eventually
 from tests.tools.obtain import node
 
@@ -118,36 +114,12 @@ class Raw:
 
 
 @requirement("hot.memory")
-def test_calls_of_httpx_are_served_from_memory(gateway: InProcessGateway) -> None:
-    with httpx.Client() as http:
-        legacy, counted = Legacy(gateway.url, http).open(), Counted(gateway)
-        texts = [json.loads(tool_text(legacy.tool("echo", {"n": "x" * n}))) for n in range(12)]
-        assert texts == [{"n": "x" * n} for n in range(12)]
-        assert counted("direct", "fast") == 10
-    with httpx.Client() as http:
-        modern, counted = Modern(gateway.url, http), Counted(gateway)
-        token = modern.tool("pid").headers["mcp-gateway-session"]
-        pids = {tool_text(modern.tool("pid", headers={"MCP-Gateway-Session": token})) for _ in range(12)}
-        assert len(pids) == 1 and counted("direct", "fast") == 10
-
-
-@requirement("hot.memory")
 def test_calls_of_fetch_are_served_from_memory(gateway: InProcessGateway) -> None:
     counted = Counted(gateway)
     done = subprocess.run([str(node()), str(FETCH), gateway.url, "20"], capture_output=True, text=True, timeout=60)
     legacy, modern = map(json.loads, done.stdout.splitlines())
     assert "x" * 20 in legacy["result"]["content"][0]["text"] and "y" * 20 in modern["result"]["content"][0]["text"]
     assert counted("direct", "fast") >= 2 * (20 - 5), done.stderr
-
-
-@requirement("hot.memory")
-@pytest.mark.parametrize("cut", [0, -1, 9])
-def test_a_head_and_a_body_in_two_segments_are_served_from_memory(gateway: InProcessGateway, cut: int) -> None:
-    with Raw(gateway) as raw:
-        counted = Counted(gateway)
-        for number in range(5):
-            assert json.loads(raw.call("echo", {"n": number}, cut=cut).body)["id"] == 1
-        assert counted("direct", "fast") == 5
 
 
 @requirement("hot.memory", "wall.authority")
@@ -242,75 +214,8 @@ def test_a_call_from_memory_outlives_a_legacy_client_and_not_a_modern_one(gatewa
 
 
 @requirement("hot.memory")
-def test_a_gateway_that_stops_answers_what_it_serves_from_memory() -> None:
-    with running_gateway({"p": server(PROBE)}, options=ON) as gateway, Raw(gateway) as raw, Raw(gateway):
-        raw.send(raw.request("sleep", {"seconds": 1}))
-        time.sleep(0.3)
-        gateway.process.send_signal(signal.SIGTERM)
-        answer = raw.answer()
-        assert answer.status == 200 and b"slept" in answer.body
-        assert answer.header("connection") == "close"
-
-
-@requirement("hot.memory")
 def test_the_setting_turns_it_off() -> None:
     with in_process_gateway({"p": server(PROBE)}, options={**ON, "connection_memory": False}) as gateway:
         with Raw(gateway) as raw:
             assert raw.call("pid").status == 200
         assert not any(became(gateway).values())
-
-
-def spoken(folder: Path, name: str, *, remembers: bool) -> tuple[list[Any], list[Any], dict[str, int]]:
-    """What a legacy and a modern client are answered to the same calls, what their servers are sent, and what the
-    memory was good for. Ids of sessions are replaced."""
-    record = folder / name / "record"
-    record.parent.mkdir()
-    recorded = server((sys.executable, "-m", "tests.support.recording_server", str(record), *PROBE))
-    options = {**ON, "connection_memory": remembers, "result_meta": True}
-    answered: list[Any] = []
-    with in_process_gateway({"p": recorded}, options=options) as gateway, httpx.Client() as http:
-        legacy = Legacy(gateway.url, http, headers={"X-A": "b"}).open()
-        modern = Modern(gateway.url, http)
-        token = modern.tool("echo").headers["mcp-gateway-session"]
-        http.cookies.clear()
-        random = Random(1)
-        for number in range(80):
-            tool = random.choice(("echo", "echo", "meta", "fail", "state"))
-            arguments: dict[str, Any] = {
-                f"a{random.randrange(3)}": random.choice((1, "x" * random.randrange(300), None, [{}]))
-            }
-            meta: dict[str, Any] = {"progressToken": number} if random.random() < 0.2 else {}
-            trace = {"traceparent": f"00-{number + 1:032x}-{number + 1:016x}-01"} if number % 3 else {}
-            if number % 2:
-                params = {"name": tool, "arguments": arguments} | ({"_meta": meta} if meta else {})
-                message = {"jsonrpc": "2.0", "id": number, "method": "tools/call", "params": params}
-                answer = legacy.post(message, headers=trace)
-            else:
-                headers = {**trace, "MCP-Gateway-Session": token}
-                answer = modern.tool(tool, arguments, headers=headers, request_id=f"r{number}", meta=meta)
-            names = {key: value for key, value in answer.headers.items() if key not in ("date", "set-cookie")}
-            http.cookies.clear()
-            answered.append((answer.status_code, names, answer.text))
-        found = became(gateway)
-        tokens = (legacy.session, token)
-        # A token, the id in it, and how it is shortened.
-        ids = [*tokens, *(each.partition(".")[0] for each in tokens), *(each[:8] for each in tokens)]
-    frames = [message for message in messages_of(record) if message.get("method") == "tools/call"]
-
-    def plain(value: Any) -> Any:
-        text = json.dumps(value)
-        for known in ids:
-            text = text.replace(known, "SESSION")
-        # Without a trace of its own, a request gets a random correlation id.
-        return re.sub(r"\b[0-9a-f]{32}\b", lambda id: id[0] if id[0].startswith("0" * 24) else "CORRELATION", text)
-
-    return [plain(answer) for answer in answered], [plain(frame) for frame in frames], found
-
-
-@requirement("hot.memory")
-def test_servers_and_clients_get_the_same_bytes_with_and_without_memory(tmp_path: Path) -> None:
-    answers_on, frames_on, found = spoken(tmp_path, "on", remembers=True)
-    answers_off, frames_off, _ = spoken(tmp_path, "off", remembers=False)
-    assert answers_on == answers_off
-    assert sorted(frames_on) == sorted(frames_off) and len(frames_on) > 60
-    assert found["direct"] > 40, found

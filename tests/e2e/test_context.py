@@ -41,19 +41,6 @@ def test_a_child_is_told_its_session_by_default_names(probe: RunningGateway, htt
     assert len(told["MCP_SESSION_CORRELATION"]) == 32
 
 
-@requirement("ctx.env-preserved", "ctx.env-names")
-def test_names_are_a_map_and_what_the_operator_set_wins(probe: RunningGateway, http: httpx.Client) -> None:
-    client = Legacy(probe.at("mapped"), http).open(name="my-host", meta={"orbit": {"workspace": "w-1"}})
-    told = env(client)
-    assert told["PARACHUTE_SESSION_ID"] == told["STAC_MCP_SESSION_ID"] and len(told["STAC_MCP_SESSION_ID"]) == 24
-    assert told["PARACHUTE_WORKSPACE_ID"] == "w-1"
-    assert (told["STAC_MCP_USER_ID"], told["STAC_MCP_AGENT_ID"]) == ("anonymous", "my-host")
-    assert (told["MINE"], told["PARACHUTE_TRUST_LEVEL"]) == ("kept", "operator")
-    assert "MCP_SESSION_ID" not in told
-    without = env(Legacy(probe.at("mapped"), http).open())
-    assert without["PARACHUTE_WORKSPACE_ID"] == "", "a missing workspace is an empty string"
-
-
 @requirement("ctx.env")
 def test_a_child_inherits_nothing_of_the_gateways_own_environment(http: httpx.Client) -> None:
     from tests.support.gateway_process import PROBE, running_gateway
@@ -62,25 +49,6 @@ def test_a_child_inherits_nothing_of_the_gateways_own_environment(http: httpx.Cl
     with running_gateway(command=PROBE, env=secret) as gateway:
         told = env(Legacy(gateway.url, http).open())
     assert told["PATH"] and not secret.keys() & told.keys()
-
-
-@requirement("ctx.announce")
-@pytest.mark.parametrize(
-    ("meta", "workspace"),
-    [
-        ({"orbit": {"workspace": "nested"}}, "nested"),
-        ({"orbit.workspace": "dotted"}, "dotted"),
-        ({"orbit": {"workspace": ""}}, ""),
-        ({}, ""),
-        (None, ""),
-        ({"orbit": "other"}, ""),
-    ],
-)
-def test_a_client_announces_its_workspace(probe: RunningGateway, http: httpx.Client, meta: Any, workspace: str) -> None:
-    legacy = Legacy(probe.at("probe"), http).open(meta=meta)
-    assert env(legacy)["MCP_SESSION_WORKSPACE"] == workspace
-    answer = Modern(probe.at("probe"), http).tool("env", meta=meta)
-    assert json.loads(tool_text(answer))["MCP_SESSION_WORKSPACE"] == workspace
 
 
 @requirement("ctx.announce")

@@ -1,7 +1,6 @@
 """Sessions that outlive processes: the gateway's, and for a while the store's."""
 
 import asyncio
-import contextlib
 import json
 import threading
 import time
@@ -17,7 +16,7 @@ import pytest
 from tests.requirements import requirement
 from tests.support.concurrent_clients import AsyncModern, run_concurrently
 from tests.support.credentials import bearer, sha256
-from tests.support.gateway_process import DEMO, PROBE, TOOL, running_gateway, server
+from tests.support.gateway_process import DEMO, PROBE, running_gateway, server
 from tests.support.in_process_gateway import RING, in_process_gateway
 from tests.support.mcp_clients import Legacy, Modern, messages, tool_text
 from tests.support.redis_server import RunningRedis, running_redis
@@ -136,34 +135,6 @@ def test_what_happens_to_sessions_is_told_in_the_log_and_in_the_trail(store: str
         what = "request refused" if kind == "refused" else f"session {kind}"
         assert logged.count(f'event="{what}"') == count
     assert expiring.session not in logged and expiring.session.partition(".")[0] not in logged
-
-
-@requirement("ctx.state", "rep.redis")
-def test_of_increments_from_four_gateways_none_is_lost(redis_server: RunningRedis) -> None:
-    client = redis_server.client()
-    client.flushall()
-    options = {"store": redis_server.url}
-    with contextlib.ExitStack() as stack:
-        gateways = [
-            stack.enter_context(in_process_gateway({"tool": server(TOOL)}, options=options, ring=RING))
-            for _ in range(4)
-        ]
-        token = run_concurrently(lambda http, _: opened(http, gateways[0].url), 1)[0]
-
-        async def bumping(http: httpx.AsyncClient, n: int) -> list[int]:
-            one = AsyncModern(http, token=token)
-            return [int(await one.tool(gateways[(n + i) % 4].url, "bump", {"key": "n"})) for i in range(10)]
-
-        sums = run_concurrently(bumping, 25)
-        assert sorted(value for part in sums for value in part) == list(range(1, 251))
-        names = list(client.scan_iter("*"))
-        assert names and {name for name in names if client.ttl(name) < 0} == set()
-
-
-async def opened(http: httpx.AsyncClient, url: str) -> str:
-    client = AsyncModern(http)
-    await client.tool(url, "visit", {"name": "first"})
-    return client.token
 
 
 @pytest.fixture

@@ -262,7 +262,7 @@ def test_a_gateway_that_stops_answers_what_is_on_the_fast_path() -> None:
         raw.send(raw.request("sleep", {"seconds": 0.8}))
         gateway.process.send_signal(signal.SIGTERM)
         answer = raw.answer()
-        assert answer.status == 200 and b"slept" in answer.body
+        assert answer.status == 200 and b"slept" in answer.body and answer.header("connection") == "close"
 
 
 @ERAS

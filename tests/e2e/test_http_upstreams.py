@@ -144,7 +144,7 @@ def test_of_two_servers_one_that_is_killed_mid_call_is_back_with_the_next(
     probe: RunningGateway, http: httpx.Client
 ) -> None:
     client = Legacy(probe.url, http).open()
-    assert tool_text(client.tool("mapped__pid"))
+    assert tool_text(client.tool("other__pid"))
     answers: list[httpx.Response] = []
 
     def calling() -> None:
@@ -156,8 +156,8 @@ def test_of_two_servers_one_that_is_killed_mid_call_is_back_with_the_next(
     thread = threading.Thread(target=calling)
     thread.start()
     time.sleep(0.3)  # so that the two overlap; nothing depends on it
-    assert messages(client.tool("mapped__crash"))[-1]["error"]["code"] == -32014
-    back = client.tool("mapped__pid")
+    assert messages(client.tool("other__crash"))[-1]["error"]["code"] == -32014
+    back = client.tool("other__pid")
     assert tool_text(back) and restarted(back) == {"reason": "crash"}
     thread.join(20)
     assert tool_text(answers[0]) == "slept" and restarted(answers[0]) is None

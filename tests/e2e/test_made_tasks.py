@@ -124,16 +124,6 @@ def test_a_fast_call_and_one_without_the_extension_get_their_answer(
 
 
 @requirement("task.make")
-def test_progress_is_the_message_of_the_task(client: TaskClient) -> None:
-    task = client.begin("legacy__steps", seconds=0.6)
-    for step in ("step 1 (1 of 3)", "step 2 (2 of 3)"):
-        assert eventually(lambda step=step: client.get(task).get("statusMessage") == step)  # type: ignore[misc]
-    done = client.until(task, "completed")
-    assert text(done) == "all steps"
-    assert "statusMessage" not in done, "the last progress says nothing of the outcome"
-
-
-@requirement("task.make")
 @pytest.mark.parametrize("era", ERAS)
 def test_a_server_asks_during_its_task(client: TaskClient, era: str) -> None:
     task = client.begin(f"{era}__ask", seconds=SLOW)
@@ -260,26 +250,6 @@ def test_a_task_is_known_to_nobody_else(patient: InProcessGateway, http: httpx.C
     assert text(alice.until(task, "completed")) == "done 1", "and it goes on"
     undeclared = alice.client.send("tasks/get", {"taskId": task})
     assert messages(undeclared)[-1]["error"]["code"] == -32021
-
-
-@requirement("wall.order", "pol.limits")
-def test_who_asks_about_the_task_of_another_uses_up_no_rate_but_their_own(http: httpx.Client) -> None:
-    options = {
-        "api_keys": KEYS,
-        "tasks": {"at_once": ["*/work"]},
-        "policy": {"session_rate": {"per_s": 0.01, "burst": 20}},
-    }
-    with in_process_gateway({"modern": server((*WORK, "modern"))}, options=options) as running:
-        alice, bob = (TaskClient(running.url, http, headers=each) for each in (ALICE, BOB))
-        task = alice.begin("work", job=1)
-        for method in ("tasks/get", "tasks/update", "tasks/cancel", "listen"):
-            for _ in range(28):
-                if method == "listen":
-                    with bob.listening(task) as told:
-                        next(told, None)
-                else:
-                    assert messages(bob.send(method, task, inputResponses={}))[-1]["error"]["code"] == -32602
-            assert [alice.send("tasks/get", task).status_code for _ in range(4)] == [200] * 4, method
 
 
 @requirement("task.make", "life.end")

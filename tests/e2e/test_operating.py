@@ -88,13 +88,6 @@ def test_keygen_prints_a_key_that_can_be_used() -> None:
     assert re.fullmatch(r"[\w-]{43}", key) and KeyRing.parse(key)
 
 
-@requirement("ops.health")
-def test_liveness_and_readiness(demo: RunningGateway, http: httpx.Client) -> None:
-    assert http.get(f"{demo.base}/healthz").status_code == 200
-    ready = http.get(f"{demo.base}/readyz")
-    assert ready.status_code == 200 and ready.json() == {"ready": True, "draining": False}
-
-
 @requirement("ops.health", "proc.shutdown")
 def test_sigterm_lets_calls_finish_and_ends_streams(http: httpx.Client) -> None:
     with running_gateway(command=DEMO, must_stop=False) as gateway:

@@ -1,7 +1,6 @@
 """What sessions see and may do: trust, workspaces, permissions, eval tools, bound and checked arguments."""
 
 import json
-import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -20,7 +19,6 @@ PROBE_TOOLS = {
     "noise": {"permissions": ["noise.make"]},
     "spawn": {"operation": "eval"},
     "echo": {"bind": {"workspace_id": "workspace"}, "blocked": [r"drop\s+table"]},
-    "sleep": {"slow_s": 0.2},
 }
 SERVERS = {
     "probe": server(PROBE, tools=PROBE_TOOLS),
@@ -89,15 +87,6 @@ def test_a_server_of_its_own_url_is_hidden_too(gateway: InProcessGateway, http: 
     assert listed(modern) == set() and "Unknown tool" in error_of(modern.tool("count"))["message"]
     refused = Legacy(url, http, headers=headers).initialize()
     assert "no server here" in error_of(refused)["message"]
-
-
-@requirement("pol.operation")
-def test_eval_tools_are_absent_and_blocked_words_hold(gateway: InProcessGateway, http: httpx.Client) -> None:
-    for client in clients(gateway, http, "alice"):
-        assert "probe__spawn" not in listed(client)
-        assert "Unknown tool" in error_of(client.tool("probe__spawn"))["message"]
-        blocked = failed_text(client.tool("probe__echo", {"sql": "DROP  Table x", "workspace_id": "w"}))
-        assert "blocked" in blocked
 
 
 @requirement("pol.read-only")
@@ -171,15 +160,3 @@ def test_a_workspace_sees_what_is_for_it_and_an_unknown_one_nothing(http: httpx.
         nothing = Legacy(gateway.url, http).initialize(meta={"orbit": {"workspace": "elsewhere"}})
         assert "no server here" in error_of(nothing)["message"]
         assert listed(Modern(gateway.url, http)) == set()
-
-
-@requirement("pol.slow")
-def test_a_slow_call_is_told_in_the_log(gateway: InProcessGateway, http: httpx.Client) -> None:
-    legacy, _ = clients(gateway, http, "alice")
-    assert tool_text(legacy.tool("probe__sleep", {"seconds": 0.3})) == "slept"
-    # While it waits, there may be another line, with the time that it has taken so far.
-    told = [line for line in gateway.stderr().splitlines() if "slow call" in line]
-    [line] = [line for line in told if "not answered yet" not in line]
-    took = re.search(r"took_s=([0-9.]+)", line)
-    assert "tool=sleep" in line and "session=" in line and took
-    assert float(took[1]) >= 0.3

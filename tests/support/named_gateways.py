@@ -29,23 +29,11 @@ def demo() -> Iterator[RunningGateway]:
 
 @pytest.fixture(scope="session")
 def probe() -> Iterator[RunningGateway]:
-    """The probe server, with a name map, a variable of the operator's and trace facts in results; servers that do not
+    """The probe server, twice, with trace facts in results; servers that do not
     start or are not there; the log as JSON, event streams of 2024-11-05, and calls of `fail` as tasks."""
     servers = {
         "probe": server(PROBE),
-        "mapped": server(
-            PROBE,
-            env={"MINE": "kept", "PARACHUTE_TRUST_LEVEL": "operator"},
-            context_env={
-                "PARACHUTE_SESSION_ID": "session_id",
-                "PARACHUTE_WORKSPACE_ID": "workspace",
-                "PARACHUTE_TRUST_LEVEL": "trust",
-                "STAC_MCP_SESSION_ID": "session_id",
-                "STAC_MCP_USER_ID": "principal",
-                "STAC_MCP_AGENT_ID": "agent",
-                "MINE": "workspace",
-            },
-        ),
+        "other": server(PROBE),
         "refusing": server((*PROBE, "refuse")),
         "stubborn": server((*PROBE, "ignore-term")),
         "missing": server(("/does/not/exist",)),
