@@ -30,7 +30,7 @@ from rich.console import Console
 
 from tests.attack.differential_calls import SLOTS, Op, operations, together
 from tests.support.credentials import bearer, sha256
-from tests.support.gateway_process import UNLIMITED, RunningGateway, running_gateway, server
+from tests.support.gateway_process import UNLIMITED, RunningGateway, operators_of, running_gateway, server
 from tests.support.http_bytes import connected, listener_of, post
 from tests.support.mcp_clients import ACCEPT, VERSION, Legacy, Modern
 from tests.support.waiting import eventually
@@ -83,11 +83,8 @@ class _Side:
         self._read, self._unread = 0, b""
         self._frames: dict[str, list[str]] = {}  # what servers were sent, by process
         self._seen: Counter[str] = Counter()
-        lines = gateway.stderr()
-        found = re.search(r"operators are served at (http://[\d.:]+)", lines)
-        assert found is not None, lines
-        self._log_begins = len(lines)
-        self._ops = httpx.Client(base_url=found[1], headers=bearer(_KEY), timeout=30)
+        self._log_begins = len(gateway.stderr())
+        self._ops = httpx.Client(base_url=operators_of(gateway), headers=bearer(_KEY), timeout=30)
         self._http = httpx.Client(base_url=gateway.base, timeout=30)
         for slot in range(SLOTS):
             self._open(slot)

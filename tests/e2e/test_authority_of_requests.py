@@ -1,14 +1,11 @@
 """Whose authority a request has: that of its own credential, and of nothing that came before it on its connection."""
 
 import json
-import threading
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import httpx
-import uvicorn
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
@@ -20,6 +17,7 @@ from gateway.integrations.session_middleware import SCOPE_KEY
 from gateway.serving.app import Gateway, create_app
 from session_store import NoSession, current_session
 from tests.requirements import requirement
+from tests.support.asgi import served
 from tests.support.credentials import KEYS, bearer, sha256
 from tests.support.gateway_process import PROBE, RunningGateway, server
 from tests.support.in_process_gateway import RING, in_process_gateway
@@ -124,19 +122,8 @@ def embedded(issuer: Issuer) -> Iterator[str]:
     inner = GatewaySessionMiddleware(Starlette(routes=[Route("/who", who)]), gateway)
     routes = [Route("/outside", outside), Mount("/in", inner), Mount("/gateway", create_app(settings, gateway=gateway))]
     app = Starlette(routes=routes, lifespan=gateway.lifespan)
-    running = uvicorn.Server(uvicorn.Config(app, host="127.0.0.1", port=0, log_level="warning"))
-    thread = threading.Thread(target=running.run, daemon=True)
-    thread.start()
-    deadline = time.monotonic() + 20
-    while not running.started:
-        assert time.monotonic() < deadline and thread.is_alive()
-        time.sleep(0.01)
-    try:
-        port = running.servers[0].sockets[0].getsockname()[1]
-        yield f"http://127.0.0.1:{port}"
-    finally:
-        running.should_exit = True
-        thread.join(20)
+    with served(app, lifespan="on") as url:
+        yield url.removesuffix("/mcp")
 
 
 @requirement("wall.authority")

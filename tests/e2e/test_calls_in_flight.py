@@ -12,7 +12,7 @@ import pytest
 
 from tests.e2e.test_edge_limits import limited, started
 from tests.requirements import requirement
-from tests.support.gateway_process import RunningGateway
+from tests.support.gateway_process import RunningGateway, operators_of
 from tests.support.http_bytes import connected, listener_of
 from tests.support.mcp_clients import Legacy, Modern, modern_body, modern_headers
 from tests.support.waiting import eventually
@@ -41,8 +41,7 @@ def hanging(number: int, size: int) -> bytes:
 
 
 def in_flight(gateway: RunningGateway) -> int:
-    operators = next(line for line in gateway.stderr().splitlines() if "operators are served at" in line)
-    text = httpx.get(operators[operators.index("http://") :].partition("/admin")[0] + "/metrics").text
+    text = httpx.get(f"{operators_of(gateway)}/metrics").text
     found = re.search(r"^mcp_gateway_exchanges_in_flight\S* (\S+)", text, re.MULTILINE)
     assert found is not None, text
     return int(float(found[1]))

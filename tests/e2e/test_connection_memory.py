@@ -12,7 +12,7 @@ import httpx
 import pytest
 
 from tests.requirements import requirement
-from tests.support.gateway_process import PROBE, RunningGateway, server
+from tests.support.gateway_process import PROBE, RunningGateway, operators_of, server
 from tests.support.http_bytes import Answer, connected, listener_of, post, read_answers
 from tests.support.in_process_gateway import InProcessGateway, in_process_gateway
 from tests.support.issuer import Issuer
@@ -33,11 +33,11 @@ def gateway() -> Iterator[InProcessGateway]:
 
 def became(gateway: InProcessGateway | RunningGateway) -> dict[str, int]:
     """What became of POSTs at the memories of their connections."""
-    line = next(line for line in gateway.stderr().splitlines() if "operators are served at" in line)
-    found = re.search(r"http://[\d.]+:\d+", line)
-    assert found is not None
     pattern = r'^mcp_gateway_connection_memory_total\{outcome="(\w+)"\} ([\d.]+)$'
-    return {name: int(float(n)) for name, n in re.findall(pattern, httpx.get(f"{found[0]}/metrics").text, re.MULTILINE)}
+    return {
+        name: int(float(n))
+        for name, n in re.findall(pattern, httpx.get(f"{operators_of(gateway)}/metrics").text, re.MULTILINE)
+    }
 
 
 class Counted:

@@ -18,7 +18,7 @@ import psutil
 import pytest
 
 from tests.requirements import requirement
-from tests.support.gateway_process import DEMO, PROBE, ROOT, RunningGateway, running_gateway, server
+from tests.support.gateway_process import DEMO, PROBE, ROOT, RunningGateway, operators_of, running_gateway, server
 from tests.support.http_bytes import Listener, answers, connected, listener_of, post, read_answers
 from tests.support.in_process_gateway import in_process_gateway
 from tests.support.mcp_clients import ACCEPT, Legacy, modern_body, modern_headers, tool_text
@@ -37,14 +37,9 @@ GET: Final = b"GET /healthz HTTP/1.1\r\nHost: 127.0.0.1\r\n"
 H2C: Final = b"Connection: Upgrade\r\nUpgrade: h2c\r\n"
 
 
-def operators(gateway: RunningGateway) -> str:
-    line = next(line for line in gateway.stderr().splitlines() if "operators are served at" in line)
-    return line[line.index("http://") :].partition("/admin")[0]
-
-
 def limited(gateway: RunningGateway, kind: str) -> int:
     """What the metric says."""
-    text = httpx.get(f"{operators(gateway)}/metrics").text
+    text = httpx.get(f"{operators_of(gateway)}/metrics").text
     label = f'mcp_gateway_limited_total{{limit="{kind}"}} '
     return int(float(next(line for line in text.splitlines() if line.startswith(label)).removeprefix(label)))
 
@@ -75,7 +70,7 @@ def places(gateway: RunningGateway) -> dict[str, Listener]:
         env = json.loads(tool_text(Legacy(gateway.url, http).open().tool("env", {"prefix": "MCP_SESSION_"})))
     return {
         "main": listener_of(gateway.url),
-        "admin": listener_of(operators(gateway)),
+        "admin": listener_of(operators_of(gateway)),
         "state": env["MCP_SESSION_SOCKET"],
     }
 
@@ -303,7 +298,7 @@ def served(listener: Listener, source: str = "127.0.0.1") -> bool:
 @requirement("wall.before-auth")
 def test_nobody_takes_all_connections() -> None:
     with started(connections=20, peer_connections=8, head_timeout_s=30) as gateway, contextlib.ExitStack() as stack:
-        main, admin = listener_of(gateway.url), listener_of(operators(gateway))
+        main, admin = listener_of(gateway.url), listener_of(operators_of(gateway))
 
         assert not isinstance(main, str)
 
@@ -334,7 +329,7 @@ def test_nobody_takes_all_connections() -> None:
 @requirement("wall.before-auth")
 def test_nobody_takes_all_connections_of_the_operators() -> None:
     with started() as gateway, contextlib.ExitStack() as stack:
-        admin = listener_of(operators(gateway))
+        admin = listener_of(operators_of(gateway))
         uploading = b"POST /admin/sign-in HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: 9\r\n\r\n1"
         for _ in range(130):
             stack.enter_context(connected(admin)).sendall(uploading)
@@ -436,12 +431,14 @@ def test_sixty_idle_connections_at_64_files_shut_nobody_out(tmp_path: Path, http
         gateway.wait_ready()
         for said in (b"", b"POST /mcp HTTP/1.1\r\nHost: local", GET + b"\r\n"):
             with contextlib.ExitStack() as stack:
-                for place in (gateway.url, operators(gateway)):
+                for place in (gateway.url, operators_of(gateway)):
                     for _ in range(60):
                         stack.enter_context(connected(listener_of(place))).sendall(said)
                 for _ in range(5):
                     assert http.get(f"{gateway.base}/healthz", headers={"Connection": "close"}).status_code == 200
-                    assert http.get(f"{operators(gateway)}/metrics", headers={"Connection": "close"}).status_code == 200
+                    assert (
+                        http.get(f"{operators_of(gateway)}/metrics", headers={"Connection": "close"}).status_code == 200
+                    )
                 with httpx.Client(timeout=20) as fresh:
                     client = Legacy(gateway.url, fresh).open()
                     assert tool_text(client.tool("count")) == "1", "there are files for a server too"

@@ -4,7 +4,6 @@ import asyncio
 import hashlib
 import json
 import os
-import re
 import signal
 import time
 from collections.abc import Iterator
@@ -18,7 +17,7 @@ from mcp.client.streamable_http import streamable_http_client
 
 from tests.e2e.test_connection_memory import ON, Counted, Raw, became
 from tests.requirements import requirement
-from tests.support.gateway_process import PROBE, RunningGateway, running_gateway, server
+from tests.support.gateway_process import PROBE, RunningGateway, operators_of, running_gateway, server
 from tests.support.http_bytes import Answer
 from tests.support.in_process_gateway import InProcessGateway, in_process_gateway
 from tests.support.mcp_clients import Legacy, Modern, tool_text
@@ -151,7 +150,7 @@ def test_a_session_that_has_ended_is_unknown(gateway: InProcessGateway, era: str
             version = {"Mcp-Session-Id": session, "MCP-Protocol-Version": "2025-11-25"}
             assert http.delete(gateway.url, headers=version).status_code < 300
         else:
-            admin = admin_of(gateway)
+            admin = operators_of(gateway)
             ended = operator.delete(f"{admin}/admin/api/sessions/{session[:8]}", headers=AUTHORITY)
             assert ended.status_code < 300, ended.text
     fast = Counted(gateway)
@@ -160,12 +159,6 @@ def test_a_session_that_has_ended_is_unknown(gateway: InProcessGateway, era: str
 
 
 AUTHORITY = {"Authorization": f"Bearer {OPERATOR}"}
-
-
-def admin_of(gateway: InProcessGateway) -> str:
-    found = re.search(r"operators are served at (http://[\d.]+:\d+)", gateway.stderr())
-    assert found is not None
-    return found[1]
 
 
 @requirement("wall.authority")
@@ -221,7 +214,7 @@ def test_a_server_that_was_killed_is_started_again_and_the_next_result_says_so(
 @ERAS
 def test_an_operator_who_watches_sees_the_next_call(gateway: InProcessGateway, era: str) -> None:
     raw, session = raw_of(gateway, era)
-    url = f"{admin_of(gateway)}/admin/api/sessions/{session[:8]}/frames"
+    url = f"{operators_of(gateway)}/admin/api/sessions/{session[:8]}/frames"
     with raw, httpx.Client(headers=AUTHORITY) as operator:
         raw.warm("echo")
         assert operator.put(url).status_code == 200

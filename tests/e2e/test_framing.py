@@ -9,7 +9,7 @@ import httpx
 import pytest
 
 from tests.requirements import requirement
-from tests.support.gateway_process import PROBE, server
+from tests.support.gateway_process import PROBE, operators_of, server
 from tests.support.http_bytes import ANSWERED, Listener, Received, answers, listener_of, post
 from tests.support.in_process_gateway import InProcessGateway, in_process_gateway
 from tests.support.mcp_clients import Legacy, modern_body, modern_headers, tool_text
@@ -49,11 +49,10 @@ def gateway() -> Iterator[InProcessGateway]:
 def places(gateway: InProcessGateway) -> Iterator[dict[str, Place]]:
     with httpx.Client() as http:
         env = json.loads(tool_text(Legacy(gateway.url, http).open().tool("env", {"prefix": "MCP_SESSION_"})))
-        admin = next(line for line in gateway.stderr().splitlines() if "operators are served at" in line)
         access = f"Authorization: Bearer {env['MCP_SESSION_ACCESS']}"
         yield {
             "main": Place(listener_of(gateway.url), "/healthz"),
-            "admin": Place(listener_of(admin[admin.index("http://") :]), "/healthz"),
+            "admin": Place(listener_of(operators_of(gateway)), "/healthz"),
             "state": Place(env["MCP_SESSION_SOCKET"], "/v1/session", access),
         }
 

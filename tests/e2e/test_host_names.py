@@ -1,6 +1,5 @@
 """Names under which a gateway is asked for: web pages reach none of their own (DNS rebinding)."""
 
-import re
 import socket
 from collections.abc import Iterator
 
@@ -9,7 +8,7 @@ import pytest
 
 from tests.requirements import requirement
 from tests.support.credentials import bearer, sha256
-from tests.support.gateway_process import DEMO, server
+from tests.support.gateway_process import DEMO, operators_of, server
 from tests.support.in_process_gateway import InProcessGateway, in_process_gateway
 from tests.support.mcp_clients import Legacy
 
@@ -61,8 +60,7 @@ def test_a_page_that_has_its_name_point_here_does_not_reach_the_console(http: ht
     admin = {"keys": {"ops": sha256("key")}, "listen": listen, "allowed_hosts": ["admin.example"]}
     options = {"admin": admin, "host": "127.0.0.1", "allowed_hosts": ["mcp.example", "127.0.0.1"]}
     with in_process_gateway({"demo": server(DEMO)}, options=options) as gateway:
-        found = re.findall(r"operators are served at (http://[\d.:]+)/admin", gateway.stderr())
-        base = found[0] if listen else gateway.base
+        base = operators_of(gateway) if listen else gateway.base
         port = base.rpartition(":")[2]
 
         def answer(path: str, host: str) -> httpx.Response:

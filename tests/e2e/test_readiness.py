@@ -1,7 +1,6 @@
 """Ready means that a request is answered best here: on the public listener, and on that of operators."""
 
 import json
-import re
 import resource
 import time
 from collections.abc import Callable
@@ -14,7 +13,7 @@ import psutil
 from gateway.errors import STORE_UNAVAILABLE
 from tests.requirements import requirement
 from tests.support.credentials import sha256
-from tests.support.gateway_process import DEMO, RunningGateway, running_gateway, server
+from tests.support.gateway_process import DEMO, RunningGateway, operators_of, running_gateway, server
 from tests.support.mcp_clients import Legacy, messages
 from tests.support.redis_server import RunningRedis, running_redis
 from tests.support.table_server import EXITS, GOOD, table_server
@@ -62,7 +61,7 @@ def test_a_gateway_whose_redis_takes_no_writes_stays_ready_and_says_so(http: htt
     with running_redis() as store:
         options = {"store": store.url, "admin": {"listen": "127.0.0.1:0", "keys": {"ops": sha256(KEY)}}}
         with running_gateway(SERVERS, options=options, env=KEYS) as gateway:
-            bases = [gateway.base, operators(gateway)]
+            bases = [gateway.base, operators_of(gateway)]
             agrees(gateway, http, bases, True)
             for spoil in (full, read_only, lonely):
                 mend = spoil(store.client())
@@ -72,7 +71,7 @@ def test_a_gateway_whose_redis_takes_no_writes_stays_ready_and_says_so(http: htt
                 assert (refused.status_code, refused.headers["retry-after"]) == (503, "1")
                 assert refused.json()["error"]["code"] == STORE_UNAVAILABLE
                 key = {"Authorization": f"Bearer {KEY}"}
-                assert "mcp_gateway_store_up 0" in http.get(f"{operators(gateway)}/metrics", headers=key).text
+                assert "mcp_gateway_store_up 0" in http.get(f"{operators_of(gateway)}/metrics", headers=key).text
                 mend()
                 assert eventually(lambda: not away(http.get(f"{bases[0]}/readyz")), 10)
                 agrees(gateway, http, bases, True)
@@ -82,7 +81,7 @@ def test_a_gateway_whose_redis_takes_no_writes_stays_ready_and_says_so(http: htt
 def test_a_file_on_a_full_disk_is_not_ready(tmp_path: Path, http: httpx.Client) -> None:
     options = {"store": f"sqlite:///{tmp_path / 'sessions.db'}", "admin": {"listen": "127.0.0.1:0"}}
     with running_gateway(SERVERS, options=options) as gateway:
-        bases = [gateway.base, operators(gateway)]
+        bases = [gateway.base, operators_of(gateway)]
         agrees(gateway, http, bases, True)
         process = psutil.Process(gateway.pid)
         most = process.rlimit(resource.RLIMIT_FSIZE)
@@ -112,7 +111,7 @@ def test_an_only_server_that_cannot_start_is_not_ready_and_one_of_several_is(
     table.write_text(json.dumps(EXITS))
     broken, options = table_server(table), {"admin": {"listen": "127.0.0.1:0"}}
     with running_gateway({"files": broken}, options=options) as gateway:
-        bases = [gateway.base, operators(gateway)]
+        bases = [gateway.base, operators_of(gateway)]
         agrees(gateway, http, bases, False)
         assert http.get(f"{gateway.base}/healthz").status_code == 200, "to be restarted would not help"
         assert http.get(f"{bases[0]}/readyz").json() == {"ready": False, "draining": False}, "strangers learn no names"
@@ -127,13 +126,7 @@ def test_an_only_server_that_cannot_start_is_not_ready_and_one_of_several_is(
         assert agrees_on_ready == [200, 200], "a server that fails later takes no replica out of rotation"
     with running_gateway({"files": broken, **SERVERS}, options=options) as gateway:
         agrees(gateway, http, [gateway.base], True)
-        assert "files" in http.get(f"{operators(gateway)}/readyz").json()["unavailable"]
-
-
-def operators(gateway: RunningGateway) -> str:
-    found = re.search(r"operators are served at (http://[^/]+)", gateway.stderr())
-    assert found is not None, gateway.stderr()
-    return found[1]
+        assert "files" in http.get(f"{operators_of(gateway)}/readyz").json()["unavailable"]
 
 
 def sets(store: RunningRedis) -> int:

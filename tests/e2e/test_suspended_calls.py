@@ -11,7 +11,7 @@ import pytest
 
 from gateway.upstreams import factory
 from tests.requirements import requirement
-from tests.support.gateway_process import PROBE, UNLIMITED, RunningGateway, running_gateway, server
+from tests.support.gateway_process import PROBE, UNLIMITED, RunningGateway, operators_of, running_gateway, server
 from tests.support.in_process_gateway import InProcessGateway, in_process_gateway
 from tests.support.mcp_clients import Modern, messages, tool_text, without_id
 from tests.support.redis_server import RunningRedis
@@ -137,8 +137,7 @@ def test_calls_that_have_ended_are_not_kept_with_their_session(http: httpx.Clien
             question = asked(client.tool("ask_once", arguments))
             assert tool_text(back(client, "ask_once", arguments, question["requestState"], answers_to(question)))
         grown = psutil.Process(gateway.pid).memory_info().rss - before
-        operators = next(line for line in gateway.stderr().splitlines() if "operators are served at" in line)
-        text = http.get(operators[operators.index("http://") :].partition("/admin")[0] + "/metrics").text
+        text = http.get(f"{operators_of(gateway)}/metrics").text
         suspended = next(line for line in text.splitlines() if line.startswith("mcp_gateway_calls_parked"))
         assert float(suspended.split()[-1]) == 0, "nothing waits for its client"
         assert grown < 40 << 20

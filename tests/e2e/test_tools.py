@@ -2,16 +2,13 @@
 
 import contextlib
 import json
-import socket
 import sys
-import threading
 import time
 from collections.abc import Iterator
 from typing import Any
 
 import httpx
 import pytest
-import uvicorn
 from fastapi import FastAPI
 from starlette.testclient import TestClient
 
@@ -21,6 +18,7 @@ from gateway.serving.app import Gateway, create_app
 from session_store.context import current_session
 from tests.requirements import requirement
 from tests.support import session_tool
+from tests.support.asgi import served
 from tests.support.concurrent_clients import AsyncModern, run_concurrently
 from tests.support.credentials import bearer, sha256
 from tests.support.gateway_process import TOOL, server
@@ -37,20 +35,9 @@ PROCESSES = 6
 
 @contextlib.contextmanager
 def serving(app: Any) -> Iterator[str]:
-    """An ASGI app under uvicorn, as somebody else's program would serve it."""
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        running = uvicorn.Server(uvicorn.Config(app, log_config=None, lifespan="on"))
-        thread = threading.Thread(target=running.run, kwargs={"sockets": [listener]})
-        thread.start()
-        try:
-            while not running.started:
-                assert thread.is_alive(), "the app does not start"
-                threading.Event().wait(0.01)
-            yield f"http://127.0.0.1:{listener.getsockname()[1]}"
-        finally:
-            running.should_exit = True
-            thread.join(20)
+    """An ASGI app under uvicorn, as somebody else's program would serve it; gives its base URL."""
+    with served(app, lifespan="on") as url:
+        yield url.removesuffix("/mcp")
 
 
 @pytest.fixture(scope="module", params=["memory", "redis"])

@@ -2,7 +2,6 @@
 
 import contextlib
 import json
-import re
 import subprocess
 import tempfile
 import time
@@ -17,7 +16,7 @@ import yaml
 from tests.operating.conftest import ADMIN, KEYS, SERVERS
 from tests.requirements import requirement
 from tests.support.free_ports import free_port
-from tests.support.gateway_process import ROOT, RunningGateway, running_gateway
+from tests.support.gateway_process import ROOT, operators_of, running_gateway
 from tests.support.mcp_clients import Legacy
 from tests.support.redis_server import running_redis
 from tests.support.waiting import eventually
@@ -77,10 +76,6 @@ def firing(url: str) -> set[str]:
     return {alert["labels"]["alertname"] for alert in alerts if alert["state"] == "firing"}
 
 
-def listener(gateway: RunningGateway) -> str:
-    return str(re.findall(r"operators are served at http://([\d.:]+)/admin", gateway.stderr())[0])
-
-
 def found(url: str, query: str) -> list[Any]:
     answer = httpx.get(f"{url}/api/v1/query", params={"query": query}).json()
     assert answer["status"] == "success", (query, answer)
@@ -96,7 +91,7 @@ def test_alerts_fire_while_gateways_store_and_servers_fail_and_the_dashboard_sho
         gateways = [
             stack.enter_context(running_gateway(SERVERS, options=options, env=KEYS, must_stop=False)) for _ in range(3)
         ]
-        url = stack.enter_context(prometheus([listener(gateway) for gateway in gateways]))
+        url = stack.enter_context(prometheus([operators_of(gateway) for gateway in gateways]))
         client = Legacy(f"{gateways[0].base}/servers/probe/mcp", http).open()
         assert eventually(lambda: len(found(url, "up == 1")) == 3, within_s=20)
         until = time.monotonic() + 4

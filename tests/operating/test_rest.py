@@ -12,7 +12,7 @@ import pytest
 
 from tests.operating.conftest import ADMIN, ONLY_DEMO, OPERATOR, Cli, replica
 from tests.requirements import requirement
-from tests.support.gateway_process import DEMO, RunningGateway, running_gateway, server
+from tests.support.gateway_process import DEMO, RunningGateway, operators_of, running_gateway, server
 from tests.support.mcp_clients import Legacy, Modern, tool_text
 from tests.support.redis_server import RunningRedis
 from tests.support.waiting import descendants, eventually, gone
@@ -298,7 +298,7 @@ def test_what_happens_on_any_replica_is_followed_as_it_happens(
 def test_operators_can_have_a_listener_of_their_own(http: httpx.Client, ops: httpx.Client) -> None:
     options = {"admin": ADMIN | {"listen": "127.0.0.1:0"}}
     with running_gateway({"demo": server(DEMO)}, options=options) as gateway:
-        [own] = re.findall(r"operators are served at (http://[\d.:]+)/admin", gateway.stderr())
+        own = operators_of(gateway)
         assert ops.get(f"{own}/admin/api/sessions").status_code == 200
         assert http.get(f"{own}/admin/api/sessions").status_code == 401
         assert http.get(f"{own}/metrics").status_code == 200, "no key: whoever reaches it is an operator's"

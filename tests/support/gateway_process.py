@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -24,6 +25,7 @@ __all__ = [
     "UNLIMITED",
     "WORK",
     "RunningGateway",
+    "operators_of",
     "running_gateway",
     "server",
 ]
@@ -46,6 +48,13 @@ UNLIMITED = dict.fromkeys(
 def server(command: Sequence[str], **more: Any) -> dict[str, Any]:
     """An entry of `mcpServers`."""
     return {"command": command[0], "args": list(command[1:]), **more}
+
+
+def operators_of(gateway: Any) -> str:
+    """The base URL of the listener that a gateway has for operators alone, as its log says."""
+    found = re.search(r"operators are served at (http://[^/]+)", gateway.stderr())
+    assert found is not None, gateway.stderr()
+    return found[1]
 
 
 class RunningGateway:
