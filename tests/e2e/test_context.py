@@ -1,14 +1,19 @@
-"""What tools see of a session, and what no client can make them see."""
+"""What tools see of a session, fields that an operator adds to it, and what no client can make them see."""
 
 import json
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 
 from tests.requirements import requirement
-from tests.support.gateway_process import RunningGateway
+from tests.support.gateway_process import PROBE, RunningGateway, running_gateway, server
 from tests.support.mcp_clients import Legacy, Modern, messages, tool_text
+from tests.support.waiting import eventually
 
 CONTEXT = "io.github.mcp-session-gateway/context"
 
@@ -119,3 +124,190 @@ def test_trace_facts_are_off_unless_asked_for(demo: RunningGateway, http: httpx.
     result = messages(Modern(demo.url, http).tool("whoami"))[0]["result"]
     assert "io.github.mcp-session-gateway/trace" not in result["_meta"]
     assert "_meta" not in messages(Legacy(demo.url, http).open().tool("whoami"))[0]["result"]
+
+
+# -- fields that an operator adds to the context, and everything that they reach
+
+
+OPTIONS: dict[str, Any] = {
+    "auth": {"proxies": {"networks": ["127.0.0.1"], "subject_header": "X-User"}},
+    "context": {
+        "fields": {
+            "team": {"header": "X-Team", "to": ["log", "audit", "meta"]},
+            "window": {"header": "X-Window", "client_header": True},
+            "project": {"announced": "acme.project"},
+            "ticket": {"metadata": "ticket"},
+            "region": {"value": "eu"},
+        },
+        "env": {
+            "TEAM": "team",
+            "WINDOW": "window",
+            "PROJECT": "project",
+            "TICKET": "ticket",
+            "REGION": "region",
+            "USER_ID": {"field": "principal.subject"},
+            "WORKSPACE": "workspace",
+            "TMPDIR": "temp_dir",
+        },
+        "workspace_ids": {"/srv/projects/*": "project-{name}"},
+    },
+    "session": {"metadata": {"ticket": "for-{principal}"}},
+    "audit": {"calls": True, "to": ["stderr"]},
+    "policy": {
+        "rules": [
+            {"principals": ["proxy:ann"], "env": {"TIER": "gold", "OWN": "rule"}, "idle_ttl_s": 1_800},
+            {"env": {"TIER": "free"}},
+            {"workspaces": ["project-*"], "env": {"TIER": "project", "EXTRA": "granted"}},
+        ]
+    },
+}
+ECHO = {"echo": {"bind": {"team": "team"}}}
+SERVERS = {
+    "probe": server(PROBE, env={"OWN": "server"}, context_env={"REGION": "", "WHO": "principal"}, tools=ECHO),
+    "other": server(PROBE),
+}
+ANN = {"x-user": "ann", "x-team": "red", "x-window": "7"}
+META = {"acme": {"project": "p-1"}, "orbit": {"workspace": "/srv/projects/alpha"}}
+
+
+@pytest.fixture(scope="module")
+def base() -> Iterator[Path]:
+    """A folder for temporary files whose path is short enough for sockets."""
+    folder = tempfile.mkdtemp(prefix="t", dir="/tmp")
+    yield Path(folder)
+    shutil.rmtree(folder)
+
+
+@pytest.fixture(scope="module")
+def gateway(base: Path) -> Iterator[RunningGateway]:
+    with running_gateway(SERVERS, options=OPTIONS, env={"TMPDIR": str(base)}) as running:
+        yield running
+
+
+@requirement("ctx.open", "ctx.env-names", "ctx.workspace-paths", "ctx.rules-env")
+def test_fields_reach_variables_arguments_logs_and_the_audit_trail(gateway: RunningGateway, http: httpx.Client) -> None:
+    client = Legacy(f"{gateway.base}/servers/probe/mcp", http, headers=ANN).open(meta=META)
+    told = env(client)
+    expected = {"TEAM": "red", "WINDOW": "7", "PROJECT": "p-1", "TICKET": "for-proxy:ann", "USER_ID": "ann"}
+    assert expected.items() <= told.items()
+    assert "REGION" not in told and told["WHO"] == "proxy:ann", "the server's own map"
+    assert told["WORKSPACE"] == "project-alpha"
+    assert (told["TIER"], told["OWN"]) == ("gold", "server"), "the first rule, and the server's own env before it"
+    assert "EXTRA" not in told, "the workspace is only announced"
+    facts = json.loads(told["MCP_SESSION_FACTS"])
+    assert facts["fields"] == {"team": "red"} and facts["fields_provenance"] == {"team": "authenticated"}
+    assert json.loads(tool_text(client.tool("echo"))) == {"team": "red"}
+    assert json.loads(tool_text(client.tool("echo", {"team": "blue"}))) == {"team": "blue"}
+    differs = "argument team is 'blue', the session's team is 'red'"
+    assert eventually(lambda: differs in gateway.stderr())
+    line = next(line for line in gateway.stderr().splitlines() if differs in line)
+    assert "server=probe" in line and "tool=echo" in line
+    assert eventually(lambda: "context.team=red" in gateway.stderr()), "the log line of a request"
+
+    def called() -> list[Any]:
+        lines = [json.loads(line) for line in gateway.stderr().splitlines() if line.startswith("{")]
+        return [event for event in lines if event["event"] == "called" and event["tool"] == "probe/echo"]
+
+    assert eventually(lambda: bool(called())) and called()[0]["context"] == {"team": "red"}
+
+
+@requirement("ctx.open", "wall.provenance")
+def test_a_change_of_the_credential_renews_its_fields_and_keeps_what_was_announced(
+    gateway: RunningGateway, http: httpx.Client
+) -> None:
+    client = Legacy(f"{gateway.base}/servers/other/mcp", http, headers={**ANN, "x-user": "bob"}).open(meta=META)
+    before = env(client)
+    assert (before["TEAM"], before["PROJECT"], before["TIER"], before["REGION"]) == ("red", "p-1", "free", "eu")
+    client.headers["x-team"] = "blue"
+    client.headers["x-window"] = "9"
+    after = env(client)
+    assert (after["TEAM"], after["PROJECT"], after["WINDOW"]) == ("blue", "p-1", "7"), "announced once, at the opening"
+    del client.headers["x-team"]
+    assert env(client)["TEAM"] == "", "a missing header grants nothing"
+    both = httpx.Headers([*client.headers.items(), ("x-team", "a"), ("x-team", "b")])
+    refused = http.post(f"{gateway.base}/mcp", headers=both, json={"jsonrpc": "2.0", "id": 1, "method": "ping"})
+    assert refused.status_code == 400
+
+
+@requirement("ctx.open", "ctx.workspace-paths")
+@pytest.mark.parametrize(
+    ("headers", "meta", "what"),
+    [
+        ({"x-team": "x" * 257}, {}, "context field team is longer than 256 characters"),
+        ({}, {"acme": {"project": "x" * 257}}, "context field project is longer than 256 characters"),
+        ({}, {"orbit": {"workspace": "/srv/../etc"}}, "does not match gateway.context.workspace_pattern"),
+    ],
+)
+def test_a_value_that_cannot_be_is_refused_and_named(
+    gateway: RunningGateway, http: httpx.Client, headers: Any, meta: Any, what: str
+) -> None:
+    url = f"{gateway.base}/servers/other/mcp"
+    for answer in (
+        Legacy(url, http, headers=ANN | headers).initialize(meta=meta),
+        Modern(url, http, headers=ANN | headers).tool("pid", meta=meta),
+    ):
+        assert answer.status_code == 400 and what in messages(answer)[-1]["error"]["message"]
+
+
+TOLD = "io.github.mcp-session-gateway/workspace"
+
+
+def result_of(answer: httpx.Response) -> Any:
+    return messages(answer)[-1]["result"]
+
+
+@requirement("ctx.announce-late")
+def test_a_late_workspace_is_applied_and_a_changed_one_is_refused_and_both_are_told(
+    gateway: RunningGateway, http: httpx.Client
+) -> None:
+    url = f"{gateway.base}/servers/other/mcp"
+    legacy, modern = Legacy(url, http, headers=ANN).open(), Modern(url, http, headers={**ANN, "x-user": "eve"})
+    for client, named in ((legacy, "w-1"), (modern, "w-2")):
+        assert env(client)["WORKSPACE"] == ""
+        meta = {"orbit": {"workspace": named}}
+        params = {"name": "env", "arguments": {"prefix": "WORKSPACE"}, "_meta": meta}
+        late = (
+            client.call("tools/call", params)
+            if isinstance(client, Legacy)
+            else client.tool("env", {"prefix": "WORKSPACE"}, meta=meta)
+        )
+        assert json.loads(tool_text(late)) == {"WORKSPACE": named}, "its server was started again"
+        assert result_of(late)["_meta"][TOLD] == {"workspace": named, "applied": True}
+        assert env(client)["WORKSPACE"] == named, "and it stays"
+        other = {"orbit": {"workspace": "w-3"}}
+        params = {"name": "pid", "_meta": other}
+        refused = client.call("tools/call", params) if isinstance(client, Legacy) else client.tool("pid", meta=other)
+        error = messages(refused)[-1]["error"]
+        assert refused.status_code == 400 and error["data"]["reason"] == "other_workspace"
+        assert f"for workspace '{named}'" in error["message"] and "'w-3'" in error["message"]
+        assert env(client)["WORKSPACE"] == named
+    assert eventually(lambda: gateway.stderr().count("announced the workspace of its session late") == 2)
+    again = legacy.initialize(meta={"orbit": {"workspace": "w-9"}})
+    assert result_of(again)["_meta"][TOLD] == {"workspace": "w-9", "applied": True}, "a handshake begins anew"
+    assert env(legacy)["WORKSPACE"] == "w-9"
+
+
+@requirement("ctx.temp-dir")
+def test_a_session_has_a_folder_for_its_servers_until_it_ends(
+    gateway: RunningGateway, http: httpx.Client, base: Path
+) -> None:
+    one = Legacy(f"{gateway.base}/servers/other/mcp", http, headers=ANN).open()
+    two = Legacy(f"{gateway.base}/servers/other/mcp", http, headers=ANN).open()
+    folder, other = Path(env(one)["TMPDIR"]), Path(env(two)["TMPDIR"])
+    assert folder != other and folder.is_relative_to(base) and folder.stat().st_mode & 0o777 == 0o700
+    (folder / "file").write_text("x")
+    assert json.loads(tool_text(one.tool("files", {"folder": str(folder)}))) == ["file"]
+    assert one.delete().status_code == 200
+    assert eventually(lambda: not folder.exists()) and other.exists()
+
+
+@requirement("ctx.temp-dir")
+def test_the_next_start_removes_the_folders_of_a_gateway_that_was_killed(http: httpx.Client, base: Path) -> None:
+    with running_gateway(SERVERS, options=OPTIONS, env={"TMPDIR": str(base)}, must_stop=False) as killed:
+        client = Legacy(f"{killed.base}/servers/other/mcp", http, headers=ANN).open()
+        folder = Path(env(client)["TMPDIR"])
+        (folder / "file").write_text("x")
+        killed.kill()
+    assert folder.exists()
+    with running_gateway(SERVERS, options=OPTIONS, env={"TMPDIR": str(base)}):
+        assert not folder.exists() and not folder.parents[1].exists()

@@ -1,19 +1,28 @@
 """Slow calls become tasks, whoever wrote the server: in both eras, with progress, questions, errors and limits."""
 
+import contextlib
 import json
 import os
-from collections.abc import Iterator
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
 
+import anyio
 import httpx
 import pytest
 
+from gateway import Gateway, Settings, create_app
+from session_store import KeyRing, Task
+from session_store.connect import backend_for
 from tests.requirements import requirement
 from tests.support.credentials import bearer, sha256
-from tests.support.gateway_process import WORK, server
+from tests.support.gateway_process import ROOT, WORK, server
 from tests.support.http_bytes import connected, listener_of, post
 from tests.support.in_process_gateway import InProcessGateway, in_process_gateway
+from tests.support.issuer import Issuer
+from tests.support.legacy_task_client import Tasks
 from tests.support.mcp_clients import (
     DECLARES_TASKS,
     Legacy,
@@ -274,3 +283,128 @@ def test_a_working_task_keeps_its_session_and_a_result_outlives_it(client: TaskC
     assert text(client.until(task, "completed")) == "done long"
     later = client.get(task)
     assert text(later) == "done long"
+
+
+# -- who may ask for a task, and what the rates count, however the task was made
+
+
+BURST = 12
+
+
+def served(client: Tasks, method: str, params: Any) -> int:
+    """How many of more requests than the session may send are answered. The others are refused."""
+    statuses = [client.client.call(method, params).status_code for _ in range(BURST + 3)]
+    assert sorted(set(statuses)) == [200, 429]
+    return statuses.count(200)
+
+
+@requirement("task.asked", "pol.limits")
+def test_each_request_counts_once_and_before_a_task_is_made(http: httpx.Client) -> None:
+    rate = {"session_rate": {"burst": BURST, "per_s": 0.01}}
+    options = {"policy": rate, "admin": {"keys": {"olga": sha256("olga")}}}
+    with in_process_gateway({"work": server((*WORK, "legacy"))}, options=options) as gateway:
+        plain, asked, results, waits = (Tasks(gateway.url, http) for _ in range(4))
+        call: Any = {"name": "work", "arguments": {"job": "one"}}
+        most = served(plain, "tools/call", call)
+        assert served(asked, "tools/call", call | {"task": {}}) == most
+        metrics = http.get(f"{gateway.base}/metrics", headers=bearer("olga")).text.splitlines()
+        made = next(line for line in metrics if line.startswith('mcp_gateway_tasks_total{event="made"} '))
+        assert float(made.split()[1]) == most, "what is refused has no task"
+        task = results.begin("work", job="three")["taskId"]
+        assert served(results, "tasks/result", {"taskId": task}) == most - 1
+        long = waits.begin("work", job="long", seconds=2.5)["taskId"]
+        done = waits.ask("tasks/result", {"taskId": long})
+        assert done["content"][0]["text"] == "done long"
+        assert served(waits, "tools/call", call) == most - 2, "the wait is one call"
+
+
+@requirement("task.rights")
+def test_a_weaker_credential_of_the_same_principal_reaches_no_task_of_a_stronger_one(
+    issuer: Issuer, http: httpx.Client
+) -> None:
+    claims = {"trust": "trust", "workspace": "team", "permissions": "may"}
+    options = {
+        "auth": issuer.settings(claims=claims),
+        "session": {"trust": "sandboxed"},
+        "tasks": {"after_s": 0.2, "poll_ms": 150},
+    }
+    servers = {
+        "guarded": server((*WORK, "legacy"), permissions=["notes.write"], direct_only=True),
+        "open": server((*WORK, "modern")),
+    }
+    with in_process_gateway(servers, options=options) as gateway:
+        token = issuer.token("ada", trust="direct", team="red", may=["notes.write"])
+        strong, weak = (TaskClient(gateway.url, http, headers=bearer(each)) for each in (token, issuer.token("ada")))
+        task = strong.begin("guarded__work", job=1, seconds=1.5)
+        for method in ("tasks/get", "tasks/update", "tasks/cancel"):
+            refused = messages(weak.send(method, task, inputResponses={}))[-1]["error"]
+            assert refused["code"] == -32602 and "Unknown task" in refused["message"], method
+        assert strong.until(task, "completed")["result"]["content"][0]["text"] == "done 1"
+        over = messages(weak.send("tasks/get", task))[-1]["error"]
+        assert over["code"] == -32602, "nor the result, once the task is over"
+        mine = weak.begin("open__work", job=2, seconds=0.6)
+        assert weak.until(mine, "completed") and strong.get(mine)["status"] == "completed"
+
+
+# -- gateways in other programs and on stdin end as orderly as a served one
+
+
+CALL = modern_body("tools/call", {"name": "work", "arguments": {"seconds": 0.8}}, meta=DECLARES_TASKS)
+
+
+def settings_of(folder: Path) -> dict[str, Any]:
+    options = {"store": f"sqlite:///{folder}/store.db", "tasks": {"at_once": ["*"]}, "anonymous": True}
+    return {"mcpServers": {"work": server((*WORK, "legacy"))}, "gateway": options}
+
+
+@contextlib.asynccontextmanager
+async def inside(folder: Path) -> AsyncIterator[None]:
+    """A program with a gateway that has a task."""
+    settings = Settings.model_validate(settings_of(folder))
+    gateway = Gateway(settings, ring=KeyRing(["k" * 40]))
+    transport = httpx.ASGITransport(app=create_app(settings, gateway=gateway))
+    async with gateway.running(), httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
+        answer = await client.post("/mcp", json=CALL, headers=modern_headers(CALL))
+        assert messages(answer)[-1]["result"]["status"] == "working"
+        yield
+
+
+async def outcome(folder: Path) -> Task:
+    """The task, as the next gateway finds it."""
+    store = backend_for(f"sqlite:///{folder}/store.db")
+    await store.open()
+    (task,) = await store.tasks.page()
+    await store.close()
+    return task
+
+
+@pytest.mark.anyio
+@requirement("task.durable")
+async def test_an_orderly_end_of_a_program_waits_for_its_tasks_and_a_crash_does_not(tmp_path: Path) -> None:
+    orderly, crash = tmp_path / "orderly", tmp_path / "crash"
+    for folder in (orderly, crash):
+        folder.mkdir()
+    async with inside(orderly):
+        pass
+    assert (await outcome(orderly)).status == "completed"
+    with pytest.raises(ZeroDivisionError):
+        async with inside(crash):
+            raise ZeroDivisionError
+    left = await outcome(crash)
+    assert left.status in ("failed", "cancelled") and "the gateway was stopped before the call" in left.message
+
+
+@requirement("task.durable", "ctx.stdio-front")
+def test_the_end_of_stdin_waits_for_tasks_that_outlive_it(tmp_path: Path) -> None:
+    config = tmp_path / "mcp.json"
+    config.write_text(json.dumps(settings_of(tmp_path)))
+    command = [sys.executable, "-m", "gateway", "stdio", "--config", str(config)]
+    env = {**os.environ, "MCP_GATEWAY_KEYS": "k" * 40}
+    with subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=env) as process:
+        assert process.stdin is not None and process.stdout is not None
+        process.stdin.write(json.dumps(CALL).encode() + b"\n")
+        process.stdin.flush()
+        assert json.loads(process.stdout.readline())["result"]["status"] == "working"
+        process.stdin.close()
+        assert process.wait(20) == 0
+    assert anyio.run(outcome, tmp_path).status == "completed"

@@ -1,4 +1,4 @@
-"""Configuration, health and the command line, as an operator meets them."""
+"""Configuration, health and the command line, as an operator meets them, and what commands load first."""
 
 import json
 import os
@@ -10,6 +10,7 @@ import threading
 from pathlib import Path
 
 import httpx
+import pytest
 
 from gateway.config.settings import load
 from tests.requirements import requirement
@@ -128,3 +129,85 @@ def test_the_commands_of_the_readme_are_make_targets() -> None:
         assert f"make {target}\n" in readme and re.search(rf"^{target}:", makefile, re.MULTILINE)
     listed = subprocess.run(["make", "-n", "run"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
     assert "mcp-session-gateway run -- " in listed
+
+
+# -- what commands load before they do anything, counted
+
+
+@pytest.mark.parametrize(
+    ("arguments", "most", "unneeded"),
+    [
+        (["--version"], 300, {"asyncio", "msgspec", "pydantic", "rich", "session_store", "starlette", "transports"}),
+        (
+            ["run", "--port", "0", "--", *DEMO],
+            1_200,
+            {"cryptography.x509", "httpx2", "jinja2", "jwt", "mcp", "prometheus_client", "redis", "rich"}
+            | {"gateway.admin.console", "gateway.admin.rest", "gateway.cli.output", "gateway.doctor"},
+        ),
+    ],
+    ids=["version", "run"],
+)
+def test_a_command_loads_what_it_needs(arguments: list[str], most: int, unneeded: set[str]) -> None:
+    command = [sys.executable, "-X", "importtime", "-m", "gateway", *arguments]
+    loaded = set()
+    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stderr is not None
+        for line in process.stderr:
+            if line.startswith("import time:"):
+                loaded.add(line.rpartition("|")[2].strip())
+            elif line.startswith("ready "):
+                process.terminate()
+                break
+        else:
+            assert process.wait() == 0
+    assert "gateway.cli.main" in loaded
+    assert unneeded & loaded == set()
+    assert len(loaded) < most
+
+
+# -- what the gateway is made of loads on systems without Linux's own calls, and says there that sandboxes do not hold
+
+
+WITHOUT_LINUX = """
+import importlib, os, pkgutil, resource, select, signal, socket, sys
+import gateway, session_store, transports
+
+def each():
+    unwanted = ("testing", "pytest_plugin", "__main__")
+    for package in (gateway, session_store, transports):
+        for found in pkgutil.walk_packages(package.__path__, package.__name__ + "."):
+            if not found.name.endswith(unwanted):
+                yield found.name
+
+names = list(each())
+for name in names:
+    importlib.import_module(name)  # so that what others made is loaded as this system needs it
+for name in [name for name in sys.modules if name.split(".")[0] in ("gateway", "session_store", "transports")]:
+    del sys.modules[name]
+ABSENT = {
+    os: "pidfd_open memfd_create eventfd sched_getaffinity splice O_PATH pipe2 setresuid setresgid unshare setns",
+    socket: "SO_PEERCRED AF_NETLINK NETLINK_ROUTE SOCK_CLOEXEC SOCK_NONBLOCK MSG_CMSG_CLOEXEC TCP_USER_TIMEOUT",
+    select: "epoll EPOLLIN EPOLLOUT EPOLLHUP EPOLLERR EPOLLET",
+    signal: "pidfd_send_signal sigwaitinfo sigtimedwait SIGPWR SIGPOLL",
+    resource: "prlimit RLIMIT_MSGQUEUE RLIMIT_NICE RLIMIT_RTPRIO RLIMIT_RTTIME RLIMIT_SIGPENDING",
+}
+for module, absent in ABSENT.items():
+    for attribute in absent.split():
+        if hasattr(module, attribute):
+            delattr(module, attribute)
+sys.platform = "darwin"
+for name in names:
+    importlib.import_module(name)
+from transports.upstream.walls.kernel import probe
+found = probe()
+print(len(names), found.landlock, bool(found.filters and found.gate and found.namespaces))
+"""
+
+
+@requirement("ops.other-systems")
+def test_every_module_loads_without_what_only_linux_has() -> None:
+    command = [sys.executable, "-c", WITHOUT_LINUX]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=100, cwd=ROOT)
+    assert done.returncode == 0, done.stderr
+    count, landlock, lacks = done.stdout.split()
+    assert int(count) > 400 and (landlock, lacks) == ("0", "True"), "no wall is claimed"

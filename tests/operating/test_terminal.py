@@ -5,7 +5,7 @@ from pathlib import Path
 
 import httpx
 
-from tests.e2e.test_policy_review import told
+from tests.e2e.test_policy import told
 from tests.requirements import requirement
 from tests.support.gateway_process import PROBE, running_gateway, server
 from tests.support.hostile_text import HOSTILE, STEERING, shows_only_text
