@@ -71,8 +71,8 @@ def redis_server() -> Iterator[RunningRedis]:
 
 @pytest.fixture
 def http() -> Iterator[httpx.Client]:
-    """A connection pool that keeps no cookies."""
-    with httpx.Client(timeout=20.0) as client:
+    """A connection pool that keeps no cookies, for all threads of a test."""
+    with httpx.Client(timeout=30.0) as client:
         client.cookies.jar._policy = NoCookies()  # type: ignore[attr-defined]  # httpx has no switch for it
         yield client
 

@@ -38,7 +38,6 @@ SECOND_RING: Final[dict[str, tuple[str, ...]]] = {
     "tests/clients/test_sse_front.py": _WIRE,
     "tests/clients/test_stdio_front.py": ("gateway/cli/", "gateway/calls/", *_WIRE),
     "tests/cluster/test_affinity.py": ("deploy/", "gateway/cluster/"),
-    "tests/cluster/test_asked_tasks.py": (*_TASKS, *_CLUSTER),
     "tests/cluster/test_balancer": ("deploy/", "docker-compose.yml", *_CLUSTER),
     "tests/cluster/test_chart.py": ("deploy/",),
     "tests/cluster/test_deploy.py::test_with_keys": ("deploy/", "docker-compose.yml"),

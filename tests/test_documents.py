@@ -20,7 +20,7 @@ from gateway.config.load import variables
 from gateway.config.settings import GatewaySettings, Settings
 from tests.support.credentials import sha256
 from tests.support.document_blocks import DOCUMENTS, Block, blocks
-from tests.support.gateway_process import DEMO, ROOT, RunningGateway, running_gateway, server
+from tests.support.gateway_process import DEMO, ROOT, SIGNED, RunningGateway, running_gateway, server
 from tests.support.mcp_clients import tool_text
 from tests.support.redis_server import running_redis
 from tests.support.waiting import eventually
@@ -28,7 +28,6 @@ from tests.tools.obtain import node_environment
 from tests.tools.settings_reference import pages
 from transports.upstream.stdio import INHERITED
 
-KEYS = {"MCP_GATEWAY_KEYS": "k" * 40}
 KNOWN = ("serves", "serves, in the project", "on stdin", "with ", "elsewhere: ", "not here: ")
 SERVER = """
 from mcp.server import MCPServer
@@ -155,11 +154,11 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
     binaries = str(Path(sys.executable).parent)
     with running_redis() as redis:
         options = {"store": redis.url, "admin": {"keys": {"olga": sha256("an-operators-key")}}}
-        with running_gateway(servers, options=options, env=KEYS, must_stop=False) as gateway:
+        with running_gateway(servers, options=options, env=SIGNED, must_stop=False) as gateway:
             env = {
                 **node_environment(),
                 "npm_config_cache": str(ROOT / ".cache/npm"),
-                **KEYS,
+                **SIGNED,
                 "HOME": str(folder),
                 "MCP_GATEWAY_ADMIN_KEY": "an-operators-key",
                 "MCP_GATEWAY_URL": gateway.base,

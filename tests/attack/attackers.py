@@ -19,8 +19,8 @@ from typing import Any, Final
 
 import psutil
 
-from tests.attack.live.wire import call_body, hello, legacy, legacy_body, post, rpc
 from tests.support.gateway_process import ROOT
+from tests.support.wire import call_body, hello, legacy, legacy_body, post, rpc
 
 __all__ = ["KINDS", "Attackers", "running_attackers"]
 

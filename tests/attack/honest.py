@@ -18,8 +18,8 @@ from typing import Any, Final
 
 import h11
 
-from tests.attack.live.wire import ACCEPT, LEGACY, hello, legacy_body
 from tests.support.gateway_process import ROOT
+from tests.support.wire import ACCEPT, LEGACY, hello, legacy_body
 
 __all__ = ["Felt", "Honest", "Lane", "running_honest"]
 

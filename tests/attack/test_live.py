@@ -8,9 +8,9 @@ from tests.attack.bystander import Place, measured, running_place
 from tests.attack.live.doors import Door
 from tests.attack.live.rows import Attack, Outcome
 from tests.attack.live.run import all_attacks, tried
-from tests.attack.live.wire import Wire
 from tests.attack.live.world import World, running_world
 from tests.requirements import requirement
+from tests.support.wire import Wire
 
 SMOKE = (
     "lengths that two readers read differently",

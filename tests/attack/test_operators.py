@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Iterator
+from typing import Any
 
 import httpx
 import pytest
@@ -10,18 +11,17 @@ from gateway.admin.auth import FREE, LONGEST_S
 from session_store import backend_for
 from tests.requirements import requirement
 from tests.support.credentials import bearer, sha256
-from tests.support.gateway_process import DEMO, RunningGateway, running_gateway, server
+from tests.support.gateway_process import DEMO, RunningGateway, replicas, server
 from tests.support.redis_server import RunningRedis, running_redis
 from tests.support.waiting import eventually
 
 KEY = "operator-key-of-the-tests"
 SERVERS = {"main": server(DEMO, shared=True)}
-OPTIONS = {
+OPTIONS: dict[str, Any] = {
     "admin": {"keys": {"olga": sha256(KEY)}},
     "auth": {"proxies": {"networks": ["127.0.0.0/8"]}},
     "anonymous": True,
 }
-ENV = {"MCP_GATEWAY_KEYS": "k" * 40}
 
 
 @pytest.fixture(scope="module")
@@ -32,11 +32,7 @@ def redis() -> Iterator[RunningRedis]:
 
 @pytest.fixture(scope="module")
 def pair(redis: RunningRedis) -> Iterator[tuple[RunningGateway, RunningGateway]]:
-    options = {**OPTIONS, "store": redis.url}
-    with (
-        running_gateway(SERVERS, options=options, env=ENV, must_stop=False) as one,
-        running_gateway(SERVERS, options=options, env=ENV, must_stop=False) as other,
-    ):
+    with replicas(redis.url, SERVERS, **OPTIONS) as (one, other):
         yield one, other
 
 

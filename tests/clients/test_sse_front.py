@@ -11,12 +11,11 @@ from mcp.client.sse import sse_client
 
 from tests.matrix.run import Heard, text
 from tests.requirements import requirement
-from tests.support.gateway_process import DEMO, running_gateway, server
+from tests.support.gateway_process import DEMO, replicas, running_gateway, server
 from tests.support.redis_server import RunningRedis
 from tests.support.waiting import descendants, eventually
 
 pytestmark = pytest.mark.anyio
-KEYS = {"MCP_GATEWAY_KEYS": "k" * 40}
 
 
 @requirement("spec.sse", "proc.gone")
@@ -38,13 +37,7 @@ async def test_the_sdks_client_uses_it() -> None:
 
 @requirement("spec.sse", "rep.any")
 async def test_messages_find_their_stream_on_another_replica(redis_server: RunningRedis) -> None:
-    options = {"store": redis_server.url, "sse": True}
-    servers = {"demo": server(DEMO)}
-    with (
-        running_gateway(servers, options=options, env=KEYS, must_stop=False) as first,
-        running_gateway(servers, options=options, env=KEYS, must_stop=False) as second,
-        anyio.fail_after(30),
-    ):
+    with replicas(redis_server.url, {"demo": server(DEMO)}, sse=True) as (first, second), anyio.fail_after(30):
         async with httpx.AsyncClient(timeout=20) as http, http.stream("GET", f"{first.base}/sse") as stream:
             lines = stream.aiter_lines()
 

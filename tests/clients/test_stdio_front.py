@@ -19,13 +19,12 @@ from mcp.client.stdio import StdioServerParameters, stdio_client
 
 from tests.matrix.run import text
 from tests.requirements import requirement
-from tests.support.gateway_process import DEMO, PROBE, ROOT, SCRIPTED, running_gateway, server
+from tests.support.gateway_process import DEMO, PROBE, ROOT, SCRIPTED, SIGNED, running_gateway, server
 from tests.support.mcp_clients import Legacy, modern_body, tool_text
 from tests.support.redis_server import RunningRedis
 from tests.support.waiting import eventually
 
 pytestmark = pytest.mark.anyio
-KEYS = {"MCP_GATEWAY_KEYS": "k" * 40}
 
 
 def command(*more: str, child: Any = DEMO) -> list[str]:
@@ -166,10 +165,10 @@ def test_each_initialize_is_a_new_session_and_none_is_needed() -> None:
 @requirement("ctx.stdio-front", "id.reattach")
 def test_a_session_that_is_named_is_gone_on_with(redis_server: RunningRedis, http: httpx.Client) -> None:
     options = {"store": redis_server.url}
-    with running_gateway({"main": server(PROBE)}, options=options, env=KEYS, must_stop=False) as gateway:
+    with running_gateway({"main": server(PROBE)}, options=options, env=SIGNED, must_stop=False) as gateway:
         web = Legacy(gateway.url, http).open(meta={"orbit": {"workspace": "w-1"}})
         pid = tool_text(web.tool("pid"))
-        client = Typed("--store", redis_server.url, env={**KEYS, "MCP_SESSION_TOKEN": web.session})
+        client = Typed("--store", redis_server.url, env={**SIGNED, "MCP_SESSION_TOKEN": web.session})
         client.initialize()
         assert client.tool("pid") == pid, "its process is at the other gateway"
         assert json.loads(client.tool("env", {"prefix": "MCP_SESSION_W"})) == {"MCP_SESSION_WORKSPACE": "w-1"}
@@ -180,12 +179,12 @@ def test_a_session_that_is_named_is_gone_on_with(redis_server: RunningRedis, htt
 @requirement("ctx.stdio-front", "ctx.stdio-token")
 def test_a_legacy_client_learns_its_token_and_starts_again_with_it(tmp_path: Path) -> None:
     store = f"sqlite:///{tmp_path / 'sessions.db'}"
-    first = Typed("--store", store, env=KEYS)
+    first = Typed("--store", store, env=SIGNED)
     token = first.initialize()["result"]["_meta"]["io.github.mcp-session-gateway/session"]
     session = json.loads(first.tool("env", {"prefix": "MCP_SESSION_ID"}))
     assert token.startswith(session["MCP_SESSION_ID"]) and first.end() == 0
     for variable in ("MCP_SESSION_TOKEN", "STAC_MCP_SESSION_ID"):
-        again = Typed("--store", store, env={**KEYS, variable: token})
+        again = Typed("--store", store, env={**SIGNED, variable: token})
         assert again.initialize()["result"]["_meta"]["io.github.mcp-session-gateway/session"] == token
         assert json.loads(again.tool("env", {"prefix": "MCP_SESSION_ID"})) == session
         assert again.end() == 0
@@ -203,7 +202,7 @@ def test_a_legacy_client_learns_its_token_and_starts_again_with_it(tmp_path: Pat
         ("STAC_MCP_SESSION_ID", session["MCP_SESSION_ID"], "not a session token of this gateway"),
         ("STAC_MCP_SESSION_ID", "my session", "not a session token of this gateway"),
     ):
-        refused = Typed("--store", store, env={**KEYS, variable: value})
+        refused = Typed("--store", store, env={**SIGNED, variable: value})
         _, stderr = refused.process.communicate(timeout=30)
         last = stderr.decode().splitlines()[-1]
         assert refused.process.returncode == 2 and variable in last and words in last and token not in last
@@ -212,7 +211,7 @@ def test_a_legacy_client_learns_its_token_and_starts_again_with_it(tmp_path: Pat
 @requirement("ctx.stdio-token")
 def test_a_gateway_that_is_a_server_of_another_ignores_facts_of_its_session(tmp_path: Path) -> None:
     facts = {"MCP_SESSION_SOCKET": "/nowhere", "STAC_MCP_SESSION_ID": "abc"}
-    client = Typed("--store", f"sqlite:///{tmp_path / 'sessions.db'}", env={**KEYS, **facts})
+    client = Typed("--store", f"sqlite:///{tmp_path / 'sessions.db'}", env={**SIGNED, **facts})
     assert client.initialize()["result"] and client.end() == 0
 
 

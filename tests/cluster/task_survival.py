@@ -24,7 +24,7 @@ from rich.console import Console
 from rich.table import Table
 
 from tests.support.credentials import sha256
-from tests.support.gateway_process import ROOT, UNLIMITED, WORK, RunningGateway, running_gateway, server
+from tests.support.gateway_process import ROOT, UNLIMITED, WORK, RunningGateway, replicas, server
 from tests.support.redis_server import RunningRedis, running_redis
 from tests.support.task_client import TaskClient
 from tests.support.waiting import eventually
@@ -32,7 +32,6 @@ from tests.support.waiting import eventually
 __all__ = ["KEY", "Report", "arena", "survive"]
 
 KEY: Final = "survivor" * 5
-KEYS: Final = {"MCP_GATEWAY_KEYS": "k" * 40}
 UNKNOWN: Final = -32014
 SESSIONS: Final = 5
 """Of each of the two gateways that are killed."""
@@ -57,18 +56,14 @@ class Report:
 def arena(redis: RunningRedis, ledger: Path, count: int = 3, **tasks: Any) -> Iterator[list[RunningGateway]]:
     """Gateways on one store, with one server."""
     servers = {"work": server((*WORK, "legacy"), env={"LEDGER": str(ledger)})}
-    options = {
-        "store": redis.url,
+    options: dict[str, Any] = {
         "api_keys": {"survivor": sha256(KEY)},
         "policy": UNLIMITED,
         "log_level": "warning",
         "tasks": {"after_s": 0.3, "poll_ms": 200, **tasks},
     }
-    with contextlib.ExitStack() as stack:
-        yield [
-            stack.enter_context(running_gateway(servers, options=options, env=KEYS, must_stop=False))
-            for _ in range(count)
-        ]
+    with replicas(redis.url, servers, count, **options) as gateways:
+        yield gateways
 
 
 def survive(gateways: list[RunningGateway], ledger: Path, *, tasks: int, seconds: float) -> Report:

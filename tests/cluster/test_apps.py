@@ -1,19 +1,16 @@
 """Apps (`ui://`) of several servers, when the replica that owns the session is killed."""
 
-import contextlib
 from typing import Any
 
 import httpx
 
 from tests.requirements import requirement
 from tests.support.credentials import KEYS, bearer, sha256
-from tests.support.gateway_process import running_gateway
+from tests.support.gateway_process import replicas
 from tests.support.mcp_clients import Legacy, messages
 from tests.support.redis_server import RunningRedis
 from tests.support.stdio_server import text
 from tests.support.table_server import table_server
-
-SIGNING = {"MCP_GATEWAY_KEYS": "k" * 40}
 
 
 def board(name: str) -> Any:
@@ -35,12 +32,7 @@ def board(name: str) -> Any:
 @requirement("ext.apps", "ext.resource-owner", "rep.takeover")
 def test_apps_are_read_and_call_their_server_after_a_takeover(redis_server: RunningRedis, http: httpx.Client) -> None:
     servers = {name: board(name) for name in ("first", "second")}
-    options = {"store": redis_server.url, "api_keys": {"alice": sha256(KEYS["alice"])}}
-    with contextlib.ExitStack() as stack:
-        owner, other = (
-            stack.enter_context(running_gateway(servers, options=options, env=SIGNING, must_stop=False))
-            for _ in range(2)
-        )
+    with replicas(redis_server.url, servers, api_keys={"alice": sha256(KEYS["alice"])}) as (owner, other):
         client = Legacy(owner.url, http, headers=bearer(KEYS["alice"])).open()
 
         def send(method: str, **params: Any) -> Any:

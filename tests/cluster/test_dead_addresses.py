@@ -25,7 +25,6 @@ def test_a_dead_owner_is_replaced_although_its_address_accepts_and_closes(
         owner.kill()
         answer = retried(lambda: near.tool("pid"), within_s=3 * LEASE_S)
         assert tool_text(answer) != old and restarted(answer) == {"reason": "takeover"}
-        near.http.close()
 
 
 @requirement("rep.no-retry", "rep.honest")
@@ -41,9 +40,7 @@ def test_a_call_that_was_done_is_not_refused_when_its_owner_and_the_store_die(
             notes = {tool: tmp_path / tool for tool in ("sleep", "nap")}
 
             def calling(tool: str) -> None:
-                each = through(other, "probe", far)
-                answers[tool] = each.tool(tool, {"seconds": 3, "note": str(notes[tool])})
-                each.http.close()
+                answers[tool] = far.tool(tool, {"seconds": 3, "note": str(notes[tool])})
 
             threads = [threading.Thread(target=calling, args=(tool,)) for tool in notes]
             for thread in threads:
@@ -59,7 +56,6 @@ def test_a_call_that_was_done_is_not_refused_when_its_owner_and_the_store_die(
                 assert answer.status_code == 200 and "retry-after" not in answer.headers, answer.text
             assert messages(answers["sleep"])[-1]["error"]["code"] == -32014
             assert notes["sleep"].read_text() == "called\n"
-            far.http.close()
 
 
 @requirement("rep.no-retry", "rep.honest")
@@ -81,4 +77,3 @@ def test_a_call_whose_owner_lives_behind_something_that_died_is_made_once(
         thread.join(30)
         assert messages(answers[0])[-1]["error"]["code"] == -32014, "nobody can know, so nobody says that it was not"
         assert note.read_text() == "called\n"
-        far.http.close()

@@ -1,19 +1,16 @@
 """A vendor's extension through a replica that does not have the session."""
 
-import contextlib
 import json
 import sys
-from typing import Any
 
 import httpx
 
 from tests.requirements import requirement
-from tests.support.gateway_process import running_gateway, server
+from tests.support.gateway_process import replicas, server
 from tests.support.mcp_clients import Legacy, Modern, messages, modern_body, modern_headers
 from tests.support.redis_server import RunningRedis
 from tests.support.vendor_server import BURST
 
-KEYS = {"MCP_GATEWAY_KEYS": "k" * 40}
 SENT = "notifications/com.x/orders/sent"
 
 
@@ -22,9 +19,8 @@ def test_notifications_and_bursts_of_a_vendor_pass_between_replicas(
     redis_server: RunningRedis, http: httpx.Client
 ) -> None:
     servers = {"x": server((sys.executable, "-m", "tests.support.vendor_server", "legacy", "x"))}
-    options: Any = {"store": redis_server.url}
-    with contextlib.ExitStack() as stack:
-        owner, other = (stack.enter_context(running_gateway(servers, options=options, env=KEYS)).url for _ in range(2))
+    with replicas(redis_server.url, servers) as pair:
+        owner, other = (gateway.url for gateway in pair)
         first = Modern(owner, http).send("com.x/orders/echo", {"payload": 1})
         carried = {"MCP-Gateway-Session": first.headers["mcp-gateway-session"]}
         body = modern_body(SENT, {"v": 1})

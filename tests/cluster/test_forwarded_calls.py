@@ -9,10 +9,10 @@ from typing import NamedTuple
 import httpx
 import pytest
 
-from tests.cluster.test_replicas import KEYS, SERVERS, restarted, retried
+from tests.cluster.test_replicas import SERVERS, restarted, retried
 from tests.e2e.test_connection_memory import ON, Counted, Raw, became
 from tests.requirements import requirement
-from tests.support.gateway_process import RunningGateway, running_gateway
+from tests.support.gateway_process import RunningGateway, replicas
 from tests.support.mcp_clients import Legacy, Modern, messages, tool_text
 from tests.support.redis_server import RunningRedis
 from tests.support.waiting import eventually
@@ -27,11 +27,7 @@ class Pair(NamedTuple):
 
 @contextlib.contextmanager
 def two(redis: RunningRedis, *names: str) -> Iterator[Pair]:
-    options, servers = {**ON, "store": redis.url}, {name: SERVERS[name] for name in names}
-    with contextlib.ExitStack() as stack:
-        owner, front = (
-            stack.enter_context(running_gateway(servers, options=options, env=KEYS, must_stop=False)) for _ in range(2)
-        )
+    with replicas(redis.url, {name: SERVERS[name] for name in names}, **ON) as (owner, front):
         yield Pair(owner, front)
 
 

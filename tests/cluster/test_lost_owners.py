@@ -46,8 +46,8 @@ demo = pytest.mark.parametrize("two", ["demo"], indirect=True)
 
 
 def through(gateway: RunningGateway, path: str, client: Legacy) -> Legacy:
-    """The same client, at that replica, with connections of its own."""
-    other = Legacy(f"{gateway.base}/servers/{path}/mcp", httpx.Client(timeout=30))
+    """The same client, at that replica."""
+    other = Legacy(f"{gateway.base}/servers/{path}/mcp", client.http)
     other.session = client.session
     return other
 
@@ -72,7 +72,6 @@ def test_a_call_that_may_be_repeated_is_made_again_where_the_session_goes(
     assert eventually(note.exists, within_s=5)
     owner.kill()
     thread.join(15)
-    calling.http.close()
     assert tool_text(answers[0]) == "slept" and restarted(answers[0]) == {"reason": "takeover"}
     assert note.read_text() == "called\n" * 2
 
@@ -93,7 +92,6 @@ def test_an_answer_that_had_begun_goes_on_in_the_same_stream(two: list[RunningGa
                 seen.append(json.loads(line.removeprefix("data: ")))
                 if len(seen) == 2:
                     owner.kill()
-    calling.http.close()
     steps = [m["params"]["progress"] for m in seen if m.get("method") == "notifications/progress"]
     assert steps[-6:] == [1, 2, 3, 4, 5, 6] and 1 in steps[:-6], "and all of it once more"
     assert seen[-1]["id"] == 5 and seen[-1]["result"]["content"][0]["text"] == "done"
@@ -118,7 +116,6 @@ def test_a_question_dies_with_its_owner_and_the_call_says_so(two: list[RunningGa
                     result = {"action": "accept", "content": {"name": "Ada"}}
                     client.urls = [calling.url]
                     assert client.post({"jsonrpc": "2.0", "id": seen[-1]["id"], "result": result}).status_code == 202
-    calling.http.close()
     assert seen[-1]["id"] == 7 and seen[-1]["error"]["code"] == -32014
 
 
@@ -143,8 +140,6 @@ def test_an_owner_goes_on_without_the_store_for_as_long_as_its_lease(http: httpx
             assert refused.status_code == 503 and refused.headers["retry-after"]
         redis.start()
         assert tool_text(retried(lambda: there.tool("count"), within_s=10)) == str(good + 1)
-        for other in (here, there):
-            other.http.close()
 
 
 @contextlib.contextmanager
@@ -184,8 +179,6 @@ def test_an_owner_that_is_cut_off_from_the_others_is_replaced_and_told(
         assert messages(calls[0])[-1]["error"]["code"] == -32014
         assert tool_text(client.tool("pid")) == tool_text(answer), "the old owner forwards now"
         assert gone([child], within_s=5) and note.read_text() == "called\n"
-        for each in (far, near):
-            each.http.close()
 
 
 # -- streams that are resumed at another owner

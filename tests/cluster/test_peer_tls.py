@@ -43,7 +43,6 @@ def test_sessions_are_forwarded_over_tls_and_nobody_else_gets_in(
         far = through(other, "probe", client)
         assert tool_text(far.tool("pid")) == pid, "a small call"
         assert tool_text(far.tool("echo", {"text": "x" * 200_000})), "a large one, in pieces"
-        far.http.close()
         port = internal_port(owner)
         for context in (ssl.create_default_context(cafile=str(tmp_path / "ca.pem")), None):
             with contextlib.ExitStack() as closing:

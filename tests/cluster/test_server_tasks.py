@@ -14,10 +14,10 @@ import pytest
 from session_store import Task
 from session_store.connect import backend_for
 from tests.cluster.task_process import KEY_HEADER
-from tests.cluster.task_survival import KEY, KEYS, UNKNOWN
+from tests.cluster.task_survival import KEY, UNKNOWN
 from tests.requirements import requirement
 from tests.support.credentials import sha256
-from tests.support.gateway_process import UNLIMITED, RunningGateway, running_gateway
+from tests.support.gateway_process import SIGNED, UNLIMITED, RunningGateway, running_gateway
 from tests.support.redis_server import RunningRedis
 from tests.support.task_client import TaskClient
 from tests.support.task_server import HttpTasks, running_http_tasks
@@ -45,7 +45,7 @@ def gateway_of(store: str, servers: dict[str, HttpTasks]) -> contextlib.Abstract
         "tasks": {"after_s": 0.1, "poll_ms": 100},
     }
     entries = {era: {"url": app.url} for era, app in servers.items()}
-    return running_gateway(entries, options=options, env=KEYS, must_stop=False)
+    return running_gateway(entries, options=options, env=SIGNED, must_stop=False)
 
 
 class Jobs:

@@ -19,20 +19,18 @@ from session_store import KeyRing, MemoryBackend
 from session_store.testing import FakeClock, a_session
 from tests.requirements import requirement
 from tests.support.free_ports import free_port
-from tests.support.gateway_process import DEMO, RunningGateway, running_gateway, server
+from tests.support.gateway_process import DEMO, SIGNED, RunningGateway, running_gateway, server
 from tests.support.mcp_clients import Legacy, modern_body, modern_headers, tool_text
 from tests.support.redis_server import RunningRedis, running_redis
 from tests.support.tcp_relay import running_relay
 from tests.support.waiting import eventually
 from transports.peer_channel import PeerRefused
 
-KEYS = {"MCP_GATEWAY_KEYS": "k" * 40}
-
 
 @contextlib.contextmanager
 def replica(redis: RunningRedis, **options: Any) -> Any:
     options = {"store": redis.url, **options}
-    with running_gateway({"demo": server(DEMO)}, options=options, env=KEYS, must_stop=False) as gateway:
+    with running_gateway({"demo": server(DEMO)}, options=options, env=SIGNED, must_stop=False) as gateway:
         yield gateway
 
 

@@ -13,7 +13,7 @@ from tests.support.gateway_process import DEMO, RunningGateway, server
 from tests.support.in_process_gateway import in_process_gateway
 from tests.support.issuer import AUDIENCE, Issuer, running_issuer
 from tests.support.mcp_clients import Legacy, Modern, messages, modern_body, modern_headers, tool_text
-from tests.support.pipelining_client import PipeliningClient
+from tests.support.wire import PipeliningClient
 
 
 def whoami(issued: RunningGateway, http: httpx.Client, token: str) -> Any:

@@ -24,8 +24,8 @@ from tests.support.in_process_gateway import RING, in_process_gateway
 from tests.support.issuer import Issuer
 from tests.support.mcp_clients import Legacy, Modern, messages, modern_body, modern_headers, tool_text
 from tests.support.named_gateways import CLAIMS
-from tests.support.pipelining_client import PipeliningClient
 from tests.support.redis_server import RunningRedis
+from tests.support.wire import PipeliningClient
 
 POWERFUL: dict[str, Any] = {"mcp": {"trust": "direct"}, "team": "red", "may": ["notes.write"]}
 NOTHING = ("sandboxed", "", "")

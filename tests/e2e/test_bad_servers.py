@@ -20,9 +20,9 @@ from tests.matrix.run import CLIENTS, connected, text
 from tests.requirements import requirement
 from tests.support.credentials import bearer, sha256
 from tests.support.gateway_process import PROBE, RunningGateway, running_gateway, server
-from tests.support.http_probe_server import running_http_probe
 from tests.support.in_process_gateway import InProcessGateway, in_process_gateway
 from tests.support.mcp_clients import Legacy, Modern, messages, tool_text
+from tests.support.scripted_http_server import running_http_probe
 from tests.support.table_server import EXITS, GOOD, HANGS, TOKEN, slow, table_server
 from tests.support.waiting import eventually
 

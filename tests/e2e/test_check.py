@@ -11,7 +11,7 @@ import pytest
 from session_store.session import redact
 from tests.requirements import requirement
 from tests.support.commands import run_command
-from tests.support.gateway_process import DEMO, ROOT, running_gateway, server
+from tests.support.gateway_process import DEMO, ROOT, SIGNED, running_gateway, server
 from tests.support.mcp_clients import Legacy
 from tests.support.redis_server import RunningRedis
 
@@ -104,9 +104,6 @@ def test_a_target_that_does_not_import_is_told_with_both_files(tmp_path: Path) -
 # -- stores as an operator meets them
 
 
-KEYS = {"MCP_GATEWAY_KEYS": "k" * 40}
-
-
 def refused(*arguments: str, **env: str) -> str:
     """What a gateway that does not start says."""
     given = {name: value for name, value in os.environ.items() if not name.startswith("MCP_GATEWAY_")} | env
@@ -124,7 +121,7 @@ def test_redis_without_keys_refuses_to_start(redis_server: RunningRedis) -> None
 @requirement("ops.config", "ops.redact")
 def test_redis_that_refuses_us_is_told_at_start_without_the_password(redis_server: RunningRedis) -> None:
     url = f"redis://someone:hunter2-secret@127.0.0.1:{redis_server.port}/0"
-    told = refused("run", "--port", "0", "--store", url, "--", "true", **KEYS)
+    told = refused("run", "--port", "0", "--store", url, "--", "true", **SIGNED)
     assert "refused" in told and "hunter2" not in told
 
 
@@ -139,7 +136,7 @@ def test_one_gateway_for_a_sqlite_file_and_a_key_file_nobody_else_can_read(tmp_p
     (tmp_path / "sessions.db.keys").chmod(0o644)
     assert "other users can read the keys" in refused("run", "--store", f"sqlite:///{path}", "--", "true")
     nowhere = tmp_path / "nowhere" / "sessions.db"
-    for keys in ({}, KEYS):
+    for keys in ({}, SIGNED):
         told = refused("run", "--store", f"sqlite:///{nowhere}", "--", "true", **keys)
         assert f"there is no folder {nowhere.parent}" in told
 

@@ -24,7 +24,6 @@ from tests.requirements import requirement
 from tests.support.commands import run_command
 from tests.support.credentials import KEYS, bearer, sha256
 from tests.support.gateway_process import DEMO, PROBE, server
-from tests.support.http_probe_server import running_http_probe
 from tests.support.in_process_gateway import InProcessGateway, in_process_gateway
 from tests.support.issuer import Issuer, running_issuer
 from tests.support.mcp_clients import Legacy, Modern, messages, tool_text
@@ -34,6 +33,7 @@ from tests.support.scripted_http_server import (
     Seen,
     discovered,
     result_of,
+    running_http_probe,
     running_scripted_server,
 )
 

@@ -17,13 +17,12 @@ from gateway.sessions.cached_record import CACHED_FOR_S
 from tests.requirements import requirement
 from tests.support.concurrent_clients import AsyncModern, run_concurrently
 from tests.support.credentials import bearer, sha256
-from tests.support.gateway_process import DEMO, PROBE, RunningGateway, running_gateway, server
+from tests.support.gateway_process import DEMO, PROBE, SIGNED, RunningGateway, running_gateway, server
 from tests.support.in_process_gateway import RING, InProcessGateway, in_process_gateway
 from tests.support.mcp_clients import Legacy, Modern, messages, tool_text
 from tests.support.redis_server import RunningRedis, running_redis
 from tests.support.waiting import eventually, gone
 
-KEYS = {"MCP_GATEWAY_KEYS": "k" * 40}
 RESTARTED = "io.github.mcp-session-gateway/restarted"
 
 
@@ -36,7 +35,7 @@ def store(request: pytest.FixtureRequest, tmp_path: Path, redis_server: RunningR
 
 
 def env_for(store: str) -> dict[str, str]:
-    return KEYS if store.startswith("redis") else {}
+    return SIGNED if store.startswith("redis") else {}
 
 
 def restarted(response: httpx.Response) -> Any:
@@ -149,7 +148,7 @@ def own_redis() -> Iterator[RunningRedis]:
 @pytest.mark.parametrize("how", ["stopped", "silent"])
 def test_five_seconds_without_redis_lose_nothing(own_redis: RunningRedis, how: str) -> None:
     options = {"store": own_redis.url}
-    with running_gateway({"demo": server(DEMO)}, options=options, env=KEYS) as gateway:
+    with running_gateway({"demo": server(DEMO)}, options=options, env=SIGNED) as gateway:
         outage = threading.Event()
         statuses: list[tuple[float, int, str | None]] = []
 
@@ -195,7 +194,7 @@ def test_five_seconds_without_redis_lose_nothing(own_redis: RunningRedis, how: s
 def test_a_gateway_starts_before_its_redis_and_becomes_ready_with_it(http: httpx.Client) -> None:
     with running_redis() as redis:
         redis.stop()
-        with running_gateway({"demo": server(DEMO)}, options={"store": redis.url}, env=KEYS) as gateway:
+        with running_gateway({"demo": server(DEMO)}, options={"store": redis.url}, env=SIGNED) as gateway:
             assert http.get(f"{gateway.base}/readyz").status_code == 503
             answer = Modern(gateway.url, http).tool("count")
             assert (answer.status_code, answer.headers["retry-after"]) == (503, "1")

@@ -1,10 +1,9 @@
 """Servers behind URLs: a session there for each of ours, which outlives our processes, and what becomes of failures."""
 
-import contextlib
 import json
-import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import httpx
@@ -12,14 +11,13 @@ import jwt
 import pytest
 
 from tests.requirements import requirement
-from tests.support.gateway_process import PROBE, RunningGateway, running_gateway, server
-from tests.support.http_probe_server import HttpProbe, running_http_probe
+from tests.support.gateway_process import PROBE, RunningGateway, replicas, server
 from tests.support.in_process_gateway import InProcessGateway, in_process_gateway
 from tests.support.mcp_clients import Legacy, Modern, messages, tool_text
 from tests.support.redis_server import RunningRedis
+from tests.support.scripted_http_server import HttpProbe, running_http_probe
 from tests.support.waiting import eventually
 
-KEYS = {"MCP_GATEWAY_KEYS": "k" * 40}
 RESTARTED = "io.github.mcp-session-gateway/restarted"
 
 
@@ -60,14 +58,7 @@ def test_each_session_has_a_session_of_its_own_there(
 def test_another_replica_goes_on_with_the_session_there(
     remote: HttpProbe, redis_server: RunningRedis, http: httpx.Client
 ) -> None:
-    options = {"store": redis_server.url}
-    with contextlib.ExitStack() as stack:
-        first, second = (
-            stack.enter_context(
-                running_gateway({"remote": {"url": remote.url}}, options=options, env=KEYS, must_stop=False)
-            )
-            for _ in range(2)
-        )
+    with replicas(redis_server.url, {"remote": {"url": remote.url}}) as (first, second):
         client = Legacy(first.url, http).open()
         assert tool_text(client.tool("count")) == "1"
         first.kill()
@@ -84,19 +75,8 @@ def test_a_session_that_the_server_forgets_is_opened_again(
     assert tool_text(client.tool("count")) == "1"
     remote.sessions.clear()
     executed = len(remote.executed)
-    answers: list[httpx.Response] = []
-
-    def call() -> None:
-        with httpx.Client(timeout=20) as own:
-            other = Legacy(gateway.url, own)
-            other.session = client.session
-            answers.append(other.tool("count"))
-
-    threads = [threading.Thread(target=call) for _ in range(5)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(20)
+    with ThreadPoolExecutor(5) as pool:
+        answers = list(pool.map(client.tool, ["count"] * 5))
     assert sorted(int(tool_text(answer)) for answer in answers) == [1, 2, 3, 4, 5], "one new session, each call once"
     assert len(remote.executed) == executed + 5
     assert [restarted(answer) for answer in answers].count({"reason": "upstream_session"}) == 1
@@ -145,22 +125,13 @@ def test_of_two_servers_one_that_is_killed_mid_call_is_back_with_the_next(
 ) -> None:
     client = Legacy(probe.url, http).open()
     assert tool_text(client.tool("other__pid"))
-    answers: list[httpx.Response] = []
-
-    def calling() -> None:
-        with httpx.Client(timeout=20) as own:
-            other = Legacy(probe.url, own)
-            other.session = client.session
-            answers.append(other.tool("probe__sleep", {"seconds": 1.0}))
-
-    thread = threading.Thread(target=calling)
-    thread.start()
-    time.sleep(0.3)  # so that the two overlap; nothing depends on it
-    assert messages(client.tool("other__crash"))[-1]["error"]["code"] == -32014
-    back = client.tool("other__pid")
-    assert tool_text(back) and restarted(back) == {"reason": "crash"}
-    thread.join(20)
-    assert tool_text(answers[0]) == "slept" and restarted(answers[0]) is None
+    with ThreadPoolExecutor() as pool:
+        sleeping = pool.submit(client.tool, "probe__sleep", {"seconds": 1.0})
+        time.sleep(0.3)  # so that the two overlap; nothing depends on it
+        assert messages(client.tool("other__crash"))[-1]["error"]["code"] == -32014
+        back = client.tool("other__pid")
+        assert tool_text(back) and restarted(back) == {"reason": "crash"}
+        assert tool_text(sleeping.result()) == "slept" and restarted(sleeping.result()) is None
 
 
 @requirement("ctx.state", "ctx.unforgeable", "id.purpose")

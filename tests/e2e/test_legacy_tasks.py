@@ -1,5 +1,6 @@
 """The experimental tasks of 2025-11-25: relayed to clients of their era, and followed for clients of another."""
 
+import itertools
 import json
 from collections.abc import Iterator
 from typing import Any
@@ -205,7 +206,7 @@ def test_a_call_that_is_cancelled_cancels_the_task(
     new = Modern(gateway.url, http, headers={"MCP-Gateway-Session": token})
     with httpx.Client(timeout=1.0) as impatient:
         same = Legacy(old.url, impatient)
-        same.session, same._last_id = old.session, 76
+        same.session, same._ids = old.session, itertools.count(77)
         for client in (same, Modern(new.url, impatient, headers=new.headers)):
             with pytest.raises(httpx.ReadTimeout):
                 client.tool(f"{name}__must", {"for_s": 60})

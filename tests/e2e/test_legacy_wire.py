@@ -1,8 +1,7 @@
 """The wire of the handshake era, as a client that writes every byte itself sees it."""
 
-import contextlib
 import json
-import threading
+from concurrent.futures import ThreadPoolExecutor
 from time import monotonic
 from typing import Any
 
@@ -11,7 +10,7 @@ import pytest
 
 from tests.requirements import requirement
 from tests.support.credentials import KEYS, bearer
-from tests.support.gateway_process import DEMO, PROBE, RunningGateway, running_gateway, server
+from tests.support.gateway_process import DEMO, PROBE, RunningGateway, replicas, server
 from tests.support.in_process_gateway import in_process_gateway
 from tests.support.legacy_task_client import Tasks
 from tests.support.mcp_clients import ACCEPT, Legacy, Modern, events, messages, tool_text
@@ -281,18 +280,13 @@ def test_in_a_shared_process_nobody_is_asked_for_another(probe: RunningGateway, 
 @requirement("spec.complete")
 def test_cancelling_reaches_the_server_and_ends_the_call(demo: RunningGateway, http: httpx.Client) -> None:
     client = Legacy(demo.url, http).open()
-    answers: list[httpx.Response] = []
     slow = {"name": "slow", "arguments": {"steps": 1000, "interval_s": 1}}
     body = {"jsonrpc": "2.0", "id": "long", "method": "tools/call", "params": slow}
-    with httpx.Client(timeout=20) as calling:
-        calls = Legacy(client.url, calling)
-        calls.session = client.session
-        thread = threading.Thread(target=lambda: answers.append(calls.post(body)))
-        thread.start()
+    with ThreadPoolExecutor() as pool:
+        answer = pool.submit(client.post, body)
         cancel = {"requestId": "long", "reason": "changed my mind"}
-        assert eventually(lambda: bool(client.notify("notifications/cancelled", cancel) and answers), 5)
-        thread.join(5)
-    assert messages(answers[0])[-1]["error"]["message"] == "Cancelled: changed my mind"
+        assert eventually(lambda: bool(client.notify("notifications/cancelled", cancel)) and answer.done(), 5)
+    assert messages(answer.result())[-1]["error"]["message"] == "Cancelled: changed my mind"
 
 
 @requirement("spec.complete")
@@ -364,7 +358,6 @@ def test_several_servers_are_one_endpoint_with_prefixed_names(http: httpx.Client
 # -- silent calls of legacy clients
 
 
-SIGNING = {"MCP_GATEWAY_KEYS": "k" * 40}
 SERVERS = {"probe": server(PROBE)}
 
 
@@ -399,9 +392,7 @@ def fetched(client: Legacy, event_id: str) -> Any:
 def test_the_result_of_a_cut_silent_call_is_fetched_from_any_replica(
     redis_server: RunningRedis, http: httpx.Client
 ) -> None:
-    with contextlib.ExitStack() as stack:
-        options = {"store": redis_server.url}
-        one, two = (stack.enter_context(running_gateway(SERVERS, options=options, env=SIGNING)) for _ in range(2))
+    with replicas(redis_server.url, SERVERS) as (one, two):
         client = Legacy(one.url, http).open()
         assert tool_text(client.tool("pid"))
         event_id, after_s = cut_call(client, 2.0)

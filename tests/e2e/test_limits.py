@@ -18,14 +18,12 @@ import pytest
 from tests.requirements import requirement
 from tests.support.commands import run_command
 from tests.support.credentials import KEYS, bearer, sha256
-from tests.support.gateway_process import DEMO, PROBE, ROOT, running_gateway, server
+from tests.support.gateway_process import DEMO, PROBE, ROOT, SIGNED, running_gateway, server
 from tests.support.in_process_gateway import RING, in_process_gateway
 from tests.support.mcp_clients import Legacy, Modern, messages, tool_text, without_id
 from tests.support.redis_server import RunningRedis
 from tests.support.waiting import descendants, eventually
 from tests.tools.programs import program
-
-SIGNED = {"MCP_GATEWAY_KEYS": "k" * 40}
 
 
 @requirement("pol.limits")

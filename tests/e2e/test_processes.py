@@ -4,8 +4,8 @@ import json
 import os
 import signal
 import sys
-import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -165,16 +165,11 @@ def test_a_session_ended_while_its_server_starts_leaves_nothing(http: httpx.Clie
     with running_gateway({"p": server(slow, idle_stop_s=0.2)}) as gateway:
         client = Legacy(gateway.url, http).open()
         assert eventually(lambda: len(descendants(gateway.pid)) <= idle), "idle, its server is stopped"
-        answers: list[httpx.Response] = []
-        with httpx.Client(timeout=20) as calling:
-            caller = Legacy(client.url, calling)
-            caller.session = client.session
-            thread = threading.Thread(target=lambda: answers.append(caller.tool("pid")))
-            thread.start()
+        with ThreadPoolExecutor() as pool:
+            answer = pool.submit(client.tool, "pid")
             assert eventually(lambda: len(descendants(gateway.pid)) > idle), "the call wakes the server"
             assert client.delete().status_code == 200
-            thread.join(10)
-        assert answers[0].status_code == 200 and "ended" in messages(answers[0])[-1]["error"]["message"]
+        assert answer.result().status_code == 200 and "ended" in messages(answer.result())[-1]["error"]["message"]
         assert eventually(lambda: len(descendants(gateway.pid)) <= idle)
 
 

@@ -13,13 +13,12 @@ import psutil
 from gateway.errors import STORE_UNAVAILABLE
 from tests.requirements import requirement
 from tests.support.credentials import sha256
-from tests.support.gateway_process import DEMO, RunningGateway, operators_of, running_gateway, server
+from tests.support.gateway_process import DEMO, SIGNED, RunningGateway, operators_of, running_gateway, server
 from tests.support.mcp_clients import Legacy, messages
 from tests.support.redis_server import RunningRedis, running_redis
 from tests.support.table_server import EXITS, GOOD, table_server
 from tests.support.waiting import eventually
 
-KEYS = {"MCP_GATEWAY_KEYS": "k" * 40}
 KEY = "key of an operator, long enough"
 SERVERS = {"demo": server(DEMO)}
 
@@ -60,7 +59,7 @@ def test_a_gateway_whose_redis_takes_no_writes_stays_ready_and_says_so(http: htt
 
     with running_redis() as store:
         options = {"store": store.url, "admin": {"listen": "127.0.0.1:0", "keys": {"ops": sha256(KEY)}}}
-        with running_gateway(SERVERS, options=options, env=KEYS) as gateway:
+        with running_gateway(SERVERS, options=options, env=SIGNED) as gateway:
             bases = [gateway.base, operators_of(gateway)]
             agrees(gateway, http, bases, True)
             for spoil in (full, read_only, lonely):
@@ -95,7 +94,7 @@ def test_a_file_on_a_full_disk_is_not_ready(tmp_path: Path, http: httpx.Client) 
 @requirement("wall.ready", "wall.before-auth")
 def test_probes_of_strangers_cost_the_store_nothing(http: httpx.Client) -> None:
     with running_redis() as store:
-        with running_gateway(SERVERS, options={"store": store.url}, env=KEYS) as gateway:
+        with running_gateway(SERVERS, options={"store": store.url}, env=SIGNED) as gateway:
             written, began = sets(store), time.monotonic()
             for _ in range(300):
                 assert http.get(f"{gateway.base}/readyz").status_code == 200

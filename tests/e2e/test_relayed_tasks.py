@@ -1,6 +1,5 @@
 """Tasks of modern servers for modern clients: their ids are the gateway's, and lead to them from anywhere."""
 
-import contextlib
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,7 +11,7 @@ import pytest
 
 from tests.requirements import requirement
 from tests.support.credentials import KEYS, bearer
-from tests.support.gateway_process import TASKS, RunningGateway, running_gateway, server
+from tests.support.gateway_process import TASKS, RunningGateway, replicas, server
 from tests.support.in_process_gateway import InProcessGateway, in_process_gateway
 from tests.support.mcp_clients import DECLARES_TASKS, messages, tool_text, without_id
 from tests.support.redis_server import RunningRedis
@@ -233,10 +232,7 @@ def test_a_task_is_reached_through_every_replica(
     redis_server: RunningRedis, http: httpx.Client, upstream: HttpTasks
 ) -> None:
     servers = {"stdio": server((*TASKS, "modern")), "http": {"url": upstream.url}}
-    with contextlib.ExitStack() as stack:
-        options: Any = {"store": redis_server.url}
-        more: Any = {"env": {"MCP_GATEWAY_KEYS": "k" * 40}, "must_stop": False}
-        gateways = [stack.enter_context(running_gateway(servers, options=options, **more)) for _ in range(3)]
+    with replicas(redis_server.url, servers, 3) as gateways:
         for name in servers:
             one, two, three = (TaskClient(gateway.url, http, f"{name}__") for gateway in gateways)
             task = one.call("ask")["taskId"]

@@ -1,6 +1,5 @@
 """Session keys, default sessions and idle sessions, at two replicas on one Redis and at a gateway for everybody."""
 
-import contextlib
 import os
 import secrets
 import threading
@@ -15,7 +14,7 @@ from mcp.types import TextContent
 
 from tests.requirements import requirement
 from tests.support.credentials import KEYS, bearer, sha256
-from tests.support.gateway_process import DEMO, PROBE, UNLIMITED, RunningGateway, running_gateway, server
+from tests.support.gateway_process import DEMO, PROBE, UNLIMITED, RunningGateway, replicas, server
 from tests.support.in_process_gateway import InProcessGateway, in_process_gateway
 from tests.support.mcp_clients import CURL, Legacy, Modern, messages, modern_body, modern_headers, tool_text
 from tests.support.redis_server import RunningRedis
@@ -25,7 +24,7 @@ RESTARTED = "io.github.mcp-session-gateway/restarted"
 KEY_META = "io.github.mcp-session-gateway/session-key"
 PYTHON = {"User-Agent": "python-httpx2/2.16.2"}
 HOSTS = "X-Conversation-Id"
-OPTIONS = {
+OPTIONS: dict[str, Any] = {
     "api_keys": {name: sha256(KEYS[name]) for name in ("alice", "bob")},
     "sse": True,
     "session": {"key_headers": ["MCP-Gateway-Session-Key", HOSTS]},
@@ -35,18 +34,8 @@ OPTIONS = {
 
 @pytest.fixture(scope="module")
 def pair(redis_server: RunningRedis) -> Iterator[list[RunningGateway]]:
-    with contextlib.ExitStack() as stack:
-        yield [
-            stack.enter_context(
-                running_gateway(
-                    {"main": server(DEMO)},
-                    options=OPTIONS | {"store": redis_server.url},
-                    env={"MCP_GATEWAY_KEYS": "k" * 40},
-                    must_stop=False,
-                )
-            )
-            for _ in range(2)
-        ]
+    with replicas(redis_server.url, {"main": server(DEMO)}, **OPTIONS) as gateways:
+        yield gateways
 
 
 def keyed(key: str, who: str = "alice", **more: str) -> dict[str, str]:

@@ -1,6 +1,5 @@
 """Calls of modern clients to servers of the handshake era that ask something back, on one replica and on many."""
 
-import contextlib
 import json
 from collections.abc import Iterator
 from typing import Any
@@ -11,7 +10,15 @@ import pytest
 
 from gateway.upstreams import factory
 from tests.requirements import requirement
-from tests.support.gateway_process import PROBE, UNLIMITED, RunningGateway, operators_of, running_gateway, server
+from tests.support.gateway_process import (
+    PROBE,
+    UNLIMITED,
+    RunningGateway,
+    operators_of,
+    replicas,
+    running_gateway,
+    server,
+)
 from tests.support.in_process_gateway import InProcessGateway, in_process_gateway
 from tests.support.mcp_clients import Modern, messages, tool_text, without_id
 from tests.support.redis_server import RunningRedis
@@ -147,9 +154,7 @@ def test_calls_that_have_ended_are_not_kept_with_their_session(http: httpx.Clien
 def test_every_round_may_land_on_another_replica_also_when_the_owner_has_died(
     redis_server: RunningRedis, http: httpx.Client
 ) -> None:
-    with contextlib.ExitStack() as stack:
-        more: Any = {"env": {"MCP_GATEWAY_KEYS": "k" * 40}, "options": {"store": redis_server.url}, "must_stop": False}
-        owner, *others = (stack.enter_context(running_gateway(SERVERS, **more)) for _ in range(3))
+    with replicas(redis_server.url, SERVERS, 3) as (owner, *others):
         first, second, third = (Modern(each.url, http) for each in (owner, *others))
         arguments = {"times": 3}
         response = first.tool("ask_once", arguments)

@@ -22,8 +22,8 @@ import pytest
 from gateway.config.settings import load
 from tests.requirements import requirement
 from tests.support.gateway_process import PROBE, ROOT, RunningGateway
-from tests.support.http_probe_server import HttpProbe, running_http_probe
 from tests.support.mcp_clients import ACCEPT, Legacy, messages, tool_text
+from tests.support.scripted_http_server import HttpProbe, running_http_probe
 
 FILES = Path(__file__).with_name("files")
 PROGRAMS = ("docker", "node", "npx", "python", "uv", "uvx")

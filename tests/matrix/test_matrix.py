@@ -1,17 +1,17 @@
-"""Every feature in every cell of the era matrix, over stdio and HTTP: SDK clients and servers."""
+"""Every feature for each pair of eras, and one endpoint that serves clients and servers of both."""
 
 import warnings
+from collections.abc import Iterator
 
 import anyio
 import pytest
 
-from tests.matrix.run import CELLS, FEATURES, connected, served
+from tests.matrix.run import CELLS, CLIENTS, FEATURES, connected, served, text
 from tests.requirements import requirement
-from tests.support.gateway_process import running_gateway
-
-pytestmark = pytest.mark.anyio
+from tests.support.gateway_process import RunningGateway, running_gateway
 
 
+@pytest.mark.anyio
 @pytest.mark.parametrize("cell", CELLS, ids=" ".join)
 @requirement("spec.bridge", "spec.complete", "ctx.isolated")
 async def test_every_feature_passes(cell: tuple[str, str, str]) -> None:
@@ -26,3 +26,83 @@ async def test_every_feature_passes(cell: tuple[str, str, str]) -> None:
                     except BaseException as error:
                         error.add_note(f"feature: {name}")
                         raise
+
+
+# -- servers of both eras, behind commands and a URL, on one endpoint
+
+
+NAMES = ("far", "new", "old")
+
+
+@pytest.fixture(scope="module")
+def gateway() -> Iterator[RunningGateway]:
+    limits = {"list_timeout_s": 30}  # whatever else the machine does, the lists are complete
+    with served("legacy", "stdio") as old, served("modern", "stdio") as new, served("legacy", "HTTP") as far:
+        with running_gateway({"old": old, "new": new, "far": far}, options={"limits": limits}) as running:
+            yield running
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("era", CLIENTS)
+@requirement("spec.bridge", "spec.complete", "ctx.isolated")
+async def test_one_endpoint_serves_all_of_them(gateway: RunningGateway, era: str) -> None:
+    warnings.simplefilter("ignore")
+    with anyio.fail_after(60):
+        async with connected(gateway.url, era) as (client, heard):
+            tools = [tool.name for tool in (await client.list_tools()).tools]
+            assert {f"{name}__echo" for name in NAMES} <= set(tools)
+            assert [n for n in tools if n.endswith("echo")] == ["old__echo", "new__echo", "far__echo"], "in order"
+            for name in NAMES:
+                assert text(await client.call_tool(f"{name}__echo", {"text": name})) == name
+                for kind, part in (("form", "Ada"), ("sampling", "Amsterdam"), ("roots", "file:///work")):
+                    assert part in text(await client.call_tool(f"{name}__ask", {"kind": kind}))
+                prompt = await client.get_prompt(f"{name}__greet", {"name": name})
+                assert name in prompt.messages[0].content.text  # type: ignore[union-attr]  # it is text
+            prompts, cursor = [], None
+            while True:
+                page = await client.list_prompts(cursor=cursor)
+                prompts += [prompt.name for prompt in page.prompts]
+                cursor = page.next_cursor
+                if cursor is None:
+                    break
+            assert sorted(prompts) == sorted(f"{name}__{prompt}" for name in NAMES for prompt in ("greet", "other"))
+            assert (await client.read_resource("feature://text")).contents
+            for name in NAMES:
+                if era == "modern":
+                    async with client.listen(tools_list_changed=True) as subscription:
+                        assert text(await client.call_tool(f"{name}__change", {"what": "tools"})) == "changed"
+                        event = await anext(aiter(subscription))
+                        assert type(event).__name__ == "ToolsListChanged"
+                else:
+                    heard.told.clear()
+                    while "ToolListChangedNotification" not in heard.told:
+                        await client.call_tool(f"{name}__change", {"what": "tools"})
+                        with anyio.move_on_after(0.5):
+                            await heard.news.wait()
+
+
+@pytest.mark.anyio
+@requirement("spec.bridge", "ctx.isolated")
+async def test_a_change_is_told_to_those_who_see_the_server_only() -> None:
+    warnings.simplefilter("ignore")
+    with served("legacy", "stdio") as old, served("both", "stdio") as other:
+        with running_gateway({"old": old, "other": other}) as gateway, anyio.fail_after(60):
+            async with (
+                connected(f"{gateway.base}/servers/old/mcp", "modern") as (sees, _),
+                connected(f"{gateway.base}/servers/other/mcp", "modern") as (sees_not, _),
+            ):
+                # A server that starts behind the acknowledgement may have changed meanwhile, and its own clients are
+                # notified of that. Both are up first, so that all notifications are of the changes below.
+                for client in (sees, sees_not):
+                    assert text(await client.call_tool("echo", {"text": "up"})) == "up"
+                async with (
+                    sees.listen(tools_list_changed=True) as mine,
+                    sees_not.listen(tools_list_changed=True) as theirs,
+                ):
+                    assert text(await sees.call_tool("change", {"what": "tools"})) == "changed"
+                    await anext(aiter(mine))
+                    with anyio.move_on_after(0.5) as quiet:
+                        await anext(aiter(theirs))
+                    assert quiet.cancelled_caught
+                    assert text(await sees_not.call_tool("change", {"what": "tools"})) == "changed"
+                    await anext(aiter(theirs))  # of what it does see

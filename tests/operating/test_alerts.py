@@ -13,10 +13,10 @@ import httpx
 import pytest
 import yaml
 
-from tests.operating.conftest import ADMIN, KEYS, SERVERS
+from tests.operating.conftest import ADMIN, SERVERS
 from tests.requirements import requirement
 from tests.support.free_ports import free_port
-from tests.support.gateway_process import ROOT, operators_of, running_gateway
+from tests.support.gateway_process import ROOT, operators_of, replicas
 from tests.support.mcp_clients import Legacy
 from tests.support.redis_server import running_redis
 from tests.support.waiting import eventually
@@ -87,10 +87,7 @@ def found(url: str, query: str) -> list[Any]:
 def test_alerts_fire_while_gateways_store_and_servers_fail_and_the_dashboard_shows_it(http: httpx.Client) -> None:
     with contextlib.ExitStack() as stack:
         redis = stack.enter_context(running_redis())
-        options: dict[str, Any] = {"store": redis.url, "admin": ADMIN | {"listen": "127.0.0.1:0"}}
-        gateways = [
-            stack.enter_context(running_gateway(SERVERS, options=options, env=KEYS, must_stop=False)) for _ in range(3)
-        ]
+        gateways = stack.enter_context(replicas(redis.url, SERVERS, 3, admin=ADMIN | {"listen": "127.0.0.1:0"}))
         url = stack.enter_context(prometheus([operators_of(gateway) for gateway in gateways]))
         client = Legacy(f"{gateways[0].base}/servers/probe/mcp", http).open()
         assert eventually(lambda: len(found(url, "up == 1")) == 3, within_s=20)

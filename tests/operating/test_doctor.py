@@ -1,4 +1,4 @@
-"""The doctor finds what is planted, says what to do about it, and finds nothing where nothing is wrong."""
+"""The doctor finds what is wrong with a configuration and its surroundings, and measures each server by itself."""
 
 import asyncio
 import contextlib
@@ -17,16 +17,17 @@ from typing import Any
 
 import pytest
 
+from gateway.config.settings import Settings
+from gateway.doctor.servers import check_servers
 from session_store import backend_for
 from tests.requirements import requirement
 from tests.support.commands import run_command
 from tests.support.compose_topology import running_topology
 from tests.support.free_ports import free_port
-from tests.support.gateway_process import DEMO, ROOT, RunningGateway, running_gateway, server
+from tests.support.gateway_process import DEMO, ROOT, SIGNED, RunningGateway, running_gateway, server
 from tests.support.redis_server import RunningRedis, running_redis
+from tests.support.table_server import EXITS, GOOD, HANGS, TOKEN, slow, table_server
 from tests.tools.programs import program
-
-KEYS = {"MCP_GATEWAY_KEYS": "k" * 40}
 
 
 class Doctor:
@@ -36,7 +37,7 @@ class Doctor:
         self.config = folder / "mcp.json"
         self.gateway: dict[str, Any] = {}
         self.servers: dict[str, Any] = {"demo": server(DEMO)}
-        self.env = dict(KEYS)
+        self.env = dict(SIGNED)
         self.before: tuple[str, ...] = ()
         self.arguments: tuple[str, ...] = ()
         self.limit: Callable[[], None] | None = None
@@ -242,3 +243,31 @@ def _wait_for(port: int) -> None:
             return
         threading.Event().wait(0.02)
     raise AssertionError("nginx does not start")
+
+
+# -- the doctor measures the start of each server by itself, and says what a server that fails wrote last
+
+
+@pytest.mark.anyio
+@requirement("ops.config", "proc.last-words")
+async def test_each_start_is_measured_by_itself() -> None:
+    servers = {
+        "slow": table_server(slow(2)),
+        "good": table_server(GOOD),
+        "exit": table_server(EXITS),
+        "hang": table_server(HANGS),
+        "last": table_server(GOOD),
+    }
+    limits = {"start_timeout_s": 6}
+    settings = Settings.model_validate({"mcpServers": servers, "gateway": {"limits": limits}})
+    found = {finding.check: finding async for finding in check_servers(settings)}
+    waited = re.search(r"takes (\d+\.\d) s to start", found["server slow"].what)
+    assert waited is not None and 2.0 <= float(waited[1]) < 4.0, found["server slow"]
+    for name in ("good", "last"):
+        quick = re.search(r"starts in (\d+\.\d) s", found[f"server {name}"].what)
+        assert quick is not None and float(quick[1]) < 1.0, "the others do not count"
+    assert found["server exit"].state == "error"
+    assert "exited with code 3" in found["server exit"].what and "[redacted] was refused" in found["server exit"].what
+    assert found["server hang"].state == "error" and "it has not answered for 6 s" in found["server hang"].what
+    assert "waiting for a license" in found["server hang"].what, "what it has written so far"
+    assert not any(TOKEN in finding.what for finding in found.values())

@@ -1,13 +1,19 @@
-"""One line for each request, and never so many that they are the load."""
+"""Lines of requests and calls: what one searches for, what is left out under load, and what they say of tasks."""
 
 import json
 import re
+from typing import Any
 
 import httpx
 
+from gateway.tasks.handles import claimed
+from tests.operating.conftest import ADMIN, KEYS
 from tests.requirements import requirement
 from tests.support.gateway_process import DEMO, PROBE, running_gateway, server
-from tests.support.mcp_clients import Legacy, Modern
+from tests.support.mcp_clients import Legacy, Modern, messages
+from tests.support.stdio_server import tools
+from tests.support.table_server import table_server
+from tests.support.task_client import TaskClient
 
 TRACE = "0af7651916cd43dd8448eb211c80319c"
 
@@ -62,3 +68,61 @@ def test_at_a_terminal_lines_are_for_people(http: httpx.Client) -> None:
     # The log goes to a file: the greeting has no link, and programs find their line.
     assert any("MCP Session Gateway" in line for line in lines) and f"ready {gateway.url}" in lines
     assert "sign-in" not in gateway.stderr()
+
+
+# -- the line of a request about a task names the task, and that of a kept answer says so
+
+
+@requirement("ctx.correlation", "task.operators", "cache.servers")
+def test_lines_name_the_task_and_say_what_was_kept(http: httpx.Client, ops: httpx.Client) -> None:
+    caching = table_server({"era": "modern", "ttl_ms": 60_000, "answers": {"tools/list": tools("change")}})
+    tasks = {"at_once": ["probe/sleep"]}
+    options = {"log_format": "json", "tasks": tasks, "admin": ADMIN, "anonymous": True}
+    with running_gateway({"probe": server(PROBE), "kept": caching}, options=options, env=KEYS) as gateway:
+        client = TaskClient(gateway.url, http)
+        task = client.begin("probe__sleep", seconds=60.0)
+        client.cancel(task)
+        client.until(task, "cancelled")
+        elsewhere = TaskClient(f"{gateway.base}/servers/probe/mcp", http)
+        assert messages(elsewhere.send("tasks/get", task))[-1]["error"]["code"] == -32602
+        legacy = Legacy(gateway.url, http).open()
+        asked = {"name": "probe__sleep", "arguments": {"seconds": 60.0}, "task": {}}
+        old = messages(legacy.call("tools/call", asked))[-1]["result"]["task"]["taskId"]
+        for method in ("tasks/get", "tasks/cancel", "tasks/cancel", "tasks/result"):
+            legacy.call(method, {"taskId": old})
+        kept = Modern(f"{gateway.base}/servers/kept/mcp", http)
+        for _ in range(3):
+            assert kept.send("tools/list").status_code == 200
+        read = "mcp_gateway_cache_hits_total"
+        text = ops.get(f"{gateway.base}/metrics").text
+        hits = {line.split()[0]: float(line.split()[1]) for line in text.splitlines() if line.startswith(read)}
+        assert hits[f'{read}{{method="tools/list",server="kept"}}'] >= 2, hits
+        assert hits[f'{read}{{method="tools/list",server="probe"}}'] == 0, "what has not happened is there as well"
+        gateway.stop()
+    lines = [json.loads(line) for line in gateway.stderr().splitlines() if line.startswith("{")]
+    ended = [line for line in lines if "took_ms" in line]
+
+    def about(handle: str) -> set[tuple[str, str, str]]:
+        named = claimed(handle)
+        assert named is not None
+        found = [line for line in ended if line.get("task") == named.log_facts["task"]]
+        assert all((line["server"], line["session"]) == ("probe", named.session_id[:8]) for line in found), found
+        return {(line["event"], line.get("tool", ""), line["outcome"].partition(" ")[0]) for line in found}
+
+    assert about(task) == {
+        ("tools/call", "sleep", "error"),
+        ("tasks/get", "", "ok"),
+        ("tasks/get", "", "refused"),
+        ("tasks/cancel", "", "ok"),
+    }
+    assert about(old) == {
+        ("tools/call", "", "ok"),
+        ("tools/call", "sleep", "error"),
+        ("tasks/get", "", "ok"),
+        ("tasks/cancel", "", "ok"),
+        ("tasks/cancel", "", "refused"),
+        ("tasks/result", "", "error"),
+    }
+    lists: list[Any] = [line for line in ended if line["event"] == "tools/list"]
+    assert sum(line.get("cached", False) for line in lists) >= 2 and task not in gateway.stderr()
+    assert not any("cached" in line for line in ended if line["event"] != "tools/list")

@@ -13,7 +13,7 @@ from tests.operating.conftest import ADMIN, KEYS, OPERATOR, Cli
 from tests.operating.console_browser import signed_in
 from tests.requirements import requirement
 from tests.support.credentials import bearer, sha256
-from tests.support.gateway_process import DEMO, PROBE, RunningGateway, running_gateway, server
+from tests.support.gateway_process import DEMO, PROBE, RunningGateway, replicas, running_gateway, server
 from tests.support.mcp_clients import Legacy, tool_text
 from tests.support.redis_server import running_redis
 
@@ -37,14 +37,9 @@ OPTIONS: dict[str, Any] = {
 
 @pytest.fixture(scope="module")
 def pair() -> Iterator[Sequence[RunningGateway]]:
-    env = {**KEYS, "TOKEN_OF_ann": SECRET, "TOKEN_OF_bob": SECRET}
-    with running_redis() as redis:
-        options = {"store": redis.url, "admin": ADMIN, **OPTIONS}
-        with (
-            running_gateway(SERVERS, options=options, env=env, must_stop=False) as one,
-            running_gateway(SERVERS, options=options, env=env, must_stop=False) as other,
-        ):
-            yield one, other
+    env = {"TOKEN_OF_ann": SECRET, "TOKEN_OF_bob": SECRET}
+    with running_redis() as redis, replicas(redis.url, SERVERS, env=env, admin=ADMIN, **OPTIONS) as gateways:
+        yield gateways
 
 
 @pytest.fixture

@@ -1,6 +1,5 @@
 """What strangers have named cannot steer the terminal of whoever operates."""
 
-import json
 from pathlib import Path
 
 import httpx
@@ -15,9 +14,8 @@ from tests.support.mcp_clients import Legacy
 @requirement("wall.decoded")
 def test_the_commands_show_what_servers_are_called(http: httpx.Client, tmp_path: Path) -> None:
     tool = {"name": HOSTILE, "description": HOSTILE, "inputSchema": {"type": "objekt"}}
-    (tmp_path / "lists.json").write_text(json.dumps({"tools": [tool]}))
     for command in (["manifest"], ["doctor"], ["doctor", "--json"], ["check"], ["check", "--json"]):
-        _, words = told(tmp_path, command, {}, {})
+        _, words = told(tmp_path, command, {}, {}, {"tools": [tool]})
         assert shows_only_text(words), command
     options = {"log_level": "info", "audit": {"to": ["store", "stderr"], "calls": True}}
     with running_gateway({"p": server(PROBE, tools={"crash": {"direct_only": True}})}, options=options) as gateway:

@@ -14,14 +14,13 @@ from pathlib import Path
 
 import httpx
 
-from tests.support.gateway_process import ROOT, running_gateway, server
+from tests.support.gateway_process import ROOT, SIGNED, running_gateway, server
 from tests.support.mcp_clients import Modern
 from tests.support.redis_server import RunningRedis, running_redis
 from tests.support.span_collector import Collector, Received, collecting
 
 __all__ = ["picture", "traced_call"]
 
-_KEYS = {"MCP_GATEWAY_KEYS": "k" * 40}
 _SPANS = 7
 _COLOURS = {"agent": "#6b4fbb", "replica A": "#1f5fbf", "replica B": "#0b7a75", "server": "#b26a00"}
 
@@ -40,7 +39,7 @@ def traced_call(redis: RunningRedis) -> list[Received]:
                 running_gateway(
                     {"features": entry},
                     options={"store": redis.url, "tracing": True},
-                    env={**_KEYS, **endpoint, "OTEL_RESOURCE_ATTRIBUTES": f"service.instance.id=replica {name}"},
+                    env={**SIGNED, **endpoint, "OTEL_RESOURCE_ATTRIBUTES": f"service.instance.id=replica {name}"},
                     must_stop=False,
                 )
             )

@@ -20,12 +20,14 @@ __all__ = [
     "PROBE",
     "ROOT",
     "SCRIPTED",
+    "SIGNED",
     "TASKS",
     "TOOL",
     "UNLIMITED",
     "WORK",
     "RunningGateway",
     "operators_of",
+    "replicas",
     "running_gateway",
     "server",
 ]
@@ -43,6 +45,10 @@ UNLIMITED = dict.fromkeys(
     ("session_rate", "principal_rate", "opening_rate", "principal_sessions", "principal_processes"), 0
 )
 """Rates and quotas switched off, for what sends more than any honest agent and measures something else."""
+
+
+SIGNED = {"MCP_GATEWAY_KEYS": "k" * 40}
+"""The variables of gateways that share a store."""
 
 
 def server(command: Sequence[str], **more: Any) -> dict[str, Any]:
@@ -161,3 +167,13 @@ def running_gateway(
                     assert gateway.stop() in (0, -signal.SIGTERM), gateway.stderr()
                 else:
                     gateway.kill()
+
+
+@contextlib.contextmanager
+def replicas(
+    store: str, servers: Mapping[str, Any], count: int = 2, *, env: Mapping[str, str] | None = None, **options: Any
+) -> Iterator[list[RunningGateway]]:
+    """So many gateways on one store, which a test may kill. `options` are others of the configuration's `gateway`."""
+    with contextlib.ExitStack() as stack:
+        given: Any = {"options": {"store": store, **options}, "env": SIGNED | dict(env or {}), "must_stop": False}
+        yield [stack.enter_context(running_gateway(servers, **given)) for _ in range(count)]

@@ -3,6 +3,7 @@
 They use httpx, which the gateway does not, so that both ends do not share a bug.
 """
 
+import itertools
 import json
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -137,7 +138,7 @@ class Legacy:
         self.version = version
         self.headers: dict[str, str] = dict(headers or {})
         self.session = ""
-        self._last_id = 0
+        self._ids = itertools.count(1)
 
     def initialize(
         self, *, meta: Any = None, capabilities: Any = None, name: str = "raw", **more: Any
@@ -174,8 +175,7 @@ class Legacy:
         return self.post(body if params is None else {**body, "params": params})
 
     def call(self, method: str, params: Any = None, **more: Any) -> httpx.Response:
-        self._last_id += 1
-        body = {"jsonrpc": "2.0", "id": self._last_id, "method": method}
+        body = {"jsonrpc": "2.0", "id": next(self._ids), "method": method}
         return self.post(body if params is None else {**body, "params": params}, **more)
 
     def tool(self, name: str, arguments: Any = None, meta: Any = None) -> httpx.Response:

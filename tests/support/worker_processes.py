@@ -15,8 +15,8 @@ import psutil
 from tests.support.free_ports import free_ports
 from tests.support.gateway_process import DEMO, PROBE, UNLIMITED, RunningGateway, running_gateway, server
 from tests.support.mcp_clients import modern_body, modern_headers
-from tests.support.pipelining_client import PipeliningClient
 from tests.support.redis_server import RunningRedis
+from tests.support.wire import PipeliningClient
 
 __all__ = ["KEYS", "Workers", "call", "running_workers", "worker_processes"]
 

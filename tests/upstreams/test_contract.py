@@ -11,8 +11,8 @@ from mcp.server.mcpserver import MCPServer
 from session_store.metadata import output_scrubber
 from tests.support.free_ports import free_port
 from tests.support.gateway_process import DEMO, ROOT, running_gateway
-from tests.support.http_probe_server import running_http_probe
 from tests.support.mcp_clients import Legacy, tool_text
+from tests.support.scripted_http_server import running_http_probe
 from tests.toys.echo_upstream import EchoUpstream
 from transports.testing import ForgetfulUpstreamContract, UnreachableUpstreamContract, UpstreamContract
 from transports.upstream.in_process import InProcessUpstream

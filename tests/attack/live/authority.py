@@ -10,10 +10,10 @@ import jwt
 from tests.attack.live.doors import Door
 from tests.attack.live.exhaustion import opened
 from tests.attack.live.rows import Outcome, attack, judged
-from tests.attack.live.wire import Answer, ask, call_body, head, hello, legacy, rpc
 from tests.attack.live.world import PROXY, World, key_of
 from tests.support.credentials import bearer
 from tests.support.mcp_clients import SESSION_KEY
+from tests.support.wire import Answer, ask, call_body, head, hello, legacy, rpc
 
 ALPHABET: Final = string.ascii_letters + string.digits + "-_"
 

@@ -8,9 +8,9 @@ from typing import Any, Final
 
 from tests.attack.live.doors import Door
 from tests.attack.live.rows import Outcome, attack, judged
-from tests.attack.live.wire import Wire, ask, call_body, head, hello, legacy, legacy_body, post, rpc, statuses
 from tests.attack.live.world import World, key_of
 from tests.support.credentials import bearer
+from tests.support.wire import Wire, ask, call_body, head, hello, legacy, legacy_body, post, rpc, statuses
 from transports.peer_server import PROVED_WITHIN_S
 
 HEADERS: Final = {"MCP-Protocol-Version": "2025-03-26"}

@@ -7,10 +7,10 @@ from typing import Final
 
 from tests.attack.live.doors import Door
 from tests.attack.live.rows import Outcome, attack, judged
-from tests.attack.live.wire import ACCEPT, Answer, Wire, ask, call_body, head, post, rpc, statuses
 from tests.attack.live.world import World, key_of
 from tests.support.credentials import bearer
 from tests.support.mcp_clients import modern_headers
+from tests.support.wire import ACCEPT, Answer, Wire, ask, call_body, head, post, rpc, statuses
 
 EVERY_DOOR: Final = ("direct", "nginx", "nginx+ws", "haproxy")
 ROUNDS: Final = 12

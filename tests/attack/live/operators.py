@@ -11,10 +11,10 @@ from collections import Counter
 from tests.attack.live.doors import Door
 from tests.attack.live.exhaustion import opened
 from tests.attack.live.rows import Outcome, attack, judged
-from tests.attack.live.wire import Answer, Wire, ask, head, hello, legacy, post
 from tests.attack.live.world import OPERATOR, World, key_of
 from tests.support.credentials import bearer
 from tests.support.gateway_process import ROOT
+from tests.support.wire import Answer, Wire, ask, head, hello, legacy, post
 
 FORM = {"Content-Type": "application/x-www-form-urlencoded"}
 

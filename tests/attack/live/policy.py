@@ -6,10 +6,10 @@ from typing import Final
 
 from tests.attack.live.doors import Door
 from tests.attack.live.rows import Outcome, attack, judged
-from tests.attack.live.wire import ask, call_body, legacy, post, rpc
 from tests.attack.live.world import World, key_of
 from tests.support.credentials import bearer
 from tests.support.mcp_clients import modern_body
+from tests.support.wire import ask, call_body, legacy, post, rpc
 
 SPELLINGS: Final = (
     '"drop table"',

@@ -14,11 +14,11 @@ import psutil
 from tests.attack.honest import Felt, Honest, Lane, running_honest
 from tests.attack.live.doors import Door, running_doors
 from tests.attack.live.rows import DOORS
-from tests.attack.live.wire import Answer, ask, call_body, head, rpc
 from tests.support.credentials import bearer, sha256
-from tests.support.gateway_process import RunningGateway, running_gateway, server
+from tests.support.gateway_process import SIGNED, RunningGateway, running_gateway, server
 from tests.support.issuer import Issuer, running_issuer
 from tests.support.redis_server import RunningRedis, running_redis
+from tests.support.wire import Answer, ask, call_body, head, rpc
 
 __all__ = ["OPERATOR", "PROXY", "World", "key_of", "running_world"]
 
@@ -29,7 +29,6 @@ PROXY: Final = "127.0.0.77"
 FRESH: Final = 64
 """Principals who never called before."""
 
-_KEYS: Final = {"MCP_GATEWAY_KEYS": "k" * 40}
 _NAMES: Final = (
     "mallory",
     "victim",
@@ -149,7 +148,7 @@ def running_world(doors: tuple[str, ...] = DOORS, *, sessions: int = 4, quiet_s:
         redis = stack.enter_context(running_redis())
         issuer = stack.enter_context(running_issuer())
         options = settings(redis, issuer)
-        gateway = stack.enter_context(running_gateway(servers(), options=options, env=_KEYS, must_stop=False))
+        gateway = stack.enter_context(running_gateway(servers(), options=options, env=SIGNED, must_stop=False))
         unguarded = gateway
         ways = {"direct": Door(name="direct", port=gateway.port)}
         open_ways = ways
@@ -162,7 +161,7 @@ def running_world(doors: tuple[str, ...] = DOORS, *, sessions: int = 4, quiet_s:
                 "audit": {"calls": True},
                 "log_level": "warning",
             }
-            unguarded = stack.enter_context(running_gateway(servers(), options=anybody, env=_KEYS, must_stop=False))
+            unguarded = stack.enter_context(running_gateway(servers(), options=anybody, env=SIGNED, must_stop=False))
             open_ways = stack.enter_context(running_doors(unguarded.port))
         lanes = [
             Lane(

@@ -16,9 +16,9 @@ from tests.conformance.letter.conftest import Letter
 from tests.requirements import requirement
 from tests.support.credentials import bearer, sha256
 from tests.support.gateway_process import PROBE, running_gateway, server
-from tests.support.http_probe_server import running_http_probe
 from tests.support.mcp_clients import Legacy, Modern, events, messages, tool_text
 from tests.support.recording_server import messages_of
+from tests.support.scripted_http_server import running_http_probe
 from tests.support.waiting import eventually
 from transports.inbound_port import Refused
 from transports.jsonrpc import decode_object

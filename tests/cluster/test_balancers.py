@@ -1,5 +1,4 @@
-"""The shipped load balancers' own errors are JSON-RPC errors that say whether something was executed. That clients
-of the SDKs go on after each of them: `test_kills`."""
+"""What clients are answered behind a load balancer whose gateways die, are away, or are cut off from Redis."""
 
 import contextlib
 import socket
@@ -7,13 +6,19 @@ import threading
 from collections.abc import Iterator
 from typing import Any
 
+import httpx
 import pytest
 
 from gateway.errors import OUTCOME_UNKNOWN, STORE_UNAVAILABLE
-from tests.attack.live.wire import Wire
 from tests.requirements import requirement
-from tests.support.compose_topology import BALANCERS, running_balancer, running_nginx
+from tests.support.compose_topology import BALANCERS, KEYS, running_balancer, running_nginx
 from tests.support.free_ports import free_port
+from tests.support.gateway_process import DEMO, UNLIMITED, running_gateway, server
+from tests.support.mcp_clients import Modern, messages
+from tests.support.redis_server import running_redis
+from tests.support.tcp_relay import running_relay
+from tests.support.waiting import eventually
+from tests.support.wire import Wire
 from transports.jsonrpc import INVALID_REQUEST
 
 REQUEST = b"POST /mcp HTTP/1.1\r\nHost: a\r\nContent-Length: 2\r\n\r\n{}"
@@ -116,3 +121,43 @@ def test_a_request_that_the_balancer_refuses_gets_a_json_rpc_error(kind: str, he
         answer = asked(wire, b"POST /mcp HTTP/1.1\r\n" + head + b"\r\n\r\n")
         assert (answer.status, answer.headers["content-type"]) == (status, "application/json"), answer
         assert answer.message()["error"]["code"] == INVALID_REQUEST
+
+
+# -- what clients behind the shipped load balancer see while Redis is away, for all gateways or for one of them
+
+
+SERVERS = {"demo": server(DEMO)}
+
+
+def judge(answer: httpx.Response) -> str:
+    if answer.status_code == 200 and "result" in messages(answer)[-1]:
+        return "served"
+    if answer.status_code == 503 and answer.headers["content-type"] == "application/json":
+        error = answer.json()["error"]
+        if error["code"] == STORE_UNAVAILABLE and answer.headers["retry-after"] and error["data"]["correlation_id"]:
+            return "refused"
+    return f"{answer.status_code} {answer.text[:100]}"
+
+
+@requirement("rep.store-down", "ops.deploy")
+def test_a_gateway_that_alone_is_cut_off_from_redis_gets_no_requests(http: httpx.Client) -> None:
+    with contextlib.ExitStack() as stack:
+        redis = stack.enter_context(running_redis())
+        relay = stack.enter_context(running_relay(redis.port))
+
+        def start(port: int) -> Any:
+            options = {"policy": UNLIMITED, "store": f"redis://127.0.0.1:{port}/0"}
+            return stack.enter_context(running_gateway(SERVERS, options=options, env=KEYS, must_stop=False))
+
+        gateways = [start(relay.port), start(redis.port), start(redis.port)]
+        url = stack.enter_context(running_balancer([g.base.removeprefix("http://") for g in gateways]))
+        cut_off = gateways[0]
+        relay.cut()
+        assert eventually(lambda: "store" in http.get(f"{cut_off.base}/readyz", timeout=10).json(), within_s=10)
+        assert http.get(f"{cut_off.base}/readyz").status_code == 200, "it cannot know that it is alone"
+
+        def thirty_are_served() -> bool:
+            return all(judge(Modern(f"{url}/mcp", http).tool("count")) == "served" for _ in range(30))
+
+        assert eventually(thirty_are_served, within_s=20)
+        relay.mend()

@@ -10,11 +10,25 @@ import socket
 import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, Final, cast
+from typing import Any, Final, Self, cast
+from urllib.parse import urlsplit
 
 from tests.support.mcp_clients import modern_body, modern_headers
 
-__all__ = ["Answer", "Wire", "ask", "call_body", "head", "hello", "legacy", "legacy_body", "post", "rpc", "statuses"]
+__all__ = [
+    "Answer",
+    "PipeliningClient",
+    "Wire",
+    "ask",
+    "call_body",
+    "head",
+    "hello",
+    "legacy",
+    "legacy_body",
+    "post",
+    "rpc",
+    "statuses",
+]
 
 LEGACY: Final = "2025-11-25"
 ACCEPT: Final = "application/json, text/event-stream"
@@ -222,3 +236,45 @@ def ask(place: int | str, request: bytes, *, source: str = "", within_s: float =
     if answer is None:
         raise ConnectionError("no answer")
     return answer
+
+
+class PipeliningClient:
+    """Writes requests at once on one connection, and reads their responses in order."""
+
+    def __init__(self, url: str) -> None:
+        parts = urlsplit(url)
+        assert parts.port is not None
+        self._host, self._wire = parts.netloc, Wire(parts.port, within_s=10)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._wire.close()
+
+    def write(self, *requests: bytes) -> None:
+        """Send these requests in one write."""
+        self._wire.socket.sendall(b"".join(requests))
+
+    def request(self, method: str, path: str, headers: dict[str, str], body: bytes = b"") -> bytes:
+        """The bytes of one request, with `Host` and `Content-Length`."""
+        given = {"Host": self._host, **headers, "Content-Length": str(len(body))}
+        return head(method, path, given.items()) + body
+
+    def rpc(self, body: Any, headers: dict[str, str], path: str = "/mcp") -> bytes:
+        """The bytes of a POST of one JSON-RPC message."""
+        return self.request("POST", path, {"Content-Type": "application/json", **headers}, json.dumps(body).encode())
+
+    def answers(self, number: int) -> list[tuple[int, Any]]:
+        """Status and JSON body (None if empty) of the next responses.
+
+        Raises:
+            ConnectionError: they did not all come.
+        """
+        found = list[tuple[int, Any]]()
+        for _ in range(number):
+            answer = self._wire.answer(10)
+            if answer is None or not answer.whole:
+                raise ConnectionError(f"only {found}")
+            found.append((answer.status, json.loads(answer.body) if answer.body else None))
+        return found
