@@ -11,6 +11,8 @@ from tests.support.credentials import KEYS, bearer, sha256
 from tests.support.gateway_process import DEMO, RunningGateway, running_gateway, server
 from tests.support.mcp_clients import Legacy, Modern
 
+pytestmark = requirement("wall.bystander", "pol.limits")
+
 SERVERS = {"main": server(DEMO, shared=True)}
 WHAT = ("ping", "initialize", "discover", "list", "notification", "stream", "delete", "answer")
 Ask = Callable[[bytes], Awaitable[int]]
@@ -37,7 +39,6 @@ def rated() -> Iterator[RunningGateway]:
         yield gateway
 
 
-@requirement("wall.bystander", "pol.limits")
 @pytest.mark.parametrize("what", WHAT)
 def test_whatever_is_sent_counts(what: str, rated: RunningGateway, http: httpx.Client) -> None:
     came = come_from(f"192.0.2.{WHAT.index(what)}")  # nobody came from there before
@@ -60,7 +61,6 @@ def test_whatever_is_sent_counts(what: str, rated: RunningGateway, http: httpx.C
     assert other.call("ping").status_code == 200, "nobody else pays"
 
 
-@requirement("wall.bystander", "pol.limits")
 def test_opening_counts_by_address_and_by_principal(http: httpx.Client) -> None:
     slow = {"per_s": 0.01, "burst": 3}
     with running_gateway(SERVERS, options=options(opening_rate=slow)) as gateway:
@@ -92,7 +92,6 @@ def test_opening_counts_by_address_and_by_principal(http: httpx.Client) -> None:
         assert bob.initialize().status_code == 200, "nobody else pays"
 
 
-@requirement("wall.bystander", "pol.limits")
 def test_anonymous_sessions_are_bounded_by_address(http: httpx.Client) -> None:
     with running_gateway(SERVERS, options=options(principal_sessions=2)) as gateway:
 

@@ -11,6 +11,8 @@ from tests.requirements import requirement
 from transports.inbound.begun_post import BegunPost
 from transports.inbound.remembered_heads import RememberedHeads
 
+pytestmark = requirement("hot.memory")
+
 HEAD = (
     b"POST /mcp HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
     b"Accept: application/json, text/event-stream\r\nMCP-Protocol-Version: 2025-06-18\r\nContent-Length: "
@@ -33,7 +35,7 @@ def counts_of(*pieces: bytes | None) -> Counter[str]:
     return counts
 
 
-@requirement("wall.framing", "hot.memory")
+@requirement("wall.framing")
 @pytest.mark.parametrize("first", range(0, 160, 40))
 def test_it_makes_no_difference_but_speed(first: int) -> None:
     counts = Counter[str]()
@@ -44,13 +46,11 @@ def test_it_makes_no_difference_but_speed(first: int) -> None:
     assert counts["direct"] > 20, counts
 
 
-@requirement("hot.memory")
 def test_the_third_request_with_a_head_is_served_from_memory() -> None:
     assert counts_of(request("soon"), request("soon", 20)) == {"new_head": 2}
     assert counts_of(*(request("now", 10**number, "p" * number) for number in range(6))) == {"new_head": 2, "direct": 4}
 
 
-@requirement("hot.memory")
 @pytest.mark.parametrize("kind", ["now", "soon", "later", "error", "whole stream", "failed stream"])
 def test_a_call_is_served_from_memory_in_any_segments(kind: str) -> None:
     whole = request(kind)
@@ -62,7 +62,6 @@ def test_a_call_is_served_from_memory_in_any_segments(kind: str) -> None:
     assert counts_of(*warm, whole[:place], *(whole[at : at + 1] for at in range(place, len(whole))))["direct"] == 1
 
 
-@requirement("hot.memory")
 @pytest.mark.parametrize(
     ("kind", "outcome"),
     [
@@ -74,14 +73,13 @@ def test_what_is_unusual_goes_on_in_the_usual_way(kind: str, outcome: str) -> No
     assert counts_of(request("soon"), request("soon"), request(kind), request("soon"))[outcome] == 1
 
 
-@requirement("hot.memory")
 def test_a_refusal_ends_the_memory_of_its_head() -> None:
     warm = (request("soon"), request("soon"))
     counts = counts_of(*warm, request("refused"), request("soon"), request("soon"))
     assert counts == {"new_head": 3, "refused": 1, "direct": 1}
 
 
-@requirement("hot.memory", "wall.framing")
+@requirement("wall.framing")
 def test_further_bytes_are_the_next_request() -> None:
     warm, one, outcome = (request("soon"), request("soon")), request("soon", 3), "pipelined"
     assert counts_of(*warm, one + one)[outcome] == 1
@@ -91,7 +89,6 @@ def test_further_bytes_are_the_next_request() -> None:
     assert counts_of(*warm, *[one * 20])[outcome] == 1
 
 
-@requirement("hot.memory")
 def test_a_client_that_leaves_is_treated_as_ever() -> None:
     warm, one = (request("soon"), request("soon")), request("soon", 3)
     assert counts_of(*warm, request("never"), None)["interrupted"] == 1
@@ -99,7 +96,6 @@ def test_a_client_that_leaves_is_treated_as_ever() -> None:
         assert counts_of(*warm, one[:cut], None)["direct"] == 0
 
 
-@requirement("hot.memory")
 def test_each_request_from_memory_has_its_own_trace() -> None:
     def traced(number: int) -> bytes:
         trace = f"00-{number:032x}-{number:016x}-01"
@@ -108,7 +104,7 @@ def test_each_request_from_memory_has_its_own_trace() -> None:
     assert counts_of(*(traced(number) for number in range(1, 7))) == {"new_head": 2, "direct": 4}
 
 
-@requirement("hot.memory", "wall.framing")
+@requirement("wall.framing")
 @pytest.mark.parametrize(
     "length",
     [
@@ -135,7 +131,7 @@ def test_a_length_of_another_form_is_for_the_parser(length: bytes) -> None:
     assert counts in (ended, parsed), "the odd one is not served from memory"
 
 
-@requirement("hot.memory", "wall.memory")
+@requirement("wall.memory")
 def test_small_and_large_bodies_are_for_the_parser() -> None:
     warm = (request("soon"), request("soon"))
     assert counts_of(*warm, request("soon", 1, "p" * 66_000))["size"] == 1
@@ -144,7 +140,6 @@ def test_small_and_large_bodies_are_for_the_parser() -> None:
     assert counts_of(*warm, HEAD + b"99999999" + END + b"x")["new_head"] == 3
 
 
-@requirement("hot.memory")
 def test_the_comparison_finds_a_body_that_is_read_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
     begin = BegunPost.__init__
 
@@ -155,7 +150,6 @@ def test_the_comparison_finds_a_body_that_is_read_wrong(monkeypatch: pytest.Monk
     assert differences(Conversation(pieces=(request("now"),) * 3, requests=3))[0] != []
 
 
-@requirement("hot.memory")
 def test_the_comparison_finds_a_head_that_is_taken_for_another(monkeypatch: pytest.MonkeyPatch) -> None:
     match = RememberedHeads.match
 

@@ -10,6 +10,8 @@ from tests.requirements import requirement
 from tests.support.gateway_process import DEMO, RunningGateway, running_gateway, server
 from tests.support.mcp_clients import ACCEPT, Legacy, Modern, messages, modern_body, modern_headers
 
+pytestmark = requirement("wall.memory")
+
 LONG = "n" * 257
 URI = "file:///" + "u" * 8_192
 SPEC = "io.modelcontextprotocol/"
@@ -28,7 +30,6 @@ def refused(response: httpx.Response, code: int, word: str) -> None:
     assert error["code"] == code and word in error["message"] and len(response.content) < 1_000, response.text[:500]
 
 
-@requirement("wall.memory")
 @pytest.mark.parametrize("path", ["/mcp", "/servers/one/mcp"])
 @pytest.mark.parametrize(
     ("method", "params", "word"),
@@ -58,14 +59,12 @@ def test_a_name_beyond_its_length_is_refused(
     assert (answer[0] if isinstance(answer, list) else answer)["error"]["code"] == -32602
 
 
-@requirement("wall.memory")
 @pytest.mark.parametrize("name", ["n" * 256, "\U0001f600" * 256, '"' * 256])
 def test_a_name_of_the_greatest_length_is_let_in(gateway: RunningGateway, http: httpx.Client, name: str) -> None:
     answer = Legacy(gateway.base + "/servers/one/mcp", http).open().tool(name)
     assert "longer" not in messages(answer)[-1]["error"]["message"]
 
 
-@requirement("wall.memory")
 @pytest.mark.parametrize(
     ("method", "request_id", "word"),
     [("ping", "i" * 257, "id"), ("ping", 10**300, "id"), ("m" * 257, 1, "method")],
@@ -82,7 +81,6 @@ def test_an_id_or_a_method_beyond_its_length_is_not_repeated(
     assert response.status_code == 400 and len(response.content) < 1_000
 
 
-@requirement("wall.memory")
 def test_a_record_keeps_so_much_and_no_more(gateway: RunningGateway, http: httpx.Client) -> None:
     url = gateway.base + "/servers/one/mcp"
     refused(Legacy(url, http).initialize(capabilities={"experimental": {"x": "x" * 65_536}}), -32602, "initialize")
@@ -95,7 +93,6 @@ def test_a_record_keeps_so_much_and_no_more(gateway: RunningGateway, http: httpx
     assert "client data" not in client.call("resources/subscribe", {"uri": "memo://new/" + "u" * 8_000}).text
 
 
-@requirement("wall.memory")
 def test_an_open_subscription_names_so_much_and_no_more(gateway: RunningGateway, http: httpx.Client) -> None:
     uris = [f"memo://{n}/" + "u" * 8_000 for n in range(9)]
     refused(
@@ -105,7 +102,6 @@ def test_an_open_subscription_names_so_much_and_no_more(gateway: RunningGateway,
     )
 
 
-@requirement("wall.memory")
 def test_headers_that_are_looked_up_are_of_a_bounded_length(gateway: RunningGateway, http: httpx.Client) -> None:
     client = Legacy(gateway.url, http).open()
     assert client.post({}, headers={"Host": "h" * 513}).status_code == 400, "before anybody looks who is asked"

@@ -15,6 +15,8 @@ from gateway.protocol.uris import forms, with_plain_host
 from tests.requirements import requirement
 from tests.tools.obtain import node
 
+pytestmark = requirement("wall.uri")
+
 RESTRICTED: Final = ("notes://all/private", "file:///pub/secret", "http://internal/x", "http://127.0.0.1/x")
 BEGINNINGS: Final = (
     "notes://all",
@@ -112,7 +114,7 @@ def is_hidden(uri: str) -> bool:
     return found is None or any(form.startswith(RESTRICTED) for form in (*found, *map(with_plain_host, found)))
 
 
-@requirement("wall.uri", "wall.decoded")
+@requirement("wall.decoded")
 @pytest.mark.parametrize("seed", range(4))
 def test_what_is_restricted_is_so_for_every_reader(seed: int) -> None:
     given = [uri for uri in uris(seed, 10_000) if uri.isprintable() or uri.isascii()]
@@ -131,7 +133,6 @@ def test_what_is_restricted_is_so_for_every_reader(seed: int) -> None:
     assert met > 500, "the readers have met what is restricted"
 
 
-@requirement("wall.uri")
 @pytest.mark.parametrize(
     "uri",
     [
@@ -151,7 +152,6 @@ def test_a_uri_that_readers_read_in_several_ways_does_not_exist(uri: str) -> Non
     assert forms(uri) is None
 
 
-@requirement("wall.uri")
 @pytest.mark.parametrize(
     "uri",
     [
@@ -176,7 +176,6 @@ def test_usual_uris_are_read_as_they_are_written(uri: str) -> None:
     assert forms(uri) == (uri,)
 
 
-@requirement("wall.uri")
 def test_a_host_is_compared_without_what_does_not_name_it() -> None:
     assert with_plain_host("HTTP://me:pw@Internal:080/X") == "http://internal/X"
     assert with_plain_host("DB://Me@Host:80/X") == "db://me@host:80/X" and with_plain_host("NOTE:X") == "note:X"

@@ -18,6 +18,8 @@ from tests.support.http_thread import Handler, answering
 from tests.tools.obtain import node, npm_packages
 from tests.tools.programs import program
 
+pytestmark = requirement("ext.apps")
+
 PACKAGES = {
     "@modelcontextprotocol/server-basic-vanillajs": "2.0.3",
     "@modelcontextprotocol/server-system-monitor": "2.0.3",
@@ -117,7 +119,6 @@ def without_gateway(command: tuple[str, ...], *requests: tuple[str, dict[str, An
     return [answers[n] for n in range(1, len(requests) + 1)]
 
 
-@requirement("ext.apps")
 @pytest.mark.timeout(180)  # the first run downloads the packages
 @pytest.mark.parametrize("era", ERAS)
 def test_published_apps_are_opened_and_call_their_tools(page: Page, gateway: RunningGateway, era: str) -> None:
@@ -143,7 +144,6 @@ def test_published_apps_are_opened_and_call_their_tools(page: Page, gateway: Run
     page.frame_locator(f"#monitor-{era}").locator("body").get_by_text("%").first.wait_for()
 
 
-@requirement("ext.apps")
 def test_tools_and_apps_are_those_of_the_server(packages: Path, page: Page, gateway: RunningGateway) -> None:
     (tools, read) = without_gateway(
         program_of(packages, "server-system-monitor"), ("tools/list", {}), ("resources/read", {"uri": MONITOR})
@@ -155,7 +155,6 @@ def test_tools_and_apps_are_those_of_the_server(packages: Path, page: Page, gate
     assert opened["contents"] == read["contents"], "with its HTML and its `_meta`"
 
 
-@requirement("ext.apps")
 def test_two_servers_with_one_app_both_work_and_none_is_guessed(page: Page, gateway: RunningGateway) -> None:
     connected(page, gateway, "legacy")
     opened = page.evaluate("() => openApp('legacy', 'again__get-time', 'second')")

@@ -13,6 +13,8 @@ from tests.requirements import requirement
 from tests.support.gateway_process import PROBE, RunningGateway, running_gateway, server
 from tests.tools.obtain import node
 
+pytestmark = requirement("wall.readable-refusal")
+
 FETCH = Path(__file__).with_name("fetch_large.mjs")
 ENDED = r"reset|Broken pipe"
 PIECE = b"10000\r\n" + b"x" * 65_536 + b"\r\n"
@@ -48,7 +50,6 @@ def rest(connection: socket.socket) -> bytes:
     return text
 
 
-@requirement("wall.readable-refusal")
 @pytest.mark.parametrize("kind", ["text", "stream"])
 def test_fetch_of_node_reads_why_its_body_was_refused(gateway: RunningGateway, kind: str) -> None:
     for size in ("5", "64"):
@@ -61,7 +62,6 @@ UPGRADE = ("Connection: Upgrade, HTTP2-Settings", "Upgrade: h2c", "HTTP2-Setting
 """As Java's HttpClient sends with each POST. Another parser reads such a connection."""
 
 
-@requirement("wall.readable-refusal")
 @pytest.mark.parametrize("more", [(), UPGRADE], ids=["plain", "upgrade"])
 def test_a_client_that_sends_all_of_its_body_first_reads_why_it_was_refused(
     gateway: RunningGateway, more: tuple[str, ...]
@@ -76,7 +76,6 @@ def test_a_client_that_sends_all_of_its_body_first_reads_why_it_was_refused(
         assert rest(connection).startswith(b"HTTP/1.1 413 ")
 
 
-@requirement("wall.readable-refusal")
 @pytest.mark.parametrize("more", [(), UPGRADE], ids=["plain", "upgrade"])
 def test_no_client_keeps_its_connection_by_sending_on(gateway: RunningGateway, more: tuple[str, ...]) -> None:
     began = monotonic()

@@ -16,6 +16,8 @@ from tests.support.gateway_process import DEMO, UNLIMITED, RunningGateway, runni
 from tests.support.mcp_clients import DECLARES_TASKS, Legacy, modern_body, modern_headers, tool_text
 from tests.support.redis_server import running_redis
 
+pytestmark = requirement("rep.affinity")
+
 # Sessions are no multiple of three, so that the turns of a round robin move on, and calls are, so that all turns come.
 SESSIONS, CALLS = 5, 6
 COUNT = modern_body("tools/call", {"name": "count", "arguments": {}})
@@ -147,7 +149,6 @@ def hops_of_each_call(gateways: Gateways, url: str, fresh: Http, carrier: Any) -
     return (gateways.forwarded() - before) / (SESSIONS * CALLS)
 
 
-@requirement("rep.affinity")
 @pytest.mark.parametrize("running", [running_balancer, running_nginx])
 def test_most_requests_are_forwarded_behind_round_robin(gateways: Gateways, fresh: Http, running: Any) -> None:
     with running(gateways.places) as url:
@@ -155,7 +156,6 @@ def test_most_requests_are_forwarded_behind_round_robin(gateways: Gateways, fres
     assert 0.5 < hops < 0.8, "two of three"
 
 
-@requirement("rep.affinity")
 @pytest.mark.parametrize("carrier", CARRIERS)
 def test_haproxy_sends_a_request_to_the_owner_of_its_session(
     gateways: Gateways, by_session: str, fresh: Http, carrier: Any
@@ -163,7 +163,6 @@ def test_haproxy_sends_a_request_to_the_owner_of_its_session(
     assert hops_of_each_call(gateways, by_session, fresh, carrier) == 0
 
 
-@requirement("rep.affinity")
 def test_haproxy_sends_a_request_about_a_task_to_the_owner_of_its_session(
     gateways: Gateways, by_session: str, fresh: Http
 ) -> None:
@@ -179,13 +178,12 @@ def test_haproxy_sends_a_request_about_a_task_to_the_owner_of_its_session(
     assert gateways.forwarded() == before
 
 
-@requirement("rep.affinity")
 @pytest.mark.parametrize("carrier", CARRIERS)
 def test_nginx_sends_a_client_to_one_gateway(gateways: Gateways, by_client: str, fresh: Http, carrier: Any) -> None:
     assert hops_of_each_call(gateways, by_client, fresh, carrier) == 0
 
 
-@requirement("rep.affinity", "rep.takeover")
+@requirement("rep.takeover")
 def test_a_lost_gateway_moves_its_own_sessions_only(fresh: Http) -> None:
     with (
         running_gateways() as gateways,

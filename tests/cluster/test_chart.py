@@ -23,6 +23,8 @@ from tests.support.waiting import eventually
 from tests.tools.obtain import python_with
 from tests.tools.programs import program
 
+pytestmark = requirement("ops.deploy")
+
 NAME = "mcp-session-gateway"
 SERVICE_MONITOR = ROOT / "tests/support/service_monitor.schema.json"
 
@@ -48,7 +50,6 @@ for part in yaml.safe_load_all(open(sys.argv[1])):
 """
 
 
-@requirement("ops.deploy")
 @pytest.mark.parametrize("values", [USUAL, EVERYTHING], ids=["usual", "everything"])
 def test_kubernetes_schemas_accept_the_chart(values: tuple[str, ...], tmp_path: Path) -> None:
     # The schema of ServiceMonitor is the Prometheus operator's, not Kubernetes'.
@@ -60,7 +61,6 @@ def test_kubernetes_schemas_accept_the_chart(values: tuple[str, ...], tmp_path: 
     assert done.stdout.split() == [part["kind"] for part in parts]
 
 
-@requirement("ops.deploy")
 def test_what_is_switched_on_is_in_the_chart() -> None:
     parts = everything()
     assert ("ServiceMonitor", NAME) in parts and ("StatefulSet", f"{NAME}-redis") in parts
@@ -80,7 +80,6 @@ def everything() -> dict[tuple[str, str], dict[str, Any]]:
     return {(part["kind"], part["metadata"]["name"]): part for part in rendered(*EVERYTHING)}
 
 
-@requirement("ops.deploy")
 def test_the_prometheus_operator_accepts_the_service_monitor() -> None:
     schema = jsonschema_rs.validator_for(json.loads(SERVICE_MONITOR.read_text(encoding="utf-8")))
     monitor = everything()["ServiceMonitor", NAME]
@@ -90,7 +89,6 @@ def test_the_prometheus_operator_accepts_the_service_monitor() -> None:
         assert not schema.is_valid(monitor | {"spec": monitor["spec"] | {"endpoints": [wrong]}})
 
 
-@requirement("ops.deploy")
 def test_the_alert_rules_find_the_job_of_the_service_monitor() -> None:
     parts = everything()
     monitor, service = parts["ServiceMonitor", NAME]["spec"], parts["Service", f"{NAME}-operators"]
@@ -106,7 +104,6 @@ def test_the_alert_rules_find_the_job_of_the_service_monitor() -> None:
     assert not any(name.startswith("prometheus.io/") for name in scraped), "it would be scraped twice"
 
 
-@requirement("ops.deploy")
 def test_nodes_can_be_emptied_even_of_the_only_pod() -> None:
     parts = {part["kind"]: part for part in rendered(*USUAL, "replicas=1")}
     budget = parts["PodDisruptionBudget"]["spec"]
@@ -131,7 +128,6 @@ def redis_of_the_chart(folder: Path, password: str) -> Iterator[tuple[subprocess
         process.wait(10)
 
 
-@requirement("ops.deploy")
 def test_redis_of_the_chart_asks_for_its_password_and_ends_in_order(tmp_path: Path) -> None:
     password = "a$(touch${IFS}x)`y`$HOME"
     with redis_of_the_chart(tmp_path, password) as (process, port):
@@ -150,14 +146,12 @@ def test_redis_of_the_chart_asks_for_its_password_and_ends_in_order(tmp_path: Pa
         assert eventually(answers, 20)
 
 
-@requirement("ops.deploy")
 def test_redis_of_the_chart_is_that_of_the_compose_file() -> None:
     compose = yaml.safe_load((ROOT / "docker-compose.yml").read_text(encoding="utf-8"))
     container = everything()["StatefulSet", f"{NAME}-redis"]["spec"]["template"]["spec"]["containers"][0]
     assert container["image"] == compose["services"]["redis"]["image"]
 
 
-@requirement("ops.deploy")
 @pytest.mark.parametrize(
     ("values", "word"),
     [

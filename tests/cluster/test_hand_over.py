@@ -16,6 +16,8 @@ from tests.support.wire import PipeliningClient
 from tests.support.worker_processes import Workers, call, running_workers, worker_processes
 from transports.inbound.hand_over import MOST_MOVES
 
+pytestmark = requirement("rep.workers")
+
 
 @pytest.fixture(scope="module")
 def workers() -> Iterator[Workers]:
@@ -52,7 +54,6 @@ def texts(client: PipeliningClient, number: int) -> list[str]:
     return [answer["result"]["content"][0]["text"] for _, answer in answers]
 
 
-@requirement("rep.workers")
 def test_after_its_first_call_a_connection_is_with_the_owner_of_its_session(workers: Workers) -> None:
     token, since = workers.session(1), Since(workers)
     with workers.connected(0) as client:
@@ -62,7 +63,6 @@ def test_after_its_first_call_a_connection_is_with_the_owner_of_its_session(work
     assert (since.forwarded, since.moved) == (1, {"given": 1, "taken": 1})
 
 
-@requirement("rep.workers")
 def test_a_connection_of_the_owner_stays(workers: Workers) -> None:
     token, since = workers.session(1), Since(workers)
     with workers.connected(1) as client:
@@ -71,7 +71,7 @@ def test_a_connection_of_the_owner_stays(workers: Workers) -> None:
     assert (since.forwarded, since.moved) == (0, {})
 
 
-@requirement("rep.workers", "wall.framing")
+@requirement("wall.framing")
 @pytest.mark.parametrize("cut", [0, 1, 40])
 def test_requests_that_come_together_are_all_answered_in_order(workers: Workers, cut: int) -> None:
     """Also if the last one is complete only after the others have their answers."""
@@ -87,7 +87,6 @@ def test_requests_that_come_together_are_all_answered_in_order(workers: Workers,
     assert (since.forwarded, since.moved) == (5, {"given": 1, "taken": 1})
 
 
-@requirement("rep.workers")
 def test_a_large_answer_is_complete_before_the_connection_moves(workers: Workers) -> None:
     token, since = workers.session(1), Since(workers)
     giant = modern_body("tools/call", {"name": "giant", "arguments": {"size": 3_000_000}})
@@ -100,7 +99,6 @@ def test_a_large_answer_is_complete_before_the_connection_moves(workers: Workers
     assert since.moved == {"given": 1, "taken": 1} and since.forwarded <= 2
 
 
-@requirement("rep.workers")
 def test_a_connection_with_requests_of_many_sessions_moves_a_few_times(workers: Workers) -> None:
     tokens, since = [workers.session(0), workers.session(1)], Since(workers)
     with workers.connected(0) as client:
@@ -112,7 +110,6 @@ def test_a_connection_with_requests_of_many_sessions_moves_a_few_times(workers: 
     assert MOST_MOVES <= since.forwarded <= MOST_MOVES + 10
 
 
-@requirement("rep.workers")
 def test_who_has_no_session_here_moves_nothing(workers: Workers) -> None:
     token, since = workers.session(1), Since(workers)
     with workers.connected(0) as client:
@@ -125,7 +122,7 @@ def test_who_has_no_session_here_moves_nothing(workers: Workers) -> None:
     assert (since.forwarded, since.moved) == (0, {})
 
 
-@requirement("rep.workers", "proc.isolated")
+@requirement("proc.isolated")
 def test_no_server_has_a_descriptor_of_the_workers(workers: Workers) -> None:
     token = workers.session(1)
     with workers.connected(0) as client:
@@ -164,7 +161,6 @@ def limited() -> Iterator[Workers]:
         yield running
 
 
-@requirement("rep.workers")
 def test_a_connection_that_has_moved_may_be_idle_like_any_other(limited: Workers) -> None:
     """Not only as long as one whose first request is due."""
     token, since = limited.session(1), Since(limited)
@@ -179,7 +175,7 @@ def test_a_connection_that_has_moved_may_be_idle_like_any_other(limited: Workers
     assert since.moved == {"given": 1, "taken": 1}
 
 
-@requirement("rep.workers", "wall.before-auth")
+@requirement("wall.before-auth")
 def test_no_worker_has_more_connections_than_it_may(limited: Workers) -> None:
     """All sessions are of worker 1, and all connections come to worker 0."""
     token, since, refused = limited.session(1), Since(limited), limited.total("limited")
@@ -203,7 +199,7 @@ def test_no_worker_has_more_connections_than_it_may(limited: Workers) -> None:
     assert limited.total("limited") == refused
 
 
-@requirement("rep.workers", "rep.takeover")
+@requirement("rep.takeover")
 def test_the_connections_of_a_worker_that_dies_are_reset_and_its_sessions_live_on(limited: Workers) -> None:
     token, since = limited.session(1), Since(limited)
     with limited.connected(0) as client:

@@ -22,6 +22,8 @@ from tests.support.task_client import TaskClient
 from tests.support.waiting import descendants, eventually, gone
 from tests.tools.obtain import python_with
 
+pytestmark = requirement("task.durable")
+
 HEADERS = {"Authorization": f"Bearer {KEY}"}
 WORKING_S = 4.0
 
@@ -44,7 +46,7 @@ def client_of(gateway: RunningGateway, http: httpx.Client) -> TaskClient:
     return TaskClient(gateway.url, http, headers=HEADERS)
 
 
-@requirement("task.make", "task.durable")
+@requirement("task.make")
 def test_tasks_survive_their_client_and_their_gateways(redis_server: RunningRedis, ledger: Path) -> None:
     with arena(redis_server, ledger) as three:
         report = survive(three, ledger, tasks=24, seconds=WORKING_S)
@@ -56,7 +58,7 @@ def test_tasks_survive_their_client_and_their_gateways(redis_server: RunningRedi
     assert lasting == [], "no key is kept for ever"
 
 
-@requirement("task.make", "task.durable")
+@requirement("task.make")
 def test_tasks_are_answered_and_cancelled_through_another_replica_by_another_process(
     two: list[RunningGateway], http: httpx.Client, ledger: Path
 ) -> None:
@@ -85,7 +87,6 @@ def test_tasks_are_answered_and_cancelled_through_another_replica_by_another_pro
     assert eventually(lambda: "cancelled the client has cancelled the task" in ledger.read_text())
 
 
-@requirement("task.durable")
 def test_only_what_is_unanswered_is_asked_again_where_the_task_goes(
     two: list[RunningGateway], http: httpx.Client
 ) -> None:
@@ -111,7 +112,7 @@ def test_only_what_is_unanswered_is_asked_again_where_the_task_goes(
     assert [one["content"]["name"] for one in heard] == ["first", "second"]
 
 
-@requirement("task.durable", "rep.drain", "proc.gone")
+@requirement("rep.drain", "proc.gone")
 def test_tasks_that_outlast_a_drain_are_decided_on_elsewhere(
     two: list[RunningGateway], http: httpx.Client, ledger: Path
 ) -> None:
@@ -140,7 +141,6 @@ def test_tasks_that_outlast_a_drain_are_decided_on_elsewhere(
     assert (text.count("began outlasts"), text.count("began moves")) == (1, 2)
 
 
-@requirement("task.durable")
 def test_a_task_that_nobody_asks_for_is_decided_on(
     two: list[RunningGateway], http: httpx.Client, redis_server: RunningRedis, ledger: Path
 ) -> None:
@@ -158,7 +158,6 @@ def test_a_task_that_nobody_asks_for_is_decided_on(
     )
 
 
-@requirement("task.durable")
 def test_a_gateway_alone_decides_on_its_tasks_when_it_is_started_again(
     http: httpx.Client, tmp_path: Path, ledger: Path
 ) -> None:
@@ -182,7 +181,6 @@ def test_a_gateway_alone_decides_on_its_tasks_when_it_is_started_again(
         assert ledger.read_text().count("began lost") == 1 and ledger.read_text().count("began again") == 2
 
 
-@requirement("task.durable")
 def test_a_gateway_alone_that_stops_waits_for_its_tasks(http: httpx.Client, tmp_path: Path, ledger: Path) -> None:
     servers = {"work": server((*WORK, "legacy"), env={"LEDGER": str(ledger)})}
     options: dict[str, Any] = {"store": f"sqlite:///{tmp_path}/sessions.db", "tasks": {"after_s": 0.3, "poll_ms": 100}}
@@ -215,7 +213,7 @@ def run(python: Path, url: str, *arguments: str) -> Any:
     return json.loads(finished.stdout)
 
 
-@requirement("task.asked", "task.durable", "spec.legacy")
+@requirement("task.asked", "spec.legacy")
 @pytest.mark.timeout(300)
 def test_a_client_of_the_python_sdk_finishes_tasks_of_an_owner_that_is_dead(
     redis_server: RunningRedis, tmp_path: Path

@@ -11,6 +11,8 @@ from gateway.config.settings import GatewaySettings
 from tests.requirements import requirement
 from tests.support.gateway_process import ROOT
 
+pytestmark = requirement("rep.any")
+
 ELSEWHERE = """
 import asyncio
 from gateway.config.addresses import own_address_towards
@@ -20,7 +22,7 @@ for url in ("redis://user:pw@10.9.0.2:6379/0", "redis+sentinel://10.9.0.2:1,10.9
 NETWORK = "ip addr add 10.9.0.1/24 dev lo && ip link set lo up"
 
 
-@requirement("rep.any", "ops.config")
+@requirement("ops.config")
 @pytest.mark.parametrize("address", ["http://10.0.0.7:9000", "10.0.0.7", "10.0.0.7:9000/mcp", ":9000", "a b:1"])
 def test_an_address_is_a_host_and_a_port(address: str) -> None:
     with pytest.raises(ValidationError, match="HOST:PORT, without a scheme or a path"):
@@ -28,7 +30,7 @@ def test_an_address_is_a_host_and_a_port(address: str) -> None:
     assert GatewaySettings(advertise="[fd00::7]:9000").advertise == "[fd00::7]:9000"
 
 
-@requirement("rep.any", "ops.config")
+@requirement("ops.config")
 @pytest.mark.parametrize(
     "given",
     [
@@ -43,7 +45,6 @@ def test_clients_and_gateways_are_served_at_two_ports(given: dict[str, str]) -> 
         GatewaySettings.model_validate(given)
 
 
-@requirement("rep.any")
 def test_a_mapped_port_may_be_that_of_clients_on_another_host() -> None:
     assert GatewaySettings(advertise="10.0.0.7:8080", internal="127.0.0.1:9000").internal
     assert GatewaySettings(advertise="10.0.0.7:8080").advertise, "another address of this machine"
@@ -51,13 +52,11 @@ def test_a_mapped_port_may_be_that_of_clients_on_another_host() -> None:
 
 
 @pytest.mark.anyio
-@requirement("rep.any")
 async def test_a_store_on_this_machine_means_gateways_on_this_machine() -> None:
     for url in ("redis://127.0.0.1:6379/0", "redis://localhost", "redis://[::1]:6379", "redis://nowhere.invalid:1"):
         assert await own_address_towards(url) == "", url
 
 
-@requirement("rep.any")
 def test_a_store_on_another_machine_sees_the_address_at_which_gateways_there_find_this_one() -> None:
     apart = ["unshare", "--user", "--map-root-user", "--net", "sh", "-ec", f'{NETWORK} && "$0" -c "$1"']
     ran = subprocess.run([*apart, sys.executable, ELSEWHERE], cwd=ROOT, capture_output=True, text=True, check=False)

@@ -26,6 +26,8 @@ from tests.support.tcp_relay import running_relay
 from tests.support.waiting import eventually
 from transports.peer_channel import PeerRefused
 
+pytestmark = requirement("rep.takeover")
+
 
 @contextlib.contextmanager
 def replica(redis: RunningRedis, **options: Any) -> Any:
@@ -38,7 +40,7 @@ def ready(gateway: RunningGateway) -> bool:
     return httpx.get(f"{gateway.base}/readyz").status_code == 200
 
 
-@requirement("rep.takeover", "wall.ready")
+@requirement("wall.ready")
 def test_a_replica_that_is_not_found_at_its_address_is_not_ready_and_owns_nothing(http: httpx.Client) -> None:
     nowhere = f"127.0.0.1:{free_port()}"
     with running_redis() as redis, replica(redis, advertise=nowhere, internal="127.0.0.1:0") as lost:
@@ -56,7 +58,6 @@ def test_a_replica_that_is_not_found_at_its_address_is_not_ready_and_owns_nothin
             assert "taken over" not in lost.stderr() + found.stderr()
 
 
-@requirement("rep.takeover")
 def test_a_replica_that_is_found_no_longer_says_so_and_never_takes_back(http: httpx.Client) -> None:
     port = free_port()
     with running_redis() as redis, running_relay(port) as relay:
@@ -96,7 +97,7 @@ async def counted(client: httpx.AsyncClient, session: str) -> httpx.Response:
     return await client.post("/mcp", json=body, headers={**modern_headers(body), **carried})
 
 
-@requirement("rep.takeover", "rep.fence")
+@requirement("rep.fence")
 @pytest.mark.anyio
 async def test_two_that_do_not_find_each_other_do_not_take_a_session_in_turn(
     redis_server: RunningRedis, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
@@ -125,7 +126,6 @@ async def test_two_that_do_not_find_each_other_do_not_take_a_session_in_turn(
     assert len(told) == 1 and "do not find each other" in told[0] and "gateway.advertise" in told[0]
 
 
-@requirement("rep.takeover")
 @pytest.mark.anyio
 async def test_what_was_taken_is_contested_until_the_other_has_answered_or_its_lease_is_over(
     monkeypatch: pytest.MonkeyPatch,
@@ -158,7 +158,6 @@ async def test_what_was_taken_is_contested_until_the_other_has_answered_or_its_l
     assert await other.another() is None, "nothing is handed to it"
 
 
-@requirement("rep.takeover")
 @pytest.mark.anyio
 async def test_a_gateway_says_why_it_is_not_found(redis_server: RunningRedis) -> None:
     ring = KeyRing(["k" * 40])
@@ -177,7 +176,6 @@ async def test_a_gateway_says_why_it_is_not_found(redis_server: RunningRedis) ->
         assert "no answer" in await reaching.why_not_found(f"127.0.0.1:{port}", name, Envelopes(ring))
 
 
-@requirement("rep.takeover")
 def test_an_internal_address_that_is_taken_is_named_at_the_start(redis_server: RunningRedis) -> None:
     with socket.socket() as other:
         other.bind(("127.0.0.1", 0))

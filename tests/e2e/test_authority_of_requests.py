@@ -27,6 +27,8 @@ from tests.support.named_gateways import CLAIMS
 from tests.support.redis_server import RunningRedis
 from tests.support.wire import PipeliningClient
 
+pytestmark = requirement("wall.authority")
+
 POWERFUL: dict[str, Any] = {"mcp": {"trust": "direct"}, "team": "red", "may": ["notes.write"]}
 NOTHING = ("sandboxed", "", "")
 PATH = "/servers/probe/mcp"
@@ -51,7 +53,6 @@ def authority(answer: Any) -> tuple[str, str, str]:
     return told["MCP_SESSION_TRUST"], told["MCP_SESSION_WORKSPACE"], told["MCP_SESSION_PERMISSIONS"]
 
 
-@requirement("wall.authority")
 def test_pipelined_requests_inherit_nothing_of_each_other(issued: RunningGateway, issuer: Issuer) -> None:
     body, headers = what_am_i()
     token, key = bearer(issuer.token("ada", **POWERFUL)), bearer(KEYS["alice"])
@@ -66,7 +67,6 @@ def test_pipelined_requests_inherit_nothing_of_each_other(issued: RunningGateway
     assert found == [powerful, NOTHING, powerful, NOTHING, powerful, NOTHING]
 
 
-@requirement("wall.authority")
 def test_a_kept_alive_connection_inherits_nothing(issued: RunningGateway, issuer: Issuer) -> None:
     body, headers = what_am_i()
     with PipeliningClient(issued.url) as client:
@@ -79,7 +79,6 @@ def test_a_kept_alive_connection_inherits_nothing(issued: RunningGateway, issuer
             assert status == 200 and authority(answer) == expected
 
 
-@requirement("wall.authority")
 def test_a_batch_inherits_nothing_of_the_request_before_it(
     issued: RunningGateway, issuer: Issuer, http: httpx.Client
 ) -> None:
@@ -126,7 +125,6 @@ def embedded(issuer: Issuer) -> Iterator[str]:
         yield url.removesuffix("/mcp")
 
 
-@requirement("wall.authority")
 def test_an_embedded_apps_requests_inherit_nothing(issuer: Issuer) -> None:
     token, key = bearer(issuer.token("ada", **POWERFUL)), bearer(KEYS["alice"])
     body, headers = what_am_i()
@@ -150,7 +148,7 @@ def test_an_embedded_apps_requests_inherit_nothing(issuer: Issuer) -> None:
     assert authority(answers[6][1]) == authority(answers[9][1]) == NOTHING
 
 
-@requirement("wall.authority", "id.refresh")
+@requirement("id.refresh")
 def test_a_session_has_the_authority_of_each_request_however_it_is_found(
     issued: RunningGateway, issuer: Issuer, http: httpx.Client
 ) -> None:
@@ -178,7 +176,6 @@ def test_a_session_has_the_authority_of_each_request_however_it_is_found(
         assert authority(messages(answer)[-1]) == NOTHING, carrier
 
 
-@requirement("wall.authority")
 def test_a_handles_session_has_the_authority_of_each_request(
     issued: RunningGateway, issuer: Issuer, http: httpx.Client
 ) -> None:
@@ -189,7 +186,7 @@ def test_a_handles_session_has_the_authority_of_each_request(
     assert authority(messages(client.tool("env", within))[-1]) == NOTHING
 
 
-@requirement("wall.authority", "rep.any")
+@requirement("rep.any")
 def test_a_request_keeps_its_own_authority_on_its_way_to_another_replica(
     redis_server: RunningRedis, issuer: Issuer, http: httpx.Client
 ) -> None:

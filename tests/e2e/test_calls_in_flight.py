@@ -17,6 +17,8 @@ from tests.support.http_bytes import connected, listener_of
 from tests.support.mcp_clients import Legacy, Modern, modern_body, modern_headers
 from tests.support.waiting import eventually
 
+pytestmark = requirement("wall.memory")
+
 MB = 1 << 20
 
 
@@ -47,7 +49,6 @@ def in_flight(gateway: RunningGateway) -> int:
     return int(float(found[1]))
 
 
-@requirement("wall.memory")
 def test_large_calls_whose_clients_left_are_bounded_by_their_bytes(gateway: RunningGateway, http: httpx.Client) -> None:
     """In the handshake era a call outlives its connection: it is not enough that connections are bounded."""
     client = Legacy(gateway.url, http).open()
@@ -78,7 +79,6 @@ def test_large_calls_whose_clients_left_are_bounded_by_their_bytes(gateway: Runn
     assert eventually(lambda: in_flight(gateway) == 0, within_s=5)
 
 
-@requirement("wall.memory")
 def test_one_address_holds_half_of_what_all_may(gateway: RunningGateway, http: httpx.Client) -> None:
     """Many sessions, and bodies that are never sent whole: all of it is one account of the process."""
     clients = [Legacy(gateway.url, http).open() for _ in range(2)]
@@ -100,7 +100,6 @@ def test_one_address_holds_half_of_what_all_may(gateway: RunningGateway, http: h
     assert eventually(lambda: stranger.tool("echo", {"text": "y" * 3 * MB}).status_code == 200, within_s=5)
 
 
-@requirement("wall.memory")
 def test_a_modern_call_gives_its_bytes_back_when_its_client_leaves(gateway: RunningGateway, http: httpx.Client) -> None:
     token = (
         Modern(gateway.url, http)

@@ -20,6 +20,8 @@ from tests.support.mcp_clients import Legacy, Modern, modern_body, modern_header
 from tests.support.waiting import eventually
 from tests.tools.obtain import node
 
+pytestmark = requirement("hot.memory")
+
 SKEW_S = 30
 FETCH = Path(__file__).parents[1] / "clients/fetch_calls.mjs"
 ON: dict[str, Any] = {"connection_memory": True, "admin": {"listen": "127.0.0.1:0"}, "log_format": "json"}
@@ -113,7 +115,6 @@ class Raw:
         self.close()
 
 
-@requirement("hot.memory")
 def test_calls_of_fetch_are_served_from_memory(gateway: InProcessGateway) -> None:
     counted = Counted(gateway)
     done = subprocess.run([str(node()), str(FETCH), gateway.url, "20"], capture_output=True, text=True, timeout=60)
@@ -122,7 +123,7 @@ def test_calls_of_fetch_are_served_from_memory(gateway: InProcessGateway) -> Non
     assert counted("direct", "fast") >= 2 * (20 - 5), done.stderr
 
 
-@requirement("hot.memory", "wall.authority")
+@requirement("wall.authority")
 def test_a_session_that_has_ended_is_unknown_on_a_connection_that_remembers_it(gateway: InProcessGateway) -> None:
     with httpx.Client() as http, httpx.Client() as other:
         legacy = Legacy(gateway.url, http).open()
@@ -135,7 +136,7 @@ def test_a_session_that_has_ended_is_unknown_on_a_connection_that_remembers_it(g
         assert legacy.tool("pid").status_code == 404
 
 
-@requirement("hot.memory", "wall.authority")
+@requirement("wall.authority")
 def test_a_credential_that_has_expired_is_refused_on_a_connection_that_remembers_it(issuer: Issuer) -> None:
     options = {**ON, "auth": issuer.settings()}
     with in_process_gateway({"p": server(PROBE)}, options=options) as gateway, httpx.Client() as http:
@@ -152,7 +153,6 @@ def test_a_credential_that_has_expired_is_refused_on_a_connection_that_remembers
         assert found["direct"] > 3 and found["refused"] == 1
 
 
-@requirement("hot.memory")
 def test_rates_count_what_is_served_from_memory() -> None:
     options = {**ON, "policy": {"session_rate": {"per_s": 0.01, "burst": 20}}}
     with in_process_gateway({"p": server(PROBE)}, options=options) as gateway, httpx.Client() as http:
@@ -163,7 +163,6 @@ def test_rates_count_what_is_served_from_memory() -> None:
         assert found["direct"] > 10 and found["refused"] >= 1
 
 
-@requirement("hot.memory")
 def test_each_call_from_memory_has_a_log_line_with_a_correlation_id_of_its_own(gateway: InProcessGateway) -> None:
     with Raw(gateway) as raw:
         mark, counted = len(gateway.stderr()), Counted(gateway)
@@ -180,7 +179,7 @@ def test_each_call_from_memory_has_a_log_line_with_a_correlation_id_of_its_own(g
     assert len({line["correlation"] for line in calls()}) == 4, calls()
 
 
-@requirement("hot.memory", "wall.before-auth")
+@requirement("wall.before-auth")
 def test_a_body_that_does_not_come_is_refused_in_time() -> None:
     options = {**ON, "limits": {"body_timeout_s": 1}}
     with in_process_gateway({"p": server(PROBE)}, options=options) as gateway, Raw(gateway) as raw:
@@ -191,7 +190,6 @@ def test_a_body_that_does_not_come_is_refused_in_time() -> None:
         assert became(gateway)["interrupted"] == 1
 
 
-@requirement("hot.memory")
 def test_a_call_from_memory_outlives_a_legacy_client_and_not_a_modern_one(gateway: InProcessGateway) -> None:
     with httpx.Client() as http:
         legacy = Legacy(gateway.url, http).open()
@@ -213,7 +211,6 @@ def test_a_call_from_memory_outlives_a_legacy_client_and_not_a_modern_one(gatewa
         assert told != "[]"
 
 
-@requirement("hot.memory")
 def test_the_setting_turns_it_off() -> None:
     with in_process_gateway({"p": server(PROBE)}, options={**ON, "connection_memory": False}) as gateway:
         with Raw(gateway) as raw:

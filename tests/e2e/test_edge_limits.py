@@ -25,6 +25,8 @@ from tests.support.mcp_clients import ACCEPT, Legacy, modern_body, modern_header
 from tests.support.waiting import eventually
 from transports.inbound.connections import drop
 
+pytestmark = requirement("wall.before-auth")
+
 SHORT: Final = {
     "head_timeout_s": 0.6,
     "body_timeout_s": 0.6,
@@ -93,7 +95,6 @@ def closed_after(sock: socket.socket, within_s: float) -> tuple[float, bytes]:
 # -- heads
 
 
-@requirement("wall.before-auth")
 @pytest.mark.parametrize("offer", [b"", GET + H2C + b"\r\n"], ids=["httptools", "h11"])
 def test_a_head_without_end_is_refused_at_its_bound(place: Listener, offer: bytes) -> None:
     with connected(place) as sock:
@@ -111,7 +112,6 @@ def test_a_head_without_end_is_refused_at_its_bound(place: Listener, offer: byte
         assert took < 5 and (not said or b" 431 " in said or b" 400 " in said)
 
 
-@requirement("wall.before-auth")
 @pytest.mark.parametrize(("request_", "status"), [
     (GET + b"X: " + b"a" * 20_000 + b"\r\n\r\n", 431),
     (GET + b"X: " + b"a" * 15_000 + b"\r\n\r\n", 200),
@@ -126,7 +126,6 @@ def test_heads_have_a_size_and_a_number_of_headers(places: dict[str, Listener], 
         assert answers(places["main"], chunks, quiet_s=0.1).statuses == [status]
 
 
-@requirement("wall.before-auth")
 def test_the_size_of_heads_is_the_operators_on_every_path() -> None:
     limits = {"head_bytes": 200_000}
     with in_process_gateway({"probe": server(PROBE)}, options={"limits": limits}) as gateway, httpx.Client() as http:
@@ -134,7 +133,6 @@ def test_the_size_of_heads_is_the_operators_on_every_path() -> None:
         assert tool_text(client.tool("pid"))
 
 
-@requirement("wall.before-auth")
 @pytest.mark.parametrize("start", [b"", b"G", GET, GET + H2C, GET + H2C + b"\r\n" + GET], ids=repr)
 def test_a_head_that_does_not_come_ends_the_connection(place: Listener, start: bytes) -> None:
     with connected(place) as sock:
@@ -145,7 +143,6 @@ def test_a_head_that_does_not_come_ends_the_connection(place: Listener, start: b
             assert read_answers(said, closed=True).statuses[-1:] == [408]
 
 
-@requirement("wall.before-auth")
 def test_a_head_that_dribbles_has_no_longer_than_one_that_stands_still(place: Listener) -> None:
     began = time.monotonic()
     with connected(place) as sock:
@@ -157,7 +154,6 @@ def test_a_head_that_dribbles_has_no_longer_than_one_that_stands_still(place: Li
     assert time.monotonic() - began < 4
 
 
-@requirement("wall.before-auth")
 def test_a_connection_that_is_idle_is_closed_and_one_that_waits_for_an_answer_is_not(
     gateway: RunningGateway, places: dict[str, Listener]
 ) -> None:
@@ -183,7 +179,6 @@ def upload(size: int) -> tuple[bytes, bytes]:
     return request[: -len(body)], body
 
 
-@requirement("wall.before-auth")
 @pytest.mark.parametrize("offer", [b"", H2C], ids=["httptools", "h11"])
 def test_a_body_that_trickles_is_cut_and_one_that_is_slow_is_not(places: dict[str, Listener], offer: bytes) -> None:
     head, body = upload(700_000)
@@ -203,7 +198,6 @@ def test_a_body_that_trickles_is_cut_and_one_that_is_slow_is_not(places: dict[st
     assert heard.statuses == [200] and len(heard.answers[0].body) > 700_000, "as long as it comes, however long"
 
 
-@requirement("wall.before-auth")
 @pytest.mark.parametrize("offer", [b"", H2C], ids=["httptools", "h11"])
 def test_what_is_no_body_has_a_bound_as_well(places: dict[str, Listener], offer: bytes) -> None:
     """Trailers and extensions of chunks."""
@@ -218,7 +212,6 @@ def test_what_is_no_body_has_a_bound_as_well(places: dict[str, Listener], offer:
             assert sent < 64 << 20
 
 
-@requirement("wall.before-auth")
 def test_a_body_behind_its_answer_is_read_up_to_the_bound_of_bodies(places: dict[str, Listener]) -> None:
     for offer in (b"", H2C):
         with connected(places["main"]) as sock:
@@ -231,7 +224,6 @@ def test_a_body_behind_its_answer_is_read_up_to_the_bound_of_bodies(places: dict
             assert sent < 64 << 20
 
 
-@requirement("wall.before-auth")
 def test_so_many_requests_wait_on_one_connection(gateway: RunningGateway, places: dict[str, Listener]) -> None:
     before = limited(gateway, "pipeline")
     heard = answers(places["main"], (GET + b"\r\n") * 2_000, expected=18)
@@ -242,7 +234,6 @@ def test_so_many_requests_wait_on_one_connection(gateway: RunningGateway, places
 # -- answers
 
 
-@requirement("wall.before-auth")
 @pytest.mark.parametrize("offer", [b"", H2C], ids=["httptools", "h11"])
 @pytest.mark.parametrize("kind", ["json", "sse"])
 def test_clients_that_do_not_read_are_cut_and_hold_nothing(
@@ -270,7 +261,6 @@ def test_clients_that_do_not_read_are_cut_and_hold_nothing(
     assert tool_text(Legacy(gateway.url, http).open().tool("echo", {"a": 1})) == '{"a": 1}'
 
 
-@requirement("wall.before-auth")
 def test_a_client_that_reads_slowly_gets_all_of_a_large_answer(gateway: RunningGateway) -> None:
     head, body = upload(3_000_000)
     with connected(listener_of(gateway.url)) as sock:
@@ -295,7 +285,6 @@ def served(listener: Listener, source: str = "127.0.0.1") -> bool:
     return False
 
 
-@requirement("wall.before-auth")
 def test_nobody_takes_all_connections() -> None:
     with started(connections=20, peer_connections=8, head_timeout_s=30) as gateway, contextlib.ExitStack() as stack:
         main, admin = listener_of(gateway.url), listener_of(operators_of(gateway))
@@ -326,7 +315,6 @@ def test_nobody_takes_all_connections() -> None:
         del held
 
 
-@requirement("wall.before-auth")
 def test_nobody_takes_all_connections_of_the_operators() -> None:
     with started() as gateway, contextlib.ExitStack() as stack:
         admin = listener_of(operators_of(gateway))
@@ -336,7 +324,6 @@ def test_nobody_takes_all_connections_of_the_operators() -> None:
         assert not served(admin) and served(admin, "127.0.0.2")
 
 
-@requirement("wall.before-auth")
 @pytest.mark.parametrize("start", [GET, GET + b"\r\nG", GET + H2C + b"\r\n" + GET], ids=["first", "second", "h11"])
 def test_a_connection_that_makes_room_is_gone_though_its_client_does_not_close(start: bytes) -> None:
     with started(connections=8, peer_connections=200, head_timeout_s=60) as gateway, contextlib.ExitStack() as stack:
@@ -353,7 +340,6 @@ def test_a_connection_that_makes_room_is_gone_though_its_client_does_not_close(s
         assert eventually(lambda: files() - before <= 12, 2), files() - before
 
 
-@requirement("wall.before-auth")
 def test_a_connection_that_makes_room_waits_for_nobody_to_read() -> None:
     async def drops() -> None:
         closed = asyncio.Event()
@@ -372,7 +358,6 @@ def test_a_connection_that_makes_room_waits_for_nobody_to_read() -> None:
     asyncio.run(drops())
 
 
-@requirement("wall.before-auth")
 def test_when_all_connections_work_a_new_one_is_told_to_come_back() -> None:
     with started(connections=6, peer_connections=6) as gateway, httpx.Client() as http, contextlib.ExitStack() as stack:
         client = Legacy(gateway.url, http).open()
@@ -389,7 +374,6 @@ def test_when_all_connections_work_a_new_one_is_told_to_come_back() -> None:
         assert limited(gateway, "connections") >= 1
 
 
-@requirement("wall.before-auth")
 def test_a_peer_that_resets_its_connections_leaves_nothing(gateway: RunningGateway) -> None:
     for _ in range(200):
         sock = connected(listener_of(gateway.url))
@@ -400,7 +384,6 @@ def test_a_peer_that_resets_its_connections_leaves_nothing(gateway: RunningGatew
     assert eventually(lambda: len([c for c in open_.net_connections() if c.status == "ESTABLISHED"]) < 20, 5)
 
 
-@requirement("wall.before-auth")
 def test_an_endless_head_and_half_sent_heads_are_not_felt_by_others(gateway: RunningGateway) -> None:
     with httpx.Client() as http, contextlib.ExitStack() as stack:
         client = Legacy(gateway.url, http).open()
@@ -419,7 +402,7 @@ def test_an_endless_head_and_half_sent_heads_are_not_felt_by_others(gateway: Run
         assert sorted(took)[30] < 0.25, took
 
 
-@requirement("wall.order", "wall.before-auth")
+@requirement("wall.order")
 def test_sixty_idle_connections_at_64_files_shut_nobody_out(tmp_path: Path, http: httpx.Client) -> None:
     config = tmp_path / "mcp.json"
     options = {"anonymous": True, "admin": {"listen": "127.0.0.1:0"}}

@@ -20,6 +20,8 @@ from tests.support.gateway_process import DEMO, PROBE, server
 from tests.support.in_process_gateway import in_process_gateway
 from tests.support.mcp_clients import Legacy, messages
 
+pytestmark = requirement("pol.explain")
+
 SERVERS = {
     "probe": server(
         PROBE, env={"TOKEN": "hunter2"}, tools={"spawn": {"operation": "eval"}, "pid": {"permissions": ["p"]}}
@@ -50,7 +52,6 @@ def explained(caller: Caller, **more: Any) -> dict[str, Any]:
     return asyncio.run(explanation(SETTINGS, caller, **more))
 
 
-@requirement("pol.explain")
 def test_it_says_what_the_gateway_does(http: httpx.Client) -> None:
     with in_process_gateway(SERVERS, options=OPTIONS) as gateway:
         for who, workspace in (("alice", "team-a"), ("bob", ""), ("alice-new", "else")):
@@ -64,7 +65,6 @@ def test_it_says_what_the_gateway_does(http: httpx.Client) -> None:
             assert found == explained(Caller(principal=f"api-key:{who}", workspace=workspace))
 
 
-@requirement("pol.explain")
 def test_each_fact_and_each_hidden_thing_names_its_setting() -> None:
     found = explained(Caller(principal="api-key:bob", workspace="team-a"), offline=True)
     assert found["context"]["trust"] == {
@@ -99,7 +99,6 @@ def test_each_fact_and_each_hidden_thing_names_its_setting() -> None:
     assert lasting["context"]["permissions"]["why"] == ["gateway.policy.rules[2].permissions: p"]
 
 
-@requirement("pol.explain")
 def test_it_explains_the_methods_that_mcp_does_not_define() -> None:
     methods = {"acme/*": {"permissions": ["orders"]}, "acme/old[12]": {"allowed": False}, "acme/open": {}}
     servers = {"shop": server(DEMO, methods=methods)}
@@ -118,7 +117,6 @@ def test_it_explains_the_methods_that_mcp_does_not_define() -> None:
     assert "  method acme/*: hidden: " in "\n".join(lines_of(found))
 
 
-@requirement("pol.explain")
 def test_claims_and_headers_count_as_in_requests(tmp_path: Path) -> None:
     entry = {
         "issuer": "https://id",
@@ -150,7 +148,6 @@ def test_claims_and_headers_count_as_in_requests(tmp_path: Path) -> None:
     assert proxied["principal"] == "proxy:bob" and proxied["context"]["workspace"]["value"] == "blue"
 
 
-@requirement("pol.explain")
 @pytest.mark.parametrize(
     ("caller", "what"),
     [
@@ -169,7 +166,7 @@ def test_who_cannot_call_is_told_why(caller: Caller, what: str) -> None:
         explained(caller, offline=True)
 
 
-@requirement("pol.explain", "pol.manifest")
+@requirement("pol.manifest")
 def test_the_commands_take_a_credential_from_the_environment(tmp_path: Path) -> None:
     config = tmp_path / "mcp.json"
     config.write_text(json.dumps({"mcpServers": {"inner": SERVERS["inner"]}, "gateway": OPTIONS}))

@@ -20,6 +20,8 @@ from tests.support.mcp_clients import Legacy, Modern, messages, modern_body, mod
 from tests.support.vendor_server import running_vendor_server
 from tests.support.waiting import eventually
 
+pytestmark = requirement("ext.relay")
+
 VENDOR = (sys.executable, "-m", vendor_server.__name__)
 CAPABILITIES = "io.modelcontextprotocol/clientCapabilities"
 
@@ -68,7 +70,6 @@ def error_of(response: httpx.Response) -> int:
     return code
 
 
-@requirement("ext.relay")
 def test_a_restricted_server_gets_only_the_methods_that_are_named(running: Running, http: httpx.Client) -> None:
     for name, method, is_allowed in (
         ("open", "echo", True),
@@ -96,7 +97,6 @@ def test_a_restricted_server_gets_only_the_methods_that_are_named(running: Runni
     assert eventually(is_audited), running.refused()
 
 
-@requirement("ext.relay")
 def test_what_nobody_has_declared_reaches_no_server(running: Running, http: httpx.Client) -> None:
     legacy, modern = clients(running.gateway.url, http)
     for method in ("org.nobody/do", "strange"):
@@ -110,7 +110,6 @@ def test_what_nobody_has_declared_reaches_no_server(running: Running, http: http
     assert not any("nobody" in line or "strange" in line for line in got)
 
 
-@requirement("ext.relay")
 def test_progress_and_cancellation_of_a_vendors_request_have_the_ids_of_each_side(
     running: Running, http: httpx.Client
 ) -> None:
@@ -142,7 +141,6 @@ def test_progress_and_cancellation_of_a_vendors_request_have_the_ids_of_each_sid
     assert slow["params"]["_meta"]["progressToken"] == slow["id"]
 
 
-@requirement("ext.relay")
 def test_headers_that_the_gateway_does_not_know_reach_servers_at_urls(running: Running, http: httpx.Client) -> None:
     modern = Modern(running.url("remote"), http)
     headers = {"Mcp-Param-Tenant": "blue", "X-Other": "red"}
@@ -154,7 +152,6 @@ def test_headers_that_the_gateway_does_not_know_reach_servers_at_urls(running: R
     assert (refused.status_code, error_of(refused)) == (400, -32020)
 
 
-@requirement("ext.relay")
 def test_one_server_gets_what_its_client_has_declared(running: Running, http: httpx.Client) -> None:
     meta: Any = {CAPABILITIES: {"extensions": {"org.mine/x": {}}}}
     answer = Modern(running.url("open"), http).send("org.mine/x/do", meta=meta)

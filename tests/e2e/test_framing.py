@@ -14,6 +14,8 @@ from tests.support.http_bytes import ANSWERED, Listener, Received, answers, list
 from tests.support.in_process_gateway import InProcessGateway, in_process_gateway
 from tests.support.mcp_clients import Legacy, modern_body, modern_headers, tool_text
 
+pytestmark = requirement("wall.framing")
+
 HOST: Final = "Host: 127.0.0.1"
 H2C: Final = ("Connection: Upgrade, HTTP2-Settings", "Upgrade: h2c", "HTTP2-Settings: AAMAAABkAARAAAAAAAIAAAAA")
 WEBSOCKET: Final = ("Connection: Upgrade", "Upgrade: websocket", "Sec-WebSocket-Version: 13", "Sec-WebSocket-Key: eA==")
@@ -80,7 +82,6 @@ def head_and_body(request: bytes) -> tuple[bytes, bytes]:
 # -- Upgrade
 
 
-@requirement("wall.framing")
 @pytest.mark.parametrize("offer", [H2C, WEBSOCKET, ("Connection: upgrade", "Upgrade: foo/2, bar")])
 @pytest.mark.parametrize("pause", [0.0, 0.3])
 def test_a_body_behind_an_upgrade_is_never_a_second_request(place: Place, offer: tuple[str, ...], pause: float) -> None:
@@ -94,7 +95,6 @@ def test_a_body_behind_an_upgrade_is_never_a_second_request(place: Place, offer:
     )
 
 
-@requirement("wall.framing")
 @pytest.mark.parametrize("offer", [H2C, WEBSOCKET])
 def test_an_honest_offer_to_upgrade_is_served_as_http_1_1_with_its_body(
     places: dict[str, Place], offer: tuple[str, ...]
@@ -110,7 +110,6 @@ def test_an_honest_offer_to_upgrade_is_served_as_http_1_1_with_its_body(
     assert main.send(call(), ANSWERED, offered, expected=2).statuses == [200, 200]
 
 
-@requirement("wall.framing")
 def test_an_offer_in_the_middle_of_other_requests_ends_the_connection(places: dict[str, Place]) -> None:
     main = places["main"]
     for first in (call(), main.get()):
@@ -191,7 +190,6 @@ REFUSED: Final = [
 ]
 
 
-@requirement("wall.framing")
 @pytest.mark.parametrize(("name", "made"), GET_200, ids=[name for name, _ in GET_200])
 def test_what_is_unusual_and_right_is_served(places: dict[str, Place], name: str, made: Any) -> None:
     for place in places.values():
@@ -199,7 +197,6 @@ def test_what_is_unusual_and_right_is_served(places: dict[str, Place], name: str
         assert heard.statuses == [200] and not heard.rest, heard
 
 
-@requirement("wall.framing")
 @pytest.mark.parametrize(("name", "status", "made"), REFUSED, ids=[name for name, *_ in REFUSED])
 def test_what_is_ambiguous_is_refused_once_and_ends_the_connection(
     places: dict[str, Place], name: str, status: int, made: Any
@@ -230,7 +227,6 @@ _H11_TAKES: Final = {
 # -- single rules
 
 
-@requirement("wall.framing")
 def test_the_authority_of_a_target_is_the_host_that_was_asked_for(places: dict[str, Place]) -> None:
     main = places["main"]
     for offer in ((), H2C):
@@ -239,7 +235,6 @@ def test_the_authority_of_a_target_is_the_host_that_was_asked_for(places: dict[s
         assert heard.statuses == [421], "the guard sees the authority, whatever Host says"
 
 
-@requirement("wall.framing")
 def test_an_expectation_is_met_once_and_only_where_it_is_understood(places: dict[str, Place]) -> None:
     main = places["main"]
     for offer in ((), H2C):
@@ -251,13 +246,12 @@ def test_an_expectation_is_met_once_and_only_where_it_is_understood(places: dict
         assert main.send(head, 0.2, body).all_statuses == [200]
 
 
-@requirement("wall.framing")
 def test_an_answer_to_http_1_0_ends_with_the_connection_and_has_no_chunks(places: dict[str, Place]) -> None:
     heard = places["main"].send(call(version="1.0"))
     assert heard.statuses == [200] and heard.closed and not heard.answers[0].header("transfer-encoding")
 
 
-@requirement("wall.framing", "wall.authority")
+@requirement("wall.authority")
 def test_a_trailer_is_no_header() -> None:
     """Proxies take identity headers away from heads; trailers they pass on as they are."""
     proxies = {"networks": ["127.0.0.1/32"], "subject_header": "X-User"}
@@ -276,7 +270,6 @@ def test_a_trailer_is_no_header() -> None:
             assert answers(listener, offered + trailers).statuses == [401]
 
 
-@requirement("wall.framing")
 def test_nothing_is_read_behind_the_last_request(places: dict[str, Place]) -> None:
     main = places["main"]
     for last in (call("Connection: close"), call(version="1.0"), call("Connection: close", *H2C)):
@@ -284,7 +277,6 @@ def test_nothing_is_read_behind_the_last_request(places: dict[str, Place]) -> No
         assert heard.statuses == [200] and heard.closed and not heard.rest
 
 
-@requirement("wall.framing")
 def test_pipelined_requests_are_answered_in_their_order(places: dict[str, Place]) -> None:
     heard = places["main"].send(places["main"].get() + call() + places["main"].get(target="/nowhere"), expected=3)
     assert heard.statuses == [200, 200, 404] and b"result" in heard.answers[1].body and not heard.closed
@@ -293,7 +285,6 @@ def test_pipelined_requests_are_answered_in_their_order(places: dict[str, Place]
 # -- the referee
 
 
-@requirement("wall.framing")
 def test_the_gateway_reads_as_many_requests_as_h11_or_refuses(places: dict[str, Place]) -> None:
     """Each request of the corpus twice on one connection: what is served is what h11 reads."""
     main = places["main"]

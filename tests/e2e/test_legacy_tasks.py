@@ -16,6 +16,8 @@ from tests.support.mcp_clients import DECLARES_TASKS, SESSION_KEY, Legacy, Moder
 from tests.support.task_server import RELATED, running_http_tasks
 from tests.support.waiting import eventually
 
+pytestmark = requirement("task.relay")
+
 SERVERS = ("http", "shared", "stdio")
 
 
@@ -42,7 +44,6 @@ def clients(gateway: InProcessGateway, http: httpx.Client, name: str) -> list[Ta
     return [Tasks(gateway.url, http, f"{name}__"), Tasks(f"{gateway.base}/servers/{name}/mcp", http)]
 
 
-@requirement("task.relay")
 @pytest.mark.parametrize("name", SERVERS)
 def test_a_legacy_task_lives_under_the_gateways_id(gateway: InProcessGateway, http: httpx.Client, name: str) -> None:
     for tasks in clients(gateway, http, name):
@@ -66,7 +67,6 @@ def test_a_legacy_task_lives_under_the_gateways_id(gateway: InProcessGateway, ht
         assert tool_text(tasks.client.tool(f"{tasks.prefix}plain")) == "plain is done"
 
 
-@requirement("task.relay")
 @pytest.mark.parametrize("name", SERVERS)
 def test_a_task_that_asks_is_answered_while_its_result_is_awaited(
     gateway: InProcessGateway, http: httpx.Client, name: str
@@ -85,7 +85,7 @@ def test_a_task_that_asks_is_answered_while_its_result_is_awaited(
     assert replied and all(own.startswith("task/") for own in replied), "its server gets its own id"
 
 
-@requirement("task.relay", "wall.memory")
+@requirement("wall.memory")
 @pytest.mark.parametrize("name", SERVERS)
 def test_only_its_own_session_is_told_of_a_task(gateway: InProcessGateway, http: httpx.Client, name: str) -> None:
     mine, other = (Tasks(gateway.url, http, f"{name}__") for _ in range(2))
@@ -103,7 +103,7 @@ def test_only_its_own_session_is_told_of_a_task(gateway: InProcessGateway, http:
         assert mine.listed() == [task] and other.listed() == [own]
 
 
-@requirement("task.relay", "id.forged")
+@requirement("id.forged")
 def test_unknown_tasks_and_methods_are_errors_of_the_protocol(gateway: InProcessGateway, http: httpx.Client) -> None:
     tasks = Tasks(gateway.url, http, "stdio__")
     task = tasks.begin("work", for_s=60)["taskId"]
@@ -119,14 +119,12 @@ def test_unknown_tasks_and_methods_are_errors_of_the_protocol(gateway: InProcess
     assert tasks.error("tasks/list", {"cursor": "nonsense"})["code"] == -32602
 
 
-@requirement("task.relay")
 def test_tasks_of_several_servers_are_one_list(gateway: InProcessGateway, http: httpx.Client) -> None:
     tasks = Tasks(gateway.url, http)
     made = {name: [tasks.begin(f"{name}__work")["taskId"] for _ in range(3)] for name in SERVERS}
     assert sorted(tasks.listed()) == sorted(task for of_server in made.values() for task in of_server)
 
 
-@requirement("task.relay")
 def test_a_task_is_found_from_a_later_session_of_its_client(gateway: InProcessGateway, http: httpx.Client) -> None:
     task = Tasks(gateway.url, http, "stdio__").begin("work")["taskId"]
     later = Tasks(gateway.url, http)
@@ -156,7 +154,7 @@ def asked_and_answered(client: Legacy, tool: str, **more: Any) -> list[Any]:
     return seen
 
 
-@requirement("task.relay", "spec.bridge")
+@requirement("spec.bridge")
 @pytest.mark.parametrize("name", SERVERS)
 def test_a_legacy_client_gets_the_outcome_of_a_modern_servers_task(
     modern: InProcessGateway, http: httpx.Client, name: str
@@ -175,7 +173,7 @@ def test_a_legacy_client_gets_the_outcome_of_a_modern_servers_task(
     assert "asking" in [note["message"] for note in told]
 
 
-@requirement("task.relay", "spec.bridge")
+@requirement("spec.bridge")
 @pytest.mark.parametrize("name", SERVERS)
 def test_a_modern_client_gets_the_result_of_a_tool_that_is_a_task_only(
     gateway: InProcessGateway, http: httpx.Client, name: str
@@ -196,7 +194,7 @@ def test_a_modern_client_gets_the_result_of_a_tool_that_is_a_task_only(
     assert got()["result"]["content"][0]["text"] == "must is done"
 
 
-@requirement("task.relay", "spec.bridge")
+@requirement("spec.bridge")
 @pytest.mark.parametrize("name", SERVERS)
 def test_a_call_that_is_cancelled_cancels_the_task(
     gateway: InProcessGateway, modern: InProcessGateway, http: httpx.Client, name: str

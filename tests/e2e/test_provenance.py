@@ -15,6 +15,8 @@ from tests.support.in_process_gateway import InProcessGateway, in_process_gatewa
 from tests.support.issuer import Issuer
 from tests.support.mcp_clients import Legacy, Modern, messages, tool_text
 
+pytestmark = requirement("wall.provenance")
+
 BOSS = "team-boss"
 RULES = [
     {"workspaces": ["team-*"], "trust": "direct", "permissions": ["notes.write"]},
@@ -47,7 +49,6 @@ def keyed(**policy: Any) -> dict[str, Any]:
     return {"api_keys": keys, "session": {"trust": "sandboxed"}, "policy": {"rules": RULES, **policy}}
 
 
-@requirement("wall.provenance")
 def test_a_guest_gains_nothing_by_the_workspace_it_announces(http: httpx.Client) -> None:
     with in_process_gateway(SERVERS, options=keyed()) as gateway:
         guest = opened(gateway, http, bearer(KEYS["alice"]))
@@ -62,7 +63,6 @@ def test_a_guest_gains_nothing_by_the_workspace_it_announces(http: httpx.Client)
         assert "probe__noise" in listed(bob), "a rule has said its workspace"
 
 
-@requirement("wall.provenance")
 def test_servers_and_tools_of_a_workspace_are_not_for_who_announces_it(http: httpx.Client) -> None:
     workspaces = {
         "team-*": {"servers": ["probe", "demo"]},
@@ -78,7 +78,6 @@ def test_servers_and_tools_of_a_workspace_are_not_for_who_announces_it(http: htt
         assert {"probe__pid", "demo__ask"} <= listed(opened(gateway, http, bearer(KEYS["bob"])))
 
 
-@requirement("wall.provenance")
 def test_a_workspace_that_a_credential_no_longer_says_is_gone(
     issued: RunningGateway, issuer: Issuer, http: httpx.Client
 ) -> None:
@@ -93,7 +92,6 @@ def test_a_workspace_that_a_credential_no_longer_says_is_gone(
     assert told(guest) == told(guest) | {"workspace": "", "trust": "sandboxed", "permissions": ""}
 
 
-@requirement("wall.provenance")
 def test_what_a_proxy_does_not_say_grants_nothing(proxied: RunningGateway, http: httpx.Client) -> None:
     silent = opened(proxied, http, {"X-User": "ada"})
     assert told(silent) == told(silent) | {"workspace": "", "trust": "sandboxed", "permissions": ""}
@@ -104,7 +102,6 @@ def test_what_a_proxy_does_not_say_grants_nothing(proxied: RunningGateway, http:
     assert told(empty) == told(empty) | {"workspace": "", "trust": "sandboxed", "permissions": ""}
 
 
-@requirement("wall.provenance")
 def test_a_check_warns_of_trust_in_announced_workspaces(tmp_path: Path) -> None:
     config = tmp_path / "mcp.json"
     policy = {"trust_announced_workspace": True}
@@ -113,7 +110,6 @@ def test_a_check_warns_of_trust_in_announced_workspaces(tmp_path: Path) -> None:
     assert done.returncode == 0 and "any client may take any workspace" in done.stdout + done.stderr
 
 
-@requirement("wall.provenance")
 @pytest.mark.parametrize("era", [Legacy, Modern])
 def test_a_server_gets_no_announced_workspace_that_is_not_the_operators(http: httpx.Client, era: Any) -> None:
     rules = {"rules": [{"principals": ["*"], "workspace": "blue"}]}

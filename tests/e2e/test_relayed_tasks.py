@@ -19,6 +19,8 @@ from tests.support.task_client import TaskClient
 from tests.support.task_server import EXTENSION, HttpTasks, running_http_tasks
 from tests.support.waiting import gone
 
+pytestmark = requirement("task.relay")
+
 ACCEPT = {"action": "accept", "content": {"name": "Ada"}}
 SERVERS = ("http", "shared", "stdio")
 SUBSCRIPTION = "io.modelcontextprotocol/subscriptionId"
@@ -49,7 +51,6 @@ def clients(gateway: InProcessGateway, http: httpx.Client, name: str) -> list[Ta
     return [TaskClient(gateway.url, http, f"{name}__"), TaskClient(f"{gateway.base}/servers/{name}/mcp", http)]
 
 
-@requirement("task.relay")
 @pytest.mark.parametrize("name", SERVERS)
 def test_a_task_is_found_by_its_id_alone(gateway: InProcessGateway, http: httpx.Client, name: str) -> None:
     for tasks in clients(gateway, http, name):
@@ -63,7 +64,6 @@ def test_a_task_is_found_by_its_id_alone(gateway: InProcessGateway, http: httpx.
         assert SESSION_KEY not in done.get("_meta", {}), "an id gives no session"
 
 
-@requirement("task.relay")
 @pytest.mark.parametrize("name", SERVERS)
 def test_a_task_asks_fails_and_is_cancelled(gateway: InProcessGateway, http: httpx.Client, name: str) -> None:
     for tasks in clients(gateway, http, name):
@@ -82,7 +82,7 @@ def test_a_task_asks_fails_and_is_cancelled(gateway: InProcessGateway, http: htt
         assert tasks.until(task, "cancelled")
 
 
-@requirement("task.relay", "ext.relay")
+@requirement("ext.relay")
 def test_a_server_is_asked_for_a_task_by_its_own_id(
     gateway: InProcessGateway, http: httpx.Client, upstream: HttpTasks
 ) -> None:
@@ -95,7 +95,6 @@ def test_a_server_is_asked_for_a_task_by_its_own_id(
     assert named[-1] == own
 
 
-@requirement("task.relay")
 @pytest.mark.parametrize("name", SERVERS)
 def test_without_the_extension_on_a_request_there_are_no_tasks(
     gateway: InProcessGateway, http: httpx.Client, name: str
@@ -130,7 +129,7 @@ def unknown(tasks: TaskClient, task: str) -> Any:
     return found.pop()
 
 
-@requirement("task.relay", "id.forged", "id.bound")
+@requirement("id.forged", "id.bound")
 def test_whoever_may_not_have_a_task_learns_nothing_of_it(tasked: RunningGateway, http: httpx.Client) -> None:
     alice, bob = (TaskClient(tasked.url, http, "extension__", headers=bearer(KEYS[who])) for who in ("alice", "bob"))
     made = alice.call("work", for_s=60)
@@ -145,7 +144,6 @@ def test_whoever_may_not_have_a_task_learns_nothing_of_it(tasked: RunningGateway
     assert alice.get(task)["status"] == "working", "and the task goes on"
 
 
-@requirement("task.relay")
 @pytest.mark.parametrize("name", SERVERS)
 def test_a_client_is_notified_of_the_tasks_that_it_names(
     gateway: InProcessGateway, http: httpx.Client, name: str
@@ -174,7 +172,6 @@ def test_a_client_is_notified_of_the_tasks_that_it_names(
         assert {**got, **differs} == {**whole, "resultType": "complete", **differs}
 
 
-@requirement("task.relay")
 def test_one_stream_notifies_of_tasks_of_several_servers_and_of_lists(
     gateway: InProcessGateway, http: httpx.Client
 ) -> None:
@@ -185,7 +182,6 @@ def test_one_stream_notifies_of_tasks_of_several_servers_and_of_lists(
         assert {next(stream)["params"]["taskId"] for _ in begun} == {*begun}
 
 
-@requirement("task.relay")
 def test_who_takes_no_tasks_is_notified_of_none(gateway: InProcessGateway, http: httpx.Client) -> None:
     tasks, _ = clients(gateway, http, "http")
     task = tasks.call("work")["taskId"]
@@ -197,7 +193,7 @@ def test_who_takes_no_tasks_is_notified_of_none(gateway: InProcessGateway, http:
     assert (wrong.status_code, messages(wrong)[-1]["error"]["code"]) == (400, -32602)
 
 
-@requirement("task.relay", "life.unconfirmed")
+@requirement("life.unconfirmed")
 def test_a_task_keeps_its_session_and_its_process_until_it_is_over(
     gateway: InProcessGateway, http: httpx.Client
 ) -> None:
@@ -210,7 +206,7 @@ def test_a_task_keeps_its_session_and_its_process_until_it_is_over(
     assert gone([process])
 
 
-@requirement("task.relay", "id.forged")
+@requirement("id.forged")
 def test_a_task_of_an_ended_session_or_of_a_hidden_server_is_unknown(tmp_path: Path, http: httpx.Client) -> None:
     free = server((*TASKS, "modern"))
     options = {"store": f"sqlite:///{tmp_path}/sessions.db"}
@@ -227,7 +223,7 @@ def test_a_task_of_an_ended_session_or_of_a_hidden_server_is_unknown(tmp_path: P
         assert unknown(TaskClient(gateway.url, http), kept["taskId"]) == forged
 
 
-@requirement("task.relay", "rep.any")
+@requirement("rep.any")
 def test_a_task_is_reached_through_every_replica(
     redis_server: RunningRedis, http: httpx.Client, upstream: HttpTasks
 ) -> None:

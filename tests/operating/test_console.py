@@ -16,10 +16,11 @@ from tests.support.mcp_clients import Legacy, tool_text
 from tests.support.redis_server import RunningRedis
 from tests.support.waiting import gone
 
+pytestmark = requirement("ops.console")
+
 Pair = tuple[RunningGateway, RunningGateway]
 
 
-@requirement("ops.console")
 def test_the_session_that_fails_is_found_understood_and_ended(
     pair: Pair, context: BrowserContext, http: httpx.Client
 ) -> None:
@@ -49,7 +50,6 @@ def test_the_session_that_fails_is_found_understood_and_ended(
     expect(page.locator("tbody")).to_contain_text("the operator olga ended it")
 
 
-@requirement("ops.console")
 def test_a_replica_is_drained_and_admitted_in_the_console(
     pair: Pair, own_redis: RunningRedis, context: BrowserContext
 ) -> None:
@@ -70,7 +70,7 @@ def test_a_replica_is_drained_and_admitted_in_the_console(
         assert httpx.get(f"{other.base}/readyz").status_code == 200
 
 
-@requirement("ops.console", "ops.redact")
+@requirement("ops.redact")
 def test_what_clients_say_of_themselves_is_text_in_the_console(
     pair: Pair, context: BrowserContext, http: httpx.Client
 ) -> None:
@@ -87,7 +87,6 @@ def test_what_clients_say_of_themselves_is_text_in_the_console(
     client.delete()
 
 
-@requirement("ops.console")
 def test_it_works_without_scripts(pair: Pair, browser: Browser, http: httpx.Client, tmp_path: Path) -> None:
     client = Legacy(f"{pair[0].base}/servers/probe/mcp", http).open(name="plain")
     context = browser.new_context(java_script_enabled=False)

@@ -18,7 +18,7 @@ from tests.support.gateway_process import DEMO, UNLIMITED, RunningGateway, serve
 from tests.support.mcp_clients import Legacy
 from tests.support.redis_server import running_redis
 
-pytestmark = pytest.mark.alone
+pytestmark = [pytest.mark.alone, requirement("ops.console-at-scale")]
 
 Cluster = Sequence[RunningGateway]
 
@@ -101,7 +101,6 @@ def panel(page: Page, heading: str) -> Locator:
     return page.locator("section", has=page.get_by_role("heading", name=heading, exact=True))
 
 
-@requirement("ops.console-at-scale")
 def test_the_failing_session_is_found_and_says_why(operator: Clicks) -> None:
     row = panel(operator.page, "Sessions with failures").locator("tbody tr")
     expect(row).to_have_count(1)
@@ -113,7 +112,6 @@ def test_the_failing_session_is_found_and_says_why(operator: Clicks) -> None:
     )
 
 
-@requirement("ops.console-at-scale")
 def test_the_slow_tool_is_found(operator: Clicks) -> None:
     row = panel(operator.page, "Slowest tools").locator("tbody tr").first
     expect(row).to_contain_text("sleep")
@@ -122,7 +120,6 @@ def test_the_slow_tool_is_found(operator: Clicks) -> None:
     expect(slowest).to_contain_text("sleep")
 
 
-@requirement("ops.console-at-scale")
 def test_who_uses_most_is_found(operator: Clicks) -> None:
     expect(panel(operator.page, "Most active principals").locator("tbody tr").first).to_contain_text("heavy")
     operator.click(panel(operator.page, "Most active principals").get_by_role("link", name="All"))
@@ -130,7 +127,7 @@ def test_who_uses_most_is_found(operator: Clicks) -> None:
     expect(operator.page.locator("tbody tr").first).to_contain_text("heavy")
 
 
-@requirement("ops.console-at-scale", "ops.timeline")
+@requirement("ops.timeline")
 def test_what_a_client_did_before_it_went_is_found(operator: Clicks) -> None:
     operator.click(operator.page.get_by_role("link", name="24 hours"))
     operator.click(panel(operator.page, "Most active clients").get_by_role("link", name="past-agent"))
@@ -143,7 +140,6 @@ def test_what_a_client_did_before_it_went_is_found(operator: Clicks) -> None:
     expect(entries.first).to_contain_text("ended")
 
 
-@requirement("ops.console-at-scale")
 def test_pages_of_sessions_follow_each_other(operator: Clicks, cluster: Cluster) -> None:
     operator.page.goto(f"{cluster[2].base}/admin/sessions")
     rows = operator.page.locator("tbody th")
@@ -154,7 +150,6 @@ def test_pages_of_sessions_follow_each_other(operator: Clicks, cluster: Cluster)
     assert not seen & set(rows.all_inner_texts())
 
 
-@requirement("ops.console-at-scale")
 def test_every_page_takes_a_tenth_of_a_second_at_most(cluster: Cluster) -> None:
     """At the client, so that the time of the server is less. The best of five: others may use the machine."""
     took: dict[str, list[float]] = {}

@@ -11,6 +11,8 @@ from tests.support.gateway_process import RunningGateway
 from tests.support.task_client import TaskClient
 from tests.support.waiting import eventually
 
+pytestmark = requirement("task.operators")
+
 
 def outcomes(ops: httpx.Client, gateway: RunningGateway, task: str) -> list[str]:
     """What the audit trail says of a task, newest first."""
@@ -18,7 +20,6 @@ def outcomes(ops: httpx.Client, gateway: RunningGateway, task: str) -> list[str]
     return [one["outcome"] for one in events if one["event"] == "task" and one["reason"].startswith(task)]
 
 
-@requirement("task.operators")
 def test_a_task_is_found_and_cancelled_from_another_replica(
     pair: tuple[RunningGateway, RunningGateway], ops: httpx.Client, http: httpx.Client, cli: Cli
 ) -> None:
@@ -52,7 +53,6 @@ def test_a_task_is_found_and_cancelled_from_another_replica(
     assert newest in table and "olga" in table
 
 
-@requirement("task.operators")
 def test_operators_see_that_the_tool_of_a_completed_task_has_failed(
     pair: tuple[RunningGateway, RunningGateway], ops: httpx.Client, http: httpx.Client, cli: Cli
 ) -> None:
@@ -72,7 +72,6 @@ def test_operators_see_that_the_tool_of_a_completed_task_has_failed(
     assert eventually(lambda: ["tool error", "made"] == outcomes(ops, here, row["task"]))
 
 
-@requirement("task.operators")
 def test_the_page_of_a_session_lists_its_tasks_and_only_a_page_of_the_console_cancels_one(
     pair: tuple[RunningGateway, RunningGateway], ops: httpx.Client, http: httpx.Client
 ) -> None:

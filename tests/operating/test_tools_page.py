@@ -17,6 +17,8 @@ from tests.support.gateway_process import PROBE, RunningGateway, running_gateway
 from tests.support.stdio_server import text
 from tests.support.table_server import table_server
 
+pytestmark = requirement("ops.try-tools")
+
 
 def png() -> str:
     """A picture of one red point."""
@@ -99,7 +101,6 @@ def sent(page: Page) -> Any:
     )
 
 
-@requirement("ops.try-tools")
 def test_a_tool_is_found_and_called_with_arguments_of_every_kind(
     gateway: RunningGateway, context: BrowserContext
 ) -> None:
@@ -135,7 +136,6 @@ def test_a_tool_is_found_and_called_with_arguments_of_every_kind(
     expect(page.get_by_label("count")).to_have_value("4")
 
 
-@requirement("ops.try-tools")
 def test_what_cannot_be_sent_is_said_at_its_argument(gateway: RunningGateway, context: BrowserContext) -> None:
     page = signed_in(context, gateway)
     page.goto(f"{gateway.base}/admin/tools/tools?name=kinds")
@@ -149,7 +149,6 @@ def test_what_cannot_be_sent_is_said_at_its_argument(gateway: RunningGateway, co
     expect(page.get_by_label("tags")).to_have_value("[1, ")
 
 
-@requirement("ops.try-tools")
 def test_arguments_can_be_given_as_json(gateway: RunningGateway, context: BrowserContext) -> None:
     page = signed_in(context, gateway)
     page.goto(f"{gateway.base}/admin/tools/tools?name=kinds")
@@ -165,7 +164,6 @@ def test_arguments_can_be_given_as_json(gateway: RunningGateway, context: Browse
     assert sent(page) == {"a": 1}
 
 
-@requirement("ops.try-tools")
 def test_a_hostile_answer_is_text_and_only_known_images_are_drawn(
     gateway: RunningGateway, context: BrowserContext
 ) -> None:
@@ -187,7 +185,6 @@ def test_a_hostile_answer_is_text_and_only_known_images_are_drawn(
     assert complaints == []
 
 
-@requirement("ops.try-tools")
 def test_a_fresh_session_is_kept_and_called_again(gateway: RunningGateway, context: BrowserContext) -> None:
     page = signed_in(context, gateway)
     page.goto(f"{gateway.base}/admin/tools/probe?name=pid")
@@ -202,7 +199,6 @@ def test_a_fresh_session_is_kept_and_called_again(gateway: RunningGateway, conte
     expect(page.locator("main")).to_contain_text("operator:olga")
 
 
-@requirement("ops.try-tools")
 def test_other_sites_call_nothing(gateway: RunningGateway, context: BrowserContext, http: httpx.Client) -> None:
     signed_in(context, gateway).close()
     cookie = "; ".join(f"{one['name']}={one['value']}" for one in context.cookies())
@@ -215,7 +211,6 @@ def test_other_sites_call_nothing(gateway: RunningGateway, context: BrowserConte
     assert http.post(url, data={"name": "pid", "x" * (2 << 20): ""}, headers={"Cookie": cookie}).status_code == 400
 
 
-@requirement("ops.try-tools")
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_the_pages_of_tools_are_accessible_and_fit_a_phone(
     gateway: RunningGateway, browser: Browser, scheme: str

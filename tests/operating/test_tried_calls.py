@@ -13,6 +13,8 @@ from tests.support.mcp_clients import Legacy, Modern, tool_text
 from tests.support.redis_server import RunningRedis
 from tests.support.waiting import eventually
 
+pytestmark = requirement("ops.try-tools")
+
 Pair = tuple[RunningGateway, RunningGateway]
 
 
@@ -45,7 +47,6 @@ def event_of(ops: httpx.Client, gateway: RunningGateway, correlation: str, kind:
     return event
 
 
-@requirement("ops.try-tools")
 def test_the_catalog_has_the_tools_of_all_servers(pair: Pair, ops: httpx.Client) -> None:
     found = ops.get(f"{pair[0].base}/admin/api/catalog", params={"limit": 1000}).json()
     assert {tool["server"] for tool in found["tools"]} == {"demo", "probe"}
@@ -56,7 +57,6 @@ def test_the_catalog_has_the_tools_of_all_servers(pair: Pair, ops: httpx.Client)
     assert one["tools"][0]["input_schema"]["type"] == "object"
 
 
-@requirement("ops.try-tools")
 def test_a_call_in_a_fresh_session_has_the_operator_as_its_principal_and_ends_with_its_session(
     pair: Pair, ops: httpx.Client
 ) -> None:
@@ -71,7 +71,6 @@ def test_a_call_in_a_fresh_session_has_the_operator_as_its_principal_and_ends_wi
     assert (called["principal"], called["tool"]) == ("operator:olga", "probe/meta")
 
 
-@requirement("ops.try-tools")
 def test_a_fresh_session_that_is_kept_is_the_same_process_for_the_next_call(pair: Pair, ops: httpx.Client) -> None:
     first = tried(ops, pair[0], "pid", keep=True)
     assert first["kept"]
@@ -81,7 +80,6 @@ def test_a_fresh_session_that_is_kept_is_the_same_process_for_the_next_call(pair
     assert ops.delete(f"{pair[0].base}/admin/api/sessions/{first['session']}").status_code == 200
 
 
-@requirement("ops.try-tools")
 @pytest.mark.parametrize(
     ("era", "path", "at"),
     [
@@ -112,7 +110,6 @@ def test_a_call_in_a_live_session_is_made_in_its_process(
     assert ops.delete(f"{pair[at].base}/admin/api/sessions/{session}").status_code == 200
 
 
-@requirement("ops.try-tools")
 def test_what_the_server_asks_its_client_is_declined_and_shown(
     pair: Pair, ops: httpx.Client, http: httpx.Client
 ) -> None:
@@ -125,7 +122,6 @@ def test_what_the_server_asks_its_client_is_declined_and_shown(
     client.delete()
 
 
-@requirement("ops.try-tools")
 def test_answers_are_bounded(pair: Pair, ops: httpx.Client) -> None:
     outcome = tried(ops, pair[0], "giant", {"size": 6 << 20})
     assert outcome["outcome"] == "too_large" and "result" not in outcome
@@ -135,7 +131,6 @@ def test_answers_are_bounded(pair: Pair, ops: httpx.Client) -> None:
     assert (failed["outcome"], text_of(failed)) == ("tool_error", "it failed")
 
 
-@requirement("ops.try-tools")
 def test_what_the_server_says_before_its_answer_is_cut(pair: Pair, ops: httpx.Client, http: httpx.Client) -> None:
     client = Legacy(f"{pair[0].base}/servers/probe/mcp", http).open(name="listens")
     outcome = tried(ops, pair[1], "flood", {"megabytes": 3}, session=client.session[:8])
@@ -144,7 +139,6 @@ def test_what_the_server_says_before_its_answer_is_cut(pair: Pair, ops: httpx.Cl
     client.delete()
 
 
-@requirement("ops.try-tools")
 @pytest.mark.parametrize("in_session", [False, True], ids=["fresh", "live"])
 def test_a_call_is_cancelled_when_the_operator_leaves(
     pair: Pair, ops: httpx.Client, http: httpx.Client, in_session: bool
@@ -165,7 +159,6 @@ def test_a_call_is_cancelled_when_the_operator_leaves(
     client.delete()
 
 
-@requirement("ops.try-tools")
 @pytest.mark.parametrize(
     ("attempt", "status", "why"),
     [
@@ -185,7 +178,6 @@ def test_an_attempt_that_cannot_be_made_says_why(
     assert (response.status_code, why in response.json()["detail"]) == (status, True), response.text
 
 
-@requirement("ops.try-tools")
 def test_what_is_no_tool_or_no_argument_is_refused_as_for_every_client(pair: Pair, ops: httpx.Client) -> None:
     def at_demo(tool: str, arguments: Any) -> Any:
         attempt = {"server": "demo", "tool": tool, "arguments": arguments}
@@ -197,7 +189,6 @@ def test_what_is_no_tool_or_no_argument_is_refused_as_for_every_client(pair: Pai
     assert wrong["outcome"] == "tool_error" and "kept" not in wrong, wrong
 
 
-@requirement("ops.try-tools")
 def test_nobody_without_a_key_tries_anything(pair: Pair, http: httpx.Client) -> None:
     attempt = {"server": "probe", "tool": "pid"}
     assert http.post(f"{pair[0].base}/admin/api/calls", json=attempt).status_code == 401
@@ -213,7 +204,6 @@ def guarded(own_redis: RunningRedis) -> Iterator[RunningGateway]:
         yield gateway
 
 
-@requirement("ops.try-tools")
 def test_the_setting_keeps_operators_out_of_sessions_of_others(
     guarded: RunningGateway, ops: httpx.Client, http: httpx.Client
 ) -> None:
@@ -226,7 +216,6 @@ def test_the_setting_keeps_operators_out_of_sessions_of_others(
     assert ops.delete(f"{guarded.base}/admin/api/sessions/{own['session']}").status_code == 200
 
 
-@requirement("ops.try-tools")
 def test_rules_for_operators_decide_what_they_may_call(guarded: RunningGateway, ops: httpx.Client) -> None:
     attempt = {"server": "demo", "tool": "remember", "arguments": {"key": "a", "value": "b"}}
     refused = ops.post(f"{guarded.base}/admin/api/calls", json=attempt).json()

@@ -25,6 +25,8 @@ from tests.support.redis_server import RunningRedis
 from tests.support.waiting import descendants, eventually, gone
 from tests.support.worker_processes import KEYS, worker_processes
 
+pytestmark = requirement("wall.unread-log")
+
 MOST_CALLS = 30_000
 NAME = "no-such-tool-" + "x" * 100
 """Each call of it has a line with it."""
@@ -88,7 +90,6 @@ def lines_until(descriptor: int, text: str) -> str:
     return read.decode()
 
 
-@requirement("wall.unread-log")
 def test_a_pipe_that_nobody_reads_stops_nobody_and_the_gap_is_told(tmp_path: Path, http: httpx.Client) -> None:
     ours, theirs = os.pipe()
     with unread_gateway(tmp_path, theirs) as (base, process):
@@ -105,7 +106,6 @@ def test_a_pipe_that_nobody_reads_stops_nobody_and_the_gap_is_told(tmp_path: Pat
     os.close(ours)
 
 
-@requirement("wall.unread-log")
 def test_a_terminal_that_was_stopped_stops_nobody_and_no_exit(tmp_path: Path, http: httpx.Client) -> None:
     ours, theirs = pty.openpty()
     with unread_gateway(tmp_path, theirs, log_format="logfmt") as (base, process):
@@ -117,7 +117,6 @@ def test_a_terminal_that_was_stopped_stops_nobody_and_no_exit(tmp_path: Path, ht
     os.close(theirs)
 
 
-@requirement("wall.unread-log")
 def test_workers_with_a_full_pipe_serve_and_are_started_again(
     tmp_path: Path, http: httpx.Client, redis_server: RunningRedis
 ) -> None:
@@ -155,7 +154,6 @@ raise RuntimeError("the last word")
 """
 
 
-@requirement("wall.unread-log")
 @pytest.mark.parametrize("is_read", [True, False])
 def test_the_last_line_before_a_crash_gets_out_and_nothing_hangs(is_read: bool) -> None:
     process = subprocess.Popen(

@@ -19,7 +19,7 @@ from transports.upstream.prototypes import IDLE_S
 from transports.upstream.spawn import ForkServer
 from transports.upstream.walls.spec import Grant, Reach, Walls
 
-pytestmark = [pytest.mark.anyio, needs_walls]
+pytestmark = [pytest.mark.anyio, needs_walls, requirement("box.prepared")]
 
 LOOKS: Final = """
 import errno, json, os, sys
@@ -70,7 +70,7 @@ async def looked_prepared(fork_server: ForkServer, given: Walls, *paths: Path) -
     raise AssertionError("nothing was prepared")
 
 
-@requirement("box.prepared", "box.files")
+@requirement("box.files")
 async def test_what_was_prepared_opens_nothing_of_another_session(fork_server: ForkServer, folder: Path) -> None:
     sessions = [folder / name for name in ("a", "b")]
     for session in sessions:
@@ -81,7 +81,6 @@ async def test_what_was_prepared_opens_nothing_of_another_session(fork_server: F
         assert descriptors == [0, 1, 2, 3], "no ruleset is left to it"
 
 
-@requirement("box.prepared")
 async def test_what_a_server_is_granted_afterwards_or_no_more_is_not_mixed_up(
     fork_server: ForkServer, folder: Path
 ) -> None:
@@ -91,7 +90,6 @@ async def test_what_a_server_is_granted_afterwards_or_no_more_is_not_mixed_up(
         assert (await looked_prepared(fork_server, walls(), folder))[0] == ["EACCES"]
 
 
-@requirement("box.prepared")
 async def test_a_program_that_was_replaced_meanwhile_is_started(fork_server: ForkServer, folder: Path) -> None:
     installed = folder / "installed"
 
@@ -123,7 +121,7 @@ async def test_a_program_that_was_replaced_meanwhile_is_started(fork_server: For
         await start()
 
 
-@requirement("box.prepared", "box.system")
+@requirement("box.system")
 async def test_what_cannot_be_prepared_starts_nothing(fork_server: ForkServer, folder: Path) -> None:
     missing = folder / "later"
     given = walls(common=(Grant(str(missing), "rw"),))
@@ -134,14 +132,13 @@ async def test_what_cannot_be_prepared_starts_nothing(fork_server: ForkServer, f
     assert (await looked_prepared(fork_server, given, missing))[0] == [""]
 
 
-@requirement("box.prepared", "box.siblings")
+@requirement("box.siblings")
 async def test_with_namespaces_the_common_part_is_told_and_not_prepared(fork_server: ForkServer, folder: Path) -> None:
     for _ in range(3):
         prepared, errors, _ = await look(fork_server, walls(folder, namespaces=True), folder, Path("/var"))
         assert not prepared and errors in (["", "EROFS"], ["", "EACCES"])
 
 
-@requirement("box.prepared")
 async def test_a_killed_fork_server_is_told_anew(fork_server: ForkServer, folder: Path) -> None:
     assert (await look(fork_server, walls(folder), folder))[1] == [""]
     (program,) = fork_server._programs

@@ -19,7 +19,7 @@ from transports.upstream.walls.spec import Grant
 from transports.upstream.walls.system_calls import numbers
 from transports.upstream.walls.watchers import Watchers
 
-pytestmark = needs_walls
+pytestmark = [needs_walls, requirement("box.system")]
 
 MOST = 1_024
 _MODIFIED = 2
@@ -85,7 +85,6 @@ def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
     yield Server(tmp_path)
 
 
-@requirement("box.system")
 def test_a_server_has_a_share_of_the_watches_of_its_user(server: Server) -> None:
     """Of all its instances together, those that it has given elsewhere too."""
     one, two = server.instance(), server.instance()
@@ -101,7 +100,6 @@ def test_a_server_has_a_share_of_the_watches_of_its_user(server: Server) -> None
     assert server.watch_new(two, 200) == 200, "nobody has the first one any more"
 
 
-@requirement("box.system")
 def test_watches_that_are_gone_can_be_had_again(server: Server, tmp_path: Path) -> None:
     """With their files, also from another instance; and a file that is watched again is counted once."""
     one, two = server.instance(), server.instance()
@@ -116,7 +114,6 @@ def test_watches_that_are_gone_can_be_had_again(server: Server, tmp_path: Path) 
     assert server.watch_new(two) == 100
 
 
-@requirement("box.system")
 def test_only_instances_of_the_server_get_watches(server: Server, tmp_path: Path) -> None:
     with (tmp_path / "file").open("w") as file, socket.socket() as other:
         found = [server.watch(fd, tmp_path) for fd in (file.fileno(), other.fileno(), 1 << 20)]

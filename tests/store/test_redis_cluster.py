@@ -21,6 +21,8 @@ from tests.support.redis_cluster import RunningCluster, running_cluster
 from tests.support.redis_server import RunningRedis
 from transports.soon import arrived
 
+pytestmark = requirement("rep.redis")
+
 
 def _place(session_id: str) -> int:
     """Which of the three masters has the session."""
@@ -48,7 +50,6 @@ class TestCluster(BackendContract):
         await backend.close()
 
 
-@requirement("rep.redis")
 def test_slots_are_those_of_redis(cluster: RunningCluster) -> None:
     for key in (
         "",
@@ -65,7 +66,6 @@ def test_slots_are_those_of_redis(cluster: RunningCluster) -> None:
         assert slot_of(key) == cluster.run(cluster.ports[0], "CLUSTER", "KEYSLOT", key)
 
 
-@requirement("rep.redis")
 @pytest.mark.anyio
 async def test_a_slot_that_moves_loses_no_increment(cluster: RunningCluster) -> None:
     cluster.flush()
@@ -100,7 +100,6 @@ async def test_a_slot_that_moves_loses_no_increment(cluster: RunningCluster) -> 
     await backend.close()
 
 
-@requirement("rep.redis")
 @pytest.mark.anyio
 async def test_a_master_that_dies_is_replaced_and_nothing_is_gone() -> None:
     with running_cluster(replicas=True) as cluster:
@@ -131,7 +130,6 @@ async def test_a_master_that_dies_is_replaced_and_nothing_is_gone() -> None:
         await backend.close()
 
 
-@requirement("rep.redis")
 @pytest.mark.anyio
 async def test_a_node_that_does_not_answer_delays_no_command_for_the_others(patient: RunningCluster) -> None:
     backend = RedisBackend(patient.url)
@@ -158,7 +156,7 @@ async def test_a_node_that_does_not_answer_delays_no_command_for_the_others(pati
     await backend.close()
 
 
-@requirement("rep.redis", "spec.stream-log")
+@requirement("spec.stream-log")
 @pytest.mark.anyio
 async def test_a_node_that_does_not_answer_keeps_back_no_events_of_the_others(patient: RunningCluster) -> None:
     backend = RedisBackend(patient.url)
@@ -192,7 +190,7 @@ async def test_a_node_that_does_not_answer_keeps_back_no_events_of_the_others(pa
     await backend.close()
 
 
-@requirement("rep.redis", "spec.stream-log")
+@requirement("spec.stream-log")
 @pytest.mark.anyio
 async def test_streams_are_followed_although_the_node_of_the_bus_does_not_answer(patient: RunningCluster) -> None:
     backend = RedisBackend(patient.url)
@@ -232,7 +230,6 @@ def patient(cluster: RunningCluster) -> Iterator[RunningCluster]:
     cluster.wait(lambda: all(cluster.state(port) == "ok" for port in cluster.masters))
 
 
-@requirement("rep.redis")
 @pytest.mark.anyio
 async def test_a_single_server_is_told_to_be_no_cluster(redis_server: RunningRedis) -> None:
     backend = RedisBackend(redis_server.url.replace("redis://", "redis+cluster://").removesuffix("/0"))
@@ -241,7 +238,7 @@ async def test_a_single_server_is_told_to_be_no_cluster(redis_server: RunningRed
     await backend.close()
 
 
-@requirement("rep.redis", "rep.any")
+@requirement("rep.any")
 def test_gateways_serve_sessions_from_a_cluster(cluster: RunningCluster, http: httpx.Client) -> None:
     options, env = {"store": cluster.url}, {"MCP_GATEWAY_KEYS": "k" * 40}
     with (
