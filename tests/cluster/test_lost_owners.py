@@ -84,14 +84,12 @@ def test_an_answer_that_had_begun_goes_on_in_the_same_stream(two: list[RunningGa
     owner = demo_owner(two)
     calling = through(next(g for g in two if g is not owner), "demo", client)
     body = {"name": "slow", "arguments": {"steps": 6, "interval_s": 0.3}, "_meta": {"progressToken": "p"}}
-    request = {"jsonrpc": "2.0", "id": 5, "method": "tools/call", "params": body}
     seen: list[Any] = []
-    with calling.http.stream("POST", calling.url, json=request, headers=calling.request_headers()) as stream:
-        for line in stream.iter_lines():
-            if line.startswith("data: {"):
-                seen.append(json.loads(line.removeprefix("data: ")))
-                if len(seen) == 2:
-                    owner.kill()
+    with calling.streaming("tools/call", body, 5) as coming:
+        for message in coming:
+            seen.append(message)
+            if len(seen) == 2:
+                owner.kill()
     steps = [m["params"]["progress"] for m in seen if m.get("method") == "notifications/progress"]
     assert steps[-6:] == [1, 2, 3, 4, 5, 6] and 1 in steps[:-6], "and all of it once more"
     assert seen[-1]["id"] == 5 and seen[-1]["result"]["content"][0]["text"] == "done"
@@ -104,19 +102,14 @@ def test_a_question_dies_with_its_owner_and_the_call_says_so(two: list[RunningGa
     tool_text(client.tool("count"))
     owner = demo_owner(two)
     edge = next(g for g in two if g is not owner)
-    body = {"jsonrpc": "2.0", "id": 7, "method": "tools/call", "params": {"name": "ask", "arguments": {}}}
     calling = through(edge, "demo", client)
-    seen: list[Any] = []
-    with calling.http.stream("POST", calling.url, json=body, headers=calling.request_headers()) as stream:
-        for line in stream.iter_lines():
-            if line.startswith("data: {"):
-                seen.append(json.loads(line.removeprefix("data: ")))
-                if "method" in seen[-1]:
-                    owner.kill()
-                    result = {"action": "accept", "content": {"name": "Ada"}}
-                    client.urls = [calling.url]
-                    assert client.post({"jsonrpc": "2.0", "id": seen[-1]["id"], "result": result}).status_code == 202
-    assert seen[-1]["id"] == 7 and seen[-1]["error"]["code"] == -32014
+    with calling.streaming("tools/call", {"name": "ask", "arguments": {}}) as coming:
+        for message in coming:
+            if "method" in message:
+                owner.kill()
+                client.urls = [calling.url]
+                client.reply(message, result={"action": "accept", "content": {"name": "Ada"}})
+    assert message["id"] == 7 and message["error"]["code"] == -32014
 
 
 @requirement("rep.store-down", "rep.any")

@@ -126,17 +126,12 @@ def test_a_replica_that_stops_ends_the_streams_that_it_relays(two: list[RunningG
 def test_a_question_on_one_replica_is_answered_on_another(steady: list[RunningGateway], http: httpx.Client) -> None:
     for n in range(3):
         client = Wandering(steady, "demo", http).open(capabilities={"elicitation": {}})
-        body = {"jsonrpc": "2.0", "id": 7, "method": "tools/call", "params": {"name": "ask", "arguments": {}}}
-        seen: list[Any] = []
-        with http.stream("POST", client.urls[n], json=body, headers=client.request_headers()) as stream:
-            for line in stream.iter_lines():
-                if line.startswith("data: {"):
-                    seen.append(json.loads(line.removeprefix("data: ")))
-                    if "method" in seen[-1]:
-                        result = {"action": "accept", "content": {"name": "Ada"}}
-                        answer = {"jsonrpc": "2.0", "id": seen[-1]["id"], "result": result}
-                        assert client.post(answer).status_code == 202
-        assert seen[-1]["id"] == 7 and seen[-1]["result"]["content"][0]["text"] == "Hello, Ada!"
+        client.url = client.urls[n]
+        with client.streaming("tools/call", {"name": "ask", "arguments": {}}) as coming:
+            for message in coming:
+                if "method" in message:
+                    client.reply(message, result={"action": "accept", "content": {"name": "Ada"}})
+        assert message["id"] == 7 and message["result"]["content"][0]["text"] == "Hello, Ada!"
 
 
 @requirement("life.end", "proc.gone")

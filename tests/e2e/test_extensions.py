@@ -3,7 +3,6 @@
 import contextlib
 import json
 import sys
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -116,24 +115,12 @@ def test_progress_and_cancellation_of_a_vendors_request_have_the_ids_of_each_sid
     client = Legacy(running.url("open"), http).open()
     params = {"_meta": {"progressToken": "p"}}
     body = {"jsonrpc": "2.0", "id": "mine", "method": "com.open/orders/slow", "params": params}
-    frames: list[str] = []
-    is_there = threading.Event()
-
-    def call() -> None:
-        with http.stream("POST", client.url, json=body, headers=client.request_headers()) as response:
-            for line in response.iter_lines():
-                if line.startswith("data: {"):
-                    frames.append(line.removeprefix("data: "))
-                    is_there.set()
-
-    thread = threading.Thread(target=call, daemon=True)
-    thread.start()
-    assert is_there.wait(10)
-    progress = json.loads(frames[0])
-    assert progress["params"]["progressToken"] == "p" and '"progress":1.50' in frames[0]
-    assert client.notify("notifications/cancelled", {"requestId": "mine", "reason": "enough"}).status_code == 202
-    thread.join(10)
-    assert not thread.is_alive() and "error" in json.loads(frames[-1])
+    with http.stream("POST", client.url, json=body, headers=client.request_headers()) as response:
+        frames = (line.removeprefix("data: ") for line in response.iter_lines() if line.startswith("data: {"))
+        progress = next(frames)
+        assert json.loads(progress)["params"]["progressToken"] == "p" and '"progress":1.50' in progress
+        assert client.notify("notifications/cancelled", {"requestId": "mine", "reason": "enough"}).status_code == 202
+        assert "error" in json.loads([*frames][-1])
     got = messages(client.call("com.open/orders/got"))[-1]["result"]["got"]
     (slow,) = (json.loads(line) for line in got if "orders/slow" in line)
     (cancelled,) = (json.loads(line) for line in got if "notifications/cancelled" in line)

@@ -139,18 +139,12 @@ def seen_by(client: Any, name: str) -> list[Any]:
 
 def asked_and_answered(client: Legacy, tool: str, **more: Any) -> list[Any]:
     """The messages of a tool call, whose questions are answered."""
-    body = {"jsonrpc": "2.0", "id": "c", "method": "tools/call", "params": {"name": tool, "arguments": {}, **more}}
-    headers, seen = client.request_headers(), []
-    with client.http.stream("POST", client.url, json=body, headers=headers) as response:
-        for line in response.iter_lines():
-            if line.startswith("data: {"):
-                message = json.loads(line.removeprefix("data: "))
-                seen.append(message)
-                if message.get("method") == "elicitation/create":
-                    result = {"action": "accept", "content": {"name": "Ada"}}
-                    with httpx.Client() as other:
-                        answer = {"jsonrpc": "2.0", "id": message["id"], "result": result}
-                        assert other.post(client.url, json=answer, headers=headers).status_code == 202
+    seen = list[Any]()
+    with client.streaming("tools/call", {"name": tool, "arguments": {}, **more}) as coming:
+        for message in coming:
+            seen.append(message)
+            if message.get("method") == "elicitation/create":
+                client.reply(message, result={"action": "accept", "content": {"name": "Ada"}})
     return seen
 
 

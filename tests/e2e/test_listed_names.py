@@ -20,6 +20,7 @@ from tests.support.mcp_clients import (
     messages,
     modern_body,
     modern_headers,
+    streamed,
     tool_text,
     without_id,
 )
@@ -182,12 +183,8 @@ def test_nobody_hears_of_resources_that_are_hidden(gateway: InProcessGateway, ht
     body = modern_body("subscriptions/listen", wanted)
     headers = {**modern_headers(body), **bearer(KEYS["bob"])}
     with http.stream("POST", gateway.url, json=body, headers=headers) as response:
-        for line in response.iter_lines():
-            if line.startswith("data: {"):
-                acknowledged = json.loads(line.removeprefix("data: "))["params"]["notifications"]
-                assert acknowledged["resourceSubscriptions"] == ["note://open/a"]
-                return
-    raise AssertionError("nothing was acknowledged")
+        acknowledged = next(streamed(response))["params"]["notifications"]
+    assert acknowledged["resourceSubscriptions"] == ["note://open/a"]
 
 
 @requirement("wall.decoded")

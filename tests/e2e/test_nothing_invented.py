@@ -8,7 +8,7 @@ import pytest
 
 from tests.requirements import requirement
 from tests.support.gateway_process import RunningGateway
-from tests.support.mcp_clients import Legacy, Modern, messages, tool_text
+from tests.support.mcp_clients import Legacy, Modern, messages, streamed, tool_text
 
 INFO = "io.modelcontextprotocol/serverInfo"
 OURS = "io.github.mcp-session-gateway"
@@ -49,10 +49,8 @@ def test_a_question_without_params_stays_without_them(scripted: RunningGateway, 
     # A modern server asks a legacy client by the result of the call.
     wanted = {"resultType": "input_required", "inputRequests": {"a": {"method": "roots/list"}}}
     client = Legacy(scripted.at("modern"), http).open(capabilities={"roots": {}})
-    body = {"jsonrpc": "2.0", "id": 5, "method": "tools/call", "params": say(result=wanted)}
-    with http.stream("POST", client.url, json=body, headers=client.request_headers()) as stream:
-        line = next(line for line in stream.iter_lines() if line.startswith("data: {"))
-    asked = json.loads(line.removeprefix("data: "))
+    with client.streaming("tools/call", say(result=wanted)) as coming:
+        asked = next(coming)
     assert asked["method"] == "roots/list" and "params" not in asked
 
     # A legacy server asks a modern client by a request.
@@ -128,5 +126,5 @@ def test_progress_of_a_task_comes_on_the_clients_own_stream(scripted: RunningGat
     later = (progress % 2).replace("@TOKEN", str(number))
     assert messages(client.tool("say", {"lines": [later], "result": "{}"}))[-1]["result"] == {}
     with client.get() as stream:
-        data = next(line for line in stream.iter_lines() if line.startswith("data: {"))
-    assert json.loads(data[6:])["params"] == {"progressToken": "mine", "progress": 2}
+        told = next(streamed(stream))
+    assert told["params"] == {"progressToken": "mine", "progress": 2}

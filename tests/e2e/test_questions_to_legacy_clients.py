@@ -82,8 +82,7 @@ def client(gateway: InProcessGateway, http: httpx.Client) -> Legacy:
 
 
 def answer(client: Legacy, question: Any) -> None:
-    told = {"jsonrpc": "2.0", "id": question["id"], "result": {"action": "accept", "content": {}}}
-    assert client.post(told).status_code == 202
+    client.reply(question, result={"action": "accept", "content": {}})
 
 
 @requirement("spec.bridge", "rep.honest")

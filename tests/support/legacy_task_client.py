@@ -1,12 +1,11 @@
 """A client of the tasks of 2025-11-25."""
 
-import json
 import threading
 from typing import Any
 
 import httpx
 
-from tests.support.mcp_clients import Legacy, messages
+from tests.support.mcp_clients import Legacy, messages, streamed
 from tests.support.waiting import eventually
 
 __all__ = ["Listening", "Tasks"]
@@ -52,20 +51,13 @@ class Tasks:
 
     def answered(self, task: str, name: str, *, error: Any = None) -> list[Any]:
         """The messages of a `tasks/result`, whose questions are answered with that name, or with an error."""
-        body = {"jsonrpc": "2.0", "id": "r", "method": "tasks/result", "params": {"taskId": task}}
-        headers, seen = self.client.request_headers(), []
-        with self.client.http.stream("POST", self.client.url, json=body, headers=headers) as response:
-            for line in response.iter_lines():
-                if not line.startswith("data: {"):
-                    continue
-                message = json.loads(line.removeprefix("data: "))
+        seen = list[Any]()
+        with self.client.streaming("tasks/result", {"taskId": task}, "r") as coming:
+            for message in coming:
                 seen.append(message)
                 if message.get("method") == "elicitation/create":
                     result = {"action": "accept", "content": {"name": name}, "_meta": message["params"]["_meta"]}
-                    with httpx.Client() as other:
-                        answer = {"jsonrpc": "2.0", "id": message["id"]}
-                        answer |= {"result": result} if error is None else {"error": error}
-                        assert other.post(self.client.url, json=answer, headers=headers).status_code == 202
+                    self.client.reply(message, **({"result": result} if error is None else {"error": error}))
         return seen
 
 
@@ -91,9 +83,7 @@ class Listening:
         headers = {**self._client.request_headers(), "Accept": "text/event-stream"}
         with httpx.Client(timeout=30) as http, http.stream("GET", self._client.url, headers=headers) as response:
             self._opened.set()
-            for line in response.iter_lines():
-                if line.startswith("data: {"):
-                    self.got.append(json.loads(line.removeprefix("data: ")))
+            self.got.extend(streamed(response))
 
     def of(self, method: str) -> list[Any]:
         return [message["params"] for message in self.got if message["method"] == method]

@@ -21,6 +21,7 @@ __all__ = [
     "failed_text",
     "modern_body",
     "modern_headers",
+    "streamed",
     "tool_text",
     "without_id",
 ]
@@ -71,6 +72,11 @@ def messages(response: httpx.Response) -> list[Any]:
     if response.headers["content-type"].startswith("application/json"):
         return [response.json()]
     return [json.loads(data) for _, data in events(response.text) if data]
+
+
+def streamed(response: httpx.Response) -> Iterator[Any]:
+    """The JSON-RPC messages of an event stream, as they come."""
+    return (json.loads(line.removeprefix("data: ")) for line in response.iter_lines() if line.startswith("data: {"))
 
 
 def events(text: str) -> Iterator[tuple[str, str]]:
@@ -177,6 +183,17 @@ class Legacy:
     def call(self, method: str, params: Any = None, **more: Any) -> httpx.Response:
         body = {"jsonrpc": "2.0", "id": next(self._ids), "method": method}
         return self.post(body if params is None else {**body, "params": params}, **more)
+
+    @contextmanager
+    def streaming(self, method: str, params: Any, request_id: Any = 7) -> Iterator[Iterator[Any]]:
+        """Send a request whose answer is an event stream. Gives its messages, as they come."""
+        body = {"jsonrpc": "2.0", "id": request_id, "method": method, "params": params}
+        with self.http.stream("POST", self.url, json=body, headers=self.request_headers()) as response:
+            yield streamed(response)
+
+    def reply(self, question: Any, **outcome: Any) -> None:
+        """Answer a question of a server with a `result` or an `error`."""
+        assert self.post({"jsonrpc": "2.0", "id": question["id"], **outcome}).status_code == 202
 
     def tool(self, name: str, arguments: Any = None, meta: Any = None) -> httpx.Response:
         params: dict[str, Any] = {"name": name, "arguments": arguments or {}}

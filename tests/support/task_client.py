@@ -1,13 +1,12 @@
 """A client that takes tasks. Each of its requests may come from another process: it carries nothing of the last one."""
 
 import contextlib
-import json
 from collections.abc import Iterator
 from typing import Any
 
 import httpx
 
-from tests.support.mcp_clients import DECLARES_TASKS, Modern, messages, modern_body, modern_headers
+from tests.support.mcp_clients import DECLARES_TASKS, Modern, messages, modern_body, modern_headers, streamed
 from tests.support.waiting import eventually
 
 __all__ = ["ACCEPT", "TaskClient"]
@@ -50,8 +49,7 @@ class TaskClient:
         body = modern_body("subscriptions/listen", {"notifications": wanted}, meta=DECLARES_TASKS)
         headers = {**modern_headers(body), **self.client.headers}
         with self.client.http.stream("POST", self.client.url, json=body, headers=headers) as response:
-            lines = response.iter_lines()
-            yield (json.loads(line.removeprefix("data: ")) for line in lines if line.startswith("data: {"))
+            yield streamed(response)
 
     def get(self, task: str) -> Any:
         return self.result(self.send("tasks/get", task))
