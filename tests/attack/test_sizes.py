@@ -8,7 +8,7 @@ import pytest
 
 from tests.requirements import requirement
 from tests.support.gateway_process import DEMO, RunningGateway, running_gateway, server
-from tests.support.mcp_clients import ACCEPT, Legacy, Modern, messages, modern_body, modern_headers
+from tests.support.mcp_clients import ACCEPT, Legacy, Modern, error_of, modern_body, modern_headers
 
 pytestmark = requirement("wall.memory")
 
@@ -62,7 +62,7 @@ def test_a_name_beyond_its_length_is_refused(
 @pytest.mark.parametrize("name", ["n" * 256, "\U0001f600" * 256, '"' * 256])
 def test_a_name_of_the_greatest_length_is_let_in(gateway: RunningGateway, http: httpx.Client, name: str) -> None:
     answer = Legacy(gateway.base + "/servers/one/mcp", http).open().tool(name)
-    assert "longer" not in messages(answer)[-1]["error"]["message"]
+    assert "longer" not in error_of(answer)["message"]
 
 
 @pytest.mark.parametrize(

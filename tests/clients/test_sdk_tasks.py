@@ -15,7 +15,7 @@ import pytest
 from tests.requirements import requirement
 from tests.support.free_ports import free_port
 from tests.support.gateway_process import DEMO, RunningGateway, running_gateway, server
-from tests.support.mcp_clients import Modern, messages, tool_text
+from tests.support.mcp_clients import Modern, result_of, tool_text
 from tests.support.task_server import RELATED
 from tests.support.waiting import eventually
 from tests.tools.obtain import node, node_environment, npm_packages
@@ -69,7 +69,7 @@ def test_a_modern_client_without_tasks_calls_tools_that_are_tasks_only(
     gateway: RunningGateway, http: httpx.Client
 ) -> None:
     client, arguments = Modern(gateway.url, http), {"filename": "f.txt"}
-    asked = messages(client.tool("sdk__confirm_delete", arguments))[-1]["result"]
+    asked = result_of(client.tool("sdk__confirm_delete", arguments))
     assert asked["resultType"] == "input_required", asked
     ((key, question),) = asked["inputRequests"].items()
     assert question["method"] == "elicitation/create" and RELATED not in question["params"].get("_meta", {})

@@ -18,10 +18,10 @@ import httpx
 from rich.console import Console
 
 from session_store.redis import keys
-from tests.cluster.test_replicas import KEYS, LEASE_S, SERVERS, restarted
+from tests.cluster.test_replicas import KEYS, LEASE_S, SERVERS
 from tests.support.free_ports import free_port
 from tests.support.gateway_process import UNLIMITED, RunningGateway, running_gateway
-from tests.support.mcp_clients import Legacy, messages, tool_text
+from tests.support.mcp_clients import Legacy, messages, restarted, tool_text
 from tests.support.sentinels import Sentinels, running_sentinels
 from tests.support.tcp_relay import running_relay
 from tests.support.waiting import descendants, eventually

@@ -6,9 +6,9 @@ from pathlib import Path
 import httpx
 
 from tests.cluster.test_lost_owners import behind_a_relay, through
-from tests.cluster.test_replicas import LEASE_S, replica, restarted, retried
+from tests.cluster.test_replicas import LEASE_S, replica, retried
 from tests.requirements import requirement
-from tests.support.mcp_clients import Legacy, messages, tool_text
+from tests.support.mcp_clients import Legacy, error_of, restarted, tool_text
 from tests.support.redis_server import RunningRedis, running_redis
 from tests.support.waiting import eventually
 
@@ -54,7 +54,7 @@ def test_a_call_that_was_done_is_not_refused_when_its_owner_and_the_store_die(
                 thread.join(40)
             for answer in answers.values():
                 assert answer.status_code == 200 and "retry-after" not in answer.headers, answer.text
-            assert messages(answers["sleep"])[-1]["error"]["code"] == -32014
+            assert error_of(answers["sleep"])["code"] == -32014
             assert notes["sleep"].read_text() == "called\n"
 
 
@@ -75,5 +75,5 @@ def test_a_call_whose_owner_lives_behind_something_that_died_is_made_once(
         assert eventually(note.exists, within_s=5)
         relay.close()
         thread.join(30)
-        assert messages(answers[0])[-1]["error"]["code"] == -32014, "nobody can know, so nobody says that it was not"
+        assert error_of(answers[0])["code"] == -32014, "nobody can know, so nobody says that it was not"
         assert note.read_text() == "called\n"

@@ -9,11 +9,11 @@ from typing import NamedTuple
 import httpx
 import pytest
 
-from tests.cluster.test_replicas import SERVERS, restarted, retried
+from tests.cluster.test_replicas import SERVERS, retried
 from tests.e2e.test_connection_memory import ON, Counted, Raw, became
 from tests.requirements import requirement
 from tests.support.gateway_process import RunningGateway, replicas
-from tests.support.mcp_clients import Legacy, Modern, messages, tool_text
+from tests.support.mcp_clients import Legacy, Modern, error_of, messages, restarted, tool_text
 from tests.support.redis_server import RunningRedis
 from tests.support.waiting import eventually
 
@@ -66,7 +66,7 @@ def test_calls_on_one_connection_are_answered_from_its_memory(pair: Pair) -> Non
     assert dict(local.headers) | {"date": ""} == dict(answers[-1].headers) | {"date": ""}, (
         "as the owner answers its own clients"
     )
-    assert messages(modern.tool("unknown"))[-1]["error"]["code"] == -32602
+    assert error_of(modern.tool("unknown"))["code"] == -32602
     client.http.close()
 
 
@@ -120,7 +120,7 @@ def test_the_death_of_the_owner_loses_no_call_that_had_not_begun(redis_server: R
             answer = retried(lambda client=client: client.tool("pid"), within_s=5)
             assert restarted(answer) == {"reason": "takeover"}
         thread.join(15)
-        assert messages(answers[0])[-1]["error"]["code"] == -32014 and note.read_text() == "called\n"
+        assert error_of(answers[0])["code"] == -32014 and note.read_text() == "called\n"
         before = became(pair.front)["direct"]
         for _ in range(6):
             tool_text(clients[1].tool("pid"))

@@ -16,19 +16,17 @@ import redis
 from tests.cluster.test_replicas import (
     KEYS,
     LEASE_S,
-    RESTARTED,
     SERVERS,
     Wandering,
     owner_of,
     replica,
     replicas,
-    restarted,
     retried,
 )
 from tests.requirements import requirement
 from tests.support.free_ports import free_port
 from tests.support.gateway_process import RunningGateway, running_gateway
-from tests.support.mcp_clients import Legacy, events, messages, tool_text
+from tests.support.mcp_clients import RESTARTED, Legacy, error_of, events, restarted, tool_text
 from tests.support.redis_server import RunningRedis, running_redis
 from tests.support.tcp_relay import Relay, running_relay
 from tests.support.waiting import descendants, eventually, gone
@@ -164,12 +162,12 @@ def test_an_owner_that_is_cut_off_from_the_others_is_replaced_and_told(
         began = time.monotonic()
         near = through(other, "probe", client)
         unknown = retried(lambda: near.tool("pid"), within_s=LEASE_S + 5)
-        assert messages(unknown)[-1]["error"]["code"] == -32014, "it was sent before anybody knew of the cut"
+        assert error_of(unknown)["code"] == -32014, "it was sent before anybody knew of the cut"
         answer = near.tool("pid")
         assert restarted(answer) == {"reason": "takeover"} and tool_text(answer) != old
         assert time.monotonic() - began < LEASE_S + 4
         thread.join(15)
-        assert messages(calls[0])[-1]["error"]["code"] == -32014
+        assert error_of(calls[0])["code"] == -32014
         assert tool_text(client.tool("pid")) == tool_text(answer), "the old owner forwards now"
         assert gone([child], within_s=5) and note.read_text() == "called\n"
 

@@ -16,13 +16,12 @@ import pytest
 from tests.requirements import requirement
 from tests.support.concurrent_clients import AsyncModern, run_concurrently
 from tests.support.gateway_process import DEMO, PROBE, RunningGateway, running_gateway, server
-from tests.support.mcp_clients import Legacy, messages, tool_text
+from tests.support.mcp_clients import Legacy, error_of, restarted, tool_text
 from tests.support.redis_server import RunningRedis
 from tests.support.waiting import descendants, eventually, gone
 from transports.peer_frames import frame
 
 KEYS = {"MCP_GATEWAY_KEYS": "k" * 40}
-RESTARTED = "io.github.mcp-session-gateway/restarted"
 # Without a sandbox: calls tell the probe of files to leave a note in.
 SERVERS = {"demo": server(DEMO), "probe": server(PROBE, sandbox="off")}
 LEASE_S = 5.0
@@ -75,10 +74,6 @@ def owner_of(gateways: list[RunningGateway], client: Legacy) -> RunningGateway:
     """The replica that has the session's process."""
     pid = int(tool_text(client.tool("pid")))
     return next(g for g in gateways if pid in [p.pid for p in descendants(g.pid)])
-
-
-def restarted(response: httpx.Response) -> Any:
-    return messages(response)[-1]["result"].get("_meta", {}).get(RESTARTED)
 
 
 @requirement("rep.any")
@@ -191,7 +186,7 @@ def test_a_paused_owner_loses_its_sessions_and_never_answers_for_them(
         owner.process.send_signal(signal.SIGCONT)
     thread.join(20)
     direct.http.close()
-    assert messages(answers[0])[-1]["error"]["code"] == -32014, "it does not answer for what it has lost"
+    assert error_of(answers[0])["code"] == -32014, "it does not answer for what it has lost"
     pid = int(tool_text(client.tool("pid")))
     assert pid in [p.pid for gateway in others for p in descendants(gateway.pid)]
     assert servers and eventually(lambda: sum(not gone([p], within_s=0) for p in servers) <= 1), "one lists, for nobody"

@@ -15,7 +15,7 @@ from gateway import SessionMiddleware
 from tests.designs.agents import Open, StdioAgent, example, failed_text, opener, refused_text, serving, text_of
 from tests.requirements import requirement
 from tests.support.gateway_process import TOOL, RunningGateway, server
-from tests.support.mcp_clients import ACCEPT, Legacy, Modern, messages, tool_text
+from tests.support.mcp_clients import ACCEPT, Legacy, Modern, error_of, messages, tool_text
 
 COOKIE = "mcp_session_id"
 INSIDE = {
@@ -110,7 +110,7 @@ def test_a_session_that_is_unknown_is_told_in_one_way(inside: RunningGateway, ht
     forged.session = "no-such-token"
     answers = [client.tool("object__bump", {"key": "a"}) for client in (ended, forged)]
     assert [answer.status_code for answer in answers] == [404, 404]
-    errors = [messages(answer)[-1]["error"] for answer in answers]
+    errors = [error_of(answer) for answer in answers]
     assert errors[0]["code"] == errors[1]["code"] and errors[0]["message"] == errors[1]["message"]
     agent = Legacy(inside.url, http).open()
     assert "Unknown tool" in failed_text(messages(agent.tool("object__nothing"))[-1]), "the words of the SDK's server"

@@ -18,10 +18,11 @@ from tests.support.mcp_clients import (
     ACCEPT,
     Legacy,
     Modern,
+    error_of,
     failed_text,
-    messages,
     modern_body,
     modern_headers,
+    result_of,
     tool_text,
 )
 from tests.support.stdio_server import text, tools
@@ -190,10 +191,10 @@ def test_a_schema_makes_the_gateway_fetch_nothing_and_wait_for_nothing(
     with in_process_gateway({"s": table_server(listing(tools=tools))}) as gateway:
         for client in (Legacy(gateway.url, http).open(), Modern(gateway.url, http)):
             answer = client.call("tools/list") if isinstance(client, Legacy) else client.send("tools/list")
-            assert [t["name"] for t in messages(answer)[-1]["result"]["tools"]] == ["fine", "relist"]
+            assert [t["name"] for t in result_of(answer)["tools"]] == ["fine", "relist"]
             for name in (t["name"] for t in tools if t["name"] not in ("fine", "relist")):
                 began = time.monotonic()
-                error = messages(client.tool(name))[-1]["error"]
+                error = error_of(client.tool(name))
                 assert error["code"] == -32602 and "input schema is invalid" in error["message"], error
                 assert "only-who-read" not in error["message"]
                 assert time.monotonic() - began < 1, name
@@ -212,5 +213,5 @@ def test_an_operator_can_allow_tools_whose_schemas_cannot_be_used(canary: Canary
     with in_process_gateway({"s": table_server(listing(tools=tools))}, options=options) as gateway:
         client = Legacy(gateway.url, http).open()
         assert "did" in tool_text(client.tool("ref")) and "did" in tool_text(client.tool("wrong"))
-        assert len(messages(client.call("tools/list"))[-1]["result"]["tools"]) == 2
+        assert len(result_of(client.call("tools/list"))["tools"]) == 2
     assert canary.seen == 0

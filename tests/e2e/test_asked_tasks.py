@@ -13,7 +13,7 @@ from tests.support.credentials import KEYS, bearer
 from tests.support.gateway_process import RunningGateway
 from tests.support.in_process_gateway import in_process_gateway
 from tests.support.legacy_task_client import Listening, Tasks
-from tests.support.mcp_clients import Legacy, messages, tool_text
+from tests.support.mcp_clients import Legacy, error_of, result_of, tool_text
 from tests.support.stdio_server import tools
 from tests.support.table_server import table_server
 from tests.support.task_client import TaskClient
@@ -169,8 +169,8 @@ def test_a_task_is_known_to_nobody_else(tasked: RunningGateway, http: httpx.Clie
 def test_lists_say_which_tools_are_offered_as_tasks(tasked: RunningGateway, http: httpx.Client) -> None:
     def listed(version: str) -> tuple[dict[str, Any], Any]:
         client = Legacy(tasked.url, http, version=version, headers=bearer(KEYS["alice"]))
-        handshake = messages(client.initialize())[-1]["result"]
-        tools = messages(client.call("tools/list"))[-1]["result"]["tools"]
+        handshake = result_of(client.initialize())
+        tools = result_of(client.call("tools/list"))["tools"]
         return {tool["name"]: tool for tool in tools}, handshake["capabilities"].get("tasks")
 
     now, _ = listed("2025-11-25")
@@ -196,11 +196,11 @@ def test_a_server_with_tasks_makes_those_of_its_own_tools(tasked: RunningGateway
 @requirement("task.asked")
 def test_earlier_clients_get_ordinary_results(tasked: RunningGateway, http: httpx.Client) -> None:
     client = Legacy(tasked.at("legacy"), http, version="2025-06-18", headers=bearer(KEYS["alice"]))
-    handshake = messages(client.initialize())[-1]["result"]
+    handshake = result_of(client.initialize())
     assert "tasks" not in handshake["capabilities"]
     answer = client.call("tools/call", {"name": "work", "arguments": {"job": "plain"}, "task": {"ttl": 60_000}})
     assert tool_text(answer) == "done plain"
-    assert messages(client.call("tasks/list"))[-1]["error"]["code"] == UNKNOWN_METHOD
+    assert error_of(client.call("tasks/list"))["code"] == UNKNOWN_METHOD
 
 
 @requirement("task.asked")
@@ -246,8 +246,8 @@ def test_a_call_that_waits_for_a_list_is_in_flight_and_can_be_cancelled(tmp_path
         (tmp_path / "go").touch()
         for each in calls:
             each.join(30)
-        assert messages(answers[waiting[0]])[-1]["error"]["code"] == -32800
-        tasks = [messages(answers[name])[-1]["result"]["task"]["taskId"] for name in waiting[1:]]
+        assert error_of(answers[waiting[0]])["code"] == -32800
+        tasks = [result_of(answers[name])["task"]["taskId"] for name in waiting[1:]]
         for task in tasks:
             client.until(task, "completed")
     executed = [line.split()[2] for line in log.read_text().splitlines() if "tools/call" in line]

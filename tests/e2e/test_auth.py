@@ -12,7 +12,7 @@ from tests.support.credentials import KEYS, bearer
 from tests.support.gateway_process import DEMO, RunningGateway, server
 from tests.support.in_process_gateway import in_process_gateway
 from tests.support.issuer import AUDIENCE, Issuer, running_issuer
-from tests.support.mcp_clients import Legacy, Modern, messages, modern_body, modern_headers, tool_text
+from tests.support.mcp_clients import Legacy, Modern, error_of, modern_body, modern_headers, tool_text
 from tests.support.wire import PipeliningClient
 
 
@@ -109,7 +109,7 @@ def test_what_a_token_no_longer_says_holds_no_longer(
     env = json.loads(tool_text(client.tool("probe__env", {"prefix": "MCP_SESSION_PERM"})))
     assert env == {"MCP_SESSION_PERMISSIONS": "read.secrets"}
     client.headers = bearer(issuer.token("eve", may=[], mcp={"trust": "whatever"}))
-    assert "Unknown tool" in messages(client.tool("secret__count"))[-1]["error"]["message"]
+    assert "Unknown tool" in error_of(client.tool("secret__count"))["message"]
     env = json.loads(tool_text(client.tool("probe__env", {"prefix": "MCP_SESSION_"})))
     assert (env["MCP_SESSION_PERMISSIONS"], env["MCP_SESSION_TRUST"]) == ("", "sandboxed"), "unknown is not trusted"
 

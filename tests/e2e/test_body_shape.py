@@ -13,7 +13,7 @@ from tests.requirements import requirement
 from tests.support.credentials import KEYS, bearer, sha256
 from tests.support.gateway_process import DEMO, RunningGateway, running_gateway, server
 from tests.support.in_process_gateway import in_process_gateway
-from tests.support.mcp_clients import ACCEPT, Legacy, Modern, messages, modern_body, modern_headers, tool_text
+from tests.support.mcp_clients import ACCEPT, Legacy, Modern, error_of, modern_body, modern_headers, tool_text
 from tests.support.stdio_server import text, tools
 from tests.support.table_server import table_server
 
@@ -89,7 +89,7 @@ def test_a_servers_answer_of_too_many_parts_fails_its_call_alone(gateway: Runnin
         Legacy(gateway.base + "/servers/shapes/mcp", http, headers=bearer(KEYS["alice"])).open(),
         Modern(gateway.base + "/servers/shapes/mcp", http, headers=bearer(KEYS["alice"])),
     ):
-        error: Any = messages(client.tool("large"))[-1]["error"]
+        error: Any = error_of(client.tool("large"))
         assert "arrays, objects and members" in error["message"], error
         assert tool_text(client.tool("small")) == "small"
 

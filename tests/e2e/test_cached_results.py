@@ -12,7 +12,7 @@ import pytest
 from tests.requirements import requirement
 from tests.support.credentials import bearer, sha256
 from tests.support.in_process_gateway import InProcessGateway, in_process_gateway
-from tests.support.mcp_clients import Legacy, Modern, messages, modern_body, modern_headers, tool_text
+from tests.support.mcp_clients import Legacy, Modern, modern_body, modern_headers, result_of, tool_text
 from tests.support.stdio_server import text, tools
 from tests.support.table_server import CHANGED, table_server
 from tests.support.waiting import eventually
@@ -88,7 +88,7 @@ def served(tmp_path: Path) -> Iterator[Served]:
 
 
 def result(answer: httpx.Response) -> Any:
-    return messages(answer)[-1]["result"]
+    return result_of(answer)
 
 
 @requirement("cache.servers", "cache.hints")
@@ -227,7 +227,7 @@ class Learnt(Asked):
         return Legacy(self.url(name), self.http, headers=bearer(who)).open(name=client)
 
     def lists(self, client: Legacy) -> dict[str, Any]:
-        return {key: messages(client.call(method))[-1]["result"][key] for method, key in LISTS.items()}
+        return {key: result_of(client.call(method))[key] for method, key in LISTS.items()}
 
     def learn(self, who: str, name: str = "one") -> dict[str, Any]:
         """The lists that a process of the principal's first session sends."""

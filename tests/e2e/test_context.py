@@ -12,7 +12,7 @@ import pytest
 
 from tests.requirements import requirement
 from tests.support.gateway_process import PROBE, RunningGateway, running_gateway, server
-from tests.support.mcp_clients import Legacy, Modern, messages, tool_text
+from tests.support.mcp_clients import Legacy, Modern, messages, result_of, tool_text
 from tests.support.waiting import eventually
 
 CONTEXT = "io.github.mcp-session-gateway/context"
@@ -250,10 +250,6 @@ def test_a_value_that_cannot_be_is_refused_and_named(
 
 
 TOLD = "io.github.mcp-session-gateway/workspace"
-
-
-def result_of(answer: httpx.Response) -> Any:
-    return messages(answer)[-1]["result"]
 
 
 @requirement("ctx.announce-late")

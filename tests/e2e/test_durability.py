@@ -19,11 +19,9 @@ from tests.support.concurrent_clients import AsyncModern, run_concurrently
 from tests.support.credentials import bearer, sha256
 from tests.support.gateway_process import DEMO, PROBE, SIGNED, RunningGateway, running_gateway, server
 from tests.support.in_process_gateway import RING, InProcessGateway, in_process_gateway
-from tests.support.mcp_clients import Legacy, Modern, messages, tool_text
+from tests.support.mcp_clients import Legacy, Modern, restarted, tool_text
 from tests.support.redis_server import RunningRedis, running_redis
 from tests.support.waiting import eventually, gone
-
-RESTARTED = "io.github.mcp-session-gateway/restarted"
 
 
 @pytest.fixture(params=["sqlite", "redis"])
@@ -36,10 +34,6 @@ def store(request: pytest.FixtureRequest, tmp_path: Path, redis_server: RunningR
 
 def env_for(store: str) -> dict[str, str]:
     return SIGNED if store.startswith("redis") else {}
-
-
-def restarted(response: httpx.Response) -> Any:
-    return messages(response)[-1]["result"].get("_meta", {}).get(RESTARTED)
 
 
 @requirement("life.survives-restart", "life.affinity", "proc.reset-told", "ctx.state")

@@ -15,7 +15,7 @@ import httpx
 from tests.requirements import requirement
 from tests.support.commands import run_command, start_command
 from tests.support.gateway_process import ROOT, RunningGateway
-from tests.support.mcp_clients import Legacy, Modern, messages, tool_text
+from tests.support.mcp_clients import Legacy, Modern, result_of, tool_text
 
 EXAMPLES = ROOT / "examples"
 
@@ -38,7 +38,7 @@ def running(name: str) -> Iterator[RunningGateway]:
 def test_orbit_announces_its_workspace(http: httpx.Client) -> None:
     with running("orbit") as gateway:
         client = Legacy(gateway.url, http).open(meta={"orbit": {"workspace": "w-red"}})
-        tools = messages(client.call("tools/list"))[-1]["result"]["tools"]
+        tools = result_of(client.call("tools/list"))["tools"]
         assert tools[0]["inputSchema"]["required"] == [], "it need not be given any more"
         assert tool_text(client.tool("list_documents")) == "plan.md"
         assert tool_text(client.tool("list_documents", {"workspace_id": "w-blue"})) == "notes.md, todo.md"
@@ -55,7 +55,7 @@ def test_parachutes_variables_say_whose_session_it_is(http: httpx.Client) -> Non
             client.open(meta={"orbit": {"workspace": "w-1"}})
             session, workspace, level = tool_text(client.tool("whose")).split()
             assert (workspace, level) == ("w-1", trust)
-            told[key] = (session, {tool["name"] for tool in messages(client.call("tools/list"))[-1]["result"]["tools"]})
+            told[key] = (session, {tool["name"] for tool in result_of(client.call("tools/list"))["tools"]})
         assert told["operator-key"][0] != told["guest-key"][0]
         assert told["operator-key"][1] - told["guest-key"][1] == {"write_file"}
         assert Legacy(gateway.url, http).initialize().status_code == 401
@@ -70,7 +70,7 @@ def test_stacs_variables_and_state_are_the_sessions(http: httpx.Client) -> None:
         assert tool_text(one.tool("search", {"text": "dikes"})) == "dikes: search 2 of agent-0 for anonymous"
         answer = two.tool("search", {"text": "dunes"})
         assert tool_text(answer) == "dunes: search 1 of agent-1 for anonymous"
-        trace = messages(answer)[-1]["result"]["_meta"]["io.github.mcp-session-gateway/trace"]
+        trace = result_of(answer)["_meta"]["io.github.mcp-session-gateway/trace"]
         assert tool_text(two.tool("session")).startswith(trace["session"])
 
 

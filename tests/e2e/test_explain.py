@@ -18,7 +18,7 @@ from tests.support.commands import run_command
 from tests.support.credentials import KEYS, bearer, sha256
 from tests.support.gateway_process import DEMO, PROBE, server
 from tests.support.in_process_gateway import in_process_gateway
-from tests.support.mcp_clients import Legacy, messages
+from tests.support.mcp_clients import Legacy, result_of
 
 pytestmark = requirement("pol.explain")
 
@@ -56,7 +56,7 @@ def test_it_says_what_the_gateway_does(http: httpx.Client) -> None:
     with in_process_gateway(SERVERS, options=OPTIONS) as gateway:
         for who, workspace in (("alice", "team-a"), ("bob", ""), ("alice-new", "else")):
             client = Legacy(gateway.url, http, headers=bearer(KEYS[who])).open(meta={"orbit": {"workspace": workspace}})
-            listed = messages(client.call("tools/list"))[-1]["result"]["tools"]
+            listed = result_of(client.call("tools/list"))["tools"]
             found = explained(Caller(credential=KEYS[who], workspace=workspace))
             tools = {(name, tool["name"]): tool for name, one in found["servers"].items() for tool in one["tools"]}
             visible = {f"{name}__{tool}" for (name, tool), one in tools.items() if one["visible"]}

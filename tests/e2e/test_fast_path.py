@@ -20,7 +20,7 @@ from tests.requirements import requirement
 from tests.support.gateway_process import PROBE, RunningGateway, operators_of, running_gateway, server
 from tests.support.http_bytes import Answer
 from tests.support.in_process_gateway import InProcessGateway, in_process_gateway
-from tests.support.mcp_clients import Legacy, Modern, tool_text
+from tests.support.mcp_clients import RESTARTED, Legacy, Modern, tool_text
 from tests.support.waiting import eventually
 
 pytestmark = requirement("fast.same")
@@ -28,7 +28,6 @@ pytestmark = requirement("fast.same")
 OPERATOR = "the key of olga"
 KEYS = {"olga": hashlib.sha256(OPERATOR.encode()).hexdigest()}
 OPTIONS: dict[str, Any] = {**ON, "admin": {**ON["admin"], "keys": KEYS, "frames": "any"}}
-RESTARTED = "io.github.mcp-session-gateway/restarted"
 ERAS = pytest.mark.parametrize("era", ["legacy", "modern"])
 
 

@@ -15,7 +15,7 @@ from tests.requirements import requirement
 from tests.support.credentials import KEYS, bearer, sha256
 from tests.support.gateway_process import DEMO, PROBE, server
 from tests.support.in_process_gateway import RING, InProcessGateway, in_process_gateway
-from tests.support.mcp_clients import Legacy, Modern, failed_text, messages, tool_text
+from tests.support.mcp_clients import Legacy, Modern, failed_text, messages, result_of, tool_text
 from tests.support.redis_server import RunningRedis
 from tests.support.waiting import gone
 
@@ -31,9 +31,7 @@ def gateway() -> Iterator[InProcessGateway]:
 def clients(gateway: InProcessGateway, http: httpx.Client, path: str) -> list[Legacy | Modern]:
     """One of each era, both with a session to come back to."""
     url = f"{gateway.base}/servers/{path}/mcp"
-    token = messages(Modern(url, http).tool("open_session"))[-1]["result"]["_meta"][
-        "io.github.mcp-session-gateway/session"
-    ]
+    token = result_of(Modern(url, http).tool("open_session"))["_meta"]["io.github.mcp-session-gateway/session"]
     return [Legacy(url, http).open(), Modern(url, http, headers={"MCP-Gateway-Session": token})]
 
 
@@ -68,7 +66,7 @@ def test_sessions_that_are_opened_at_the_same_time_have_one_bound(
 def test_the_tools_say_how_and_the_server_never_sees_it(gateway: InProcessGateway, http: httpx.Client) -> None:
     for client in clients(gateway, http, "probe"):
         listed = client.call("tools/list") if isinstance(client, Legacy) else client.send("tools/list")
-        tools = {tool["name"]: tool for tool in messages(listed)[-1]["result"]["tools"]}
+        tools = {tool["name"]: tool for tool in result_of(listed)["tools"]}
         assert {"open_session", "close_session"} < tools.keys()
         assert "session" in tools["echo"]["inputSchema"]["properties"]
         handle = tool_text(client.tool("open_session"))
@@ -150,7 +148,7 @@ def test_what_a_client_carries_is_the_session_around_the_one_it_names(
 
 
 def listed(client: Legacy) -> list[Any]:
-    result = messages(client.tool("gateway__list_sessions"))[-1]["result"]
+    result = result_of(client.tool("gateway__list_sessions"))
     return [json.loads(part["text"]) for part in result["content"]]
 
 
@@ -168,12 +166,12 @@ def test_a_client_sees_and_ends_its_own_sessions_only(http: httpx.Client) -> Non
         assert json.loads(tool_text(one.tool("gateway__show_session")))["here"] is True, "there is but one"
         two, foreign = opened("alice", "second"), opened("bob", "his")
         assert {s["client"] for s in listed(one)} == {"first", "second"}
-        several = messages(one.tool("gateway__show_session"))[-1]["result"]
+        several = result_of(one.tool("gateway__show_session"))
         assert several["isError"] and "first characters" in several["content"][0]["text"]
         child = psutil.Process(int(tool_text(two.tool("probe__pid"))))
         ids = {s["client"]: s["session"] for s in (*listed(one), *listed(foreign))}
         for not_mine in (ids["his"], ids["first"], "nonsense"):
-            refused = messages(one.tool("gateway__end_session", {"session": not_mine}))[-1]["result"]
+            refused = result_of(one.tool("gateway__end_session", {"session": not_mine}))
             assert refused["isError"] and "no such session" in refused["content"][0]["text"]
         assert tool_text(one.tool("gateway__end_session", {"session": ids["second"]})) == f"ended {ids['second']}"
         assert gone([child]) and two.tool("probe__pid").status_code == 404
@@ -185,7 +183,7 @@ def test_a_client_sees_and_ends_its_own_sessions_only(http: httpx.Client) -> Non
 def test_without_a_name_there_is_only_ones_own_session_and_off_means_off(http: httpx.Client, tools: bool) -> None:
     with in_process_gateway({"probe": server(PROBE)}, options={"tools": tools}) as gateway:
         one, _ = (Legacy(gateway.url, http).open() for _ in range(2))
-        names = {tool["name"] for tool in messages(one.call("tools/list"))[-1]["result"]["tools"]}
+        names = {tool["name"] for tool in result_of(one.call("tools/list"))["tools"]}
         assert ("gateway__list_sessions" in names) is tools
         if tools:
             assert [s["here"] for s in listed(one)] == [True]

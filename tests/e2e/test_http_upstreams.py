@@ -13,12 +13,10 @@ import pytest
 from tests.requirements import requirement
 from tests.support.gateway_process import PROBE, RunningGateway, replicas, server
 from tests.support.in_process_gateway import InProcessGateway, in_process_gateway
-from tests.support.mcp_clients import Legacy, Modern, messages, tool_text
+from tests.support.mcp_clients import Legacy, Modern, error_of, restarted, tool_text
 from tests.support.redis_server import RunningRedis
 from tests.support.scripted_http_server import HttpProbe, running_http_probe
 from tests.support.waiting import eventually
-
-RESTARTED = "io.github.mcp-session-gateway/restarted"
 
 
 @pytest.fixture
@@ -32,10 +30,6 @@ def gateway(remote: HttpProbe) -> Iterator[InProcessGateway]:
     """New for each test, which counts what the server has seen, or makes it forget."""
     with in_process_gateway({"remote": {"url": remote.url, "headers": {"X-Team": "blue"}}}) as running:
         yield running
-
-
-def restarted(response: httpx.Response) -> Any:
-    return messages(response)[-1]["result"].get("_meta", {}).get(RESTARTED)
 
 
 @requirement("ctx.isolated", "spec.bridge")
@@ -90,11 +84,11 @@ def test_what_goes_wrong_there_is_told_and_stays_there(remote: HttpProbe, http: 
         assert tool_text(client.tool("remote__count")) == "1"
         for status, code in ((401, -32013), (403, -32013), (500, -32014), (502, -32014), (503, -32013), (504, -32014)):
             remote.answer_with = status
-            error = messages(client.tool("remote__count"))[-1]["error"]
+            error = error_of(client.tool("remote__count"))
             assert error["code"] == code and str(status) in error["message"] and "'remote'" in error["message"]
             assert tool_text(client.tool("local__pid"))
         remote.answer_with = 0
-        assert messages(client.tool("remote__reset"))[-1]["error"]["code"] == -32014, "nobody knows"
+        assert error_of(client.tool("remote__reset"))["code"] == -32014, "nobody knows"
         assert tool_text(client.tool("remote__count")) == "3" and tool_text(client.tool("remote__drip")) == "4"
 
 
@@ -115,7 +109,7 @@ def test_a_stream_that_the_server_refused_once_is_opened_again(remote: HttpProbe
 def test_a_server_that_is_not_there_takes_nothing_from_the_others(probe: RunningGateway, http: httpx.Client) -> None:
     for client in (Legacy(probe.url, http).open(), Modern(probe.url, http)):
         assert tool_text(client.tool("probe__pid"))
-        error = messages(client.tool("gone__anything"))[-1]["error"]
+        error = error_of(client.tool("gone__anything"))
         assert error["code"] == -32013 and "cannot be reached" in error["message"]
 
 
@@ -128,7 +122,7 @@ def test_of_two_servers_one_that_is_killed_mid_call_is_back_with_the_next(
     with ThreadPoolExecutor() as pool:
         sleeping = pool.submit(client.tool, "probe__sleep", {"seconds": 1.0})
         time.sleep(0.3)  # so that the two overlap; nothing depends on it
-        assert messages(client.tool("other__crash"))[-1]["error"]["code"] == -32014
+        assert error_of(client.tool("other__crash"))["code"] == -32014
         back = client.tool("other__pid")
         assert tool_text(back) and restarted(back) == {"reason": "crash"}
         assert tool_text(sleeping.result()) == "slept" and restarted(sleeping.result()) is None

@@ -12,7 +12,15 @@ from tests.requirements import requirement
 from tests.support.gateway_process import DEMO, TASKS, server
 from tests.support.in_process_gateway import InProcessGateway, in_process_gateway
 from tests.support.legacy_task_client import Listening, Tasks
-from tests.support.mcp_clients import DECLARES_TASKS, SESSION_KEY, Legacy, Modern, messages, tool_text
+from tests.support.mcp_clients import (
+    DECLARES_TASKS,
+    SESSION_KEY,
+    Legacy,
+    Modern,
+    error_of,
+    result_of,
+    tool_text,
+)
 from tests.support.task_server import RELATED, running_http_tasks
 from tests.support.waiting import eventually
 
@@ -155,9 +163,9 @@ def test_a_legacy_client_gets_the_outcome_of_a_modern_servers_task(
 ) -> None:
     client = Legacy(modern.url, http).open(capabilities={"elicitation": {}})
     for tool in ("work", "must"):
-        result = messages(client.tool(f"{name}__{tool}"))[-1]["result"]
+        result = result_of(client.tool(f"{name}__{tool}"))
         assert result == {"content": [{"type": "text", "text": f"{tool} is done"}]}, "and nothing of the task"
-    failed = messages(client.tool(f"{name}__fail"))[-1]["error"]
+    failed = error_of(client.tool(f"{name}__fail"))
     assert (failed["code"], failed["message"]) == (-32603, "it broke")
     *notes, answer = asked_and_answered(client, f"{name}__ask", _meta={"progressToken": "p"})
     assert answer["result"]["content"][0]["text"] == "hello Ada"
@@ -173,16 +181,16 @@ def test_a_modern_client_gets_the_result_of_a_tool_that_is_a_task_only(
     gateway: InProcessGateway, http: httpx.Client, name: str
 ) -> None:
     plain = Modern(gateway.url, http)
-    result = messages(plain.tool(f"{name}__must"))[-1]["result"]
+    result = result_of(plain.tool(f"{name}__must"))
     assert result["content"] == [{"type": "text", "text": "must is done"}]
     assert result["resultType"] == "complete" and "task" not in result
     assert "io.modelcontextprotocol/related-task" not in result.get("_meta", {})
     # A client that takes tasks gets one of the gateway's.
-    made = messages(plain.tool(f"{name}__must", {"for_s": 1}, meta=DECLARES_TASKS))[-1]["result"]
+    made = result_of(plain.tool(f"{name}__must", {"for_s": 1}, meta=DECLARES_TASKS))
     assert made["resultType"] == "task"
 
     def got() -> Any:
-        return messages(plain.send("tasks/get", {"taskId": made["taskId"]}, meta=DECLARES_TASKS))[-1]["result"]
+        return result_of(plain.send("tasks/get", {"taskId": made["taskId"]}, meta=DECLARES_TASKS))
 
     assert eventually(lambda: got()["status"] == "completed")
     assert got()["result"]["content"][0]["text"] == "must is done"
@@ -194,7 +202,7 @@ def test_a_call_that_is_cancelled_cancels_the_task(
     gateway: InProcessGateway, modern: InProcessGateway, http: httpx.Client, name: str
 ) -> None:
     old = Legacy(modern.url, http).open()
-    token = messages(Modern(gateway.url, http).tool(f"{name}__plain"))[-1]["result"]["_meta"][SESSION_KEY]
+    token = result_of(Modern(gateway.url, http).tool(f"{name}__plain"))["_meta"][SESSION_KEY]
     new = Modern(gateway.url, http, headers={"MCP-Gateway-Session": token})
     with httpx.Client(timeout=1.0) as impatient:
         same = Legacy(old.url, impatient)

@@ -13,7 +13,7 @@ from tests.support.credentials import KEYS, bearer
 from tests.support.gateway_process import DEMO, PROBE, RunningGateway, replicas, server
 from tests.support.in_process_gateway import in_process_gateway
 from tests.support.legacy_task_client import Tasks
-from tests.support.mcp_clients import ACCEPT, Legacy, Modern, events, messages, tool_text
+from tests.support.mcp_clients import ACCEPT, Legacy, Modern, error_of, events, messages, result_of, tool_text
 from tests.support.redis_server import RunningRedis
 from tests.support.waiting import eventually
 
@@ -25,7 +25,7 @@ def test_each_version_of_the_handshake_era_is_served(demo: RunningGateway, http:
     answer = client.initialize()
     assert answer.json()["result"]["protocolVersion"] == version
     assert client.notify("notifications/initialized").status_code == 202
-    assert messages(client.call("ping"))[-1]["result"] == {}
+    assert result_of(client.call("ping")) == {}
     assert tool_text(client.tool("count")) == "1"
 
 
@@ -48,7 +48,7 @@ def test_statuses_of_messages_without_a_good_session(demo: RunningGateway, http:
         assert client.call("ping").status_code == client.notify("notifications/initialized").status_code == 404
     client.session = session
     assert client.call("no/such/method").status_code == 200
-    assert messages(client.call("no/such/method"))[-1]["error"]["code"] == -32601
+    assert error_of(client.call("no/such/method"))["code"] == -32601
     assert client.call("ping", headers={"MCP-Protocol-Version": "1999-01-01"}).status_code == 400
     without = {k: v for k, v in client.request_headers().items() if k != "MCP-Protocol-Version"}
     body = {"jsonrpc": "2.0", "id": 1, "method": "ping"}
@@ -286,7 +286,7 @@ def test_cancelling_reaches_the_server_and_ends_the_call(demo: RunningGateway, h
         answer = pool.submit(client.post, body)
         cancel = {"requestId": "long", "reason": "changed my mind"}
         assert eventually(lambda: bool(client.notify("notifications/cancelled", cancel)) and answer.done(), 5)
-    assert messages(answer.result())[-1]["error"]["message"] == "Cancelled: changed my mind"
+    assert error_of(answer.result())["message"] == "Cancelled: changed my mind"
 
 
 @requirement("spec.complete")
@@ -294,9 +294,9 @@ def test_log_level_is_passed_on_and_log_messages_come_back(demo: RunningGateway,
     client = Legacy(demo.url, http).open()
     quiet = {"steps": 1, "interval_s": 0}
     assert '"notifications/message"' in client.tool("slow", quiet).text
-    assert messages(client.call("logging/setLevel", {"level": "error"}))[-1]["result"] == {}
+    assert result_of(client.call("logging/setLevel", {"level": "error"})) == {}
     assert '"notifications/message"' not in client.tool("slow", quiet).text
-    assert messages(client.call("logging/setLevel", {"level": 7}))[-1]["error"]["code"] == -32602
+    assert error_of(client.call("logging/setLevel", {"level": 7}))["code"] == -32602
 
 
 @requirement("spec.origin")
@@ -341,14 +341,14 @@ def test_several_servers_are_one_endpoint_with_prefixed_names(http: httpx.Client
     servers = {"one": server(DEMO), "two": server(DEMO), "broken": server(("/does/not/exist",))}
     with in_process_gateway(servers) as gateway:
         client = Legacy(gateway.url, http).open()
-        names = [t["name"] for t in messages(client.call("tools/list"))[-1]["result"]["tools"]]
+        names = [t["name"] for t in result_of(client.call("tools/list"))["tools"]]
         tools = ("whoami", "count", "ask", "slow", "remember", "recall")
         assert names == [f"{s}__{t}" for s in ("one", "two") for t in tools]
         assert [tool_text(client.tool(f"{s}__count")) for s in ("one", "two", "two")] == ["1", "1", "2"]
-        assert messages(client.tool("count"))[-1]["error"]["code"] == -32602
-        prompt = messages(client.call("prompts/get", {"name": "two__introduce"}))[-1]["result"]
+        assert error_of(client.tool("count"))["code"] == -32602
+        prompt = result_of(client.call("prompts/get", {"name": "two__introduce"}))
         assert prompt["messages"][0]["role"] == "user"
-        assert messages(client.call("resources/read", {"uri": "demo://session"}))[-1]["result"]["contents"]
+        assert result_of(client.call("resources/read", {"uri": "demo://session"}))["contents"]
         assert "error" in messages(client.call("resources/read", {"uri": "demo://nothing"}))[-1]
         assert "error" in messages(client.call("tools/list", {"cursor": "nonsense"}))[-1]
         single = Legacy(f"{gateway.base}/servers/two/mcp", http).open()

@@ -20,7 +20,7 @@ from tests.support.commands import run_command
 from tests.support.credentials import KEYS, bearer, sha256
 from tests.support.gateway_process import DEMO, PROBE, ROOT, SIGNED, running_gateway, server
 from tests.support.in_process_gateway import RING, in_process_gateway
-from tests.support.mcp_clients import Legacy, Modern, messages, tool_text, without_id
+from tests.support.mcp_clients import Legacy, Modern, error_of, messages, tool_text, without_id
 from tests.support.redis_server import RunningRedis
 from tests.support.waiting import descendants, eventually
 from tests.tools.programs import program
@@ -48,7 +48,7 @@ def test_a_session_that_asks_too_often_is_told_when_to_come_back(http: httpx.Cli
         # What it says after its handshake counts as well.
         assert 4 <= len(good) <= 7 and [tool_text(a) for a in good] == [str(n) for n in range(1, len(good) + 1)]
         refused = next(answer for answer in answers if answer.status_code == 429)
-        error = messages(refused)[-1]["error"]
+        error = error_of(refused)
         assert refused.headers["retry-after"] == "2" and error["code"] == -32018
         assert without_id(error)["data"] == {"retryAfter": 2}
         assert tool_text(other.tool("count")) == "1", "nobody else pays"

@@ -16,10 +16,12 @@ from tests.support.in_process_gateway import InProcessGateway, in_process_gatewa
 from tests.support.mcp_clients import (
     Legacy,
     Modern,
+    error_of,
     failed_text,
     messages,
     modern_body,
     modern_headers,
+    result_of,
     streamed,
     tool_text,
     without_id,
@@ -176,7 +178,7 @@ def test_methods_that_nobody_knows_do_not_pass(senders: tuple[Send, Send, str]) 
 @requirement("wall.decoded")
 def test_nobody_hears_of_resources_that_are_hidden(gateway: InProcessGateway, http: httpx.Client) -> None:
     bob = Legacy(gateway.url, http, headers=bearer(KEYS["bob"])).open()
-    error = messages(bob.call("resources/subscribe", {"uri": "note://secret/b"}))[-1]["error"]
+    error = error_of(bob.call("resources/subscribe", {"uri": "note://secret/b"}))
     assert error["message"] == "Resource not found: note://secret/b"
     assert "result" in messages(bob.call("resources/subscribe", {"uri": "note://open/a"}))[-1]
     wanted = {"notifications": {"resourceSubscriptions": ["note://open/a", "note://secret/b"]}}
@@ -196,7 +198,7 @@ def test_lists_that_change_are_read_anew(era: str, http: httpx.Client, tmp_path:
     entry = table_server(table, tools={"delete_*": BOSS})
     with in_process_gateway({"s": entry}, options={"policy": {"unmatched_patterns": "allow"}}) as gateway:
         client = Legacy(gateway.url, http).open() if era == "legacy" else Modern(gateway.url, http)
-        assert "Unknown tool" in messages(client.tool("newcomer"))[-1]["error"]["message"]
+        assert "Unknown tool" in error_of(client.tool("newcomer"))["message"]
         strict = {"type": "object", "required": ["n"]}
         table.write_text(json.dumps(listing(tools=[*tools, {"name": "newcomer", "inputSchema": strict}])))
         if isinstance(client, Legacy):
@@ -222,9 +224,9 @@ def test_a_workspace_has_its_prompts_and_resources(http: httpx.Client) -> None:
             ("resources/list", "resources", "uri", {"note://open/a"}),
             ("resources/templates/list", "resourceTemplates", "uriTemplate", {"note://open/{id}"}),
         ):
-            assert {item[name] for item in messages(bob.call(method))[-1]["result"][key]} == seen
+            assert {item[name] for item in result_of(bob.call(method))[key]} == seen
         for uri in ("note://secret/b", "note://open/../secret/b", "file:///pub/x"):
-            assert "not found" in messages(bob.call("resources/read", {"uri": uri}))[-1]["error"]["message"]
+            assert "not found" in error_of(bob.call("resources/read", {"uri": uri}))["message"]
 
 
 CALL = {"name": "work", "arguments": {"job": "hidden"}}
@@ -269,7 +271,7 @@ def test_requests_of_the_other_era_reach_no_server(working: InProcessGateway, ht
     old, new = Legacy(working.url, http).open(), Modern(working.url, http)
     for method in ("subscriptions/listen", "server/discover", "tasks/update", "sampling/createMessage"):
         refused = old.call(method, {"notifications": {"taskIds": ["1"]}})
-        assert messages(refused)[-1]["error"]["code"] == -32601, refused.text
+        assert error_of(refused)["code"] == -32601, refused.text
     for method in ("tasks/list", "tasks/result", "roots/list", "notifications/initialized"):
         answer = new.send(method)
-        assert (answer.status_code, messages(answer)[-1]["error"]["code"]) == (404, -32601), answer.text
+        assert (answer.status_code, error_of(answer)["code"]) == (404, -32601), answer.text

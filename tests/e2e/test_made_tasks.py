@@ -27,9 +27,10 @@ from tests.support.mcp_clients import (
     DECLARES_TASKS,
     Legacy,
     Modern,
-    messages,
+    error_of,
     modern_body,
     modern_headers,
+    result_of,
     tool_text,
     without_id,
 )
@@ -128,7 +129,7 @@ def test_a_fast_call_and_one_without_the_extension_get_their_answer(
     plain, old = Modern(patient.url, http, headers=ALICE), Legacy(patient.url, http, headers=ALICE).open()
     assert tool_text(plain.tool("legacy__work", {"job": 3, "seconds": SLOW})) == "done 3"
     assert tool_text(old.tool("legacy__work", {"job": 4, "seconds": SLOW})) == "done 4"
-    capabilities = messages(plain.send("server/discover"))[-1]["result"]["capabilities"]
+    capabilities = result_of(plain.send("server/discover"))["capabilities"]
     assert capabilities["extensions"]["io.modelcontextprotocol/tasks"] == {}
 
 
@@ -155,7 +156,7 @@ def test_a_server_asks_during_its_task(client: TaskClient, era: str) -> None:
 @requirement("task.make")
 def test_what_is_asked_before_the_task_is_asked_by_the_call(patient: InProcessGateway, http: httpx.Client) -> None:
     client, arguments = Modern(patient.url, http, headers=ALICE), {"times": 2}
-    first = messages(client.tool("legacy__ask", arguments, meta=DECLARES_TASKS))[-1]["result"]
+    first = result_of(client.tool("legacy__ask", arguments, meta=DECLARES_TASKS))
     assert first["resultType"] == "input_required"
     back = {
         "name": "legacy__ask",
@@ -163,7 +164,7 @@ def test_what_is_asked_before_the_task_is_asked_by_the_call(patient: InProcessGa
         "requestState": first["requestState"],
         "inputResponses": dict.fromkeys(first["inputRequests"], ACCEPT),
     }
-    second = messages(client.send("tools/call", back, meta=DECLARES_TASKS))[-1]["result"]
+    second = result_of(client.send("tools/call", back, meta=DECLARES_TASKS))
     assert second["resultType"] == "input_required", second
 
 
@@ -253,12 +254,12 @@ def test_a_task_is_known_to_nobody_else(patient: InProcessGateway, http: httpx.C
     for method in ("tasks/get", "tasks/update", "tasks/cancel"):
         for one, handle in ((bob, task), (elsewhere, task), (alice, forged)):
             response = one.send(method, handle, inputResponses={})
-            answers.append((response.status_code, json.dumps(without_id(messages(response)[-1]["error"]))))
+            answers.append((response.status_code, json.dumps(without_id(error_of(response)))))
     assert len(set(answers)) == 1 and json.loads(answers[0][1])["code"] == -32602, answers
     end.touch()
     assert text(alice.until(task, "completed")) == "done 1", "and it goes on"
     undeclared = alice.client.send("tasks/get", {"taskId": task})
-    assert messages(undeclared)[-1]["error"]["code"] == -32021
+    assert error_of(undeclared)["code"] == -32021
 
 
 @requirement("task.make", "life.end")
@@ -274,7 +275,7 @@ def test_the_end_of_a_session_ends_its_tasks_and_forgets_them(gateway: InProcess
     assert legacy.delete().status_code == 200
     assert gone(processes)
     for handle in (task, over):
-        assert messages(client.send("tasks/get", handle))[-1]["error"]["code"] == -32602
+        assert error_of(client.send("tasks/get", handle))["code"] == -32602
 
 
 @requirement("task.make", "life.unconfirmed")
@@ -337,10 +338,10 @@ def test_a_weaker_credential_of_the_same_principal_reaches_no_task_of_a_stronger
         strong, weak = (TaskClient(gateway.url, http, headers=bearer(each)) for each in (token, issuer.token("ada")))
         task = strong.begin("guarded__work", job=1, seconds=1.5)
         for method in ("tasks/get", "tasks/update", "tasks/cancel"):
-            refused = messages(weak.send(method, task, inputResponses={}))[-1]["error"]
+            refused = error_of(weak.send(method, task, inputResponses={}))
             assert refused["code"] == -32602 and "Unknown task" in refused["message"], method
         assert strong.until(task, "completed")["result"]["content"][0]["text"] == "done 1"
-        over = messages(weak.send("tasks/get", task))[-1]["error"]
+        over = error_of(weak.send("tasks/get", task))
         assert over["code"] == -32602, "nor the result, once the task is over"
         mine = weak.begin("open__work", job=2, seconds=0.6)
         assert weak.until(mine, "completed") and strong.get(mine)["status"] == "completed"
@@ -365,7 +366,7 @@ async def inside(folder: Path) -> AsyncIterator[None]:
     transport = httpx.ASGITransport(app=create_app(settings, gateway=gateway))
     async with gateway.running(), httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
         answer = await client.post("/mcp", json=CALL, headers=modern_headers(CALL))
-        assert messages(answer)[-1]["result"]["status"] == "working"
+        assert result_of(answer)["status"] == "working"
         yield
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from tests.requirements import requirement
 from tests.support.gateway_process import RunningGateway
-from tests.support.mcp_clients import Legacy, Modern, messages, streamed, tool_text
+from tests.support.mcp_clients import Legacy, Modern, error_of, messages, result_of, streamed, tool_text
 
 INFO = "io.modelcontextprotocol/serverInfo"
 OURS = "io.github.mcp-session-gateway"
@@ -30,12 +30,12 @@ def test_a_legacy_clients_messages_and_results_gain_and_lose_nothing(
     said = messages(client.call("tools/call", say(bare, empty, bare)))
     assert [message.get("params", "none") for message in said[:-1]] == ["none", {}, "none"]
     assert said[-1]["result"] == {"content": []}
-    assert messages(client.call("tools/call", say(result={"content": [], "_meta": {}})))[-1]["result"]["_meta"] == {}
+    assert result_of(client.call("tools/call", say(result={"content": [], "_meta": {}})))["_meta"] == {}
 
     modern = Legacy(scripted.at("modern"), http).open()
     result = {"resultType": "complete", "content": [], "_meta": {INFO: {"name": "scripted"}}}
-    assert messages(modern.call("tools/call", say(result=result)))[-1]["result"] == {"content": []}
-    listed = messages(modern.call("tools/list"))[-1]["result"]
+    assert result_of(modern.call("tools/call", say(result=result))) == {"content": []}
+    listed = result_of(modern.call("tools/list"))
     assert set(listed) == {"tools"}, "neither of a list"
 
 
@@ -57,7 +57,7 @@ def test_a_question_without_params_stays_without_them(scripted: RunningGateway, 
     modern = Modern(scripted.at("legacy"), http)
     meta: dict[str, Any] = {"io.modelcontextprotocol/clientCapabilities": {"roots": {}}}
     suspended = {"name": "say", "arguments": {"lines": [asks]}}
-    result = messages(modern.send("tools/call", suspended, meta=meta))[-1]["result"]
+    result = result_of(modern.send("tools/call", suspended, meta=meta))
     assert list(result["inputRequests"].values()) == [{"method": "roots/list"}]
 
 
@@ -67,7 +67,7 @@ def test_a_server_gets_the_params_of_its_client_and_the_context(scripted: Runnin
     for text in ("", ',"params":{}', ',"params":{"_meta":{}}', ',"params":{"a":1.50,"b":{ }}'):
         body = f'{{"jsonrpc":"2.0","id":5,"method":"vendor/thing"{text}}}'
         headers = {**client.request_headers(), "Content-Type": "application/json"}
-        assert messages(http.post(client.url, content=body, headers=headers))[-1]["error"]["code"] == -32601
+        assert error_of(http.post(client.url, content=body, headers=headers))["code"] == -32601
     got = [line for line in json.loads(tool_text(client.tool("got"))) if "vendor/thing" in line]
     params = [json.loads(line)["params"] for line in got]
     assert [{**given, "_meta": list(given["_meta"])} for given in params] == [
@@ -82,9 +82,9 @@ def test_a_resource_that_does_not_exist_has_the_code_of_the_clients_era(
     scripted: RunningGateway, http: httpx.Client
 ) -> None:
     for where in (scripted.at("legacy"), scripted.at("modern"), scripted.url):  # the last one is of both servers
-        error = messages(Legacy(where, http).open().call("resources/read", {"uri": "x://y"}))[-1]["error"]
+        error = error_of(Legacy(where, http).open().call("resources/read", {"uri": "x://y"}))
         assert (error["code"], error["data"]["uri"]) == (-32002, "x://y"), where
-        error = messages(Modern(where, http).send("resources/read", {"uri": "x://y"}))[-1]["error"]
+        error = error_of(Modern(where, http).send("resources/read", {"uri": "x://y"}))
         assert (error["code"], error["data"]["uri"]) == (-32602, "x://y"), where
 
 
@@ -99,7 +99,7 @@ def test_a_server_cannot_speak_for_the_gateway(scripted: RunningGateway, http: h
     for client in (Legacy(scripted.at(era), http).open(), Modern(scripted.at(era), http)):
         ask = client.call if isinstance(client, Legacy) else client.send
         answered = ask("tools/call", say(notice.replace("io.", "\\u0069o."), result=result))
-        assert answered.status_code == 200 and messages(answered)[-1]["result"]["content"], answered.text
+        assert answered.status_code == 200 and result_of(answered)["content"], answered.text
         assert "attacker" not in answered.text and "crash" not in answered.text
         assert OURS.upper() not in answered.text.replace("\\u0069", "i")
 
@@ -121,10 +121,10 @@ def test_progress_of_a_task_comes_on_the_clients_own_stream(scripted: RunningGat
         first["params"] == {"progressToken": "mine", "progress": 1} and answer["result"]["task"]["status"] == "working"
     )
     # The server has the gateway's number for it, which is that of the call.
-    got = json.loads(messages(client.tool("got"))[-1]["result"]["content"][0]["text"])
+    got = json.loads(result_of(client.tool("got"))["content"][0]["text"])
     number = next(json.loads(line)["params"]["_meta"]["progressToken"] for line in got if '"task"' in line)
     later = (progress % 2).replace("@TOKEN", str(number))
-    assert messages(client.tool("say", {"lines": [later], "result": "{}"}))[-1]["result"] == {}
+    assert result_of(client.tool("say", {"lines": [later], "result": "{}"})) == {}
     with client.get() as stream:
         told = next(streamed(stream))
     assert told["params"] == {"progressToken": "mine", "progress": 2}

@@ -13,7 +13,7 @@ from tests.support.commands import run_command
 from tests.support.credentials import KEYS, bearer, sha256
 from tests.support.gateway_process import DEMO, PROBE, RunningGateway, server
 from tests.support.in_process_gateway import InProcessGateway, in_process_gateway
-from tests.support.mcp_clients import Legacy, Modern, failed_text, messages, tool_text
+from tests.support.mcp_clients import Legacy, Modern, error_of, failed_text, messages, tool_text
 from tests.support.table_server import EXITS, listing, table_server
 from tests.support.waiting import eventually
 
@@ -55,10 +55,6 @@ def clients(gateway: InProcessGateway, http: httpx.Client, who: str, path: str =
 def listed(client: Legacy | Modern, what: str = "tools") -> set[str]:
     answer = client.call(f"{what}/list") if isinstance(client, Legacy) else client.send(f"{what}/list")
     return {item["name"] for item in messages(answer)[-1]["result"][what]}
-
-
-def error_of(response: httpx.Response) -> Any:
-    return messages(response)[-1]["error"]
 
 
 @requirement("pol.trust", "pol.permissions")

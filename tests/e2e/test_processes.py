@@ -18,16 +18,9 @@ from tests.requirements import requirement
 from tests.support.credentials import KEYS, bearer, sha256
 from tests.support.gateway_process import DEMO, PROBE, RunningGateway, running_gateway, server
 from tests.support.in_process_gateway import in_process_gateway
-from tests.support.mcp_clients import Legacy, Modern, messages, tool_text, without_id
+from tests.support.mcp_clients import Legacy, Modern, error_of, restarted, result_of, tool_text, without_id
 from tests.support.waiting import descendants, eventually, gone
 from tests.tools.obtain import node_environment, npm_packages, npx
-
-RESTARTED = "io.github.mcp-session-gateway/restarted"
-
-
-def restarted(answer: httpx.Response) -> str | None:
-    told = messages(answer)[-1]["result"].get("_meta", {}).get(RESTARTED)
-    return None if told is None else str(told["reason"])
 
 
 @requirement("proc.isolated")
@@ -54,11 +47,11 @@ def test_a_crash_is_told_and_the_next_call_gets_a_new_process(
         client = Modern(probe.at("probe"), http, headers={"MCP-Gateway-Session": token})
     client.tool("state", {"a": "1"})
     before = tool_text(client.tool("pid"))
-    error = messages(client.tool("crash"))[-1]["error"]
+    error = error_of(client.tool("crash"))
     assert error["code"] == -32014 and "unknown" in error["message"] and "signal 9" in error["message"]
     after = client.tool("state", {"b": "2"})
     assert json.loads(tool_text(after)) == {"b": "2"}
-    assert restarted(after) == "crash"
+    assert restarted(after) == {"reason": "crash"}
     assert tool_text(again := client.tool("pid")) != before
     assert restarted(again) is None, "it is told once"
 
@@ -69,7 +62,7 @@ def test_an_idle_child_is_stopped_while_its_session_lives_on(probe: RunningGatew
     child = psutil.Process(int(tool_text(client.tool("pid"))))
     assert gone([child], within_s=4)
     woken = client.tool("pid")
-    assert int(tool_text(woken)) != child.pid and restarted(woken) == "idle_stop"
+    assert int(tool_text(woken)) != child.pid and restarted(woken) == {"reason": "idle_stop"}
 
 
 @requirement("proc.noise")
@@ -83,7 +76,7 @@ def test_noise_on_stdout_and_stderr_harms_nobody(probe: RunningGateway, http: ht
 def test_a_giant_line_fails_its_own_call_only(probe: RunningGateway, http: httpx.Client) -> None:
     one, two = Legacy(probe.at("probe"), http).open(), Legacy(probe.at("shared"), http).open()
     for client in (one, two):
-        assert "line limit" in messages(client.tool("giant", {"size": 300_000}))[-1]["error"]["message"]
+        assert "line limit" in error_of(client.tool("giant", {"size": 300_000}))["message"]
         assert len(tool_text(client.tool("giant", {"size": 150_000}))) == 150_000
     assert tool_text(one.tool("echo", {"a": 1})) == '{"a": 1}'
 
@@ -93,7 +86,7 @@ def test_a_call_that_is_never_answered_ends_at_its_time(http: httpx.Client) -> N
     options = {"limits": {"call_timeout_s": 0.5}}
     with in_process_gateway({"p": server(PROBE)}, options=options) as gateway:
         client = Legacy(gateway.url, http).open()
-        error = messages(client.tool("hang"))[-1]["error"]
+        error = error_of(client.tool("hang"))
         assert error["code"] == -32015 and "0.5 s" in error["message"]
         assert client.tool("pid").status_code == 200
 
@@ -169,7 +162,7 @@ def test_a_session_ended_while_its_server_starts_leaves_nothing(http: httpx.Clie
             answer = pool.submit(client.tool, "pid")
             assert eventually(lambda: len(descendants(gateway.pid)) > idle), "the call wakes the server"
             assert client.delete().status_code == 200
-        assert answer.result().status_code == 200 and "ended" in messages(answer.result())[-1]["error"]["message"]
+        assert answer.result().status_code == 200 and "ended" in error_of(answer.result())["message"]
         assert eventually(lambda: len(descendants(gateway.pid)) <= idle)
 
 
@@ -183,11 +176,11 @@ def test_sessions_of_a_shared_process_take_nothing_from_each_other(http: httpx.C
         one.tool("pid"), two.tool("pid")
         thing = {"uri": "probe://thing"}
         for client in (one, two):
-            assert messages(client.call("resources/subscribe", thing))[-1]["result"] == {}
-        assert messages(one.call("resources/unsubscribe", thing))[-1]["result"] == {}
-        assert messages(one.call("logging/setLevel", {"level": "debug"}))[-1]["result"] == {}
-        assert messages(two.call("logging/setLevel", {"level": "error"}))[-1]["result"] == {}
-        assert messages(two.call("resources/unsubscribe", thing))[-1]["result"] == {}
+            assert result_of(client.call("resources/subscribe", thing)) == {}
+        assert result_of(one.call("resources/unsubscribe", thing)) == {}
+        assert result_of(one.call("logging/setLevel", {"level": "debug"})) == {}
+        assert result_of(two.call("logging/setLevel", {"level": "error"})) == {}
+        assert result_of(two.call("resources/unsubscribe", thing)) == {}
         assert json.loads(tool_text(one.tool("set"))) == [
             "resources/subscribe probe://thing",
             "resources/subscribe probe://thing",

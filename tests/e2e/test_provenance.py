@@ -13,7 +13,7 @@ from tests.support.credentials import KEYS, bearer, sha256
 from tests.support.gateway_process import DEMO, PROBE, RunningGateway, server
 from tests.support.in_process_gateway import InProcessGateway, in_process_gateway
 from tests.support.issuer import Issuer
-from tests.support.mcp_clients import Legacy, Modern, messages, tool_text
+from tests.support.mcp_clients import Legacy, Modern, error_of, messages, result_of, tool_text
 
 pytestmark = requirement("wall.provenance")
 
@@ -35,7 +35,7 @@ def told(client: Legacy) -> dict[str, str]:
 
 
 def listed(client: Legacy) -> set[str]:
-    return {tool["name"] for tool in messages(client.call("tools/list"))[-1]["result"]["tools"]}
+    return {tool["name"] for tool in result_of(client.call("tools/list"))["tools"]}
 
 
 def opened(
@@ -55,7 +55,7 @@ def test_a_guest_gains_nothing_by_the_workspace_it_announces(http: httpx.Client)
         facts = told(guest)
         assert (facts["workspace"], facts["trust"], facts["permissions"]) == (BOSS, "sandboxed", "")
         assert not any(name == "probe__noise" or name.startswith("inner__") for name in listed(guest))
-        assert "Unknown tool" in messages(guest.tool("probe__noise"))[-1]["error"]["message"]
+        assert "Unknown tool" in error_of(guest.tool("probe__noise"))["message"]
         assert json.loads(tool_text(guest.tool("probe__echo"))) == {"id": BOSS}, "it fills in what a client may choose"
         bob = opened(gateway, http, bearer(KEYS["bob"]), "elsewhere")
         facts = told(bob)

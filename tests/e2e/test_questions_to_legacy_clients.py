@@ -16,7 +16,7 @@ import pytest
 from tests.requirements import requirement
 from tests.support.gateway_process import PROBE, server
 from tests.support.in_process_gateway import InProcessGateway, in_process_gateway
-from tests.support.mcp_clients import SESSION_KEY, Legacy, Modern, messages, tool_text
+from tests.support.mcp_clients import SESSION_KEY, Legacy, Modern, messages, result_of, tool_text
 from tests.support.stdio_server import tools
 from tests.support.table_server import table_server
 from tests.support.waiting import eventually
@@ -233,7 +233,7 @@ def test_what_may_belong_to_one_of_two_calls_waits_in_a_bounded_number_and_is_an
     script.write_text(UNCLEAR, encoding="utf-8")
     options = {"limits": {"call_timeout_s": 4}}
     with in_process_gateway({"unclear": server((sys.executable, str(script)))}, options=options) as running:
-        token = messages(Modern(running.url, http).tool("go"))[-1]["result"]["_meta"][SESSION_KEY]
+        token = result_of(Modern(running.url, http).tool("go"))["_meta"][SESSION_KEY]
         client = Modern(running.url, http, headers={"MCP-Gateway-Session": token})
         with ThreadPoolExecutor(2) as pool:
             said = list(pool.map(lambda number: tool_text(client.tool("go", {"n": number}, request_id=number)), (1, 2)))

@@ -13,7 +13,7 @@ from tests.requirements import requirement
 from tests.support.credentials import KEYS, bearer
 from tests.support.gateway_process import TASKS, RunningGateway, replicas, server
 from tests.support.in_process_gateway import InProcessGateway, in_process_gateway
-from tests.support.mcp_clients import DECLARES_TASKS, messages, tool_text, without_id
+from tests.support.mcp_clients import DECLARES_TASKS, error_of, tool_text, without_id
 from tests.support.redis_server import RunningRedis
 from tests.support.task_client import TaskClient
 from tests.support.task_server import EXTENSION, HttpTasks, running_http_tasks
@@ -104,15 +104,15 @@ def test_without_the_extension_on_a_request_there_are_no_tasks(
     needed: Any = {"requiredCapabilities": {"extensions": {EXTENSION: {}}}}
     for method in ("tasks/get", "tasks/update", "tasks/cancel"):
         response = tasks.client.send(method, {"taskId": task, "inputResponses": {}})
-        error = without_id(messages(response)[-1]["error"])
+        error = without_id(error_of(response))
         assert (response.status_code, error["code"], error["data"]) == (400, -32021, needed), method
     # A server that makes a task all the same is told that nobody wants it.
     sneaky = tasks.client.tool(f"{name}__sneak")
-    error = without_id(messages(sneaky)[-1]["error"])
+    error = without_id(error_of(sneaky))
     assert (error["code"], error["data"]) == (-32021, needed)
     session = {"MCP-Gateway-Session": tasks.call("plain")["_meta"][SESSION_KEY]}
     sneaky = tasks.client.tool(f"{name}__sneak", {"for_s": 60}, headers=session)
-    assert messages(sneaky)[-1]["error"]["code"] == -32021
+    assert error_of(sneaky)["code"] == -32021
     seen = json.loads(tool_text(tasks.client.tool(f"{name}__seen", headers=session)))
     cancelled = [message["params"] for message in seen if message.get("method") == "tasks/cancel"]
     assert EXTENSION in cancelled[-1]["_meta"]["io.modelcontextprotocol/clientCapabilities"]["extensions"]
@@ -124,7 +124,7 @@ def unknown(tasks: TaskClient, task: str) -> Any:
         tasks.client.send(method, {"taskId": task, "inputResponses": {}}, meta=DECLARES_TASKS)
         for method in ("tasks/get", "tasks/update", "tasks/cancel")
     ]
-    found = {(a.status_code, json.dumps(without_id(messages(a)[-1]["error"]))) for a in answers}
+    found = {(a.status_code, json.dumps(without_id(error_of(a)))) for a in answers}
     assert len(found) == 1
     return found.pop()
 
@@ -186,11 +186,11 @@ def test_who_takes_no_tasks_is_notified_of_none(gateway: InProcessGateway, http:
     tasks, _ = clients(gateway, http, "http")
     task = tasks.call("work")["taskId"]
     refused = tasks.client.send("subscriptions/listen", {"notifications": {"taskIds": [task]}})
-    error = without_id(messages(refused)[-1]["error"])
+    error = without_id(error_of(refused))
     assert (refused.status_code, error["code"]) == (400, -32021)
     assert error["data"] == {"requiredCapabilities": {"extensions": {EXTENSION: {}}}}
     wrong = tasks.client.send("subscriptions/listen", {"notifications": {"taskIds": {}}}, meta=DECLARES_TASKS)
-    assert (wrong.status_code, messages(wrong)[-1]["error"]["code"]) == (400, -32602)
+    assert (wrong.status_code, error_of(wrong)["code"]) == (400, -32602)
 
 
 @requirement("life.unconfirmed")

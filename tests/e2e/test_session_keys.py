@@ -16,11 +16,20 @@ from tests.requirements import requirement
 from tests.support.credentials import KEYS, bearer, sha256
 from tests.support.gateway_process import DEMO, PROBE, UNLIMITED, RunningGateway, replicas, server
 from tests.support.in_process_gateway import InProcessGateway, in_process_gateway
-from tests.support.mcp_clients import CURL, Legacy, Modern, messages, modern_body, modern_headers, tool_text
+from tests.support.mcp_clients import (
+    CURL,
+    RESTARTED,
+    Legacy,
+    Modern,
+    error_of,
+    modern_body,
+    modern_headers,
+    result_of,
+    tool_text,
+)
 from tests.support.redis_server import RunningRedis
 from tests.support.waiting import descendants, eventually
 
-RESTARTED = "io.github.mcp-session-gateway/restarted"
 KEY_META = "io.github.mcp-session-gateway/session-key"
 PYTHON = {"User-Agent": "python-httpx2/2.16.2"}
 HOSTS = "X-Conversation-Id"
@@ -102,7 +111,7 @@ def test_an_anonymous_key_must_be_hard_to_guess(everybody: InProcessGateway, htt
     assert tool_text(ask(good)) == tool_text(ask(good)) != tool_text(ask(secrets.token_urlsafe(16)))
     for poor in ("agent-1", "f" * 32, "", "${AGENT_KEY}", "k" * 300):
         refused = ask(poor)
-        error = messages(refused)[-1]["error"]
+        error = error_of(refused)
         assert (refused.status_code, error["data"]["reason"]) == (400, "invalid_session_key")
         assert "session key" in error["message"] and (not poor or poor not in error["message"])
 
@@ -128,7 +137,7 @@ def test_a_session_that_nobody_came_back_to_gives_its_idle_process_up(
     token = {"MCP-Gateway-Session": opened[0].headers["mcp-gateway-session"]}
     again = Modern(f"{everybody.base}/servers/main/mcp", http, headers=token)
     woken = again.tool("pid")
-    assert messages(woken)[-1]["result"]["_meta"][RESTARTED] == {"reason": "idle_stop"}
+    assert result_of(woken)["_meta"][RESTARTED] == {"reason": "idle_stop"}
     threading.Event().wait(1.0)  # longer than the process of a session without its client may be idle
     assert tool_text(again.tool("pid")) == tool_text(woken), "its client is back: the process stays"
 

@@ -20,13 +20,12 @@ from tests.support.gateway_process import (
     server,
 )
 from tests.support.in_process_gateway import InProcessGateway, in_process_gateway
-from tests.support.mcp_clients import Modern, messages, tool_text, without_id
+from tests.support.mcp_clients import RESTARTED, Modern, error_of, messages, result_of, tool_text, without_id
 from tests.support.redis_server import RunningRedis
 from tests.support.waiting import descendants, eventually
 
 SERVERS = {"old": server((*PROBE, "legacy-only"))}
 SESSION_KEY = "io.github.mcp-session-gateway/session"
-RESTARTED = "io.github.mcp-session-gateway/restarted"
 ACCEPT: Any = {"action": "accept", "content": {}}
 
 
@@ -39,7 +38,7 @@ def gateway() -> Iterator[InProcessGateway]:
 
 def asked(response: httpx.Response) -> Any:
     """The `input_required` result in an answer."""
-    result = messages(response)[-1]["result"]
+    result = result_of(response)
     assert result["resultType"] == "input_required", result
     return result
 
@@ -64,7 +63,7 @@ def test_a_call_goes_through_its_rounds_with_nothing_but_the_state(
         assert request["method"] == "elicitation/create" and request["params"]["message"] == f"question {number}"
         answer = {"action": "accept", "content": {"n": number}}
         response = back(client, "ask_once", arguments, question["requestState"], answers_to(question, answer))
-        question = messages(response)[-1]["result"]
+        question = result_of(response)
     assert [heard["content"]["n"] for heard in json.loads(tool_text(response))] == [0, 1, 2]
 
 
@@ -78,10 +77,10 @@ def test_a_round_is_good_once_for_its_request_and_its_principal(gateway: InProce
         back(client, "ask_again", arguments, state, responses),
         back(client, "ask_once", arguments, state[:-6] + "AAAAAA", responses),
     ):
-        assert without_id(messages(wrong)[-1]["error"])["data"] == {"reason": "invalid_request_state"}
+        assert without_id(error_of(wrong))["data"] == {"reason": "invalid_request_state"}
     second = asked(back(client, "ask_once", arguments, state, responses))
     again = back(client, "ask_once", arguments, state, responses)
-    assert without_id(messages(again)[-1]["error"])["data"] == {"reason": "invalid_request_state"}, "it was used"
+    assert without_id(error_of(again))["data"] == {"reason": "invalid_request_state"}, "it was used"
     done = back(client, "ask_once", arguments, second["requestState"], answers_to(second))
     assert len(json.loads(tool_text(done))) == 2
 
@@ -94,7 +93,7 @@ def test_a_state_is_good_at_the_endpoint_that_gave_it(gateway: InProcessGateway,
         state, responses = question["requestState"], answers_to(question)
         misplaced = back(other, "ask_once", {}, state, responses)
         assert misplaced.status_code == 400
-        assert without_id(messages(misplaced)[-1]["error"])["data"] == {"reason": "invalid_request_state"}
+        assert without_id(error_of(misplaced))["data"] == {"reason": "invalid_request_state"}
         assert len(json.loads(tool_text(back(given, "ask_once", {}, state, responses)))) == 1, "and it goes on there"
 
 
@@ -173,7 +172,7 @@ def test_every_round_may_land_on_another_replica_also_when_the_owner_has_died(
         assert answer["error"]["code"] == -32014, "whether it took effect is unknown"
         done = back(third, "ask_again", arguments, again["requestState"], answers_to(again))
         assert len(json.loads(tool_text(done))) == 2, "both answers were given again, and nobody was asked"
-        assert messages(done)[-1]["result"]["_meta"][RESTARTED] == {"reason": "takeover"}
+        assert result_of(done)["_meta"][RESTARTED] == {"reason": "takeover"}
 
 
 @requirement("wall.return")

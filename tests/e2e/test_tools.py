@@ -23,7 +23,7 @@ from tests.support.concurrent_clients import AsyncModern, run_concurrently
 from tests.support.credentials import bearer, sha256
 from tests.support.gateway_process import TOOL, server
 from tests.support.in_process_gateway import InProcessGateway, in_process_gateway
-from tests.support.mcp_clients import Legacy, Modern, failed_text, messages, tool_text
+from tests.support.mcp_clients import Legacy, Modern, error_of, failed_text, tool_text
 from tests.support.redis_server import RunningRedis
 
 OBJECT = {"in_process": "tests.support.session_tool:server"}
@@ -154,9 +154,9 @@ def test_what_a_tool_cannot_store_its_caller_reads_in_the_words_of_the_limit(htt
         assert "the session's state would be 10" in failed_text(sizes[17]) and "1048576" in failed_text(sizes[17])
         written = failed_text(client.tool("object__annotate", {"size": 11_000}))
         assert "would be 11004 bytes" in written and "10240" in written
-        read = messages(client.call("resources/read", {"uri": "filling://too-large"}))[-1]["error"]
+        read = error_of(client.call("resources/read", {"uri": "filling://too-large"}))
         assert "70002 bytes of JSON, more than 65536" in read["message"]
-        low = messages(client.tool("low__fill", {"size": 70_000}))[-1]["error"]
+        low = error_of(client.tool("low__fill", {"size": 70_000}))
         assert low["message"] == TOO_LARGE.replace("'a'", "'low'")
         modern = Modern(gateway.url, http).tool("object__fill", {"key": "a", "size": 70_000})
         assert failed_text(modern) == f"Error executing tool fill: {TOO_LARGE}"

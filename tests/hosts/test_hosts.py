@@ -22,7 +22,7 @@ import pytest
 from gateway.config.settings import load
 from tests.requirements import requirement
 from tests.support.gateway_process import PROBE, ROOT, RunningGateway
-from tests.support.mcp_clients import ACCEPT, Legacy, messages, tool_text
+from tests.support.mcp_clients import ACCEPT, Legacy, error_of, result_of, tool_text
 from tests.support.scripted_http_server import HttpProbe, running_http_probe
 
 FILES = Path(__file__).with_name("files")
@@ -178,7 +178,7 @@ def serving(config: Path, env: Mapping[str, str]) -> Iterator[RunningGateway]:
 
 
 def tools_of(client: Legacy) -> set[str]:
-    return {tool["name"] for tool in messages(client.call("tools/list"))[-1]["result"]["tools"]}
+    return {tool["name"] for tool in result_of(client.call("tools/list"))["tools"]}
 
 
 def placed(host: Host, name: str, folder: Path) -> Path:
@@ -256,4 +256,4 @@ def _is_any(tool: str, patterns: Iterable[str]) -> bool:
 
 
 def _is_unknown(response: httpx.Response) -> bool:
-    return "unknown" in messages(response)[-1]["error"]["message"].lower()
+    return "unknown" in error_of(response)["message"].lower()

@@ -10,7 +10,7 @@ from gateway.tasks.handles import claimed
 from tests.operating.conftest import ADMIN, KEYS
 from tests.requirements import requirement
 from tests.support.gateway_process import DEMO, PROBE, running_gateway, server
-from tests.support.mcp_clients import Legacy, Modern, messages
+from tests.support.mcp_clients import Legacy, Modern, error_of, result_of
 from tests.support.stdio_server import tools
 from tests.support.table_server import table_server
 from tests.support.task_client import TaskClient
@@ -84,10 +84,10 @@ def test_lines_name_the_task_and_say_what_was_kept(http: httpx.Client, ops: http
         client.cancel(task)
         client.until(task, "cancelled")
         elsewhere = TaskClient(f"{gateway.base}/servers/probe/mcp", http)
-        assert messages(elsewhere.send("tasks/get", task))[-1]["error"]["code"] == -32602
+        assert error_of(elsewhere.send("tasks/get", task))["code"] == -32602
         legacy = Legacy(gateway.url, http).open()
         asked = {"name": "probe__sleep", "arguments": {"seconds": 60.0}, "task": {}}
-        old = messages(legacy.call("tools/call", asked))[-1]["result"]["task"]["taskId"]
+        old = result_of(legacy.call("tools/call", asked))["task"]["taskId"]
         for method in ("tasks/get", "tasks/cancel", "tasks/cancel", "tasks/result"):
             legacy.call(method, {"taskId": old})
         kept = Modern(f"{gateway.base}/servers/kept/mcp", http)

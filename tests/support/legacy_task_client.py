@@ -5,7 +5,7 @@ from typing import Any
 
 import httpx
 
-from tests.support.mcp_clients import Legacy, messages, streamed
+from tests.support.mcp_clients import Legacy, error_of, messages, result_of, streamed
 from tests.support.waiting import eventually
 
 __all__ = ["Listening", "Tasks"]
@@ -16,7 +16,7 @@ class Tasks:
 
     def __init__(self, url: str, http: httpx.Client, prefix: str = "", *, headers: Any = None) -> None:
         self.client = Legacy(url, http, headers=headers)
-        self.handshake = messages(self.client.initialize(capabilities={"elicitation": {}}))[-1]["result"]
+        self.handshake = result_of(self.client.initialize(capabilities={"elicitation": {}}))
         self.client.notify("notifications/initialized")
         self.prefix = prefix
 
@@ -37,7 +37,7 @@ class Tasks:
         return self.get(task)
 
     def error(self, method: str, params: Any) -> Any:
-        return messages(self.client.call(method, params))[-1]["error"]
+        return error_of(self.client.call(method, params))
 
     def listed(self) -> list[str]:
         found: list[str] = []

@@ -15,12 +15,18 @@ __all__ = [
     "ACCEPT",
     "CURL",
     "DECLARES_TASKS",
+    "RESTARTED",
+    "SESSION_KEY",
     "Legacy",
     "Modern",
+    "error_of",
     "events",
     "failed_text",
+    "messages",
     "modern_body",
     "modern_headers",
+    "restarted",
+    "result_of",
     "streamed",
     "tool_text",
     "without_id",
@@ -29,6 +35,7 @@ __all__ = [
 ACCEPT = {"Accept": "application/json, text/event-stream"}
 VERSION = "2026-07-28"
 SESSION_KEY = "io.github.mcp-session-gateway/session"
+RESTARTED = "io.github.mcp-session-gateway/restarted"
 CURL = {"User-Agent": "curl/8.5.0"}
 """As a client that is known to bring no session back, which gets the default session of its principal."""
 DECLARES_TASKS: Any = {
@@ -72,6 +79,21 @@ def messages(response: httpx.Response) -> list[Any]:
     if response.headers["content-type"].startswith("application/json"):
         return [response.json()]
     return [json.loads(data) for _, data in events(response.text) if data]
+
+
+def result_of(response: httpx.Response) -> Any:
+    """The result that a response ends with."""
+    return messages(response)[-1]["result"]
+
+
+def error_of(response: httpx.Response) -> Any:
+    """The error that a response ends with."""
+    return messages(response)[-1]["error"]
+
+
+def restarted(response: httpx.Response) -> Any:
+    """What the result of a call says of the loss of the server's process before it; None if nothing was lost."""
+    return result_of(response).get("_meta", {}).get(RESTARTED)
 
 
 def streamed(response: httpx.Response) -> Iterator[Any]:

@@ -16,7 +16,7 @@ from tests.conformance.letter.conftest import Letter
 from tests.requirements import requirement
 from tests.support.credentials import bearer, sha256
 from tests.support.gateway_process import PROBE, running_gateway, server
-from tests.support.mcp_clients import Legacy, Modern, events, messages, tool_text
+from tests.support.mcp_clients import Legacy, Modern, events, result_of, tool_text
 from tests.support.recording_server import messages_of
 from tests.support.scripted_http_server import running_http_probe
 from tests.support.waiting import eventually
@@ -66,9 +66,9 @@ def test_a_modern_client_is_asked_in_answer_to_calls_reads_and_prompts_only(tmp_
     with running_gateway({"p": server((sys.executable, str(script)))}) as gateway:
         client = Modern(gateway.url, http)
         params = {"ref": {"type": "ref/prompt", "name": "p"}, "argument": {"name": "a", "value": "b"}}
-        completed = messages(client.send("completion/complete", params))[-1]["result"]
+        completed = result_of(client.send("completion/complete", params))
         assert completed["resultType"] == "complete" and "error" in completed["completion"]["values"][0]
-        asked = messages(client.send("prompts/get", {"name": "p"}))[-1]["result"]
+        asked = result_of(client.send("prompts/get", {"name": "p"}))
         assert asked["resultType"] == "input_required" and asked["inputRequests"]
         wrong = {"name": "p", "requestState": asked["requestState"], "inputResponses": 7}
         refused = client.send("prompts/get", wrong)
@@ -107,7 +107,7 @@ for line in sys.stdin:
 
 def test_answers_that_cannot_be_read_are_an_error(letter: Letter, http: httpx.Client) -> None:
     client = Modern(letter.url("old"), http)
-    asked = messages(client.tool("ask_once"))[-1]["result"]
+    asked = result_of(client.tool("ask_once"))
     key = next(iter(asked["inputRequests"]))
     for wrong in ("no object", [1], 7):
         params = {"name": "ask_once", "arguments": {}, "requestState": asked["requestState"], "inputResponses": wrong}
