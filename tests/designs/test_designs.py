@@ -74,11 +74,12 @@ def test_each_design_has_scenarios_of_its_own() -> None:
 
 
 def _named(file: str, test: str) -> set[str]:
-    """The requirements that the decorators of a test name. Fails if there is no such test."""
+    """The requirements that a test or its file names. Fails if there is no such test."""
     tree = ast.parse((ROOT / file).read_text(encoding="utf-8"))
     functions = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
     found = next((each for each in functions if each.name == test), None)
     assert found is not None, f"{file} has no {test}"
-    calls = [each for each in found.decorator_list if isinstance(each, ast.Call)]
-    named = [each for call in calls if ast.unparse(call.func) == "requirement" for each in call.args]
-    return {each.value for each in named if isinstance(each, ast.Constant) and isinstance(each.value, str)}
+    marks = [each.value for each in tree.body if isinstance(each, ast.Assign) and "pytestmark" in ast.unparse(each)]
+    within = [node for each in (*found.decorator_list, *marks) for node in ast.walk(each)]
+    calls = [each for each in within if isinstance(each, ast.Call) and ast.unparse(each.func) == "requirement"]
+    return {arg.value for call in calls for arg in call.args if isinstance(arg, ast.Constant)}  # type: ignore[misc]
