@@ -22,6 +22,7 @@ from tests.requirements import requirement
 from tests.support.gateway_process import DEMO, PROBE, ROOT, SCRIPTED, SIGNED, running_gateway, server
 from tests.support.mcp_clients import Legacy, modern_body, tool_text
 from tests.support.redis_server import RunningRedis
+from tests.support.stdio_client import Typed
 from tests.support.waiting import eventually
 
 pytestmark = pytest.mark.anyio
@@ -29,57 +30,6 @@ pytestmark = pytest.mark.anyio
 
 def command(*more: str, child: Any = DEMO) -> list[str]:
     return [sys.executable, "-m", "gateway", "stdio", *more, "--", *child]
-
-
-class Typed:
-    """A client that writes its lines itself."""
-
-    def __init__(self, *more: str, env: Any = None, child: Any = PROBE) -> None:
-        self.process = subprocess.Popen(
-            command(*more, child=child),
-            cwd=ROOT,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            env={**os.environ, **(env or {})},
-        )
-        self._id = 0
-
-    def write(self, data: bytes) -> None:
-        assert self.process.stdin is not None
-        self.process.stdin.write(data + b"\n")
-        self.process.stdin.flush()
-
-    def read(self) -> Any:
-        assert self.process.stdout is not None
-        return json.loads(self.process.stdout.readline())
-
-    def ask(self, method: str, params: Any = None) -> Any:
-        self._id += 1
-        self.write(json.dumps({"jsonrpc": "2.0", "id": self._id, "method": method, "params": params or {}}).encode())
-        while (answer := self.read()).get("id") != self._id:
-            pass
-        return answer
-
-    def tool(self, name: str, arguments: Any = None) -> str:
-        answer = self.ask("tools/call", {"name": name, "arguments": arguments or {}})
-        return str(answer["result"]["content"][0]["text"])
-
-    def initialize(self) -> Any:
-        info = {"protocolVersion": "2025-11-25", "capabilities": {}, "clientInfo": {"name": "t", "version": "1"}}
-        answer = self.ask("initialize", info)
-        self.write(b'{"jsonrpc":"2.0","method":"notifications/initialized"}')
-        return answer
-
-    def end(self) -> int:
-        """Close stdin; the exit code."""
-        assert self.process.stdin is not None
-        self.process.stdin.close()
-        code = self.process.wait(20)
-        for pipe in (self.process.stdout, self.process.stderr):
-            assert pipe is not None
-            pipe.close()
-        return code
 
 
 @requirement("ctx.stdio-front", "ctx.isolated")
@@ -203,9 +153,9 @@ def test_a_legacy_client_learns_its_token_and_starts_again_with_it(tmp_path: Pat
         ("STAC_MCP_SESSION_ID", "my session", "not a session token of this gateway"),
     ):
         refused = Typed("--store", store, env={**SIGNED, variable: value})
-        _, stderr = refused.process.communicate(timeout=30)
-        last = stderr.decode().splitlines()[-1]
-        assert refused.process.returncode == 2 and variable in last and words in last and token not in last
+        assert refused.end() == 2
+        last = refused.log().splitlines()[-1]
+        assert variable in last and words in last and token not in last
 
 
 @requirement("ctx.stdio-token")

@@ -1,11 +1,8 @@
 """Agents that use a configuration as its user would: over HTTP, or by starting `mcp-session-gateway stdio`."""
 
 import contextlib
-import json
 import os
-import subprocess
 import sys
-import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Protocol, Self
@@ -15,6 +12,7 @@ import httpx
 from tests.support.commands import start_command
 from tests.support.gateway_process import ROOT, RunningGateway
 from tests.support.mcp_clients import Legacy, messages
+from tests.support.stdio_client import Typed
 
 __all__ = [
     "Agent",
@@ -118,67 +116,28 @@ class StdioAgent:
     """A gateway of its own, on its stdin and stdout. Each `open` is a new session."""
 
     def __init__(self, config: Path, *arguments: str, **env: str) -> None:
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", "gateway", "stdio", "--config", str(config), *arguments],
-            cwd=ROOT,
-            env=environment(**env),
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            bufsize=1,
-        )
-        self._log: list[str] = []
-        self._reader = threading.Thread(target=self._read_log, daemon=True)
-        self._reader.start()
-        self._id = 0
+        self._client = Typed("--config", str(config), *arguments, env=environment(**env), child=())
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        code = self.end()
+        code = self._client.end()
         assert kind is not None or code == 0, self.log()
 
     def open(self, *, meta: Any = None, name: str = "raw") -> Self:
-        params = {"protocolVersion": "2025-11-25", "capabilities": {}, "clientInfo": {"name": name, "version": "1"}}
-        assert "result" in self.call("initialize", params | ({"_meta": meta} if meta is not None else {}))
-        self._write({"jsonrpc": "2.0", "method": "notifications/initialized"})
+        assert "result" in self._client.initialize(name=name, **({"_meta": meta} if meta is not None else {}))
         return self
 
     def call(self, method: str, params: Any = None) -> Message:
-        self._id += 1
-        self._write({"jsonrpc": "2.0", "id": self._id, "method": method, "params": params or {}})
-        assert self.process.stdout is not None
-        while line := self.process.stdout.readline():
-            message: Message = json.loads(line)  # every line is protocol
-            if message.get("id") == self._id:
-                return message
-        raise AssertionError(f"the gateway has ended:\n{self.log()}")
+        answer: Message = self._client.ask(method, params)
+        return answer
 
     def tool(self, name: str, arguments: Any = None) -> Message:
         return self.call("tools/call", {"name": name, "arguments": arguments or {}})
 
     def log(self) -> str:
-        return "".join(self._log)
-
-    def end(self) -> int:
-        """Close stdin; the exit code."""
-        assert self.process.stdin is not None and self.process.stdout is not None
-        self.process.stdin.close()
-        code = self.process.wait(20)
-        self._reader.join(5)
-        self.process.stdout.close()
-        return code
-
-    def _write(self, message: Message) -> None:
-        assert self.process.stdin is not None
-        self.process.stdin.write(json.dumps(message) + "\n")
-
-    def _read_log(self) -> None:
-        assert self.process.stderr is not None
-        with self.process.stderr as stream:
-            self._log.extend(stream)
+        return self._client.log()
 
 
 def opener(gateway: RunningGateway, http: httpx.Client) -> Open:

@@ -1,15 +1,14 @@
 """Batches of 2025-03-26: what their calls cause reaches the client, and comes back."""
 
 import json
-import subprocess
-import sys
 from typing import Any
 
 import httpx
 
 from tests.requirements import requirement
-from tests.support.gateway_process import ROOT, SCRIPTED, RunningGateway
+from tests.support.gateway_process import SCRIPTED, RunningGateway
 from tests.support.mcp_clients import Legacy, tool_text
+from tests.support.stdio_client import Typed
 
 PROGRESS = '{"jsonrpc":"2.0","method":"notifications/progress","params":{"progressToken":@TOKEN,"progress":1}}'
 LOG = '{"jsonrpc":"2.0","method":"notifications/message","params":{"level":"info","data":"a"}}'
@@ -64,34 +63,21 @@ def test_what_a_batched_call_causes_reaches_the_client_and_comes_back(
 
 @requirement("spec.batch", "ctx.stdio-front")
 def test_a_batch_on_stdin_is_answered() -> None:
-    command = [sys.executable, "-m", "gateway", "stdio", "--", *SCRIPTED, "legacy"]
-    child = subprocess.Popen(
-        command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
-    )
-    assert child.stdin is not None and child.stdout is not None
+    client = Typed(child=[*SCRIPTED, "legacy"])
 
     def write(message: Any) -> None:
-        assert child.stdin is not None
-        child.stdin.write(json.dumps(message) + "\n")
-        child.stdin.flush()
+        client.write(json.dumps(message).encode())
 
-    def read() -> Any:
-        assert child.stdout is not None
-        return json.loads(child.stdout.readline())
-
-    info = {"protocolVersion": "2025-03-26", "capabilities": {"roots": {}}, "clientInfo": {"name": "t", "version": "1"}}
-    write({"jsonrpc": "2.0", "id": 0, "method": "initialize", "params": info})
-    assert read()["result"]["protocolVersion"] == "2025-03-26"
-    ping = {"jsonrpc": "2.0", "id": 1, "method": "ping"}
-    write([ping, {**ping, "id": 2}])
-    assert [message["id"] for message in read()] == [1, 2]
-    write([ping, say(2, ROOTS, result=None)])
-    first, asked = read(), read()
-    assert first["id"] == 1 and asked["method"] == "roots/list"
+    answered = client.initialize(protocolVersion="2025-03-26", capabilities={"roots": {}})
+    assert answered["result"]["protocolVersion"] == "2025-03-26"
+    ping = {"jsonrpc": "2.0", "id": 11, "method": "ping"}
+    write([ping, {**ping, "id": 12}])
+    assert [message["id"] for message in client.read()] == [11, 12]
+    write([ping, say(12, ROOTS, result=None)])
+    first, asked = client.read(), client.read()
+    assert first["id"] == 11 and asked["method"] == "roots/list"
     write([answer(asked["id"], result={"roots": []})])
     finish = {"name": "answer", "arguments": {"result": DONE}}
-    write({"jsonrpc": "2.0", "id": 3, "method": "tools/call", "params": finish})
-    assert sorted(message["id"] for message in (read(), read())) == [2, 3]
-    child.stdin.close()
-    assert child.wait(20) == 0
-    child.stdout.close()
+    write({"jsonrpc": "2.0", "id": 13, "method": "tools/call", "params": finish})
+    assert sorted(message["id"] for message in (client.read(), client.read())) == [12, 13]
+    assert client.end() == 0

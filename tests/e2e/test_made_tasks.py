@@ -3,8 +3,6 @@
 import contextlib
 import json
 import os
-import subprocess
-import sys
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
@@ -18,7 +16,7 @@ from session_store import KeyRing, Task
 from session_store.connect import backend_for
 from tests.requirements import requirement
 from tests.support.credentials import bearer, sha256
-from tests.support.gateway_process import ROOT, WORK, server
+from tests.support.gateway_process import WORK, server
 from tests.support.http_bytes import connected, listener_of, post
 from tests.support.in_process_gateway import InProcessGateway, in_process_gateway
 from tests.support.issuer import Issuer
@@ -34,6 +32,7 @@ from tests.support.mcp_clients import (
     tool_text,
     without_id,
 )
+from tests.support.stdio_client import Typed
 from tests.support.task_client import ACCEPT, TaskClient
 from tests.support.waiting import descendants, eventually, gone
 
@@ -399,13 +398,8 @@ async def test_an_orderly_end_of_a_program_waits_for_its_tasks_and_a_crash_does_
 def test_the_end_of_stdin_waits_for_tasks_that_outlive_it(tmp_path: Path) -> None:
     config = tmp_path / "mcp.json"
     config.write_text(json.dumps(settings_of(tmp_path)))
-    command = [sys.executable, "-m", "gateway", "stdio", "--config", str(config)]
-    env = {**os.environ, "MCP_GATEWAY_KEYS": "k" * 40}
-    with subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=env) as process:
-        assert process.stdin is not None and process.stdout is not None
-        process.stdin.write(json.dumps(CALL).encode() + b"\n")
-        process.stdin.flush()
-        assert json.loads(process.stdout.readline())["result"]["status"] == "working"
-        process.stdin.close()
-        assert process.wait(20) == 0
+    client = Typed("--config", str(config), env={"MCP_GATEWAY_KEYS": "k" * 40}, child=[])
+    client.write(json.dumps(CALL).encode())
+    assert client.read()["result"]["status"] == "working"
+    assert client.end() == 0
     assert anyio.run(outcome, tmp_path).status == "completed"

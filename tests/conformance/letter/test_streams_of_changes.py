@@ -10,12 +10,12 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.clients.test_stdio_front import Typed
 from tests.conformance.letter.conftest import Letter
 from tests.conformance.letter.test_http_endpoint import DONE, line, lines, log
 from tests.requirements import requirement
 from tests.support.gateway_process import PROBE, running_gateway, server
 from tests.support.mcp_clients import Modern, events, modern_body, modern_headers, tool_text
+from tests.support.stdio_client import Typed
 
 pytestmark = requirement("spec.letter")
 

@@ -1,0 +1,78 @@
+"""A client of a gateway on stdin and stdout, which writes its lines itself."""
+
+import json
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from tests.support.gateway_process import PROBE, ROOT
+
+__all__ = ["Typed"]
+
+
+class Typed:
+    """Runs `mcp-session-gateway stdio` with these options, in front of the server `child`."""
+
+    def __init__(self, *options: str, env: Mapping[str, str] | None = None, child: Sequence[str] = PROBE) -> None:
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "gateway", "stdio", *options, *(["--", *child] if child else [])],
+            cwd=ROOT,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            env={**os.environ, **(env or {})},
+        )
+        self._log: list[bytes] = []
+        self._reader = threading.Thread(target=self._read_log, daemon=True)
+        self._reader.start()
+        self._id = 0
+
+    def write(self, data: bytes) -> None:
+        assert self.process.stdin is not None
+        self.process.stdin.write(data + b"\n")
+        self.process.stdin.flush()
+
+    def read(self) -> Any:
+        assert self.process.stdout is not None
+        line = self.process.stdout.readline()
+        assert line, f"the gateway has ended:\n{self.log()}"
+        return json.loads(line)
+
+    def ask(self, method: str, params: Any = None) -> Any:
+        """The answer to a request. What comes before it is dropped."""
+        self._id += 1
+        self.write(json.dumps({"jsonrpc": "2.0", "id": self._id, "method": method, "params": params or {}}).encode())
+        while (answer := self.read()).get("id") != self._id:
+            pass
+        return answer
+
+    def tool(self, name: str, arguments: Any = None) -> str:
+        answer = self.ask("tools/call", {"name": name, "arguments": arguments or {}})
+        return str(answer["result"]["content"][0]["text"])
+
+    def initialize(self, *, name: str = "t", **more: Any) -> Any:
+        info = {"protocolVersion": "2025-11-25", "capabilities": {}, "clientInfo": {"name": name, "version": "1"}}
+        answer = self.ask("initialize", info | more)
+        self.write(b'{"jsonrpc":"2.0","method":"notifications/initialized"}')
+        return answer
+
+    def log(self) -> str:
+        """What the gateway has written to stderr so far."""
+        return b"".join(self._log).decode()
+
+    def end(self) -> int:
+        """Close stdin; the exit code."""
+        assert self.process.stdin is not None and self.process.stdout is not None
+        self.process.stdin.close()
+        code = self.process.wait(20)
+        self._reader.join(5)
+        self.process.stdout.close()
+        return code
+
+    def _read_log(self) -> None:
+        assert self.process.stderr is not None
+        with self.process.stderr as stream:
+            self._log.extend(stream)
