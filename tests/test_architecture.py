@@ -33,7 +33,7 @@ PURE = [
     "transports/inbound/modern.py",
     "transports/upstream/lines.py",
     "gateway/config/hosts/client_snippets.py",
-    "gateway/protocol/catalog.py",
+    "gateway/protocol/listing.py",
     "gateway/context/facts.py",
     "gateway/protocol/params.py",
     "gateway/identity/request_context.py",
@@ -153,7 +153,7 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["
 OF_EXTRAS = {
     "gateway/integrations/mcp_sdk.py": "mcp",
     "gateway/integrations/pytest_plugin.py": "test",
-    "gateway/observability/otel.py": "tracing",
+    "gateway/observability/tracing.py": "tracing",
     "gateway/sessions/tools.py": "mcp",
     "session_store/testing": "test",
     "transports/testing": "test",
@@ -335,7 +335,7 @@ def test_the_tree_names_no_machine() -> None:
 
 CONTEXT_VARIABLES = {
     "gateway/observability/logs.py": "the correlation id of log lines",
-    "gateway/observability/spans.py": "the span of a request, for who reports its end",
+    "gateway/observability/tracing.py": "the span of a request, for who reports its end",
     "gateway/integrations/mcp_sdk.py": "the log that an SDK's event store writes to",
     "session_store/context.py": "current_session(), for the code of tools",
 }

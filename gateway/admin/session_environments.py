@@ -18,10 +18,9 @@ from gateway.identity.context_rules import ContextRules, Reason, announced_field
 from gateway.policy.decisions import Policy
 from gateway.protocol.listing import Tools, operation_of
 from gateway.sandbox.enclosures import Enclosures
-from gateway.sandbox.explained import explained, lines_of
 from gateway.sandbox.packages import package_folder
 from gateway.sandbox.profiles import Enclosure
-from gateway.sandbox.server_sandboxes import server_sandbox_of
+from gateway.sandbox.server_sandboxes import explained, lines_of, server_sandbox_of
 from gateway.upstreams.upstream import ConfiguredUpstream
 from session_store import Context, Principal, Session
 from session_store.metadata import scrubbed_text

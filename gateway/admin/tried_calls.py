@@ -22,8 +22,7 @@ from gateway.admin.session_list import SessionFinder
 from gateway.config.auth import OPERATOR_ISSUER
 from gateway.identity.credential_claims import CredentialClaims
 from gateway.observability.logs import CORRELATION
-from gateway.protocol.catalog import named
-from gateway.protocol.listing import operation_of
+from gateway.protocol.listing import named, operation_of
 from gateway.relay.internal_requests import InternalRequests
 from gateway.sessions.carriers import GATEWAY_HEADER, LEGACY_HEADER, NEW
 from gateway.sessions.session_keys import KEY_META, key_alias

@@ -22,8 +22,7 @@ from gateway.identity.context_rules import Derived
 from gateway.identity.credential_claims import CredentialClaims, normal_trust
 from gateway.observability.visible import as_json, visible_line
 from gateway.policy.decisions import ANNOTATIONS
-from gateway.protocol.catalog import named
-from gateway.protocol.listing import operation_of
+from gateway.protocol.listing import named, operation_of
 from gateway.serving.gateway import Gateway
 from gateway.upstreams.review import asking, listed_names
 from gateway.upstreams.upstream import ConfiguredUpstream

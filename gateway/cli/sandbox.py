@@ -24,11 +24,10 @@ from gateway.config.upstreams import UpstreamSettings
 from gateway.observability.visible import as_json, visible_line
 from gateway.protocol.methods import METHODS
 from gateway.sandbox.enclosures import enclosures_of
-from gateway.sandbox.explained import explained, lines_of
 from gateway.sandbox.learning import Learnt, united
 from gateway.sandbox.package_command import parse
 from gateway.sandbox.packages import package_folder
-from gateway.sandbox.server_sandboxes import server_sandboxes
+from gateway.sandbox.server_sandboxes import explained, lines_of, server_sandboxes
 from transports.upstream.delegation import look
 from transports.upstream.process import Process, ProcessFailed
 from transports.upstream.walls.kernel import probe

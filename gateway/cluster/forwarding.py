@@ -19,7 +19,7 @@ from gateway.cluster.ownership import Cluster, Route
 from gateway.cluster.peer_requests import ForwardedRequest, Peer, PeerRequests
 from gateway.errors import store_unavailable, unreachable
 from gateway.observability.request_log import CORRELATION_HEADER
-from gateway.observability.spans import PEER_HEADER
+from gateway.observability.tracing import PEER_HEADER
 from session_store import Session, StoreUnavailable
 from transports.inbound.hand_over import ANSWERED_BY
 from transports.inbound.http import Guard, Receive, Scope, Send

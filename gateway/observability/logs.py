@@ -1,17 +1,292 @@
 """Logs: to stderr, structured, every line with the correlation id of its request and never with a credential."""
 
+import asyncio
 import contextlib
+import functools
+import json
 import logging
 import os
+import re
+import select
 import sys
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
 from contextvars import ContextVar
-from typing import Final, Protocol
+from typing import Any, Final, Protocol
 
-from gateway.observability.log_lines import CallLines, LineFormatter
+import msgspec
+
+from gateway.observability.outcome import EndedCall
+from gateway.observability.visible import visible, visible_line
+from gateway.protocol.methods import METHODS
+from session_store import Principal
 from session_store.context import current_session_id
 from session_store.session import redact
 
-__all__ = ["CLIENT", "CORRELATION", "call_lines", "configure_logging"]
+__all__ = [
+    "CLIENT",
+    "CORRELATION",
+    "FORMS",
+    "MOST",
+    "CallLine",
+    "CallLines",
+    "LineFormatter",
+    "call_lines",
+    "configure_logging",
+    "in_ms",
+    "shown_method",
+]
+
+Serving = Callable[[], Mapping[str, str]]
+"""What the present task serves, as fields of its lines."""
+
+
+class Form(Protocol):
+    """How lines look to programs."""
+
+    def fields(self, fields: Mapping[str, Any]) -> str:
+        """Fields as a part of a line."""
+
+    def line(self, at: str, level: str, event: str, fields: str) -> str:
+        """Return a line with such parts, without its end."""
+
+
+class _Logfmt:
+    """`name=value` with spaces between. Values are quoted where they have to be."""
+
+    def fields(self, fields: Mapping[str, Any]) -> str:
+        return "".join([f" {name}={_logfmt_value(name, value)}" for name, value in fields.items()])
+
+    def line(self, at: str, level: str, event: str, fields: str) -> str:
+        return f"timestamp={at} level={level} event={_logfmt_value('event', event)}{fields}"
+
+
+class _Json:
+    """A JSON object. All that is not ASCII is escaped."""
+
+    _encode = json.JSONEncoder(default=repr).encode
+
+    def fields(self, fields: Mapping[str, Any]) -> str:
+        return f", {self._encode(fields)[1:-1]}" if fields else ""
+
+    def line(self, at: str, level: str, event: str, fields: str) -> str:
+        return f'{{"event": {self._encode(event)}{fields}, "level": "{level}", "timestamp": "{at}"}}'
+
+
+def _logfmt_value(name: str, value: Any) -> str:
+    text = str(_shown(name, value))
+    if " " in text or "=" in text or '"' in text:
+        escaped = text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
+        return f'"{escaped}"'
+    return text.replace("\n", "\\n")
+
+
+class _Pretty:
+    """For people: the local time, and for a request the tool, its outcome, how long it took, the server and the
+    session. The rest is shown of what went wrong only; the forms for programs have all of it."""
+
+    _STYLES: Final = {"error": "31", "critical": "31", "warning": "33", "debug": "2"}
+    _LEFT_OUT: Final = ("tool", "outcome", "took_ms", "server", "session", "principal", "era", "correlation", "reason")
+
+    def __init__(self, *, has_colour: bool) -> None:
+        self._has_colour = has_colour
+
+    def __call__(self, record: logging.LogRecord, fields: Mapping[str, Any]) -> str:
+        facts = {name: str(_shown(name, value)) for name, value in fields.items()}
+        below = "".join(f"\n{facts.pop(name)}" for name in ("exception", "stack") if name in facts)
+        event, at = visible_line(record.getMessage()), time.strftime("%H:%M:%S", time.localtime(record.created))
+        level = record.levelname.lower()
+        if "outcome" in facts and "took_ms" in facts:
+            words = self._request(event, facts)
+        else:
+            style = self._STYLES.get(level, "")
+            words = [self._in(style, event if level == "info" else f"{level} {event}"), self._dim(facts)]
+        return "  ".join(word for word in (self._in("2", at), *words) if word) + below
+
+    def _request(self, event: str, facts: dict[str, str]) -> list[str]:
+        outcome = facts["outcome"]
+        is_good = outcome == "ok"
+        name = f"{facts.get('tool') or event:<24}"
+        words = [self._in("1", name), self._in("32" if is_good else "31", f"{outcome:<6}"), f"{facts['took_ms']:>7} ms"]
+        words += [facts.get("server", ""), self._in("2", facts.get("session", ""))]
+        if (principal := facts.get("principal", "anonymous")) != "anonymous":
+            words.append(self._in("2", principal))
+        words.append(facts.get("reason", ""))
+        left_out = self._LEFT_OUT if is_good else [name for name in self._LEFT_OUT if name != "correlation"]
+        words.append(self._dim({name: value for name, value in facts.items() if name not in left_out}))
+        return words
+
+    def _dim(self, facts: Mapping[str, str]) -> str:
+        return self._in("2", " ".join(f"{name}={value}" for name, value in facts.items()))
+
+    def _in(self, style: str, text: str) -> str:
+        return f"\x1b[{style}m{text}\x1b[0m" if style and text and self._has_colour else text
+
+
+FORMS: Final[Mapping[str, Form]] = {"json": _Json(), "logfmt": _Logfmt()}
+"""The forms for programs, by name."""
+
+
+class LineFormatter(logging.Formatter):
+    """Formats records of the gateway and of libraries alike.
+
+    `form`: one of `FORMS`, or `pretty`. `fields`: names of those attributes of a record that a line shows, in this
+    order; a mapping becomes fields named `context.NAME`. `serving` is asked for the fields that a record lacks.
+    `has_colour`: pretty lines are for a terminal.
+    """
+
+    def __init__(self, form: str, fields: Sequence[str], serving: Serving, *, has_colour: bool = False) -> None:
+        super().__init__()
+        self.form = FORMS.get(form)
+        self._pretty = _Pretty(has_colour=has_colour)
+        self._fields = tuple(fields)
+        self._serving = serving
+
+    def format(self, record: logging.LogRecord) -> str:
+        facts = record.__dict__
+        fields: dict[str, Any] = {name: value for name, value in self._serving().items() if name not in facts}
+        for name in self._fields:
+            value = facts.get(name, "")
+            if value == "":
+                continue
+            if not isinstance(value, str | int | float) and isinstance(value, Mapping):  # the second takes long
+                fields |= {f"context.{each}": text for each, text in value.items() if text != ""}
+            else:
+                fields[name] = value
+        if record.exc_info:
+            fields["exception"] = self.formatException(record.exc_info)
+        if record.stack_info:
+            fields["stack"] = record.stack_info
+        if self.form is None:
+            return self._pretty(record, fields)
+        at, level = timestamp(record.created), record.levelname.lower()
+        return self.form.line(at, level, record.getMessage(), self.form.fields(fields))
+
+
+def _shown(name: str, value: Any) -> Any:
+    """Make foreign text harmless: it can neither control the terminal of a reader nor begin a line of its own."""
+    if not isinstance(value, str):
+        if isinstance(value, int | float | None):
+            return value
+        value = str(value)
+    text: str = value
+    if text.isascii() and text.isprintable():
+        return text
+    return visible(text) if name in ("exception", "stack") else visible_line(text)
+
+
+@functools.lru_cache(maxsize=2)
+def _second(at: int) -> str:
+    return time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(at))
+
+
+def timestamp(at: float) -> str:
+    """Write Unix time in the form of ISO 8601 in UTC, with microseconds."""
+    whole = int(at)
+    return f"{_second(whole)}.{int((at - whole) * 1e6):06d}Z"
+
+
+LATEST_S: Final = 0.05
+"""A line is written this long after its call has ended, or earlier."""
+
+MOST: Final = 64
+"""As soon as this many wait, they are written: in 0.2 ms."""
+
+_ABOUTS: Final = 512
+_CONTROL: Final = re.compile(r"[\x00-\x1f\x7f]+")
+
+
+def shown_method(method: str) -> str:
+    """Return a method as a line shows it."""
+    return method if method in METHODS else _CONTROL.sub(" ", method)[:64]
+
+
+def in_ms(took_s: float) -> float:
+    """Return a duration as a line shows it."""
+    return round(took_s * 1_000, 2)
+
+
+class CallLine(msgspec.Struct, frozen=True, gc=False):
+    """What the line of a call shows: the call, the era of its client, and the fields of the session that lines show."""
+
+    call: EndedCall
+    era: str
+    context: Mapping[str, str]
+
+
+class CallLines:
+    """The lines that wait. `write` gets lines with their ends; it is called by `flush`, and raises nothing.
+
+    While a gateway is busy, a line of its own for each call costs more than the call: a record of `logging`, the search
+    for who logs, a write. So a call leaves its facts here, and the lines of many calls are made and written at once.
+    Everything else is logged at once, and after the lines that wait. A process that is killed loses those of the last
+    `LATEST_S`.
+    """
+
+    def __init__(self, form: Form, write: Callable[[str], None]) -> None:
+        self._form = form
+        self._write = write
+        self._waiting: deque[CallLine] = deque()
+        self._timer: asyncio.TimerHandle | None = None
+        self._about = functools.lru_cache(maxsize=_ABOUTS)(self._written_about)
+
+    def add(self, line: CallLine) -> None:
+        """Write the line soon, in the running event loop."""
+        self._waiting.append(line)
+        if len(self._waiting) >= MOST:
+            self.flush()
+        elif self._timer is None:
+            self._timer = asyncio.get_running_loop().call_later(LATEST_S, self._late)
+
+    def _late(self) -> None:
+        self._timer = None
+        self.flush()
+
+    def flush(self) -> None:
+        """Write the lines that wait. Threads may call this.
+
+        Workers share a pipe. What one of them writes at once is no more than a pipe takes as a whole, and ends with a
+        line, so that none stands in another's line.
+        """
+        lines: list[str] = []
+        size = 0
+        with contextlib.suppress(IndexError):  # of an empty queue
+            while True:
+                line = self.line(self._waiting.popleft()) + "\n"
+                length = len(line) if line.isascii() else len(line.encode("utf-8", "backslashreplace"))
+                if lines and size + length > select.PIPE_BUF:
+                    self._write("".join(lines))
+                    lines, size = [], 0
+                lines.append(line)
+                size += length
+        if lines:
+            self._write("".join(lines))
+
+    def line(self, line: CallLine) -> str:
+        """Return the line of a call, as `LineFormatter` formats its record."""
+        fields, call = self._form.fields, line.call
+        return self._form.line(
+            timestamp(call.at),
+            "info",
+            shown_method(call.method),
+            fields({"session": redact(call.session.id)})
+            + self._about(line.era, call.session.principal, call.server, call.tool)
+            + fields(
+                {
+                    "outcome": str(call.outcome),
+                    "took_ms": in_ms(call.took_s),
+                    **{f"context.{name}": value for name, value in line.context.items() if value},
+                    "correlation": call.correlation,
+                }
+            ),
+        )
+
+    def _written_about(self, era: str, principal: Principal, server: str, tool: str) -> str:
+        """Return the fields that many calls have in common."""
+        about = {"era": era, "principal": str(principal), "server": server, "tool": tool}
+        return self._form.fields({name: value for name, value in about.items() if value})
+
 
 CORRELATION: Final[ContextVar[str]] = ContextVar("correlation", default="")
 """The correlation id of the request that this task serves. A request has a task of its own, so nobody resets it."""

@@ -207,7 +207,7 @@ def drain_stderr() -> None:
     queued = getattr(sys.stderr, "buffer", None)
     if isinstance(queued, QueuedStderr):
         for handler in logging.getLogger().handlers:
-            handler.flush()  # some hold lines back (`gateway.observability.log_lines`)
+            handler.flush()  # some hold lines back (`gateway.observability.logs`)
         queued.drain(EXIT_WITHIN_S)
 
 

@@ -10,12 +10,11 @@ from typing import Any, Final
 
 import msgspec
 
-from gateway.observability.log_lines import CallLine, CallLines, in_ms, shown_method
-from gateway.observability.logs import CORRELATION
+from gateway.observability.logs import CORRELATION, CallLine, CallLines, in_ms, shown_method
 from gateway.observability.metrics import Metrics
 from gateway.observability.observed import Failure, LogFacts, ObservedCall
 from gateway.observability.outcome import OK, EndedCall, Outcome
-from gateway.observability.spans import CallSpan, Tracing, UnsampledRequest, carried_on, carries_more, request_span
+from gateway.observability.tracing import CallSpan, Tracing, UnsampledRequest, carried_on, carries_more, request_span
 from session_store import Principal, Session
 from session_store.metadata import scrubbed_start
 from session_store.session import redact

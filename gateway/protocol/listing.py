@@ -1,13 +1,17 @@
-"""What the gateway keeps of a server's lists, within bounds. Pure. Does not know who may see what."""
+"""Servers' lists: what the gateway keeps of each, within bounds, and the lists of several servers as one, with public
+names (`server__name`) and cursors. Pure. Does not know who may see what."""
 
+import base64
 from collections.abc import Callable, Iterable, Mapping
 from itertools import islice
 from typing import Any, Final
 
 import msgspec
 
+from gateway.protocol.methods import METHODS
 from gateway.protocol.schemas import Schema
-from transports.jsonrpc import encode
+from transports.inbound_port import Refused
+from transports.jsonrpc import INVALID_PARAMS, Object, encode
 from transports.mirrored_headers import ANNOTATION
 
 __all__ = [
@@ -20,11 +24,17 @@ __all__ = [
     "Tools",
     "app_of",
     "arguments_of",
+    "cursor_of",
+    "has_more",
     "is_for_apps",
     "is_mirrored",
     "is_repeatable",
     "items_of",
+    "merge_lists",
+    "named",
+    "next_cursor",
     "operation_of",
+    "owner_of",
     "task_support",
 ]
 
@@ -232,3 +242,68 @@ def _size(tool: dict[str, Any]) -> int:
         return len(encode(tool))
     except (RecursionError, msgspec.MsgspecError):
         return MOST_BYTES + 1
+
+
+SEPARATOR: Final = "__"
+_MOST_CURSOR_CHARS: Final = 4_096
+"""Of a cursor of the gateway: half of what a request may have for it."""
+
+
+def owner_of(name: str, upstreams: Iterable[str], kind: str) -> tuple[str, str]:
+    """Return the upstream that a public name belongs to, and the name there. Raises `Refused`: no upstream has that
+    name."""
+    upstream, _, inner = name.partition(SEPARATOR)
+    if not inner or upstream not in upstreams:
+        raise Refused(200, INVALID_PARAMS, f"Unknown {kind}: {name[:128]}")
+    return upstream, inner
+
+
+def named(upstream: str, item: dict[str, Any]) -> dict[str, Any]:
+    """Return a listed item under its public name."""
+    return item | {"name": f"{upstream}{SEPARATOR}{item['name']}"}
+
+
+def merge_lists(method: str, pages: Iterable[tuple[str, Any]]) -> list[Any]:
+    """Return the items of several servers' pages, in the order of `pages`, under their public names."""
+    row = METHODS[method]
+    items = ((upstream, item) for upstream, page in pages for item in page.get(row.listed, ()))
+    return [named(upstream, item) if row.item_key == "name" else item for upstream, item in items]
+
+
+def has_more(page: Mapping[str, Any]) -> bool:
+    """Return whether a page of a list has a cursor of the next one, which is a text. In the modern era an empty cursor
+    is one as well (MCP 2026-07-28, Pagination); legacy servers are known that mean the end by it."""
+    cursor = page.get("nextCursor")
+    return isinstance(cursor, str) and (cursor != "" or "resultType" in page)
+
+
+def next_cursor(more: Mapping[str, str]) -> str | None:
+    """Return a cursor that contains the upstreams of the next page with their own cursors. An upstream is left out if
+    no client could send the cursor with it. None if there is no upstream."""
+    fitting: dict[str, str] = {}
+    for upstream, cursor in more.items():
+        if len(_cursor(fitting | {upstream: cursor})) <= _MOST_CURSOR_CHARS:
+            fitting[upstream] = cursor
+    return _cursor(fitting) if fitting else None
+
+
+def _cursor(more: Mapping[str, str]) -> str:
+    return base64.urlsafe_b64encode(encode(more)).decode()
+
+
+def cursor_of(params: Object) -> dict[str, str] | None:
+    """Return the upstreams in a cursor of the gateway with their own cursors, at least one; None for the first page.
+
+    Raises:
+        Refused: it is no cursor of the gateway.
+    """
+    if "cursor" not in params:
+        return None
+    try:
+        text = msgspec.json.decode(params["cursor"], type=str)
+        more = msgspec.json.decode(base64.urlsafe_b64decode(text), type=dict[str, str])
+    except (msgspec.MsgspecError, ValueError):
+        more = {}
+    if not more:
+        raise Refused(200, INVALID_PARAMS, "Invalid cursor")
+    return more

@@ -19,8 +19,7 @@ from gateway.errors import unknown_method, unknown_prompt, unknown_resource, unk
 from gateway.observability.audit import Audit
 from gateway.policy.decisions import Policy
 from gateway.policy.tool_calls import MAX_LOGGED_NAME, Steps, ToolCalls
-from gateway.protocol.catalog import has_more
-from gateway.protocol.listing import Names, Tools
+from gateway.protocol.listing import Names, Tools, has_more
 from gateway.protocol.methods import METHODS
 from gateway.protocol.params import text_of
 from gateway.protocol.uris import is_of_any

@@ -10,8 +10,7 @@ import msgspec
 
 from gateway.calls.call import Call
 from gateway.errors import unknown_tool
-from gateway.protocol.catalog import cursor_of, has_more, merge_lists, next_cursor, owner_of
-from gateway.protocol.listing import Tools, app_of
+from gateway.protocol.listing import Tools, app_of, cursor_of, has_more, merge_lists, next_cursor, owner_of
 from gateway.protocol.methods import LISTS, METHODS
 from gateway.protocol.params import text_of
 from gateway.protocol.results import Missing, list_result

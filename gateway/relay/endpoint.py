@@ -9,9 +9,8 @@ from gateway.calls.call import Call
 from gateway.calls.conversation import Conversation
 from gateway.calls.live_session import LiveSession
 from gateway.errors import UPSTREAM_UNAVAILABLE
-from gateway.protocol.catalog import owner_of
 from gateway.protocol.handshake import handshake_of, merge_discoveries, merge_handshakes
-from gateway.protocol.listing import Called, Tools
+from gateway.protocol.listing import Called, Tools, owner_of
 from gateway.protocol.methods import LISTS, METHODS, REPEATABLE
 from gateway.protocol.params import text_of
 from gateway.protocol.subscription_filter import Filter

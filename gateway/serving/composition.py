@@ -26,8 +26,8 @@ from gateway.observability.audit import Audit
 from gateway.observability.logs import call_lines
 from gateway.observability.loop_watch import LoopWatch
 from gateway.observability.metrics import Metrics
-from gateway.observability.otel import tracing
 from gateway.observability.request_log import RequestLog
+from gateway.observability.tracing import tracing
 from gateway.policy.quotas import PrincipalQuotas
 from gateway.policy.rate_limits import RateLimits
 from gateway.serving.build_environments import build_environments

@@ -8,7 +8,7 @@ from time import time
 from typing import Final
 
 from gateway.config.settings import ConfigurationError
-from gateway.observability.otel import flush
+from gateway.observability.tracing import flush
 from gateway.sandbox.enclosures import own_files
 from gateway.sandbox.server_sandboxes import log_sandboxes, refuse_cgroup, refuse_open, refuse_unheld, server_sandboxes
 from gateway.serving.own_process import hide, why_in_sight

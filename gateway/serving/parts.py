@@ -72,7 +72,6 @@ __all__ = [
     "TaskParts",
 ]
 
-
 T = TypeVar("T")
 
 

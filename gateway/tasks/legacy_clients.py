@@ -17,8 +17,8 @@ from gateway.calls.immediate_reply import ImmediateReply
 from gateway.calls.live_session import LiveSession, live_session_of
 from gateway.calls.owned_tasks import related_id, with_related
 from gateway.identity.request_context import RequestContext
-from gateway.protocol.catalog import cursor_of, next_cursor
 from gateway.protocol.handshake import HandshakeRefused, capabilities_of
+from gateway.protocol.listing import cursor_of, next_cursor
 from gateway.protocol.methods import METHODS
 from gateway.protocol.params import text_of
 from gateway.sessions.attach import Resolved
@@ -36,7 +36,6 @@ from transports.soon import arrived
 from transports.upstream_port import LinkClosed, UpstreamUnavailable
 
 __all__ = ["LegacyTasks"]
-
 
 _LIST_S: Final = 10.0
 """How long a server may take to list its tasks."""

@@ -6,8 +6,7 @@ from typing import Any, Final
 import msgspec
 
 from gateway.calls.conversation import Conversation
-from gateway.protocol.catalog import has_more
-from gateway.protocol.listing import MOST_BYTES, MOST_TOOLS, items_of
+from gateway.protocol.listing import MOST_BYTES, MOST_TOOLS, has_more, items_of
 from gateway.protocol.methods import METHODS
 from gateway.upstreams.result_cache import Asked, ResultCache
 from transports.era import Era

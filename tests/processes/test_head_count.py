@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.requirements import requirement
-from transports.upstream.head_count import Starts
+from transports.upstream.process_tree import Starts
 
 pytestmark = pytest.mark.skipif(not Path("/proc/1/stat").exists(), reason="this system does not show all processes")
 

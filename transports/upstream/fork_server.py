@@ -43,8 +43,7 @@ sys.path.append(os.path.abspath(__file__ + "/../../.."))  # where `transports` i
 
 from transports.upstream.cgroups import Groups
 from transports.upstream.delegation import Delegation
-from transports.upstream.head_count import LOOK_MS, Starts
-from transports.upstream.process_tree import RESCAN_MS, Wakeups, below, children, kill, prctl
+from transports.upstream.process_tree import LOOK_MS, RESCAN_MS, Starts, Wakeups, below, children, kill, prctl
 from transports.upstream.prototypes import ANNOUNCES, REQUEST, Prepared, Prototypes, close_all_but
 from transports.upstream.reaper import Reaper
 from transports.upstream.server_process import note_signals

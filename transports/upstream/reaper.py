@@ -13,8 +13,7 @@ from dataclasses import replace
 from typing import Any, Final
 
 from transports.upstream.cgroups import Group, Groups
-from transports.upstream.head_count import count
-from transports.upstream.process_tree import HAS_PROC, RESCAN_MS, Wakeups, below, kill, prctl
+from transports.upstream.process_tree import HAS_PROC, RESCAN_MS, Wakeups, below, count, kill, prctl
 from transports.upstream.prototypes import Prepared
 from transports.upstream.server_process import Launch, become_server, report_failure, report_number
 from transports.upstream.walls.build import WallsFailed, arrange

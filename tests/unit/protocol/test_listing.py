@@ -1,9 +1,30 @@
 """What a server lists is kept within bounds."""
 
-import pytest
+from typing import Any
 
-from gateway.protocol.listing import MOST_BYTES, MOST_TOOLS, Names, Tools, app_of, is_for_apps, items_of
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gateway.protocol.listing import (
+    MOST_BYTES,
+    MOST_TOOLS,
+    Names,
+    Tools,
+    app_of,
+    cursor_of,
+    has_more,
+    is_for_apps,
+    items_of,
+    merge_lists,
+    named,
+    next_cursor,
+    owner_of,
+)
 from tests.requirements import requirement
+from tests.unit.protocol.parts import raw
+from transports.inbound_port import Refused
+from transports.jsonrpc import INVALID_PARAMS
 
 SCHEMA = {"type": "object"}
 
@@ -45,3 +66,60 @@ def test_a_tool_that_is_only_to_be_called_as_a_task_is_known() -> None:
     tools = Tools([{"name": each, "execution": {"taskSupport": each}} for each in support] + [{"name": "plain"}])
     needing = [name for name in (*support, "plain", "unlisted") if tools.needs_task(name)]
     assert needing == ["required"] == [name for name in support if tools.called("s", name).needs_task]
+
+
+@given(upstream=st.sampled_from(["one", "two"]), name=st.text(min_size=1))
+def test_a_public_name_leads_back_to_its_upstream_and_its_own_name(upstream: str, name: str) -> None:
+    public = named(upstream, {"name": name, "title": "kept"})
+    assert public["title"] == "kept"
+    assert owner_of(public["name"], ["one", "two"], "tool") == (upstream, name)
+
+
+@pytest.mark.parametrize("name", ["", "echo", "one__", "three__echo", "__echo", "one_echo", "x" * 10_000], ids=len)
+def test_a_name_of_no_upstream_is_refused_as_unknown(name: str) -> None:
+    with pytest.raises(Refused, match="Unknown tool") as refused:
+        owner_of(name, ["one", "two"], "tool")
+    assert (refused.value.status, refused.value.code) == (200, INVALID_PARAMS)
+    assert len(str(refused.value)) < 200, "only a part of it is repeated"
+
+
+def test_lists_are_merged_in_the_order_of_the_upstreams() -> None:
+    pages = [("one", {"tools": [{"name": "b"}, {"name": "a"}]}), ("two", {}), ("three", {"tools": [{"name": "a"}]})]
+    assert merge_lists("tools/list", pages) == [{"name": "one__b"}, {"name": "one__a"}, {"name": "three__a"}]
+    resource = {"uri": "note://a", "name": "a"}
+    assert merge_lists("resources/list", [("one", {"resources": [resource]})]) == [resource], "URIs stay"
+
+
+@given(more=st.dictionaries(st.text(max_size=20), st.text(max_size=20), min_size=1, max_size=4))
+def test_a_cursor_says_whose_pages_come_next(more: dict[str, str]) -> None:
+    assert cursor_of(raw(cursor=next_cursor(more))) == more
+    assert cursor_of({}) is None, "without one a list begins at the start"
+
+
+def test_a_cursor_that_no_client_can_send_ends_the_list_of_its_upstream() -> None:
+    assert cursor_of(raw(cursor=next_cursor({"one": "c" * 4_000, "two": "2"}))) == {"two": "2"}
+    assert next_cursor({"one": "c" * 4_000}) is None
+
+
+@requirement("spec.letter")
+@pytest.mark.parametrize(
+    ("page", "more"),
+    [
+        ({"nextCursor": "2"}, True),
+        ({}, False),
+        ({"nextCursor": None}, False),
+        ({"nextCursor": "", "resultType": "complete"}, True),
+        ({"nextCursor": ""}, False),
+        ({"nextCursor": 5}, False),
+        ({"nextCursor": {"a": 1}, "resultType": "complete"}, False),
+    ],
+)
+def test_a_cursor_is_a_text_and_in_the_modern_era_also_an_empty_one(page: dict[str, Any], more: bool) -> None:
+    assert has_more(page) is more
+
+
+@pytest.mark.parametrize("cursor", ["", "nonsense", "WzFd", 7, None, "\u00fc", "W10=", "e30="])
+def test_a_cursor_of_somebody_else_is_refused(cursor: object) -> None:
+    with pytest.raises(Refused, match="Invalid cursor") as refused:
+        cursor_of(raw(cursor=cursor))
+    assert refused.value.code == INVALID_PARAMS

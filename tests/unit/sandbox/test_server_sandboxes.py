@@ -13,6 +13,7 @@ from gateway.sandbox.enclosures import enclosures_of, opened, own_files
 from gateway.sandbox.server_sandboxes import (
     ServerSandbox,
     configured_sandboxes,
+    lines_of,
     log_sandboxes,
     refuse_cgroup,
     refuse_open,
@@ -20,6 +21,7 @@ from gateway.sandbox.server_sandboxes import (
     server_sandboxes,
     told,
 )
+from gateway.sandbox.system_paths import system_grants
 from tests.requirements import requirement
 from tests.unit.sandbox.parts import make
 from transports.upstream.delegation import Delegation
@@ -187,3 +189,25 @@ def test_a_folder_is_opened_where_it_is_mounted(tmp_path: Path, monkeypatch: pyt
 def test_a_store_that_is_no_file_has_no_files(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("MCP_GATEWAY_KEYS_FILE", raising=False)
     assert own_files(GatewaySettings.model_validate({"store": "redis://localhost:6379/0"})) == []
+
+
+FOUND: dict[str, Any] = {
+    "sessions": ("direct", "sandboxed"), "profile": "strict", "chosen_by": "the default", "required": False,
+    "launcher": (), "execute": ["/usr"], "package": None, "read": [], "write": ["/dev/null"],
+    "reach": {"public": False, "hosts": [], "never": []}, "sockets": [], "listen": [],
+    "limits": {"memory_mb": 64}, "cgroup": "none", "watch": False, "variables": {},
+    "not_granted": [], "withheld": [], "missing": [], "shared": [],
+}  # fmt: skip
+
+
+def test_what_is_granted_besides_the_system_has_a_line_each() -> None:
+    system = [grant.path for grant in system_grants() if grant.mode == "r"]
+    own = ["/srv/data", "/etc/notes.conf"]
+    found = [lines_of("box", FOUND | {"read": paths}) for paths in ([*system, *own], own)]
+    with_system, without = ([line for line in lines if line.startswith("  read: ")] for lines in found)
+    assert with_system == [
+        "  read: /srv/data",
+        "  read: /etc/notes.conf",
+        f"  read: {len(system)} files and folders of the system, which every sandbox has (--json has their names)",
+    ]
+    assert without == with_system[:2]

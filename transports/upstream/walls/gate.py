@@ -22,6 +22,7 @@ from typing import Final
 
 from transports.upstream.process_tree import below, parent
 from transports.upstream.walls import landlock, limits
+from transports.upstream.walls.addresses import is_local
 from transports.upstream.walls.connecting import Connections
 from transports.upstream.walls.file_calls import FileCalls
 from transports.upstream.walls.file_watch import FileWatch, watches
@@ -29,7 +30,6 @@ from transports.upstream.walls.intercepted_calls import InterceptedCall, Listene
 from transports.upstream.walls.network_calls import NetworkCalls
 from transports.upstream.walls.reach import ReachRules
 from transports.upstream.walls.refusal_queue import RefusalQueue, Refused
-from transports.upstream.walls.routes import is_local
 from transports.upstream.walls.seccomp import OTHERS, SIGNALS
 from transports.upstream.walls.spec import Reach, Walls
 from transports.upstream.walls.system_calls import numbers

@@ -16,21 +16,21 @@ import time
 from collections.abc import Callable
 from typing import Final
 
-from transports.upstream.walls.connecting import Connections, connect
-from transports.upstream.walls.intercepted_calls import InterceptedCall, Listener, duplicate, read_memory
-from transports.upstream.walls.paths import is_within, open_path, resolved
-from transports.upstream.walls.reach import Address, ReachRules, kind_of, shown, unwrapped
-from transports.upstream.walls.refusal_queue import Refused
-from transports.upstream.walls.routes import listeners
-from transports.upstream.walls.socket_addresses import (
+from transports.upstream.walls.addresses import (
     INTERNET,
     MAX_BYTES,
     AbstractName,
     Disconnect,
     InternetAddress,
     UnixPath,
+    listeners,
     read_address,
 )
+from transports.upstream.walls.connecting import Connections, connect
+from transports.upstream.walls.intercepted_calls import InterceptedCall, Listener, duplicate, read_memory
+from transports.upstream.walls.paths import is_within, open_path, resolved
+from transports.upstream.walls.reach import Address, ReachRules, kind_of, shown, unwrapped
+from transports.upstream.walls.refusal_queue import Refused
 from transports.upstream.walls.spec import Reach
 from transports.upstream.walls.system_calls import numbers
 

@@ -24,8 +24,7 @@ from opentelemetry.trace import NonRecordingSpan, SpanContext, TraceFlags
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
 from gateway.observability.outcome import OK
-from gateway.observability.sampling import GivenIds, Sampling
-from gateway.observability.spans import Tracing, carried_on
+from gateway.observability.tracing import GivenIds, Sampling, Tracing, carried_on
 from tests.requirements import requirement
 from transports.era import Era
 from transports.inbound_port import Request

@@ -1,15 +1,19 @@
-"""Socket addresses are read from any bytes."""
+"""Socket addresses are read from any bytes, and what the kernel says of a route."""
 
+import errno
 import ipaddress
 import socket
 import struct
+from contextlib import nullcontext
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.requirements import requirement
-from transports.upstream.walls.socket_addresses import AbstractName, Disconnect, InternetAddress, UnixPath, read_address
+from transports.upstream.walls import addresses
+from transports.upstream.walls.addresses import AbstractName, Disconnect, InternetAddress, UnixPath, read_address
 
 FAMILIES = (socket.AF_INET, socket.AF_INET6, socket.AF_UNIX, socket.AF_NETLINK, socket.AF_UNSPEC)
 
@@ -45,3 +49,19 @@ def test_what_is_given_to_the_kernel_is_what_was_decided_on() -> None:
 )
 def test_a_path_ends_with_the_first_zero_byte(tail: bytes, path: str) -> None:
     assert read_address(struct.pack("=H", socket.AF_UNIX) + tail, socket.AF_UNIX) == UnixPath(path)
+
+
+@requirement("box.network")
+@pytest.mark.parametrize(
+    ("errors", "is_local"),
+    [((errno.ENETUNREACH, errno.EHOSTUNREACH, errno.EACCES, errno.EINVAL), False), ((errno.ENOMEM, errno.EPERM), True)],
+)
+def test_an_address_whose_route_the_kernel_does_not_tell_counts_as_local(
+    monkeypatch: pytest.MonkeyPatch, errors: tuple[int, ...], is_local: bool
+) -> None:
+    kernel = SimpleNamespace(settimeout=lambda _: None, sendto=lambda *_: None)
+    monkeypatch.setattr(socket, "socket", lambda *_: nullcontext(kernel))
+    for error in errors:
+        answer = struct.pack("=IHHII", 36, 2, 0, 1, 0) + struct.pack("=i", -error) + bytes(16)
+        kernel.recv = lambda _, answer=answer: answer
+        assert addresses.is_local(ipaddress.ip_address("192.0.2.1")) is is_local, errno.errorcode[error]
