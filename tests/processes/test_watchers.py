@@ -13,8 +13,8 @@ from tests.processes.places import needs_walls
 from tests.requirements import requirement
 from transports.upstream.walls import watchers
 from transports.upstream.walls.file_calls import FileCalls
+from transports.upstream.walls.gate_reports import RefusalQueue
 from transports.upstream.walls.intercepted_calls import InterceptedCall, Listener
-from transports.upstream.walls.refusal_queue import RefusalQueue
 from transports.upstream.walls.spec import Grant
 from transports.upstream.walls.system_calls import numbers
 from transports.upstream.walls.watchers import Watchers

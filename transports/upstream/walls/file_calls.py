@@ -13,6 +13,7 @@ import struct
 from collections.abc import Callable, Sequence
 from typing import Final
 
+from transports.upstream.walls.gate_reports import Refused
 from transports.upstream.walls.intercepted_calls import (
     InterceptedCall,
     Listener,
@@ -22,7 +23,6 @@ from transports.upstream.walls.intercepted_calls import (
     signed,
 )
 from transports.upstream.walls.paths import as_meant, is_within
-from transports.upstream.walls.refusal_queue import Refused
 from transports.upstream.walls.spec import Grant
 from transports.upstream.walls.system_calls import call, numbers
 from transports.upstream.walls.watchers import Watchers

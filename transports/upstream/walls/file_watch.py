@@ -9,9 +9,9 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Final
 
+from transports.upstream.walls.gate_reports import Refused
 from transports.upstream.walls.intercepted_calls import InterceptedCall, Listener, read_path
 from transports.upstream.walls.paths import is_within, without_links
-from transports.upstream.walls.refusal_queue import Refused
 from transports.upstream.walls.spec import Grant, Walls
 from transports.upstream.walls.system_calls import numbers
 

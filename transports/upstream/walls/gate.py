@@ -26,16 +26,16 @@ from transports.upstream.walls.addresses import is_local
 from transports.upstream.walls.connecting import Connections
 from transports.upstream.walls.file_calls import FileCalls
 from transports.upstream.walls.file_watch import FileWatch, watches
+from transports.upstream.walls.gate_reports import RefusalQueue, Refused, Touched
 from transports.upstream.walls.intercepted_calls import InterceptedCall, Listener
 from transports.upstream.walls.network_calls import NetworkCalls
 from transports.upstream.walls.reach import ReachRules
-from transports.upstream.walls.refusal_queue import RefusalQueue, Refused
 from transports.upstream.walls.seccomp import OTHERS, SIGNALS
 from transports.upstream.walls.spec import Reach, Walls
 from transports.upstream.walls.system_calls import numbers
 from transports.upstream.walls.watchers import Watchers
 
-__all__ = ["Gate", "ProcessCalls", "Touched"]
+__all__ = ["Gate", "ProcessCalls"]
 
 _ANNOUNCED: Final = ("bind", "connect", "listen", "socket")
 """The system calls that the filter of a process with a `Reach` has to announce. Of socket(2): for datagrams of the
@@ -213,68 +213,6 @@ class Gate:
                 self._touched.sent(len(touched))
                 return
             self._touched.sent(len(touched))
-
-
-MAX_THINGS: Final = 20_000
-_AT_ONCE: Final = 100
-_MAX_CHARS: Final = 4_096
-_MAX_BYTES: Final = 32_768
-_EVERY_S: Final = 0.1
-
-
-class Touched:
-    """Gathers what a watched process touches until it can be sent: each thing once, as `(kind, what)`, and no more than
-    a bounded number of things.
-    """
-
-    def __init__(self) -> None:
-        self._known: set[tuple[str, str]] = set()
-        self._waiting: list[tuple[str, str]] = []
-        self._next = 0.0
-
-    def add(self, kind: str, what: str) -> None:
-        """`kind` is a letter of `Grant.mode` for a path, or connect, socket or listen."""
-        thing = (kind, _text(what[:_MAX_CHARS]))
-        if thing not in self._known and len(self._known) < MAX_THINGS:
-            self._known.add(thing)
-            self._waiting.append(thing)
-
-    def peek(self, now: float, *, everything: bool = False) -> list[tuple[str, str]]:
-        """Return what is to be sent now. It stays until it is `sent`."""
-        if not self._waiting or (now < self._next and len(self._waiting) < _AT_ONCE and not everything):
-            return []
-        self._next = now + _EVERY_S
-        size = 0
-        found: list[tuple[str, str]] = []
-        for thing in self._waiting[:_AT_ONCE]:
-            size += 6 * len(thing[1]) + 32  # as JSON has it at most
-            if found and size > _MAX_BYTES:
-                break
-            found.append(thing)
-        return found
-
-    def sent(self, count: int) -> None:
-        """Forget so many of the first ones, which have been sent."""
-        del self._waiting[:count]
-
-    def due_in(self, now: float) -> float | None:
-        """Seconds until something is to be sent. None if nothing waits."""
-        return max(0.0, self._next - now) if self._waiting else None
-
-
-def _text(what: str) -> str:
-    """Return the path, or its folder if it has bytes that are no text: only text can be granted in a configuration."""
-    while not _is_text(what):
-        what = os.path.dirname(what)
-    return what
-
-
-def _is_text(what: str) -> bool:
-    try:
-        what.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
 
 
 _MAX_DEPTH: Final = 10_000  # a chain of parents longer than that is a circle of reused numbers

@@ -27,10 +27,10 @@ from transports.upstream.walls.addresses import (
     read_address,
 )
 from transports.upstream.walls.connecting import Connections, connect
+from transports.upstream.walls.gate_reports import Refused
 from transports.upstream.walls.intercepted_calls import InterceptedCall, Listener, duplicate, read_memory
 from transports.upstream.walls.paths import is_within, open_path, resolved
 from transports.upstream.walls.reach import Address, ReachRules, kind_of, shown, unwrapped
-from transports.upstream.walls.refusal_queue import Refused
 from transports.upstream.walls.spec import Reach
 from transports.upstream.walls.system_calls import numbers
 

@@ -11,8 +11,8 @@ import select
 from collections.abc import Callable
 from typing import Any, Final
 
+from transports.upstream.walls.gate_reports import Refused
 from transports.upstream.walls.intercepted_calls import InterceptedCall, Listener, duplicate
-from transports.upstream.walls.refusal_queue import Refused
 from transports.upstream.walls.system_calls import call, machine, numbers
 
 __all__ = ["Watchers"]

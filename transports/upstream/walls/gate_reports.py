@@ -1,0 +1,114 @@
+"""Gathers what a gate tells the gateway until it can be sent: what was refused, and what a watched process touches.
+
+So a flood costs a bounded number of messages.
+"""
+
+import os
+from collections.abc import Callable
+from typing import Any, Final, TypeAlias
+
+__all__ = ["RefusalQueue", "Refused", "Touched"]
+
+MAX_KINDS: Final = 64
+"""Different refusals that are told apart between two messages. All others are one more, without what was refused."""
+
+_EVERY_S: Final = 1.0
+_MAX_CHARS: Final = 300
+_BURST: Final = 8
+
+
+Refused: TypeAlias = Callable[[str, str, str], None]
+"""Tells of one refusal: kind, what and why, as `RefusalQueue.add`."""
+
+
+class RefusalQueue:
+    """Counts refusals. The first ones are ready to be sent at once, more of them once a second."""
+
+    def __init__(self) -> None:
+        self._counts: dict[tuple[str, str, str], int] = {}
+        self._next = 0.0
+        self._burst = _BURST
+
+    def add(self, kind: str, what: str, why: str, count: int = 1) -> None:
+        """Count a refusal. `kind` is a value of the label of the counter that they end in; `what` is written as it
+        would be granted."""
+        # A path may have bytes that are no text: what the gateway reads is.
+        key = (kind, what[:_MAX_CHARS].encode("utf-8", "backslashreplace").decode(), why)
+        if key not in self._counts and len(self._counts) >= MAX_KINDS:
+            key = ("other", "", "")
+        self._counts[key] = self._counts.get(key, 0) + count
+
+    def take(self, now: float, *, everything: bool = False) -> list[dict[str, Any]]:
+        """Return the refusals that are to be sent now, in the order in which they came."""
+        if not self._counts or (now < self._next and not self._burst and not everything):
+            return []
+        self._burst = _BURST - 1 if now >= self._next else max(0, self._burst - 1)
+        self._next = now + _EVERY_S
+        taken, self._counts = self._counts, {}
+        return [{"kind": kind, "what": what, "why": why, "count": n} for (kind, what, why), n in taken.items()]
+
+    def due_in(self, now: float) -> float | None:
+        """Seconds until the next message. None if nothing is kept."""
+        return max(0.0, self._next - now) if self._counts else None
+
+
+MAX_THINGS: Final = 20_000
+_AT_ONCE: Final = 100
+_MAX_THING_CHARS: Final = 4_096
+_MAX_BYTES: Final = 32_768
+_EVERY_THING_S: Final = 0.1
+
+
+class Touched:
+    """Gathers what a watched process touches until it can be sent: each thing once, as `(kind, what)`, and no more than
+    a bounded number of things.
+    """
+
+    def __init__(self) -> None:
+        self._known: set[tuple[str, str]] = set()
+        self._waiting: list[tuple[str, str]] = []
+        self._next = 0.0
+
+    def add(self, kind: str, what: str) -> None:
+        """`kind` is a letter of `Grant.mode` for a path, or connect, socket or listen."""
+        thing = (kind, _text(what[:_MAX_THING_CHARS]))
+        if thing not in self._known and len(self._known) < MAX_THINGS:
+            self._known.add(thing)
+            self._waiting.append(thing)
+
+    def peek(self, now: float, *, everything: bool = False) -> list[tuple[str, str]]:
+        """Return what is to be sent now. It stays until it is `sent`."""
+        if not self._waiting or (now < self._next and len(self._waiting) < _AT_ONCE and not everything):
+            return []
+        self._next = now + _EVERY_THING_S
+        size = 0
+        found: list[tuple[str, str]] = []
+        for thing in self._waiting[:_AT_ONCE]:
+            size += 6 * len(thing[1]) + 32  # as JSON has it at most
+            if found and size > _MAX_BYTES:
+                break
+            found.append(thing)
+        return found
+
+    def sent(self, count: int) -> None:
+        """Forget so many of the first ones, which have been sent."""
+        del self._waiting[:count]
+
+    def due_in(self, now: float) -> float | None:
+        """Seconds until something is to be sent. None if nothing waits."""
+        return max(0.0, self._next - now) if self._waiting else None
+
+
+def _text(what: str) -> str:
+    """Return the path, or its folder if it has bytes that are no text: only text can be granted in a configuration."""
+    while not _is_text(what):
+        what = os.path.dirname(what)
+    return what
+
+
+def _is_text(what: str) -> bool:
+    try:
+        what.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
