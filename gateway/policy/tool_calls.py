@@ -10,7 +10,7 @@ import msgspec
 from cachetools import LRUCache
 
 from gateway.config.policy import PolicySettings
-from gateway.context.session_facts import SessionFacts
+from gateway.context.facts import SessionFacts
 from gateway.errors import invalid_arguments, malformed_arguments, unknown_tool, unusable_tool
 from gateway.observability.audit import Audit
 from gateway.policy.blocked_arguments import TooMuchText, contains

@@ -15,8 +15,7 @@ from gateway.calls.streams import KEPT_BYTES, KeptCall
 from gateway.cluster.ownership import Cluster, Forwarded
 from gateway.config.limits import LimitSettings
 from gateway.context.client_workspace import Announcements
-from gateway.context.facts import CONTEXT_KEY, with_context
-from gateway.context.session_facts import SessionFacts
+from gateway.context.facts import CONTEXT_KEY, SessionFacts, with_context
 from gateway.errors import (
     OUTCOME_UNKNOWN,
     UPSTREAM_UNAVAILABLE,

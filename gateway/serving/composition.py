@@ -19,7 +19,7 @@ from gateway.cluster.ownership import Cluster
 from gateway.config.auth import AuthSettings
 from gateway.config.keyring import key_ring
 from gateway.config.settings import Settings
-from gateway.context.session_facts import SessionFacts
+from gateway.context.facts import SessionFacts
 from gateway.identity.authenticate import Identity, ResourceMetadata
 from gateway.observability.activity import Activity
 from gateway.observability.audit import Audit

@@ -15,8 +15,8 @@ from gateway.cluster.ownership import Cluster
 from gateway.config.settings import Settings
 from gateway.context.assertion import Assertions
 from gateway.context.client_workspace import Announcements
+from gateway.context.facts import SessionFacts
 from gateway.context.link_resources import LinkResourceProvider
-from gateway.context.session_facts import SessionFacts
 from gateway.identity.authenticate import Identity, ResourceMetadata
 from gateway.identity.context_rules import ContextRules
 from gateway.observability.activity import Activity

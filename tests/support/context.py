@@ -3,7 +3,7 @@
 from typing import Final
 
 from gateway.config.context import ContextSettings
-from gateway.context.session_facts import SessionFacts
+from gateway.context.facts import SessionFacts
 
 __all__ = ["FACTS"]
 

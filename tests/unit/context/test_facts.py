@@ -6,9 +6,10 @@ from typing import Any
 import msgspec
 import pytest
 
-from gateway.config.context import BOUND
+from gateway.config.context import BOUND, ContextSettings, EnvironmentValue, environment_of
 from gateway.context.facts import (
     SESSION_KEY,
+    SessionFacts,
     built_in,
     context_meta,
     correlation_id,
@@ -17,7 +18,7 @@ from gateway.context.facts import (
     with_context,
     with_meta,
 )
-from session_store import Context, Principal
+from session_store import ANONYMOUS, ClientFacts, Context, ContextField, Principal, Session
 from session_store.testing import FakeClock, a_session
 from tests.requirements import requirement
 from transports.jsonrpc import encode
@@ -79,3 +80,118 @@ def test_what_the_gateway_adds_to_meta_stands_beside_what_the_server_put_there()
     result = {"content": msgspec.Raw(b"[]"), "_meta": msgspec.Raw(b'{"a":1}')}
     told = json.loads(encode(with_meta(result, {SESSION_KEY: msgspec.Raw(b'"t"')})))
     assert told == {"content": [], "_meta": {"a": 1, SESSION_KEY: "t"}}
+
+
+SETTINGS = ContextSettings.model_validate(
+    {
+        "fields": {
+            "team": {"claim": "team", "to": ["meta", "log"]},
+            "ticket": {"metadata": "ticket", "max_chars": 8, "to": ["meta", "audit"]},
+            "said": {"metadata": "said", "value": "nothing", "to": ["meta"]},
+            "hidden": {"claim": "hidden"},
+        }
+    }
+)
+FACTS = SessionFacts(SETTINGS, {"said": "{agent} was here", "ticket": "none"})
+FIELDS = (ContextField("team", "red", "authenticated"), ContextField("hidden", "secret", "authenticated"))
+
+
+def session(**more: Any) -> Session:
+    principal = Principal(issuer="https://id", subject="ann")
+    given = {"principal": principal, "context": Context(workspace="w", fields=FIELDS)} | more
+    return a_session(FakeClock(), **given)
+
+
+def variables(one: Session, more: dict[str, str] | None = None, **names: Any) -> dict[str, str]:
+    return FACTS.environment(one, {n: EnvironmentValue.model_validate(v) for n, v in names.items()}, more or {})
+
+
+def in_meta(one: Session, facts: SessionFacts = FACTS) -> Any:
+    return json.loads(bytes(facts.meta(one).of("c-1")))
+
+
+@requirement("ctx.open")
+def test_a_field_has_its_value_by_name_and_metadata_is_read_when_it_is_told() -> None:
+    one = session(metadata={"ticket": "ABC-123456", "said": "x"})
+    assert [FACTS.value(one, name) for name in ("team", "ticket", "said", "workspace")] == ["red", "ABC-1234", "x", "w"]
+    later = session(metadata={"ticket": "DEF"})
+    assert [FACTS.value(later, name) for name in ("ticket", "said")] == ["DEF", "nothing"]
+    assert FACTS.value(session(context=Context()), "team") == ""
+
+
+@requirement("ctx.open", "wall.provenance")
+def test_each_field_says_where_its_value_comes_from() -> None:
+    one = session(metadata={"ticket": "T", "said": "x"})
+    assert FACTS.sources(one) == {
+        "team": ("red", "authenticated"),
+        "ticket": ("T", "configured"),
+        "said": ("x", "announced"),  # the text has the name that the client gives itself
+        "hidden": ("secret", "authenticated"),
+    }
+    assert FACTS.sources(session(context=Context())) == {"said": ("nothing", "configured")}
+
+
+@requirement("ctx.open")
+def test_only_fields_that_are_opted_in_leave_by_meta_log_and_audit() -> None:
+    one = session(metadata={"ticket": "T"})
+    told = in_meta(one)
+    assert told["fields"] == {"team": "red", "ticket": "T", "said": "nothing"}
+    assert told["fields_provenance"] == {"team": "authenticated", "ticket": "configured", "said": "configured"}
+    assert told["correlation_id"] == "c-1" and told["workspace"] == "w"
+    assert FACTS.all_of(one, "c-1")["fields"] == FACTS.claims(one)["fields"] == told["fields"]
+    assert (FACTS.logged(one), FACTS.audited(one)) == ({"team": "red"}, {"ticket": "T"})
+    plain = SessionFacts(ContextSettings(), {})
+    assert "fields" not in in_meta(one, plain) and plain.claims(one) == {}
+
+
+@requirement("ctx.open", "wall.provenance")
+def test_a_workspace_that_nobody_names_has_no_provenance() -> None:
+    for workspace, source in (("w", "announced"), ("", "")):
+        one = session(context=Context(workspace=workspace))
+        for told in (FACTS.all_of(one, "c-1"), in_meta(one)):
+            assert (told["workspace"], told["workspace_provenance"]) == (workspace, source)
+
+
+@requirement("ctx.env-names")
+def test_a_variable_can_have_the_subject_alone_and_be_empty_for_nobody() -> None:
+    wanted: dict[str, Any] = {
+        "SUBJECT": {"field": "principal.subject"},
+        "WHO": {"field": "principal", "empty_for_anonymous": True},
+        "NAME": {"field": "principal", "empty_for_anonymous": True, "default": "guest"},
+        "WORKSPACE": {"field": "workspace", "empty_for_anonymous": True, "default": "none"},
+        "PLAIN": {"field": "principal"},
+    }
+    named = variables(session(), **wanted)
+    assert named == {"SUBJECT": "ann", "WORKSPACE": "w"} | dict.fromkeys(("WHO", "NAME", "PLAIN"), "https://id:ann")
+    nobody = variables(session(principal=ANONYMOUS, context=Context()), **wanted)
+    assert nobody == {"SUBJECT": "", "WHO": "", "NAME": "guest", "WORKSPACE": "none", "PLAIN": "anonymous"}
+
+
+@requirement("ctx.env", "ctx.unforgeable")
+def test_every_fact_is_a_text_that_an_environment_can_hold_and_empty_if_it_is_missing() -> None:
+    one = session(client=ClientFacts(name="a\0b\ud800"), context=Context())
+    wanted: dict[str, Any] = {name: {"field": name} for name in ("agent", "workspace", "correlation_id")}
+    found = variables(one, {"correlation_id": "c"}, **wanted)
+    assert found == {"agent": "ab?", "workspace": "", "correlation_id": "c"}, "no NUL, and no half of a surrogate pair"
+
+
+@requirement("ctx.env-names")
+@pytest.mark.parametrize(
+    ("everywhere", "own", "expected"),
+    [
+        (None, {"A": "trust"}, {"A": "trust"}),
+        (None, {}, {}),
+        ({"A": "trust", "B": "agent"}, None, {"A": "trust", "B": "agent"}),
+        ({"A": "trust", "B": "agent"}, {"A": "workspace"}, {"A": "workspace", "B": "agent"}),
+        ({"A": "trust", "B": "agent"}, {"A": "", "C": "principal"}, {"B": "agent", "C": "principal"}),
+    ],
+)
+def test_one_map_is_for_all_servers_and_a_server_changes_single_variables(
+    everywhere: Any, own: Any, expected: dict[str, str]
+) -> None:
+    def values(names: Any) -> Any:
+        return None if names is None else {name: EnvironmentValue(field=field) for name, field in names.items()}
+
+    found = environment_of(values(everywhere), values(own))
+    assert {name: value.field for name, value in found.items()} == expected
+    assert environment_of(None, None)["MCP_SESSION_ID"].field == "session_id"
