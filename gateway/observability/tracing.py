@@ -1,4 +1,5 @@
-"""Spans of requests and calls, by OpenTelemetry's conventions for MCP. Servers and peers get the trace context.
+"""Spans of requests and calls, by OpenTelemetry's conventions for MCP, and which of them are recorded and where they
+go. Servers and peers get the trace context.
 
 Trace context is W3C's: `traceparent`, `tracestate` and `baggage` in `_meta` (SEP-414), else in the headers.
 """

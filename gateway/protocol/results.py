@@ -1,4 +1,4 @@
-"""Translates results and errors between the eras. Pure."""
+"""Translates results and errors between the eras, and says which servers a merged result comes without. Pure."""
 
 from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime

@@ -1,4 +1,5 @@
-"""Runs a server that may touch everything, and records what it and all that it starts do touch."""
+"""Runs a server that may touch everything, records what it and all that it starts do touch, and makes grants of that:
+the fewest with which it works under a profile."""
 
 import asyncio
 import ipaddress

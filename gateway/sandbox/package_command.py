@@ -1,4 +1,5 @@
-"""Which commands start a published package by npx or uvx, and of which parts they consist. Pure: no I/O.
+"""Reads command lines: the commands within a shell's `-c` and behind `env`, and which of them start a published package
+by npx or uvx. Pure: no I/O.
 
 A command is understood exactly or not at all. One that is not understood is started as it is: npx or uvx then fetch the
 package for each session anew, into the session's own folder.

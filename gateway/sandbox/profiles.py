@@ -1,4 +1,5 @@
-"""Makes the walls around a server's processes: of its profile, what its program needs, and the folder of a session."""
+"""Makes the walls around a server's processes: of its profile, what its program needs, and the folder of a session.
+Also those of fetches, by which packages of npx and uvx come."""
 
 import contextlib
 import os

@@ -1,4 +1,5 @@
-"""What of the configured sandboxes holds on this machine, and what a server's configuration names in vain."""
+"""What of the configured sandboxes holds on this machine, what a server's configuration names in vain, and in plain
+words what a session of a server may touch."""
 
 import json
 import logging

@@ -1,4 +1,5 @@
 """Lines of a server that are not messages, or too long to keep: was a line meant as an answer, and to which request?
+How many of them does the log have?
 
 Pure. Decided from the text alone, never guessed: a log line on stdout must not fail a call.
 """
