@@ -86,7 +86,7 @@ class EndsSessions(Protocol):
 
 
 class Operations:
-    """Implements `admin.pages.page.Operations`. `record` keeps what an operator did in the audit trail."""
+    """Implements `admin.verbs.Operators`. `record` keeps what an operator did in the audit trail."""
 
     def __init__(
         self,

@@ -70,7 +70,7 @@ class RestClient:
         for one in verb.takes:
             params |= one.written(arguments.get(one.at))
         named = {name: await self._named(name, params.pop(name, "")) for name in re.findall(r"{(\w+)}", verb.path)}
-        timeout_s = _LONG_TIMEOUT_S if verb.is_exact else _TIMEOUT_S
+        timeout_s = _LONG_TIMEOUT_S if verb.is_exact else _TIMEOUT_S  # it is about many sessions
         try:
             response = await self._client.request(
                 verb.method, verb.path[1:].format(**named), params=params, content=body, timeout=timeout_s
