@@ -1,4 +1,4 @@
-"""Selects sessions: which ones match a query, the first of them in its order, and totals of all that match. Pure.
+"""Selects sessions: which ones match a query, the first of them in its order, and totals of all that match.
 
 Each replica selects among the sessions that it serves, and sends the first of them; the one that is asked puts these
 together. So a list costs as much memory as one page of it, however many sessions there are.
