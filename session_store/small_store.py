@@ -6,20 +6,20 @@ use a session, operations on its state) is decided by the same code as in the ba
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable
 from time import time
 from typing import Final, Protocol, TypeVar
 from weakref import WeakValueDictionary
 
 import msgspec
 
-from session_store.embedded.records import Records, Result, Work
+from session_store.embedded.records import Records, Result, Transactions, Work
 from session_store.embedded.sessions import EmbeddedSessionStore, EmbeddedStateStore
 from session_store.memory import MemoryRecords
 from session_store.ports.errors import StoreError, StoreUnavailable
 from session_store.ports.sessions import Gone
 from session_store.record import from_fields, to_fields
-from session_store.session import Principal, Session
+from session_store.session import Session
 from session_store.tokens import KeyRing
 
 __all__ = ["SmallBackend", "SmallStore"]
@@ -40,7 +40,7 @@ class SmallStore(Protocol):
     """
 
     async def get(self, session_id: str) -> bytes | None:
-        """The document; None if there is none or if its time is over."""
+        """Return the document; None if there is none or if its time is over."""
         ...
 
     async def create(self, session_id: str, document: bytes, ttl_s: float) -> None:
@@ -103,11 +103,15 @@ class _Documents:
         self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
 
     def of(self, session_id: str) -> "_OneSession":
-        """The transactions of one session. Those of one process take turns."""
+        """Return the transactions of one session. Those of one process take turns."""
         lock = self._locks.get(session_id)
         if lock is None:
             lock = self._locks[session_id] = asyncio.Lock()
         return _OneSession(self, session_id, lock)
+
+    async def run(self, work: Work[Result]) -> Result:
+        """Refuse work on several sessions."""
+        raise StoreError("an app's session store has no aliases and no list of its sessions")
 
 
 class _OneSession:
@@ -173,66 +177,27 @@ def _document(session: Session, records: Records) -> bytes:
     return _encode(_Document(session=fields, state=state))
 
 
-class SmallSessions:
-    """Session records in documents. What each method means stands in `session_store.ports.sessions.SessionStore`."""
+class SmallSessions(EmbeddedSessionStore):
+    """Session records in documents, one session at a time."""
 
     def __init__(self, documents: _Documents, clock: Callable[[], float]) -> None:
+        super().__init__(documents, clock)
         self._documents = documents
-        self._clock = clock
 
-    def _of(self, session_id: str) -> EmbeddedSessionStore:
-        return EmbeddedSessionStore(self._documents.of(session_id), self._clock)
+    def transactions_of(self, session_id: str) -> Transactions:
+        return self._documents.of(session_id)
 
-    async def create(self, session: Session) -> Session:
-        return await self._of(session.id).create(session)
-
-    async def resume(self, session_id: str, principal: Principal, known: Session | None = None) -> Session | None:
-        return await self._of(session_id).resume(session_id, principal, known)
-
-    async def peek(self, session_id: str) -> Session | None:
-        return await self._of(session_id).peek(session_id)
-
-    async def touch(self, session_id: str) -> bool:
-        return await self._of(session_id).touch(session_id)
-
-    async def annotate(self, session_id: str, changes: Mapping[str, str | None]) -> Session | None:
-        return await self._of(session_id).annotate(session_id, changes)
-
-    async def end(self, session_id: str) -> bool:
-        return await self._of(session_id).end(session_id)
-
-    async def sweep(self) -> Sequence[Gone]:
-        """Nothing: the app's store deletes documents whose time is over."""
-        return ()
+    async def sweep(self) -> list[Gone]:
+        """Return nothing: the app's store deletes documents whose time is over."""
+        return []
 
 
-class SmallState:
-    """State in documents. What each method means stands in `session_store.ports.state.StateStore`."""
+class SmallState(EmbeddedStateStore):
+    """State in documents, one session at a time."""
 
     def __init__(self, documents: _Documents, clock: Callable[[], float]) -> None:
+        super().__init__(documents, clock)
         self._documents = documents
-        self._clock = clock
 
-    def _of(self, session_id: str) -> EmbeddedStateStore:
-        return EmbeddedStateStore(self._documents.of(session_id), self._clock)
-
-    async def get(self, session_id: str, key: str) -> bytes | None:
-        return await self._of(session_id).get(session_id, key)
-
-    async def set(self, session_id: str, key: str, value: bytes) -> None:
-        await self._of(session_id).set(session_id, key, value)
-
-    async def delete(self, session_id: str, key: str) -> bool:
-        return await self._of(session_id).delete(session_id, key)
-
-    async def increment(self, session_id: str, key: str, by: int) -> int:
-        return await self._of(session_id).increment(session_id, key, by)
-
-    async def compare_and_set(self, session_id: str, key: str, expected: bytes | None, value: bytes | None) -> bool:
-        return await self._of(session_id).compare_and_set(session_id, key, expected, value)
-
-    async def keys(self, session_id: str) -> list[str]:
-        return await self._of(session_id).keys(session_id)
-
-    async def size(self, session_id: str) -> int:
-        return await self._of(session_id).size(session_id)
+    def transactions_of(self, session_id: str) -> Transactions:
+        return self._documents.of(session_id)

@@ -25,6 +25,10 @@ class EmbeddedSessionStore:
         self._transactions = transactions
         self._clock = clock
 
+    def transactions_of(self, session_id: str) -> Transactions:
+        """Return what runs work on the records of that session alone."""
+        return self._transactions
+
     async def create(self, session: Session, *, alias: str | None = None) -> Session:
         def work(records: Records) -> Session:
             if alias is not None and (existing := self._named(records, alias)) is not None:
@@ -35,14 +39,14 @@ class EmbeddedSessionStore:
                 records.set_alias(alias, session.id)
             return session
 
-        return await self._transactions.run(work)
+        return await self.transactions_of(session.id).run(work)
 
     async def resume(self, session_id: str, principal: Principal, known: Session | None = None) -> Session | None:
         def work(records: Records) -> Session | None:
             session = live(records, session_id, self._clock())
             return None if session is None or session.principal != principal else self._use(records, session)
 
-        return await self._transactions.run(work)
+        return await self.transactions_of(session_id).run(work)
 
     async def resume_alias(self, alias: str) -> Session | None:
         def work(records: Records) -> Session | None:
@@ -55,7 +59,7 @@ class EmbeddedSessionStore:
         return await self._transactions.run(lambda records: self._named(records, alias))
 
     async def peek(self, session_id: str) -> Session | None:
-        return await self._transactions.run(lambda records: live(records, session_id, self._clock()))
+        return await self.transactions_of(session_id).run(lambda records: live(records, session_id, self._clock()))
 
     async def touch(self, session_id: str) -> bool:
         def work(records: Records) -> bool:
@@ -64,7 +68,7 @@ class EmbeddedSessionStore:
                 records.use(session.used(self._clock()))
             return session is not None
 
-        return await self._transactions.run(work)
+        return await self.transactions_of(session_id).run(work)
 
     async def update(self, session_id: str, *, if_version: int | None = None, **fields: object) -> Session | None:
         def changed(session: Session) -> Session | None:
@@ -89,7 +93,7 @@ class EmbeddedSessionStore:
                 records.write(session)
             return session
 
-        return await self._transactions.run(work)
+        return await self.transactions_of(session_id).run(work)
 
     async def end(self, session_id: str) -> bool:
         def work(records: Records) -> bool:
@@ -98,7 +102,7 @@ class EmbeddedSessionStore:
                 self._remove(records, session_id, "ended")
             return is_live
 
-        return await self._transactions.run(work)
+        return await self.transactions_of(session_id).run(work)
 
     async def page(self, *, after: str = "", limit: int = 100) -> list[Session]:
         def work(records: Records) -> list[Session]:
@@ -162,6 +166,10 @@ class EmbeddedStateStore:
         self._transactions = transactions
         self._clock = clock
 
+    def transactions_of(self, session_id: str) -> Transactions:
+        """Return what runs work on the records of that session alone."""
+        return self._transactions
+
     async def get(self, session_id: str, key: str) -> bytes | None:
         check_key(key)
         return await self._run(session_id, lambda records: records.value(session_id, key))
@@ -218,7 +226,7 @@ class EmbeddedStateStore:
                 raise SessionGone(session_id)
             return work(records)
 
-        return await self._transactions.run(checked)
+        return await self.transactions_of(session_id).run(checked)
 
 
 def _set(records: Records, session_id: str, key: str, value: bytes) -> None:

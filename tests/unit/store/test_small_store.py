@@ -124,3 +124,11 @@ async def test_a_document_that_is_not_ours_is_said_to_be(clock: FakeClock) -> No
     documents.kept["x" * 24] = b"{}"
     with pytest.raises(StoreError, match="no session's"):
         await SmallBackend(documents, clock=clock).sessions.peek("x" * 24)
+
+
+async def test_what_concerns_several_sessions_is_refused(clock: FakeClock) -> None:
+    sessions = SmallBackend(Documents(), clock=clock).sessions
+    for asked in (sessions.page(), sessions.named("alice")):
+        with pytest.raises(StoreError, match="no list of its sessions"):
+            await asked
+    assert await sessions.sweep() == []
