@@ -64,7 +64,7 @@ class SocketState:
         return list(json.loads(body)["keys"])
 
     async def metadata(self) -> Mapping[str, str]:
-        """The session's current metadata."""
+        """Return the session's current metadata."""
         _, body = await self._ask("GET", "/v1/session")
         return dict(json.loads(body)["metadata"])
 
@@ -122,7 +122,7 @@ def _reason(body: bytes) -> str:
 
 @functools.cache
 def child_session() -> ToolSession:
-    """The session that this process was started for. Raises `NoSession`."""
+    """Return the session that this process was started for. Raises `NoSession`."""
     try:
         facts: Any = json.loads(os.environ[FACTS_VARIABLE])
         state = SocketState(os.environ[SOCKET_VARIABLE], os.environ[ACCESS_VARIABLE])

@@ -73,14 +73,14 @@ def register_backend(scheme: str, factory: BackendFactory) -> None:
 
 
 def check_store_url(url: str) -> str:
-    """The same URL. Raises `ValueError`, which says what is wrong, if it selects no backend."""
+    """Return the same URL. Raises `ValueError`, which says what is wrong, if it selects no backend."""
     parts = urlsplit(url)
     _kind(parts.scheme, url).check(url, parts)
     return url
 
 
 def backend_for(url: str, options: BackendOptions | None = None) -> Backend:
-    """The backend that the URL selects, not open yet.
+    """Return the backend that the URL selects, not open yet.
 
     Raises:
         ValueError: the URL selects none.
@@ -91,12 +91,12 @@ def backend_for(url: str, options: BackendOptions | None = None) -> Backend:
 
 
 def sqlite_path(url: str) -> Path:
-    """The file of a `sqlite:///path` URL; a fourth slash makes it absolute, as in SQLAlchemy's URLs."""
+    """Return the file of a `sqlite:///path` URL; a fourth slash makes it absolute, as in SQLAlchemy's URLs."""
     return Path(unquote(urlsplit(url).path)[1:])
 
 
 def shown(url: str) -> str:
-    """The URL without a password, for logs."""
+    """Return the URL without a password, for logs."""
     parts = urlsplit(url)
     if "@" not in parts.netloc:
         return url

@@ -25,7 +25,7 @@ _current: ContextVar[ToolSession | None] = ContextVar("mcp_session", default=Non
 
 
 def current_session() -> ToolSession:
-    """The session that this code runs for.
+    """Return the session that this code runs for.
 
     In the gateway's process it is the one of the request or of the in-process server's link; in a child process, the
     one the child was started for.
@@ -47,7 +47,7 @@ def current_session() -> ToolSession:
 
 
 def current_session_id() -> str:
-    """The id of the session that this code runs for in the gateway's process; empty if there is none."""
+    """Return the id of the session that this code runs for in the gateway's process; empty if there is none."""
     session = _current.get()
     return "" if session is None else session.known_id
 
@@ -69,7 +69,7 @@ class bound_session:
 
 
 def context_with(session: ToolSession) -> Context:
-    """A copy of the present context variables in which that session is the current one."""
+    """Return a copy of the present context variables in which that session is the current one."""
     context = copy_context()
     context.run(_current.set, session)
     return context
@@ -83,8 +83,8 @@ def tool_session(
     scrub: Callable[[str], str] | None = None,
     correlation: Callable[[], str] = str,
 ) -> ToolSession:
-    """The session as tools in this process see it. `scrub` redacts in the metadata that they write. `correlation`
-    returns the correlation id of the present call."""
+    """Return the session as tools in this process see it. `scrub` redacts in the metadata that they write.
+    `correlation` returns the correlation id of the present call."""
 
     async def record() -> Session:
         found = await sessions.peek(session.id)

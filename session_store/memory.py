@@ -38,7 +38,7 @@ class MemoryRecords(Records):
         return len(self._sessions)
 
     def by_last_use(self) -> Iterable[Session]:
-        """All records, least recently used first."""
+        """Return all records, least recently used first."""
         return self._sessions.values()
 
     def read(self, session_id: str) -> Session | None:
@@ -125,9 +125,9 @@ class MemorySessionStore(EmbeddedSessionStore):
 
 
 def _victim(idle: Sequence[Session], newcomer: Session) -> Session | None:
-    """The idle session to evict: an unconfirmed one of an anonymous client, else any of an anonymous client, else one
-    of a named principal. Within a class: one of the client that has most, the least recently used first. A newcomer of
-    an anonymous client never evicts a named principal's session."""
+    """Return the idle session to evict: an unconfirmed one of an anonymous client, else any of an anonymous client,
+    else one of a named principal. Within a class: one of the client that has most, the least recently used first. A
+    newcomer of an anonymous client never evicts a named principal's session."""
     held = Counter(session.counted_as for session in idle)
     classes: tuple[Callable[[Session], bool], ...] = (
         lambda s: s.principal.is_anonymous and not s.confirmed,

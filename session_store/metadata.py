@@ -59,12 +59,12 @@ class InvalidMetadata(ValueError):
 
 
 def scrubbed(metadata: Mapping[str, str | None]) -> dict[str, str | None]:
-    """The metadata, with values redacted that look like credentials, by their name or by their form."""
+    """Return the metadata, with values redacted that look like credentials, by their name or by their form."""
     return {name: None if value is None else _scrubbed(name, value) for name, value in metadata.items()}
 
 
 def is_secret_name(name: str) -> bool:
-    """Whether a value of that name is a credential."""
+    """Return whether a value of that name is a credential."""
     return name not in _HARMLESS and _SECRET_NAME.search(name) is not None
 
 
@@ -74,8 +74,8 @@ def _scrubbed(name: str, value: str) -> str:
 
 
 def scrubbed_text(text: str) -> str:
-    """The text, with everything redacted that has the form of a credential or stands behind a name that says so, as in
-    `db_password=…`. A lone surrogate becomes `?`."""
+    """Return the text, with everything redacted that has the form of a credential or stands behind a name that says so,
+    as in `db_password=…`. A lone surrogate becomes `?`."""
     return _without_assigned(_without_forms(text))
 
 
@@ -87,8 +87,8 @@ def _without_forms(text: str) -> str:
 
 
 def _without_assigned(text: str) -> str:
-    """The text without what stands behind the names of credentials. Names are looked for in what stands behind other
-    names: of `error: password=…` the second name counts."""
+    """Return the text without what stands behind the names of credentials. Names are looked for in what stands behind
+    other names: of `error: password=…` the second name counts."""
     parts, at = list[str](), 0
     for found in _NAME.finditer(text):
         if found.start() < at or not is_secret_name(found[1]):
@@ -101,19 +101,19 @@ def _without_assigned(text: str) -> str:
 
 
 def scrubbed_start(text: str, length: int) -> str:
-    """The first characters of a text as `scrubbed_text` has it. Cut first, a credential may lose what it is known by:
-    of a URL the password would stay, and the `@` behind it be gone."""
+    """Return the first characters of a text as `scrubbed_text` has it. Cut first, a credential may lose what it is
+    known by: of a URL the password would stay, and the `@` behind it be gone."""
     return scrubbed_text(text[: length + _BEHIND_CUT])[:length]
 
 
 def secret_values(environment: Mapping[str, str]) -> set[str]:
-    """The values of an environment that are secret by their name."""
+    """Return the values of an environment that are secret by their name."""
     return {value for name, value in environment.items() if _SECRET_NAME.search(name)}
 
 
 def secret_arguments(arguments: Sequence[str]) -> set[str]:
-    """The values in a command line that are secret by their name: `--token VALUE`, `--token=VALUE`, `Name: VALUE`, and
-    parameters of URLs. Of `Authorization: Bearer VALUE` it is also the last word alone."""
+    """Return the values in a command line that are secret by their name: `--token VALUE`, `--token=VALUE`, `Name:
+    VALUE`, and parameters of URLs. Of `Authorization: Bearer VALUE` it is also the last word alone."""
     found: set[str] = set()
     for argument, following in itertools.zip_longest(arguments, arguments[1:], fillvalue=""):
         if argument.startswith("-") and _SECRET_NAME.search(argument):
@@ -128,8 +128,8 @@ def secret_arguments(arguments: Sequence[str]) -> set[str]:
 def output_scrubber(
     secret_names: Collection[str], environment: Mapping[str, str], *, secrets: Collection[str] = ()
 ) -> Callable[[str], str]:
-    """A function that redacts a program's output: the values of its environment that are secret by their name, or whose
-    names are in `secret_names`, the `secrets`, and whatever has the form of a credential."""
+    """Return a function that redacts a program's output: the values of its environment that are secret by their name,
+    or whose names are in `secret_names`, the `secrets`, and whatever has the form of a credential."""
     values = {v for n, v in environment.items() if n in secret_names} | secret_values(environment) | {*secrets}
     known = sorted((value for value in values if len(value) >= _LEAST_SECRET), key=len, reverse=True)
 
@@ -161,7 +161,7 @@ def checked_metadata(
 
 
 def merged_metadata(present: Mapping[str, str], changes: Mapping[str, str | None]) -> dict[str, str]:
-    """A session's metadata after the changes.
+    """Return a session's metadata after the changes.
 
     Raises:
         InvalidMetadata: the result would be larger than `MAX_METADATA_BYTES`.
@@ -175,5 +175,5 @@ def merged_metadata(present: Mapping[str, str], changes: Mapping[str, str | None
 
 
 def too_large(size: int) -> InvalidMetadata:
-    """The error for metadata of that many bytes."""
+    """Return the error for metadata of that many bytes."""
     return InvalidMetadata(f"the session's metadata would be {size} bytes, more than {MAX_METADATA_BYTES}")

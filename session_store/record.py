@@ -33,12 +33,12 @@ def _shared(name: str, value: bytes) -> Any:
 
 
 def to_fields(session: Session) -> dict[str, bytes]:
-    """Every field, encoded, by name."""
+    """Return every field, encoded, by name."""
     return {name: to_field(getattr(session, name)) for name in _DECODERS}
 
 
 def from_fields(record: Mapping[str, bytes]) -> Session:
-    """The session in a record. Missing fields have their default. Fields of a later version are ignored.
+    """Return the session in a record. Missing fields have their default. Fields of a later version are ignored.
 
     Raises:
         ValueError: the record is not a session's.

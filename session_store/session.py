@@ -37,12 +37,12 @@ class InvalidContext(ValueError):
 
 
 def new_session_id() -> str:
-    """A new session id: 144 random bits (less 0.02). Clients never choose ids."""
+    """Return a new session id: 144 random bits (less 0.02). Clients never choose ids."""
     return _new_id(18)
 
 
 def new_task_id() -> str:
-    """A new task id: 128 random bits (less 0.02)."""
+    """Return a new task id: 128 random bits (less 0.02)."""
     return _new_id(16)
 
 
@@ -54,19 +54,19 @@ def _new_id(size: int) -> str:
 
 
 def origin_of(network: str) -> str:
-    """A hash of the client's network, which tells anonymous clients apart. Records do not reveal the network."""
+    """Return a hash of the client's network, which tells anonymous clients apart. Records do not reveal the network."""
     return hashlib.blake2b(network.encode(), digest_size=8).hexdigest() if network else ""
 
 
 def token_hash_of(authorization: str) -> str:
-    """The credential of an `Authorization` header as the first 16 hexadecimal digits of its SHA-256; empty for none.
-    Tells credentials apart in logs and tools, and is none itself."""
+    """Return the credential of an `Authorization` header as the first 16 hexadecimal digits of its SHA-256; empty for
+    none. Tells credentials apart in logs and tools, and is none itself."""
     credential = authorization.partition(" ")[2].strip()
     return hashlib.sha256(credential.encode("utf-8", "replace")).hexdigest()[:16] if credential else ""
 
 
 def redact(session_id: str) -> str:
-    """The session id as logs may show it: its first 8 characters."""
+    """Return the session id as logs may show it: its first 8 characters."""
     return session_id[:8]
 
 
@@ -86,7 +86,8 @@ class Principal(msgspec.Struct, frozen=True, kw_only=True, cache_hash=True):
         return json.dumps([self.issuer, self.subject])
 
     def counted_as(self, origin: str) -> str:
-        """The key under which rates and quotas count it: with the origin (`origin_of`) of an anonymous client."""
+        """Return the key under which rates and quotas count it: with the origin (`origin_of`) of an anonymous
+        client."""
         return f"{self.key}@{origin}" if self.is_anonymous and origin else self.key
 
     @property
@@ -151,7 +152,7 @@ class Context(msgspec.Struct, frozen=True, kw_only=True, cache_hash=True):
             raise InvalidContext("workspace holds control characters")
 
     def field(self, name: str) -> ContextField | None:
-        """The field of that name, if the session has a value for it."""
+        """Return the field of that name, if the session has a value for it."""
         return next((field for field in self.fields if field.name == name), None)
 
 
@@ -221,14 +222,14 @@ class Session(msgspec.Struct, frozen=True, kw_only=True):
         return now >= self.expires_at
 
     def with_set(self, field: str, *, add: str = "", remove: str = "") -> "Session":
-        """The session with one name put into, or taken out of, a field that is a set of names."""
+        """Return the session with one name put into, or taken out of, a field that is a set of names."""
         names = {*getattr(self, field), add} - {remove, ""}
         return msgspec.structs.replace(self, **{field: tuple(sorted(names))})
 
     def used(self, now: float, *, confirm: bool = False) -> "Session":
-        """The session after a use at `now`. `confirm`: a client has returned with its id."""
+        """Return the session after a use at `now`. `confirm`: a client has returned with its id."""
         return msgspec.structs.replace(self, used_at=max(now, self.used_at), confirmed=self.confirmed or confirm)
 
     def is_but_used(self, earlier: "Session") -> bool:
-        """Whether this is an earlier record of the session, but for the time of its last use."""
+        """Return whether this is an earlier record of the session, but for the time of its last use."""
         return self.version == earlier.version and msgspec.structs.replace(self, used_at=earlier.used_at) == earlier

@@ -53,7 +53,7 @@ class Purpose(StrEnum):
 
 
 def is_canonical(text: str) -> bool:
-    """True if the part after the last dot is the canonical base64url encoding of its bytes, without padding.
+    """Return True if the part after the last dot is the canonical base64url encoding of its bytes, without padding.
 
     Decoders ignore the spare bits of the last character (RFC 4648 §3.5), so a value would verify in several spellings.
     Only one is accepted: else a value that is remembered or refused by its text could come back in another spelling.
@@ -67,7 +67,7 @@ def is_canonical(text: str) -> bool:
 
 
 def generate_key() -> str:
-    """A new signing key: 256 random bits."""
+    """Return a new signing key: 256 random bits."""
     return secrets.token_urlsafe(32)
 
 
@@ -94,11 +94,11 @@ class KeyRing:
 
     @classmethod
     def ephemeral(cls) -> "KeyRing":
-        """A ring with a new random key. What it signs verifies with this object only."""
+        """Return a ring with a new random key. What it signs verifies with this object only."""
         return cls([generate_key()])
 
     def derive(self, purpose: Purpose) -> list[bytes]:
-        """One 32-byte key per ring key for `purpose`, newest first."""
+        """Return one 32-byte key per ring key for `purpose`, newest first."""
         salt = b"mcp-session-gateway/v1/" + purpose.value.encode()
         return [hashlib.blake2b(key.encode(), key=salt[:64], digest_size=32).digest() for key in self._keys]
 
@@ -113,11 +113,11 @@ class Macs:
         self._keys = ring.derive(purpose)
 
     def of(self, data: bytes) -> bytes:
-        """The MAC of new data."""
+        """Return the MAC of new data."""
         return hmac.digest(self._keys[0], data, "sha256")
 
     def verify(self, data: bytes, mac: bytes) -> bool:
-        """True if a key of the ring has made this MAC of these data."""
+        """Return True if a key of the ring has made this MAC of these data."""
         return any(hmac.compare_digest(hmac.digest(key, data, "sha256"), mac) for key in self._keys)
 
 
@@ -143,7 +143,7 @@ class TokenCodec:
         return self._signer.sign(session_id).decode()
 
     def verify(self, token: str) -> str | None:
-        """The id in a token that a key of this ring signed, else None. Uses no store."""
+        """Return the id in a token that a key of this ring signed, else None. Uses no store."""
         known = self._verified.get(token)
         if known is not None:
             return known

@@ -58,7 +58,7 @@ READABLE_BY_CALLERS: Final = _ReadableByCallers()
 
 @functools.cache
 def _passed_on(kind: type[ValueError]) -> type[ValueError]:
-    """A subclass of `kind` that `MCPServer` passes on from tools and from resources."""
+    """Return a subclass of `kind` that `MCPServer` passes on from tools and from resources."""
     sdk = sys.modules[_SDK_ERRORS]
     bases = [getattr(sdk, name, None) for name in ("ToolError", "ResourceError")]
     theirs = [base for base in bases if base is not None and not issubclass(kind, base)]
@@ -113,7 +113,7 @@ class SessionState:
         self._port = port
 
     async def get(self, key: str, default: Any = None) -> Any:
-        """The value; `default` if the key is missing."""
+        """Return the value; `default` if the key is missing."""
         with READABLE_BY_CALLERS:
             value = await self._port.get(key)
         return default if value is None else _decode(value.decode())[0]
@@ -141,7 +141,7 @@ class SessionState:
             return await self._port.compare_and_set(key, before, after)
 
     async def keys(self) -> list[str]:
-        """All keys, sorted."""
+        """Return all keys, sorted."""
         return await self._port.keys()
 
 
@@ -197,7 +197,7 @@ class ToolSession:
         return self.id
 
     async def metadata(self) -> Mapping[str, str]:
-        """The session's current metadata."""
+        """Return the session's current metadata."""
         return await self.read_metadata()
 
     async def annotate(self, changes: Mapping[str, str | None]) -> None:

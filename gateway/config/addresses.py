@@ -28,12 +28,12 @@ _NAME: Final = re.compile(r"(?:\*\.)?[a-z0-9_-]+(?:\.[a-z0-9_-]+)*")
 
 
 def is_loopback(host: str) -> bool:
-    """True if only this machine can reach that address."""
+    """Return True if only this machine can reach that address."""
     return host in ("localhost", "::1") or host.startswith("127.")
 
 
 def is_of_this_machine(url: str) -> bool:
-    """True if only this machine can reach that URL: no proxy of the environment is to be asked for it."""
+    """Return True if only this machine can reach that URL: no proxy of the environment is to be asked for it."""
     try:
         return is_loopback(urlsplit(url).hostname or "")
     except ValueError:
@@ -41,7 +41,7 @@ def is_of_this_machine(url: str) -> bool:
 
 
 def host_and_port(address: str) -> tuple[str, int]:
-    """The parts of HOST:PORT. An IPv6 address may stand in brackets."""
+    """Return the parts of HOST:PORT. An IPv6 address may stand in brackets."""
     host, _, port = address.rpartition(":")
     return host.strip("[]"), int(port)
 
@@ -54,14 +54,15 @@ def _checked_address(address: str) -> str:
 
 
 def is_same_place(one: str, other: str) -> bool:
-    """True if a socket that listens on one HOST:PORT is in the way of the other."""
+    """Return True if a socket that listens on one HOST:PORT is in the way of the other."""
     (host, port), (other_host, other_port) = host_and_port(one), host_and_port(other)
     is_same = host == other_host or (is_loopback(host) and is_loopback(other_host))
     return port != 0 and port == other_port and (is_same or bool({host, other_host} & {"0.0.0.0", "::"}))
 
 
 async def own_address_towards(url: str) -> str:
-    """The address of this machine at which the hosts of a URL see it. Empty: they are this machine, or unknown."""
+    """Return the address of this machine at which the hosts of a URL see it. Empty: they are this machine, or
+    unknown."""
     for place in urlsplit(url).netloc.rpartition("@")[2].split(","):
         parts = urlsplit(f"//{place}")
         with contextlib.suppress(OSError, ValueError):
@@ -79,7 +80,8 @@ ListenAddress = Annotated[str, AfterValidator(_checked_address)]
 
 
 def host_names(given: Iterable[str]) -> tuple[str, ...]:
-    """Names that requests may ask for: a host name or address, `*.` before a domain, or `*`. In the compared spelling.
+    """Return names that requests may ask for: a host name or address, `*.` before a domain, or `*`. In the compared
+    spelling.
 
     Raises:
         ValueError: one of them would match nothing: it holds a scheme, a port, a path, or a `*` elsewhere.

@@ -151,14 +151,14 @@ class AuthSettings(Frozen):
 
 
 def _one_or_several(keys: Any) -> Any:
-    """Digests by name, where one may stand without a list."""
+    """Return digests by name, where one may stand without a list."""
     if not isinstance(keys, dict):
         return keys
     return {name: (given,) if isinstance(given, str) else given for name, given in keys.items()}
 
 
 def _digests(keys: dict[str, tuple[str, ...]]) -> dict[str, tuple[str, ...]]:
-    """Digests by name, none of which is a key."""
+    """Return digests by name, none of which is a key."""
     for name, given in keys.items():
         if not given or not all(_SHA256.fullmatch(digest) for digest in given):
             raise ValueError(f"{name}: must be the SHA-256 of the key as 64 lower-case hex digits, not the key itself")

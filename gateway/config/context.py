@@ -173,7 +173,7 @@ class ContextSettings(Frozen):
 
 
 def is_usable_workspace(workspace: str, pattern: str) -> bool:
-    """Whether servers may get that workspace in an environment variable. `pattern` is `workspace_pattern`."""
+    """Return whether servers may get that workspace in an environment variable. `pattern` is `workspace_pattern`."""
     if pattern:
         return whole(pattern).fullmatch(workspace.encode("utf-8", "replace")) is not None
     if _SLUG.fullmatch(workspace):
@@ -182,7 +182,8 @@ def is_usable_workspace(workspace: str, pattern: str) -> bool:
 
 
 def environment_of(everywhere: EnvironmentMap | None, own: EnvironmentMap | None) -> Mapping[str, EnvironmentValue]:
-    """The variables of a server: `everywhere` are those of all servers, `own` those of the server's `context_env`."""
+    """Return the variables of a server: `everywhere` are those of all servers, `own` those of the server's
+    `context_env`."""
     defaults = {name: EnvironmentValue(field=field) for name, field in DEFAULT_CONTEXT_ENV.items()}
     if everywhere is None:
         chosen = defaults if own is None else own

@@ -19,7 +19,7 @@ _DOMAIN: Final = re.compile(r"[a-z0-9]([a-z0-9-]*[a-z0-9])?(\.[a-z0-9]([a-z0-9-]
 
 
 def _has_more(parts: SplitResult) -> bool:
-    """Whether an address has parts that have no place on a card, such as a password."""
+    """Return whether an address has parts that have no place on a card, such as a password."""
     return bool(parts.query or parts.fragment or parts.username or parts.password)
 
 

@@ -51,7 +51,7 @@ class Section:
 
 
 def effective(settings: Settings) -> list[Section]:
-    """All settings: those of `gateway`, then those of its objects, then those of each server that are set."""
+    """Return all settings: those of `gateway`, then those of its objects, then those of each server that are set."""
     origins = settings.gateway.origins
     plain, objects = [], []
     for name, field in GatewaySettings.model_fields.items():
@@ -101,7 +101,7 @@ def _is_object(value: Any) -> bool:
 
 
 def shown_value(name: str, value: Any) -> str:
-    """A value for people, without credentials."""
+    """Return a value for people, without credentials."""
     if value is None:
         return "not set"
     if isinstance(value, bool):

@@ -28,7 +28,7 @@ def missing_extra(setting: str, extra: str) -> ConfigurationError:
 
 
 def located(message: str, file: Path | None) -> str:
-    """The message with the file at the front of each line that names a server's setting, and no place yet."""
+    """Return the message with the file at the front of each line that names a server's setting, and no place yet."""
     lines = message.splitlines()
     return "\n".join(f"{file}: {line}" if file and line.startswith("mcpServers.") else line for line in lines)
 
@@ -41,7 +41,7 @@ _WORDS: Final = {"arguments": "args", "cmd": "command", "uri": "url"}
 
 
 def meant(name: str, known: Iterable[str], *, cutoff: float = _CUTOFF) -> str:
-    """The known name that resembles an unknown one most; an empty string if none does."""
+    """Return the known name that resembles an unknown one most; an empty string if none does."""
     folded: dict[str, str] = {}
     for each in known:
         folded.setdefault(_folded(each), each)  # the first of names that differ in case and separators only
@@ -53,7 +53,7 @@ def meant(name: str, known: Iterable[str], *, cutoff: float = _CUTOFF) -> str:
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """The end of a message about an unknown name: a suggestion, or an empty string."""
+    """Return the end of a message about an unknown name: a suggestion, or an empty string."""
     found = meant(name, known)
     return f"; did you mean {found}?" if found else ""
 

@@ -16,8 +16,8 @@ KEYS_FILE = "MCP_GATEWAY_KEYS_FILE"
 
 
 def key_ring(store: str) -> KeyRing:
-    """The operator's keys from `MCP_GATEWAY_KEYS`, or from the file that `MCP_GATEWAY_KEYS_FILE` names. Without them,
-    the keys that the backend of the URL `store` provides.
+    """Return the operator's keys from `MCP_GATEWAY_KEYS`, or from the file that `MCP_GATEWAY_KEYS_FILE` names. Without
+    them, the keys that the backend of the URL `store` provides.
 
     Raises:
         ConfigurationError: the keys cannot be used, or are missing where several gateways have to share them.
@@ -38,7 +38,7 @@ def key_ring(store: str) -> KeyRing:
 
 
 def given_keys() -> KeyRing | None:
-    """The keys that the environment gives; None if it gives none.
+    """Return the keys that the environment gives; None if it gives none.
 
     Raises:
         ConfigurationError: the keys cannot be used.
@@ -60,6 +60,6 @@ def given_keys() -> KeyRing | None:
 
 
 def key_file() -> Path | None:
-    """The file that the operator keeps the keys in, if they do."""
+    """Return the file that the operator keeps the keys in, if they do."""
     given = os.environ.get(KEYS_FILE, "")
     return Path(given) if given else None

@@ -77,7 +77,7 @@ def unknown_variables(environ: Iterable[str], model: type[BaseModel]) -> tuple[l
 
 
 def _paths(model: type[BaseModel]) -> Iterator[str]:
-    """The settings inside the settings of `model`, as variables name them."""
+    """Yield the settings inside the settings of `model`, as variables name them."""
     for name, field in model.model_fields.items():
         kind = field.annotation
         if isinstance(kind, type) and issubclass(kind, BaseModel):
@@ -99,7 +99,7 @@ class _Variables(BaseSettings):
 
 
 def variables(model: type[BaseModel]) -> dict[str, Any]:
-    """What the environment gives of the settings of `model`, not validated yet."""
+    """Return what the environment gives of the settings of `model`, not validated yet."""
     fields: dict[str, Any] = {name: (_kind(field.annotation), None) for name, field in model.model_fields.items()}
     given = create_model("Variables", __base__=_Variables, **fields)()
     return {name: _maybe_json(value) for name, value in given.model_dump(exclude_none=True).items()}
@@ -131,17 +131,17 @@ class Origins:
         self._servers = servers or {}
 
     def in_words(self, loc: tuple[int | str, ...]) -> str:
-        """Where the file has what validation calls `loc`: hosts have their servers in different tables."""
+        """Return where the file has what validation calls `loc`: hosts have their servers in different tables."""
         if loc[:1] == ("mcpServers",) and loc[1:2] and loc[1] in self._servers:
             return ".".join((self._servers[str(loc[1])], *map(str, loc[2:])))
         return ".".join(map(str, loc))
 
     def of(self, setting: str) -> str:
-        """Every place that gives it, or a part of it, in words."""
+        """Return every place that gives it, or a part of it, in words."""
         return " and ".join(self._naming(setting))
 
     def last_of(self, setting: str) -> str:
-        """The place that wins."""
+        """Return the place that wins."""
         return self._naming(setting)[-1]
 
     @property
@@ -150,7 +150,7 @@ class Origins:
         return self._file
 
     def places_of(self, setting: str) -> tuple[str, ...]:
-        """The places that give it, the winning one last."""
+        """Return the places that give it, the winning one last."""
         return tuple(self._naming(setting))
 
     def _naming(self, setting: str) -> list[str]:
@@ -160,7 +160,7 @@ class Origins:
         return [name for name, given in zip(named, self._places, strict=True) if _has(given, setting)]
 
     def of_fault(self, loc: tuple[int | str, ...]) -> str:
-        """The place to mend a fault that validation found at `loc`. Empty: there is no file."""
+        """Return the place to mend a fault that validation found at `loc`. Empty: there is no file."""
         names = [str(part) for part in loc[1:]] if loc[:1] == ("gateway",) else []
         for end in range(len(names), 0, -1):
             found = self._naming(".".join(names[:end]))
@@ -247,7 +247,7 @@ def _merge(base: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
 
 
 def explained(error: ValidationError, origins: Origins, model: type[BaseModel]) -> str:
-    """One line per fault: where, what. `model` is the model of the whole document."""
+    """Return one line per fault: where, what. `model` is the model of the whole document."""
     lines = []
     for fault in error.errors(include_url=False, include_input=False):
         where = origins.in_words(fault["loc"])
@@ -281,7 +281,7 @@ def _unit(setting: str) -> str:
 
 
 def _names_at(model: type[BaseModel], loc: tuple[int | str, ...]) -> list[str]:
-    """The settings that the object at `loc` may have."""
+    """Return the settings that the object at `loc` may have."""
     models = [model]
     for part in loc:
         fields = [each.model_fields[str(part)].annotation for each in models if str(part) in each.model_fields]

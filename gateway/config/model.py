@@ -32,7 +32,7 @@ _MOST: Final = 4_096
 
 
 def expression(*words: str) -> Any:
-    """What finds any of these regular expressions in UTF-8, whatever the case.
+    """Return what finds any of these regular expressions in UTF-8, whatever the case.
 
     Raises:
         ValueError: one of them cannot be used; which, and why.
@@ -44,7 +44,7 @@ def expression(*words: str) -> Any:
 
 @functools.lru_cache(maxsize=_MOST)  # by what the configuration says
 def whole(word: str) -> Any:
-    """A regular expression for a whole text in UTF-8 (`fullmatch`).
+    """Return a regular expression for a whole text in UTF-8 (`fullmatch`).
 
     Raises:
         ValueError: the expression cannot be used.
@@ -53,7 +53,7 @@ def whole(word: str) -> Any:
 
 
 def matches(pattern: str, name: str) -> bool:
-    """Whether a name is among those that a pattern means: `*`, `?`, `[abc]`, `[!abc]`, as in shells.
+    """Return whether a name is among those that a pattern means: `*`, `?`, `[abc]`, `[!abc]`, as in shells.
 
     Raises:
         ValueError: the pattern cannot be used.
@@ -62,12 +62,13 @@ def matches(pattern: str, name: str) -> bool:
 
 
 def any_matches(patterns: Iterable[str], name: str) -> bool:
-    """True if one of the patterns matches."""
+    """Return True if one of the patterns matches."""
     return any(matches(pattern, name) for pattern in patterns)
 
 
 def sample_of(pattern: str) -> str:
-    """A name that the pattern matches. `*` and `?` stand for themselves, so that wider patterns match the name too."""
+    """Return a name that the pattern matches. `*` and `?` stand for themselves, so that wider patterns match the name
+    too."""
     return "".join(
         piece if len(piece) == 1 else next((one for one in piece[1:-1] + ascii_letters if matches(piece, one)), "_")
         for piece in _pieces(pattern)
@@ -75,7 +76,7 @@ def sample_of(pattern: str) -> str:
 
 
 def usable(pattern: str) -> str:
-    """The pattern, if names can be compared with it. Raises `ValueError`."""
+    """Return the pattern, if names can be compared with it. Raises `ValueError`."""
     _glob(pattern)
     return pattern
 

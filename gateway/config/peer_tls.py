@@ -33,8 +33,8 @@ class PeerTlsSettings(Frozen):
 
 
 def peer_tls(settings: PeerTlsSettings) -> PeerTls | None:
-    """The contexts of both sides. Names in certificates are not compared: who answers proves which replica it is, with
-    the keys. None: no TLS.
+    """Return the contexts of both sides. Names in certificates are not compared: who answers proves which replica it
+    is, with the keys. None: no TLS.
 
     Raises:
         ConfigurationError: a file cannot be used.

@@ -149,7 +149,7 @@ SandboxByTrust = Annotated[SandboxTable, BeforeValidator(_table)]
 
 
 def is_of_another_host(value: Any) -> bool:
-    """Whether a table named `sandbox` is in the words of VS Code."""
+    """Return whether a table named `sandbox` is in the words of VS Code."""
     return isinstance(value, Mapping) and bool(_OF_OTHER_HOSTS & value.keys())
 
 
@@ -186,8 +186,8 @@ class Sandbox:
 def sandbox_of(
     where: str, own: SandboxTable, policy: SandboxTable, default: Profile | None, trust: str, command: str = ""
 ) -> Sandbox:
-    """The sandbox of a server for sessions of that trust. `where` is the setting of `own`. `command` is the server's:
-    a container engine has the profile `off` unless `own` names another."""
+    """Return the sandbox of a server for sessions of that trust. `where` is the setting of `own`. `command` is the
+    server's: a container engine has the profile `off` unless `own` names another."""
     key: Trust = "direct" if trust == "direct" else "sandboxed"
     settings = [_layers(f"{where}.sandbox", own, key), _layers("gateway.policy.sandbox", policy, key)]
     profile, chosen_by, launcher = _chosen(settings, default, command)
@@ -208,7 +208,7 @@ def sandbox_of(
 
 
 def _layers(where: str, table: SandboxTable, trust: Trust) -> dict[str, SandboxSettings]:
-    """What one setting has for that trust, the nearest first, by its place."""
+    """Return what one setting has for that trust, the nearest first, by its place."""
     inner: SandboxSettings | None = getattr(table, trust)
     return ({} if inner is None else {f"{where}.{trust}": inner}) | {where: table}
 
@@ -216,7 +216,7 @@ def _layers(where: str, table: SandboxTable, trust: Trust) -> dict[str, SandboxS
 def _chosen(
     settings: list[dict[str, SandboxSettings]], default: Profile | None, command: str
 ) -> tuple[Profile, str, tuple[str, ...]]:
-    """The profile, what chose it, and the launcher: all by the nearest setting that has one of them."""
+    """Return the profile, what chose it, and the launcher: all by the nearest setting that has one of them."""
     for layers in settings:
         launcher, launched_by = next(((one.launcher, at) for at, one in layers.items() if one.launcher), ((), ""))
         for where, table in layers.items():
@@ -256,7 +256,8 @@ class PackageSettings(Frozen):
 
 
 def _is_usable(folder: Path) -> bool:
-    """Whether this process can make files below it, once the folder is made. A service's user often has no home."""
+    """Return whether this process can make files below it, once the folder is made. A service's user often has no
+    home."""
     for one in (folder, *folder.parents):
         if one.exists():
             return one.is_dir() and os.access(one, os.W_OK | os.X_OK)

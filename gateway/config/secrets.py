@@ -53,7 +53,7 @@ class SecretSettings(Frozen):
         return self.has("{subject}")
 
     def has(self, placeholder: str) -> bool:
-        """Whether it stands somewhere in the source."""
+        """Return whether it stands somewhere in the source."""
         return any(placeholder in part for part in (self.file, self.env, *self.command))
 
 
@@ -65,7 +65,7 @@ class UnusableSecret(ValueError):
 
 
 def secret_in(file: Path, named_by: str) -> str:
-    """What stands in the file, without the line's end.
+    """Return what stands in the file, without the line's end.
 
     Raises:
         UnusableSecret: it cannot be read, is empty, or is no text.
@@ -85,7 +85,8 @@ def secret_in(file: Path, named_by: str) -> str:
 
 
 def others_can_read(file: Path) -> bool:
-    """True if the file's group or others may read it. False if the file is inaccessible: `secret_in` reports that."""
+    """Return True if the file's group or others may read it. False if the file is inaccessible: `secret_in` reports
+    that."""
     try:
         return bool(file.stat().st_mode & 0o044)
     except OSError:

@@ -331,7 +331,7 @@ class Settings(Frozen):
         return self
 
     def environment_of(self, entry: UpstreamSettings) -> Mapping[str, EnvironmentValue]:
-        """The fields of the context that the children of a server get, by variable."""
+        """Return the fields of the context that the children of a server get, by variable."""
         return environment_of(self.gateway.context.env, entry.context_env)
 
     @property
@@ -352,7 +352,7 @@ class Settings(Frozen):
 
 
 def is_server_name(name: str) -> bool:
-    """Whether a server can have that name."""
+    """Return whether a server can have that name."""
     return bool(_NAME.fullmatch(name)) and "__" not in name
 
 

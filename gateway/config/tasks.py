@@ -50,21 +50,21 @@ class TaskSettings(Frozen):
     network. Beyond it, a task whose result does not fit fails, and its error says so."""
 
     def outcome_ttl_s(self, asked_s: float) -> float:
-        """How long the outcome of a task is kept, in seconds, if its client has asked for
+        """Return how long the outcome of a task is kept, in seconds, if its client has asked for
         `asked_s` (0: for nothing)."""
         return asked_s or self.ttl_s
 
     def working_ttl_s(self, kept_s: float) -> float:
-        """How long the record of a working task is kept without a renewal, in seconds, if its outcome is kept for
-        `kept_s`."""
+        """Return how long the record of a working task is kept without a renewal, in seconds, if its outcome is kept
+        for `kept_s`."""
         return max(kept_s, _LEAST_WORKING_TTL_S)
 
     def is_at_once(self, server: str, tool: str) -> bool:
-        """Whether each call of the tool becomes a task at once."""
+        """Return whether each call of the tool becomes a task at once."""
         return _names(self.at_once, server, tool)
 
     def is_offered(self, server: str, tool: str) -> bool:
-        """Whether clients of 2025-11-25 are told that the tool may be called as a task."""
+        """Return whether clients of 2025-11-25 are told that the tool may be called as a task."""
         return _names(self.offered, server, tool)
 
 

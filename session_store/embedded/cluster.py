@@ -43,11 +43,12 @@ class Owners(Protocol):
     """Reads and writes owner and epoch in the sessions' records."""
 
     async def peek(self, session_id: str) -> Session | None:
-        """The live session."""
+        """Return the live session."""
         ...
 
     async def change(self, session_id: str, changed: Callable[[Session], Session | None]) -> Session | None:
-        """The live session as `changed` makes it; None, and unchanged, when there is none or `changed` says so."""
+        """Return the live session as `changed` makes it; None, and unchanged, when there is none or `changed` says
+        so."""
         ...
 
 

@@ -19,7 +19,7 @@ REQUESTS_PART: Final = 4
 
 
 def sequence_of(nonce: str, event_id: str) -> int:
-    """The sequence number in an event id of the log with that nonce. Raises `UnknownEvent`."""
+    """Return the sequence number in an event id of the log with that nonce. Raises `UnknownEvent`."""
     own, _, number = event_id.partition("-")
     if own != nonce or not (number.isascii() and number.isdigit() and len(number) < 17):
         raise UnknownEvent(event_id)
@@ -42,7 +42,7 @@ class _Log:
     dropped: bool = False
 
     def next_number(self) -> int:
-        """A new number."""
+        """Return a new number."""
         self.last += 1
         return self.last
 

@@ -24,7 +24,7 @@ class Records(ABC):
 
     @abstractmethod
     def read(self, session_id: str) -> Session | None:
-        """The record of that session, expired or not."""
+        """Return the record of that session, expired or not."""
 
     @abstractmethod
     def write(self, session: Session) -> None:
@@ -36,11 +36,11 @@ class Records(ABC):
 
     @abstractmethod
     def scan(self, after: str = "") -> Iterable[Session]:
-        """All records in order of id, starting after the id `after`."""
+        """Return all records in order of id, starting after the id `after`."""
 
     @abstractmethod
     def named(self, alias: str) -> str | None:
-        """The id of the session that has the alias."""
+        """Return the id of the session that has the alias."""
 
     @abstractmethod
     def set_alias(self, alias: str, session_id: str) -> None:
@@ -48,7 +48,7 @@ class Records(ABC):
 
     @abstractmethod
     def value(self, session_id: str, key: str) -> bytes | None:
-        """The value of that key; None if there is none."""
+        """Return the value of that key; None if there is none."""
 
     @abstractmethod
     def set_value(self, session_id: str, key: str, value: bytes | None) -> None:
@@ -56,7 +56,7 @@ class Records(ABC):
 
     @abstractmethod
     def keys(self, session_id: str) -> list[str]:
-        """The keys that have a value, sorted."""
+        """Return the keys that have a value, sorted."""
 
     @abstractmethod
     def record_fate(self, session_id: str, fate: Fate, at: float) -> None:
@@ -64,7 +64,7 @@ class Records(ABC):
 
     @abstractmethod
     def fate(self, session_id: str) -> Fate:
-        """What `record_fate` recorded; `unknown` if nothing."""
+        """Return what `record_fate` recorded; `unknown` if nothing."""
 
     # -- Correct for every backend. A backend that can do them faster overrides them.
 
@@ -73,12 +73,12 @@ class Records(ABC):
         self.write(session)
 
     def size(self, session_id: str, *, without: str = "") -> int:
-        """Bytes of all keys and values, except those of the key `without`."""
+        """Return bytes of all keys and values, except those of the key `without`."""
         keys = [key for key in self.keys(session_id) if key != without]
         return sum(len(key.encode()) + len(self.value(session_id, key) or b"") for key in keys)
 
     def expired(self, now: float) -> list[str]:
-        """The ids of the sessions that have expired."""
+        """Return the ids of the sessions that have expired."""
         return [session.id for session in self.scan() if session.is_expired(now)]
 
     def prune(self, now: float) -> None:  # noqa: B027  # optional
@@ -101,6 +101,6 @@ class Transactions(Protocol):
 
 
 def live(records: Records, session_id: str, now: float) -> Session | None:
-    """The session of that id, unless it has expired."""
+    """Return the session of that id, unless it has expired."""
     session = records.read(session_id)
     return None if session is None or session.is_expired(now) else session

@@ -68,7 +68,7 @@ class Marks(Protocol):
         ...
 
     async def has(self, name: str) -> bool:
-        """True while the mark is set."""
+        """Return True while the mark is set."""
         ...
 
     async def drop(self, name: str) -> None:
@@ -130,7 +130,7 @@ class AuditTrail(Protocol):
         ...
 
     async def recent(self, limit: int = 100) -> list[AuditEvent]:
-        """The newest events, newest first."""
+        """Return the newest events, newest first."""
         ...
 
 
@@ -158,7 +158,7 @@ def part_of(event: AuditEvent) -> Part:
 
 
 def by_part(events: Iterable[AuditEvent]) -> Mapping[Part, list[AuditEvent]]:
-    """The events of each part that has any, in their order."""
+    """Return the events of each part that has any, in their order."""
     parts: defaultdict[Part, list[AuditEvent]] = defaultdict(list)
     for event in events:
         parts[part_of(event)].append(event)
@@ -166,7 +166,7 @@ def by_part(events: Iterable[AuditEvent]) -> Mapping[Part, list[AuditEvent]]:
 
 
 def newest(parts: Iterable[Sequence[AuditEvent]], limit: int) -> list[AuditEvent]:
-    """The newest events of several parts, each newest first, as one list."""
+    """Return the newest events of several parts, each newest first, as one list."""
     placed = ((event, -place) for part in parts for place, event in enumerate(part))
     return [event for event, _ in nlargest(limit, placed, key=lambda pair: (pair[0].at, pair[1]))]
 
@@ -192,5 +192,5 @@ class HistoryStore(Protocol):
         ...
 
     async def read(self, step_s: int, since: int, until: int) -> list[HistoryRecord]:
-        """The records of all replicas with `since` <= `at` < `until`, in order of time and replica."""
+        """Return the records of all replicas with `since` <= `at` < `until`, in order of time and replica."""
         ...

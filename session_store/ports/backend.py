@@ -49,7 +49,7 @@ class Backend(Protocol):
         ...
 
     def own_keys(self) -> KeyRing:
-        """The signing keys that the backend provides when the operator gives none. Not called if `needs_keys`.
+        """Return the signing keys that the backend provides when the operator gives none. Not called if `needs_keys`.
 
         Raises:
             StoreError: the keys cannot be read or made.
@@ -61,7 +61,7 @@ class Backend(Protocol):
         ...
 
     async def inspect(self) -> Sequence[Observation]:
-        """What the operator should know about the open store. Raises `StoreError`."""
+        """Return what the operator should know about the open store. Raises `StoreError`."""
         ...
 
     @property

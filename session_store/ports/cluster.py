@@ -45,20 +45,20 @@ class Directory(Protocol):
         ...
 
     async def address(self, replica: str) -> str | None:
-        """The address of that replica; None when its lease has expired."""
+        """Return the address of that replica; None when its lease has expired."""
         ...
 
     async def lease_left(self, replica: str) -> float | None:
-        """How many seconds that replica's lease is valid for; None when it has expired."""
+        """Return how many seconds that replica's lease is valid for; None when it has expired."""
         ...
 
     async def last_address(self, replica: str) -> str | None:
-        """Last known address, even if the lease has expired. After a store outage every lease is gone although every
-        replica may be running."""
+        """Return the last known address, even if the lease has expired. After a store outage every lease is gone
+        although every replica may be running."""
         ...
 
     async def replicas(self) -> dict[str, str]:
-        """The addresses of all live replicas, by name."""
+        """Return the addresses of all live replicas, by name."""
         ...
 
     async def claim(self, session_id: str, replica: str, *, epoch: int) -> int | None:
@@ -75,11 +75,11 @@ class Directory(Protocol):
         ...
 
     async def owners(self, session_ids: Sequence[str]) -> list[tuple[str, int] | None]:
-        """Owner and epoch of each of these sessions; None for one that is not live."""
+        """Return owner and epoch of each of these sessions; None for one that is not live."""
         ...
 
     async def acknowledged(self, replica: str, session_id: str) -> bool:
-        """True if that replica has learned, from `renew_lease`, that the session was claimed from it."""
+        """Return True if that replica has learned, from `renew_lease`, that the session was claimed from it."""
         ...
 
     async def release(self, session_id: str, replica: str, *, epoch: int) -> bool:
@@ -93,17 +93,17 @@ _NONCE_BITS: Final = 31
 
 
 def next_epoch(epoch: int) -> int:
-    """The epoch of the claim after that one. No other claim gets it, even if the store has forgotten some."""
+    """Return the epoch of the claim after that one. No other claim gets it, even if the store has forgotten some."""
     count = count_of(epoch) + 1 & (1 << _COUNT_BITS) - 1
     nonce = secrets.randbelow((1 << _NONCE_BITS) - 1) + 1  # 0 is that of an older release
     return nonce << _COUNT_BITS | count
 
 
 def count_of(epoch: int) -> int:
-    """Which claim of the session it is: the first one is 1."""
+    """Return which claim of the session it is: the first one is 1."""
     return epoch & (1 << _COUNT_BITS) - 1
 
 
 def nonce_of(epoch: int) -> int:
-    """What tells it from every other epoch with that count; 0 in one of an older release."""
+    """Return what tells it from every other epoch with that count; 0 in one of an older release."""
     return epoch >> _COUNT_BITS

@@ -52,19 +52,20 @@ class Reserved(NamedTuple):
 
 
 def id_of_event(nonce: str, number: int) -> str:
-    """The id of the event with that number in the log with that nonce."""
+    """Return the id of the event with that number in the log with that nonce."""
     return f"{nonce}-{number}"
 
 
 def numbers_of(epoch: int) -> tuple[int, int]:
-    """The number below the first one of an epoch, and its last one. Two epochs with one count (a failover has forgotten
-    a claim) begin at different numbers, so that an id does not name two events."""
+    """Return the number below the first one of an epoch, and its last one. Two epochs with one count (a failover has
+    forgotten a claim) begin at different numbers, so that an id does not name two events."""
     first = count_of(epoch) * NUMBERS_OF_AN_EPOCH
     return first + nonce_of(epoch), first + NUMBERS_OF_AN_EPOCH
 
 
 def last_after(last: int, count: int, epoch: int) -> int | None:
-    """The last reserved number after so many more were reserved in that epoch. None if a later epoch has numbers."""
+    """Return the last reserved number after so many more were reserved in that epoch. None if a later epoch has
+    numbers."""
     below, most = numbers_of(epoch)
     above = max(last, below) + count
     return above if above <= most else None
@@ -86,14 +87,14 @@ class EventStreams(Protocol):
         ...
 
     def follow(self, session_id: str, stream: str, after: str | None) -> AsyncGenerator[Event, None]:
-        """The events of a stream after that id, then each new one, until the stream is finished.
+        """Yield the events of a stream after that id, then each new one, until the stream is finished.
 
         `after` None starts behind the last event that was delivered (see `delivered`).
         """
         ...
 
     async def stream_of(self, session_id: str, event_id: str) -> str:
-        """The id of the stream that the event belongs to.
+        """Return the id of the stream that the event belongs to.
 
         Raises:
             UnwrittenEvent: its number was reserved, and nothing was written under it.
@@ -102,8 +103,8 @@ class EventStreams(Protocol):
         ...
 
     async def unfinished(self, session_id: str) -> Mapping[str, bool]:
-        """The streams of a session that are not finished and have events in the log, in order; True for those whose
-        request is kept."""
+        """Return the streams of a session that are not finished and have events in the log, in order; True for those
+        whose request is kept."""
         ...
 
     async def take_request(self, session_id: str, stream: str) -> bytes:
@@ -149,10 +150,10 @@ class EventLog(EventStreams, Protocol):
         ...
 
     def part_of(self, session_id: str) -> Hashable:
-        """The part of the store that has the log of that session, as a node of a cluster: one part may be away while
-        the others answer. The same for all sessions in a store that has no parts."""
+        """Return the part of the store that has the log of that session, as a node of a cluster: one part may be away
+        while the others answer. The same for all sessions in a store that has no parts."""
         ...
 
     async def kept(self, session_id: str, stream: str, after: str) -> list[Event]:
-        """The events of a stream after that one, without waiting for more. Raises `UnknownEvent`."""
+        """Return the events of a stream after that one, without waiting for more. Raises `UnknownEvent`."""
         ...

@@ -41,7 +41,7 @@ class SessionStore(Protocol):
         ...
 
     async def resume(self, session_id: str, principal: Principal, known: Session | None = None) -> Session | None:
-        """The live session of that id, confirmed and with its idle time restarted: its client sent a request.
+        """Return the live session of that id, confirmed and with its idle time restarted: its client sent a request.
 
         None also if the session is another principal's, which leaves it unchanged. `known` is the caller's copy of the
         session: while its `version` is current, a store need not send the record again.
@@ -49,7 +49,7 @@ class SessionStore(Protocol):
         ...
 
     async def named(self, alias: str) -> Session | None:
-        """The live session with that alias. Does not count as use."""
+        """Return the live session with that alias. Does not count as use."""
         ...
 
     async def resume_alias(self, alias: str) -> Session | None:
@@ -57,7 +57,7 @@ class SessionStore(Protocol):
         ...
 
     async def peek(self, session_id: str) -> Session | None:
-        """The live session of that id. Does not count as use."""
+        """Return the live session of that id. Does not count as use."""
         ...
 
     async def touch(self, session_id: str) -> bool:
@@ -97,11 +97,11 @@ class SessionStore(Protocol):
         ...
 
     async def gone(self, session_ids: Sequence[str]) -> list[str]:
-        """Those of these ids that name no live session."""
+        """Return those of these ids that name no live session."""
         ...
 
     async def fate(self, session_id: str) -> Fate:
-        """What happened to the session of that id. For logs, never for clients."""
+        """Return what happened to the session of that id. For logs, never for clients."""
         ...
 
     async def sweep(self) -> list[Gone]:

@@ -28,7 +28,7 @@ class InvalidState(ValueError):
 
 
 def check_key(key: str) -> bytes:
-    """The key in UTF-8, as it is counted and stored.
+    """Return the key in UTF-8, as it is counted and stored.
 
     Raises:
         InvalidState: the key is empty, too long, or not text.
@@ -45,7 +45,7 @@ def check_key(key: str) -> bytes:
 
 
 def check_value(key: str, value: bytes) -> bytes:
-    """The value. Raises `InvalidState` if it is larger than `MAX_VALUE_BYTES`."""
+    """Return the value. Raises `InvalidState` if it is larger than `MAX_VALUE_BYTES`."""
     if len(value) > MAX_VALUE_BYTES:
         raise InvalidState(f"the value of {key!r} is {len(value)} bytes of JSON, more than {MAX_VALUE_BYTES}")
     return value
@@ -58,7 +58,7 @@ def check_total(key: str, size: int) -> None:
 
 
 def incremented(key: str, present: bytes | None, by: int) -> int:
-    """The integer after the increment; a missing key counts as 0.
+    """Return the integer after the increment; a missing key counts as 0.
 
     Raises:
         InvalidState: the value is not an integer, or the result does not fit 64 bits.
@@ -75,7 +75,7 @@ def incremented(key: str, present: bytes | None, by: int) -> int:
 
 
 def not_an_integer(key: str) -> InvalidState:
-    """The error for an increment of a value that is not an integer."""
+    """Return the error for an increment of a value that is not an integer."""
     return InvalidState(f"the value of {key!r} is not an integer and cannot be incremented")
 
 
@@ -87,7 +87,7 @@ class StateStore(Protocol):
     """
 
     async def get(self, session_id: str, key: str) -> bytes | None:
-        """The value; None if the key is missing."""
+        """Return the value; None if the key is missing."""
         ...
 
     async def set(self, session_id: str, key: str, value: bytes) -> None:
@@ -111,9 +111,9 @@ class StateStore(Protocol):
         ...
 
     async def keys(self, session_id: str) -> list[str]:
-        """All keys, sorted."""
+        """Return all keys, sorted."""
         ...
 
     async def size(self, session_id: str) -> int:
-        """Bytes of all keys and values."""
+        """Return bytes of all keys and values."""
         ...

@@ -119,7 +119,7 @@ class TaskStore(Protocol):
         ...
 
     async def get(self, session_id: str, task_id: str) -> Task | None:
-        """The task; None if it is unknown."""
+        """Return the task; None if it is unknown."""
         ...
 
     async def replace(self, task: Task) -> bool:
@@ -134,17 +134,17 @@ class TaskStore(Protocol):
     async def of_session(
         self, session_id: str, *, after: tuple[float, str] = (0.0, ""), limit: int = 100
     ) -> list[Task]:
-        """Heads of the tasks of a session, in the order of their `place`, starting after that one. No task needs to
-        have it any more."""
+        """Return heads of the tasks of a session, in the order of their `place`, starting after that one. No task needs
+        to have it any more."""
         ...
 
     async def heads(self, names: Sequence[str]) -> list[Task]:
-        """Heads of the tasks of these names (`Task.name`), 100 at most, in this order, without those that are
+        """Return heads of the tasks of these names (`Task.name`), 100 at most, in this order, without those that are
         unknown."""
         ...
 
     async def page(self, *, before: str = "", limit: int = 100) -> list[Task]:
-        """Tasks of all sessions, newest first, starting after the one whose `name` is `before`.
+        """Return tasks of all sessions, newest first, starting after the one whose `name` is `before`.
 
         For operators, as heads. Some stores list the newest only.
         """
@@ -162,27 +162,27 @@ _MAX_ERROR: Final = 4_096
 
 
 def parts(task: Task) -> tuple[bytes, bytes]:
-    """Head and body, encoded."""
+    """Return head and body, encoded."""
     body = {name: value for name in _in_body(task) if (value := getattr(task, name))}
     return msgspec.msgpack.encode(without_body(task)), msgspec.msgpack.encode(body)
 
 
 def joined(head: bytes, body: bytes) -> Task:
-    """The task of these parts."""
+    """Return the task of these parts."""
     return replace(head_of(head), **msgspec.msgpack.decode(body, type=dict[str, bytes]))
 
 
 def head_of(head: bytes) -> Task:
-    """The task of that head, with an empty body."""
+    """Return the task of that head, with an empty body."""
     return msgspec.msgpack.decode(head, type=Task)
 
 
 def without_body(task: Task) -> Task:
-    """The task as it stands in lists."""
+    """Return the task as it stands in lists."""
     empty: dict[str, Any] = dict.fromkeys(_in_body(task), b"")
     return replace(task, **empty)
 
 
 def _in_body(task: Task) -> tuple[str, ...]:
-    """The fields that are not in its head."""
+    """Return the fields that are not in its head."""
     return (*_BODY, "error") if len(task.error) > _MAX_ERROR else _BODY

@@ -103,15 +103,15 @@ class TimelineStore(Protocol):
         ...
 
     async def read(self, session: str) -> Timeline | None:
-        """The timeline of that session; None if there is none, or no longer."""
+        """Return the timeline of that session; None if there is none, or no longer."""
         ...
 
     async def names(self, begins: str) -> list[str]:
-        """The sessions whose names begin like that and that have a timeline, in order of name."""
+        """Return the sessions whose names begin like that and that have a timeline, in order of name."""
         ...
 
     async def newest(self, limit: int, *, skip: int = 0) -> list[TimelineHead]:
-        """Those that were written last, the newest first. `skip`: how many of the newest are left out."""
+        """Return those that were written last, the newest first. `skip`: how many of the newest are left out."""
         ...
 
 
@@ -119,7 +119,7 @@ _entries: Final = msgspec.json.Decoder(TimelineEntry)
 
 
 def merged(known: TimelineHead | None, part: TimelinePart, now: float) -> TimelineHead:
-    """The head after a part was added."""
+    """Return the head after a part was added."""
     new = part.head
     if known is None:
         return replace(new, updated_at=now)
@@ -148,6 +148,6 @@ def joined(known: bytes, entries: list[TimelineEntry]) -> bytes:
 
 
 def timeline_of(head: TimelineHead, lines: list[bytes]) -> Timeline:
-    """A timeline of encoded entries, in order of time."""
+    """Return a timeline of encoded entries, in order of time."""
     entries = sorted((_entries.decode(line) for line in lines if line), key=lambda entry: entry.at)
     return Timeline(head=head, entries=entries)

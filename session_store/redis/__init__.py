@@ -103,7 +103,7 @@ class RedisBackend:
 
 
 def _commands(url: str) -> Commands:
-    """The commands for the server, the Sentinel service or the cluster of that URL.
+    """Return the commands for the server, the Sentinel service or the cluster of that URL.
 
     Beside the URLs of redis-py: `redis+sentinel://[user:password@]host[:port][,host…]/service[/db]`, `redis+cluster://[user:password@]host[:port][,host…]`
     """

@@ -28,7 +28,7 @@ Address = tuple[str, int]
 
 
 def slot_of(key: str) -> int:
-    """The slot of a key (Redis Cluster specification, Key distribution model)."""
+    """Return the slot of a key (Redis Cluster specification, Key distribution model)."""
     start = key.find("{")
     if start >= 0 and (end := key.find("}", start + 1)) > start + 1:
         key = key[start + 1 : end]
@@ -185,7 +185,7 @@ class ClusterCommands(Commands):
         raise failure or StoreUnavailable("no node of Redis Cluster is known")
 
     def _any_master(self) -> Address | None:
-        """One of the masters, each in turn, but none that has just failed unless all have."""
+        """Return one of the masters, each in turn, but none that has just failed unless all have."""
         self._next += 1
         masters = [at for at in self._masters if at not in self._suspects] if self._suspects else self._masters
         masters = masters or self._masters
@@ -217,7 +217,7 @@ class ClusterCommands(Commands):
 
 
 def _redirected(text: str, sender: Address) -> Address:
-    """The address that a redirection names. Without a host, it is another port of the same host."""
+    """Return the address that a redirection names. Without a host, it is another port of the same host."""
     host, _, port = text.rpartition(":")
     return host or sender[0], int(port)
 

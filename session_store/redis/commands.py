@@ -29,7 +29,7 @@ class Script(NamedTuple):
 
 
 def script(name: str) -> Script:
-    """A script of `lua/`, with the common prelude before it, and its SHA-1."""
+    """Return a script of `lua/`, with the common prelude before it, and its SHA-1."""
     folder = files(__package__) / "lua"
     source = (folder / "prelude.lua").read_bytes() + (folder / f"{name}.lua").read_bytes()
     return Script(source, hashlib.sha1(source, usedforsecurity=False).hexdigest())
@@ -48,8 +48,8 @@ def prepared(script: Script, keys: Sequence[str], *arguments: Any) -> Prepared:
 
 
 async def in_parts(work: Callable[[T], Awaitable[Result]], items: Sequence[T]) -> list[Result]:
-    """The results of `work` for all items. A part of them is under way at once: the commands of thousands, and their
-    replies, would keep the event loop for long."""
+    """Return the results of `work` for all items. A part of them is under way at once: the commands of thousands, and
+    their replies, would keep the event loop for long."""
     results: list[Result] = []
     for at in range(0, len(items), _AT_ONCE):
         results += await asyncio.gather(*map(work, items[at : at + _AT_ONCE]))
@@ -74,17 +74,17 @@ class Commands:
         self._connection = Connection(client)
 
     async def run(self, *command: Any) -> Any:
-        """The reply to one command. Raises `StoreUnavailable`, also for a command that Redis refuses."""
+        """Return the reply to one command. Raises `StoreUnavailable`, also for a command that Redis refuses."""
         if not self._connection.is_open:
             await self._connection.open()
         return await self._connection.send(hiredis.pack_command(command))
 
     async def call(self, script: Script, keys: Sequence[str], *arguments: Any) -> Any:
-        """The reply of a script."""
+        """Return the reply of a script."""
         return await self.send(prepared(script, keys, *arguments), script)
 
     async def send(self, prepared: Prepared, script: Script) -> Any:
-        """The reply to a prepared call of `script`."""
+        """Return the reply to a prepared call of `script`."""
         if not self._connection.is_open:
             await self._connection.open()
         try:
@@ -110,7 +110,7 @@ class Commands:
         return failures
 
     def node_of(self, key: str) -> Hashable:
-        """The server that has the key. Each is away, or answers, by itself."""
+        """Return the server that has the key. Each is away, or answers, by itself."""
         return None
 
     def together(self, keys: Sequence[str]) -> Iterable[Sequence[str]]:

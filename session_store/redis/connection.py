@@ -31,7 +31,7 @@ class SharedRun:
         await asyncio.shield(self.start())
 
     def start(self) -> asyncio.Task[None]:
-        """The current run, or a new one if there is none. What it raises is logged nowhere."""
+        """Return the current run, or a new one if there is none. What it raises is logged nowhere."""
         if self._running is None:
             self._running = asyncio.create_task(self._work())
             self._running.add_done_callback(self._ended)
@@ -128,7 +128,7 @@ class Connection:
             raise StoreUnavailable(f"Redis cannot be reached: {type(error).__name__}") from error
 
     async def _address(self, settings: Any) -> tuple[str, int]:
-        """The address of the server. With Sentinel, that of the current master."""
+        """Return the address of the server. With Sentinel, that of the current master."""
         pool = self._client.connection_pool
         if isinstance(pool, SentinelConnectionPool):
             host, port = await pool.get_master_address()  # type: ignore[no-untyped-call]  # no hint
@@ -221,7 +221,7 @@ class _Wire(asyncio.Protocol):
 
 
 def _greeting(settings: Any) -> list[tuple[Any, ...]]:
-    """The first commands on a connection: credentials, and the database."""
+    """Return the first commands on a connection: credentials, and the database."""
     provider = settings.credential_provider
     credentials = (
         provider.get_credentials() if provider else tuple(filter(None, (settings.username, settings.password)))

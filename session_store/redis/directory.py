@@ -40,7 +40,7 @@ class _Server:
         self._missed_until = 0.0
 
     async def have(self, mark: str) -> bool:
-        """Whether a copy has what was written until now. `mark` is a key on that server.
+        """Return whether a copy has what was written until now. `mark` is a key on that server.
 
         A wait that is under way may not show that. All who ask meanwhile share the next one, and go on in one turn of
         the event loop. Behind a lock they would go on one in each turn, and the turns are long while servers start.
@@ -87,7 +87,8 @@ class Copies:
         self._servers: dict[Redis, _Server] = {}
 
     async def have(self, session_id: str) -> bool:
-        """Whether a copy has what was written of that session, or there is none. False too if that is unknown."""
+        """Return whether a copy has what was written of that session, or there is none. False too if that is
+        unknown."""
         client = self._commands.client_for(keys.of_session(session_id)[0])
         server = self._servers.setdefault(client, _Server(client))
         return await server.have(keys.claimed(session_id))

@@ -60,7 +60,7 @@ class RedisEventLog:
         return str(appended.decode())
 
     def _about(self, session_id: str, nonce: str) -> tuple[int, int, str, int, str]:
-        """What each script that adds events is told first. The nonce is for a log that is not there."""
+        """Return what each script that adds events is told first. The nonce is for a log that is not there."""
         return self._max_events, self._max_bytes, nonce, _ORPHAN_MS, _topic(session_id)
 
     async def reserve(self, session_id: str, count: int, epoch: int = 0) -> Reserved | None:
@@ -81,7 +81,7 @@ class RedisEventLog:
         return self._commands.node_of(keys.of_session(session_id)[0])
 
     def _written(self, session_id: str, entries: Sequence[Entry]) -> Prepared:
-        """One call for the events of one session."""
+        """Return one call for the events of one session."""
         session, _, events, log = keys.of_session(session_id)
         arguments: list[int | str | bytes] = [*self._about(session_id, entries[0].nonce or _nonce())]
         for number, stream, frame, ends, _, request in entries:
@@ -124,8 +124,8 @@ class RedisEventLog:
                     pass
 
     async def _read_before(self, session_id: str, stream: str, position: int) -> int:
-        """The number behind which a follower begins to read: it has the event at `position`, and looks whether that is
-        the last one. Without such an event the end may be anywhere, as the number is a client's word."""
+        """Return the number behind which a follower begins to read: it has the event at `position`, and looks whether
+        that is the last one. Without such an event the end may be anywhere, as the number is a client's word."""
         events = keys.of_session(session_id)[2]
         for found in await self._commands.run("XRANGE", events, f"{position}-0", f"{position}-0"):
             if _entry(*found).stream == stream:
@@ -133,12 +133,13 @@ class RedisEventLog:
         return 0
 
     async def _entries(self, session_id: str, after: int) -> AsyncIterator["_Logged"]:
-        """All that is in the log of a session behind that number."""
+        """Yield all that is in the log of a session behind that number."""
         for found in await self._commands.run("XRANGE", keys.of_session(session_id)[2], f"{after + 1}-0", "+"):
             yield _entry(*found)
 
     async def _log(self, session_id: str, stream: str) -> tuple[str, int]:
-        """The nonce of the session's log, which is created if need be, and the number of the last delivered event."""
+        """Return the nonce of the session's log, which is created if need be, and the number of the last delivered
+        event."""
         session, _, _, log = keys.of_session(session_id)
         nonce, last = await self._commands.call(_LOG, [session, log], _nonce(), _ORPHAN_MS, stream)
         return nonce.decode(), int(last or 0)
@@ -228,7 +229,7 @@ _OF_SCRIPTS: Final = ("user_script", "unning script", "Protocol error", "ERR The
 
 
 def refuses_always(failure: StoreUnavailable) -> bool:
-    """Whether Redis refuses this call of a script because of its arguments, or of the data at its keys.
+    """Return whether Redis refuses this call of a script because of its arguments, or of the data at its keys.
 
     Redis 6 puts the error of a command into the text of the script's own error, so the whole text is searched for a
     code. An error that is not known may be of a proxy that cannot reach Redis: a further try may succeed.

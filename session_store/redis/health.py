@@ -73,7 +73,7 @@ async def look(commands: Commands) -> RedisFacts:
 
 
 async def inspect(commands: Commands) -> list[Observation]:
-    """What the operator should know about the server. Raises `StoreUnavailable`."""
+    """Return what the operator should know about the server. Raises `StoreUnavailable`."""
     facts = await look(commands)
     answers = f"Redis {'.'.join(map(str, facts.version))} answers in {facts.latency_s * 1_000:.2f} ms"
     return [_ok("store", answers), *_findings(facts)]

@@ -67,37 +67,38 @@ def shard(number: int) -> tuple[str, str, str]:
 
 
 def shard_of(session_id: str) -> tuple[str, str, str]:
-    """The shard of the index that contains the session."""
+    """Return the shard of the index that contains the session."""
     return shard(zlib.crc32(session_id.encode()) % SHARDS)
 
 
 def alias(name: str) -> str:
-    """The session that an alias names. Hashed, because aliases contain principals."""
+    """Return the session that an alias names. Hashed, because aliases contain principals."""
     return f"mcp:{{alias-{hashlib.blake2b(name.encode(), digest_size=16).hexdigest()}}}"
 
 
 def rate(name: str) -> str:
-    """The rate of that name. Hashed, because names may contain principals."""
+    """Return the rate of that name. Hashed, because names may contain principals."""
     return f"mcp:{{rate-{hashlib.blake2b(name.encode(), digest_size=16).hexdigest()}}}"
 
 
 def quota(name: str) -> str:
-    """The names held under that quota. Hashed, because quotas may contain principals."""
+    """Return the names held under that quota. Hashed, because quotas may contain principals."""
     return f"mcp:{{quota-{hashlib.blake2b(name.encode(), digest_size=16).hexdigest()}}}"
 
 
 def audit(part: Part) -> str:
-    """One part of the audit trail. The part of sessions has the name that earlier versions used for the whole trail."""
+    """Return one part of the audit trail. The part of sessions has the name that earlier versions used for the whole
+    trail."""
     return "mcp:audit" if part == "sessions" else f"mcp:audit-{part}"
 
 
 def mark(name: str) -> str:
-    """A mark of that name."""
+    """Return a mark of that name."""
     return f"mcp:{{mark-{hashlib.blake2b(name.encode(), digest_size=16).hexdigest()}}}"
 
 
 def lease(replica: str) -> str:
-    """The lease of a replica. Its value is the replica's address."""
+    """Return the lease of a replica. Its value is the replica's address."""
     return f"mcp:{{replica-{replica}}}:lease"
 
 
@@ -107,12 +108,12 @@ def lost(replica: str) -> str:
 
 
 def task(session_id: str, task_id: str) -> str:
-    """A task of a session."""
+    """Return a task of a session."""
     return f"mcp:{{{session_id}}}:task:{task_id}"
 
 
 def tasks_of(session_id: str) -> str:
-    """The ids of a session's tasks, by age. Some of them may have expired."""
+    """Return the ids of a session's tasks, by age. Some of them may have expired."""
     return f"mcp:{{{session_id}}}:tasks"
 
 
@@ -123,5 +124,5 @@ def timeline(session: str) -> tuple[str, str]:
 
 
 def history(step_s: int, stretch: int) -> str:
-    """What replicas counted in records of that length, in one stretch of time."""
+    """Return what replicas counted in records of that length, in one stretch of time."""
     return f"mcp:{{history-{step_s}-{stretch}}}"

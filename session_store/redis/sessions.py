@@ -42,12 +42,12 @@ _ALIAS, _END, _SETTLE = script("alias"), script("end"), script("settle")
 
 @functools.lru_cache(maxsize=4_096)
 def _resuming(session_id: str, now: str, version: int) -> Prepared:
-    """The encoded `resume` call of a session, which is the same until the record changes."""
+    """Return the encoded `resume` call of a session, which is the same until the record changes."""
     return prepared(_RESUME, keys.of_session(session_id), now, "", version)
 
 
 def _size_of(session: Session) -> int:
-    """The approximate bytes of a record in memory. Clients choose the length of some fields."""
+    """Return the approximate bytes of a record in memory. Clients choose the length of some fields."""
     texts = (session.client.initialize_params, *session.subscriptions, *session.remote, *session.metadata.values())
     return 2_048 + sum(map(len, texts))
 
@@ -69,7 +69,7 @@ class RedisSessionStore:
         return self._clock is None
 
     def now(self) -> str:
-        """The first argument of every script: the time, or empty for the Redis server's clock."""
+        """Return the first argument of every script: the time, or empty for the Redis server's clock."""
         return "" if self._clock is None else repr(self._clock())
 
     async def create(self, session: Session, *, alias: str | None = None) -> Session:

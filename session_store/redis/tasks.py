@@ -99,7 +99,7 @@ class RedisTasks:
         return [task for head in await self._heads(names) if (task := self._read(head)) is not None]
 
     async def _heads(self, names: Sequence[str]) -> list[bytes | None]:
-        """What Redis has of these tasks. The commands are pipelined."""
+        """Return what Redis has of these tasks. The commands are pipelined."""
         places = [keys.task(*name.split("/", 1)) for name in names]
         heads: list[bytes | None] = await asyncio.gather(
             *(self._commands.run("HGET", place, "head") for place in places)

@@ -73,7 +73,8 @@ class SqliteBackend(EmbeddedBackend):
 
 
 def keys_beside(path: Path) -> KeyRing:
-    """The signing keys for a database if the operator gives none: in a file beside it that only its owner can read.
+    """Return the signing keys for a database if the operator gives none: in a file beside it that only its owner can
+    read.
 
     The first call creates the file.
 

@@ -57,12 +57,12 @@ _AUDIT: Final = "CREATE TABLE IF NOT EXISTS {} (number INTEGER PRIMARY KEY AUTOI
 
 
 def audit_table(part: Part) -> str:
-    """The table of one part of the audit trail. The part of sessions has the name that earlier versions used."""
+    """Return the table of one part of the audit trail. The part of sessions has the name that earlier versions used."""
     return "audit" if part == "sessions" else f"audit_{part}"
 
 
 def no_folder(path: Path) -> StoreError:
-    """What to tell whoever names a file in a folder that does not exist."""
+    """Return what to tell whoever names a file in a folder that does not exist."""
     return StoreError(f"{path}: there is no folder {path.parent}; make it, or name another file")
 
 

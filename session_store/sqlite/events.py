@@ -255,7 +255,7 @@ class SqliteEventLog:
         """Do nothing: each event is in the store."""
 
     def _nonce(self, db: sqlite3.Connection, session_id: str) -> str:
-        """The nonce of the session's log. Creates the nonce if the log has none."""
+        """Return the nonce of the session's log. Creates the nonce if the log has none."""
         row = db.execute("SELECT nonce FROM logs WHERE session = ?", (session_id,)).fetchone()
         if row is not None:
             return str(row[0])

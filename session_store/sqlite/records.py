@@ -25,7 +25,8 @@ _same = functools.lru_cache(maxsize=1_024)(lambda value: value)
 
 
 def _decode(record: bytes) -> Session:
-    """The session of a record. Sessions share what is equal in many: each of them may stay in memory for long."""
+    """Return the session of a record. Sessions share what is equal in many: each of them may stay in memory for
+    long."""
     session = _decoded(record)
     client = session.client
     return replace(

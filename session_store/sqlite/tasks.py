@@ -78,7 +78,8 @@ class SqliteTasks:
         await self._database.run(lambda db: db.execute("DELETE FROM tasks WHERE session = ?", (session_id,)).rowcount)
 
     async def _heads(self, where: str, values: Sequence[str | float], order: str, limit: int) -> list[Task]:
-        """The tasks that have not expired and match the condition. `where` and `order` are texts of this module."""
+        """Return the tasks that have not expired and match the condition. `where` and `order` are texts of this
+        module."""
         query = f"SELECT head FROM tasks WHERE expires_at > ? AND {where} ORDER BY {order} LIMIT ?"
         now = self._clock()
         rows = await self._database.run(lambda db: db.execute(query, (now, *values, limit)).fetchall())

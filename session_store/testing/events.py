@@ -16,7 +16,7 @@ class EventLogContract:
 
     @pytest.fixture
     def log(self) -> EventLog:
-        """A log of at most 16 events and 1,000 bytes per session."""
+        """Return a log of at most 16 events and 1,000 bytes per session."""
         raise NotImplementedError
 
     @staticmethod
@@ -260,5 +260,5 @@ async def _reserved(log: EventLog, session: str, count: int, *, epoch: int = 0) 
 
 
 def sequence_above(event_id: str, number: int) -> bool:
-    """Whether the number in an event id is above that one."""
+    """Return whether the number in an event id is above that one."""
     return int(event_id.partition("-")[2]) > number

@@ -26,7 +26,7 @@ class FakeClock:
 
 
 def a_session(clock: FakeClock, **fields: Any) -> Session:
-    """A session opened now, with some of everything in it."""
+    """Return a session opened now, with some of everything in it."""
     values: dict[str, Any] = {
         "id": new_session_id(),
         "principal": ALICE,
@@ -43,7 +43,7 @@ def a_session(clock: FakeClock, **fields: Any) -> Session:
 
 
 def a_task(clock: FakeClock, **fields: Any) -> Task:
-    """A task created now, with some of everything in it."""
+    """Return a task created now, with some of everything in it."""
     values: dict[str, Any] = {
         "id": new_session_id(),
         "session_id": new_session_id(),

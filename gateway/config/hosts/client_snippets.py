@@ -80,12 +80,12 @@ class _Connection:
     headers: Mapping[str, str] = field(default_factory=dict)
 
     def headers_with(self, variable: str) -> dict[str, str]:
-        """The headers. `variable`: how the client refers to `TOKEN_VARIABLE`."""
+        """Return the headers. `variable`: how the client refers to `TOKEN_VARIABLE`."""
         credential = {"Authorization": f"Bearer {variable}"} if self.needs_token else {}
         return credential | dict(self.headers)
 
     def options(self, option: str = "--header") -> str:
-        """The headers as options of a shell command, in which the shell replaces the variable."""
+        """Return the headers as options of a shell command, in which the shell replaces the variable."""
         credential = f' {option} "Authorization: Bearer ${TOKEN_VARIABLE}"' if self.needs_token else ""
         more = [f" {option} {shlex.quote(f'{name}: {value}')}" for name, value in self.headers.items()]
         return credential + "".join(more)
@@ -97,7 +97,7 @@ class _Connection:
 
 
 def name_for(url: str) -> str:
-    """What a client may call the server at that URL: `files` for `/servers/files/mcp`, otherwise `gateway`."""
+    """Return what a client may call the server at that URL: `files` for `/servers/files/mcp`, otherwise `gateway`."""
     found = re.search(r"/servers/([A-Za-z0-9._-]+)/mcp$", url)
     return found[1] if found else "gateway"
 
@@ -105,7 +105,7 @@ def name_for(url: str) -> str:
 def snippets(
     url: str, *, name: str = "", needs_token: bool = False, headers: Mapping[str, str] | None = None
 ) -> list[Snippet]:
-    """All clients for the gateway at `url`, which ends with `/mcp`.
+    """Return all clients for the gateway at `url`, which ends with `/mcp`.
 
     `name`: what the client calls the server; empty: `name_for(url)`. `needs_token`: the gateway asks for a credential,
     which the client finds in `TOKEN_VARIABLE`. `headers`: further headers, such as a session key.
@@ -115,7 +115,7 @@ def snippets(
 
 
 def snippet(client: str, url: str, *, name: str = "", needs_token: bool = False) -> Snippet:
-    """The one of `CLIENTS`. Raises `KeyError`."""
+    """Return the one of `CLIENTS`. Raises `KeyError`."""
     return _CLIENTS[client](_Connection(url=url, name=name or name_for(url), needs_token=needs_token))
 
 
@@ -282,7 +282,7 @@ CLIENTS: Final = tuple(_CLIENTS)
 
 
 def _quoted(text: str) -> str:
-    """A string of Python, JavaScript, JSON and TOML."""
+    """Return a string of Python, JavaScript, JSON and TOML."""
     return json.dumps(text)
 
 

@@ -22,7 +22,7 @@ _MOST_LEVELS: Final = 64
 
 
 def read_document(path: Path) -> dict[str, Any]:
-    """The object or table in a file.
+    """Return the object or table in a file.
 
     Raises:
         ConfigurationError: the file cannot be read, or is not what its name says.
@@ -39,7 +39,8 @@ def read_document(path: Path) -> dict[str, Any]:
 
 
 def parsed_document(data: bytes | str, where: str, *, is_toml: bool, hint: str = "") -> dict[str, Any]:
-    """The object or table in the content of a file. `where` is its name in messages. Raises as `read_document`."""
+    """Return the object or table in the content of a file. `where` is its name in messages. Raises as
+    `read_document`."""
     kind = "TOML" if is_toml else "JSON"
     try:
         text = data if isinstance(data, str) else data.decode("utf-8-sig")
@@ -73,7 +74,7 @@ def _with_comments(text: str) -> Any:
 
 
 def _with_line(message: str, text: str) -> str:
-    """The message of the library, with line and column in place of its count of characters."""
+    """Return the message of the library, with line and column in place of its count of characters."""
     words = re.sub(r"b'(\w+)'", r"\1", message)
     words = re.sub(r"U\+00([2-7][0-9a-f])", lambda code: repr(chr(int(code[1], 16))), words)
     found = re.search(r"near (\d+)", words)

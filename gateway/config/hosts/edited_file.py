@@ -80,7 +80,7 @@ def _check_links(path: Path) -> None:
 
 
 def with_entry(text: str, file: ClientFile, where: str) -> str:
-    """The text of the file with the entry. `where` is its name in messages. Raises `ConfigurationError`."""
+    """Return the text of the file with the entry. `where` is its name in messages. Raises `ConfigurationError`."""
     if not text.strip():
         return file.text
     document = parsed_document(text, where, is_toml=file.language == "toml")
@@ -123,7 +123,7 @@ def _json(text: str, file: ClientFile, wanted: Mapping[str, Any]) -> str:
 
 
 def _inserted(text: str, file: ClientFile) -> str:
-    """The entry as the last one of its table, below the comments that stand there."""
+    """Return the entry as the last one of its table, below the comments that stand there."""
     tables = {table.keys: table for table in _tables(text)}
     above, inner = file.at[:-1], {file.at[-1]: _plain(file.entry)}
     while above not in tables and above:
@@ -155,7 +155,7 @@ class _Table(NamedTuple):
 
 
 def _tables(text: str) -> Iterator[_Table]:
-    """The objects of a JSON document that are in no list."""
+    """Yield the objects of a JSON document that are in no list."""
     path: list[str | None] = []
     key: str | None = None
     last, last_end = "", 0

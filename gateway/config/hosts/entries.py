@@ -76,7 +76,7 @@ class Findings:
 
 
 def adapted_entry(where: str, given: Mapping[str, Any], place: Place, found: Findings) -> dict[str, Any] | None:
-    """The entry in the words of `mcpServers`; None if it is not served, which is then told.
+    """Return the entry in the words of `mcpServers`; None if it is not served, which is then told.
 
     Values of a wrong type are left as they are, for validation to name.
     """
@@ -128,7 +128,7 @@ def _is_enabled(where: str, given: Mapping[str, Any], found: Findings) -> bool:
 
 
 def _is_reachable(where: str, given: Mapping[str, Any], found: Findings) -> bool:
-    """Whether the gateway speaks the transport that the entry names."""
+    """Return whether the gateway speaks the transport that the entry names."""
     for name in ("type", "transport", "transportType"):
         kind = given.get(name)
         if kind is None or kind in STDIO | HTTP:
@@ -262,7 +262,7 @@ def _add_named_variables(
 
 
 def _env_file(path: str, place: Place) -> dict[str, str]:
-    """The variables of a file in the format of `.env`. Raises `Unresolved`."""
+    """Return the variables of a file in the format of `.env`. Raises `Unresolved`."""
     from dotenv import dotenv_values  # only for files that need it
 
     file = place.workspace / Path(expanded(path, place)).expanduser()

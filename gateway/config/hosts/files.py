@@ -79,7 +79,7 @@ def _tables(given: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
 
 
 def served_name(name: str) -> str:
-    """The name under which a server of a host is served. Empty if nothing of its name can stand in a URL."""
+    """Return the name under which a server of a host is served. Empty if nothing of its name can stand in a URL."""
     return name if _NAME.fullmatch(name) else re.sub(r"[^A-Za-z0-9.-]+", "-", name).strip(".-")
 
 

@@ -46,8 +46,8 @@ class FoundServers:
 
 
 def found_servers(project: Path, home: Path, environ: Mapping[str, str]) -> FoundServers:
-    """The servers that hosts have for that folder, and for that user. The first of a name counts: those of the project
-    come first."""
+    """Return the servers that hosts have for that folder, and for that user. The first of a name counts: those of the
+    project come first."""
     found = FoundServers()
     apps = home / ("Library/Application Support" if sys.platform == "darwin" else ".config")
     files = [*(project / name for name in _IN_PROJECT), *(apps / name for name in _OF_APPS)]
@@ -82,7 +82,7 @@ def _add(file: Path, document: dict[str, Any], project: Path, environ: Mapping[s
 
 
 def _taken(where: str, entry: Mapping[str, Any], found: FoundServers) -> dict[str, Any]:
-    """What another host's entry is taken for."""
+    """Return what another host's entry is taken for."""
     taken = {key: value for key, value in entry.items() if key not in WITHOUT_MEANING | _OURS_ALONE}
     if isinstance(taken.get("tools"), dict):
         del taken["tools"]  # a list is another host's, a table ours
@@ -94,7 +94,8 @@ def _taken(where: str, entry: Mapping[str, Any], found: FoundServers) -> dict[st
 
 
 def _secrets(entry: Mapping[str, Any]) -> Iterator[str]:
-    """The fields whose text looks like a credential, by its name or its form, and not like a placeholder for one."""
+    """Yield the fields whose text looks like a credential, by its name or its form, and not like a placeholder for
+    one."""
     for table in ("env", "environment", "headers", "http_headers"):
         given = entry.get(table)
         values = given if isinstance(given, dict) else {}
@@ -109,7 +110,7 @@ def _secrets(entry: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _entries(document: dict[str, Any], project: Path) -> Iterator[tuple[str, dict[str, Any]]]:
-    """The servers of a file. Claude Code has some by project."""
+    """Yield the servers of a file. Claude Code has some by project."""
     projects = document.get("projects")
     of_project = projects.get(str(project)) if isinstance(projects, dict) else None
     for part in (of_project, document):
@@ -120,7 +121,7 @@ def _entries(document: dict[str, Any], project: Path) -> Iterator[tuple[str, dic
 
 
 def _is_gateway(entry: Mapping[str, Any]) -> bool:
-    """Whether it is most likely this gateway, which a client has been told of: it would serve itself."""
+    """Return whether it is most likely this gateway, which a client has been told of: it would serve itself."""
     url = entry.get("url", entry.get("httpUrl"))
     if not isinstance(url, str):
         return False

@@ -48,7 +48,7 @@ class Place:
         return self.folder.parent if self.folder.name.startswith(".") else self.folder
 
     def predefined(self) -> dict[str, str]:
-        """The variables of VS Code and Cursor that have a meaning outside an editor."""
+        """Return the variables of VS Code and Cursor that have a meaning outside an editor."""
         return {
             "workspaceFolder": str(self.workspace),
             "workspaceFolderBasename": self.workspace.name,
@@ -59,12 +59,12 @@ class Place:
 
 
 def input_variable(input_id: str) -> str:
-    """The environment variable that is read for `${input:ID}`, as GitHub Actions names it: `INPUT_ID`."""
+    """Return the environment variable that is read for `${input:ID}`, as GitHub Actions names it: `INPUT_ID`."""
     return "INPUT_" + re.sub(r"[^A-Za-z0-9]", "_", input_id).upper()
 
 
 def expanded(text: str, place: Place, *, last_word: bool = False, secrets: bool = False) -> str:
-    """The text with its placeholders replaced; `$${…}` is `${…}` itself.
+    """Return the text with its placeholders replaced; `$${…}` is `${…}` itself.
 
     Args:
         last_word: a `$VAR` that is the whole text or its last word is a placeholder, as in Gemini CLI.
@@ -96,7 +96,7 @@ def in_braces(text: str, place: Place) -> str:
 
 
 def variable(name: str, place: Place) -> str:
-    """The value of an environment variable that a field names, as Codex does. Raises `Unresolved`."""
+    """Return the value of an environment variable that a field names, as Codex does. Raises `Unresolved`."""
     return _variable(name, None, place)
 
 
@@ -135,7 +135,7 @@ def _input(input_id: str, place: Place) -> str:
 
 
 def _plain(name: str, value: str) -> str:
-    """A value that later steps read as text."""
+    """Return a value that later steps read as text."""
     if "${secret:" in value:
         raise Unresolved(
             f"the value of {name} contains ${{secret:…}}, which is not replaced in the value of a variable"
