@@ -94,11 +94,6 @@ class SessionResolver:
         """Read the record of a live session, for a call that is to wait for it. Afterwards ask `still_serves`."""
         return self._attacher.refresh(live)
 
-    def _refresh(self, live: LiveSession) -> None:
-        """Have the record that serves a call read again before it is too old."""
-        if (self._cached.age_at_hand(live) or 0.0) >= AGING_AFTER_S:
-            self._attacher.refresh(live)
-
     def _returned(self, resolved: Resolved | None, request: Request) -> Soon[Resolved | None]:
         """Record that the client of a session has come back to it."""
         if resolved is None or resolved.live.return_watch is None:
@@ -114,10 +109,8 @@ class SessionResolver:
             return self.resume_by_id(forwarded.session_id, who, request.era)
         if (alias := self._aliases.of_key(request, who.principal)) is not None:
             return self.resume_by_alias(alias, who)
-        return None if asks_for_new(request) else self._resume_fallback(request, who)
-
-    def _resume_fallback(self, request: Request, who: RequestContext) -> Soon[Resolved | None]:
-        """Return the session of a request that names none of its own accord: by its cookie, or the default session."""
+        if asks_for_new(request):
+            return None
         return then(self.resume_by_cookie(request, who), self._or_default, request, who)
 
     def _or_default(self, found: Resolved | None, request: Request, who: RequestContext) -> Soon[Resolved | None]:
@@ -135,9 +128,8 @@ class SessionResolver:
             Refused, OwnedByPeer, StoreUnavailable: as `resume`.
         """
         live = self._live.get(session_id)
-        if live is not None and self._cached.is_recent(live, who):
-            self._refresh(live)
-            return Resolved(live=live, context=live.session.context)
+        if (at_hand := self._at_hand(live, who)) is not None:
+            return at_hand
         return self._resume_stored(session_id, live, who, era)
 
     async def _resume_stored(
@@ -146,10 +138,24 @@ class SessionResolver:
         try:
             session = await self._lookup.by_id(session_id, era, who.principal, None if live is None else live.session)
         except StoreUnavailable:
-            if live is None or not self._cached.serves_outage(live, who):
+            if (served := self._in_outage(live, who)) is None:
                 raise
-            return Resolved(live=live, context=live.session.context)
+            return served
         return await arrived(self._attacher.attach(session, who.claims))
+
+    def _at_hand(self, live: LiveSession | None, who: RequestContext, *, cookie_held: bool = False) -> Resolved | None:
+        """Return the session if its cached record serves the request. The record is read again before it is too old."""
+        if live is None or not self._cached.is_recent(live, who):
+            return None
+        if (self._cached.age_at_hand(live) or 0.0) >= AGING_AFTER_S:
+            self._attacher.refresh(live)
+        return Resolved(live=live, context=live.session.context, cookie_held=cookie_held)
+
+    def _in_outage(self, live: LiveSession | None, who: RequestContext) -> Resolved | None:
+        """Return the session if it may be served while the store does not answer."""
+        if live is None or not self._cached.serves_outage(live, who):
+            return None
+        return Resolved(live=live, context=live.session.context)
 
     def resume_by_cookie(self, request: Request, who: RequestContext) -> Soon[Resolved | None]:
         """Return the session that a cookie of the request names, if cookies are switched on."""
@@ -157,10 +163,8 @@ class SessionResolver:
         first = next(session_ids, None)
         if first is None:
             return None
-        live = self._live.get(first)
-        if live is not None and self._cached.is_recent(live, who):
-            self._refresh(live)
-            return Resolved(live=live, context=live.session.context, cookie_held=True)
+        if (at_hand := self._at_hand(self._live.get(first), who, cookie_held=True)) is not None:
+            return at_hand
         return self._resume_by_cookie(itertools.chain((first,), session_ids), who)
 
     async def _resume_by_cookie(self, session_ids: Iterable[str], who: RequestContext) -> Resolved | None:
@@ -177,9 +181,8 @@ class SessionResolver:
             OwnedByPeer, StoreUnavailable: as `resume`.
         """
         live = self._live.named(alias.name)
-        if live is not None and self._cached.is_recent(live, who):
-            self._refresh(live)
-            return Resolved(live=live, context=live.session.context)
+        if (at_hand := self._at_hand(live, who)) is not None:
+            return at_hand
         return self._resume_stored_alias(alias, live, who)
 
     async def _resume_stored_alias(
@@ -188,9 +191,9 @@ class SessionResolver:
         try:
             found = await self._store.resume_alias(alias.name)
         except StoreUnavailable:
-            if live is None or not self._cached.serves_outage(live, who):
+            if (served := self._in_outage(live, who)) is None:
                 raise
-            return Resolved(live=live, context=live.session.context)
+            return served
         if found is None:
             return None
         resolved = await arrived(self._attacher.attach(found, who.claims))
