@@ -108,7 +108,6 @@ def _pipeline(
         settings=options.tasks,
         maker=parts.maker,
         made=parts.made,
-        lists=parts.lists,
         results=ResultCalls(parts.table, base.backend.bus, Outcomes(bodies, options.limits.in_flight_bytes)),
         handles=handles,
         intake=intake,

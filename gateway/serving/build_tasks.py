@@ -5,7 +5,7 @@ from gateway.relay.intake import Intake
 from gateway.serving.parts import Foundation, Resolution, Servers, SessionParts, TaskParts
 from gateway.tasks.handles import TaskHandles
 from gateway.tasks.made.continuation import TaskContinuation
-from gateway.tasks.made.made_tasks import MadeTasks, TaskLists, TaskVisibility
+from gateway.tasks.made.made_tasks import MadeTasks, TaskVisibility
 from gateway.tasks.made.maker import TaskMaker
 from gateway.tasks.made.quotas import BoundedTasks, RunningNames, TaskQuotas, names_kept_s
 from gateway.tasks.made.recovery import TaskRecovery
@@ -66,24 +66,23 @@ def build_tasks(
         cluster=cluster,
         rights=rights,
     )
+    quotas = TaskQuotas(settings, backend.quotas, backend.tasks)
     made = MadeTasks(
         table,
         recovery,
         sessions=backend.sessions,
         resolver=resolution.resolver,
-        cluster=cluster,
+        quotas=quotas,
         rates=base.rates,
         audit=base.audit,
         may_see=TaskVisibility(sessions.rules, servers.endpoints, servers.policy).may_see,
     )
-    quotas = TaskQuotas(settings, backend.quotas, backend.tasks)
     maker = TaskMaker(table, quotas, handles) if settings.enabled else None
     notices = TaskNotices(made, backend.tasks, backend.bus)
     return TaskParts(
         table=table,
         recovery=recovery,
         made=made,
-        lists=TaskLists(made, quotas, table.store),
         notices=notices,
         maker=maker,
     )

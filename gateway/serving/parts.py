@@ -44,7 +44,7 @@ from gateway.sessions.reattach import InitializeResolver
 from gateway.sessions.records import RecordLimits, SessionRecords
 from gateway.sessions.resolve import SessionResolver
 from gateway.sessions.returns import Returns
-from gateway.tasks.made.made_tasks import MadeTasks, TaskLists
+from gateway.tasks.made.made_tasks import MadeTasks
 from gateway.tasks.made.maker import TaskMaker
 from gateway.tasks.made.recovery import TaskRecovery
 from gateway.tasks.made.table import TaskTable
@@ -184,7 +184,6 @@ class TaskParts:
     table: TaskTable
     recovery: TaskRecovery
     made: MadeTasks
-    lists: TaskLists
     notices: TaskNotices
     maker: TaskMaker | None
 

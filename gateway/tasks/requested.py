@@ -22,7 +22,7 @@ from gateway.sessions.attach import Resolved
 from gateway.tasks.answers import VERSION, created_legacy_result, declaring_legacy_tasks, legacy_task
 from gateway.tasks.handles import TaskHandle, TaskHandles
 from gateway.tasks.made.exchange import RequestedExchange
-from gateway.tasks.made.made_tasks import MadeTasks, TaskLists
+from gateway.tasks.made.made_tasks import MadeTasks
 from gateway.tasks.made.maker import TaskMaker
 from gateway.tasks.made.results import ResultCalls
 from gateway.tasks.ports import Calls, Endpoint
@@ -60,7 +60,6 @@ class RequestedTasks:
         settings: TaskSettings,
         maker: TaskMaker | None,
         made: MadeTasks,
-        lists: TaskLists,
         results: ResultCalls,
         handles: TaskHandles,
         intake: Calls,
@@ -69,7 +68,6 @@ class RequestedTasks:
         self._settings = settings
         self._maker = maker
         self._made = made
-        self._lists = lists
         self._results = results
         self._handles = handles
         self._intake = intake
@@ -136,8 +134,7 @@ class RequestedTasks:
         for_s = kept_s(params["task"], self._settings.ttl_s)
         plain = {key: value for key, value in params.items() if key != "task"}
         call = msgspec.structs.replace(request, params=plain)
-        asked = RequestedExchange.of(live, exchange.context, granted=exchange.granted)
-        asked.keep_for(for_s)
+        asked = RequestedExchange.of(live, exchange.context, granted=exchange.granted, kept_s=for_s)
         running = await self._maker.begin(asked, call, tool)
         created, handle = running.task, self._handles.of_record(running.task)
         asked.known_as(handle)
@@ -224,12 +221,9 @@ class RequestedTasks:
         return reply
 
     async def listed(self, live: LiveSession, endpoint: str, who: RequestContext, after: str) -> tuple[list[Any], str]:
-        """Return a page of the tasks that the session may be told of (`TaskLists.page`)."""
-
-        def shown(task: Task) -> Any:
-            return legacy_task(task, self._handles.of_record(task))
-
-        return await self._lists.page(live.session, endpoint, who, after, shown)
+        """Return a page of the tasks that the session may be told of (`MadeTasks.page`)."""
+        tasks, more = await self._made.page(live.session, endpoint, who, after)
+        return [legacy_task(task, self._handles.of_record(task)) for task in tasks], more
 
 
 def _makes_tasks(upstream: ConfiguredUpstream) -> bool:

@@ -7,6 +7,7 @@ Does not know which of the two may be done (`gateway.tasks.made.recovery`).
 import logging
 from collections.abc import Callable, Mapping
 from time import monotonic
+from typing import Any
 
 import msgspec
 from msgspec.structs import replace
@@ -125,19 +126,7 @@ class TaskContinuation:
         """
         live = await self._live_of(session)
         exchange = self._exchange(task, live, call, caller_of_meta(_meta_of(call)))
-        running = await self._take(
-            replace(
-                task,
-                runs=task.runs + 1,
-                epoch=session.epoch,
-                status=after(task.status, TaskEvent.RUN_AGAIN),
-                questions=b"",
-                answers=b"",
-                message=message_of(task.runs + 1),
-                upstream_id="",
-            ),
-            exchange,
-        )
+        running = await self._take(replace(task, epoch=session.epoch, questions=b"", **_again(task)), exchange)
         if running is not None:
             exchange.run_as(running, task.asked, RecordedAnswers(task.answers))
             self._runs_again(running)
@@ -148,13 +137,7 @@ class TaskContinuation:
         exchange, task = running.exchange, running.task
         if exchange.is_over:  # it was cancelled meanwhile
             return
-        running.record.change(
-            runs=task.runs + 1,
-            status=after(task.status, TaskEvent.RUN_AGAIN),
-            answers=b"",
-            message=message_of(task.runs + 1),
-            upstream_id="",
-        )
+        running.record.change(**_again(task))
         if not await running.record.written():
             running.give_up("another gateway has taken the task over")
         elif not exchange.is_over:
@@ -219,6 +202,13 @@ class TaskContinuation:
     async def settled(self) -> None:
         """Wait until the calls that are being sent again are sent."""
         await self._tasks.settled()
+
+
+def _again(task: Task) -> dict[str, Any]:
+    """Return the fields that say of a task that it runs again."""
+    runs = task.runs + 1
+    status = after(task.status, TaskEvent.RUN_AGAIN)
+    return {"runs": runs, "status": status, "answers": b"", "message": message_of(runs), "upstream_id": ""}
 
 
 def _meta_of(call: StoredCall) -> msgspec.Raw:

@@ -265,7 +265,13 @@ class RequestedExchange(TaskExchange):
 
     @classmethod
     def of(
-        cls, live: LiveSession, context: Context, *, granted: CredentialClaims | None = None, handle: str = ""
+        cls,
+        live: LiveSession,
+        context: Context,
+        *,
+        granted: CredentialClaims | None = None,
+        handle: str = "",
+        kept_s: float = 0.0,
     ) -> "RequestedExchange":
         """Return a call in that session, with the rights of that context. `handle` is empty until the task is
         stored."""
@@ -277,6 +283,7 @@ class RequestedExchange(TaskExchange):
             context=context,
             granted=granted,
         )
+        exchange.kept_s = kept_s
         if handle:
             exchange.known_as(handle)
         return exchange
@@ -289,10 +296,6 @@ class RequestedExchange(TaskExchange):
         """Set the handle of the task."""
         assert self.live is not None
         self.owned = OwnedTask(self.live, handle, seen=_nothing, lost=_nothing)
-
-    def keep_for(self, seconds: float) -> None:
-        """Keep the outcome for as long."""
-        self.kept_s = seconds
 
     def sent_as(
         self,

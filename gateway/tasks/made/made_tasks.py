@@ -6,11 +6,10 @@ it: the owner of the session, or the one that takes the session over from an own
 
 import asyncio
 from collections.abc import Callable, Iterable, Mapping
-from typing import Final, TypeVar
+from typing import Final
 
 import msgspec
 
-from gateway.cluster.ownership import Cluster
 from gateway.errors import SESSION_UNKNOWN
 from gateway.identity.context_rules import ContextRules
 from gateway.identity.request_context import RequestContext
@@ -27,13 +26,13 @@ from gateway.tasks.made.running import RunningTask
 from gateway.tasks.made.table import TaskTable
 from gateway.tasks.ports import Endpoint
 from gateway.tasks.refusals import UnknownTask, task_is_over
-from session_store import Session, SessionStore, StoreUnavailable, Task, TaskStore
+from session_store import Session, SessionStore, StoreUnavailable, Task
 from transports.era import Era
 from transports.inbound_port import Refused
 from transports.jsonrpc import INVALID_PARAMS, Object, decode_object, encode
 from transports.soon import arrived
 
-__all__ = ["PAGE", "MadeTasks", "MaySee", "TaskLists", "TaskVisibility", "found_session", "session_of"]
+__all__ = ["PAGE", "MadeTasks", "MaySee", "TaskVisibility", "found_session", "session_of"]
 
 
 class TaskVisibility:
@@ -88,6 +87,15 @@ async def found_session(session_id: str, who: RequestContext, resolver: SessionR
 _STORED_S: Final = 10.0
 """How long a request about a task waits until its outcome is stored."""
 
+PAGE: Final = 64
+"""Tasks of one page at most. A page has fewer, or none, where tasks have expired or are hidden: so many are read."""
+
+_ELSEWHERE: Final = "/"
+"""Begins what a page ends with, in other sessions: the rest is the name of a task. A place in the session
+itself begins otherwise."""
+
+_FIRST: Final = (0.0, "")
+
 MaySee = Callable[[Task, Session | None, RequestContext], bool]
 """Whether the credential of a request may use the tool of a task today. The session is that of the task; None if it has
 ended."""
@@ -104,7 +112,7 @@ class MadeTasks:
         *,
         sessions: SessionStore,
         resolver: SessionResolver,
-        cluster: Cluster | None,
+        quotas: TaskQuotas,
         rates: RateLimits,
         audit: Audit,
         may_see: MaySee,
@@ -113,7 +121,7 @@ class MadeTasks:
         self._recovery = recovery
         self._sessions = sessions
         self._resolver = resolver
-        self._cluster = cluster
+        self._quotas = quotas
         self._rates = rates
         self._audit = audit
         self._may_see = may_see
@@ -153,7 +161,7 @@ class MadeTasks:
         if task.is_over:
             return task
         session = await self._sessions.peek(task.session_id)
-        if session is not None and await self._is_run_by_another(session, task):
+        if session is not None and await self._recovery.is_run_by_another(session, task):
             return task
         running = await self._here(task, session, who)
         return await self.find(handle, who) if running is None else await self._stored(running, handle, who)
@@ -203,6 +211,38 @@ class MadeTasks:
             raise task_is_over(task.status)
         return task
 
+    async def page(self, session: Session, endpoint: str, who: RequestContext, after: str) -> tuple[list[Task], str]:
+        """Return a page of the tasks that `get` finds (MCP 2025-11-25, Tasks): those of a session, oldest first, and
+        then those of the principal's other sessions, by their names. All anonymous clients are one principal, and get
+        those of their session. The second value is what the next page comes `after`: empty if there is none. Tasks
+        have no outcome here (`TaskStore`). Not counted.
+
+        Raises:
+            Refused: `after` is no end of a page.
+            StoreUnavailable: the store does not answer.
+        """
+        heads: list[Task] = []
+        more = ""
+        if not after.startswith(_ELSEWHERE):
+            heads = await self._table.store.of_session(
+                session.id, after=_place_of(after) if after else _FIRST, limit=PAGE + 1
+            )
+            if len(heads) > PAGE:
+                del heads[PAGE:]
+                more = encode(heads[-1].place).decode()
+            after = _ELSEWHERE
+        if not more and not who.principal.is_anonymous:
+            past, room = after.removeprefix(_ELSEWHERE), PAGE - len(heads)
+            names = sorted(
+                name
+                for name in await self._quotas.of_principal(who.principal)
+                if name > past and parts_of(name)[0] != session.id
+            )
+            heads += await self._table.store.heads(names[:room])
+            if len(names) > room:
+                more = _ELSEWHERE + (names[room - 1] if room else past)
+        return await self.seen(heads, endpoint, who), more
+
     async def seen(self, heads: Iterable[Task], endpoint: str, who: RequestContext) -> list[Task]:
         """Return those of these tasks that were made at that endpoint, as far as this request may see them. Not
         counted. Raises `StoreUnavailable`."""
@@ -250,14 +290,6 @@ class MadeTasks:
         self._audit.record("refused", session=handle.session_id, principal=str(who.principal), reason=reason)
         raise UnknownTask()
 
-    async def _is_run_by_another(self, session: Session, task: Task) -> bool:
-        """Return True if another replica runs the task, as far as the store tells."""
-        cluster = self._cluster
-        if cluster is None or session.owner in ("", cluster.replica) or session.epoch != task.epoch:
-            return False
-        _, is_leased = await cluster.address_of(session.owner)
-        return is_leased
-
     async def _here(self, task: Task, session: Session | None, who: RequestContext) -> RunningTask | None:
         """Make this replica the one that runs a task, or decide on the task if nobody runs it."""
         if session is not None and not self._recovery.is_here(session):
@@ -266,60 +298,6 @@ class MadeTasks:
         if self._table.get(task.name) is None:
             await self._recovery.decide(task, session)
         return self._table.get(task.name)
-
-
-T = TypeVar("T")
-
-PAGE: Final = 64
-"""Tasks of one page at most. A page has fewer, or none, where tasks have expired or are hidden: so many are read."""
-
-_ELSEWHERE: Final = "/"
-"""Begins what a page ends with, in other sessions: the rest is the name of a task. A place in the session
-itself begins otherwise."""
-
-_FIRST: Final = (0.0, "")
-
-
-class TaskLists:
-    """Reads pages of tasks."""
-
-    def __init__(self, made: MadeTasks, quotas: TaskQuotas, store: TaskStore) -> None:
-        self._made = made
-        self._quotas = quotas
-        self._store = store
-
-    async def page(
-        self, session: Session, endpoint: str, who: RequestContext, after: str, shown: Callable[[Task], T]
-    ) -> tuple[list[T], str]:
-        """Return tasks that were made at that endpoint and that this request may see, as `shown` has them, and what the
-        next page comes `after`: empty if there is none. `session` is that of the request. `shown` gets no outcome
-        (`TaskStore`). Not counted.
-
-        Raises:
-            Refused: `after` is no end of a page.
-            StoreUnavailable: the store does not answer.
-        """
-        heads: list[Task] = []
-        more = ""
-        if not after.startswith(_ELSEWHERE):
-            heads = await self._store.of_session(
-                session.id, after=_place_of(after) if after else _FIRST, limit=PAGE + 1
-            )
-            if len(heads) > PAGE:
-                del heads[PAGE:]
-                more = encode(heads[-1].place).decode()
-            after = _ELSEWHERE
-        if not more and not who.principal.is_anonymous:
-            past, room = after.removeprefix(_ELSEWHERE), PAGE - len(heads)
-            names = sorted(
-                name
-                for name in await self._quotas.of_principal(who.principal)
-                if name > past and parts_of(name)[0] != session.id
-            )
-            heads += await self._store.heads(names[:room])
-            if len(names) > room:
-                more = _ELSEWHERE + (names[room - 1] if room else past)
-        return [shown(task) for task in await self._made.seen(heads, endpoint, who)], more
 
 
 def _place_of(after: str) -> tuple[float, str]:

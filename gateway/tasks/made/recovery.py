@@ -80,6 +80,14 @@ class TaskRecovery:
         """Return True if this replica owns a session, so that it decides on its tasks."""
         return self._cluster is None or session.owner == self._cluster.replica
 
+    async def is_run_by_another(self, session: Session, task: Task) -> bool:
+        """Return True if another replica runs the task, as far as the store tells."""
+        cluster = self._cluster
+        if cluster is None or session.owner in ("", cluster.replica) or session.epoch != task.epoch:
+            return False
+        _, is_leased = await cluster.address_of(session.owner)
+        return is_leased
+
     async def decide(self, task: Task, session: Session | None) -> None:
         """Decide on a task that works by its record and is run by nobody. `session` is this replica's; None if it has
         ended. Concurrent callers share one decision.

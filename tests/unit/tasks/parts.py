@@ -182,7 +182,7 @@ class Replica:
             self.recovery,
             sessions=self.store.backend.sessions,
             resolver=parts,
-            cluster=None,
+            quotas=self.quotas,
             rates=parts,
             audit=parts,
             may_see=may_see,

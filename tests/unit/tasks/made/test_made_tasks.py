@@ -10,7 +10,7 @@ import pytest
 from msgspec.structs import replace
 
 from gateway.identity.request_context import RequestContext
-from gateway.tasks.made.made_tasks import PAGE, TaskLists
+from gateway.tasks.made.made_tasks import PAGE
 from gateway.tasks.made.running import RunningTask
 from gateway.tasks.refusals import UnknownTask
 from session_store import ANONYMOUS, Principal, Session, StoreFull, StoreUnavailable, Task
@@ -31,8 +31,7 @@ class Scene:
         self.store = Store()
         replica = Replica(self.store, max_per_session=1_000)
         self.quotas = replica.quotas
-        made = replica.made(self, lambda task, *_: task.tool != "hidden")
-        self.lists = TaskLists(made, self.quotas, self.store.tasks)
+        self.made = replica.made(self, lambda task, *_: task.tool != "hidden")
 
     async def add(self, session: str, *ids: str, **fields: Any) -> list[str]:
         for number, task_id in enumerate(ids):
@@ -46,7 +45,8 @@ class Scene:
         self, session: str, after: str, shown: Callable[[Task], T], principal: Principal = ALICE
     ) -> tuple[list[T], str]:
         record: Session = replace(self.store.session, id=session, principal=principal)
-        return await self.lists.page(record, "/mcp", RequestContext(principal, None, "c"), after, shown)
+        tasks, more = await self.made.page(record, "/mcp", RequestContext(principal, None, "c"), after)
+        return [shown(task) for task in tasks], more
 
     async def pages(self, session: str, principal: Principal = ALICE) -> list[list[str]]:
         after, pages = "", list[list[str]]()
