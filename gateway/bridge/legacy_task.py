@@ -19,7 +19,7 @@ from gateway.calls.owned_tasks import OwnedTask, without_related
 from gateway.errors import OUTCOME_UNKNOWN
 from gateway.observability.logs import CORRELATION
 from gateway.protocol.extensions import object_of
-from gateway.protocol.tasks import TaskAtServer, created_at
+from gateway.protocol.tasks import TaskAtServer, created_at, own_id
 from transports.jsonrpc import Message, Object, encode
 
 __all__ = ["LegacyTaskBridge", "asking_for_task"]
@@ -56,8 +56,7 @@ class LegacyTaskBridge(LegacyServerBridge):
             plain = msgspec.Raw(encode(without_related(result)))
             return super().finish(exchange, msgspec.structs.replace(message, result=plain))
         task = object_of(result["task"])
-        own_id = msgspec.json.decode(task.get("taskId", b"null"))
-        self._own_id = own_id if isinstance(own_id, str) else ""
+        self._own_id = own_id(task)
         if not self._own_id or exchange.live is None:
             exchange.fail(OUTCOME_UNKNOWN, f"server {self._conversation.name!r} has made a task that has no id")
             return None

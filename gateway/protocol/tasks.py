@@ -22,6 +22,7 @@ __all__ = [
     "is_same_time",
     "is_task",
     "names_tasks",
+    "own_id",
     "state_of",
     "with_tasks",
 ]
@@ -94,6 +95,12 @@ def state_of(task: Object, ttl: str = "ttlMs") -> TaskState | None:
     if not isinstance(status, str):
         return None
     return TaskState(status in OVER, None if ttl_ms is None else ttl_ms / 1_000)
+
+
+def own_id(task: Object) -> str:
+    """Return the id that a server has given a task; empty if it has none."""
+    found = msgspec.json.decode(task.get("taskId", b"null"))
+    return found if isinstance(found, str) else ""
 
 
 def created_at(task: Mapping[str, Any]) -> str:

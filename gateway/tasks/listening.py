@@ -21,7 +21,7 @@ from gateway.identity.request_context import RequestContext
 from gateway.protocol.capabilities import caller_of_meta
 from gateway.protocol.handshake import HandshakeRefused
 from gateway.protocol.subscription_filter import ACKNOWLEDGED, SUBSCRIPTION_ID
-from gateway.protocol.tasks import declares_tasks, with_tasks
+from gateway.protocol.tasks import declares_tasks, own_id, with_tasks
 from gateway.sessions.attach import Resolved
 from gateway.sessions.resolve import SessionResolver
 from gateway.tasks.handles import TaskHandle
@@ -84,7 +84,7 @@ class TaskSubscriptions:
             if message.method == ACKNOWLEDGED:
                 if not honoured.done():
                     honoured.set_result(self._accepted(part, tasks, params))
-            elif (found := tasks.get(_own_id(params))) is not None:
+            elif (found := tasks.get(own_id(params))) is not None:
                 self._relayed.note(part, *found, params)
                 self._stream.emit(task_notification(params, found[1], self._stream.client_id))
 
@@ -134,11 +134,6 @@ class TaskSubscriptions:
 
 def _cancel(part: Exchange) -> None:
     part.cancel("the client closed the stream")
-
-
-def _own_id(params: Object) -> str:
-    found = msgspec.json.decode(params.get("taskId", b"null"))
-    return found if isinstance(found, str) else ""
 
 
 def _honoured(params: Object) -> list[str]:

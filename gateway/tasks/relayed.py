@@ -22,7 +22,7 @@ from gateway.calls.usage import Use
 from gateway.context.facts import trace_meta, with_meta
 from gateway.identity.request_context import RequestContext
 from gateway.protocol.capabilities import caller_of_meta
-from gateway.protocol.tasks import TaskState, state_of, with_tasks
+from gateway.protocol.tasks import TaskState, own_id, state_of, with_tasks
 from gateway.sessions.attach import Resolved
 from gateway.tasks.handles import TaskHandle, TaskHandles
 from gateway.tasks.ports import Calls, Endpoint
@@ -238,10 +238,10 @@ class RelayedTasks:
         """
         link = task_link_of(exchange)
         assert link is not None
-        own_id = _text(result, "taskId")
-        cancellation = self._cancellation(exchange, own_id)
+        task_id = own_id(result)
+        cancellation = self._cancellation(exchange, task_id)
         if not is_declared or exchange.method != "tools/call":
-            if own_id:
+            if task_id:
                 link.request("tasks/cancel", cancellation)
             raise tasks_not_declared(f"Server {link.name!r} has made a task of this call")
         return result | {
@@ -254,7 +254,7 @@ class RelayedTasks:
         if "task" not in result:
             return result
         task = decode_object(result["task"], "task")
-        cancellation = encode({"taskId": _text(task, "taskId")})
+        cancellation = encode({"taskId": own_id(task)})
         text = self._named(exchange, task, endpoint, state_of(task, "ttl"), cancellation)
         result = result | {"task": msgspec.Raw(encode(task | {"taskId": msgspec.Raw(encode(text))}))}
         return with_related(result, text) if related_id(result) else result
@@ -266,7 +266,7 @@ class RelayedTasks:
         cancel it, if it cannot have a handle."""
         live, link = live_session_of(exchange), task_link_of(exchange)
         assert live is not None and link is not None
-        handle = TaskHandle("relayed", live.session.id, endpoint, link.name, _text(task, "taskId"))
+        handle = TaskHandle("relayed", live.session.id, endpoint, link.name, own_id(task))
         try:
             text = self.handles.sign(handle)
         except ValueError:
@@ -349,8 +349,3 @@ class RelayedTasks:
             return self.handles.sign(handle) if is_own else None
         except ValueError:
             return None
-
-
-def _text(result: Object, key: str) -> str:
-    found = msgspec.json.decode(result.get(key, b"null"))
-    return found if isinstance(found, str) else ""

@@ -245,8 +245,7 @@ class TaskMaker:
         running = self._table.add(task, exchange)
         exchange.run_as(running, 0)
         try:
-            await self._table.names.add(task.name)
-            await self._table.store.create(task)
+            await self._store(task)
         except BaseException:
             await self._forget(running)
             raise
@@ -255,8 +254,7 @@ class TaskMaker:
 
     async def undo(self, running: RunningTask) -> None:
         """Forget a task whose call was refused, and whose handle nobody has."""
-        live, task = live_session_of(running.exchange), running.task
-        assert live is not None
+        task = running.task
         await running.settled()
         with contextlib.suppress(StoreError):  # it stays until it expires
             await self._delete(await self._table.store.get(task.session_id, task.id) or task)
@@ -280,9 +278,13 @@ class TaskMaker:
             logger.info("a slow call becomes no task: %s", error, extra=log_fields_of(task))
             return
         running = self._table.add(task, exchange)
-        if not await self._stored(task):
+        try:
+            await self._store(task)
+        except StoreError as error:
+            logger.info("a slow call becomes no task: %s", error, extra=log_fields_of(task))
             await self._forget(running)
-        elif _is_settled(exchange, reply):
+            return
+        if _is_settled(exchange, reply):
             await self._delete(task)
             await self._forget(running)
         else:
@@ -292,14 +294,9 @@ class TaskMaker:
             logger.info("a call has become a task", extra=log_fields_of(task))
             self._table.noted(task, "made")
 
-    async def _stored(self, task: Task) -> bool:
-        try:
-            await self._table.names.add(task.name)
-            await self._table.store.create(task)
-        except StoreError as error:
-            logger.info("a slow call becomes no task: %s", error, extra=log_fields_of(task))
-            return False
-        return True
+    async def _store(self, task: Task) -> None:
+        await self._table.names.add(task.name)
+        await self._table.store.create(task)
 
     async def _forget(self, running: RunningTask) -> None:
         self._table.remove(running)
