@@ -53,12 +53,24 @@ __all__ = [
     "pause_s",
 ]
 
-
 UNAVAILABLE: Final = (LinkClosed, UpstreamUnavailable, HandshakeRefused)
 """What a server behind a URL may be for a while."""
 
 CANCEL_S: Final = 30.0
 """How long a link may take to open for a cancellation."""
+
+_DEFAULT_POLL_S: Final = 1.0
+"""How often the server is asked, if it does not say."""
+
+_LEAST_POLL_S, _MOST_POLL_S = 0.1, 60.0
+
+MAX_ASKED: Final = 10 * MAX_QUESTIONS_OF_CALL
+"""Questions of one task to its client, as many as a call may ask in all its rounds."""
+
+_TaskId = Annotated[str, msgspec.Meta(min_length=1, max_length=MAX_ID_CHARS)]
+
+_MOST_FAILURES: Final = 5
+"""How often in a row a server behind a URL may be unavailable."""
 
 
 def pause_s(failures: int) -> float:
@@ -97,20 +109,6 @@ def is_known(answer: Message, task: TaskAtServer) -> bool:
     if not isinstance(answer.result, msgspec.Raw):
         return False
     return is_same_time(created_at(object_of(answer.result)), task.created_at)
-
-
-_DEFAULT_POLL_S: Final = 1.0
-"""How often the server is asked, if it does not say."""
-
-_LEAST_POLL_S, _MOST_POLL_S = 0.1, 60.0
-
-MAX_ASKED: Final = 10 * MAX_QUESTIONS_OF_CALL
-"""Questions of one task to its client, as many as a call may ask in all its rounds."""
-
-_TaskId = Annotated[str, msgspec.Meta(min_length=1, max_length=MAX_ID_CHARS)]
-
-_MOST_FAILURES: Final = 5
-"""How often in a row a server behind a URL may be unavailable."""
 
 
 class TaskFollower(ABC):

@@ -31,6 +31,9 @@ __all__ = [
 ACKNOWLEDGEMENT: Final = b'{"resultType":"complete"}'
 """The result of `tasks/update` and `tasks/cancel`."""
 
+VERSION: Final = "2025-11-25"
+"""The only version with these tasks."""
+
 
 def task_fields(task: Task, handle: str) -> dict[str, Any]:
     """Return the fields of `DetailedTask`. `handle` is the task's id for its client."""
@@ -85,10 +88,6 @@ def _modern(result: bytes) -> bytes:
 def iso_time(at: float) -> str:
     """Return a time in seconds since the epoch as ISO 8601, in UTC, to the millisecond."""
     return datetime.fromtimestamp(at, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
-
-
-VERSION: Final = "2025-11-25"
-"""The only version with these tasks."""
 
 
 def legacy_task(task: Task, handle: str) -> dict[str, Any]:

@@ -49,7 +49,6 @@ __all__ = ["MAX_LISTENED", "Named", "TaskListening", "TaskSubscriptions"]
 
 logger = logging.getLogger(__name__)
 
-
 _ACKNOWLEDGED_S: Final = 2.0
 """How long the acknowledgement waits for servers. Tasks of later ones are left out."""
 
@@ -57,6 +56,9 @@ _UNFOLLOWED: Final = (UpstreamUnavailable, HandshakeRefused, LinkClosed, StoreUn
 
 Named = dict[str, tuple[TaskHandle, str]]
 """The tasks at one server: by the server's own id, the task and the text of its handle."""
+
+MAX_LISTENED: Final = 64
+"""Tasks that one stream notifies of."""
 
 
 class TaskSubscriptions:
@@ -140,10 +142,6 @@ def _honoured(params: Object) -> list[str]:
     """Return the server's own ids in its acknowledgement."""
     accepted = decode_object(params.get("notifications", msgspec.Raw(b"{}")), "notifications")
     return msgspec.json.decode(accepted.get("taskIds", b"[]"), type=list[str])
-
-
-MAX_LISTENED: Final = 64
-"""Tasks that one stream notifies of."""
 
 
 class TaskListening:

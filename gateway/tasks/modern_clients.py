@@ -22,7 +22,7 @@ from gateway.tasks.listening import TaskListening
 from gateway.tasks.made.exchange import TaskExchange
 from gateway.tasks.made.made_tasks import MadeTasks, session_of
 from gateway.tasks.made.maker import TaskMaker
-from gateway.tasks.ports import Endpoint
+from gateway.tasks.ports import Endpoint, Headers
 from gateway.tasks.refusals import tasks_not_declared
 from gateway.tasks.relayed import RelayedTasks
 from transports.era import Era
@@ -31,9 +31,6 @@ from transports.jsonrpc import Object, encode, encode_result
 from transports.soon import Soon
 
 __all__ = ["ModernTasks"]
-
-
-Headers = list[tuple[bytes, bytes]]
 
 
 class ModernTasks:

@@ -35,9 +35,11 @@ __all__ = ["TaskNotices", "TaskStream", "task_notification"]
 
 logger = logging.getLogger(__name__)
 
-
 _MAX_EARLY: Final = 256
 """Frames that may wait for the acknowledgement."""
+
+_AGAIN_S: Final = 1.0
+"""How long after a failure of the store the tasks of a stream are read again."""
 
 
 class TaskStream(Exchange):
@@ -118,10 +120,6 @@ def task_notification(task: Object, handle: str, client_id: int | str) -> bytes:
     meta = meta_of(task) | {SUBSCRIPTION_ID: msgspec.Raw(encode(client_id))}
     params = task | {"taskId": msgspec.Raw(encode(handle)), "_meta": msgspec.Raw(encode(meta))}
     return encode_notification("notifications/tasks", splice(encode(params)))
-
-
-_AGAIN_S: Final = 1.0
-"""How long after a failure of the store the tasks of a stream are read again."""
 
 
 class TaskNotices:

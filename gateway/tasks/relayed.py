@@ -42,7 +42,6 @@ logger = logging.getLogger(__name__)
 Shape = Callable[[Exchange, Object], Object]
 """Turns a server's result into the client's."""
 
-
 MAX_KEPT: Final = 64
 """Tasks of one session that keep it alive. Of more, the oldest ones are still found, but keep nothing alive."""
 

@@ -39,7 +39,6 @@ from transports.upstream_port import LinkClosed, UpstreamUnavailable
 
 __all__ = ["RequestedTasks", "kept_s"]
 
-
 _UNAVAILABLE: Final = (UpstreamUnavailable, HandshakeRefused, LinkClosed)
 
 _LEAST_S: Final = 60.0

@@ -32,6 +32,8 @@ __all__ = ["RequestedExchange", "TaskExchange", "TaskQuestions", "TaskSink", "Ta
 
 logger = logging.getLogger(__name__)
 
+_STATUS = "notifications/tasks/status"
+
 
 class TaskSink(ReplyQueue):
     """Hands each frame to `receive` at once: nothing waits for a reader, because there is none."""
@@ -250,9 +252,6 @@ def fail_unsent(exchange: TaskExchange, error: BaseException) -> None:
     if isinstance(error, Exception):
         logger.error("the call of a task could not be sent", exc_info=error, extra=exchange.log_fields())
     exchange.fail(UPSTREAM_UNAVAILABLE, "the call could not be sent")
-
-
-_STATUS = "notifications/tasks/status"
 
 
 class RequestedExchange(TaskExchange):

@@ -34,6 +34,22 @@ from transports.soon import arrived
 
 __all__ = ["PAGE", "MadeTasks", "MaySee", "TaskVisibility", "found_session", "session_of"]
 
+_STORED_S: Final = 10.0
+"""How long a request about a task waits until its outcome is stored."""
+
+PAGE: Final = 64
+"""Tasks of one page at most. A page has fewer, or none, where tasks have expired or are hidden: so many are read."""
+
+_ELSEWHERE: Final = "/"
+"""Begins what a page ends with, in other sessions: the rest is the name of a task. A place in the session
+itself begins otherwise."""
+
+_FIRST: Final = (0.0, "")
+
+MaySee = Callable[[Task, Session | None, RequestContext], bool]
+"""Whether the credential of a request may use the tool of a task today. The session is that of the task; None if it has
+ended."""
+
 
 class TaskVisibility:
     """Decides by the credential of the request, as for a call. `endpoints` are by path."""
@@ -82,23 +98,6 @@ async def found_session(session_id: str, who: RequestContext, resolver: SessionR
         if refused.code != SESSION_UNKNOWN:
             raise
         return None
-
-
-_STORED_S: Final = 10.0
-"""How long a request about a task waits until its outcome is stored."""
-
-PAGE: Final = 64
-"""Tasks of one page at most. A page has fewer, or none, where tasks have expired or are hidden: so many are read."""
-
-_ELSEWHERE: Final = "/"
-"""Begins what a page ends with, in other sessions: the rest is the name of a task. A place in the session
-itself begins otherwise."""
-
-_FIRST: Final = (0.0, "")
-
-MaySee = Callable[[Task, Session | None, RequestContext], bool]
-"""Whether the credential of a request may use the tool of a task today. The session is that of the task; None if it has
-ended."""
 
 
 class MadeTasks:

@@ -23,6 +23,7 @@ from gateway.tasks.made.quotas import TaskQuotas
 from gateway.tasks.made.running import RunningTask
 from gateway.tasks.made.stored_call import RecordedAnswers, stored
 from gateway.tasks.made.table import TaskTable, log_fields_of
+from gateway.tasks.ports import Headers
 from gateway.tasks.refusals import too_many_tasks
 from session_store import StoreError, Task
 from session_store.session import new_task_id
@@ -36,8 +37,11 @@ __all__ = ["REPLY", "ReplyEvent", "ReplyState", "TaskMaker", "TaskableReply", "T
 
 logger = logging.getLogger(__name__)
 
+_GONE_AFTER_S: Final = 0.05
+"""How long a stored task is kept that has no client."""
 
-Headers = list[tuple[bytes, bytes]]
+ToolOf = Callable[[], Called]
+"""The tool of a call, as far as it is known now."""
 
 
 class ReplyState(StrEnum):
@@ -168,13 +172,6 @@ class TaskableReply:
             self._timer.cancel()
         if self._inner is not None and not self.is_task:
             await arrived(self._inner.done())
-
-
-_GONE_AFTER_S: Final = 0.05
-"""How long a stored task is kept that has no client."""
-
-ToolOf = Callable[[], Called]
-"""The tool of a call, as far as it is known now."""
 
 
 class TaskMaker:

@@ -24,6 +24,9 @@ from transports.jsonrpc import INTERNAL_ERROR, InvalidMessage, Message, Object, 
 
 __all__ = ["MAX_ROUNDS", "Rounds", "ServerTask", "ask_client", "conversation_of", "may_ask"]
 
+MAX_ROUNDS: Final = 32
+"""How often a server may ask during one task. A task may take hours, so more often than during a call."""
+
 
 def may_ask(exchange: TaskExchange, questions: Mapping[str, Question]) -> bool:
     """Return True if the client has declared that it answers all of these. If not, the call has failed."""
@@ -58,10 +61,6 @@ def ask_client(server: AskingServer, exchange: TaskExchange, work: TaskWork, que
         exchange.restart_deadline()
     for question, answer in known:
         question.answer(msgspec.Raw(answer.encode()))
-
-
-MAX_ROUNDS: Final = 32
-"""How often a server may ask during one task. A task may take hours, so more often than during a call."""
 
 
 class Rounds(RoundTrips):

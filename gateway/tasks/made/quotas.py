@@ -18,7 +18,6 @@ from session_store import Principal, Quotas, StoreFull, StoreUnavailable, Task, 
 
 __all__ = ["LEFT", "BoundedTasks", "Places", "RunningNames", "TaskQuotas", "names_kept_s", "parts_of"]
 
-
 _FULL_S: Final = 2.0
 """How long a full quota is not searched again: not every slow call may cost a search."""
 
@@ -33,6 +32,12 @@ LEFT: Final = "left"
 
 _OWNERS: Final = "tasks/replicas"
 _NO_LIMIT: Final = 1 << 30
+
+_UNITS: Final = 1_024
+"""Units of a principal. What is smaller than one is not counted: there are `max_per_principal` of that at most."""
+
+_REMEMBERED: Final = 4_096
+"""Tasks of which the units are remembered here: a task is written many times."""
 
 
 def names_kept_s(settings: TaskSettings) -> float:
@@ -181,13 +186,6 @@ def parts_of(name: str) -> tuple[str, str]:
     """Session and id of the task of that name (`Task.name`)."""
     session_id, _, task_id = name.partition("/")
     return session_id, task_id
-
-
-_UNITS: Final = 1_024
-"""Units of a principal. What is smaller than one is not counted: there are `max_per_principal` of that at most."""
-
-_REMEMBERED: Final = 4_096
-"""Tasks of which the units are remembered here: a task is written many times."""
 
 
 class BoundedTasks:

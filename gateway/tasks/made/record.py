@@ -22,7 +22,6 @@ __all__ = ["TaskRecord"]
 
 logger = logging.getLogger(__name__)
 
-
 EVERY_S: Final = 1.0
 """How often a change that can wait, such as progress, is written at most."""
 
@@ -49,7 +48,6 @@ _NOT_KEPT: Final[dict[str, Any]] = {
     "reason": "",
 }
 """What a full store keeps in place of an outcome. It always has room for that."""
-
 
 _LEFT_OUT: Final = (("answers",), ("request", "upstream_id"))
 """What a full store does not get of a task that still works, the least useful first: what saves its client a question

@@ -33,7 +33,6 @@ __all__ = ["TaskRecovery"]
 
 logger = logging.getLogger(__name__)
 
-
 AT_ONCE: Final = 32
 """How many tasks of lost owners one `sweep` looks at."""
 

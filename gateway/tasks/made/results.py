@@ -43,7 +43,6 @@ __all__ = ["Look", "Outcomes", "ResultCalls", "Room", "SharedOutcome", "WaitingC
 
 logger = logging.getLogger(__name__)
 
-
 Look = Callable[[Task | None], Awaitable[Task]]
 """Reads a task, with the rights of the request that asks for its result. If it is over, its outcome is stored. It gets
 the task if another request has just read that it is over: then it only decides whether this one may see it.
@@ -52,6 +51,16 @@ Raises:
     Refused: the task is unknown.
     StoreUnavailable: the store does not answer.
 """
+
+_NO_LIMITS: Final = Deadlines(start_s=math.inf, call_s=math.inf, suspended_s=math.inf, idle_stop_s=None)
+
+_LOOK_S: Final = 5.0
+"""How often a task is looked at of which nobody tells anything: its owner may be gone."""
+
+_AGAIN_S: Final = 1.0
+"""How long after a failure of the store a task is looked at again."""
+
+_Read = Callable[[], Awaitable[Task | None]]
 
 
 class Outcomes:
@@ -147,9 +156,6 @@ class Room:
         self._freed.set()
 
 
-_NO_LIMITS: Final = Deadlines(start_s=math.inf, call_s=math.inf, suspended_s=math.inf, idle_stop_s=None)
-
-
 class WaitingCalls:
     """Has their event streams begin and kept alive, as those of calls that a server has. They are never late: what they
     wait for has its own limits."""
@@ -186,15 +192,6 @@ class WaitingCalls:
 
     def notify(self, method: str, params: bytes | None) -> None:
         """Do nothing: no server waits for progress."""
-
-
-_LOOK_S: Final = 5.0
-"""How often a task is looked at of which nobody tells anything: its owner may be gone."""
-
-_AGAIN_S: Final = 1.0
-"""How long after a failure of the store a task is looked at again."""
-
-_Read = Callable[[], Awaitable[Task | None]]
 
 
 class ResultCalls:

@@ -31,7 +31,6 @@ __all__ = ["RunningTask"]
 
 logger = logging.getLogger(__name__)
 
-
 _LAST_WRITE_S: Final = 2.0
 """How long the store may take to store what the next owner needs."""
 

@@ -29,6 +29,26 @@ __all__ = [
     "reason_of",
 ]
 
+MAX_MESSAGE_CHARS: Final = 1_024
+"""Characters of a task's message."""
+
+AGAIN: Final = "started again, because the gateway that ran it ended without an answer"
+"""How each message of a task begins that runs again, and that of its outcome."""
+
+MAX_LEVELS: Final = 500
+"""Arrays and objects inside each other in an outcome that is kept. How deep a reader could go depends on its Python
+(3.11 shares 1,000 levels with the stack, 3.13 has 10,000, 3.14 what the memory of the stack holds), and replicas of one
+store may run different ones. This is what each of them reads from any depth of the stack."""
+
+_NO_BRACKETS: Final = bytes(set(range(256)) - set(b"[]{}"))
+
+_ALIKE: Final = bytes.maketrans(b"{}", b"[]")
+
+_STEPS: Final = {ord("["): 1, ord("]"): -1}
+
+_COLLAPSED: Final = 4
+"""How many innermost levels are removed before the others are counted: of the rows of a table nothing is left."""
+
 
 class TaskState(StrEnum):
     """The state of a task, as clients see it (extension `io.modelcontextprotocol/tasks`, Task Status)."""
@@ -83,13 +103,6 @@ def after(status: TaskStatus, event: TaskEvent) -> TaskStatus:
     return step(TASK, TaskState(status), event).value
 
 
-MAX_MESSAGE_CHARS: Final = 1_024
-"""Characters of a task's message."""
-
-AGAIN: Final = "started again, because the gateway that ran it ended without an answer"
-"""How each message of a task begins that runs again, and that of its outcome."""
-
-
 def message_of(runs: int, text: str = "") -> str:
     """Return the message of a task that was started `runs` times. `text` says how far it is, or what it has come to."""
     parts = (AGAIN if runs > 1 else "", text)
@@ -131,18 +144,6 @@ def _number_text(number: object) -> str:
         return f"{number:g}" if isinstance(number, (int, float)) else ""
     except OverflowError:  # an integer has any number of digits
         return ""
-
-
-MAX_LEVELS: Final = 500
-"""Arrays and objects inside each other in an outcome that is kept. How deep a reader could go depends on its Python
-(3.11 shares 1,000 levels with the stack, 3.13 has 10,000, 3.14 what the memory of the stack holds), and replicas of one
-store may run different ones. This is what each of them reads from any depth of the stack."""
-
-_NO_BRACKETS: Final = bytes(set(range(256)) - set(b"[]{}"))
-_ALIKE: Final = bytes.maketrans(b"{}", b"[]")
-_STEPS: Final = {ord("["): 1, ord("]"): -1}
-_COLLAPSED: Final = 4
-"""How many innermost levels are removed before the others are counted: of the rows of a table nothing is left."""
 
 
 class _Error(msgspec.Struct):

@@ -16,7 +16,6 @@ from transports.jsonrpc import Object, encode
 
 __all__ = ["MAX_BYTES", "FollowedCall", "RecordedAnswers", "StoredCall", "answered", "following", "stored"]
 
-
 MAX_BYTES = 256 << 10
 """Bytes of a call that is stored. A larger one does not run again, and the task of its server is not followed."""
 

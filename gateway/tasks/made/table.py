@@ -19,6 +19,15 @@ __all__ = ["TaskTable", "log_fields_of", "topic_of"]
 
 logger = logging.getLogger(__name__)
 
+_STOPPED: Final = "the gateway was stopped before the call ended. Outcome unknown: the call may have taken effect"
+
+_UNSENT: Final = "the gateway was stopped before the call was sent to its server"
+
+_NO_ROOM: Final = (
+    "the store of tasks is full, or what its principal may have of it (gateway.tasks.principal_bytes): the server's "
+    "questions are not kept"
+)
+
 
 def topic_of(session_id: str) -> str:
     """Return the bus topic of a session's tasks. A message is the id of the task (`Task.id`) that has changed."""
@@ -28,15 +37,6 @@ def topic_of(session_id: str) -> str:
 def log_fields_of(task: Task) -> dict[str, str]:
     """Return the fields of a log line about a task."""
     return {"session": redact(task.session_id), "task": redact(task.id), "server": task.server, "tool": task.tool}
-
-
-_STOPPED: Final = "the gateway was stopped before the call ended. Outcome unknown: the call may have taken effect"
-_UNSENT: Final = "the gateway was stopped before the call was sent to its server"
-
-_NO_ROOM: Final = (
-    "the store of tasks is full, or what its principal may have of it (gateway.tasks.principal_bytes): the server's "
-    "questions are not kept"
-)
 
 
 class TaskTable:

@@ -32,18 +32,18 @@ from tests.unit.tasks.parts import one_that_runs
 pytestmark = pytest.mark.anyio
 
 
+json_values = st.recursive(
+    st.none() | st.text('[]{}"\\\\\\n\u00e9', max_size=8) | st.integers(),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text('[{"\\\\', max_size=3), inner, max_size=3),
+)
+
+
 def nested(levels: int) -> bytes:
     return b'{"isError":true,"content":[{"type":"text","text":"x","y":' + b"[" * levels + b"]" * levels + b"}]}"
 
 
 def deeper(frames: int, call: Callable[[], Any]) -> Any:
     return deeper(frames - 1, call) if frames else call()
-
-
-json_values = st.recursive(
-    st.none() | st.text('[]{}"\\\\\\n\u00e9', max_size=8) | st.integers(),
-    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text('[{"\\\\', max_size=3), inner, max_size=3),
-)
 
 
 def height(value: Any) -> int:
