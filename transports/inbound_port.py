@@ -9,7 +9,6 @@ import msgspec
 from transports.era import Era
 from transports.jsonrpc import Message, Object
 from transports.reply_queue import Frame, ReplyQueue
-from transports.soon import Soon
 
 __all__ = [
     "CORRELATION_KEY",
@@ -234,13 +233,17 @@ class Answer(Protocol):
         """The frame to send: the given one, or an error if the session has passed to another process."""
         ...
 
-    def record(self, frames: Sequence[Frame]) -> Soon[Sequence[str | None]]:
+    async def record(self, frames: Sequence[Frame]) -> Sequence[str | None]:
         """Keep frames for replay, and return their event ids; None for those that are not kept. The store may get them
-        later. If this is a coroutine that nobody has awaited, nothing was done."""
+        later."""
         ...
 
-    def done(self) -> Soon[None]:
-        """The wire is finished with the answer. Called exactly once. A coroutine if the store has to be told."""
+    def record_at_hand(self, frames: Sequence[Frame]) -> Sequence[str | None] | None:
+        """Do as `record`, if that needs no waiting. None: nothing was done."""
+        ...
+
+    def done(self) -> None:
+        """The wire is finished with the answer. Called exactly once."""
         ...
 
 
@@ -298,11 +301,11 @@ class Handler(Protocol):
         sent. `again`: the request may have taken effect, so that nothing may invite the client to repeat it."""
         ...
 
-    def call(self, request: Request) -> Soon[Answer]:
-        """A client's request. The answer is there at once if nothing has to be awaited before it."""
+    async def call(self, request: Request) -> Answer:
+        """A client's request."""
         ...
 
-    def admit(self, request: Request) -> Soon[None]:
+    async def admit(self, request: Request) -> None:
         """Authenticate the sender of a request by its head, and charge the sender for `body_bytes`, before a body is
         decoded. The message itself is charged when it is handled."""
         ...

@@ -16,7 +16,6 @@ from typing import Final
 
 from session_store import Entry, Event, EventLog, Reserved, StoreUnavailable, id_of_event
 from session_store.embedded.events import MAX_LOG_BYTES, MAX_LOG_EVENTS
-from transports.soon import Soon, arrived
 from transports.tasks import Tasks
 
 __all__ = ["MAX_WAITING_BYTES", "EventWriter", "Kept"]
@@ -340,35 +339,53 @@ class EventWriter:
         self._epoch_of = epoch_of
         self._numbers: dict[str, _Numbers] = {}
         self._batches = EventBatches(log)
+        self._ending = Tasks("ends of streams")
 
     # -- recording
 
-    def record(
+    async def record(
         self, session_id: str, stream: str, frames: Sequence[Kept], request: bytes = b""
-    ) -> Soon[list[str | None]]:
+    ) -> list[str | None]:
         """Return the ids of these events, which the store gets soon. None where an event cannot be kept. `request` is
         kept with the first of them (`Entry`)."""
-        numbers, epoch = self._numbers.get(session_id), self._epoch_of(session_id)
-        if numbers is not None and numbers.has(len(frames), epoch):
-            return self._add(session_id, numbers, stream, frames, request)
-        if epoch is None:
-            return [None] * len(frames)
-        return self._record_later(session_id, stream, frames, request, epoch)
+        await self.make_ready(session_id, len(frames))
+        return self.record_now(session_id, stream, frames, request)
 
-    async def _record_later(
-        self, session_id: str, stream: str, frames: Sequence[Kept], request: bytes, epoch: int
+    def record_now(
+        self, session_id: str, stream: str, frames: Sequence[Kept], request: bytes = b""
     ) -> list[str | None]:
-        """Do as `record`, for the first events of a session here, and when it has used its numbers."""
+        """Do as `record`. None are kept unless there are numbers for them (`make_ready`)."""
+        numbers = self._numbers.get(session_id)
+        if numbers is None or not numbers.has(len(frames), self._epoch_of(session_id)):
+            return [None] * len(frames)
+        return self._add(session_id, numbers, stream, frames, request)
+
+    def end(self, session_id: str, stream: str) -> None:
+        """Record the end of a stream, in the background if the store has to give a number for it first."""
+        if self.is_ready(session_id, 1):
+            self.record_now(session_id, stream, [(b"", True)])
+        else:
+            self._ending.spawn(self.record(session_id, stream, [(b"", True)]))
+
+    def is_ready(self, session_id: str, count: int) -> bool:
+        """Return True if `make_ready` would change nothing."""
+        numbers, epoch = self._numbers.get(session_id), self._epoch_of(session_id)
+        return epoch is None if numbers is None else numbers.has(count, epoch) or epoch is None
+
+    async def make_ready(self, session_id: str, count: int) -> None:
+        """Have the store give numbers for so many events of a session, if there are none left."""
+        epoch = self._epoch_of(session_id)
+        if epoch is None or self.is_ready(session_id, count):
+            return
         try:
             reserved = await self._log.reserve(session_id, _RESERVED, epoch)
         except StoreUnavailable:
-            return [None] * len(frames)
+            return
         if reserved is None or self._epoch_of(session_id) != epoch:  # another process serves the session
-            return [None] * len(frames)
+            return
         numbers = self._numbers.setdefault(session_id, _Numbers())
-        if not numbers.has(len(frames), epoch):  # else another call has reserved some meanwhile
+        if not numbers.has(count, epoch):  # else another call has reserved some meanwhile
             numbers.renew(reserved, _RESERVED, epoch)
-        return self._add(session_id, numbers, stream, frames, request)
 
     def _add(
         self, session_id: str, numbers: _Numbers, stream: str, frames: Sequence[Kept], request: bytes
@@ -404,7 +421,7 @@ class EventWriter:
         await self._append(session_id, stream, (b"", True))
 
     async def _append(self, session_id: str, stream: str, event: Kept) -> str:
-        (event_id,) = await arrived(self.record(session_id, stream, [event]))
+        (event_id,) = await self.record(session_id, stream, [event])
         if event_id is None:
             raise StoreUnavailable("too many events wait for the store, or another process serves the session")
         try:

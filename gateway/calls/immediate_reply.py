@@ -42,7 +42,10 @@ class ImmediateReply:
     async def confirmed(self, frame: Frame) -> Frame:
         return frame
 
-    def record(self, frames: Sequence[Frame]) -> Sequence[None]:
+    async def record(self, frames: Sequence[Frame]) -> Sequence[None]:
+        return (None,) * len(frames)
+
+    def record_at_hand(self, frames: Sequence[Frame]) -> Sequence[None]:
         return (None,) * len(frames)
 
     def done(self) -> None:

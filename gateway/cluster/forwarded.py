@@ -8,7 +8,7 @@ sender's side.
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncIterator, Callable, Mapping, MutableMapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, MutableMapping
 from contextvars import Context
 from typing import Any, Final, Protocol
 
@@ -36,7 +36,6 @@ from transports.inbound.posts import Head, Posts, is_batch
 from transports.inbound_port import OwnedByPeer, Refused
 from transports.peer_frames import SMALL_BYTES
 from transports.peer_server import Call, CallLeft, PeerServer, Rules
-from transports.soon import Soon
 from transports.tasks import Tasks
 
 __all__ = ["ForwardedPost", "KnownCommon", "PeerListener"]
@@ -91,7 +90,7 @@ class PeerListener:
         if endpoint is not None and common.method == "POST" and not common.again:
             facts = CallFacts(-1, -1, "", "", 0.0)
             with contextlib.suppress(Refused):
-                known.head = endpoint.posts.checked_head(known.scope(facts, known.forwarded(facts, lambda: None)))
+                known.head = endpoint.posts.checked_head(known.scope(facts, known.forwarded(facts, _nothing)))
         return known
 
     def _begin(self, call: Call) -> None:
@@ -113,6 +112,10 @@ class PeerListener:
                 call.end(b"r", Refusal.SEEN.value.encode())
 
 
+async def _nothing() -> None:
+    """Have nobody wait."""
+
+
 class KnownCommon:
     """What is known of calls with one head. `head` is None if they are no POSTs that can be begun where they arrive, or
     if it is refused: then the app of the endpoint says so."""
@@ -125,7 +128,7 @@ class KnownCommon:
         self.head: Head | None = None
         self._principal = Principal(issuer=common.issuer, subject=common.subject)
 
-    def forwarded(self, facts: CallFacts, started: Callable[[], Soon[None]]) -> Forwarded:
+    def forwarded(self, facts: CallFacts, started: Callable[[], Awaitable[None]]) -> Forwarded:
         """What the sender of a call has verified."""
         return Forwarded(
             session_id=self.common.session,
@@ -193,23 +196,18 @@ class ForwardedPost:
             self._finish()
             return
         self._begun = begun = self._context.run(BegunPost, self._endpoint, self._endpoint.posts, head, call.body, [])
-        if begun.answer is not None:
-            self._go_on()
-        elif begun.has_failed or begun.is_no_request:
+        if begun.has_failed or begun.is_no_request:
             self._finish()
         else:
-            self._wait()
             begun.wait(lambda work: self._context.run(self._tasks.spawn, work)).add_done_callback(self._waited)
+            asyncio.get_running_loop().call_soon(self._wait)  # once it has got as far as it does without waiting
 
-    def started(self) -> Soon[None]:
+    async def started(self) -> None:
         """The request is about to be sent to a server. The sender counts on it, unless it knows that it has waited."""
         self._has_started = True
         if not self._is_waiting:
-            return None
+            return
         self._is_waiting = False
-        return self._agreed()
-
-    async def _agreed(self) -> None:
         try:
             await self._call.agreed()
         except CallLeft:
@@ -257,12 +255,9 @@ class ForwardedPost:
         self._begun = None
         self._call.end(b"a", whole)
         try:
-            rest = begun.answered()
+            begun.answered()
         except Exception:
             logger.exception("an answer was sent, and could not be recorded")
-            return
-        if rest is not None:
-            self._tasks.spawn(rest)
 
     # -- the app of the endpoint, for all else
 

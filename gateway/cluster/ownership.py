@@ -8,7 +8,7 @@ import asyncio
 import logging
 import secrets
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from time import monotonic
 from typing import Any, Final
 
@@ -20,7 +20,6 @@ from gateway.errors import not_found_by_others
 from gateway.identity.credential_claims import CredentialClaims
 from session_store import Bus, Directory, Principal, Session, SessionStore
 from transports.inbound_port import OwnedByPeer
-from transports.soon import Soon
 
 __all__ = ["BEAT", "LEASE_S", "Cluster", "Forwarded", "Route", "RouteMemory"]
 
@@ -93,7 +92,7 @@ class Forwarded(msgspec.Struct, frozen=True, kw_only=True):
     epoch: int
     version: int
     granted: CredentialClaims | None
-    started: Callable[[], Soon[None]]
+    started: Callable[[], Awaitable[None]]
 
 
 class Cluster:

@@ -15,7 +15,6 @@ from session_store.context import bound_session
 from transports.era import Era
 from transports.inbound.http import Guard, Receive, Scope, Send, peer_of, send_json
 from transports.inbound_port import Refused, Request
-from transports.soon import arrived
 
 if TYPE_CHECKING:
     from gateway.serving.gateway import Gateway
@@ -81,8 +80,8 @@ class GatewaySessionMiddleware:
         except Refused as refused:
             self._gateway.audit.record("refused", era=request.era, reason=str(refused))
             raise
-        await arrived(self._gateway.rates.message(who.principal, request.client))
+        await self._gateway.rates.message(who.principal, request.client)
         correlation = correlation_id(headers, {})
         CORRELATION.set(correlation)
         asking = RequestContext(who.principal, who.granted, correlation)
-        return await arrived(self._gateway.resolver.resume_or_open(request, asking)), request
+        return await self._gateway.resolver.resume_or_open(request, asking), request

@@ -15,7 +15,6 @@ from gateway.config.policy import PolicySettings
 from gateway.errors import too_many
 from gateway.policy.rate_limits import RateLimits
 from session_store import Quotas, Session, SessionStore, StoreUnavailable
-from transports.soon import arrived
 from transports.tasks import Tasks
 
 __all__ = ["PrincipalQuotas"]
@@ -70,7 +69,7 @@ class PrincipalQuotas:
         Raises:
             Refused: 429, its principal has as many as it may, or opens them too often.
         """
-        await arrived(self._rates.opening(session))
+        await self._rates.opening(session)
         if self._sessions_most is not None:
             key = f"sessions/{session.counted_as}"
             if not await self._hold(key, _named(session), self._sessions_most, self._ended_before(session.created_at)):

@@ -17,7 +17,6 @@ from gateway.config.policy import PolicySettings, RateSettings
 from gateway.errors import too_often
 from session_store import ANONYMOUS, Principal, Rates, Session, StoreUnavailable
 from transports.inbound_port import Refused
-from transports.soon import Soon, arrived
 from transports.tasks import Tasks
 
 __all__ = ["RateLimits"]
@@ -161,7 +160,7 @@ class RateLimits:
         self._tasks = Tasks("rate limits")
         self._go_on = asyncio.Event()
 
-    def message(self, principal: Principal, client: str) -> Soon[None]:
+    async def message(self, principal: Principal, client: str) -> None:
         """Count a message of a client, which waits if it is beyond the rate. `client` is the network that it comes
         from.
 
@@ -169,33 +168,23 @@ class RateLimits:
             Refused: 429, with the time to wait.
         """
         if principal == ANONYMOUS:
-            return self._count(self._addresses, client)
-        return self._count(self._principals, principal)
+            await self._count(self._addresses, client)
+        else:
+            await self._count(self._principals, principal)
 
-    def body(self, principal: Principal, client: str, size: int) -> Soon[None]:
+    async def body(self, principal: Principal, client: str, size: int) -> None:
         """Count the bytes of a body, beside the message that it is. Raises as `message`."""
-        if size <= _WEIGHED_BYTES:
-            return None
         accounts, whose = (self._addresses, client) if principal == ANONYMOUS else (self._principals, principal)
-        return self._count_bytes(accounts, whose, size)
+        await self._count_bytes(accounts, whose, size)
 
-    def call(self, session: Session, size: int = 0) -> Soon[None]:
+    async def call(self, session_id: str, size: int = 0) -> None:
         """Count a request of a session, whose body has that size. Waits and raises as `message`."""
-        if size > _WEIGHED_BYTES:
-            return self._count_weighed(session.id, size)
-        return self._count(self._sessions, session.id)
+        await self._count(self._sessions, session_id)
+        await self._count_bytes(self._sessions, session_id, size)
 
-    async def _count_weighed(self, session_id: str, size: int) -> None:
-        await arrived(self._count(self._sessions, session_id))
-        await arrived(self._count_bytes(self._sessions, session_id, size))
-
-    def of_session(self, session_id: str) -> Soon[None]:
-        """Do as `call`, for a request about a session whose record is not at hand."""
-        return self._count(self._sessions, session_id)
-
-    def opening(self, session: Session) -> Soon[None]:
+    async def opening(self, session: Session) -> None:
         """Count a session that is about to be opened. Waits and raises as `message`."""
-        return self._count(self._openings, session.counted_as)
+        await self._count(self._openings, session.counted_as)
 
     def spend_at_hand(self, principal: Principal, client: str, session_id: str) -> bool:
         """Count a message that is a call, if that needs neither the store nor a wait. False: nothing was counted."""
@@ -228,15 +217,14 @@ class RateLimits:
         self._go_on.set()
         self._go_on.clear()
 
-    def _count(self, accounts: _Accounts | None, whose: str | Principal) -> Soon[None]:
+    async def _count(self, accounts: _Accounts | None, whose: str | Principal) -> None:
         if accounts is None:
-            return None
+            return
         account = accounts[whose]
         if not account.spend(monotonic()):
-            return self._wait(account)
-        if account.left < account.low:  # so that a later message need not wait for the store
+            await self._wait(account)
+        elif account.left < account.low:  # so that a later message need not wait for the store
             self._start_refill(account)
-        return None
 
     async def _wait(self, account: _Account) -> None:
         """Wait for a token. Raises as `message`."""
@@ -261,13 +249,11 @@ class RateLimits:
                 async with asyncio.timeout(wait):
                     await self._go_on.wait()
 
-    def _count_bytes(self, accounts: _Accounts | None, whose: str | Principal, size: int) -> Soon[None]:
-        return None if accounts is None else self._take_for_bytes(accounts[whose], size)
-
-    async def _take_for_bytes(self, account: _Account, size: int) -> None:
-        # A body is never refused for its own size: it costs the burst at most.
-        tokens = min((size - 1) // _WEIGHED_BYTES, account.kind.rate.burst)
-        await self._pause(account, await self._ask(account, tokens))
+    async def _count_bytes(self, accounts: _Accounts | None, whose: str | Principal, size: int) -> None:
+        if accounts is not None and size > _WEIGHED_BYTES:
+            # A body is never refused for its own size: it costs the burst at most.
+            account, tokens = accounts[whose], min((size - 1) // _WEIGHED_BYTES, accounts.rate.burst)
+            await self._pause(account, await self._ask(account, tokens))
 
     def _start_refill(self, account: _Account) -> None:
         self._tasks.start(account, lambda: self._refill(account))

@@ -2,8 +2,8 @@
 
 import contextlib
 import functools
-from collections.abc import Callable, Coroutine, Iterator, Mapping
-from typing import Any, Final
+from collections.abc import Iterator, Mapping
+from typing import Final
 
 import msgspec
 
@@ -12,7 +12,7 @@ from gateway.calls.event_log import EventWriter
 from gateway.calls.exchange import Exchange
 from gateway.calls.live_session import LiveSession, live_session_of
 from gateway.calls.streams import KEPT_BYTES, KeptCall
-from gateway.cluster.ownership import Cluster, Forwarded
+from gateway.cluster.ownership import Cluster
 from gateway.config.limits import LimitSettings
 from gateway.context.client_workspace import Announcements
 from gateway.context.facts import CONTEXT_KEY, SessionFacts, with_context
@@ -43,7 +43,6 @@ from transports.inbound.bodies import SMALL_BODY_BYTES
 from transports.inbound.limits import Limited
 from transports.inbound_port import Answer, Refused, Request
 from transports.jsonrpc import Message, Object, encode
-from transports.soon import Soon, arrived, then
 from transports.turns import LARGE_BYTES, is_large
 from transports.upstream_port import LinkClosed, UpstreamUnavailable
 
@@ -82,7 +81,7 @@ class Intake:
         self._max_bytes = limits.in_flight_bytes
         self._paths = FastPaths(self, rates, watching, cluster)
 
-    def accept(
+    async def accept(
         self,
         exchange: Exchange,
         request: Request,
@@ -91,7 +90,7 @@ class Intake:
         headers: Headers,
         *,
         server: str = "",
-    ) -> Soon[Answer]:
+    ) -> Answer:
         """Send a call to its server. The outcome comes through the answer. `headers` are sent to the client. `server`
         is that of the call, empty if it is to be found by what the call names.
 
@@ -100,29 +99,19 @@ class Intake:
                 exists.
         """
         live = live_session_of(exchange)
-        counting = None if live is None else self._rates.call(live.session, request.body_bytes)
-        if live is None or counting is None:
-            return self.accept_counted(exchange, request, who, params, headers, server)
-        accept = functools.partial(self.accept_counted, exchange, request, who, params, headers, server)
-        return _after(self._counted(counting, live, request, exchange), accept)
+        if live is not None:
+            await self._count(live, request, exchange)
+        return await self.accept_counted(exchange, request, who, params, headers, server)
 
-    def admit(self, live: LiveSession, request: Request) -> Soon[None]:
+    async def admit(self, live: LiveSession, request: Request) -> None:
         """Count a call for which something is made before `accept_counted` gets it. Raises `Refused`: 429, as
         `accept`."""
-        self._room_for(live, request.body_bytes)
-        counting = self._rates.call(live.session, request.body_bytes)
-        return None if counting is None else self._counted(counting, live, request)
+        await self._count(live, request)
 
-    async def _counted(
-        self,
-        counting: Coroutine[Any, Any, None],
-        live: LiveSession,
-        request: Request,
-        exchange: Exchange | None = None,
-    ) -> None:
-        """Wait until a call is counted. Raises `Refused`: 429, as `accept`; its client has cancelled it meanwhile."""
-        with contextlib.closing(counting), self.waiting(live, request, exchange):
-            await counting
+    async def _count(self, live: LiveSession, request: Request, exchange: Exchange | None = None) -> None:
+        """Count a call, once that is its turn. Raises `Refused`: 429, as `accept`; its client has cancelled it."""
+        with self.waiting(live, request, exchange):
+            await self._rates.call(live.session.id, request.body_bytes)
         if exchange is not None and exchange.is_over:
             raise cancelled_by_client()
 
@@ -140,7 +129,7 @@ class Intake:
             finally:
                 live.exchange_ended(exchange)
 
-    def accept_counted(
+    async def accept_counted(
         self,
         exchange: Exchange,
         request: Request,
@@ -148,42 +137,34 @@ class Intake:
         params: Object,
         headers: Headers,
         server: str = "",
-    ) -> Soon[Answer]:
-        """As `accept`, for a call that was counted."""
+    ) -> Answer:
+        """Do as `accept`, for a call that was counted."""
         reply, meta = self.begin(exchange, request, who, params, headers, may_repeat=not request.again)
         check, correlation = request.check_mirrored, who.correlation
         sent = None if request.era is LEGACY else request.headers
         call = Call(exchange, request.era, params, meta, correlation, check, server, who.principal, sent)
         try:
-            if request.forwarded is not None or request.again:
-                relaying = self._relay_forwarded(request, call)
+            if request.again:
+                await self._relay_again(request, call)
             else:
-                relaying = self._relay(request, call, who)
-        except BaseException as error:
-            return self._not_sent(call, reply, error)
-        return reply if relaying is None else self._relayed(call, reply, relaying)
-
-    async def _relayed(self, call: Call, reply: CallReply, relaying: Coroutine[Any, Any, None]) -> Answer:
-        """The reply to a call that cannot be sent at once."""
-        try:
-            await relaying
+                await self._relay(request, call, who)
         except BaseException as error:
             return self._not_sent(call, reply, error)
         return reply
 
-    def _relay(self, request: Request, call: Call, who: RequestContext | None = None) -> Soon[None]:
+    async def _relay(self, request: Request, call: Call, who: RequestContext | None = None) -> None:
         """Send a call to its server. `who` is None if it leaves no path for others. Raises as `Endpoint.relay`."""
+        if request.forwarded is not None:
+            await request.forwarded.started()
         endpoint = self.endpoints[request.endpoint]
         # No value is larger than the body. 0: the wire does not say how large the body was.
         may_be_large = request.body_bytes > LARGE_BYTES or not request.body_bytes
-        if may_be_large and is_large(call.params):
-            return endpoint.relay(call)
-        if (route := endpoint.relay_now(call)) is None:
-            return endpoint.relay(call)
+        if (may_be_large and is_large(call.params)) or (route := endpoint.relay_now(call)) is None:
+            await endpoint.relay(call)
+            return
         offer = request.offer
         if who is not None and offer is not None and offer.decided is not None:
             offer.make(functools.partial(self._paths.of, offer.decided, route, who))
-        return None
 
     # -- for the fast path (`gateway.relay.fast_path.GeneralWay`)
 
@@ -205,10 +186,6 @@ class Intake:
 
     # -- what every call needs
 
-    def _relay_forwarded(self, request: Request, call: Call) -> Soon[None]:
-        """As `_relay`, for a call that another replica has sent, or that is repeated."""
-        return self._relay_again(request, call) if request.again else self._relay_started(request, call)
-
     async def _relay_again(self, request: Request, call: Call) -> None:
         if call.live is not None and (lost := call.live.lost) is not None:
             # Else a client that comes back for one of them would have the call repeated once more.
@@ -218,17 +195,9 @@ class Intake:
             call.exchange.fail(OUTCOME_UNKNOWN, _UNKNOWN)
             return
         try:
-            await arrived(self._relay_started(request, call))
+            await self._relay(request, call)
         except UpstreamUnavailable as error:
             call.exchange.fail(OUTCOME_UNKNOWN, f"{_UNKNOWN} It could not be made again: {error}")
-
-    def _relay_started(self, request: Request, call: Call) -> Soon[None]:
-        forwarded: Forwarded | None = request.forwarded
-        starting = None if forwarded is None else forwarded.started()
-        return self._relay(request, call) if starting is None else then(starting, self._relay_next, request, call)
-
-    def _relay_next(self, _: None, request: Request, call: Call) -> Soon[None]:
-        return self._relay(request, call)
 
     def _not_sent(self, call: Call, reply: CallReply, error: BaseException) -> Answer:
         """The reply to a call that could not be sent. Raises what is no answer to a call."""
@@ -324,25 +293,15 @@ class Intake:
             raise too_much_in_flight("this session")
         return size
 
-    def count(self, live: LiveSession) -> Soon[None]:
+    async def count(self, live: LiveSession) -> None:
         """Count a message of a session that is no call. Raises `Refused`: 429."""
-        counting = self._rates.call(live.session)
-        return None if counting is None else _in_use(live, counting)
+        with live.in_use():
+            await self._rates.call(live.session.id)
 
     def attach(self, exchange: Exchange, headers: Headers, request: Request, correlation: str) -> Answer:
         """The reply to a client that resumes a suspended call."""
         self._watching.begin_again(exchange, request, correlation)
         return CallReply(exchange, live_session_of(exchange), headers, events=None, cluster=self._cluster)
-
-
-async def _after(counting: Coroutine[Any, Any, None], accept: Callable[[], Soon[Answer]]) -> Answer:
-    await counting
-    return await arrived(accept())
-
-
-async def _in_use(live: LiveSession, counting: Coroutine[Any, Any, None]) -> None:
-    with live.in_use():
-        await counting
 
 
 async def _may_repeat(endpoint: Endpoint, call: Call) -> bool:

@@ -14,7 +14,6 @@ from gateway.identity.credential_claims import CredentialClaims
 from session_store import Principal
 from transports.inbound.inside import Inside, Reply
 from transports.inbound_port import Answer, Carried, EventSource, Handler, Refused, Request
-from transports.soon import Soon
 
 __all__ = ["InternalRequests"]
 
@@ -57,11 +56,11 @@ class _HandlerAs:
     def refused(self, headers: Mapping[str, str], refused: Refused, *, again: bool = False) -> Refused:
         return self._handler.refused(headers, refused, again=again)
 
-    def call(self, request: Request) -> Soon[Answer]:
-        return self._handler.call(self._of(request))
+    async def call(self, request: Request) -> Answer:
+        return await self._handler.call(self._of(request))
 
-    def admit(self, request: Request) -> Soon[None]:
-        return self._handler.admit(self._of(request))
+    async def admit(self, request: Request) -> None:
+        await self._handler.admit(self._of(request))
 
     async def join(self, request: Request) -> Carried:
         return await self._handler.join(self._of(request))

@@ -7,7 +7,6 @@ import functools
 import logging
 
 import msgspec
-from msgspec.structs import replace
 
 from gateway.calls.call import id_of, message_of
 from gateway.calls.event_log import EventWriter
@@ -53,7 +52,6 @@ from transports.jsonrpc import (
     encode_result,
 )
 from transports.reply_queue import ReplyQueue
-from transports.soon import Soon, arrived, is_there, then
 
 __all__ = ["LegacyClients"]
 
@@ -86,48 +84,33 @@ class LegacyClients:
         self._events = events
         self._repeated = RepeatedCalls(intake, events, self._exchange)
 
-    def call(self, request: Request, who: RequestContext) -> Soon[Answer]:
+    async def call(self, request: Request, who: RequestContext) -> Answer:
         """Answer a request."""
-        if message_of(request).method == "initialize":
-            return self._handshake.initialize(request, who)
-        resolving = self.resolver.require(request, who)
-        if is_there(resolving):
-            return self._in_session(resolving, request, who)
-        return then(resolving, self._in_session, request, who)
-
-    def _in_session(self, resolved: Resolved, request: Request, who: RequestContext) -> Soon[Answer]:
-        resolved.live.client_sent(request.message)
+        message, method = message_of(request), message_of(request).method
+        if method == "initialize":
+            return await self._handshake.initialize(request, who)
+        resolved, said = await self.resolver.require(request, who), None
+        resolved.live.client_sent(message)
         if self.resolver.announces_other(request, resolved):
-            return self._announced(resolved, request, who)
-        return self._answer(resolved, request, who, {})
-
-    async def _announced(self, resolved: Resolved, request: Request, who: RequestContext) -> Answer:
-        """Answer a request that announces another workspace than its session has."""
-        resolved, said = await self.resolver.apply_announced(request, who, resolved)
-        # Each such request is told what has become of its announcement.
-        return await arrived(self._answer(resolved, replace(request, offer=None), who, said))
-
-    def _answer(self, resolved: Resolved, request: Request, who: RequestContext, said: Object) -> Soon[Answer]:
-        """Answer a request of a session. `said` is for the `_meta` of the result."""
-        method = message_of(request).method
+            resolved, said = await self.resolver.apply_announced(request, who, resolved)
         if method == "ping":
-            return then(self._intake.count(resolved.live), self._pong, request, resolved.live)
+            await self._intake.count(resolved.live)
+            return ImmediateReply(encode_result(encode(message.id), b"{}"), live=resolved.live)
         if method in OF_TASKS:
-            return self._tasks.call(request, who, resolved)
+            return await self._tasks.call(request, who, resolved)
         if method in RECORDED:
-            return then(self._record(resolved, request), self._send, resolved, request, who, said)
-        return self._send(None, resolved, request, who, said)
-
-    @staticmethod
-    def _pong(_: None, request: Request, live: LiveSession) -> Answer:
-        return ImmediateReply(encode_result(encode(message_of(request).id), b"{}"), live=live)
-
-    def _send(self, _: None, resolved: Resolved, request: Request, who: RequestContext, said: Object) -> Soon[Answer]:
-        """Send a call to its server."""
+            await self._record(resolved, request)
         exchange = self._exchange(resolved, request, who)
-        if said:
+        if said is not None:
             exchange.filter_result(lambda _, result: with_meta(result, said))
-        return self._accepting(exchange, request, who, resolved)
+        if asks_for_task(request.params):
+            return await self._tasks.begin(exchange, request, who)
+        if method == "tools/list" and self._tasks.requested.has_offers:
+            self._tasks.requested.offer(exchange, request.endpoint)
+        if said is None and request.offer is not None:  # each call that announces is told what has become of that
+            like = functools.partial(self._exchange, resolved)
+            request.offer.prepare(Decided(resolved, resolved.live.version, [], like, self.resolver))
+        return await self._intake.accept(exchange, request, who, request.params, [])
 
     def _exchange(self, resolved: Resolved, request: Request, who: RequestContext) -> Exchange:
         """The exchange of a call in that session."""
@@ -148,18 +131,6 @@ class LegacyClients:
             granted=who.claims,
         )
 
-    def _accepting(self, exchange: Exchange, request: Request, who: RequestContext, resolved: Resolved) -> Soon[Answer]:
-        """Send a call to its server. It may ask for a task."""
-        params = request.params
-        if asks_for_task(params):
-            return self._tasks.begin(exchange, request, who)
-        if self._tasks.requested.has_offers and exchange.method == "tools/list":
-            self._tasks.requested.offer(exchange, request.endpoint)
-        if request.offer is not None:
-            like = functools.partial(self._exchange, resolved)
-            request.offer.prepare(Decided(resolved, resolved.live.version, [], like, self.resolver))
-        return self._intake.accept(exchange, request, who, params, [])
-
     async def _record(self, resolved: Resolved, request: Request) -> None:
         """Record the log level and the subscriptions of a session, which the next link to a server is given again."""
         live, params, method = resolved.live, request.params, message_of(request).method
@@ -177,15 +148,15 @@ class LegacyClients:
 
     async def negotiated(self, request: Request, who: RequestContext) -> str:
         """The protocol version of the session that a request names. Raises `Refused`: it names none."""
-        return (await arrived(self.resolver.require(request, who))).live.session.client.protocol_version
+        return (await self.resolver.require(request, who)).live.session.client.protocol_version
 
     async def notify(self, request: Request, who: RequestContext) -> None:
         """Handle a notification, or pass it on to the servers."""
         message = message_of(request)
-        resolved = await arrived(self.resolver.require(request, who))
+        resolved = await self.resolver.require(request, who)
         live = resolved.live
         live.client_sent(message)
-        await arrived(self._intake.count(live))
+        await self._intake.count(live)
         params = request.params
         method = str(message.method)
         if method in REQUESTS:
@@ -230,16 +201,16 @@ class LegacyClients:
 
     async def respond(self, request: Request, who: RequestContext) -> None:
         """Pass a client's answer on to the server that asked."""
-        live = (await arrived(self.resolver.require(request, who))).live
+        live = (await self.resolver.require(request, who)).live
         live.client_sent(request.message)
         if not live.questions.answered(without_reserved_in(message_of(request))):
             logger.info("a client answered a request that is not pending")
 
     async def stream(self, request: Request, who: RequestContext, last_event_id: str | None) -> EventSource:
         """The standalone stream of a session, or the rest of a broken stream."""
-        resolved = await arrived(self.resolver.require(request, who))
+        resolved = await self.resolver.require(request, who)
         live = resolved.live
-        await arrived(self._intake.count(live))
+        await self._intake.count(live)
         stream: str = STANDALONE
         after: str | None = None
         if last_event_id is not None:
@@ -271,7 +242,7 @@ class LegacyClients:
 
     async def end(self, request: Request, who: RequestContext) -> None:
         """End the session. Raises `Refused`: 405, the client has named the session by a key, so that it lasts."""
-        live = (await arrived(self.resolver.require(request, who))).live
+        live = (await self.resolver.require(request, who)).live
         if await self.resolver.is_named_by_key(live, request, who):
             raise keyed_session_stays()
         if not await self._lifecycle.end(live.session.id, "the client ended it"):

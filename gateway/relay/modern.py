@@ -50,7 +50,6 @@ from transports.jsonrpc import (
     encode_result,
 )
 from transports.reply_queue import ReplyQueue
-from transports.soon import Soon, arrived, is_there, then
 
 __all__ = ["ModernClients"]
 
@@ -79,81 +78,60 @@ class ModernClients:
         self._endpoints = endpoints
         self._seal = seal
 
-    def call(self, request: Request, who: RequestContext) -> Soon[Answer]:
+    async def call(self, request: Request, who: RequestContext) -> Answer:
         """Answer a request."""
         request = _without_reserved_answers(request)
-        message, params = message_of(request), request.params
-        method = str(message.method)
+        params, method = request.params, str(message_of(request).method)
+        endpoint = self._endpoints[request.endpoint]
         if method == "server/discover":
-            endpoint = self._endpoints[request.endpoint]
-            return self._discover(message, endpoint, self.resolver.context_of(request, who))
+            return await self._discover(message_of(request), endpoint, self.resolver.context_of(request, who))
+        if method in ABOUT_TASKS:
+            return await self._tasks.call(request, who)
+        if names_tasks(method, params):
+            return await self._tasks.listening.call(request, who)
         binding: Binding | None = None
         if method in MAY_ASK:
             binding = Binding(who.principal, request.endpoint, RequestDigest(method, params))
-            if "requestState" in params and bytes(params["requestState"]) != b"null":
-                return self._call_with_state(request, who, binding)
-        elif method in ABOUT_TASKS:
-            return self._tasks.call(request, who)
-        elif names_tasks(method, params):
-            return self._tasks.listening.call(request, who)
-        resolving: Soon[Resolved | None]
-        if method in SESSIONLESS and not self._endpoints[request.endpoint].lists_in_sessions:
-            resolving = self.resolver.resume(request, who)
+            if bytes(params.get("requestState", b"null")) != b"null":
+                return await self._call_with_state(request, who, binding)
+        resolved: Resolved | None
+        if method in SESSIONLESS and not endpoint.lists_in_sessions:
+            resolved = await self.resolver.resume(request, who)
         else:
-            resolving = self.resolver.resume_or_open(request, who)
-        if is_there(resolving):
-            return self._in_session(resolving, request, who, binding, params)
-        return then(resolving, self._in_session, request, who, binding, params)
+            resolved = await self.resolver.resume_or_open(request, who)
+        return await self._in_session(resolved, request, who, binding, params)
 
     async def _call_with_state(self, request: Request, who: RequestContext, binding: Binding) -> Answer:
         """Answer a request with the `requestState` of an earlier answer, which names the session."""
         opened = self._seal.open(request.params["requestState"], binding)
-        found = await arrived(self.resolver.resume_by_id(opened.session_id, who, Era.MODERN))
+        found = await self.resolver.resume_by_id(opened.session_id, who, Era.MODERN)
         if opened.call:
             return await self._resume(request, who, found, opened, binding)
         params = with_inner_state(request.params, opened)
         request = msgspec.structs.replace(request, offer=None)  # the state names the session, and not the head
-        return await arrived(self._in_session(found, request, who, binding, params))
+        return await self._in_session(found, request, who, binding, params)
 
-    def _in_session(
+    async def _in_session(
         self, resolved: Resolved | None, request: Request, who: RequestContext, binding: Binding | None, params: Object
-    ) -> Soon[Answer]:
+    ) -> Answer:
+        """Answer a request of that session, or of none. `params` are for its server."""
+        said = None
         if resolved is not None:
             resolved.live.client_sent(request.message)
-        if resolved is not None and self.resolver.announces_other(request, resolved):
-            return self._announced(resolved, request, who, binding, params)
-        return self._send(resolved, request, who, binding, params)
-
-    async def _announced(
-        self, resolved: Resolved, request: Request, who: RequestContext, binding: Binding | None, params: Object
-    ) -> Answer:
-        """Answer a request that announces another workspace than its session has."""
-        resolved, said = await self.resolver.apply_announced(request, who, resolved)
-        # Each such request is told what has become of its announcement.
-        request = msgspec.structs.replace(request, offer=None)
-        return await arrived(self._send(resolved, request, who, binding, params, said))
-
-    def _send(
-        self,
-        resolved: Resolved | None,
-        request: Request,
-        who: RequestContext,
-        binding: Binding | None,
-        params: Object,
-        said: Object | None = None,
-    ) -> Soon[Answer]:
-        """Send a call to its server. `said` is for the `_meta` of the result."""
+            if self.resolver.announces_other(request, resolved):
+                resolved, said = await self.resolver.apply_announced(request, who, resolved)
         exchange = self._exchange(resolved, request, who, binding)
-        if said:
+        if said is not None:
             exchange.filter_result(lambda _, result: with_meta(of_one_session(result), said))
         headers = [] if resolved is None else self._headers(resolved, request)
         if type(exchange) is not Exchange:  # it may become a task
             accepting = self._intake.accept(exchange, request, who, params, headers)
-            return self._tasks.answer(exchange, request, headers, accepting)
-        if resolved is not None and request.offer is not None:
+            return await self._tasks.answer(exchange, request, headers, accepting)
+        # Each call that announces is told what has become of that.
+        if said is None and resolved is not None and request.offer is not None:
             like = functools.partial(self._like, resolved)
             request.offer.prepare(Decided(resolved, resolved.live.version, headers, like, self.resolver))
-        return self._intake.accept(exchange, request, who, params, headers)
+        return await self._intake.accept(exchange, request, who, params, headers)
 
     def _like(self, resolved: Resolved, request: Request, who: RequestContext) -> Exchange:
         """Return the exchange of a call that is like one of that session that was sent."""
@@ -190,16 +168,16 @@ class ModernClients:
         method, caller = str(message.method), caller_of_meta(request.params.get("_meta", b"{}"))
         if method in METHODS:
             return []
-        resolved = await arrived(self.resolver.resume(request, who))
+        resolved = await self.resolver.resume(request, who)
         if resolved is None:
             # A notification that nobody gets opens no session.
             asker = Asker(None, MODERN, caller, who.correlation)
             await extensions.takers(method, self.resolver.context_of(request, who), asker)
-            resolved = await arrived(self.resolver.resume_or_open(request, who))
+            resolved = await self.resolver.resume_or_open(request, who)
         live = resolved.live
         live.client_sent(message)
         with live.in_use():
-            await arrived(self._intake.count(live))
+            await self._intake.count(live)
             meta = self._intake.meta(request.params, with_context(live.session, resolved.context), who.correlation)
             notice = Notice(
                 method=method,
@@ -231,7 +209,7 @@ class ModernClients:
         shape = self._results.shaper(binding, who.correlation, takes_tasks=takes_tasks, names_session=names_session)
         responses = decode_object(request.params.get("inputResponses", msgspec.Raw(b"{}")), "inputResponses")
         if request.forwarded is not None and opened.call in live.suspended:
-            await arrived(request.forwarded.started())
+            await request.forwarded.started()
         # No await from here until the answers are taken: of several requests with one state, only the first counts.
         exchange = live.suspended.get(opened.call)
         if exchange is None or exchange.suspended is None:
@@ -253,9 +231,7 @@ class ModernClients:
             again = msgspec.structs.replace(request, again=True)
             params = {k: v for k, v in request.params.items() if k not in ("requestState", "inputResponses")}
             accepting = self._intake.accept(exchange, again, who, params, headers)
-            if takes_tasks:
-                accepting = self._tasks.answer(exchange, again, headers, accepting)
-            return await arrived(accepting)
+            return await (self._tasks.answer(exchange, again, headers, accepting) if takes_tasks else accepting)
         if opened.turn != exchange.suspended.turn:
             raise bad_request_state()
         token = meta_of(request.params).get("progressToken")

@@ -5,8 +5,8 @@ The whole way of a request: wire, pipeline, session, admission, server, reply (`
 
 import contextlib
 import hashlib
-from collections.abc import Coroutine, Iterable, Iterator, Mapping
-from typing import Any, Final
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Final
 
 from msgspec.structs import replace
 
@@ -30,7 +30,6 @@ from session_store import Principal, StoreError
 from transports.era import MODERN
 from transports.inbound_port import Answer, Carried, EventSource, Refused, Request
 from transports.jsonrpc import encode
-from transports.soon import Soon, arrived, is_there
 
 __all__ = ["Pipeline", "store_errors_refused"]
 
@@ -63,35 +62,14 @@ class Pipeline:
         self._rates = rates
         self._watches = watches
 
-    def call(self, request: Request) -> Soon[Answer]:
+    async def call(self, request: Request) -> Answer:
+        who = None
         try:
-            who = self._who(request)
-        except (StoreError, Refused) as error:
-            raise self._refusal(request, None, error) from None
-        return self._answer(request, who) if is_there(who) else self._answer_unknown(request, who)
-
-    async def _answer_unknown(self, request: Request, identifying: Soon[RequestContext]) -> Answer:
-        """As `call`, for a caller who is not known yet."""
-        try:
-            who = await arrived(identifying)
-        except (StoreError, Refused) as error:
-            raise self._refusal(request, None, error) from None
-        return await arrived(self._answer(request, who))
-
-    def _answer(self, request: Request, who: RequestContext) -> Soon[Answer]:
-        """As `call`, for a caller who is known."""
-        try:
+            who = await self._who(request)
             if message_of(request).method in (_NOT_MODERN if request.era is MODERN else _NOT_LEGACY):
                 raise unknown_method(str(message_of(request).method), request.era)
             clients = self._modern if request.era is MODERN else self._legacy
-            answer = clients.call(request, who)
-        except (StoreError, Refused) as error:
-            raise self._refusal(request, who, error) from None
-        return self._answered(request, who, answer) if is_there(answer) else self._answer_later(request, who, answer)
-
-    async def _answer_later(self, request: Request, who: RequestContext, answering: Soon[Answer]) -> Answer:
-        try:
-            answer = await arrived(answering)
+            answer = await clients.call(request, who)
         except (StoreError, Refused) as error:
             raise self._refusal(request, who, error) from None
         return self._answered(request, who, answer)
@@ -126,26 +104,13 @@ class Pipeline:
         self._watching.refused_by_wire(refused)
         return refused
 
-    def admit(self, request: Request) -> Soon[None]:
+    async def admit(self, request: Request) -> None:
+        who = None
         try:
-            who = request.vouched_for or self._identity.known(request.headers, request.peer)
-            charging = None if who is None else self._charge_body(who, request)
-        except Refused as refused:
-            raise self._not_admitted(request, None, refused) from None
-        return None if who is not None and charging is None else self._admit_later(request, who, charging)
-
-    async def _admit_later(self, request: Request, who: Authenticated | None, charging: Soon[None]) -> None:
-        """As `admit`, for a sender whose token has to be verified (`who` is None), or whom the store has to charge."""
-        try:
-            if who is None:
-                who = await self._identity.verify(request.headers, request.peer)
-                charging = self._charge_body(who, request)
-            await arrived(charging)
+            who = await self._authenticated(request)
+            await self._rates.body(who.principal, request.client, request.body_bytes)
         except Refused as refused:
             raise self._not_admitted(request, who, refused) from None
-
-    def _charge_body(self, who: Authenticated, request: Request) -> Soon[None]:
-        return self._rates.body(who.principal, request.client, request.body_bytes)
 
     def _not_admitted(self, request: Request, who: Authenticated | None, refused: Refused) -> Refused:
         """Record the refusal of a request by its head."""
@@ -156,12 +121,12 @@ class Pipeline:
         return refused
 
     async def join(self, request: Request) -> Carried:
-        who = await arrived(self._who(request))
+        who = await self._who(request)
         with store_errors_refused():
             return replace(await self._streams.join(request, who), caller=_name_of(who.principal))
 
     async def carried(self, request: Request) -> Carried:
-        who = await arrived(self._who(request))
+        who = await self._who(request)
         with store_errors_refused():
             return replace(await self._streams.carried(request, who), caller=_name_of(who.principal))
 
@@ -170,10 +135,10 @@ class Pipeline:
 
     async def negotiated(self, request: Request) -> str:
         with store_errors_refused():
-            return await self._legacy.negotiated(request, await arrived(self._who(request)))
+            return await self._legacy.negotiated(request, await self._who(request))
 
     async def notify(self, request: Request) -> list[tuple[bytes, bytes]]:
-        who = await arrived(self._who(request))
+        who = await self._who(request)
         with store_errors_refused():
             if request.era is MODERN:
                 return await self._modern.notify(request, who)
@@ -182,18 +147,18 @@ class Pipeline:
 
     async def respond(self, request: Request) -> None:
         with store_errors_refused():
-            await self._legacy.respond(request, await arrived(self._who(request)))
+            await self._legacy.respond(request, await self._who(request))
 
     async def stream(self, request: Request, last_event_id: str | None) -> EventSource:
         with store_errors_refused():
-            who = await arrived(self._who(request))
+            who = await self._who(request)
             return await self._legacy.stream(request, who, last_event_id)
 
     async def end(self, request: Request) -> None:
         with store_errors_refused():
-            await self._legacy.end(request, await arrived(self._who(request)))
+            await self._legacy.end(request, await self._who(request))
 
-    def _who(self, request: Request) -> Soon[RequestContext]:
+    async def _who(self, request: Request) -> RequestContext:
         """Authenticate a request, or take over the principal that another replica has authenticated. From now on log
         lines have the correlation id of the request and the address of its client."""
         CLIENT.set(request.client)
@@ -203,41 +168,21 @@ class Pipeline:
             sent = "" if request.forwarded is None else request.headers.get(CORRELATION_HEADER, "")
             correlation = sent or correlation_id(request.headers, request.meta)
         CORRELATION.set(correlation)
-        who = request.forwarded
-        if who is not None:  # its sender has counted it
-            return RequestContext(who.principal, who.granted, correlation)
-        try:
-            who = request.vouched_for or self._identity.known(request.headers, request.peer)
-            if who is None:
-                return self._verified(request, correlation)
-            counting = self._rates.message(who.principal, request.client)
-        except Refused as refused:
-            self._audit_refused(request, who, refused)
-            raise
-        found = RequestContext(who.principal, who.granted, correlation, who.is_lasting)
-        return found if counting is None else self._counted(request, found, counting)
-
-    async def _verified(self, request: Request, correlation: str) -> RequestContext:
-        """As `_who`, for a caller with an access token that has to be verified first."""
+        if request.forwarded is not None:  # its sender has counted it
+            return RequestContext(request.forwarded.principal, request.forwarded.granted, correlation)
         who = None
         try:
-            who = await self._identity.verify(request.headers, request.peer)
-            await arrived(self._rates.message(who.principal, request.client))
+            who = await self._authenticated(request)
+            await self._rates.message(who.principal, request.client)
         except Refused as refused:
             self._audit_refused(request, who, refused)
             raise
-        return RequestContext(who.principal, who.granted, correlation)
+        return RequestContext(who.principal, who.granted, correlation, who.is_lasting)
 
-    async def _counted(
-        self, request: Request, who: RequestContext, counting: Coroutine[Any, Any, None]
-    ) -> RequestContext:
-        """As `_who`, for a message that the store has to count."""
-        try:
-            await counting
-        except Refused as refused:
-            self._audit_refused(request, who, refused)
-            raise
-        return who
+    async def _authenticated(self, request: Request) -> Authenticated:
+        """Return who sends a request. Raises `Refused`: 401, its credential is not valid."""
+        who: Authenticated | None = request.vouched_for or self._identity.known(request.headers, request.peer)
+        return await self._identity.verify(request.headers, request.peer) if who is None else who
 
     def _audit_refused(self, request: Request, who: Authenticated | RequestContext | None, refused: Refused) -> None:
         principal = "" if who is None else str(who.principal)

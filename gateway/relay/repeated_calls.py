@@ -17,7 +17,6 @@ from session_store import StoreUnavailable
 from session_store.session import redact
 from transports.inbound_port import Refused, Request
 from transports.jsonrpc import Message, decode_id, decode_meta
-from transports.soon import arrived
 from transports.tasks import Tasks
 
 __all__ = ["RepeatedCalls"]
@@ -52,7 +51,7 @@ class RepeatedCalls:
         """
         session_id = resolved.live.session.id
         try:
-            await arrived(self._intake.admit(resolved.live, request))
+            await self._intake.admit(resolved.live, request)
             # What the earlier process still writes is left out from now on. If it has ended the stream before, it has
             # deleted the request.
             await self._events.append(session_id, stream, b"")
@@ -103,7 +102,7 @@ class RepeatedCalls:
             again=True,
         )
         exchange = self._exchange_of(resolved, again, who)
-        reply = await arrived(self._intake.accept_counted(exchange, again, who, kept.params, []))
+        reply = await self._intake.accept_counted(exchange, again, who, kept.params, [])
         assert isinstance(reply, CallReply)
         reply.go_on(stream)
         return reply
@@ -115,8 +114,8 @@ async def _record(reply: CallReply) -> None:
         while (frame := await reply.replies.next()) is not None:
             if reply.is_doubtful:
                 frame = await reply.confirmed(frame)
-            await arrived(reply.record([frame]))
+            await reply.record([frame])
             if frame.final:
                 return
     finally:
-        await arrived(reply.done())
+        reply.done()

@@ -15,7 +15,6 @@ from session_store.embedded.events import MAX_LOG_BYTES
 from transports.inbound_port import Request
 from transports.jsonrpc import encode, encode_error
 from transports.reply_queue import Frame
-from transports.soon import Soon, then
 
 __all__ = ["CallReply", "StreamReply"]
 
@@ -87,10 +86,22 @@ class CallReply:
         error = error_of(OUTCOME_UNKNOWN, reason, self._exchange.correlation)
         return encode_error(encode(self._exchange.client_id), error)
 
-    def record(self, frames: Sequence[Frame]) -> Soon[Sequence[str | None]]:
-        live = self.live
-        if self._events is None or live is None or live.ended:
+    async def record(self, frames: Sequence[Frame]) -> Sequence[str | None]:
+        live, events = self.live, self._events
+        if events is None or live is None or live.ended:
             return (None,) * len(frames)
+        await events.make_ready(live.session.id, len(frames))
+        return self._recorded(live, events, frames)
+
+    def record_at_hand(self, frames: Sequence[Frame]) -> Sequence[str | None] | None:
+        live, events = self.live, self._events
+        if events is None or live is None or live.ended:
+            return (None,) * len(frames)
+        return self._recorded(live, events, frames) if events.is_ready(live.session.id, len(frames)) else None
+
+    def _recorded(self, live: LiveSession, events: EventWriter, frames: Sequence[Frame]) -> Sequence[str | None]:
+        """Record frames, and return their ids for the client. Without one it gets the frame, and a replay would not
+        contain it."""
         request = b""
         if not self._stream:
             # The name is kept: the exchange gets another number after each question of a modern server.
@@ -99,16 +110,13 @@ class CallReply:
                 request = self._kept(self._exchange, self._request)
             self._request = None
         kept: list[Kept] = [(self._recordable(frame), frame.final) for frame in frames]
-        return then(self._events.record(live.session.id, self._stream, kept, request), self._recorded, frames)
+        ids = events.record_now(live.session.id, self._stream, kept, request)
+        self._is_recorded = frames[-1].final and ids[-1] is not None
+        return event_names(ids, self._stream)
 
     def go_on(self, stream: str) -> None:
         """Record the frames in that stream, which an earlier process has left open."""
         self._stream = stream
-
-    def _recorded(self, ids: Sequence[str | None], frames: Sequence[Frame]) -> Sequence[str | None]:
-        """The ids for the client. Without one it gets the frame, and a replay would not contain it."""
-        self._is_recorded = frames[-1].final and ids[-1] is not None
-        return event_names(ids, self._stream)
 
     def _recordable(self, frame: Frame) -> bytes | None:
         """The data to record for a replay; None to record nothing. A frame must not be larger than a session's log: in
@@ -123,12 +131,11 @@ class CallReply:
         )
         return self._unknown(reason)
 
-    def done(self) -> Soon[None]:
+    def done(self) -> None:
         self.release()
         live = self.live
-        if not self._stream or self._is_recorded or self._events is None or live is None or live.ended:
-            return None
-        return then(self._events.record(live.session.id, self._stream, [(b"", True)]), _forget)
+        if self._stream and not self._is_recorded and self._events is not None and live is not None and not live.ended:
+            self._events.end(live.session.id, self._stream)
 
     def release(self) -> None:
         """End the reply of a call without any frame on the wire: what `done` does, but for the record of the frames."""
@@ -205,7 +212,3 @@ class StreamReply:
 
     async def done(self) -> None:
         self._use.release()
-
-
-def _forget(ids: Sequence[str | None]) -> None:
-    """The end of a stream is no event, and has no id."""

@@ -20,7 +20,6 @@ from gateway.serving.paths import ALL, HEALTH, HOME, READY
 from session_store import ANONYMOUS, StoreError
 from transports.inbound.http import Guard, Receive, Scope, Send
 from transports.inbound_port import Refused
-from transports.soon import arrived
 
 if TYPE_CHECKING:
     from jinja2 import Template  # with the first page
@@ -86,7 +85,7 @@ class HomePage:
         try:
             headers = self._guard.headers(scope)
             self._guard.check(headers)
-            await arrived(self._rates.message(ANONYMOUS, self._guard.client(scope, headers)))
+            await self._rates.message(ANONYMOUS, self._guard.client(scope, headers))
         except Refused as refused:
             return PlainTextResponse(f"{refused}\n", refused.status, dict(refused.headers))
         except StoreError as error:

@@ -21,7 +21,6 @@ from gateway.serving.paths import ALL, CATALOG
 from session_store import ANONYMOUS, StoreError
 from transports.inbound.http import Guard
 from transports.inbound_port import Refused
-from transports.soon import arrived
 
 __all__ = ["Documents", "card_routes"]
 
@@ -87,7 +86,7 @@ def card_routes(documents: Documents, rates: RateLimits, guard: Guard) -> list[B
             if request.method == "OPTIONS":
                 return Response(status_code=204, headers=_CORS)
             try:
-                await arrived(rates.message(ANONYMOUS, guard.client(request.scope, request.headers)))
+                await rates.message(ANONYMOUS, guard.client(request.scope, request.headers))
             except Refused as refused:
                 return PlainTextResponse(f"{refused}\n", refused.status, {**refused.headers, **_CORS})
             except StoreError as error:

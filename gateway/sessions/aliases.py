@@ -1,7 +1,6 @@
 """Aliases: names by which the store finds a session without its id, for requests that carry no token."""
 
 import json
-import operator
 from collections.abc import Container
 from typing import Final, NamedTuple
 
@@ -13,7 +12,6 @@ from gateway.sessions.session_keys import key_alias
 from session_store import Principal
 from transports.era import Era
 from transports.inbound_port import Request
-from transports.soon import Soon, then
 
 __all__ = ["Alias", "Aliases", "default_alias", "reattach_alias"]
 
@@ -55,13 +53,13 @@ class Aliases:
         endpoint = request.endpoint if request.endpoint in self._endpoints else ""
         return Alias(key_alias(key, principal, endpoint), is_key=True)
 
-    def of_default(self, request: Request, principal: Principal) -> Soon[Alias | None]:
+    async def of_default(self, request: Request, principal: Principal) -> Alias | None:
         """Return the alias of the default session; None: the client gets a session of its own."""
         if not self._has_default or (name := default_alias(request, principal)) is None or asks_for_new(request):
             return None
-        return then(self._brings_nothing(request, principal), _named_if, Alias(name))
+        return Alias(name) if await self._brings_nothing(request, principal) else None
 
-    def _brings_nothing(self, request: Request, principal: Principal) -> Soon[bool]:
+    async def _brings_nothing(self, request: Request, principal: Principal) -> bool:
         """Return True if the client is certain to bring no session back. Where that is not known, two clients must not
         share a session."""
         agent, name = agent_of(request), modern_client(request).name
@@ -72,11 +70,7 @@ class Aliases:
         implementation = known(agent, name)
         if implementation is None or implementation.carries(cookies=self._carriers.uses_cookies):
             return False
-        return then(self._returns.carries(client_key(request, principal)), operator.not_)
-
-
-def _named_if(brings_nothing: bool, alias: Alias) -> Alias | None:
-    return alias if brings_nothing else None
+        return not await self._returns.carries(client_key(request, principal))
 
 
 def default_alias(request: Request, principal: Principal) -> str | None:

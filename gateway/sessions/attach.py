@@ -24,7 +24,6 @@ from session_store import Context, Session, SessionStore, StoreUnavailable
 from session_store.session import redact
 from transports.inbound_port import Request
 from transports.jsonrpc import Object, encode
-from transports.soon import Soon, then
 from transports.tasks import Tasks
 
 __all__ = ["Resolved", "SessionAttacher"]
@@ -71,7 +70,7 @@ class SessionAttacher:
         self._refreshing = Tasks("cached records")
         self._changing: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
 
-    def attach(self, session: Session, granted: CredentialClaims | None) -> Soon[Resolved]:
+    async def attach(self, session: Session, granted: CredentialClaims | None) -> Resolved:
         """Make a session live on this replica, from the record that the store has just returned.
 
         Raises:
@@ -79,19 +78,12 @@ class SessionAttacher:
         """
         live = self._live.get(session.id)
         if live is None or not live.recovered or session.owner != self._replica:
-            return then(self._attach_again(session, granted), self._in_context, granted)
-        _use_read(live, session)
-        return self._in_context(live, granted)
-
-    def _in_context(self, live: LiveSession, granted: CredentialClaims | None) -> Soon[Resolved]:
-        """Return the session, with the context that the credential gives it now."""
-        context = self._rules.renewed(live.session, granted)
-        if context == live.session.context:
+            live = await self._attach_again(session, granted)
+        else:
+            _use_read(live, session)
+        if self._rules.renewed(live.session, granted) == live.session.context:
             # The record's own: what compares the two by identity later need not copy the record.
             return Resolved(live=live, context=live.session.context)
-        return self._with_context(live, granted)
-
-    async def _with_context(self, live: LiveSession, granted: CredentialClaims | None) -> Resolved:
         context = await self._renew(live, granted)
         return Resolved(live=live, context=context)  # another request may have changed the session's meanwhile
 

@@ -24,7 +24,6 @@ from session_store import Session, SessionStore
 from session_store.session import new_session_id
 from transports.era import Era
 from transports.jsonrpc import Message, Object, decode_object, encode
-from transports.soon import arrived
 
 __all__ = ["ChildSessions", "with_handles"]
 
@@ -108,7 +107,7 @@ class ChildSessions:
         if found is None:
             raise unknown_handle(name, given)
         if found.id != live.session.id:  # else the call was forwarded to the replica that owns the child
-            exchange.move_to((await arrived(self._attacher.attach(found, exchange.granted))).live)
+            exchange.move_to((await self._attacher.attach(found, exchange.granted)).live)
         rest = {key: value for key, value in arguments.items() if key != ARGUMENT}
         return params | {"arguments": msgspec.Raw(encode(rest))}
 

@@ -19,7 +19,6 @@ from session_store import ClientFacts, Context, Session
 from session_store.metadata import InvalidMetadata, checked_metadata, merged_metadata
 from session_store.session import new_session_id, origin_of, token_hash_of
 from transports.inbound_port import Request
-from transports.soon import arrived
 
 __all__ = ["SessionOpener", "metadata_of"]
 
@@ -74,7 +73,7 @@ class SessionOpener:
         with self._prestart.beginning(session) as session:
             kept = await self._lifecycle.create(session, None if alias is None else alias.name)
             if kept.id != session.id:
-                return await arrived(self._attacher.attach(kept, who.claims))
+                return await self._attacher.attach(kept, who.claims)
             self._prestart.opened(session)
         self._lifecycle.created(kept)
         return self._attacher.attach_new(kept)

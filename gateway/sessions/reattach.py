@@ -13,7 +13,6 @@ from gateway.sessions.resolve import SessionResolver
 from session_store import ClientFacts
 from transports.inbound_port import Request
 from transports.jsonrpc import Object
-from transports.soon import arrived
 
 __all__ = ["InitializeResolver"]
 
@@ -59,7 +58,7 @@ class InitializeResolver:
         """
         self._limits.check_handshake(client.initialize_params)
         if request.forwarded is not None:
-            return await arrived(self._resolver.resume_by_id(request.forwarded.session_id, who, request.era))
+            return await self._resolver.resume_by_id(request.forwarded.session_id, who, request.era)
         alias = self._aliases.of_key(request, who.principal)
         resolved = await self._resume(request, who, client, alias)
         if resolved is not None:
@@ -77,11 +76,11 @@ class InitializeResolver:
         if (token := explicit_token(request)) is not None:
             session = await self._lookup.by_stale_token(token, request.era, who.principal)
             if session is not None:
-                return await arrived(self._attacher.attach(session, who.claims))
+                return await self._attacher.attach(session, who.claims)
         if key is not None:
-            return await arrived(self._resolver.resume_by_alias(key, who))
+            return await self._resolver.resume_by_alias(key, who)
         if "cookie" in self._reattach and not asks_for_new(request):
-            resolved = await arrived(self._resolver.resume_by_cookie(request, who))
+            resolved = await self._resolver.resume_by_cookie(request, who)
             if resolved is not None and same_client(resolved.live.session, request, client):
                 return Resolved(live=resolved.live, context=resolved.context)
         return None

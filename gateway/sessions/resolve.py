@@ -2,8 +2,6 @@
 
 import asyncio
 import itertools
-from collections.abc import Coroutine, Iterable
-from typing import Any
 
 from msgspec.structs import replace
 
@@ -20,8 +18,7 @@ from gateway.sessions.opening import SessionOpener
 from gateway.sessions.returns import Returns
 from session_store import ClientFacts, SessionStore, StoreUnavailable
 from transports.era import Era
-from transports.inbound_port import Memory, OwnedByPeer, Request
-from transports.soon import Soon, arrived, is_there, then
+from transports.inbound_port import OwnedByPeer, Request
 
 __all__ = ["SessionResolver"]
 
@@ -53,7 +50,7 @@ class SessionResolver:
         self.announces_other = attacher.announces_other
         self.apply_announced = attacher.apply_announced
 
-    def resume(self, request: Request, who: RequestContext) -> Soon[Resolved | None]:
+    async def resume(self, request: Request, who: RequestContext) -> Resolved | None:
         """Return the session the request carries, in the order of carriers: header, `_meta`, session key, cookie,
         default session.
 
@@ -67,14 +64,16 @@ class SessionResolver:
             raise OwnedByPeer(route)
         token = explicit_token(request) if request.forwarded is None else None
         if token is None:
-            return then(self._resume_without_token(request, who), self._returned, request)
-        session_id = self._lookup.id_of_token(token, request.era, who.principal)
-        resolving = self.resume_by_id(session_id, who, request.era)
-        if request.memory is not None and self._live.get(session_id) is None and names_token(request):
-            resolving = _resume_anywhere(resolving, request.memory, request, who)
-        if is_there(resolving):
-            return self._returned(resolving, request)
-        return then(resolving, self._returned, request)
+            resolved = await self._resume_without_token(request, who)
+        else:
+            session_id = self._lookup.id_of_token(token, request.era, who.principal)
+            try:
+                resolved = await self.resume_by_id(session_id, who, request.era)
+            except OwnedByPeer as elsewhere:
+                raise OwnedByPeer(_remembered(elsewhere.route, request, who)) from None
+        if resolved is not None:
+            await self._returns.came_back(resolved.live, request)
+        return resolved
 
     def holds(self, live: LiveSession) -> bool:
         """Return True if this replica holds a live session, and its client has come back to it."""
@@ -94,62 +93,27 @@ class SessionResolver:
         """Read the record of a live session, for a call that is to wait for it. Afterwards ask `still_serves`."""
         return self._attacher.refresh(live)
 
-    def _returned(self, resolved: Resolved | None, request: Request) -> Soon[Resolved | None]:
-        """Record that the client of a session has come back to it."""
-        if resolved is None or resolved.live.return_watch is None:
-            return resolved
-        learning = self._returns.came_back(resolved.live, request)
-        return resolved if learning is None else _after(learning, resolved)
-
-    def _resume_without_token(self, request: Request, who: RequestContext) -> Soon[Resolved | None]:
+    async def _resume_without_token(self, request: Request, who: RequestContext) -> Resolved | None:
         if (forwarded := request.forwarded) is not None:
             live = self._live.get(forwarded.session_id)
             if live is not None and self._cached.is_confirmed_by(forwarded, live, who):
                 return Resolved(live=live, context=live.session.context)
-            return self.resume_by_id(forwarded.session_id, who, request.era)
+            return await self.resume_by_id(forwarded.session_id, who, request.era)
         if (alias := self._aliases.of_key(request, who.principal)) is not None:
-            return self.resume_by_alias(alias, who)
+            return await self.resume_by_alias(alias, who)
         if asks_for_new(request):
             return None
-        return then(self.resume_by_cookie(request, who), self._or_default, request, who)
+        if (resolved := await self.resume_by_cookie(request, who)) is not None:
+            return resolved
+        default = await self._aliases.of_default(request, who.principal)
+        return None if default is None else await self.resume_by_alias(default, who)
 
-    def _or_default(self, found: Resolved | None, request: Request, who: RequestContext) -> Soon[Resolved | None]:
-        if found is not None:
-            return found
-        return then(self._aliases.of_default(request, who.principal), self._of_default, who)
-
-    def _of_default(self, alias: Alias | None, who: RequestContext) -> Soon[Resolved | None]:
-        return None if alias is None else self.resume_by_alias(alias, who)
-
-    def resume_by_id(self, session_id: str, who: RequestContext, era: Era) -> Soon[Resolved]:
-        """Return the session of an id that a token or a sealed `requestState` names.
-
-        Raises:
-            Refused, OwnedByPeer, StoreUnavailable: as `resume`.
-        """
-        live = self._live.get(session_id)
-        if (at_hand := self._at_hand(live, who)) is not None:
-            return at_hand
-        return self._resume_stored(session_id, live, who, era)
-
-    async def _resume_stored(
-        self, session_id: str, live: LiveSession | None, who: RequestContext, era: Era
-    ) -> Resolved:
-        try:
-            session = await self._lookup.by_id(session_id, era, who.principal, None if live is None else live.session)
-        except StoreUnavailable:
-            if (served := self._in_outage(live, who)) is None:
-                raise
-            return served
-        return await arrived(self._attacher.attach(session, who.claims))
-
-    def _at_hand(self, live: LiveSession | None, who: RequestContext, *, cookie_held: bool = False) -> Resolved | None:
-        """Return the session if its cached record serves the request. The record is read again before it is too old."""
+    def _at_hand(self, live: LiveSession | None, who: RequestContext) -> Resolved | None:
+        """Return a live session whose record is recent. A record that is not for long any more is read again."""
         if live is None or not self._cached.is_recent(live, who):
             return None
-        if (self._cached.age_at_hand(live) or 0.0) >= AGING_AFTER_S:
-            self._attacher.refresh(live)
-        return Resolved(live=live, context=live.session.context, cookie_held=cookie_held)
+        self.still_serves(live)
+        return Resolved(live=live, context=live.session.context)
 
     def _in_outage(self, live: LiveSession | None, who: RequestContext) -> Resolved | None:
         """Return the session if it may be served while the store does not answer."""
@@ -157,37 +121,45 @@ class SessionResolver:
             return None
         return Resolved(live=live, context=live.session.context)
 
-    def resume_by_cookie(self, request: Request, who: RequestContext) -> Soon[Resolved | None]:
+    async def resume_by_id(self, session_id: str, who: RequestContext, era: Era) -> Resolved:
+        """Return the session of an id that a token or a sealed `requestState` names.
+
+        Raises:
+            Refused, OwnedByPeer, StoreUnavailable: as `resume`.
+        """
+        live = self._live.get(session_id)
+        if (resolved := self._at_hand(live, who)) is not None:
+            return resolved
+        try:
+            session = await self._lookup.by_id(session_id, era, who.principal, None if live is None else live.session)
+        except StoreUnavailable:
+            if (served := self._in_outage(live, who)) is None:
+                raise
+            return served
+        return await self._attacher.attach(session, who.claims)
+
+    async def resume_by_cookie(self, request: Request, who: RequestContext) -> Resolved | None:
         """Return the session that a cookie of the request names, if cookies are switched on."""
         session_ids = self._lookup.ids_of_cookies(request, who)
         first = next(session_ids, None)
         if first is None:
             return None
-        if (at_hand := self._at_hand(self._live.get(first), who, cookie_held=True)) is not None:
-            return at_hand
-        return self._resume_by_cookie(itertools.chain((first,), session_ids), who)
+        if (resolved := self._at_hand(self._live.get(first), who)) is None:
+            session = await self._lookup.first_of(itertools.chain((first,), session_ids), who)
+            if session is None:
+                return None
+            resolved = await self._attacher.attach(session, who.claims)
+        return replace(resolved, cookie_held=True)
 
-    async def _resume_by_cookie(self, session_ids: Iterable[str], who: RequestContext) -> Resolved | None:
-        session = await self._lookup.first_of(session_ids, who)
-        if session is None:
-            return None
-        resolved = await arrived(self._attacher.attach(session, who.claims))
-        return Resolved(live=resolved.live, context=resolved.context, cookie_held=True)
-
-    def resume_by_alias(self, alias: Alias, who: RequestContext) -> Soon[Resolved | None]:
+    async def resume_by_alias(self, alias: Alias, who: RequestContext) -> Resolved | None:
         """Return the live session of that alias, if there is one.
 
         Raises:
             OwnedByPeer, StoreUnavailable: as `resume`.
         """
         live = self._live.named(alias.name)
-        if (at_hand := self._at_hand(live, who)) is not None:
-            return at_hand
-        return self._resume_stored_alias(alias, live, who)
-
-    async def _resume_stored_alias(
-        self, alias: Alias, live: LiveSession | None, who: RequestContext
-    ) -> Resolved | None:
+        if (resolved := self._at_hand(live, who)) is not None:
+            return resolved
         try:
             found = await self._store.resume_alias(alias.name)
         except StoreUnavailable:
@@ -196,7 +168,7 @@ class SessionResolver:
             return served
         if found is None:
             return None
-        resolved = await arrived(self._attacher.attach(found, who.claims))
+        resolved = await self._attacher.attach(found, who.claims)
         self._live.note_alias(resolved.live, alias.name)
         return resolved
 
@@ -206,33 +178,30 @@ class SessionResolver:
         named = None if alias is None else await self._store.named(alias.name)
         return named is not None and named.id == live.session.id
 
-    def require(self, request: Request, who: RequestContext) -> Soon[Resolved]:
+    async def require(self, request: Request, who: RequestContext) -> Resolved:
         """Do as `resume`, for a legacy message, which has to name its session.
 
         Raises:
             Refused: 400, the request names no session.
         """
-        resolving = self.resume(request, who)
-        return _named(resolving) if is_there(resolving) else then(resolving, _named)
+        resolved = await self.resume(request, who)
+        if resolved is None:
+            raise no_session()
+        return resolved
 
-    def resume_or_open(self, request: Request, who: RequestContext) -> Soon[Resolved]:
+    async def resume_or_open(self, request: Request, who: RequestContext) -> Resolved:
         """Do as `resume`; a modern client without a session gets one."""
-        resolving = self.resume(request, who)
-        if is_there(resolving):
-            return self._open(request, who) if resolving is None else resolving
-        return self._resume_or_open(resolving, request, who)
-
-    async def _resume_or_open(self, resuming: Soon[Resolved | None], request: Request, who: RequestContext) -> Resolved:
-        return await arrived(resuming) or await self._open(request, who)
-
-    async def _open(self, request: Request, who: RequestContext) -> Resolved:
+        if (resolved := await self.resume(request, who)) is not None:
+            return resolved
         principal = who.principal
-        alias = self._aliases.of_key(request, principal) or await arrived(self._aliases.of_default(request, principal))
+        alias = self._aliases.of_key(request, principal) or await self._aliases.of_default(request, principal)
         resolved = await self.open(request, who, modern_client(request), alias)
-        if resolved.opened:
-            self._watch(resolved.live, request, who, alias)
-        elif resolved.live.return_watch is not None:
-            await arrived(self._returns.came_back(resolved.live, request))
+        if not resolved.opened:
+            await self._returns.came_back(resolved.live, request)
+            return resolved
+        is_key = alias is not None and alias.is_key
+        name = "" if alias is None else alias.name
+        self._returns.opened(resolved.live, request, who, has_key=is_key, alias=name)
         return resolved
 
     async def open(self, request: Request, who: RequestContext, client: ClientFacts, alias: Alias | None) -> Resolved:
@@ -242,24 +211,15 @@ class SessionResolver:
             self._live.note_alias(resolved.live, alias.name)
         return resolved
 
-    def _watch(self, live: LiveSession, request: Request, who: RequestContext, alias: Alias | None) -> None:
-        is_key = alias is not None and alias.is_key
-        self._returns.opened(live, request, who, has_key=is_key, alias="" if alias is None else alias.name)
 
-
-async def _resume_anywhere(
-    resolving: Soon[Resolved], memory: Memory, request: Request, who: RequestContext
-) -> Resolved:
-    """Have the head remember who owns its session, if that is another replica, which is then asked without a look at
-    the store. The owner decides whether the session is still this caller's, and its own."""
-    try:
-        return await arrived(resolving)
-    except OwnedByPeer as elsewhere:
-        route = elsewhere.route
-        if who.is_lasting:
-            route = replace(route, memory=RouteMemory())
-            memory.keep((request.era, replace(route, is_read=False)))
-        raise OwnedByPeer(route) from None
+def _remembered(route: Route, request: Request, who: RequestContext) -> Route:
+    """Have the head of a request remember who owns its session, which is then asked without a look at the store. The
+    owner decides whether the session is still this caller's, and its own. Return the route with that memory."""
+    if request.memory is None or not who.is_lasting or not names_token(request):
+        return route
+    route = replace(route, memory=RouteMemory())
+    request.memory.keep((request.era, replace(route, is_read=False)))
+    return route
 
 
 def _route_before(request: Request, who: RequestContext) -> Route | None:
@@ -270,15 +230,3 @@ def _route_before(request: Request, who: RequestContext) -> Route | None:
     if era is not request.era or (route.principal, route.granted) != (who.principal, who.claims):
         return None
     return None if route.memory is None or route.memory.is_stale else route
-
-
-def _named(resolved: Resolved | None) -> Resolved:
-    """Return the session of a request that has to name one."""
-    if resolved is None:
-        raise no_session()
-    return resolved
-
-
-async def _after(work: Coroutine[Any, Any, None], resolved: Resolved) -> Resolved:
-    await work
-    return resolved

@@ -24,7 +24,6 @@ from gateway.sessions.carriers import brings_token, modern_client
 from gateway.sessions.known_clients import agent_of, mending_line
 from session_store import Marks, Principal, StoreUnavailable
 from transports.inbound_port import Request
-from transports.soon import Soon
 
 __all__ = ["ADVICE", "ClientKey", "Returns", "UnreturningClient", "client_key", "together"]
 
@@ -177,11 +176,11 @@ class Returns:
             openings.opened(self._clock(), self._wall())
         live.watch_return(_Watch(openings, client if alias and not has_key else None))
 
-    def came_back(self, live: LiveSession, request: Request) -> Soon[None]:
-        """Record that a request has come for a watched session."""
+    async def came_back(self, live: LiveSession, request: Request) -> None:
+        """Record that a request has come for a session, if that is watched."""
         watch = live.return_watch
         if not isinstance(watch, _Watch):
-            return None
+            return
         if watch.is_waiting:
             watch.returned()
             live.client_returned()
@@ -190,21 +189,18 @@ class Returns:
             live.watch_return(None)
         elif brings_token(request) and client == client_key(request, client.principal):
             live.watch_return(None)
-            return self._learn(client)
-        return None
+            await self._learn(client)
 
     # -- what is learnt
 
-    def carries(self, client: ClientKey) -> Soon[bool]:
+    async def carries(self, client: ClientKey) -> bool:
         """Return True if a client of that kind was seen to bring back the token of a default session."""
         known = self._carrying.get(client)
-        return self._ask_whether_carries(client) if known is None else known
-
-    async def _ask_whether_carries(self, client: ClientKey) -> bool:
-        try:
-            known = self._carrying[client] = await self._marks.has(client.mark("carries"))
-        except StoreUnavailable:
-            return False  # its default session may still be served by the replica that owns it
+        if known is None:
+            try:
+                known = self._carrying[client] = await self._marks.has(client.mark("carries"))
+            except StoreUnavailable:
+                return False  # its default session may still be served by the replica that owns it
         return known
 
     async def _learn(self, client: ClientKey) -> None:

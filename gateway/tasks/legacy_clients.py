@@ -32,7 +32,6 @@ from gateway.upstreams.upstream import ConfiguredUpstream
 from transports.era import Era
 from transports.inbound_port import Answer, Refused, Request
 from transports.jsonrpc import INVALID_PARAMS, METHOD_NOT_FOUND, Object, encode, encode_result
-from transports.soon import arrived
 from transports.upstream_port import LinkClosed, UpstreamUnavailable
 
 __all__ = ["LegacyTasks"]
@@ -72,12 +71,12 @@ class LegacyTasks:
         answer as always. Raises as `Intake.accept` and `RequestedTasks.begin`."""
         live = live_session_of(exchange)
         if live is not None:
-            await arrived(self._intake.admit(live, request))  # before anything is asked or stored for it
+            await self._intake.admit(live, request)  # before anything is asked or stored for it
         made = await self.requested.begin(exchange, request, who)
         if made is not None:
             return made
         exchange.filter_result(lambda created, result: self._relayed.created_legacy(created, result, request.endpoint))
-        return await arrived(self._intake.accept_counted(exchange, request, who, request.params, []))
+        return await self._intake.accept_counted(exchange, request, who, request.params, [])
 
     async def call(self, request: Request, who: RequestContext, resolved: Resolved) -> Answer:
         """Answer a request about tasks. `resolved` is the session that the request carries.
@@ -90,7 +89,7 @@ class LegacyTasks:
         message = message_of(request)
         method = str(message.method)
         if not METHODS[method].named:
-            await arrived(self._intake.count(resolved.live))
+            await self._intake.count(resolved.live)
             with self._intake.waiting(resolved.live, request):
                 page = await self._list(request, who, resolved)
             return ImmediateReply(encode_result(encode(message.id), encode(page)), live=resolved.live)

@@ -42,7 +42,6 @@ from transports.jsonrpc import (
     parse,
 )
 from transports.reply_queue import Frame, ReplyQueue
-from transports.soon import arrived
 from transports.upstream_port import LinkClosed, UpstreamUnavailable
 
 __all__ = ["MAX_LISTENED", "Named", "TaskListening", "TaskSubscriptions"]
@@ -186,7 +185,7 @@ class TaskListening:
             granted=who.claims,
         )
         params = request.params | {"notifications": msgspec.Raw(encode(wanted))}
-        answer = await arrived(self._intake.accept(stream, request, who, params, []))
+        answer = await self._intake.accept(stream, request, who, params, [])
         try:
             subscriptions = TaskSubscriptions(stream, self._relayed)
             stream.when_done(subscriptions.end)
@@ -199,7 +198,7 @@ class TaskListening:
             stream.accept([text for text in tasks if text in accepted])
         except BaseException:
             answer.cancel("the client has left")
-            await arrived(answer.done())
+            answer.done()
             raise
         return answer
 
@@ -219,12 +218,12 @@ class TaskListening:
 
     async def _session(self, tasks: Mapping[str, TaskHandle], request: Request, who: RequestContext) -> Resolved:
         """Return the session that the request carries, or else that of the first task."""
-        resolved = await arrived(self._resolver.resume(request, who))
+        resolved = await self._resolver.resume(request, who)
         for handle in tasks.values() if resolved is None else ():
             if (resolved := await self._session_of(handle, who)) is not None:
                 break
         if resolved is None:
-            resolved = await arrived(self._resolver.resume_or_open(request, who))
+            resolved = await self._resolver.resume_or_open(request, who)
         return resolved
 
     async def _session_of(self, handle: TaskHandle, who: RequestContext) -> Resolved | None:

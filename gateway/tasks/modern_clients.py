@@ -5,7 +5,7 @@ the credential of the principal that made the call. So no answer tells the sessi
 the session must not be.
 """
 
-from collections.abc import Mapping
+from collections.abc import Awaitable, Mapping
 
 from gateway.calls.call import id_of, message_of
 from gateway.calls.exchange import Exchange
@@ -28,7 +28,6 @@ from gateway.tasks.relayed import RelayedTasks
 from transports.era import Era
 from transports.inbound_port import Answer, Refused, Request
 from transports.jsonrpc import Object, encode, encode_result
-from transports.soon import Soon
 
 __all__ = ["ModernTasks"]
 
@@ -76,12 +75,14 @@ class ModernTasks:
         """Return a `server/discover` result that says that calls may become tasks, if they may."""
         return discovery if self._maker is None else declaring_tasks(discovery)
 
-    def answer(self, exchange: Exchange, request: Request, headers: Headers, accepting: Soon[Answer]) -> Soon[Answer]:
+    async def answer(
+        self, exchange: Exchange, request: Request, headers: Headers, accepting: Awaitable[Answer]
+    ) -> Answer:
         """Return the reply to a call of a client that takes tasks. `accepting` sends it to its server. Raises as
         `accepting` does."""
         if self._maker is None or not isinstance(exchange, TaskExchange):
-            return accepting
-        return self._maker.answer(exchange, request, headers, accepting, lambda: self._tool(exchange, request))
+            return await accepting
+        return await self._maker.answer(exchange, request, headers, accepting, lambda: self._tool(exchange, request))
 
     def resumed(self, exchange: Exchange, request: Request, reply: Answer) -> Answer:
         """Return the reply to a client that takes tasks, and is back with answers to what its call has asked."""

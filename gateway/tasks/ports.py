@@ -12,7 +12,6 @@ from gateway.upstreams.upstream import ConfiguredUpstream
 from session_store import Context
 from transports.inbound_port import Answer, Request
 from transports.jsonrpc import Object
-from transports.soon import Soon
 
 __all__ = ["Calls", "Endpoint", "Headers"]
 
@@ -22,7 +21,7 @@ Headers = list[tuple[bytes, bytes]]
 class Calls(Protocol):
     """Accepts the calls of clients (`gateway.relay.intake.Intake`, which says what each method raises)."""
 
-    def accept(
+    async def accept(
         self,
         exchange: Exchange,
         request: Request,
@@ -31,13 +30,13 @@ class Calls(Protocol):
         headers: Headers,
         *,
         server: str = "",
-    ) -> Soon[Answer]:
+    ) -> Answer:
         """Send a call to its server."""
         ...
 
-    def accept_counted(
+    async def accept_counted(
         self, exchange: Exchange, request: Request, who: RequestContext, params: Object, headers: Headers
-    ) -> Soon[Answer]:
+    ) -> Answer:
         """Do as `accept`, for a call that was counted."""
         ...
 
@@ -47,11 +46,11 @@ class Calls(Protocol):
         """Begin to answer a call that was counted, and that no server gets."""
         ...
 
-    def admit(self, live: LiveSession, request: Request) -> Soon[None]:
+    async def admit(self, live: LiveSession, request: Request) -> None:
         """Count a call for which something is made before it is accepted."""
         ...
 
-    def count(self, live: LiveSession) -> Soon[None]:
+    async def count(self, live: LiveSession) -> None:
         """Count a message of a session that is no call."""
         ...
 

@@ -33,7 +33,6 @@ from transports.era import Era
 from transports.inbound_port import Answer, Request
 from transports.jsonrpc import Object, decode_object, encode
 from transports.reply_queue import ReplyQueue
-from transports.soon import arrived
 
 __all__ = ["KNOWN", "MAX_KEPT", "MAX_KNOWN", "KnownEvent", "KnownState", "KnownTasks", "RelayedTasks"]
 
@@ -316,7 +315,7 @@ class RelayedTasks:
         if owned is not None:
             owned.await_result(exchange)
         params: Object = request.params | {"taskId": msgspec.Raw(encode(handle.id))}
-        return await arrived(self._calls.accept(exchange, request, who, params, [], server=handle.server))
+        return await self._calls.accept(exchange, request, who, params, [], server=handle.server)
 
     def answer_shape(self, handle: TaskHandle, text: str) -> Shape:
         """Return what turns the server's answer about a task into the client's: `text` is the handle that the client

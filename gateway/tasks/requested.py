@@ -34,7 +34,6 @@ from transports.era import Era
 from transports.inbound_port import Answer, OwnedByPeer, Request
 from transports.jsonrpc import INVALID_PARAMS, InvalidMessage, Object, decode_object, encode, encode_result
 from transports.reply_queue import ReplyQueue
-from transports.soon import arrived
 from transports.upstream_port import LinkClosed, UpstreamUnavailable
 
 __all__ = ["RequestedTasks", "kept_s"]
@@ -138,7 +137,7 @@ class RequestedTasks:
         created, handle = running.task, self._handles.of_record(running.task)
         asked.known_as(handle)
         try:
-            running.hold(await arrived(self._intake.accept_counted(asked, call, who, plain, [])))
+            running.hold(await self._intake.accept_counted(asked, call, who, plain, []))
         except BaseException:
             await self._maker.undo(running)
             raise

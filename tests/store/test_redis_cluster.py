@@ -19,7 +19,6 @@ from tests.support.gateway_process import PROBE, running_gateway, server
 from tests.support.mcp_clients import Legacy, tool_text
 from tests.support.redis_cluster import RunningCluster, running_cluster
 from tests.support.redis_server import RunningRedis
-from transports.soon import arrived
 
 pytestmark = requirement("rep.redis")
 
@@ -170,7 +169,7 @@ async def test_a_node_that_does_not_answer_keeps_back_no_events_of_the_others(pa
     begun = time.monotonic()
     ids: dict[str, list[str | None]] = {session: [] for session in (sick, *healthy)}
     while time.monotonic() - begun < 3.0:  # several of its timeouts
-        ids[sick] += await arrived(writer.record(sick, "one", [(b"a", False)]))
+        ids[sick] += await writer.record(sick, "one", [(b"a", False)])
         for session in healthy:
             async with asyncio.timeout(0.7):  # less than one of its timeouts
                 ids[session].append(await writer.append(session, "one", b"a"))

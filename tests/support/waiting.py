@@ -1,11 +1,14 @@
 """Waits for conditions and for the end of processes, each with a deadline."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
+from typing import Any, TypeVar
 
 import psutil
 
-__all__ = ["descendants", "eventually", "gone"]
+__all__ = ["at_once", "descendants", "eventually", "gone"]
+
+T = TypeVar("T")
 
 
 def eventually(condition: Callable[[], bool], within_s: float = 5.0) -> bool:
@@ -36,3 +39,14 @@ def gone(processes: list[psutil.Process], within_s: float = 2.0) -> bool:
             return True
 
     return eventually(lambda: all(over(p) for p in processes), within_s)
+
+
+def at_once(work: Coroutine[Any, Any, T]) -> T:
+    """Return what a coroutine returns without waiting for anything."""
+    try:
+        work.send(None)
+    except StopIteration as done:
+        result: T = done.value
+        return result
+    work.close()
+    raise AssertionError("it waits")

@@ -27,7 +27,6 @@ from transports.jsonrpc import (
     encode_error,
     too_many_parts,
 )
-from transports.soon import arrived
 
 __all__ = ["BATCHES", "BatchClient", "Batches"]
 
@@ -138,7 +137,7 @@ class Batches:
         if message.is_response:
             await self._handler.respond(request)
             return None
-        answer = await arrived(self._handler.call(request))
+        answer = await self._handler.call(request)
         try:
             while (frame := await answer.replies.next()) is not None:
                 if answer.is_doubtful:
@@ -147,7 +146,7 @@ class Batches:
                     return frame.data
                 await client.emit(frame.data)
         finally:
-            await arrived(answer.done())
+            answer.done()
         raise Refused(500, INTERNAL_ERROR, "The call ended without an answer.")
 
 

@@ -28,7 +28,6 @@ from transports.inbound_port import (
 )
 from transports.jsonrpc import Message
 from transports.reply_queue import Frame
-from transports.soon import Soon, arrived, is_there
 
 __all__ = ["BegunPost", "Endpoint", "RepeatedHead"]
 
@@ -39,7 +38,7 @@ class Endpoint(Protocol):
     async def finish(self, begun: "BegunPost", scope: Scope, receive: Receive, send: Send) -> None:
         """Answer the POST as any other, from the steps that have been taken."""
 
-    def call(self, request: Request) -> Soon[Answer]:
+    async def call(self, request: Request) -> Answer:
         """Give a request to the handler."""
 
     def begin_elsewhere(self, elsewhere: OwnedByPeer, request: Request, body: bytes) -> PeerAnswer | None:
@@ -155,7 +154,7 @@ class BegunPost:
     event stream if no frame has come (monotonic clock), 0 for at once, None if there is no answer yet."""
 
     __slots__ = (
-        *("_endpoint", "_failure", "_message", "_peer", "_request", "_shared", "_soon", "_waiting"),
+        *("_calling", "_endpoint", "_failure", "_message", "_peer", "_request", "_shared", "_waiting"),
         *("answer", "body", "quiet_at"),
     )
 
@@ -167,7 +166,7 @@ class BegunPost:
         self.quiet_at: float | None = None
         self._message: Message | None = None
         self._request: Request | None = None
-        self._soon: Soon[Answer] | None = None
+        self._calling: Coroutine[Any, Any, Answer] | None = None
         self._waiting: asyncio.Task[None] | None = None
         self._failure: Exception | None = None
         self._peer: PeerAnswer | None = None  # the answer of another process
@@ -175,11 +174,7 @@ class BegunPost:
             self._message = message = posts.read(body)
             self._request = request = posts.request(head, message, len(body))
             if message.is_request:
-                soon = endpoint.call(request)
-                if is_there(soon):
-                    self._has(soon, monotonic())
-                else:
-                    self._soon = soon
+                self._calling = endpoint.call(request)
         except Exception as error:  # `finish` raises it in the step that failed
             self._fail(error)
 
@@ -193,11 +188,11 @@ class BegunPost:
         if self._peer is None:
             self._failure = error
         else:
-            self._soon = self.answer = self._peer
+            self.answer = self._peer
             self.quiet_at = math.inf  # the other process sees to it
 
     def _has(self, answer: Answer, since: float) -> None:
-        self._soon = self.answer = answer
+        self.answer = answer
         assert self._request is not None
         quiet_after_s = self._endpoint.quiet_after_s(self._request)
         self.quiet_at = quiet_after_s and since + quiet_after_s
@@ -215,7 +210,7 @@ class BegunPost:
     @property
     def is_no_request(self) -> bool:
         """Whether it is a notification or a response: nothing was given to the handler."""
-        return self._request is not None and self._soon is None and self._failure is None
+        return self._request is not None and self._calling is None and self._failure is None
 
     def wait(self, task: Callable[[Coroutine[Any, Any, None]], asyncio.Task[None]]) -> asyncio.Task[None]:
         """Wait for the answer in a task, which raises nothing."""
@@ -223,10 +218,10 @@ class BegunPost:
         return waiting
 
     async def _arrive(self) -> None:
-        soon, self._soon = self._soon, None
+        calling = self._calling
         try:
-            assert soon is not None
-            self._has(await arrived(soon), monotonic())
+            assert calling is not None
+            self._has(await calling, monotonic())
         except Exception as error:
             self._fail(error)
         except BaseException:
@@ -263,18 +258,15 @@ class BegunPost:
         """The request. Raises what the rules have raised."""
         return self._request or self._raise()
 
-    def called(self) -> Soon[Answer]:
+    async def called(self) -> Answer:
         """What the handler has returned, once. Raises what it has raised."""
         if self._waiting is not None:
-            return self._waited(self._waiting)
-        soon, self._soon, self.answer = self._soon, None, None
+            await self._waiting
+        answer, self.answer = self.answer, None
         if self._peer is not None:
             raise self._peer.elsewhere()
-        return self._raise() if soon is None else soon
-
-    async def _waited(self, waiting: "asyncio.Task[None]") -> Answer:
-        await waiting
-        return await arrived(self.called())
+        found: Answer = self._raise() if answer is None else answer
+        return found
 
     def _raise(self) -> Any:
         failure, self._failure = self._failure, None
@@ -312,17 +304,17 @@ class BegunPost:
         """No frame came for so long that an event stream has to begin."""
         self.quiet_at = 0.0
 
-    def answered(self) -> Soon[None]:
+    def answered(self) -> None:
         """The connection has sent the whole answer."""
-        answer, self.answer, self._soon = self.answer, None, None
-        return None if answer is None else answer.done()
+        answer, self.answer = self.answer, None
+        if answer is not None:
+            answer.done()
 
     async def drop(self) -> None:
         """End what was begun, if nobody has taken it."""
         if self._waiting is not None:
             await self._waiting
-        soon, self._soon, self.answer = self._soon, None, None
-        if soon is not None:
-            answer = await arrived(soon)
+        answer, self.answer = self.answer, None
+        if answer is not None:
             answer.cancel("the connection failed")
-            await arrived(answer.done())
+            answer.done()

@@ -10,7 +10,6 @@ from typing import Final
 from transports.inbound.http import HeaderList, Receive, Send
 from transports.inbound_port import Answer, EventSource
 from transports.reply_queue import Frame
-from transports.soon import arrived, if_there
 from transports.sse import COMMENT, encode_event
 
 __all__ = [
@@ -118,7 +117,7 @@ async def stream_answer(
     while frame is not None:
         frames = [] if isinstance(frame, TimeoutError) else await _with_those_behind(frame, answer)
         recorded = [_PRIMING, *frames] if begins else frames
-        ids = await arrived(answer.record(recorded)) if recorded else ()
+        ids = await answer.record(recorded) if recorded else ()
         events = encode_events(recorded, ids)
         if begins and times is not None and ids[0] is not None:
             closes_at = monotonic() + (times.poll_after_s or math.inf)
@@ -158,7 +157,7 @@ def whole_stream(answer: Answer, times: StreamTimes | None) -> bytes | None:
     if frames is None or answer.is_doubtful or answer.replies.size > MOST_TOGETHER_BYTES:
         return None
     recorded = [*frames] if times is None else [_PRIMING, *frames]
-    ids = if_there(answer.record(recorded))
+    ids = answer.record_at_hand(recorded)
     return None if ids is None else encode_events(recorded, ids)
 
 

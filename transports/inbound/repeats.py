@@ -189,7 +189,7 @@ class Repeats:
         self._begun = begun = context.run(self._known.repeated.begin, body, self._trace)
         if begun is None or begun.is_no_request:
             self._resume(NO_REQUEST)
-        elif begun.answer is not None or begun.has_failed:
+        elif begun.has_failed:
             self._go_on(begun)
         else:
             # In a task of its own, with the context of the request.
@@ -236,13 +236,10 @@ class Repeats:
         self._begun = self._context = None
         self._write(DIRECT, *parts)
         try:
-            rest = begun.answered()
+            begun.answered()
             known.learn(begun)
         except Exception:
             logger.exception("an answer was sent, and could not be recorded")
-            return
-        if rest is not None:
-            self._spawn(_logged(rest))
 
     def _write(self, outcome: str, head: bytes, body: bytes) -> None:
         """Write the response to the request that is served."""

@@ -5,7 +5,7 @@ MCP 2025-03-26 … 2025-11-25 and 2026-07-28, Transports §Streamable HTTP.
 
 import functools
 import logging
-from collections.abc import Mapping
+from collections.abc import Awaitable, Mapping
 from time import monotonic
 from typing import Final
 
@@ -38,7 +38,6 @@ from transports.inbound.sizes import Sizes
 from transports.inbound_port import Answer, Forwarder, Handler, OwnedByPeer, PeerAnswer, Refused, Request
 from transports.jsonrpc import INTERNAL_ERROR, INVALID_PARAMS, INVALID_REQUEST, InvalidMessage, Message, encode
 from transports.reply_queue import Frame
-from transports.soon import Soon, arrived
 from transports.turns import LARGE_BYTES, others_first
 
 __all__ = ["StreamableHttp"]
@@ -119,7 +118,7 @@ class StreamableHttp:
         """Raises `Refused` if the caller may not send so many bytes. Callers of forwarded requests have been checked
         already."""
         if head.forwarded is None:
-            await arrived(self._handler.admit(self.posts.of_head(head, head.era, body_bytes=body_bytes)))
+            await self._handler.admit(self.posts.of_head(head, head.era, body_bytes=body_bytes))
 
     async def _serve_somewhere(
         self, scope: Scope, head: Head, body: bytes, receive: Receive, send: Send, begun: BegunPost | None
@@ -199,8 +198,8 @@ class StreamableHttp:
         self, request: Request, message: Message, receive: Receive, send: Send, begun: BegunPost | None
     ) -> bool:
         if message.is_request:
-            soon = self.call(request) if begun is None else begun.called()
-            return await self._answer(request, soon, receive, send, None if begun is None else begun.quiet_at)
+            calling = self.call(request) if begun is None else begun.called()
+            return await self._answer(request, calling, receive, send, None if begun is None else begun.quiet_at)
         if message.is_response:
             await self._handler.respond(request)
             await send_status(send, 202)
@@ -209,10 +208,10 @@ class StreamableHttp:
         return False
 
     async def _answer(
-        self, request: Request, soon: Soon[Answer], receive: Receive, send: Send, quiet_at: float | None
+        self, request: Request, calling: Awaitable[Answer], receive: Receive, send: Send, quiet_at: float | None
     ) -> bool:
         """Send the answer to a request. True if it ended with a message that is no error."""
-        answer = await arrived(soon)
+        answer = await calling
         watch = None
         if request.era is MODERN:
             # In the modern era, a disconnect cancels the call (MCP 2026-07-28, Cancellation).
@@ -236,7 +235,7 @@ class StreamableHttp:
         finally:
             if watch is not None:
                 watch.stop()
-            await arrived(answer.done())
+            answer.done()
 
     def times_of(self, request: Request) -> StreamTimes | None:
         """When an event stream begins and is closed that the client can resume; None if it cannot."""
@@ -244,9 +243,9 @@ class StreamableHttp:
 
     # -- for POSTs that are begun without a task (`BegunPost`)
 
-    def call(self, request: Request) -> Soon[Answer]:
+    async def call(self, request: Request) -> Answer:
         """Give a request to the handler."""
-        return self._handler.call(request)
+        return await self._handler.call(request)
 
     def begin_elsewhere(self, elsewhere: OwnedByPeer, request: Request, body: bytes) -> PeerAnswer | None:
         """Send a POST to the process that serves it, if that needs no waiting. None: nothing was sent."""

@@ -37,7 +37,6 @@ from session_store import Session, Task
 from transports.era import LEGACY, Era
 from transports.inbound_port import Request
 from transports.reply_queue import ReplyQueue
-from transports.soon import arrived
 from transports.tasks import Tasks
 from transports.upstream_port import UpstreamUnavailable
 
@@ -159,7 +158,7 @@ class TaskContinuation:
         era = Era.LEGACY if call.is_legacy else Era.MODERN
         request = Request(era=era, endpoint=task.endpoint, headers={}, params=call.params, meta=meta)
         try:
-            running.hold(await arrived(self._calls.accept(exchange, request, who, call.params, [])))
+            running.hold(await self._calls.accept(exchange, request, who, call.params, []))
         except Exception as error:  # nobody else would end the task
             fail_unsent(exchange, error)
 

@@ -30,7 +30,6 @@ from session_store import Session, SessionStore, StoreUnavailable, Task
 from transports.era import Era
 from transports.inbound_port import Refused
 from transports.jsonrpc import INVALID_PARAMS, Object, decode_object, encode
-from transports.soon import arrived
 
 __all__ = ["PAGE", "MadeTasks", "MaySee", "TaskVisibility", "found_session", "session_of"]
 
@@ -93,7 +92,7 @@ async def found_session(session_id: str, who: RequestContext, resolver: SessionR
     """Return the session of that id. Raises as `session_of`; None if there is no such session, or it is of another
     principal."""
     try:
-        return await arrived(resolver.resume_by_id(session_id, who, era))
+        return await resolver.resume_by_id(session_id, who, era)
     except Refused as refused:
         if refused.code != SESSION_UNKNOWN:
             raise
@@ -138,7 +137,7 @@ class MadeTasks:
     async def count(self, session_id: str) -> None:
         """Count a request about tasks of a session, once, however often it looks at them. Whoever asks must be known to
         be the principal of the session: else anybody could use up its rate. Raises `Refused`: 429."""
-        await arrived(self._rates.of_session(session_id))
+        await self._rates.call(session_id)
 
     async def counted(self, handle: TaskHandle, who: RequestContext) -> Task:
         """Do as `find`; the request is counted, unless the task is unknown to this request. Raises as `get`, but never

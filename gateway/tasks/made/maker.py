@@ -7,7 +7,7 @@ has as many tasks as it may have, the call stays an ordinary call.
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from enum import StrEnum
 from typing import Final
 
@@ -30,7 +30,6 @@ from session_store.session import new_task_id
 from transports.era import MODERN
 from transports.inbound_port import Answer, Request
 from transports.reply_queue import Frame
-from transports.soon import Soon, arrived, is_there
 from transports.tasks import Tasks
 
 __all__ = ["REPLY", "ReplyEvent", "ReplyState", "TaskMaker", "TaskableReply", "ToolOf"]
@@ -163,15 +162,18 @@ class TaskableReply:
     async def confirmed(self, frame: Frame) -> Frame:
         return frame if self._inner is None or self.is_task else await self._inner.confirmed(frame)
 
-    def record(self, frames: Sequence[Frame]) -> Sequence[None]:
+    async def record(self, frames: Sequence[Frame]) -> Sequence[None]:
         return (None,) * len(frames)
 
-    async def done(self) -> None:
+    def record_at_hand(self, frames: Sequence[Frame]) -> Sequence[None]:
+        return (None,) * len(frames)
+
+    def done(self) -> None:
         self._is_done = True
         if self._timer is not None:
             self._timer.cancel()
         if self._inner is not None and not self.is_task:
-            await arrived(self._inner.done())
+            self._inner.done()
 
 
 class TaskMaker:
@@ -184,28 +186,21 @@ class TaskMaker:
         self._handles = handles
         self._tasks = Tasks("making of tasks")
 
-    def answer(
-        self, exchange: TaskExchange, request: Request, headers: Headers, accepting: Soon[Answer], tool_of: ToolOf
-    ) -> Soon[Answer]:
+    async def answer(
+        self, exchange: TaskExchange, request: Request, headers: Headers, accepting: Awaitable[Answer], tool_of: ToolOf
+    ) -> Answer:
         """Return the reply to a call. `accepting` sends the call to its server, and returns the reply that the client
         gets if the call becomes no task.
 
         Raises: as `accepting` does.
         """
         reply = self._begin(exchange, request, headers, tool_of)
-        if not is_there(accepting):
-            return self._answered(reply, accepting)
-        reply.accepted(accepting)
-        return reply
-
-    async def _answered(self, reply: TaskableReply, accepting: Soon[Answer]) -> Answer:
-        """Return the reply, once the call was sent or has become a task."""
         sending = self._tasks.spawn(_accept(reply, accepting))
         try:
             await reply.answered
         except BaseException:
             sending.cancel()
-            await reply.done()
+            reply.done()
             raise
         return reply
 
@@ -335,9 +330,9 @@ class TaskMaker:
         )
 
 
-async def _accept(reply: TaskableReply, accepting: Soon[Answer]) -> None:
+async def _accept(reply: TaskableReply, accepting: Awaitable[Answer]) -> None:
     try:
-        reply.accepted(await arrived(accepting))
+        reply.accepted(await accepting)
     except BaseException as error:
         reply.refused(error)
         if isinstance(error, asyncio.CancelledError):

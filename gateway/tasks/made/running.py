@@ -24,7 +24,6 @@ from session_store.session import redact
 from transports.inbound_port import Answer
 from transports.jsonrpc import INTERNAL_ERROR, InvalidMessage, Message, Object, encode, error_code, parse, splice
 from transports.reply_queue import Frame
-from transports.soon import arrived
 from transports.tasks import Tasks
 
 __all__ = ["RunningTask"]
@@ -227,7 +226,7 @@ class RunningTask:
     async def _release(self) -> None:
         reply, self._reply = self._reply, None
         if reply is not None:
-            await arrived(reply.done())
+            reply.done()
 
     # -- what clients and operators want of it
 

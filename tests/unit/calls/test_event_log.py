@@ -12,7 +12,6 @@ from session_store import Entry, MemoryEventLog, Reserved, StoreUnavailable, Unk
 from session_store.embedded.events import MAX_LOG_BYTES, MAX_LOG_EVENTS
 from tests.requirements import requirement
 from tests.unit.calls.parts import turns
-from transports.soon import arrived, is_there
 
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(30), requirement("spec.stream-log")]
 
@@ -75,7 +74,7 @@ class Writer(EventWriter):
         super().__init__(self.log, lambda session_id: self.epochs.get(session_id, 0))
 
     async def recorded(self, session_id: str, *frames: Kept) -> list[str]:
-        ids = await arrived(self.record(session_id, "one", frames))
+        ids = await self.record(session_id, "one", frames)
         assert None not in ids
         return cast("list[str]", ids)
 
@@ -97,8 +96,8 @@ async def test_ids_are_there_before_the_events_are_stored_together_and_who_reads
     writer.log.may_write.clear()
     (first,) = await writer.recorded("s", A)
     await writer.recorded("t", A)
-    ids = writer.record("s", "one", [(b"b", False), LAST])
-    assert is_there(ids), "once numbers are reserved, nothing is waited for"
+    assert writer.is_ready("s", 2), "once numbers are reserved, nothing is waited for"
+    writer.record_now("s", "one", [(b"b", False), LAST])
     reading = asyncio.create_task(writer.stream_of("s", first))
     await asyncio.sleep(0)
     with pytest.raises(UnknownEvent):
@@ -121,7 +120,7 @@ async def test_what_the_store_did_not_take_is_written_later_and_once(writer: Wri
         await writer.settle("s")
     with pytest.raises(StoreUnavailable):
         await writer.append("s", "one", b"not this: who has failed to append it does that again")
-    assert await arrived(writer.record("new", "one", [A])) == [None], "without a number there is no id"
+    assert await writer.record("new", "one", [A]) == [None], "without a number there is no id"
     writer.log.fails = False
     await writer.recorded("s", LAST)
     await writer.settle("s")
@@ -136,7 +135,7 @@ async def test_what_waits_is_bounded(writer: Writer) -> None:
     await writer.recorded("s", *[(b"%d" % number, False) for number in range(2 * MAX_LOG_EVENTS)])
     large = bytes(MAX_LOG_BYTES)
     taken = 0
-    while (await arrived(writer.record(f"t{taken}", "one", [(large, False)])))[0] is not None:
+    while (await writer.record(f"t{taken}", "one", [(large, False)]))[0] is not None:
         taken += 1
         assert taken <= MAX_WAITING_BYTES // len(large) + 1
     assert taken > 1
@@ -145,7 +144,7 @@ async def test_what_waits_is_bounded(writer: Writer) -> None:
         await writer.settle(name)
     kept = [len(batch["s"]) for batch in writer.log.batches if "s" in batch]
     assert max(kept) == MAX_LOG_EVENTS, "the log would drop the others at once"
-    not_kept, kept_again = await arrived(writer.record("s", "one", [(None, False), A]))
+    not_kept, kept_again = await writer.record("s", "one", [(None, False), A])
     assert not_kept is None and kept_again is not None, "there is room again"
     with pytest.raises(UnknownEvent):
         await writer.stream_of("s", first)
@@ -174,7 +173,7 @@ async def test_a_session_that_has_ended_leaves_nothing(writer: Writer) -> None:
 
 
 async def test_a_session_that_is_released_is_in_the_store_and_has_no_more_ids(writer: Writer) -> None:
-    recording = asyncio.ensure_future(arrived(writer.record("s", "one", [A])))
+    recording = asyncio.ensure_future(writer.record("s", "one", [A]))
     await asyncio.sleep(0)
     writer.epochs["s"] = None
     assert await recording == [None], "it was released while its numbers were reserved"
@@ -184,7 +183,7 @@ async def test_a_session_that_is_released_is_in_the_store_and_has_no_more_ids(wr
     await writer.recorded("s", LAST)
     await writer.release("s")
     assert await writer.log.frames_after(first) == [b"last"]
-    assert await arrived(writer.record("s", "one", [A])) == [None]
+    assert await writer.record("s", "one", [A]) == [None]
     with pytest.raises(StoreUnavailable):
         await writer.append("s", "one", b"of a server that has not ended yet")
     writer.epochs["s"] = 0  # it comes back
@@ -268,7 +267,7 @@ async def test_a_former_owner_that_wakes_up_costs_the_next_one_nothing(writer: W
     sleeper = EventWriter(writer.log, {"s": 1}.get)  # as the first one, without a number
     writer.epochs["s"] = 2  # the numbers of the former epoch are used no more
     await writer.recorded("s", (b"b", False))
-    assert await arrived(sleeper.record("s", "one", [(b"late", False)])) == [None]
+    assert await sleeper.record("s", "one", [(b"late", False)]) == [None]
     with pytest.raises(StoreUnavailable):
         await sleeper.append("s", "one", b"late")
     await writer.recorded("s", LAST)
@@ -355,8 +354,8 @@ async def test_what_is_said_to_be_stored_while_its_session_leaves_is_stored(writ
 @requirement("rep.honest")
 async def test_a_request_is_written_with_the_first_event_that_can_be_kept_and_not_without(writer: Writer) -> None:
     writer.log.may_write.clear()
-    assert await arrived(writer.record("t", "one", [(None, False)], b"not this")) == [None]
-    ids = await arrived(writer.record("s", "one", [(None, False), A, A], b"call"))
+    assert await writer.record("t", "one", [(None, False)], b"not this") == [None]
+    ids = await writer.record("s", "one", [(None, False), A, A], b"call")
     await writer.log.has_begun.wait()
     assert ids[0] is None and [sorted(batch) for batch in writer.log.batches] == [["s"]]
     assert [entry.request for entry in writer.log.batches[0]["s"]] == [b"call", b""]

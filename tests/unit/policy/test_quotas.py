@@ -11,7 +11,6 @@ from session_store import MemoryBackend, Principal, Session
 from session_store.testing import FakeClock, a_session
 from tests.requirements import requirement
 from transports.inbound_port import Refused
-from transports.soon import arrived
 
 pytestmark = pytest.mark.anyio
 ALIKE: Final = (Principal(issuer="a:b", subject="c"), Principal(issuer="a", subject="b:c"))
@@ -29,7 +28,7 @@ async def test_quotas_and_rates_are_each_principals_own() -> None:
     quotas = PrincipalQuotas(settings, backend.quotas, backend.sessions, rates=rates, **more)
 
     async def message(session: Session) -> None:
-        await arrived(rates.message(session.principal, ""))
+        await rates.message(session.principal, "")
 
     sessions = [a_session(clock, principal=principal) for principal in ALIKE]
     for session in sessions:

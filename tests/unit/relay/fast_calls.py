@@ -26,7 +26,6 @@ from session_store import Principal, Session
 from tests.support.mcp_clients import ACCEPT, modern_body, modern_headers
 from transports.inbound_port import Answer, CallInFlight, CallPath, Memory, Offer, Request
 from transports.jsonrpc import Message, Object, encode, parse
-from transports.soon import arrived
 from transports.upstream.stdio import StdioLink
 from transports.upstream_port import LinkClosed
 
@@ -65,7 +64,7 @@ class Calls:
 
     async def begun(self, request: Request) -> CallReply:
         """The reply to a call, which is sent."""
-        reply = await arrived(self._pipeline.call(request))
+        reply = await self._pipeline.call(request)
         assert isinstance(reply, CallReply) and request.offer is not None
         self.live, self.path_for = reply.live, request.offer.path_for
         return reply
@@ -79,7 +78,7 @@ class Calls:
             got.append(msgspec.json.decode(frame.data))
             if frame.final:
                 break
-        await arrived(reply.done())
+        reply.done()
         assert request.message is not None and got[-1]["id"] == request.message.id
         return got
 
@@ -151,7 +150,7 @@ async def answer_of(reply: CallReply) -> list[Any]:
             got.append(msgspec.json.decode(frame.data))
             if frame.final:
                 break
-    await arrived(reply.done())
+    reply.done()
     assert reply.replies.first is None
     return got
 

@@ -10,7 +10,7 @@ from gateway.config.context import ContextSettings
 from gateway.config.limits import LimitSettings
 from gateway.context.client_workspace import Announcements
 from gateway.relay.intake import Intake
-from session_store import Context, MemoryEventLog, Session
+from session_store import Context, MemoryEventLog
 from tests.support.context import FACTS
 from tests.support.fake_upstream import a_live
 from transports.era import Era
@@ -43,7 +43,7 @@ class TakingEndpoint:
         self.calls.append(call)
         return True
 
-    def call(self, session: Session, size: int = 0) -> Any:
+    async def call(self, session_id: str, size: int = 0) -> None:
         """Count a call."""
 
     def begin(self, exchange: Exchange, request: Request, meta: Object, correlation: str) -> Object:

@@ -19,7 +19,7 @@ from gateway.relay.legacy import _progress_of_question
 from gateway.relay.modern import ModernClients
 from gateway.relay.replies import CallReply
 from gateway.sessions.attach import Resolved
-from session_store import Context, KeyRing, Session
+from session_store import Context, KeyRing
 from session_store.testing import ALICE, FakeClock
 from tests.requirements import requirement
 from tests.support.fake_upstream import a_call
@@ -27,7 +27,6 @@ from tests.unit.relay.parts import TakingEndpoint, a_live, a_request, a_tool_cal
 from transports.era import Era
 from transports.inbound_port import Answer, Refused, Request
 from transports.jsonrpc import Message, encode
-from transports.soon import arrived
 from transports.upstream_port import UpstreamUnavailable
 
 pytestmark = pytest.mark.anyio
@@ -46,7 +45,7 @@ async def test_a_repeated_call_that_cannot_be_sent_may_have_run_the_first_time()
     live, codes = a_live(), []
     for again in (False, True):
         exchange = a_tool_call(live)
-        await arrived(an_intake(Unavailable()).accept(exchange, a_request(again=again), WHO, {}, []))
+        await an_intake(Unavailable()).accept(exchange, a_request(again=again), WHO, {}, [])
         assert exchange.replies.first is not None
         codes.append(exchange.replies.first.error_code)
     assert codes == [UPSTREAM_UNAVAILABLE, OUTCOME_UNKNOWN], "the first invites a client to repeat it"
@@ -57,12 +56,12 @@ async def test_a_server_gets_the_context_of_the_request_and_not_of_another_one_i
     live = a_live(context=WEAK)
 
     class Counting(TakingEndpoint):
-        async def call(self, session: Session, size: int = 0) -> None:
+        async def call(self, session_id: str, size: int = 0) -> None:
             """Another request of the session, with a stronger credential, is resolved meanwhile."""
-            live.replace_record(msgspec.structs.replace(session, context=STRONG))
+            live.replace_record(msgspec.structs.replace(live.session, context=STRONG))
 
     endpoint = Counting()
-    await arrived(an_intake(endpoint).accept(a_tool_call(live, context=WEAK), a_request(), WHO, {}, []))
+    await an_intake(endpoint).accept(a_tool_call(live, context=WEAK), a_request(), WHO, {}, [])
     (call,) = endpoint.calls
     facts = msgspec.json.decode(call.meta[CONTEXT_KEY])
     assert live.session.context is STRONG
@@ -77,7 +76,7 @@ class Rated(TakingEndpoint):
         super().__init__()
         self.turn = asyncio.Event()
 
-    async def call(self, session: Session, size: int = 0) -> None:
+    async def call(self, session_id: str, size: int = 0) -> None:
         await self.turn.wait()
 
 
@@ -86,12 +85,12 @@ async def test_a_call_that_waits_for_its_turn_is_in_flight_and_can_be_cancelled(
     live, endpoint = a_live(), Rated()
     intake = an_intake(endpoint, exchanges=2)
     exchanges = [a_tool_call(live, number) for number in range(3)]
-    waiting = [asyncio.create_task(arrived(intake.accept(e, a_request(), WHO, {}, []))) for e in exchanges[:2]]
+    waiting = [asyncio.create_task(intake.accept(e, a_request(), WHO, {}, [])) for e in exchanges[:2]]
     await asyncio.sleep(0)
     assert live.exchanges == {*exchanges[:2]} and live.busy == 2
     with pytest.raises(Refused, match="in flight"):
-        await arrived(intake.accept(exchanges[2], a_request(), WHO, {}, []))
-    counted = asyncio.create_task(arrived(intake.count(live)))
+        await intake.accept(exchanges[2], a_request(), WHO, {}, [])
+    counted = asyncio.create_task(intake.count(live))
     await asyncio.sleep(0)
     (cancelled,) = live.in_flight_as(0)
     cancelled.cancel("the client cancelled")
@@ -140,7 +139,7 @@ async def test_the_replica_that_has_forwarded_a_call_learns_of_it_before_the_cal
             events.append("sent")
             return True
 
-    await arrived(an_intake(Sending()).accept(a_tool_call(a_live()), a_request(forwarded=Sender()), WHO, {}, []))
+    await an_intake(Sending()).accept(a_tool_call(a_live()), a_request(forwarded=Sender()), WHO, {}, [])
     assert events == ["the sender knows", "sent"]
 
 
@@ -215,7 +214,7 @@ class Forwarded:
 async def test_of_two_forwarded_answers_to_one_round_the_first_counts() -> None:
     parts, peers = Suspended(), [Forwarded(), Forwarded()]
     retries = [
-        asyncio.create_task(arrived(parts.clients.call(parts.retry(number, peer), WHO)))
+        asyncio.create_task(parts.clients.call(parts.retry(number, peer), WHO))
         for number, peer in enumerate(peers, start=10)
     ]
     await asyncio.gather(*(peer.begun.wait() for peer in peers))
@@ -230,13 +229,13 @@ async def test_of_two_forwarded_answers_to_one_round_the_first_counts() -> None:
     parts.exchange.finish(Message(jsonrpc="2.0", id=1, result=msgspec.Raw(b"{}")))
     frame = await first.replies.next()
     assert frame is not None and msgspec.json.decode(frame.data)["id"] == 10
-    await arrived(first.done())
+    first.done()
     assert not parts.live.is_busy
 
 
 async def test_a_reply_that_is_cancelled_after_its_question_ends_without_the_call() -> None:
     parts = Suspended()
-    reply = await arrived(parts.clients.call(parts.retry(10, None), WHO))
+    reply = await parts.clients.call(parts.retry(10, None), WHO)
     parts.exchange.suspend({})
     assert await reply.replies.next() is not None
     reply.cancel("the client disconnected")

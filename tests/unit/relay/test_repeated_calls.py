@@ -25,7 +25,6 @@ from tests.unit.relay.parts import TakingEndpoint, a_request, a_tool_call, an_in
 from transports.inbound_port import Request
 from transports.jsonrpc import Message, Object, encode
 from transports.reply_queue import Frame
-from transports.soon import arrived
 
 pytestmark = [pytest.mark.anyio, requirement("rep.honest")]
 
@@ -97,7 +96,7 @@ class Replica:
         request = a_request(params=params, again=again, body_bytes=size)
         reply, _ = self.intake.begin(a_tool_call(self.live, 7), request, WHO, params, [], may_repeat=not again)
         assert isinstance(reply, CallReply)
-        ids = await arrived(reply.record(frames))
+        ids = await reply.record(frames)
         assert ids[0] is not None
         return await self.events.stream_of(self.live.session.id, ids[0].partition(".")[0])
 
@@ -254,6 +253,6 @@ async def test_what_a_former_owner_writes_after_the_repetition_has_begun_is_left
 async def test_a_call_that_another_request_makes_again_is_not_made_for_its_stream(parts: Parts) -> None:
     stream, replica = await parts.dead.begun([BEGINNING]), parts.replica
     await replica.live.recover()
-    await arrived(replica.intake.accept(a_tool_call(replica.live, 7), a_request(again=True), WHO, PARAMS, []))
+    await replica.intake.accept(a_tool_call(replica.live, 7), a_request(again=True), WHO, PARAMS, [])
     assert len(parts.server.calls) == 1 and not await replica.resume(stream)
     assert await parts.outcome_is_unknown(stream)

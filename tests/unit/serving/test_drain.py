@@ -20,7 +20,6 @@ from session_store import MemoryBackend, StoreUnavailable
 from tests.requirements import requirement
 from tests.unit.tasks.parts import a_task
 from transports.reply_queue import ReplyQueue
-from transports.soon import arrived
 
 pytestmark = pytest.mark.anyio
 
@@ -99,8 +98,8 @@ async def test_sessions_are_released_as_their_calls_end(answers: bool, monkeypat
 async def test_what_waits_for_its_rate_goes_on_at_once() -> None:
     policy = PolicySettings.model_validate({"session_rate": {"per_s": 1.1, "burst": 1}})
     rates = RateLimits(policy, MemoryBackend().rates)
-    await arrived(rates.of_session("s"))
-    waiting = asyncio.ensure_future(arrived(rates.of_session("s")))
+    await rates.call("s")
+    waiting = asyncio.ensure_future(rates.call("s"))
     assert not (await asyncio.wait((waiting,), timeout=0.01))[0]
     await draining(FakeSessions(rounds=1), rates=rates).drain()
     assert (await asyncio.wait((waiting,), timeout=0.5))[0]

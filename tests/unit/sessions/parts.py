@@ -33,7 +33,6 @@ from session_store import ANONYMOUS, KeyRing, MemoryBackend, StoreUnavailable
 from session_store.testing import ALICE, BOB, FakeClock, a_session
 from transports.era import Era
 from transports.inbound_port import Memory, Refused, Request
-from transports.soon import arrived
 
 FOR_ALICE: Final = RequestContext(ALICE, None, "")
 FOR_BOB: Final = RequestContext(BOB, None, "")
@@ -189,7 +188,7 @@ class Parts:
         return f"mcp_session_id={self.carriers.cookies.sign(live.session.id)}"
 
     async def resume(self, asked: Request, who: RequestContext = FOR_ALICE) -> Resolved | None:
-        return await arrived(self.resolver.resume(asked, who))
+        return await self.resolver.resume(asked, who)
 
     async def found(self, asked: Request, who: RequestContext = FOR_ALICE) -> LiveSession | None:
         """The session that is resumed by this request."""
@@ -197,10 +196,10 @@ class Parts:
         return None if resolved is None else resolved.live
 
     async def require(self, asked: Request, who: RequestContext = FOR_ALICE) -> Resolved:
-        return await arrived(self.resolver.require(asked, who))
+        return await self.resolver.require(asked, who)
 
     async def resume_or_open(self, asked: Request, who: RequestContext = FOR_ALICE) -> Resolved:
-        return await arrived(self.resolver.resume_or_open(asked, who))
+        return await self.resolver.resume_or_open(asked, who)
 
 
 def replicas(**settings: Any) -> tuple[Parts, Parts]:

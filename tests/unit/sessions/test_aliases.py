@@ -12,7 +12,6 @@ from tests.requirements import requirement
 from tests.unit.sessions.parts import Parts, request
 from transports.era import Era
 from transports.inbound_port import Request
-from transports.soon import arrived
 
 MODERN = Era.MODERN
 
@@ -46,7 +45,7 @@ def test_a_key_holds_for_all_paths_of_an_app_and_for_one_endpoint_of_the_gateway
 
 
 async def has_default(asked: Request, **settings: Any) -> bool:
-    return await arrived(Parts(**settings).aliases.of_default(asked, ALICE)) is not None
+    return await Parts(**settings).aliases.of_default(asked, ALICE) is not None
 
 
 @pytest.mark.anyio

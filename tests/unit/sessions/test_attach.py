@@ -17,7 +17,6 @@ from tests.requirements import requirement
 from tests.unit.sessions.parts import FOR_ALICE, Parts, request
 from transports.inbound_port import Refused, Request
 from transports.jsonrpc import encode
-from transports.soon import arrived
 
 pytestmark = pytest.mark.anyio
 
@@ -60,7 +59,7 @@ async def test_of_two_announcements_at_once_the_first_stands(second: str) -> Non
     await parts.store.is_writing.wait()
     session = await parts.store.peek(first.live.session.id)
     assert session is not None and not session.context.workspace
-    await arrived(parts.attacher.attach(session, None))  # a third request puts the old record into memory again
+    await parts.attacher.attach(session, None)  # a third request puts the old record into memory again
     found = await parts.require(later)
     assert parts.resolver.announces_other(later, found)
     other = asyncio.create_task(parts.resolver.apply_announced(later, FOR_ALICE, found))
@@ -83,9 +82,9 @@ async def test_a_read_that_was_overtaken_by_a_write_does_not_undo_it() -> None:
     live = (await parts.resume_or_open(request())).live
     old, new = live.session, replace(live.session, version=live.session.version + 1, log_level="error")
     live.replace_record(new)
-    assert (await arrived(parts.attacher.attach(old, None))).live.session is new
+    assert (await parts.attacher.attach(old, None)).live.session is new
     newer = replace(new, version=new.version + 1)
-    assert (await arrived(parts.attacher.attach(newer, None))).live.session is newer
+    assert (await parts.attacher.attach(newer, None)).live.session is newer
 
 
 @requirement("cluster.context-fence")

@@ -20,10 +20,10 @@ from session_store.session import new_session_id
 from session_store.testing import FakeClock
 from session_store.tokens import Purpose, TokenCodec
 from tests.requirements import requirement
+from tests.support.waiting import at_once
 from tests.unit.sessions.parts import FOR_ALICE, FOR_BOB, NOBODY, Parts, Unreliable, refused, replicas, request
 from transports.era import Era
 from transports.inbound_port import Memory, OwnedByPeer, Refused, Request
-from transports.soon import arrived, is_there
 
 pytestmark = pytest.mark.anyio
 
@@ -95,7 +95,7 @@ async def test_the_session_of_another_replica_is_not_served_here() -> None:
     owner, other = replicas(clustered=True)
     session = (await owner.resume_or_open(request(MODERN))).live.session
     with pytest.raises(OwnedByPeer) as elsewhere:
-        await arrived(other.resolver.resume_by_id(session.id, FOR_ALICE, MODERN))
+        await other.resolver.resume_by_id(session.id, FOR_ALICE, MODERN)
     assert isinstance(owner.cluster, Cluster) and elsewhere.value.route.session.owner == owner.cluster.replica
     assert other.live.get(session.id) is None
 
@@ -227,7 +227,7 @@ async def test_a_busy_session_is_read_again_behind_its_calls(monkeypatch: pytest
         before: int = store.asked
         clock.pass_time(pause_s)
         for _ in range(3):
-            assert is_there(parts.resolver.require(called, FOR_ALICE)), "a call waits for the store"
+            at_once(parts.resolver.require(called, FOR_ALICE))
         await parts.attacher._refreshing.settled()
         asked: int = store.asked - before
         return asked

@@ -159,7 +159,7 @@ class Replica:
         self.held += 1
         return cast("Answer", self)
 
-    async def done(self) -> None:
+    def done(self) -> None:
         self.held -= 1
 
     async def decided(self, task: Task, *, has_session: bool = True) -> Task:

@@ -133,7 +133,7 @@ class One:
         self.handle = handle_of(running.task)
         self.who = RequestContext(running.task.principal, None, "c")
 
-    async def of_session(self, session_id: str) -> None:
+    async def call(self, session_id: str, size: int = 0) -> None:
         """Any number of requests is allowed."""
         self.counted.append(session_id)
 

@@ -15,7 +15,6 @@ from tests.requirements import requirement
 from tests.unit.tasks.parts import HANDLES, Replica, Store, an_exchange, result, turns
 from transports.era import Era
 from transports.inbound_port import Answer, Refused, Request
-from transports.soon import arrived
 
 pytestmark = [pytest.mark.anyio, requirement("task.make")]
 
@@ -40,7 +39,7 @@ class Parts:
     def cancel(self, reason: str) -> None:
         self.exchange.fail(UPSTREAM_UNAVAILABLE, reason)
 
-    async def done(self) -> None:
+    def done(self) -> None:
         self.is_done = True
 
     async def answer(self, refused: asyncio.Event | None = None, tool: Called = TOOL) -> Answer:
@@ -53,7 +52,7 @@ class Parts:
             raise unknown_tool("build")
 
         request = Request(era=Era.MODERN, endpoint="/mcp", headers={}, params=PARAMS)
-        return await arrived(self.replica.maker.answer(self.exchange, request, [], accepted(), lambda: tool))
+        return await self.replica.maker.answer(self.exchange, request, [], accepted(), lambda: tool)
 
     async def waiting(self) -> Answer:
         """The answer to the call, while its task waits for the store."""
@@ -100,7 +99,7 @@ async def test_the_handle_leaves_after_the_task_is_stored_and_the_result_goes_to
     task = await parts.first(answer)
     handle = HANDLES.read(task["taskId"])
     assert task["resultType"] == "task" and handle is not None and handle.kind == "made"
-    await arrived(answer.done())
+    answer.done()
     assert not parts.is_done, "the session stays in use"
     stored = await parts.finished()
     assert (stored.status, stored.result) == ("completed", b'{"text":"done"}')
@@ -116,7 +115,7 @@ async def test_a_call_stays_a_call_if_the_store_takes_no_task(error: Exception) 
     await turns()
     parts.exchange.settle(result("plain"))
     assert await parts.first(answer) == {"text": "plain"}
-    await arrived(answer.done())
+    answer.done()
     assert parts.is_done and len(parts.table) == 0 and parts.counts == {}
 
 
@@ -133,7 +132,7 @@ async def test_a_client_that_leaves_while_its_task_is_stored_has_no_task() -> No
     parts = Parts()
     answer = await parts.waiting()
     answer.cancel("the client disconnected")
-    await arrived(answer.done())
+    answer.done()
     await parts.goes_on()
     assert await parts.stored() is None and parts.exchange.work is None and parts.exchange.is_over
 

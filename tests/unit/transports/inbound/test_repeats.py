@@ -19,7 +19,6 @@ from transports.inbound.repeats import Repeats
 from transports.inbound.sizes import Sizes
 from transports.inbound_port import Answer, AnsweringConnection, CallInFlight, Holes, Request
 from transports.reply_queue import Frame, ReplyQueue
-from transports.soon import Soon, arrived
 
 pytestmark = [pytest.mark.anyio, requirement("hot.memory")]
 
@@ -54,19 +53,16 @@ class Wire:
             is_doubtful=False, headers=[], replies=self.replies, cancel=lambda reason: None, done=self.done
         )
 
-    def call(self, request: Request) -> Soon[Answer]:
+    async def call(self, request: Request) -> Answer:
         self.calls += 1
-        return cast("Answer", self.answer) if self.later is None else self._after(self.later)
-
-    async def _after(self, later: asyncio.Event) -> Answer:
-        await later.wait()
+        if self.later is not None:
+            await self.later.wait()
         return cast("Answer", self.answer)
 
-    def done(self) -> Soon[None]:
+    def done(self) -> None:
         self.ends += 1
         if self.fault is not None:
             raise self.fault
-        return None
 
     def quiet_after_s(self, request: Request) -> float:
         return 10.0
@@ -145,6 +141,7 @@ async def test_a_fault_at_the_end_of_an_answer_harms_nobody(wire: Wire, caplog: 
     wire.fault = RuntimeError("broken")
     wire.replies.push(FINAL)
     assert wire.take()
+    await wire.settled()
     assert wire.written == WRITTEN and wire.ends == 1
     assert "could not be recorded" in caplog.text
     assert wire.take(), "the next request is served"
@@ -199,7 +196,7 @@ async def test_a_client_that_leaves_hands_over_what_waits(wire: Wire, was_decide
     later.set()
     await wire.settled()
     (begun,) = wire.finished
-    assert await arrived(begun.called()) is wire.answer
+    assert await begun.called() is wire.answer
     wire.replies.push(FINAL)
     await wire.settled()
     assert not wire.written and wire.ends == 0, "the task will end it"
@@ -270,12 +267,12 @@ class FastWire(Wire):
         self.path.made_of.append(request)
         return cast("Answer", self.answer)
 
-    def call(self, request: Request) -> Soon[Answer]:
+    async def call(self, request: Request) -> Answer:
         assert request.offer is not None
         request.offer.make(self.path.of)
         self.replies = self.answer.replies = ReplyQueue()
         self.replies.push(FINAL)
-        return super().call(request)
+        return await super().call(request)
 
     def post(self, body: bytes, cut: int = 0) -> bool:
         data = HEAD.replace(b"%d" % len(BODY), b"%d" % len(body)) + body
@@ -311,8 +308,9 @@ async def test_a_call_that_its_path_does_not_take_is_served_in_the_usual_way(why
     wire = await FastWire().warm()
     wire.path.takes, wire.path.is_over = why == "other tool", why == "over"
     body = a_body(2, "b" if why == "other tool" else "a")
-    assert wire.post(body) and wire.calls == 2 and wire.counts["fast"] == 0
+    assert wire.post(body)
     await wire.settled()
+    assert wire.calls == 2 and wire.counts["fast"] == 0
     wire.path.takes = True
     assert wire.post(body) and wire.calls == 2, "another path was made of it"
 
@@ -339,7 +337,7 @@ async def test_a_call_that_leaves_goes_on_with_the_answer_that_it_gets(leaves: s
     else:
         await wire.settled()
         (begun,) = wire.finished
-        assert await arrived(begun.called()) is wire.answer and not wire.written
+        assert await begun.called() is wire.answer and not wire.written
 
 
 @requirement("fast.falls-back")
