@@ -256,22 +256,19 @@ class _Answer:
         await asyncio.sleep(0)
         return Frame(frame.data.replace(b"{}", b'{"confirmed":1}'), final=True, error_code=frame.error_code)
 
-    def record(self, frames: Sequence[Frame]) -> Any:
-        if len(self._id) % 3:
-            return self._recorded(frames)
-        return self._recorded_later(frames)
+    async def record(self, frames: Sequence[Frame]) -> list[str | None]:
+        await asyncio.sleep(0)
+        return self._recorded(frames)
+
+    def record_at_hand(self, frames: Sequence[Frame]) -> list[str | None] | None:
+        return self._recorded(frames) if len(self._id) % 3 else None
 
     def _recorded(self, frames: Sequence[Frame]) -> list[str | None]:
         self._handler.note("record", self._id, str([len(frame.data) for frame in frames]))
         return [None if b"lost" in frame.data else f"event-{len(frame.data)}" for frame in frames]
 
-    async def _recorded_later(self, frames: Sequence[Frame]) -> list[str | None]:
-        await asyncio.sleep(0)
-        return self._recorded(frames)
-
-    def done(self) -> Any:
+    def done(self) -> None:
         self._handler.note("done", self._id)
-        return None if not self.is_doubtful else asyncio.sleep(0)
 
 
 class _Handler:
@@ -320,7 +317,7 @@ class _Handler:
         self.note("refused", refused.status, refused.code, str(refused))
         return refused
 
-    def call(self, request: Request) -> Any:
+    async def call(self, request: Request) -> Any:
         kind = self._noted("call", request)
         match kind:
             case "refused":
@@ -329,17 +326,14 @@ class _Handler:
                 raise RuntimeError("broken")
             case "elsewhere":
                 raise OwnedByPeer("there")
-            case "later" | "late refusal":
-                return self._later(request, kind)
+            case "later":
+                await asyncio.sleep(0)
+            case "late refusal":
+                await asyncio.sleep(0)
+                raise Refused(404, -32001, "no session")
         return _Answer(self, request, kind)
 
-    async def _later(self, request: Request, kind: str) -> Any:
-        await asyncio.sleep(0)
-        if kind == "late refusal":
-            raise Refused(404, -32001, "no session")
-        return _Answer(self, request, kind)
-
-    def admit(self, request: Request) -> None:
+    async def admit(self, request: Request) -> None:
         """Any caller is admitted. Heads from memory are those of callers who were."""
 
     async def negotiated(self, request: Request) -> str:

@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 import math
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Coroutine
 from types import SimpleNamespace
 from typing import Any
 
@@ -181,6 +181,9 @@ async def test_a_fault_in_writing_an_answer_at_once_has_it_written_in_the_usual_
         has_failed = is_no_request = False
         quiet_at = math.inf
         answer = SimpleNamespace(replies=ReplyQueue(), is_doubtful=False, headers=[])
+
+        def wait(self, task: Callable[[Coroutine[Any, Any, None]], asyncio.Task[None]]) -> asyncio.Task[None]:
+            return task(asyncio.sleep(0))
 
         def status(self, frame: Frame) -> int:
             raise RuntimeError("a fault")
