@@ -161,9 +161,10 @@ class Replicas:
             raise UnknownHere(why)
 
     async def ask(
-        self, question: Callable[Concatenate[Replica, P], Awaitable[T]], *args: P.args, **_: P.kwargs
+        self, question: Callable[Concatenate[Replica, P], Awaitable[T]], *args: P.args, **named: P.kwargs
     ) -> Answers[T]:
-        """Ask all replicas what a method of `Replica` answers."""
+        """Ask all replicas what a method of `Replica` answers. Its arguments are given by place."""
+        assert not named, "arguments travel by place"
         names = await self._addresses()
         answers = await self._ask(names, question, args)
         return Answers(answers, len(names) - len(answers))
