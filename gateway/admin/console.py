@@ -18,7 +18,7 @@ from starlette.staticfiles import StaticFiles
 from gateway.admin.auth import Access, HostNotAllowed, TooManyAttempts
 from gateway.admin.formatting import amount, clock, moment, span, took
 from gateway.admin.operations import Operations
-from gateway.admin.operators import Ambiguous, NoSuch, OperatorError
+from gateway.admin.operators import OperatorError
 from gateway.admin.pages import console_pages
 from gateway.admin.pages.page import BASE_URL, OPERATOR, Action, Answer, ConsolePage
 from gateway.observability.visible import visible
@@ -144,7 +144,7 @@ class Console:
             try:
                 facts = await page.facts(self._operations, request)
             except (OperatorError, StoreUnavailable) as error:
-                template, facts, status = "gone.html", {"message": _message(error)}, _status(error)
+                template, facts, status = _gone(error)
             query = f"?{request.url.query}" if request.url.query else ""
             stream = f"{request.url.path}/live{query}" if page.is_live else ""
             html = self._html(template, request, operator=operator, path=page.path, live=stream, **facts)
@@ -228,7 +228,7 @@ class Console:
             try:
                 facts = await answer(self._operations, request, operator)
             except (OperatorError, StoreUnavailable) as error:
-                template, facts, status = "gone.html", {"message": _message(error)}, _status(error)
+                template, facts, status = _gone(error)
             html = self._html(template, request, operator=operator, path=page.path, live="", **facts)
             return HTMLResponse(html, status, headers=_HEADERS | _WITH_IMAGES)
 
@@ -297,9 +297,9 @@ def _message(error: Exception) -> str:
     return _STORE_IS_AWAY if isinstance(error, StoreUnavailable) else str(error)
 
 
-def _status(error: Exception) -> int:
-    """The HTTP status of a page that cannot be shown."""
-    return {NoSuch: 404, Ambiguous: 409, StoreUnavailable: 503}.get(type(error), 400)
+def _gone(error: OperatorError | StoreUnavailable) -> tuple[str, dict[str, Any], int]:
+    """Return the template, the facts and the status of what is shown in place of a page."""
+    return "gone.html", {"message": _message(error)}, 503 if isinstance(error, StoreUnavailable) else error.status
 
 
 async def _key_of(request: Request) -> str:

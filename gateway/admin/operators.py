@@ -57,15 +57,21 @@ ONLY: Final[dict[str, Only]] = {"all": "all", "failing": "failing", "busy": "bus
 
 
 class OperatorError(Exception):
-    """What an operator asked for cannot be done. The message says why, and what to do."""
+    """What an operator asked for cannot be done. The message says why, and what to do; `status` is that of HTTP."""
+
+    status = 400
 
 
 class NoSuch(OperatorError):
     """Nothing has that name."""
 
+    status = 404
+
 
 class Ambiguous(OperatorError):
     """Several have that name. `candidates` are some of them, where they are sessions."""
+
+    status = 409
 
     def __init__(self, message: str, candidates: tuple[SessionRow, ...] = ()) -> None:
         super().__init__(message)
@@ -74,6 +80,8 @@ class Ambiguous(OperatorError):
 
 class TooLate(OperatorError):
     """What has that name is not in a state in which this can be done."""
+
+    status = 409
 
 
 class TooShort(OperatorError):

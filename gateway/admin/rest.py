@@ -13,7 +13,7 @@ from starlette.routing import Route
 
 from gateway.admin.auth import Access, HostNotAllowed, TooManyAttempts
 from gateway.admin.operations import Operations
-from gateway.admin.operators import Ambiguous, NoSuch, OperatorError, TooLate
+from gateway.admin.operators import OperatorError, TooLate
 from gateway.admin.reports import FramesPage, StderrPage
 from gateway.admin.tried_calls import attempt_in, left
 from gateway.admin.verbs import VERBS, Verb, described
@@ -32,7 +32,7 @@ _FRAMES_AT_ONCE: Final = 500
 _FRESH: Final = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
 
 
-class Problem(Exception):
+class Problem(OperatorError):
     """A request that gets no further (RFC 9457): status, and what the operator reads."""
 
     def __init__(self, status: int, detail: str) -> None:
@@ -67,14 +67,8 @@ class Rest:
                 operator = await self._operator(request)
                 verb = ways["GET" if request.method == "HEAD" else request.method]
                 answer = await self._answer(verb, request, operator)
-            except Problem as problem:
-                return _problem(problem.status, str(problem))
-            except NoSuch as error:
-                return _problem(404, str(error))
-            except (Ambiguous, TooLate) as error:
-                return _problem(409, str(error))
             except OperatorError as error:
-                return _problem(400, str(error))
+                return _problem(error.status, str(error))
             except TooManyAttempts as error:
                 return _problem(429, str(error), {"Retry-After": f"{error.wait_s:.0f}"})
             except StoreUnavailable:
@@ -114,9 +108,9 @@ class Rest:
         if verb.is_exact:
             known = [one.name for taken in verb.takes for one in taken.flat]
             if unknown := sorted(query.keys() - set(known)):
-                raise Problem(400, f"{unknown[0]}: is no parameter; there are {', '.join(known)}")
+                raise OperatorError(f"{unknown[0]}: is no parameter; there are {', '.join(known)}")
             if len(query) < len(query.multi_items()):
-                raise Problem(400, "give each parameter once")
+                raise OperatorError("give each parameter once")
         if verb.sends is not None:
             attempt = await attempt_in(request)
             return await self.operations.call(attempt, operator, peer=peer_of(request.scope), left=left(request))
