@@ -22,7 +22,6 @@ __all__ = [
     "CONTEXT_KEY",
     "RESTARTED_KEY",
     "SESSION_KEY",
-    "TRACE_KEY",
     "WORKSPACE_KEY",
     "ContextMeta",
     "SessionFacts",

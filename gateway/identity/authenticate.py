@@ -29,15 +29,7 @@ from session_store import ANONYMOUS, Principal
 if TYPE_CHECKING:
     from gateway.identity.access_tokens import AccessTokens  # loads an HTTP client, and PyJWT
 
-__all__ = [
-    "API_KEY_ISSUER",
-    "Authenticated",
-    "Identity",
-    "KeyDigests",
-    "ResourceMetadata",
-    "TrustedProxies",
-    "digest_of",
-]
+__all__ = ["Authenticated", "Identity", "KeyDigests", "ResourceMetadata", "TrustedProxies", "digest_of"]
 
 Holder = TypeVar("Holder")
 

@@ -25,7 +25,7 @@ from session_store.small_store import SmallBackend, SmallStore
 from transports.inbound.http import Receive, Scope, Send, send_json
 from transports.inbound_port import Refused
 
-__all__ = ["APP_ISSUER", "SCOPE_KEY", "AppSettings", "SessionMiddleware", "backend_of", "ring_of", "settings_of"]
+__all__ = ["SCOPE_KEY", "SessionMiddleware", "backend_of", "ring_of", "settings_of"]
 
 _ISSUES: Final = "SessionMiddleware"
 

@@ -29,18 +29,14 @@ from transports.jsonrpc import Object, encode
 
 __all__ = [
     "PEER_HEADER",
-    "RANDOM_TRACE_ID",
     "CallSpan",
     "GivenIds",
-    "RequestSpan",
     "Sampling",
     "Tracing",
     "UnsampledRequest",
     "carried_on",
     "carries_more",
     "flush",
-    "new_span_id",
-    "new_trace_id",
     "request_span",
     "tracing",
 ]

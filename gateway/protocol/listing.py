@@ -28,14 +28,12 @@ __all__ = [
     "has_more",
     "is_for_apps",
     "is_mirrored",
-    "is_repeatable",
     "items_of",
     "merge_lists",
     "named",
     "next_cursor",
     "operation_of",
     "owner_of",
-    "task_support",
 ]
 
 APP_SCHEME: Final = "ui://"

@@ -23,7 +23,6 @@ __all__ = [
     "REPEATABLE",
     "REQUESTS",
     "SERVER_METHODS",
-    "Kind",
     "Method",
     "folded_method",
     "lists_of",
