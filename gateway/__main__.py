@@ -10,11 +10,11 @@ def main() -> None:
     if sys.argv[1:2] == ["demo-server"]:
         _demo()
         return
-    from gateway.serving import own_process, private_environment, standard_streams
+    from gateway.serving import own_process
 
-    standard_streams.open_closed()
+    own_process.open_closed()
     own_process.hide()
-    private_environment.take()
+    own_process.take_environment()
     from gateway.cli.main import app
 
     what = "Be a small stdio MCP server that shows what sessions do."

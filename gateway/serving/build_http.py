@@ -3,34 +3,40 @@
 from collections.abc import Mapping
 
 from gateway.bridge.request_state import RequestStateSeal
-from gateway.cluster.beats import Beats
 from gateway.cluster.envelope import Envelopes
 from gateway.cluster.forwarded import PeerListener
 from gateway.cluster.forwarding import Forwarding
-from gateway.cluster.membership import Membership
+from gateway.cluster.membership import Beats, Membership
 from gateway.cluster.ownership import Cluster
 from gateway.cluster.peer_requests import PeerRequests
 from gateway.cluster.reachability import Reachability
 from gateway.config.peer_tls import peer_tls
 from gateway.context.facts import SESSION_KEY
 from gateway.errors import too_much_in_flight
+from gateway.identity.standing_rights import StandingRights
 from gateway.relay.intake import Intake
 from gateway.relay.internal_requests import InternalRequests
 from gateway.relay.legacy import LegacyClients
 from gateway.relay.legacy_handshake import LegacyHandshake
 from gateway.relay.modern import ModernClients
 from gateway.relay.pipeline import Pipeline
-from gateway.serving.build_tasks import build_tasks
 from gateway.serving.parts import Callers, Foundation, Http, Resolution, Servers, SessionParts, TaskParts
 from gateway.sessions.carriers import without_tokens
 from gateway.tasks.handles import TaskHandles
 from gateway.tasks.legacy_clients import LegacyTasks
 from gateway.tasks.listening import TaskListening
+from gateway.tasks.made.continuation import TaskContinuation
+from gateway.tasks.made.made_tasks import MadeTasks, TaskVisibility
+from gateway.tasks.made.maker import TaskMaker
+from gateway.tasks.made.quotas import BoundedTasks, RunningNames, TaskQuotas, names_kept_s
+from gateway.tasks.made.recovery import TaskRecovery
 from gateway.tasks.made.results import Outcomes, ResultCalls
+from gateway.tasks.made.table import TaskTable
 from gateway.tasks.modern_clients import ModernTasks
+from gateway.tasks.notices import TaskNotices
 from gateway.tasks.relayed import RelayedTasks
 from gateway.tasks.requested import RequestedTasks
-from session_store import Purpose
+from session_store import Purpose, Task
 from transports.inbound.addresses import Addresses
 from transports.inbound.bodies import Bodies
 from transports.inbound.event_stream import StreamTimes
@@ -103,7 +109,7 @@ def _pipeline(
     handles = TaskHandles(base.ring)
     relayed = RelayedTasks(handles, intake, endpoints, result_meta=options.result_meta)
     sessions.closed.add(relayed.known.forget)
-    parts = build_tasks(base, sessions, servers, resolution, intake, handles)
+    parts = _made_tasks(base, sessions, servers, resolution, intake, handles)
     requested = RequestedTasks(
         settings=options.tasks,
         maker=parts.maker,
@@ -215,3 +221,76 @@ def _sse(
         stream = path.removesuffix("/mcp") + "/sse"
         served |= {stream: front, f"{stream}/messages": front}
     return served
+
+
+ONLY_REPLICA = "only"
+"""The name of the replica in a store that serves one gateway: its next process finds what it has left."""
+
+
+def _made_tasks(
+    base: Foundation,
+    sessions: SessionParts,
+    servers: Servers,
+    resolution: Resolution,
+    intake: Intake,
+    handles: TaskHandles,
+) -> TaskParts:
+    """The tasks that this gateway makes. Where it makes none (`gateway.tasks.enabled`), earlier ones are still
+    answered."""
+    settings, backend, cluster = base.settings.gateway.tasks, base.backend, base.cluster
+    kept_s = names_kept_s(settings)
+
+    def noted(task: Task, what: str) -> None:
+        base.metrics.counters["tasks"][what] += 1
+        base.audit.task(task, what)
+
+    table = TaskTable(
+        settings,
+        BoundedTasks(backend.tasks, backend.quotas, settings.principal_bytes, kept_s),
+        RunningNames(backend.quotas, ONLY_REPLICA if cluster is None else cluster.replica, kept_s),
+        backend.bus,
+        noted=noted,
+        clock=base.clock,
+        is_kept=backend.is_durable or backend.is_shared,
+    )
+
+    options = base.settings.gateway
+    rights = StandingRights(
+        sessions.rules, api_keys=options.api_keys, auth=options.auth, allow_anonymous=options.allows_anonymous
+    )
+    continuation = TaskContinuation(
+        table,
+        base.live,
+        sessions.attacher,
+        calls=intake,
+        endpoints=servers.endpoints,
+        handles=handles,
+    )
+    recovery = TaskRecovery(
+        table,
+        continuation,
+        sessions=backend.sessions,
+        attacher=sessions.attacher,
+        cluster=cluster,
+        rights=rights,
+    )
+    quotas = TaskQuotas(settings, backend.quotas, backend.tasks)
+    made = MadeTasks(
+        table,
+        recovery,
+        sessions=backend.sessions,
+        resolver=resolution.resolver,
+        quotas=quotas,
+        rates=base.rates,
+        audit=base.audit,
+        may_see=TaskVisibility(sessions.rules, servers.endpoints, servers.policy).may_see,
+    )
+    maker = TaskMaker(table, quotas, handles) if settings.enabled else None
+    notices = TaskNotices(made, backend.tasks, backend.bus)
+    return TaskParts(
+        table=table,
+        recovery=recovery,
+        made=made,
+        notices=notices,
+        maker=maker,
+    )

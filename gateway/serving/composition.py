@@ -1,5 +1,6 @@
 """The composition root: the only room that picks concrete stores and transports, and puts the parts together."""
 
+import functools
 import secrets
 from collections.abc import Callable, Mapping
 from time import time
@@ -10,17 +11,20 @@ from gateway.admin.operations import Operations
 from gateway.admin.replica import Replica, Seen
 from gateway.admin.replicas import PeerQueries, Replicas
 from gateway.admin.routes import operator_routes
-from gateway.admin.session_environments import SessionEnvironments
-from gateway.admin.tried_calls import TriedCalls
+from gateway.admin.session_environments import Given, SessionEnvironments
+from gateway.admin.session_list import SessionFinder
+from gateway.admin.tried_calls import ToolCatalog, TriedCalls
 from gateway.bridge.suspended_calls import ask_modern
 from gateway.calls.event_log import EventWriter
 from gateway.calls.live_session import FrameWatches, LiveSessions
 from gateway.cluster.ownership import Cluster
+from gateway.config.addresses import is_loopback
 from gateway.config.auth import AuthSettings
 from gateway.config.keyring import key_ring
-from gateway.config.settings import Settings
+from gateway.config.settings import GatewaySettings, Settings
 from gateway.context.facts import SessionFacts
-from gateway.identity.authenticate import Identity, ResourceMetadata
+from gateway.identity.authenticate import Identity, ResourceMetadata, TrustedProxies
+from gateway.identity.context_rules import kept_claims
 from gateway.observability.activity import Activity
 from gateway.observability.audit import Audit
 from gateway.observability.logs import call_lines
@@ -30,20 +34,29 @@ from gateway.observability.request_log import RequestLog
 from gateway.observability.tracing import tracing
 from gateway.policy.quotas import PrincipalQuotas
 from gateway.policy.rate_limits import RateLimits
-from gateway.serving.build_environments import build_environments
 from gateway.serving.build_http import build_http
 from gateway.serving.build_servers import build_servers
 from gateway.serving.build_sessions import build_resolution, build_sessions
-from gateway.serving.build_tried_calls import build_tried_calls
 from gateway.serving.drain import Drain
-from gateway.serving.guard import guard_of
-from gateway.serving.parts import Callers, Foundation, Listeners, Operating, Parts, Servers, SessionParts, TaskParts
-from gateway.serving.readiness import Readiness
-from gateway.serving.state import ServingState
+from gateway.serving.parts import (
+    Callers,
+    Foundation,
+    Http,
+    Listeners,
+    Operating,
+    Parts,
+    Resolution,
+    Servers,
+    SessionParts,
+    TaskParts,
+)
+from gateway.serving.paths import served_paths
+from gateway.serving.readiness import Readiness, ServingState
 from gateway.sessions.returns import Returns
 from gateway.version import __version__
 from session_store import Backend, KeyRing, backend_for
 from session_store.connect import BackendOptions
+from transports.inbound.http import Guard
 
 if TYPE_CHECKING:
     from gateway.admin.prometheus import PrometheusExporter
@@ -74,9 +87,9 @@ def compose(
     resolution = build_resolution(base, sessions, served)
     http = build_http(base, callers, sessions, served, resolution)
     drain = _drain(base, sessions, served, http.tasks)
-    environments = build_environments(base, sessions, served)
+    environments = _environments(base, sessions, served)
     replica = _replica(base, served, drain, environments, resolution.returns, http.tasks)
-    tried = build_tried_calls(base, sessions, served, resolution, http)
+    tried = _tried_calls(base, sessions, served, resolution, http)
     operating = _operating(base, callers, sessions, replica, tried, link)
     return Parts(
         foundation=base,
@@ -161,7 +174,7 @@ def _callers(base: Foundation) -> Callers:
         metadata_url=metadata.url,
         fields=options.context.fields,
     )
-    return Callers(identity=identity, metadata=metadata, guard=guard_of(options, identity.proxies))
+    return Callers(identity=identity, metadata=metadata, guard=_guard(options, identity.proxies))
 
 
 def _tokens(auth: AuthSettings, clock: Callable[[], float]) -> "AccessTokens | None":
@@ -265,3 +278,53 @@ def _operating(
         open_metrics=bool(admin.listen),
     )
     return Operating(routes=routes, queries=queries)
+
+
+def _guard(options: GatewaySettings, proxies: TrustedProxies) -> Guard:
+    """For all listeners of clients."""
+    names, proxies_say = options.allowed_hosts, () if options.auth.proxies is None else options.auth.proxies.headers
+    fields = (field.header.lower() for field in options.context.fields.values() if field.header)
+    keys = (name.lower() for name in options.session.key_headers)
+    return Guard(
+        proxies=proxies,
+        hosts=frozenset(names),
+        domains=tuple(name[1:] for name in names if name.startswith("*.")),
+        origins=frozenset(options.allowed_origins),
+        loopback=is_loopback(options.host),
+        head_bytes=options.limits.head_bytes,
+        single=frozenset((*proxies_say, *fields, *keys)),
+    )
+
+
+def _environments(base: Foundation, sessions: SessionParts, servers: Servers) -> SessionEnvironments:
+    """The explanations of the sessions of this process."""
+    names = [upstream.name for upstream in servers.upstreams]
+    given = Given(
+        settings=base.settings,
+        upstreams=servers.upstreams,
+        served=served_paths(names),
+        rules=sessions.rules,
+        policy=servers.policy,
+        enclosures=servers.enclosures,
+        delegation=servers.fork_server.delegation,
+        unusable=servers.tool_calls.unusable,
+    )
+    return SessionEnvironments(base.name, given, base.live)
+
+
+def _tried_calls(
+    base: Foundation, sessions: SessionParts, servers: Servers, resolution: Resolution, http: Http
+) -> TriedCalls:
+    """Calls of tools that operators try."""
+    options = base.settings.gateway
+    names = [upstream.name for upstream in servers.upstreams]
+    return TriedCalls(
+        catalog=ToolCatalog(servers.upstreams, served_paths(names)),
+        ask=http.internal,
+        finder=SessionFinder(base.backend.sessions, base.clock),
+        sessions=base.backend.sessions,
+        claims=functools.partial(kept_claims, rules=sessions.rules),
+        token=resolution.carriers.token,
+        records=(functools.partial(base.audit.record, "operated"), sessions.lifecycle),
+        where=options.admin.try_tools or ("any" if options.is_of_one_person else "own"),
+    )

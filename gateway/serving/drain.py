@@ -12,8 +12,7 @@ from gateway.calls.live_session import LiveSession, LiveSessions
 from gateway.cluster.ownership import Cluster
 from gateway.errors import OUTCOME_UNKNOWN, STORE_UNAVAILABLE
 from gateway.policy.rate_limits import RateLimits
-from gateway.serving.readiness import Readiness
-from gateway.serving.state import ServingState
+from gateway.serving.readiness import Readiness, ServingState
 from gateway.sessions.lifecycle import SessionLifecycle
 from gateway.tasks.made.running import RunningTask
 from gateway.tasks.made.table import TaskTable

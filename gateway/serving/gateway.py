@@ -5,14 +5,19 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from time import time
 from typing import Any
 
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+
 from gateway.admin.auth import SignInLink
 from gateway.config.settings import Settings
-from gateway.context.state_api import state_api
-from gateway.serving.asserted_state import AssertedState
+from gateway.context.assertion import HEADER, Assertions
+from gateway.context.link_resources import LinkResourceProvider
+from gateway.context.state_api import StateAccess, state_api
+from gateway.observability.audit import Audit
 from gateway.serving.composition import compose
 from gateway.serving.lifecycle import Lifecycle
 from gateway.serving.paths import HEALTH, READY
-from session_store import Backend, KeyRing, Session
+from session_store import Backend, KeyRing, Session, SessionStore
 from session_store.tool_session import ToolSession
 
 __all__ = ["Gateway"]
@@ -118,3 +123,31 @@ class Gateway:
     def hurry(self) -> None:
         """Wait no longer for tasks that work: they end with the gateway, and their records say what is known."""
         self.parts.drain.hurry()
+
+
+class AssertedState:
+    """Verifies the assertion of a request. Called by the state API."""
+
+    def __init__(
+        self, assertions: Assertions, store: SessionStore, link_resources: LinkResourceProvider, audit: Audit
+    ) -> None:
+        self._assertions = assertions
+        self._store = store
+        self._link_resources = link_resources
+        self._audit = audit
+
+    async def of(self, request: Request) -> StateAccess:
+        """The state of the session that the assertion names.
+
+        Raises:
+            HTTPException: 401 without a valid assertion, 410 when the session has ended.
+        """
+        token = request.headers.get("authorization", "").removeprefix("Bearer ")
+        session_id = self._assertions.session_of(token)
+        if session_id is None:
+            self._audit.record("refused", reason="invalid or expired session assertion")
+            raise HTTPException(401, f"send the {HEADER} of a request of the last minute as Authorization: Bearer")
+        session = await self._store.peek(session_id)
+        if session is None:
+            raise HTTPException(410, "the session has ended")
+        return self._link_resources.state_of(session)

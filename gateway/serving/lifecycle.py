@@ -13,15 +13,15 @@ from gateway.sandbox.enclosures import own_files
 from gateway.sandbox.server_sandboxes import log_sandboxes, refuse_cgroup, refuse_open, refuse_unheld, server_sandboxes
 from gateway.serving.own_process import hide, why_in_sight
 from gateway.serving.parts import Parts
-from gateway.serving.store_watch import StoreWatch
 from gateway.sessions.lifecycle import ENDED
 from gateway.sessions.reconciliation import Reconciliation
 from gateway.upstreams.facts import ServerFacts
 from gateway.upstreams.review import compare, compare_late
-from session_store import StoreError, StoreUnavailable
+from session_store import Backend, StoreError, StoreUnavailable
+from session_store.connect import shown
 from transports.tasks import Tasks
 
-__all__ = ["Lifecycle"]
+__all__ = ["Lifecycle", "StoreWatch"]
 
 logger = logging.getLogger(__name__)
 
@@ -33,6 +33,39 @@ _TASKS_STORED_WITHIN_S: Final = 5.0
 
 _PROBED_WITHIN_S: Final = 10.0
 """How long the start waits for the first answers of servers whose lists are compared with the policy."""
+
+
+class StoreWatch:
+    """What is known of the store at `url`. `fault` says why it does not answer; empty: it does."""
+
+    def __init__(self, backend: Backend, url: str) -> None:
+        self._backend = backend
+        self._url = shown(url)
+        self.fault = ""
+
+    async def look(self) -> None:
+        """Ask the store whether it answers."""
+        try:
+            await self._backend.ping()
+            self.answers()
+        except StoreUnavailable as error:
+            self.is_away(error)
+
+    def answers(self) -> None:
+        """It has answered."""
+        if self.fault:
+            logger.info("the session store %s answers again", self._url)
+        self.fault = ""
+
+    def is_away(self, error: StoreUnavailable) -> None:
+        """It has not."""
+        if not self.fault:
+            logger.warning(
+                "the session store %s does not answer: %s; clients are told to try again (503) until it does",
+                self._url,
+                error,
+            )
+        self.fault = str(error)
 
 
 class Lifecycle:

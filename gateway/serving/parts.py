@@ -35,7 +35,7 @@ from gateway.sandbox.enclosures import Enclosures
 from gateway.sandbox.packages import Packages
 from gateway.sandbox.refusals import SessionRefusals
 from gateway.serving.drain import Drain
-from gateway.serving.state import ServingState
+from gateway.serving.readiness import ServingState
 from gateway.sessions.attach import SessionAttacher
 from gateway.sessions.carriers import Carriers
 from gateway.sessions.event_streams import EventStreamSessions

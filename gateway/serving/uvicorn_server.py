@@ -21,17 +21,17 @@ from gateway.config.settings import ConfigurationError, Settings
 from gateway.observability.queued_output import drain_stderr
 from gateway.serving.app import Gateway, create_app, operators_app
 from gateway.serving.greeting import PlainWelcome, Welcome, farewell
-from gateway.serving.handed_connections import HandedConnections
 from gateway.serving.paths import ALL
-from gateway.serving.sibling_workers import SiblingWorkers, inherited_siblings
+from gateway.serving.sibling_workers import Received, SiblingWorkers, inherited_siblings
 from gateway.serving.workers import inherited_listener, report_ready, worker_number
 from transports.inbound.connection_memory import ConnectionMemory
 from transports.inbound.connections import Connections
+from transports.inbound.hand_over import MOST_MOVES, TAKEN
 from transports.inbound.http_connection import http_connections
 from transports.inbound.limits import room_for_connections
 from transports.tasks import Tasks
 
-__all__ = ["opened", "serve"]
+__all__ = ["HandedConnections", "opened", "serve"]
 
 logger = logging.getLogger(__name__)
 
@@ -62,6 +62,75 @@ def counted_apart(make: Callable[[], asyncio.AbstractEventLoop]) -> asyncio.Abst
         return make()
     finally:
         os.setresuid(0, -1, -1)
+
+
+class HandedConnections:
+    """Receives connections. One for which there is no room here, or not while `may_serve` is False, goes back to the
+    worker that sent it, and stays there."""
+
+    def __init__(self, siblings: SiblingWorkers, connections: Connections, may_serve: Callable[[], bool]) -> None:
+        self._siblings = siblings
+        self._connections = connections
+        self._may_serve = may_serve
+        self._tasks = Tasks("handed connections")
+        self._server: uvicorn.Server | None = None
+
+    def start(self, server: uvicorn.Server, replica: str) -> None:
+        """Receive connections for a server that has started, as that replica."""
+        self._server = server
+        self._siblings.join(replica)
+        self._wait()
+
+    def stop(self) -> None:
+        """Receive nothing any more."""
+        self._server = None
+        asyncio.get_running_loop().remove_reader(self._siblings.inbox)
+
+    def _wait(self) -> None:
+        if self._server is not None:
+            asyncio.get_running_loop().add_reader(self._siblings.inbox, self._arrived)
+
+    def _arrived(self) -> None:
+        # One after the other: each is counted before the next one is looked at.
+        asyncio.get_running_loop().remove_reader(self._siblings.inbox)
+        self._tasks.spawn(self._receive())
+
+    async def _receive(self) -> None:
+        try:
+            while self._server is not None and (received := self._siblings.receive()) is not None:
+                await self._take(received, self._server)
+        finally:
+            self._wait()
+
+    async def _take(self, received: Received, server: uvicorn.Server) -> None:
+        connection, moves = received.connection, received.moves
+        try:
+            peer = connection.getpeername()[0]
+        except OSError:  # the client has gone meanwhile
+            connection.close()
+            return
+        has_room = self._may_serve() and self._connections.has_room(peer)
+        # One that comes back is accepted or refused as any other.
+        if not has_room and moves <= MOST_MOVES and self._siblings.give_back(received, MOST_MOVES + 1):
+            return
+        self._siblings.counts[TAKEN] += 1
+        loop, config = asyncio.get_running_loop(), server.config
+        made: Any = config.http_protocol_class  # a factory (`http_connections`)
+        connection.setblocking(False)
+        try:
+            await loop.connect_accepted_socket(
+                lambda: made(
+                    config=config,
+                    server_state=server.server_state,
+                    app_state=server.lifespan.state,
+                    _loop=loop,
+                    moves=moves,
+                ),
+                connection,
+            )
+        except OSError:
+            logger.debug("a connection from another worker failed", exc_info=True)
+            connection.close()
 
 
 class _Config(uvicorn.Config):

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Final
 
 from gateway.config.settings import ConfigurationError, Settings
-from gateway.serving import private_environment
+from gateway.serving import own_process
 from gateway.serving.sibling_workers import Inboxes
 from session_store import backend_for
 from session_store.connect import shown
@@ -45,7 +45,7 @@ def run_workers(settings: Settings, arguments: Sequence[str], count: int) -> int
     with _listening(settings) as (listener, url), contextlib.ExitStack() as stack:
         lifeline, held = os.pipe()
         ready, reports = os.pipe()
-        environment = private_environment.kept(os.environ)
+        environment = own_process.keep_environment(os.environ)
         for end in (lifeline, held, ready, reports, environment):
             stack.callback(os.close, end)
         inboxes = stack.enter_context(contextlib.closing(Inboxes(count)))
@@ -57,7 +57,7 @@ def run_workers(settings: Settings, arguments: Sequence[str], count: int) -> int
             own = {**given, **siblings, _NUMBER: str(number), _COUNT: str(count)}
             return subprocess.Popen(
                 [sys.executable, "-m", "gateway", *arguments],
-                env={**private_environment.in_sight(os.environ, environment), **own},
+                env={**own_process.visible_environment(os.environ, environment), **own},
                 pass_fds=[listener.fileno(), reports, lifeline, environment, *descriptors],
             )
 

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from gateway.calls.live_session import LiveSession, LiveSessions
-from gateway.cluster.beats import BEAT_S
+from gateway.cluster.membership import BEAT_S
 from gateway.cluster.ownership import Cluster
 from session_store import Directory, StoreUnavailable
 from session_store.ports.cluster import count_of

@@ -14,8 +14,8 @@ from msgspec.structs import replace
 
 from gateway.cluster import lease as lease_module
 from gateway.cluster import ownership as cluster_module
-from gateway.cluster.beats import BEAT_S
 from gateway.cluster.lease import DOUBT_S
+from gateway.cluster.membership import BEAT_S
 from gateway.cluster.ownership import LEASE_S, Cluster
 from gateway.sessions.reconciliation import Reconciliation
 from session_store import MemoryBackend, Session, StoreUnavailable

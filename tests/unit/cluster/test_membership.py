@@ -1,17 +1,24 @@
-"""Where a gateway listens for others, if nobody has named an address."""
+"""Where a gateway listens for others, how it renews its lease, and that others hold while the store is away."""
 
-from collections.abc import Callable
+import asyncio
+from collections.abc import Callable, Mapping
+from time import time
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from gateway.cluster import membership
-from gateway.cluster.membership import Membership
+from gateway.cluster.membership import Beats, Membership
+from gateway.cluster.ownership import BEAT, Cluster
 from gateway.config.settings import ConfigurationError
+from session_store import MemoryBackend, StoreUnavailable
+from session_store.embedded.cluster import MemoryBus
+from session_store.testing import FakeClock, a_session
 from tests.requirements import requirement
 
-pytestmark = requirement("rep.any")
+pytestmark = pytest.mark.anyio
+anywhere, quick = requirement("rep.any"), requirement("rep.quick", "rep.store-down")
 
 
 class Bound(Exception):
@@ -40,17 +47,140 @@ def join(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
     return joined
 
 
-@pytest.mark.anyio
+@anywhere
 async def test_it_is_the_address_that_reaches_the_store(join: Callable[..., Any]) -> None:
     for found, bound in (("10.0.0.7", "10.0.0.7:0"), ("", "127.0.0.1:0"), ("fd00::7", "fd00::7:0")):
         with pytest.raises(Bound, match=f"^{bound}$"):
             await join(found)
 
 
-@pytest.mark.anyio
+@anywhere
 @pytest.mark.parametrize("found", ["8.8.4.4", "2a00:1450:4001::1"])
 async def test_no_gateway_listens_in_the_internet_unasked(join: Callable[..., Any], found: str) -> None:
     with pytest.raises(ConfigurationError, match=r"gateway\.advertise"):
         await join(found)
     with pytest.raises(Bound, match="9000"):
         await join(found, f"{found}:9000", f"{found}:9000")
+
+
+# -- the lease
+
+
+class Case:
+    """One replica, another one, and a store that may be away, or not answer."""
+
+    def __init__(self) -> None:
+        self.backend = MemoryBackend()
+        self.away = self.stuck = False
+        self.renewed = asyncio.Event()
+        self.asked: list[Mapping[str, str]] = []
+        self.agree = True
+        directory = self.backend.directory
+        self.cluster, self.other = (
+            Cluster(directory, self.backend.sessions, self.backend.bus, taken_over=lambda _: None) for _ in range(2)
+        )
+        for each in (self.cluster, self.other):
+            each.advertise(f"{each.replica}:1")
+        self.beat = self.cluster.beat
+        self.cluster.beat = self._beat  # type: ignore[method-assign]
+        self.beats = Beats(self.cluster, self.backend.bus, self._ask)
+
+    async def _beat(self) -> None:
+        if self.away:
+            raise StoreUnavailable("away")
+        if self.stuck:
+            await asyncio.Event().wait()
+        await self.beat()
+        self.renewed.set()
+
+    async def _ask(self, peers: Mapping[str, str]) -> bool:
+        self.asked.append(peers)
+        self.stuck = self.stuck and len(self.asked) < 2
+        return self.agree
+
+
+@quick
+async def test_others_are_asked_to_hold_while_the_store_is_away_and_while_it_does_not_answer(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(membership, "_LATE_S", 0.01)
+    monkeypatch.setattr("gateway.cluster.lease.TRUST_S", 0.0)
+    case = Case()
+    await case.other.beat()
+    assert await case.beats.renew() and not case.asked and not case.cluster.is_fresh
+    case.away = True
+    assert not await case.beats.renew()
+    assert case.asked == [{case.other.replica: case.other.address}] and case.cluster.is_fresh
+    assert not case.cluster.lease.trusts_expired
+    case.asked.clear()
+    case.away, case.stuck = False, True
+    renewing = asyncio.ensure_future(case.beats.renew())
+    async with asyncio.timeout(5):
+        while len(case.asked) < 2:  # noqa: ASYNC110 - each turn is looked at
+            await asyncio.sleep(0)
+    renewing.cancel()
+
+
+@quick
+async def test_a_replica_without_an_address_cannot_agree_and_who_refuses_has_not(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("gateway.cluster.lease.TRUST_S", 0.0)
+    for address, agree in (("", True), ("b:1", False)):
+        case = Case()
+        case.agree = agree
+        case.other.advertise(address)
+        await case.other.beat()
+        await case.beats.renew()
+        case.away = True
+        assert not await case.beats.renew() and not case.cluster.is_fresh
+        assert bool(case.asked) is bool(address)
+
+
+@quick
+async def test_another_replica_can_have_it_renew_its_lease_at_once() -> None:
+    case = Case()
+    living = asyncio.ensure_future(case.beats.live())
+    async with asyncio.timeout(0.9):  # sooner than the next beat
+        await case.renewed.wait()
+        case.renewed.clear()
+        await case.other.have_beat(case.cluster.replica)
+        await case.renewed.wait()
+    living.cancel()
+
+
+@quick
+async def test_a_replica_that_starts_before_its_store_renews_its_lease_once_that_is_there(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(membership, "_AWAY_S", 0.0)
+    case, subscribed, tries = Case(), MemoryBus.subscribed, list[str]()
+
+    def subscribing(bus: MemoryBus, topic: str, receive: Any) -> Any:
+        tries.append(topic)
+        case.away = len(tries) < 3
+        if case.away:
+            raise StoreUnavailable("away")
+        return subscribed(bus, topic, receive)
+
+    monkeypatch.setattr(MemoryBus, "subscribed", subscribing)
+    living = asyncio.ensure_future(case.beats.live())
+    async with asyncio.timeout(5):
+        await case.renewed.wait()
+    assert len(tries) == 3 and not living.done()
+    living.cancel()
+
+
+@quick
+async def test_an_owner_that_has_just_renewed_its_lease_is_asked_again_after_a_claim() -> None:
+    case, beats = Case(), list[asyncio.Future[None]]()
+    session = await case.backend.sessions.create(a_session(FakeClock(time()), owner=case.cluster.replica, epoch=1))
+    asked = case.backend.bus.subscribed(
+        BEAT + case.cluster.replica, lambda _: beats.append(asyncio.ensure_future(case.cluster.beat()))
+    )
+    async with asked:  # it renews its lease when it is asked to, and never else
+        await case.other.have_beat(case.cluster.replica)  # for a claim before
+        await asyncio.gather(*beats)
+        assert await case.other.take(session, leased=True) is not None
+        await asyncio.gather(*beats)
+    assert await case.backend.directory.acknowledged(case.cluster.replica, session.id) and len(beats) == 2

@@ -13,8 +13,7 @@ from gateway.errors import STORE_UNAVAILABLE
 from gateway.policy.rate_limits import RateLimits
 from gateway.serving import drain as module
 from gateway.serving.drain import Drain
-from gateway.serving.readiness import Readiness
-from gateway.serving.state import ServingState
+from gateway.serving.readiness import Readiness, ServingState
 from gateway.tasks.made.results import WaitingCalls
 from session_store import MemoryBackend, StoreUnavailable
 from tests.requirements import requirement

@@ -1,6 +1,7 @@
-"""What a gateway does for tasks second by second goes on after any failure."""
+"""What a gateway does second by second goes on after any failure, and what is told of a store that is away."""
 
 import asyncio
+import logging
 from types import SimpleNamespace
 from typing import Any
 
@@ -8,7 +9,8 @@ import msgspec
 import pytest
 
 from gateway.serving import lifecycle
-from gateway.serving.lifecycle import Lifecycle
+from gateway.serving.lifecycle import Lifecycle, StoreWatch
+from session_store import MemoryBackend, StoreUnavailable
 from tests.requirements import requirement
 
 pytestmark = pytest.mark.anyio
@@ -46,3 +48,27 @@ async def test_no_failure_ends_the_upkeep_of_tasks(
         for task in running:
             task.cancel()
         await asyncio.gather(*running, return_exceptions=True)
+
+
+class Flaky(MemoryBackend):
+    is_away = True
+
+    async def ping(self) -> None:
+        if self.is_away:
+            raise StoreUnavailable("connection refused")
+
+
+@requirement("first.store")
+async def test_a_store_that_is_away_is_named_once_without_its_password(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    backend = Flaky()
+    watch = StoreWatch(backend, "redis://me:secret@redis.example:6379/0")
+    await watch.look()
+    await watch.look()
+    [said] = caplog.messages
+    assert said.startswith("the session store redis://…@redis.example:6379/0 does not answer: connection refused;")
+    assert "503" in said and watch.fault == "connection refused"
+    backend.is_away = False
+    await watch.look()
+    assert caplog.messages[1:] == ["the session store redis://…@redis.example:6379/0 answers again"]
+    assert not watch.fault

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from gateway.cluster.beats import BEAT_S
+from gateway.cluster.membership import BEAT_S
 from gateway.cluster.ownership import Cluster
 from gateway.sessions import reconciliation as module
 from gateway.sessions.reconciliation import Reconciliation

@@ -10,8 +10,8 @@ from typing import Any, cast
 
 import pytest
 
-from gateway.serving.handed_connections import HandedConnections
 from gateway.serving.sibling_workers import SiblingWorkers
+from gateway.serving.uvicorn_server import HandedConnections
 from tests.requirements import requirement
 from tests.unit.serving.conftest import Worker
 from transports.inbound.connections import Connections
