@@ -44,7 +44,6 @@ class Purpose(StrEnum):
     TOKEN = "session-token"
     COOKIE = "session-cookie"
     REQUEST_STATE = "request-state"
-    FORWARD = "forwarded-request"
     ASSERTION = "context-assertion"
     OPERATOR = "operator-cookie"
     CONNECTION = "http-sse-address"
