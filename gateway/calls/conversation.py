@@ -262,11 +262,6 @@ class Conversation:
             logger.error("a call could not be sent to server %s", self.name, exc_info=error, extra=fields)
             self.fail(exchange, code, f"the call could not be sent to server {self.name!r}")
 
-    def start_now(self, exchange: Exchange, params: Object, meta: Object) -> bool:
-        """Do as `start` for small params of a session that `is_open_to` allows. If False, nothing was executed."""
-        number = self.next_number()
-        return self._send(exchange, number, exchange.frame(number, params, meta), (params, meta)) is None
-
     def _send(
         self, exchange: Exchange, number: int, frame: bytes, request: tuple[Object, Object] | None
     ) -> LinkClosed | None:

@@ -5,8 +5,7 @@ cannot list or call what policy hides from it: such names are answered as unknow
 """
 
 from collections.abc import Mapping
-from types import MappingProxyType
-from typing import Any, Final
+from typing import Any
 
 import msgspec
 
@@ -31,14 +30,11 @@ from session_store import Context, Session
 from transports.era import Era
 from transports.inbound_port import Refused
 from transports.jsonrpc import INVALID_PARAMS, Object, encode
-from transports.turns import at_once, in_turns, is_large
 
 __all__ = ["Admission", "Admitted", "params_of"]
 
 Admitted = AdmittedTool | Object
 """The tool that a request may call, or the params of any other request for the server."""
-
-_NOTHING_ASKED: Final[Mapping[str, Listed]] = MappingProxyType({})
 
 
 class _Missing(msgspec.Struct, frozen=True):
@@ -90,36 +86,23 @@ class Admission:
 
     # -- requests
 
-    def admit_now(self, upstream: ConfiguredUpstream, conversation: Conversation, call: Call) -> Admitted | None:
-        """What a request may do: the tool that it calls, or its params for the server; None if a list has to be
-        requested first.
-
-        Raises: as `admit`.
-        """
-        found = self._decide(upstream, conversation, call, _NOTHING_ASKED)
-        return None if isinstance(found, _Missing) else found
-
-    async def admit(self, upstream: ConfiguredUpstream, call: Call) -> Object:
-        """The params of a request for the server. The lists that the decision needs are requested, and large arguments
-        are checked in steps.
+    async def admit(self, upstream: ConfiguredUpstream, call: Call) -> Admitted:
+        """Return what a request may do: the tool that it calls, or its params for the server. The lists that the
+        decision needs are requested.
 
         Raises:
-            Refused: it names something that the session does not see, or its arguments are invalid.
+            Refused: it names something that the session does not see.
             UpstreamUnavailable, HandshakeRefused, LinkClosed: the server cannot be asked for its lists.
         """
-        known_by = None
         if call.method == "tools/call":
             await upstream.facts()
-            live = call.live
-            known_by = None if live is None else upstream.open_with(live)
+        live = call.live
+        known_by = None if live is None else upstream.open_with(live)
         asked: dict[str, Listed] = {}
         while isinstance(found := self._decide(upstream, known_by, call, asked), _Missing):
             conversation = await upstream.conversation_for(call)
             asked[found.method] = await upstream.inventory.listed(found.method, conversation, found.name)
-        params = params_of(found, call)
-        if isinstance(params, dict):
-            return params
-        return await in_turns(params) if is_large(call.params) else at_once(params)
+        return found
 
     def _decide(
         self,

@@ -16,13 +16,14 @@ from gateway.bridge.subscription_relay import caller_of
 from gateway.calls.call import Call
 from gateway.calls.conversation import Conversation
 from gateway.calls.exchange import Bridge, Exchange
-from gateway.calls.live_session import LiveSession, live_session_of
+from gateway.calls.live_session import LiveSession
 from gateway.calls.shared_server import params_for_shared
 from gateway.protocol.listing import Tools
-from gateway.protocol.methods import CACHEABLE, LISTS, METHODS, RECORDED
+from gateway.protocol.methods import LISTS, METHODS, RECORDED
 from gateway.protocol.params import text_of
 from gateway.protocol.results import legacy_result
 from gateway.relay.admission import Admission, params_of
+from gateway.relay.admitted_tool import AdmittedTool
 from gateway.relay.aggregation import empty_result
 from gateway.relay.asking import Answer, KeptResult, asked_of, fresh
 from gateway.relay.route import Route
@@ -34,7 +35,7 @@ from transports.era import LEGACY, MODERN, Era
 from transports.inbound_port import Refused
 from transports.jsonrpc import HEADER_MISMATCH, Message, Object, encode
 from transports.mirrored_headers import param_headers
-from transports.turns import at_once, is_large, others_first
+from transports.turns import at_once, in_turns, is_large, others_first
 
 __all__ = ["Dispatch"]
 
@@ -45,39 +46,6 @@ class Dispatch:
     def __init__(self, handles: ChildSessions, admission: Admission) -> None:
         self._handles = handles
         self._admission = admission
-
-    def send_now(self, upstream: ConfiguredUpstream, call: Call, named: msgspec.Raw | None = None) -> Route | None:
-        """Send a call at once if nothing has to be awaited, and return how; else return None, with nothing sent.
-        `named` is the server's own name of what the call names, if that differs.
-
-        Every decision is the one that `send` makes. Calls that need more than these decisions go the other way.
-
-        Raises:
-            Refused: the call names something that the session does not see, or its arguments are invalid.
-            UpstreamUnavailable: the server is not served.
-        """
-        exchange, era, settings = call.exchange, call.era, upstream.settings
-        method, live = exchange.method, live_session_of(exchange)
-        if live is None or live.ended or settings.shared or settings.handles:
-            return None
-        server_era = upstream.era_now(era)
-        if method in LISTS or server_era is None or (server_era is MODERN and method in CACHEABLE):
-            return None  # its result may be kept
-        conversation = upstream.conversation(live, server_era, call.correlation, exchange.caller)
-        if not conversation.is_open_to(live):
-            return None
-        admitted = self._admission.admit_now(upstream, conversation, call)
-        if admitted is None:
-            return None
-        if server_era is not era and _waits_between_eras(upstream, live, era, method):
-            return None
-        params = params_of(admitted, call)
-        if not isinstance(params, dict):
-            params = at_once(params)
-        params, meta = _for_server(upstream, conversation, call.with_params(params), None)
-        return (
-            Route(upstream, conversation, admitted, named) if conversation.start_now(exchange, params, meta) else None
-        )
 
     @staticmethod
     def prepared(route: Route, call: Call) -> tuple[Object, Object]:
@@ -95,20 +63,26 @@ class Dispatch:
             return None
         return functools.partial(_waits_between_eras, route.upstream, live, call.era, call.method)
 
-    async def send(self, upstream: ConfiguredUpstream, call: Call) -> None:
-        """Send a call. The facts and lists of the server that the call depends on are requested first.
+    async def send(self, upstream: ConfiguredUpstream, call: Call, named: msgspec.Raw | None = None) -> Route | None:
+        """Send a call, and return how, if calls of tools that are like it may be sent in the same way. The facts and
+        lists of the server that the call depends on are requested first. `named` is the server's own name of what the
+        call names, if that differs.
 
         Raises:
-            Refused: as `send_now`.
+            Refused: the call names something that the session does not see, or its arguments are invalid.
             UpstreamUnavailable, HandshakeRefused, LinkClosed: the server cannot be reached.
         """
-        exchange = call.exchange
-        if upstream.settings.handles:
+        exchange, settings = call.exchange, upstream.settings
+        if settings.handles:
             params = await self._handles.handle(call, (await upstream.facts()).tools)
             if params is None:
-                return
+                return None
             call = call.with_params(params)
-        call = call.with_params(await self._admission.admit(upstream, call))
+        admitted = await self._admission.admit(upstream, call)
+        checked = params_of(admitted, call)
+        if not isinstance(checked, dict):
+            checked = await in_turns(checked) if is_large(call.params) else at_once(checked)
+        call = call.with_params(checked)
         if is_large(call.params):
             await others_first()
         await upstream.era_for(call.era)
@@ -122,6 +96,9 @@ class Dispatch:
             self.answer(call, kept)
         elif conversation is not None:
             await self._send(upstream, conversation, call, asked)
+            if isinstance(admitted, AdmittedTool) and not (settings.shared or settings.handles):
+                return Route(upstream, conversation, admitted, named)
+        return None
 
     async def _send(
         self, upstream: ConfiguredUpstream, conversation: Conversation, call: Call, asked: Asked | None

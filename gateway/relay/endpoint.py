@@ -146,24 +146,6 @@ class Endpoint:
 
     # -- relaying
 
-    def relay_now(self, call: Call) -> Route | None:
-        """Send a call at once if nothing has to be awaited, and return how; else return None, with nothing sent.
-
-        Raises:
-            Refused, UpstreamUnavailable: as `Dispatch.send_now`.
-        """
-        upstream, named = self._servers.only, None
-        if upstream is None:
-            if call.method != "tools/call":
-                return None
-            upstream, named = self._aggregation.owner_by_name(call)
-            call = self._aggregation.named(upstream, call, named)
-        if call.method not in METHODS or call.exchange.is_subscription:
-            return None
-        if upstream.name not in self._servers.to(call.exchange.context):
-            return None
-        return self._dispatch.send_now(upstream, call, named)
-
     def may_repeat(self, route: Route) -> bool:
         """Return True if calls like one that took that route may take it again without a look: their server does not
         follow from the apps that the session has opened, and they open none."""
@@ -176,8 +158,8 @@ class Endpoint:
         params, meta = self._dispatch.prepared(route, self._aggregation.named(route.upstream, call, route.named))
         return Prepared(call.exchange, params, meta, self._dispatch.waits(route, call))
 
-    async def relay(self, call: Call) -> None:
-        """Send a call to the server that it is for, or answer it for all servers.
+    async def relay(self, call: Call) -> Route | None:
+        """Send a call to the server that it is for, or answer it for all servers. Returns as `Dispatch.send`.
 
         Raises:
             Refused: the call names something that the session does not see, or its arguments are invalid.
@@ -189,9 +171,12 @@ class Endpoint:
         elif call.exchange.is_subscription:
             await self._listen(call)
         elif only is not None and only.name in seen:
-            await self._dispatch.send(only, call)
+            return await self._dispatch.send(only, call)
         elif call.server:
             await self._dispatch.send(seen[call.server], call)
+        elif call.method == "tools/call":
+            upstream, named = self._aggregation.owner_by_name(call)
+            return await self._dispatch.send(upstream, self._aggregation.named(upstream, call, named), named)
         elif call.method in LISTS:
             await self._aggregation.merged_list(call)
         elif METHODS[call.method].for_all:
@@ -202,6 +187,7 @@ class Endpoint:
                 await self._dispatch.send(found.upstream, call)
         else:
             await self._dispatch.send(*await self._aggregation.owner(call))
+        return None
 
     async def _listen(self, call: Call) -> None:
         """Open a stream of notifications: at the only server, if it speaks the modern era, or else at all of them."""

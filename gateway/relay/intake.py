@@ -43,7 +43,6 @@ from transports.inbound.bodies import SMALL_BODY_BYTES
 from transports.inbound.limits import Limited
 from transports.inbound_port import Answer, Refused, Request
 from transports.jsonrpc import Message, Object, encode
-from transports.turns import LARGE_BYTES, is_large
 from transports.upstream_port import LinkClosed, UpstreamUnavailable
 
 __all__ = ["Intake"]
@@ -156,14 +155,9 @@ class Intake:
         """Send a call to its server. `who` is None if it leaves no path for others. Raises as `Endpoint.relay`."""
         if request.forwarded is not None:
             await request.forwarded.started()
-        endpoint = self.endpoints[request.endpoint]
-        # No value is larger than the body. 0: the wire does not say how large the body was.
-        may_be_large = request.body_bytes > LARGE_BYTES or not request.body_bytes
-        if (may_be_large and is_large(call.params)) or (route := endpoint.relay_now(call)) is None:
-            await endpoint.relay(call)
-            return
+        route = await self.endpoints[request.endpoint].relay(call)
         offer = request.offer
-        if who is not None and offer is not None and offer.decided is not None:
+        if route is not None and who is not None and offer is not None and offer.decided is not None:
             offer.make(functools.partial(self._paths.of, offer.decided, route, who))
 
     # -- for the fast path (`gateway.relay.fast_path.GeneralWay`)

@@ -45,7 +45,7 @@ def has_to_start(upstream: ConfiguredUpstream, live: LiveSession) -> bool:
     return upstream.discovery is not None and not upstream.is_open_to(live)
 
 
-async def or_fail(conversation: Conversation, exchange: Exchange, work: Callable[[], Awaitable[None]]) -> None:
+async def or_fail(conversation: Conversation, exchange: Exchange, work: Callable[[], Awaitable[object]]) -> None:
     """Do what nobody waits for. An error ends the stream of the client."""
     CORRELATION.set(exchange.correlation)  # of this task
     try:

@@ -145,7 +145,7 @@ def acknowledge_nothing(call: Call) -> None:
     SubscriptionFilter(call.exchange.client_id, Filter(), call.exchange.emit).acknowledge(Filter())
 
 
-async def listen_behind(upstream: ConfiguredUpstream, call: Call, send: Callable[[Call], Awaitable[None]]) -> None:
+async def listen_behind(upstream: ConfiguredUpstream, call: Call, send: Callable[[Call], Awaitable[object]]) -> None:
     """Acknowledge a `subscriptions/listen` at a modern server that has to start, and have `send` send it to that server
     behind the acknowledgement. If the server cannot be reached, or refuses, its error ends the stream.
 

@@ -39,9 +39,8 @@ class TakingEndpoint:
     async def is_repeatable(self, call: Call) -> bool:
         return self.is_repeatable_now
 
-    def relay_now(self, call: Call) -> bool:
+    async def relay(self, call: Call) -> None:
         self.calls.append(call)
-        return True
 
     async def call(self, session_id: str, size: int = 0) -> None:
         """Count a call."""

@@ -1,4 +1,4 @@
-"""A call is sent to its server: at once where nothing has to be waited for, else once everything is known."""
+"""A call is sent to its server once everything is known."""
 
 import asyncio
 from types import SimpleNamespace
@@ -24,6 +24,7 @@ from gateway.protocol.methods import METHODS, Method
 from gateway.protocol.tasks import TASKS
 from gateway.relay.admitted_tool import AdmittedTool
 from gateway.relay.dispatch import Dispatch
+from gateway.relay.route import Route
 from gateway.upstreams.result_cache import ResultCache
 from session_store import Context
 from session_store.memory import MemoryBackend
@@ -43,24 +44,23 @@ TOOLS = Tools([{"name": "count"}])
 
 
 class Server(OneServer):
-    """A server with one tool, and its conversation. `takes_now`: whether its open link takes a message."""
+    """A server with one tool, and its conversation."""
 
     users = ()
     known_lists = None
     initialize_result = None
     notifies = True
 
-    def __init__(self, *, era: Era = Era.LEGACY, is_open: bool = True, takes_now: bool = True, **settings: Any) -> None:
+    def __init__(self, *, era: Era = Era.LEGACY, is_open: bool = True, **settings: Any) -> None:
         self.era = era
         self.settings = SimpleNamespace(**({"shared": False, "handles": False} | settings))
         self.inventory = SimpleNamespace(
             known=lambda method, conversation: TOOLS, results=ResultCache(1 << 20), refresh=dict
         )
         self.unreviewed: set[str] = set()
-        self.sent: list[tuple[str, Object, Object]] = []
+        self.sent: list[tuple[Object, Object]] = []
         self._is_open = is_open
         self._is_asked = bool(settings.get("is_asked"))
-        self._takes_now = takes_now
 
     async def facts(self) -> None: ...
 
@@ -70,13 +70,8 @@ class Server(OneServer):
     def is_open_to(self, live: LiveSession | None) -> bool:
         return self._is_open
 
-    def start_now(self, exchange: Exchange, params: Object, meta: Object) -> bool:
-        if self._takes_now:
-            self.sent.append(("now", params, meta))
-        return self._takes_now
-
     async def start(self, exchange: Exchange, params: Object, meta: Object) -> None:
-        self.sent.append(("waited", params, meta))
+        self.sent.append((params, meta))
 
 
 class Parts:
@@ -97,78 +92,57 @@ class Parts:
         call = a_call(method, live=self.live, **(params or {"name": "count"}))
         return replace(call, era=era, meta={"io.modelcontextprotocol/x": msgspec.Raw(b"1")})
 
-    def send_now(self, server: Server, call: Call) -> bool:
-        return self.dispatch.send_now(cast("Any", server), call) is not None
-
-    async def send(self, server: Server, call: Call) -> None:
-        await self.dispatch.send(cast("Any", server), call)
-
-    async def send_both_ways(self, server: Server, *calls: Call) -> None:
-        """Send the first call at once, and the second as one that has to wait."""
-        now, waiting = calls
-        assert self.send_now(server, now)
-        await self.send(server, waiting)
-        assert [way for way, *_ in server.sent] == ["now", "waited"]
+    async def send(self, server: Server, call: Call) -> Route | None:
+        return await self.dispatch.send(cast("Any", server), call)
 
 
-async def test_a_call_over_an_open_link_is_sent_at_once_unless_it_asks_for_a_list() -> None:
+async def test_how_a_call_of_a_tool_was_sent_is_known_unless_its_server_is_shared() -> None:
     parts, server = Parts(), Server()
     call = parts.call()
-    assert parts.send_now(server, call)
-    assert server.sent == [("now", call.params, call.meta)]
-    assert not parts.send_now(server, parts.call("tools/list")), "its result may be kept"
+    route = await parts.send(server, call)
+    assert server.sent == [(call.params, call.meta)]
+    assert route is not None and route.held_conversation is cast("Any", server) and route.named is None
+    assert await parts.send(Server(shared=True), parts.call()) is None
 
 
-@pytest.mark.parametrize(
-    "server",
-    [Server(era=Era.MODERN), Server(is_open=False), Server(shared=True), Server(handles=True)],
-    ids=["changes to subscribe to", "no link", "shared", "handles"],
-)
-async def test_a_call_that_has_to_wait_is_left_as_it_was(server: Server) -> None:
-    parts = Parts()
-    call = parts.call()
-    assert not parts.send_now(server, call)
-    assert server.sent == [] and not call.exchange.watchers
-
-
-async def test_a_legacy_call_is_sent_to_a_modern_server_at_once_behind_the_subscription() -> None:
+async def test_a_legacy_call_is_sent_to_a_modern_server_behind_the_subscription() -> None:
     parts, server = Parts(), Server(era=Era.MODERN)
     parts.subscribe(server)
-    calls = parts.call(), parts.call()
-    await parts.send_both_ways(server, *calls)
-    assert all(isinstance(call.exchange.bridge, ModernServerBridge) for call in calls)
-    (_, params, meta), (_, *waited) = server.sent
-    assert [params, meta] == waited, "one body of rules"
+    call = parts.call()
+    assert await parts.send(server, call) is not None
+    assert isinstance(call.exchange.bridge, ModernServerBridge)
+    ((_, meta),) = server.sent
     assert b"2026-07-28" in bytes(meta["io.modelcontextprotocol/protocolVersion"])
     assert TASKS.encode() in bytes(meta["io.modelcontextprotocol/clientCapabilities"])
 
 
-async def test_a_call_between_eras_waits_for_what_its_server_has_to_be_asked_first() -> None:
+async def test_a_path_between_eras_is_not_taken_while_its_server_has_to_be_asked_first() -> None:
     parts, server = Parts(), Server(era=Era.MODERN)
     parts.subscribe(server)
+    route = await parts.send(server, parts.call())
+    assert route is not None
+    waits = parts.dispatch.waits(route, parts.call())
+    assert waits is not None and not waits()
     parts.live.subscription_relays["s"].fail(-32014, "it exited")
-    assert not parts.send_now(server, parts.call()), "the subscription that has ended is made again before it"
-    parts, server.declared = Parts(), {"tools": {}}
-    assert parts.send_now(server, parts.call())
-    assert not parts.send_now(server, parts.call("resources/subscribe", uri="x://y")), "its record changes"
-    assert not parts.send_now(Server(is_asked=True), parts.call(era=Era.MODERN)), "its era has to be asked for"
+    assert waits(), "the subscription that has ended is made again before it"
+    server._is_asked = True
+    assert waits(), "its era has to be asked for"
+    assert parts.dispatch.waits(route, parts.call(era=Era.MODERN)) is None
 
 
 @pytest.mark.parametrize("method", ["tools/call", "acme/method"])
 async def test_a_legacy_server_gets_nothing_of_the_modern_era(method: str) -> None:
     parts, server = Parts(), Server()
-    calls = [parts.call(method, era=Era.MODERN, name="count", requestState="s") for _ in range(2)]
-    await parts.send_both_ways(server, *calls)
-    assert all(isinstance(call.exchange.bridge, LegacyServerBridge) for call in calls)
-    assert [sent for _, *sent in server.sent] == [[{"name": call.params["name"]}, {}] for call in calls]
-
-
-async def test_a_call_that_is_admitted_twice_is_audited_once() -> None:
-    parts, server = Parts(), Server(takes_now=False)
-    call = parts.call()
-    assert not parts.send_now(server, call)
+    call = parts.call(method, era=Era.MODERN, name="count", requestState="s")
     await parts.send(server, call)
-    assert [way for way, *_ in server.sent] == ["waited"]
+    assert isinstance(call.exchange.bridge, LegacyServerBridge)
+    assert server.sent == [({"name": call.params["name"]}, {})]
+
+
+async def test_a_call_is_audited_once() -> None:
+    parts, server = Parts(), Server()
+    call = parts.call()
+    await parts.send(server, call)
     call.exchange.finish(Message(jsonrpc="2.0", id=0, result=msgspec.Raw(b"{}")))
     await parts.audit.flush()
     assert [event.event for event in await parts.backend.audit.recent(100)].count("called") == 1
@@ -216,10 +190,7 @@ class Listing(OneServer):
     def mark_reviewed(self, kind: str) -> None:
         self.unreviewed.remove(kind)
 
-    def decide(self, call: Call) -> Any:
-        return self._admission.admit_now(cast("Any", self), cast("Any", self), call)
-
-    def ask(self, call: Call) -> Object:
+    def ask(self, call: Call) -> Any:
         return asyncio.run(self._admission.admit(cast("Any", self), call))
 
 
@@ -235,22 +206,20 @@ SECRET_ROWS = {"db://secret/*": ItemSettings(direct_only=True)}
 def test_where_nothing_is_restricted_nothing_is_asked_for() -> None:
     unknown = asked("acme/unknown")
     for wanted in (asked("prompts/get", name="anything"), unknown):
-        assert Listing().decide(wanted) is wanted.params
+        assert Listing().ask(wanted) is wanted.params
     with pytest.raises(Refused, match="acme/unknown"):
-        Listing(prompts=SECRET).decide(unknown)
+        Listing(prompts=SECRET).ask(unknown)
 
 
-def test_both_ways_make_the_same_decision() -> None:
-    server, wanted = Listing(prompts=SECRET), asked("prompts/get", name="open")
-    assert server.decide(wanted) is None and server.inventory.asked == []
-    assert server.ask(wanted) is wanted.params and server.inventory.asked == ["prompts/list"]
-    assert server.decide(wanted) is wanted.params
-    assert server.decide(asked("prompts/get", name="missing")) is None, "the list may have changed"
-    for name in ("secret", "missing"):
+def test_the_list_that_a_decision_lacks_is_requested_once_and_again_for_a_name_that_it_has_not() -> None:
+    server, live = Listing(prompts=SECRET), a_live()
+    wanted = a_call("prompts/get", live=live, trust="sandboxed", name="open")
+    for _ in range(2):
+        assert server.ask(wanted) is wanted.params and server.inventory.asked == ["prompts/list"]
+    for name, lists in (("secret", 1), ("missing", 2)):
         with pytest.raises(Refused):
-            server.ask(asked("prompts/get", name=name))
-    with pytest.raises(Refused):
-        server.decide(asked("prompts/get", name="secret"))
+            server.ask(a_call("prompts/get", live=live, trust="sandboxed", name=name))
+        assert len(server.inventory.asked) == lists, "the list may have changed"
 
 
 def test_a_resource_that_is_not_listed_has_to_be_of_a_listed_template() -> None:
@@ -292,7 +261,7 @@ def test_bound_arguments_are_facts_of_the_request_and_not_of_another_one_in_the_
     server.inventory.asked.append("tools/list")
     exchange = a_tool_call(a_live(context=Context(workspace="red")), context=Context(workspace="blue"))
     wanted = Call(exchange, Era.LEGACY, {"name": msgspec.Raw(b'"drop"')}, {}, "c")
-    admitted = server.decide(wanted)
+    admitted = server.ask(wanted)
     assert isinstance(admitted, AdmittedTool)
     params = admitted.params(wanted)
     assert not isinstance(params, dict) and msgspec.json.decode(at_once(params)["arguments"]) == {"where": "blue"}
@@ -304,7 +273,7 @@ def test_a_tool_that_the_server_does_not_list_is_counted_as_such() -> None:
     server.inventory.asked.append("tools/list")
     for name, is_listed in (("drop", True), ("other", False)):
         wanted = a_call("tools/call", live=a_live(), name=name)
-        admitted = server.decide(wanted)
+        admitted = server.ask(wanted)
         assert isinstance(admitted, AdmittedTool)
         admitted.begins(wanted.exchange)
         assert wanted.exchange.is_listed == admitted.is_listed == is_listed
@@ -312,7 +281,7 @@ def test_a_tool_that_the_server_does_not_list_is_counted_as_such() -> None:
 
 def test_a_subscription_is_left_with_the_resources_that_the_session_may_see() -> None:
     wanted = asked("subscriptions/listen", notifications={"resourceSubscriptions": ["db://secret/1", "db://t/1"]})
-    params = Listing(resources=SECRET_ROWS).decide(wanted)
+    params = Listing(resources=SECRET_ROWS).ask(wanted)
     assert isinstance(params, dict)
     assert msgspec.json.decode(params["notifications"]) == {"resourceSubscriptions": ["db://t/1"]}
 

@@ -39,7 +39,7 @@ WHO = RequestContext(ALICE, None, "c")
 @requirement("rep.no-retry")
 async def test_a_repeated_call_that_cannot_be_sent_may_have_run_the_first_time() -> None:
     class Unavailable(TakingEndpoint):
-        def relay_now(self, call: Call) -> bool:
+        async def relay(self, call: Call) -> None:
             raise UpstreamUnavailable("its program is missing")
 
     live, codes = a_live(), []
@@ -135,9 +135,8 @@ async def test_the_replica_that_has_forwarded_a_call_learns_of_it_before_the_cal
             events.append("the sender knows")
 
     class Sending(TakingEndpoint):
-        def relay_now(self, call: Call) -> bool:
+        async def relay(self, call: Call) -> None:
             events.append("sent")
-            return True
 
     await an_intake(Sending()).accept(a_tool_call(a_live()), a_request(forwarded=Sender()), WHO, {}, [])
     assert events == ["the sender knows", "sent"]

@@ -46,15 +46,14 @@ class Server(TakingEndpoint):
     def called(self, live: LiveSession, context: Context, params: Object) -> Called:
         return Called(is_repeatable=self.was_repeatable)
 
-    def relay_now(self, call: Call) -> bool:
+    async def relay(self, call: Call) -> None:
         if self.is_hidden:
             raise unknown_tool("nap")
-        super().relay_now(call)
+        await super().relay(call)
         self.was_called.set()
         call.exchange.emit(b'{"method":"notifications/progress"}')
         if self.may_answer:
             self.answer()
-        return True
 
     def answer(self) -> None:
         """Answer the last call."""
