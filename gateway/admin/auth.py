@@ -36,10 +36,30 @@ __all__ = [
     "TooManyAttempts",
 ]
 
-_MOST_CHARS: Final = 261
+_HOST_CHARS: Final = 261
 """A host name and a port."""
 
-_MORE: Final = frozenset("@/?#\\")
+_NOT_OF_A_HOST: Final = frozenset("@/?#\\")
+FREE: Final = 10
+"""Wrong keys before anybody has to wait: a script with an old key, or a person with the wrong one in the clipboard."""
+
+LONGEST_S: Final = 60.0
+"""A person who mistypes a key is told soon that it is wrong."""
+
+_FORGOTTEN_S: Final = 900.0
+_MOST_NETWORKS: Final = 4_096
+OPERATOR: Final = "local"
+"""The operator's name of whoever has used the link, or its key."""
+
+VALID_S: Final = 600.0
+_LINK_BYTES: Final = 32
+SIGNED_IN_S: Final = 12 * 3_600
+_COOKIE: Final = "mcp_gateway_operator_"
+"""How the names of cookies begin. How they go on tells gateways with other keys apart: a browser sends cookies to every
+port of a host."""
+
+_NAME_BYTES: Final = 6
+_PROOF_CHARS: Final = 16
 
 
 class HostNotAllowed(Exception):
@@ -70,7 +90,7 @@ class OperatorHosts:
 
 def _hostname(host: str) -> str:
     # A browser sends a name and a port. Of a URL with more the name would be read as well.
-    if len(host) > _MOST_CHARS or not _MORE.isdisjoint(host):
+    if len(host) > _HOST_CHARS or not _NOT_OF_A_HOST.isdisjoint(host):
         return ""
     try:
         return urlsplit(f"//{host}").hostname or ""
@@ -86,16 +106,6 @@ def _is_address(name: str) -> bool:
     return True
 
 
-FREE: Final = 10
-"""Wrong keys before anybody has to wait: a script with an old key, or a person with the wrong one in the clipboard."""
-
-LONGEST_S: Final = 60.0
-"""A person who mistypes a key is told soon that it is wrong."""
-
-_FORGOTTEN_S: Final = 900.0
-_HELD: Final = 4_096
-
-
 class TooManyAttempts(Exception):
     """Too many wrong keys came from that network. Another wrong one is told this for `wait_s` more seconds."""
 
@@ -109,7 +119,7 @@ class SignInAttempts:
 
     def __init__(self, clock: Callable[[], float] = monotonic) -> None:
         self._clock = clock
-        self._wrong: TTLCache[str, tuple[int, float]] = TTLCache(_HELD, _FORGOTTEN_S, timer=clock)
+        self._wrong: TTLCache[str, tuple[int, float]] = TTLCache(_MOST_NETWORKS, _FORGOTTEN_S, timer=clock)
 
     def check(self, network: str) -> None:
         """Raises `TooManyAttempts`."""
@@ -124,13 +134,6 @@ class SignInAttempts:
         self._wrong[network] = (count, self._clock() + wait)
 
 
-OPERATOR: Final = "local"
-"""The operator's name of whoever has used the link, or its key."""
-
-VALID_S: Final = 600.0
-_BYTES: Final = 32
-
-
 class SignInLink:
     """`token` is the last part of the link. `proof` marks the sign-ins of this link: they end with this process. `key`
     is an operator's key that no configuration has."""
@@ -139,9 +142,9 @@ class SignInLink:
         self._clock = clock
         self._until = clock() + VALID_S
         self._is_used = False
-        self.token = secrets.token_urlsafe(_BYTES)
-        self.proof = secrets.token_urlsafe(_BYTES)
-        self.key = secrets.token_urlsafe(_BYTES)
+        self.token = secrets.token_urlsafe(_LINK_BYTES)
+        self.proof = secrets.token_urlsafe(_LINK_BYTES)
+        self.key = secrets.token_urlsafe(_LINK_BYTES)
 
     def opens_with(self, token: str) -> bool:
         """True if the link is still good, and this is its token. It stays good."""
@@ -153,14 +156,6 @@ class SignInLink:
         is_open = self.opens_with(token)
         self._is_used = self._is_used or is_open
         return is_open
-
-
-SIGNED_IN_S: Final = 12 * 3_600
-_COOKIE: Final = "mcp_gateway_operator_"
-"""How the names of cookies begin. How they go on tells gateways with other keys apart: a browser sends cookies to every
-port of a host."""
-_NAME_BYTES: Final = 6
-_PROOF: Final = 16
 
 
 class Access:
@@ -188,7 +183,7 @@ class Access:
         self.has_keys = bool(configured)  # whether there is a key to sign in to the console with
         self._keys = KeyDigests([*configured, *([] if link is None else [(OPERATOR, digest_of(link.key))])])
         # What a cookie holds: the name, how the digest of its key begins, and the name of its mark.
-        self._proofs = {(name, digest[:_PROOF]) for name, digests in keys.items() for digest in digests}
+        self._proofs = {(name, digest[:_PROOF_CHARS]) for name, digests in keys.items() for digest in digests}
         if link is not None:
             self._proofs.add((OPERATOR, link.proof))
         derived = ring.derive(Purpose.OPERATOR)
@@ -255,7 +250,7 @@ class Access:
         if name is None:
             return False
         sign_in = await self._marked()
-        self._give_cookie(request, response, [name, digest_of(key)[:_PROOF], sign_in])
+        self._give_cookie(request, response, [name, digest_of(key)[:_PROOF_CHARS], sign_in])
         self._audit.record("operated", reason=f"the operator {name} has signed in")
         return True
 

@@ -23,6 +23,11 @@ _MOST_CANDIDATES: Final = 10
 _READ_AT_ONCE: Final = 2_000
 """Timelines of one reading, while those that match are looked for."""
 
+_STATES: Final = ("ok", "starting", "failing")
+"""The worst last: a server is as bad as where it is worst."""
+
+_SUMMED: Final = ("processes", "links", "in_flight", "started", "failed_starts")
+
 
 class Insights:
     """Reads what replicas have written to the store, and asks them for what they have not written yet."""
@@ -127,11 +132,6 @@ class Insights:
         by_tool = usage_of(records, "tool", RANGES[over][0])
         by_server = {row.server: row for row in usage_of(records, "server", RANGES[over][0])}
         return _server_rows(parts, by_server, by_tool)
-
-
-_STATES: Final = ("ok", "starting", "failing")
-"""The worst last: a server is as bad as where it is worst."""
-_SUMMED: Final = ("processes", "links", "in_flight", "started", "failed_starts")
 
 
 def _server_rows(

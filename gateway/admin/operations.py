@@ -56,25 +56,22 @@ SEARCHED: Final = 20_000
 """Of how many of the newest tasks a page or a name is looked for."""
 
 _READ_AT_ONCE: Final = 1_000
-
-
 Where = Literal["any", "own", "off"]
 _OFF: Final = "frames of sessions cannot be seen here: gateway.admin.frames is off"
+_ENDED_AT_ONCE: Final = 32
+"""Each end waits until the session's processes are gone."""
+
+_EVENTS_SEARCHED: Final = 2_000
+"""Events among which those of one session are looked for."""
+
+_FOLLOW_EVERY_S: Final = 1.0
+_FOLLOWED_AT_ONCE: Final = 500
 
 
 class Records(Protocol):
     """Keeps in the audit trail what an operator has done."""
 
     def __call__(self, reason: str, session: Session | str = "") -> None: ...
-
-
-_ENDED_AT_ONCE: Final = 32
-"""Each end waits until the session's processes are gone."""
-_EVENTS_SEARCHED: Final = 2_000
-"""Events among which those of one session are looked for."""
-
-_FOLLOW_EVERY_S: Final = 1.0
-_FOLLOWED_AT_ONCE: Final = 500
 
 
 class EndsSessions(Protocol):

@@ -18,12 +18,15 @@ from transports.tasks import Tasks
 __all__ = ["ASK", "Answers", "PeerQueries", "Replicas"]
 
 logger = logging.getLogger(__name__)
-
 ASK: Final = "mcp:ask"
 _ANSWERS: Final = "mcp:answers:"
 _AGAIN_S: Final = 1.0
 PATIENCE_S: Final = 1.0
 """How long the sender of a query waits for the answers."""
+
+P = ParamSpec("P")
+T = TypeVar("T")
+DRAIN_WITHIN_S: Final = 20.0
 
 
 class _Question(msgspec.Struct):
@@ -122,12 +125,6 @@ def _read(data: bytes | None, kind: type[Message]) -> Message | None:
     except msgspec.MsgspecError:
         logger.warning("a message of a replica could not be decoded; it probably runs another version")
         return None
-
-
-P = ParamSpec("P")
-T = TypeVar("T")
-
-DRAIN_WITHIN_S: Final = 20.0
 
 
 class Answers(NamedTuple, Generic[T]):

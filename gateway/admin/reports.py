@@ -58,6 +58,16 @@ Origin = Literal["inherited", "sandbox", "package", "session", "rule", "configur
 names, the context of the session, a rule of the policy, the configuration of the server, a secret of the principal, or
 the gateway itself."""
 
+SessionState = Literal["idle", "busy", "waiting", "draining", "detached"]
+"""`busy`: a call is in flight. `waiting`: a call waits for its client. `draining`: its replica hands it over.
+`detached`: no replica serves it now; the next request of its client attaches it to one."""
+
+SESSION_STATES: Final = get_args(SessionState)
+MOST_DEAD: Final = 5
+"""Dead processes that are shown of a server."""
+
+Outcome = Literal["ok", "tool_error", "error", "asks", "timeout", "too_large", "unreadable"]
+
 
 class Variable(msgspec.Struct, frozen=True, kw_only=True):
     """An environment variable of a process, or a header. `where` is the setting or the field that it comes from.
@@ -139,13 +149,6 @@ class ProcessFacts(msgspec.Struct, frozen=True, kw_only=True):
     restarts: int = 0
     in_flight: int = 0
     stderr: list[str] = []
-
-
-SessionState = Literal["idle", "busy", "waiting", "draining", "detached"]
-"""`busy`: a call is in flight. `waiting`: a call waits for its client. `draining`: its replica hands it over.
-`detached`: no replica serves it now; the next request of its client attaches it to one."""
-
-SESSION_STATES: Final = get_args(SessionState)
 
 
 class SessionPart(msgspec.Struct, frozen=True, kw_only=True):
@@ -329,10 +332,6 @@ class SessionTimeline(msgspec.Struct, frozen=True, kw_only=True):
     entries: list[TimelineRow] = []
 
 
-MOST_DEAD: Final = 5
-"""Dead processes that are shown of a server."""
-
-
 class DeadProcess(msgspec.Struct, frozen=True, kw_only=True):
     """A process that has ended by itself: how the id of its session begins, empty if it belonged to none, and its last
     lines on stderr."""
@@ -464,9 +463,6 @@ class CatalogPage(msgspec.Struct, frozen=True, kw_only=True):
     tools: list[ToolRow]
     total: int
     unknown: list[str]
-
-
-Outcome = Literal["ok", "tool_error", "error", "asks", "timeout", "too_large", "unreadable"]
 
 
 class Attempt(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

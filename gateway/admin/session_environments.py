@@ -52,6 +52,10 @@ _OWN: Final[Mapping[str, str]] = {
 }
 _SHOWN: Final = frozenset({"inherited", "sandbox"})
 _OF_SANDBOXES: Final = ("HOME", "TMPDIR", "RES_OPTIONS")
+_MOST_SERVERS: Final = 50
+_MOST_VARIABLES: Final = 200
+_MOST_REASONS: Final = 20
+_MOST_NAMES: Final = 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -129,12 +133,6 @@ def _configured(value: str, where: str, origin: Origin = "configuration") -> tup
     if not is_template(value):
         return origin, where
     return "secret", f"{where}, with {', '.join(f'gateway.secrets.{name}' for name in secrets_in(value))}"
-
-
-_MOST_SERVERS: Final = 50
-_MOST_VARIABLES: Final = 200
-_MOST_REASONS: Final = 20
-_MOST_NAMES: Final = 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

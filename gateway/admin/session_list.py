@@ -38,6 +38,16 @@ _FIRST_S: Final = 0.05
 """How long the first list waits for the first reading, which is enough for a small store."""
 
 _DETACHED_AT_ONCE: Final = 100
+_MOST_CANDIDATES: Final = 10
+T = TypeVar("T")
+SEARCH_LIMIT: Final = 50_000
+"""How many records of the store one page is searched for in."""
+
+_READ_AT_ONCE: Final = 1_000
+_EVENTS_SEARCHED: Final = 2_000
+_CORRELATION: Final = re.compile(r"[0-9a-f]{32}")
+_IN_RECORDS: Final = ("id", "used", "created")
+"""What a record is enough for to sort by."""
 
 
 class DetachedSessions:
@@ -99,9 +109,6 @@ class DetachedSessions:
             self._tried_at = monotonic()
 
 
-_MOST_CANDIDATES: Final = 10
-
-
 class SessionFinder:
     """Finds the session that an operator means by the beginning of its id."""
 
@@ -129,18 +136,6 @@ class SessionFinder:
             f"more than one session {what}: give more characters of the id",
             tuple(row_of(session, None, now) for session in found),
         )
-
-
-T = TypeVar("T")
-
-SEARCH_LIMIT: Final = 50_000
-"""How many records of the store one page is searched for in."""
-
-_READ_AT_ONCE: Final = 1_000
-_EVENTS_SEARCHED: Final = 2_000
-_CORRELATION: Final = re.compile(r"[0-9a-f]{32}")
-_IN_RECORDS: Final = ("id", "used", "created")
-"""What a record is enough for to sort by."""
 
 
 class SessionList:

@@ -55,6 +55,36 @@ __all__ = [
     "left",
 ]
 
+PATIENCE_S: Final = 60.0
+"""How long a tried call may take. A page waits for it."""
+
+_CANCELLED_S: Final = 1.0
+"""How long a cancelled call may take to end."""
+
+MOST_BYTES: Final = 4 << 20
+"""Of an answer that is shown."""
+
+_MOST_PARTS: Final = 200_000
+"""Commas and brackets of an answer that is decoded. An answer of some megabytes can hold a million of empty lists."""
+
+_MOST_MESSAGES: Final = 50
+_MOST_CHARS: Final = 500
+_MOST_NAME: Final = 256
+_MOST_AT_ONCE: Final = 4
+"""Calls that one operator tries at once, on one replica."""
+
+Where = Literal["any", "own", "off"]
+Left = Callable[[], Awaitable[object]]
+"""Returns when whoever has asked is gone."""
+
+CLIENT: Final = "mcp-session-gateway-console"
+_SPEC: Final = "io.modelcontextprotocol/"
+_DECLINED: Final = "An operator tries this tool from the console, where nobody answers questions."
+MAX_BYTES: Final = 1 << 20
+"""Of a body with the arguments of a call."""
+
+_attempts: Final = msgspec.json.Decoder(Attempt)
+
 
 class ToolCatalog:
     """Reads what the probes of the servers have found. Asks no server. `paths` are the names of the servers behind each
@@ -132,18 +162,6 @@ def _row(server: str, tool: Mapping[str, Any]) -> ToolRow:
 
 def _text(value: Any) -> str:
     return value if isinstance(value, str) else ""
-
-
-PATIENCE_S: Final = 60.0
-"""How long a tried call may take. A page waits for it."""
-_CANCELLED_S: Final = 1.0
-"""How long a cancelled call may take to end."""
-MOST_BYTES: Final = 4 << 20
-"""Of an answer that is shown."""
-_MOST_PARTS: Final = 200_000
-"""Commas and brackets of an answer that is decoded. An answer of some megabytes can hold a million of empty lists."""
-_MOST_MESSAGES: Final = 50
-_MOST_CHARS: Final = 500
 
 
 class Way(msgspec.Struct, frozen=True, kw_only=True):
@@ -262,14 +280,6 @@ class Sending:
             asked=self._asked,
             **facts,
         )
-
-
-_MOST_NAME: Final = 256
-_MOST_AT_ONCE: Final = 4
-"""Calls that one operator tries at once, on one replica."""
-Where = Literal["any", "own", "off"]
-Left = Callable[[], Awaitable[object]]
-"""Returns when whoever has asked is gone."""
 
 
 class Records(Protocol):
@@ -441,11 +451,6 @@ def _principal(by: str) -> Principal:
     return Principal(issuer=OPERATOR_ISSUER, subject=by)
 
 
-CLIENT: Final = "mcp-session-gateway-console"
-_SPEC: Final = "io.modelcontextprotocol/"
-_DECLINED: Final = "An operator tries this tool from the console, where nobody answers questions."
-
-
 def call_headers(
     era: Era, *, token: str, name: str, version: str = "", method: str = "tools/call", correlation: str = ""
 ) -> dict[str, str]:
@@ -484,12 +489,6 @@ def answer_to_question(question: Mapping[str, Any]) -> bytes:
     if question.get("method") == "elicitation/create":
         answer = {"result": {"action": "decline"}}
     return encode({"jsonrpc": "2.0", "id": question.get("id"), **answer})
-
-
-MAX_BYTES: Final = 1 << 20
-"""Of a body with the arguments of a call."""
-
-_attempts: Final = msgspec.json.Decoder(Attempt)
 
 
 async def attempt_in(request: Request) -> Attempt:

@@ -31,9 +31,10 @@ from transports.inbound_port import Refused
 
 __all__ = ["context_of", "explain", "explanation", "lines_of", "manifest", "show_manifest"]
 
-
 _LATER: Final = ("session_id", "agent", "endpoint", CORRELATION_ID, TEMP_DIR)
 """Fields that have no value before a session opens."""
+
+_ANYBODY: Final = Context(trust="direct")
 
 
 async def context_of(gateway: Gateway, settings: Settings, caller: Caller) -> tuple[Authenticated, Derived]:
@@ -348,9 +349,6 @@ def _fact(name: str, fact: dict[str, Any]) -> Iterator[str]:
 
 def _seen(item: dict[str, Any]) -> str:
     return "visible" if item["visible"] else f"hidden: {item['why']}"
-
-
-_ANYBODY: Final = Context(trust="direct")
 
 
 @options

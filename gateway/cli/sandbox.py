@@ -40,6 +40,8 @@ _SCRIPTS: Final = (".py", ".js", ".mjs", ".cjs", ".ts", ".mts", ".rb")
 _QUESTIONS: Final = tuple(method.name for method in METHODS.values() if method.listed and method.name.count("/") == 1)
 """The requests for lists: a server makes them as it makes them for any client."""
 
+app = typer.Typer(help="Explain the sandboxes of servers.", no_args_is_help=True, add_completion=False)
+
 
 @options
 def learn(
@@ -214,9 +216,6 @@ def _copy(loop: asyncio.AbstractEventLoop, process: Process, ended: Callable[[],
         loop.call_soon_threadsafe(ended)
     except (RuntimeError, OSError):  # the loop has ended
         pass
-
-
-app = typer.Typer(help="Explain the sandboxes of servers.", no_args_is_help=True, add_completion=False)
 
 
 @app.callback()

@@ -26,7 +26,6 @@ __all__ = ["SHOWN_ENTRIES", "app", "environment_lines", "timeline_lines", "timel
 
 app = typer.Typer(help="List sessions and end them.", no_args_is_help=True, add_completion=False)
 _out = Terminal()
-
 _SEEN_BY_GATEWAYS = {"calls", "failed", "in_flight", "parked", "streams", "processes", "failures", "state"}
 """Fields of a session that its record does not have."""
 
@@ -41,6 +40,8 @@ IdArgument = Annotated[
         metavar="[ID]", help="First characters of the session id, from `list`. Optional if there is only one session."
     ),
 ]
+SHOWN_ENTRIES: Final = 50
+"""The newest entries of a timeline are printed. `--json` has all that are kept."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -191,10 +192,6 @@ def events(
             print_event(_EMPTY_EVENT | event, in_json=in_json)
 
     run_at(where, work)
-
-
-SHOWN_ENTRIES: Final = 50
-"""The newest entries of a timeline are printed. `--json` has all that are kept."""
 
 
 def environment_lines(found: SessionEnvironment) -> Iterator[str]:

@@ -31,6 +31,9 @@ _HANDSHAKE: Final = {
     "capabilities": {},
     "clientInfo": {"name": "mcp-session-gateway-doctor", "version": "0"},
 }
+_DEFAULT: Final = "http://127.0.0.1:8080/mcp"
+_READY_TIMEOUT_S: Final = 2.0
+_NONE: Final = "no gateway of yours was started at a terminal here, and none answers at {url}: --url checks another one"
 
 
 class _Refused(Exception):
@@ -172,11 +175,6 @@ def _json(answer: httpx2.Response) -> dict[str, Any]:
     except ValueError:
         return {}
     return found if isinstance(found, dict) else {}
-
-
-_DEFAULT: Final = "http://127.0.0.1:8080/mcp"
-_READY_TIMEOUT_S: Final = 2.0
-_NONE: Final = "no gateway of yours was started at a terminal here, and none answers at {url}: --url checks another one"
 
 
 async def check_running(token: str, key: str, url: str = _DEFAULT) -> AsyncIterator[Finding]:

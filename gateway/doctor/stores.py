@@ -18,6 +18,7 @@ __all__ = ["check_replicas", "check_store"]
 
 _REACH: Final = "check that the store runs, and that this machine reaches it with that name, port and password"
 _ALLOW: Final = "allow the gateway's Redis user +info and the commands that docs/deploying.md lists"
+_DO = "set its gateway.advertise to a HOST:PORT at which the other gateways, and this machine, reach it"
 
 
 async def check_store(url: str, backend: Backend) -> AsyncIterator[Finding]:
@@ -45,9 +46,6 @@ def _finding(seen: Observation) -> Finding:
             return warning(seen.subject, seen.text, seen.advice)
         case "error":
             return failure(seen.subject, seen.text, seen.advice)
-
-
-_DO = "set its gateway.advertise to a HOST:PORT at which the other gateways, and this machine, reach it"
 
 
 async def check_replicas(settings: Settings, backend: Backend) -> AsyncIterator[Finding]:

@@ -18,6 +18,15 @@ _SECONDS: Final = 300
 _COLUMNS: Final = 60
 """At most so many parts of a picture say their values under the pointer."""
 
+RANGE_WORDS: Final[dict[Range, str]] = {
+    "5m": "5 min",
+    "15m": "15 min",
+    "1h": "1 hour",
+    "6h": "6 hours",
+    "24h": "24 hours",
+}
+RANGE_CHOICES: Final = tuple(RANGE_WORDS.items())
+
 
 class Chart:
     """Lines over the last minutes or hours (`over`, in words), the newest at the right; `now` is the number beside the
@@ -143,16 +152,6 @@ def _p99_now(calls: Sequence[float], p99: Sequence[float]) -> str:
     if not any(calls):
         return "no calls"
     return f"p99 {took(p99[-1])}" if calls[-1] else "none now"
-
-
-RANGE_WORDS: Final[dict[Range, str]] = {
-    "5m": "5 min",
-    "15m": "15 min",
-    "1h": "1 hour",
-    "6h": "6 hours",
-    "24h": "24 hours",
-}
-RANGE_CHOICES: Final = tuple(RANGE_WORDS.items())
 
 
 def range_of(request: Request, usual: Range) -> Range:

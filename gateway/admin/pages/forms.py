@@ -14,6 +14,7 @@ __all__ = ["JSON_CONTROL", "PREFIX", "Field", "Form", "FormFaults", "arguments_i
 
 PREFIX: Final = "argument."
 """How the names of controls begin. The rest is the name of the argument."""
+
 JSON_CONTROL: Final = "arguments"
 """The control that has all arguments as JSON, in place of the others."""
 
@@ -22,12 +23,23 @@ _MOST_CHOICES: Final = 200
 _MOST_NAME: Final = 128
 _MOST_TEXT: Final = 2_000
 """Characters of a description, a default or a choice. A longer text is cut, or gets a field for JSON."""
+
 _MOST_REFERENCES: Final = 8
 _EXACT: Final = 2**53
 _TYPES: Final = frozenset({"string", "boolean", "integer", "number", "array", "object", "null"})
 _COMBINED: Final = frozenset({"$ref", "$dynamicRef", "allOf", "anyOf", "oneOf", "if", "patternProperties"})
-
 Kind = Literal["text", "password", "integer", "number", "boolean", "choice", "json"]
+_MOST_DIGITS: Final = 300
+_NUMERALS: Final = frozenset("0123456789+-.eE")
+_PYTHON: Final[Mapping[str, type | tuple[type, ...]]] = {
+    "string": str,
+    "boolean": bool,
+    "integer": int,
+    "number": (int, float),
+    "array": list,
+    "object": dict,
+    "null": type(None),
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -271,19 +283,6 @@ def _text(value: Any) -> str:
 
 def _json(value: Any) -> str:
     return json.dumps(value, ensure_ascii=False)
-
-
-_MOST_DIGITS: Final = 300
-_NUMERALS: Final = frozenset("0123456789+-.eE")
-_PYTHON: Final[Mapping[str, type | tuple[type, ...]]] = {
-    "string": str,
-    "boolean": bool,
-    "integer": int,
-    "number": (int, float),
-    "array": list,
-    "object": dict,
-    "null": type(None),
-}
 
 
 class FormFaults(ValueError):

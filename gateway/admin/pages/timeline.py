@@ -19,7 +19,19 @@ __all__ = ["ExplainedFailure", "Lane", "Picture", "explained", "notes_of", "pict
 _BEFORE_S: Final = 10.0
 _AFTER_S: Final = 1.0
 """Refusals are reported some time after they happen."""
+
 _MOST: Final = 3
+_WIDTH: Final = 1_000
+_HEIGHT: Final = 16
+_THINNEST: Final = 3.0
+"""What took too short a time to be seen is drawn this wide."""
+
+_MOST_LANES: Final = 12
+_NAMES: Final = {"session": "Session", "move": "Moves", "question": "Questions", "task": "Tasks", "refusal": "Refused"}
+_ORDER: Final = ("session", "move", "server", "call", "question", "task", "refusal")
+_SHORT_S: Final = 0.05
+_ROUNDED_S: Final = 0.01
+"""Times of entries are rounded to a millisecond, and written by different parts."""
 
 
 class ExplainedFailure(NamedTuple):
@@ -39,16 +51,6 @@ def refused_near(server: str, begin: float, end: float, refused: Sequence[Refuse
     """Find what the server was refused near to that time, the nearest to its end first."""
     near = [one for one in refused if one.server == server and begin - _BEFORE_S <= one.at <= end + _AFTER_S]
     return sorted(near, key=lambda one: abs(end - one.at))[:_MOST]
-
-
-_WIDTH: Final = 1_000
-_HEIGHT: Final = 16
-_THINNEST: Final = 3.0
-"""What took too short a time to be seen is drawn this wide."""
-
-_MOST_LANES: Final = 12
-_NAMES: Final = {"session": "Session", "move": "Moves", "question": "Questions", "task": "Tasks", "refusal": "Refused"}
-_ORDER: Final = ("session", "move", "server", "call", "question", "task", "refusal")
 
 
 class Lane:
@@ -108,11 +110,6 @@ def _lane(row: TimelineRow) -> str:
     if row.kind in ("call", "server"):
         return f"{row.server or 'gateway'} {'calls' if row.kind == 'call' else 'starts'}"
     return _NAMES[row.kind]
-
-
-_SHORT_S: Final = 0.05
-_ROUNDED_S: Final = 0.01
-"""Times of entries are rounded to a millisecond, and written by different parts."""
 
 
 def notes_of(rows: Sequence[TimelineRow], refused: Sequence[RefusedRow]) -> list[list[str]]:
