@@ -4,6 +4,7 @@ Whichever replica has the stream reads the record when it has changed: each noti
 """
 
 import asyncio
+import functools
 import logging
 from collections.abc import Mapping, Sequence
 from typing import Final
@@ -151,7 +152,7 @@ class TaskNotices:
         for session_id, texts in sessions.items():
             stream.followed()
             following = self._tasks.spawn(_Following(stream, session_id, texts).run(self._store, self._bus))
-            stream.when_done(lambda following=following: _cancel(following))  # type: ignore[misc]  # of this round
+            stream.when_done(functools.partial(_cancel, following))
         return [text for texts in sessions.values() for text in texts.values()]
 
 
