@@ -25,16 +25,7 @@ from session_store import KeyRing, Marks
 from session_store.tokens import Purpose, is_canonical
 from transports.inbound.http import Guard
 
-__all__ = [
-    "OPERATOR",
-    "VALID_S",
-    "Access",
-    "HostNotAllowed",
-    "OperatorHosts",
-    "SignInAttempts",
-    "SignInLink",
-    "TooManyAttempts",
-]
+__all__ = ["VALID_S", "Access", "HostNotAllowed", "OperatorHosts", "SignInAttempts", "SignInLink", "TooManyAttempts"]
 
 _HOST_CHARS: Final = 261
 """A host name and a port."""

@@ -50,7 +50,7 @@ from session_store import AuditEvent, Backend, Principal, Session, SessionGone, 
 from session_store.session import redact
 from transports.turns import slices
 
-__all__ = ["EndsSessions", "Operations", "Records", "SessionWatches", "operations_on", "task_row"]
+__all__ = ["Operations", "operations_on", "task_row"]
 
 SEARCHED: Final = 20_000
 """Of how many of the newest tasks a page or a name is looked for."""

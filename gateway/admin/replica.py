@@ -38,7 +38,7 @@ from session_store.metadata import scrubbed_start, scrubbed_text
 from session_store.session import redact
 from transports.turns import SCANNED_AT_ONCE, others_first, slices
 
-__all__ = ["QUESTIONS", "Environments", "Held", "Question", "Replica", "Seen", "Serving"]
+__all__ = ["QUESTIONS", "Held", "Replica", "Seen"]
 
 _MOST_CHARS: Final = 300
 

@@ -16,7 +16,7 @@ from session_store import Backend, StoreUnavailable
 if TYPE_CHECKING:
     from gateway.admin.prometheus import PrometheusExporter
 
-__all__ = ["ADMIN", "METRICS", "operator_routes"]
+__all__ = ["ADMIN", "operator_routes"]
 
 ADMIN, METRICS = "/admin", "/metrics"
 _STORE_PATIENCE_S = 0.5

@@ -22,7 +22,7 @@ from gateway.admin.session_selection import Place, Selection, cursor_of, facts_o
 from session_store import Backend, Session, SessionGone, SessionStore, StoreUnavailable
 from transports.tasks import Tasks
 
-__all__ = ["SEARCH_LIMIT", "DetachedSessions", "SessionFinder", "SessionList"]
+__all__ = ["SEARCH_LIMIT", "SessionFinder", "SessionList"]
 
 SEARCHED: Final = 100_000
 """How many records of the store are looked at. Of more sessions, those with the last ids are not found."""

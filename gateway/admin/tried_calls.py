@@ -39,13 +39,9 @@ from transports.jsonrpc import METHOD_NOT_FOUND, Object, decode_exact, encode
 from transports.mirrored_headers import argument_headers, encode_value
 
 __all__ = [
-    "EndsSession",
     "Left",
-    "Records",
     "ToolCatalog",
     "TriedCalls",
-    "Way",
-    "Where",
     "answer_to_question",
     "attempt_in",
     "body_of",

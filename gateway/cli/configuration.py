@@ -7,7 +7,7 @@ from typing import Final
 from gateway.config.hosts.entries import command_fault
 from gateway.config.settings import ConfigurationError, Settings
 
-__all__ = ["FILE", "NO_FILE", "configuration", "required_configuration", "with_command"]
+__all__ = ["FILE", "configuration", "required_configuration", "with_command"]
 
 FILE: Final = Path("mcp.json")
 """What `init` writes and `add` extends."""

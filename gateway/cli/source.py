@@ -14,7 +14,7 @@ from gateway.cli.options import AtGateway, Where
 from session_store import StoreError, backend_for
 from session_store.connect import BackendOptions, shown
 
-__all__ = ["gateway_at", "run_at", "source_of"]
+__all__ = ["gateway_at", "run_at"]
 
 _NONE: Final = (
     "no gateway given, and none is found that you have started at a terminal of this machine, on loopback, with each "

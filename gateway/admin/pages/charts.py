@@ -10,7 +10,7 @@ from gateway.admin.figures import RANGES, HistoryView, Range
 from gateway.admin.formatting import readable, span, took
 from gateway.admin.reports import ReplicaReport
 
-__all__ = ["RANGE_CHOICES", "RANGE_WORDS", "Chart", "charts_of", "charts_of_history", "range_of"]
+__all__ = ["RANGE_CHOICES", "Chart", "charts_of", "charts_of_history", "range_of"]
 
 _WIDTH: Final = 600
 _HEIGHT: Final = 120

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from math import isfinite
 from typing import Any, Final, Literal
 
-__all__ = ["JSON_CONTROL", "PREFIX", "Field", "Form", "FormFaults", "arguments_in", "form_of", "skeleton_of"]
+__all__ = ["JSON_CONTROL", "PREFIX", "Form", "FormFaults", "arguments_in", "form_of"]
 
 PREFIX: Final = "argument."
 """How the names of controls begin. The rest is the name of the argument."""

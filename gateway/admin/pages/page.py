@@ -8,7 +8,7 @@ from starlette.requests import Request
 
 from gateway.admin.operations import Operations
 
-__all__ = ["BASE_URL", "OPERATOR", "Action", "Answer", "ConsolePage", "Facts"]
+__all__ = ["BASE_URL", "OPERATOR", "Action", "Answer", "ConsolePage"]
 
 
 BASE_URL: Final = "gateway.base_url"

@@ -14,7 +14,7 @@ from gateway.admin.reports import SessionRow, TimelineRow
 from gateway.observability.observed import Failure
 from gateway.sandbox.refusals import RefusedRow
 
-__all__ = ["ExplainedFailure", "Lane", "Picture", "explained", "notes_of", "picture_of", "refused_near"]
+__all__ = ["explained", "notes_of", "picture_of"]
 
 _BEFORE_S: Final = 10.0
 _AFTER_S: Final = 1.0

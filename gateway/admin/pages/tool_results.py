@@ -13,7 +13,7 @@ import msgspec
 
 from gateway.observability.visible import as_json, visible
 
-__all__ = ["Part", "parts_of"]
+__all__ = ["parts_of"]
 
 MOST_CHARS: Final = 100_000
 MOST_PARTS: Final = 50
