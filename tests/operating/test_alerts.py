@@ -88,7 +88,7 @@ def test_alerts_fire_while_gateways_store_and_servers_fail_and_the_dashboard_sho
     with contextlib.ExitStack() as stack:
         redis = stack.enter_context(running_redis())
         gateways = stack.enter_context(replicas(redis.url, SERVERS, 3, admin=ADMIN | {"listen": "127.0.0.1:0"}))
-        url = stack.enter_context(prometheus([operators_of(gateway) for gateway in gateways]))
+        url = stack.enter_context(prometheus([operators_of(gateway).removeprefix("http://") for gateway in gateways]))
         client = Legacy(f"{gateways[0].base}/servers/probe/mcp", http).open()
         assert eventually(lambda: len(found(url, "up == 1")) == 3, within_s=20)
         until = time.monotonic() + 4
