@@ -79,11 +79,11 @@ def test_no_other_module_lists_methods_or_names_one_without_behaviour_of_its_own
         name, text = str(path.relative_to(ROOT)), path.read_text(encoding="utf-8")
         if name in ENDS_OF_THE_WIRE | TABLES or not any(f'"{method}"' in text for method in NAMES):
             continue
-        nodes = [*ast.walk(ast.parse(text))]
-        named = {node.value for node in nodes if isinstance(node, ast.Constant) and node.value in NAMES}
+        tree = ast.parse(text)
+        named = named_in(tree)
         assert named <= OWN_BEHAVIOUR.keys(), name
         found |= named
-        for node in nodes if len(named) > 1 else ():
+        for node in ast.walk(tree) if len(named) > 1 else ():
             assert not isinstance(node, literals) or len(named_in(node)) < 2, f"{name}:{node.lineno}"
     assert found == OWN_BEHAVIOUR.keys()
 

@@ -9,10 +9,9 @@ from gateway.sandbox.package_fetch import places_of, registries_of
 from tests.requirements import requirement
 from transports.upstream.walls.reach import destination
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, requirement("box.package-registries")]
 
 
-@requirement("box.package-registries")
 def test_registries_are_found_in_words_variables_and_files(tmp_path: Path) -> None:
     npmrc, absent = tmp_path / ".npmrc", tmp_path / "uv.toml"
     npmrc.write_text("@me:registry=https://npm.example.com:4873/\nproxy=http://10.0.0.1:3128\nx=http://[::1\n")
@@ -33,7 +32,6 @@ def test_registries_are_found_in_words_variables_and_files(tmp_path: Path) -> No
     assert own <= found and ("pypi.org", 443) not in registries_of("npm", (), {}, [])
 
 
-@requirement("box.package-registries")
 async def test_their_addresses_are_grants_whatever_they_are() -> None:
     hosts = {"a.example.com": ["10.0.0.7", "fd00::7"], "10.0.0.1": ["10.0.0.1"]}
 

@@ -13,8 +13,9 @@ from session_store.testing import FakeClock
 from tests.requirements import requirement
 from tests.unit.store.parts import opened
 
+pytestmark = pytest.mark.anyio
 
-@pytest.mark.anyio
+
 async def test_a_mark_ends_by_itself_or_at_once() -> None:
     clock = FakeClock()
     marks = MemoryMarks(clock)
@@ -28,7 +29,6 @@ async def test_a_mark_ends_by_itself_or_at_once() -> None:
     assert not await marks.has("b")
 
 
-@pytest.mark.anyio
 async def test_of_too_many_marks_those_are_dropped_that_were_not_used_for_longest() -> None:
     marks = MemoryMarks(FakeClock())
     await marks.set("operator/olga", 1_000.0)
@@ -39,7 +39,6 @@ async def test_of_too_many_marks_those_are_dropped_that_were_not_used_for_longes
     assert [await marks.has(name) for name in ("operator/olga", "m10000", "m10001")] == [True, False, True]
 
 
-@pytest.mark.anyio
 @requirement("wall.memory")
 async def test_keys_that_nobody_adds_to_are_forgotten() -> None:
     clock = FakeClock()
@@ -51,7 +50,6 @@ async def test_keys_that_nobody_adds_to_are_forgotten() -> None:
     assert len(quotas._held) == 1
 
 
-@pytest.mark.anyio
 async def test_a_full_key_names_its_holders_until_one_is_given_back() -> None:
     quotas = MemoryQuotas(FakeClock())
     assert await quotas.hold("k", "b", 2, for_s=10.0) == await quotas.hold("k", "a", 2, for_s=10.0) == []
@@ -61,7 +59,6 @@ async def test_a_full_key_names_its_holders_until_one_is_given_back() -> None:
     assert await quotas.hold("k", "c", 2, for_s=10.0) == []
 
 
-@pytest.mark.anyio
 @requirement("wall.memory")
 async def test_rows_of_keys_that_nobody_adds_to_are_deleted(tmp_path: Path) -> None:
     path, clock = tmp_path / "s.db", FakeClock(time())
@@ -82,7 +79,6 @@ async def test_rows_of_keys_that_nobody_adds_to_are_deleted(tmp_path: Path) -> N
                 assert db.execute(f"SELECT key FROM {table}").fetchall() == [("k0",)]
 
 
-@pytest.mark.anyio
 @requirement("wall.memory")
 async def test_keys_that_are_no_longer_limited_are_forgotten() -> None:
     clock = FakeClock()
@@ -94,7 +90,6 @@ async def test_keys_that_are_no_longer_limited_are_forgotten() -> None:
     assert len(rates._due) <= 1
 
 
-@pytest.mark.anyio
 async def test_a_refusal_says_how_long_to_wait_and_counts_nothing() -> None:
     rates = MemoryRates(FakeClock())
     assert await rates.take("k", 2.0, 4, 4) == 0.0
