@@ -85,6 +85,12 @@ class Both:
         return asked, self.came[-1]
 
 
+@pytest.fixture(autouse=True)
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a busy machine nobody gives up before a test is about that."""
+    monkeypatch.setattr(peer_channel, "CONNECT_S", 30.0)
+
+
 @contextlib.asynccontextmanager
 async def both() -> AsyncIterator[Both]:
     found = Both()
