@@ -145,7 +145,12 @@ class SessionResolver:
         if first is None:
             return None
         if (resolved := self._at_hand(self._live.get(first), who)) is None:
-            session = await self._lookup.first_of(itertools.chain((first,), session_ids), who)
+            try:
+                session = await self._lookup.first_of(itertools.chain((first,), session_ids), who)
+            except StoreUnavailable:
+                if (served := self._in_outage(self._live.get(first), who)) is None:
+                    raise
+                return replace(served, cookie_held=True)
             if session is None:
                 return None
             resolved = await self._attacher.attach(session, who.claims)

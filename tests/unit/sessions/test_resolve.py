@@ -127,12 +127,13 @@ async def test_a_way_to_an_owner_is_kept_for_one_caller_in_one_era_until_the_own
 
 
 @requirement("cli.session-key")
-async def test_an_owner_serves_its_sessions_while_the_store_is_away_by_id_by_alias_and_by_key() -> None:
+async def test_an_owner_serves_its_sessions_while_the_store_is_away_however_they_are_named() -> None:
     parts = Parts(store=Unreliable, clustered=True)
     assert parts.cluster is not None
     live, keyed = [(await parts.resume_or_open(asked)).live for asked in (request(MODERN), KEYED)]
     await parts.resume(request(MODERN))  # whose record is recent then; that of the key was never read
-    served = ((by_token(parts, live), live), (request(MODERN), live), (KEYED, keyed))
+    by_cookie = request(MODERN, cookie=parts.cookie_of(live))
+    served = ((by_token(parts, live), live), (request(MODERN), live), (KEYED, keyed), (by_cookie, live))
     parts.store.is_off = True
     for asked, _ in served:
         with pytest.raises(StoreUnavailable):
