@@ -96,8 +96,9 @@ class Admission:
         """
         if call.method == "tools/call":
             await upstream.facts()
-        live = call.live
-        known_by = None if live is None else upstream.open_with(live)
+        known_by, live = upstream.held_for(call), call.live
+        if known_by is None and live is not None and call.method == "tools/call":
+            known_by = upstream.open_with(live)  # whose tools are those of the conversation that is about to be opened
         asked: dict[str, Listed] = {}
         while isinstance(found := self._decide(upstream, known_by, call, asked), _Missing):
             conversation = await upstream.conversation_for(call)

@@ -135,7 +135,7 @@ class ConfiguredUpstream:
 
     @property
     def state(self) -> ServerState:
-        """True if the server can be used, for operators."""
+        """How the server is, for operators: ok, starting or failing, and why."""
         probe, facts = self._probe, self.known.latest
         if self.has_answered:
             return ServerState("ok", start_s=probe.started_s)
@@ -202,6 +202,23 @@ class ConfiguredUpstream:
             await self._try_own_handshake(live, correlation)
         return await self.era_for(client)
 
+    def held_for(self, call: Call) -> Conversation | None:
+        """Return the conversation that a call would be sent in; None if its session has none yet, or if it is not known
+        in which era that would be."""
+        live, era = call.live, self.era_now(call.era)
+        if live is None or era is None:
+            return None
+        return (
+            self._shared.of(era)
+            if self.settings.shared
+            else live.conversations.get(self._key(era, call.exchange.caller))
+        )
+
+    def _key(self, era: Era, caller: Caller | None) -> Key:
+        """Return the name of the conversations of that era and caller among those of a session."""
+        declaring = caller if era is LEGACY else None
+        return self._plain_keys[era] if declaring is None else (self.name, era, declaring.key)
+
     def open_with(self, live: LiveSession) -> Conversation | None:
         """Return the present conversation of a session, in either era; None if it has none."""
         if self.settings.shared:
@@ -224,8 +241,7 @@ class ConfiguredUpstream:
             raise UpstreamUnavailable("the session has ended")
         if self.settings.shared:
             return self._shared.of(era)
-        declaring = caller if era is LEGACY else None
-        key = self._plain_keys[era] if declaring is None else (self.name, era, declaring.key)
+        declaring, key = caller if era is LEGACY else None, self._key(era, caller)
         conversation = live.conversations.get(key)
         if conversation is None:
             if sum(name == self.name for name, *_ in live.conversations) >= MAX_CONVERSATIONS:

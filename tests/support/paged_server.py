@@ -54,7 +54,7 @@ class OneServer:
     def itself(self, *_: Any) -> Self:
         return self
 
-    conversation = open_with = sessionless = itself
+    conversation = open_with = held_for = sessionless = itself
 
     async def conversation_for(self, call: Call) -> Self:
         return self
