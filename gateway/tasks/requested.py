@@ -125,15 +125,15 @@ class RequestedTasks:
             return None
         with self._intake.waiting(live, request, exchange):
             tool = await self._tool(live, exchange, request, who.correlation)
-        if exchange.is_over:
-            raise cancelled_by_client()
-        if tool is None:
-            return None
-        for_s = kept_s(params["task"], self._settings.ttl_s)
-        plain = {key: value for key, value in params.items() if key != "task"}
-        call = msgspec.structs.replace(request, params=plain)
-        asked = RequestedExchange.of(live, exchange.context, granted=exchange.granted, kept_s=for_s)
-        running = await self._maker.begin(asked, call, tool)
+            if exchange.is_over:
+                raise cancelled_by_client()
+            if tool is None:
+                return None
+            for_s = kept_s(params["task"], self._settings.ttl_s)
+            plain = {key: value for key, value in params.items() if key != "task"}
+            call = msgspec.structs.replace(request, params=plain)
+            asked = RequestedExchange.of(live, exchange.context, granted=exchange.granted, kept_s=for_s)
+            running = await self._maker.begin(asked, call, tool)  # the session stays in use until its call is counted
         created, handle = running.task, self._handles.of_record(running.task)
         asked.known_as(handle)
         try:
