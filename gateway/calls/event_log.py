@@ -466,6 +466,7 @@ class EventWriter:
     async def release(self, session_id: str) -> None:
         """Leave the session to another process. Returns when the store has its events, or does not answer: then they
         are given up. What comes later has no id."""
+        await self._ending.settled()
         self._numbers.pop(session_id, None)
         with contextlib.suppress(StoreUnavailable):
             await self._batches.settle(session_id)

@@ -215,6 +215,9 @@ class ForwardedPost:
 
     def _wait(self) -> None:
         """Something has to be awaited: the request was not sent to a server yet, whatever becomes of this process."""
+        begun = self._begun
+        if begun is None or begun.answer is not None or begun.has_failed:
+            return  # it is over, or about to be
         if not self._has_started and not self._is_waiting:
             self._is_waiting = True
             self._call.send(b"n")
@@ -306,7 +309,8 @@ class ForwardedPost:
 
     async def _send(self, event: MutableMapping[str, Any]) -> None:
         """Handle an ASGI event of the endpoint. The head of an answer that is no event stream waits for its body, with
-        which it may be one frame. Who stops to wait for a slow reader ends the answer: the reader would miss a part."""
+        which it may be one frame. If it is cancelled while a slow reader
+        holds it up, it sends `x`: a part is missing."""
         call = self._call
         if event["type"] == "http.response.start":
             headers = [(bytes(name), bytes(value)) for name, value in event["headers"]]

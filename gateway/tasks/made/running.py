@@ -92,7 +92,7 @@ class RunningTask:
         """Keep the reply of the call until the end of the task: the session is in use for as long."""
         self._reply = reply
         if self._has_ended:
-            self._tasks.spawn(self._release())
+            self._release()
 
     async def settled(self) -> None:
         """Wait until its outcome is stored, if it has one."""
@@ -218,12 +218,12 @@ class RunningTask:
         self.exchange.left()
         self.exchange.done()
         self._has_ended = True
-        await self._release()
+        self._release()
         self._ended(self)
         self._rounds = None
         self.exchange.forget_work()  # no circle is left: collections are rare
 
-    async def _release(self) -> None:
+    def _release(self) -> None:
         reply, self._reply = self._reply, None
         if reply is not None:
             reply.done()
