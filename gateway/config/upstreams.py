@@ -101,7 +101,7 @@ class ResourceSettings(Frozen):
 
 
 class UpstreamSettings(BaseModel):
-    """One entry of `mcpServers`, after `config.hosts` has read the fields that only other hosts have."""
+    """One entry of `mcpServers`. Fields that only other hosts have are read as those of this table first."""
 
     model_config = ConfigDict(frozen=True, extra="ignore")
 

@@ -113,7 +113,7 @@ def _is_for_all(upstream: ConfiguredUpstream, conversation: Conversation) -> boo
 
 
 def asked_of(upstream: ConfiguredUpstream, call: Call, method: str, params: Object) -> Asked | None:
-    """The request as results of it are kept for others; None if none may be.
+    """Return the key under which a result of this request may be kept; None if none may be.
 
     A public result is kept for all callers that declare the same extensions: servers list other tools to hosts of MCP
     Apps. It is not kept where the request has something in `_meta` that only this server knows, nor in a session whose

@@ -159,8 +159,7 @@ class Dispatch:
 
 
 def _waits_between_eras(upstream: ConfiguredUpstream, live: LiveSession, era: Era, method: str) -> bool:
-    """Whether something has to be waited for before a call of a client of that era can be sent to a server of the
-    other."""
+    """Return True if the server has first to be asked for its era, or to confirm the subscription of its client."""
     if upstream.is_asked_by(live):
         return True
     return era is LEGACY and (method in RECORDED or waits_for_changes(upstream, live))

@@ -251,7 +251,7 @@ class Endpoint:
 
     async def notify(self, live: LiveSession, method: str, params: bytes | None, correlation: str) -> None:
         """Pass a legacy client's notification to every server that the session has a conversation with. A server that
-        comes later gets what it needs of them after its handshake."""
+        comes later gets those that still matter behind its handshake (`LinkSource.replay`)."""
         for upstream in self._servers.to(live.session.context).values():
             if live.ended:
                 return

@@ -152,7 +152,10 @@ class Intake:
         return reply
 
     async def _relay(self, request: Request, call: Call, who: RequestContext | None = None) -> None:
-        """Send a call to its server. `who` is None if it leaves no path for others. Raises as `Endpoint.relay`."""
+        """Send a call to its server. `who` None: no path is made of it, because it is a repetition.
+
+        Raises: as `Endpoint.relay`.
+        """
         if request.forwarded is not None:
             await request.forwarded.started()
         route = await self.endpoints[request.endpoint].relay(call)

@@ -257,7 +257,7 @@ class ModernClients:
 
 
 def _without_reserved_answers(request: Request) -> Request:
-    """The request, its answers to questions without the gateway's own keys in their `_meta`."""
+    """Return the request, without the gateway's own keys in the `_meta` of its `inputResponses`."""
     if "inputResponses" not in request.params:
         return request
     answers = without_reserved_below(request.params["inputResponses"])

@@ -113,7 +113,7 @@ class Pipeline:
             raise self._not_admitted(request, who, refused) from None
 
     def _not_admitted(self, request: Request, who: Authenticated | None, refused: Refused) -> Refused:
-        """Record the refusal of a request by its head."""
+        """Record that a request was refused after its head, before its body was decoded."""
         CLIENT.set(request.client)
         sent = "" if request.forwarded is None else request.headers.get(CORRELATION_HEADER, "")
         CORRELATION.set(sent or correlation_id(request.headers, {}))

@@ -24,10 +24,11 @@ class ServerFacts:
     """The findings of one probe: the result of `server/discover` (a modern server), or else that of `initialize`.
 
     `failure` says why the server could not be asked, for clients. `output_tail` are the last lines of its output then,
-    for operators. Without any of the three, the server speaks neither era. `is_certain` is false while a server counts
-    as legacy only because it has accepted a handshake: its answer to `server/discover` has proved nothing. `at` is when
-    `discover` came, by the monotonic clock. `needs_credentials`: the server refuses what the gateway asks without the
-    credentials of a session. `discover` is then the part for all of what it has answered to a session.
+    for operators. Without `discover`, `initialize` and `failure`, the server speaks neither era. `is_certain` is false
+    while a server counts as legacy only because it has accepted a handshake: its answer to `server/discover` has proved
+    nothing. `at` is when `discover` came, by the monotonic clock. `needs_credentials`: the server refuses what the
+    gateway asks without the credentials of a session. `discover` is then the part for all of what it has answered to a
+    session.
     """
 
     discover: bytes | None = None
