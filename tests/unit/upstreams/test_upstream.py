@@ -31,7 +31,9 @@ pytestmark = pytest.mark.anyio
 
 def upstream(name: str) -> ConfiguredUpstream:
     anything = cast("Any", SimpleNamespace(results=ResultCache(0)))
-    probe = SimpleNamespace(start=None, facts=None, discovery=None, era_for=None, era_now=None, answered=None)
+    probe = SimpleNamespace(
+        start=None, facts=None, discovery=None, era_for=None, era_now=lambda _: LEGACY, answered=None
+    )
     return ConfiguredUpstream(
         UpstreamSettings(command="c"),
         anything,
@@ -48,9 +50,11 @@ def upstream(name: str) -> ConfiguredUpstream:
 async def test_other_extension_settings_are_another_connection_up_to_a_limit() -> None:
     live = a_live()
 
+    def caller(settings: int) -> Caller:
+        return Caller(b'{"name":"c","version":"1"}', b'{"extensions":{"com.acme/a":{"n":%d}}}' % settings)
+
     def conversation(server: ConfiguredUpstream, settings: int) -> Conversation:
-        declared = b'{"extensions":{"com.acme/a":{"n":%d}}}' % settings
-        return server.conversation(live, LEGACY, "c", Caller(b'{"name":"c","version":"1"}', declared))
+        return server.conversation(live, LEGACY, "c", caller(settings))
 
     server = upstream("s")
     opened = [conversation(server, n) for n in range(MAX_CONVERSATIONS)]
@@ -58,6 +62,10 @@ async def test_other_extension_settings_are_another_connection_up_to_a_limit() -
     with pytest.raises(UpstreamUnavailable, match="16 different sets of capabilities"):
         conversation(server, MAX_CONVERSATIONS)
     assert conversation(upstream("other"), 99) not in opened
+    call: Any = SimpleNamespace(live=live, era=Era.MODERN, exchange=SimpleNamespace(caller=caller(3)))
+    assert server.held_for(call) is opened[3], "whose lists decide the call"
+    call.exchange.caller = caller(99)
+    assert server.held_for(call) is None
 
 
 @requirement("proc.last-words")
