@@ -4,7 +4,7 @@ MCP 2026-07-28.
 """
 
 import functools
-from collections.abc import Mapping
+from collections.abc import Awaitable, Mapping
 
 import msgspec
 
@@ -124,14 +124,16 @@ class ModernClients:
         if said is not None:
             exchange.filter_result(lambda _, result: with_meta(of_one_session(result), said))
         headers = [] if resolved is None else self._headers(resolved, request)
+        accepting: Awaitable[Answer] = self._intake.accept(exchange, request, who, params, headers)
+        if resolved is not None and resolved.opened:
+            accepting = _in_its_session(accepting, headers)
         if type(exchange) is not Exchange:  # it may become a task
-            accepting = self._intake.accept(exchange, request, who, params, headers)
             return await self._tasks.answer(exchange, request, headers, accepting)
         # Each call that announces is told what has become of that.
         if said is None and resolved is not None and request.offer is not None:
             like = functools.partial(self._like, resolved)
             request.offer.prepare(Decided(resolved, resolved.live.version, headers, like, self.resolver))
-        return await self._intake.accept(exchange, request, who, params, headers)
+        return await accepting
 
     def _like(self, resolved: Resolved, request: Request, who: RequestContext) -> Exchange:
         """Return the exchange of a call that is like one of that session that was sent."""
@@ -254,6 +256,16 @@ class ModernClients:
                 "Method not found: server/discover. The server supports 2025-11-25 or older only.",
             )
         return ImmediateReply(encode_result(encode(message.id), self._tasks.declared(result)))
+
+
+async def _in_its_session(accepting: Awaitable[Answer], headers: Headers) -> Answer:
+    """Return the answer to a request that has opened a session, which its client gets with a refusal too: else it would
+    open another one with the next request. `headers` name the session."""
+    try:
+        return await accepting
+    except Refused as refused:
+        refused.headers.update((name.decode("latin-1"), value.decode("latin-1")) for name, value in headers)
+        raise
 
 
 def _without_reserved_answers(request: Request) -> Request:

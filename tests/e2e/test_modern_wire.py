@@ -128,6 +128,16 @@ def test_leaving_cancels(probe: RunningGateway, http: httpx.Client) -> None:
     assert heard, "the server was told that the call is cancelled"
 
 
+@requirement("spec.modern")
+def test_a_refused_request_that_has_opened_a_session_gives_it_to_its_client(http: httpx.Client) -> None:
+    with in_process_gateway({"p": server(PROBE), "q": server(PROBE)}) as gateway:
+        refused = Modern(gateway.url, http).tool("nope")
+        assert refused.json()["error"]["code"] == -32602
+        token = refused.headers["mcp-gateway-session"]
+        again = Modern(gateway.url, http, headers={"MCP-Gateway-Session": token}).tool("p__pid")
+        assert again.json()["result"] and again.headers.get("mcp-gateway-session", token) == token
+
+
 @requirement("wall.before-auth")
 def test_headers_of_a_hidden_tool_tell_nothing_of_it(http: httpx.Client) -> None:
     """Neither a stranger nor somebody who may not see it can tell it from a tool that is not there."""
