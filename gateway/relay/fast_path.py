@@ -113,11 +113,19 @@ class FastPaths:
         self._ended: list[FastCall] = []
 
     def of(
-        self, decided: Decided, route: Route, who: RequestContext, request: Request, quiet_after_s: float
+        self,
+        decided: Decided,
+        route: Route,
+        who: RequestContext,
+        accepted: Object,
+        request: Request,
+        quiet_after_s: float,
     ) -> "FastPath | None":
         """Make a path for calls that are like this request, on which that was decided, and which was sent by that
-        route. None: each of them has to take the general way. `quiet_after_s`: without an answer for so long, the
-        client needs an event stream."""
+        route. None: each of them has to take the general way. `accepted` are the params that were decided on.
+        `quiet_after_s`: without an answer for so long, the client needs an event stream."""
+        if accepted != request.params:
+            return None  # something was taken out of what the client has sent, as it would have to be each time
         if request.forwarded is not None or request.again or "traceparent" in request.meta:
             return None
         resolved, conversation = decided.resolved, route.held_conversation
@@ -196,7 +204,7 @@ def _is_plain(exchange: Exchange, conversation: Conversation) -> bool:
         return False  # which the server may have to be told
     bridge = exchange.bridge
     is_shaped = exchange.shape is not None and not exchange.keeps_complete
-    return not is_shaped and (bridge is None or isinstance(bridge, LegacyServerBridge | ModernServerBridge))
+    return not is_shaped and (bridge is None or type(bridge) in (LegacyServerBridge, ModernServerBridge))
 
 
 class FastPath:

@@ -161,7 +161,7 @@ class Intake:
         route = await self.endpoints[request.endpoint].relay(call)
         offer = request.offer
         if route is not None and who is not None and offer is not None and offer.decided is not None:
-            offer.make(functools.partial(self._paths.of, offer.decided, route, who))
+            offer.make(functools.partial(self._paths.of, offer.decided, route, who, request.params))
 
     # -- for the fast path (`gateway.relay.fast_path.GeneralWay`)
 

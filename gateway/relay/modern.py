@@ -273,4 +273,4 @@ def _without_reserved_answers(request: Request) -> Request:
     if "inputResponses" not in request.params:
         return request
     answers = without_reserved_below(request.params["inputResponses"])
-    return msgspec.structs.replace(request, params=request.params | {"inputResponses": answers})
+    return msgspec.structs.replace(request, params=request.params | {"inputResponses": answers}, offer=None)

@@ -267,6 +267,16 @@ async def test_no_path_is_made_of_calls_that_are_decided_on_one_by_one(
             assert special.path() is None
 
 
+@requirement("wall.authority")
+async def test_no_path_is_made_of_a_request_of_which_something_was_taken_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with warm("modern", monkeypatch) as calls:
+        forged = {"q": {"_meta": {"io.github.mcp-session-gateway/context": {"principal": "forged"}}}}
+        answering = calls.like(inputResponses=msgspec.Raw(encode(forged)))
+        for _ in range(3):
+            await answering.call()
+            assert answering.path() is None
+
+
 async def test_no_path_is_made_of_what_has_changed_since_the_call(calls: Calls) -> None:
     path = await path_of(calls)
     path.live.changed()
