@@ -200,6 +200,7 @@ class Call:
         """Send the last frame of the call, unless it is over."""
         self.send(kind, payload)
         self._channel.calls.pop(self.number, None)
+        self._wake()  # whoever waits for an agreement gets none
 
 
 class AnsweringChannel(asyncio.Protocol):

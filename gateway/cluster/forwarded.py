@@ -171,7 +171,18 @@ class ForwardedPost:
     """One request, on its way through the endpoint. `start` begins it."""
 
     __slots__ = (
-        *("_begun", "_call", "_context", "_endpoint", "_facts", "_gone", "_has_started", "_is_waiting", "_known"),
+        *(
+            "_agreeing",
+            "_begun",
+            "_call",
+            "_context",
+            "_endpoint",
+            "_facts",
+            "_gone",
+            "_has_started",
+            "_is_waiting",
+            "_known",
+        ),
         *("_is_given", "_response", "_tasks"),
     )
 
@@ -183,6 +194,7 @@ class ForwardedPost:
         self._tasks = tasks
         self._context = Context()
         self._begun: BegunPost | None = None
+        self._agreeing: asyncio.Future[None] | None = None
         self._has_started = self._is_waiting = self._is_given = False
         self._gone: asyncio.Future[None] | None = None
         self._response: bytes | None = None  # the head of the answer, and empty once it was sent
@@ -205,13 +217,14 @@ class ForwardedPost:
     async def started(self) -> None:
         """The request is about to be sent to a server. The sender counts on it, unless it knows that it has waited."""
         self._has_started = True
-        if not self._is_waiting:
-            return
-        self._is_waiting = False
-        try:
-            await self._call.agreed()
-        except CallLeft:
-            raise unreachable() from None
+        if self._is_waiting:
+            self._is_waiting = False
+            self._agreeing = asyncio.ensure_future(self._call.agreed())
+        if self._agreeing is not None:
+            try:
+                await asyncio.shield(self._agreeing)
+            except CallLeft:
+                raise unreachable() from None
 
     def _wait(self) -> None:
         """Something has to be awaited: the request was not sent to a server yet, whatever becomes of this process."""

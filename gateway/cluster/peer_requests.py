@@ -251,7 +251,7 @@ class PeerRequests:
             if ended is not None:
                 return ended
             fate = await self._after_loss(peer)
-            if reply.has_started or fate is Outcome.GONE:
+            if reply.has_started or reply.has_begun or fate is Outcome.GONE:
                 return fate
             if not has_lost:
                 has_lost = True  # the first was perhaps idle for too long

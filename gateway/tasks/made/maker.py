@@ -28,7 +28,7 @@ from gateway.tasks.refusals import too_many_tasks
 from session_store import StoreError, Task
 from session_store.session import new_task_id
 from transports.era import MODERN
-from transports.inbound_port import Answer, Request
+from transports.inbound_port import Answer, Refused, Request
 from transports.reply_queue import Frame
 from transports.tasks import Tasks
 
@@ -260,6 +260,12 @@ class TaskMaker:
         live = live_session_of(exchange)
         if live is None or _is_settled(exchange, reply):
             return
+        if request.forwarded is not None:
+            # The handle ends what is said to the sender, who has to agree before the call takes effect.
+            try:
+                await request.forwarded.started()
+            except Refused:
+                return  # so does the call itself
         task = self._new(live, exchange, request, tool_of())
         try:
             if not await self._quotas.hold(task):

@@ -1,12 +1,13 @@
 """A slow call becomes a task: the store first, the handle second; and a call that cannot become one stays a call."""
 
 import asyncio
+from types import SimpleNamespace
 from typing import Any, cast
 
 import msgspec
 import pytest
 
-from gateway.errors import UPSTREAM_UNAVAILABLE, unknown_tool
+from gateway.errors import UPSTREAM_UNAVAILABLE, unknown_tool, unreachable
 from gateway.protocol.listing import Called
 from gateway.tasks.made.running import RunningTask
 from gateway.tasks.made.stored_call import StoredCall
@@ -42,7 +43,7 @@ class Parts:
     def done(self) -> None:
         self.is_done = True
 
-    async def answer(self, refused: asyncio.Event | None = None, tool: Called = TOOL) -> Answer:
+    async def answer(self, refused: asyncio.Event | None = None, tool: Called = TOOL, forwarded: Any = None) -> Answer:
         """The answer to the call, which the server takes, or refuses once `refused` is set."""
 
         async def accepted() -> Answer:
@@ -51,7 +52,7 @@ class Parts:
             await refused.wait()
             raise unknown_tool("build")
 
-        request = Request(era=Era.MODERN, endpoint="/mcp", headers={}, params=PARAMS)
+        request = Request(era=Era.MODERN, endpoint="/mcp", headers={}, params=PARAMS, forwarded=forwarded)
         return await self.replica.maker.answer(self.exchange, request, [], accepted(), lambda: tool)
 
     async def waiting(self) -> Answer:
@@ -105,6 +106,28 @@ async def test_the_handle_leaves_after_the_task_is_stored_and_the_result_goes_to
     assert (stored.status, stored.result) == ("completed", b'{"text":"done"}')
     assert parts.is_done and parts.counts == {"made": 1, "completed": 1}
     assert StoredCall.read(stored.request) == StoredCall(PARAMS, parts.store.session.context), "it may run again"
+
+
+@requirement("rep.no-retry")
+@pytest.mark.parametrize("agrees", [True, False])
+async def test_a_forwarded_call_becomes_a_task_once_its_sender_has_agreed(agrees: bool) -> None:
+    parts, agreement = Parts(), asyncio.Event()
+
+    async def started() -> None:
+        await agreement.wait()
+        if not agrees:
+            raise unreachable()
+
+    parts.store.tasks.go.set()
+    answer = await parts.answer(forwarded=SimpleNamespace(started=started))
+    await turns()
+    assert not parts.store.tasks.created and answer.replies.first is None
+    agreement.set()
+    await turns()
+    assert bool(parts.store.tasks.created) is agrees
+    if agrees:
+        assert (await parts.first(answer))["resultType"] == "task"
+        assert (await parts.finished()).status == "completed"
 
 
 @pytest.mark.parametrize("error", [StoreUnavailable("away"), StoreFull("full")], ids=["away", "full"])
