@@ -230,9 +230,18 @@ class Tools:
         return self._unmatched
 
     def has(self, tool: dict[str, Any]) -> bool:
-        """Return True if the list contains that tool, with the same schema."""
+        """Return True if the list contains that tool, with the same schema, and with all that calls of it are decided
+        by."""
         name = tool["name"]
-        return name in self.schemas and self.schemas[name] == Schema.of(tool.get("inputSchema"))
+        return (
+            name in self.schemas
+            and self.schemas[name] == Schema.of(tool.get("inputSchema"))
+            and self.operation(name) == operation_of(tool)
+            and (name in self._repeatable) == is_repeatable(tool)
+            and self._task_support.get(name, "") == task_support(tool)
+            and (name not in self.for_models) == is_for_apps(tool)
+            and self.apps.get(name, "") == app_of(tool)
+        )
 
 
 def _size(tool: dict[str, Any]) -> int:

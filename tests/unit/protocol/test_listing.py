@@ -61,6 +61,24 @@ def test_the_app_of_a_tool_is_where_servers_name_it(meta: object, uri: str, call
     assert tools.apps == ({"t": uri} if uri else {}) and ("t" in tools.for_models) is not callable_by_apps
 
 
+@requirement("pol.tools")
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"name": "b"},
+        {"inputSchema": {"type": "object", "required": ["a"]}},
+        {"annotations": {"readOnlyHint": True}},
+        {"annotations": {"idempotentHint": True}},
+        {"execution": {"taskSupport": "required"}},
+        {"_meta": {"ui": {"visibility": ["model"]}}},
+    ],
+)
+def test_a_list_has_a_tool_only_with_all_that_its_calls_are_decided_by(other: dict[str, Any]) -> None:
+    tool = {"name": "a", "inputSchema": SCHEMA}
+    assert Tools([tool]).has(tool | {"description": "of another language"})
+    assert not Tools([tool]).has(tool | other) and not Tools([tool | other]).has(tool)
+
+
 def test_a_tool_that_is_only_to_be_called_as_a_task_is_known() -> None:
     support = ("required", "optional", "forbidden", "unheard of")
     tools = Tools([{"name": each, "execution": {"taskSupport": each}} for each in support] + [{"name": "plain"}])
