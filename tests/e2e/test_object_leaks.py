@@ -84,6 +84,7 @@ async def use_many() -> tuple[Held, Held, int]:
         return before, after, tracemalloc.get_traced_memory()[0]
 
 
+@pytest.mark.alone  # what gateways in other threads of the process allocate would count
 @requirement("proc.gone", "life.end")
 def test_nothing_of_ended_sessions_stays(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(logging.root, "handlers", [])  # pytest keeps what is logged
