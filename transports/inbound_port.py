@@ -57,6 +57,13 @@ class Refused(Exception):
         """Add fields to the log line about the refusal."""
         self.log_facts = {**self.log_facts, **facts}
 
+    def with_headers(self, headers: Mapping[str, str]) -> "Refused":
+        """Return the same refusal with these headers as well. Others may be refused with this one, and do not get
+        them."""
+        same = Refused(self.status, self.code, str(self), data=self.data, headers={**self.headers, **headers})
+        same.correlation, same.log_facts = self.correlation, self.log_facts
+        return same
+
     def error(self) -> dict[str, Any]:
         """The JSON-RPC error object."""
         body: dict[str, Any] = {"code": self.code, "message": str(self)}

@@ -264,8 +264,8 @@ async def _in_its_session(accepting: Awaitable[Answer], headers: Headers) -> Ans
     try:
         return await accepting
     except Refused as refused:
-        refused.headers.update((name.decode("latin-1"), value.decode("latin-1")) for name, value in headers)
-        raise
+        named = {name.decode("latin-1"): value.decode("latin-1") for name, value in headers}
+        raise refused.with_headers(named) from None
 
 
 def _without_reserved_answers(request: Request) -> Request:

@@ -136,6 +136,8 @@ def test_a_refused_request_that_has_opened_a_session_gives_it_to_its_client(http
         token = refused.headers["mcp-gateway-session"]
         again = Modern(gateway.url, http, headers={"MCP-Gateway-Session": token}).tool("p__pid")
         assert again.json()["result"] and again.headers.get("mcp-gateway-session", token) == token
+        other = Modern(gateway.url, http).tool("nope")
+        assert other.headers["mcp-gateway-session"] != token
 
 
 @requirement("wall.before-auth")
