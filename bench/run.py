@@ -39,7 +39,7 @@ FLOORS: Mapping[str, Sequence[tuple[str, str, float]]] = {
         ("gateway, memory", "minimal relay", 0.96),
         ("forwarded, redis", "minimal relay", 0.26),
     ],
-    "one": [("gateway, redis", "minimal relay", 1.4)],
+    "one": [("gateway, redis", "minimal relay", 1.2)],
     "eras": [
         ("legacy client, modern server", "legacy client, legacy server", 1 / 1.3),
         ("modern client, legacy server", "modern client, modern server", 1 / 1.3),

@@ -1,4 +1,4 @@
-"""A POST that was begun where its bytes arrived, without a task: what each step of its beginning has found.
+"""A POST that was begun where its bytes arrived, without parser and ASGI: what each step of its beginning has found.
 
 Its endpoint takes the steps from here in place of taking them again, if the POST has to be finished in the usual way.
 """

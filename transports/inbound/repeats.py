@@ -1,4 +1,4 @@
-"""Requests on one connection whose heads it has had before: served without parser, ASGI and task where nothing waits.
+"""Requests on one connection whose heads it has had before: served without parser and ASGI.
 
 Beside `HttpConnection`, which reads everything else. A request that turns out to be unusual goes on in the usual way
 from where it is: its bytes are parsed, and the task that a parsed head starts takes over what was begun.

@@ -241,7 +241,7 @@ class StreamableHttp:
         """When an event stream begins and is closed that the client can resume; None if it cannot."""
         return self._times if request.era is LEGACY and request.protocol_version >= _PRIMING else None
 
-    # -- for POSTs that are begun without a task (`BegunPost`)
+    # -- for POSTs that are begun where their bytes arrive (`BegunPost`)
 
     async def call(self, request: Request) -> Answer:
         """Give a request to the handler."""
