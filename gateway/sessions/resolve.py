@@ -106,7 +106,10 @@ class SessionResolver:
         if (resolved := await self.resume_by_cookie(request, who)) is not None:
             return resolved
         default = await self._aliases.of_default(request, who.principal)
-        return None if default is None else await self.resume_by_alias(default, who)
+        resolved = None if default is None else await self.resume_by_alias(default, who)
+        if resolved is not None:
+            self._returns.found_default(resolved.live, request, who)
+        return resolved
 
     def _at_hand(self, live: LiveSession | None, who: RequestContext) -> Resolved | None:
         """Return a live session whose record is recent. A record that is not for long any more is read again."""

@@ -130,8 +130,10 @@ class _Watch:
 
     __slots__ = ("default_of", "is_waiting", "openings")
 
-    def __init__(self, openings: _Openings | None, default_of: ClientKey | None) -> None:
-        self.is_waiting = True
+    def __init__(
+        self, openings: _Openings | None, default_of: ClientKey | None, *, is_waiting: bool = True
+    ) -> None:
+        self.is_waiting = is_waiting
         self.openings = openings
         self.default_of = default_of  # whose default session it is
 
@@ -175,6 +177,11 @@ class Returns:
                 openings = self._openings[place] = _Openings()
             openings.opened(self._clock(), self._wall())
         live.watch_return(_Watch(openings, client if alias and not has_key else None))
+
+    def found_default(self, live: LiveSession, request: Request, who: RequestContext) -> None:
+        """Watch the default session of a client that another replica, or this one before its restart, has opened."""
+        if live.return_watch is None:
+            live.watch_return(_Watch(None, client_key(request, who.principal), is_waiting=False))
 
     async def came_back(self, live: LiveSession, request: Request) -> None:
         """Record that a request has come for a session, if that is watched."""

@@ -30,11 +30,13 @@ from tests.support.mcp_clients import (
 from tests.support.redis_server import RunningRedis
 from tests.support.waiting import descendants, eventually
 
+NEWCOMER = secrets.token_hex(8)
+"""The key of a principal that no other test has opened a default session for."""
 KEY_META = "io.github.mcp-session-gateway/session-key"
 PYTHON = {"User-Agent": "python-httpx2/2.16.2"}
 HOSTS = "X-Conversation-Id"
 OPTIONS: dict[str, Any] = {
-    "api_keys": {name: sha256(KEYS[name]) for name in ("alice", "bob")},
+    "api_keys": {"alice": sha256(KEYS["alice"]), "bob": sha256(KEYS["bob"]), NEWCOMER: sha256(NEWCOMER)},
     "sse": True,
     "session": {"key_headers": ["MCP-Gateway-Session-Key", HOSTS]},
     "policy": UNLIMITED,
@@ -83,7 +85,7 @@ def test_a_client_that_brings_nothing_back_meets_its_default_session(
     pair: list[RunningGateway], http: httpx.Client
 ) -> None:
     here, there = pair
-    curl = {**CURL, **bearer(KEYS["bob"])}
+    curl = {**CURL, **bearer(NEWCOMER)}
     assert [count(gateway, http, curl) for gateway in (here, there, here)] == ["1", "2", "3"]
     assert count(here, http, curl | {"MCP-Gateway-Session": "new"}) == "1"
     answer = Modern(here.url, http, headers=curl).tool("count")

@@ -90,6 +90,16 @@ async def test_a_client_that_brought_a_token_back_has_no_default_session_on_any_
     assert not (await here.resume_or_open(other)).opened, "another implementation of that name brings nothing back"
 
 
+@requirement("cli.default-learnt")
+async def test_the_next_owner_of_a_default_session_learns_from_its_client_too() -> None:
+    here, there = replicas()
+    first = (await here.resume_or_open(ASKED)).live
+    taken = (await there.resume_or_open(ASKED)).live
+    assert taken.session.id == first.session.id
+    assert not (await there.resume_or_open(asked(mcp_gateway_session=there.token_of(taken)))).opened
+    assert (await there.resume_or_open(ASKED)).opened
+
+
 @requirement("cli.told")
 def test_what_replicas_know_of_a_client_is_put_together() -> None:
     def client(name: str, sessions: int, at: float) -> UnreturningClient:
