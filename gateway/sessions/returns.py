@@ -130,9 +130,7 @@ class _Watch:
 
     __slots__ = ("default_of", "is_waiting", "openings")
 
-    def __init__(
-        self, openings: _Openings | None, default_of: ClientKey | None, *, is_waiting: bool = True
-    ) -> None:
+    def __init__(self, openings: _Openings | None, default_of: ClientKey | None, *, is_waiting: bool = True) -> None:
         self.is_waiting = is_waiting
         self.openings = openings
         self.default_of = default_of  # whose default session it is
