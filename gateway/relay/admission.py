@@ -4,25 +4,27 @@ The decision uses the names that the server lists and the table of methods (`gat
 cannot list or call what policy hides from it: such names are answered as unknown.
 """
 
-from collections.abc import Mapping
+import weakref
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import msgspec
 
 from gateway.calls.call import Call
 from gateway.calls.conversation import Conversation
+from gateway.calls.exchange import Exchange
 from gateway.calls.lists import Listed
 from gateway.config.policy import PolicySettings
 from gateway.context.facts import with_context
 from gateway.errors import unknown_method, unknown_prompt, unknown_resource, unknown_tool
 from gateway.observability.audit import Audit
-from gateway.policy.decisions import Policy
+from gateway.observability.outcome import EndedCall
+from gateway.policy.decisions import Decision, Policy
 from gateway.policy.tool_calls import MAX_LOGGED_NAME, Steps, ToolCalls
 from gateway.protocol.listing import Names, Tools, has_more
 from gateway.protocol.methods import METHODS
 from gateway.protocol.params import text_of
 from gateway.protocol.uris import is_of_any
-from gateway.relay.admitted_tool import AdmittedTool
 from gateway.sessions.child_sessions import with_handles
 from gateway.upstreams.review import require_matches
 from gateway.upstreams.upstream import ConfiguredUpstream
@@ -31,7 +33,80 @@ from transports.era import Era
 from transports.inbound_port import Refused
 from transports.jsonrpc import INVALID_PARAMS, Object, encode
 
-__all__ = ["Admission", "Admitted", "params_of"]
+__all__ = ["Admission", "Admitted", "AdmittedTool", "Route", "params_of"]
+
+
+class AdmittedTool:
+    """The decision about one tool of one server, for a session with that record and context. `tools` are those that
+    the server lists: it holds as long as they and the record are the same."""
+
+    __slots__ = (
+        "_audit",
+        "_calls",
+        "_decision",
+        "_mirrored",
+        "_session",
+        "is_audited",
+        "is_listed",
+        "name",
+        "slow_s",
+        "tools",
+    )
+
+    def __init__(
+        self, calls: ToolCalls, audit: Audit, decision: Decision, tools: Tools, session: Session, name: str
+    ) -> None:
+        self._calls = calls
+        self._audit = audit
+        self._decision = decision
+        self._session = session
+        self.name = name[:MAX_LOGGED_NAME]
+        """As logs have it."""
+        self.slow_s = decision.slow_s
+        self.is_audited = audit.calls
+        self.is_listed = name in tools
+        self._mirrored = tools.mirrored.get(name)
+        self.tools = tools
+
+    def params(self, call: Call) -> Object | Steps:
+        """The params of one call for the server, or the steps that make them (`ToolCalls.checked`).
+
+        Raises:
+            Refused, InvalidArguments: the arguments are not what headers or the schema say, or blocked.
+        """
+        exchange, decision = call.exchange, self._decision
+        if self._mirrored is not None and call.check_mirrored is not None:
+            call.check_mirrored(self._mirrored, call.params)
+        self.begins(exchange)
+        return self._calls.checked(decision, self.tools, self._session, call.params, exchange.note)
+
+    def begins(self, exchange: Exchange) -> None:
+        """Note in its exchange that a call of the tool begins."""
+        exchange.calls_tool(self.name, self.slow_s)
+        if not self.is_listed:
+            exchange.calls_unlisted()
+        if self._audit.calls:
+            tool = f"{self._decision.server}/{self.name}"
+            exchange.audit(self._audit.call_watcher(self._session, tool, exchange.began))
+
+    def ended(self, call: EndedCall) -> None:
+        """Record a call of the tool in the audit trail, if `is_audited`, that took the fast path."""
+        tool = f"{self._decision.server}/{self.name}"
+        self._audit.called(self._session, tool, call.outcome, call.took_s, call.correlation)
+
+    def checker(self, check_mirrored: Callable[[Any, Object], None] | None) -> Callable[[bytes], bytes]:
+        """Return what checks the arguments of further calls (`ToolCalls.checker_of`), and compares them with the
+        headers of these calls (`Request.check_mirrored`)."""
+        check, mirrored = self._calls.checker_of(self._decision, self.tools, self._session), self._mirrored
+        if mirrored is None or check_mirrored is None:
+            return check
+
+        def compared(given: bytes) -> bytes:
+            check_mirrored(mirrored, {"arguments": msgspec.Raw(given)})
+            return check(given)
+
+        return compared
+
 
 Admitted = AdmittedTool | Object
 """The tool that a request may call, or the params of any other request for the server."""
@@ -296,3 +371,34 @@ class Admission:
         if row is None or not row.listed:
             return False
         return row.kind == "tools" or row.kind in self._policy.restricts(upstream.name)
+
+
+class Route:
+    """The server, the conversation, and what policy has decided. `named` is the server's own name of what is called;
+    None if that is the name in the call."""
+
+    __slots__ = ("_conversation", "admitted", "named", "upstream")
+
+    def __init__(
+        self, upstream: ConfiguredUpstream, conversation: Conversation, admitted: Admitted, named: msgspec.Raw | None
+    ) -> None:
+        self.upstream = upstream
+        self.admitted = admitted
+        self.named = named
+        # A connection that remembers the call does not keep what its session has given up.
+        self._conversation = weakref.ref(conversation)
+
+    @property
+    def held_conversation(self) -> Conversation | None:
+        """The conversation, as long as its session keeps it."""
+        return self._conversation()
+
+    def leads_to(self, conversation: Conversation, era: Era) -> bool:
+        """Whether another call of a client of that era would still be sent in that conversation of its session, with
+        what was decided on the tool."""
+        upstream, tool = self.upstream, self.admitted
+        return (
+            isinstance(tool, AdmittedTool)
+            and upstream.era_now(era) is conversation.era
+            and upstream.inventory.known("tools/list", conversation) is tool.tools
+        )

@@ -22,11 +22,9 @@ from gateway.protocol.listing import Tools
 from gateway.protocol.methods import LISTS, METHODS, RECORDED
 from gateway.protocol.params import text_of
 from gateway.protocol.results import legacy_result
-from gateway.relay.admission import Admission, params_of
-from gateway.relay.admitted_tool import AdmittedTool
+from gateway.relay.admission import Admission, AdmittedTool, Route, params_of
 from gateway.relay.aggregation import empty_result
 from gateway.relay.asking import Answer, KeptResult, asked_of, fresh
-from gateway.relay.route import Route
 from gateway.relay.subscriptions import changes_confirmed, relay_changes, waits_for_changes
 from gateway.sessions.child_sessions import ChildSessions
 from gateway.upstreams.result_cache import Asked

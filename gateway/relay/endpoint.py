@@ -14,12 +14,12 @@ from gateway.protocol.listing import Called, Tools, owner_of
 from gateway.protocol.methods import LISTS, METHODS, REPEATABLE
 from gateway.protocol.params import text_of
 from gateway.protocol.subscription_filter import Filter
+from gateway.relay.admission import Route
 from gateway.relay.aggregation import Aggregation
 from gateway.relay.dispatch import Dispatch
 from gateway.relay.extensions import ExtensionRelay
 from gateway.relay.frame_form import Prepared
 from gateway.relay.late_servers import Asker, Gathered, LateServers
-from gateway.relay.route import Route
 from gateway.relay.server_subscriptions import has_to_start
 from gateway.relay.subscriptions import (
     acknowledge_nothing,

@@ -33,9 +33,8 @@ from gateway.observability.outcome import OK, EndedCall, is_complete, outcome_of
 from gateway.observability.request_log import RequestLog
 from gateway.policy.rate_limits import RateLimits
 from gateway.protocol.reserved_meta import may_name_reserved
-from gateway.relay.admitted_tool import AdmittedTool
+from gateway.relay.admission import AdmittedTool, Route
 from gateway.relay.frame_form import FrameForm, Prepared
-from gateway.relay.route import Route
 from gateway.sessions.attach import Resolved
 from gateway.sessions.cached_record import AGING_AFTER_S
 from gateway.sessions.carriers import names_token

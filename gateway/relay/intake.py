@@ -31,11 +31,11 @@ from gateway.protocol.handshake import HandshakeRefused
 from gateway.protocol.params import meta_of
 from gateway.protocol.reserved_meta import without_reserved
 from gateway.protocol.results import tool_error
+from gateway.relay.admission import Route
 from gateway.relay.endpoint import Endpoint
 from gateway.relay.fast_path import Decided, FastPaths
 from gateway.relay.frame_form import Prepared
 from gateway.relay.replies import CallReply
-from gateway.relay.route import Route
 from session_store import Session
 from session_store.session import redact
 from transports.era import LEGACY

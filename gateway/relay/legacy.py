@@ -1,10 +1,11 @@
-"""Handles the messages of legacy clients: calls, notifications, answers to servers, the GET stream, DELETE.
+"""Handles what legacy clients send: the handshake, calls, notifications, answers, the GET stream, DELETE.
 
 MCP 2025-03-26 to 2025-11-25.
 """
 
 import functools
 import logging
+from collections.abc import Mapping
 
 import msgspec
 
@@ -14,9 +15,12 @@ from gateway.calls.exchange import Exchange
 from gateway.calls.immediate_reply import ImmediateReply
 from gateway.calls.live_session import LiveSession
 from gateway.calls.streams import STANDALONE, LostStreams, answer_lost, call_of_event, id_in_log
-from gateway.context.facts import trace_meta, with_context, with_meta
+from gateway.context.client_workspace import Announcements
+from gateway.context.facts import trace_meta, traced_error, with_context, with_meta
 from gateway.errors import (
     CANCELLED_BY_CLIENT,
+    UPSTREAM_UNAVAILABLE,
+    error_of,
     keyed_session_stays,
     session_unknown,
     stream_taken,
@@ -25,21 +29,25 @@ from gateway.errors import (
     unknown_resource,
 )
 from gateway.identity.request_context import RequestContext
+from gateway.protocol.handshake import HandshakeRefused, at_most, negotiable, version_of
 from gateway.protocol.methods import METHODS, OF_TASKS, RECORDED, REQUESTS
-from gateway.protocol.params import text_of
-from gateway.protocol.reserved_meta import without_reserved_below, without_reserved_in
+from gateway.protocol.params import meta_of, text_of
+from gateway.protocol.reserved_meta import without_reserved, without_reserved_below, without_reserved_in
 from gateway.protocol.tasks import asks_for_task
+from gateway.relay.endpoint import Endpoint
 from gateway.relay.extensions import Notice
 from gateway.relay.fast_path import Decided
 from gateway.relay.intake import Intake
-from gateway.relay.legacy_handshake import LegacyHandshake
 from gateway.relay.repeated_calls import RepeatedCalls
 from gateway.relay.replies import StreamReply
 from gateway.sessions.attach import Resolved
+from gateway.sessions.carriers import Carriers, client_facts
 from gateway.sessions.lifecycle import SessionLifecycle
+from gateway.sessions.reattach import InitializeResolver
 from gateway.sessions.records import SessionRecords
 from gateway.sessions.resolve import SessionResolver
 from gateway.tasks.legacy_clients import LegacyTasks
+from gateway.tasks.requested import RequestedTasks
 from session_store import UnknownEvent, UnwrittenEvent
 from session_store.session import redact
 from transports.era import LEGACY, LOG_LEVELS
@@ -48,14 +56,87 @@ from transports.jsonrpc import (
     METHOD_NOT_FOUND,
     Object,
     decode_id,
+    decode_object,
     encode,
+    encode_error,
     encode_result,
+    error_code,
+    splice,
 )
 from transports.reply_queue import ReplyQueue
+from transports.upstream_port import UpstreamUnavailable
 
-__all__ = ["LegacyClients"]
+__all__ = ["LegacyClients", "LegacyHandshake"]
 
 logger = logging.getLogger(__name__)
+
+
+class LegacyHandshake:
+    """Answers `initialize`. A handshake that is refused leaves no session behind."""
+
+    def __init__(
+        self,
+        *,
+        initializer: InitializeResolver,
+        records: SessionRecords,
+        lifecycle: SessionLifecycle,
+        carriers: Carriers,
+        endpoints: Mapping[str, Endpoint],
+        requested: RequestedTasks,
+        announcements: Announcements,
+    ) -> None:
+        self._initializer = initializer
+        self._records = records
+        self._lifecycle = lifecycle
+        self._carriers = carriers
+        self._endpoints = endpoints
+        self._requested = requested
+        self._agreed = announcements.agreed
+
+    async def initialize(self, request: Request, who: RequestContext) -> Answer:
+        """Answer `initialize`: open the session, or find it again, and its servers with it."""
+        message, endpoint = message_of(request), self._endpoints[request.endpoint]
+        params = negotiable(request.params)
+        info = msgspec.json.decode(params.get("clientInfo", b"null"))
+        version = msgspec.json.decode(params["protocolVersion"])
+        if "_meta" in params:
+            params = params | {"_meta": msgspec.Raw(encode(without_reserved(meta_of(params))))}
+        facts = client_facts(info, version, splice(encode(params)))
+        resolved = await self._initializer.initialize(request, who, facts)
+        resolved, said = await self._initializer.apply_announced(request, who, resolved)
+        live = resolved.live
+        meta = meta_of(params)
+        agreed = self._agreed(meta, resolved.context)
+        if agreed is not meta:
+            facts = client_facts(info, version, splice(encode(params | {"_meta": msgspec.Raw(encode(agreed))})))
+        if agreed is not meta or not resolved.opened:
+            await self._records.update(live, client=facts)
+        with live.in_use():
+            try:
+                result = self._requested.declared(at_most(await endpoint.initialize(live, who.correlation), version))
+                if (negotiated := version_of(result)) != version:
+                    await self._records.update(live, client=msgspec.structs.replace(facts, protocol_version=negotiated))
+            except HandshakeRefused as error:
+                await self._undo(resolved)
+                refusal = encode_error(encode(message.id), traced_error(splice(error.error), who.correlation))
+                code, why = error_code(error.error), "the server has refused the handshake"
+                return ImmediateReply(refusal, error_code=code, live=live, why=why)
+            except UpstreamUnavailable as error:
+                await self._undo(resolved)
+                failure = encode_error(encode(message.id), error_of(UPSTREAM_UNAVAILABLE, str(error), who.correlation))
+                return ImmediateReply(failure, error_code=UPSTREAM_UNAVAILABLE, live=live, why=str(error))
+            except BaseException:
+                await self._undo(resolved)
+                raise
+        if said:
+            result = encode(with_meta(decode_object(msgspec.Raw(result), "result"), said))
+        headers = self._carriers.headers(live.session, request, cookie_held=resolved.cookie_held)
+        return ImmediateReply(encode_result(encode(message.id), result), headers, live=live)
+
+    async def _undo(self, resolved: Resolved) -> None:
+        """A refused handshake leaves nothing behind."""
+        if resolved.opened:
+            await self._lifecycle.end(resolved.live.session.id, "handshake refused")
 
 
 class LegacyClients:

@@ -4,10 +4,11 @@ What is known already is looked at first, so that reading a listed resource cost
 that no server lists is looked for at each server. Servers that the session does not see are never asked.
 """
 
+import asyncio
 import hashlib
-from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, Generic, TypeVar
 
 import msgspec
 from cachetools import TTLCache
@@ -20,8 +21,7 @@ from gateway.protocol.listing import APP_SCHEME, Names, Tools
 from gateway.protocol.uris import closeness, template_fit
 from gateway.relay.admission import Admission
 from gateway.relay.asking import Answer, ask
-from gateway.relay.in_turn import InTurn
-from gateway.relay.late_servers import Asker, LateServers
+from gateway.relay.late_servers import UNAVAILABLE, Asker, LateServers
 from gateway.relay.open_apps import OpenApps
 from gateway.relay.visible_servers import VisibleServers
 from gateway.upstreams.upstream import ConfiguredUpstream
@@ -29,7 +29,7 @@ from transports.era import Era
 from transports.jsonrpc import INVALID_PARAMS, METHOD_NOT_FOUND, Object, encode, error_code
 from transports.upstream_port import UpstreamUnavailable
 
-__all__ = ["Found", "ResourceOwners"]
+__all__ = ["Found", "InTurn", "ResourceOwners"]
 
 _LIST: Final = "resources/list"
 _TEMPLATES: Final = "resources/templates/list"
@@ -256,3 +256,85 @@ def _read_params(uri: str, upstream: ConfiguredUpstream, call: Call) -> Object:
 def _key(call: Call, uri: str) -> bytes:
     session = "" if call.live is None else call.live.session.id
     return hashlib.sha256(f"{session}\n{uri}".encode("utf-8", "replace")).digest()
+
+
+T = TypeVar("T")
+
+_AT_ONCE: Final = 4
+"""Servers that are asked at the same time, after the first one."""
+
+
+class InTurn(Generic[T]):
+    """One search. `ask` asks the server of a name, and raises what is in `UNAVAILABLE` if it cannot be asked. `has`
+    says of an answer whether the search is over. `late` are the servers that could not be asked, or did not answer in
+    time.
+
+    The first server is asked alone, because it is the likeliest, and the others in groups. The next group is asked when
+    no server of the present one has it, or `wait_s` later. Of several that have it, the first in the order counts; one
+    that has not answered `wait_s` after its group was asked does not hold up a later one. All take `within_s` at most.
+    """
+
+    def __init__(
+        self,
+        ask: Callable[[str], Coroutine[Any, Any, T]],
+        has: Callable[[T], bool],
+        *,
+        wait_s: float,
+        within_s: float,
+    ) -> None:
+        self.late: set[str] = set()
+        self._ask = ask
+        self._has = has
+        self._wait_s = wait_s
+        self._within_s = within_s
+        self._asked: dict[str, asyncio.Task[T]] = {}
+
+    async def first(self, names: Sequence[str]) -> tuple[str, T] | None:
+        """The first server that has it, and its answer. `names` are in the order of preference."""
+        now = asyncio.get_running_loop().time
+        end = now() + self._within_s
+        groups = [names[:1], *(names[n : n + _AT_ONCE] for n in range(1, len(names), _AT_ONCE))]
+        try:
+            for group in groups:
+                if now() >= end:
+                    self.late.update(group)
+                    continue
+                self._asked |= {name: asyncio.create_task(self._ask(name)) for name in group}
+                if (found := await self._found(min(end, now() + self._wait_s), in_order=True)) is not None:
+                    return found
+            return await self._found(end, in_order=False)
+        finally:
+            await self._leave()
+
+    async def _found(self, until: float, *, in_order: bool) -> tuple[str, T] | None:
+        """What has been found when all have answered, or at that time of the loop. With `in_order`, a server that has
+        not answered goes before those behind it until then."""
+        now = asyncio.get_running_loop().time
+        while True:
+            pending = [task for task in self._asked.values() if not task.done()]
+            is_over = not pending or now() >= until
+            for name, task in self._asked.items():
+                if not task.done():
+                    if in_order and not is_over:
+                        break
+                elif (answer := self._answer(name, task)) is not None and self._has(answer):
+                    return name, answer
+            if is_over:
+                return None
+            await asyncio.wait(pending, timeout=until - now(), return_when=asyncio.FIRST_COMPLETED)
+
+    def _answer(self, name: str, task: asyncio.Task[T]) -> T | None:
+        try:
+            return task.result()
+        except UNAVAILABLE:
+            self.late.add(name)
+            return None
+
+    async def _leave(self) -> None:
+        """Cancel what is asked for still."""
+        for name, task in self._asked.items():
+            if not task.done():
+                self.late.add(name)
+                task.cancel()
+        if self._asked:
+            await asyncio.gather(*self._asked.values(), return_exceptions=True)

@@ -16,8 +16,7 @@ from gateway.errors import too_much_in_flight
 from gateway.identity.standing_rights import StandingRights
 from gateway.relay.intake import Intake
 from gateway.relay.internal_requests import InternalRequests
-from gateway.relay.legacy import LegacyClients
-from gateway.relay.legacy_handshake import LegacyHandshake
+from gateway.relay.legacy import LegacyClients, LegacyHandshake
 from gateway.relay.modern import ModernClients
 from gateway.relay.pipeline import Pipeline
 from gateway.serving.parts import Callers, Foundation, Http, Resolution, Servers, SessionParts, TaskParts

@@ -12,7 +12,7 @@ from gateway.config.policy import PolicySettings
 from gateway.config.upstreams import ItemSettings
 from gateway.policy.decisions import Policy, ServerPolicy
 from gateway.relay.aggregation import Aggregation
-from gateway.relay.in_turn import InTurn
+from gateway.relay.resource_owner import InTurn
 from gateway.relay.visible_servers import VisibleServers
 from session_store import Context
 from tests.requirements import requirement

@@ -22,9 +22,8 @@ from gateway.policy.decisions import ServerPolicy
 from gateway.protocol.listing import Names, Tools
 from gateway.protocol.methods import METHODS, Method
 from gateway.protocol.tasks import TASKS
-from gateway.relay.admitted_tool import AdmittedTool
+from gateway.relay.admission import AdmittedTool, Route
 from gateway.relay.dispatch import Dispatch
-from gateway.relay.route import Route
 from gateway.upstreams.result_cache import ResultCache
 from session_store import Context
 from session_store.memory import MemoryBackend
