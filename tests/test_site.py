@@ -63,6 +63,14 @@ def test_the_commands_and_operations_of_the_code_are_on_the_site(site: str) -> N
     assert "DELETE /admin/api/sessions/{session}" in rest
 
 
+@requirement("ops.site")
+def test_the_search_finds_documents_and_no_decisions(site: str) -> None:
+    found = [one["location"] for one in httpx.get(f"{site}search/search_index.json").json()["docs"]]
+    assert any(place.startswith("sandbox/") for place in found)
+    assert [place for place in found if place.startswith("adr/")] == []
+    assert httpx.get(f"{site}adr/0031-sandbox/").status_code == 200
+
+
 def test_every_document_is_in_the_navigation() -> None:
     text = (ROOT / "mkdocs.yml").read_text(encoding="utf-8")
     for path in sorted(Path(ROOT / "docs").rglob("*.md")):

@@ -60,7 +60,9 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def on_page_markdown(markdown: str, *, page: Page, config: MkDocsConfig, files: Files) -> str:
-    """The text with the links of the site."""
+    """The text with the links of the site. Decisions are not found by its search: they say why, not how."""
+    if page.file.src_uri.startswith("adr/"):
+        page.meta["search"] = {"exclude": True}
     if "```mermaid" in markdown:
         markdown += (
             f'\n<script src="{posixpath.relpath(_DRAWING, page.file.dest_uri.rpartition("/")[0] or ".")}"></script>\n'
