@@ -333,6 +333,26 @@ def test_the_tree_names_no_machine() -> None:
             assert not machine.search(path.read_text(encoding="utf-8", errors="replace")), name
 
 
+def defined_in(path: str) -> set[str]:
+    file = ROOT / path
+    text = file.read_text(encoding="utf-8") if file.is_file() else ""
+    return set(re.findall(r"^ *(?:async )?def (\w+)\(", text, re.MULTILINE))
+
+
+def test_every_test_that_a_document_or_a_table_names_exists() -> None:
+    command = ["git", "ls-files", "*.md", "*.toml"]
+    tables = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout.split()
+    named = {
+        (path, test, table)
+        for table in tables
+        if (ROOT / table).is_file()
+        for path, test in re.findall(r"(tests/[\w/]+\.py)::(\w+)", (ROOT / table).read_text(encoding="utf-8"))
+    }
+    defined = {path: defined_in(path) for path, _, _ in named}
+    assert len(named) > 500
+    assert sorted(each for each in named if each[1] not in defined[each[0]]) == []
+
+
 CONTEXT_VARIABLES = {
     "gateway/observability/logs.py": "the correlation id of log lines",
     "gateway/observability/tracing.py": "the span of a request, for who reports its end",
