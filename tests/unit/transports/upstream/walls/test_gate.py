@@ -36,6 +36,10 @@ def v6(host: str, port: int, scope: int = 0) -> str:
     return (head + socket.inet_pton(V6, host) + struct.pack("=I", scope)).hex()
 
 
+ABSTRACT = f"gate-test-{os.getpid()}"
+"""A name that is the machine's: another run beside this one has another."""
+
+
 def unix(path: bytes | str) -> str:
     return (struct.pack("=H", UNIX) + os.fsencode(path)).hex()
 
@@ -218,7 +222,7 @@ def test_unix_sockets_are_reached_below_granted_folders_only(tmp_path: Path) -> 
     (granted / "folder").symlink_to(private)
     (tmp_path / "way in").symlink_to(granted)
     inside, outside, exact = str(granted / "socket"), str(private / "socket"), str(private / "exact")
-    with serving(UNIX, inside), serving(UNIX, outside), serving(UNIX, exact), serving(UNIX, "\0gate-test"):
+    with serving(UNIX, inside), serving(UNIX, outside), serving(UNIX, exact), serving(UNIX, f"\0{ABSTRACT}"):
         ok = [
             inside + "\0",
             inside,  # not terminated
@@ -237,7 +241,7 @@ def test_unix_sockets_are_reached_below_granted_folders_only(tmp_path: Path) -> 
             f"{granted}/../private/socket",
             f"{granted}-x/socket",
             "private/socket\0",
-            "\0gate-test",
+            f"\0{ABSTRACT}",
             exact + "2",
         ]
         impossible = {
@@ -251,7 +255,7 @@ def test_unix_sockets_are_reached_below_granted_folders_only(tmp_path: Path) -> 
     assert results == ["ok"] * len(ok) + ["EACCES"] * len(refused) + errors
     told = gateway.shown()
     assert ("socket", outside, "not granted") in told and len(told) <= len(refused)
-    assert ("socket", "@gate-test", "an abstract name") in told
+    assert ("socket", f"@{ABSTRACT}", "an abstract name") in told
 
 
 @requirement("box.sockets")
