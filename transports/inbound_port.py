@@ -126,10 +126,11 @@ class CallPath(Protocol):
 
 
 class Memory:
-    """Of a head that one connection repeats: what the handler keeps from one call for the next ones.
+    """Keeps what the handler knows from one call for the next ones with the same head, which connections repeat.
 
-    Its requests have the same headers, but for `traceparent`. It belongs to that head of that connection, and ends with
-    either of them, and with the first refusal. What a body said and what was answered must not be in it.
+    Its requests come from one address, and have the same headers, but for `traceparent`. It ends with that head, and
+    with the first refusal. Several of them may be served at once. What a body said and what was answered must not be in
+    it.
     """
 
     __slots__ = ("kept",)

@@ -38,7 +38,7 @@ _FORGOTTEN: Final = "?"
 
 
 class RouteMemory:
-    """What is known of the way to a session's owner, for the requests with one head of one connection.
+    """Holds what is known of the way to a session's owner, for the requests with one head.
 
     `common` is what these requests have in common, for the owner; empty until it is needed. `place` is where the owner
     has it. `is_stale`: the session's owner is to be looked up again.

@@ -124,6 +124,26 @@ def test_calls_of_fetch_are_served_from_memory(gateway: InProcessGateway) -> Non
 
 
 @requirement("wall.authority")
+def test_the_connections_of_a_pool_share_what_they_remember_until_it_is_refused(gateway: InProcessGateway) -> None:
+    with httpx.Client() as http:
+        client = Legacy(gateway.url, http).open()
+        with Raw(gateway, client):
+            pool = [Raw(gateway, client) for _ in range(4)]
+            counted = Counted(gateway)
+            assert {raw.call("pid").status for raw in pool} == {200} and counted("fast") == 4, "each for the first time"
+            for number, raw in enumerate(pool):
+                raw.send(raw.request("echo", {"text": str(number)}))
+            for number, raw in enumerate(pool):
+                text = json.loads(raw.answer().body)["result"]["content"][0]["text"]
+                assert str(number) in text, "each has the answer to its own call"
+            assert client.delete().status_code == 200
+            counted = Counted(gateway)
+            assert {raw.call("pid").status for raw in pool} == {404} and counted("fast") == 0
+            for raw in pool:
+                raw.close()
+
+
+@requirement("wall.authority")
 def test_a_session_that_has_ended_is_unknown_on_a_connection_that_remembers_it(gateway: InProcessGateway) -> None:
     with httpx.Client() as http, httpx.Client() as other:
         legacy = Legacy(gateway.url, http).open()

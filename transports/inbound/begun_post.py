@@ -65,9 +65,9 @@ _MOST_CREDIT: Final = 8
 
 
 class RepeatedHead:
-    """A head that a connection repeats, as its endpoint has checked it. `shared` are headers for each response."""
+    """A head that connections repeat, as its endpoint has checked it. `shared` are headers for each response."""
 
-    __slots__ = ("_credit", "_endpoint", "_hold", "_is_new", "_paths", "_posts", "head", "shared")
+    __slots__ = ("_credit", "_endpoint", "_hold", "_paths", "_posts", "head", "shared")
 
     def __init__(self, endpoint: Endpoint, posts: Posts, head: Head, shared: HeaderList) -> None:
         self._endpoint = endpoint
@@ -76,16 +76,13 @@ class RepeatedHead:
         self.shared = shared
         self._paths: list[tuple[CallTemplate, CallPath]] = []
         self._credit = _MOST_CREDIT
-        self._is_new = True  # no path fits the last request
         self._hold: Callable[[int], None] = lambda size: None
 
     def begin_fast(self, connection: AnsweringConnection, body: bytes, trace: bytes) -> CallInFlight | None:
         """Send a call that is like one before it. None: nothing was done."""
-        self._is_new = True
         for place, (template, path) in enumerate(self._paths):
             if (holes := template.fit(body)) is None:
                 continue
-            self._is_new = False
             if (call := path.begin(connection, holes, trace)) is not None:
                 if place:
                     self._paths.insert(0, self._paths.pop(place))
@@ -93,24 +90,26 @@ class RepeatedHead:
             elif path.is_over:
                 del self._paths[place]
                 self._hold(-_PATH_BYTES)
-                self._is_new = True
             return call
         return None
 
-    def learn(self, begun: "BegunPost") -> None:
-        """A POST was answered in one piece: calls that are like it may take a path from now on."""
+    def learn(self, begun: "BegunPost") -> bool:
+        """Have calls take a path from now on that are like a POST which was answered in one piece. True if there is a
+        new path."""
         decided = begun.decided
-        if decided is None or not (self._is_new and self._credit):
-            return
+        if decided is None or not self._credit or any(known.fit(begun.body) for known, _ in self._paths):
+            return False
         request, path_for = decided
         assert request.message is not None
         template = CallTemplate.of(begun.body, request.message, request.params, self._posts.read)
         path = None if template is None else path_for(request, self._endpoint.quiet_after_s(request))
         self._credit -= 1
-        if template is not None and path is not None:
-            if len(self._paths) < _MOST_PATHS:
-                self._hold(_PATH_BYTES)
-            self._paths = [(template, path), *self._paths[: _MOST_PATHS - 1]]
+        if template is None or path is None:
+            return False
+        if len(self._paths) < _MOST_PATHS:
+            self._hold(_PATH_BYTES)
+        self._paths = [(template, path), *self._paths[: _MOST_PATHS - 1]]
+        return True
 
     def holds(self, hold: Callable[[int], None]) -> None:
         """Have the bytes that are held for paths counted by that function; a negative number gives them back."""

@@ -4,9 +4,10 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Final
 
+from transports.inbound.begun_post import RepeatedHead
 from transports.inbound.bodies import SMALL_BODY_BYTES
 from transports.inbound.limits import Limits
-from transports.inbound.remembered_heads import HeldHeads
+from transports.inbound.remembered_heads import SharedHeads
 
 __all__ = [
     "DIRECT",
@@ -48,4 +49,4 @@ class ConnectionMemory:
         self.counts = counts
         self.may_serve = may_serve
         self.body_bytes = min(limits.body_bytes, SMALL_BODY_BYTES)
-        self.held = HeldHeads()
+        self.heads: SharedHeads[RepeatedHead] = SharedHeads()

@@ -1,26 +1,15 @@
 """How the app that has served a request tells its connection to remember the head."""
 
-import functools
 from collections.abc import Callable
 from typing import Final
 
 from transports.inbound.begun_post import RepeatedHead
-from transports.inbound.remembered_heads import HeaderList, RememberedHeads, Template, template_of
+from transports.inbound.remembered_heads import HeaderList, RememberedHeads, template_of
 
-__all__ = ["REPEATS", "HeadOffer", "KnownHead"]
+__all__ = ["REPEATS", "HeadOffer"]
 
 REPEATS: Final = "mcp.repeats"
 """Where the scope of a POST has the `HeadOffer` of its connection to remember its head."""
-
-
-class KnownHead:
-    """A head that a connection remembers, and what its endpoint knows of it."""
-
-    __slots__ = ("repeated", "template")
-
-    def __init__(self, template: Template, repeated: RepeatedHead) -> None:
-        self.template = template
-        self.repeated = repeated
 
 
 class HeadOffer:
@@ -28,7 +17,7 @@ class HeadOffer:
 
     __slots__ = ("_head", "_headers", "_heads")
 
-    def __init__(self, heads: RememberedHeads[KnownHead], head: bytes, headers: HeaderList) -> None:
+    def __init__(self, heads: RememberedHeads[RepeatedHead], head: bytes, headers: HeaderList) -> None:
         self._heads = heads
         self._head = head
         self._headers = headers
@@ -36,6 +25,6 @@ class HeadOffer:
     def remember(self, describe: Callable[[], RepeatedHead]) -> None:
         """The request was served, and its caller was authenticated. A head is remembered when it comes again."""
         if self._heads.is_repeated(self._head) and (template := template_of(self._head, self._headers)) is not None:
-            known = KnownHead(template, describe())
-            self._heads.add(template, known)
-            known.repeated.holds(functools.partial(self._heads.hold_more, template))
+            repeated = describe()
+            if (held := self._heads.add(template, repeated)) is not None:
+                repeated.holds(held.hold)

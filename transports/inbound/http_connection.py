@@ -62,6 +62,7 @@ class HttpConnection(MessageReading):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(cast("asyncio.Transport", transport))
+        self._repeats.come_from(self.client[0] if self.client else "", self.scheme or "")
         self._of_cycles = cast("asyncio.Transport", CycleTransport(self.transport, self._close_after_response))
         if not self._is_watched():
             self.transport.abort()

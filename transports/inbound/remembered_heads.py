@@ -1,12 +1,14 @@
-"""The request heads that one connection repeats. Pure: no I/O, and no parsing of a head that no parser has read.
+"""The request heads that connections repeat. Pure: no I/O, and no parsing of a head that no parser has read.
 
 A head is remembered as bytes, after a parser has read it and its request was served. It is repeated if all bytes are
 the same but the digits of Content-Length, and those of a `traceparent`. So a parser would find the same in it, another
-end of the body and another trace.
+end of the body and another trace. A program that has many sessions sends the heads of all of them over each connection
+of its pool, so what one connection knows serves others from the same address.
 """
 
 import re
-from typing import Final, Generic, TypeVar
+from typing import Any, Final, Generic, TypeVar
+from weakref import WeakValueDictionary
 
 import msgspec
 
@@ -15,23 +17,30 @@ __all__ = [
     "MAX_HEADS",
     "MAX_HEAD_BYTES",
     "MAX_MEMORY_BYTES",
+    "MAX_SEEN",
     "MAX_TOTAL_BYTES",
     "Found",
-    "HeldHeads",
+    "HeldBytes",
+    "KnownHead",
     "RememberedHeads",
+    "SharedHeads",
     "Template",
     "template_of",
 ]
 
 T = TypeVar("T")
 HeaderList = list[tuple[bytes, bytes]]
+_Key = tuple[tuple[str, ...], tuple[bytes, ...]]
 
 MAX_HEADS: Final = 64
 """2026-07-28 clients name the tool in the head, and use some tools in turn. If a program has many sessions, each of its
 connections repeats the heads of all of them."""
 
 MAX_HEAD_BYTES: Final = 8 << 10
-MAX_MEMORY_BYTES: Final = 256 << 10
+MAX_SEEN: Final = 4_096
+"""Heads of a listener that came once, of which the hashes are kept."""
+
+MAX_MEMORY_BYTES: Final = 512 << 10
 """What one connection may hold for its heads, by the estimate of `Template.memory_bytes`."""
 
 LEAST_MEMORY_BYTES: Final = 48 << 10
@@ -40,6 +49,7 @@ LEAST_MEMORY_BYTES: Final = 48 << 10
 MAX_TOTAL_BYTES: Final = 64 << 20
 
 _MAX_DIGITS: Final = 7
+_END: Final = b"\r\n\r\n"
 _PLAIN: Final = re.compile(
     rb"POST /[!-~]* HTTP/1\.1\r\n(?:[!#$%&'*+.^_`|~0-9A-Za-z-]+:[\t\x20-\x7e\x80-\xff]*\r\n)+\r\n"
 )
@@ -99,9 +109,9 @@ class Template(msgspec.Struct, frozen=True):
 
 
 class Found(msgspec.Struct, Generic[T], frozen=True):
-    """A repeated head: what is remembered of it, how many bytes it has, how many its body has, and its trace."""
+    """A repeated head: what is known of it, how many bytes it has, how many its body has, and its trace."""
 
-    remembered: T
+    known: "KnownHead[T]"
     head_bytes: int
     body_bytes: int
     trace: bytes = b""
@@ -144,97 +154,139 @@ def _length(digits: bytes) -> int:
     return int(digits)
 
 
-class HeldHeads:
-    """What all connections of a listener hold for their heads, in bytes."""
+class HeldBytes:
+    """What is held for one head, in bytes. They are given back when nobody has the head any more."""
 
-    __slots__ = ("total",)
+    __slots__ = ("_shared", "bytes")
 
-    def __init__(self) -> None:
-        self.total = 0
-
-    @property
-    def bound(self) -> int:
-        """What one connection may hold now."""
-        return MAX_MEMORY_BYTES if self.total < MAX_TOTAL_BYTES else LEAST_MEMORY_BYTES
+    def __init__(self, shared: "SharedHeads[Any]") -> None:
+        self._shared = shared
+        self.bytes = 0
 
     def hold(self, size: int) -> None:
         """Count these bytes; a negative size gives them back."""
-        self.total += size
+        self.bytes += size
+        self._shared.total += size
+
+    def __del__(self) -> None:
+        self._shared.total -= self.bytes
+
+
+class KnownHead(Generic[T]):
+    """A head, and what is remembered of it. `held` counts what that takes."""
+
+    __slots__ = ("__weakref__", "held", "remembered", "template")
+
+    def __init__(self, template: Template, remembered: T, held: HeldBytes) -> None:
+        self.template = template
+        self.remembered = remembered
+        self.held = held
+        held.hold(template.memory_bytes)
+
+
+class SharedHeads(Generic[T]):
+    """What all connections of a listener remember. Each head is kept once, for as long as one of them has it."""
+
+    __slots__ = ("_seen", "known", "total")
+
+    def __init__(self) -> None:
+        self.total = 0
+        """What all heads take, in bytes."""
+        self.known: WeakValueDictionary[_Key, KnownHead[T]] = WeakValueDictionary()
+        self._seen: dict[int, None] = {}
+
+    @property
+    def bound(self) -> int:
+        """Return what one connection may hold now, in bytes."""
+        return MAX_MEMORY_BYTES if self.total < MAX_TOTAL_BYTES else LEAST_MEMORY_BYTES
+
+    def is_repeated(self, key: _Key) -> bool:
+        """Return True if a head like this came before. Notes it for the next time."""
+        seen = hash(key)
+        if seen in self._seen:
+            return True
+        self._seen[seen] = None
+        if len(self._seen) > MAX_SEEN:
+            del self._seen[next(iter(self._seen))]
+        return False
 
 
 class RememberedHeads(Generic[T]):
-    """What is remembered of a connection's last heads. A connection that repeats none keeps only hashes."""
+    """Finds the heads that one connection repeats, or that another one has had which comes from the same place.
 
-    __slots__ = ("_bytes", "_held", "_known", "_more", "_seen")
+    `where` is all but the bytes that a request's meaning depends on: the address of the client, and the scheme.
+    """
 
-    def __init__(self, held: HeldHeads) -> None:
-        self._known: list[tuple[Template, T]] = []
-        self._seen: list[int] = []
-        self._more: dict[Template, int] = {}
-        self._bytes = 0
-        self._held: HeldHeads | None = held
+    __slots__ = ("_has_ended", "_known", "_last", "_shared", "_where")
+
+    def __init__(self, shared: SharedHeads[T], where: tuple[str, ...] = ()) -> None:
+        self._shared = shared
+        self._where = where
+        self._known: dict[_Key, KnownHead[T]] = {}  # the one that was found last is the last one
+        self._last: KnownHead[T] | None = None
+        self._has_ended = False
 
     def __len__(self) -> int:
         return len(self._known)
 
     def match(self, data: bytes) -> Found[T] | None:
-        """The remembered head that these bytes begin with. The head has to be complete; the body need not be."""
-        for place, (template, remembered) in enumerate(self._known):
-            if (read := template.read(data)) is not None:
-                if place:
-                    self._known.insert(0, self._known.pop(place))
-                return Found(remembered, *read)
-        return None
+        """Return the remembered head that these bytes begin with. The head has to be complete; the body need not be."""
+        last = self._last
+        if last is not None and (read := last.template.read(data)) is not None:
+            return Found(last, *read)
+        end = data.find(_END, 0, MAX_HEAD_BYTES)
+        key = self._key(data[: end + len(_END)]) if end >= 0 else None
+        if key is None:
+            return None
+        known = self._known.get(key) or self._shared.known.get(key)
+        if known is None or (read := known.template.read(data)) is None:
+            return None
+        self._keep(key, known)
+        return Found(known, *read)
+
+    def _key(self, head: bytes) -> _Key | None:
+        cut = _cut(head)
+        return None if cut is None else (self._where, cut.parts)
 
     def is_repeated(self, head: bytes) -> bool:
-        """Whether the connection has had a head like this before. Notes it for the next time."""
-        cut = _cut(head)
-        if cut is None:
-            return False
-        seen = hash(cut.parts)
-        if seen in self._seen:
-            return True
-        self._seen = [*self._seen[1 - MAX_HEADS * 2 :], seen]
-        return False
+        """Return True if a head like this has come from there before. Notes it for the next time."""
+        key = self._key(head)
+        return key is not None and self._shared.is_repeated(key)
 
-    def add(self, template: Template, remembered: T) -> None:
-        """Remember a head. Those that were not repeated for longest make room."""
-        if self._held is None:
-            return
-        self.forget(template)
-        self._known.insert(0, (template, remembered))
-        self._count(template.memory_bytes)
-        self._make_room()
+    def add(self, template: Template, remembered: T) -> HeldBytes | None:
+        """Remember a head, and return what counts the bytes that are held for it. None: the connection has ended."""
+        if self._has_ended:
+            return None
+        known = KnownHead(template, remembered, HeldBytes(self._shared))
+        key = (self._where, template.parts)
+        self._shared.known[key] = known
+        self._keep(key, known)
+        return known.held
 
-    def _make_room(self) -> None:
-        while self._known and self._held and (len(self._known) > MAX_HEADS or self._bytes > self._held.bound):
-            self.forget(self._known[-1][0])
+    def _keep(self, key: _Key, known: KnownHead[T]) -> None:
+        self._known.pop(key, None)
+        self._known[key] = self._last = known
+        self.make_room()
+
+    def make_room(self) -> None:
+        """Forget the heads that were not repeated for longest, if there are too many, or too much is held for them."""
+        size = sum(known.held.bytes for known in self._known.values())
+        while len(self._known) > MAX_HEADS or (self._known and size > self._shared.bound):
+            oldest = next(iter(self._known))
+            size -= self._known.pop(oldest).held.bytes
+        if not self._known:
+            self._last = None
 
     def forget(self, template: Template) -> None:
-        """Forget a head, if it is known."""
-        for place, (known, _) in enumerate(self._known):
-            if known == template:
-                del self._known[place]
-                self._count(-template.memory_bytes - self._more.pop(template, 0))
-                return
-
-    def hold_more(self, template: Template, size: int) -> None:
-        """Count bytes that are held for a known head beside what every head takes. A negative size gives them back."""
-        if self._held is None or all(known != template for known, _ in self._known):
-            return
-        self._more[template] = self._more.get(template, 0) + size
-        self._count(size)
-        self._make_room()
-
-    def _count(self, size: int) -> None:
-        self._bytes += size
-        if self._held is not None:
-            self._held.hold(size)
+        """Forget a head, if it is known. No other connection is told of it from now on."""
+        key = (self._where, template.parts)
+        known = self._known.pop(key, None)
+        self._shared.known.pop(key, None)
+        if known is self._last:
+            self._last = None
 
     def close(self) -> None:
         """Forget all heads, and remember none from now on: the connection has ended."""
         self._known.clear()
-        self._seen.clear()
-        self._more.clear()
-        self._count(-self._bytes)
-        self._held = None
+        self._last = None
+        self._has_ended = True

@@ -12,7 +12,7 @@ from collections.abc import Callable, Coroutine
 from contextvars import Context
 from typing import Any, Final, Protocol
 
-from transports.inbound.begun_post import BegunPost
+from transports.inbound.begun_post import BegunPost, RepeatedHead
 from transports.inbound.connection_memory import (
     DIRECT,
     FAST,
@@ -25,9 +25,9 @@ from transports.inbound.connection_memory import (
     STREAMED,
     ConnectionMemory,
 )
-from transports.inbound.head_offer import REPEATS, HeadOffer, KnownHead
+from transports.inbound.head_offer import REPEATS, HeadOffer
 from transports.inbound.json_heads import JsonHeads, StreamHeads, whole_body
-from transports.inbound.remembered_heads import MAX_HEAD_BYTES, HeaderList, HeldHeads, RememberedHeads
+from transports.inbound.remembered_heads import MAX_HEAD_BYTES, HeaderList, KnownHead, RememberedHeads, SharedHeads
 from transports.inbound_port import Answer, CallInFlight, Request
 
 __all__ = ["Repeats"]
@@ -80,14 +80,14 @@ class Repeats:
     def __init__(self, connection: Connection, memory: ConnectionMemory | None) -> None:
         self._connection = connection
         self._memory = memory
-        self._heads: RememberedHeads[KnownHead] = RememberedHeads(HeldHeads() if memory is None else memory.held)
+        self._heads: RememberedHeads[RepeatedHead] = RememberedHeads(SharedHeads())
         self._json = JsonHeads()
         self._stream = StreamHeads()
         self.requests = 0
         """How many heads were found here: for the connection's deadlines."""
         self._new: bytes | None = None  # data that begins with a head that is not known
         # The request that arrives or is served: what is known of its head, and its bytes.
-        self._known: KnownHead | None = None
+        self._known: KnownHead[RepeatedHead] | None = None
         self._first = b""
         self._body: bytes | bytearray = b""
         self._trace = b""
@@ -96,6 +96,11 @@ class Repeats:
         self._fast: CallInFlight | None = None  # in place of `_begun`, while the request is on the fast path
         self._context: Context | None = None
         self._resumed: BegunPost | None = None  # what the next task takes over
+
+    def come_from(self, client: str, scheme: str) -> None:
+        """Share what is remembered with the connections from that address which have the same scheme."""
+        if self._memory is not None:
+            self._heads = RememberedHeads(self._memory.heads, (client, scheme))
 
     # -- reading
 
@@ -129,7 +134,7 @@ class Repeats:
             memory.counts[self._obstacle(found.body_bytes, has_more=len(data) > size)] += 1
             return False
         self.requests += 1
-        self._known, self._first, self._head_bytes = found.remembered, data, found.head_bytes
+        self._known, self._first, self._head_bytes = found.known, data, found.head_bytes
         self._trace = found.trace
         self._missing = size - len(data)
         if not self._missing:
@@ -175,7 +180,7 @@ class Repeats:
         """Serve a request that has arrived."""
         assert self._known is not None
         try:
-            self._fast = self._known.repeated.begin_fast(self, body, self._trace)
+            self._fast = self._known.remembered.begin_fast(self, body, self._trace)
         except Exception:  # before the call was sent: nothing that can fail comes afterwards
             logger.exception("a call cannot be sent on the fast path")
         if self._fast is not None:
@@ -186,7 +191,7 @@ class Repeats:
         assert self._known is not None
         # The context of a request, as its task would have one: log lines have the correlation id from there.
         self._context = context = Context()
-        self._begun = begun = context.run(self._known.repeated.begin, body, self._trace)
+        self._begun = begun = context.run(self._known.remembered.begin, body, self._trace)
         if begun is None or begun.is_no_request:
             self._resume(NO_REQUEST)
         elif begun.has_failed:
@@ -232,12 +237,13 @@ class Repeats:
             self._resume(STREAMED)
             return
         assert self._known is not None
-        known = self._known.repeated
+        known = self._known.remembered
         self._begun = self._context = None
         self._write(DIRECT, *parts)
         try:
             begun.answered()
-            known.learn(begun)
+            if known.learn(begun):
+                self._heads.make_room()
         except Exception:
             logger.exception("an answer was sent, and could not be recorded")
 
@@ -262,7 +268,7 @@ class Repeats:
         connection, known = self._connection, self._known
         if known is None or connection.flow.write_paused or connection.transport.is_closing():
             return False
-        shared = known.repeated.shared
+        shared = known.remembered.shared
         defaults = connection.server_state.default_headers
         head = self._json.head(200, defaults, [*headers, *shared] if shared else headers, len(frame))
         if head is None:
@@ -287,7 +293,7 @@ class Repeats:
         body = (self._first + self._body)[self._head_bytes :]
         try:
             assert self._known is not None
-            self._begun = begun = context.run(self._known.repeated.resumed, body, self._trace, began, become)
+            self._begun = begun = context.run(self._known.remembered.resumed, body, self._trace, began, become)
         except Exception:  # the call was sent, so it cannot begin again: its client learns that there is no answer
             logger.exception("a call cannot go on in the usual way")
             self._context = None

@@ -8,9 +8,10 @@ from transports.inbound.remembered_heads import (
     MAX_HEAD_BYTES,
     MAX_HEADS,
     MAX_MEMORY_BYTES,
+    MAX_SEEN,
     MAX_TOTAL_BYTES,
-    HeldHeads,
     RememberedHeads,
+    SharedHeads,
     Template,
     template_of,
 )
@@ -39,7 +40,7 @@ def template(*lines: str) -> Template:
 
 
 def remembering(*templates: Template) -> RememberedHeads[str]:
-    heads = RememberedHeads[str](HeldHeads())
+    heads = RememberedHeads[str](SharedHeads())
     for number, each in enumerate(templates):
         heads.add(each, str(number))
     return heads
@@ -51,7 +52,7 @@ def test_only_the_digits_of_the_length_may_differ(length: int) -> None:
     for behind in (b"", b"{", b"x" * 100):
         found = heads.match(other + behind)
         assert found is not None
-        assert (found.remembered, found.head_bytes, found.body_bytes) == ("0", len(other), length)
+        assert (found.known.remembered, found.head_bytes, found.body_bytes) == ("0", len(other), length)
 
 
 @requirement("wall.framing")
@@ -102,7 +103,7 @@ def test_a_head_that_begins_like_another_is_another() -> None:
     heads = remembering(template(), longer)
     for number, lines in enumerate((LINES, (*LINES, "Z: 1"))):
         found = heads.match(head(*lines) + b"{}")
-        assert found is not None and found.remembered == str(number)
+        assert found is not None and found.known.remembered == str(number)
     assert heads.match(head(*LINES, "Z: 2") + b"{}") is None
 
 
@@ -138,28 +139,52 @@ def test_a_head_of_which_the_parser_has_read_something_else_is_not_remembered() 
 
 @requirement("wall.memory")
 def test_a_connection_holds_few_bytes_and_fewer_if_all_hold_many() -> None:
-    held = HeldHeads()
-    heads, other = RememberedHeads[str](held), RememberedHeads[str](held)
-    large = [template(*LINES, f"Z: {number:02}" + "z" * 8_000) for number in range(20)]
+    shared = SharedHeads[str]()
+    heads, other = RememberedHeads[str](shared), RememberedHeads[str](shared)
+    large = [template(*LINES, f"Z: {number:02}" + "z" * 8_000) for number in range(40)]
     size = large[0].memory_bytes
     for each in large:
         heads.add(each, "")
-    assert len(heads) == MAX_MEMORY_BYTES // size and held.total == len(heads) * size
-    held.hold(MAX_TOTAL_BYTES)
+    assert len(heads) == MAX_MEMORY_BYTES // size and shared.total == len(heads) * size
+    shared.total += MAX_TOTAL_BYTES
     for each in large:
         other.add(each, "")
     assert len(other) == LEAST_MEMORY_BYTES // size
-    held.hold(-MAX_TOTAL_BYTES)
-    heads.forget(large[-1])
-    assert held.total == (len(heads) + len(other)) * size
+    shared.total -= MAX_TOTAL_BYTES
+    heads.forget(large[-2])
+    assert shared.total == (len(heads) + len(other)) * size
+    held = other.add(template(), "with more")
+    assert held is not None
+    held.hold(MAX_MEMORY_BYTES)
+    other.make_room()
+    del held
+    assert len(other) == 0 and shared.total == len(heads) * size
     heads.close()
+    assert len(heads) == shared.total == 0
+
+
+@requirement("wall.memory", "hot.memory")
+def test_connections_from_one_place_share_a_head_for_as_long_as_one_of_them_has_it() -> None:
+    shared = SharedHeads[str]()
+    here = ("192.0.2.1", "http")
+    one, other = RememberedHeads[str](shared, here), RememberedHeads[str](shared, here)
+    strangers = [RememberedHeads[str](shared, where) for where in (("192.0.2.2", "http"), ("192.0.2.1", "https"))]
+    one.add(template(), "of one")
+    assert all(stranger.match(head()) is None for stranger in strangers)
+    assert other.is_repeated(head()) is False, "it is known, and was never seen to come again"
+    found = other.match(head() + b"{}")
+    assert found is not None and found.known.remembered == "of one"
+    size, found = template().memory_bytes, None
+    assert shared.total == size and len(one) == len(other) == 1, "it is counted once"
+    one.close()
+    assert other.match(head()) is not None and shared.total == size
     other.close()
-    assert len(heads) == len(other) == held.total == 0
+    assert RememberedHeads[str](shared, here).match(head()) is None and shared.total == 0
 
 
 @requirement("wall.memory")
 def test_a_connection_that_has_ended_remembers_nothing_more() -> None:
-    held = HeldHeads()
+    held = SharedHeads[str]()
     heads = RememberedHeads[str](held)
     heads.add(template(*LINES), "before")
     heads.close()
@@ -178,10 +203,10 @@ def test_of_few_heads_the_one_that_was_not_repeated_for_longest_makes_room() -> 
 
 @requirement("wall.memory")
 def test_what_comes_once_is_not_kept() -> None:
-    heads = RememberedHeads[str](HeldHeads())
+    heads = RememberedHeads[str](SharedHeads())
     assert not heads.is_repeated(head()) and len(heads) == 0
     assert heads.is_repeated(head()) and heads.is_repeated(head().replace(b"12", b"345"))
     assert not heads.is_repeated(head(*LINES[:2])) and not heads.is_repeated(head(*LINES[:2])), "it has no length"
-    for number in range(MAX_HEADS * 2):
+    for number in range(MAX_SEEN):
         assert not heads.is_repeated(head(*LINES, f"Z: {number}"))
     assert not heads.is_repeated(head())
