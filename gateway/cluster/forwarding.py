@@ -21,9 +21,9 @@ from gateway.errors import store_unavailable, unreachable
 from gateway.observability.request_log import CORRELATION_HEADER
 from gateway.observability.tracing import PEER_HEADER
 from session_store import Session, StoreUnavailable
+from transports.inbound.event_stream import continued
 from transports.inbound.hand_over import ANSWERED_BY
 from transports.inbound.http import Guard, Receive, Scope, Send
-from transports.inbound.resumed import continued
 from transports.inbound_port import Refused, Request
 
 __all__ = ["Forwarding"]

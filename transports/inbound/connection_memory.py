@@ -7,7 +7,7 @@ from typing import Final
 from transports.inbound.begun_post import RepeatedHead
 from transports.inbound.bodies import SMALL_BODY_BYTES
 from transports.inbound.limits import Limits
-from transports.inbound.remembered_heads import SharedHeads
+from transports.inbound.remembered_heads import HeaderList, RememberedHeads, SharedHeads, template_of
 
 __all__ = [
     "DIRECT",
@@ -18,10 +18,13 @@ __all__ = [
     "OUTCOMES",
     "PIPELINED",
     "REFUSED",
+    "REPEATS",
     "SIZE",
     "STREAMED",
     "ConnectionMemory",
+    "HeadOffer",
 ]
+
 
 FAST: Final = "fast"
 DIRECT: Final = "direct"
@@ -50,3 +53,25 @@ class ConnectionMemory:
         self.may_serve = may_serve
         self.body_bytes = min(limits.body_bytes, SMALL_BODY_BYTES)
         self.heads: SharedHeads[RepeatedHead] = SharedHeads()
+
+
+REPEATS: Final = "mcp.repeats"
+"""Where the scope of a POST has the `HeadOffer` of its connection to remember its head."""
+
+
+class HeadOffer:
+    """Of a connection to the app that serves a POST: to remember its head."""
+
+    __slots__ = ("_head", "_headers", "_heads")
+
+    def __init__(self, heads: RememberedHeads[RepeatedHead], head: bytes, headers: HeaderList) -> None:
+        self._heads = heads
+        self._head = head
+        self._headers = headers
+
+    def remember(self, describe: Callable[[], RepeatedHead]) -> None:
+        """The request was served, and its caller was authenticated. A head is remembered when it comes again."""
+        if self._heads.is_repeated(self._head) and (template := template_of(self._head, self._headers)) is not None:
+            repeated = describe()
+            if (held := self._heads.add(template, repeated)) is not None:
+                repeated.holds(held.hold)

@@ -2,10 +2,10 @@
 
 import asyncio
 import math
-from collections.abc import Sequence
+from collections.abc import MutableMapping, Sequence
 from dataclasses import dataclass
 from time import monotonic
-from typing import Final
+from typing import Any, Final
 
 from transports.inbound.http import HeaderList, Receive, Send
 from transports.inbound_port import Answer, EventSource
@@ -16,6 +16,7 @@ __all__ = [
     "KEEPALIVE_S",
     "Stream",
     "StreamTimes",
+    "continued",
     "follow",
     "next_or_quiet",
     "stream_answer",
@@ -23,6 +24,7 @@ __all__ = [
     "until_disconnect",
     "whole_stream",
 ]
+
 
 KEEPALIVE_S: Final = 15.0
 """How often a quiet stream gets a comment: proxies close idle connections, often after 60 s, clients after 300 s."""
@@ -211,3 +213,22 @@ async def until_disconnect(receive: Receive) -> None:
     """Wait until the client is gone."""
     while (await receive())["type"] != "http.disconnect":
         pass
+
+
+def continued(send: Send) -> Send:
+    """A `send` for a client whose response has begun as an event stream: a JSON answer becomes one event of it."""
+    is_stream = False
+    parts: list[bytes] = []
+
+    async def sending(event: MutableMapping[str, Any]) -> None:
+        nonlocal is_stream
+        if event["type"] == "http.response.start":
+            is_stream = any(n == b"content-type" and v.startswith(b"text/event-stream") for n, v in event["headers"])
+        elif is_stream:
+            await send(event)
+        else:
+            parts.append(event.get("body", b""))
+            if not event.get("more_body"):
+                await send({"type": "http.response.body", "body": encode_event(b"".join(parts)), "more_body": False})
+
+    return sending

@@ -10,25 +10,78 @@ from typing import Any, Final, cast
 
 import httptools
 from uvicorn.config import Config
-from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 from uvicorn.server import ServerState
 
 from transports.inbound.connection_memory import ConnectionMemory
 from transports.inbound.connections import Connections, CycleTransport, Leaving, Phase, disconnect, drop, reset
-from transports.inbound.framing import BadRequest
+from transports.inbound.framing import BadRequest, plain_target
 from transports.inbound.h11_connection import H11Connection
 from transports.inbound.hand_over import HandOver, Siblings
 from transports.inbound.limits import Limited
-from transports.inbound.message_reading import LastRequest, MessageReading, UnusualHead, too_long
 from transports.inbound.repeats import Repeats
 
-__all__ = ["HttpConnection", "http_connections"]
+__all__ = ["HeadBytes", "HttpConnection", "http_connections"]
 
 _PROGRESS_BITS: Final = 16
 """A body counts as progressing with each 64 KiB."""
 
 
-class HttpConnection(MessageReading):
+class HeadBytes:
+    """Counts the bytes of a head, and copies them for a parser that may have to read the head again.
+
+    `copy` is None if the head did not begin at the start of a chunk: then only the first parser knows where it began.
+    `at_most` is the most bytes that a head can have which ends in the present chunk.
+    """
+
+    __slots__ = ("_chunk", "_is_first", "at_most", "copy", "size")
+
+    def __init__(self) -> None:
+        self.copy: bytearray | None = None
+        self.size = self.at_most = 0
+        self._chunk = 0
+        self._is_first = False
+
+    def arrive(self, size: int, *, between_messages: bool) -> None:
+        """Count a chunk of that size, which is about to be parsed."""
+        self._chunk = size
+        self.at_most = self.size + size
+        self._is_first = between_messages
+
+    def begin(self) -> None:
+        """A message begins in this chunk. The first one of a chunk that came between messages begins at its start."""
+        self.copy = bytearray() if self._is_first else None
+        self.size = 0
+        self.at_most = self._chunk
+        self._is_first = False
+
+    def keep(self, data: bytes) -> None:
+        """Count and copy a chunk that ended inside the head.
+
+        If the chunk began with other messages, it is not known where the head begins in it. Then one byte is counted,
+        the fewest that the head can have in the chunk.
+        """
+        if self.copy is not None:
+            self.copy += data
+        if self.copy is not None or self.size:
+            self.size += len(data)
+        else:
+            self.size = 1
+
+    def end(self) -> None:
+        """The head is complete."""
+        self.copy = None
+
+
+class UnusualHead(Exception):
+    """A head that h11 has to parse."""
+
+
+class LastRequest(Exception):
+    """The previous request was the last one on this connection (`Connection: close`)."""
+
+
+class HttpConnection(HttpToolsProtocol):
     """`place` replaces the peer's address on a Unix socket. `memory` None: no head is remembered. `hand_over` None: the
     connection stays in this process."""
 
@@ -44,7 +97,14 @@ class HttpConnection(MessageReading):
         memory: ConnectionMemory | None = None,
         hand_over: HandOver | None = None,
     ) -> None:
-        super().__init__(config, server_state, app_state, _loop, limits=connections.limits)
+        super().__init__(config, server_state, app_state, _loop)
+        self._limits = connections.limits
+        self._fault: Exception | None = None
+        self._in_head = self._in_body = False
+        self._heads = 0
+        self._body_bytes = 0
+        self._overhead = 0
+        self._head = HeadBytes()
         self._others = connections
         self._place = place
         self._running: RequestResponseCycle | None = None
@@ -109,7 +169,7 @@ class HttpConnection(MessageReading):
             if self._in_head:
                 self._head.keep(data)
                 if self._head.size > self._limits.head_bytes:
-                    self._refuse(too_long(self._limits.head_bytes))
+                    self._refuse(_too_long(self._limits.head_bytes))
             elif self._in_body:
                 self._look_at_body(len(data) if was_in_body and self._body_bytes == body_bytes else 0)
 
@@ -120,11 +180,59 @@ class HttpConnection(MessageReading):
         last = self._running
         return last is None or (last.response_complete and last is self.cycle and last.keep_alive)
 
-    # -- the message that is being read
+    # -- the message that is being read. What is wrong with it is raised through the parser, and kept in `_fault`.
+
+    def on_message_begin(self) -> None:
+        if self.cycle is not None and not self.cycle.keep_alive:
+            self._fault = LastRequest()
+            raise self._fault
+        super().on_message_begin()
+        self._in_head = True
+        self._head.begin()
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        if self._in_body:
+            return  # a trailer: not merged into the headers (RFC 9110 §6.5.1), because it was not checked with them
+        if len(self.headers) >= self._limits.headers:
+            self._fault = BadRequest(431, f"More than {self._limits.headers} headers.", Limited.HEAD_SIZE)
+            raise self._fault
+        name = name.lower()
+        if name == b"expect":
+            self.expect_100_continue = value.lower() == b"100-continue"
+        self.headers.append((name, value))
 
     def on_headers_complete(self) -> None:
+        self._in_head = False
+        try:
+            self._check_head()
+        except (BadRequest, UnusualHead) as fault:
+            self._fault = fault
+            raise
+        self._head.end()
+        self._heads += 1
+        self._in_body = True
+        self._body_bytes = self._overhead = 0
         super().on_headers_complete()
         self._repeats.parsed(self.scope, self.headers)
+
+    def _check_head(self) -> None:
+        method, version = self.parser.get_method().decode("ascii"), self.parser.get_http_version()
+        if version == "1.0" or (self.parser.should_upgrade() and method != "CONNECT"):
+            raise UnusualHead
+        if self._head.at_most > self._limits.head_bytes:
+            if _size_of(self.url, self.headers) > self._limits.head_bytes:
+                raise _too_long(self._limits.head_bytes)
+        if len(self.pipeline) >= self._limits.pipelined:
+            raise BadRequest(503, "Too many unanswered requests on one connection.", Limited.PIPELINE)
+        self.url = plain_target(method, self.url, version, self.headers)
+
+    def on_body(self, body: bytes) -> None:
+        self._body_bytes += len(body)
+        super().on_body(body)
+
+    def on_message_complete(self) -> None:
+        self._in_body = False
+        super().on_message_complete()
 
     def _look_at_body(self, overhead: int) -> None:
         """`overhead` is the size of a chunk that brought no byte of the body: trailers, chunk extensions."""
@@ -277,6 +385,15 @@ class HttpConnection(MessageReading):
 
     def drop(self) -> None:
         drop(self.transport)
+
+
+def _size_of(url: bytes, headers: list[tuple[bytes, bytes]]) -> int:
+    return len(url) + sum(len(name) + len(value) + 4 for name, value in headers)
+
+
+def _too_long(limit: int) -> BadRequest:
+    """The refusal of a head of more bytes than that."""
+    return BadRequest(431, f"The headers are larger than {limit} bytes.", Limited.HEAD_SIZE)
 
 
 def _continue_with_h11(connection: HttpConnection, others: Connections, head: bytes) -> None:

@@ -8,15 +8,16 @@ import asyncio
 import contextlib
 import hashlib
 import logging
-from collections.abc import Callable, Mapping
+import secrets
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from typing import Final, Protocol
 from urllib.parse import parse_qs
 
 import msgspec
+from itsdangerous import BadSignature, Signer
 
 from transports.era import Era
-from transports.inbound.addresses import Addresses
 from transports.inbound.connected import Connected
 from transports.inbound.event_stream import KEEPALIVE_S, Stream, until_disconnect
 from transports.inbound.http import (
@@ -36,7 +37,31 @@ from transports.reply_queue import Frame, ReplyQueue
 from transports.sse import COMMENT, encode_event
 from transports.tasks import first_of
 
-__all__ = ["HttpSse", "Mail"]
+__all__ = ["Addresses", "HttpSse", "Mail"]
+
+
+class Addresses:
+    """Makes and checks addresses. `keys` are newest first: the first one signs, all verify."""
+
+    def __init__(self, keys: Sequence[bytes]) -> None:
+        self._keys = list(reversed(keys))  # itsdangerous signs with the last key
+
+    def new(self, caller: str) -> str:
+        """A new address for that caller. Nobody can guess it."""
+        return self._signer(caller).sign(secrets.token_urlsafe(18)).decode()
+
+    def is_of(self, address: str, caller: str) -> bool:
+        """True if the address was made for that caller."""
+        try:
+            self._signer(caller).unsign(address)
+        except BadSignature:
+            return False
+        return True
+
+    def _signer(self, caller: str) -> Signer:
+        salt = f"http+sse:{caller}".encode()
+        return Signer(self._keys, salt=salt, sep=".", key_derivation="hmac", digest_method=hashlib.sha256)
+
 
 logger = logging.getLogger(__name__)
 

@@ -3,14 +3,21 @@
 import functools
 from collections.abc import Callable, Mapping
 from time import monotonic
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 
-from transports.era import LEGACY, MODERN, Era
-from transports.inbound.batch import BATCHES
-from transports.inbound.headers import check_legacy, check_post, era_of
+from transports.era import HANDSHAKE_VERSIONS, LEGACY, MODERN, MODERN_VERSIONS, Era
 from transports.inbound.http import Guard, HeaderList, Scope, peer_of
+from transports.inbound.limits import (
+    MAX_CURSOR_BYTES,
+    MAX_FILTER_BYTES,
+    MAX_ID_CHARS,
+    MAX_LABEL_CHARS,
+    Limited,
+    Limits,
+    Refusals,
+)
 from transports.inbound.modern import (
     VERSION_HEADER,
     VERSION_KEY,
@@ -19,11 +26,160 @@ from transports.inbound.modern import (
     check_request,
     names_version,
 )
-from transports.inbound.sizes import Sizes
 from transports.inbound_port import Memory, Offer, Refused, Request
-from transports.jsonrpc import INVALID_REQUEST, InvalidMessage, Message, Object, decode_meta
+from transports.json_shape import REQUEST_PARTS
+from transports.jsonrpc import INVALID_PARAMS, INVALID_REQUEST, InvalidMessage, Message, Object, decode_meta, parse
 
-__all__ = ["Head", "Posts", "is_batch"]
+__all__ = [
+    "BATCHES",
+    "Head",
+    "Posts",
+    "Sizes",
+    "check_legacy",
+    "check_post",
+    "check_version",
+    "era_of",
+    "is_batch",
+    "preflight",
+]
+
+BATCHES: Final = "2025-03-26"
+"""The only revision with batches. It is also the revision of a request that names none."""
+
+
+def era_of(headers: Mapping[str, str]) -> Era:
+    """The era that the version header names."""
+    return MODERN if headers.get(VERSION_HEADER) in MODERN_VERSIONS else LEGACY
+
+
+def check_post(headers: Mapping[str, str]) -> None:
+    """Raises `Refused` for a media type that a POST cannot have, or cannot be answered with."""
+    kind = headers.get("content-type", "")
+    if kind != "application/json" and kind.partition(";")[0].strip().lower() != "application/json":
+        raise Refused(415, INVALID_REQUEST, "The Content-Type must be application/json.")
+    if not _accepts_both(headers.get("accept", "")):
+        raise Refused(406, INVALID_REQUEST, "Accept must name application/json and text/event-stream.")
+
+
+def check_legacy(headers: Mapping[str, str], message: Message) -> None:
+    """Raises `Refused` for a version that a legacy message cannot have."""
+    # `initialize` negotiates the version in its body: the header of that request does not count.
+    if message.method != "initialize":
+        check_version(headers)
+
+
+def check_version(headers: Mapping[str, str]) -> None:
+    """Raises `Refused` for a version that no legacy client speaks."""
+    version = headers.get(VERSION_HEADER, BATCHES)
+    if version not in HANDSHAKE_VERSIONS:
+        supported = ", ".join((*HANDSHAKE_VERSIONS, *MODERN_VERSIONS))
+        raise Refused(400, INVALID_REQUEST, f"Unsupported MCP-Protocol-Version. Supported: {supported}.")
+
+
+def _accepts_both(accept: str) -> bool:
+    """True if an Accept header permits both kinds of answers (RFC 9110 §12.5.1). Quality values are ignored."""
+    # Clients send one of a few values. A longer one would only fill the cache.
+    return _permits_both(accept) if len(accept) <= MAX_LABEL_CHARS else _permits_both.__wrapped__(accept)
+
+
+@functools.lru_cache(maxsize=64)
+def _permits_both(accept: str) -> bool:
+    kinds = {part.partition(";")[0].strip().lower() for part in accept.split(",")}
+    return bool(kinds & {"application/json", "application/*", "*/*"} and kinds & {"text/event-stream", "text/*", "*/*"})
+
+
+def preflight(headers: Mapping[str, str]) -> list[tuple[bytes, bytes]]:
+    """The answer to a browser's preflight request. The guard has checked the origin already."""
+    return [
+        (b"access-control-allow-methods", b"POST, GET, DELETE"),
+        (b"access-control-allow-headers", headers.get("access-control-request-headers", "*").encode("latin-1")),
+    ]
+
+
+class _Meta(msgspec.Struct):
+    progressToken: Any = None
+
+
+class Sizes:
+    """Checks messages against the limits, and counts what it refuses."""
+
+    def __init__(self, limits: Limits, refusals: Refusals) -> None:
+        self._name_chars = limits.name_chars
+        self._refusals = refusals
+        # By parameter: what it counts as, and its longest form in characters (after decoding) or bytes (of JSON).
+        names, ids = (Limited.NAME, limits.name_chars), (Limited.NAME, MAX_ID_CHARS)
+        self._texts: Final = {
+            "name": names,
+            "level": names,
+            "requestId": ids,
+            "progressToken": ids,
+            "uri": (Limited.URI, limits.uri_chars),
+        }
+        self._values: Final = {
+            "cursor": (Limited.NAME, MAX_CURSOR_BYTES),
+            "ref": (Limited.URI, limits.uri_chars + limits.name_chars),  # of `completion/complete`: a name or a URI
+            "notifications": (Limited.URI, MAX_FILTER_BYTES),  # of `subscriptions/listen`: its filter
+        }
+
+    def parse(self, data: bytes) -> Message:
+        """As `jsonrpc.parse`, for a message of a client. Checks the length of its id and its method.
+
+        Raises:
+            InvalidMessage: the bytes are not a message.
+            Refused: 400, without the id.
+        """
+        message = parse(data, REQUEST_PARTS)
+        if isinstance(message.id, int):
+            if message.id.bit_length() > 64:
+                raise self._refused("The request id does not fit 64 bits.")
+        elif isinstance(message.id, str) and len(message.id) > MAX_ID_CHARS:
+            raise self._refused(f"The request id is longer than {MAX_ID_CHARS} characters.")
+        if isinstance(message.method, str) and len(message.method) > self._name_chars:
+            raise self._refused(f"The method is longer than {self._name_chars} characters.")
+        return message
+
+    def check(self, params: Object, meta: Mapping[str, Any] | None) -> None:
+        """Check the params of a message. `meta` is their `_meta` if it has been decoded already.
+
+        Raises:
+            Refused: -32602, naming the parameter that is too long.
+        """
+        for key, raw in params.items():
+            if key in self._texts:
+                kind, most = self._texts[key]
+                if not _is_short(raw, most):
+                    raise self._too_long(kind, f"params.{key}", f"{most} characters")
+            elif key in self._values:
+                kind, most = self._values[key]
+                if len(memoryview(raw)) > most:
+                    raise self._too_long(kind, f"params.{key}", f"{most} bytes")
+        if "_meta" in params:
+            token = _progress_token(params["_meta"]) if meta is None else meta.get("progressToken")
+            if isinstance(token, str) and len(token) > MAX_ID_CHARS:
+                raise self._too_long(Limited.NAME, "params._meta.progressToken", f"{MAX_ID_CHARS} characters")
+
+    def _refused(self, reason: str) -> Refused:
+        self._refusals[Limited.NAME] += 1
+        return Refused(400, INVALID_REQUEST, reason)
+
+    def _too_long(self, kind: Limited, what: str, most: str) -> Refused:
+        self._refusals[kind] += 1
+        return Refused(200, INVALID_PARAMS, f"{what} is longer than {most}.")
+
+
+def _progress_token(raw: msgspec.Raw) -> Any:
+    try:
+        return msgspec.json.decode(raw, type=_Meta).progressToken
+    except msgspec.MsgspecError:
+        return None  # the decoding of the whole `_meta` will report the fault
+
+
+def _is_short(raw: msgspec.Raw, most: int) -> bool:
+    """True if the value is a text of at most `most` characters. Short JSON needs no decoding: its text is shorter."""
+    if len(memoryview(raw)) <= most + 2:
+        return True
+    text = msgspec.json.decode(raw)
+    return isinstance(text, str) and len(text) <= most
 
 
 class Head(msgspec.Struct, frozen=True, kw_only=True):

@@ -21,11 +21,12 @@ from transports.inbound.connection_memory import (
     NO_REQUEST,
     PIPELINED,
     REFUSED,
+    REPEATS,
     SIZE,
     STREAMED,
     ConnectionMemory,
+    HeadOffer,
 )
-from transports.inbound.head_offer import REPEATS, HeadOffer
 from transports.inbound.json_heads import JsonHeads, StreamHeads, whole_body
 from transports.inbound.remembered_heads import MAX_HEAD_BYTES, HeaderList, KnownHead, RememberedHeads, SharedHeads
 from transports.inbound_port import Answer, CallInFlight, Request

@@ -12,13 +12,11 @@ from typing import Final
 import msgspec
 
 from transports.era import LEGACY, MODERN
-from transports.inbound.batch import BATCHES, Batches
-from transports.inbound.batch_response import BatchResponse
+from transports.inbound.batch import Batches, BatchResponse
 from transports.inbound.begun_post import BegunPost, RepeatedHead
 from transports.inbound.bodies import Bodies, HeldBody
+from transports.inbound.connection_memory import REPEATS
 from transports.inbound.event_stream import KEEPALIVE_S, StreamTimes, follow, next_or_quiet, stream_answer
-from transports.inbound.head_offer import REPEATS
-from transports.inbound.headers import check_post, check_version, preflight
 from transports.inbound.http import (
     ClientWatch,
     Guard,
@@ -33,8 +31,7 @@ from transports.inbound.http import (
 )
 from transports.inbound.limits import MAX_LABEL_CHARS, Limits, Refusals
 from transports.inbound.modern import VERSION_HEADER, status_of
-from transports.inbound.posts import Head, Posts, is_batch
-from transports.inbound.sizes import Sizes
+from transports.inbound.posts import BATCHES, Head, Posts, Sizes, check_post, check_version, is_batch, preflight
 from transports.inbound_port import Answer, Forwarder, Handler, OwnedByPeer, PeerAnswer, Refused, Request
 from transports.jsonrpc import INTERNAL_ERROR, INVALID_PARAMS, INVALID_REQUEST, InvalidMessage, Message, encode
 from transports.reply_queue import Frame

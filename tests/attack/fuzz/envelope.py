@@ -14,10 +14,9 @@ from hypothesis import strategies as st
 
 from tests.attack.fuzz.transport import loop
 from transports.era import Era
-from transports.inbound.batch import Batches
-from transports.inbound.batch_response import BatchResponse
+from transports.inbound.batch import Batches, BatchResponse
 from transports.inbound.limits import Limits
-from transports.inbound.sizes import Sizes
+from transports.inbound.posts import Sizes
 from transports.inbound_port import Refused, Request
 from transports.jsonrpc import (
     INVALID_REQUEST,

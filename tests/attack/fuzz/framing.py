@@ -20,9 +20,8 @@ from uvicorn.config import Config
 from uvicorn.server import ServerState
 
 from tests.attack.fuzz.transport import RecordingTransport, loop
-from transports.inbound.connection_memory import ConnectionMemory
+from transports.inbound.connection_memory import REPEATS, ConnectionMemory
 from transports.inbound.connections import Connections
-from transports.inbound.head_offer import REPEATS
 from transports.inbound.http_connection import HttpConnection, http_connections
 from transports.inbound.limits import Limits
 from transports.reply_queue import Frame, ReplyQueue

@@ -9,13 +9,25 @@ import pytest
 from transports.era import LEGACY, MODERN
 from transports.inbound.http import Guard, header_map
 from transports.inbound.limits import Limits, Refusals
-from transports.inbound.posts import Head, Posts, is_batch
-from transports.inbound.sizes import Sizes
+from transports.inbound.posts import (
+    Head,
+    Posts,
+    Sizes,
+    check_legacy,
+    check_post,
+    check_version,
+    era_of,
+    is_batch,
+    preflight,
+)
 from transports.inbound_port import Refused, Request
-from transports.jsonrpc import HEADER_MISMATCH, INVALID_REQUEST, PARSE_ERROR, InvalidMessage
+from transports.jsonrpc import HEADER_MISMATCH, INVALID_REQUEST, PARSE_ERROR, InvalidMessage, parse
 
 VERSION = "io.modelcontextprotocol/protocolVersion"
 MODERN_META = {VERSION: "2026-07-28", "io.modelcontextprotocol/clientCapabilities": {}}
+
+
+BOTH = "application/json, text/event-stream"
 
 
 def posts() -> Posts:
@@ -69,3 +81,46 @@ def test_modern_responses_and_unreadable_bodies_are_refused() -> None:
 
 def test_a_batch_is_known_by_its_first_byte() -> None:
     assert is_batch(b" \r\n[") and not is_batch(b"{[") and not is_batch(b"")
+
+
+@pytest.mark.parametrize("kind", ["application/json", "Application/JSON; charset=utf-8"])
+@pytest.mark.parametrize("accept", [BOTH, "*/*", "application/*;q=0.5, text/*", "TEXT/event-stream,application/json"])
+def test_a_post_of_json_that_accepts_both_answers_is_served(kind: str, accept: str) -> None:
+    check_post({"content-type": kind, "accept": accept})
+
+
+@pytest.mark.parametrize(
+    ("kind", "accept", "status"),
+    [
+        ("", BOTH, 415),
+        ("text/plain", BOTH, 415),
+        ("application/json", "", 406),
+        ("application/json", "application/json", 406),
+        ("application/json", "text/event-stream" + " " * 10_000, 406),
+    ],
+)
+def test_other_media_types_are_refused(kind: str, accept: str, status: int) -> None:
+    with pytest.raises(Refused) as refused:
+        check_post({"content-type": kind, "accept": accept})
+    assert refused.value.status == status
+
+
+def test_the_version_header_names_the_era() -> None:
+    assert era_of({"mcp-protocol-version": "2026-07-28"}) is MODERN
+    assert era_of({}) is era_of({"mcp-protocol-version": "2025-11-25"}) is era_of({"mcp-protocol-version": "?"})
+    assert era_of({}) is LEGACY
+
+
+def test_initialize_negotiates_its_version_and_other_messages_have_one() -> None:
+    unknown = {"mcp-protocol-version": "1999-01-01"}
+    check_version({})
+    check_version({"mcp-protocol-version": "2025-06-18"})
+    check_legacy(unknown, parse(b'{"jsonrpc":"2.0","id":1,"method":"initialize","params":{}}'))
+    with pytest.raises(Refused, match="Supported"):
+        check_legacy(unknown, parse(b'{"jsonrpc":"2.0","id":1,"method":"ping"}'))
+
+
+def test_a_preflight_permits_what_the_page_asks_for() -> None:
+    allowed = dict(preflight({"access-control-request-headers": "mcp-session-id"}))
+    assert allowed[b"access-control-allow-headers"] == b"mcp-session-id"
+    assert b"POST" in allowed[b"access-control-allow-methods"]

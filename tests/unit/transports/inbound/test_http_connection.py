@@ -1,6 +1,6 @@
 """Counting and copying the bytes of a head."""
 
-from transports.inbound.head_bytes import HeadBytes
+from transports.inbound.http_connection import HeadBytes
 
 
 def test_a_head_that_begins_a_chunk_is_counted_and_copied() -> None:
