@@ -12,7 +12,7 @@ from gateway.config.sessions import SessionSettings
 from session_store import Gone, Principal, Session, SessionGone, StateStore, StoreError
 from session_store.session import new_session_id, origin_of
 from transports.era import Era
-from transports.inbound.client_address import network_of
+from transports.inbound.limits import network_of
 from transports.tasks import Tasks
 
 __all__ = ["SLIDE_SHARE", "AppRecords", "AppSessions", "AppStore", "kept_in"]

@@ -39,8 +39,7 @@ from gateway.relay.replies import CallReply
 from session_store import Session
 from session_store.session import redact
 from transports.era import LEGACY
-from transports.inbound.bodies import SMALL_BODY_BYTES
-from transports.inbound.limits import Limited
+from transports.inbound.limits import SMALL_BODY_BYTES, Limited
 from transports.inbound_port import Answer, Refused, Request
 from transports.jsonrpc import Message, Object, encode
 from transports.upstream_port import LinkClosed, UpstreamUnavailable

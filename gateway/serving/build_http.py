@@ -36,10 +36,9 @@ from gateway.tasks.notices import TaskNotices
 from gateway.tasks.relayed import RelayedTasks
 from gateway.tasks.requested import RequestedTasks
 from session_store import Purpose, Task
-from transports.inbound.bodies import Bodies
 from transports.inbound.event_stream import StreamTimes
 from transports.inbound.http_sse import Addresses, HttpSse
-from transports.inbound.limits import Limited
+from transports.inbound.limits import Bodies, Limited
 from transports.inbound.streamable_http import StreamableHttp
 from transports.inbound_port import Handler
 

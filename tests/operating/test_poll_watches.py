@@ -28,7 +28,7 @@ class Full:
 
 @requirement("box.hostile")
 def test_a_loop_knows_whether_a_connection_can_be_watched() -> None:
-    from transports.inbound.guarded_loop import GuardedLoop
+    from gateway.serving.guarded_loop import GuardedLoop
 
     class Served(asyncio.Protocol):
         def connection_made(self, transport: Any) -> None:

@@ -5,8 +5,7 @@ from collections.abc import Callable
 from typing import Final
 
 from transports.inbound.begun_post import RepeatedHead
-from transports.inbound.bodies import SMALL_BODY_BYTES
-from transports.inbound.limits import Limits
+from transports.inbound.limits import SMALL_BODY_BYTES, Limits
 from transports.inbound.remembered_heads import HeaderList, RememberedHeads, SharedHeads, template_of
 
 __all__ = [

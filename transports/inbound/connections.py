@@ -15,8 +15,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Hashable
 from typing import Any, Final, Protocol
 
-from transports.inbound.client_address import network_of
-from transports.inbound.limits import Limited, Limits, Refusals
+from transports.inbound.limits import Limited, Limits, Refusals, network_of
 
 __all__ = [
     "Connection",

@@ -7,9 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 from urllib.parse import urlsplit
 
-from transports.inbound.bodies import SMALL_BODY_BYTES, HeldBody
-from transports.inbound.client_address import client_network
-from transports.inbound.limits import MAX_LABEL_CHARS, Limits
+from transports.inbound.limits import MAX_LABEL_CHARS, SMALL_BODY_BYTES, HeldBody, Limits, client_network
 from transports.inbound_port import Refused
 from transports.jsonrpc import INVALID_REQUEST, encode_error
 

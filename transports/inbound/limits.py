@@ -1,24 +1,36 @@
-"""The limits of what clients may cost before they have authenticated, and the counter of refusals.
+"""What clients may cost before they have authenticated: the limits, the bytes of their bodies, and the network by which
+connections and anonymous clients are counted.
 
 Pure, except that it reads this process's limit of open files. The composition root fills `Limits` from the settings.
 """
 
 import enum
+import functools
+import ipaddress
 import resource
 from collections import Counter
+from collections.abc import Callable, Container, Mapping
 from dataclasses import dataclass
 from typing import Final
+
+from transports.inbound_port import Refused
 
 __all__ = [
     "MAX_CURSOR_BYTES",
     "MAX_FILTER_BYTES",
     "MAX_ID_CHARS",
     "MAX_LABEL_CHARS",
+    "SMALL_BODY_BYTES",
+    "Bodies",
+    "HeldBody",
     "Limited",
     "Limits",
     "Refusals",
+    "client_network",
+    "network_of",
     "room_for_connections",
 ]
+
 
 MAX_ID_CHARS: Final = 256
 """Request ids and progress tokens, which the gateway repeats. SDKs send numbers and UUIDs."""
@@ -96,3 +108,125 @@ def room_for_connections() -> int:
     """The most connections that this process has files for: half of its files, because servers need some too."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return _MOST if soft == resource.RLIM_INFINITY else max(14, min(_MOST, (soft - _KEPT_BACK) // 2))
+
+
+SMALL_BODY_BYTES: Final = 64 << 10
+"""Bodies up to here are not counted: the number of connections and of calls bounds them well enough."""
+
+
+class Bodies:
+    """The bytes that the bodies of one process hold, from their first bytes until the requests are answered: a request
+    may wait for minutes, and in the handshake era it outlives its connection. One network may hold half of `most`, so
+    that none can fill it."""
+
+    __slots__ = ("_by_network", "_held", "_most", "_refusals", "_refuse")
+
+    def __init__(self, most: int, refusals: Refusals, refuse: Callable[[str], Refused]) -> None:
+        self._most = most
+        self._refusals = refusals
+        self._refuse = refuse
+        self._held = 0
+        self._by_network: Counter[str] = Counter()
+
+    def take(self, network: str, size: int, mine: int) -> None:
+        """Count `size` more bytes of a request that holds `mine`. If `network` is empty, only the total is limited.
+
+        Raises:
+            Refused: 429. A body is never refused for its own size: where no other is held, one has room.
+        """
+        if self._held > mine and self._held + size > self._most:
+            self._refusals[Limited.IN_FLIGHT] += 1
+            raise self._refuse("this gateway")
+        theirs = self._by_network[network] if network else 0
+        if theirs > mine and theirs + size > self._most // 2:
+            self._refusals[Limited.IN_FLIGHT] += 1
+            raise self._refuse("your address")
+        self._held += size
+        if network:
+            self._by_network[network] += size
+
+    def give_back(self, network: str, size: int) -> None:
+        """Release the bytes of a request that is answered."""
+        self._held -= size
+        if network:
+            self._by_network[network] -= size
+            if not self._by_network[network]:
+                del self._by_network[network]
+
+
+class HeldBody:
+    """The bytes that one request holds. `network` is called once, when the first bytes are counted."""
+
+    __slots__ = ("_bodies", "_counted_as", "_network", "_taken")
+
+    def __init__(self, bodies: Bodies, network: Callable[[], str]) -> None:
+        self._bodies = bodies
+        self._network = network
+        self._counted_as = ""
+        self._taken = 0
+
+    def grows_to(self, size: int) -> None:
+        """Record that `size` bytes of the body have been read. Raises `Refused`: 429."""
+        if size <= SMALL_BODY_BYTES:
+            return
+        if not self._taken:
+            self._counted_as = self._network()
+        self._bodies.take(self._counted_as, size - self._taken, self._taken)
+        self._taken = size
+
+    def give_back(self) -> None:
+        """Release the bytes: the request is answered, or will not be."""
+        if self._taken:
+            self._bodies.give_back(self._counted_as, self._taken)
+            self._taken = 0
+
+
+_MOST_HOPS = 16
+"""How many addresses of `X-Forwarded-For` are read, from its end: each proxy appends one, clients choose the rest."""
+
+
+def client_network(peer: str, headers: Mapping[str, str], proxies: Container[str]) -> str:
+    """The client's `network_of`: of the peer, or behind trusted proxies, of the last address in `X-Forwarded-For` that
+    is not a trusted proxy's. A text there that is no address ends the search: no trusted proxy vouches for what is
+    before it.
+    """
+    if peer not in proxies:
+        return network_of(peer)
+    found = peer
+    for hop in reversed(headers.get("x-forwarded-for", "").rsplit(",", _MOST_HOPS)[-_MOST_HOPS:]):
+        address = _bare(hop.strip())
+        if not address:
+            break
+        found = address
+        if address not in proxies:
+            break
+    return network_of(found)
+
+
+def _bare(hop: str) -> str:
+    """An address without a port or brackets; empty for anything else."""
+    if len(hop) > 64:
+        return ""
+    if hop.startswith("["):
+        hop = hop[1:].partition("]")[0]
+    elif hop.count(":") == 1:
+        hop = hop.partition(":")[0]
+    try:
+        return str(ipaddress.ip_address(hop))
+    except ValueError:
+        return ""
+
+
+@functools.lru_cache(maxsize=4_096)
+def network_of(address: str) -> str:
+    """A subscriber's network: the IPv4 address, or the /64 network of an IPv6 address (RFC 6177). Empty for a text
+    that is no address, such as the peer of a Unix socket."""
+    try:
+        parsed = ipaddress.ip_address(address)
+    except ValueError:
+        return ""
+    if isinstance(parsed, ipaddress.IPv6Address):
+        if parsed.ipv4_mapped is not None:
+            return str(parsed.ipv4_mapped)
+        return str(ipaddress.ip_network((parsed.packed[:8] + bytes(8), 64)))
+    return str(parsed)

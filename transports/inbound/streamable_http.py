@@ -14,7 +14,6 @@ import msgspec
 from transports.era import LEGACY, MODERN
 from transports.inbound.batch import Batches, BatchResponse
 from transports.inbound.begun_post import BegunPost, RepeatedHead
-from transports.inbound.bodies import Bodies, HeldBody
 from transports.inbound.connection_memory import REPEATS
 from transports.inbound.event_stream import KEEPALIVE_S, StreamTimes, follow, next_or_quiet, stream_answer
 from transports.inbound.http import (
@@ -29,7 +28,7 @@ from transports.inbound.http import (
     send_refusal,
     send_status,
 )
-from transports.inbound.limits import MAX_LABEL_CHARS, Limits, Refusals
+from transports.inbound.limits import MAX_LABEL_CHARS, Bodies, HeldBody, Limits, Refusals
 from transports.inbound.modern import VERSION_HEADER, status_of
 from transports.inbound.posts import BATCHES, Head, Posts, Sizes, check_post, check_version, is_batch, preflight
 from transports.inbound_port import Answer, Forwarder, Handler, OwnedByPeer, PeerAnswer, Refused, Request

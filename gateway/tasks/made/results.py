@@ -33,7 +33,7 @@ from gateway.tasks.made.exchange import RequestedExchange
 from gateway.tasks.made.running import RunningTask
 from gateway.tasks.made.table import TaskTable, topic_of
 from session_store import Bus, StoreUnavailable, Task
-from transports.inbound.bodies import SMALL_BODY_BYTES, Bodies
+from transports.inbound.limits import SMALL_BODY_BYTES, Bodies
 from transports.inbound_port import Refused
 from transports.jsonrpc import INTERNAL_ERROR, Message, Object, encode
 from transports.tasks import Tasks

@@ -19,7 +19,7 @@ from gateway.tasks.refusals import UnknownTask
 from session_store import StoreUnavailable, Task
 from tests.requirements import requirement
 from tests.unit.tasks.parts import Replica, Store, end_of_call, handle_of, one_that_runs, turns
-from transports.inbound.bodies import Bodies
+from transports.inbound.limits import Bodies
 from transports.jsonrpc import Message, encode
 from transports.reply_queue import ReplyQueue
 
