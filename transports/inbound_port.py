@@ -65,7 +65,7 @@ class Refused(Exception):
         return same
 
     def error(self) -> dict[str, Any]:
-        """The JSON-RPC error object."""
+        """Return the JSON-RPC error object."""
         body: dict[str, Any] = {"code": self.code, "message": str(self)}
         data = self.data
         if self.correlation and (data is None or isinstance(data, dict)):
@@ -101,7 +101,7 @@ class AnsweringConnection(Protocol):
         ...
 
     def goes_on(self, call: CallInFlight) -> None:
-        """The call is sent now, which had to wait."""
+        """Note that the call, which had to wait, is sent now."""
         ...
 
     def begin_general(self) -> None:
@@ -238,7 +238,7 @@ class Answer(Protocol):
         ...
 
     async def confirmed(self, frame: Frame) -> Frame:
-        """The frame to send: the given one, or an error if the session has passed to another process."""
+        """Return the frame to send: the given one, or an error if the session has passed to another process."""
         ...
 
     async def record(self, frames: Sequence[Frame]) -> Sequence[str | None]:
@@ -251,7 +251,7 @@ class Answer(Protocol):
         ...
 
     def done(self) -> None:
-        """The wire is finished with the answer. Called exactly once."""
+        """Release the answer. Called exactly once."""
         ...
 
 
@@ -271,7 +271,7 @@ class EventSource(Protocol):
         ...
 
     async def done(self) -> None:
-        """The wire is finished with the stream. Called exactly once."""
+        """Release the stream. Called exactly once."""
         ...
 
 
@@ -310,7 +310,7 @@ class Handler(Protocol):
         ...
 
     async def call(self, request: Request) -> Answer:
-        """A client's request."""
+        """Handle a client's request."""
         ...
 
     async def admit(self, request: Request) -> None:
@@ -327,11 +327,12 @@ class Handler(Protocol):
         ...
 
     async def leave(self, token: str) -> None:
-        """The event stream of a session has ended, and its client may come back."""
+        """Note that the event stream of a session has ended, and its client may come back."""
         ...
 
     async def negotiated(self, request: Request) -> str:
-        """The protocol version that a legacy request's session has negotiated. Called before the request is handled."""
+        """Return the protocol version that a legacy request's session has negotiated. Called before the request is
+        handled."""
         ...
 
     async def notify(self, request: Request) -> list[tuple[bytes, bytes]]:
@@ -339,7 +340,7 @@ class Handler(Protocol):
         ...
 
     async def respond(self, request: Request) -> None:
-        """A client's response to a request of the server."""
+        """Handle a client's response to a request of the server."""
         ...
 
     async def stream(self, request: Request, last_event_id: str | None) -> EventSource:
@@ -347,5 +348,5 @@ class Handler(Protocol):
         ...
 
     async def end(self, request: Request) -> None:
-        """A legacy client's DELETE."""
+        """Handle a legacy client's DELETE."""
         ...

@@ -93,12 +93,12 @@ class LinkEvents(Protocol):
         ...
 
     def message(self, message: Message, stream: int | str | None = None) -> None:
-        """The upstream sent this message. `stream`: the id of the request on whose stream the message came, or
+        """Take a message of the upstream. `stream`: the id of the request on whose stream the message came, or
         `STANDALONE`; None if the wire has one stream for all."""
         ...
 
     def noise(self) -> None:
-        """The upstream wrote a line that is no message."""
+        """Take note of a line that is no message."""
         ...
 
     @property
@@ -107,16 +107,16 @@ class LinkEvents(Protocol):
         ...
 
     def unreadable(self, request_id: int | str | None, reason: str) -> None:
-        """The upstream sent something unreadable. `request_id` is the request that it answers, None if unknown."""
+        """Take note of something unreadable. `request_id` is the request that it answers, None if unknown."""
         ...
 
     def refused(self, request_id: int | str, reason: str, status: int = 0) -> None:
-        """The upstream did not answer that request, but with that HTTP status if it has sent one. `is_refusal` says
-        whether the request may have been executed all the same."""
+        """Take note that the upstream did not answer that request, but with that HTTP status if it has sent one.
+        `is_refusal` says whether the request may have been executed all the same."""
         ...
 
     def unsent(self, link: "Link", request_id: int | str | None, reason: str) -> None:
-        """The upstream no longer knows this link's session (HTTP 404). The request was not executed.
+        """Take note that the upstream no longer knows this link's session (HTTP 404). The request was not executed.
 
         `request_id` is None if no request can be named. The link takes no more messages. Earlier requests may still be
         answered.
@@ -124,7 +124,8 @@ class LinkEvents(Protocol):
         ...
 
     def closed(self, reason: str) -> None:
-        """The link has ended. Called exactly once, after the last message, also if `Link.close` ended the link.
+        """Take note that the link has ended. Called exactly once, after the last message, also if `Link.close` ended
+        the link.
 
         After `unsent` it may be called late: only `Link.close` ends that link.
         """

@@ -26,7 +26,7 @@ _OF_ONE_SOCKET: Final = 64
 
 
 def process_behind(peer: socket.socket) -> tuple[int, int] | None:
-    """The id and the user of the process that has connected. Only Linux reports them (unix(7), SO_PEERCRED)."""
+    """Return the id and the user of the process that has connected. Only Linux reports them (unix(7), SO_PEERCRED)."""
     if not hasattr(socket, "SO_PEERCRED"):
         return None
     pid, uid, _ = struct.unpack("3i", peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i")))

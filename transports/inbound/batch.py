@@ -125,7 +125,7 @@ class BatchResponse:
                 await send_status(self._send, 202)
 
     async def _streaming(self) -> Stream:
-        """The event stream, begun with the answers that were held."""
+        """Return the event stream, begun with the answers that were held."""
         if self._stream is None:
             self._stream = Stream(self._send)
             await self._stream.start([])
@@ -151,7 +151,7 @@ class Batches:
         self._refusals = refusals
 
     async def accepted(self, body: bytes, request: Request) -> list[msgspec.Raw]:
-        """The messages of a batch. `request` is its HTTP request.
+        """Return the messages of a batch. `request` is its HTTP request.
 
         Raises:
             Refused: the batch is too long, is not an array, or its client may not send it. Nothing was started.
@@ -173,7 +173,8 @@ class Batches:
                 await asyncio.sleep(0)  # other clients are served between the messages of this one
 
     def _split(self, body: bytes) -> list[msgspec.Raw]:
-        """The messages, not yet parsed. The reading ends with the first one too many, so a long array costs no more."""
+        """Cut a batch into its messages, not yet parsed. The reading ends with the first one too many, so a long array
+        costs no more."""
         try:
             parts = _decoder(self._most).decode(body)
         except msgspec.ValidationError:
@@ -216,7 +217,7 @@ class Batches:
             await client.answer(number, encode_error(_id_in(part), refused.error()))
 
     async def _one(self, message: Message, request: Request, client: BatchResponse) -> bytes | None:
-        """The final frame of a request. The client gets other frames at once."""
+        """Handle one message. Returns the final frame of a request; the client gets other frames at once."""
         if message.method == "initialize":
             raise Refused(200, INVALID_REQUEST, "initialize must not be part of a batch.")
         params = message.params_object() if message.method is not msgspec.UNSET else {}
@@ -245,7 +246,8 @@ class Batches:
 
 @functools.lru_cache(maxsize=4)
 def _decoder(most: int) -> msgspec.json.Decoder[Any]:
-    """A decoder of arrays of at most `most` messages. For a list type, msgspec would count after reading all of it."""
+    """Make a decoder of arrays of at most `most` messages. For a list type, msgspec would count after reading all of
+    it."""
     fields = [(f"message_{number}", msgspec.Raw | msgspec.UnsetType, msgspec.UNSET) for number in range(most)]
     return msgspec.json.Decoder(msgspec.defstruct("Batch", fields, array_like=True, forbid_unknown_fields=True))
 
@@ -255,7 +257,7 @@ class _Named(msgspec.Struct):
 
 
 def _id_in(part: msgspec.Raw) -> bytes:
-    """The encoded id of what may not be a message; null if it has no id that can be repeated."""
+    """Return the encoded id of what may not be a message; null if it has no id that can be repeated."""
     try:
         return encode(msgspec.json.decode(part, type=_Named).id)
     except (msgspec.MsgspecError, RecursionError):

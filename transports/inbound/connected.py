@@ -87,8 +87,8 @@ class Connected:
         self._last_post: asyncio.Task[None] | None = None
 
     def returned(self, token: str) -> None:
-        """A message has come with a cookie of that session. A session that the client had before takes the place of
-        one that was opened for this connection and is not used yet."""
+        """Note that a message has come with a cookie of that session. A session that the client had before takes the
+        place of one that was opened for this connection and is not used yet."""
         if token == self._given:
             self.may_return = not self._outlives
         elif self._token and not self._session and not self._outlives:
@@ -286,7 +286,7 @@ class Connected:
         await _write_answer(message, reply, self._write, self._cancelled)
 
     async def close(self, *, answering: bool = True) -> None:
-        """The client has closed its side: finish the answers in progress if it still reads, and end the session."""
+        """Finish the answers in progress if the client, which has closed its side, still reads, and end the session."""
         if answering:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._due.settled(), _ANSWER_S)
@@ -323,7 +323,7 @@ async def _write_failure(line: bytes, write: Callable[[bytes], Awaitable[None]])
 
 
 def _modern_headers(method: str, version: str, params: Object) -> dict[str, str]:
-    """The headers that repeat parts of a message (MCP 2026-07-28, Streamable HTTP §Request Metadata)."""
+    """Return the headers that repeat parts of a message (MCP 2026-07-28, Streamable HTTP §Request Metadata)."""
     headers = {"mcp-protocol-version": version, "mcp-method": method}
     source = NAME_SOURCES.get(method)
     if source in params:
@@ -334,12 +334,12 @@ def _modern_headers(method: str, version: str, params: Object) -> dict[str, str]
 
 
 def _cancelled_id(message: Message) -> object:
-    """The id of the request that a notification cancels; None if it names none."""
+    """Return the id of the request that a notification cancels; None if it names none."""
     return decode_id(message.params_object().get("requestId", msgspec.Raw(b"null")))
 
 
 def _with_token(frame: bytes, key: str, token: str) -> bytes:
-    """The answer to `initialize` for a client that sees no headers."""
+    """Return the answer to `initialize` for a client that sees no headers."""
     answer = parse(frame)
     assert isinstance(answer.result, msgspec.Raw)
     found = decode_object(answer.result, "result")
@@ -368,13 +368,13 @@ async def _write_answer(
 
 
 def _first_request() -> bytes:
-    """The `initialize` of a client that sends none."""
+    """Return the `initialize` of a client that sends none."""
     info = {"name": "stdio", "version": "0"}
     return encode_request(0, "initialize", encode({"protocolVersion": _LATEST, "capabilities": {}, "clientInfo": info}))
 
 
 def _ended(request_id: object) -> bytes:
-    """What follows the result of a subscription that the server side has ended (MCP 2026-07-28, Cancellation).
+    """Return what follows the result of a subscription that the server side has ended (MCP 2026-07-28, Cancellation).
 
     The result comes first and tells of a graceful end. To SDK clients a cancellation before it is a lost stream.
     """

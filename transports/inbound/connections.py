@@ -68,10 +68,10 @@ class Connection(Protocol):
     """What `Connections` needs of a connection."""
 
     def standing(self) -> tuple[Phase, int]:
-        """What the connection waits for, and a number that changes whenever there is progress."""
+        """Return what the connection waits for, and a number that changes whenever there is progress."""
 
     def unsent(self) -> int:
-        """Bytes that the other side has not taken yet."""
+        """Return the bytes that the other side has not taken yet."""
 
     def cut(self, kind: Limited | None) -> None:
         """End the connection because it exceeded that limit; None: it was idle for too long, which is no fault."""
@@ -199,13 +199,13 @@ class Connections:
         return None
 
     def has_room(self, peer: str) -> bool:
-        """Whether a connection of that peer would be accepted without the end of another one."""
+        """Return True if a connection of that peer would be accepted without the end of another one."""
         counted = self._counted(peer)
         is_one_too_many = counted is not None and self._peers[counted] >= self.limits.peer_connections
         return len(self._open) < self.limits.connections and not is_one_too_many
 
     def _counted(self, peer: str) -> Hashable:
-        """What a connection of that peer is counted by; None: it is not."""
+        """Return what a connection of that peer is counted by; None: it is not."""
         return None if not peer or self._uncounted(peer) else network_of(peer) or peer
 
     def _refuse(self, kind: Limited) -> Limited:

@@ -75,7 +75,7 @@ class Stream:
 
 
 def stream_headers(headers: HeaderList) -> HeaderList:
-    """The headers of an event stream; `headers` are those of its answer."""
+    """Return the headers of an event stream; `headers` are those of its answer."""
     return _HEADERS + [(name, value) for name, value in headers if name != b"cache-control"]
 
 
@@ -93,7 +93,7 @@ class StreamTimes:
 
 
 async def next_or_quiet(answer: Answer, until: float = math.inf) -> Frame | TimeoutError | None:
-    """The next frame; None at the end. Returns the `TimeoutError`, and does not raise it, if no frame came for
+    """Wait for the next frame; None at the end. Returns the `TimeoutError`, and does not raise it, if no frame came for
     `KEEPALIVE_S` or before `until`: silence is no fault."""
     try:
         return await answer.replies.next(min(monotonic() + KEEPALIVE_S, until))
@@ -137,7 +137,7 @@ async def stream_answer(
 
 
 async def _with_those_behind(frame: Frame, answer: Answer) -> list[Frame]:
-    """The frame, and those that are there already, as far as they are sent together."""
+    """Return the frame, and those that are there already, as far as they are sent together."""
     frames: list[Frame] = []
     size, following = 0, frame
     while True:
@@ -151,7 +151,7 @@ async def _with_those_behind(frame: Frame, answer: Answer) -> list[Frame]:
 
 
 def whole_stream(answer: Answer, times: StreamTimes | None) -> bytes | None:
-    """The events of an answer whose frames are all there, as `stream_answer` would send them.
+    """Return the events of an answer whose frames are all there, as `stream_answer` would send them.
 
     None if they are not, are too many to be sent together, or have to wait for the store: then nothing was done.
     """
@@ -164,7 +164,7 @@ def whole_stream(answer: Answer, times: StreamTimes | None) -> bytes | None:
 
 
 def encode_events(frames: Sequence[Frame], ids: Sequence[str | None]) -> bytes:
-    """Recorded frames as events. A priming event that has no id is left out: it says nothing."""
+    """Encode recorded frames as events. A priming event that has no id is left out: it says nothing."""
     events = []
     for frame, event_id in zip(frames, ids, strict=True):
         if frame is not _PRIMING:
@@ -216,7 +216,8 @@ async def until_disconnect(receive: Receive) -> None:
 
 
 def continued(send: Send) -> Send:
-    """A `send` for a client whose response has begun as an event stream: a JSON answer becomes one event of it."""
+    """Return a `send` for a client whose response has begun as an event stream: a JSON answer becomes one event of
+    it."""
     is_stream = False
     parts: list[bytes] = []
 

@@ -49,7 +49,7 @@ class BadRequest(Exception):
         return f"{self}\n".encode()
 
     def response(self) -> bytes:
-        """The whole response, for a connection on which no other response has begun."""
+        """Return the whole response, for a connection on which no other response has begun."""
         head = [f"HTTP/1.1 {self.status} {_REASONS[self.status]}".encode()]
         head += [b": ".join(header) for header in self.headers]
         head += [b"content-length: %d" % len(self.body), b"", self.body]
@@ -57,8 +57,8 @@ class BadRequest(Exception):
 
 
 def plain_target(method: str, target: bytes, version: str, headers: HeaderList) -> bytes:
-    """The target in origin-form (or `*`). An authority in it replaces the Host among `headers`, whose names are in
-    lower case (RFC 9112 §3.2.2).
+    """Return the target in origin-form (or `*`). An authority in it replaces the Host among `headers`, whose names are
+    in lower case (RFC 9112 §3.2.2).
 
     Raises:
         BadRequest: two readers of this head could disagree on its target, its host or its end.

@@ -78,7 +78,7 @@ class H11Connection(H11Protocol):
         super().connection_made(cast("asyncio.Transport", own))
 
     def _close_after_response(self, transport: asyncio.Transport) -> None:
-        """As `HttpConnection` does it."""
+        """Do as `HttpConnection`."""
         cycle = self.cycle
         if cycle is None or not cycle.response_complete or self.conn.their_state is not h11.SEND_BODY:
             transport.close()

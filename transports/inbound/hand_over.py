@@ -28,7 +28,7 @@ class Siblings(Protocol):
     """The other processes that listen on the same port, by their places from 0."""
 
     def place_of(self, owner: str) -> int | None:
-        """The place of the sibling with that name; None: it is none."""
+        """Return the place of the sibling with that name; None: it is none."""
 
     def give(self, descriptor: int, place: int, moves: int) -> bool:
         """Send a sibling a connected socket that has moved so often. False: this process keeps it."""
@@ -44,7 +44,7 @@ class HandOver:
         self.moves = moves
 
     def place_for(self, scope: Mapping[str, Any]) -> int | None:
-        """The sibling that has answered this request and may have its connection; None: the connection stays."""
+        """Return the sibling that has answered this request and may have its connection; None: the connection stays."""
         owner = scope.get(ANSWERED_BY)
         return None if owner is None or self.moves >= MOST_MOVES else self._siblings.place_of(owner)
 

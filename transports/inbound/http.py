@@ -67,7 +67,7 @@ _KNOWN: Final = {
 def header_map(
     raw: Iterable[tuple[bytes, bytes]], single: Container[str] = (), most: int = Limits().head_bytes
 ) -> dict[str, str]:
-    """Headers by lower-case name. Those of `single` and `_SINGLE` may appear once. `most` is in bytes.
+    """Return headers by lower-case name. Those of `single` and `_SINGLE` may appear once. `most` is in bytes.
 
     Raises:
         Refused: 400, a header appears twice that may appear once: readers would disagree on which one counts. 431, the
@@ -90,7 +90,7 @@ def _name(raw: bytes) -> str:
 
 
 def _merged(raw: Iterable[tuple[bytes, bytes]], single: Container[str]) -> dict[str, str]:
-    """Headers by name, if some appear more than once."""
+    """Return headers by name, if some appear more than once."""
     headers: dict[str, str] = {}
     for name_bytes, value_bytes in raw:
         name, value = _name(name_bytes), value_bytes.decode("latin-1").strip(" \t")
@@ -110,7 +110,7 @@ async def read_body(
     admit: Callable[[int], Awaitable[object]] | None = None,
     held: HeldBody | None = None,
 ) -> bytes | None:
-    """The request's body, or None if the client disconnected before its end.
+    """Read the request's body. Returns None if the client disconnected before its end.
 
     `admit` finds out whether the caller may send so many bytes. It is asked before more than `STRANGER_BODY_BYTES` are
     read, and always before a body is returned: a smaller body is read first, because most are here already. If a body
@@ -169,7 +169,7 @@ class Guard:
     """The limit of the head. Checked here too, because another server may have read it, with the app mounted there."""
 
     def headers(self, scope: Scope) -> dict[str, str]:
-        """The request's headers, by lower-case name.
+        """Return the request's headers, by lower-case name.
 
         Raises:
             Refused: 400, 431: as `header_map`.
@@ -177,7 +177,7 @@ class Guard:
         return header_map(scope["headers"], self.single, self.head_bytes)
 
     def check(self, headers: Mapping[str, str]) -> None:
-        """Raises `Refused`: 421 for an unknown host name, 403 for an origin that is not allowed."""
+        """Raise `Refused`: 421 for an unknown host name, 403 for an origin that is not allowed."""
         # Checked before the parsing, which caches its arguments.
         named = headers.get("host", "")
         if len(named) > MAX_LABEL_CHARS or not self._serves(_hostname(named)):
@@ -203,7 +203,7 @@ class Guard:
         return self.loopback and not self.hosts and _hostname(_netloc(origin)) in _LOOPBACK
 
     def is_secure(self, scope: Scope, headers: Mapping[str, str]) -> bool:
-        """True if the client uses TLS, by the connection, or by a proxy that is trusted or on this machine."""
+        """Return True if the client uses TLS, by the connection, or by a proxy that is trusted or on this machine."""
         if scope.get("scheme") == "https":
             return True
         if headers.get("x-forwarded-proto") != "https":
@@ -212,12 +212,12 @@ class Guard:
         return peer in _LOOPBACK or peer in self.proxies
 
     def client(self, scope: Scope, headers: Mapping[str, str]) -> str:
-        """The client's network, by the connection, or by the trusted proxies."""
+        """Return the client's network, by the connection, or by the trusted proxies."""
         return client_network(peer_of(scope), headers, self.proxies)
 
     @staticmethod
     def same_site(headers: Mapping[str, str]) -> bool:
-        """True unless a browser's headers show that another site caused this request."""
+        """Return True unless a browser's headers show that another site caused this request."""
         if headers.get("sec-fetch-site", "none") not in ("same-origin", "none"):
             return False
         return "origin" not in headers or is_same_origin(headers)
@@ -251,13 +251,13 @@ class ClientWatch:
 
 
 def peer_of(scope: Scope) -> str:
-    """The address of the connection's other end; empty if there is none."""
+    """Return the address of the connection's other end; empty if there is none."""
     client = scope.get("client")
     return str(client[0]) if client else ""
 
 
 def is_same_origin(headers: Mapping[str, str]) -> bool:
-    """True if the Origin is the host that the request names."""
+    """Return True if the Origin is the host that the request names."""
     origin = headers.get("origin", "")
     if len(origin) > MAX_LABEL_CHARS:
         return False
@@ -266,7 +266,7 @@ def is_same_origin(headers: Mapping[str, str]) -> bool:
 
 
 def _netloc(url: str) -> str:
-    """The host and port of a URL; empty if it is not a URL."""
+    """Return the host and port of a URL; empty if it is not a URL."""
     try:
         return urlsplit(url).netloc
     except ValueError:
@@ -303,14 +303,14 @@ def origin_headers(origin: str) -> HeaderList:
 
 
 async def send_json(send: Send, status: int, body: bytes, headers: HeaderList | None = None) -> None:
-    """A complete JSON response."""
+    """Send a complete JSON response."""
     head = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
     await send({"type": "http.response.start", "status": status, "headers": head + (headers or [])})
     await send({"type": "http.response.body", "body": body})
 
 
 async def send_status(send: Send, status: int, headers: HeaderList | None = None) -> None:
-    """A response without a body."""
+    """Send a response without a body."""
     await send(
         {"type": "http.response.start", "status": status, "headers": [(b"content-length", b"0"), *(headers or [])]}
     )
@@ -318,6 +318,6 @@ async def send_status(send: Send, status: int, headers: HeaderList | None = None
 
 
 async def send_refusal(send: Send, refused: Refused, request_id: bytes = b"null") -> None:
-    """A refusal as a JSON-RPC error with its HTTP status; `request_id` is encoded."""
+    """Send a refusal as a JSON-RPC error with its HTTP status; `request_id` is encoded."""
     headers = [(name.lower().encode(), value.encode("latin-1", "replace")) for name, value in refused.headers.items()]
     await send_json(send, refused.status, encode_error(request_id, refused.error()), headers)

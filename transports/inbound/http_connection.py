@@ -49,7 +49,8 @@ class HeadBytes:
         self._is_first = between_messages
 
     def begin(self) -> None:
-        """A message begins in this chunk. The first one of a chunk that came between messages begins at its start."""
+        """Note that a message begins in this chunk. The first one of a chunk that came between messages begins at its
+        start."""
         self.copy = bytearray() if self._is_first else None
         self.size = 0
         self.at_most = self._chunk
@@ -69,7 +70,7 @@ class HeadBytes:
             self.size = 1
 
     def end(self) -> None:
-        """The head is complete."""
+        """Note that the head is complete."""
         self.copy = None
 
 
@@ -133,7 +134,7 @@ class HttpConnection(HttpToolsProtocol):
             self.transport.close()
 
     def _is_watched(self) -> bool:
-        """Whether the loop can wait for what arrives here."""
+        """Return True if the loop can wait for what arrives here."""
         reserve: Callable[[int], bool] | None = getattr(self.loop, "reserve", None)  # of a `GuardedLoop`
         ours = self.transport.get_extra_info("socket")
         return reserve is None or ours is None or reserve(ours.fileno())
@@ -174,7 +175,7 @@ class HttpConnection(HttpToolsProtocol):
                 self._look_at_body(len(data) if was_in_body and self._body_bytes == body_bytes else 0)
 
     def is_between_requests(self) -> bool:
-        """Whether every request has its answer, nothing of another one has arrived, and one may come."""
+        """Return True if every request has its answer, nothing of another one has arrived, and one may come."""
         if self._in_head or self._in_body or self.pipeline:
             return False
         last = self._running
@@ -235,7 +236,8 @@ class HttpConnection(HttpToolsProtocol):
         super().on_message_complete()
 
     def _look_at_body(self, overhead: int) -> None:
-        """`overhead` is the size of a chunk that brought no byte of the body: trailers, chunk extensions."""
+        """Check the size of what has come. `overhead` is the size of a chunk that brought no byte of the body:
+        trailers, chunk extensions."""
         self._overhead = self._overhead + overhead if overhead else 0
         if self._overhead > self._limits.head_bytes:
             self._refuse(BadRequest(431, "The trailers are too large.", Limited.HEAD_SIZE))
@@ -276,7 +278,7 @@ class HttpConnection(HttpToolsProtocol):
     # -- to the process that owns the session
 
     def _sibling(self) -> int | None:
-        """Which process the connection is handed to after this response; None: it stays."""
+        """Return which process the connection is handed to after this response; None: it stays."""
         if self._hand_over is None or self._running is None:
             return None
         return self._hand_over.place_for(self._running.scope)
@@ -298,14 +300,15 @@ class HttpConnection(HttpToolsProtocol):
         super().shutdown()
 
     def _close_after_response(self) -> None:
-        """As a cycle wants it. While its request arrives, a reset could precede the response (RFC 9112 §9.6)."""
+        """Close the connection, as a cycle wants it. While its request arrives, a reset could precede the response (RFC
+        9112 §9.6)."""
         if self._in_body and self.cycle is self._running and self.cycle.response_complete:
             self._leave(b"", in_body=True)
         else:
             self.transport.close()
 
     def _end_at(self, fault: Exception | None, data: bytes) -> None:
-        """The parser stopped at `data`."""
+        """Handle the fault at which the parser stopped: in `data`."""
         if isinstance(fault, LastRequest):
             self._last_words = b""  # uvicorn closes the connection with the response
         elif isinstance(fault, BadRequest):
@@ -392,7 +395,7 @@ def _size_of(url: bytes, headers: list[tuple[bytes, bytes]]) -> int:
 
 
 def _too_long(limit: int) -> BadRequest:
-    """The refusal of a head of more bytes than that."""
+    """Return the refusal of a head of more bytes than that."""
     return BadRequest(431, f"The headers are larger than {limit} bytes.", Limited.HEAD_SIZE)
 
 
@@ -410,7 +413,7 @@ def _continue_with_h11(connection: HttpConnection, others: Connections, head: by
 def http_connections(
     connections: Connections, memory: ConnectionMemory | None = None, siblings: Siblings | None = None
 ) -> Callable[..., HttpConnection]:
-    """The factory of connections that uvicorn calls (`Config(http=…)`). `memory` None: no head is remembered. With
+    """Make the factory of connections that uvicorn calls (`Config(http=…)`). `memory` None: no head is remembered. With
     `siblings`, a connection is handed to the one that owns its session; `moves` of the factory: how often it was."""
 
     def made(

@@ -47,11 +47,11 @@ class Addresses:
         self._keys = list(reversed(keys))  # itsdangerous signs with the last key
 
     def new(self, caller: str) -> str:
-        """A new address for that caller. Nobody can guess it."""
+        """Return a new address for that caller. Nobody can guess it."""
         return self._signer(caller).sign(secrets.token_urlsafe(18)).decode()
 
     def is_of(self, address: str, caller: str) -> bool:
-        """True if the address was made for that caller."""
+        """Return True if the address was made for that caller."""
         try:
             self._signer(caller).unsign(address)
         except BadSignature:
@@ -248,7 +248,7 @@ def _topic(name: str) -> str:
 
 
 def _sender_headers(headers: Mapping[str, str]) -> dict[str, str]:
-    """The headers of a message that the endpoint needs to authenticate its sender."""
+    """Return the headers of a message that the endpoint needs to authenticate its sender."""
     return {
         name: value
         for name, value in headers.items()

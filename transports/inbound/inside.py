@@ -50,7 +50,7 @@ class Reply:
         await self._begun.wait()
 
     async def frames(self) -> AsyncIterator[bytes]:
-        """The messages of the response."""
+        """Yield the messages of the response."""
         await self.begun()
         if self.headers.get("content-type", "").startswith("text/event-stream"):
             decoder = EventDecoder(_MAX_EVENT_BYTES)

@@ -105,7 +105,7 @@ class Limits:
 
 
 def room_for_connections() -> int:
-    """The most connections that this process has files for: half of its files, because servers need some too."""
+    """Return the most connections that this process has files for: half of its files, because servers need some too."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return _MOST if soft == resource.RLIM_INFINITY else max(14, min(_MOST, (soft - _KEPT_BACK) // 2))
 
@@ -186,9 +186,9 @@ _MOST_HOPS = 16
 
 
 def client_network(peer: str, headers: Mapping[str, str], proxies: Container[str]) -> str:
-    """The client's `network_of`: of the peer, or behind trusted proxies, of the last address in `X-Forwarded-For` that
-    is not a trusted proxy's. A text there that is no address ends the search: no trusted proxy vouches for what is
-    before it.
+    """Return the client's `network_of`: of the peer, or behind trusted proxies, of the last address in
+    `X-Forwarded-For` that is not a trusted proxy's. A text there that is no address ends the search: no trusted proxy
+    vouches for what is before it.
     """
     if peer not in proxies:
         return network_of(peer)
@@ -204,7 +204,7 @@ def client_network(peer: str, headers: Mapping[str, str], proxies: Container[str
 
 
 def _bare(hop: str) -> str:
-    """An address without a port or brackets; empty for anything else."""
+    """Return an address without a port or brackets; empty for anything else."""
     if len(hop) > 64:
         return ""
     if hop.startswith("["):
@@ -219,8 +219,8 @@ def _bare(hop: str) -> str:
 
 @functools.lru_cache(maxsize=4_096)
 def network_of(address: str) -> str:
-    """A subscriber's network: the IPv4 address, or the /64 network of an IPv6 address (RFC 6177). Empty for a text
-    that is no address, such as the peer of a Unix socket."""
+    """Return a subscriber's network: the IPv4 address, or the /64 network of an IPv6 address (RFC 6177). Empty for a
+    text that is no address, such as the peer of a Unix socket."""
     try:
         parsed = ipaddress.ip_address(address)
     except ValueError:

@@ -60,14 +60,14 @@ _STATUSES: Final = {
 
 
 def names_version(meta: Any) -> bool:
-    """True if the decoded `_meta` of a message names a protocol version: only modern messages may."""
+    """Return True if the decoded `_meta` of a message names a protocol version: only modern messages may."""
     return isinstance(meta, dict) and VERSION_KEY in meta
 
 
 def check_request(
     message: Message, params: Object, meta: Any, headers: Mapping[str, str], raw_headers: list[tuple[bytes, bytes]]
 ) -> None:
-    """Raises `Refused`: the request breaks a rule of the wire."""
+    """Raise `Refused` if the request breaks a rule of the wire."""
     if len(headers) < len(raw_headers):  # a header appears twice
         _check_unique(raw_headers, lambda name: name in _ROUTING)
     if not isinstance(meta, dict):
@@ -93,12 +93,12 @@ def check_request(
 
 
 def check_notification(headers: Mapping[str, str]) -> None:
-    """Raises `Refused`: the notification names an unsupported version."""
+    """Raise `Refused` if the notification names an unsupported version."""
     _check_version(headers.get(VERSION_HEADER, ""))
 
 
 def check_param_headers(raw_headers: list[tuple[bytes, bytes]], schema: Any, params: Object) -> None:
-    """Raises `Refused` when an `Mcp-Param-*` header and the argument that it mirrors disagree."""
+    """Raise `Refused` when an `Mcp-Param-*` header and the argument that it mirrors disagree."""
     _check_unique(raw_headers, lambda name: name.startswith(MIRRORED))
     arguments = decode_exact(params.get("arguments", b"null"))
     headers = {
@@ -111,12 +111,12 @@ def check_param_headers(raw_headers: list[tuple[bytes, bytes]], schema: Any, par
 
 
 def status_of(error_code: int | None) -> int:
-    """The HTTP status of a JSON answer: the protocol defines one for some error codes."""
+    """Return the HTTP status of a JSON answer: the protocol defines one for some error codes."""
     return 200 if error_code is None else _STATUSES.get(error_code, 200)
 
 
 def _check_routing(message: Message, params: Object, version: Any, headers: Mapping[str, str]) -> None:
-    """Raises `Refused`: a header that proxies route by differs from the body, or is missing."""
+    """Raise `Refused` if a header that proxies route by differs from the body, or is missing."""
     header = headers.get(VERSION_HEADER)
     if header is None or header != version:
         raise _mismatch(f"{VERSION_HEADER} header does not match the request envelope's protocol version")
@@ -143,7 +143,7 @@ def _check_version(version: str) -> None:
 
 
 def _check_unique(raw_headers: list[tuple[bytes, bytes]], is_checked: Callable[[bytes], bool]) -> None:
-    """Raises `Refused`: a checked header appears twice. Readers of the first and of the last would disagree."""
+    """Raise `Refused` if a checked header appears twice: readers of the first and of the last would disagree."""
     seen: set[bytes] = set()
     for name_bytes, _ in raw_headers:
         name = name_bytes.lower()

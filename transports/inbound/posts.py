@@ -48,12 +48,12 @@ BATCHES: Final = "2025-03-26"
 
 
 def era_of(headers: Mapping[str, str]) -> Era:
-    """The era that the version header names."""
+    """Return the era that the version header names."""
     return MODERN if headers.get(VERSION_HEADER) in MODERN_VERSIONS else LEGACY
 
 
 def check_post(headers: Mapping[str, str]) -> None:
-    """Raises `Refused` for a media type that a POST cannot have, or cannot be answered with."""
+    """Raise `Refused` for a media type that a POST cannot have, or cannot be answered with."""
     kind = headers.get("content-type", "")
     if kind != "application/json" and kind.partition(";")[0].strip().lower() != "application/json":
         raise Refused(415, INVALID_REQUEST, "The Content-Type must be application/json.")
@@ -62,14 +62,14 @@ def check_post(headers: Mapping[str, str]) -> None:
 
 
 def check_legacy(headers: Mapping[str, str], message: Message) -> None:
-    """Raises `Refused` for a version that a legacy message cannot have."""
+    """Raise `Refused` for a version that a legacy message cannot have."""
     # `initialize` negotiates the version in its body: the header of that request does not count.
     if message.method != "initialize":
         check_version(headers)
 
 
 def check_version(headers: Mapping[str, str]) -> None:
-    """Raises `Refused` for a version that no legacy client speaks."""
+    """Raise `Refused` for a version that no legacy client speaks."""
     version = headers.get(VERSION_HEADER, BATCHES)
     if version not in HANDSHAKE_VERSIONS:
         supported = ", ".join((*HANDSHAKE_VERSIONS, *MODERN_VERSIONS))
@@ -77,7 +77,7 @@ def check_version(headers: Mapping[str, str]) -> None:
 
 
 def _accepts_both(accept: str) -> bool:
-    """True if an Accept header permits both kinds of answers (RFC 9110 §12.5.1). Quality values are ignored."""
+    """Return True if an Accept header permits both kinds of answers (RFC 9110 §12.5.1). Quality values are ignored."""
     # Clients send one of a few values. A longer one would only fill the cache.
     return _permits_both(accept) if len(accept) <= MAX_LABEL_CHARS else _permits_both.__wrapped__(accept)
 
@@ -89,7 +89,7 @@ def _permits_both(accept: str) -> bool:
 
 
 def preflight(headers: Mapping[str, str]) -> list[tuple[bytes, bytes]]:
-    """The answer to a browser's preflight request. The guard has checked the origin already."""
+    """Return the answer to a browser's preflight request. The guard has checked the origin already."""
     return [
         (b"access-control-allow-methods", b"POST, GET, DELETE"),
         (b"access-control-allow-headers", headers.get("access-control-request-headers", "*").encode("latin-1")),
@@ -122,7 +122,7 @@ class Sizes:
         }
 
     def parse(self, data: bytes) -> Message:
-        """As `jsonrpc.parse`, for a message of a client. Checks the length of its id and its method.
+        """Do as `jsonrpc.parse`, for a message of a client. Checks the length of its id and its method.
 
         Raises:
             InvalidMessage: the bytes are not a message.
@@ -175,7 +175,8 @@ def _progress_token(raw: msgspec.Raw) -> Any:
 
 
 def _is_short(raw: msgspec.Raw, most: int) -> bool:
-    """True if the value is a text of at most `most` characters. Short JSON needs no decoding: its text is shorter."""
+    """Return True if the value is a text of at most `most` characters. Short JSON needs no decoding: its text is
+    shorter."""
     if len(memoryview(raw)) <= most + 2:
         return True
     text = msgspec.json.decode(raw)
@@ -206,14 +207,14 @@ class Posts:
         self._sizes = sizes
 
     def checked_head(self, scope: Scope) -> Head:
-        """The head of POSTs. Raises `Refused`, as it is for each of them."""
+        """Return the head of POSTs. Raises `Refused`, as it is for each of them."""
         headers = self._guard.headers(scope)
         self._guard.check(headers)
         check_post(headers)
         return self.head(scope, headers)
 
     def head(self, scope: Scope, headers: Mapping[str, str]) -> Head:
-        """The head of a request with these headers, which the guard has checked."""
+        """Return the head of a request with these headers, which the guard has checked."""
         return Head(
             headers=headers,
             raw_headers=scope["headers"],
@@ -227,14 +228,14 @@ class Posts:
         )
 
     def read(self, body: bytes) -> Message:
-        """The message in a body that is no batch. Raises `Refused`: 400, there is none."""
+        """Read the message in a body that is no batch. Raises `Refused`: 400, there is none."""
         try:
             return self._sizes.parse(body)
         except InvalidMessage as error:
             raise Refused(400, error.code, str(error)) from None
 
     def request(self, head: Head, message: Message, body_bytes: int) -> Request:
-        """The request that a message is. `head` decides its era, unless its `_meta` does.
+        """Make the request that a message is. `head` decides its era, unless its `_meta` does.
 
         Raises:
             Refused, InvalidMessage, msgspec.MsgspecError: it breaks a rule of its era, or cannot be read.
@@ -265,7 +266,7 @@ class Posts:
         *,
         body_bytes: int = 0,
     ) -> Request:
-        """The request with that head, whose message has been checked."""
+        """Return the request with that head, whose message has been checked."""
         version = str(meta.get(VERSION_KEY, "")) if meta and era is MODERN else ""
         return Request(
             era=era,
@@ -290,12 +291,12 @@ class Posts:
 
 
 def _check_of(era: Era, head: Head, message: Message) -> Callable[[Any, Object], None] | None:
-    """What compares the arguments of a call with the headers that mirror them."""
+    """Return what compares the arguments of a call with the headers that mirror them."""
     if era is not MODERN or message.method != "tools/call" or not message.is_request:
         return None
     return functools.partial(check_param_headers, head.raw_headers)
 
 
 def is_batch(body: bytes) -> bool:
-    """Whether a body is an array of messages."""
+    """Return True if a body is an array of messages."""
     return body.lstrip()[:1] == b"["

@@ -111,7 +111,7 @@ class StreamableHttp:
         await send_refusal(send, self._handler.refused(headers, why, again=again), request_id)
 
     async def _admit(self, head: Head, body_bytes: int) -> None:
-        """Raises `Refused` if the caller may not send so many bytes. Callers of forwarded requests have been checked
+        """Raise `Refused` if the caller may not send so many bytes. Callers of forwarded requests have been checked
         already."""
         if head.forwarded is None:
             await self._handler.admit(self.posts.of_head(head, head.era, body_bytes=body_bytes))
@@ -234,7 +234,7 @@ class StreamableHttp:
             answer.done()
 
     def times_of(self, request: Request) -> StreamTimes | None:
-        """When an event stream begins and is closed that the client can resume; None if it cannot."""
+        """Return when an event stream begins and is closed that the client can resume; None if it cannot."""
         return self._times if request.era is LEGACY and request.protocol_version >= _PRIMING else None
 
     # -- for POSTs that are begun where their bytes arrive (`BegunPost`)
@@ -250,14 +250,14 @@ class StreamableHttp:
         return self._forwarder.begin(elsewhere.route, request, body)
 
     def quiet_after_s(self, request: Request) -> float:
-        """How long a request may have no answer until it is answered with an event stream. 0: it is at once."""
+        """Return how long a request may have no answer until it is answered with an event stream. 0: it is at once."""
         times = self.times_of(request)
         if times is None or times.priming_after_s is None:
             return KEEPALIVE_S
         return min(KEEPALIVE_S, times.priming_after_s)
 
     def status_of(self, request: Request, frame: Frame) -> int:
-        """The HTTP status of a JSON answer."""
+        """Return the HTTP status of a JSON answer."""
         return status_of(frame.error_code) if request.era is MODERN else 200
 
     async def finish(self, begun: BegunPost, scope: Scope, receive: Receive, send: Send) -> None:
@@ -292,13 +292,13 @@ class StreamableHttp:
 
 
 def _moved() -> Refused:
-    """The answer when a session finds no owner that stays. Nothing was done."""
+    """Return the answer when a session finds no owner that stays. Nothing was done."""
     why = "The session moved between gateways too often during this request. Try again."
     return Refused(503, INTERNAL_ERROR, why, headers={"Retry-After": "1"})
 
 
 def _failed() -> Refused:
-    """The answer to a fault of the gateway. The log has the details, under the call's correlation id."""
+    """Return the answer to a fault of the gateway. The log has the details, under the call's correlation id."""
     return Refused(
         500, INTERNAL_ERROR, "The gateway failed to handle this request. Whether a call took effect is unknown."
     )

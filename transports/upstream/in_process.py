@@ -31,7 +31,7 @@ class InProcessUpstream:
     """
 
     def __init__(self, name: str, server: Any) -> None:
-        """Raises `TypeError` if the object is not a server of the SDK."""
+        """Raise `TypeError` if the object is not a server of the SDK."""
         lowlevel = getattr(server, "_lowlevel_server", server)
         if not (callable(getattr(lowlevel, "run", None)) and hasattr(lowlevel, "create_initialization_options")):
             raise TypeError(f"{type(server).__name__} is not a server object of the mcp SDK")

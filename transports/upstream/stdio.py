@@ -246,7 +246,7 @@ class _Unheard:
         self.said = True
 
     def noise(self) -> None:
-        """A banner says nothing that a session could miss."""
+        """Ignore a banner: it says nothing that a session could miss."""
 
     def unreadable(self, request_id: int | str | None, reason: str) -> None:
         self.said = True

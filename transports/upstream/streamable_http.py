@@ -240,7 +240,7 @@ class HttpLink:
         self._events.message(message, stream)
 
     async def _resume(self, place: StreamPlace, request_id: int | str) -> bool:
-        """The stream was cut before the answer: continue it after its last event, as often as the server cuts it (MCP
+        """Continue a stream that was cut before the answer, after its last event, as often as the server cuts it (MCP
         2025-11-25, Resumability). False if no answer comes."""
         failures, heard_at, is_first = 0, monotonic(), True
         while place.last_id and failures < _MOST_FAILURES and monotonic() - heard_at < _MOST_QUIET_S:

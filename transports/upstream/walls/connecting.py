@@ -134,7 +134,7 @@ class Connections:
                 self._finish(fd, None)
 
     def _repeat(self, made: InterceptedCall, theirs: socket.socket, earlier: _Waiting) -> None:
-        """A second call for a socket whose connection is being made: after a signal, or by another thread."""
+        """Answer a second call for a socket whose connection is being made: after a signal, or by another thread."""
         if self._listener.is_valid(earlier.made):
             self._end(made, theirs, errno.EALREADY)
         else:

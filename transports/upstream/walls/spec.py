@@ -27,7 +27,7 @@ class Grant(_GrantFields):
     __slots__ = ()
 
     def __new__(cls, path: str, mode: str = "r", optional: bool = False) -> Self:
-        """Raises `ValueError` for another path or mode."""
+        """Raise `ValueError` for another path or mode."""
         if not path.startswith("/") or "\0" in path:
             raise ValueError(f"{path!r} is not an absolute path")
         if mode not in MODES:
