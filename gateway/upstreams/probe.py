@@ -198,7 +198,7 @@ class Probe:
         began = self.began_at = self._clock()
         try:
             facts = self._known.kept(await self._asked())
-            _learn(self._name, self._known, facts)
+            self._keep(facts)
         finally:
             self.began_at = None
             self.took_s = self._clock() - began
@@ -217,9 +217,15 @@ class Probe:
     def learn(self, facts: ServerFacts) -> None:
         """Keep what a session has learned that the server speaks, which refuses the probe."""
         self._cancel_timer()
-        _learn(self._name, self._known, facts)
+        self._keep(facts)
         self.failures = Backoff()
         self.answered.set()
+
+    def _keep(self, facts: ServerFacts) -> None:
+        """Keep what was found, and tell the operator of extensions that do not count."""
+        self._known.learn(facts)
+        if facts.has_answered and facts.declared.left_off:
+            logger.warning(_TOO_MANY, self._name, facts.declared.left_off, MOST_NAMES, MOST_NAME_CHARS)
 
     def _failed(self, reason: str, output_tail: Sequence[str]) -> None:
         """Record a failure, and make the probe again later."""
@@ -293,26 +299,13 @@ class Probe:
         return ServerFacts(initialize=conversation.initialize_result, tools=tools, is_certain=is_certain)
 
     async def _tools(self, conversation: Conversation) -> Tools:
-        return await _listed_tools(self._reader, conversation, self._results, self._start_s)
+        """Return the tools that the server lists; none if it cannot list them now, or not in time."""
+        with contextlib.suppress(UpstreamUnavailable, LinkClosed, TimeoutError, msgspec.MsgspecError):
+            async with asyncio.timeout(self._start_s):
+                return Tools(await self._reader.all_items("tools/list", conversation, self._results))
+        return Tools()
 
     async def close(self) -> None:
         """Cancel a running probe."""
         self._cancel_timer()
         await self._tasks.close()
-
-
-async def _listed_tools(
-    reader: ListReader, conversation: Conversation, results: ResultCache | None, within_s: float
-) -> Tools:
-    """Return the tools that the server lists; none if it cannot list them now, or not in time."""
-    with contextlib.suppress(UpstreamUnavailable, LinkClosed, TimeoutError, msgspec.MsgspecError):
-        async with asyncio.timeout(within_s):
-            return Tools(await reader.all_items("tools/list", conversation, results))
-    return Tools()
-
-
-def _learn(name: str, known: KnownFacts, facts: ServerFacts) -> None:
-    """Keep what a probe has found, and tell the operator of extensions that do not count."""
-    known.learn(facts)
-    if facts.has_answered and facts.declared.left_off:
-        logger.warning(_TOO_MANY, name, facts.declared.left_off, MOST_NAMES, MOST_NAME_CHARS)

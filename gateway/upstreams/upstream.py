@@ -15,7 +15,7 @@ from gateway.protocol.capabilities import Caller
 from gateway.protocol.extensions import Declared
 from gateway.protocol.listing import Tools
 from gateway.upstreams.discovery import SessionDiscovery
-from gateway.upstreams.facts import STARTING, KnownFacts, ServerState
+from gateway.upstreams.facts import STARTING, KnownFacts, ServerFacts, ServerState
 from gateway.upstreams.first_answers import FirstAnswers
 from gateway.upstreams.inventory import Inventory
 from gateway.upstreams.link_source import Key, SessionLinks, UpstreamLinks
@@ -31,6 +31,8 @@ __all__ = ["MAX_CONVERSATIONS", "ConfiguredUpstream"]
 MAX_CONVERSATIONS: Final = 16
 """Of one session with one server: a client can declare other capabilities with each request, and each set of them takes
 a connection of its own, often with a process."""
+
+_NOTHING: Final = ServerFacts()
 
 
 class ConfiguredUpstream:
@@ -88,9 +90,14 @@ class ConfiguredUpstream:
         return self._links.start_failure
 
     @property
+    def _facts(self) -> ServerFacts:
+        """The findings of the last probe; nothing if there was none."""
+        return self.known.latest or _NOTHING
+
+    @property
     def has_answered(self) -> bool:
         """True if the last probe found what the server lists."""
-        return self.known.latest is not None and self.known.latest.has_answered
+        return self._facts.has_answered
 
     @property
     def is_failing(self) -> bool:
@@ -110,13 +117,12 @@ class ConfiguredUpstream:
     @property
     def speaks_modern(self) -> bool:
         """True if the server speaks 2026-07-28 or later."""
-        return self.known.latest is not None and self.known.latest.discover is not None
+        return self._facts.discover is not None
 
     @property
     def is_asked_in_sessions(self) -> bool:
         """True if the server answers nothing without the credentials that its configuration has for each session."""
-        facts = self.known.latest
-        return self._takes_secrets and facts is not None and facts.needs_credentials
+        return self._takes_secrets and self._facts.needs_credentials
 
     @property
     def probed_tools(self) -> Tools | None:
@@ -126,7 +132,7 @@ class ConfiguredUpstream:
     @property
     def discovery(self) -> bytes | None:
         """The server's answer to `server/discover`, or one made from its handshake; None if it has not answered."""
-        return self.known.latest.discovery if self.known.latest is not None and self.has_answered else None
+        return self._facts.discovery if self.has_answered else None
 
     @property
     def handshake(self) -> bytes | None:
@@ -136,28 +142,28 @@ class ConfiguredUpstream:
     @property
     def state(self) -> ServerState:
         """How the server is, for operators: ok, starting or failing, and why."""
-        probe, facts = self._probe, self.known.latest
+        probe = self._probe
         if self.has_answered:
             return ServerState("ok", start_s=probe.started_s)
         if not probe.failures.count:
             return ServerState("starting", STARTING, waited_s=probe.waited_s, output_tail=self._shared.output_tail)
-        words = () if facts is None else facts.output_tail
-        return ServerState("failing", probe.failures.reason, attempts=probe.failures.count, output_tail=words)
+        words, failures = self._facts.output_tail, probe.failures
+        return ServerState("failing", failures.reason, attempts=failures.count, output_tail=words)
 
     @property
     def declared(self) -> dict[str, Any]:
         """The capabilities that the server has declared to the last probe; empty if it has not answered."""
-        return {} if self.known.latest is None else self.known.latest.capabilities
+        return self._facts.capabilities
 
     @property
     def notifies(self) -> bool:
         """True if the server has declared to the last probe that it notifies of changes."""
-        return self.known.latest is not None and self.known.latest.notifies
+        return self._facts.notifies
 
     @property
     def extensions(self) -> Declared:
         """The extensions that the server has declared to the last probe."""
-        return Declared() if self.known.latest is None else self.known.latest.declared
+        return self._facts.declared
 
     async def capabilities(self) -> dict[str, Any]:
         """Return the capabilities that the server declares."""
@@ -193,8 +199,8 @@ class ConfiguredUpstream:
     async def era_in(self, live: LiveSession, client: Era, correlation: str) -> Era:
         """Do as `era_for`, for a session. A server that refuses what the gateway asks without credentials is asked with
         those of the session."""
-        era, facts = await self.era_for(client), self.known.latest
-        if facts is None or not facts.needs_credentials or self.settings.shared:
+        era = await self.era_for(client)
+        if not self._facts.needs_credentials or self.settings.shared:
             return era
         if self.is_asked_by(live):
             await self._by_sessions.ask(live, self.conversation(live, MODERN, correlation))
