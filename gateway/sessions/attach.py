@@ -207,7 +207,11 @@ class SessionAttacher:
         return Resolved(live=self._live.of_new(session), context=session.context, opened=True)
 
     def take_over(self, session: Session) -> None:
-        """Make a session live that this replica has claimed from an owner that is gone."""
+        """Make a session live that this replica has claimed from an owner that is gone. Of several requests that find
+        the owner gone at once, the first does it."""
+        live = self._live.get(session.id)
+        if live is not None and (live.session.owner, live.session.epoch) == (session.owner, session.epoch):
+            return
         self._live.of(session, new_process="takeover")
         self._audit.record("resumed", session=session, reason="taken over from a replica that does not answer")
 

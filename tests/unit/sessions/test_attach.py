@@ -14,7 +14,7 @@ from gateway.identity.request_context import RequestContext
 from session_store import Session
 from session_store.testing import ALICE
 from tests.requirements import requirement
-from tests.unit.sessions.parts import FOR_ALICE, Parts, request
+from tests.unit.sessions.parts import FOR_ALICE, Parts, replicas, request
 from transports.inbound_port import Refused, Request
 from transports.jsonrpc import encode
 
@@ -120,3 +120,17 @@ async def test_an_announcement_leaves_what_the_credential_grants() -> None:
     assert json.loads(encode(told))[WORKSPACE_KEY] == {"workspace": "red", "applied": True}
     context = announced.context
     assert (context.workspace, context.trust, context.permissions) == ("red", "sandboxed", ("deploy",))
+
+
+@requirement("rep.takeover")
+async def test_a_session_that_several_requests_take_over_at_once_is_told_of_once() -> None:
+    first, last = replicas(clustered=True)
+    before = (await first.resume_or_open(request())).live.session
+    cluster = last.cluster
+    assert cluster is not None
+    for claimed in await asyncio.gather(*(cluster.take(before, leased=False) for _ in range(3))):
+        assert claimed is not None
+        last.attacher.take_over(claimed)
+    await last.audit.flush()
+    told = [event for event in await last.backend.audit.recent(9) if event.event == "resumed"]
+    assert [event.reason for event in told] == ["taken over from a replica that does not answer"]
