@@ -9,6 +9,7 @@ import contextlib
 import logging
 from collections import Counter, deque
 from collections.abc import AsyncIterator, Callable, Sequence
+from time import monotonic
 from typing import Any, Final, NamedTuple, cast
 
 from transports.encrypted_wire import Encrypted, PeerTls
@@ -46,6 +47,9 @@ BODY_WITHIN_S: Final = 30.0
 
 IDLE_S: Final = 60.0
 """How long a channel is kept on which nothing comes. The asking side looks for a sign of life far sooner."""
+
+LOG_EVERY_S: Final = 60.0
+"""How often a breach of the protocol is logged."""
 
 MOST_UNKNOWN: Final = 256
 """Connections that have proved nothing yet. Beyond, the oldest is cut: of the peer that has more than half of them, if
@@ -248,7 +252,7 @@ class AnsweringChannel(asyncio.Protocol):
             self._cut("a frame is too long")
 
     def _cut(self, why: str) -> None:
-        logger.error("a replica at %s breaks the protocol between replicas, and is cut: %s", self.peer, why)
+        self._server.log_breach(self.peer, why)
         self._rules.cut()
         self.abort()
 
@@ -346,6 +350,13 @@ class PeerServer:
         self.channels: set[AnsweringChannel] = set()
         self._unknown: dict[AnsweringChannel, None] = {}  # in the order they came
         self._peers: Counter[str] = Counter()
+        self._breach_logged_at = float("-inf")
+
+    def log_breach(self, peer: str, why: str) -> None:
+        """Log that a peer breaks the protocol, once in `LOG_EVERY_S`: who has the key could else fill the log."""
+        if (now := monotonic()) - self._breach_logged_at >= LOG_EVERY_S:
+            self._breach_logged_at = now
+            logger.error("a replica at %s breaks the protocol between replicas, and is cut: %s", peer, why)
 
     def entered(self, channel: AnsweringChannel) -> None:
         """Register a new connection, whose sender is not known yet."""

@@ -359,8 +359,9 @@ async def test_a_peer_that_breaks_a_rule_is_cut_and_it_is_said(data: bytes, capl
         await found.ended.wait()
         assert found.cut == [True] and not found.answering.calls
         assert found.left == [call.number for call in found.came], "what had begun is cancelled"
+        found.answering._cut("it did it again")
     [told] = [record for record in caplog.records if record.levelno == logging.ERROR]
-    assert "127.0.0.1 breaks the protocol between replicas" in told.getMessage()
+    assert "127.0.0.1 breaks the protocol between replicas" in told.getMessage(), "a peer does not fill the log"
 
 
 HEAD = frame(b"h", 1, b"head")
