@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from typing import Annotated, Final
 
 import typer
@@ -20,28 +20,37 @@ __all__ = ["doctor"]
 _MARKS: Final = {"ok": "green", "warning": "yellow", "error": "red"}
 
 
-@options
-def doctor(
-    config: ConfigOption = None,
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reached:
+    """The gateway to check from outside."""
+
     url: Annotated[
         str, typer.Option(help="URL at which clients reach the gateway, for example the load balancer's.")
-    ] = "",
+    ] = ""
     admin_url: Annotated[
         str, typer.Option(help="URL of the operators' listener (admin.listen). By default they are served at --url.")
-    ] = "",
+    ] = ""
     token: Annotated[
         str, typer.Option(envvar="MCP_GATEWAY_TOKEN", help="A client's credential for --url. Prefer the variable.")
-    ] = "",
+    ] = ""
     key: Annotated[
         str, typer.Option(envvar="MCP_GATEWAY_ADMIN_KEY", help="An operator's key. Prefer the variable.")
-    ] = "",
+    ] = ""
+
+
+@options
+def doctor(
+    reached: Reached,
+    config: ConfigOption = None,
+    store: Annotated[str, typer.Option("--store", help="The URL of the store, in place of gateway.store.")] = "",
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Check configuration, keys, store, clocks, limits, servers, balancer and clients. Exit status 1 after an error.
 
-    Without --config and --url, the gateways that run on this machine are checked as well.
+    Without --url, the gateway that listens where the configuration says is checked as well; without --config, all that
+    you run at a terminal of this machine.
     """
-    from gateway.doctor.checks import check_everything
+    from gateway.doctor.checks import Outside, check_everything
     from gateway.doctor.running import check_running
     from gateway.observability.logs import configure_logging
 
@@ -49,10 +58,11 @@ def doctor(
     out = Terminal()
 
     async def found() -> AsyncIterator[Finding]:
-        async for finding in check_everything(configuration(config), url, token, key, admin_url):
+        file, overrides = configuration(config), {"store": store} if store else {}
+        async for finding in check_everything(file, Outside(**asdict(reached)), overrides):
             yield finding
-        if config is None and not (url or admin_url):
-            async for finding in check_running(token, key):
+        if not (reached.url or reached.admin_url):
+            async for finding in check_running(file, reached.token, reached.key, is_named=config is not None):
                 yield finding
 
     async def look() -> list[Finding]:

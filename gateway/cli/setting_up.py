@@ -11,9 +11,11 @@ from typing import Annotated, Any, Final
 import typer
 from pydantic import ValidationError
 
+from gateway.admin.operators import OperatorError
 from gateway.cli.complaint import complain
 from gateway.cli.configuration import FILE
-from gateway.cli.options import options
+from gateway.cli.options import ConfigOption, options
+from gateway.cli.source import endpoint_here
 from gateway.cli.terminal import Terminal
 from gateway.config.faults import did_you_mean
 from gateway.config.hosts.client_snippets import CLIENTS, TOKEN_VARIABLE, ClientFile, name_for, snippet, snippets
@@ -25,7 +27,6 @@ from session_store.tokens import generate_key
 
 __all__ = ["add", "connect", "init", "keygen"]
 
-_URL: Final = "http://127.0.0.1:8080/mcp"
 _TEMPLATE: Final = """\
 // The configuration of MCP Session Gateway. Comments are welcome.
 //   mcp-session-gateway check{given}    finds mistakes, and starts the servers once
@@ -182,7 +183,13 @@ def connect(
     client: Annotated[
         str, typer.Argument(metavar="CLIENT", help=f"One of {', '.join(CLIENTS)}.", autocompletion=_clients)
     ] = "",
-    url: Annotated[str, typer.Option(envvar="MCP_GATEWAY_URL", help="The URL of the endpoint.")] = _URL,
+    url: Annotated[
+        str,
+        typer.Option(
+            envvar="MCP_GATEWAY_URL", help="The URL of the endpoint. Default: where your gateway runs, or is to listen."
+        ),
+    ] = "",
+    config: ConfigOption = None,
     name: Annotated[str, typer.Option(help="What the client calls it.")] = "",
     token: Annotated[bool, typer.Option("--token", help=f"Send the credential in the variable {TOKEN_VARIABLE}.")] = (
         False
@@ -190,6 +197,10 @@ def connect(
     write: Annotated[bool, typer.Option("--write", help="Write it into the client's file.")] = False,
 ) -> None:
     """Print how a client connects to the gateway, or write it into the client's file."""
+    try:
+        url = url or endpoint_here(config)
+    except (OperatorError, ConfigurationError) as error:
+        raise complain(str(error)) from None
     url = url if url.rstrip("/").endswith("/mcp") else f"{url.rstrip('/')}/mcp"
     if not client:
         for one in snippets(url, name=name, needs_token=token):

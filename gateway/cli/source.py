@@ -4,17 +4,21 @@ import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from pathlib import Path
 from typing import Final
 
 from gateway.admin.local_gateways import local_gateways
 from gateway.admin.operators import Ambiguous, OperatorError
 from gateway.admin.verbs import Operators
 from gateway.cli.complaint import complain
+from gateway.cli.configuration import configuration
 from gateway.cli.options import AtGateway, Where
+from gateway.config.addresses import url_here
+from gateway.config.settings import load
 from session_store import StoreError, backend_for
 from session_store.connect import BackendOptions, shown
 
-__all__ = ["gateway_at", "run_at"]
+__all__ = ["endpoint_here", "gateway_at", "run_at"]
 
 _NONE: Final = (
     "no gateway given, and none is found that you have started at a terminal of this machine, on loopback, with each "
@@ -72,6 +76,26 @@ def gateway_at(given: AtGateway, *, or_else: str = "") -> AtGateway:
         lines = [f"  --url {one.url}  (process {one.pid}, serves {one.endpoint})" for one in here]
         raise OperatorError("\n".join(["several gateways run here: say which", *lines]))
     return replace(given, url=here[0].url, key=here[0].key)
+
+
+def endpoint_here(config: Path | None) -> str:
+    """The URL of clients: of the gateway that a named configuration describes, or else of the one that this user runs
+    at a terminal, or else of the one that the configuration of this folder or the environment describes.
+
+    Raises:
+        OperatorError: several gateways run here, and none of them is that of this folder.
+        ConfigurationError: the configuration has faults.
+    """
+    here = [] if config is not None else local_gateways()
+    if len(here) == 1:
+        return here[0].endpoint
+    options = load(configuration(config)).settings.gateway
+    url = f"{url_here(options.host, options.port)}/mcp"
+    if not here or any(one.is_at(url) for one in here):
+        return url
+    raise OperatorError(
+        "\n".join(["several gateways run here: say which", *(f"  --url {one.endpoint}" for one in here)])
+    )
 
 
 def run_at(where: Where, work: Callable[[Operators], Awaitable[None]]) -> None:

@@ -20,6 +20,7 @@ __all__ = [
     "is_of_this_machine",
     "is_same_place",
     "own_address_towards",
+    "url_here",
 ]
 
 _ANY_NAME: Final = "*"
@@ -44,6 +45,12 @@ def host_and_port(address: str) -> tuple[str, int]:
     """Return the parts of HOST:PORT. An IPv6 address may stand in brackets."""
     host, _, port = address.rpartition(":")
     return host.strip("[]"), int(port)
+
+
+def url_here(host: str, port: int) -> str:
+    """Return the URL at which this machine reaches what listens on that address."""
+    host = "localhost" if host in ("0.0.0.0", "::") else f"[{host}]" if ":" in host else host
+    return f"http://{host}:{port}"
 
 
 def _checked_address(address: str) -> str:

@@ -4,12 +4,14 @@ import asyncio
 import json
 from collections.abc import AsyncIterator
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, Final
 
 import httpx2
 
 from gateway.admin.local_gateways import local_gateways
-from gateway.config.addresses import is_of_this_machine
+from gateway.config.addresses import is_of_this_machine, url_here
+from gateway.config.settings import ConfigurationError, GatewaySettings, load
 from gateway.doctor.clients import check_clients_at
 from gateway.doctor.findings import Finding, failure, ok, warning
 
@@ -31,9 +33,8 @@ _HANDSHAKE: Final = {
     "capabilities": {},
     "clientInfo": {"name": "mcp-session-gateway-doctor", "version": "0"},
 }
-_DEFAULT: Final = "http://127.0.0.1:8080/mcp"
 _READY_TIMEOUT_S: Final = 2.0
-_NONE: Final = "no gateway of yours was started at a terminal here, and none answers at {url}: --url checks another one"
+_NONE: Final = "no gateway of yours is found at {url}: --url checks another one"
 
 
 class _Refused(Exception):
@@ -144,10 +145,10 @@ class _Client:
         )
 
     async def takes_large_bodies(self) -> Finding:
-        """Check that a large call reaches a gateway."""
-        params = {"_meta": _META, "name": "no-such-tool", "arguments": {"text": "x" * _BODY_BYTES}}
-        message = {"jsonrpc": "2.0", "id": 5, "method": "tools/call", "params": params}
-        answer = await self._post(message, **_modern("tools/call"), **{"Mcp-Name": "no-such-tool"})
+        """Check that a large request reaches a gateway. It calls no tool, which would fail in the gateway's figures."""
+        params = {"_meta": _META, "padding": "x" * _BODY_BYTES}
+        message = {"jsonrpc": "2.0", "id": 5, "method": "server/discover", "params": params}
+        answer = await self._post(message, **_modern("server/discover"))
         if "jsonrpc" not in _json(answer):
             size = f"{_BODY_BYTES >> 20} MiB"
             do = "let the proxy pass bodies of limits.body_bytes, as the gateway does (nginx: client_max_body_size 8m)"
@@ -177,22 +178,30 @@ def _json(answer: httpx2.Response) -> dict[str, Any]:
     return found if isinstance(found, dict) else {}
 
 
-async def check_running(token: str, key: str, url: str = _DEFAULT) -> AsyncIterator[Finding]:
-    """Check each gateway that this user has started at a terminal, or else the one at the default address. That none
-    runs is no fault. `token` and `key` as for `check_everything`; a gateway that was started here has a key itself."""
-    here = local_gateways()
+async def check_running(config: Path | None, token: str, key: str, *, is_named: bool) -> AsyncIterator[Finding]:
+    """Check the gateway that listens where the configuration says; and unless the configuration `is_named`, each that
+    this user has started at a terminal. That none runs is no fault. `token` is a client's credential, `key` an
+    operator's; a gateway that was started at a terminal has a key itself."""
+    try:
+        options = load(config).settings.gateway
+    except ConfigurationError:  # another check reports it
+        if is_named:
+            return
+        options = GatewaySettings()
+    url = f"{url_here(options.host, options.port)}/mcp"
+    here = [one for one in local_gateways() if not is_named or one.is_at(url)]
     for one in here:
         yield ok("gateway", f"{one.endpoint} is served by process {one.pid}")
         async for finding in _seen(one.endpoint, token, one.url, one.key):
             yield finding
-    if here:
+    if any(one.is_at(url) for one in here):
         return
-    if not await _is_gateway(url):
+    if await _is_gateway(url):
+        yield ok("gateway", f"{url} is served")
+        async for finding in _seen(url, token, url, key):
+            yield finding
+    elif not here:
         yield ok("gateway", _NONE.format(url=url))
-        return
-    yield ok("gateway", f"{url} is served")
-    async for finding in _seen(url, token, url, key):
-        yield finding
 
 
 async def _seen(endpoint: str, token: str, operators: str, key: str) -> AsyncIterator[Finding]:

@@ -158,7 +158,10 @@ def test_commands_in_a_second_terminal_find_the_gateway(terminal: Terminal) -> N
         assert http.get(f"{base}/admin/api/sessions").status_code == 401, "others have no key"
     [file] = (terminal.runtime / "mcp-session-gateway").iterdir()
     assert stat.S_IMODE(file.stat().st_mode) == 0o600 and json.loads(file.read_text())["key"] not in terminal.text
+    failed = [json.loads(terminal.beside("replicas", "list", "--json").stdout)[0]["failed"]]
     checked = terminal.beside("doctor")
+    failed.append(json.loads(terminal.beside("replicas", "list", "--json").stdout)[0]["failed"])
+    assert failed[0] == failed[1], "what the doctor asks is no failure in the figures"
     assert checked.returncode == 0 and f"gateway: {url} is served by process {terminal.process.pid}" in checked.stdout
     assert "a session was found through each" in checked.stdout and "\x1b" not in checked.stdout
 

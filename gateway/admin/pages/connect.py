@@ -8,7 +8,7 @@ from starlette.requests import Request
 from gateway.admin.operations import Operations
 from gateway.admin.operators import OperatorError
 from gateway.admin.pages.page import BASE_URL, ConsolePage
-from gateway.config.addresses import is_loopback
+from gateway.config.addresses import is_loopback, url_here
 from gateway.config.hosts.client_snippets import CLIENTS, TOKEN_VARIABLE, snippets
 from gateway.config.settings import Settings
 
@@ -41,8 +41,7 @@ async def _facts(operators: Operations, request: Request) -> dict[str, Any]:
 def _known_base(settings: Settings, request: Request) -> str:
     """Return where the browser has this gateway; with a listener of the console's own, where the gateway listens."""
     gateway = settings.gateway
-    host = f"[{gateway.host}]" if ":" in gateway.host else gateway.host
-    return f"http://{host}:{gateway.port}" if gateway.admin.listen else str(request.scope[BASE_URL])
+    return url_here(gateway.host, gateway.port) if gateway.admin.listen else str(request.scope[BASE_URL])
 
 
 def _base(url: str) -> str:

@@ -1,6 +1,7 @@
 """`init`, `add` and `connect`, and what the command says of itself."""
 
 import json
+import shlex
 import stat
 from pathlib import Path
 
@@ -8,6 +9,7 @@ import pytest
 import typer
 from typer.testing import CliRunner, Result
 
+from gateway.admin.local_gateways import LocalGateway, announced, network_namespace
 from gateway.cli.main import app
 from gateway.config.hosts.client_snippets import CLIENTS
 from gateway.config.settings import load
@@ -137,6 +139,35 @@ def test_connect_prints_and_writes_what_a_client_needs(here: Path) -> None:
     assert ran("connect", "codex", "--write").exit_code == 0 and (here / ".codex/config.toml").exists()
     assert json.loads(ran("connect", "cursor").stdout)["mcpServers"]["gateway"]
     assert "has no file" in ran("connect", "python", "--write").output
+
+
+@requirement("first.clients")
+def test_connect_knows_where_the_gateway_is(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(here))
+    here.chmod(0o700)
+
+    def url(*options: str) -> str:
+        done = ran("connect", "claude-code", *options)
+        return shlex.split(done.stdout)[-1] if done.exit_code == 0 else " ".join(done.output.split())
+
+    def runs(port: int) -> LocalGateway:
+        base = f"http://127.0.0.1:{port}"
+        return LocalGateway(url=base, endpoint=f"{base}/mcp", key="k", pid=1, network=network_namespace())
+
+    assert url() == "http://127.0.0.1:8080/mcp"
+    (here / "mcp.json").write_text(
+        '{"gateway": {"host": "0.0.0.0", "port": 9000, "anonymous": true, "allowed_hosts": ["*"]}}'
+    )
+    (here / "other.json").write_text('{"gateway": {"host": "::1", "port": 9001}}')
+    assert url() == "http://localhost:9000/mcp" and url("--config", "other.json") == "http://[::1]:9001/mcp"
+    with announced(runs(9002)):
+        assert url() == "http://127.0.0.1:9002/mcp" and url("--config", "other.json") == "http://[::1]:9001/mcp"
+        with announced(runs(9003)):
+            assert "say which" in url() and "--url http://127.0.0.1:9003/mcp" in url()
+            with announced(runs(9000)):
+                assert url() == "http://localhost:9000/mcp", "that of this folder"
+    (here / "mcp.json").write_text('{"gateway": {"prot": 1}}')
+    assert "no such setting" in url()
 
 
 @requirement("first.command-line")

@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 
 from gateway.config.settings import Settings
-from gateway.doctor.checks import check_everything, check_settings
+from gateway.doctor.checks import Outside, check_everything, check_settings
 from gateway.doctor.findings import Finding
+from gateway.doctor.running import check_running
 from gateway.doctor.servers import check_servers
 from tests.requirements import requirement
 
@@ -25,9 +26,9 @@ def written(folder: Path, config: object) -> Path:
     return path
 
 
-async def found(config: Path, check: str = "", url: str = "", admin_url: str = "") -> list[Finding]:
+async def found(config: Path, check: str = "", url: str = "", admin_url: str = "", **overrides: str) -> list[Finding]:
     """The findings of a check, or of all."""
-    findings = [finding async for finding in check_everything(config, url, "", "key", admin_url)]
+    findings = [finding async for finding in check_everything(config, Outside(url, "", "key", admin_url), overrides)]
     return [finding for finding in findings if check in ("", finding.check)]
 
 
@@ -86,11 +87,13 @@ async def test_a_policy_is_not_fine_while_a_server_does_not_answer() -> None:
 
 @pytest.fixture
 async def base() -> AsyncIterator[str]:
-    """The URL of a listener that serves operators alone."""
+    """The URL of a listener that serves operators alone, and says that it is ready."""
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         head = await reader.readuntil(b"\r\n\r\n")
-        status, body = (b"200 OK", b"[]") if b" /admin/api/warnings " in head else (b"404 Not Found", b"no")
+        known = {b"/admin/api/warnings": b"[]", b"/readyz": b'{"ready": true, "draining": false}'}
+        body = known.get(head.split(b" ")[1], b"no")
+        status = b"404 Not Found" if body == b"no" else b"200 OK"
         writer.write(b"HTTP/1.1 %s\r\nConnection: close\r\nContent-Length: %d\r\n\r\n%s" % (status, len(body), body))
         await writer.drain()
         writer.close()
@@ -109,3 +112,27 @@ async def test_clients_are_asked_for_where_operators_are_served(base: str, tmp_p
     assert clients.state == "warning" and "answers 404" in clients.what and "--admin-url" in clients.do
     [endpoint] = await found(config, "endpoint", base)
     assert endpoint.state == "error" and "--admin-url" in endpoint.do
+
+
+@requirement("ops.config")
+async def test_the_gateway_is_looked_for_where_the_configuration_says(
+    base: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    port = int(base.rpartition(":")[2])
+
+    async def told(**settings: object) -> list[str]:
+        config = written(tmp_path, {"gateway": settings})
+        return [finding.what async for finding in check_running(config, "", "", is_named=True)]
+
+    assert (await told(port=port))[0] == f"http://127.0.0.1:{port}/mcp is served"
+    assert await told(port=1) == ["no gateway of yours is found at http://127.0.0.1:1/mcp: --url checks another one"]
+    assert await told(sesion={}) == [], "another check reports that"
+
+
+@requirement("ops.config")
+async def test_a_store_that_is_given_is_checked_in_place_of_the_configured_one(tmp_path: Path) -> None:
+    config = written(tmp_path, {"gateway": {"store": f"sqlite:///{tmp_path}/configured.db"}})
+    [finding] = await found(config, "store", store="redis://127.0.0.1:1/0")
+    assert finding.state == "error" and "redis://127.0.0.1:1" in finding.what
+    assert not (tmp_path / "configured.db").exists()
