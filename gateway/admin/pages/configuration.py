@@ -41,11 +41,8 @@ PAGE: Final = ConsolePage(
     icon="M2.5 5H8M11 5h2.5M2.5 11H5M8 11h5.5M8 5a1.5 1.5 0 1 0 3 0a1.5 1.5 0 1 0-3 0"
     "M5 11a1.5 1.5 0 1 0 3 0a1.5 1.5 0 1 0-3 0",
     facts=_facts,
-    template="""\
-{% extends "layout.html" %}
-{% block title %}Configuration{% endblock %}
-{% block body %}
-{% import "tables.html" as tables with context %}
+    title="Configuration",
+    head="""\
 <div class="head"><div><h1>Configuration</h1><p>The settings of this replica, and where each comes from.
 Values of environments, headers and keys are hidden.</p></div>
 <div class="actions">{{ tables.segments("Settings", "show", [("set", "Set"), ("all", "All")], show) }}</div></div>
@@ -53,8 +50,8 @@ Values of environments, headers and keys are hidden.</p></div>
 <label class="grow">Find<input name="q" type="search" value="{{ query }}" placeholder="name, value or file"></label>
 <button>Find</button>
 </form>
-{% endblock %}
-{% block live %}
+""",
+    live="""\
 {% if sections %}
 <section class="panel" aria-label="Settings">
 <div class="wide"><table class="settings">
@@ -76,6 +73,5 @@ Values of environments, headers and keys are hidden.</p></div>
 {% else %}
 <p class="panel empty">No setting {% if query %}is like that{% else %}differs from its default{% endif %}.</p>
 {% endif %}
-{% endblock %}
 """,
 )

@@ -64,10 +64,8 @@ PAGE: Final = ConsolePage(
     shortcut="n",
     icon="M6.5 9.5l3-3M7 4.5l1.3-1.3a3 3 0 0 1 4.5 4.5L11.5 9M9 11.5l-1.3 1.3a3 3 0 0 1-4.5-4.5L4.5 7",
     facts=_facts,
-    template="""\
-{% extends "layout.html" %}
-{% block title %}Connect{% endblock %}
-{% block body %}
+    title="Connect",
+    head="""\
 <div class="head"><div><h1>Connect</h1><p>How a client uses this gateway.</p></div></div>
 <form class="search">
 <label class="grow">Address of the gateway<input name="base" type="url" value="{{ base }}"></label>
@@ -79,9 +77,8 @@ PAGE: Final = ConsolePage(
 <input type="hidden" name="client" value="{{ chosen.client | exact }}">
 <button>Show</button>
 </form>
-{% endblock %}
-{% block live %}
-{% import "tables.html" as tables with context %}
+""",
+    live="""\
 <div class="connect">
 <div>
 {{ tables.segments("Client", "client", clients, chosen.client, {"base": base, "server": server}) }}
@@ -109,6 +106,5 @@ PAGE: Final = ConsolePage(
 Give the one that others reach above.</p>{% endif %}
 </aside>
 </div>
-{% endblock %}
 """,
 )

@@ -69,11 +69,8 @@ PAGE: Final = ConsolePage(
     shortcut="e",
     icon="M1.5 8h3l2-5 3 10 2-5h3",
     facts=_facts,
-    template="""\
-{% extends "layout.html" %}
-{% block title %}Events{% endblock %}
-{% block body %}
-{% import "tables.html" as tables with context %}
+    title="Events",
+    head="""\
 <div class="head"><div><h1>Events</h1><p>The audit trail of all replicas, newest first.</p></div></div>
 <form class="search" role="search">
 <label class="grow">Find<input name="q" type="search" value="{{ q }}"
@@ -90,15 +87,13 @@ placeholder="principal, tool, reason, correlation …"></label>
 </select></label>
 <button>Find</button>
 </form>
-{% endblock %}
-{% block live %}
-{% import "tables.html" as tables with context %}
+""",
+    live="""\
 <section class="panel" aria-label="Events">
 {{ tables.events_table(events, "No event is like that." if q or session or event or failed else
     "Nothing has happened yet.") }}
 </section>
 {% if is_full %}<p class="soft">There are more: these {{ events | length }} rows are the newest. Find older ones by
 their words, session, event or outcome.</p>{% endif %}
-{% endblock %}
 """,
 )

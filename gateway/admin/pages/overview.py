@@ -66,16 +66,12 @@ PAGE: Final = ConsolePage(
     shortcut="o",
     icon="M2.5 2.5h4v4h-4zM9.5 2.5h4v4h-4zM2.5 9.5h4v4h-4zM9.5 9.5h4v4h-4z",
     facts=_facts,
-    template="""\
-{% extends "layout.html" %}
-{% block title %}Overview{% endblock %}
-{% block body %}
-{% import "tables.html" as tables with context %}
+    title="Overview",
+    head="""\
 <div class="head"><h1>Overview</h1>
 <div class="actions">{{ tables.segments("Range", "range", ranges, range) }}</div></div>
-{% endblock %}
-{% block live %}
-{% import "tables.html" as tables with context %}
+""",
+    live="""\
 {% if not_ready %}
 <p class="notice bad" role="status">{{ not_ready | length }} of {{ replicas | length }} replicas
 {{ "is" if not_ready | length == 1 else "are" }} not ready.
@@ -180,6 +176,5 @@ failed.</p>{% endif %}
 <header><h2 id="latest">Latest events</h2><a href="{{ root }}/admin/events">All events</a></header>
 {{ tables.events_table(events) }}
 </section>
-{% endblock %}
 """,
 )

@@ -31,13 +31,12 @@ Answer = Callable[[Operations, Request, str], Awaitable[dict[str, Any]]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConsolePage:
-    """A page: its route, its data and its template.
+    """A page: its route, its data and its templates.
 
     `path`: the route, which begins with `/admin`. Path parameters are in `request.path_params`.
     `facts`: the variables of the template. They are read again every few seconds while the page is open.
-    `template`: a Jinja template that extends `layout.html`. The block `body` is rendered once; the block `live` is
-        rendered with new facts and replaced in the browser. `layout.html` has a block `title` as well. A block that
-        uses macros of `tables.html` imports them itself, because `live` is also rendered alone.
+    `title`, `head` and `live`: Jinja templates, with the macros of `tables.html` as `tables`. `head` is rendered once;
+        `live`, below it, is rendered with new facts and replaced in the browser.
     `label`: the name in the navigation; empty for a page that the navigation does not list.
     `position`: the place in the navigation, the lowest first.
     `shortcut`: the letter that opens the page after `g`; empty for none.
@@ -49,7 +48,9 @@ class ConsolePage:
 
     path: str
     facts: Facts
-    template: str
+    title: str
+    head: str = ""
+    live: str
     label: str = ""
     position: int = 0
     shortcut: str = ""
@@ -57,3 +58,12 @@ class ConsolePage:
     actions: Mapping[str, Action] = field(default_factory=dict)
     answers: Mapping[str, Answer] = field(default_factory=dict)
     is_live: bool = True
+
+    @property
+    def template(self) -> str:
+        """The whole page. Each block imports the macros, because `live` is also rendered alone."""
+        macros = '{% import "tables.html" as tables with context %}\n'
+        blocks = {"title": self.title, "body": macros + self.head, "live": macros + self.live}
+        return '{% extends "layout.html" %}' + "".join(
+            f"{{% block {name} %}}{text}{{% endblock %}}" for name, text in blocks.items()
+        )

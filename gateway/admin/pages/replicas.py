@@ -37,16 +37,13 @@ PAGE: Final = ConsolePage(
     icon="M8 2l6 3-6 3-6-3zM2 8l6 3 6-3M2 11l6 3 6-3",
     facts=_facts,
     actions={"/admin/replicas/{replica}/drain": _drain, "/admin/replicas/{replica}/admit": _admit},
-    template="""\
-{% extends "layout.html" %}
-{% block title %}Replicas{% endblock %}
-{% block body %}
+    title="Replicas",
+    head="""\
 <div class="head"><div><h1>Replicas</h1><p>Gateway processes that share one store. A drained replica hands its
 sessions
 to the others and takes no new ones.</p></div></div>
-{% endblock %}
-{% block live %}
-{% import "tables.html" as tables with context %}
+""",
+    live="""\
 <section class="panel" aria-labelledby="replicas">
 <h2 id="replicas" class="hidden">Replicas</h2>
 <div class="wide"><table>
@@ -93,6 +90,5 @@ to the others and takes no new ones.</p></div></div>
 </section>
 {% if not several %}<p class="soft">This is the only gateway on its store, so there is no other that could take its
 sessions.</p>{% endif %}
-{% endblock %}
 """,
 )

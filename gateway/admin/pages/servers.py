@@ -39,18 +39,14 @@ PAGE: Final = ConsolePage(
     shortcut="v",
     icon="M2.5 3h11v4h-11zM2.5 9h11v4h-11zM5 5h.01M5 11h.01",
     facts=_facts,
-    template="""\
-{% extends "layout.html" %}
-{% block title %}Servers{% endblock %}
-{% block body %}
-{% import "tables.html" as tables with context %}
+    title="Servers",
+    head="""\
 <div class="head"><div><h1>{% if name %}Server <span class="id">{{ name }}</span>{% else %}Servers{% endif %}</h1>
 {% if name %}<p><a href="{{ root }}/admin/servers?range={{ range }}">All servers</a></p>{% endif %}</div>
 <div class="actions">{{ tables.segments("Range", "range", ranges, range, {"server": name} if name else {})
 }}</div></div>
-{% endblock %}
-{% block live %}
-{% import "tables.html" as tables with context %}
+""",
+    live="""\
 {{ tables.charts(charts) }}
 <section class="panel" aria-labelledby="servers">
 <header><h2 id="servers">{{ "State" if name else "All servers" }}</h2></header>
@@ -111,6 +107,5 @@ endif %}</td></tr>
 {% endfor %}
 </section>
 {% endif %}
-{% endblock %}
 """,
 )

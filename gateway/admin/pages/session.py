@@ -155,10 +155,8 @@ PAGE: Final = ConsolePage(
     path="/admin/sessions/{session}",
     facts=_facts,
     actions={"/admin/sessions/{session}/end": _end, **_FRAME_ACTIONS},
-    template="""\
-{% extends "layout.html" %}
-{% block title %}Session {{ head.session }}{% endblock %}
-{% block body %}
+    title="Session {{ head.session }}",
+    head="""\
 <div class="head"><div><h1>Session <span class="id">{{ head.session }}</span></h1>
 <p>{{ head.client or "unnamed client" }} · {{ head.principal }}</p></div>
 {% if session %}
@@ -171,9 +169,8 @@ PAGE: Final = ConsolePage(
 </form></details></div>
 {% endif %}
 </div>
-{% endblock %}
-{% block live %}
-{% import "tables.html" as tables with context %}
+""",
+    live="""\
 {% import "environment.html" as environments with context %}
 {% import "frames.html" as watched with context %}
 {% set s = session %}
@@ -302,6 +299,5 @@ class="badge busy">busy</span>
 {% if left_out %}<p class="soft">{{ left_out }} older entries are not shown.</p>{% endif %}
 </section>
 {% endif %}
-{% endblock %}
 """,
 )

@@ -116,11 +116,8 @@ PAGE: Final = ConsolePage(
     icon="M5.5 4h8M5.5 8h8M5.5 12h8M2.5 4h.01M2.5 8h.01M2.5 12h.01",
     facts=_facts,
     actions={"/admin/sessions/end": _end_all},
-    template="""\
-{% extends "layout.html" %}
-{% block title %}Sessions{% endblock %}
-{% block body %}
-{% import "tables.html" as tables with context %}
+    title="Sessions",
+    head="""\
 <div class="head"><h1>Sessions</h1>
 <div class="actions">
 {{ tables.segments("When", "when", [("now", "Live"), ("day", "Last day")], when, words) }}
@@ -175,9 +172,8 @@ placeholder="id, principal, client, workspace, server …"></label>
 </select></label>
 </form>
 {% endif %}
-{% endblock %}
-{% block live %}
-{% import "tables.html" as tables with context %}
+""",
+    live="""\
 {% if when == "day" %}
 <section class="panel" aria-label="Sessions of the last day">
 {% if heads %}{{ tables.past_table(heads) }}{% else %}<p class="empty">No session of the last day is like that.</p>{%
@@ -224,6 +220,5 @@ some are missing here.</p>
 {% if next_page %}<a class="button" href="?{{ next_page }}" rel="next">Next {{ sessions | length }}</a>{% endif %}
 </p>
 {% endif %}
-{% endblock %}
 """,
 )

@@ -23,10 +23,8 @@ PAGE: Final = ConsolePage(
     path="/admin/tasks/{task}",
     facts=_facts,
     actions={"/admin/tasks/{task}/cancel": _cancel},
-    template="""\
-{% extends "layout.html" %}
-{% block title %}Task {{ task.task }}{% endblock %}
-{% block body %}
+    title="Task {{ task.task }}",
+    head="""\
 <div class="head"><h1>Task <span class="id">{{ task.task }}</span></h1>
 {% if task.status in ("working", "input_required") %}
 <div class="actions"><details><summary>Cancel this task…</summary>
@@ -36,9 +34,8 @@ PAGE: Final = ConsolePage(
 </form></details></div>
 {% endif %}
 </div>
-{% endblock %}
-{% block live %}
-{% import "tables.html" as tables with context %}
+""",
+    live="""\
 {% set t = task %}
 <section class="panel" aria-label="Task">
 <dl class="facts">
@@ -54,6 +51,5 @@ PAGE: Final = ConsolePage(
 </dl>
 {% if t.error %}<p class="notice bad"><b>Error {{ t.error_code }}</b> {{ t.error }}</p>{% endif %}
 </section>
-{% endblock %}
 """,
 )

@@ -31,10 +31,8 @@ PAGE: Final = ConsolePage(
     shortcut="a",
     icon="M8 2a6 6 0 1 0 0 12a6 6 0 1 0 0-12zM5.5 8l2 2 3.2-3.6",
     facts=_facts,
-    template="""\
-{% extends "layout.html" %}
-{% block title %}Tasks{% endblock %}
-{% block body %}
+    title="Tasks",
+    head="""\
 <div class="head"><div><h1>Tasks</h1><p>Calls that go on while their client is away. What a task returned is its
 client's
 alone.</p></div></div>
@@ -49,9 +47,8 @@ placeholder="id, session, principal, server, tool …"></label>
 </select></label>
 <button>Find</button>
 </form>
-{% endblock %}
-{% block live %}
-{% import "tables.html" as tables with context %}
+""",
+    live="""\
 <section class="panel" aria-label="Tasks">
 {% if tasks %}
 {{ tables.tasks_table(tasks) }}
@@ -65,6 +62,5 @@ that, where it takes longer than <code>gateway.tasks.after_s</code>, or at once 
 {% if after %}<a href="?q={{ query | urlencode }}&amp;status={{ status | urlencode }}">First page</a>{% endif %}
 {% if next_page %}<a class="button" href="?{{ next_page }}" rel="next">Next {{ tasks | length }}</a>{% endif %}
 </p>
-{% endblock %}
 """,
 )

@@ -114,5 +114,6 @@ PAGE: Final = ConsolePage(
     facts=_facts,
     answers={"/admin/tools/{server}": _try},
     is_live=False,
-    template='{% extends "tool.html" %}',
+    title="{{ tool.name }}",
+    live='{% include "tool.html" %}',
 )

@@ -25,10 +25,8 @@ PAGE: Final = ConsolePage(
     shortcut="t",
     icon="M10.5 2.5a3.5 3.5 0 0 0-3.2 4.9L2.5 12.2l1.3 1.3 4.8-4.8a3.5 3.5 0 0 0 4.6-4.4l-2.1 2.1-1.5-1.5 2-2.1z",
     facts=_facts,
-    template="""\
-{% extends "layout.html" %}
-{% block title %}Tools{% endblock %}
-{% block body %}
+    title="Tools",
+    head="""\
 <div class="head"><div><h1>Tools</h1><p>What servers offer.
 A tool that does not say that it only reads may write.</p></div>
 <div class="actions"><span class="soft">{{ total }} tool{{ "" if total == 1 else "s" }}</span></div></div>
@@ -40,9 +38,8 @@ placeholder="server, name, description …"></label>
 {% endfor %}
 <button>Find</button>
 </form>
-{% endblock %}
-{% block live %}
-{% import "tables.html" as tables with context %}
+""",
+    live="""\
 {% set session = given.session %}
 {% if session %}<p class="notice">A tool is called in session
 <a class="id" href="{{ root }}/admin/sessions/{{ session | urlencode }}">{{ session }}</a>.</p>{% endif %}
@@ -74,6 +71,5 @@ not answered, or answer sessions only.</p>
 {% if total > tools | length %}
 <p class="soft">The first {{ tools | length }} of {{ total }}: search for others.</p>
 {% endif %}
-{% endblock %}
 """,
 )

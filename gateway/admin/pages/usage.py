@@ -45,19 +45,15 @@ PAGE: Final = ConsolePage(
     shortcut="u",
     icon="M2.5 13.5v-4M6.2 13.5v-9M9.8 13.5v-6M13.5 13.5v-11",
     facts=_facts,
-    template="""\
-{% extends "layout.html" %}
-{% block title %}Usage{% endblock %}
-{% block body %}
-{% import "tables.html" as tables with context %}
+    title="Usage",
+    head="""\
 <div class="head"><div><h1>Usage</h1><p>Who and what was used, the most calls first.</p></div>
 <div class="actions">
 {{ tables.segments("Who or what", "by", kinds, by, {"range": range}) }}
 {{ tables.segments("Range", "range", ranges, range, {"by": by}) }}
 </div></div>
-{% endblock %}
-{% block live %}
-{% import "tables.html" as tables with context %}
+""",
+    live="""\
 {% if rows %}
 <dl class="tiles">
 <div><dt>{{ by | capitalize }}s</dt><dd>{{ "{:,}".format(count) }}</dd></div>
@@ -71,6 +67,5 @@ PAGE: Final = ConsolePage(
 {% else %}{{ tables.tool_usage_table(rows, range, most) }}{% endif %}
 </section>
 {% if left_out %}<p class="soft">{{ left_out }} more are not shown.</p>{% endif %}
-{% endblock %}
 """,
 )

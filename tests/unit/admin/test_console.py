@@ -180,9 +180,9 @@ from gateway.admin.pages.page import ConsolePage
 async def _facts(operators, request):
     return {"count": len(await operators.replicas())}
 
-PAGE = ConsolePage(path="/admin/toy", facts=_facts, label="Toy", position=99, template='''
-{% extends "layout.html" %}{% block title %}Toy{% endblock %}{% block live %}{{ count }} replica{% endblock %}
-''')
+PAGE = ConsolePage(
+    path="/admin/toy", facts=_facts, label="Toy", position=99, title="Toy", live="{{ count }} replica"
+)
 """
 
 
