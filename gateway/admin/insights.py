@@ -3,21 +3,36 @@
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from statistics import median
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 
-from gateway.admin.figures import RANGES, HistoryView, Range, UsageBy, UsageRow, points_of, usage_of
 from gateway.admin.operators import SHORTEST_PREFIX, Ambiguous, NoSuch, PastQuery, TooShort
 from gateway.admin.replica import Replica
 from gateway.admin.replicas import Replicas
-from gateway.admin.reports import MOST_DEAD, ServerFacts, ServerPart, ServerRow, SessionTimeline, TimelineRow
+from gateway.admin.reports import (
+    MOST_DEAD,
+    RANGES,
+    HistoryPoint,
+    HistoryView,
+    Range,
+    ServerFacts,
+    ServerPart,
+    ServerRow,
+    SessionTimeline,
+    TimelineRow,
+    UsageBy,
+    UsageRow,
+)
+from gateway.observability.figures import FigureRecord, ToolFigures, WhoFigures, read_record
+from gateway.observability.figures import merged as figures_together
+from gateway.observability.metrics import BUCKETS_S, quantile
 from session_store import Backend, HistoryRecord, Session, TimelineHead
 from session_store.ports.timelines import MAX_SESSIONS, merged
 from session_store.session import redact
 from transports.tasks import Tasks
 
-__all__ = ["Insights"]
+__all__ = ["Insights", "points_of", "usage_of"]
 
 _MOST_CANDIDATES: Final = 10
 _READ_AT_ONCE: Final = 2_000
@@ -132,6 +147,75 @@ class Insights:
         by_tool = usage_of(records, "tool", RANGES[over][0])
         by_server = {row.server: row for row in usage_of(records, "server", RANGES[over][0])}
         return _server_rows(parts, by_server, by_tool)
+
+
+def points_of(
+    records: Iterable[HistoryRecord], steps: Sequence[int], *, server: str = "", tool: str = ""
+) -> list[HistoryPoint]:
+    """One point for each of these times; of one server, or of one tool of it, where that is given."""
+    found: dict[int, list[FigureRecord]] = {at: [] for at in steps}
+    for record in records:
+        if record.at in found:
+            found[record.at].append(read_record(record.body))
+    return [_point(at, figures_together(some), server, tool) for at, some in found.items()]
+
+
+def _point(at: int, record: FigureRecord, server: str, tool: str) -> HistoryPoint:
+    wanted = [row for row in record.tools if server in ("", row.server) and tool in ("", row.name)]
+    total = _together("", "", wanted)
+    return HistoryPoint(
+        at=at,
+        calls=total.calls,
+        failed=total.failed,
+        p50_s=_quantile(total, 0.5),
+        p99_s=_quantile(total, 0.99),
+        sessions=record.live,
+    )
+
+
+def _together(server: str, name: str, rows: Iterable[ToolFigures]) -> ToolFigures:
+    total = ToolFigures(server, name, counts=[])
+    for row in rows:
+        total.add(row)
+    return total
+
+
+def _quantile(figures: ToolFigures, q: float) -> float:
+    counts = figures.counts + [0] * (len(BUCKETS_S) + 1 - len(figures.counts))
+    # A bucket is wide. No call took longer than the longest, and of a single one the duration is known.
+    found = quantile(counts, q)
+    most = figures.longest_s or figures.total_s or found
+    return round(figures.total_s if figures.calls == 1 else min(found, most), 6)
+
+
+def usage_of(records: Iterable[HistoryRecord], by: UsageBy, length_s: float) -> list[UsageRow]:
+    """List who or what was used in that time, the most calls first."""
+    record = figures_together(read_record(one.body) for one in records)
+    if by in ("principal", "client"):
+        who = record.principals if by == "principal" else record.clients
+        rows = [_row(one, length_s, sessions=one.sessions) for one in who]
+    else:
+        tools = record.tools
+        if by == "server":
+            names = sorted({row.server for row in tools})
+            tools = [_together(name, "", (row for row in tools if row.server == name)) for name in names]
+        rows = [
+            _row(
+                one,
+                length_s,
+                server=one.server,
+                mean_s=round(one.total_s / one.calls, 6) if one.calls else 0.0,
+                p50_s=_quantile(one, 0.5),
+                p99_s=_quantile(one, 0.99),
+            )
+            for one in tools
+        ]
+    return sorted(rows, key=lambda row: (-row.calls, -row.sessions, row.server, row.name))
+
+
+def _row(used: ToolFigures | WhoFigures, length_s: float, **more: Any) -> UsageRow:
+    per_min = round(used.calls * 60 / length_s, 2)
+    return UsageRow(name=used.name, calls=used.calls, failed=used.failed, per_min=per_min, **more)
 
 
 def _server_rows(

@@ -8,7 +8,6 @@ from typing import Any, Final, Literal, Protocol
 
 import msgspec
 
-from gateway.admin.figures import Range, UsageRow
 from gateway.admin.insights import Insights
 from gateway.admin.operators import (
     SHORTEST_PREFIX,
@@ -30,6 +29,7 @@ from gateway.admin.reports import (
     FrameQuery,
     FrameReport,
     FramesPage,
+    Range,
     ReplicaReport,
     SessionEnvironment,
     SessionPart,
@@ -37,6 +37,7 @@ from gateway.admin.reports import (
     StderrPage,
     TaskRow,
     TriedCall,
+    UsageRow,
 )
 from gateway.admin.session_list import SEARCH_LIMIT, SessionFinder, SessionList
 from gateway.admin.session_selection import facts_of, fits

@@ -8,7 +8,6 @@ from typing import Any, Final, Literal, get_args
 
 import msgspec
 
-from gateway.admin.figures import UsageRow
 from gateway.calls.session_frames import SeenFrame, StderrLine
 from gateway.observability.metrics import Sample
 from gateway.observability.observed import Counted, Failure
@@ -21,6 +20,7 @@ from transports.jsonrpc import Object
 
 __all__ = [
     "MOST_DEAD",
+    "RANGES",
     "SESSION_STATES",
     "Attempt",
     "CatalogPage",
@@ -29,8 +29,11 @@ __all__ = [
     "FrameReport",
     "FramesPage",
     "HiddenTools",
+    "HistoryPoint",
+    "HistoryView",
     "Origin",
     "ProcessFacts",
+    "Range",
     "ReplicaReport",
     "ServerEnvironment",
     "ServerFacts",
@@ -48,6 +51,8 @@ __all__ = [
     "TimelineRow",
     "ToolRow",
     "TriedCall",
+    "UsageBy",
+    "UsageRow",
     "Variable",
     "detached",
     "row_of",
@@ -67,6 +72,56 @@ MOST_DEAD: Final = 5
 """Dead processes that are shown of a server."""
 
 Outcome = Literal["ok", "tool_error", "error", "asks", "timeout", "too_large", "unreadable"]
+
+
+Range = Literal["5m", "15m", "1h", "6h", "24h"]
+
+RANGES: Final[dict[Range, tuple[int, int]]] = {
+    "5m": (300, 60),
+    "15m": (900, 60),
+    "1h": (3_600, 60),
+    "6h": (21_600, 600),
+    "24h": (86_400, 600),
+}
+"""What an operator can look back at: how long, and the length of the records that it is made of, in seconds."""
+
+UsageBy = Literal["tool", "server", "principal", "client"]
+
+
+class HistoryPoint(msgspec.Struct, frozen=True, kw_only=True):
+    """One step: when it began (Unix time), calls that ended in it, how many failed, and their durations in seconds.
+    `sessions`: live at its end on all replicas."""
+
+    at: int
+    calls: int = 0
+    failed: int = 0
+    p50_s: float = 0.0
+    p99_s: float = 0.0
+    sessions: int = 0
+
+
+class HistoryView(msgspec.Struct, frozen=True, kw_only=True):
+    """A range of the history: its points in order of time, `step_s` apart. The last one is not over yet."""
+
+    range: Range
+    step_s: int
+    points: list[HistoryPoint]
+
+
+class UsageRow(msgspec.Struct, frozen=True, kw_only=True):
+    """Use in a range. `name` is the tool or the method, the principal or the client; `server` is empty for those two.
+    Durations are in seconds and known for tools and servers, `sessions` (opened in the range) for principals and
+    clients."""
+
+    name: str
+    server: str = ""
+    calls: int = 0
+    failed: int = 0
+    per_min: float = 0.0
+    mean_s: float = 0.0
+    p50_s: float = 0.0
+    p99_s: float = 0.0
+    sessions: int = 0
 
 
 class Variable(msgspec.Struct, frozen=True, kw_only=True):

@@ -12,7 +12,6 @@ from typing import Annotated, Any, Final, Protocol, TypeVar, get_args, get_origi
 
 import msgspec
 
-from gateway.admin.figures import RANGES, HistoryView, Range, UsageBy, UsageRow
 from gateway.admin.operators import (
     About,
     OperatorError,
@@ -24,9 +23,12 @@ from gateway.admin.operators import (
     TaskQuery,
 )
 from gateway.admin.reports import (
+    RANGES,
     Attempt,
     CatalogPage,
     FramesPage,
+    HistoryView,
+    Range,
     ReplicaReport,
     ServerRow,
     SessionEnvironment,
@@ -35,6 +37,8 @@ from gateway.admin.reports import (
     StderrPage,
     TaskRow,
     TriedCall,
+    UsageBy,
+    UsageRow,
 )
 from gateway.sessions.returns import UnreturningClient
 from gateway.version import __version__

@@ -6,9 +6,8 @@ from typing import Final
 from markupsafe import Markup, escape
 from starlette.requests import Request
 
-from gateway.admin.figures import RANGES, HistoryView, Range
 from gateway.admin.formatting import readable, span, took
-from gateway.admin.reports import ReplicaReport
+from gateway.admin.reports import RANGES, HistoryView, Range, ReplicaReport
 
 __all__ = ["RANGE_CHOICES", "Chart", "charts_of", "charts_of_history", "range_of"]
 

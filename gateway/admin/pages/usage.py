@@ -4,9 +4,9 @@ from typing import Any, Final
 
 from starlette.requests import Request
 
-from gateway.admin.figures import UsageBy
 from gateway.admin.pages.charts import RANGE_CHOICES, range_of
 from gateway.admin.pages.page import ConsolePage
+from gateway.admin.reports import UsageBy
 from gateway.admin.verbs import Operators
 
 __all__ = ["PAGE"]

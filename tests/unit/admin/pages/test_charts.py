@@ -2,9 +2,8 @@
 
 import re
 
-from gateway.admin.figures import HistoryPoint, HistoryView
 from gateway.admin.pages.charts import Chart, charts_of, charts_of_history
-from gateway.admin.reports import ReplicaReport
+from gateway.admin.reports import HistoryPoint, HistoryView, ReplicaReport
 from gateway.observability.metrics import Sample
 
 NOW = 1_000.5
