@@ -14,10 +14,9 @@ from rich.text import Text
 from gateway.admin.operators import OperatorError, SessionQuery
 from gateway.admin.reports import ReplicaReport, SessionRow
 from gateway.admin.verbs import Operators
-from gateway.cli.complaint import complain
 from gateway.cli.options import AtGateway, JsonOption, options
 from gateway.cli.output import print_event, replicas_table, sessions_table
-from gateway.cli.source import gateway_at
+from gateway.cli.source import run_at
 from gateway.cli.terminal import Terminal
 from gateway.observability.visible import as_json, visible_line
 
@@ -34,17 +33,8 @@ NameArgument = Annotated[
 
 
 def _run(gateway: AtGateway, work: Callable[[Operators], Awaitable[None]]) -> None:
-    async def running() -> None:
-        from gateway.cli.rest_client import RestClient  # loads the HTTP client
-
-        found = gateway_at(gateway)
-        async with RestClient(found.url, found.key).open() as source:
-            await work(source)
-
     try:
-        asyncio.run(running())
-    except OperatorError as error:
-        raise complain(str(error)) from None
+        run_at(gateway, work)
     except KeyboardInterrupt:
         raise typer.Exit(0) from None
 

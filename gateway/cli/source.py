@@ -28,16 +28,16 @@ _NONE: Final = (
 
 
 @asynccontextmanager
-async def source_of(where: Where) -> AsyncIterator[Operators]:
+async def source_of(where: AtGateway) -> AsyncIterator[Operators]:
     """The operators' model at that place.
 
     Raises:
         OperatorError, StoreError: no place is given, or it cannot be used.
     """
-    if where.url or not where.store:
+    if not isinstance(where, Where) or where.url or not where.store:
         from gateway.cli.rest_client import RestClient  # loads the HTTP client
 
-        found = gateway_at(where, or_else=", or --store to the gateway's store")
+        found = gateway_at(where, or_else=", or --store to the gateway's store" if isinstance(where, Where) else "")
         async with RestClient(found.url, found.key).open() as client:
             yield client
         return
@@ -98,7 +98,7 @@ def endpoint_here(config: Path | None) -> str:
     )
 
 
-def run_at(where: Where, work: Callable[[Operators], Awaitable[None]]) -> None:
+def run_at(where: AtGateway, work: Callable[[Operators], Awaitable[None]]) -> None:
     """Run a command on the model at that place. An error is printed, and ends the command with exit code 2."""
 
     async def running() -> None:
