@@ -72,7 +72,7 @@ class OperatorHosts:
         self._domains = tuple(name[1:] for name in names if name.startswith("*."))
 
     def check(self, host: str) -> None:
-        """Raises `HostNotAllowed`. `host`: the Host header."""
+        """Raise `HostNotAllowed`. `host`: the Host header."""
         name = _hostname(host)
         if "*" in self._names or name in self._names or name.endswith(self._domains) or _is_address(name):
             return
@@ -113,7 +113,7 @@ class SignInAttempts:
         self._wrong: TTLCache[str, tuple[int, float]] = TTLCache(_MOST_NETWORKS, _FORGOTTEN_S, timer=clock)
 
     def check(self, network: str) -> None:
-        """Raises `TooManyAttempts`."""
+        """Raise `TooManyAttempts`."""
         _, until = self._wrong.get(network, (0, 0.0))
         if (wait := until - self._clock()) > 0:
             raise TooManyAttempts(max(1.0, wait))
@@ -138,7 +138,7 @@ class SignInLink:
         self.key = secrets.token_urlsafe(_LINK_BYTES)
 
     def opens_with(self, token: str) -> bool:
-        """True if the link is still good, and this is its token. It stays good."""
+        """Return True if the link is still good, and this is its token. It stays good."""
         is_right = hmac.compare_digest(token.encode("utf-8", "replace"), self.token.encode())
         return is_right and not self._is_used and self._clock() < self._until
 
@@ -184,19 +184,19 @@ class Access:
 
     @property
     def is_open(self) -> bool:
-        """True if an operator can sign in, with a key or with the link."""
+        """Return True if an operator can sign in, with a key or with the link."""
         return self.has_keys or self._link is not None
 
     def is_secure(self, request: Request) -> bool:
-        """True if the browser asks over TLS, as far as a proxy that is trusted says so."""
+        """Return True if the browser asks over TLS, as far as a proxy that is trusted says so."""
         return self._guard.is_secure(request.scope, request.headers)
 
     def check_host(self, request: Request) -> None:
-        """Raises `HostNotAllowed` for a name that is not the gateway's."""
+        """Raise `HostNotAllowed` for a name that is not the gateway's."""
         self._hosts.check(request.headers.get("host", ""))
 
     async def operator(self, request: Request) -> str | None:
-        """The name of the operator that sends a request; None if there is no valid credential.
+        """Return the name of the operator that sends a request; None if there is no valid credential.
 
         A cookie counts only in requests that pages of the gateway have caused.
 
@@ -213,7 +213,7 @@ class Access:
         return signed_in[0]
 
     def _signed_in(self, request: Request) -> tuple[str, str] | None:
-        """The operator and the sign-in that the cookie names, if the operator's key is still valid."""
+        """Return the operator and the sign-in that the cookie names, if the operator's key is still valid."""
         cookie = next((request.cookies[name] for name in self._cookies if name in request.cookies), None)
         if cookie is None or not is_canonical(cookie) or not Guard.same_site(request.headers):
             return None
@@ -224,8 +224,8 @@ class Access:
         return (name, sign_in) if (name, proof) in self._proofs else None
 
     def _holder(self, request: Request, key: str) -> str | None:
-        """The operator whose key it is. A right key is always taken: who guesses may share its address, and would else
-        lock its holder out."""
+        """Return the operator whose key it is. A right key is always taken: who guesses may share its address, and
+        would else lock its holder out."""
         name = self._keys.holder(key)
         if name is None:
             network = self._guard.client(request.scope, _forwarded(request))
@@ -262,7 +262,7 @@ class Access:
         return True
 
     async def _marked(self) -> str:
-        """The name of a new sign-in."""
+        """Mark a new sign-in in the store, and return its name."""
         sign_in = secrets.token_urlsafe(18)
         await self._marks.set(_mark(sign_in), SIGNED_IN_S)
         return sign_in
@@ -297,5 +297,5 @@ def _mark(sign_in: str) -> str:
 
 
 def _forwarded(request: Request) -> Mapping[str, str]:
-    """All lines of `X-Forwarded-For` as one: some proxies add a line of their own."""
+    """Return all lines of `X-Forwarded-For` as one: some proxies add a line of their own."""
     return {"x-forwarded-for": ", ".join(request.headers.getlist("x-forwarded-for"))}

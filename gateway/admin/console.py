@@ -95,8 +95,8 @@ class Console:
         ]
 
     def _explained(self, endpoint: Endpoint) -> Endpoint:
-        """The same endpoint, for hosts that are allowed. What prevents that it knows the operator is answered as plain
-        text."""
+        """Return the same endpoint, for hosts that are allowed. What prevents that it knows the operator is answered as
+        plain text."""
 
         async def explained(request: Request) -> Response:
             try:
@@ -166,8 +166,8 @@ class Console:
         return endpoint
 
     async def _changes(self, name: str, page: ConsolePage, request: Request) -> AsyncIterator[str]:
-        """The live part of a page, each time it differs from the one before. The stream ends when the replica drains,
-        so that the browser connects to another."""
+        """Yield the live part of a page, each time it differs from the one before. The stream ends when the replica
+        drains, so that the browser connects to another."""
         before = ""
         while True:
             began = monotonic()
@@ -192,12 +192,12 @@ class Console:
         request.scope[BASE_URL] = f"{scheme}://{request.headers.get('host', '')}{_root(request)}"
 
     def _html(self, template: str, request: Request, **facts: Any) -> str:
-        """A whole page."""
+        """Render a whole page."""
         page = self._templates.get_template(template)
         return page.render(root=_root(request), navigation=self._navigation, **facts)
 
     def _live_html(self, template: str, request: Request, **facts: Any) -> str:
-        """The block `live` of a page."""
+        """Render the block `live` of a page."""
         page = self._templates.get_template(template)
         return "".join(page.blocks["live"](page.new_context({"root": _root(request), **facts})))
 
@@ -217,8 +217,8 @@ class Console:
         return endpoint
 
     def _answer(self, name: str, page: ConsolePage, answer: Answer) -> Endpoint:
-        """A form that is answered by its page. What the operator has asked for is done once: a page that is loaded
-        again asks for it again, as browsers warn."""
+        """Serve a form that is answered by its page. What the operator has asked for is done once: a page that is
+        loaded again asks for it again, as browsers warn."""
 
         async def endpoint(request: Request) -> Response:
             operator = await self._access.operator(request)
@@ -258,7 +258,7 @@ class Console:
         )
 
     def _asking_for_key(self, request: Request, problem: str) -> Response:
-        """The page for signing in, and why it is shown again."""
+        """Show the page for signing in, and why it is shown again."""
         facts = {"problem": problem, "has_keys": self._access.has_keys}
         html = self._html("sign_in.html", request, operator=None, path="", live="", **facts)
         return HTMLResponse(html, 403 if problem else 200, headers=_HEADERS)
@@ -271,7 +271,7 @@ class Console:
 
 
 def _environment(pages: dict[str, str]) -> "Environment":
-    """The templates of the pages, beside those of the folder `templates`."""
+    """Load the templates of the pages, beside those of the folder `templates`."""
     from jinja2 import ChoiceLoader, DictLoader, Environment, PackageLoader, StrictUndefined  # with the first page
 
     environment = Environment(
@@ -303,7 +303,7 @@ def _gone(error: OperatorError | StoreUnavailable) -> tuple[str, dict[str, Any],
 
 
 async def _key_of(request: Request) -> str:
-    """The key in the form of the sign-in page. Raises `Refused` for a form that is too large."""
+    """Read the key in the form of the sign-in page. Raises `Refused` for a form that is too large."""
     body = await read_body(request.receive, request.headers, _MAX_FORM_BYTES)
     return parse_qs((body or b"").decode("utf-8", "replace")).get("key", [""])[0].strip()
 
@@ -313,5 +313,5 @@ def _redirect(request: Request, path: str) -> RedirectResponse:
 
 
 def _root(request: Request) -> str:
-    """The path below which a proxy serves the gateway."""
+    """Return the path below which a proxy serves the gateway."""
     return str(request.scope.get("root_path", ""))

@@ -8,7 +8,7 @@ __all__ = ["amount", "clock", "moment", "readable", "span", "took"]
 
 
 def readable(value: float, unit: str) -> str:
-    """A number with its unit. Seconds (`s`) are shown as `took` shows them."""
+    """Write a number with its unit. Seconds (`s`) are shown as `took` shows them."""
     if unit == "s":
         return took(value)
     return f"{value:,.0f}{unit}"
@@ -36,17 +36,18 @@ def span(seconds: float) -> str:
 
 
 def amount(count: float) -> str:
-    """Bytes."""
+    """Format bytes."""
     if count < 1_024:
         return f"{count:.0f} B"
     return f"{count / 1_024:.1f} KiB" if count < 1 << 20 else f"{count / (1 << 20):.1f} MiB"
 
 
 def clock(at: float) -> str:
-    """A time, in UTC."""
+    """Format a time, in UTC."""
     return datetime.fromtimestamp(at, UTC).strftime("%Y-%m-%d %H:%M:%S")
 
 
 def moment(at: float) -> Markup:
-    """A time as an element of a page: in UTC, which the console's script changes to the time of the reader's place."""
+    """Format a time as an element of a page: in UTC, which the console's script changes to the time of the reader's
+    place."""
     return Markup('<time datetime="{}Z">{} UTC</time>').format(clock(at).replace(" ", "T"), clock(at))

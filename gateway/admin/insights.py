@@ -56,7 +56,8 @@ class Insights:
     # -- timelines
 
     async def timeline(self, prefix: str) -> SessionTimeline:
-        """The timeline of a session that is live, or has ended in the last day. Raises as `Operators.timeline`."""
+        """Return the timeline of a session that is live, or has ended in the last day. Raises as
+        `Operators.timeline`."""
         name, session = await self._named(prefix)
         stored = await self._backend.timelines.read(name)
         head = None if stored is None else stored.head
@@ -93,7 +94,7 @@ class Insights:
         return list(found.values())[: query.limit]
 
     async def _named(self, prefix: str) -> tuple[str, Session | None]:
-        """The name of the one timeline that is meant, and the record of its session if it is live."""
+        """Return the name of the one timeline that is meant, and the record of its session if it is live."""
         if prefix and len(prefix) < SHORTEST_PREFIX:
             raise TooShort("session")
         page = await self._backend.sessions.page(after=prefix, limit=_MOST_CANDIDATES + 1)
@@ -115,7 +116,7 @@ class Insights:
     # -- the history
 
     async def history(self, over: Range = "15m", server: str = "", tool: str = "") -> HistoryView:
-        """The points of a range; of one server, or of one tool, where that is given."""
+        """Return the points of a range; of one server, or of one tool, where that is given."""
         records, steps = await self._records(over)
         _, step_s = RANGES[over]
         return HistoryView(range=over, step_s=step_s, points=points_of(records, steps, server=server, tool=tool))
@@ -139,7 +140,7 @@ class Insights:
     # -- servers
 
     async def servers(self, over: Range = "15m") -> list[ServerRow]:
-        """The configured servers on all replicas together, with their use in a range."""
+        """Return the configured servers on all replicas together, with their use in a range."""
         self._replicas.require("the store does not record which servers run: use --url with a running gateway")
         answers = await self._replicas.ask(Replica.servers)
         parts = [part for some in answers.by.values() for part in some]
@@ -152,7 +153,7 @@ class Insights:
 def points_of(
     records: Iterable[HistoryRecord], steps: Sequence[int], *, server: str = "", tool: str = ""
 ) -> list[HistoryPoint]:
-    """One point for each of these times; of one server, or of one tool of it, where that is given."""
+    """Return one point for each of these times; of one server, or of one tool of it, where that is given."""
     found: dict[int, list[FigureRecord]] = {at: [] for at in steps}
     for record in records:
         if record.at in found:
@@ -221,7 +222,7 @@ def _row(used: ToolFigures | WhoFigures, length_s: float, **more: Any) -> UsageR
 def _server_rows(
     parts: Iterable[ServerPart], by_server: Mapping[str, UsageRow], by_tool: Sequence[UsageRow]
 ) -> list[ServerRow]:
-    """The servers in order of name, with their use in a range."""
+    """Return the servers in order of name, with their use in a range."""
     of: dict[str, list[ServerPart]] = {}
     for part in parts:
         of.setdefault(part.server, []).append(part)

@@ -54,8 +54,8 @@ def _place(url: str) -> tuple[str, int | None]:
 
 
 def network_namespace() -> int:
-    """The number of this process's network namespace; 0 where the system has none. A folder that containers share shows
-    gateways whose addresses mean something else here."""
+    """Return the number of this process's network namespace; 0 where the system has none. A folder that containers
+    share shows gateways whose addresses mean something else here."""
     try:
         return os.stat("/proc/self/ns/net").st_ino
     except OSError:
@@ -63,7 +63,7 @@ def network_namespace() -> int:
 
 
 def runtime_folder() -> Path:
-    """The folder of the files. It may not exist.
+    """Return the folder of the files. It may not exist.
 
     It is below `XDG_RUNTIME_DIR`, or else below `/run/user/UID`, if this user alone can enter them, and otherwise below
     `/tmp`, where its name has the user's number.
@@ -78,7 +78,7 @@ def runtime_folder() -> Path:
 
 
 def _entered(folder: Path) -> int:
-    """A descriptor of a folder that nobody but this user can enter or change. Raises `OSError`."""
+    """Return a descriptor of a folder that nobody but this user can enter or change. Raises `OSError`."""
     descriptor = os.open(folder, _OPEN | os.O_DIRECTORY)
     try:
         _refuse_foreign(os.fstat(descriptor), str(folder))
@@ -123,7 +123,7 @@ def _remove(name: str, directory: int) -> None:
 
 
 def local_gateways(folder: Path | None = None) -> list[LocalGateway]:
-    """The gateways of this user that run here now, by URL. What dead ones have left behind is removed."""
+    """Return the gateways of this user that run here now, by URL. What dead ones have left behind is removed."""
     try:
         directory = _entered(runtime_folder() if folder is None else folder)
     except OSError:

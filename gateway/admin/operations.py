@@ -129,12 +129,12 @@ class Operations:
 
     @property
     def is_draining(self) -> bool:
-        """True if this replica drains: streams to operators end, so that they ask another."""
+        """Return True if this replica drains: streams to operators end, so that they ask another."""
         return self._replicas.is_draining
 
     @property
     def tried(self) -> TriedCalls:
-        """The tools of the servers, and calls of them."""
+        """Return the tools of the servers, and calls of them."""
         if self._tried is None:
             raise UnknownHere("only a running gateway knows tools and calls them: use --url")
         return self._tried
@@ -199,7 +199,7 @@ class Operations:
         return ended
 
     async def _matching(self, which: SessionFilter) -> AsyncIterator[list[tuple[Session, SessionPart | None]]]:
-        """All sessions that match, page by page, with what the replica knows that serves them."""
+        """Yield all sessions that match, page by page, with what the replica knows that serves them."""
         if not which.is_of_records and not self._replicas.are_known:
             raise UnknownHere("the store does not record states and failures: use --url with a running gateway")
         place = ""
@@ -267,7 +267,7 @@ def _facts(event: AuditEvent) -> dict[str, Any]:
 
 
 def operations_on(backend: Backend) -> Operations:
-    """The model on an open backend. What happens inside gateways is unknown to it."""
+    """Return the model on an open backend. What happens inside gateways is unknown to it."""
     return Operations(
         backend=backend,
         replicas=Replicas(backend),
@@ -316,8 +316,8 @@ class TaskList:
         self._clock = clock
 
     async def page(self, query: TaskQuery) -> TaskPage:
-        """A page of the tasks that match, newest first. Raises `NoSuch`: the page before ended with an unknown task, or
-        the client's id of a task is given, and there is no such task."""
+        """Return a page of the tasks that match, newest first. Raises `NoSuch`: the page before ended with an unknown
+        task, or the client's id of a task is given, and there is no such task."""
         if (handle := claimed(query.query)) is not None:
             return TaskPage(tasks=[task_row(await self._of_client(handle), self._clock())])
         before = (await self.found(query.after)).name if query.after else ""
@@ -332,11 +332,11 @@ class TaskList:
         return TaskPage(tasks=[task_row(task, now) for task in rows], after=after)
 
     async def row(self, prefix: str) -> TaskRow:
-        """The task whose id begins like that. Raises as `found`."""
+        """Return the task whose id begins like that. Raises as `found`."""
         return task_row(await self.found(prefix), self._clock())
 
     async def found(self, prefix: str) -> Task:
-        """The one task that is meant: by how its id begins, or by the id that its client has. Never a guess.
+        """Find the one task that is meant: by how its id begins, or by the id that its client has. Never a guess.
 
         Raises:
             NoSuch, Ambiguous, TooShort: not one task is meant.
@@ -372,7 +372,7 @@ class TaskList:
 
 
 def task_row(task: Task, now: float) -> TaskRow:
-    """A task as operators see it. What was asked of its client is counted, and what it returned is left out."""
+    """Return a task as operators see it. What was asked of its client is counted, and what it returned is left out."""
     error = msgspec.json.decode(task.error, type=_Error) if task.error else _Error()
     return TaskRow(
         task=redact(task.id),
@@ -433,13 +433,13 @@ class SessionWatches:
         return FramesPage(watched=False)
 
     async def frames(self, prefix: str, by: str, *, after: int = 0, limit: int = 100) -> FramesPage:
-        """The newest messages, or the oldest ones behind the number `after`."""
+        """Return the newest messages, or the oldest ones behind the number `after`."""
         session = await self._allowed(prefix, by)
         return _frames_page(await self._read(FrameQuery(session=session.id, frames=limit, after_frame=after)), after)
 
     async def stderr(self, prefix: str, by: str, *, after: int = 0, limit: int = 100) -> StderrPage:
-        """The newest lines, or the oldest ones behind the number `after`. The last lines of each server are there
-        without a watch, too, for every operator."""
+        """Return the newest lines, or the oldest ones behind the number `after`. The last lines of each server are
+        there without a watch, too, for every operator."""
         session = await self._finder.find(prefix)
         report = await self._read(FrameQuery(session=session.id, lines=limit, after_line=after))
         if report.watched:
@@ -447,7 +447,7 @@ class SessionWatches:
         return _stderr_page(report, after)
 
     async def both(self, prefix: str, by: str, *, frames: int, lines: int) -> tuple[FramesPage, StderrPage] | None:
-        """The newest messages and lines. None: `admin.frames` does not allow to see them."""
+        """Return the newest messages and lines. None: `admin.frames` does not allow to see them."""
         session = await self._finder.find(prefix)
         if not self.allows(session.principal, by):
             return None
@@ -480,7 +480,7 @@ class SessionWatches:
 
 
 def _best(answers: Answers[FrameReport | None]) -> FrameReport | None:
-    """The report of the replica that has a session; of several, of the one that watches it."""
+    """Return the report of the replica that has a session; of several, of the one that watches it."""
     reports = [report for report in answers.by.values() if report is not None]
     return max(reports, key=lambda report: report.watched, default=None)
 

@@ -116,11 +116,11 @@ class TaskQuery(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def matches_all(self) -> bool:
-        """True if no task is left out."""
+        """Return True if no task is left out."""
         return not self.query and not self.status
 
     def matches(self, task: Task) -> bool:
-        """True if the task has that status, and all words of the query occur in its facts."""
+        """Return True if the task has that status, and all words of the query occur in its facts."""
         if self.status not in ("", task.status) and not (self.status == "tool_error" and task.is_tool_error):
             return False
         facts = (str(task.principal), task.endpoint, task.server, task.tool, task.message)
@@ -161,8 +161,8 @@ class SessionFilter(msgspec.Struct, frozen=True, kw_only=True):
 
     @classmethod
     def of(cls, values: Mapping[str, str]) -> "SessionFilter":
-        """The filter of these values. Raises `OperatorError`: one is empty, which would mean more than was meant, or
-        has no such name or value."""
+        """Return the filter of these values. Raises `OperatorError`: one is empty, which would mean more than was
+        meant, or has no such name or value."""
         if empty := [name for name, value in values.items() if not value]:
             raise OperatorError(f"{empty[0]}: is empty; give a value, or leave it out")
         if values.get("failing", "true") != "true":
@@ -172,12 +172,12 @@ class SessionFilter(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def is_of_records(self) -> bool:
-        """True if the records of sessions have all that is asked for."""
+        """Return True if the records of sessions have all that is asked for."""
         return not self.state and not self.failing
 
     @property
     def given(self) -> dict[str, str]:
-        """The values that are given, as `of` takes them."""
+        """Return the values that are given, as `of` takes them."""
         found = {name: value for name, value in msgspec.structs.asdict(self).items() if value}
         return found | ({"failing": "true"} if self.failing else {})
 
@@ -193,7 +193,7 @@ SORTS: Final[tuple[str, ...]] = get_args(Sort)[1:]
 
 
 def sort_named(name: str) -> Sort:
-    """The order of that name; empty: that of the query. Raises `OperatorError`: there is none."""
+    """Return the order of that name; empty: that of the query. Raises `OperatorError`: there is none."""
     for known in get_args(Sort):
         if name == known:
             found: Sort = known
@@ -235,7 +235,7 @@ class SessionQuery(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def is_plain(self) -> bool:
-        """True for all sessions in order of id."""
+        """Return True for all sessions in order of id."""
         return not self.query and self.only == "all" and self.which is None and self.order == "id"
 
 
@@ -252,7 +252,7 @@ class PastQuery(msgspec.Struct, frozen=True, kw_only=True):
     limit: Limit = 50
 
     def matches(self, head: TimelineHead) -> bool:
-        """True if a session has what is given."""
+        """Return True if a session has what is given."""
         facts = (head.session, head.principal, head.client, head.workspace, head.endpoint, head.era, head.ended)
         text = "\n".join(facts).lower()
         return (

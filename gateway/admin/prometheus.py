@@ -43,7 +43,7 @@ class PrometheusExporter:
         ProcessCollector(registry=self._registry)
 
     async def render(self, accept: str, store_s: float | None, replicas: int) -> tuple[bytes, str]:
-        """The text and its media type. `store_s`: seconds the store took to answer, None if it did not."""
+        """Return the text and its media type. `store_s`: seconds the store took to answer, None if it did not."""
         held = await self._replica.held()
         # No await from here on: the collector reads these.
         self._store_s, self._replicas, self._counted = store_s, replicas, held
@@ -51,7 +51,7 @@ class PrometheusExporter:
         return encoder(self._registry), kind
 
     def collect(self) -> Iterator[Metric]:
-        """All metric families; `prometheus_client` calls this for each scrape."""
+        """Yield all metric families; `prometheus_client` calls this for each scrape."""
         yield from self._requests()
         yield from self._held()
         yield from self._servers()
@@ -178,6 +178,6 @@ class PrometheusExporter:
 
 
 def _buckets(durations: Durations) -> list[tuple[str, float]]:
-    """The buckets of a histogram, each with those below it."""
+    """Return the buckets of a histogram, each with those below it."""
     ends = (*map(repr, durations.bounds_s), "+Inf")
     return [*zip(ends, accumulate(durations.counts), strict=True)]

@@ -84,7 +84,7 @@ class Serving(Protocol):
     def is_draining(self) -> bool: ...
 
     async def is_ready(self) -> bool:
-        """True if requests are to be sent here."""
+        """Return True if requests are to be sent here."""
         ...
 
     async def drain(self) -> None:
@@ -183,7 +183,7 @@ class Replica:
 
     @question("report")
     async def report(self) -> ReplicaReport:
-        """The report of this replica."""
+        """Return the report of this replica."""
         held = await self.held()
         return ReplicaReport(
             replica=self.name,
@@ -238,7 +238,7 @@ class Replica:
 
     @question("parts")
     async def parts(self, session_ids: list[str]) -> list[SessionPart]:
-        """The facts that this replica knows about these sessions."""
+        """Return the facts that this replica knows about these sessions."""
         lines = MOST_LINES if len(session_ids) == 1 else _LISTED_LINES
         found = [live for one in session_ids if (live := self._live.get(one)) is not None]
         return [
@@ -252,12 +252,12 @@ class Replica:
 
     @question("brief parts")
     async def brief_parts(self, session_ids: list[str]) -> list[SessionPart]:
-        """The same facts without processes and refusals."""
+        """Return the same facts without processes and refusals."""
         return [part_of(live) for one in session_ids if (live := self._live.get(one)) is not None]
 
     @question("held")
     async def serves(self, session_ids: list[str]) -> list[str]:
-        """Those of these sessions that this replica serves."""
+        """Return those of these sessions that this replica serves."""
         return [one for one in session_ids if self._live.get(one) is not None]
 
     @question("listing")
@@ -356,7 +356,7 @@ def _process(conversation: Conversation, lines: int) -> ProcessFacts:
 
 
 def _below(pid: int) -> list[int]:
-    """A process and all its descendants."""
+    """Return a process and all its descendants."""
     found = [pid]
     for one in found:  # grows while it is walked
         try:
@@ -377,7 +377,8 @@ def memory_of(pid: int) -> int:
 
 
 def _part_of_server(upstream: ConfiguredUpstream, links: Sequence[tuple[str, Conversation]]) -> ServerPart:
-    """The part of this replica. `links`: the conversations with the server, and how the ids of their sessions begin."""
+    """Return the part of this replica. `links`: the conversations with the server, and how the ids of their sessions
+    begin."""
     settings, found = upstream.settings, upstream.state
     tools = upstream.probed_tools
     return ServerPart(
@@ -435,8 +436,8 @@ def _seen_of(live: LiveSession, query: FrameQuery) -> FrameReport:
 
 
 def _output_tail(live: LiveSession) -> list[StderrLine]:
-    """The last lines of the session's servers, which are known of every session. Of a process that has ended fewer are
-    kept."""
+    """Return the last lines of the session's servers, which are known of every session. Of a process that has ended
+    fewer are kept."""
     found: list[StderrLine] = []
     for conversation in live.conversations.values():
         link = conversation.link

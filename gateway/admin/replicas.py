@@ -119,7 +119,7 @@ class PeerQueries:
 
 
 def _read(data: bytes | None, kind: type[Message]) -> Message | None:
-    """A decoded message. None if messages were missed, or if another version has encoded it differently."""
+    """Decode a message. None if messages were missed, or if another version has encoded it differently."""
     try:
         return None if data is None else msgspec.json.decode(data, type=kind)
     except msgspec.MsgspecError:
@@ -144,16 +144,16 @@ class Replicas:
 
     @property
     def are_known(self) -> bool:
-        """True if running gateways can be asked."""
+        """Return True if running gateways can be asked."""
         return self._own is not None
 
     @property
     def is_draining(self) -> bool:
-        """True if the gateway that is asked drains."""
+        """Return True if the gateway that is asked drains."""
         return self._own is not None and self._own.is_draining
 
     def require(self, why: str) -> None:
-        """Raises `UnknownHere` if no gateway can be asked. `why` says what only a gateway knows."""
+        """Raise `UnknownHere` if no gateway can be asked. `why` says what only a gateway knows."""
         if not self.are_known:
             raise UnknownHere(why)
 
@@ -167,7 +167,8 @@ class Replicas:
         return Answers(answers, len(names) - len(answers))
 
     async def reports(self) -> list[ReplicaReport]:
-        """One report for each replica that holds a lease, in order of name. One that does not answer is `silent`."""
+        """Return one report for each replica that holds a lease, in order of name. One that does not answer is
+        `silent`."""
         self.require("the store does not record which replicas run: use --url with a running gateway")
         addresses = await self._addresses()
         found = await self._ask(addresses, Replica.report, ())
@@ -205,7 +206,7 @@ class Replicas:
         return names[0]
 
     async def _addresses(self) -> dict[str, str]:
-        """The addresses of all replicas, by name."""
+        """Return the addresses of all replicas, by name."""
         if self._own is None:
             return {}
         others = await self._backend.directory.replicas() if self._backend.is_shared else {}

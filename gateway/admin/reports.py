@@ -346,7 +346,7 @@ class TaskRow(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def outcome(self) -> str:
-        """The status for people."""
+        """Return the status for people."""
         return "tool error" if self.tool_error else self.status.replace("_", " ")
 
     @property
@@ -566,7 +566,7 @@ _OF_PART: Final = [name for name in SessionPart.__struct_fields__ if name in Ses
 
 
 def row_of(session: Session, part: SessionPart | None, now: float, *, state_bytes: int = 0) -> SessionRow:
-    """A record and what its replica knows, put together."""
+    """Return a record and what its replica knows, put together."""
     part = part or detached(session)
     return SessionRow(
         session=redact(session.id),

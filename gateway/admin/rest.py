@@ -81,8 +81,8 @@ class Rest:
         return endpoint
 
     async def _while_signed_in(self, request: Request, parts: AsyncIterable[Any]) -> AsyncIterator[Any]:
-        """The parts of a stream, until its operator has signed out or what it shows is gone. Keys are those of the
-        configuration, as long as this process runs."""
+        """Yield the parts of a stream, until its operator has signed out or what it shows is gone. Keys are those of
+        the configuration, as long as this process runs."""
         checked = monotonic()
         with contextlib.suppress(OperatorError, StoreUnavailable):
             async for part in parts:
@@ -159,5 +159,5 @@ def _problem(status: int, detail: str, headers: dict[str, str] | None = None) ->
 
 
 def description() -> dict[str, Any]:
-    """The interface in OpenAPI 3.1."""
+    """Return the interface in OpenAPI 3.1."""
     return described(API, VERBS)

@@ -77,7 +77,7 @@ class Sources:
 
     @property
     def known(self) -> Iterable[str]:
-        """The names that a process has in any case."""
+        """Return the names that a process has in any case."""
         sandbox = () if self.sandbox is None else (*_OF_SANDBOXES, *self.sandbox)
         ours = tuple(_OWN) if self.is_of_session else ()
         return {*self.inherited, *sandbox, *self.names, *self.rules, *ours, *self.own}
@@ -101,8 +101,8 @@ class Sources:
 
 
 def variables_of(sources: Sources, given: Mapping[str, str] | None) -> Iterator[Variable]:
-    """The variables in order of name. `given` is what the gateway gave a process that runs, beside what it inherits and
-    the server's `env`; None: no process runs, and only the names are known."""
+    """Return the variables in order of name. `given` is what the gateway gave a process that runs, beside what it
+    inherits and the server's `env`; None: no process runs, and only the names are known."""
     present = {**sources.inherited, **(given or {})}
     for name in sorted({*sources.known, *present}):
         origin, where = sources.of(name)
@@ -112,7 +112,7 @@ def variables_of(sources: Sources, given: Mapping[str, str] | None) -> Iterator[
 
 
 def _shown(sources: Sources, name: str, origin: Origin, where: str, value: str | None) -> str | None:
-    """A value as operators see it; None: it is not shown."""
+    """Return a value as operators see it; None: it is not shown."""
     if value is None or not (origin in _SHOWN or name == SOCKET_VARIABLE or where in BUILT_IN):
         return None
     if where == "session_id":
@@ -121,7 +121,8 @@ def _shown(sources: Sources, name: str, origin: Origin, where: str, value: str |
 
 
 def headers_of(configured: Mapping[str, str], where: str, assertion: str) -> list[Variable]:
-    """The headers that requests to a server behind a URL have: the configured ones, and the gateway's assertion."""
+    """Return the headers that requests to a server behind a URL have: the configured ones, and the gateway's
+    assertion."""
     found = []
     for name, value in configured.items():
         origin, source = _configured(value, where)
@@ -162,12 +163,12 @@ class SessionEnvironments:
         self._faults: dict[str, tuple[Tools, Mapping[str, str]]] = {}  # of the tools that a server has listed last
 
     def held(self, session_id: str) -> SessionEnvironment | None:
-        """The environment of a session that this replica serves; None if it does not."""
+        """Return the environment of a session that this replica serves; None if it does not."""
         live = self._live.get(session_id)
         return None if live is None else self.of(live.session, live)
 
     def of(self, session: Session, live: LiveSession | None = None) -> SessionEnvironment:
-        """The environment of a session. Without `live`, what its record and the configuration here say."""
+        """Return the environment of a session. Without `live`, what its record and the configuration here say."""
         served = [name for name in self._given.served.get(session.endpoint, ()) if name in self._upstreams]
         options = self._given.settings.gateway
         told = about_session(
@@ -247,7 +248,8 @@ class SessionEnvironments:
         return len(tools.listed), sorted(hiding, key=lambda one: -one.count)
 
     def _faults_of(self, server: str, tools: Tools) -> Mapping[str, str]:
-        """The tools whose schemas cannot be used, and why. They are checked when the server has listed others."""
+        """Return the tools whose schemas cannot be used, and why. They are checked when the server has listed
+        others."""
         known, faults = self._faults.get(server, (None, {}))
         if known is not tools:
             faults = self._given.unusable(server, tools.listed)
@@ -255,7 +257,7 @@ class SessionEnvironments:
         return faults
 
     def _process(self, upstream: ConfiguredUpstream, session: Session, given: ConnectOptions | None) -> dict[str, Any]:
-        """The sandbox, the variables and the folders of a server that is a process."""
+        """Return the sandbox, the variables and the folders of a server that is a process."""
         name, entry = upstream.name, upstream.settings
         enclosures = self._given.enclosures[name]
         sandbox = enclosures.shared if entry.shared else enclosures.sandbox(session.context.trust)
@@ -291,8 +293,8 @@ class SessionEnvironments:
 def _folders(
     sources: Sources, cwd: str | None, given: ConnectOptions | None, enclosure: Enclosure | None
 ) -> dict[str, str]:
-    """The working folder of a process, its HOME, and its folder for temporary files. What is made when it starts is
-    named by a variable before."""
+    """Return the working folder of a process, its HOME, and its folder for temporary files. What is made when it starts
+    is named by a variable before."""
     is_made = given is not None or enclosure is None
     values = {**sources.inherited, **({} if given is None else given.env), **sources.own}
 
@@ -315,7 +317,7 @@ def _replaced(found: ServerEnvironment, **more: Any) -> ServerEnvironment:
 
 
 def _conversation(upstream: ConfiguredUpstream, live: LiveSession | None) -> Conversation | None:
-    """The conversation of a session with a server, one with an open link before others."""
+    """Return the conversation of a session with a server, one with an open link before others."""
     if upstream.settings.shared:
         found: Iterable[Conversation] = upstream.shared
     elif live is None:
@@ -339,9 +341,9 @@ def about_session(
     reasons: Iterable[Reason] | None,
     entries: Sequence[str],
 ) -> list[str]:
-    """The sentences about a session, in the order in which a request is decided. `served` are the servers behind its
-    endpoint. `reasons` are those for its context; None if the rules have changed since its last request. `entries` are
-    the entries of `gateway.policy.workspaces` that restrict it."""
+    """Return the sentences about a session, in the order in which a request is decided. `served` are the servers behind
+    its endpoint. `reasons` are those for its context; None if the rules have changed since its last request. `entries`
+    are the entries of `gateway.policy.workspaces` that restrict it."""
     told = [_endpoint(session, served), _principal(session.principal, auth), *_context(session, reasons)]
     if entries:
         which = _list([f"gateway.policy.workspaces.{entry}" for entry in entries])

@@ -68,12 +68,12 @@ class DetachedSessions:
 
     @property
     def is_reading(self) -> bool:
-        """True until a reading has come to its end: some sessions may be missing."""
+        """Return True until a reading has come to its end: some sessions may be missing."""
         return self._backend.is_durable and not self._was_read
 
     async def read(self) -> list[Session]:
-        """The records, as the last reading has found them. The first one is waited for, for a short time. What it has
-        found then is returned."""
+        """Return the records, as the last reading has found them. The first one is waited for, for a short time. What
+        it has found then is returned."""
         if not self._backend.is_durable:
             return []  # what the store has, this process has opened
         if monotonic() - self._tried_at > _FRESH_S:
@@ -117,7 +117,7 @@ class SessionFinder:
         self._clock = clock
 
     async def find(self, prefix: str) -> Session:
-        """The one session that is meant. Never a guess. Raises `NoSuch`, `Ambiguous`, `TooShort`."""
+        """Find the one session that is meant. Never a guess. Raises `NoSuch`, `Ambiguous`, `TooShort`."""
         if prefix and len(prefix) < SHORTEST_PREFIX:
             raise TooShort("session")
         exact = await self._sessions.peek(prefix) if prefix else None
@@ -151,7 +151,7 @@ class SessionList:
         self._detached = DetachedSessions(backend, replicas)
 
     async def page(self, query: SessionQuery) -> Page:
-        """A page of live sessions. Raises as `Operators.sessions`."""
+        """Return a page of live sessions. Raises as `Operators.sessions`."""
         if _CORRELATION.fullmatch(query.query) and query.only == "all" and query.which is None:
             of_request = await self._of_request(query)
             if of_request:
@@ -160,12 +160,12 @@ class SessionList:
             return await self._stored(query)
         if not query.is_plain:
             return await self._together(query)
-        # Totals are nobody's page.
+        # Totals are of all sessions: for them, a list of no rows is made.
         page, totals = await asyncio.gather(self._in_order(query), self._together(replace(query, limit=0, after="")))
         return replace(page, totals=totals.totals, unanswered=totals.unanswered, is_reading=totals.is_reading)
 
     async def _in_order(self, query: SessionQuery) -> Page:
-        """All sessions, in order of id, as the store has them."""
+        """Return all sessions, in order of id, as the store has them."""
         # "~" stands behind every character of an id: the page begins behind all that start like that.
         after = f"{query.after.rpartition('~')[2]}~" if query.after else ""
         found = await self._backend.sessions.page(after=after, limit=query.limit + 1)
@@ -207,7 +207,8 @@ class SessionList:
         return Page(sessions=rows, after=more, totals=totals, unanswered=answers.unanswered, is_reading=is_reading)
 
     async def _completed(self, chosen: Sequence[tuple[str, SessionRow]]) -> list[SessionRow]:
-        """The rows with their processes and the size of their state, without those of sessions that have ended."""
+        """Return the rows with their processes and the size of their state, without those of sessions that have
+        ended."""
         if not chosen:
             return []
         parts, sizes = await asyncio.gather(
@@ -224,7 +225,7 @@ class SessionList:
         return rows
 
     async def rows(self, found: Sequence[Session]) -> list[SessionRow]:
-        """The rows of these sessions."""
+        """Return the rows of these sessions."""
         parts: dict[str, SessionPart] = await self._replicas.parts([session.id for session in found])
         sizes = await asyncio.gather(*(self._size(session.id) for session in found))
         now = self._clock()
@@ -234,14 +235,14 @@ class SessionList:
         ]
 
     async def _size(self, session_id: str) -> int | None:
-        """None: the session has ended."""
+        """Return the bytes of its state. None: the session has ended."""
         try:
             return await self._backend.state.size(session_id)
         except SessionGone:
             return None
 
     async def _of_request(self, query: SessionQuery) -> list[Session]:
-        """The sessions of a request that has failed, or that is in the audit trail."""
+        """Find the sessions of a request that has failed, or that is in the audit trail."""
         pages = (await self._replicas.ask(Replica.listing, query)).by.values()
         ids = [row.id for page in pages for row in page.rows]
         found = list(await asyncio.gather(*map(self._backend.sessions.peek, ids)))
@@ -254,7 +255,7 @@ class SessionList:
 
 
 def _cut(found: list[tuple[Place, T]], query: SessionQuery) -> tuple[list[tuple[Place, T]], str]:
-    """The sessions of a page, and where the next one begins."""
+    """Return the sessions of a page, and where the next one begins."""
     if not query.limit or len(found) <= query.limit:
         return found[: query.limit], ""
     return found[: query.limit], cursor_of(found[query.limit - 1][0])

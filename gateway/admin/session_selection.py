@@ -60,8 +60,8 @@ class LiveFacts(NamedTuple):
 
 
 def facts_of(session: Session, part: SessionPart | None = None) -> LiveFacts:
-    """The facts in what a replica has sent of a session; None: no replica serves it, and its last owner has left them
-    in the record."""
+    """Return the facts in what a replica has sent of a session; None: no replica serves it, and its last owner has left
+    them in the record."""
     part = part or detached(session)
     failed_at = part.failures[0].at if part.failures else 0.0
     correlations = [failure.correlation for failure in part.failures]
@@ -83,7 +83,7 @@ class Selection(Generic[T]):
         self._found: list[tuple[Place, T]] = []
 
     def add(self, session: Session, facts: LiveFacts, item: T) -> None:
-        """A session, and what is returned for it. Each is given once."""
+        """Take a session, and what is returned for it. Each is given once."""
         query = self._query
         if query.only == "failing" and not facts.failed:
             return
@@ -99,14 +99,14 @@ class Selection(Generic[T]):
             self._found.append((place, item))
 
     def first(self) -> list[tuple[Place, T]]:
-        """The first sessions behind `query.after`: one more than a page has. Others are forgotten, so a long list is
-        asked for its first ones now and then."""
+        """Return the first sessions behind `query.after`: one more than a page has. Others are forgotten, so a long
+        list is asked for its first ones now and then."""
         self._found = heapq.nsmallest(self._query.limit + 1, self._found, key=lambda found: found[0])
         return self._found
 
 
 def fits(which: SessionFilter, session: Session, facts: LiveFacts) -> bool:
-    """True if a session has every value that is given."""
+    """Return True if a session has every value that is given."""
     return (
         which.principal in ("", str(session.principal))
         and which.client in ("", session.client.name)
@@ -126,7 +126,7 @@ def _uses(server: str, session: Session, facts: LiveFacts) -> bool:
 
 
 def matches(session: Session, query: str, words: Sequence[str] | None = None) -> bool:
-    """True if every word of the query occurs in the facts of a session, or its id begins with the query."""
+    """Return True if every word of the query occurs in the facts of a session, or its id begins with the query."""
     if not query or session.id.startswith(query):
         return True
     context = session.context
@@ -187,7 +187,7 @@ class HeldPage(msgspec.Struct, frozen=True, kw_only=True):
 
 
 async def held_page(live: LiveSessions, query: SessionQuery, now: Callable[[], float]) -> HeldPage:
-    """The part of this replica. The sessions are looked at in steps, so that calls do not wait for it."""
+    """Return the part of this replica. The sessions are looked at in steps, so that calls do not wait for it."""
     selection: Selection[LiveSession] = Selection(query)
     for some in slices(list(live), SCANNED_AT_ONCE // 2):
         for one in some:
@@ -225,12 +225,13 @@ def _state_of(live: LiveSession) -> SessionState:
 
 
 def suspended_of(live: LiveSession) -> int:
-    """Its calls that wait for answers of their client. Calls that have ended are remembered by name for a while."""
+    """Count its calls that wait for answers of their client. Calls that have ended are remembered by name for a
+    while."""
     return sum(exchange.is_suspended for exchange in live.suspended.values())
 
 
 def in_flight_of(live: LiveSession) -> int:
-    """Its calls in flight without those that were moved to a child session, which has them too."""
+    """Count its calls in flight without those that were moved to a child session, which has them too."""
     return sum(exchange.live is live for exchange in live.exchanges)
 
 

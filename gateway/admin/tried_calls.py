@@ -91,7 +91,7 @@ class ToolCatalog:
         self._paths = {path: tuple(servers) for path, servers in paths.items()}
 
     def page(self, query: str = "", *, server: str = "", limit: int = 100) -> CatalogPage:
-        """The tools of which server, name, title or description have all words of the query."""
+        """Return the tools of which server, name, title or description have all words of the query."""
         words = query.lower().split()
         found: list[ToolRow] = []
         unknown: list[str] = []
@@ -107,7 +107,7 @@ class ToolCatalog:
         return CatalogPage(tools=found[:limit], total=len(found), unknown=unknown)
 
     def tool(self, server: str, name: str) -> ToolRow:
-        """One tool. Raises `NoSuch`: there is no such server, or it has listed no such tool."""
+        """Return one tool. Raises `NoSuch`: there is no such server, or it has listed no such tool."""
         tools = self._upstream(server).probed_tools
         if tools is None:
             raise NoSuch(f"the tools of server {server!r} are not known: it has not answered yet, or asks for secrets")
@@ -117,18 +117,19 @@ class ToolCatalog:
         raise NoSuch(f"server {server!r} lists no tool {name[:128]!r}")
 
     def path_of(self, server: str) -> str:
-        """The endpoint that serves that server alone. Raises `NoSuch`."""
+        """Return the endpoint that serves that server alone. Raises `NoSuch`."""
         return f"/servers/{self._upstream(server).name}/mcp"
 
     def name_at(self, path: str, server: str, tool: str) -> str:
-        """The name of a tool for clients of an endpoint. Raises `OperatorError`: it does not serve the server."""
+        """Return the name of a tool for clients of an endpoint. Raises `OperatorError`: it does not serve the
+        server."""
         served = self._paths.get(path, ())
         if server not in served:
             raise OperatorError(f"the session is one of {path}, which does not serve {server!r}")
         return tool if len(served) == 1 else str(named(server, {"name": tool})["name"])
 
     def headers_for(self, server: str, tool: str, arguments: Object) -> dict[str, str]:
-        """The headers that repeat arguments of a call (MCP 2026-07-28, Transports §Custom Headers)."""
+        """Return the headers that repeat arguments of a call (MCP 2026-07-28, Transports §Custom Headers)."""
         tools = self._upstream(server).probed_tools
         schema = None if tools is None else tools.mirrored.get(tool)
         if schema is None:
@@ -373,12 +374,12 @@ class TriedCalls:
             raise
 
     def _fresh(self, attempt: Attempt, by: str) -> Way:
-        """A new session of the operator."""
+        """Return the way into a new session of the operator."""
         path = self.catalog.path_of(attempt.server)
         return Way(era=MODERN, path=path, principal=_principal(by), claims=None, key=secrets.token_urlsafe(24))
 
     def _into(self, session: Session, attempt: Attempt) -> Way:
-        """A session of somebody else, with the rights that it has."""
+        """Return the way into a session of somebody else, with the rights that it has."""
         self.catalog.path_of(attempt.server)
         if session.parent:
             raise OperatorError(f"session {redact(session.id)} is part of another: name session {session.parent[:8]}")
@@ -414,7 +415,7 @@ class TriedCalls:
         contextvars.copy_context().run(record)
 
     async def _settled(self, attempt: Attempt, way: Way, by: str, found: TriedCall, duration_s: float) -> TriedCall:
-        """The outcome of a call in a fresh session, which ends unless it is kept."""
+        """Return the outcome of a call in a fresh session, which ends unless it is kept."""
         session = await self._opened(way)
         kept = session is not None and attempt.keep
         if session is not None and not kept:
@@ -438,7 +439,7 @@ class TriedCalls:
         return True
 
     async def _opened(self, way: Way) -> Session | None:
-        """The session that a call has opened; None if it was refused before."""
+        """Return the session that a call has opened; None if it was refused before."""
         return await self._sessions.named(key_alias(way.key, way.principal, way.path))
 
 
@@ -450,8 +451,8 @@ def _principal(by: str) -> Principal:
 def call_headers(
     era: Era, *, token: str, name: str, version: str = "", method: str = "tools/call", correlation: str = ""
 ) -> dict[str, str]:
-    """The headers of a message. `token` is that of the session, empty for a new one. `version` is that which a legacy
-    session has negotiated."""
+    """Return the headers of a message. `token` is that of the session, empty for a new one. `version` is that which a
+    legacy session has negotiated."""
     headers = {"user-agent": f"{CLIENT}/{__version__}"}
     if correlation:
         headers["traceparent"] = f"00-{correlation}-{correlation[:16]}-00"
@@ -462,7 +463,7 @@ def call_headers(
 
 
 def call_body(era: Era, request_id: str, name: str, arguments: Object, *, key: str = "") -> bytes:
-    """A call. `key` names a new session."""
+    """Write a call. `key` names a new session."""
     params: dict[str, Any] = {"name": name, "arguments": arguments}
     if era is MODERN:
         params["_meta"] = {
@@ -474,13 +475,13 @@ def call_body(era: Era, request_id: str, name: str, arguments: Object, *, key: s
 
 
 def cancel_body(request_id: str, reason: str) -> bytes:
-    """A legacy client's notification that it does not want the answer any more."""
+    """Write a legacy client's notification that it does not want the answer any more."""
     params = {"requestId": request_id, "reason": reason}
     return encode({"jsonrpc": "2.0", "method": "notifications/cancelled", "params": params})
 
 
 def answer_to_question(question: Mapping[str, Any]) -> bytes:
-    """The answer to what a server asks its client: nobody is there to answer."""
+    """Write the answer to what a server asks its client: nobody is there to answer."""
     answer: dict[str, Any] = {"error": {"code": METHOD_NOT_FOUND, "message": _DECLINED}}
     if question.get("method") == "elicitation/create":
         answer = {"result": {"action": "decline"}}
@@ -488,7 +489,7 @@ def answer_to_question(question: Mapping[str, Any]) -> bytes:
 
 
 async def attempt_in(request: Request) -> Attempt:
-    """The call in a body of JSON. Raises `OperatorError`: it cannot be read."""
+    """Read the call in a body of JSON. Raises `OperatorError`: it cannot be read."""
     try:
         return _attempts.decode(await body_of(request))
     except (msgspec.MsgspecError, RecursionError) as error:
@@ -496,7 +497,7 @@ async def attempt_in(request: Request) -> Attempt:
 
 
 async def body_of(request: Request) -> bytes:
-    """The body. Raises `OperatorError`: it is too large, or has no end."""
+    """Read the body. Raises `OperatorError`: it is too large, or has no end."""
     try:
         body = await read_body(request.receive, request.headers, MAX_BYTES)
     except Refused as refused:

@@ -62,7 +62,7 @@ class Parameter:
     within: "tuple[Parameter, ...]" = ()
 
     def read(self, given: Mapping[str, str]) -> Any:
-        """The argument in the parameters of a request. Raises `OperatorError`: it has no such value."""
+        """Read the argument in the parameters of a request. Raises `OperatorError`: it has no such value."""
         if self.kind is SessionFilter:
             named = {one.name: given[one.name] for one in self.within if one.name in given}
             return SessionFilter.of(named) if named or self.default is not None else None
@@ -82,14 +82,14 @@ class Parameter:
         return int(text)
 
     def written(self, value: Any) -> dict[str, str]:
-        """The argument as parameters of a request. What is empty is left out."""
+        """Write the argument as parameters of a request. What is empty is left out."""
         if self.within and value is not None:
             return {name: text for one in self.within for name, text in one.written(getattr(value, one.at)).items()}
         return {self.name: "true" if value is True else str(value)} if value else {}
 
     @property
     def flat(self) -> "Iterable[Parameter]":
-        """The parameters in REST."""
+        """Return the parameters in REST."""
         return (flat for one in self.within for flat in one.flat) if self.within else (self,)
 
 
@@ -112,7 +112,7 @@ class Verb:
 
     @property
     def type(self) -> Any:
-        """The type of the body of an answer."""
+        """Return the type of the body of an answer."""
         return dict[str, self.gives] if self.answers else self.gives  # type: ignore[name-defined]
 
 
@@ -189,7 +189,8 @@ class Operators(Protocol):
 
     @property
     def sees_calls(self) -> bool:
-        """True if it knows what happens inside gateways: calls, processes and failures of sessions, and replicas."""
+        """Return True if it knows what happens inside gateways: calls, processes and failures of sessions, and
+        replicas."""
         ...
 
     def follow(self, session: str = "") -> AsyncIterator[dict[str, Any]]:
@@ -376,7 +377,7 @@ class Operators(Protocol):
 
 
 def described(base: str, verbs: Sequence[Verb]) -> dict[str, Any]:
-    """The interface of these verbs, below the path `base`, in OpenAPI 3.1."""
+    """Describe the interface of these verbs, below the path `base`, in OpenAPI 3.1."""
     kinds = [kind for one in verbs for kind in (one.type, one.sends)]
     schemas, components = msgspec.json.schema_components(kinds, ref_template="#/components/schemas/{name}")
     problem = {

@@ -82,7 +82,7 @@ def check(
 
 
 def _summary(config: Path, settings: Settings, unanswered: list[str], offline: bool) -> str:
-    """One line. `ok` means that every server that was asked has answered."""
+    """Return one line. `ok` means that every server that was asked has answered."""
     names = ", ".join(settings.mcpServers) or "no servers"
     if unanswered:
         return visible_line(f"{config}: valid ({names}), but without an answer from {', '.join(unanswered)}")
@@ -112,7 +112,7 @@ def _why_silent(upstream: "ConfiguredUpstream") -> str:
 
 
 async def _compared(settings: Settings) -> tuple[list[str], list[str]]:
-    """The servers that did not answer, and warnings about what the others list.
+    """Return the servers that did not answer, and warnings about what the others list.
 
     Raises:
         ConfigurationError: the policy does not match their lists.

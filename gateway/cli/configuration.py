@@ -16,7 +16,8 @@ NO_FILE: Final = f"there is no {FILE} in this folder: give --config FILE; `mcp-s
 
 
 def configuration(given: Path | None) -> Path | None:
-    """The file to read; None if none is given and the present folder has none. Then the environment configures."""
+    """Return the file to read; None if none is given and the present folder has none. Then the environment
+    configures."""
     return FILE if given is None and FILE.is_file() else given
 
 
@@ -29,7 +30,7 @@ def required_configuration(given: Path | None) -> Path:
 
 
 def with_command(settings: Settings, command: list[str] | None) -> Settings:
-    """The settings, with the server that a command after `--` starts.
+    """Return the settings, with the server that a command after `--` starts.
 
     Raises:
         ConfigurationError: the command cannot be one, there is none and no server either, or both are given.

@@ -38,7 +38,7 @@ _ANYBODY: Final = Context(trust="direct")
 
 
 async def context_of(gateway: Gateway, settings: Settings, caller: Caller) -> tuple[Authenticated, Derived]:
-    """The caller, and the context that a session of the caller would have, with reasons.
+    """Return the caller, and the context that a session of the caller would have, with reasons.
 
     Raises:
         ConfigurationError: the credential is refused, the principal cannot be, or the workspace cannot be used.
@@ -62,7 +62,7 @@ def _announced(settings: Settings, caller: Caller) -> Announced:
 
 
 async def _authenticated(identity: Identity, settings: Settings, caller: Caller) -> Authenticated:
-    """The caller, by the code that authenticates requests as far as there is something to authenticate."""
+    """Return the caller, by the code that authenticates requests as far as there is something to authenticate."""
     options = settings.gateway
     headers = {name.strip().lower(): value.strip() for name, _, value in map(_parted, caller.header or ())}
     proxies = options.auth.proxies
@@ -114,8 +114,8 @@ def _claims(file: Path | None) -> Mapping[str, Any]:
 
 
 async def explanation(settings: Settings, caller: Caller, *, tool: str = "", offline: bool = False) -> dict[str, Any]:
-    """What the caller sees, as JSON: context, fields, and for each server whether and why it is visible, its tools,
-    prompts, resources and patterns of methods, and the variables that it gets. `tool` limits it to one tool,
+    """Explain what the caller sees, as JSON: context, fields, and for each server whether and why it is visible, its
+    tools, prompts, resources and patterns of methods, and the variables that it gets. `tool` limits it to one tool,
     `server__name`.
 
     Raises:
@@ -230,7 +230,7 @@ class _Servers:
         return found
 
     def _methods(self, upstream: ConfiguredUpstream) -> list[dict[str, Any]]:
-        """Each pattern of `methods`: servers list no methods."""
+        """Explain each pattern of `methods`: servers list no methods."""
         hides = self._gateway.policy.hides_method
         reasons = {
             pattern: hides(self._context, upstream.name, sample_of(pattern)) for pattern in upstream.settings.methods
@@ -238,7 +238,7 @@ class _Servers:
         return [{"name": pattern, "visible": not why, "why": why} for pattern, why in reasons.items()]
 
     def _named(self, upstream: ConfiguredUpstream) -> str:
-        """The tool that is asked for, if it is of that server."""
+        """Return the tool that is asked for, if it is of that server."""
         if len(self._gateway.upstreams) == 1 and "__" not in self._tool:
             return self._tool
         return self._tool.removeprefix(f"{upstream.name}__") if self._tool.startswith(f"{upstream.name}__") else ""
@@ -254,7 +254,7 @@ class _Servers:
         return found | ({"bind": dict(decision.bind)} if decision.bind else {})
 
     def _environment(self, upstream: ConfiguredUpstream) -> dict[str, dict[str, str]]:
-        """Each variable: the field that it has, or where it is set."""
+        """Explain each variable: the field that it has, or where it is set."""
         session, facts = self._session(upstream), self._gateway.parts.foundation.facts
         found: dict[str, dict[str, str]] = {}
         for variable, value in self._settings.environment_of(upstream.settings).items():
@@ -268,7 +268,7 @@ class _Servers:
         return found | {variable: {"from": where} for variable in upstream.settings.env}
 
     def _session(self, upstream: ConfiguredUpstream) -> Session:
-        """A session of the caller that is not open."""
+        """Return a session of the caller that is not open."""
         return Session(
             id="",
             principal=self._principal,
@@ -309,7 +309,7 @@ def explain(
 
 
 def lines_of(found: dict[str, Any]) -> Iterator[str]:
-    """An explanation for people."""
+    """Write an explanation for people."""
     yield f"principal: {found['principal']}"
     for name, fact in found["context"].items():
         yield from _fact(name.replace("_", "-"), fact)

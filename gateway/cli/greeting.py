@@ -61,11 +61,11 @@ class StatusLine:
         return written
 
     def flush(self) -> None:
-        """As the stream does."""
+        """Flush the stream."""
         self._stream.flush()
 
     def isatty(self) -> bool:
-        """As the stream says."""
+        """Ask the stream."""
         return self._stream.isatty()
 
 
@@ -111,7 +111,7 @@ class TerminalWelcome:
             await asyncio.sleep(_EVERY_S)
 
     def ready(self, gateway: Gateway, url: str) -> None:
-        """The screen; and the line for programs, if it is not a terminal that reads."""
+        """Show the screen; and the line for programs, if it is not a terminal that reads."""
         greeting = greeting_of(gateway, url, self.link, is_announced=self._is_announced(gateway, url))
         Terminal(stderr=True).print(rendered(greeting, monotonic() - self._began))
         if self._status is None:
@@ -146,7 +146,7 @@ def progress_line(servers: tuple[ServerLine, ...], took_s: float) -> str:
 
 
 def rendered(greeting: Greeting, took_s: float) -> Text:
-    """One screen. Its lines are never broken: a URL that wraps can still be clicked and copied."""
+    """Return one screen. Its lines are never broken: a URL that wraps can still be clicked and copied."""
     text = Text()
     text.append("\n  MCP Session Gateway", "bold").append(f" {__version__}")
     if greeting.store_fault:

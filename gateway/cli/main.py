@@ -95,7 +95,7 @@ class _Listed(TyperCommand):
         return self.loaded().make_context(info_name, args, parent, **extra)
 
     def loaded(self) -> Any:
-        """The command itself, with its options; or the group, with its commands."""
+        """Return the command itself, with its options; or the group, with its commands."""
         assert self.callback is not None
         return self.callback()
 

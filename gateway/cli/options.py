@@ -73,7 +73,7 @@ class Where(AtGateway):
     ] = ""
 
     def preferring(self, typed: Set[str]) -> "Where":
-        """The one place that counts, if both are known: an option on the command line wins over a variable.
+        """Return the one place that counts, if both are known: an option on the command line wins over a variable.
 
         Raises:
             typer.BadParameter: both options are on the command line.
@@ -124,7 +124,7 @@ class Overrides:
     ] = False
 
     def given(self) -> dict[str, Any]:
-        """The settings that are given, by name."""
+        """Return the settings that are given, by name."""
         values: dict[str, Any] = {name: getattr(self, name) for name in ("host", "port", "store", "advertise")}
         values |= {"anonymous": self.anonymous or None, "allowed_hosts": self.allowed_host or None}
         values |= {"policy": {"eval_tools": True} if self.allow_eval else None}
@@ -132,7 +132,7 @@ class Overrides:
 
 
 def options(command: Command) -> Command:
-    """A command that typer gives options one by one, while the function takes values.
+    """Return a command that typer gives options one by one, while the function takes values.
 
     Each parameter of the function whose type is a dataclass becomes the fields of that dataclass: their annotations,
     defaults and order. A text that is given but empty is refused: mostly it is a variable of a script that is not set,
@@ -184,13 +184,13 @@ def _refuse_empty(context: typer.Context, typed: Mapping[str, Any]) -> None:
 
 
 def _is_empty(value: Any, name: str) -> bool:
-    """True for an empty text, also as a path, and for one among the values of an option that may be repeated. An
+    """Return True for an empty text, also as a path, and for one among the values of an option that may be repeated. An
     argument of a server's command may be empty."""
     return value in ("", Path()) or (isinstance(value, list) and name.startswith("-") and "" in value)
 
 
 def _value(value: Any, typed: Set[str]) -> Any:
-    """The value; one that depends on what was typed decides for itself."""
+    """Return the value; one that depends on what was typed decides for itself."""
     return value.preferring(typed) if isinstance(value, Where) else value
 
 

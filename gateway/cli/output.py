@@ -28,7 +28,7 @@ _out = Terminal()
 
 
 def sessions_table(rows: list[SessionRow], *, with_calls: bool) -> Table:
-    """One line for each session; with its calls where they are known."""
+    """Return one line for each session; with its calls where they are known."""
     table = Table(box=None)
     table.add_column("session", no_wrap=True, min_width=8)
     for name in ("principal", "endpoint", "era", "client"):
@@ -69,7 +69,7 @@ def missing_from(page: Page) -> str:
 
 
 def totals_line(page: Page) -> str:
-    """The totals of all sessions that a list is about, and what is missing."""
+    """Return the totals of all sessions that a list is about, and what is missing."""
     totals = page.totals or SessionTotals()
     states = [f"{count:,} {state}" for state, count in sorted(totals.states.items())]
     counts = [*states, f"{totals.failing:,} with failures", f"calls {totals.calls:,}", f"failed {totals.failed:,}"]
@@ -77,13 +77,13 @@ def totals_line(page: Page) -> str:
 
 
 def _cut(text: str) -> Text:
-    """The text of a last column. It is cut where the terminal ends, so that the other columns keep their widths: they
-    do not wrap, and a column that may wrap gives way first."""
+    """Return the text of a last column. It is cut where the terminal ends, so that the other columns keep their widths:
+    they do not wrap, and a column that may wrap gives way first."""
     return Text(visible(text), no_wrap=True, overflow="ellipsis")
 
 
 def tasks_table(rows: list[TaskRow]) -> Table:
-    """One line for each task."""
+    """Return one line for each task."""
     table = Table(box=None)
     for name in ("task", "session", "principal", "server", "tool", "status"):
         table.add_column(name, no_wrap=True)
@@ -99,7 +99,8 @@ def tasks_table(rows: list[TaskRow]) -> Table:
 
 
 def facts_table(facts: dict[str, Any]) -> Table:
-    """A name and its value in each line. A list of objects has a line for each, an object one for each of its keys."""
+    """Return a name and its value in each line. A list of objects has a line for each, an object one for each of its
+    keys."""
     table = Table(box=None, show_header=False)
     table.add_column(no_wrap=True)
     table.add_column(overflow="fold")
@@ -109,7 +110,7 @@ def facts_table(facts: dict[str, Any]) -> Table:
 
 
 def _readable(name: str, value: Any) -> str:
-    """A fact for people: times and sizes with their units, and no brackets of JSON."""
+    """Return a fact for people: times and sizes with their units, and no brackets of JSON."""
     if isinstance(value, dict):
         return "\n".join(f"{_unitless(key)}: {_readable(key, inner)}" for key, inner in value.items())
     if isinstance(value, list | tuple) and any(isinstance(inner, dict) for inner in value):
@@ -132,7 +133,7 @@ _UNITS: Final[dict[str, Callable[[float], str]]] = {"_s": span, "_bytes": amount
 
 
 def replicas_table(replicas: list[ReplicaReport]) -> Table:
-    """One line for each replica; `*` marks the one that answers."""
+    """Return one line for each replica; `*` marks the one that answers."""
     table = Table(box=None)
     for name in ("replica", "state", "address"):
         table.add_column(name, no_wrap=True)
@@ -154,7 +155,7 @@ def replicas_table(replicas: list[ReplicaReport]) -> Table:
 
 
 def print_event(event: dict[str, Any], *, in_json: bool) -> None:
-    """One line for an audit event."""
+    """Print one line for an audit event."""
     if in_json:
         typer.echo(as_json(event))
         return

@@ -82,7 +82,7 @@ class RestClient:
         return answer[verb.answers] if verb.answers else answer
 
     async def _named(self, what: str, prefix: str) -> str:
-        """A prefix that can stand in a path. If none is given, that of the only session."""
+        """Return a prefix that can stand in a path. If none is given, that of the only session."""
         if what == "session" and not prefix:
             found = (await self._self.sessions(SessionQuery(limit=_MOST_CANDIDATES + 1))).sessions
             if not found:

@@ -101,7 +101,7 @@ def _table_in(file: Path) -> Mapping[str, Any]:
 
 
 def _server(words: list[str], config: Path | None) -> tuple[str, UpstreamSettings]:
-    """The server that is meant: a name in the configuration that is given, or a command."""
+    """Return the server that is meant: a name in the configuration that is given, or a command."""
     if config is None:
         return name_of(words), UpstreamSettings(command=words[0], args=tuple(words[1:]))
     entries = load(config).settings.mcpServers
@@ -113,8 +113,8 @@ def _server(words: list[str], config: Path | None) -> tuple[str, UpstreamSetting
 
 
 def name_of(argv: Sequence[str]) -> str:
-    """What a server is called after its command: the package, the script or module that an interpreter runs, or the
-    program."""
+    """Return what a server is called after its command: the package, the script or module that an interpreter runs, or
+    the program."""
     program = name = PurePosixPath(argv[0]).name
     if (package := parse(argv)) is not None:
         name = package.program or re.sub(r"(?<=.)@.*", "", package.head[-1]).rpartition("/")[2]
@@ -132,8 +132,9 @@ def _run_by_interpreter(words: Sequence[str]) -> Iterator[str]:
 
 
 def said_of(table: Mapping[str, Any], *, by_hand: bool, code: int | None) -> list[str]:
-    """What the person at the command is told beside the remarks. `table` is what was learnt, `by_hand`: the server was
-    only asked for its lists; `code` is the exit code of a server that ended by itself, 0 or None for another end."""
+    """Return what the person at the command is told beside the remarks. `table` is what was learnt, `by_hand`: the
+    server was only asked for its lists; `code` is the exit code of a server that ended by itself, 0 or None for another
+    end."""
     said = []
     if code:
         how = f"was killed by signal {-code}" if code < 0 else f"ended with exit code {code}"

@@ -106,6 +106,6 @@ def _welcome(options: GatewaySettings, *, workers: int, verbose: bool) -> "Welco
 
 
 def _log(notes: Iterable[Note]) -> None:
-    """The notes about the configuration, as `check` and `doctor` print them."""
+    """Log the notes about the configuration, as `check` and `doctor` print them."""
     for note in notes:
         logger.log(logging.INFO if note.level == "ignored" else logging.WARNING, "%s", note.text)

@@ -58,7 +58,7 @@ class Which:
     failing: Annotated[bool, typer.Option("--failing", help="All sessions with failed calls; needs --url.")] = False
 
     def session_filter(self) -> SessionFilter | None:
-        """The sessions that have every given value; None if none is given. Raises `OperatorError`."""
+        """Return the sessions that have every given value; None if none is given. Raises `OperatorError`."""
         values = {name: getattr(self, name) for name in FILTERS}
         return SessionFilter(**values) if any(values.values()) else None
 
@@ -77,11 +77,11 @@ class Listing:
 
     @property
     def is_all(self) -> bool:
-        """True if no session is left out, but for those of other pages."""
+        """Return True if no session is left out, but for those of other pages."""
         return not self.query and not self.after and self.only == "all"
 
     def session_query(self, which: SessionFilter | None) -> SessionQuery:
-        """Raises `OperatorError`."""
+        """Return the query. Raises `OperatorError`."""
         if self.only not in ONLY:
             raise OperatorError(f"--only: must be one of {', '.join(ONLY)}")
         return SessionQuery(
@@ -95,7 +95,7 @@ class Listing:
 
 
 def _facts(source: Operators, row: SessionRow, *without: str) -> dict[str, Any]:
-    """The fields that this source knows of."""
+    """Return the fields that this source knows of."""
     left_out = {*without, *(() if source.sees_calls else _SEEN_BY_GATEWAYS)}
     return {name: value for name, value in msgspec.to_builtins(row).items() if name not in left_out}
 
@@ -151,7 +151,7 @@ def show_session(where: Where, session_id: IdArgument = "", in_json: JsonOption 
 
 
 async def _live(source: Operators, prefix: str) -> tuple[dict[str, Any] | None, SessionEnvironment | None]:
-    """The facts and the environment of a session; nothing of one that is not live."""
+    """Return the facts and the environment of a session; nothing of one that is not live."""
     try:
         facts = _facts(source, await source.session(prefix))
         return facts, await source.environment(prefix) if source.sees_calls else None
@@ -227,7 +227,8 @@ def timeline_lines(entries: Sequence[TimelineRow]) -> Iterator[str]:
 
 
 def timeline_table(entries: Sequence[TimelineRow], now: float | None = None) -> Table:
-    """One line for each of the newest entries, in order of time. Times are local; of another day with the date."""
+    """Return one line for each of the newest entries, in order of time. Times are local; of another day with the
+    date."""
     table = Table(box=None, show_header=False)
     for _ in range(4):
         table.add_column(no_wrap=True)

@@ -104,7 +104,7 @@ def _origin(found: FoundServers, name: str) -> str:
 
 
 def _written(found: FoundServers) -> str:
-    """The servers as lines of the file."""
+    """Return the servers as lines of the file."""
     lines = []
     for name, entry in found.entries.items():
         if name in found.places:
@@ -227,7 +227,7 @@ def connect(
 
 
 def _given(file: Path) -> str:
-    """The option that names the file; empty for the one that commands find by themselves."""
+    """Return the option that names the file; empty for the one that commands find by themselves."""
     return "" if file == FILE else f" --config {shlex.quote(str(file))}"
 
 

@@ -29,7 +29,7 @@ _NONE: Final = (
 
 @asynccontextmanager
 async def source_of(where: AtGateway) -> AsyncIterator[Operators]:
-    """The operators' model at that place.
+    """Open the operators' model at that place.
 
     Raises:
         OperatorError, StoreError: no place is given, or it cannot be used.
@@ -58,8 +58,8 @@ async def source_of(where: AtGateway) -> AsyncIterator[Operators]:
 
 
 def gateway_at(given: AtGateway, *, or_else: str = "") -> AtGateway:
-    """The running gateway to ask: the one whose URL is given, or else the one that this user has started at a terminal
-    of this machine. Its key is the one that is given with a URL, or else the one that such a gateway has left.
+    """Find the running gateway to ask: the one whose URL is given, or else the one that this user has started at a
+    terminal of this machine. Its key is the one that is given with a URL, or else the one that such a gateway has left.
     `or_else`: what the command could be given instead.
 
     Raises:
@@ -79,8 +79,8 @@ def gateway_at(given: AtGateway, *, or_else: str = "") -> AtGateway:
 
 
 def endpoint_here(config: Path | None) -> str:
-    """The URL of clients: of the gateway that a named configuration describes, or else of the one that this user runs
-    at a terminal, or else of the one that the configuration of this folder or the environment describes.
+    """Find the URL of clients: of the gateway that a named configuration describes, or else of the one that this user
+    runs at a terminal, or else of the one that the configuration of this folder or the environment describes.
 
     Raises:
         OperatorError: several gateways run here, and none of them is that of this folder.

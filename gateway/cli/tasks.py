@@ -39,7 +39,7 @@ class TaskListing:
     status: Annotated[str, typer.Option(help=f"One of {', '.join(TASK_STATUSES)}.")] = ""
 
     def task_query(self) -> TaskQuery:
-        """Raises `OperatorError`."""
+        """Return the query. Raises `OperatorError`."""
         status = self.status.replace(" ", "_")  # as `list` prints it
         return TaskQuery(query=self.query, status=status, limit=self.limit, after=self.after)
 

@@ -29,7 +29,7 @@ class Terminal(Console):
         super().__init__(stderr=stderr, soft_wrap=True, width=width, markup=False, emoji=False, highlight=False)
 
     def render_str(self, text: str, **options: Any) -> Text:
-        """A string, before the styles and the layout of what it stands in."""
+        """Return a string, before the styles and the layout of what it stands in."""
         return super().render_str(visible(text), **options)
 
     def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
@@ -38,6 +38,6 @@ class Terminal(Console):
             yield segment if segment.control else Segment(visible(segment.text), segment.style)
 
     def complain(self, kind: str, message: str) -> None:
-        """A line with its kind in colour."""
+        """Print a line with its kind in colour."""
         style = _STYLES.get(kind, "bold red")
         self.print(Text.assemble((kind, style), " ", visible(message)))

@@ -18,15 +18,15 @@ class Finding:
 
 
 def ok(check: str, what: str) -> Finding:
-    """A finding with the state `ok`."""
+    """Return a finding with the state `ok`."""
     return Finding(check=check, state="ok", what=what)
 
 
 def warning(check: str, what: str, do: str) -> Finding:
-    """A finding with the state `warning`."""
+    """Return a finding with the state `warning`."""
     return Finding(check=check, state="warning", what=what, do=do)
 
 
 def failure(check: str, what: str, do: str) -> Finding:
-    """A finding with the state `error`."""
+    """Return a finding with the state `error`."""
     return Finding(check=check, state="error", what=what, do=do)

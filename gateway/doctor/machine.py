@@ -105,8 +105,8 @@ def _most_processes() -> int | None:
 
 
 def check_sandboxes(settings: Settings, config: Path | None = None) -> Iterator[Finding]:
-    """One finding for each sandbox, one for each thing that a server's configuration names in vain, and one for each
-    file with secrets of the gateway that a sandbox leaves open. `config` is the configuration's file."""
+    """Yield one finding for each sandbox, one for each thing that a server's configuration names in vain, and one for
+    each file with secrets of the gateway that a sandbox leaves open. `config` is the configuration's file."""
     own = own_files(settings.gateway)
     every = configured_sandboxes(settings)
     if any(found.sandbox.has_walls for found in every):

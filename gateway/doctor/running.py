@@ -68,7 +68,7 @@ class _Client:
             self._headers["Authorization"] = f"Bearer {token}"
 
     def _http(self) -> httpx2.AsyncClient:
-        """A client with a new connection, which a load balancer may send to any gateway."""
+        """Return a client with a new connection, which a load balancer may send to any gateway."""
         trust_env = not is_of_this_machine(self._url)
         return httpx2.AsyncClient(headers=self._headers, timeout=_TIMEOUT_S, trust_env=trust_env)
 
@@ -92,7 +92,7 @@ class _Client:
         return ok("endpoint", f"{self._url} answers")
 
     async def in_a_session(self) -> list[Finding]:
-        """The checks that need a session. The session is ended afterwards."""
+        """Run the checks that need a session. The session is ended afterwards."""
         opened = await self._post({"jsonrpc": "2.0", "id": 3, "method": "initialize", "params": _HANDSHAKE})
         session = opened.headers.get("mcp-session-id", "")
         if not session:
@@ -157,7 +157,7 @@ class _Client:
 
 
 async def _says_more(stream: httpx2.Response) -> bool:
-    """True when a second comment arrives. Waits until the stream ends."""
+    """Return True when a second comment arrives. Waits until the stream ends."""
     seen = 0
     async for line in stream.aiter_lines():
         seen += line.startswith(":")

@@ -186,17 +186,17 @@ class Metrics:
 
     @property
     def calls(self) -> int:
-        """The number of answered requests."""
+        """Return the number of answered requests."""
         return sum(series.outcomes.total() for series in self.series.values())
 
     @property
     def failed(self) -> int:
-        """The number of answered requests that failed."""
+        """Return the number of answered requests that failed."""
         return sum(series.outcomes[kind] for series in self.series.values() for kind in FAILURES)
 
     @property
     def counts(self) -> list[int]:
-        """The number of answered requests by bucket of duration."""
+        """Return the number of answered requests by bucket of duration."""
         return [sum(column) for column in zip(*(series.counts for series in self.series.values()), strict=True)]
 
 

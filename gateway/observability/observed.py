@@ -78,17 +78,17 @@ class ObservedCall:
 
     @property
     def era(self) -> str:
-        """The client's era."""
+        """Return the client's era."""
         raise NotImplementedError
 
     @property
     def server(self) -> str:
-        """The server that has the call; empty if none has it."""
+        """Return the server that has the call; empty if none has it."""
         raise NotImplementedError
 
     @property
     def session(self) -> Session | None:
-        """The record of its session."""
+        """Return the record of its session."""
         raise NotImplementedError
 
     def count(self, failure: Failure | None) -> None:

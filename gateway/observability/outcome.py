@@ -47,7 +47,7 @@ class Outcome(msgspec.Struct, frozen=True):
 
     @property
     def is_failure(self) -> bool:
-        """True if the request counts as failed."""
+        """Return True if the request counts as failed."""
         return self.kind in FAILURES
 
     def __str__(self) -> str:

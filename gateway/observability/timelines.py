@@ -108,7 +108,7 @@ class _Waiting:
 
     @property
     def known_session(self) -> Session | None:
-        """The record of the session, if something that has happened had it at hand."""
+        """Return the record of the session, if something that has happened had it at hand."""
         return self._calls[-1].session if self._calls else self.session
 
     def add(self, entry: TimelineEntry) -> None:

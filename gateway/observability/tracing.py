@@ -169,12 +169,12 @@ class RequestSpan:
 
     @property
     def context(self) -> Context:
-        """The OpenTelemetry context of what is done for the request."""
+        """Return the OpenTelemetry context of what is done for the request."""
         return trace.set_span_in_context(self._span, Context())
 
     @property
     def correlation(self) -> str:
-        """The trace's id."""
+        """Return the trace's id."""
         return format(self._span.get_span_context().trace_id, "032x")
 
     def call(self, session: Session | None, meta: Object) -> tuple["CallSpan", Object]:
@@ -219,13 +219,13 @@ class UnsampledRequest:
 
     @property
     def context(self) -> Context:
-        """As that of a `RequestSpan`."""
+        """Return it as that of a `RequestSpan`."""
         own = SpanContext(int(self.correlation, 16), self._span_id, False, TraceFlags(self._flags))
         return trace.set_span_in_context(trace.NonRecordingSpan(own), Context())
 
     @property
     def parent(self) -> bytes:
-        """The `traceparent` of what servers do for it."""
+        """Return the `traceparent` of what servers do for it."""
         return b"00-%b-%016x-%02x" % (self.correlation.encode(), self._span_id, self._flags)
 
     def call(self, _: Session | None, meta: Object) -> tuple[None, Object]:

@@ -10,7 +10,7 @@ __all__ = ["console_pages"]
 
 
 def console_pages() -> Mapping[str, ConsolePage]:
-    """All pages by the name of their module, in the order of the navigation."""
+    """Return all pages by the name of their module, in the order of the navigation."""
     names = [module.name for module in pkgutil.iter_modules(__path__)]
     modules = {name: importlib.import_module(f"{__name__}.{name}") for name in names}
     pages: dict[str, ConsolePage] = {name: one.PAGE for name, one in modules.items() if hasattr(one, "PAGE")}

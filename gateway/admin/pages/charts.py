@@ -103,7 +103,7 @@ class Chart:
 
     @property
     def top(self) -> str:
-        """The highest value shown."""
+        """Return the highest value shown."""
         return readable(self._top, self.unit)
 
     @property
@@ -147,13 +147,13 @@ def charts_of_history(view: HistoryView) -> list[Chart]:
 
 
 def _p99_now(calls: Sequence[float], p99: Sequence[float]) -> str:
-    """The head of a chart of latency."""
+    """Return the head of a chart of latency."""
     if not any(calls):
         return "no calls"
     return f"p99 {took(p99[-1])}" if calls[-1] else "none now"
 
 
 def range_of(request: Request, usual: Range) -> Range:
-    """The range that the query of the URL names, otherwise the usual one."""
+    """Return the range that the query of the URL names, otherwise the usual one."""
     given = request.query_params.get("range", "")
     return next((over for over in RANGES if over == given), usual)

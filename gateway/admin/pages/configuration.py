@@ -22,7 +22,8 @@ async def _facts(operators: Operations, request: Request) -> dict[str, Any]:
 
 
 def _found(section: Section, query: str, shows_all: bool) -> Section:
-    """The section with the settings whose name or value has every word of the query. A query searches defaults too."""
+    """Return the section with the settings whose name or value has every word of the query. A query searches defaults
+    too."""
     words = query.lower().split()
     found = tuple(
         setting

@@ -45,7 +45,7 @@ def _known_base(settings: Settings, request: Request) -> str:
 
 
 def _base(url: str) -> str:
-    """The URL without `/mcp` and slashes at its end. Raises `OperatorError`: no client can use it."""
+    """Return the URL without `/mcp` and slashes at its end. Raises `OperatorError`: no client can use it."""
     url = url.strip().rstrip("/").removesuffix("/mcp")
     try:
         parts = urlsplit(url)

@@ -65,7 +65,7 @@ class Field:
 
     @property
     def control(self) -> str:
-        """The name of its control."""
+        """Return the name of its control."""
         return PREFIX + self.name
 
 
@@ -79,7 +79,7 @@ class Form:
 
 
 def form_of(schema: Any) -> Form:
-    """The form for arguments that a tool's input schema describes."""
+    """Return the form for arguments that a tool's input schema describes."""
     skeleton = json.dumps(skeleton_of(schema), indent=2, ensure_ascii=False)
     if not isinstance(schema, dict) or not _COMBINED.isdisjoint(schema):
         return Form(fields=None, skeleton=skeleton)
@@ -99,7 +99,7 @@ def form_of(schema: Any) -> Form:
 
 
 def skeleton_of(schema: Any) -> dict[str, Any]:
-    """The required arguments, with a value of the type of each."""
+    """Return the required arguments, with a value of the type of each."""
     properties = schema.get("properties") if isinstance(schema, dict) else None
     if not isinstance(properties, dict):
         return {}
@@ -142,7 +142,7 @@ def _field(name: str, part: Any, root: Mapping[str, Any], *, is_required: bool) 
 
 
 def _resolved(part: Any, root: Mapping[str, Any]) -> tuple[dict[str, Any], bool]:
-    """A schema without the references and choices that say no more than what it is, or null; and whether null is
+    """Return a schema without the references and choices that say no more than what it is, or null; and whether null is
     allowed."""
     found: dict[str, Any] = dict(part) if isinstance(part, dict) else {}
     is_nullable = False
@@ -191,7 +191,7 @@ def _at(root: Mapping[str, Any], reference: Any) -> Any:
 
 
 def _kind_of(part: Mapping[str, Any]) -> tuple[Kind, frozenset[str]]:
-    """The control for a value, and the JSON types that the value may have."""
+    """Return the control for a value, and the JSON types that the value may have."""
     if _listed(part):
         return "choice", frozenset()
     kind = part.get("type")
@@ -214,7 +214,7 @@ def _kind_of(part: Mapping[str, Any]) -> tuple[Kind, frozenset[str]]:
 
 
 def _listed(part: Mapping[str, Any]) -> list[Any]:
-    """The values that a schema lists, if they are few and short."""
+    """Return the values that a schema lists, if they are few and short."""
     values = [part["const"]] if "const" in part else part.get("enum")
     if not isinstance(values, list) or len(values) > _MOST_CHOICES:
         return []
@@ -254,7 +254,7 @@ def _bound(kind: Kind, value: Any) -> str:
 
 
 def _sample(part: Mapping[str, Any]) -> Any:
-    """A value of a schema's type."""
+    """Return a value of a schema's type."""
     if "default" in part:
         return part["default"]
     if listed := _listed(part):
@@ -265,7 +265,7 @@ def _sample(part: Mapping[str, Any]) -> Any:
 
 
 def _shown(kind: Kind, value: Any) -> str:
-    """A value as the text of its control."""
+    """Return a value as the text of its control."""
     if kind in ("text", "password"):
         return value if isinstance(value, str) and len(value) <= _MOST_TEXT else ""
     text = _json(value)
@@ -273,7 +273,7 @@ def _shown(kind: Kind, value: Any) -> str:
 
 
 def _text(value: Any) -> str:
-    """A text of a schema, cut."""
+    """Return a text of a schema, cut."""
     if isinstance(value, str):
         text = value
     else:
@@ -294,7 +294,7 @@ class FormFaults(ValueError):
 
 
 def arguments_in(form: Form, given: Mapping[str, str]) -> dict[str, Any]:
-    """The arguments in a filled form. `given` are the texts of the controls, by name.
+    """Return the arguments in a filled form. `given` are the texts of the controls, by name.
 
     An empty control means that its argument is left out. That of a required argument means an empty text, or null, if
     the argument can be that.
@@ -322,7 +322,7 @@ def arguments_in(form: Form, given: Mapping[str, str]) -> dict[str, Any]:
 
 
 def _value(field: Field, text: str) -> Any:
-    """The value in a control. Raises `ValueError`: it is none of its type."""
+    """Return the value in a control. Raises `ValueError`: it is none of its type."""
     if not text and "null" in field.types:
         return None
     if field.kind in ("text", "password"):

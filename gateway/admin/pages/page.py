@@ -61,7 +61,7 @@ class ConsolePage:
 
     @property
     def template(self) -> str:
-        """The whole page. Each block imports the macros, because `live` is also rendered alone."""
+        """Return the whole page. Each block imports the macros, because `live` is also rendered alone."""
         macros = '{% import "tables.html" as tables with context %}\n'
         blocks = {"title": self.title, "body": macros + self.head, "live": macros + self.live}
         return '{% extends "layout.html" %}' + "".join(

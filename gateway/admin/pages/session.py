@@ -44,7 +44,7 @@ async def _facts(operators: Operations, request: Request) -> dict[str, Any]:
 
 
 async def _live(operators: Operators, session: str) -> SessionRow | None:
-    """None: it is not live. What is known of it is its timeline."""
+    """Return a live session. None: it is not live. What is known of it is its timeline."""
     try:
         return await operators.session(session)
     except NoSuch:
@@ -68,8 +68,8 @@ _FRAMED: Final = ("╭", "│", "╰", "|", "+")
 
 
 async def _frame_facts(operators: Operations, request: Request, row: SessionRow) -> dict[str, Any]:
-    """The variables of `frames.html` for a live session: its newest messages first. `frames` is None if the operator
-    may not see them: then `stderr` has what is kept of each process."""
+    """Return the variables of `frames.html` for a live session: its newest messages first. `frames` is None if the
+    operator may not see them: then `stderr` has what is kept of each process."""
     by = request.scope.get(OPERATOR, "")
     both = await operators.watches.both(row.session, by, frames=_FRAMES, lines=_LINES)
     if both is None:
@@ -87,15 +87,15 @@ async def _frame_facts(operators: Operations, request: Request, row: SessionRow)
 
 
 def exceptions_in(lines: Iterable[str]) -> list[str]:
-    """The last lines that name an exception, each once, in their order: the cause of a failure is mostly one of them,
-    in the middle of a long traceback."""
+    """Return the last lines that name an exception, each once, in their order: the cause of a failure is mostly one of
+    them, in the middle of a long traceback."""
     every = [*lines]
     found = dict.fromkeys(_whole(every, at) for at in reversed(range(len(every))) if _EXCEPTION.match(every[at]))
     return [*found][:_MOST_EXCEPTIONS][::-1]
 
 
 def _whole(lines: Sequence[str], at: int) -> str:
-    """The exception of a line, with the lines below it that go on in its column."""
+    """Return the exception of a line, with the lines below it that go on in its column."""
     indent = len(lines[at]) - len(lines[at].lstrip(" "))
     parts = [lines[at].strip(" |\t")]
     for line in lines[at + 1 : at + _MOST_BROKEN] if indent else ():
@@ -128,7 +128,7 @@ _ONE_SERVER: Final = re.compile(r"/servers/([^/]+)/mcp")
 
 
 async def _environment_facts(operators: Operations, row: SessionRow | None) -> dict[str, Any]:
-    """The variables `environment` and `try_tools` of the template. `row` is None for a session that is over.
+    """Return the variables `environment` and `try_tools` of the template. `row` is None for a session that is over.
 
     `try_tools` returns the address of the Tools page for an operator; empty if that operator cannot try tools in the
     session.

@@ -98,7 +98,8 @@ async def _end_all(operators: Operations, request: Request, operator: str) -> st
 
 
 def _filter(given: Iterable[tuple[str, str]]) -> SessionFilter:
-    """The sessions that are meant. Raises `OperatorError`: a name is unknown or stands twice, or a value is empty."""
+    """Return the sessions that are meant. Raises `OperatorError`: a name is unknown or stands twice, or a value is
+    empty."""
     values: dict[str, str] = {}
     for name, value in given:
         # A value that is overlooked would end more sessions than were meant.

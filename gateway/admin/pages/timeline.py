@@ -42,8 +42,8 @@ class ExplainedFailure(NamedTuple):
 
 
 def explained(row: SessionRow) -> list[ExplainedFailure]:
-    """The failures of a session in their order. A refusal is known by its last time, so an older failure of the same
-    reason may be without it."""
+    """Return the failures of a session in their order. A refusal is known by its last time, so an older failure of the
+    same reason may be without it."""
     return [ExplainedFailure(one, refused_near(one.server, one.at, one.at, row.refused)) for one in row.failures]
 
 
@@ -94,7 +94,7 @@ class Picture:
 
 
 def picture_of(rows: Iterable[TimelineRow]) -> Picture | None:
-    """None: nothing has happened."""
+    """Draw the lanes. None: nothing has happened."""
     rows = sorted(rows, key=lambda row: row.at)
     if not rows:
         return None
@@ -113,7 +113,7 @@ def _lane(row: TimelineRow) -> str:
 
 
 def notes_of(rows: Sequence[TimelineRow], refused: Sequence[RefusedRow]) -> list[list[str]]:
-    """The notes of each row. `refused`: what the session's sandboxes refused, where it is live."""
+    """Return the notes of each row. `refused`: what the session's sandboxes refused, where it is live."""
     starts = [row for row in rows if row.kind == "server" and row.name == "started"]
     return [_notes(row, starts, refused) for row in rows]
 

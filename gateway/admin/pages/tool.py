@@ -64,7 +64,7 @@ async def _try(operators: Operations, request: Request, operator: str) -> dict[s
 
 
 async def _controls(request: Request) -> dict[str, str]:
-    """The controls of the form. Raises `OperatorError`: they cannot be read, or one stands twice."""
+    """Return the controls of the form. Raises `OperatorError`: they cannot be read, or one stands twice."""
     try:
         pairs = parse_qsl(
             (await body_of(request)).decode(), keep_blank_values=True, errors="strict", max_num_fields=_MOST_CONTROLS

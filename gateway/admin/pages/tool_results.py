@@ -39,7 +39,7 @@ class Part(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def parts_of(result: Any) -> list[Part]:
-    """The content of a result, its structured content, and its `_meta`."""
+    """Return the content of a result, its structured content, and its `_meta`."""
     if not isinstance(result, dict):
         return [_json("Result", result)]
     content = result.get("content")
@@ -70,7 +70,7 @@ def _part(item: Any) -> Part:
 
 
 def _image(data: str, kind: str) -> Part:
-    """An image, if its type is known and its bytes are of that type."""
+    """Return an image, if its type is known and its bytes are of that type."""
     title = f"Image, {visible(kind[:100])}, {len(data) * 3 // 4:,} bytes"
     try:
         head = base64.b64decode(data[:64], validate=True)
