@@ -52,17 +52,17 @@ class AccessTokens:
     def __init__(self, issuers: Sequence[JwtSettings], clock: Callable[[], float] = time.time) -> None:
         self._issuers = {settings.issuer: _Issuer(settings) for settings in issuers}
         self._clock = clock
-        self._verified: FIFOCache[bytes, tuple[float, Principal, Mapping[str, Any]]] = FIFOCache(_MAX_CACHED)
+        self._verified: FIFOCache[bytes, tuple[Principal, Mapping[str, Any], float]] = FIFOCache(_MAX_CACHED)
 
-    def cached(self, token: str) -> tuple[Principal, Mapping[str, Any]] | None:
+    def cached(self, token: str) -> tuple[Principal, Mapping[str, Any], float] | None:
         """Return what `verify` has found, from the cache; None if the token is not there or has expired."""
         found = self._verified.get(hashlib.sha256(token.encode()).digest())
-        if found is None or self._clock() >= found[0]:
+        if found is None or self._clock() >= found[2]:
             return None
-        return found[1], found[2]
+        return found
 
-    async def verify(self, token: str) -> tuple[Principal, Mapping[str, Any]]:
-        """Return the principal of a token, and its claims.
+    async def verify(self, token: str) -> tuple[Principal, Mapping[str, Any], float]:
+        """Return the principal of a token, its claims, and until when that is cached (Unix time).
 
         Raises:
             InvalidToken: the token is not from a trusted issuer, not for this gateway, or not valid now.
@@ -80,8 +80,8 @@ class AccessTokens:
         claims = issuer.checked(token, await issuer.key(str(header.get("kid", "")), header), self._clock())
         principal = Principal(issuer=issuer.settings.issuer, subject=str(claims["sub"]))
         until = min(float(claims["exp"]), self._clock() + CACHED_S)
-        self._verified[hashlib.sha256(token.encode()).digest()] = (until, principal, claims)
-        return principal, claims
+        self._verified[hashlib.sha256(token.encode()).digest()] = found = (principal, claims, until)
+        return found
 
 
 class _Issuer:

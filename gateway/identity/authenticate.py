@@ -4,12 +4,14 @@ import functools
 import hashlib
 import hmac
 import ipaddress
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 from urllib.parse import urlsplit
 
 import msgspec
+from msgspec.structs import replace
 
 from gateway.config.auth import API_KEY_ISSUER, AuthSettings, ProxySettings
 from gateway.config.context import FieldSettings
@@ -60,15 +62,18 @@ class KeyDigests(Generic[Holder]):
 
 
 class Authenticated(msgspec.Struct, frozen=True):
-    """The principal of a request, and the claims of its credential; None if the credential has none. `is_lasting`: the
-    same credential on the same connection is theirs for as long as this process runs."""
+    """The principal of a request, and the claims of its credential; None if the credential has none.
+
+    `until`: each request with the same head from the same address is theirs before that time (Unix time; infinite: for
+    as long as this process runs), and need not be authenticated anew.
+    """
 
     principal: Principal
     granted: CredentialClaims | None = None
-    is_lasting: bool = False
+    until: float = 0.0
 
 
-_ANYBODY: Final = Authenticated(ANONYMOUS, is_lasting=True)
+_ANYBODY: Final = Authenticated(ANONYMOUS, until=math.inf)
 
 
 _CACHED_ADDRESSES: Final = 10_000
@@ -112,7 +117,7 @@ class Identity:
         fields: Mapping[str, FieldSettings] = MappingProxyType({}),
     ) -> None:
         self._keys = KeyDigests(
-            (Authenticated(Principal(issuer=API_KEY_ISSUER, subject=name), is_lasting=True), digest)
+            (Authenticated(Principal(issuer=API_KEY_ISSUER, subject=name), until=math.inf), digest)
             for name, digests in api_keys.items()
             for digest in digests
         )
@@ -176,7 +181,7 @@ class Identity:
         if not fields:
             return who
         granted = who.granted or CredentialClaims()
-        return Authenticated(who.principal, msgspec.structs.replace(granted, fields=(*granted.fields, *fields)))
+        return replace(who, granted=replace(granted, fields=(*granted.fields, *fields)))
 
     async def verify(self, headers: Mapping[str, str], peer: str = "") -> Authenticated:
         """Return the holder of the access token in these headers. Raises as `known`."""
@@ -190,9 +195,9 @@ class Identity:
         except InvalidToken as error:
             raise self._refused(f"The access token is not valid: {error}.", error="invalid_token") from None
 
-    def token_holder(self, principal: Principal, claims: Mapping[str, Any]) -> Authenticated:
-        """Return the holder of an access token with these claims, after the token was verified."""
-        return Authenticated(principal, granted_by(claims, self._claims[principal.issuer], self._claim_fields))
+    def token_holder(self, principal: Principal, claims: Mapping[str, Any], until: float = 0.0) -> Authenticated:
+        """Return the holder of an access token with these claims, which was verified and need not be until then."""
+        return Authenticated(principal, granted_by(claims, self._claims[principal.issuer], self._claim_fields), until)
 
     def _by_key(self, key: str) -> Authenticated:
         holder = self._keys.holder(key)
@@ -215,7 +220,7 @@ class Identity:
             raise self._refused("The headers in which the proxy names the caller are not UTF-8.") from None
         if why := unusable(subject):
             raise self._refused(f"The subject that the proxy sent is invalid: {why}.")
-        return Authenticated(Principal(issuer=settings.issuer, subject=subject), granted)
+        return Authenticated(Principal(issuer=settings.issuer, subject=subject), granted, math.inf)
 
     def _refused(self, reason: str, *, error: str = "") -> Exception:
         return unauthenticated(reason, self._challenge(error, self._scope))

@@ -15,10 +15,10 @@ __all__ = ["RequestContext"]
 class RequestContext(msgspec.Struct, frozen=True):
     """The principal of a request, the claims of its credential (None: it has none), and its correlation id.
 
-    `is_lasting`: each request with the same head on the same connection has this principal and these claims.
+    `until`: as `gateway.identity.authenticate.Authenticated` has it.
     """
 
     principal: Principal
     claims: CredentialClaims | None
     correlation: str
-    is_lasting: bool = False
+    until: float = 0.0

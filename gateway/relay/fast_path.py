@@ -189,8 +189,8 @@ class FastPaths:
 
 
 def _follow_from_head(request: Request, who: RequestContext, resolved: Resolved) -> bool:
-    """Return True if the head alone says who calls, for good, and in which session: by a token, or by a cookie."""
-    if not who.is_lasting or resolved.live.session.context != resolved.context:
+    """Return True if the head alone says who calls, for a time, and in which session: by a token, or by a cookie."""
+    if who.until <= time() or resolved.live.session.context != resolved.context:
         return False
     return names_token(request) or resolved.cookie_held
 
@@ -211,7 +211,7 @@ class FastPath:
 
     __slots__ = """_check _client _conversation _decided _frame _is_traced _principal _resolver _route _tracing _usual_s
         _waits _who era facts facts_version headers is_over is_shaped live loop paths server tool translate
-        version""".split()
+        until version""".split()
 
     def __init__(
         self,
@@ -231,6 +231,7 @@ class FastPath:
         self._route = route
         self._who = who
         self._principal, self._client = who.principal, request.client
+        self.until = who.until - time() + monotonic()
         self.facts = route.upstream.known
         self.facts_version = self.facts.version
         self._resolver = decided.resolver
@@ -264,7 +265,7 @@ class FastPath:
         """Send a call. None: nothing was done, and the call is to take the general way. `arrived_at`: the call has
         come then, and the record of its session was read since; 0: it comes now."""
         live, paths, now = self.live, self.paths, monotonic()
-        if live.version != self.version or self.facts.version != self.facts_version:
+        if live.version != self.version or self.facts.version != self.facts_version or now >= self.until:
             self.is_over = True
             return None
         if now - live.read_at >= AGING_AFTER_S and not self._resolver.still_serves(live):

@@ -38,7 +38,7 @@ class InternalRequests:
         peer: str = "",
     ) -> Reply:
         """Begin a POST to the endpoint at `path`. `peer` is the address of whoever caused it."""
-        who = Authenticated(principal, claims, is_lasting=True)
+        who = Authenticated(principal, claims)
         app = self._endpoint(_HandlerAs(self._handler, who), path)
         return Inside(app, path).ask("POST", {**headers, "host": self._host}, body, peer)
 

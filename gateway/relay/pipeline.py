@@ -177,7 +177,7 @@ class Pipeline:
         except Refused as refused:
             self._audit_refused(request, who, refused)
             raise
-        return RequestContext(who.principal, who.granted, correlation, who.is_lasting)
+        return RequestContext(who.principal, who.granted, correlation, who.until)
 
     async def _authenticated(self, request: Request) -> Authenticated:
         """Return who sends a request. Raises `Refused`: 401, its credential is not valid."""

@@ -223,7 +223,7 @@ class SessionResolver:
 def _remembered(route: Route, request: Request, who: RequestContext) -> Route:
     """Have the head of a request remember who owns its session, which is then asked without a look at the store. The
     owner decides whether the session is still this caller's, and its own. Return the route with that memory."""
-    if request.memory is None or not who.is_lasting or not names_token(request):
+    if request.memory is None or not names_token(request):
         return route
     route = replace(route, memory=RouteMemory())
     request.memory.keep((request.era, replace(route, is_read=False)))

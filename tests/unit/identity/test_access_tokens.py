@@ -114,10 +114,12 @@ async def test_a_verified_token_is_known_until_it_expires_and_not_for_long(issue
     tokens = trusting(issuer, clock)
     brief, lasting = issuer.token(), issuer.token("bob", exp=int(clock.now) + 3_600)
     assert tokens.cached(brief) is None
-    principal, claims = await tokens.verify(brief)
-    assert principal == Principal(issuer=issuer.url, subject="ada") and claims["scope"] == "mcp"
-    assert (await tokens.verify(lasting))[0].subject == "bob"
-    assert tokens.cached(brief) == (principal, claims)
+    principal, claims, until = found = await tokens.verify(brief)
+    assert principal == Principal(issuer=issuer.url, subject="ada")
+    assert until == claims["exp"] and claims["scope"] == "mcp"
+    bob, _, until = await tokens.verify(lasting)
+    assert bob.subject == "bob" and until == clock.now + access_tokens.CACHED_S
+    assert tokens.cached(brief) == found
     clock.pass_time(61)
     assert tokens.cached(brief) is None and tokens.cached(lasting) is not None
     clock.pass_time(access_tokens.CACHED_S)

@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import hashlib
 import hmac
+import math
 from typing import Any
 
 import pytest
@@ -67,13 +68,13 @@ async def test_every_key_is_compared_whole_whichever_was_nearly_right(monkeypatc
 
 @requirement("wall.authority")
 @pytest.mark.anyio
-async def test_only_what_a_head_alone_decides_for_good_is_lasting() -> None:
-    auth = AuthSettings.model_validate({"proxies": PROXIES})
+async def test_a_head_from_one_address_is_one_callers_while_its_credential_is_valid() -> None:
+    auth = trusting_issuer({}, proxies=PROXIES)
     identity = Identity(api_keys={"ada": (sha256("key"),)}, allow_anonymous=True, auth=auth)
-    for headers in ({"authorization": "Bearer key"}, {}):
-        assert (await identity.authenticate(headers, "10.0.0.1")).is_lasting
-    of_proxy = await identity.authenticate({"x-user": "ada"}, "127.0.0.1")
-    assert not of_proxy.is_lasting, "the proxy has other headers next"
+    for headers, peer in (({"authorization": "Bearer key"}, ""), ({}, ""), ({"x-user": "ada"}, "127.0.0.1")):
+        assert (await identity.authenticate(headers, peer)).until == math.inf
+    ada = Principal(issuer="https://id.example", subject="ada")
+    assert identity.token_holder(ada, {}, 7.0).until == 7.0 and identity.token_holder(ada, {}).until == 0
 
 
 @requirement("pol.auth")

@@ -123,6 +123,7 @@ CHANGES: dict[str, Change] = {
     "the facts of the server change": lambda fast, _: fast.path.facts.changed(),
     "the server was restarted": lambda fast, _: fast.conversation.users.restarted("crash"),
     "the session has news": lambda fast, _: fast.conversation.users.notify(fast.live, "gateway_restart"),
+    "its credential is to be verified anew": lambda fast, _: setattr(fast.path, "until", monotonic()),
     "its link has opened or closed": lambda fast, _: fast.conversation.turned(),
 }
 """What ends a path: it is never asked again."""

@@ -105,7 +105,6 @@ async def test_a_way_to_an_owner_is_kept_for_one_caller_in_one_era_until_the_own
     owner, other = replicas(clustered=True, store=Unreliable)
     live = (await owner.resume_or_open(request(MODERN))).live
     asked = replace(by_token(other, live), memory=Memory())
-    alice = replace(FOR_ALICE, is_lasting=True)
 
     async def route(who: RequestContext, asked: Request = asked) -> Route:
         with pytest.raises(OwnedByPeer) as elsewhere:
@@ -113,17 +112,16 @@ async def test_a_way_to_an_owner_is_kept_for_one_caller_in_one_era_until_the_own
         found: Route = elsewhere.value.route
         return found
 
-    assert (await route(FOR_ALICE)).memory is None, "the head alone does not say for good who calls"
-    first, reads = await route(alice), other.store.asked
-    again = await route(alice)
+    first, reads = await route(FOR_ALICE), other.store.asked
+    again = await route(FOR_ALICE)
     assert first.memory is again.memory is not None and first.is_read and not again.is_read
     assert other.store.asked == reads
-    assert (await route(replace(alice, claims=CredentialClaims()))).is_read, "others have other claims"
+    assert (await route(replace(FOR_ALICE, claims=CredentialClaims()))).is_read, "others have other claims"
     for stranger in (replace(asked, era=MODERN), asked):
         with refused(404) if stranger is asked else contextlib.nullcontext():
             assert await other.resume(stranger, FOR_BOB) is None
     again.memory.end()
-    assert (await route(alice)).is_read
+    assert (await route(FOR_ALICE)).is_read
 
 
 @requirement("cli.session-key")
