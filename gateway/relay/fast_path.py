@@ -37,7 +37,6 @@ from gateway.relay.admission import AdmittedTool, Route
 from gateway.relay.frame_form import FrameForm, Prepared
 from gateway.sessions.attach import Resolved
 from gateway.sessions.cached_record import AGING_AFTER_S
-from gateway.sessions.carriers import names_token
 from gateway.sessions.resolve import SessionResolver
 from transports.inbound_port import Answer, AnsweringConnection, Holes, Refused, Request
 from transports.jsonrpc import Object, encode_result, splice
@@ -130,7 +129,7 @@ class FastPaths:
         resolved, conversation = decided.resolved, route.held_conversation
         if conversation is None or not isinstance(route.admitted, AdmittedTool):
             return None
-        if not _follow_from_head(request, who, resolved) or not route.leads_to(conversation, request.era):
+        if not _has_its_session(request, who, decided) or not route.leads_to(conversation, request.era):
             return None
         live = resolved.live
         if (
@@ -188,11 +187,12 @@ class FastPaths:
             tool.ended(ended)
 
 
-def _follow_from_head(request: Request, who: RequestContext, resolved: Resolved) -> bool:
-    """Return True if the head alone says who calls, for a time, and in which session: by a token, or by a cookie."""
+def _has_its_session(request: Request, who: RequestContext, decided: Decided) -> bool:
+    """Return True if the same bytes are the same caller's for a time, and for the same session as long as it lives."""
+    resolved = decided.resolved
     if who.until <= time() or resolved.live.session.context != resolved.context:
         return False
-    return names_token(request) or resolved.cookie_held
+    return decided.resolver.is_said_by_bytes(request, who, resolved)
 
 
 def _is_plain(exchange: Exchange, conversation: Conversation) -> bool:

@@ -79,6 +79,14 @@ class SessionResolver:
         """Return True if this replica holds a live session, and its client has come back to it."""
         return self._live.get(live.session.id) is live and not live.ended and live.return_watch is None
 
+    def is_said_by_bytes(self, request: Request, who: RequestContext, resolved: Resolved) -> bool:
+        """Return True if its bytes and its caller alone say that a request is for this session, as long as that lives:
+        by a token, a cookie or a session key. The default session is another one once its client brings a token."""
+        if names_token(request) or resolved.cookie_held:
+            return True
+        key = self._aliases.of_key(request, who.principal)
+        return key is not None and self._live.named(key.name) is resolved.live
+
     def still_serves(self, live: LiveSession) -> bool:
         """Return True if this replica may serve a live session that it has served before, without asking anybody. Its
         record is read again in time."""

@@ -2,6 +2,7 @@
 
 import json
 import re
+import secrets
 import subprocess
 import time
 from collections.abc import Iterator
@@ -141,6 +142,16 @@ def test_the_connections_of_a_pool_share_what_they_remember_until_it_is_refused(
             assert {raw.call("pid").status for raw in pool} == {404} and counted("fast") == 0
             for raw in pool:
                 raw.close()
+
+
+@requirement("cli.session-key")
+def test_calls_with_a_session_key_take_the_fast_path(gateway: InProcessGateway) -> None:
+    with httpx.Client() as http:
+        keyed = Modern(gateway.url, http, headers={"MCP-Gateway-Session-Key": secrets.token_hex(16)})
+        first, counted = tool_text(keyed.tool("pid")), Counted(gateway)
+        assert {tool_text(keyed.tool("pid")) for _ in range(8)} == {first} and counted("fast") >= 4
+        other = Modern(gateway.url, http, headers={"MCP-Gateway-Session-Key": secrets.token_hex(16)})
+        assert tool_text(other.tool("pid")) != first
 
 
 @requirement("wall.authority")

@@ -124,6 +124,19 @@ async def test_a_way_to_an_owner_is_kept_for_one_caller_in_one_era_until_the_own
     assert (await route(FOR_ALICE)).is_read
 
 
+@requirement("cli.session-key", "cli.default")
+async def test_all_but_a_default_session_is_said_by_the_bytes_of_a_request() -> None:
+    parts = Parts()
+    for first in (request(MODERN), KEYED):
+        resolved = await parts.resume_or_open(first)
+        live, is_key = resolved.live, first is KEYED
+        named = (by_token(parts, live), request(MODERN, cookie=parts.cookie_of(live)), first)
+        said = [parts.resolver.is_said_by_bytes(each, FOR_ALICE, await parts.resume_or_open(each)) for each in named]
+        assert said == [True, True, is_key]
+    other = await parts.resume_or_open(request(MODERN))
+    assert not parts.resolver.is_said_by_bytes(KEYED, FOR_ALICE, other), "the key is another session's"
+
+
 @requirement("cli.session-key")
 async def test_an_owner_serves_its_sessions_while_the_store_is_away_however_they_are_named() -> None:
     parts = Parts(store=Unreliable, clustered=True)
