@@ -5,18 +5,21 @@ import contextlib
 import hashlib
 import hmac
 import math
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
 from gateway.config.auth import AuthSettings
 from gateway.config.context import FieldSettings
-from gateway.identity.authenticate import Identity, KeyDigests, digest_of
-from session_store import Principal
+from gateway.identity.access_tokens import AccessTokens
+from gateway.identity.authenticate import Identity, KeyDigests, ResourceMetadata, digest_of
+from gateway.identity.credential_claims import InsufficientScope
+from session_store import ANONYMOUS, Principal
 from tests.requirements import requirement
 from tests.support.credentials import sha256
 from transports.inbound_port import Refused
 
+ADA = Principal(issuer="api-key", subject="ada")
 NAMES = {"subject_header": "X-User", "trust_header": "X-Trust", "workspace_header": "X-Team"}
 PROXIES = {"networks": ["127.0.0.0/8"], "permissions_header": "X-May", **NAMES}
 
@@ -71,8 +74,13 @@ async def test_every_key_is_compared_whole_whichever_was_nearly_right(monkeypatc
 async def test_a_head_from_one_address_is_one_callers_while_its_credential_is_valid() -> None:
     auth = trusting_issuer({}, proxies=PROXIES)
     identity = Identity(api_keys={"ada": (sha256("key"),)}, allow_anonymous=True, auth=auth)
-    for headers, peer in (({"authorization": "Bearer key"}, ""), ({}, ""), ({"x-user": "ada"}, "127.0.0.1")):
-        assert (await identity.authenticate(headers, peer)).until == math.inf
+    for headers, peer, principal in (
+        ({"authorization": "Bearer key"}, "", ADA),
+        ({}, "", ANONYMOUS),
+        ({"x-user": "ada"}, "127.0.0.1", Principal(issuer="proxy", subject="ada")),
+    ):
+        who = await identity.authenticate(headers, peer)
+        assert (who.principal, who.until) == (principal, math.inf)
     ada = Principal(issuer="https://id.example", subject="ada")
     assert identity.token_holder(ada, {}, 7.0).until == 7.0 and identity.token_holder(ada, {}).until == 0
 
@@ -107,6 +115,49 @@ def test_fields_come_from_claims_of_tokens_and_from_headers_of_proxies_alone() -
     assert granted is not None and granted.fields == (("desk", "7"),)
     holder = identity.token_holder(Principal(issuer="https://id.example", subject="ada"), {"team": "red"})
     assert holder.granted is not None and holder.granted.fields == (("team", "red"),)
+
+
+class Tokens:
+    """Verifies the token `a.b.c` alone, and not at once."""
+
+    def cached(self, token: str) -> None:
+        """It caches nothing."""
+
+    async def verify(self, token: str) -> tuple[Principal, dict[str, Any], float]:
+        if token != "a.b.c":
+            raise InsufficientScope(["mcp", "more"], {"more"})
+        return Principal(issuer="https://id.example", subject="ada"), {"team": "red"}, 7.0
+
+
+@requirement("pol.auth", "ctx.open")
+def test_a_token_is_verified_and_its_holder_has_the_fields_of_the_proxy_too() -> None:
+    fields = {"team": FieldSettings(claim="team"), "desk": FieldSettings(header="X-Desk")}
+    auth, tokens = trusting_issuer({}, proxies=PROXIES), cast(AccessTokens, Tokens())
+    identity = Identity(api_keys={}, allow_anonymous=True, auth=auth, tokens=tokens, fields=fields)
+    headers = {"authorization": "Bearer a.b.c", "x-desk": "7"}
+    assert identity.known(headers, "127.0.0.1") is None
+    for peer, granted in (("127.0.0.1", (("team", "red"), ("desk", "7"))), ("10.0.0.1", (("team", "red"),))):
+        who = asyncio.run(identity.authenticate(headers, peer))
+        assert who.principal.subject == "ada" and who.until == 7.0
+        assert who.granted is not None and who.granted.fields == granted
+    with pytest.raises(Refused) as refused:
+        asyncio.run(identity.authenticate({"authorization": "Bearer a.b.d"}))
+    assert refused.value.status == 403
+    challenge = 'Bearer realm="mcp-session-gateway", error="insufficient_scope", scope="mcp more"'
+    assert refused.value.headers["WWW-Authenticate"] == challenge
+
+
+@requirement("pol.auth")
+def test_the_metadata_of_the_resource_names_its_issuers_and_scopes() -> None:
+    known = {
+        "resource": "https://mcp.example/mcp",
+        "authorization_servers": ["https://id.example"],
+        "bearer_methods_supported": ["header"],
+    }
+    assert ResourceMetadata(trusting_issuer({})).document() == known
+    assert ResourceMetadata(trusting_issuer({"scopes": ["a", "b"]})).document() == known | {
+        "scopes_supported": ["a", "b"]
+    }
 
 
 def test_the_holder_of_a_key_is_found() -> None:

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from gateway.config.context import FieldSettings
 from gateway.config.policy import RuleSettings
-from gateway.identity.context_rules import ContextRules, kept_claims
+from gateway.identity.context_rules import ContextRules, is_catch_all, kept_claims
 from gateway.identity.credential_claims import CredentialClaims
 from session_store import ContextField, Principal, Session
 from session_store.testing import FakeClock, a_session
@@ -41,10 +41,12 @@ def test_each_fact_says_where_it_comes_from() -> None:
 @requirement("pol.read-only", "wall.provenance")
 def test_a_rule_makes_sessions_read_only_and_no_announced_name_escapes_it() -> None:
     rules = [
-        RuleSettings(workspaces=("archive",), read_only=True),
+        RuleSettings(workspaces=("archive",), read_only=True, trust="sandboxed"),
         RuleSettings(principals=("api-key:x",), workspace="w"),
     ]
     found = ContextRules(rules, "direct")
+    levels = [found.context(GUEST, CredentialClaims(workspace=name), "").trust for name in ("archive", "open")]
+    assert levels == ["sandboxed", "direct"] and found.context(GUEST, None, "open").trust == "sandboxed"
     assert found.context(GUEST, CredentialClaims(workspace="archive"), "").read_only
     assert not found.context(GUEST, CredentialClaims(workspace="open"), "").read_only
     assert found.context(GUEST, None, "archive").read_only and found.context(GUEST, None, "open").read_only
@@ -54,6 +56,10 @@ def test_a_rule_makes_sessions_read_only_and_no_announced_name_escapes_it() -> N
     by_trust = ContextRules([], "sandboxed", read_only={"sandboxed"})
     assert by_trust.context(GUEST, None, "").read_only
     assert not by_trust.context(GUEST, CredentialClaims(trust="direct"), "").read_only
+
+
+def test_only_stars_match_every_name() -> None:
+    assert [pattern for pattern in ("*", "**", "", " ", "a*", "?*") if is_catch_all(pattern)] == ["*", "**"]
 
 
 @requirement("pol.explain")

@@ -25,6 +25,7 @@ def test_a_string_that_spells_a_number_or_truth_value_is_searched_as_such() -> N
     def found(text: str, rule: str) -> bool:
         return contains({"a": [text]}, (expression(rule),))
 
+    assert contains({"a": False}, (expression("^false$"),)) and contains([True], (expression("^true$"),))
     assert all(found(text, "^true$") for text in ("true", " True", "TRUE\n"))
     assert found("1e3", "^1000$") and found("-0x10", "^-16$") and found("1_0.5", "^10\\.5$")
     assert not found("0x" + "f" * 4_000, "^1$"), "more digits than a server reads, and no reason to refuse it"

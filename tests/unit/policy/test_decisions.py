@@ -173,6 +173,17 @@ def test_decisions_are_cached_neither_by_fields_nor_by_what_a_client_announces_a
     assert trusting.rights_of(Context(workspace="/" + "x" * 4_000)).workspace
 
 
+@requirement("wall.provenance")
+def test_an_announced_workspace_is_restricted_by_all_entries_up_to_the_one_for_every_name() -> None:
+    entries = {"team-*": WorkspaceSettings(servers=("s", "t")), "*": WorkspaceSettings(servers=("s",))}
+    for workspaces, seen in ((entries, ["s"]), (entries | {"more": WorkspaceSettings(servers=())}, ["s"])):
+        policy = Policy(PolicySettings(workspaces=workspaces), {"s": ServerPolicy(), "t": ServerPolicy()})
+        announced = Context(workspace="team-a")
+        assert [server for server in ("s", "t") if policy.sees(announced, server)] == seen
+        assert policy.restricted_by(announced) == ["team-*", "*"]
+        assert policy.sees(in_workspace("team-a"), "t") and not policy.sees(in_workspace("else"), "t")
+
+
 @requirement("ops.foreign-config", "pol.trust")
 def test_a_tool_that_the_configuration_hides_is_nobodys() -> None:
     servers = {

@@ -16,16 +16,20 @@ pytestmark = pytest.mark.anyio
 ALIKE: Final = (Principal(issuer="a:b", subject="c"), Principal(issuer="a", subject="b:c"))
 
 
+def quotas_of(backend: MemoryBackend, limits: dict[str, Any]) -> tuple[PrincipalQuotas, RateLimits]:
+    settings = PolicySettings.model_validate(limits)
+    rates = RateLimits(settings, backend.rates)
+    more: dict[str, Any] = {"kept_s": 60.0, "run": "this", "runs": backend.directory.replicas}
+    return PrincipalQuotas(settings, backend.quotas, backend.sessions, rates=rates, **more), rates
+
+
 @requirement("wall.authority")
 async def test_quotas_and_rates_are_each_principals_own() -> None:
     assert str(ALIKE[0]) == str(ALIKE[1])
     clock = FakeClock()
     backend = MemoryBackend(clock=clock)
     limits = {"principal_sessions": 1, "principal_processes": 1, "principal_rate": {"per_s": 0.001, "burst": 1}}
-    settings = PolicySettings.model_validate(limits)
-    rates = RateLimits(settings, backend.rates)
-    more: dict[str, Any] = {"kept_s": 60.0, "run": "", "runs": backend.directory.replicas}
-    quotas = PrincipalQuotas(settings, backend.quotas, backend.sessions, rates=rates, **more)
+    quotas, rates = quotas_of(backend, limits)
 
     async def message(session: Session) -> None:
         await rates.message(session.principal, "")
@@ -39,3 +43,33 @@ async def test_quotas_and_rates_are_each_principals_own() -> None:
         for count in (quotas.process, message):
             with pytest.raises(Refused):
                 await count(session)
+
+
+async def test_slots_of_what_has_ended_are_found_when_a_quota_is_full(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = FakeClock()
+    backend = MemoryBackend(clock=clock)
+    quotas, _ = quotas_of(backend, {"principal_sessions": 1, "principal_processes": 1})
+    session, later = a_session(clock), a_session(clock)
+    await quotas.session(session)  # and its store forgets it
+    with pytest.raises(Refused, match="sessions"):
+        await quotas.session(later)
+    clock.pass_time(6)
+    later = await backend.sessions.create(a_session(clock))
+    await quotas.session(later)
+    with pytest.raises(Refused):
+        await quotas.session(session)
+    await quotas.release_session(later)
+    await quotas.session(session)
+
+    await backend.quotas.hold(f"processes/{session.counted_as}", "dead/1", 1, for_s=60.0)
+    end = await quotas.process(session)
+    with pytest.raises(Refused, match="server processes"):
+        await quotas.process(session)
+    end()
+    await quotas.settled()
+    await quotas.process(session)
+
+    monkeypatch.setattr("gateway.policy.quotas._MAX_CHECKED", 0)
+    for _ in range(2):
+        with pytest.raises(Refused, match="server processes"):
+            await quotas.process(session)

@@ -215,6 +215,16 @@ async def test_openings_are_counted_for_each_principal(clock: FakeClock) -> None
         await rates.opening(alices)
 
 
+@requirement("wall.bystander")
+async def test_anonymous_clients_are_counted_by_their_addresses(clock: FakeClock) -> None:
+    rates = rates_of(Store(clock), {"principal_rate": {"per_s": 0.001, "burst": 2}})
+    for client in ("192.0.2.1", "192.0.2.2"):
+        await rates.message(ANONYMOUS, client)
+        await rates.body(ANONYMOUS, client, 65 << 10)  # counts as one more
+        assert await answers(rates.message(ANONYMOUS, client)) == [429]
+    assert await answers(rates.message(ALICE, "192.0.2.1")) == [200]
+
+
 async def test_a_call_is_spent_at_hand_of_both_accounts_or_of_none(clock: FakeClock) -> None:
     store = Store(clock)
     both = {"session_rate": {"per_s": 100, "burst": 40}, "principal_rate": {"per_s": 1_000, "burst": 1_000}}
@@ -226,7 +236,10 @@ async def test_a_call_is_spent_at_hand_of_both_accounts_or_of_none(clock: FakeCl
     session, alice = rates._sessions["s"], rates._principals[ALICE]
     assert spent == 10 == session.credit and (session.left, alice.left) == (-10, -10)
     rates.give_back(ALICE, "", "s")
-    assert (session.left, alice.left) == (-9, -9) and rates.spend_at_hand(ALICE, "", "s")
+    assert (session.left, alice.left) == (-9, -9)
+    rates.give_back(ANONYMOUS, "192.0.2.9", "s")
+    assert (session.left, alice.left, rates._addresses["192.0.2.9"].left) == (-8, -9, 1)
+    assert rates.spend_at_hand(ALICE, "", "s") and rates.spend_at_hand(ALICE, "", "s")
     await later(0.1)
     assert store.asked == 1 and session.left > 0, "the store was asked behind the calls"
     assert rates.spend_at_hand(ANONYMOUS, "192.0.2.1", "s") and rates._addresses["192.0.2.1"].left == -1

@@ -1,5 +1,6 @@
 """What holds for a call of a tool: whether the tool is there, and what becomes of its arguments."""
 
+import re
 from typing import Any
 
 import msgspec
@@ -41,12 +42,14 @@ def session() -> Session:
     return a_session(FakeClock(), id="s1", context=CONTEXT, client=ClientFacts(name="agent-1"))
 
 
-def checked(calls: ToolCalls, tool: str, arguments: Any, notes: list[str] | None = None) -> Object:
-    decision = calls.decide("s", TOOLS, CONTEXT, session(), tool)
+def checked(
+    calls: ToolCalls, tool: str, arguments: Any, notes: list[str] | None = None, tools: Tools = TOOLS
+) -> Object:
+    decision = calls.decide("s", tools, CONTEXT, session(), tool)
     text = arguments if isinstance(arguments, bytes) else encode(arguments)
     params = {"name": msgspec.Raw(encode(tool)), "arguments": msgspec.Raw(text)}
     noted = [] if notes is None else notes
-    found = calls.checked(decision, TOOLS, session(), params, lambda name, value: noted.append(f"{name}: {value}"))
+    found = calls.checked(decision, tools, session(), params, lambda name, value: noted.append(f"{name}: {value}"))
     return found if isinstance(found, dict) else at_once(found)
 
 
@@ -150,7 +153,42 @@ def test_a_differing_argument_is_told_with_both_values_and_no_credential(caplog:
 
 def test_the_decision_says_when_a_call_is_slow() -> None:
     calls = tool_calls(drop=ToolSettings(slow_s=1.5))
-    assert calls.decide("s", TOOLS, CONTEXT, session(), "drop").slow_s == 1.5
+    found = [calls.decide("s", TOOLS, CONTEXT, session(), tool).slow_s for tool in ("drop", "count")]
+    assert found == [1.5, PolicySettings().slow_s]
+
+
+@requirement("pol.arguments")
+def test_a_tool_with_an_unusable_schema_is_hidden_and_logged_once(caplog: pytest.LogCaptureFixture) -> None:
+    broken = [{"name": "broken", "inputSchema": {"type": kind}} for kind in ("nothing", "never")]
+    calls = tool_calls()
+    for tool in (*broken, *broken):
+        fault = calls.unusable("s", [tool, {"name": "count", "inputSchema": SCHEMA}, {"name": "bare"}])
+        assert list(fault) == ["broken"] and fault["broken"]
+        assert calls.shown("s", CONTEXT, [tool]) == []
+        with pytest.raises(Refused, match="Tool broken cannot be called.*" + re.escape(fault["broken"])):
+            checked(calls, "broken", {}, tools=Tools([tool]))
+    assert len([record for record in caplog.records if "s/broken" in record.getMessage()]) == len(broken)
+
+
+def test_patterns_that_are_left_out_of_the_check_are_listed() -> None:
+    text = {"properties": {"a": {"pattern": "(a)\\1"}, "b": {"pattern": "^b$"}}}
+    tools: list[dict[str, Any]] = [
+        {"name": "odd", "inputSchema": text},
+        {"name": "count", "inputSchema": SCHEMA},
+        {"name": "bare"},
+    ]
+    assert tool_calls().unchecked(tools) == {"odd": ("(a)\\1",)}
+
+
+@requirement("ctx.bind")
+def test_a_bound_argument_that_neither_the_client_nor_the_session_has_is_missing() -> None:
+    calls = tool_calls(drop=ToolSettings(bind={"where": "agent"}))
+    unnamed = msgspec.structs.replace(session(), client=ClientFacts())
+    check = calls.checker_of(calls.decide("s", TOOLS, CONTEXT, unnamed, "drop"), TOOLS, unnamed)
+    for given in (b"{}", b'{"where":""}', b'{"where":null}'):
+        with pytest.raises(InvalidArguments, match=r"for drop: arguments\.where: it is missing") as caught:
+            check(given)
+        assert caught.value.fault == "missing"
 
 
 @requirement("pol.read-only", "pol.operation")
