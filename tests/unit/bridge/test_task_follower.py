@@ -25,6 +25,13 @@ CREATED = "2026-11-22T09:00:00Z"
 MADE = TaskAtServer("t", CREATED, Era.MODERN)
 
 
+@pytest.fixture(autouse=True)
+def quick_polls(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("_LEAST_POLL_S", "_DEFAULT_POLL_S"):
+        monkeypatch.setattr(f"gateway.bridge.task_follower.{name}", 0.001)
+    monkeypatch.setattr("gateway.bridge.task_follower.pause_s", lambda failures: 0.001)
+
+
 class Resumed:
     """A call whose task is followed again. `lost` counts how often the server did not know the task."""
 
@@ -88,8 +95,7 @@ async def test_a_task_that_the_next_owner_follows_is_not_cancelled() -> None:
         assert "tasks/cancel" not in one.server.sent
 
 
-async def test_a_server_that_is_unavailable_for_a_moment_has_not_lost_its_task(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gateway.bridge.task_follower.pause_s", lambda failures: 0.0)
+async def test_a_server_that_is_unavailable_for_a_moment_has_not_lost_its_task() -> None:
     assert sum(map(pause_s, range(1, 5))) == 15.0
     async with resumed(LinkClosed("restarting")) as one:
         await one.server.until(3)

@@ -66,9 +66,9 @@ def test_only_what_was_asked_for_is_redacted() -> None:
 
 @requirement("wall.decoded")
 @pytest.mark.parametrize(
-    "text", ["a" * 200_000 + "@", "1 " * 100_000, "2 " * 100_000, "+1" + "(" * 200_000, "a." * 100_000 + "@b"]
+    "text", ["a" * 50_000 + "@", "1 " * 25_000, "2 " * 25_000, "+1" + "(" * 50_000, "a." * 25_000 + "@b"]
 )
 def test_hostile_text_takes_linear_time(text: str) -> None:
     began = time.process_time()
     ALL(text)
-    assert time.process_time() - began < 2.0
+    assert time.process_time() - began < 1.0

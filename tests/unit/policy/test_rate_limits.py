@@ -93,14 +93,14 @@ async def test_a_runaway_session_is_delayed_and_refused_and_others_are_neither(c
     rates = rates_of(Store(clock), PER_SESSION)
     runaway, other = a_session(clock, principal=ALICE), a_session(clock, principal=BOB)
     assert rates._sessions is not None
-    most, slowest, statuses, ends = 0, 0.0, list[int](), clock() + 15
+    most, slowest, statuses, ends = 0, 0.0, list[int](), clock() + 8
 
     async def without_end() -> None:
         while clock() < ends:
             statuses.extend(await answers(rates.call(runaway.id)))
             await later(0.1)
 
-    running = [asyncio.create_task(without_end()) for _ in range(300)]
+    running = [asyncio.create_task(without_end()) for _ in range(100)]
     while clock() < ends:
         at = clock()
         await rates.call(other.id)
@@ -108,7 +108,7 @@ async def test_a_runaway_session_is_delayed_and_refused_and_others_are_neither(c
         await later(0.05)
     await asyncio.gather(*running)
     served, refused = statuses.count(200), statuses.count(429)
-    assert 1_000 + 14 * 100 <= served <= 1_000 + 17 * 100 and refused > served and most == 32
+    assert 1_000 + 7 * 100 <= served <= 1_000 + 10 * 100 and refused > served and most == 32
     assert slowest <= 2 * ROUND_TRIP_S
 
 

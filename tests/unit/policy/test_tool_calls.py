@@ -1,6 +1,8 @@
 """What holds for a call of a tool: whether the tool is there, and what becomes of its arguments."""
 
+import itertools
 import re
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
@@ -199,9 +201,23 @@ def test_a_read_only_session_is_shown_the_tools_that_say_that_they_read() -> Non
     assert [tool["name"] for tool in shown] == ["look"]
 
 
+RULES = {
+    "": ToolSettings(),
+    "bind": ToolSettings(bind={"where": "workspace"}),
+    "blocked": ToolSettings(blocked=("bad",)),
+}
+Further = tuple[ToolCalls, Callable[[bytes], bytes], str]
+
+
+@pytest.fixture(params=itertools.product(("lenient", True, False), RULES))
+def further(request: pytest.FixtureRequest) -> Further:
+    """Calls of a tool, what checks the arguments of further ones, and the kind of its rules."""
+    checks, rules = request.param
+    calls = tool_calls(checks, drop=RULES[rules])
+    return calls, calls.checker_of(calls.decide("s", TOOLS, CONTEXT, session(), "drop"), TOOLS, session()), rules
+
+
 @requirement("fast.same")
-@pytest.mark.parametrize("checks", ["lenient", True, False])
-@pytest.mark.parametrize("rules", ["", "bind", "blocked"])
 @pytest.mark.parametrize(
     "given",
     [
@@ -210,10 +226,8 @@ def test_a_read_only_session_is_shown_the_tools_that_say_that_they_read() -> Non
         *(b'{"where":"w","n":' + TOO_DEEP + b"}", b'{"where":"\\ud83d\\ude00 \xc3\xa9"}'),
     ],
 )
-def test_further_arguments_of_a_tool_are_checked_as_the_first(given: bytes, rules: str, checks: Any) -> None:
-    settings = {"": ToolSettings(), "bind": ToolSettings(bind={"where": "workspace"})}
-    calls = tool_calls(checks, drop=settings.get(rules, ToolSettings(blocked=("bad",))))
-    again = calls.checker_of(calls.decide("s", TOOLS, CONTEXT, session(), "drop"), TOOLS, session())
+def test_further_arguments_of_a_tool_are_checked_as_the_first(given: bytes, further: Further) -> None:
+    calls, again, rules = further
     try:
         expected = bytes(splice(checked(calls, "drop", given.strip())["arguments"]))
     except (Refused, InvalidArguments, InvalidMessage) as refusal:
@@ -227,8 +241,6 @@ def test_further_arguments_of_a_tool_are_checked_as_the_first(given: bytes, rule
 
 
 @requirement("fast.same", "wall.authority")
-@pytest.mark.parametrize("checks", ["lenient", True, False])
-@pytest.mark.parametrize("rules", ["", "bind", "blocked"])
 @pytest.mark.parametrize(
     "given",
     [
@@ -236,9 +248,7 @@ def test_further_arguments_of_a_tool_are_checked_as_the_first(given: bytes, rule
         *(b'{"where":"a\nb"}', b'{"n":1e400,"where":NaN}', b'{"n":1e400},"where":{}'),
     ],
 )
-def test_further_arguments_that_are_not_one_value_are_never_passed_on(given: bytes, rules: str, checks: Any) -> None:
-    settings = {"": ToolSettings(), "bind": ToolSettings(bind={"where": "workspace"})}
-    calls = tool_calls(checks, drop=settings.get(rules, ToolSettings(blocked=("bad",))))
-    again = calls.checker_of(calls.decide("s", TOOLS, CONTEXT, session(), "drop"), TOOLS, session())
+def test_further_arguments_that_are_not_one_value_are_never_passed_on(given: bytes, further: Further) -> None:
+    _, again, _ = further
     with pytest.raises((ValueError, msgspec.MsgspecError)):
         again(given)

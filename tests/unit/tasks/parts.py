@@ -37,7 +37,7 @@ RIGHTS = Context(trust="sandboxed", workspace="of the call")
 META = msgspec.Raw(b'{"io.modelcontextprotocol/clientCapabilities":{}}')
 REQUEST = stored({"arguments": msgspec.Raw(b'{"n":1}'), "_meta": META}, RIGHTS)
 CALLER = caller_of_meta(b'{"io.modelcontextprotocol/clientCapabilities":{"elicitation":{}}}')
-WORKING = {"status": "working", "pollIntervalMs": 100}
+WORKING = {"status": "working", "pollIntervalMs": 1}
 HANDLES = TaskHandles(KeyRing(["k" * 40]))
 
 

@@ -201,7 +201,7 @@ async def test_a_call_that_has_waited_begins_only_when_the_asking_side_counts_on
 
 
 @requirement("rep.any", "wall.memory")
-@pytest.mark.parametrize("size", [SMALL_BYTES, SMALL_BYTES + 1, 9_000_000])
+@pytest.mark.parametrize("size", [SMALL_BYTES, SMALL_BYTES + 1, 2_000_000])
 async def test_bodies_and_answers_of_any_size_arrive_whole_and_credit_bounds_what_is_under_way(size: int) -> None:
     sent = bytes(range(251)) * (size // 251 + 1)
     async with both() as found:

@@ -27,15 +27,22 @@ from transports.upstream_port import LinkClosed
 pytestmark = [pytest.mark.anyio, requirement("task.durable")]
 ASKS = {
     "status": "input_required",
-    "pollIntervalMs": 100,
+    "pollIntervalMs": 1,
     "inputRequests": {"k": {"method": "elicitation/create", "params": {"message": "?", "requestedSchema": {}}}},
 }
 ELICITATION = {"message": msgspec.Raw(b'"?"'), "requestedSchema": msgspec.Raw(b"{}")}
 
 
+@pytest.fixture(autouse=True)
+def quick_polls(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("_LEAST_POLL_S", "_DEFAULT_POLL_S"):
+        monkeypatch.setattr(f"gateway.bridge.task_follower.{name}", 0.001)
+    monkeypatch.setattr("gateway.bridge.task_follower.pause_s", lambda failures: 0.001)
+
+
 @asynccontextmanager
 async def followed(
-    recorded: dict[str, str] | None = None, *, poll_ms: int = 100
+    recorded: dict[str, str] | None = None, *, poll_ms: int = 1
 ) -> AsyncIterator[tuple[Server, TaskExchange, Work]]:
     exchange = an_exchange(a_live(era="modern"), caller=CALLER)
     work, server = Work(exchange), Server()
