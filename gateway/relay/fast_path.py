@@ -129,7 +129,7 @@ class FastPaths:
         resolved, conversation = decided.resolved, route.held_conversation
         if conversation is None or not isinstance(route.admitted, AdmittedTool):
             return None
-        if not _has_its_session(request, who, decided) or not route.leads_to(conversation, request.era):
+        if _lasts_s(request, who, decided) <= 0 or not route.leads_to(conversation, request.era):
             return None
         live = resolved.live
         if (
@@ -187,12 +187,12 @@ class FastPaths:
             tool.ended(ended)
 
 
-def _has_its_session(request: Request, who: RequestContext, decided: Decided) -> bool:
-    """Return True if the same bytes are the same caller's for a time, and for the same session as long as it lives."""
+def _lasts_s(request: Request, who: RequestContext, decided: Decided) -> float:
+    """Return for how many seconds the same bytes are of the same caller, and for the same session while it lives."""
     resolved = decided.resolved
-    if who.until <= time() or resolved.live.session.context != resolved.context:
-        return False
-    return decided.resolver.is_said_by_bytes(request, who, resolved)
+    if resolved.live.session.context != resolved.context:
+        return 0.0
+    return min(who.until - time(), decided.resolver.said_for_s(request, who, resolved))
 
 
 def _is_plain(exchange: Exchange, conversation: Conversation) -> bool:
@@ -231,7 +231,7 @@ class FastPath:
         self._route = route
         self._who = who
         self._principal, self._client = who.principal, request.client
-        self.until = who.until - time() + monotonic()
+        self.until = monotonic() + _lasts_s(request, who, decided)
         self.facts = route.upstream.known
         self.facts_version = self.facts.version
         self._resolver = decided.resolver

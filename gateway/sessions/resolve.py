@@ -2,6 +2,7 @@
 
 import asyncio
 import itertools
+import math
 
 from msgspec.structs import replace
 
@@ -9,13 +10,13 @@ from gateway.calls.live_session import LiveSession, LiveSessions
 from gateway.cluster.ownership import Route, RouteMemory
 from gateway.errors import no_session
 from gateway.identity.request_context import RequestContext
-from gateway.sessions.aliases import Alias, Aliases
+from gateway.sessions.aliases import Alias, Aliases, default_alias
 from gateway.sessions.attach import Resolved, SessionAttacher
 from gateway.sessions.cached_record import AGING_AFTER_S, CachedRecords
 from gateway.sessions.carriers import asks_for_new, explicit_token, modern_client, names_token
 from gateway.sessions.lookup import SessionLookup
 from gateway.sessions.opening import SessionOpener
-from gateway.sessions.returns import Returns
+from gateway.sessions.returns import ASKED_AGAIN_S, Returns
 from session_store import ClientFacts, SessionStore, StoreUnavailable
 from transports.era import Era
 from transports.inbound_port import OwnedByPeer, Request
@@ -77,15 +78,21 @@ class SessionResolver:
 
     def holds(self, live: LiveSession) -> bool:
         """Return True if this replica holds a live session, and its client has come back to it."""
-        return self._live.get(live.session.id) is live and not live.ended and live.return_watch is None
+        return self._live.get(live.session.id) is live and not live.ended and not live.is_unreturned
 
-    def is_said_by_bytes(self, request: Request, who: RequestContext, resolved: Resolved) -> bool:
-        """Return True if its bytes and its caller alone say that a request is for this session, as long as that lives:
-        by a token, a cookie or a session key. The default session is another one once its client brings a token."""
+    def said_for_s(self, request: Request, who: RequestContext, resolved: Resolved) -> float:
+        """Return for how many seconds the same bytes of the same caller are for this session, as long as that lives.
+
+        A token, a cookie or a session key says it for good. The default session is a client's until some replica learns
+        that it brings tokens back.
+        """
         if names_token(request) or resolved.cookie_held:
-            return True
+            return math.inf
         key = self._aliases.of_key(request, who.principal)
-        return key is not None and self._live.named(key.name) is resolved.live
+        name = default_alias(request, who.principal) if key is None else key.name
+        if name is None or self._live.named(name) is not resolved.live:
+            return 0.0
+        return ASKED_AGAIN_S if key is None else math.inf
 
     def still_serves(self, live: LiveSession) -> bool:
         """Return True if this replica may serve a live session that it has served before, without asking anybody. Its

@@ -25,7 +25,7 @@ from gateway.sessions.known_clients import agent_of, mending_line
 from session_store import Marks, Principal, StoreUnavailable
 from transports.inbound_port import Request
 
-__all__ = ["ADVICE", "ClientKey", "Returns", "UnreturningClient", "client_key", "together"]
+__all__ = ["ADVICE", "ASKED_AGAIN_S", "ClientKey", "Returns", "UnreturningClient", "client_key", "together"]
 
 logger = logging.getLogger(__name__)
 
@@ -40,7 +40,7 @@ GRACE_S: Final = 5.0
 
 _MOST_CLIENTS: Final = 1_000
 _LEARNT_FOR_S: Final = 86_400.0
-_ASKED_AGAIN_S: Final = 1.0
+ASKED_AGAIN_S: Final = 1.0
 """How long this replica goes without asking the store what other replicas have learnt of a client."""
 
 
@@ -159,7 +159,7 @@ class Returns:
         self._clock = clock
         self._wall = wall
         self._openings: LRUCache[tuple[ClientKey, str], _Openings] = LRUCache(_MOST_CLIENTS)
-        self._carrying: TTLCache[ClientKey, bool] = TTLCache(_MOST_CLIENTS, _ASKED_AGAIN_S, timer=clock)
+        self._carrying: TTLCache[ClientKey, bool] = TTLCache(_MOST_CLIENTS, ASKED_AGAIN_S, timer=clock)
 
     # -- sessions
 

@@ -13,11 +13,12 @@ import httpx
 import pytest
 
 from tests.requirements import requirement
+from tests.support.credentials import KEYS, bearer, sha256
 from tests.support.gateway_process import PROBE, RunningGateway, operators_of, server
 from tests.support.http_bytes import Answer, connected, listener_of, post, read_answers
 from tests.support.in_process_gateway import InProcessGateway, in_process_gateway
 from tests.support.issuer import Issuer
-from tests.support.mcp_clients import Legacy, Modern, modern_body, modern_headers, tool_text
+from tests.support.mcp_clients import CURL, Legacy, Modern, modern_body, modern_headers, tool_text
 from tests.support.waiting import eventually
 from tests.tools.obtain import node
 
@@ -152,6 +153,15 @@ def test_calls_with_a_session_key_take_the_fast_path(gateway: InProcessGateway) 
         assert {tool_text(keyed.tool("pid")) for _ in range(8)} == {first} and counted("fast") >= 4
         other = Modern(gateway.url, http, headers={"MCP-Gateway-Session-Key": secrets.token_hex(16)})
         assert tool_text(other.tool("pid")) != first
+
+
+@requirement("cli.default")
+def test_calls_of_a_default_session_take_the_fast_path() -> None:
+    options = {**ON, "api_keys": {"alice": sha256(KEYS["alice"])}}
+    with in_process_gateway({"p": server(PROBE)}, options=options) as gateway, httpx.Client() as http:
+        client = Modern(gateway.url, http, headers={**CURL, **bearer(KEYS["alice"])})
+        assert len({tool_text(client.tool("pid")) for _ in range(12)}) == 1
+        assert became(gateway)["fast"] >= 6
 
 
 @requirement("wall.authority")
