@@ -53,7 +53,7 @@ class _Seal:
         self._number = 0
 
     def next(self, content: bytes) -> bytes:
-        """The MAC of the next record."""
+        """Return the MAC of the next record."""
         number = self._number.to_bytes(8, "big")
         self._number += 1
         return hmac.digest(self._key, number + content, "sha256")
@@ -75,7 +75,7 @@ class _Proof:
         self._facts = asked + answered + replica
 
     def of(self, role: bytes) -> bytes:
-        """The MAC for a role, whose name ends with a zero byte."""
+        """Return the MAC for a role, whose name ends with a zero byte."""
         return hmac.digest(self._key, _VERSION + role + b"\0" + self._facts, "sha256")
 
     def seals(self, *, is_asking: bool) -> Seals:
@@ -93,7 +93,7 @@ class Asking:
         self._nonce = secrets.token_bytes(_NONCE)
 
     def begin(self) -> bytes:
-        """The challenge."""
+        """Return the challenge."""
         return _VERSION + self._nonce
 
     def step(self, rest: bytearray) -> tuple[bytes, Seals] | bytes:
@@ -133,7 +133,7 @@ class Answering:
         return b""
 
     def step(self, rest: bytearray) -> tuple[bytes, Seals] | bytes:
-        """As `Asking.step`."""
+        """Do as `Asking.step`."""
         if self._proof is not None:
             if len(rest) < _MAC:
                 return b""

@@ -34,7 +34,7 @@ def process_behind(peer: socket.socket) -> tuple[int, int] | None:
 
 
 def may_connect(uid: int) -> bool:
-    """True for this user and for root. Checked beside the mode of the socket's file, which can be changed."""
+    """Return True for this user and for root. Checked beside the mode of the socket's file, which can be changed."""
     return uid in (os.geteuid(), 0)
 
 

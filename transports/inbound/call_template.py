@@ -62,8 +62,8 @@ class CallTemplate:
     def of(
         cls, body: bytes, message: Message, params: Object, read: Callable[[bytes], Message]
     ) -> "CallTemplate | None":
-        """The template of a tool call. `read` is the reader of bodies, which has read this one as that message with
-        these params. None if the call has another form."""
+        """Make the template of a tool call. `read` is the reader of bodies, which has read this one as that message
+        with these params. None if the call has another form."""
         spans = _spans(body, message, params)
         if (
             spans is None
@@ -90,7 +90,7 @@ class CallTemplate:
         return cls(before, pieces[place], pieces[place + 1], after)
 
     def fit(self, body: bytes) -> Holes | None:
-        """What stands in the holes of a body; None if it does not fit."""
+        """Return what stands in the holes of a body; None if it does not fit."""
         found = [b"", b""]
         begin, end = 0, len(body)
         if end > MAX_BODY_BYTES:
@@ -119,17 +119,18 @@ class CallTemplate:
 
 
 def _is_number(value: bytes) -> bool:
-    """Whether it is an integer of the usual form, which every reader reads as the same number."""
+    """Return True if it is an integer of the usual form, which every reader reads as the same number."""
     return value.isdigit() and len(value) <= _MOST_DIGITS and (value[0] != 0x30 or len(value) == 1)
 
 
 def _is_word(value: bytes) -> bool:
-    """Whether it is a text of letters and digits, without an escape."""
+    """Return True if it is a text of letters and digits, without an escape."""
     return len(value) > 2 and value[:1] == b'"' == value[-1:] and not value[1:-1].translate(None, _WORD)
 
 
 def _spans(body: bytes, message: Message, params: Object) -> list[tuple[int, int, int]] | None:
-    """Where the values of the holes stand in a body, in this order, and which they are. None if that is not clear."""
+    """Return where the values of the holes stand in a body, in this order, and which they are. None if that is not
+    clear."""
     arguments = bytes(params.get("arguments", b""))
     if message.method != "tools/call" or not arguments.startswith(b"{"):
         return None
@@ -153,7 +154,7 @@ def _spans(body: bytes, message: Message, params: Object) -> list[tuple[int, int
 
 
 def _places(body: bytes, hole: int, value: bytes, outside: tuple[int, int]) -> list[tuple[int, int]]:
-    """Where a key of that name is followed by that value, but for a part of the body."""
+    """Return where a key of that name is followed by that value, but for a part of the body."""
     begins = (key.end() for key in _KEYS[hole].finditer(body) if not outside[0] <= key.start() < outside[1])
     return [(begin, begin + len(value)) for begin in begins if body.startswith(value, begin)]
 
@@ -161,7 +162,7 @@ def _places(body: bytes, hole: int, value: bytes, outside: tuple[int, int]) -> l
 def _is_proved(
     proof: bytes, has_token: bool, message: Message, params: Object, read: Callable[[bytes], Message]
 ) -> bool:
-    """Whether the body with the values of `_PROOFS` is read as that message with these values."""
+    """Return True if the body with the values of `_PROOFS` is read as that message with these values."""
     try:
         found = read(proof)
         got = found.params_object()

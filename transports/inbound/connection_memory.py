@@ -69,7 +69,7 @@ class HeadOffer:
         self._headers = headers
 
     def remember(self, describe: Callable[[], RepeatedHead]) -> None:
-        """The request was served, and its caller was authenticated. A head is remembered when it comes again."""
+        """Remember the head of a request that was served, and whose caller was authenticated, when it comes again."""
         if self._heads.is_repeated(self._head) and (template := template_of(self._head, self._headers)) is not None:
             repeated = describe()
             if (held := self._heads.add(template, repeated)) is not None:

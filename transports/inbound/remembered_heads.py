@@ -81,8 +81,8 @@ class Template(msgspec.Struct, frozen=True):
         return (*(part for part, _, _ in self.before), self.last)
 
     def read(self, data: bytes) -> tuple[int, int, bytes] | None:
-        """Where the head ends in data that begins with it, the length of its body, and its trace. None: the data begins
-        with something else, or the head is not complete."""
+        """Return where the head ends in data that begins with it, the length of its body, and its trace. None: the data
+        begins with something else, or the head is not complete."""
         place, length, trace = 0, 0, b""
         for part, size, is_trace in self.before:
             if not data.startswith(part, place):
@@ -118,8 +118,8 @@ class Found(msgspec.Struct, Generic[T], frozen=True):
 
 
 def template_of(head: bytes, headers: HeaderList) -> Template | None:
-    """The template of a head from which a parser has read these headers, with lower-case names. None if the head must
-    not be remembered: it says more about its body or its connection than one length, or it has an unusual form."""
+    """Return the template of a head from which a parser has read these headers, with lower-case names. None if the head
+    must not be remembered: it says more about its body or its connection than one length, or it has an unusual form."""
     if len(head) > MAX_HEAD_BYTES or _PLAIN.fullmatch(head) is None or head.count(b"\r\n") != len(headers) + 2:
         return None
     lengths = [value for name, value in headers if name == b"content-length"]
@@ -135,7 +135,7 @@ def template_of(head: bytes, headers: HeaderList) -> Template | None:
 
 
 def _cut(head: bytes) -> Template | None:
-    """A head without its length and its trace."""
+    """Return a head without its length and its trace."""
     length, trace = _LENGTH.search(head), _TRACE.search(head)
     if length is None:
         return None
@@ -148,7 +148,7 @@ def _cut(head: bytes) -> Template | None:
 
 
 def _length(digits: bytes) -> int:
-    """The number that these digits are; -1 for anything but the usual form of a number with few digits."""
+    """Return the number that these digits are; -1 for anything but the usual form of a number with few digits."""
     if not digits.isdigit() or len(digits) > _MAX_DIGITS or (digits[0] == 0x30 and len(digits) > 1):
         return -1
     return int(digits)

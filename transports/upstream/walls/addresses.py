@@ -161,7 +161,7 @@ def listeners(address: Address, port: int) -> set[int]:
 
 
 def _address(field: bytes) -> Address:
-    """`0100007F:1F90` and its long form: words of 32 bits in the machine's byte order."""
+    """Read `0100007F:1F90` or its long form: words of 32 bits in the machine's byte order."""
     packed = bytes.fromhex(field.partition(b":")[0].decode("ascii"))
     if sys.byteorder == "little":
         packed = b"".join(packed[i : i + 4][::-1] for i in range(0, len(packed), 4))

@@ -70,7 +70,7 @@ class Touched:
         self._next = 0.0
 
     def add(self, kind: str, what: str) -> None:
-        """`kind` is a letter of `Grant.mode` for a path, or connect, socket or listen."""
+        """Note a thing for the next report. `kind`: a letter of `Grant.mode` for a path; connect, socket or listen."""
         thing = (kind, _text(what[:_MAX_THING_CHARS]))
         if thing not in self._known and len(self._known) < MAX_THINGS:
             self._known.add(thing)

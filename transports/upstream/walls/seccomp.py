@@ -111,7 +111,7 @@ def _decide(decision: Decision) -> Code:
 
 
 def _branch(test: int, constant: int, then: Iterable[tuple[int, int, int, int]], otherwise: Code) -> Code:
-    """`otherwise` stands first. Both end with a return."""
+    """Make a branch. `otherwise` stands first. Both end with a return."""
     if len(otherwise) <= _FAR:
         return [(test, len(otherwise), 0, constant), *otherwise, *then]
     return [(test, 0, 1, constant), (_JUMP, 0, 0, len(otherwise)), *otherwise, *then]
