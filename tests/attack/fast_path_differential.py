@@ -9,6 +9,7 @@ sent; in the end metrics, log lines, audit events, and what operators see of ses
 
 import argparse
 import contextlib
+import hashlib
 import json
 import re
 import secrets
@@ -66,6 +67,9 @@ _SESSION: Final = (
     "upstreams",
 )
 
+_KEYED: Final = 3
+"""The slot whose sessions are named by a key."""
+
 _console = Console(highlight=False, soft_wrap=True)
 
 
@@ -103,14 +107,12 @@ class _Side:
         url = f"{self._gateway.base}/servers/a/mcp" if slot >= SLOTS - 2 else self._gateway.url
         with httpx.Client(timeout=30) as http:
             if slot % 2:
-                new = Modern(url, http, headers={"MCP-Gateway-Session": "new"})
+                keyed = {"MCP-Gateway-Session-Key": hashlib.md5(b"%d %d" % (slot, self._opened[slot])).hexdigest()}
+                carrier = keyed if slot == _KEYED else {"MCP-Gateway-Session": "new"}
+                new = Modern(url, http, headers=carrier)
                 token = new.tool("echo" if slot >= SLOTS - 2 else "a__echo").headers["mcp-gateway-session"]
-                names = {
-                    **ACCEPT,
-                    "MCP-Protocol-Version": VERSION,
-                    "Mcp-Method": "tools/call",
-                    "MCP-Gateway-Session": token,
-                }
+                carrier = keyed if slot == _KEYED else {"MCP-Gateway-Session": token}
+                names = {**ACCEPT, "MCP-Protocol-Version": VERSION, "Mcp-Method": "tools/call", **carrier}
             else:
                 legacy = Legacy(url, http).open()
                 token, names = legacy.session, legacy.request_headers()
