@@ -1,6 +1,7 @@
 """Fixtures of all tests, the order of a run, and the requirements that tests name."""
 
 import functools
+import itertools
 import os
 import random
 import re
@@ -16,6 +17,7 @@ import hypothesis
 import pytest
 
 from tests.rings import is_of_the_second_ring
+from tests.support import mcp_clients
 from tests.support.redis_server import RunningRedis, running_redis
 
 pytest.register_assert_rewrite("session_store.testing")
@@ -31,6 +33,8 @@ hypothesis.settings.load_profile("of these tests")
 for _default in (httpx._transports.default, httpx2._transports.default):
     _default.create_ssl_context = functools.cache(_default.create_ssl_context)  # type: ignore[attr-defined]
 
+
+_NAMES: Final = itertools.count(1)
 
 CACHES: Final = {"npm_config_cache": ".npm", "PIP_CACHE_DIR": ".cache/pip", "UV_CACHE_DIR": ".cache/uv"}
 """Variable → folder in this user's home with packages that were downloaded once, and hold nothing of the user."""
@@ -63,10 +67,23 @@ def anyio_backend() -> str:
 
 
 @pytest.fixture(scope="session")
-def redis_server() -> Iterator[RunningRedis]:
-    """One Redis server for all tests of a process. A test that counts keys empties it first."""
+def redis_process() -> Iterator[RunningRedis]:
     with running_redis() as server:
         yield server
+
+
+@pytest.fixture(scope="module")
+def redis_server(redis_process: RunningRedis) -> RunningRedis:
+    """Redis with nothing in it but what the tests of this module write. A test that counts keys empties it first."""
+    redis_process.client().flushall()
+    return redis_process
+
+
+@pytest.fixture(autouse=True)
+def own_client_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The clients of a test have a name of their own. By its principal and its name, a gateway that several tests share
+    finds the default session of a client, and knows what that brings back."""
+    monkeypatch.setattr(mcp_clients, "client_name", f"raw-{next(_NAMES)}")
 
 
 @pytest.fixture

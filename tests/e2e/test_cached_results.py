@@ -222,7 +222,7 @@ FILED = {
 class Learnt(Asked):
     """With servers of the handshake era."""
 
-    def open(self, who: str, name: str = "one", client: str = "raw") -> Legacy:
+    def open(self, who: str, name: str = "one", client: str = "") -> Legacy:
         self.http.cookies.clear()
         return Legacy(self.url(name), self.http, headers=bearer(who)).open(name=client)
 
@@ -286,7 +286,7 @@ def test_several_servers_behind_one_url_need_no_process_either(learnt: Learnt) -
 @requirement("cold.lists")
 def test_lists_are_for_equal_sessions_only(learnt: Learnt) -> None:
     ann, before = learnt.learn("ann"), learnt.all_processes()["one"]
-    for count, (who, client) in enumerate((("cat", "raw"), ("ann", "another client")), start=1):
+    for count, (who, client) in enumerate((("cat", ""), ("ann", "another client")), start=1):
         lists = learnt.lists(learnt.open(who, client=client))
         assert len(learnt.all_processes()["one"] - before) == count
         assert (lists == ann) is (who == "ann"), "the lists have the principal in them"

@@ -15,6 +15,7 @@ import pytest
 
 from gateway.sessions.cached_record import CACHED_FOR_S
 from tests.requirements import requirement
+from tests.support import mcp_clients
 from tests.support.concurrent_clients import AsyncModern, run_concurrently
 from tests.support.credentials import bearer, sha256
 from tests.support.gateway_process import DEMO, PROBE, SIGNED, RunningGateway, running_gateway, server
@@ -83,7 +84,7 @@ def test_the_command_line_ends_a_session_and_its_process_in_a_running_gateway(
         client = Legacy(gateway.url, http).open()
         child = psutil.Process(int(tool_text(client.tool("pid"))))
         listed = json.loads(cli("list", "--json", store=store).stdout)["sessions"]
-        assert [(s["principal"], s["client"]) for s in listed] == [("anonymous", "raw 1")]
+        assert [(s["principal"], s["client"]) for s in listed] == [("anonymous", f"{mcp_clients.client_name} 1")]
         assert client.session[:8] == listed[0]["session"]
         assert "ended" in cli("end", store=store).stdout
         assert client.tool("pid").status_code == 404

@@ -18,6 +18,7 @@ from session_store.child import SocketState, child_session
 from session_store.context import MISSING, current_session
 from session_store.ports.state import MAX_VALUE_BYTES
 from tests.requirements import requirement
+from tests.support import mcp_clients
 from tests.support.gateway_process import DEMO, PROBE, RunningGateway, running_gateway, server
 from tests.support.mcp_clients import Legacy, tool_text
 from tests.support.waiting import eventually
@@ -129,7 +130,8 @@ def test_python_in_a_child_uses_it_as_tools_in_the_gateway_do(child: Child, monk
         monkeypatch.setenv(name, value)
     child_session.cache_clear()
     session = current_session()
-    assert (session.id, session.context.workspace, session.agent) == (child.env["MCP_SESSION_ID"], "w-1", "raw")
+    assert (session.id, session.context.workspace) == (child.env["MCP_SESSION_ID"], "w-1")
+    assert session.agent == mcp_clients.client_name
 
     async def use() -> None:
         state = session.state

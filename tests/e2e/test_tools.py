@@ -17,7 +17,7 @@ from gateway.integrations.gateway_sessions import GatewaySessionMiddleware
 from gateway.serving.app import Gateway, create_app
 from session_store.context import current_session
 from tests.requirements import requirement
-from tests.support import session_tool
+from tests.support import mcp_clients, session_tool
 from tests.support.asgi import served
 from tests.support.concurrent_clients import AsyncModern, run_concurrently
 from tests.support.credentials import bearer, sha256
@@ -103,7 +103,7 @@ def test_metadata_comes_from_rules_and_from_tools_in_the_process_only(
     client = Legacy(f"{tools.base}/mcp", http).open()
     secret = "Bearer abcdefghijklmnop"
     written = json.loads(tool_text(client.tool("object__annotate", {"name": "note", "value": f"see {secret}"})))
-    rules = {"client": "raw", "team": "t-anonymous", "owner": "[redacted]"}
+    rules = {"client": mcp_clients.client_name, "team": "t-anonymous", "owner": "[redacted]"}
     assert written == {**rules, "note": "see [redacted]"}
     client.tool("object__annotate", {"name": "note", "value": "ada@example.com, +49 30 1234567"})
     written = json.loads(tool_text(client.tool("object__annotate", {"name": "b", "value": "c"})))

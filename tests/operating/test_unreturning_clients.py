@@ -10,6 +10,7 @@ import pytest
 
 from tests.operating.conftest import ADMIN, KEYS, OPERATOR
 from tests.requirements import requirement
+from tests.support import mcp_clients
 from tests.support.commands import run_command
 from tests.support.gateway_process import DEMO, UNLIMITED, running_gateway, server
 from tests.support.mcp_clients import Modern
@@ -38,7 +39,7 @@ def test_a_client_that_returns_to_no_session_is_told_of(tmp_path: Path, http: ht
         assert eventually(lambda: "client returns to no session" in gateway.stderr(), within_s=30)
         (warned,) = ops.get(f"{gateway.base}/admin/api/warnings").json()
         assert (warned["client"], warned["agent"], warned["principal"], warned["sessions"]) == (
-            "raw",
+            mcp_clients.client_name,
             "node",
             "anonymous",
             6,
@@ -49,7 +50,9 @@ def test_a_client_that_returns_to_no_session_is_told_of(tmp_path: Path, http: ht
         assert "Clients that return to no session" in page and "StreamableHTTPClientTransport" in page
         by_url = doctor("--config", str(config), "--url", gateway.url)
         assert [finding["state"] for finding in by_url] == ["warning", "warning"], "by the store, and by the gateway"
-        assert all(line in finding["do"] and "raw (node)" in finding["what"] for finding in by_url)
+        assert all(
+            line in finding["do"] and f"{mcp_clients.client_name} (node)" in finding["what"] for finding in by_url
+        )
         told = [text for text in gateway.stderr().splitlines() if "client returns to no session" in text]
         assert len(told) == 1 and "level=warning" in told[0]
         answer = Modern(gateway.url, http, headers=NODE).tool("count")

@@ -36,6 +36,8 @@ ACCEPT = {"Accept": "application/json, text/event-stream"}
 VERSION = "2026-07-28"
 SESSION_KEY = "io.github.mcp-session-gateway/session"
 RESTARTED = "io.github.mcp-session-gateway/restarted"
+client_name = "raw"
+"""What clients call themselves. Each test has another one (`tests/conftest.py`)."""
 CURL = {"User-Agent": "curl/8.5.0"}
 """As a client that is known to bring no session back, which gets the default session of its principal."""
 DECLARES_TASKS: Any = {
@@ -59,7 +61,7 @@ def modern_body(method: str, params: Mapping[str, Any] | None = None, *, meta: A
     """A modern (2026-07-28) request with the `_meta` fields that the revision requires."""
     full_meta = {
         "io.modelcontextprotocol/protocolVersion": VERSION,
-        "io.modelcontextprotocol/clientInfo": {"name": "raw", "version": "1"},
+        "io.modelcontextprotocol/clientInfo": {"name": client_name, "version": "1"},
         "io.modelcontextprotocol/clientCapabilities": {"elicitation": {"form": {}}},
         **(meta or {}),
     }
@@ -168,13 +170,11 @@ class Legacy:
         self.session = ""
         self._ids = itertools.count(1)
 
-    def initialize(
-        self, *, meta: Any = None, capabilities: Any = None, name: str = "raw", **more: Any
-    ) -> httpx.Response:
+    def initialize(self, *, meta: Any = None, capabilities: Any = None, name: str = "", **more: Any) -> httpx.Response:
         params: dict[str, Any] = {
             "protocolVersion": self.version,
             "capabilities": capabilities or {},
-            "clientInfo": {"name": name, "version": "1"},
+            "clientInfo": {"name": name or client_name, "version": "1"},
         }
         if meta is not None:
             params["_meta"] = meta
