@@ -313,6 +313,6 @@ def test_ownership_keeps_its_invariants() -> None:
     run_state_machine_as_test(
         Ownership,
         settings=settings(
-            max_examples=300, stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck)
+            max_examples=150, stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck)
         ),
     )

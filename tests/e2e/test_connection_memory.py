@@ -190,6 +190,7 @@ def test_a_credential_that_has_expired_is_refused_on_a_connection_that_remembers
         statuses, ends_at = [], time.monotonic() + 30
         while 401 not in statuses and time.monotonic() < ends_at:
             statuses.append(legacy.tool("pid").status_code)
+            time.sleep(0.05)  # a pace that leaves the machine to other tests
         assert statuses[-1] == 401 and set(statuses[:-1]) == {200} and len(statuses) > 6
         assert counted("direct") > 3 and counted("fast") == 0 and counted("refused") == 1
 

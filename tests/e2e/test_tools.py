@@ -28,7 +28,7 @@ from tests.support.redis_server import RunningRedis
 
 OBJECT = {"in_process": "tests.support.session_tool:server"}
 TOO_LARGE = "the value of 'a' is 70002 bytes of JSON, more than 65536"
-SESSIONS = 50
+SESSIONS = 20
 PROCESSES = 6
 """Sessions whose tool is a process of its own. Each of them takes a second of processor time to start."""
 
@@ -163,7 +163,7 @@ def test_what_a_tool_cannot_store_its_caller_reads_in_the_words_of_the_limit(htt
 
 
 @requirement("ctx.isolated", "ctx.scope")
-def test_in_a_mounted_fastapi_app_fifty_sessions_see_their_own() -> None:
+def test_in_a_mounted_fastapi_app_sessions_at_once_see_their_own() -> None:
     settings = Settings.model_validate({"gateway": {"host": "127.0.0.1"}})
     gateway = Gateway(settings, servers={"object": session_tool.server})
     api = FastAPI(lifespan=gateway.lifespan)
