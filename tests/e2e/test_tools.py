@@ -29,7 +29,7 @@ from tests.support.redis_server import RunningRedis
 OBJECT = {"in_process": "tests.support.session_tool:server"}
 TOO_LARGE = "the value of 'a' is 70002 bytes of JSON, more than 65536"
 SESSIONS = 20
-PROCESSES = 6
+PROCESSES = 3
 """Sessions whose tool is a process of its own. Each of them takes a second of processor time to start."""
 
 
