@@ -7,7 +7,7 @@ from typing import Any, Final
 
 import msgspec
 
-from gateway.admin.operators import SHORTEST_PREFIX, Ambiguous, NoSuch, PastQuery, TooShort
+from gateway.admin.operators import Ambiguous, NoSuch, PastQuery
 from gateway.admin.replica import Replica
 from gateway.admin.replicas import Replicas
 from gateway.admin.reports import (
@@ -24,6 +24,7 @@ from gateway.admin.reports import (
     UsageBy,
     UsageRow,
 )
+from gateway.admin.session_list import SessionFinder
 from gateway.observability.figures import FigureRecord, ToolFigures, WhoFigures, read_record
 from gateway.observability.figures import merged as figures_together
 from gateway.observability.metrics import BUCKETS_S, quantile
@@ -34,7 +35,6 @@ from transports.tasks import Tasks
 
 __all__ = ["Insights", "points_of", "usage_of"]
 
-_MOST_CANDIDATES: Final = 10
 _READ_AT_ONCE: Final = 2_000
 """Timelines of one reading, while those that match are looked for."""
 
@@ -51,6 +51,7 @@ class Insights:
         self._backend = backend
         self._replicas = replicas
         self._clock = clock
+        self._finder = SessionFinder(backend.sessions, clock)
         self._readings = Tasks("history")
 
     # -- timelines
@@ -95,23 +96,20 @@ class Insights:
 
     async def _named(self, prefix: str) -> tuple[str, Session | None]:
         """Return the name of the one timeline that is meant, and the record of its session if it is live."""
-        if prefix and len(prefix) < SHORTEST_PREFIX:
-            raise TooShort("session")
-        page = await self._backend.sessions.page(after=prefix, limit=_MOST_CANDIDATES + 1)
-        live = [session for session in page if session.id.startswith(prefix)]
-        if prefix and (exact := await self._backend.sessions.peek(prefix)) is not None:
-            live = [exact]
-        names = {redact(session.id) for session in live}
+        names: set[str] = set()
+        session = None
+        try:
+            session = await self._finder.find(prefix)
+            names.add(redact(session.id))
+        except NoSuch:
+            if not prefix:
+                raise
         if prefix:
-            names |= set(await self._backend.timelines.names(redact(prefix)))
-        if not names and not prefix:
-            raise NoSuch("no session is live")
-        if not names:  # if it has just ended, its timeline is not in the store yet
-            names = {redact(prefix)}
-        if len(names) > 1 or len(live) > 1:
-            what = f"begins with {prefix!r}" if prefix else "is live"
-            raise Ambiguous(f"more than one session {what}: give more characters of the id")
-        return names.pop(), live[0] if live else None
+            names.update(await self._backend.timelines.names(redact(prefix)))
+        if len(names) > 1:
+            raise Ambiguous(f"more than one session begins with {prefix!r}: give more characters of the id")
+        # If it has just ended, its timeline is not in the store yet.
+        return (names or {redact(prefix)}).pop(), session
 
     # -- the history
 
