@@ -383,7 +383,7 @@ def _part_of_server(upstream: ConfiguredUpstream, links: Sequence[tuple[str, Con
     tools = upstream.probed_tools
     return ServerPart(
         server=upstream.name,
-        kind="command" if settings.command else "url" if settings.url else "object",
+        kind=settings.kind,
         shared=settings.shared,
         state=found.state,
         reason=scrubbed_start(found.reason, _MOST_CHARS),

@@ -200,7 +200,7 @@ class SessionEnvironments:
 
     def _server(self, upstream: ConfiguredUpstream, session: Session, live: LiveSession | None) -> ServerEnvironment:
         name, entry, policy = upstream.name, upstream.settings, self._given.policy
-        kind = "command" if entry.command else "url" if entry.url else "object"
+        kind = entry.kind
         found = ServerEnvironment(server=name, kind=kind, shared=entry.shared)
         if hidden := policy.hides(session.context, name):
             return _replaced(found, hidden=hidden, why=[f"For this session the server does not exist: {hidden}."])

@@ -233,5 +233,10 @@ class UpstreamSettings(BaseModel):
         return self
 
     @property
+    def kind(self) -> Literal["command", "url", "object"]:
+        """Return what the server is: a process, behind a URL, or an object in this process."""
+        return "command" if self.command else "url" if self.url else "object"
+
+    @property
     def argv(self) -> tuple[str, ...]:
         return (self.command, *self.args)

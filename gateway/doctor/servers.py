@@ -48,7 +48,7 @@ async def _ask(upstream: ConfiguredUpstream, at_once: asyncio.Semaphore, limit_s
 def _finding(upstream: ConfiguredUpstream) -> Finding:
     check, entry, state = f"server {upstream.name}", upstream.settings, upstream.state
     if state.state != "ok":
-        if entry.url:
+        if entry.kind == "url":
             do = "check the headers, that the URL is its MCP endpoint, and that it can be reached from here"
         else:
             do = f"run it by hand, as the gateway's user: {shlex.join(entry.argv)[:200]}"
@@ -58,10 +58,10 @@ def _finding(upstream: ConfiguredUpstream) -> Finding:
     era = "2026-07-28" if upstream.speaks_modern else "2025-11-25 or older"
     tools = upstream.probed_tools
     summary = f"answers, speaks {era}, has {0 if tools is None else len(tools.listed)} tools"
-    if entry.command and state.start_s > _SLOW_START_S and not entry.shared and not entry.warm:
+    if entry.kind == "command" and state.start_s > _SLOW_START_S and not entry.shared and not entry.warm:
         what = f"{summary}, and takes {state.start_s:.1f} s to start, which delays each session's first call"
         return warning(check, what, f"set mcpServers.{upstream.name}.warm to prestart processes")
-    return ok(check, f"{summary}, starts in {state.start_s:.1f} s" if entry.command else summary)
+    return ok(check, f"{summary}, starts in {state.start_s:.1f} s" if entry.kind == "command" else summary)
 
 
 async def _policy(gateway: Gateway, settings: Settings) -> AsyncIterator[Finding]:
