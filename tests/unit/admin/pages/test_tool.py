@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from gateway.admin.pages.tool_results import MOST_CHARS, MOST_PARTS, parts_of
+from gateway.admin.pages.tool import MOST_CHARS, MOST_PARTS, parts_of
 from tests.requirements import requirement
 
 pytestmark = requirement("ops.try-tools")
