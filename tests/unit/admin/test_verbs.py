@@ -1,5 +1,7 @@
 """`gateway.admin.verbs`: parameters of requests, there and back, and the description in OpenAPI."""
 
+import re
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -92,3 +94,15 @@ def test_verbs_of_one_path_are_described_together_with_their_types() -> None:
 
 def test_each_verb_has_a_place_of_its_own() -> None:
     assert len({(one.method, one.path) for one in VERBS}) == len({one.name for one in VERBS}) == len(VERBS)
+
+
+ELSEWHERE = {"frames", "stderr", "tools"}
+"""The page of a session reads messages and lines at once (`SessionWatches.both`). `tools` is `usage` of tools, for
+scripts."""
+
+
+def test_each_verb_is_on_a_page_or_a_command() -> None:
+    folders = (Path(__file__).parents[3] / "gateway" / name for name in ("admin/pages", "cli"))
+    text = "".join(path.read_text(encoding="utf-8") for folder in folders for path in folder.glob("*.py"))
+    unseen = {one.name for one in VERBS if not re.search(rf"\b(operators|tried|source)\.{one.name}\(", text)}
+    assert unseen == ELSEWHERE
