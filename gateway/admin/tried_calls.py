@@ -7,7 +7,6 @@ the replica that owns the session are the same.
 import asyncio
 import contextlib
 import contextvars
-import functools
 import secrets
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from time import monotonic
@@ -508,10 +507,10 @@ async def body_of(request: Request) -> bytes:
 
 
 def left(request: Request) -> Callable[[], Awaitable[object]]:
-    """Returns a function that waits until whoever sent the request is gone. The body must have been read."""
-    return functools.partial(_left, request)
+    """Return a function that waits until whoever sent the request is gone. The body must have been read."""
 
+    async def gone() -> None:
+        while (await request.receive())["type"] != "http.disconnect":
+            pass
 
-async def _left(request: Request) -> None:
-    while (await request.receive())["type"] != "http.disconnect":
-        pass
+    return gone

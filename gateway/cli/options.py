@@ -151,18 +151,25 @@ def options(command: Command) -> Command:
         typed = {name for name in given if _is_typed(context, name)}
         _refuse_empty(context, {name: given[name] for name in typed})
         values = {
-            name: _value(parameter.annotation(**{field.name: given[field.name] for field in fields[name]}), typed)
+            name: parameter.annotation(**{field.name: given[field.name] for field in fields[name]})
             if name in fields
             else given[name]
             for name, parameter in signature.parameters.items()
         }
+        # A place depends on what was typed.
+        values = {name: one.preferring(typed) if isinstance(one, Where) else one for name, one in values.items()}
         return command(**values)
 
     parameters = [inspect.Parameter(_CONTEXT, inspect.Parameter.KEYWORD_ONLY, annotation=typer.Context)]
     for name, parameter in signature.parameters.items():
         if name in fields:
             hints = get_type_hints(parameter.annotation, include_extras=True)
-            parameters += [_option(field, hints[field.name]) for field in fields[name]]
+            parameters += [
+                inspect.Parameter(
+                    field.name, inspect.Parameter.KEYWORD_ONLY, default=field.default, annotation=hints[field.name]
+                )
+                for field in fields[name]
+            ]
         else:
             parameters.append(parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY))
     run.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]  # what typer reads
@@ -187,12 +194,3 @@ def _is_empty(value: Any, name: str) -> bool:
     """Return True for an empty text, also as a path, and for one among the values of an option that may be repeated. An
     argument of a server's command may be empty."""
     return value in ("", Path()) or (isinstance(value, list) and name.startswith("-") and "" in value)
-
-
-def _value(value: Any, typed: Set[str]) -> Any:
-    """Return the value; one that depends on what was typed decides for itself."""
-    return value.preferring(typed) if isinstance(value, Where) else value
-
-
-def _option(field: "dataclasses.Field[Any]", annotation: Any) -> inspect.Parameter:
-    return inspect.Parameter(field.name, inspect.Parameter.KEYWORD_ONLY, default=field.default, annotation=annotation)
