@@ -13,8 +13,7 @@ from gateway.observability.metrics import Sample
 from gateway.observability.observed import Counted, Failure
 from gateway.sandbox.refusals import RefusedRow
 from gateway.sessions.returns import UnreturningClient
-from session_store import Session, TimelineHead
-from session_store.ports.timelines import TimelineKind
+from session_store import Session, TimelineEntry, TimelineHead
 from session_store.session import redact
 from transports.jsonrpc import Object
 
@@ -355,24 +354,9 @@ class TaskRow(msgspec.Struct, frozen=True, kw_only=True):
         return self.tool_error or self.status == "failed"
 
 
-class TimelineRow(msgspec.Struct, frozen=True, kw_only=True):
-    """One thing that happened in a session, or `count` alike between `at` and `until` (Unix time).
-
-    `name`: the tool or the method; for a `session` or a `move` the event of the audit trail. `took_s`: the duration,
-    the sum of all of them. `why`: the message of an error, or the reason.
-    """
-
-    at: float
-    kind: TimelineKind
-    server: str = ""
-    name: str = ""
-    outcome: str = ""
-    took_s: float = 0.0
-    count: int = 1
-    until: float = 0.0
-    correlation: str = ""
-    why: str = ""
-    replica: str = ""
+class TimelineRow(TimelineEntry, frozen=True, array_like=False):
+    """An entry of a timeline, by the names of its fields. For a `session` or a `move`, `name` is the event of the audit
+    trail."""
 
     @property
     def has_failed(self) -> bool:
