@@ -4,7 +4,7 @@ import asyncio
 import sys
 import time
 from collections.abc import AsyncIterator, Callable
-from typing import Any, Final, Literal, Protocol
+from typing import Any, Final, Protocol
 
 import msgspec
 
@@ -41,7 +41,7 @@ from gateway.admin.reports import (
 )
 from gateway.admin.session_list import SEARCH_LIMIT, SessionFinder, SessionList
 from gateway.admin.session_selection import facts_of, fits
-from gateway.admin.tried_calls import Left, TriedCalls
+from gateway.admin.tried_calls import EndsSessions, Left, TriedCalls, Where
 from gateway.config.auth import OPERATOR_ISSUER
 from gateway.config.settings import GatewaySettings, Settings
 from gateway.sessions.lifecycle import ENDED
@@ -57,7 +57,6 @@ SEARCHED: Final = 20_000
 """Of how many of the newest tasks a page or a name is looked for."""
 
 _READ_AT_ONCE: Final = 1_000
-Where = Literal["any", "own", "off"]
 _OFF: Final = "frames of sessions cannot be seen here: gateway.admin.frames is off"
 _ENDED_AT_ONCE: Final = 32
 """Each end waits until the session's processes are gone."""
@@ -73,14 +72,6 @@ class Records(Protocol):
     """Keeps in the audit trail what an operator has done."""
 
     def __call__(self, reason: str, session: Session | str = "") -> None: ...
-
-
-class EndsSessions(Protocol):
-    """Ends sessions on every replica."""
-
-    async def end(self, session_id: str, reason: str, calls: int | None = None) -> bool:
-        """False if the session had ended already. `calls`: how many its replica has answered, None if not known."""
-        ...
 
 
 class Operations:

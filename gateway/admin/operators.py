@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated, Final, Literal, get_args
+from typing import Annotated, Final, Literal, cast, get_args
 
 import msgspec
 
@@ -194,11 +194,9 @@ SORTS: Final[tuple[str, ...]] = get_args(Sort)[1:]
 
 def sort_named(name: str) -> Sort:
     """Return the order of that name; empty: that of the query. Raises `OperatorError`: there is none."""
-    for known in get_args(Sort):
-        if name == known:
-            found: Sort = known
-            return found
-    raise OperatorError(f"sort: must be one of {', '.join(SORTS)}")
+    if name not in get_args(Sort):
+        raise OperatorError(f"sort: must be one of {', '.join(SORTS)}")
+    return cast("Sort", name)
 
 
 class SessionQuery(msgspec.Struct, frozen=True, kw_only=True):

@@ -38,9 +38,11 @@ from transports.jsonrpc import METHOD_NOT_FOUND, Object, decode_exact, encode
 from transports.mirrored_headers import argument_headers, encode_value
 
 __all__ = [
+    "EndsSessions",
     "Left",
     "ToolCatalog",
     "TriedCalls",
+    "Where",
     "answer_to_question",
     "attempt_in",
     "body_of",
@@ -69,6 +71,8 @@ _MOST_AT_ONCE: Final = 4
 """Calls that one operator tries at once, on one replica."""
 
 Where = Literal["any", "own", "off"]
+"""The sessions in which operators may do something: any, those of their own, or none."""
+
 Left = Callable[[], Awaitable[object]]
 """Returns when whoever has asked is gone."""
 
@@ -189,7 +193,7 @@ class Sending:
         self._messages: list[str] = []
         self._asked: list[str] = []
 
-    async def answered(self, mirrored: dict[str, str], left: Callable[[], Awaitable[object]] | None) -> TriedCall:
+    async def answered(self, mirrored: dict[str, str], left: Left | None) -> TriedCall:
         """Send the call, and wait for its outcome."""
         way = self._way
         headers = call_headers(
@@ -284,10 +288,13 @@ class Records(Protocol):
     def __call__(self, *, session: Session | str, principal: str, reason: str, tool: str) -> None: ...
 
 
-class EndsSession(Protocol):
-    """Ends a session on every replica."""
+class EndsSessions(Protocol):
+    """Ends sessions on every replica."""
 
-    async def end(self, session_id: str, reason: str, calls: int | None = None) -> bool: ...
+    async def end(self, session_id: str, reason: str, calls: int | None = None) -> bool:
+        """End a session. False if it had ended already. `calls`: how many its replica has answered, None if not
+        known."""
+        ...
 
 
 class TriedCalls:
@@ -306,7 +313,7 @@ class TriedCalls:
         sessions: SessionStore,
         claims: Callable[[Session], CredentialClaims | None],
         token: Callable[[Session], str],
-        records: tuple[Records, EndsSession],
+        records: tuple[Records, EndsSessions],
         where: Where,
     ) -> None:
         self.catalog = catalog
@@ -506,7 +513,7 @@ async def body_of(request: Request) -> bytes:
     return body
 
 
-def left(request: Request) -> Callable[[], Awaitable[object]]:
+def left(request: Request) -> Left:
     """Return a function that waits until whoever sent the request is gone. The body must have been read."""
 
     async def gone() -> None:
