@@ -199,8 +199,10 @@ def connect(
     """Print how a client connects to the gateway, or write it into the client's file."""
     try:
         url = url or endpoint_here(config)
-    except (OperatorError, ConfigurationError) as error:
+    except OperatorError as error:
         raise complain(str(error)) from None
+    except ConfigurationError as error:
+        raise complain(f"{error}\nso it is not known where the gateway listens: mend this, or give --url") from None
     url = url if url.rstrip("/").endswith("/mcp") else f"{url.rstrip('/')}/mcp"
     if not client:
         for one in snippets(url, name=name, needs_token=token):

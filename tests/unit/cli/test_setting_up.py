@@ -167,7 +167,7 @@ def test_connect_knows_where_the_gateway_is(here: Path, monkeypatch: pytest.Monk
             with announced(runs(9000)):
                 assert url() == "http://localhost:9000/mcp", "that of this folder"
     (here / "mcp.json").write_text('{"gateway": {"prot": 1}}')
-    assert "no such setting" in url()
+    assert "no such setting" in url() and "give --url" in url()
 
 
 @requirement("first.command-line")
