@@ -8,6 +8,7 @@ import gateway.errors
 import transports.jsonrpc
 from gateway.errors import ERRORS
 from tests.requirements import requirement
+from tests.test_architecture import TREES
 
 pytestmark = requirement("pol.errors")
 
@@ -17,9 +18,8 @@ CODES = {**vars(transports.jsonrpc), **vars(gateway.errors)}
 
 def raised() -> Iterator[tuple[str, int, int]]:
     """Where, status and code of every refusal that the sources spell out."""
-    for path in [*ROOT.glob("gateway/**/*.py"), *ROOT.glob("transports/**/*.py")]:
-        text = path.read_text(encoding="utf-8")
-        for node in ast.walk(ast.parse(text)) if "Refused(" in text else ():
+    for path, tree in TREES.items():
+        for node in ast.walk(tree):
             if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "Refused":
                 status, code = node.args[:2]
                 if isinstance(status, ast.Constant) and isinstance(code, ast.Name):

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
-from tests.test_architecture import PURE, SOURCES
+from tests.test_architecture import PURE, TREES
 
 ROOT: Final = Path(__file__).parents[2]
 HERE: Final = Path(__file__).parent
@@ -40,10 +40,8 @@ def module_of(test: Path) -> str:
 def pure_modules() -> Iterator[str]:
     """The modules that are held to be pure, and those whose docstring says that they are."""
     yield from PURE
-    for path in SOURCES:
-        text = path.read_text(encoding="utf-8")
-        words = (ast.get_docstring(ast.parse(text)) if "Pure" in text else None) or ""
-        if re.search(r"\bPure\b", words) and path.name != "__init__.py":
+    for path, tree in TREES.items():
+        if re.search(r"\bPure\b", ast.get_docstring(tree) or "") and path.name != "__init__.py":
             yield str(path.relative_to(ROOT))
 
 

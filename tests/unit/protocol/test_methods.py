@@ -28,6 +28,7 @@ from gateway.protocol.methods import (
     metric_label,
 )
 from tests.requirements import requirement
+from tests.test_architecture import TREES
 from transports.era import HANDSHAKE_VERSIONS, MODERN_VERSIONS, NAME_SOURCES, REMOVED, SESSIONLESS
 
 ROOT = Path(__file__).parents[3]
@@ -75,12 +76,10 @@ def named_in(node: ast.AST) -> set[str]:
 
 def test_no_other_module_lists_methods_or_names_one_without_behaviour_of_its_own() -> None:
     literals, found = (ast.Tuple, ast.List, ast.Set, ast.Dict), set()
-    for path in (path for room in ("gateway", "transports") for path in (ROOT / room).rglob("*.py")):
-        name, text = str(path.relative_to(ROOT)), path.read_text(encoding="utf-8")
-        if name in ENDS_OF_THE_WIRE | TABLES or not any(f'"{method}"' in text for method in NAMES):
+    for path, tree in TREES.items():
+        name, named = str(path.relative_to(ROOT)), named_in(tree)
+        if name in ENDS_OF_THE_WIRE | TABLES:
             continue
-        tree = ast.parse(text)
-        named = named_in(tree)
         assert named <= OWN_BEHAVIOUR.keys(), name
         found |= named
         for node in ast.walk(tree) if len(named) > 1 else ():
