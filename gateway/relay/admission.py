@@ -4,9 +4,10 @@ The decision uses the names that the server lists and the table of methods (`gat
 cannot list or call what policy hides from it: such names are answered as unknown.
 """
 
+import functools
 import weakref
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final
 
 import msgspec
 
@@ -33,7 +34,31 @@ from transports.era import Era
 from transports.inbound_port import Refused
 from transports.jsonrpc import INVALID_PARAMS, Object, encode
 
-__all__ = ["Admission", "Admitted", "AdmittedTool", "Route", "params_of"]
+__all__ = ["Admission", "Admitted", "AdmittedTool", "Route", "VisibleServers", "params_of"]
+
+_CACHED_CONTEXTS: Final = 1_024
+
+
+class VisibleServers:
+    """The servers of one endpoint, by name. `only` is the one server of an endpoint that has no others."""
+
+    def __init__(self, upstreams: Sequence[ConfiguredUpstream], policy: Policy) -> None:
+        self.all: Mapping[str, ConfiguredUpstream] = {upstream.name: upstream for upstream in upstreams}
+        self.only: ConfiguredUpstream | None = upstreams[0] if len(upstreams) == 1 else None
+        self._policy = policy
+        self._seen = functools.lru_cache(maxsize=_CACHED_CONTEXTS)(self._to)
+
+    @property
+    def differ(self) -> bool:
+        """Whether different sessions may see different servers."""
+        return not self._policy.is_open
+
+    def to(self, context: Context) -> Mapping[str, ConfiguredUpstream]:
+        """The servers that a session with this context sees, by name."""
+        return self.all if self._policy.is_open else self._seen(self._policy.rights_of(context))
+
+    def _to(self, context: Context) -> Mapping[str, ConfiguredUpstream]:
+        return {name: upstream for name, upstream in self.all.items() if self._policy.sees(context, name)}
 
 
 class AdmittedTool:
@@ -361,16 +386,34 @@ class Admission:
             allows = self._policy.allows_prompt if row.kind == "prompts" else self._policy.allows_listed_uri
             page[row.listed] = [item for item in items if allows(context, server, item[row.item_key])]
 
-    def filters(self, upstream: ConfiguredUpstream, method: str) -> bool:
-        """Whether sessions may see different parts of that list of the server."""
-        return not self._policy.is_open or METHODS[method].kind in self._policy.restricts(upstream.name)
-
-    def shapes(self, upstream: ConfiguredUpstream, method: str) -> bool:
-        """Whether the list of that method differs between what the server sends and what sessions see."""
+    def part_of(
+        self, upstream: ConfiguredUpstream, conversation: Conversation | None, method: str
+    ) -> Callable[[Exchange, Object], Object] | None:
+        """Return what reduces the server's list to the items that the call's session may see; None if the method is no
+        list, or all sessions see what the server sends. No conversation: the list was kept from an earlier request."""
         row = METHODS.get(method)
         if row is None or not row.listed:
-            return False
-        return row.kind == "tools" or row.kind in self._policy.restricts(upstream.name)
+            return None
+        if row.kind != "tools" and row.kind not in self._policy.restricts(upstream.name):
+            return None
+        key = row.listed
+
+        def filtered(exchange: Exchange, result: Object) -> Object:
+            page = msgspec.json.decode(encode(result))
+            upstream.inventory.seen(method, conversation, page)
+            listed = page.get(key)
+            self.show(upstream, exchange.context, method, page)
+            if key not in result or page.get(key) != listed:  # else it stays as the server has written it
+                result = result | {key: msgspec.Raw(encode(page.get(key, [])))}
+            if "cacheScope" in result and self.filters(upstream, method):
+                result["cacheScope"] = msgspec.Raw(b'"private"')
+            return result
+
+        return filtered
+
+    def filters(self, upstream: ConfiguredUpstream, method: str) -> bool:
+        """Return True if sessions may see different parts of that list of the server."""
+        return not self._policy.is_open or METHODS[method].kind in self._policy.restricts(upstream.name)
 
 
 class Route:

@@ -1,6 +1,6 @@
 """Several servers behind one URL: merges their lists page by page, and finds the server that a request names.
 
-Knows nothing of how a call is sent to its server (`gateway.relay.dispatch`).
+Knows nothing of how a call is sent to its server (`gateway.relay.call`).
 """
 
 from collections.abc import Coroutine, Iterable, Mapping
@@ -14,22 +14,16 @@ from gateway.protocol.listing import Tools, app_of, cursor_of, has_more, merge_l
 from gateway.protocol.methods import LISTS, METHODS
 from gateway.protocol.params import text_of
 from gateway.protocol.results import Missing, list_result
-from gateway.relay.admission import Admission
-from gateway.relay.asking import ask
+from gateway.relay.admission import Admission, VisibleServers
 from gateway.relay.late_servers import Asker, LateServers
 from gateway.relay.open_apps import OpenApps
 from gateway.relay.resource_owner import Found, ResourceOwners
-from gateway.relay.visible_servers import VisibleServers
+from gateway.relay.server_requests import ask, empty_result
 from gateway.upstreams.upstream import ConfiguredUpstream
 from transports.inbound_port import Refused
 from transports.jsonrpc import INVALID_PARAMS, METHOD_NOT_FOUND, Message, Object, encode
 
-__all__ = ["Aggregation", "empty_result"]
-
-
-def empty_result() -> Message:
-    """An empty result: the request was executed, and there is nothing to report."""
-    return Message(jsonrpc="2.0", id=0, result=msgspec.Raw(b"{}"))
+__all__ = ["Aggregation"]
 
 
 class Aggregation:

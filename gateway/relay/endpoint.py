@@ -1,7 +1,9 @@
-"""Serves one URL: presents the servers behind it as one server, and sends each call to the server it is for."""
+"""Serves one URL: presents the servers behind it as one server.
+
+Which of them gets a call is decided in `gateway.relay.call`.
+"""
 
 import contextlib
-import functools
 import logging
 from collections.abc import Mapping
 
@@ -11,24 +13,14 @@ from gateway.calls.live_session import LiveSession
 from gateway.errors import UPSTREAM_UNAVAILABLE
 from gateway.protocol.handshake import handshake_of, merge_discoveries, merge_handshakes
 from gateway.protocol.listing import Called, Tools, owner_of
-from gateway.protocol.methods import LISTS, METHODS, REPEATABLE
+from gateway.protocol.methods import REPEATABLE
 from gateway.protocol.params import text_of
-from gateway.protocol.subscription_filter import Filter
-from gateway.relay.admission import Route
+from gateway.relay.admission import Admission, Route, VisibleServers
 from gateway.relay.aggregation import Aggregation
-from gateway.relay.dispatch import Dispatch
 from gateway.relay.extensions import ExtensionRelay
-from gateway.relay.frame_form import Prepared
 from gateway.relay.late_servers import Asker, Gathered, LateServers
-from gateway.relay.server_subscriptions import has_to_start
-from gateway.relay.subscriptions import (
-    acknowledge_nothing,
-    asks_for_nothing,
-    listen,
-    listen_behind,
-    relay_changes,
-)
-from gateway.relay.visible_servers import VisibleServers
+from gateway.relay.subscriptions import relay_changes
+from gateway.sessions.child_sessions import ChildSessions
 from gateway.upstreams.list_pages import asked_by_gateway
 from gateway.upstreams.upstream import ConfiguredUpstream
 from gateway.version import __version__
@@ -49,28 +41,30 @@ class Endpoint:
 
     def __init__(
         self,
-        servers: VisibleServers,
+        visible: VisibleServers,
         *,
-        dispatch: Dispatch,
+        admission: Admission,
+        handles: ChildSessions,
         aggregation: Aggregation,
         late: LateServers,
         extensions: ExtensionRelay,
     ) -> None:
+        self.visible = visible
+        self.admission = admission
+        self.handles = handles
+        self.aggregation = aggregation
+        self.late = late
         self.extensions = extensions
         """What MCP does not define."""
-        self._servers = servers
-        self._dispatch = dispatch
-        self._aggregation = aggregation
-        self._late = late
 
     @property
     def lists_in_sessions(self) -> bool:
         """Whether a server here lists nothing without the credentials of a session."""
-        return any(upstream.is_asked_in_sessions for upstream in self._servers.all.values())
+        return any(upstream.is_asked_in_sessions for upstream in self.visible.all.values())
 
     def prestartable(self, context: Context) -> list[ConfiguredUpstream]:
         """The servers of which processes are prestarted for sessions of that context."""
-        return [u for u in self._servers.to(context).values() if u.prestarted]
+        return [u for u in self.visible.to(context).values() if u.prestarted]
 
     # -- the handshake and discovery
 
@@ -82,11 +76,11 @@ class Endpoint:
             HandshakeRefused: the only server refused the handshake.
             UpstreamUnavailable: no server is available.
         """
-        servers = self._servers.to(live.session.context)
-        if (only := self._servers.only) is not None and only.name in servers:
+        servers = self.visible.to(live.session.context)
+        if (only := self.visible.only) is not None and only.name in servers:
             return await self._greet(only, live, correlation)
 
-        greeted = await self._late.gather(
+        greeted = await self.late.gather(
             servers.values(),
             Asker(live, Era.LEGACY, None, correlation),
             lambda upstream: self._greet(upstream, live, correlation),
@@ -124,11 +118,11 @@ class Endpoint:
         Raises:
             Refused: 503, the servers cannot be asked.
         """
-        servers = self._servers.to(context)
-        if self._servers.only is not None:
+        servers = self.visible.to(context)
+        if self.visible.only is not None:
             gathered = Gathered({name: await upstream.facts() for name, upstream in servers.items()})
         else:
-            gathered = await self._late.gather(
+            gathered = await self.late.gather(
                 servers.values(), Asker(None, Era.MODERN, None, ""), lambda upstream: upstream.facts()
             )
         facts = gathered.answers.values()
@@ -139,89 +133,36 @@ class Endpoint:
         is_any_starting |= any(servers[n].is_asked_in_sessions for n, f in gathered.answers.items() if f.failure)
         if results or is_any_starting:
             is_incomplete = bool(failure) or is_any_starting
-            return merge_discoveries(results, __version__, incomplete=is_incomplete, is_filtered=self._servers.differ)
+            return merge_discoveries(results, __version__, incomplete=is_incomplete, is_filtered=self.visible.differ)
         if failure:
             raise Refused(503, UPSTREAM_UNAVAILABLE, failure, headers={"Retry-After": "5"})
         return None
 
-    # -- relaying
+    # -- what calls need to know of the servers here
 
     def may_repeat(self, route: Route) -> bool:
         """Return True if calls like one that took that route may take it again without a look: their server does not
         follow from the apps that the session has opened, and they open none."""
         if route.named is None:
-            return self._servers.only is not None
-        return not self._aggregation.opens_app(route.upstream, route.named)
-
-    def prepared(self, route: Route, call: Call) -> Prepared:
-        """Make what a server gets of a call by that route. Nothing is sent."""
-        params, meta = self._dispatch.prepared(route, self._aggregation.named(route.upstream, call, route.named))
-        return Prepared(call.exchange, params, meta, self._dispatch.waits(route, call))
-
-    async def relay(self, call: Call) -> Route | None:
-        """Send a call to the server that it is for, or answer it for all servers. Returns as `Dispatch.send`.
-
-        Raises:
-            Refused: the call names something that the session does not see, or its arguments are invalid.
-            UpstreamUnavailable, HandshakeRefused, LinkClosed: the server cannot be reached.
-        """
-        seen, only = self._servers.to(call.exchange.context), self._servers.only
-        if call.method not in METHODS:
-            await self.extensions.relay(call)
-        elif call.exchange.is_subscription:
-            await self._listen(call)
-        elif only is not None and only.name in seen:
-            return await self._dispatch.send(only, call)
-        elif call.server:
-            await self._dispatch.send(seen[call.server], call)
-        elif call.method == "tools/call":
-            upstream, named = self._aggregation.owner_by_name(call)
-            return await self._dispatch.send(upstream, self._aggregation.named(upstream, call, named), named)
-        elif call.method in LISTS:
-            await self._aggregation.merged_list(call)
-        elif METHODS[call.method].for_all:
-            await self._aggregation.send_to_all(call)
-        elif METHODS[call.method].named == "uri":
-            found = await self._aggregation.owner_of_resource(call)
-            if found.answer is None or not self._dispatch.answer(call, found.answer):
-                await self._dispatch.send(found.upstream, call)
-        else:
-            await self._dispatch.send(*await self._aggregation.owner(call))
-        return None
-
-    async def _listen(self, call: Call) -> None:
-        """Open a stream of notifications: at the only server, if it speaks the modern era, or else at all of them."""
-        seen, only = self._servers.to(call.exchange.context), self._servers.only
-        if asks_for_nothing(call):
-            acknowledge_nothing(call)
-        elif only is None:
-            await listen(seen.values(), call, self._late, self._aggregation.resources.lister)
-        elif only.name in seen and await only.era_for(Era.MODERN) is Era.MODERN:
-            call.exchange.listen_for(Filter.of(call.params))
-            # Only a process has to be started: the acknowledgement of any other server comes as fast.
-            if only.settings.command and call.live is not None and has_to_start(only, call.live):
-                await listen_behind(only, call, functools.partial(self._dispatch.send, only))
-            else:
-                await self._dispatch.send(only, call)
-        else:
-            await listen(seen.values(), call, None, None)
+            return self.visible.only is not None
+        return not self.aggregation.opens_app(route.upstream, route.named)
 
     def servers(self, context: Context) -> Mapping[str, ConfiguredUpstream]:
         """The servers that a session with this context sees here, by name."""
-        return self._servers.to(context)
+        return self.visible.to(context)
 
     def server(self, name: str, context: Context) -> ConfiguredUpstream | None:
         """The server of that name; None if there is none here that a session with this context sees."""
-        return self._servers.to(context).get(name)
+        return self.visible.to(context).get(name)
 
     def called(self, live: LiveSession | None, context: Context, params: Object) -> Called:
         """The tool of a call, as far as it is known without a request to its server."""
-        upstream = self._servers.only
+        upstream = self.visible.only
         try:
             name = text_of(params, "name")
             if upstream is None:
-                server, name = owner_of(name, self._servers.to(context), "tool")
-                upstream = self._servers.all[server]
+                server, name = owner_of(name, self.visible.to(context), "tool")
+                upstream = self.visible.all[server]
         except Refused:
             return Called()  # the call is about to be refused
         conversation = None if live is None else upstream.open_with(live)
@@ -232,7 +173,7 @@ class Endpoint:
 
     def may_subscribe(self, context: Context, uri: str) -> bool:
         """Whether a session may subscribe to a resource, at whatever server has it."""
-        return any(upstream.permits(context, frozenset({uri})) for upstream in self._servers.to(context).values())
+        return any(upstream.permits(context, frozenset({uri})) for upstream in self.visible.to(context).values())
 
     async def is_repeatable(self, call: Call) -> bool:
         """Whether a call that may have taken effect already can be repeated.
@@ -242,20 +183,20 @@ class Endpoint:
         """
         if call.method != "tools/call":
             return call.method in REPEATABLE
-        upstream = self._servers.only
+        upstream = self.visible.only
         if upstream is None:
-            upstream, named = self._aggregation.owner_by_name(call)
-            call = self._aggregation.named(upstream, call, named)
+            upstream, named = self.aggregation.owner_by_name(call)
+            call = self.aggregation.named(upstream, call, named)
         conversation = await upstream.conversation_for(call)
         return await upstream.inventory.reader.is_repeatable(text_of(call.params, "name"), conversation)
 
     async def notify(self, live: LiveSession, method: str, params: bytes | None, correlation: str) -> None:
         """Pass a legacy client's notification to every server that the session has a conversation with. A server that
         comes later gets those that still matter behind its handshake (`LinkSource.replay`)."""
-        for upstream in self._servers.to(live.session.context).values():
+        for upstream in self.visible.to(live.session.context).values():
             if live.ended:
                 return
-            is_only = upstream is self._servers.only
+            is_only = upstream is self.visible.only
             era = await upstream.era_for(Era.LEGACY) if is_only else upstream.era_now(Era.LEGACY)
             if era is Era.LEGACY:
                 upstream.conversation(live, Era.LEGACY, correlation).notify(method, params)

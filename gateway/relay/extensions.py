@@ -21,10 +21,8 @@ from gateway.protocol.capabilities import Caller
 from gateway.protocol.extensions import Declared, closest, method_forms
 from gateway.protocol.handshake import HandshakeRefused
 from gateway.protocol.methods import may_be_relayed
-from gateway.relay.admission import Admission
-from gateway.relay.dispatch import Dispatch
+from gateway.relay.admission import Admission, VisibleServers
 from gateway.relay.late_servers import Asker
-from gateway.relay.visible_servers import VisibleServers
 from gateway.upstreams.upstream import ConfiguredUpstream
 from session_store import Context
 from transports.era import LEGACY, MODERN, Era
@@ -58,24 +56,21 @@ class ExtensionRelay:
     """Relays the methods that the table of methods does not have, for one endpoint. `wait_s` is how long a message
     waits for servers that have not answered the gateway yet."""
 
-    def __init__(self, servers: VisibleServers, dispatch: Dispatch, admission: Admission, *, wait_s: float) -> None:
+    def __init__(self, servers: VisibleServers, admission: Admission, *, wait_s: float) -> None:
         self._servers = servers
-        self._dispatch = dispatch
         self._admission = admission
         self._told: set[frozenset[str]] = set()
         self._wait_s = wait_s
 
-    async def relay(self, call: Call) -> None:
-        """Send a request to the server that has declared its method, or that is configured for it.
+    async def taker(self, call: Call) -> ConfiguredUpstream:
+        """Find the server that has declared the method of a request, or that is configured for it.
 
         Raises:
-            Refused: -32601, there is no such server, or policy hides the method.
-            UpstreamUnavailable, HandshakeRefused, LinkClosed: the server cannot be reached.
+            Refused: -32601, there is no such server, or the name can be no request's.
         """
         if not may_be_relayed(call.method, is_request=True):
             raise unknown_method(call.method, call.era)
-        takers = await self.takers(call.method, call.exchange.context, Asker.of(call))
-        await self._dispatch.send(takers[0], call)
+        return (await self.takers(call.method, call.exchange.context, Asker.of(call)))[0]
 
     async def notify(self, notice: Notice) -> None:
         """Send a notification to all servers that have declared it, or that are configured for it.

@@ -66,7 +66,7 @@ class Decided(NamedTuple):
 
 
 class GeneralWay(Protocol):
-    """The steps of the general way that the fast path has done for it (`gateway.relay.intake.Intake`)."""
+    """The steps of the general way that the fast path has done for it (`gateway.relay.call.Intake`)."""
 
     max_exchanges: int
 

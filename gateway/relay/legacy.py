@@ -3,7 +3,6 @@
 MCP 2025-03-26 to 2025-11-25.
 """
 
-import functools
 import logging
 from collections.abc import Mapping
 
@@ -34,10 +33,9 @@ from gateway.protocol.methods import METHODS, OF_TASKS, RECORDED, REQUESTS
 from gateway.protocol.params import meta_of, text_of
 from gateway.protocol.reserved_meta import without_reserved, without_reserved_below, without_reserved_in
 from gateway.protocol.tasks import asks_for_task
+from gateway.relay.call import Found, Intake
 from gateway.relay.endpoint import Endpoint
 from gateway.relay.extensions import Notice
-from gateway.relay.fast_path import Decided
-from gateway.relay.intake import Intake
 from gateway.relay.repeated_calls import RepeatedCalls
 from gateway.relay.replies import StreamReply
 from gateway.sessions.attach import Resolved
@@ -69,6 +67,8 @@ from transports.upstream_port import UpstreamUnavailable
 __all__ = ["LegacyClients", "LegacyHandshake"]
 
 logger = logging.getLogger(__name__)
+
+Headers = list[tuple[bytes, bytes]]
 
 
 class LegacyHandshake:
@@ -163,17 +163,17 @@ class LegacyClients:
         self._endpoints = intake.endpoints
         self._tasks = tasks
         self._events = events
-        self._repeated = RepeatedCalls(intake, events, self._exchange)
+        self._repeated = RepeatedCalls(intake, events, self.exchange)
 
-    async def call(self, request: Request, who: RequestContext) -> Answer:
-        """Answer a request."""
-        message, method = message_of(request), message_of(request).method
-        if method == "initialize":
+    # -- calls (`gateway.relay.call.Clients`)
+
+    async def session(self, request: Request, who: RequestContext) -> Found | Answer:
+        if message_of(request).method == "initialize":
             return await self._handshake.initialize(request, who)
-        resolved, said = await self.resolver.require(request, who), None
-        resolved.live.client_sent(message)
-        if self.resolver.announces_other(request, resolved):
-            resolved, said = await self.resolver.apply_announced(request, who, resolved)
+        return Found(await self.resolver.require(request, who), request, request.params)
+
+    async def answer(self, resolved: Resolved, request: Request, who: RequestContext) -> Answer | None:
+        message, method = message_of(request), message_of(request).method
         if method == "ping":
             await self._intake.count(resolved.live)
             return ImmediateReply(encode_result(encode(message.id), b"{}"), live=resolved.live)
@@ -181,20 +181,10 @@ class LegacyClients:
             return await self._tasks.call(request, who, resolved)
         if method in RECORDED:
             await self._record(resolved, request)
-        exchange = self._exchange(resolved, request, who)
-        if said is not None:
-            exchange.filter_result(lambda _, result: with_meta(result, said))
-        if asks_for_task(request.params):
-            return await self._tasks.begin(exchange, request, who)
-        if method == "tools/list" and self._tasks.requested.has_offers:
-            self._tasks.requested.offer(exchange, request.endpoint)
-        if said is None and request.offer is not None:  # each call that announces is told what has become of that
-            like = functools.partial(self._exchange, resolved)
-            request.offer.prepare(Decided(resolved, resolved.live.version, [], like, self.resolver))
-        return await self._intake.accept(exchange, request, who, request.params, [])
+        return None
 
-    def _exchange(self, resolved: Resolved, request: Request, who: RequestContext) -> Exchange:
-        """The exchange of a call in that session."""
+    def exchange(self, resolved: Resolved | None, request: Request, who: RequestContext) -> Exchange:
+        assert resolved is not None
         message, live = message_of(request), resolved.live
         shape = None
         if self._result_meta:
@@ -211,6 +201,23 @@ class LegacyClients:
             context=resolved.context,
             granted=who.claims,
         )
+
+    def told(self, result: Object, said: Object) -> Object:
+        return with_meta(result, said)
+
+    def headers(self, resolved: Resolved, request: Request) -> Headers:
+        return []  # its client names the session in every request
+
+    async def as_task(
+        self, exchange: Exchange, request: Request, who: RequestContext, params: Object, headers: Headers
+    ) -> Answer | None:
+        if asks_for_task(request.params):
+            return await self._tasks.begin(exchange, request, who)
+        if exchange.method == "tools/list" and self._tasks.requested.has_offers:
+            self._tasks.requested.offer(exchange, request.endpoint)
+        return None
+
+    # -- other messages
 
     async def _record(self, resolved: Resolved, request: Request) -> None:
         """Record the log level and the subscriptions of a session, which the next link to a server is given again."""

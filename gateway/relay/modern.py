@@ -3,8 +3,7 @@
 MCP 2026-07-28.
 """
 
-import functools
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import msgspec
@@ -32,10 +31,9 @@ from gateway.protocol.questions import questions_of
 from gateway.protocol.reserved_meta import without_reserved_below
 from gateway.protocol.subscription_filter import SUBSCRIPTION_ID
 from gateway.protocol.tasks import declares_tasks, is_task, names_tasks
+from gateway.relay.call import Found, Intake
 from gateway.relay.endpoint import Endpoint
 from gateway.relay.extensions import Notice
-from gateway.relay.fast_path import Decided
-from gateway.relay.intake import Intake
 from gateway.relay.late_servers import Asker
 from gateway.sessions.attach import Resolved
 from gateway.sessions.carriers import Carriers
@@ -158,8 +156,9 @@ class ModernClients:
         self._endpoints = endpoints
         self._seal = seal
 
-    async def call(self, request: Request, who: RequestContext) -> Answer:
-        """Answer a request."""
+    # -- calls (`gateway.relay.call.Clients`)
+
+    async def session(self, request: Request, who: RequestContext) -> Found | Answer:
         request = _without_reserved_answers(request)
         params, method = request.params, str(message_of(request).method)
         endpoint = self._endpoints[request.endpoint]
@@ -169,62 +168,29 @@ class ModernClients:
             return await self._tasks.call(request, who)
         if names_tasks(method, params):
             return await self._tasks.listening.call(request, who)
-        binding: Binding | None = None
-        if method in MAY_ASK:
-            binding = Binding(who.principal, request.endpoint, RequestDigest(method, params))
-            if bytes(params.get("requestState", b"null")) != b"null":
-                return await self._call_with_state(request, who, binding)
-        resolved: Resolved | None
+        has_state = bytes(params.get("requestState", b"null")) != b"null"
+        if has_state and (binding := _binding_of(request, who)) is not None:
+            return await self._session_of_state(request, who, binding)
         if method in SESSIONLESS and not endpoint.lists_in_sessions:
-            resolved = await self.resolver.resume(request, who)
-        else:
-            resolved = await self.resolver.resume_or_open(request, who)
-        return await self._in_session(resolved, request, who, binding, params)
+            return Found(await self.resolver.resume(request, who), request, params)
+        return Found(await self.resolver.resume_or_open(request, who), request, params)
 
-    async def _call_with_state(self, request: Request, who: RequestContext, binding: Binding) -> Answer:
-        """Answer a request with the `requestState` of an earlier answer, which names the session."""
+    async def _session_of_state(self, request: Request, who: RequestContext, binding: Binding) -> Found | Answer:
+        """Find the session that the `requestState` of an earlier answer names, or resume the call that it names."""
         opened = self._seal.open(request.params["requestState"], binding)
         found = await self.resolver.resume_by_id(opened.session_id, who, Era.MODERN)
         if opened.call:
             return await self._resume(request, who, found, opened, binding)
         params = with_inner_state(request.params, opened)
-        request = msgspec.structs.replace(request, offer=None)  # the state names the session, and not the head
-        return await self._in_session(found, request, who, binding, params)
+        # The state names the session, and not the head.
+        return Found(found, msgspec.structs.replace(request, offer=None), params)
 
-    async def _in_session(
-        self, resolved: Resolved | None, request: Request, who: RequestContext, binding: Binding | None, params: Object
-    ) -> Answer:
-        """Answer a request of that session, or of none. `params` are for its server."""
-        said = None
-        if resolved is not None:
-            resolved.live.client_sent(request.message)
-            if self.resolver.announces_other(request, resolved):
-                resolved, said = await self.resolver.apply_announced(request, who, resolved)
-        exchange = self._exchange(resolved, request, who, binding)
-        if said is not None:
-            exchange.filter_result(lambda _, result: with_meta(of_one_session(result), said))
-        headers = [] if resolved is None else self._headers(resolved, request)
-        accepting: Awaitable[Answer] = self._intake.accept(exchange, request, who, params, headers)
-        if resolved is not None and resolved.opened:
-            accepting = _in_its_session(accepting, headers)
-        if type(exchange) is not Exchange:  # it may become a task
-            return await self._tasks.answer(exchange, request, headers, accepting)
-        # Each call that announces is told what has become of that.
-        if said is None and resolved is not None and request.offer is not None:
-            like = functools.partial(self._like, resolved)
-            request.offer.prepare(Decided(resolved, resolved.live.version, headers, like, self.resolver))
-        return await accepting
+    async def answer(self, resolved: Resolved, request: Request, who: RequestContext) -> Answer | None:
+        return None
 
-    def _like(self, resolved: Resolved, request: Request, who: RequestContext) -> Exchange:
-        """Return the exchange of a call that is like one of that session that was sent."""
-        digest = RequestDigest(str(message_of(request).method), request.params)
-        return self._exchange(resolved, request, who, Binding(who.principal, request.endpoint, digest))
-
-    def _exchange(
-        self, resolved: Resolved | None, request: Request, who: RequestContext, binding: Binding | None
-    ) -> Exchange:
+    def exchange(self, resolved: Resolved | None, request: Request, who: RequestContext) -> Exchange:
         message, names_session = message_of(request), self._results.names_session(request, resolved)
-        takes_tasks = message.method == "tools/call" and declares_tasks(request.meta)
+        binding, takes_tasks = _binding_of(request, who), _takes_tasks(request)
         exchange = (self._tasks.exchange if takes_tasks else Exchange)(
             method=str(message.method),
             client_id=id_of(message),
@@ -238,6 +204,68 @@ class ModernClients:
         if binding is not None and self._results.keep_complete(names_session=names_session):
             exchange.keep_complete()
         return exchange
+
+    def told(self, result: Object, said: Object) -> Object:
+        return with_meta(of_one_session(result), said)
+
+    def headers(self, resolved: Resolved, request: Request) -> Headers:
+        return self._carriers.headers(resolved.live.session, request, cookie_held=resolved.cookie_held)
+
+    async def as_task(
+        self, exchange: Exchange, request: Request, who: RequestContext, params: Object, headers: Headers
+    ) -> Answer | None:
+        if type(exchange) is Exchange:
+            return None
+        accepting = self._intake.accept(exchange, request, who, params, headers)
+        return await self._tasks.answer(exchange, request, headers, accepting)
+
+    async def _resume(
+        self, request: Request, who: RequestContext, resolved: Resolved, opened: OpenedState, binding: Binding
+    ) -> Answer:
+        """Resume a suspended call with the answers of its client."""
+        live = resolved.live
+        live.client_sent(message_of(request))
+        headers = self.headers(resolved, request)
+        responses = decode_object(request.params.get("inputResponses", msgspec.Raw(b"{}")), "inputResponses")
+        if request.forwarded is not None and opened.call in live.suspended:
+            await request.forwarded.started()
+        # No await from here until the answers are taken: of several requests with one state, only the first counts.
+        exchange = live.suspended.get(opened.call)
+        if exchange is None or exchange.suspended is None:
+            # The process with the suspended call is gone: the call is repeated, with the answers that are known.
+            exchange = self.exchange(resolved, request, who)
+            exchange.replay_answers(
+                dict(opened.answers)
+                | {asked: bytes(responses[key]).decode() for key, asked in opened.asked.items() if key in responses}
+            )
+            again = msgspec.structs.replace(request, again=True)
+            params = {k: v for k, v in request.params.items() if k not in ("requestState", "inputResponses")}
+            if (answer := await self.as_task(exchange, again, who, params, headers)) is not None:
+                return answer
+            return await self._intake.accept(exchange, again, who, params, headers)
+        if opened.turn != exchange.suspended.turn:
+            raise bad_request_state()
+        token = meta_of(request.params).get("progressToken")
+        takes_tasks, names_session = _takes_tasks(request), self._results.names_session(request, resolved)
+        shape = self._results.shaper(binding, who.correlation, takes_tasks=takes_tasks, names_session=names_session)
+        exchange.resume(id_of(message_of(request)), shape, None if token is None else token.copy())
+        reply = self._intake.attach(exchange, headers, request, who.correlation)
+        if exchange.replies.is_closed or exchange.conversation is None:
+            live.suspended.pop(opened.call, None)  # the call has ended meanwhile, and its outcome is the answer
+        answer_suspended(exchange, responses)
+        return self._tasks.resumed(exchange, request, reply) if takes_tasks else reply
+
+    async def _discover(self, message: Message, endpoint: Endpoint, context: Context) -> Answer:
+        result = await endpoint.discover(context)
+        if result is None:
+            raise Refused(
+                404,
+                METHOD_NOT_FOUND,
+                "Method not found: server/discover. The server supports 2025-11-25 or older only.",
+            )
+        return ImmediateReply(encode_result(encode(message.id), self._tasks.declared(result)))
+
+    # -- other messages
 
     async def notify(self, request: Request, who: RequestContext) -> Headers:
         """Relay a notification that MCP does not define. MCP 2026-07-28 itself has none of clients over HTTP. Returns
@@ -272,80 +300,20 @@ class ModernClients:
                 correlation=who.correlation,
             )
             await extensions.notify(notice)
-        return self._headers(resolved, request)
-
-    async def _resume(
-        self,
-        request: Request,
-        who: RequestContext,
-        resolved: Resolved,
-        opened: OpenedState,
-        binding: Binding,
-    ) -> Answer:
-        """Resume a suspended call with the answers of its client."""
-        live, message = resolved.live, message_of(request)
-        live.client_sent(message)
-        headers = self._headers(resolved, request)
-        takes_tasks = message.method == "tools/call" and declares_tasks(request.meta)
-        names_session = self._results.names_session(request, resolved)
-        shape = self._results.shaper(binding, who.correlation, takes_tasks=takes_tasks, names_session=names_session)
-        responses = decode_object(request.params.get("inputResponses", msgspec.Raw(b"{}")), "inputResponses")
-        if request.forwarded is not None and opened.call in live.suspended:
-            await request.forwarded.started()
-        # No await from here until the answers are taken: of several requests with one state, only the first counts.
-        exchange = live.suspended.get(opened.call)
-        if exchange is None or exchange.suspended is None:
-            # The process with the suspended call is gone: the call is repeated, with the answers that are known.
-            exchange = (self._tasks.exchange if takes_tasks else Exchange)(
-                method=str(message.method),
-                client_id=id_of(message),
-                live=live,
-                replies=ReplyQueue(),
-                shape=shape,
-                caller=caller_of_meta(request.params.get("_meta", b"{}")),
-                context=resolved.context,
-                granted=who.claims,
-            )
-            exchange.replay_answers(
-                dict(opened.answers)
-                | {asked: bytes(responses[key]).decode() for key, asked in opened.asked.items() if key in responses}
-            )
-            again = msgspec.structs.replace(request, again=True)
-            params = {k: v for k, v in request.params.items() if k not in ("requestState", "inputResponses")}
-            accepting = self._intake.accept(exchange, again, who, params, headers)
-            return await (self._tasks.answer(exchange, again, headers, accepting) if takes_tasks else accepting)
-        if opened.turn != exchange.suspended.turn:
-            raise bad_request_state()
-        token = meta_of(request.params).get("progressToken")
-        exchange.resume(id_of(message), shape, None if token is None else token.copy())
-        reply = self._intake.attach(exchange, headers, request, who.correlation)
-        if exchange.replies.is_closed or exchange.conversation is None:
-            live.suspended.pop(opened.call, None)  # the call has ended meanwhile, and its outcome is the answer
-        answer_suspended(exchange, responses)
-        return self._tasks.resumed(exchange, request, reply) if takes_tasks else reply
-
-    def _headers(self, resolved: Resolved, request: Request) -> Headers:
-        return self._carriers.headers(resolved.live.session, request, cookie_held=resolved.cookie_held)
-
-    async def _discover(self, message: Message, endpoint: Endpoint, context: Context) -> Answer:
-        result = await endpoint.discover(context)
-        if result is None:
-            raise Refused(
-                404,
-                METHOD_NOT_FOUND,
-                "Method not found: server/discover. The server supports 2025-11-25 or older only.",
-            )
-        return ImmediateReply(encode_result(encode(message.id), self._tasks.declared(result)))
+        return self.headers(resolved, request)
 
 
-async def _in_its_session(accepting: Awaitable[Answer], headers: Headers) -> Answer:
-    """Return the answer to a request that has opened a session, which its client gets with a refusal too: else it would
-    open another one with the next request. `headers` name the session."""
-    try:
-        return await accepting
-    except Refused as refused:
-        named = {name.decode("latin-1"): value.decode("latin-1") for name, value in headers}
-        raise refused.with_headers(named) from None
+def _binding_of(request: Request, who: RequestContext) -> Binding | None:
+    """Return what a `requestState` of the call's answer is bound to; None if its server may ask nothing."""
+    method = str(message_of(request).method)
+    if method not in MAY_ASK:
+        return None
+    return Binding(who.principal, request.endpoint, RequestDigest(method, request.params))
+
+
+def _takes_tasks(request: Request) -> bool:
+    """Return True if the call may become a task."""
+    return message_of(request).method == "tools/call" and declares_tasks(request.meta)
 
 
 def _without_reserved_answers(request: Request) -> Request:

@@ -10,7 +10,7 @@ from gateway.calls.event_log import EventWriter
 from gateway.calls.exchange import Exchange
 from gateway.calls.streams import UNKNOWN, KeptCall, LostStreams, call_of_stream, end_lost
 from gateway.identity.request_context import RequestContext
-from gateway.relay.intake import Intake
+from gateway.relay.call import Intake
 from gateway.relay.replies import CallReply
 from gateway.sessions.attach import Resolved
 from session_store import StoreUnavailable

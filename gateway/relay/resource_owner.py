@@ -7,8 +7,7 @@ that no server lists is looked for at each server. Servers that the session does
 import asyncio
 import hashlib
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Final, Generic, TypeVar
+from typing import Any, Final, Generic, NamedTuple, TypeVar
 
 import msgspec
 from cachetools import TTLCache
@@ -19,11 +18,10 @@ from gateway.calls.conversation import Conversation
 from gateway.errors import unknown_resource
 from gateway.protocol.listing import APP_SCHEME, Names, Tools
 from gateway.protocol.uris import closeness, template_fit
-from gateway.relay.admission import Admission
-from gateway.relay.asking import Answer, ask
+from gateway.relay.admission import Admission, VisibleServers
 from gateway.relay.late_servers import UNAVAILABLE, Asker, LateServers
 from gateway.relay.open_apps import OpenApps
-from gateway.relay.visible_servers import VisibleServers
+from gateway.relay.server_requests import ServerAnswer, ask
 from gateway.upstreams.upstream import ConfiguredUpstream
 from transports.era import Era
 from transports.jsonrpc import INVALID_PARAMS, METHOD_NOT_FOUND, Object, encode, error_code
@@ -47,12 +45,11 @@ _REMEMBERED, _REMEMBERED_S = 4_096, 60.0
 Servers = Mapping[str, ConfiguredUpstream]
 
 
-@dataclass(frozen=True, slots=True)
-class Found:
+class Found(NamedTuple):
     """The server that has a resource. `answer` is its answer to the read, if it had to be read to find out."""
 
     upstream: ConfiguredUpstream
-    answer: Answer | None = None
+    answer: ServerAnswer | None = None
 
 
 class ResourceOwners:
@@ -203,7 +200,7 @@ class ResourceOwners:
         return dict(gathered.answers), {entry.server for entry in gathered.missing}
 
 
-def _is_answer(answer: Answer) -> bool:
+def _is_answer(answer: ServerAnswer) -> bool:
     """Whether a server has not answered that it does not have the resource."""
     error = answer.message.error
     return not isinstance(error, msgspec.Raw) or error_code(error) not in _NOT_FOUND

@@ -24,21 +24,13 @@ from gateway.protocol.extensions import Declared
 from gateway.protocol.handshake import HandshakeRefused
 from gateway.protocol.subscription_filter import MAX_LISTENED_BYTES, Filter, SubscriptionFilter, beyond
 from gateway.relay.late_servers import UNAVAILABLE, Asker, LateServers
-from gateway.relay.server_subscriptions import CONFIRM_S, ServerSubscriptions, listen_params, or_fail
+from gateway.relay.server_subscriptions import CONFIRM_S, ServerSubscriptions, has_to_start, listen_params, or_fail
 from gateway.upstreams.upstream import ConfiguredUpstream
 from session_store import StoreError
 from transports.era import Era
 from transports.upstream_port import LinkClosed, UpstreamUnavailable
 
-__all__ = [
-    "acknowledge_nothing",
-    "asks_for_nothing",
-    "changes_confirmed",
-    "listen",
-    "listen_behind",
-    "relay_changes",
-    "waits_for_changes",
-]
+__all__ = ["changes_confirmed", "listen", "open_stream", "relay_changes", "waits_for_changes"]
 
 logger = logging.getLogger(__name__)
 
@@ -123,7 +115,32 @@ async def changes_confirmed(upstream: ConfiguredUpstream, live: LiveSession) -> 
         await relay.settled(CONFIRM_S)
 
 
-def asks_for_nothing(call: Call) -> bool:
+async def open_stream(
+    seen: Mapping[str, ConfiguredUpstream],
+    only: ConfiguredUpstream | None,
+    call: Call,
+    late: LateServers,
+    owner: Callable[[str, Call], ConfiguredUpstream | None],
+    send: Callable[[ConfiguredUpstream, Call], Awaitable[object]],
+) -> None:
+    """Open a stream of notifications: at the only server, if it speaks the modern era, or else at all servers that the
+    session sees. `send` sends the call to one server; `owner` and the exceptions are those of `listen`."""
+    if _asks_for_nothing(call):
+        SubscriptionFilter(call.exchange.client_id, Filter(), call.exchange.emit).acknowledge(Filter())
+    elif only is None:
+        await listen(seen.values(), call, late, owner)
+    elif only.name in seen and await only.era_for(Era.MODERN) is Era.MODERN:
+        call.exchange.listen_for(Filter.of(call.params))
+        # Only a process has to be started: the acknowledgement of any other server comes as fast.
+        if only.settings.command and call.live is not None and has_to_start(only, call.live):
+            await _listen_behind(only, call, functools.partial(send, only))
+        else:
+            await send(only, call)
+    else:
+        await listen(seen.values(), call, None, None)
+
+
+def _asks_for_nothing(call: Call) -> bool:
     """Whether the filter of a `subscriptions/listen` is empty, and its client has declared no extension that might have
     notifications of its own: no server has to know of the stream."""
     return bytes(call.params.get("notifications", b"")) == b"{}" and not _declared_in(call).is_open
@@ -140,12 +157,7 @@ def _declared_in(call: Call) -> Declared:
     return Declared() if caller is None else caller.declared
 
 
-def acknowledge_nothing(call: Call) -> None:
-    """Answer a `subscriptions/listen` with an empty filter."""
-    SubscriptionFilter(call.exchange.client_id, Filter(), call.exchange.emit).acknowledge(Filter())
-
-
-async def listen_behind(upstream: ConfiguredUpstream, call: Call, send: Callable[[Call], Awaitable[object]]) -> None:
+async def _listen_behind(upstream: ConfiguredUpstream, call: Call, send: Callable[[Call], Awaitable[object]]) -> None:
     """Acknowledge a `subscriptions/listen` at a modern server that has to start, and have `send` send it to that server
     behind the acknowledgement. If the server cannot be reached, or refuses, its error ends the stream.
 

@@ -14,7 +14,7 @@ from gateway.config.peer_tls import peer_tls
 from gateway.context.facts import SESSION_KEY
 from gateway.errors import too_much_in_flight
 from gateway.identity.standing_rights import StandingRights
-from gateway.relay.intake import Intake
+from gateway.relay.call import Calls, Intake, Senders
 from gateway.relay.internal_requests import InternalRequests
 from gateway.relay.legacy import LegacyClients, LegacyHandshake
 from gateway.relay.modern import ModernClients
@@ -36,6 +36,7 @@ from gateway.tasks.notices import TaskNotices
 from gateway.tasks.relayed import RelayedTasks
 from gateway.tasks.requested import RequestedTasks
 from session_store import Purpose, Task
+from transports.era import LEGACY, MODERN
 from transports.inbound.event_stream import StreamTimes
 from transports.inbound.http_sse import Addresses, HttpSse
 from transports.inbound.limits import Bodies, Limited
@@ -158,15 +159,23 @@ def _pipeline(
         tasks=modern_tasks,
         result_meta=options.result_meta,
     )
-    pipeline = Pipeline(
-        watching=base.request_log,
-        rates=base.rates,
-        identity=callers.identity,
+    senders = Senders(identity=callers.identity, rates=base.rates, audit=base.audit, log=base.request_log)
+    calls = Calls(
+        senders=senders,
+        clients={LEGACY: legacy, MODERN: modern},
+        resolver=resolution.resolver,
+        intake=intake,
         audit=base.audit,
+        log=base.request_log,
+        watches=base.watches,
+    )
+    pipeline = Pipeline(
+        senders=senders,
+        calls=calls,
         legacy=legacy,
         modern=modern,
+        log=base.request_log,
         streams=resolution.streams,
-        watches=base.watches,
     )
     return pipeline, parts
 

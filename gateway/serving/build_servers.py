@@ -15,13 +15,11 @@ from gateway.context.secrets import PrincipalSecrets
 from gateway.policy.decisions import Policy, server_policy
 from gateway.policy.tool_calls import ToolCalls
 from gateway.protocol.schemas import Schemas
-from gateway.relay.admission import Admission
+from gateway.relay.admission import Admission, VisibleServers
 from gateway.relay.aggregation import Aggregation
-from gateway.relay.dispatch import Dispatch
 from gateway.relay.endpoint import Endpoint
 from gateway.relay.extensions import ExtensionRelay
 from gateway.relay.late_servers import LateServers
-from gateway.relay.visible_servers import VisibleServers
 from gateway.sandbox.enclosures import TRUSTS, Enclosures, enclosures_of, own_listeners
 from gateway.sandbox.gates import SandboxGates
 from gateway.sandbox.package_fetch import PackageFetcher
@@ -171,17 +169,17 @@ def _endpoints(
         lifecycle=sessions.lifecycle, attacher=sessions.attacher, store=base.backend.sessions, clock=base.clock
     )
     admission = Admission(policy, tool_calls, base.audit, options.policy)
-    dispatch = Dispatch(handles, admission)
 
     def serving(some: Sequence[ConfiguredUpstream]) -> Endpoint:
         visible = VisibleServers(some, policy)
         aggregation = Aggregation(visible, admission, late)
         return Endpoint(
             visible,
-            dispatch=dispatch,
+            admission=admission,
+            handles=handles,
             aggregation=aggregation,
             late=late,
-            extensions=ExtensionRelay(visible, dispatch, admission, wait_s=late.wait_s),
+            extensions=ExtensionRelay(visible, admission, wait_s=late.wait_s),
         )
 
     found = {ALL: serving(upstreams)} | {f"/servers/{one.name}/mcp": serving([one]) for one in upstreams}

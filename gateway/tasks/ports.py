@@ -19,7 +19,7 @@ Headers = list[tuple[bytes, bytes]]
 
 
 class Calls(Protocol):
-    """Accepts the calls of clients (`gateway.relay.intake.Intake`, which says what each method raises)."""
+    """Accepts the calls of clients (`gateway.relay.call.Intake`, which says what each method raises)."""
 
     async def accept(
         self,

@@ -17,10 +17,9 @@ from gateway.policy.tool_calls import ToolCalls
 from gateway.protocol.extensions import Declared
 from gateway.protocol.listing import Tools
 from gateway.protocol.schemas import Schemas
-from gateway.relay.admission import Admission
+from gateway.relay.admission import Admission, VisibleServers
 from gateway.relay.aggregation import Aggregation
 from gateway.relay.late_servers import LateServers
-from gateway.relay.visible_servers import VisibleServers
 from gateway.upstreams.facts import KnownFacts
 from gateway.upstreams.inventory import Inventory
 from gateway.upstreams.list_pages import ListReader

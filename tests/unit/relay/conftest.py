@@ -1,10 +1,25 @@
 """Calls that repeat."""
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable
+from typing import Any
 
 import pytest
 
+from gateway.calls.call import Call
+from gateway.relay import call as life
 from tests.unit.relay.fast_calls import Calls, Fast, path_of, warm
+from tests.unit.relay.parts import TakingEndpoint
+
+
+@pytest.fixture(autouse=True)
+def taking_endpoints(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have a `TakingEndpoint` take what a server would get."""
+    relay = life.relay
+
+    def relayed(endpoint: Any, call: Call) -> Awaitable[Any]:
+        return endpoint.relay(call) if isinstance(endpoint, TakingEndpoint) else relay(endpoint, call)
+
+    monkeypatch.setattr(life, "relay", relayed)
 
 
 @pytest.fixture(scope="module", params=["legacy", "modern"])

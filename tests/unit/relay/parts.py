@@ -9,7 +9,7 @@ from gateway.calls.live_session import LiveSession
 from gateway.config.context import ContextSettings
 from gateway.config.limits import LimitSettings
 from gateway.context.client_workspace import Announcements
-from gateway.relay.intake import Intake
+from gateway.relay.call import Intake
 from session_store import Context, MemoryEventLog
 from tests.support.context import FACTS
 from tests.support.fake_upstream import a_live

@@ -11,9 +11,9 @@ import pytest
 from gateway.config.policy import PolicySettings
 from gateway.config.upstreams import ItemSettings
 from gateway.policy.decisions import Policy, ServerPolicy
+from gateway.relay.admission import VisibleServers
 from gateway.relay.aggregation import Aggregation
 from gateway.relay.resource_owner import InTurn
-from gateway.relay.visible_servers import VisibleServers
 from session_store import Context
 from tests.requirements import requirement
 from tests.support.fake_upstream import answer_of

@@ -95,7 +95,7 @@ class Admits:
 
 def relay(*servers: Server, hidden: str = "") -> ExtensionRelay:
     visible = SimpleNamespace(to=lambda context: {server.name: server for server in servers})
-    return ExtensionRelay(cast("Any", visible), cast("Any", None), cast("Any", Admits(hidden)), wait_s=0.05)
+    return ExtensionRelay(cast("Any", visible), cast("Any", Admits(hidden)), wait_s=0.05)
 
 
 def asker(capabilities: Any = None, era: Era = MODERN) -> Asker:
@@ -226,7 +226,7 @@ async def test_neither_a_declaration_nor_the_configuration_sends_a_look_alike_to
     for sending in (
         takers(method, server, declared=ACME),
         relay(server).notify(msgspec.structs.replace(notice(LEGACY), method=method)),
-        relay(server).relay(request),
+        relay(server).taker(request),
     ):
         with pytest.raises(Refused, match="not found"):
             await sending

@@ -1,4 +1,4 @@
-"""A call is sent to its server once everything is known."""
+"""Policy decides on a request once it has the lists that the decision needs."""
 
 import asyncio
 from types import SimpleNamespace
@@ -6,152 +6,24 @@ from typing import Any, cast
 
 import msgspec
 import pytest
-from msgspec.structs import replace
 
-from gateway.bridge.legacy_server import LegacyServerBridge
-from gateway.bridge.modern_server import ModernServerBridge
-from gateway.bridge.subscription_relay import subscription_relay_for
 from gateway.calls.call import Call
-from gateway.calls.exchange import Exchange
 from gateway.calls.lists import Listed
-from gateway.calls.live_session import LiveSession
-from gateway.config.auth import AuditSettings
 from gateway.config.upstreams import ItemSettings, ToolSettings
-from gateway.observability.audit import Audit
 from gateway.policy.decisions import ServerPolicy
 from gateway.protocol.listing import Names, Tools
 from gateway.protocol.methods import METHODS, Method
-from gateway.protocol.tasks import TASKS
-from gateway.relay.admission import AdmittedTool, Route
-from gateway.relay.dispatch import Dispatch
-from gateway.upstreams.result_cache import ResultCache
+from gateway.relay.admission import AdmittedTool
 from session_store import Context
-from session_store.memory import MemoryBackend
-from session_store.testing import FakeClock
 from tests.requirements import requirement
 from tests.support.paged_server import OneServer, a_call, admission_by
 from tests.unit.relay.parts import a_live, a_tool_call
 from transports.era import Era
 from transports.inbound_port import Refused
-from transports.jsonrpc import Message, Object
 from transports.turns import at_once
 from transports.upstream_port import UpstreamUnavailable
 
 pytestmark = pytest.mark.anyio
-
-TOOLS = Tools([{"name": "count"}])
-
-
-class Server(OneServer):
-    """A server with one tool, and its conversation."""
-
-    users = ()
-    known_lists = None
-    initialize_result = None
-    notifies = True
-
-    def __init__(self, *, era: Era = Era.LEGACY, is_open: bool = True, **settings: Any) -> None:
-        self.era = era
-        self.settings = SimpleNamespace(**({"shared": False, "handles": False} | settings))
-        self.inventory = SimpleNamespace(
-            known=lambda method, conversation: TOOLS, results=ResultCache(1 << 20), refresh=dict
-        )
-        self.unreviewed: set[str] = set()
-        self.sent: list[tuple[Object, Object]] = []
-        self._is_open = is_open
-        self._is_asked = bool(settings.get("is_asked"))
-
-    async def facts(self) -> None: ...
-
-    def is_asked_by(self, live: LiveSession) -> bool:
-        return self._is_asked
-
-    def is_open_to(self, live: LiveSession | None) -> bool:
-        return self._is_open
-
-    async def start(self, exchange: Exchange, params: Object, meta: Object) -> None:
-        self.sent.append((params, meta))
-
-
-class Parts:
-    """A dispatch, the audit trail that it writes to, and one live session."""
-
-    def __init__(self, *, initialized: bool = True) -> None:
-        self.backend = MemoryBackend()
-        self.audit = Audit(self.backend.audit, FakeClock(), AuditSettings(calls=True))
-        self.dispatch = Dispatch(cast("Any", None), admission_by({"s": ServerPolicy()}, self.audit)[1])
-        self.live = a_live(initialized=initialized)
-
-    def subscribe(self, server: Server) -> None:
-        """The server has the subscription of the session."""
-        relay = self.live.subscription_relays[server.name] = subscription_relay_for(self.live)
-        relay.takes_acknowledgement()
-
-    def call(self, method: str = "tools/call", *, era: Era = Era.LEGACY, **params: Any) -> Call:
-        call = a_call(method, live=self.live, **(params or {"name": "count"}))
-        return replace(call, era=era, meta={"io.modelcontextprotocol/x": msgspec.Raw(b"1")})
-
-    async def send(self, server: Server, call: Call) -> Route | None:
-        return await self.dispatch.send(cast("Any", server), call)
-
-
-async def test_how_a_call_of_a_tool_was_sent_is_known_unless_its_server_is_shared() -> None:
-    parts, server = Parts(), Server()
-    call = parts.call()
-    route = await parts.send(server, call)
-    assert server.sent == [(call.params, call.meta)]
-    assert route is not None and route.held_conversation is cast("Any", server) and route.named is None
-    assert await parts.send(Server(shared=True), parts.call()) is None
-
-
-async def test_a_legacy_call_is_sent_to_a_modern_server_behind_the_subscription() -> None:
-    parts, server = Parts(), Server(era=Era.MODERN)
-    parts.subscribe(server)
-    call = parts.call()
-    assert await parts.send(server, call) is not None
-    assert isinstance(call.exchange.bridge, ModernServerBridge)
-    ((_, meta),) = server.sent
-    assert b"2026-07-28" in bytes(meta["io.modelcontextprotocol/protocolVersion"])
-    assert TASKS.encode() in bytes(meta["io.modelcontextprotocol/clientCapabilities"])
-
-
-async def test_a_path_between_eras_is_not_taken_while_its_server_has_to_be_asked_first() -> None:
-    parts, server = Parts(), Server(era=Era.MODERN)
-    parts.subscribe(server)
-    route = await parts.send(server, parts.call())
-    assert route is not None
-    waits = parts.dispatch.waits(route, parts.call())
-    assert waits is not None and not waits()
-    parts.live.subscription_relays["s"].fail(-32014, "it exited")
-    assert waits(), "the subscription that has ended is made again before it"
-    server._is_asked = True
-    assert waits(), "its era has to be asked for"
-    assert parts.dispatch.waits(route, parts.call(era=Era.MODERN)) is None
-
-
-@pytest.mark.parametrize("method", ["tools/call", "acme/method"])
-async def test_a_legacy_server_gets_nothing_of_the_modern_era(method: str) -> None:
-    parts, server = Parts(), Server()
-    call = parts.call(method, era=Era.MODERN, name="count", requestState="s")
-    await parts.send(server, call)
-    assert isinstance(call.exchange.bridge, LegacyServerBridge)
-    assert server.sent == [({"name": call.params["name"]}, {})]
-
-
-async def test_a_call_is_audited_once() -> None:
-    parts, server = Parts(), Server()
-    call = parts.call()
-    await parts.send(server, call)
-    call.exchange.finish(Message(jsonrpc="2.0", id=0, result=msgspec.Raw(b"{}")))
-    await parts.audit.flush()
-    assert [event.event for event in await parts.backend.audit.recent(100)].count("called") == 1
-
-
-async def test_a_modern_server_is_not_asked_for_what_the_record_of_the_session_has() -> None:
-    parts, server = Parts(initialized=False), Server(era=Era.MODERN)
-    call = parts.call("logging/setLevel", level="debug")
-    await parts.send(server, call)
-    assert server.sent == [] and call.exchange.is_over
 
 
 class Inventory:

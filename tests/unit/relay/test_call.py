@@ -1,35 +1,170 @@
-"""A call is accepted: what its server gets in `_meta`."""
+"""A call is accepted, and sent to its server once everything is known."""
 
 import asyncio
 from types import SimpleNamespace
 from typing import Any, cast
+from unittest.mock import AsyncMock
 
 import msgspec
 import pytest
+from msgspec.structs import replace
 
+from gateway.bridge.legacy_server import LegacyServerBridge
+from gateway.bridge.modern_server import ModernServerBridge
 from gateway.bridge.request_state import Binding, RequestDigest, RequestStateSeal
+from gateway.bridge.subscription_relay import subscription_relay_for
 from gateway.calls.call import Call
 from gateway.calls.exchange import Exchange
 from gateway.calls.live_session import LiveSession
 from gateway.calls.suspended_call import InputRequest
+from gateway.config.auth import AuditSettings
 from gateway.context.facts import CONTEXT_KEY
 from gateway.errors import OUTCOME_UNKNOWN, UPSTREAM_UNAVAILABLE, is_bad_request_state
 from gateway.identity.request_context import RequestContext
+from gateway.observability.audit import Audit
+from gateway.policy.decisions import ServerPolicy
+from gateway.protocol.listing import Tools
+from gateway.protocol.tasks import TASKS
+from gateway.relay.admission import Route
+from gateway.relay.call import Found, relay
 from gateway.relay.legacy import _progress_of_question
 from gateway.relay.modern import ModernClients
 from gateway.relay.replies import CallReply
+from gateway.relay.server_requests import waits
 from gateway.sessions.attach import Resolved
+from gateway.upstreams.result_cache import ResultCache
 from session_store import Context, KeyRing
+from session_store.memory import MemoryBackend
 from session_store.testing import ALICE, FakeClock
 from tests.requirements import requirement
-from tests.support.fake_upstream import a_call
+from tests.support import fake_upstream
+from tests.support.paged_server import OneServer, a_call, admission_by
 from tests.unit.relay.parts import TakingEndpoint, a_live, a_request, a_tool_call, an_intake
 from transports.era import Era
 from transports.inbound_port import Answer, Refused, Request
-from transports.jsonrpc import Message, encode
+from transports.jsonrpc import Message, Object, encode
 from transports.upstream_port import UpstreamUnavailable
 
 pytestmark = pytest.mark.anyio
+
+TOOLS = Tools([{"name": "count"}])
+
+
+class Server(OneServer):
+    """A server with one tool, and its conversation."""
+
+    users = ()
+    known_lists = None
+    initialize_result = None
+    notifies = True
+
+    def __init__(self, *, era: Era = Era.LEGACY, is_open: bool = True, **settings: Any) -> None:
+        self.era = era
+        self.settings = SimpleNamespace(**({"shared": False, "handles": False} | settings))
+        self.inventory = SimpleNamespace(
+            known=lambda method, conversation: TOOLS, results=ResultCache(1 << 20), refresh=dict
+        )
+        self.unreviewed: set[str] = set()
+        self.sent: list[tuple[Object, Object]] = []
+        self._is_open = is_open
+        self._is_asked = bool(settings.get("is_asked"))
+
+    async def facts(self) -> None: ...
+
+    def is_asked_by(self, live: LiveSession) -> bool:
+        return self._is_asked
+
+    def is_open_to(self, live: LiveSession | None) -> bool:
+        return self._is_open
+
+    async def start(self, exchange: Exchange, params: Object, meta: Object) -> None:
+        self.sent.append((params, meta))
+
+
+class Parts:
+    """What decides on calls, the audit trail that it writes to, and one live session."""
+
+    def __init__(self, *, initialized: bool = True) -> None:
+        self.backend = MemoryBackend()
+        self.audit = Audit(self.backend.audit, FakeClock(), AuditSettings(calls=True))
+        self.admission = admission_by({"s": ServerPolicy()}, self.audit)[1]
+        self.live = a_live(initialized=initialized)
+
+    def subscribe(self, server: Server) -> None:
+        """The server has the subscription of the session."""
+        relay = self.live.subscription_relays[server.name] = subscription_relay_for(self.live)
+        relay.takes_acknowledgement()
+
+    def call(self, method: str = "tools/call", *, era: Era = Era.LEGACY, **params: Any) -> Call:
+        call = a_call(method, live=self.live, **(params or {"name": "count"}))
+        return replace(call, era=era, meta={"io.modelcontextprotocol/x": msgspec.Raw(b"1")})
+
+    async def send(self, server: Server, call: Call) -> Route | None:
+        visible: Any = SimpleNamespace(to=lambda context: {server.name: server}, only=server)
+        extensions: Any = SimpleNamespace(taker=AsyncMock(return_value=server))
+        parts = {"admission": self.admission, "visible": visible, "extensions": extensions, "aggregation": None}
+        return await relay(cast("Any", SimpleNamespace(**parts)), call)
+
+
+async def test_how_a_call_of_a_tool_was_sent_is_known_unless_its_server_is_shared() -> None:
+    parts, server = Parts(), Server()
+    call = parts.call()
+    route = await parts.send(server, call)
+    assert server.sent == [(call.params, call.meta)]
+    assert route is not None and route.held_conversation is cast("Any", server) and route.named is None
+    assert await parts.send(Server(shared=True), parts.call()) is None
+
+
+async def test_a_legacy_call_is_sent_to_a_modern_server_behind_the_subscription() -> None:
+    parts, server = Parts(), Server(era=Era.MODERN)
+    parts.subscribe(server)
+    call = parts.call()
+    assert await parts.send(server, call) is not None
+    assert isinstance(call.exchange.bridge, ModernServerBridge)
+    ((_, meta),) = server.sent
+    assert b"2026-07-28" in bytes(meta["io.modelcontextprotocol/protocolVersion"])
+    assert TASKS.encode() in bytes(meta["io.modelcontextprotocol/clientCapabilities"])
+
+
+async def test_a_path_between_eras_is_not_taken_while_its_server_has_to_be_asked_first() -> None:
+    parts, server = Parts(), Server(era=Era.MODERN)
+    parts.subscribe(server)
+    route = await parts.send(server, parts.call())
+    assert route is not None
+    conversation = cast("Any", server)
+    has_to_wait = waits(route.upstream, conversation, parts.call())
+    assert has_to_wait is not None and not has_to_wait()
+    parts.live.subscription_relays["s"].fail(-32014, "it exited")
+    assert has_to_wait(), "the subscription that has ended is made again before it"
+    server._is_asked = True
+    assert has_to_wait(), "its era has to be asked for"
+    assert waits(route.upstream, conversation, parts.call(era=Era.MODERN)) is None
+
+
+@pytest.mark.parametrize("method", ["tools/call", "acme/method"])
+async def test_a_legacy_server_gets_nothing_of_the_modern_era(method: str) -> None:
+    parts, server = Parts(), Server()
+    call = parts.call(method, era=Era.MODERN, name="count", requestState="s")
+    await parts.send(server, call)
+    assert isinstance(call.exchange.bridge, LegacyServerBridge)
+    assert server.sent == [({"name": call.params["name"]}, {})]
+
+
+async def test_a_call_is_audited_once() -> None:
+    parts, server = Parts(), Server()
+    call = parts.call()
+    await parts.send(server, call)
+    call.exchange.finish(Message(jsonrpc="2.0", id=0, result=msgspec.Raw(b"{}")))
+    await parts.audit.flush()
+    assert [event.event for event in await parts.backend.audit.recent(100)].count("called") == 1
+
+
+async def test_a_modern_server_is_not_asked_for_what_the_record_of_the_session_has() -> None:
+    parts, server = Parts(initialized=False), Server(era=Era.MODERN)
+    call = parts.call("logging/setLevel", level="debug")
+    await parts.send(server, call)
+    assert server.sent == [] and call.exchange.is_over
+
 
 STRONG = Context(trust="direct", workspace="red", permissions=("write",))
 WEAK = Context(trust="sandboxed")
@@ -171,7 +306,7 @@ class Suspended:
         given: Any = {"intake": self, "resolver": self, "carriers": carriers, "endpoints": {"/mcp": None}}
         nothing: Any = None
         self.clients = ModernClients(**given, seal=seal, tasks=nothing, result_meta=False)
-        self.exchange, server = a_call(self.live), cast("Any", self.server)
+        self.exchange, server = fake_upstream.a_call(self.live), cast("Any", self.server)
         self.exchange.sent_as(server, 1, None, 1.0)
         question = InputRequest(server, b"1", "elicitation/create", {})
         assert self.live.questions.suspend(self.exchange, question)
@@ -213,7 +348,7 @@ class Forwarded:
 async def test_of_two_forwarded_answers_to_one_round_the_first_counts() -> None:
     parts, peers = Suspended(), [Forwarded(), Forwarded()]
     retries = [
-        asyncio.create_task(parts.clients.call(parts.retry(number, peer), WHO))
+        asyncio.create_task(parts.clients.session(parts.retry(number, peer), WHO))
         for number, peer in enumerate(peers, start=10)
     ]
     await asyncio.gather(*(peer.begun.wait() for peer in peers))
@@ -234,7 +369,8 @@ async def test_of_two_forwarded_answers_to_one_round_the_first_counts() -> None:
 
 async def test_a_reply_that_is_cancelled_after_its_question_ends_without_the_call() -> None:
     parts = Suspended()
-    reply = await parts.clients.call(parts.retry(10, None), WHO)
+    reply = await parts.clients.session(parts.retry(10, None), WHO)
+    assert not isinstance(reply, Found)
     parts.exchange.suspend({})
     assert await reply.replies.next() is not None
     reply.cancel("the client disconnected")

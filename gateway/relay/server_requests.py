@@ -1,31 +1,53 @@
-"""Asks one server something on behalf of a client's call, without sending the call itself. What is fresh is not asked.
+"""Makes what one server gets: a client's call in the form of the server's era, and what the gateway asks for a call.
 
-Says which results of a call may be kept for whom (MCP 2026-07-28, Caching).
+Says which results may be kept for whom (MCP 2026-07-28, Caching). What is fresh is not asked for again.
 """
 
+import functools
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
 import msgspec
 
-from gateway.bridge.legacy_server import legacy_meta
+from gateway.bridge.legacy_server import LegacyServerBridge, legacy_meta, legacy_params
+from gateway.bridge.legacy_task import LegacyTaskBridge, asking_for_task
+from gateway.bridge.modern_server import ModernServerBridge
+from gateway.bridge.request_state import is_input_required
 from gateway.bridge.subscription_relay import caller_of
 from gateway.calls.call import Call
 from gateway.calls.conversation import Conversation
 from gateway.calls.exchange import Bridge, Exchange
 from gateway.calls.live_session import LiveSession, live_session_of
+from gateway.calls.shared_server import params_for_shared
 from gateway.protocol.caching import is_answer_to_input
 from gateway.protocol.extensions import object_of
-from gateway.protocol.methods import METHODS
+from gateway.protocol.listing import Tools
+from gateway.protocol.methods import METHODS, RECORDED
+from gateway.protocol.params import text_of
 from gateway.protocol.reserved_meta import without_reserved
-from gateway.relay.subscriptions import changes_confirmed, relay_changes
+from gateway.protocol.results import legacy_result
+from gateway.relay.subscriptions import changes_confirmed, relay_changes, waits_for_changes
 from gateway.upstreams.first_answers import is_unused
 from gateway.upstreams.result_cache import Asked
 from gateway.upstreams.upstream import ConfiguredUpstream
-from transports.era import Era
-from transports.jsonrpc import Message, Object, encode
+from transports.era import LEGACY, MODERN, Era
+from transports.inbound_port import Refused
+from transports.jsonrpc import HEADER_MISMATCH, Message, Object, encode
+from transports.mirrored_headers import param_headers
 
-__all__ = ["Answer", "KeptResult", "ask", "asked_of", "fresh"]
+__all__ = [
+    "KeptResult",
+    "ServerAnswer",
+    "answer_with",
+    "ask",
+    "asked_of",
+    "empty_result",
+    "for_server",
+    "fresh",
+    "start",
+    "waits",
+]
 
 _SPEC: Final = "io.modelcontextprotocol/"
 _PLAIN_META: Final = frozenset({"progressToken", "traceparent", "tracestate", "baggage"})
@@ -33,7 +55,7 @@ _PLAIN_META: Final = frozenset({"progressToken", "traceparent", "tracestate", "b
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class ServerAnswer:
     """A server's answer, its era, and the conversation that it came in; None if it was kept from an earlier request."""
 
     message: Message
@@ -41,7 +63,124 @@ class Answer:
     conversation: Conversation | None = None
 
 
-async def ask(upstream: ConfiguredUpstream, call: Call, method: str, params: Object) -> Answer:
+# -- calls of clients
+
+
+async def start(upstream: ConfiguredUpstream, conversation: Conversation, call: Call, asked: Asked | None) -> None:
+    """Send a call in that conversation. `asked`: its result may be kept."""
+    exchange, live = call.exchange, call.live
+    if conversation.era is MODERN and call.era is LEGACY and live is not None:
+        await _subscribed(upstream, live, call)
+        if call.method in RECORDED:
+            # The session's record has the change. A modern server gets it with the subscription or the next request.
+            exchange.finish(empty_result())
+            return
+    params, meta = for_server(upstream, conversation, call, asked)
+    if upstream.settings.shared:
+        others = [each.session for each in conversation.users if each is not None and each is not live]
+        seen = params_for_shared(call.method, params, others)
+        if seen is None:
+            exchange.finish(empty_result())
+            return
+        params = seen
+    await conversation.start(exchange, params, meta)
+
+
+async def _subscribed(upstream: ConfiguredUpstream, live: LiveSession, call: Call) -> None:
+    """Have a modern server notify a legacy client of changes before it gets the call."""
+    anew = call.method in RECORDED and METHODS[call.method].kind == "resources"
+    if anew or live.session.initialized:
+        await relay_changes(upstream, live, call.correlation, anew=anew)
+        await changes_confirmed(upstream, live)
+
+
+def for_server(
+    upstream: ConfiguredUpstream, conversation: Conversation, call: Call, asked: Asked | None
+) -> tuple[Object, Object]:
+    """The params and the `_meta` that the server gets. The call's exchange gets what translates the answer. `asked`:
+    the result may be kept."""
+    exchange, era, params, meta = call.exchange, conversation.era, call.params, call.meta
+    bridge: Bridge | None = None
+    if era is MODERN and call.headers is not None and upstream.settings.url:
+        _forward_headers(call)
+    if era is call.era:
+        pass
+    elif era is LEGACY:
+        params, meta = legacy_params(params), legacy_meta(meta)
+        if call.method == "tools/call" and _needs_task(upstream, conversation, params):
+            bridge, params = LegacyTaskBridge(conversation), asking_for_task(params)
+        else:
+            bridge = LegacyServerBridge(conversation)
+    elif (live := call.live) is not None:
+        is_tool = call.method == "tools/call"  # a task is followed for the client
+        meta = meta | caller_of(live).meta(live.session.log_level, takes_tasks=is_tool)
+        refresh = functools.partial(upstream.inventory.refresh, "tools/list", conversation) if is_tool else None
+        bridge = ModernServerBridge(conversation, params, meta, list_tools=refresh)
+    if asked is not None:
+        bridge = KeptResult(upstream, asked, conversation, bridge)
+    if bridge is not exchange.bridge:
+        exchange.use_bridge(bridge)
+    return params, meta
+
+
+def _forward_headers(call: Call) -> None:
+    """Have the server get what its client has sent in `Mcp-Param-*` headers.
+
+    Raises:
+        Refused: these headers are too many or too large, or have characters that no header can have.
+    """
+    try:
+        call.exchange.forward(param_headers(call.headers or {}))
+    except ValueError as error:
+        raise Refused(400, HEADER_MISMATCH, str(error)) from None
+
+
+def _needs_task(upstream: ConfiguredUpstream, conversation: Conversation, params: Object) -> bool:
+    """Whether a tool of a legacy server is only to be called as a task."""
+    tools = upstream.inventory.known("tools/list", conversation)
+    return isinstance(tools, Tools) and tools.needs_task(text_of(params, "name"))
+
+
+def waits(upstream: ConfiguredUpstream, conversation: Conversation, call: Call) -> Callable[[], bool] | None:
+    """Return what says whether a call that is like this one has to wait for something else; None: it never has to."""
+    live = call.live
+    if live is None or conversation.era is call.era:
+        return None
+    return functools.partial(_waits_between_eras, upstream, live, call.era, call.method)
+
+
+def _waits_between_eras(upstream: ConfiguredUpstream, live: LiveSession, era: Era, method: str) -> bool:
+    """Return True if the server has first to be asked for its era, or to confirm the subscription of its client."""
+    if upstream.is_asked_by(live):
+        return True
+    return era is LEGACY and (method in RECORDED or waits_for_changes(upstream, live))
+
+
+def answer_with(call: Call, answer: ServerAnswer) -> bool:
+    """Answer a call with a server's answer to the same request of the gateway, or to an earlier one. False: the
+    server asks for input, so the call has to be sent."""
+    exchange, message, conversation = call.exchange, answer.message, answer.conversation
+    if isinstance(message.result, msgspec.Raw) and answer.era is MODERN:
+        result = msgspec.json.decode(message.result, type=Object)
+        if is_input_required(result):
+            return False
+        if call.era is LEGACY:
+            message = Message(jsonrpc="2.0", id=0, result=msgspec.Raw(encode(legacy_result(call.method, result))))
+    elif conversation is not None and answer.era is LEGACY and call.era is MODERN:
+        exchange.use_bridge(LegacyServerBridge(conversation))
+    exchange.finish(message)
+    return True
+
+
+def empty_result() -> Message:
+    """Make an empty result: the request was executed, and there is nothing to report."""
+    return Message(jsonrpc="2.0", id=0, result=msgspec.Raw(b"{}"))
+
+
+# -- requests of the gateway
+
+
+async def ask(upstream: ConfiguredUpstream, call: Call, method: str, params: Object) -> ServerAnswer:
     """The server's answer to a request in the conversation of the call's session.
 
     Raises:
@@ -67,7 +206,7 @@ async def ask(upstream: ConfiguredUpstream, call: Call, method: str, params: Obj
     message = await conversation.ask(method, encode(params))
     if asked is not None and _may_be_kept(asked, call.live, conversation):
         results.keep(asked, message.result, version, for_all=_is_for_all(upstream, conversation))
-    return Answer(message, conversation.era, conversation)
+    return ServerAnswer(message, conversation.era, conversation)
 
 
 def _meta_for(conversation: Conversation, call: Call) -> Object:
@@ -83,7 +222,7 @@ def _meta_for(conversation: Conversation, call: Call) -> Object:
 # -- results that are kept
 
 
-def fresh(upstream: ConfiguredUpstream, call: Call, asked: Asked) -> Answer | None:
+def fresh(upstream: ConfiguredUpstream, call: Call, asked: Asked) -> ServerAnswer | None:
     """The answer of an earlier request, if it is fresh. That of a legacy server stands for a process: a session that
     has one asks its own."""
     if asked.fresh_ms and (call.live is None or upstream.is_open_to(call.live)):
@@ -94,7 +233,7 @@ def fresh(upstream: ConfiguredUpstream, call: Call, asked: Asked) -> Answer | No
         return None
     results.hits[asked.method] += 1
     era = Era.LEGACY if asked.fresh_ms else Era.MODERN
-    return Answer(Message(jsonrpc="2.0", id=0, result=msgspec.Raw(kept)), era)
+    return ServerAnswer(Message(jsonrpc="2.0", id=0, result=msgspec.Raw(kept)), era)
 
 
 def _may_be_kept(asked: Asked, live: LiveSession | None, conversation: Conversation) -> bool:

@@ -1,0 +1,597 @@
+"""The life of a call: who sends it, in which session, to which server, whether it may, how it is sent and answered.
+
+A request comes in at `Calls.call`, and this file is read from there downwards:
+
+1. Who: `Senders.who` authenticates the client and counts the request for it.
+2. Which session: `Calls._answer` has the row of the client's era (`Clients`) find or open it.
+3. Is there room: `Intake.accept` applies the limits of the session, and begins the reply.
+4. Which server: `relay` finds the server that the call names, or answers the call for all servers.
+5. May it: `_send` asks `gateway.relay.admission`, which names the lists that it lacks until it has them all.
+6. Send: `start` (`gateway.relay.server_requests`) makes what the server gets, in the form of its era, and sends it in
+   the conversation that the session has with the server.
+7. Answer: it comes through the exchange to the reply (`gateway.relay.replies`). `Intake` answers what was not sent.
+
+A step that every call needs is added here, once. Calls that are like one before them skip the steps, as long as what
+was decided on that one holds (`gateway.relay.fast_path`).
+"""
+
+import contextlib
+import functools
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Final, NamedTuple, Protocol
+
+import msgspec
+
+from gateway.calls.call import Call, message_of
+from gateway.calls.event_log import EventWriter
+from gateway.calls.exchange import Exchange
+from gateway.calls.immediate_reply import ImmediateReply
+from gateway.calls.live_session import LiveSession, live_session_of
+from gateway.calls.session_frames import SessionFrames
+from gateway.calls.streams import KEPT_BYTES, KeptCall
+from gateway.cluster.ownership import Cluster
+from gateway.config.limits import LimitSettings
+from gateway.context.client_workspace import Announcements
+from gateway.context.facts import CONTEXT_KEY, SessionFacts, correlation_id, with_context
+from gateway.errors import (
+    OUTCOME_UNKNOWN,
+    TOO_OFTEN,
+    UPSTREAM_UNAVAILABLE,
+    InvalidArguments,
+    cancelled_by_client,
+    is_bad_request_state,
+    outcome_unknown,
+    store_refused,
+    too_many_exchanges,
+    too_much_in_flight,
+    unknown_method,
+)
+from gateway.identity.authenticate import Authenticated, Identity
+from gateway.identity.request_context import RequestContext
+from gateway.observability.audit import Audit
+from gateway.observability.logs import CLIENT, CORRELATION
+from gateway.observability.outcome import OK, Outcome
+from gateway.observability.request_log import CORRELATION_HEADER, RequestLog
+from gateway.policy.rate_limits import RateLimits
+from gateway.protocol.handshake import HandshakeRefused
+from gateway.protocol.methods import METHODS, NO_REQUESTS
+from gateway.protocol.params import meta_of
+from gateway.protocol.reserved_meta import without_reserved
+from gateway.protocol.results import tool_error
+from gateway.relay.admission import AdmittedTool, Route, params_of
+from gateway.relay.endpoint import Endpoint
+from gateway.relay.fast_path import Decided, FastPaths
+from gateway.relay.frame_form import Prepared
+from gateway.relay.replies import CallReply
+from gateway.relay.server_requests import answer_with, asked_of, for_server, fresh, start, waits
+from gateway.relay.subscriptions import open_stream
+from gateway.sessions.attach import Resolved
+from gateway.sessions.resolve import SessionResolver
+from gateway.upstreams.upstream import ConfiguredUpstream
+from session_store import Session, StoreError
+from session_store.session import redact
+from transports.era import LEGACY, Era
+from transports.inbound.limits import SMALL_BODY_BYTES, Limited
+from transports.inbound_port import Answer, Refused, Request
+from transports.jsonrpc import Message, Object, encode
+from transports.turns import at_once, in_turns, is_large, others_first
+from transports.upstream_port import LinkClosed, UpstreamUnavailable
+
+__all__ = ["Calls", "Clients", "Found", "Intake", "Senders", "relay"]
+
+Headers = list[tuple[bytes, bytes]]
+
+_UNKNOWN: Final = (
+    "The gateway that served this session died before it answered; whether the call took effect is unknown"
+)
+
+
+# -- who
+
+
+class Senders:
+    """Finds out who sends a request, and counts it. Each refusal is in the audit trail."""
+
+    def __init__(self, *, identity: Identity, rates: RateLimits, audit: Audit, log: RequestLog) -> None:
+        self._identity = identity
+        self._rates = rates
+        self._audit = audit
+        self._tracing = log.tracing
+
+    async def who(self, request: Request) -> RequestContext:
+        """Authenticate a request, or take over the principal that another replica has authenticated. From now on log
+        lines have the correlation id of the request and the address of its client.
+
+        Raises:
+            Refused: 401, its credential is not valid; 429, there were too many.
+        """
+        CLIENT.set(request.client)
+        if self._tracing is not None and request.message is not None and request.message.is_request:
+            correlation = self._tracing.arrived(request).correlation
+        else:
+            sent = "" if request.forwarded is None else request.headers.get(CORRELATION_HEADER, "")
+            correlation = sent or correlation_id(request.headers, request.meta)
+        CORRELATION.set(correlation)
+        if request.forwarded is not None:  # its sender has counted it
+            return RequestContext(request.forwarded.principal, request.forwarded.granted, correlation)
+        who = None
+        try:
+            who = await self._authenticated(request)
+            await self._rates.message(who.principal, request.client)
+        except Refused as refused:
+            self._record(request, who, refused)
+            raise
+        return RequestContext(who.principal, who.granted, correlation, who.until)
+
+    async def admit(self, request: Request) -> None:
+        """Authenticate and count a request of which only the head is read. Raises `Refused`, as `who`."""
+        who = None
+        try:
+            who = await self._authenticated(request)
+            await self._rates.body(who.principal, request.client, request.body_bytes)
+        except Refused as refused:
+            CLIENT.set(request.client)
+            sent = "" if request.forwarded is None else request.headers.get(CORRELATION_HEADER, "")
+            CORRELATION.set(sent or correlation_id(request.headers, {}))
+            self._record(request, who, refused)
+            raise
+
+    async def _authenticated(self, request: Request) -> Authenticated:
+        who: Authenticated | None = request.vouched_for or self._identity.known(request.headers, request.peer)
+        return await self._identity.verify(request.headers, request.peer) if who is None else who
+
+    def _record(self, request: Request, who: Authenticated | None, refused: Refused) -> None:
+        principal = "" if who is None else str(who.principal)
+        self._audit.record("refused", era=request.era, principal=principal, reason=str(refused))
+
+
+# -- which session
+
+
+class Found(NamedTuple):
+    """Holds the session of a call, None if it needs none, and the request, with the params for its server."""
+
+    resolved: Resolved | None
+    request: Request
+    params: Object
+
+
+class Clients(Protocol):
+    """Does what differs between the clients of the two eras (`gateway.relay.legacy`, `gateway.relay.modern`)."""
+
+    async def session(self, request: Request, who: RequestContext) -> Found | Answer:
+        """Find or open the session of a request. Returns the answer to a request that no server gets as a call."""
+        ...
+
+    async def answer(self, resolved: Resolved, request: Request, who: RequestContext) -> Answer | None:
+        """Answer a request of that session that no server gets as a call; None: a server gets it."""
+        ...
+
+    def exchange(self, resolved: Resolved | None, request: Request, who: RequestContext) -> Exchange:
+        """Make the exchange of a call, which shapes its answer for the client."""
+        ...
+
+    def told(self, result: Object, said: Object) -> Object:
+        """Return a result that also says what has become of the workspace that its client has announced."""
+        ...
+
+    def headers(self, resolved: Resolved, request: Request) -> Headers:
+        """Return the headers that give the client its session."""
+        ...
+
+    async def as_task(
+        self, exchange: Exchange, request: Request, who: RequestContext, params: Object, headers: Headers
+    ) -> Answer | None:
+        """Send a call that may become a task; None: it may not."""
+        ...
+
+
+class Calls:
+    """Answers the requests of clients of both eras."""
+
+    def __init__(
+        self,
+        *,
+        senders: Senders,
+        clients: Mapping[Era, Clients],
+        resolver: SessionResolver,
+        intake: "Intake",
+        audit: Audit,
+        log: RequestLog,
+        watches: Iterable[SessionFrames] = (),
+    ) -> None:
+        self._senders = senders
+        self._clients = clients
+        self._resolver = resolver
+        self._intake = intake
+        self._audit = audit
+        self._log = log
+        self._watches = watches
+
+    async def call(self, request: Request) -> Answer:
+        """Answer a request (`transports.inbound_port.Handler`).
+
+        Raises:
+            Refused: the request is refused, which is recorded.
+            OwnedByPeer: another replica owns its session.
+        """
+        who = None
+        try:
+            who = await self._senders.who(request)
+            method = str(message_of(request).method)
+            if method in NO_REQUESTS[request.era]:  # no server gets it: policy knows only what it decides on
+                raise unknown_method(method, request.era)
+            answer = await self._answer(request, who)
+        except (StoreError, Refused) as error:
+            raise self._refusal(request, who, error) from None
+        if isinstance(answer, ImmediateReply):
+            outcome = OK if answer.error_code is None else Outcome.error(answer.error_code)
+            self._log.answered(request, who.principal, outcome, answer.log_facts, answer.why)
+        return answer
+
+    async def _answer(self, request: Request, who: RequestContext) -> Answer:
+        """Find the session of a request, and send it to its server as a call of that session."""
+        clients = self._clients[request.era]
+        found = await clients.session(request, who)
+        if not isinstance(found, Found):
+            return found
+        (resolved, request, params), said = found, None
+        headers: Headers = []
+        if resolved is not None:
+            resolved.live.client_sent(request.message)
+            if self._resolver.announces_other(request, resolved):
+                resolved, said = await self._resolver.apply_announced(request, who, resolved)
+            if (answer := await clients.answer(resolved, request, who)) is not None:
+                return answer
+            headers = clients.headers(resolved, request)
+        exchange = clients.exchange(resolved, request, who)
+        if said is not None:
+            exchange.filter_result(lambda _, result: clients.told(result, said))
+        try:
+            if (answer := await clients.as_task(exchange, request, who, params, headers)) is not None:
+                return answer
+            # Each call that announces is told what has become of that, so none of them is like another.
+            if said is None and resolved is not None and request.offer is not None:
+                like = functools.partial(clients.exchange, resolved)
+                request.offer.prepare(Decided(resolved, resolved.live.version, headers, like, self._resolver))
+            return await self._intake.accept(exchange, request, who, params, headers)
+        except Refused as refused:
+            if resolved is None or not resolved.opened:
+                raise
+            # Else the client would open another session with its next request.
+            named = {name.decode("latin-1"): value.decode("latin-1") for name, value in headers}
+            raise refused.with_headers(named) from None
+
+    def _refusal(self, request: Request, who: RequestContext | None, error: StoreError | Refused) -> Refused:
+        """Record that a call is refused, and return the refusal."""
+        refused = store_refused(error) if isinstance(error, StoreError) else error
+        if error is refused and who is not None and (refused.code == TOO_OFTEN or is_bad_request_state(refused)):
+            self._audit.record("refused", era=request.era, principal=str(who.principal), reason=str(refused))
+        if request.again:
+            refused = outcome_unknown()
+        refused.of_request(CORRELATION.get())
+        for frames in self._watches:
+            frames.refused(message_of(request), refused)
+        self._log.refused(request, None if who is None else who.principal, refused)
+        return refused
+
+
+# -- is there room
+
+
+class Intake:
+    """Accepts the calls of both eras for all endpoints: applies limits, begins replies, and has calls sent."""
+
+    def __init__(
+        self,
+        *,
+        endpoints: Mapping[str, Endpoint],
+        events: EventWriter,
+        limits: LimitSettings,
+        rates: RateLimits,
+        watching: RequestLog,
+        facts: SessionFacts,
+        announcements: Announcements,
+        cluster: Cluster | None = None,
+    ) -> None:
+        self.endpoints = endpoints
+        self._cluster = cluster
+        self._rates = rates
+        self._watching = watching
+        self._context_meta = facts.meta
+        self._agreed = announcements.agreed
+        self._events = events
+        self.max_exchanges = limits.exchanges
+        self._max_bytes = limits.in_flight_bytes
+        self._paths = FastPaths(self, rates, watching, cluster)
+
+    async def accept(
+        self,
+        exchange: Exchange,
+        request: Request,
+        who: RequestContext,
+        params: Object,
+        headers: Headers,
+        *,
+        server: str = "",
+    ) -> Answer:
+        """Send a call to its server. The outcome comes through the answer. `headers` are sent to the client. `server`
+        is that of the call, empty if it is to be found by what the call names.
+
+        Raises:
+            Refused: 429, too many calls of the session are in flight, or too large ones; or the call names nothing that
+                exists.
+        """
+        live = live_session_of(exchange)
+        if live is not None:
+            await self.admit(live, request, exchange)
+        return await self.accept_counted(exchange, request, who, params, headers, server)
+
+    async def admit(self, live: LiveSession, request: Request, exchange: Exchange | None = None) -> None:
+        """Count a call, once that is its turn. Raises `Refused`: 429, as `accept`; its client has cancelled it."""
+        with self.waiting(live, request, exchange):
+            await self._rates.call(live.session.id, request.body_bytes)
+        if exchange is not None and exchange.is_over:
+            raise cancelled_by_client()
+
+    async def count(self, live: LiveSession) -> None:
+        """Count a message of a session that is no call. Raises `Refused`: 429."""
+        with live.in_use():
+            await self._rates.call(live.session.id)
+
+    @contextlib.contextmanager
+    def waiting(self, live: LiveSession, request: Request, exchange: Exchange | None = None) -> Iterator[None]:
+        """Keep a request in flight inside the block, while it waits to be accepted or answered. With `exchange` its
+        client can cancel it meanwhile. Raises `Refused`: 429, as `accept`."""
+        with live.in_use(held=self._room_for(live, request.body_bytes)):
+            if exchange is None:
+                yield
+                return
+            live.exchange_begins(exchange)
+            try:
+                yield
+            finally:
+                live.exchange_ended(exchange)
+
+    def _room_for(self, live: LiveSession, size: int) -> int:
+        """Return the bytes that count for one more call with a body of this size. Raises `Refused`: there is no
+        room."""
+        if live.busy >= self.max_exchanges:
+            raise too_many_exchanges()
+        if size <= SMALL_BODY_BYTES:
+            return 0
+        if live.held_bytes and live.held_bytes + size > self._max_bytes:
+            self._watching.metrics.limited[Limited.IN_FLIGHT] += 1
+            raise too_much_in_flight("this session")
+        return size
+
+    async def accept_counted(
+        self,
+        exchange: Exchange,
+        request: Request,
+        who: RequestContext,
+        params: Object,
+        headers: Headers,
+        server: str = "",
+    ) -> Answer:
+        """Do as `accept`, for a call that was counted."""
+        reply, meta = self.begin(exchange, request, who, params, headers, may_repeat=not request.again)
+        check, correlation = request.check_mirrored, who.correlation
+        sent = None if request.era is LEGACY else request.headers
+        call = Call(exchange, request.era, params, meta, correlation, check, server, who.principal, sent)
+        try:
+            if request.again:
+                await self._relay_again(request, call)
+            else:
+                route, offer = await self._relay(request, call), request.offer
+                if route is not None and offer is not None and offer.decided is not None:
+                    offer.make(functools.partial(self._paths.of, offer.decided, route, who, request.params))
+        except BaseException as error:
+            if not self._answer_failure(call, error):
+                if isinstance(error, Refused) and reply.live is not None:
+                    error.about({"session": redact(reply.live.session.id)})
+                self._watching.forget(exchange)
+                reply.release()
+                raise
+        return reply
+
+    def begin(
+        self,
+        exchange: Exchange,
+        request: Request,
+        who: RequestContext,
+        params: Object,
+        headers: Headers,
+        *,
+        may_repeat: bool = False,
+    ) -> tuple[CallReply, Object]:
+        """Begin to answer a call that was counted. Returns its reply, and the `_meta` for its server.
+
+        Whoever begins a call answers its exchange, or ends the reply. `may_repeat`: the request, if its tool allows
+        that, is kept for the case that this process dies.
+
+        Raises:
+            Refused: 429, as `accept`.
+        """
+        live = live_session_of(exchange)
+        held = 0
+        if live is not None:
+            held = self._room_for(live, request.body_bytes)  # no await from here to `CallReply`, which counts as use
+        meta = self._watching.begin(exchange, request, self._meta(params, exchange, who.correlation), who.correlation)
+        may_repeat = may_repeat and exchange.method == "tools/call" and request.body_bytes <= KEPT_BYTES
+        reply = CallReply(
+            exchange,
+            live,
+            headers,
+            events=self._events if request.era is LEGACY else None,
+            cluster=self._cluster,
+            held=held,
+            request=request if may_repeat else None,
+            kept=self._kept,
+        )
+        return reply, meta
+
+    def attach(self, exchange: Exchange, headers: Headers, request: Request, correlation: str) -> Answer:
+        """Make the reply to a client that resumes a suspended call."""
+        self._watching.begin_again(exchange, request, correlation)
+        return CallReply(exchange, live_session_of(exchange), headers, events=None, cluster=self._cluster)
+
+    def _kept(self, exchange: Exchange, request: Request) -> bytes:
+        """Return what is kept of a request; empty if its tool does not allow a repetition, or if it is too large."""
+        endpoint = self.endpoints[request.endpoint]
+        if not endpoint.called(live_session_of(exchange), exchange.context, request.params).is_repeatable:
+            return b""
+        kept = encode(KeptCall(request.endpoint, request.params))
+        return kept if len(kept) <= KEPT_BYTES else b""
+
+    def meta(self, params: Object, session: Session, correlation: str) -> Object:
+        """Make the `_meta` for the server: the client's, without the gateway's keys and a workspace that is not the
+        session's, and with the facts of the session, which has the context of the request
+        (`gateway.context.facts.with_context`)."""
+        facts = {CONTEXT_KEY: self._context_meta(session).of(correlation)}
+        return self._agreed(without_reserved(meta_of(params)) | facts, session.context)
+
+    def _meta(self, params: Object, exchange: Exchange, correlation: str) -> Object:
+        live = live_session_of(exchange)
+        if live is None:
+            return self._agreed(without_reserved(meta_of(params)), exchange.context)
+        return self.meta(params, with_context(live.session, exchange.context), correlation)
+
+    async def _relay(self, request: Request, call: Call) -> Route | None:
+        """Send a call to its server. Returns and raises as `relay`."""
+        if request.forwarded is not None:
+            await request.forwarded.started()
+        return await relay(self.endpoints[request.endpoint], call)
+
+    async def _relay_again(self, request: Request, call: Call) -> None:
+        """Send a call that may have taken effect already, if its tool allows that."""
+        if call.live is not None and (lost := call.live.lost) is not None:
+            # Else a client that comes back for one of them would have the call repeated once more.
+            await lost.looked()
+            await lost.end(self._events, call.live.session.id, call.exchange.client_id)
+        is_repeatable = False
+        with contextlib.suppress(UpstreamUnavailable, HandshakeRefused, LinkClosed):
+            is_repeatable = await self.endpoints[request.endpoint].is_repeatable(call)
+        if not is_repeatable:
+            call.exchange.fail(OUTCOME_UNKNOWN, _UNKNOWN)
+            return
+        try:
+            await self._relay(request, call)
+        except UpstreamUnavailable as error:
+            call.exchange.fail(OUTCOME_UNKNOWN, f"{_UNKNOWN} It could not be made again: {error}")
+
+    def _answer_failure(self, call: Call, error: BaseException) -> bool:
+        """Answer a call that could not be sent. False: the error is no answer to a call."""
+        match error:
+            case UpstreamUnavailable():
+                call.exchange.fail(UPSTREAM_UNAVAILABLE, str(error))
+            case HandshakeRefused():
+                call.exchange.finish(Message(jsonrpc="2.0", id=0, error=error.error))
+            case LinkClosed():
+                call.exchange.fail(OUTCOME_UNKNOWN, str(error))
+            case InvalidArguments():
+                self._watching.metrics.counters["argument_errors"][error.fault] += 1
+                result = msgspec.Raw(tool_error(call.era, str(error)))
+                call.exchange.finish(Message(jsonrpc="2.0", id=0, result=result))
+            case _:
+                return False
+        return True
+
+    # -- for the fast path (`gateway.relay.fast_path.GeneralWay`)
+
+    def may_repeat(self, request: Request, route: Route) -> bool:
+        """Return True if calls like one that took that route need no look of their own."""
+        return self._watching.may_be_unsampled(request) and self.endpoints[request.endpoint].may_repeat(route)
+
+    def prepared(
+        self, decided: Decided, route: Route, request: Request, who: RequestContext, params: Object
+    ) -> Prepared:
+        """Make what a server gets of a request with these params, on which that was decided. Nothing is sent or
+        counted."""
+        exchange, conversation, upstream = decided.exchange_for(request, who), route.held_conversation, route.upstream
+        assert conversation is not None
+        meta = self._meta(request.params, exchange, who.correlation)
+        meta, trace = self._watching.carried_unsampled(meta, request, who.correlation)
+        sent = None if request.era is LEGACY else request.headers
+        call = Call(exchange, request.era, params, meta, who.correlation, None, "", who.principal, sent)
+        call = self.endpoints[request.endpoint].aggregation.named(upstream, call, route.named)
+        params, meta = for_server(upstream, conversation, call, None)
+        return Prepared(exchange, params, meta, waits(upstream, conversation, call), trace)
+
+
+# -- which server
+
+
+async def relay(endpoint: Endpoint, call: Call) -> Route | None:
+    """Send a call to the server that it is for, or answer it for all servers. Returns the route, if calls of tools that
+    are like it may take the same one.
+
+    Raises:
+        Refused: the call names something that the session does not see, or its arguments are invalid.
+        UpstreamUnavailable, HandshakeRefused, LinkClosed: the server cannot be reached.
+    """
+    seen, only, servers = endpoint.visible.to(call.exchange.context), endpoint.visible.only, endpoint.aggregation
+    method, named = METHODS.get(call.method), None
+    if method is None:
+        upstream = await endpoint.extensions.taker(call)
+    elif call.exchange.is_subscription:
+        lister, send = servers.resources.lister, functools.partial(_send, endpoint)
+        await open_stream(seen, only, call, endpoint.late, lister, send)
+        return None
+    elif only is not None and only.name in seen:
+        upstream = only
+    elif call.server:
+        upstream = seen[call.server]
+    elif method.name == "tools/call":
+        upstream, named = servers.owner_by_name(call)
+        call = servers.named(upstream, call, named)
+    elif method.listed:
+        await servers.merged_list(call)
+        return None
+    elif method.for_all:
+        await servers.send_to_all(call)
+        return None
+    elif method.named == "uri":
+        upstream, answer = await servers.owner_of_resource(call)
+        if answer is not None and answer_with(call, answer):
+            return None
+    else:
+        upstream, call = await servers.owner(call)
+    return await _send(endpoint, upstream, call, named)
+
+
+# -- may it, and in which conversation
+
+
+async def _send(
+    endpoint: Endpoint, upstream: ConfiguredUpstream, call: Call, named: msgspec.Raw | None = None
+) -> Route | None:
+    """Send a call to that server, if policy admits it. Facts and lists of the server that this depends on are requested
+    first. `named` is the server's own name of what the call names, if that differs. Returns and raises as `relay`."""
+    exchange, settings = call.exchange, upstream.settings
+    if settings.handles:
+        params = await endpoint.handles.handle(call, (await upstream.facts()).tools)
+        if params is None:
+            return None
+        call = call.with_params(params)
+    admitted = await endpoint.admission.admit(upstream, call)
+    checked = params_of(admitted, call)
+    if not isinstance(checked, dict):
+        checked = await in_turns(checked) if is_large(call.params) else at_once(checked)
+    call = call.with_params(checked)
+    if is_large(call.params):
+        await others_first()
+    await upstream.era_for(call.era)
+    asked = asked_of(upstream, call, call.method, call.params)
+    kept = None if asked is None else fresh(upstream, call, asked)
+    conversation = None if kept is not None else await upstream.conversation_for(call)
+    if (part := endpoint.admission.part_of(upstream, conversation, call.method)) is not None:
+        exchange.filter_result(part)
+    if kept is not None:
+        exchange.answered_from(cache=True)
+        answer_with(call, kept)
+    elif conversation is not None:
+        await start(upstream, conversation, call, asked)
+        if isinstance(admitted, AdmittedTool) and not (settings.shared or settings.handles):
+            return Route(upstream, conversation, admitted, named)
+    return None
