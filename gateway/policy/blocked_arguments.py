@@ -55,7 +55,7 @@ _PLAIN: Final[dict[int, str | None]] = {
 
 
 class TooMuchText(ValueError):
-    """The arguments cannot be checked in a bounded time. The message says why."""
+    """Says that the arguments cannot be checked in a bounded time. The message says why."""
 
 
 def contains(arguments: Any, expressions: tuple[Any, ...]) -> bool:

@@ -35,7 +35,7 @@ _NOTHING: Final = WorkspaceSettings(servers=(), tools=(), prompts=(), resources=
 
 
 class ServerPolicy(msgspec.Struct, frozen=True, kw_only=True):
-    """The rules of the configuration for one server. `is_remote`: it is behind a URL."""
+    """Holds the rules of the configuration for one server. `is_remote`: it is behind a URL."""
 
     direct_only: bool = False
     is_remote: bool = False
@@ -49,7 +49,7 @@ class ServerPolicy(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Decision(msgspec.Struct, frozen=True, kw_only=True):
-    """The decision on one tool for one context.
+    """Holds the decision on one tool for one context.
 
     `server` and `tool` name the tool; `tool` is empty for one that the server does not list. `reason` says why the tool
     is not allowed. `operation` is `read`, `write` or `eval`, and `operation_from` says where it is set. `blocked` are
@@ -69,7 +69,7 @@ class Decision(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Policy:
-    """The policy, compiled from the settings. `is_open`: every session sees every server.
+    """Decides by the policy, compiled from the settings. `is_open`: every session sees every server.
 
     Decisions are cached by names that servers list, never by names that only a client has sent.
     """

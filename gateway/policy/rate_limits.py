@@ -50,7 +50,8 @@ _NEVER: Final = -math.inf
 
 
 class _Account:
-    """The tokens of one key on this replica. `left`: taken from the store and not spent; negative: spent in advance.
+    """Holds the tokens of one key on this replica. `left`: taken from the store and not spent; negative: spent in
+    advance.
 
     Beyond the rate, the store gives tokens for later: one every `every` seconds, the last of them at `last_at`. Who is
     in `queue` has none yet, and `waiting` is how many have one that is not due. All times are of the monotonic clock.
@@ -119,8 +120,8 @@ class _Account:
 
 
 class _Accounts(OrderedDict[str | Principal, _Account]):
-    """The accounts of one kind, of a session, an address or a principal each, which have one rate. `what` names the
-    rate for a client that is beyond it. `most` messages of each account may wait."""
+    """Holds the accounts of one kind, of a session, an address or a principal each, which have one rate. `what` names
+    the rate for a client that is beyond it. `most` messages of each account may wait."""
 
     # A dict and not a `FIFOCache`: each request looks two accounts up, which takes four calls each there.
 

@@ -40,7 +40,7 @@ _CACHED_CONTEXTS: Final = 1_024
 
 
 class VisibleServers:
-    """The servers of one endpoint, by name. `only` is the one server of an endpoint that has no others."""
+    """Holds the servers of one endpoint, by name. `only` is the one server of an endpoint that has no others."""
 
     def __init__(self, upstreams: Sequence[ConfiguredUpstream], policy: Policy) -> None:
         self.all: Mapping[str, ConfiguredUpstream] = {upstream.name: upstream for upstream in upstreams}
@@ -50,11 +50,11 @@ class VisibleServers:
 
     @property
     def differ(self) -> bool:
-        """Whether different sessions may see different servers."""
+        """Return True if different sessions may see different servers."""
         return not self._policy.is_open
 
     def to(self, context: Context) -> Mapping[str, ConfiguredUpstream]:
-        """The servers that a session with this context sees, by name."""
+        """Return the servers that a session with this context sees, by name."""
         return self.all if self._policy.is_open else self._seen(self._policy.rights_of(context))
 
     def _to(self, context: Context) -> Mapping[str, ConfiguredUpstream]:
@@ -62,8 +62,8 @@ class VisibleServers:
 
 
 class AdmittedTool:
-    """The decision about one tool of one server, for a session with that record and context. `tools` are those that
-    the server lists: it holds as long as they and the record are the same."""
+    """Holds the decision about one tool of one server, for a session with that record and context. `tools` are those
+    that the server lists: it holds as long as they and the record are the same."""
 
     __slots__ = (
         "_audit",
@@ -94,7 +94,7 @@ class AdmittedTool:
         self.tools = tools
 
     def params(self, call: Call) -> Object | Steps:
-        """The params of one call for the server, or the steps that make them (`ToolCalls.checked`).
+        """Return the params of one call for the server, or the steps that make them (`ToolCalls.checked`).
 
         Raises:
             Refused, InvalidArguments: the arguments are not what headers or the schema say, or blocked.
@@ -138,27 +138,28 @@ Admitted = AdmittedTool | Object
 
 
 class _Missing(msgspec.Struct, frozen=True):
-    """A decision needs a list that has not been requested yet. It may also require a name to be in that list."""
+    """Names a list that a decision needs, and that has not been requested yet. It may also require a name to be in that
+    list."""
 
     method: str
     name: str
 
 
 class _Lists(msgspec.Struct, frozen=True):
-    """The lists of a server that are known to one decision. `asked` has the lists that were requested for it."""
+    """Holds the lists of a server that are known to one decision. `asked` has the lists that were requested for it."""
 
     upstream: ConfiguredUpstream
     conversation: Conversation | None
     asked: Mapping[str, Listed]
 
     def tools(self, name: str) -> Tools | _Missing:
-        """The tools of the server. `name` is missing among them only if the tool does not exist."""
+        """Return the tools of the server. `name` is missing among them only if the tool does not exist."""
         found = self._having("tools/list", name)
         assert not isinstance(found, Names)
         return found
 
     def names(self, method: str, name: str) -> Names | _Missing:
-        """The names in another list. `name` is missing among them only if it does not exist."""
+        """Return the names in another list. `name` is missing among them only if it does not exist."""
         found = self._having(method, name)
         assert not isinstance(found, Tools)
         return found
@@ -171,7 +172,7 @@ class _Lists(msgspec.Struct, frozen=True):
 
 
 def params_of(admitted: Admitted, call: Call) -> Object | Steps:
-    """The params of a request for the server, or the steps that make them. Raises: as `AdmittedTool.params`."""
+    """Return the params of a request for the server, or the steps that make them. Raises: as `AdmittedTool.params`."""
     return admitted.params(call) if isinstance(admitted, AdmittedTool) else admitted
 
 
@@ -212,7 +213,7 @@ class Admission:
         call: Call,
         asked: Mapping[str, Listed],
     ) -> Admitted | _Missing:
-        """The decision on a request, or the list that is missing.
+        """Return the decision on a request, or the list that is missing.
 
         `asked` has the lists that were requested for it: a name that they lack does not exist. Other lists are those
         that the conversation has received.
@@ -296,7 +297,8 @@ class Admission:
             require_matches(upstream, kind, listed)
 
     def _compare_resources(self, lists: _Lists) -> _Missing | None:
-        """As `_compare`, for resources and their templates. Returns a list that has to be requested first."""
+        """Compare as `_compare` does, for resources and their templates. Returns a list that has to be requested
+        first."""
         if not self._refuses_unmatched:
             return None
         resources = lists.names("resources/list", "")
@@ -351,7 +353,7 @@ class Admission:
         raise unknown_resource(uri, call.era, call.method)
 
     def _listen(self, server: str, call: Call) -> Object:
-        """A `subscriptions/listen` without the resources that the session may not see."""
+        """Return a `subscriptions/listen` without the resources that the session may not see."""
         wanted = msgspec.json.decode(call.params.get("notifications", b"{}"))
         if not isinstance(wanted, dict) or not isinstance(wanted.get("resourceSubscriptions"), list):
             return call.params
@@ -360,16 +362,16 @@ class Admission:
         return call.params | {"notifications": msgspec.Raw(encode(wanted))}
 
     def may_have(self, upstream: ConfiguredUpstream, context: Context, uri: str) -> bool:
-        """Whether a session with this context may see a resource at that server, if the server has it."""
+        """Return True if a session with this context may see a resource at that server, if the server has it."""
         is_restricted = "resources" in self._policy.restricts(upstream.name)
         return not is_restricted or self._policy.allows_uri(context, upstream.name, uri)
 
     def may_call(self, upstream: ConfiguredUpstream, context: Context, tools: Tools, name: str) -> bool:
-        """Whether a session with this context may call a tool of that server, which lists these tools."""
+        """Return True if a session with this context may call a tool of that server, which lists these tools."""
         return name in tools and self._policy.decide(context, upstream.name, name, tools.operation(name)).allowed
 
     def needs_listing(self, upstream: ConfiguredUpstream) -> bool:
-        """Whether sessions see only those resources of the server that it lists, or that have a template."""
+        """Return True if sessions see only those resources of the server that it lists, or that have a template."""
         return "resources" in self._policy.restricts(upstream.name)
 
     # -- lists
@@ -417,8 +419,8 @@ class Admission:
 
 
 class Route:
-    """The server, the conversation, and what policy has decided. `named` is the server's own name of what is called;
-    None if that is the name in the call."""
+    """Holds the server, the conversation, and what policy has decided. `named` is the server's own name of what is
+    called; None if that is the name in the call."""
 
     __slots__ = ("_conversation", "admitted", "named", "upstream")
 
@@ -433,12 +435,12 @@ class Route:
 
     @property
     def held_conversation(self) -> Conversation | None:
-        """The conversation, as long as its session keeps it."""
+        """Return the conversation, as long as its session keeps it."""
         return self._conversation()
 
     def leads_to(self, conversation: Conversation, era: Era) -> bool:
-        """Whether another call of a client of that era would still be sent in that conversation of its session, with
-        what was decided on the tool."""
+        """Return True if another call of a client of that era would still be sent in that conversation of its session,
+        with what was decided on the tool."""
         upstream, tool = self.upstream, self.admitted
         return (
             isinstance(tool, AdmittedTool)

@@ -39,7 +39,7 @@ class Aggregation:
     # -- the server that a request names
 
     def owner_by_name(self, call: Call) -> tuple[ConfiguredUpstream, msgspec.Raw | None]:
-        """The server of a tool or a prompt, and the name that it has for it; None if that is the name in the call.
+        """Find the server of a tool or a prompt, and the name that it has for it; None if that is the name in the call.
 
         Raises:
             Refused: no server has the name.
@@ -54,7 +54,7 @@ class Aggregation:
         return self._servers.all[server], msgspec.Raw(encode(name))
 
     def named(self, upstream: ConfiguredUpstream, call: Call, name: msgspec.Raw | None) -> Call:
-        """The call with the name that `owner_by_name` has found."""
+        """Return the call with the name that `owner_by_name` has found."""
         if name is None:
             return call
         call = call.with_params(call.params | {"name": name})
@@ -63,11 +63,11 @@ class Aggregation:
         return call
 
     def opens_app(self, upstream: ConfiguredUpstream, name: msgspec.Raw) -> bool:
-        """Whether a call of the tool with that name has to be noted (`OpenApps.called`)."""
+        """Return True if a call of the tool with that name has to be noted (`OpenApps.called`)."""
         return (upstream.name, msgspec.json.decode(name)) in self._apps.contested
 
     async def owner(self, call: Call) -> tuple[ConfiguredUpstream, Call]:
-        """The server that a request is for, and the call with the names that the server has.
+        """Find the server that a request is for, and the call with the names that the server has.
 
         Raises:
             Refused: no server has what the request names, or it names nothing.
@@ -84,7 +84,7 @@ class Aggregation:
         raise Refused(200, METHOD_NOT_FOUND, f"Method not found: {call.method}")
 
     async def _owner_of_ref(self, call: Call) -> tuple[ConfiguredUpstream, Call]:
-        """The server of the prompt (by name) or the resource (by URI) that a completion is for."""
+        """Find the server of the prompt (by name) or the resource (by URI) that a completion is for."""
         ref = msgspec.json.decode(call.params.get("ref", b"null"))
         if not isinstance(ref, dict) or not isinstance(ref.get("name"), str):
             uri = str(ref.get("uri")) if isinstance(ref, dict) else ""
@@ -94,7 +94,7 @@ class Aggregation:
         return self._servers.all[server], call.with_params(params)
 
     async def owner_of_resource(self, call: Call) -> Found:
-        """The server of the resource that a request names.
+        """Find the server of the resource that a request names.
 
         Raises:
             Refused, UpstreamUnavailable: as `ResourceOwners.owner`.
@@ -102,7 +102,7 @@ class Aggregation:
         return await self.resources.owner(text_of(call.params, "uri"), call)
 
     def _server_of_app(self, tool: str, call: Call) -> ConfiguredUpstream:
-        """The server of an app that calls a tool of its server, by the name that the server has for the tool.
+        """Find the server of an app that calls a tool of its server, by the name that the server has for the tool.
 
         Raises:
             Refused: no server has a tool of that name for apps, or it is not clear which server is meant.
@@ -153,8 +153,8 @@ class Aggregation:
     async def _pages(
         self, upstreams: Iterable[ConfiguredUpstream], call: Call, cursors: Mapping[str, str] | None
     ) -> tuple[Mapping[str, Any], list[Missing]]:
-        """A page of each of these servers, as the session of the call sees it, and the servers that have sent none.
-        `cursors` are those of the servers; None for their first pages."""
+        """Request a page of each of these servers, as the session of the call sees it, and the servers that have sent
+        none. `cursors` are those of the servers; None for their first pages."""
         upstreams = tuple(upstreams)
 
         def page_of(upstream: ConfiguredUpstream) -> Coroutine[Any, Any, Any]:
@@ -184,7 +184,7 @@ class Aggregation:
             await self._page(upstream, call.method, call)
 
     async def _page(self, upstream: ConfiguredUpstream, method: str, call: Call) -> Any | None:
-        """The result of one server for that method. None if the server has no such list.
+        """Request the result of one server for that method. None if the server has no such list.
 
         Raises:
             UpstreamUnavailable, HandshakeRefused, LinkClosed: the server cannot be asked.

@@ -36,8 +36,8 @@ logger = logging.getLogger(__name__)
 
 
 class Endpoint:
-    """One URL. A single server behind it is relayed as it is, several servers are aggregated (`aggregation`). Answers
-    of several servers do not wait for those that are late (`late`)."""
+    """Presents the servers of one URL. A single server behind it is relayed as it is, several servers are aggregated
+    (`aggregation`). Answers of several servers do not wait for those that are late (`late`)."""
 
     def __init__(
         self,
@@ -59,11 +59,11 @@ class Endpoint:
 
     @property
     def lists_in_sessions(self) -> bool:
-        """Whether a server here lists nothing without the credentials of a session."""
+        """Return True if a server here lists nothing without the credentials of a session."""
         return any(upstream.is_asked_in_sessions for upstream in self.visible.all.values())
 
     def prestartable(self, context: Context) -> list[ConfiguredUpstream]:
-        """The servers of which processes are prestarted for sessions of that context."""
+        """Return the servers of which processes are prestarted for sessions of that context."""
         return [u for u in self.visible.to(context).values() if u.prestarted]
 
     # -- the handshake and discovery
@@ -96,7 +96,8 @@ class Endpoint:
         return merge_handshakes(results, __version__, incomplete=len(results) < len(servers))
 
     async def _greet(self, upstream: ConfiguredUpstream, live: LiveSession, correlation: str) -> bytes:
-        """The `initialize` result of one server. For a modern server it is made from the `server/discover` result."""
+        """Request the `initialize` result of one server. For a modern server it is made from the `server/discover`
+        result."""
         await upstream.try_handshake(live, correlation)
         if await upstream.era_for(Era.LEGACY) is Era.MODERN:
             discovery = (await upstream.facts()).discover
@@ -112,8 +113,8 @@ class Endpoint:
         return conversation.initialize_result
 
     async def discover(self, context: Context) -> bytes | None:
-        """The merged `server/discover` result of the servers that answer in time. None if no server has answered yet,
-        or none of them speaks an era.
+        """Make the merged `server/discover` result of the servers that answer in time. None if no server has answered
+        yet, or none of them speaks an era.
 
         Raises:
             Refused: 503, the servers cannot be asked.
@@ -148,15 +149,15 @@ class Endpoint:
         return not self.aggregation.opens_app(route.upstream, route.named)
 
     def servers(self, context: Context) -> Mapping[str, ConfiguredUpstream]:
-        """The servers that a session with this context sees here, by name."""
+        """Return the servers that a session with this context sees here, by name."""
         return self.visible.to(context)
 
     def server(self, name: str, context: Context) -> ConfiguredUpstream | None:
-        """The server of that name; None if there is none here that a session with this context sees."""
+        """Return the server of that name; None if there is none here that a session with this context sees."""
         return self.visible.to(context).get(name)
 
     def called(self, live: LiveSession | None, context: Context, params: Object) -> Called:
-        """The tool of a call, as far as it is known without a request to its server."""
+        """Return the tool of a call, as far as it is known without a request to its server."""
         upstream = self.visible.only
         try:
             name = text_of(params, "name")
@@ -172,11 +173,11 @@ class Endpoint:
         )
 
     def may_subscribe(self, context: Context, uri: str) -> bool:
-        """Whether a session may subscribe to a resource, at whatever server has it."""
+        """Return True if a session may subscribe to a resource, at whatever server has it."""
         return any(upstream.permits(context, frozenset({uri})) for upstream in self.visible.to(context).values())
 
     async def is_repeatable(self, call: Call) -> bool:
-        """Whether a call that may have taken effect already can be repeated.
+        """Return True if a call that may have taken effect already can be repeated.
 
         Raises:
             UpstreamUnavailable, HandshakeRefused, LinkClosed: the server cannot be asked.
@@ -206,15 +207,16 @@ class Endpoint:
 
 
 def _lists_without(upstream: ConfiguredUpstream, live: LiveSession) -> bool:
-    """Whether a session that has no process now gets the tools of the server without one, as every other does."""
+    """Return True if a session that has no process now gets the tools of the server without one, as every other
+    does."""
     if upstream.settings.shared or not upstream.settings.command or upstream.is_open_to(live):
         return False
     return upstream.inventory.results.has(asked_by_gateway("tools/list", {}))
 
 
 class _Greeted:
-    """A legacy session whose handshake was answered without some servers. A modern one of them is subscribed to once it
-    is up, because the client's `notifications/initialized` did not reach it."""
+    """Waits for servers on behalf of a legacy session whose handshake was answered without some servers. A modern one
+    of them is subscribed to once it is up, because the client's `notifications/initialized` did not reach it."""
 
     def __init__(self, live: LiveSession, correlation: str) -> None:
         self._live = live
@@ -230,6 +232,6 @@ class _Greeted:
 
 
 def _known_handshake(upstream: ConfiguredUpstream, version: str) -> bytes | None:
-    """The `initialize` result of a server that is late for a session, if it has answered the gateway's probe."""
+    """Return the `initialize` result of a server that is late for a session, if it has answered the gateway's probe."""
     discovery = upstream.discovery
     return None if discovery is None else handshake_of(discovery, version)

@@ -39,7 +39,7 @@ _MOST_TOLD: Final = 64
 
 
 class Notice(msgspec.Struct, frozen=True, kw_only=True):
-    """A notification of a client. `era` is the client's, `caller` a modern client. `meta` is what servers get as
+    """Holds a notification of a client. `era` is the client's, `caller` a modern client. `meta` is what servers get as
     `_meta`, whatever `params` have under that name."""
 
     method: str
@@ -106,7 +106,7 @@ class ExtensionRelay:
         conversation.notify(notice.method, encode(body) if body else None)
 
     async def takers(self, method: str, context: Context, asker: Asker) -> list[ConfiguredUpstream]:
-        """The servers that get a method of that client, the one for a request first.
+        """Find the servers that get a method of that client, the one for a request first.
 
         Those whose configuration names the method. Else those to whose declarations it belongs most closely. Else the
         only server whose declarations allow any name. Where one server is all that there is, it gets what the client
@@ -148,13 +148,13 @@ class ExtensionRelay:
 
 
 def is_configured(upstream: ConfiguredUpstream, method: str) -> bool:
-    """Whether the operator has named the method, or a pattern of it, for that server."""
+    """Return True if the operator has named the method, or a pattern of it, for that server."""
     patterns = [pattern for pattern, item in upstream.settings.methods.items() if item.allowed]
     return bool(patterns) and any(any_matches(patterns, form) for form in method_forms(method))
 
 
 def _known_of(upstream: ConfiguredUpstream, live: LiveSession | None) -> Declared | None:
-    """What a server has declared to the session, or else to the gateway; None if it has not answered yet."""
+    """Return what a server has declared to the session, or else to the gateway; None if it has not answered yet."""
     conversation = None if live is None else upstream.open_with(live)
     if conversation is not None and conversation.initialize_result is not None:
         return conversation.declared
@@ -162,7 +162,7 @@ def _known_of(upstream: ConfiguredUpstream, live: LiveSession | None) -> Declare
 
 
 async def _declared_by(upstream: ConfiguredUpstream, known: Declared | None, within_s: float | None) -> Declared:
-    """What a server has declared; nothing if it does not answer in time."""
+    """Find out what a server has declared; nothing if it does not answer in time."""
     if known is not None:
         return known
     with contextlib.suppress(TimeoutError):
@@ -172,7 +172,7 @@ async def _declared_by(upstream: ConfiguredUpstream, known: Declared | None, wit
 
 
 def _declared_of(asker: Asker) -> Declared:
-    """What a client has declared."""
+    """Return what a client has declared."""
     caller = asker.caller
     if caller is None and asker.live is not None:
         caller = caller_of(asker.live)

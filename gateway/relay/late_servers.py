@@ -44,15 +44,15 @@ T = TypeVar("T")
 
 
 class Waiting(Protocol):
-    """What waits for a server beside its lists."""
+    """Waits for a server beside its lists."""
 
     @property
     def has_ended(self) -> bool:
-        """Whether it waits no more."""
+        """Return True if it waits no more."""
         ...
 
     async def arrived(self, upstream: ConfiguredUpstream, conversation: Conversation) -> None:
-        """The server is up."""
+        """Take note that the server is up."""
         ...
 
 
@@ -68,13 +68,13 @@ class Asker:
 
     @classmethod
     def of(cls, call: Call) -> "Asker":
-        """The client of a call."""
+        """Return the client of a call."""
         return cls(call.live, call.era, call.exchange.caller, call.correlation)
 
 
 @dataclass(frozen=True, slots=True)
 class Gathered(Generic[T]):
-    """The answers by server. `known` has items of a list that are known of servers which did not answer in time.
+    """Holds the answers by server. `known` has items of a list that are known of servers which did not answer in time.
     `missing` are the other servers, and `failures` those of them that have failed."""
 
     answers: Mapping[str, T]
@@ -84,8 +84,8 @@ class Gathered(Generic[T]):
 
 
 class _Follow:
-    """A server that a client waits for. `given` has the items of each list that the client got in place of the server's
-    answer; None: it got none."""
+    """Follows a server that a client waits for. `given` has the items of each list that the client got in place of the
+    server's answer; None: it got none."""
 
     def __init__(self) -> None:
         self.since = time()
@@ -97,7 +97,7 @@ class _Follow:
 
     @property
     def is_late(self) -> bool:
-        """Whether an answer had to do without the server, or the server has failed."""
+        """Return True if an answer had to do without the server, or the server has failed."""
         return self.is_given_up or self.failures.count > 0
 
     def wait(self, waiting: Waiting) -> None:
@@ -106,14 +106,14 @@ class _Follow:
         self.waiting.append(waiting)
 
     def missing(self, server: str) -> Missing:
-        """The entry in an answer without that server."""
+        """Return the entry in an answer without that server."""
         failed = self.failures
         retry_s = failed.left_s(monotonic()) if failed.count else None
         return Missing(server, failed.reason or STARTING, self.since, retry_s)
 
 
 class LateServers:
-    """The servers of the endpoint for all servers that are late, by session.
+    """Follows the servers of the endpoint for all servers that are late, by session.
 
     `wait_s` is how long an answer waits for its servers. `read_s` is how long a server may take to send a list that
     nobody waits for. A task follows a server for each session that waits for it, and one for all clients without a
@@ -180,7 +180,7 @@ class LateServers:
         self._follow(upstream, asker, None).wait(waiting)
 
     async def _ask(self, works: Mapping[str, Coroutine[Any, Any, T]]) -> tuple[dict[str, T], dict[str, Exception]]:
-        """The answers that come in time, and the errors of servers that cannot be asked."""
+        """Ask servers. Returns the answers that come in time, and the errors of servers that cannot be asked."""
         if not works:
             return {}, {}
         tasks = {name: asyncio.create_task(work) for name, work in works.items()}
@@ -199,7 +199,7 @@ class LateServers:
         return {n: task.result() for n, task in tasks.items() if not task.cancelled() and n not in raised}, errors
 
     def _is_late(self, upstream: ConfiguredUpstream, live: LiveSession | None) -> bool:
-        """Whether a server is known not to answer soon, so that nobody waits for it."""
+        """Return True if a server is known not to answer soon, so that nobody waits for it."""
         follow = self._follows.get((live, upstream.name))
         if follow is not None and not follow.is_late:
             follow = None
@@ -285,11 +285,11 @@ class LateServers:
                 subscription.notify(change, {}, None)
 
     def add(self, subscription: SubscriptionFilter) -> None:
-        """A client listens for changes of the lists of all servers."""
+        """Note that a client listens for changes of the lists of all servers."""
         self._subscriptions.add(subscription)
 
     def discard(self, subscription: SubscriptionFilter) -> None:
-        """The client does not listen any more."""
+        """Forget a client that does not listen any more."""
         self._subscriptions.discard(subscription)
 
     # -- ending
@@ -310,8 +310,8 @@ class LateServers:
 
 
 def _known_items(upstream: ConfiguredUpstream, asker: Asker, method: str) -> Items | None:
-    """What is known of a server's list without its answer: what it has sent too late for an earlier one, or the tools
-    that it has listed to the gateway while the session's own process is starting."""
+    """Return what is known of a server's list without its answer: what it has sent too late for an earlier one, or the
+    tools that it has listed to the gateway while the session's own process is starting."""
     conversation = upstream.open_with(asker.live) if asker.live is not None else None
     if asker.live is None and (era := upstream.era_now(asker.era)) is not None:
         conversation = upstream.sessionless(era)
@@ -323,7 +323,7 @@ def _known_items(upstream: ConfiguredUpstream, asker: Asker, method: str) -> Ite
 
 
 async def _opened(upstream: ConfiguredUpstream, asker: Asker) -> Conversation:
-    """The conversation with a server that is up."""
+    """Open the conversation with a server that is up."""
     if asker.live is None:
         await upstream.answered.wait()
         conversation = upstream.sessionless(await upstream.era_for(asker.era))

@@ -134,7 +134,7 @@ class LegacyHandshake:
         return ImmediateReply(encode_result(encode(message.id), result), headers, live=live)
 
     async def _undo(self, resolved: Resolved) -> None:
-        """A refused handshake leaves nothing behind."""
+        """End the session that a refused handshake has opened."""
         if resolved.opened:
             await self._lifecycle.end(resolved.live.session.id, "handshake refused")
 
@@ -235,7 +235,7 @@ class LegacyClients:
             await self._records.unsubscribe(live, text_of(params, "uri"))
 
     async def negotiated(self, request: Request, who: RequestContext) -> str:
-        """The protocol version of the session that a request names. Raises `Refused`: it names none."""
+        """Return the protocol version of the session that a request names. Raises `Refused`: it names none."""
         return (await self.resolver.require(request, who)).live.session.client.protocol_version
 
     async def notify(self, request: Request, who: RequestContext) -> None:
@@ -295,7 +295,7 @@ class LegacyClients:
             logger.info("a client answered a request that is not pending")
 
     async def stream(self, request: Request, who: RequestContext, last_event_id: str | None) -> EventSource:
-        """The standalone stream of a session, or the rest of a broken stream."""
+        """Open the standalone stream of a session, or the rest of a broken stream."""
         resolved = await self.resolver.require(request, who)
         live = resolved.live
         await self._intake.count(live)
@@ -312,8 +312,8 @@ class LegacyClients:
         return StreamReply(live, stream, after, events=self._events)
 
     async def _resumed(self, live: LiveSession, lost: LostStreams | None, last_event_id: str) -> tuple[str, str | None]:
-        """The name of the stream to go on with, and the event behind which. None: from its beginning. Raises `Refused`:
-        the event is unknown."""
+        """Return the name of the stream to go on with, and the event behind which. None: from its beginning. Raises
+        `Refused`: the event is unknown."""
         event_id = id_in_log(last_event_id)
         try:
             return await self._events.stream_of(live.session.id, event_id), event_id

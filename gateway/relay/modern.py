@@ -69,17 +69,17 @@ class ModernResults:
         self._result_meta = result_meta
 
     def keep_complete(self, *, names_session: bool) -> bool:
-        """Whether complete results stay as the server has written them."""
+        """Return True if complete results stay as the server has written them."""
         return not names_session and not self._result_meta
 
     def names_session(self, request: Request, resolved: Resolved | None) -> bool:
-        """Whether results have the session."""
+        """Return True if results have the session."""
         return resolved is not None and self._carriers.is_in_result(request, opened=resolved.opened)
 
     def shaper(
         self, binding: Binding | None, correlation: str, *, takes_tasks: bool, names_session: bool
     ) -> Callable[[Exchange, Object], Object]:
-        """What makes the client's result of the server's."""
+        """Return what makes the client's result of the server's."""
         trace = correlation if self._result_meta else None
 
         def shape(exchange: Exchange, result: Object) -> Object:
@@ -92,8 +92,8 @@ class ModernResults:
     def _shape(
         self, exchange: Exchange, result: Object, binding: Binding | None, trace: str | None, *, names_session: bool
     ) -> Object:
-        """The result for a modern client: with the session if the client needs it there, and with its `requestState`
-        sealed. `trace` is the correlation id if results have it."""
+        """Make the result for a modern client: with the session if the client needs it there, and with its
+        `requestState` sealed. `trace` is the correlation id if results have it."""
         live = exchange.live
         if exchange.is_subscription:
             own_id = msgspec.Raw(encode(exchange.client_id))

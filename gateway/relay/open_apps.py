@@ -21,7 +21,7 @@ _MOST_TOOLS: Final = 4_096
 
 
 class OpenApps:
-    """The apps that sessions have opened.
+    """Remembers the apps that sessions have opened.
 
     `contested` has the apps that several servers have under one URI, by server and tool. Such an app is opened by a
     call of its tool. Reading it opens none, because the request does not say which of them it means.
@@ -35,7 +35,7 @@ class OpenApps:
         self._opened: WeakKeyDictionary[LiveSession, set[str]] = WeakKeyDictionary()
 
     def listed(self, server: str, apps: Iterable[tuple[str, str]]) -> None:
-        """A server lists tools with apps. `apps`: the names of tools, and the URIs of their apps."""
+        """Note that a server lists tools with apps. `apps`: the names of tools, and the URIs of their apps."""
         for tool, uri in apps:
             if (server, tool, uri) in self._known or len(self._known) >= _MOST_TOOLS:
                 continue
@@ -46,22 +46,23 @@ class OpenApps:
                 self.contested |= dict.fromkeys(tools, uri)
 
     def called(self, live: LiveSession | None, server: str, tool: str) -> None:
-        """The session calls a tool. Its host will show the result in the app of that server."""
+        """Note that the session calls a tool. Its host will show the result in the app of that server."""
         uri = self.contested.get((server, tool))
         if uri is not None and live is not None:
             self._called.setdefault(live, LRUCache(_MOST_APPS))[uri] = server
             self.opened(live, server)
 
     def server_of(self, live: LiveSession | None, uri: str) -> str:
-        """The server whose tool with that app the session has called last; empty if none is remembered."""
+        """Return the server whose tool with that app the session has called last; empty if none is remembered."""
         called = None if live is None else self._called.get(live)
         return "" if called is None else called.get(uri, "")
 
     def opened(self, live: LiveSession | None, server: str) -> None:
-        """The session reads an app that only this server has, or calls a tool whose result the app will show."""
+        """Note that the session reads an app that only this server has, or calls a tool whose result the app will
+        show."""
         if live is not None:
             self._opened.setdefault(live, set()).add(server)
 
     def open_in(self, live: LiveSession | None) -> frozenset[str]:
-        """The servers of which the session has opened apps."""
+        """Return the servers of which the session has opened apps."""
         return frozenset() if live is None else frozenset(self._opened.get(live, ()))

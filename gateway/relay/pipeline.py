@@ -101,7 +101,7 @@ class Pipeline:
 
 
 def _name_of(principal: Principal) -> str:
-    """A name for the wire, which does not reveal the principal."""
+    """Return a name for the wire, which does not reveal the principal."""
     return hashlib.sha256(encode([principal.issuer, principal.subject])).hexdigest()
 
 

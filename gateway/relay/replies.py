@@ -22,7 +22,7 @@ Headers = list[tuple[bytes, bytes]]
 
 
 class CallReply:
-    """The frames of one exchange. Its session is busy until the wire calls `done`.
+    """Hands the frames of one exchange to the wire. Its session is busy until the wire calls `done`.
 
     `events` is where frames are kept for replay, None on a wire without replay. `held` is the size of the request's
     body in bytes, which counts for the session until `done`. `kept` makes what is kept of `request` for a repetition,
@@ -119,8 +119,8 @@ class CallReply:
         self._stream = stream
 
     def _recordable(self, frame: Frame) -> bytes | None:
-        """The data to record for a replay; None to record nothing. A frame must not be larger than a session's log: in
-        place of a larger result, an error is recorded."""
+        """Return the data to record for a replay; None to record nothing. A frame must not be larger than a session's
+        log: in place of a larger result, an error is recorded."""
         if len(frame.data) <= MAX_LOG_BYTES:
             return frame.data
         if not frame.final:
@@ -158,7 +158,7 @@ class CallReply:
 
 
 class StreamReply:
-    """The stream of a legacy client's GET: the standalone stream, or the rest of a broken one."""
+    """Hands a legacy client's GET its stream: the standalone stream, or the rest of a broken one."""
 
     def __init__(
         self,

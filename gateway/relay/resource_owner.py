@@ -46,7 +46,7 @@ Servers = Mapping[str, ConfiguredUpstream]
 
 
 class Found(NamedTuple):
-    """The server that has a resource. `answer` is its answer to the read, if it had to be read to find out."""
+    """Holds the server that has a resource. `answer` is its answer to the read, if it had to be read to find out."""
 
     upstream: ConfiguredUpstream
     answer: ServerAnswer | None = None
@@ -64,8 +64,8 @@ class ResourceOwners:
         self._remembered: TTLCache[bytes, str] = TTLCache(_REMEMBERED, _REMEMBERED_S)
 
     async def owner(self, uri: str, call: Call, *, may_be_template: bool = False) -> Found:
-        """The server that has the resource, as the session of the call sees it. `may_be_template`: the URI can be that
-        of a template, which cannot be read.
+        """Find the server that has the resource, as the session of the call sees it. `may_be_template`: the URI can be
+        that of a template, which cannot be read.
 
         Raises:
             Refused: no server has it.
@@ -104,7 +104,8 @@ class ResourceOwners:
     # -- what is known
 
     def known(self, uri: str, call: Call) -> ConfiguredUpstream | None:
-        """The server that is known to have the resource, without a request to any server. None if it is not known."""
+        """Return the server that is known to have the resource, without a request to any server. None if it is not
+        known."""
         servers = self._candidates(uri, call)
         fitting = self._known(uri, servers, call)
         if not fitting:
@@ -115,7 +116,7 @@ class ResourceOwners:
         return self._best(uri, servers, fitting, call) if fitting else None
 
     def _known(self, uri: str, servers: Servers, call: Call) -> dict[str, int]:
-        """The servers that are known to list the resource, or whose tools name it as their app."""
+        """Return the servers that are known to list the resource, or whose tools name it as their app."""
         fitting = {name: 1 for name, server in servers.items() if _is_listed(uri, server, call)}
         if uri.startswith(APP_SCHEME):
             for name, server in servers.items():
@@ -126,12 +127,12 @@ class ResourceOwners:
         return fitting
 
     def lister(self, uri: str, call: Call) -> ConfiguredUpstream | None:
-        """The server that is known to list the resource. Costs little: clients subscribe to many at once."""
+        """Return the server that is known to list the resource. Costs little: clients subscribe to many at once."""
         servers = self._candidates(uri, call)
         return next((server for server in servers.values() if _is_listed(uri, server, call)), None)
 
     def _candidates(self, uri: str, call: Call) -> Servers:
-        """The servers that the session may read the resource at, in the order of the configuration."""
+        """Return the servers that the session may read the resource at, in the order of the configuration."""
         context = call.exchange.context
         return {
             name: server
@@ -140,8 +141,8 @@ class ResourceOwners:
         }
 
     def _best(self, uri: str, servers: Servers, fitting: Mapping[str, int], call: Call) -> ConfiguredUpstream:
-        """The server that fits best. Of several: the one whose tool the session has called for this app, or else the
-        first in the configuration."""
+        """Return the server that fits best. Of several: the one whose tool the session has called for this app, or else
+        the first in the configuration."""
         best = max(fitting.values())
         names = [name for name in servers if fitting.get(name) == best]
         called = self._apps.server_of(call.live, uri)
@@ -150,7 +151,7 @@ class ResourceOwners:
     # -- requests to servers
 
     async def _names(self, servers: Servers, call: Call, method: str, uri: str) -> tuple[dict[str, Names], set[str]]:
-        """All names in that list of each server, and the servers that did not answer in time."""
+        """Request all names in that list of each server, and the servers that did not answer in time."""
 
         async def names(upstream: ConfiguredUpstream) -> Names:
             if "resources" not in await upstream.capabilities():
@@ -201,7 +202,7 @@ class ResourceOwners:
 
 
 def _is_answer(answer: ServerAnswer) -> bool:
-    """Whether a server has not answered that it does not have the resource."""
+    """Return True if a server has not answered that it does not have the resource."""
     error = answer.message.error
     return not isinstance(error, msgspec.Raw) or error_code(error) not in _NOT_FOUND
 
@@ -215,7 +216,8 @@ def _has_template(uri: str, names: Names) -> int:
 
 
 def _conversations(upstream: ConfiguredUpstream, call: Call) -> list[Conversation]:
-    """The conversations whose lists count for the call: that of its session, and those that serve lists without one."""
+    """Return the conversations whose lists count for the call: that of its session, and those that serve lists without
+    one."""
     own = None if call.live is None else upstream.open_with(call.live)
     return [*([] if own is None else [own]), *upstream.shared]
 
@@ -227,7 +229,7 @@ def _is_listed(uri: str, upstream: ConfiguredUpstream, call: Call) -> bool:
 
 
 def _tools(upstream: ConfiguredUpstream, call: Call) -> Iterator[Tools]:
-    """The tools of a server that are known. Servers need not list the apps of these (MCP Apps 2026-01-26)."""
+    """Return the tools of a server that are known. Servers need not list the apps of these (MCP Apps 2026-01-26)."""
     for found in (*_conversations(upstream, call), None):
         tools = upstream.inventory.known("tools/list", found)
         if isinstance(tools, Tools):
@@ -235,7 +237,8 @@ def _tools(upstream: ConfiguredUpstream, call: Call) -> Iterator[Tools]:
 
 
 def _complete(upstream: ConfiguredUpstream, call: Call) -> Names | None:
-    """The templates of a server whose resources and templates are all known to the session; None if they are not."""
+    """Return the templates of a server whose resources and templates are all known to the session; None if they are
+    not."""
     if upstream.has_answered and "resources" not in upstream.declared:
         return Names()
     own = None if call.live is None else upstream.open_with(call.live)
@@ -262,9 +265,9 @@ _AT_ONCE: Final = 4
 
 
 class InTurn(Generic[T]):
-    """One search. `ask` asks the server of a name, and raises what is in `UNAVAILABLE` if it cannot be asked. `has`
-    says of an answer whether the search is over. `late` are the servers that could not be asked, or did not answer in
-    time.
+    """Makes one search. `ask` asks the server of a name, and raises what is in `UNAVAILABLE` if it cannot be asked.
+    `has` says of an answer whether the search is over. `late` are the servers that could not be asked, or did not
+    answer in time.
 
     The first server is asked alone, because it is the likeliest, and the others in groups. The next group is asked when
     no server of the present one has it, or `wait_s` later. Of several that have it, the first in the order counts; one
@@ -287,7 +290,7 @@ class InTurn(Generic[T]):
         self._asked: dict[str, asyncio.Task[T]] = {}
 
     async def first(self, names: Sequence[str]) -> tuple[str, T] | None:
-        """The first server that has it, and its answer. `names` are in the order of preference."""
+        """Find the first server that has it, and its answer. `names` are in the order of preference."""
         now = asyncio.get_running_loop().time
         end = now() + self._within_s
         groups = [names[:1], *(names[n : n + _AT_ONCE] for n in range(1, len(names), _AT_ONCE))]
@@ -304,8 +307,8 @@ class InTurn(Generic[T]):
             await self._leave()
 
     async def _found(self, until: float, *, in_order: bool) -> tuple[str, T] | None:
-        """What has been found when all have answered, or at that time of the loop. With `in_order`, a server that has
-        not answered goes before those behind it until then."""
+        """Return what has been found when all have answered, or at that time of the loop. With `in_order`, a server
+        that has not answered goes before those behind it until then."""
         now = asyncio.get_running_loop().time
         while True:
             pending = [task for task in self._asked.values() if not task.done()]

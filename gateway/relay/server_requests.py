@@ -56,7 +56,8 @@ _PLAIN_META: Final = frozenset({"progressToken", "traceparent", "tracestate", "b
 
 @dataclass(frozen=True, slots=True)
 class ServerAnswer:
-    """A server's answer, its era, and the conversation that it came in; None if it was kept from an earlier request."""
+    """Holds a server's answer, its era, and the conversation that it came in; None if it was kept from an earlier
+    request."""
 
     message: Message
     era: Era
@@ -97,8 +98,8 @@ async def _subscribed(upstream: ConfiguredUpstream, live: LiveSession, call: Cal
 def for_server(
     upstream: ConfiguredUpstream, conversation: Conversation, call: Call, asked: Asked | None
 ) -> tuple[Object, Object]:
-    """The params and the `_meta` that the server gets. The call's exchange gets what translates the answer. `asked`:
-    the result may be kept."""
+    """Make the params and the `_meta` that the server gets. The call's exchange gets what translates the answer.
+    `asked`: the result may be kept."""
     exchange, era, params, meta = call.exchange, conversation.era, call.params, call.meta
     bridge: Bridge | None = None
     if era is MODERN and call.headers is not None and upstream.settings.url:
@@ -136,7 +137,7 @@ def _forward_headers(call: Call) -> None:
 
 
 def _needs_task(upstream: ConfiguredUpstream, conversation: Conversation, params: Object) -> bool:
-    """Whether a tool of a legacy server is only to be called as a task."""
+    """Return True if a tool of a legacy server is only to be called as a task."""
     tools = upstream.inventory.known("tools/list", conversation)
     return isinstance(tools, Tools) and tools.needs_task(text_of(params, "name"))
 
@@ -181,7 +182,7 @@ def empty_result() -> Message:
 
 
 async def ask(upstream: ConfiguredUpstream, call: Call, method: str, params: Object) -> ServerAnswer:
-    """The server's answer to a request in the conversation of the call's session.
+    """Ask a server, and return its answer to a request in the conversation of the call's session.
 
     Raises:
         UpstreamUnavailable, HandshakeRefused, LinkClosed: the server cannot be asked.
@@ -210,7 +211,7 @@ async def ask(upstream: ConfiguredUpstream, call: Call, method: str, params: Obj
 
 
 def _meta_for(conversation: Conversation, call: Call) -> Object:
-    """The `_meta` of the request, as the server's era has it."""
+    """Make the `_meta` of the request, as the server's era has it."""
     meta, exchange = call.meta, call.exchange
     if conversation.era is Era.LEGACY:
         return legacy_meta(meta)
@@ -223,8 +224,8 @@ def _meta_for(conversation: Conversation, call: Call) -> Object:
 
 
 def fresh(upstream: ConfiguredUpstream, call: Call, asked: Asked) -> ServerAnswer | None:
-    """The answer of an earlier request, if it is fresh. That of a legacy server stands for a process: a session that
-    has one asks its own."""
+    """Return the answer of an earlier request, if it is fresh. That of a legacy server stands for a process: a session
+    that has one asks its own."""
     if asked.fresh_ms and (call.live is None or upstream.is_open_to(call.live)):
         return None
     results = upstream.inventory.results
@@ -237,16 +238,16 @@ def fresh(upstream: ConfiguredUpstream, call: Call, asked: Asked) -> ServerAnswe
 
 
 def _may_be_kept(asked: Asked, live: LiveSession | None, conversation: Conversation) -> bool:
-    """Whether an answer that has just come in that conversation may be kept. That of a legacy server may while its
-    process was asked for nothing but lists."""
+    """Return True if an answer that has just come in that conversation may be kept. That of a legacy server may while
+    its process was asked for nothing but lists."""
     if not asked.fresh_ms:
         return conversation.era is Era.MODERN
     return live is not None and is_unused(live, conversation, asked.method)
 
 
 def _is_for_all(upstream: ConfiguredUpstream, conversation: Conversation) -> bool:
-    """True if other sessions may be told what was said in that conversation. What a session has called in a process of
-    its own may have changed what the process says, by mistake or because the process was subverted."""
+    """Return True if other sessions may be told what was said in that conversation. What a session has called in a
+    process of its own may have changed what the process says, by mistake or because the process was subverted."""
     has_own_process = upstream.settings.command and not upstream.settings.shared
     return not (has_own_process and conversation.was_used)
 
@@ -276,7 +277,7 @@ def asked_of(upstream: ConfiguredUpstream, call: Call, method: str, params: Obje
 
 
 def _asked_of_legacy(upstream: ConfiguredUpstream, call: Call, method: str, params: Object) -> Asked | None:
-    """As `asked_of`, for a legacy server (`gateway.upstreams.first_answers`)."""
+    """Return the same as `asked_of`, for a legacy server (`gateway.upstreams.first_answers`)."""
     live = call.live
     if live is None or call.era is Era.MODERN or not is_unused(live, upstream.open_with(live), method):
         return None
@@ -317,7 +318,7 @@ class KeptResult:
         self._then = then
 
     def finish(self, exchange: Exchange, message: Message) -> Message | None:
-        """The client's answer to the call, as of the other bridge."""
+        """Return the client's answer to the call, as of the other bridge."""
         if self._asked is not None and _may_be_kept(self._asked, live_session_of(exchange), self._conversation):
             for_all = _is_for_all(self._upstream, self._conversation)
             self._upstream.inventory.results.keep(self._asked, message.result, self._version, for_all=for_all)

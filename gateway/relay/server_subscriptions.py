@@ -43,7 +43,7 @@ CONFIRM_S: Final = 1.0
 
 
 def has_to_start(upstream: ConfiguredUpstream, live: LiveSession) -> bool:
-    """Whether what a server supports is known, and this session has no open link to it."""
+    """Return True if what a server supports is known, and this session has no open link to it."""
     return upstream.discovery is not None and not upstream.is_open_to(live)
 
 
@@ -60,7 +60,7 @@ async def or_fail(conversation: Conversation, exchange: Exchange, work: Callable
 
 
 class ServerSubscriptions:
-    """The subscriptions at servers for one `subscriptions/listen` of a client. They end with it.
+    """Holds the subscriptions at servers for one `subscriptions/listen` of a client. They end with it.
 
     It ends when the last server has ended its part, unless a server may still notify: legacy servers do for as long as
     they run, and those that are late have yet to come.
@@ -110,7 +110,7 @@ class ServerSubscriptions:
         return self.expected(upstream)
 
     def expected(self, upstream: ConfiguredUpstream) -> Filter:
-        """The part of the filter that a server supports by what it has declared to the gateway's probe."""
+        """Return the part of the filter that a server supports by what it has declared to the gateway's probe."""
         declared = upstream.extensions
         self._subscription.honour({key: raw for key, raw in self._beyond.items() if declared.takes(key)})
         return self._wanted(upstream).honoured(upstream.declared)
@@ -206,12 +206,12 @@ class ServerSubscriptions:
         return part
 
     def _ask_for(self, upstream: ConfiguredUpstream) -> None:
-        """A server is about to get the subscription."""
+        """Note that a server is about to get the subscription."""
         if not self._is_acknowledged and upstream.name not in self._unconfirmed:
             self._unconfirmed[upstream.name] = asyncio.get_running_loop().create_future()
 
     def _confirm(self, upstream: ConfiguredUpstream, part: Filter | None = None) -> None:
-        """A server has the subscription to that part of the filter. None: it will not have it."""
+        """Note that a server has the subscription to that part of the filter. None: it will not have it."""
         waiting = self._unconfirmed.pop(upstream.name, None)
         if waiting is not None and not waiting.done():
             waiting.set_result(None)
@@ -226,7 +226,7 @@ class ServerSubscriptions:
             await asyncio.wait(tuple(self._unconfirmed.values()), timeout=CONFIRM_S)
 
     def acknowledged(self, awaited: Iterable[str]) -> None:
-        """The client knows that the stream is open: it may end. The servers `awaited` are late."""
+        """Note that the client knows that the stream is open: it may end. The servers `awaited` are late."""
         self._is_acknowledged = True
         self._awaited.update(awaited)
         self._end_with_the_last()
@@ -274,7 +274,8 @@ def listen_params(wanted: Filter, more: Object | None = None) -> Object:
 
 
 class LostSubscriptions:
-    """The parts of one stream that are gone. `listen` subscribes at a server in a conversation of the session.
+    """Opens the parts of one stream again that are gone. `listen` subscribes at a server in a conversation of the
+    session.
 
     A process is not started for that: it has nothing to notify of until it is used. Its part is opened again with its
     next start. A server behind a URL goes on without the connection, and is asked again after a `Backoff`.
@@ -296,7 +297,7 @@ class LostSubscriptions:
         self._failures: dict[str, Backoff] = {}
 
     def lost(self, upstream: ConfiguredUpstream) -> None:
-        """The part at that server is gone."""
+        """Have the part at that server opened again, which is gone."""
         name, again = upstream.name, partial(self._again, upstream)
         self._forget(name)
         if not upstream.settings.url:
@@ -321,6 +322,6 @@ class LostSubscriptions:
             stop()
 
     def end(self) -> None:
-        """The stream has ended: nothing is opened again."""
+        """Open nothing again: the stream has ended."""
         for name in tuple(self._stop):
             self._forget(name)

@@ -91,8 +91,8 @@ def _with_the_next_start(upstream: ConfiguredUpstream, live: LiveSession, correl
 
 
 def waits_for_changes(upstream: ConfiguredUpstream, live: LiveSession) -> bool:
-    """Whether a call of a legacy client has to wait until the modern server has the client's subscription. It need not
-    if `relay_changes` would subscribe to nothing."""
+    """Return True if a call of a legacy client has to wait until the modern server has the client's subscription. It
+    need not if `relay_changes` would subscribe to nothing."""
     if not live.session.initialized:
         return False
     relay = subscription_relay_of(live, upstream.name)
@@ -103,7 +103,7 @@ def waits_for_changes(upstream: ConfiguredUpstream, live: LiveSession) -> bool:
 
 
 def _wanted(upstream: ConfiguredUpstream, live: LiveSession, capabilities: Mapping[str, Any]) -> Filter:
-    """The changes that a legacy client is notified of by a server with these capabilities."""
+    """Return the changes that a legacy client is notified of by a server with these capabilities."""
     uris = upstream.permits(live.session.context, frozenset(live.session.subscriptions))
     return everything(uris).honoured(capabilities)
 
@@ -141,18 +141,19 @@ async def open_stream(
 
 
 def _asks_for_nothing(call: Call) -> bool:
-    """Whether the filter of a `subscriptions/listen` is empty, and its client has declared no extension that might have
-    notifications of its own: no server has to know of the stream."""
+    """Return True if the filter of a `subscriptions/listen` is empty, and its client has declared no extension that
+    might have notifications of its own: no server has to know of the stream."""
     return bytes(call.params.get("notifications", b"")) == b"{}" and not _declared_in(call).is_open
 
 
 def _share_extension(live: LiveSession, server: Declared) -> bool:
-    """Whether a legacy client and a server have declared the same extension: it may have notifications of its own."""
+    """Return True if a legacy client and a server have declared the same extension: it may have notifications of its
+    own."""
     return bool(server.names) and not set(caller_of(live).declared.names).isdisjoint(server.names)
 
 
 def _declared_in(call: Call) -> Declared:
-    """What the client has declared in a request."""
+    """Return what the client has declared in a request."""
     caller = call.exchange.caller
     return Declared() if caller is None else caller.declared
 
