@@ -22,16 +22,13 @@ class LimitSettings(Frozen):
     """What one client or one server may cost."""
 
     body_bytes: Annotated[int, Field(ge=1_024)] = 4 << 20
-    """Maximum size of a request body; larger ones get 413."""
+    """Maximum size of a request body; larger ones get 413. The bodies of one session's calls in flight may have eight
+    times this size together; further ones get 429. A body is kept until its call is answered. Bodies up to 64 KiB do
+    not count. As many bytes of outcomes of tasks wait for the session's client to read them."""
     line_bytes: Annotated[int, Field(ge=1_024)] = 16 << 20
     """Maximum size of a server's message. A larger one is discarded and its call fails."""
     exchanges: Annotated[int, Field(ge=1)] = 256
     """Maximum number of calls of one session in flight; further ones get 429."""
-    in_flight_bytes: Annotated[int, Field(ge=1_024)] = 32 << 20
-    """Maximum total size of the bodies of one session's calls in flight; further ones get 429. A body is kept until
-    its call is answered; the default allows eight of the largest size. Bodies up to 64 KiB do not count, and a single
-    call is never refused by this limit. As many bytes of outcomes of tasks wait for the session's client to read
-    them."""
     all_in_flight_bytes: Annotated[int, Field(ge=65_536)] = 512 << 20
     """Maximum total size of the bodies of all clients that are being read or whose requests are unanswered, for each
     worker; further ones get 429. One client network may use half of it. Bodies up to 64 KiB do not count. Outcomes
@@ -62,18 +59,13 @@ class LimitSettings(Frozen):
     """Maximum size of a request's request line and headers, of which there may be one for each 512 bytes of it (128);
     larger ones, and more headers, get 431. Each header costs some work, however short it is. Browsers and proxies send
     less."""
-    head_timeout_s: Seconds = 10.0
-    """Maximum time from the first byte of a request to the end of its headers, and from the start of a connection to
-    its first byte. Then the connection is closed."""
-    body_timeout_s: Seconds = 30.0
+    client_timeout_s: Seconds = 30.0
     """Maximum time for each 64 KiB of a request body, and for its last part; then 408. A slow upload may take any time
-    in total, at about 2 KiB/s or more."""
+    in total, at about 2 KiB/s or more. A client that reads nothing of an answer for this long is cut off. The headers
+    of a request have a third of it, from its first byte or from the start of the connection."""
     idle_timeout_s: Seconds = 75.0
     """How long a connection without a request stays open. It must be longer than the idle timeout of load balancers
     (often 60 s), so that they close the connection first and no request is lost."""
-    write_timeout_s: Seconds = 30.0
-    """Close the connection of a client that reads nothing of an answer for this long, and discard the rest of the
-    answer."""
     connections: Annotated[int, Field(ge=0)] = 0
     """Maximum number of connections for each worker. 0: half of the files that the process may open, because server
     processes need files too. At the limit, the connection that has been idle longest is closed; if none is idle, the
@@ -82,6 +74,12 @@ class LimitSettings(Frozen):
     """Maximum number of connections from one address (IPv6: one /64 network); further ones get 503. 0: half of
     `connections`. Trusted proxies do not count. If no proxies are configured, connections from this machine do not
     count either."""
+
+    @property
+    def in_flight_bytes(self) -> int:
+        """The bytes of the bodies of one session's calls in flight: a client must send several of the largest at once
+        to reach them."""
+        return 8 * self.body_bytes
 
     @property
     def noise_timeout_s(self) -> float:
@@ -96,11 +94,11 @@ class LimitSettings(Frozen):
         return Limits(
             head_bytes=self.head_bytes,
             headers=max(8, self.head_bytes // _BYTES_OF_A_HEADER),
-            head_timeout_s=self.head_timeout_s,
+            head_timeout_s=self.client_timeout_s / 3,
             body_bytes=self.body_bytes,
-            body_timeout_s=self.body_timeout_s,
+            body_timeout_s=self.client_timeout_s,
             idle_timeout_s=self.idle_timeout_s,
-            write_timeout_s=self.write_timeout_s,
+            write_timeout_s=self.client_timeout_s,
             connections=connections,
             peer_connections=self.peer_connections or max(1, connections // 2),
         )

@@ -35,13 +35,17 @@ __all__ = [
 _PREFIX: Final = "MCP_GATEWAY_"
 GONE: Final[Mapping[str, str]] = {
     "gateway.limits.batch_messages": "a batch has at most 64 messages",
+    "gateway.limits.body_timeout_s": "it is gateway.limits.client_timeout_s",
     "gateway.limits.cached_bytes": "at most 8 MiB of results of each server are kept",
+    "gateway.limits.head_timeout_s": "it is a third of gateway.limits.client_timeout_s",
     "gateway.limits.headers": "a request has at most one header for each 512 bytes of gateway.limits.head_bytes",
+    "gateway.limits.in_flight_bytes": "it is eight times gateway.limits.body_bytes",
     "gateway.limits.name_chars": "names have at most 256 characters",
     "gateway.limits.noise_timeout_s": "it is a sixth of gateway.limits.start_timeout_s",
     "gateway.limits.parked_s": "a call waits 55 s for the answers of its client",
     "gateway.limits.record_bytes": "the record of a session has at most 64 KiB from its client",
     "gateway.limits.uri_chars": "URIs have at most 8,192 characters",
+    "gateway.limits.write_timeout_s": "it is gateway.limits.client_timeout_s",
     "gateway.packages.timeout_s": "a package is fetched within 600 s",
     "gateway.tasks.tools": "clients use the requests tasks/* of the protocol",
 }

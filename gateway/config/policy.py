@@ -1,5 +1,6 @@
 """What sessions are given and what they may do, for all servers: rules, workspaces, rates and quotas."""
 
+from math import ceil
 from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, ValidationError, ValidatorFunctionWrapHandler, WrapValidator
@@ -63,8 +64,13 @@ class RateSettings(Frozen):
 
     per_s: Annotated[float, Field(gt=0)]
     """Average number of requests per second."""
-    burst: Annotated[int, Field(ge=1)] = 20
-    """Number of requests that may come at once."""
+    burst: Annotated[int, Field(ge=1)] | None = None
+    """Number of requests that may come at once. If not set: those of a second, and at least 20."""
+
+    @property
+    def at_once(self) -> int:
+        """The number of requests that may come at once."""
+        return max(20, ceil(self.per_s)) if self.burst is None else self.burst
 
 
 def _off(value: Any) -> Any:

@@ -91,7 +91,8 @@ class SandboxSettings(Frozen):
     listen: tuple[Port, ...] = ()
     """TCP ports that the server may listen on."""
     memory_mb: Amount = None
-    """Memory in MiB that each process may allocate; 0: no limit."""
+    """Memory in MiB that each process may allocate; 0: no limit. This limit, `files` and `cpu_s` hold also where the
+    profile is `off`, by `prlimit`."""
     processes: Amount = None
     """Maximum number of processes and threads of one session's server at a time; 0: no limit. In a
     [cgroup](sandbox.md#cgroups) the kernel starts no more; else a server that has more is ended."""
@@ -181,6 +182,14 @@ class Sandbox:
     def has_walls(self) -> bool:
         """False if the server is started as without a sandbox, with or without a launcher."""
         return self.profile != "off"
+
+    @property
+    def prlimit(self) -> tuple[str, ...]:
+        """A command that sets the limits of a process without walls, and then becomes what follows (prlimit(1)). None
+        for `processes`, which the kernel would count for all of its user."""
+        limits = {"as": self.memory_mb << 20, "cpu": self.cpu_s, "nofile": self.files}
+        given = tuple(f"--{name}={value}" for name, value in limits.items() if value)
+        return ("prlimit", *given, "--") if given and not self.has_walls else ()
 
 
 def sandbox_of(

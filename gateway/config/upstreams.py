@@ -14,7 +14,6 @@ from gateway.protocol.methods import METHODS, SERVER_METHODS
 __all__ = [
     "ItemSettings",
     "MethodSettings",
-    "ResourceSettings",
     "ToolSettings",
     "UpstreamSettings",
 ]
@@ -80,26 +79,6 @@ class ToolSettings(Frozen):
         return words
 
 
-class ResourceSettings(Frozen):
-    """Resource limits of a child process (setrlimit(2)); 0 means no limit."""
-
-    memory_mb: Annotated[int, Field(ge=0)] = 0
-    """Address space in MiB."""
-    cpu_s: Annotated[int, Field(ge=0)] = 0
-    """Processor time."""
-    processes: Annotated[int, Field(ge=0)] = 0
-    """Processes of its user."""
-    files: Annotated[int, Field(ge=0)] = 0
-    """Open files."""
-
-    @property
-    def argv(self) -> tuple[str, ...]:
-        """A command that sets the limits and then becomes what follows (util-linux, prlimit(1))."""
-        limits = {"as": self.memory_mb << 20, "cpu": self.cpu_s, "nproc": self.processes, "nofile": self.files}
-        given = tuple(f"--{name}={value}" for name, value in limits.items() if value)
-        return ("prlimit", *given, "--") if given else ()
-
-
 class UpstreamSettings(BaseModel):
     """One entry of `mcpServers`. Fields that only other hosts have are read as those of this table first."""
 
@@ -148,8 +127,6 @@ class UpstreamSettings(BaseModel):
     """Pattern of names of methods and notifications that MCP does not define → restrictions of these. The server gets
     them also if it has not declared their extension. If policy hides any tool, prompt or resource of the server, it
     gets no others. A name matches with and without `notifications/` in front."""
-    resources: ResourceSettings = ResourceSettings()
-    """Resource limits of a child process."""
     sandbox: SandboxByTrust = SandboxTable()
     """What the server's processes may touch: `off`, `standard`, `strict`, or a table. A list is the launcher of the
     processes of sandboxed sessions. What is not set comes from `gateway.policy.sandbox`."""
@@ -170,6 +147,10 @@ class UpstreamSettings(BaseModel):
     def _something_to_serve(cls, value: Any) -> Any:
         if isinstance(value, dict) and not any(value.get(kind) for kind in ("command", "in_process", "url")):
             raise ValueError("give one of command, url, or in_process as module:attribute")
+        if isinstance(value, dict) and "resources" in value:
+            raise ValueError(
+                "resources is gone: set memory_mb, files and cpu_s in sandbox, which hold in every profile"
+            )
         return value
 
     @field_validator("args", mode="before")

@@ -67,7 +67,7 @@ class _Account:
         self.until = 0.0
         self.every = 1 / rate.per_s
         self.last_at = _NEVER
-        self.ahead = max(1, min(rate.burst // 4, int(rate.per_s * _AHEAD_S)))
+        self.ahead = max(1, min(rate.at_once // 4, int(rate.per_s * _AHEAD_S)))
         self.credit = self.ahead if self.ahead > 1 else 0
         self.low = -(self.credit // 2)
         self.queue: list[asyncio.Future[float]] = []
@@ -253,7 +253,7 @@ class RateLimits:
     async def _count_bytes(self, accounts: _Accounts | None, whose: str | Principal, size: int) -> None:
         if accounts is not None and size > _WEIGHED_BYTES:
             # A body is never refused for its own size: it costs the burst at most.
-            account, tokens = accounts[whose], min((size - 1) // _WEIGHED_BYTES, accounts.rate.burst)
+            account, tokens = accounts[whose], min((size - 1) // _WEIGHED_BYTES, accounts.rate.at_once)
             await self._pause(account, await self._ask(account, tokens))
 
     def _start_refill(self, account: _Account) -> None:
@@ -290,7 +290,7 @@ class RateLimits:
         `_LONGEST_WAIT_S`, none was taken."""
         rate = account.kind.rate
         try:
-            return await self._rates.take(account.key, rate.per_s, rate.burst, tokens, _LONGEST_WAIT_S)
+            return await self._rates.take(account.key, rate.per_s, rate.at_once, tokens, _LONGEST_WAIT_S)
         except StoreUnavailable:
             self.let_go()  # requests are served while the store is unreachable
             return 0.0

@@ -1,7 +1,6 @@
 """Builds the servers and the paths that serve them."""
 
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
 from time import monotonic
 from typing import Any
 
@@ -128,15 +127,9 @@ def _packages(options: GatewaySettings, enclosures: Iterable[Enclosures], fork_s
 
 
 def _package(packages: Packages, name: str, entry: UpstreamSettings) -> Callable[[], Awaitable[PackageInUse | None]]:
-    """How a server's package is fetched. Its processes keep the limits of the setting `resources`."""
+    """Return a function that fetches a server's package."""
     env, cwd = fetched_with(entry)
-
-    async def fetched() -> PackageInUse | None:
-        package = await packages.use(name, entry.argv, env, cwd)
-        limits = entry.resources.argv
-        return package if package is None or not limits else replace(package, argv=(*limits, *package.argv))
-
-    return fetched
+    return lambda: packages.use(name, entry.argv, env, cwd)
 
 
 def _objects(base: Foundation, sessions: SessionParts, given: Mapping[str, Any]) -> dict[str, Any]:

@@ -56,7 +56,8 @@ class Enclosing:
     async def _enclosed(self, resources: LinkResources, session_id: str, sandbox: Sandbox) -> LinkResources:
         enclosure = self._enclosures.enclosure(sandbox)
         if enclosure is None:
-            return resources
+            launcher = (*resources.given.launcher, *sandbox.prlimit)
+            return replace(resources, given=structs.replace(resources.given, launcher=launcher))
         package = await self._package()
         if package is None:
             return self._in_walls(resources, session_id, enclosure)

@@ -155,7 +155,7 @@ class UpstreamFactory:
         return StdioUpstream(
             name=name,
             command=Command(
-                argv=(*settings.resources.argv, *settings.argv),
+                argv=settings.argv,
                 env=_same_for_all(settings.env),
                 cwd=settings.cwd,
             ),

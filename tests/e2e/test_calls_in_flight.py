@@ -20,11 +20,13 @@ from tests.support.waiting import eventually
 pytestmark = requirement("wall.memory")
 
 MB = 1 << 20
+LARGE = MB - 4_096
+"""Bytes of an argument. With them, a body is nearly as large as one may be."""
 
 
 @pytest.fixture(scope="module")
 def gateway() -> Iterator[RunningGateway]:
-    with started(in_flight_bytes=8 * MB, all_in_flight_bytes=32 * MB) as running:
+    with started(body_bytes=MB, all_in_flight_bytes=32 * MB) as running:
         yield running
 
 
@@ -59,22 +61,22 @@ def test_large_calls_whose_clients_left_are_bounded_by_their_bytes(gateway: Runn
         return in_flight(gateway) + limited(gateway, "in_flight") - refused == number
 
     for number in range(12):
-        with posting(gateway, client.request_headers(), hanging(number, 2 * MB)):
+        with posting(gateway, client.request_headers(), hanging(number, LARGE)):
             assert eventually(partial(arrived, number + 1), within_s=10)
-    assert in_flight(gateway) == 3
-    assert limited(gateway, "in_flight") - refused == 9
+    assert in_flight(gateway) == 8
+    assert limited(gateway, "in_flight") - refused == 4
     grown = psutil.Process(gateway.pid).memory_info().rss - before
     assert grown < 45 * MB, f"{grown / MB:.0f} MB for 8 MB in flight"
 
-    answer = client.tool("hang", {"x": "y" * 3 * MB})
+    answer = client.tool("hang", {"x": "y" * LARGE})
     assert answer.status_code == 429 and answer.headers["retry-after"] == "1"
     assert "large requests of this session" in answer.json()["error"]["message"]
     assert client.tool("echo", {"text": "small"}).status_code == 200, "small calls go on"
-    assert Legacy(gateway.url, http).open().tool("echo", {"text": "y" * 3 * MB}).status_code == 200
+    assert Legacy(gateway.url, http).open().tool("echo", {"text": "y" * LARGE}).status_code == 200
 
     # What ends a call gives its bytes back, whoever does it.
     client.notify("notifications/cancelled", {"requestId": 0})
-    assert eventually(lambda: client.tool("echo", {"text": "y" * 2 * MB}).status_code == 200, within_s=5)
+    assert eventually(lambda: client.tool("echo", {"text": "y" * LARGE}).status_code == 200, within_s=5)
     assert client.delete().status_code == 200
     assert eventually(lambda: in_flight(gateway) == 0, within_s=5)
 
@@ -82,14 +84,14 @@ def test_large_calls_whose_clients_left_are_bounded_by_their_bytes(gateway: Runn
 def test_one_address_holds_half_of_what_all_may(gateway: RunningGateway, http: httpx.Client) -> None:
     """Many sessions, and bodies that are never sent whole: all of it is one account of the process."""
     clients = [Legacy(gateway.url, http).open() for _ in range(2)]
-    calls = [posting(gateway, c.request_headers(), hanging(n, 2 * MB)) for c in clients for n in range(3)]
-    assert eventually(lambda: in_flight(gateway) == 6, within_s=10)
+    calls = [posting(gateway, c.request_headers(), hanging(n, LARGE)) for c in clients for n in range(7)]
+    assert eventually(lambda: in_flight(gateway) == 14, within_s=10)
     refused = limited(gateway, "in_flight")
     headers = clients[0].request_headers()
-    parts = [posting(gateway, headers, hanging(9, 3 * MB), part=3 * MB) for _ in range(2)]
+    parts = [posting(gateway, headers, hanging(9, LARGE), part=LARGE) for _ in range(3)]
     assert eventually(lambda: limited(gateway, "in_flight") > refused, within_s=10)
     stranger = Legacy(gateway.url, http).open()
-    answer = stranger.tool("echo", {"text": "y" * 3 * MB})
+    answer = stranger.tool("echo", {"text": "y" * LARGE})
     assert answer.status_code == 429 and "of your address" in answer.json()["error"]["message"]
     assert stranger.tool("echo", {"text": "small"}).status_code == 200
 
@@ -97,7 +99,7 @@ def test_one_address_holds_half_of_what_all_may(gateway: RunningGateway, http: h
         connection.close()
     for client in clients:
         assert client.delete().status_code == 200
-    assert eventually(lambda: stranger.tool("echo", {"text": "y" * 3 * MB}).status_code == 200, within_s=5)
+    assert eventually(lambda: stranger.tool("echo", {"text": "y" * LARGE}).status_code == 200, within_s=5)
 
 
 def test_a_modern_call_gives_its_bytes_back_when_its_client_leaves(gateway: RunningGateway, http: httpx.Client) -> None:
@@ -106,7 +108,7 @@ def test_a_modern_call_gives_its_bytes_back_when_its_client_leaves(gateway: Runn
         .tool("echo", {"text": "x"})
         .json()["result"]["_meta"]["io.github.mcp-session-gateway/session"]
     )
-    body = modern_body("tools/call", {"name": "hang", "arguments": {"x": "y" * 3 * MB}})
+    body = modern_body("tools/call", {"name": "hang", "arguments": {"x": "y" * LARGE}})
     headers = {**modern_headers(body), "MCP-Gateway-Session": token}
     for _ in range(4):
         with posting(gateway, headers, json.dumps(body).encode()):

@@ -223,7 +223,7 @@ def test_each_call_from_memory_has_a_log_line_with_a_correlation_id_of_its_own(g
 
 @requirement("wall.before-auth")
 def test_a_body_that_does_not_come_is_refused_in_time() -> None:
-    options = {**ON, "limits": {"body_timeout_s": 1}}
+    options = {**ON, "limits": {"client_timeout_s": 1}}
     with in_process_gateway({"p": server(PROBE)}, options=options) as gateway, Raw(gateway) as raw:
         raw.send(raw.request("pid")[:-5])
         began = time.monotonic()

@@ -28,10 +28,8 @@ from transports.inbound.connections import drop
 pytestmark = requirement("wall.before-auth")
 
 SHORT: Final = {
-    "head_timeout_s": 0.6,
-    "body_timeout_s": 0.6,
     "idle_timeout_s": 0.8,
-    "write_timeout_s": 1.0,
+    "client_timeout_s": 1.8,
     "head_bytes": 16_384,
     "priming_after_s": None,  # a slow answer would become an event stream on a busy machine
 }
@@ -286,7 +284,7 @@ def served(listener: Listener, source: str = "127.0.0.1") -> bool:
 
 
 def test_nobody_takes_all_connections() -> None:
-    with started(connections=20, peer_connections=8, head_timeout_s=30) as gateway, contextlib.ExitStack() as stack:
+    with started(connections=20, peer_connections=8, client_timeout_s=90) as gateway, contextlib.ExitStack() as stack:
         main, admin = listener_of(gateway.url), listener_of(operators_of(gateway))
 
         assert not isinstance(main, str)
@@ -326,7 +324,7 @@ def test_nobody_takes_all_connections_of_the_operators() -> None:
 
 @pytest.mark.parametrize("start", [GET, GET + b"\r\nG", GET + H2C + b"\r\n" + GET], ids=["first", "second", "h11"])
 def test_a_connection_that_makes_room_is_gone_though_its_client_does_not_close(start: bytes) -> None:
-    with started(connections=8, peer_connections=200, head_timeout_s=60) as gateway, contextlib.ExitStack() as stack:
+    with started(connections=8, peer_connections=200, client_timeout_s=180) as gateway, contextlib.ExitStack() as stack:
         files = psutil.Process(gateway.pid).num_fds
         before = files()
 

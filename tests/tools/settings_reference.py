@@ -23,7 +23,7 @@ from gateway.config.secrets import SecretSettings
 from gateway.config.sessions import SessionSettings
 from gateway.config.settings import GatewaySettings
 from gateway.config.tasks import TaskSettings
-from gateway.config.upstreams import ItemSettings, ResourceSettings, ToolSettings, UpstreamSettings
+from gateway.config.upstreams import ItemSettings, ToolSettings, UpstreamSettings
 
 __all__ = ["pages"]
 
@@ -60,7 +60,6 @@ _TUNING: list[tuple[str, type[BaseModel]]] = [
     ("gateway.tasks", TaskSettings),
     ("gateway.packages", PackageSettings),
     ("gateway.policy.session_rate, principal_rate, opening_rate", RateSettings),
-    ("mcpServers.NAME.resources", ResourceSettings),
 ]
 _HEAD = """# Settings
 

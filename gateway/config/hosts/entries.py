@@ -22,7 +22,7 @@ __all__ = [
     "command_fault",
 ]
 
-OURS: Final = frozenset(UpstreamSettings.model_fields)
+OURS: Final = frozenset({*UpstreamSettings.model_fields, "resources"})  # which validation refuses
 
 RENAMED: Final = {
     "serverUrl": "url",  # Windsurf

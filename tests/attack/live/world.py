@@ -48,7 +48,7 @@ _RULES: Final = [
     {"principals": ["api-key:guest", "api-key:fresh-*"], "trust": "sandboxed"},
     {"workspaces": ["team-*"], "trust": "direct", "permissions": ["notes.write"]},
 ]
-_DEADLINES: Final = dict.fromkeys(("head_timeout_s", "body_timeout_s", "write_timeout_s"), 2.0)
+_DEADLINES: Final = {"client_timeout_s": 2.0}
 """So that attacks are over soon. The defaults have tests of their own."""
 
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from gateway.config.policy import PolicySettings
+from gateway.config.policy import PolicySettings, RateSettings
 from gateway.config.settings import ConfigurationError, Settings, load
 from tests.requirements import requirement
 from tests.support.credentials import KEYS, sha256
@@ -168,6 +168,14 @@ def test_limits_have_defaults_and_are_switched_off_by_0() -> None:
     assert None not in {getattr(policy, name) for name in names}
     off = PolicySettings.model_validate(dict.fromkeys(names, 0))
     assert {getattr(off, name) for name in names} == {None}
+
+
+def test_the_burst_of_a_rate_follows_from_it() -> None:
+    bursts = [
+        RateSettings.model_validate(rate).at_once
+        for rate in ({"per_s": 0.5}, {"per_s": 99.5}, {"per_s": 9, "burst": 3})
+    ]
+    assert bursts == [20, 100, 3]
 
 
 @requirement("pol.limits")
