@@ -14,9 +14,11 @@ from pathlib import Path
 
 import httpx
 import pytest
+from pydantic import BaseModel
 
 from gateway.config.context import DEFAULT_CONTEXT_ENV
-from gateway.config.load import variables
+from gateway.config.load import models_in, variables
+from gateway.config.sandbox import SandboxSettings
 from gateway.config.settings import GatewaySettings, Settings
 from tests.support.credentials import sha256
 from tests.support.document_blocks import DOCUMENTS, Block, blocks
@@ -25,7 +27,7 @@ from tests.support.mcp_clients import tool_text
 from tests.support.redis_server import running_redis
 from tests.support.waiting import eventually
 from tests.tools.obtain import node_environment
-from tests.tools.settings_reference import pages
+from tests.tools.settings_reference import models, pages
 from transports.upstream.stdio import INHERITED
 
 KNOWN = ("serves", "serves, in the project", "on stdin", "with ", "elsewhere: ", "not here: ")
@@ -40,6 +42,17 @@ mcp.run("stdio")
 def test_the_reference_of_settings_is_what_the_code_says() -> None:
     for file, text in pages().items():
         assert file.read_text(encoding="utf-8") == text, "python -m tests.tools.settings_reference"
+
+
+def test_no_setting_is_on_neither_page() -> None:
+    found: set[type[BaseModel]] = set()
+    new: set[type[BaseModel]] = {Settings}
+    while new:
+        found |= new
+        new = {kind for model in new for field in model.model_fields.values() for kind in models_in(field.annotation)}
+        new -= found
+    # `direct` and `sandboxed` of a sandbox are tables like the one around them.
+    assert found - models() == {Settings, SandboxSettings}
 
 
 def test_every_setting_can_be_given_as_a_variable(monkeypatch: pytest.MonkeyPatch) -> None:

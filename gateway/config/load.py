@@ -28,6 +28,7 @@ __all__ = [
     "Origins",
     "explained",
     "gathered",
+    "models_in",
     "unknown_variables",
     "variables",
 ]
@@ -290,12 +291,13 @@ def _names_at(model: type[BaseModel], loc: tuple[int | str, ...]) -> list[str]:
     for part in loc:
         fields = [each.model_fields[str(part)].annotation for each in models if str(part) in each.model_fields]
         # Another part is a key of a mapping or an index of a list, whose values the models already are.
-        models = [found for field in fields for found in _models_in(field)] or models
+        models = [found for field in fields for found in models_in(field)] or models
     return [name for each in models for name in each.model_fields]
 
 
-def _models_in(annotation: Any) -> Iterator[type[BaseModel]]:
+def models_in(annotation: Any) -> Iterator[type[BaseModel]]:
+    """Yield the settings inside a setting of that kind."""
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         yield annotation
     for part in get_args(annotation):
-        yield from _models_in(part)
+        yield from models_in(part)

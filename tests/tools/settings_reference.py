@@ -15,17 +15,19 @@ from pydantic import BaseModel, BeforeValidator, ValidationError
 from pydantic.fields import FieldInfo
 
 from gateway.config.auth import AdminSettings, AuditSettings, AuthSettings, ClaimNames, JwtSettings, ProxySettings
+from gateway.config.context import ContextSettings, EnvironmentValue, FieldSettings
 from gateway.config.discovery import CardSettings, DiscoverySettings
 from gateway.config.limits import LimitSettings
+from gateway.config.peer_tls import PeerTlsSettings
 from gateway.config.policy import PolicySettings, RateSettings, RuleSettings, WorkspaceSettings
 from gateway.config.sandbox import PackageSettings, SandboxTable
 from gateway.config.secrets import SecretSettings
 from gateway.config.sessions import SessionSettings
 from gateway.config.settings import GatewaySettings
 from gateway.config.tasks import TaskSettings
-from gateway.config.upstreams import ItemSettings, ToolSettings, UpstreamSettings
+from gateway.config.upstreams import ItemSettings, MethodSettings, ToolSettings, UpstreamSettings
 
-__all__ = ["pages"]
+__all__ = ["models", "pages"]
 
 _DOCS = Path(__file__).parents[2] / "docs"
 _FIRST: list[tuple[str, type[BaseModel], tuple[str, ...]]] = [
@@ -37,7 +39,11 @@ _FIRST: list[tuple[str, type[BaseModel], tuple[str, ...]]] = [
 """What most people set, and nothing else."""
 _SECTIONS: list[tuple[str, type[BaseModel]]] = [
     ("gateway", GatewaySettings),
+    ("gateway.peer_tls", PeerTlsSettings),
     ("gateway.session", SessionSettings),
+    ("gateway.context", ContextSettings),
+    ("gateway.context.fields.NAME", FieldSettings),
+    ("gateway.context.env.NAME, mcpServers.NAME.context_env.NAME", EnvironmentValue),
     ("gateway.discovery", DiscoverySettings),
     ("gateway.discovery.cards.NAME", CardSettings),
     ("gateway.admin", AdminSettings),
@@ -53,6 +59,7 @@ _SECTIONS: list[tuple[str, type[BaseModel]]] = [
     ("mcpServers.NAME", UpstreamSettings),
     ("mcpServers.NAME.tools.PATTERN", ToolSettings),
     ("mcpServers.NAME.prompts.PATTERN, resource_uris.PATTERN", ItemSettings),
+    ("mcpServers.NAME.methods.PATTERN", MethodSettings),
     ("mcpServers.NAME.sandbox, gateway.policy.sandbox", SandboxTable),
 ]
 _TUNING: list[tuple[str, type[BaseModel]]] = [
@@ -78,7 +85,7 @@ _TUNING_HEAD = """# Tuning
 What one client, one server, one task or one package may cost. The defaults suit most machines; the
 [first page](settings.md) has the settings that say what is served, and to whom.
 """
-_NAMES = {str: "text", int: "number", float: "number", bool: "yes or no"}
+_NAMES = {str: "text", int: "number", float: "number", bool: "yes or no", Path: "path"}
 
 
 def pages() -> dict[Path, str]:
@@ -89,6 +96,11 @@ def pages() -> dict[Path, str]:
         _DOCS / name: "\n".join([head, *(part for path, model in sections for part in _section(path, model))])
         for name, (head, sections) in heads.items()
     }
+
+
+def models() -> set[type[BaseModel]]:
+    """Return the parts of the settings that the pages have."""
+    return {model for _, model in (*_SECTIONS, *_TUNING)}
 
 
 def _section(path: str, model: type[BaseModel]) -> list[str]:
