@@ -16,9 +16,9 @@ import httpx
 import pytest
 from pydantic import BaseModel
 
-from gateway.config.context import DEFAULT_CONTEXT_ENV
 from gateway.config.load import models_in, variables
 from gateway.config.sandbox import SandboxSettings
+from gateway.config.sessions import DEFAULT_CONTEXT_ENV
 from gateway.config.settings import GatewaySettings, Settings
 from tests.support.credentials import sha256
 from tests.support.document_blocks import DOCUMENTS, Block, blocks

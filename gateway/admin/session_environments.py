@@ -10,7 +10,7 @@ from gateway.admin.reports import HiddenTools, Origin, ServerEnvironment, Sessio
 from gateway.calls.conversation import Conversation
 from gateway.calls.live_session import LiveSession, LiveSessions
 from gateway.config.auth import API_KEY_ISSUER, OPERATOR_ISSUER, AuthSettings
-from gateway.config.context import BUILT_IN, EnvironmentValue
+from gateway.config.sessions import BUILT_IN, EnvironmentValue
 from gateway.config.settings import Settings
 from gateway.context.assertion import HEADER
 from gateway.context.secrets import is_template, secrets_in

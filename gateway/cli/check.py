@@ -33,7 +33,7 @@ def check(
 
     Modules of `in_process` servers are imported. The other servers are started or contacted, unless --offline is given.
     """
-    from gateway.config.keyring import key_ring
+    from gateway.config.secrets import key_ring
     from gateway.doctor.workspaces import check_workspaces
     from gateway.sandbox.enclosures import own_files
     from gateway.sandbox.server_sandboxes import configured_sandboxes, refuse_cgroup, refuse_open, refuse_unheld

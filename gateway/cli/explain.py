@@ -12,9 +12,9 @@ from msgspec.structs import replace
 from gateway.cli.complaint import complain
 from gateway.cli.configuration import configuration, with_command
 from gateway.cli.options import Caller, ConfigOption, options
-from gateway.config.context import CORRELATION_ID, TEMP_DIR
 from gateway.config.faults import located
 from gateway.config.model import sample_of
+from gateway.config.sessions import CORRELATION_ID, TEMP_DIR
 from gateway.config.settings import ConfigurationError, Settings, load
 from gateway.context.client_workspace import Announced, Announcements
 from gateway.identity.authenticate import Authenticated, Identity

@@ -18,10 +18,9 @@ from gateway.cli.options import ConfigOption, options
 from gateway.cli.source import endpoint_here
 from gateway.cli.terminal import Terminal
 from gateway.config.faults import did_you_mean
+from gateway.config.hosts.client_files import FoundServers, add_entry, found_servers, write_file
 from gateway.config.hosts.client_snippets import CLIENTS, TOKEN_VARIABLE, ClientFile, name_for, snippet, snippets
-from gateway.config.hosts.edited_file import add_entry, write_file
 from gateway.config.hosts.entries import command_fault
-from gateway.config.hosts.found_files import FoundServers, found_servers
 from gateway.config.settings import ConfigurationError, Settings, load
 from session_store.tokens import generate_key
 

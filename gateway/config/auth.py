@@ -1,22 +1,27 @@
-"""Settings of callers and operators: issuers of tokens, proxies, digests of keys, the console, the audit trail."""
+"""Settings of callers, operators and strangers: issuers of tokens, proxies, digests of keys, the console, the audit
+trail, and what clients may find out before they have a credential.
+"""
 
 import ipaddress
 import itertools
 import re
 from typing import Annotated, Any, Final, Literal, Self
-from urllib.parse import urlsplit
+from urllib.parse import SplitResult, urlsplit
 
 from pydantic import AfterValidator, BeforeValidator, Field, field_validator, model_validator
 
-from gateway.config.addresses import HostNames, ListenAddress
+from gateway.config.addresses import HostNames, ListenAddress, is_loopback
 from gateway.config.model import Frozen
 
 __all__ = [
+    "ALL_SERVERS",
     "API_KEY_ISSUER",
     "AdminSettings",
     "AuditSettings",
     "AuthSettings",
+    "CardSettings",
     "ClaimNames",
+    "DiscoverySettings",
     "JwtSettings",
     "KeyDigestSettings",
     "ProxySettings",
@@ -205,3 +210,77 @@ class AdminSettings(Frozen):
     """Of which sessions operators may see the JSON-RPC messages and the stderr as they pass, with arguments and results
     of calls, but without credentials: of `any` session, of their `own` ones (as for `try_tools`), or `off`. The audit
     trail has who has switched them on. Default: as for `try_tools`."""
+
+
+ALL_SERVERS: Final = "*"
+"""The key of the card for `/mcp`, which serves all servers."""
+
+_NAME: Final = r"^[a-zA-Z0-9.-]+/[a-zA-Z0-9._-]+$"
+_DOMAIN: Final = re.compile(r"[a-z0-9]([a-z0-9-]*[a-z0-9])?(\.[a-z0-9]([a-z0-9-]*[a-z0-9])?)*")
+
+
+def _has_more(parts: SplitResult) -> bool:
+    """Return whether an address has parts that have no place on a card, such as a password."""
+    return bool(parts.query or parts.fragment or parts.username or parts.password)
+
+
+def _web_address(url: str) -> str:
+    parts = urlsplit(url)
+    if url and (parts.scheme not in ("http", "https") or not parts.hostname):
+        raise ValueError(f"{url!r} is no web address: write it as https://example.com/path")
+    return url
+
+
+class CardSettings(Frozen):
+    """The card of one server: what everyone may know of it."""
+
+    name: Annotated[str, Field(min_length=3, max_length=200, pattern=_NAME)]
+    """The name in reverse-DNS form with one slash, for example `com.example/search`."""
+    description: Annotated[str, Field(min_length=1, max_length=100)]
+    """What the server does, in at most 100 characters."""
+    version: Annotated[str, Field(min_length=1, max_length=255)] = "1.0.0"
+    """The version of the server."""
+    title: Annotated[str, Field(max_length=100)] = ""
+    """A name for people."""
+    website: Annotated[str, AfterValidator(_web_address)] = ""
+    """A page about the server."""
+
+
+class DiscoverySettings(Frozen):
+    """What clients without a credential may find out. Nothing about servers, unless there are cards."""
+
+    url: str = ""
+    """The address at which clients reach the gateway, without a path of a server, for example
+    `https://mcp.example.com`. Required if there are cards."""
+    publisher: str = ""
+    """The domain in the identifiers of the catalog. Empty: the host of `url`."""
+    cards: dict[str, CardSettings] = Field(default={})
+    """Name of a server → its card. `*` is the card of `/mcp`, which serves all of them. A server without a card is not
+    listed."""
+
+    home_page: bool = True
+    """Whether browsers that open `/` or the address of an endpoint get a page that says how to connect a client, and
+    whether curl and the like get it at `/` as a text. It names no server and no session."""
+
+    @model_validator(mode="after")
+    def _reachable(self) -> Self:
+        if not self.cards:
+            return self
+        parts = urlsplit(self.url)
+        is_local = parts.scheme == "http" and is_loopback(parts.hostname or "")
+        if not parts.hostname or not (parts.scheme == "https" or is_local) or _has_more(parts):
+            raise ValueError(
+                f"discovery.url is {self.url!r}: cards need the address at which clients reach the gateway, with "
+                "https, or http on this machine"
+            )
+        names = [card.name for card in self.cards.values()]
+        if len({*names}) < len(names):
+            raise ValueError("discovery.cards: two cards have the same name, which identifies a server")
+        if not _DOMAIN.fullmatch(self.domain):
+            raise ValueError(f"discovery.publisher: {self.domain!r} is no domain, which identifiers need")
+        return self
+
+    @property
+    def domain(self) -> str:
+        """The domain in the identifiers."""
+        return self.publisher or urlsplit(self.url).hostname or ""

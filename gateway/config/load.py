@@ -15,8 +15,7 @@ from pydantic import BaseModel, ValidationError, create_model
 from pydantic_settings import BaseSettings, EnvSettingsSource, PydanticBaseSettingsSource, SettingsConfigDict
 
 from gateway.config.faults import ConfigurationError, Note, did_you_mean, meant
-from gateway.config.hosts.documents import read_document
-from gateway.config.hosts.files import Adapted, adapted
+from gateway.config.hosts.files import Adapted, adapted, read_document
 from gateway.config.hosts.placeholders import Place
 from gateway.config.secrets import UnusableSecret, secret_in
 

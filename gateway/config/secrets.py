@@ -1,16 +1,30 @@
-"""Where secrets of servers come from, and how a secret is read from its file."""
+"""Secrets of servers, the keys of the gateway, and its certificates: where each comes from, and how it is read."""
 
+import contextlib
+import logging
+import os
+import ssl
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Final, Self
 
 from pydantic import model_validator
 
+from gateway.config.faults import ConfigurationError
 from gateway.config.model import Frozen
+from session_store import InvalidKeyRing, KeyRing, StoreError, backend_for
+from transports.encrypted_wire import PeerTls
 
 __all__ = [
+    "KEYS_FILE",
+    "PeerTlsSettings",
     "SecretSettings",
     "UnusableSecret",
+    "given_keys",
+    "key_file",
+    "key_ring",
     "others_can_read",
+    "peer_tls",
     "secret_in",
 ]
 
@@ -91,3 +105,110 @@ def others_can_read(file: Path) -> bool:
         return bool(file.stat().st_mode & 0o044)
     except OSError:
         return False
+
+
+logger = logging.getLogger(__name__)
+
+KEYS_FILE = "MCP_GATEWAY_KEYS_FILE"
+
+
+def key_ring(store: str) -> KeyRing:
+    """Return the operator's keys from `MCP_GATEWAY_KEYS`, or from the file that `MCP_GATEWAY_KEYS_FILE` names. Without
+    them, the keys that the backend of the URL `store` provides.
+
+    Raises:
+        ConfigurationError: the keys cannot be used, or are missing where several gateways have to share them.
+    """
+    ring = given_keys()
+    if ring is not None:
+        return ring
+    try:
+        backend = backend_for(store)
+        if not backend.needs_keys:
+            return backend.own_keys()
+    except (StoreError, ValueError) as error:
+        raise ConfigurationError(str(error)) from None
+    raise ConfigurationError(
+        f"MCP_GATEWAY_KEYS is not set, nor is {KEYS_FILE}: gateways that share a store must share their keys, and "
+        "sessions outlive a restart only with the same keys (`mcp-session-gateway keygen` makes one)"
+    )
+
+
+def given_keys() -> KeyRing | None:
+    """Return the keys that the environment gives; None if it gives none.
+
+    Raises:
+        ConfigurationError: the keys cannot be used.
+    """
+    text, file = os.environ.get("MCP_GATEWAY_KEYS", ""), key_file()
+    if text and file is not None:
+        raise ConfigurationError(f"MCP_GATEWAY_KEYS and {KEYS_FILE} are both set: give the keys in one of them")
+    if file is not None:
+        if others_can_read(file):
+            logger.warning("%s: %s can be read by users other than its owner: chmod 600", KEYS_FILE, file)
+        try:
+            text = secret_in(file, KEYS_FILE).replace("\n", ",")
+        except UnusableSecret as error:
+            raise ConfigurationError(str(error)) from None
+    try:
+        return KeyRing.parse(text) if text else None
+    except InvalidKeyRing as error:
+        raise ConfigurationError(f"{'MCP_GATEWAY_KEYS' if file is None else KEYS_FILE}: {error}") from None
+
+
+def key_file() -> Path | None:
+    """Return the file that the operator keeps the keys in, if they do."""
+    given = os.environ.get(KEYS_FILE, "")
+    return Path(given) if given else None
+
+
+class PeerTlsSettings(Frozen):
+    """The `peer_tls` object."""
+
+    certificate: Path | None = None
+    """PEM file with the certificate of this gateway, and its key unless `key` is set. Not set: no TLS."""
+    key: Path | None = None
+    """PEM file with the key of `certificate`."""
+    authority: Path | None = None
+    """PEM file with the authority that has signed the certificates of all gateways on the store. Use one that signs
+    for nothing else."""
+
+    @model_validator(mode="after")
+    def _complete(self) -> "PeerTlsSettings":
+        if (self.certificate is None) != (self.authority is None) or (self.key and self.certificate is None):
+            raise ValueError("peer_tls needs both certificate and authority")
+        return self
+
+
+def peer_tls(settings: PeerTlsSettings) -> PeerTls | None:
+    """Return the contexts of both sides. Names in certificates are not compared: who answers proves which replica it
+    is, with the keys. None: no TLS.
+
+    Raises:
+        ConfigurationError: a file cannot be used.
+    """
+    if settings.certificate is None or settings.authority is None:
+        return None
+    contexts = []
+    for side in (ssl.PROTOCOL_TLS_CLIENT, ssl.PROTOCOL_TLS_SERVER):
+        context = ssl.SSLContext(side)
+        context.minimum_version = ssl.TLSVersion.TLSv1_3
+        context.check_hostname = False
+        context.verify_mode = ssl.CERT_REQUIRED
+        own = ", ".join(str(file) for file in (settings.certificate, settings.key) if file is not None)
+        with _usable(own, "a certificate and its key"):
+            context.load_cert_chain(settings.certificate, settings.key)
+        with _usable(str(settings.authority), "certificates of an authority"):
+            context.load_verify_locations(settings.authority)
+        contexts.append(context)
+    return PeerTls(*contexts)
+
+
+@contextlib.contextmanager
+def _usable(files: str, what: str) -> Iterator[None]:
+    """Name the files in an error, which Python leaves out."""
+    try:
+        yield
+    except OSError as error:  # of which ssl.SSLError is one
+        reason = error.strerror or str(error)
+        raise ConfigurationError(f"gateway.peer_tls: {files}: {reason}: give {what} as PEM files") from None

@@ -1,14 +1,31 @@
-"""Settings of sessions: how long they live, how clients name them, and what new ones are given."""
+"""Settings of sessions: how long they live, how clients name them, what new ones are given, and the fields of their
+context, with the variables in which servers get these.
+"""
 
 import re
-from typing import Annotated, Final, Literal
+from collections.abc import Mapping
+from typing import Annotated, Any, Final, Literal, Self
 
-from pydantic import Field, field_validator
+from pydantic import AfterValidator, BeforeValidator, Field, field_validator, model_validator
 
-from gateway.config.model import Frozen, Seconds, Trust
+from gateway.config.model import Frozen, Pattern, Seconds, Trust, whole
 from session_store.metadata import checked_metadata
 
-__all__ = ["PersonalData", "SessionSettings"]
+__all__ = [
+    "BOUND",
+    "BUILT_IN",
+    "CORRELATION_ID",
+    "DEFAULT_CONTEXT_ENV",
+    "TEMP_DIR",
+    "ContextSettings",
+    "EnvironmentMap",
+    "EnvironmentValue",
+    "FieldSettings",
+    "PersonalData",
+    "SessionSettings",
+    "environment_of",
+    "is_usable_workspace",
+]
 
 PersonalData = Literal["email", "phone", "card"]
 """Kinds of personal data that can be found by their form."""
@@ -91,3 +108,173 @@ class SessionSettings(Frozen):
                 raise ValueError(f"{name}: only {fields} are replaced; write {{{{ for a literal brace") from None
         checked_metadata(metadata)
         return metadata
+
+
+CORRELATION_ID: Final = "correlation_id"
+TEMP_DIR: Final = "temp_dir"
+BOUND: Final = (
+    *("session_id", "workspace", "workspace_provenance", "trust", "agent", "permissions", "endpoint"),
+    *("principal", "principal.issuer", "principal.subject"),
+)
+"""The fields that every session has. Arguments can be bound to them."""
+BUILT_IN: Final = (*BOUND, CORRELATION_ID, TEMP_DIR)
+"""The fields that need no entry in `fields`."""
+
+DEFAULT_CONTEXT_ENV: Final = {
+    "MCP_SESSION_ID": "session_id",
+    "MCP_SESSION_WORKSPACE": "workspace",
+    "MCP_SESSION_TRUST": "trust",
+    "MCP_SESSION_PRINCIPAL": "principal",
+    "MCP_SESSION_AGENT": "agent",
+    "MCP_SESSION_PERMISSIONS": "permissions",
+    "MCP_SESSION_CORRELATION": CORRELATION_ID,
+}
+
+_NAME: Final = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,63}")
+_HEADER: Final = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+")  # RFC 9110 §5.1
+_CODE: Final = re.compile(
+    r"PATH|(LD|DYLD)_.*|GCONV_PATH|BASH_ENV|SHELLOPTS|PYTHON.*|NODE_(OPTIONS|PATH)|PERL5(OPT|LIB|DB)|RUBY(OPT|LIB)"
+    r"|CLASSPATH|(JAVA_TOOL|JDK_JAVA|_JAVA)_OPTIONS|DOTNET_STARTUP_HOOKS"
+    r"|GIT_(SSH|SSH_COMMAND|ASKPASS|EDITOR|PAGER|EXEC_PATH|EXTERNAL_DIFF|PROXY_COMMAND|TEMPLATE_DIR|CONFIG.*)"
+)
+"""Variables that decide which code a program loads or runs."""
+_SLUG: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.@:+-]*")
+_ABSOLUTE: Final = re.compile(r"/|[A-Za-z]:[\\/]")
+
+
+class EnvironmentValue(Frozen):
+    """The value of an environment variable: a field of the context. The field's name alone is enough."""
+
+    field: str
+    """The field."""
+    empty_for_anonymous: bool = False
+    """Empty for anonymous clients, whose `principal` is `anonymous`."""
+    default: str = ""
+    """The value if the field is empty."""
+
+
+def _as_value(value: Any) -> Any:
+    return {"field": value} if isinstance(value, str) else value
+
+
+def _variables(names: dict[str, Any]) -> dict[str, Any]:
+    for name in names:
+        if not name or "=" in name or "\0" in name:
+            raise ValueError(f"{name!r} is no name of an environment variable")
+        if _CODE.fullmatch(name):
+            raise ValueError(f"{name} decides which code a server runs, so it cannot be a fact of the session: set env")
+    return names
+
+
+EnvironmentMap = Annotated[
+    dict[str, Annotated[EnvironmentValue, BeforeValidator(_as_value)]], AfterValidator(_variables)
+]
+"""Environment variable → field of the context, as a name or as an object."""
+
+
+class FieldSettings(Frozen):
+    """Where a field of the context comes from: one of `claim`, `header`, `announced`, `metadata` and `session_key`, and
+    `value` alone, or for sessions that have no other value."""
+
+    claim: str = ""
+    """The claim of the access token. A dotted name is a path into nested objects."""
+    header: str = ""
+    """The header. It counts only in requests from `auth.proxies.networks`; your proxy has to remove it from requests of
+    clients."""
+    client_header: bool = False
+    """Whether `header` is a header that clients set themselves. Then the field is only announced."""
+    announced: str = ""
+    """The path in `_meta` of the request that opens the session, as in `session.workspace_path`."""
+    metadata: str = ""
+    """The name in the session's metadata. A value that is longer than `max_chars` is cut."""
+    session_key: bool = False
+    """The session key that the client has chosen. Empty for anonymous clients, whose key is a credential."""
+    value: str = ""
+    """A fixed value."""
+    max_chars: Annotated[int, Field(ge=1, le=4_096)] = 256
+    """Maximum length of a value. A request with a longer one is refused."""
+    to: frozenset[Literal["meta", "log", "audit"]] = frozenset()
+    """Where the field is shown, besides the variables and arguments that name it. `meta`: in the context that servers
+    get in `_meta`, in assertions and from `current_session()`. `log`: in the log line of each request. `audit`: in
+    audit events."""
+
+    @property
+    def is_announced(self) -> bool:
+        """Whether clients choose the value."""
+        return bool(self.announced or self.session_key or self.client_header)
+
+    @model_validator(mode="after")
+    def _one_source(self) -> Self:
+        sources = {
+            "claim": self.claim,
+            "header": self.header,
+            "announced": self.announced,
+            "metadata": self.metadata,
+            "session_key": self.session_key,
+        }
+        given = [name for name, source in sources.items() if source]
+        if len(given) > 1:
+            raise ValueError(f"give one source: {' and '.join(given)} are {len(given)}")
+        if not given and not self.value:
+            raise ValueError(f"give a source: {', '.join(sources)} or value")
+        if self.header and not _HEADER.fullmatch(self.header):
+            raise ValueError(f"{self.header!r} is not a header name")
+        if self.client_header and not self.header:
+            raise ValueError("client_header needs header")
+        if len(self.value) > self.max_chars:
+            raise ValueError(f"value is longer than {self.max_chars} characters (max_chars)")
+        return self
+
+
+def _field_names(fields: dict[str, FieldSettings]) -> dict[str, FieldSettings]:
+    for name in fields:
+        if not _NAME.fullmatch(name):
+            raise ValueError(
+                f"{name!r} is no field name: it has letters, digits, '_' and '-', and begins with a letter"
+            )
+        if name in BUILT_IN:
+            raise ValueError(f"{name!r} is a field that every session has: choose another name")
+    return fields
+
+
+def _whole_pattern(pattern: str) -> str:
+    if pattern:
+        whole(pattern)
+    return pattern
+
+
+class ContextSettings(Frozen):
+    """The context of sessions: fields beside those that every session has, and how servers get them. Fields inform and
+    never grant."""
+
+    fields: Annotated[dict[str, FieldSettings], AfterValidator(_field_names)] = Field(default={})
+    """Name → where the field comes from."""
+    env: EnvironmentMap | None = None
+    """Environment variable → field, for all servers that are started. If not set: the variables `MCP_SESSION_…`. If
+    set, the `context_env` of a server changes single variables; an empty text there removes one."""
+    workspace_ids: dict[Pattern, str] = Field(default={})
+    """Pattern of what clients announce as workspace, for example a path → the workspace that is meant. The first match
+    applies. `{name}` is replaced by the last part of the announced path. The workspace is still only announced."""
+    workspace_pattern: Annotated[str, AfterValidator(_whole_pattern)] = ""
+    """Regular expression (RE2) that a whole workspace has to match if servers get it in an environment variable. Empty:
+    a slug (letters, digits and `_ . @ : + -`), or an absolute path without `..`."""
+
+
+def is_usable_workspace(workspace: str, pattern: str) -> bool:
+    """Return whether servers may get that workspace in an environment variable. `pattern` is `workspace_pattern`."""
+    if pattern:
+        return whole(pattern).fullmatch(workspace.encode("utf-8", "replace")) is not None
+    if _SLUG.fullmatch(workspace):
+        return ".." != workspace
+    return _ABSOLUTE.match(workspace) is not None and ".." not in re.split(r"[\\/]", workspace)
+
+
+def environment_of(everywhere: EnvironmentMap | None, own: EnvironmentMap | None) -> Mapping[str, EnvironmentValue]:
+    """Return the variables of a server: `everywhere` are those of all servers, `own` those of the server's
+    `context_env`."""
+    defaults = {name: EnvironmentValue(field=field) for name, field in DEFAULT_CONTEXT_ENV.items()}
+    if everywhere is None:
+        chosen = defaults if own is None else own
+    else:
+        chosen = everywhere | (own or {})
+    return {name: value for name, value in chosen.items() if value.field}

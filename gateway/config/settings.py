@@ -14,26 +14,31 @@ from urllib.parse import urlsplit
 from pydantic import Field, PrivateAttr, ValidationError, ValidationInfo, field_validator, model_validator
 
 from gateway.config.addresses import HostNames, ListenAddress, host_and_port, is_loopback, is_same_place
-from gateway.config.auth import API_KEY_ISSUER, AdminSettings, AuditSettings, AuthSettings, KeyDigestSettings
-from gateway.config.context import (
+from gateway.config.auth import (
+    ALL_SERVERS,
+    API_KEY_ISSUER,
+    AdminSettings,
+    AuditSettings,
+    AuthSettings,
+    DiscoverySettings,
+    KeyDigestSettings,
+)
+from gateway.config.faults import ConfigurationError, Note
+from gateway.config.limits import LimitSettings, TaskSettings
+from gateway.config.load import Origins, explained, gathered
+from gateway.config.model import Frozen
+from gateway.config.policy import PolicySettings
+from gateway.config.sandbox import AbsolutePath, PackageSettings, Profile
+from gateway.config.secrets import PeerTlsSettings, SecretSettings
+from gateway.config.sessions import (
     BOUND,
     BUILT_IN,
     ContextSettings,
     EnvironmentValue,
+    SessionSettings,
     environment_of,
     is_usable_workspace,
 )
-from gateway.config.discovery import ALL_SERVERS, DiscoverySettings
-from gateway.config.faults import ConfigurationError, Note
-from gateway.config.limits import LimitSettings
-from gateway.config.load import Origins, explained, gathered
-from gateway.config.model import Frozen
-from gateway.config.peer_tls import PeerTlsSettings
-from gateway.config.policy import PolicySettings
-from gateway.config.sandbox import AbsolutePath, PackageSettings, Profile
-from gateway.config.secrets import SecretSettings
-from gateway.config.sessions import SessionSettings
-from gateway.config.tasks import TaskSettings
 from gateway.config.upstreams import UpstreamSettings
 from session_store.connect import check_store_url
 

@@ -6,9 +6,9 @@ from urllib.parse import urlsplit
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
-from gateway.config.context import EnvironmentMap
 from gateway.config.model import Frozen, Pattern, expression
 from gateway.config.sandbox import SandboxByTrust, SandboxTable
+from gateway.config.sessions import EnvironmentMap
 from gateway.protocol.methods import METHODS, SERVER_METHODS
 
 __all__ = [

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from gateway.config.context import CORRELATION_ID, TEMP_DIR, EnvironmentValue
+from gateway.config.sessions import CORRELATION_ID, TEMP_DIR, EnvironmentValue
 from gateway.context.facts import SessionFacts
 from gateway.context.secrets import PrincipalSecrets, is_template
 from gateway.context.session_folders import SessionFolders

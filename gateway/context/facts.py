@@ -10,7 +10,7 @@ from typing import Any, Final, Literal
 
 import msgspec
 
-from gateway.config.context import CORRELATION_ID, ContextSettings, EnvironmentValue, FieldSettings
+from gateway.config.sessions import CORRELATION_ID, ContextSettings, EnvironmentValue, FieldSettings
 from gateway.protocol.params import meta_of
 from gateway.protocol.reserved_meta import RESERVED
 from session_store import Context, Principal, Session, Source

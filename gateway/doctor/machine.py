@@ -7,8 +7,7 @@ from pathlib import Path
 from typing import Final
 
 from gateway.config.addresses import is_loopback
-from gateway.config.keyring import KEYS_FILE, key_file, key_ring
-from gateway.config.secrets import others_can_read
+from gateway.config.secrets import KEYS_FILE, key_file, key_ring, others_can_read
 from gateway.config.settings import ConfigurationError, Settings
 from gateway.doctor.findings import Finding, failure, ok, warning
 from gateway.sandbox.enclosures import own_files

@@ -6,8 +6,7 @@ from typing import Final
 
 from gateway.cluster.envelope import Envelopes
 from gateway.cluster.reachability import why_not_found
-from gateway.config.keyring import key_ring
-from gateway.config.peer_tls import peer_tls
+from gateway.config.secrets import key_ring, peer_tls
 from gateway.config.settings import ConfigurationError, Settings
 from gateway.doctor.findings import Finding, failure, ok, warning
 from session_store import Backend, StoreError

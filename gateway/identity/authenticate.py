@@ -14,7 +14,7 @@ import msgspec
 from msgspec.structs import replace
 
 from gateway.config.auth import API_KEY_ISSUER, AuthSettings, ProxySettings
-from gateway.config.context import FieldSettings
+from gateway.config.sessions import FieldSettings
 from gateway.errors import insufficient_scope, unauthenticated
 from gateway.identity.credential_claims import (
     CredentialClaims,

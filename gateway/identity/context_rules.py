@@ -13,9 +13,9 @@ from typing import Final
 import msgspec
 from msgspec.structs import replace
 
-from gateway.config.context import FieldSettings
 from gateway.config.model import any_matches
 from gateway.config.policy import RuleSettings
+from gateway.config.sessions import FieldSettings
 from gateway.errors import bad_context
 from gateway.identity.credential_claims import SANDBOXED, CredentialClaims
 from session_store import Context, ContextField, InvalidContext, Principal, Provenance, Session, Source

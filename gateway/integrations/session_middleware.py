@@ -9,9 +9,9 @@ from typing import Any, Final
 
 from pydantic import ValidationError
 
-from gateway.config.keyring import given_keys
 from gateway.config.load import ConfigurationError, explained, gathered
 from gateway.config.model import Frozen
+from gateway.config.secrets import given_keys
 from gateway.config.sessions import SessionSettings
 from gateway.config.settings import GatewaySettings
 from gateway.errors import session_unknown, store_refused, store_unavailable

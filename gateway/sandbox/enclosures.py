@@ -9,8 +9,8 @@ from pathlib import Path
 from time import monotonic
 from typing import Final
 
-from gateway.config.keyring import key_file
 from gateway.config.sandbox import Sandbox, sandbox_of
+from gateway.config.secrets import key_file
 from gateway.config.settings import GatewaySettings
 from gateway.config.upstreams import UpstreamSettings
 from gateway.sandbox.profiles import Enclosure, enclosure_of

@@ -10,7 +10,7 @@ from gateway.cluster.membership import Beats, Membership
 from gateway.cluster.ownership import Cluster
 from gateway.cluster.peer_requests import PeerRequests
 from gateway.cluster.reachability import Reachability
-from gateway.config.peer_tls import peer_tls
+from gateway.config.secrets import peer_tls
 from gateway.context.facts import SESSION_KEY
 from gateway.errors import too_much_in_flight
 from gateway.identity.standing_rights import StandingRights

@@ -20,7 +20,7 @@ from gateway.calls.live_session import FrameWatches, LiveSessions
 from gateway.cluster.ownership import Cluster
 from gateway.config.addresses import is_loopback
 from gateway.config.auth import AuthSettings
-from gateway.config.keyring import key_ring
+from gateway.config.secrets import key_ring
 from gateway.config.settings import GatewaySettings, Settings
 from gateway.context.facts import SessionFacts
 from gateway.identity.authenticate import Identity, ResourceMetadata, TrustedProxies

@@ -15,7 +15,7 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 from starlette.routing import BaseRoute, Route
 
-from gateway.config.discovery import ALL_SERVERS, CardSettings, DiscoverySettings
+from gateway.config.auth import ALL_SERVERS, CardSettings, DiscoverySettings
 from gateway.policy.rate_limits import RateLimits
 from gateway.serving.paths import ALL, CATALOG
 from session_store import ANONYMOUS, StoreError

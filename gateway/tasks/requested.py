@@ -13,7 +13,7 @@ from gateway.calls.call import id_of, message_of
 from gateway.calls.exchange import Exchange
 from gateway.calls.immediate_reply import ImmediateReply
 from gateway.calls.live_session import LiveSession, live_session_of
-from gateway.config.tasks import TaskSettings
+from gateway.config.limits import TaskSettings
 from gateway.errors import cancelled_by_client, unknown_tool
 from gateway.identity.request_context import RequestContext
 from gateway.protocol.handshake import HandshakeRefused, capabilities_of, version_of

@@ -10,10 +10,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
 from gateway.calls.lists import Listed
+from gateway.config.limits import TaskSettings
 from gateway.config.model import matches
 from gateway.config.policy import WorkspaceSettings
 from gateway.config.settings import ConfigurationError, GatewaySettings, Settings
-from gateway.config.tasks import TaskSettings
 from gateway.config.upstreams import ToolSettings, UpstreamSettings
 from gateway.policy.tool_calls import ToolCalls
 from gateway.protocol.handshake import HandshakeRefused

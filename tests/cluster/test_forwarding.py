@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from gateway.config.peer_tls import PeerTlsSettings, peer_tls
+from gateway.config.secrets import PeerTlsSettings, peer_tls
 from tests.requirements import requirement
 from tests.support.certificates import Authority
 from transports import peer_server

@@ -2,7 +2,7 @@
 
 from typing import Final
 
-from gateway.config.context import ContextSettings
+from gateway.config.sessions import ContextSettings
 from gateway.context.facts import SessionFacts
 
 __all__ = ["FACTS"]

@@ -14,17 +14,22 @@ import annotated_types
 from pydantic import BaseModel, BeforeValidator, ValidationError
 from pydantic.fields import FieldInfo
 
-from gateway.config.auth import AdminSettings, AuditSettings, AuthSettings, ClaimNames, JwtSettings, ProxySettings
-from gateway.config.context import ContextSettings, EnvironmentValue, FieldSettings
-from gateway.config.discovery import CardSettings, DiscoverySettings
-from gateway.config.limits import LimitSettings
-from gateway.config.peer_tls import PeerTlsSettings
+from gateway.config.auth import (
+    AdminSettings,
+    AuditSettings,
+    AuthSettings,
+    CardSettings,
+    ClaimNames,
+    DiscoverySettings,
+    JwtSettings,
+    ProxySettings,
+)
+from gateway.config.limits import LimitSettings, TaskSettings
 from gateway.config.policy import PolicySettings, RateSettings, RuleSettings, WorkspaceSettings
 from gateway.config.sandbox import PackageSettings, SandboxTable
-from gateway.config.secrets import SecretSettings
-from gateway.config.sessions import SessionSettings
+from gateway.config.secrets import PeerTlsSettings, SecretSettings
+from gateway.config.sessions import ContextSettings, EnvironmentValue, FieldSettings, SessionSettings
 from gateway.config.settings import GatewaySettings
-from gateway.config.tasks import TaskSettings
 from gateway.config.upstreams import ItemSettings, MethodSettings, ToolSettings, UpstreamSettings
 
 __all__ = ["models", "pages"]

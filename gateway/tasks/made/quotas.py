@@ -13,7 +13,7 @@ from typing import Final
 
 from cachetools import LRUCache, TTLCache
 
-from gateway.config.tasks import TaskSettings
+from gateway.config.limits import TaskSettings
 from session_store import Principal, Quotas, StoreFull, StoreUnavailable, Task, TaskStore
 
 __all__ = ["LEFT", "BoundedTasks", "Places", "RunningNames", "TaskQuotas", "names_kept_s", "parts_of"]

@@ -9,7 +9,7 @@ import msgspec
 from gateway.bridge.suspended_calls import answer_suspended, refuse_suspended
 from gateway.calls.lifecycles import ExchangeState
 from gateway.calls.live_session import live_session_of
-from gateway.config.tasks import TaskSettings
+from gateway.config.limits import TaskSettings
 from gateway.errors import CANCELLED, OUTCOME_UNKNOWN, error_of
 from gateway.observability.observed import LogFacts
 from gateway.observability.outcome import TOOL_ERROR, outcome_of

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from time import time
 from typing import Final
 
-from gateway.config.tasks import TaskSettings
+from gateway.config.limits import TaskSettings
 from gateway.tasks.made.exchange import TaskExchange
 from gateway.tasks.made.quotas import RunningNames
 from gateway.tasks.made.record import TaskRecord

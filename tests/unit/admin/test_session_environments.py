@@ -12,7 +12,7 @@ from gateway.admin.session_environments import (
     variables_of,
 )
 from gateway.config.auth import AuthSettings
-from gateway.config.context import EnvironmentValue
+from gateway.config.sessions import EnvironmentValue
 from gateway.identity.context_rules import Reason
 from session_store import ANONYMOUS, Context, Principal
 from session_store.testing import FakeClock, a_session

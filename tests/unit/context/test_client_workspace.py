@@ -5,7 +5,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from gateway.config.context import ContextSettings
+from gateway.config.sessions import ContextSettings
 from gateway.context.client_workspace import Announced, Announcements, MetaPath
 from session_store import Context, Provenance
 from tests.requirements import requirement

@@ -6,7 +6,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from gateway.config.context import BOUND, ContextSettings, EnvironmentValue, environment_of
+from gateway.config.sessions import BOUND, ContextSettings, EnvironmentValue, environment_of
 from gateway.context.facts import (
     SESSION_KEY,
     SessionFacts,

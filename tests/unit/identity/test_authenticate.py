@@ -10,7 +10,7 @@ from typing import Any, cast
 import pytest
 
 from gateway.config.auth import AuthSettings
-from gateway.config.context import FieldSettings
+from gateway.config.sessions import FieldSettings
 from gateway.identity.access_tokens import AccessTokens
 from gateway.identity.authenticate import Identity, KeyDigests, ResourceMetadata, digest_of
 from gateway.identity.credential_claims import InsufficientScope

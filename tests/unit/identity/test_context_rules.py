@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.config.context import FieldSettings
 from gateway.config.policy import RuleSettings
+from gateway.config.sessions import FieldSettings
 from gateway.identity.context_rules import ContextRules, is_catch_all, kept_claims
 from gateway.identity.credential_claims import CredentialClaims
 from session_store import ContextField, Principal, Session

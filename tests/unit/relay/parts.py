@@ -6,8 +6,8 @@ from gateway.calls.call import Call
 from gateway.calls.event_log import EventWriter
 from gateway.calls.exchange import Exchange
 from gateway.calls.live_session import LiveSession
-from gateway.config.context import ContextSettings
 from gateway.config.limits import LimitSettings
+from gateway.config.sessions import ContextSettings
 from gateway.context.client_workspace import Announcements
 from gateway.relay.call import Intake
 from session_store import Context, MemoryEventLog

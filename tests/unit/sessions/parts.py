@@ -8,9 +8,8 @@ import pytest
 
 from gateway.calls.live_session import LiveSession, LiveSessions
 from gateway.cluster.ownership import Cluster
-from gateway.config.context import ContextSettings
 from gateway.config.policy import PolicySettings
-from gateway.config.sessions import SessionSettings
+from gateway.config.sessions import ContextSettings, SessionSettings
 from gateway.context.client_workspace import Announcements
 from gateway.identity.context_rules import ContextRules
 from gateway.identity.request_context import RequestContext

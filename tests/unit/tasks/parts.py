@@ -10,7 +10,7 @@ import msgspec
 
 from gateway.calls.lifecycles import ExchangeEvent
 from gateway.calls.live_session import LiveSession, LiveSessions
-from gateway.config.tasks import TaskSettings
+from gateway.config.limits import TaskSettings
 from gateway.protocol.capabilities import caller_of_meta
 from gateway.protocol.tasks import TaskAtServer
 from gateway.tasks.handles import TaskHandle, TaskHandles

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from gateway.config.tasks import TaskSettings
+from gateway.config.limits import TaskSettings
 from gateway.tasks.made.quotas import LEFT, BoundedTasks, RunningNames, TaskQuotas
 from session_store import ANONYMOUS, Backend, Principal, StoreFull, Task
 from session_store.memory import MemoryBackend

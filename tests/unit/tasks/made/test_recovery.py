@@ -8,7 +8,7 @@ import msgspec
 import pytest
 from msgspec.structs import replace
 
-from gateway.config.tasks import TaskSettings
+from gateway.config.limits import TaskSettings
 from gateway.errors import OUTCOME_UNKNOWN
 from gateway.protocol.tasks import TaskAtServer
 from gateway.tasks.made.quotas import LEFT

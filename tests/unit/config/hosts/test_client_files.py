@@ -1,5 +1,6 @@
-"""`gateway.config.hosts.edited_file`: one entry more, and everything else as it was."""
+"""Files of hosts are found with what is in them, and get an entry without losing anything."""
 
+import json
 import os
 import stat
 from pathlib import Path
@@ -8,12 +9,83 @@ from typing import Any
 import pytest
 
 from gateway.config.faults import ConfigurationError
+from gateway.config.hosts.client_files import add_entry, found_servers, with_entry, write_file
 from gateway.config.hosts.client_snippets import ClientFile
-from gateway.config.hosts.documents import parsed_document
-from gateway.config.hosts.edited_file import add_entry, with_entry, write_file
+from gateway.config.hosts.files import parsed_document
 from tests.requirements import requirement
 
-pytestmark = requirement("first.files")
+ENVIRON = {"PATH": "/usr/bin:/bin"}
+
+
+def put(path: Path, document: Any) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(document if isinstance(document, str) else json.dumps(document))
+    return path
+
+
+@requirement("first.init")
+def test_servers_of_the_project_and_of_the_user_are_found_as_they_stand(tmp_path: Path) -> None:
+    home, project = tmp_path / "home", tmp_path / "project"
+    project.mkdir()
+    own = put(project / ".mcp.json", {"mcpServers": {"files": {"command": "x", "env": {"T": "${TOKEN}"}}}})
+    put(home / ".cursor/mcp.json", {"mcpServers": {"files": {"command": "other"}, "git hub": {"command": "y"}}})
+    claude = {"projects": {str(project): {"mcpServers": {"notes": {"type": "stdio", "command": "n"}}}, "/x": {}}}
+    put(home / ".claude.json", claude | {"mcpServers": {"mail": {"url": "https://mail.example/mcp"}}})
+    put(home / ".codex/config.toml", '[mcp_servers.rust]\ncommand = "r"\nstartup_timeout_sec = 5\n')
+    put(home / ".gemini/settings.json", "{ not JSON")
+    found = found_servers(project, home, ENVIRON)
+    assert found.entries == {
+        "files": {"command": "x", "env": {"T": "${TOKEN}"}},
+        "git-hub": {"command": "y"},
+        "notes": {"type": "stdio", "command": "n"},
+        "mail": {"url": "https://mail.example/mcp"},
+        "rust": {"command": "r"},
+    }
+    assert found.places["files"] == own and found.places["rust"] == home / ".codex/config.toml"
+    assert any("files: left out" in note and str(own) in note for note in found.notes)
+    assert any(".gemini/settings.json: not valid JSON" in note for note in found.notes)
+
+
+@requirement("first.init")
+def test_what_cannot_be_served_and_the_gateway_itself_are_left_out(tmp_path: Path) -> None:
+    entries = {
+        "off": {"command": "x", "disabled": True},
+        "old": {"url": "https://a.example/sse", "type": "sse"},
+        "gateway": {"url": "http://127.0.0.1:8080/mcp"},
+        "odd": {"url": "http://[::1"},
+        "é": {"command": "x"},
+    }
+    put(tmp_path / ".cursor/mcp.json", {"mcpServers": entries})
+    found = found_servers(tmp_path, tmp_path / "nobody", ENVIRON)
+    assert [*found.entries] == ["odd"] and len(found.notes) == 4
+
+
+@requirement("first.init")
+def test_a_file_of_a_folder_does_not_decide_what_a_server_may_touch(tmp_path: Path) -> None:
+    entry = {"command": "x", "sandbox": "off", "shared": True, "tools": {"*": {"operation": "read"}}, "warm": 2}
+    put(tmp_path / ".mcp.json", {"mcpServers": {"evil": entry, "good": {"command": "y", "tools": ["a"]}}})
+    found = found_servers(tmp_path, tmp_path / "home", ENVIRON)
+    assert found.entries == {"evil": {"command": "x"}, "good": {"command": "y", "tools": ["a"]}}
+    assert any("evil: without sandbox, shared, tools, warm, which no other client has" in note for note in found.notes)
+
+
+@requirement("first.init")
+def test_credentials_that_stand_in_a_file_as_text_are_named(tmp_path: Path) -> None:
+    entries = {
+        "env": {"command": "x", "env": {"API_KEY": "k", "LINE\nBREAK_TOKEN": "t", "MODE": "fast", "KEY": "$KEY"}},
+        "headers": {"url": "https://a.example", "headers": {"Authorization": "Bearer abc", "X-Team": "red"}},
+        "args": {"command": "x", "args": ["--api-key", "k"]},
+        "url": {"url": "https://a.example/mcp?api_key=k"},
+        "none": {"command": "x", "args": ["--api-key", "${KEY}", "Authorization: Bearer ${TOKEN}"]},
+    }
+    put(tmp_path / ".mcp.json", {"mcpServers": entries})
+    assert found_servers(tmp_path, tmp_path / "home", ENVIRON | {"KEY": "1", "TOKEN": "2"}).secrets == {
+        "env": ["env.API_KEY", "env.LINE\nBREAK_TOKEN"],
+        "headers": ["headers.Authorization"],
+        "args": ["args"],
+        "url": ["url"],
+    }
+
 
 ENTRY = {"command": "x", "args": ["-y", 'a "b"'], "env": {"K": "v"}}
 JSON = ClientFile(path="", at=("mcpServers", "new"), entry=ENTRY)
@@ -35,6 +107,7 @@ def read(text: str, *, is_toml: bool = False) -> dict[str, Any]:
     return parsed_document(text, "file", is_toml=is_toml)
 
 
+@requirement("first.files")
 def test_a_commented_file_keeps_its_comments() -> None:
     after = with_entry(COMMENTED, JSON, "file")
     assert read(after) == {**read(COMMENTED), "mcpServers": {"old": {"command": "y"}, "new": ENTRY}}
@@ -42,6 +115,7 @@ def test_a_commented_file_keeps_its_comments() -> None:
     assert [*read(after)["mcpServers"]] == ["old", "new"]
 
 
+@requirement("first.files")
 @pytest.mark.parametrize(
     ("inside", "after"),
     [
@@ -63,17 +137,20 @@ def test_an_entry_comes_last_and_comments_stay_where_they_are(inside: str, after
     assert edited == f"{text}{after}\n}}"
 
 
+@requirement("first.files")
 @pytest.mark.parametrize("before", ["", "{}", "{ // nothing\n}", '{"a": 1}', '{"a": 1,}', '{"mcpServers": {}}'])
 def test_the_table_is_made_where_it_is_missing(before: str) -> None:
     after = read(with_entry(before, JSON, "file"))
     assert after == {**(read(before) if before else {}), "mcpServers": {"new": ENTRY}}
 
 
+@requirement("first.files")
 def test_plain_json_stays_plain_and_keeps_its_indentation() -> None:
     after = with_entry('{\n\t"mcpServers": {}\n}', JSON, "file")
     assert after.startswith('{\n\t"mcpServers": {\n\t\t"new": {\n') and '"é"' in with_entry('{"é": 1}', JSON, "file")
 
 
+@requirement("first.files")
 def test_a_toml_file_gets_a_table() -> None:
     before = '# mine\nmodel = "o"\n\n[mcp_servers.old]\ncommand = "y"\n'
     after = with_entry(before, TOML, "file")
@@ -82,6 +159,7 @@ def test_a_toml_file_gets_a_table() -> None:
         with_entry("mcp_servers = {}\n", TOML, "file")
 
 
+@requirement("first.files")
 def test_an_entry_that_is_there_is_not_replaced() -> None:
     once = with_entry(COMMENTED, JSON, "file")
     assert with_entry(once, JSON, "file") == once
@@ -94,6 +172,7 @@ def test_an_entry_that_is_there_is_not_replaced() -> None:
         with_entry("{", JSON, "file")
 
 
+@requirement("first.files")
 def test_a_file_behind_links_of_ones_own_is_replaced_as_a_whole_and_keeps_its_permissions(tmp_path: Path) -> None:
     real, link = tmp_path / "dotfiles.json", tmp_path / "mcp.json"
     real.write_text("{}")
@@ -109,6 +188,7 @@ def test_a_file_behind_links_of_ones_own_is_replaced_as_a_whole_and_keeps_its_pe
     assert sorted(path.name for path in tmp_path.iterdir()) == ["client", "dotfiles.json", "made", "mcp.json"]
 
 
+@requirement("first.files")
 @pytest.mark.parametrize("of", ["mcp.json", "folder/mcp.json", "folder/inner/mcp.json", "way/mcp.json"])
 def test_a_link_to_nothing_is_not_followed(tmp_path: Path, of: str) -> None:
     """Neither the file nor a folder above it, nor a link that leads to one."""
@@ -121,6 +201,7 @@ def test_a_link_to_nothing_is_not_followed(tmp_path: Path, of: str) -> None:
     assert not (tmp_path / "elsewhere").exists()
 
 
+@requirement("first.files")
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can make links of another user")
 @pytest.mark.parametrize("of", ["mcp.json", "folder/mcp.json", "way/mcp.json"])
 def test_a_link_of_another_user_is_not_followed(tmp_path: Path, of: str) -> None:

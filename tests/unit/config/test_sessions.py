@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from gateway.config.context import ContextSettings, is_usable_workspace
+from gateway.config.sessions import ContextSettings, is_usable_workspace
 from gateway.config.settings import Settings
 from tests.requirements import requirement
 
