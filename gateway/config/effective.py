@@ -85,7 +85,7 @@ def _default_of(field: FieldInfo) -> Any:
 
 
 def _of_server(name: str, entry: UpstreamSettings, origins: Origins | None) -> Section:
-    """Only what is set: a server has some thirty settings, and people set three."""
+    """Return what is set, and nothing else: a server has some thirty settings, and people set three."""
     place = (None if origins is None else origins.file) or _BY_PROGRAM
     found = []
     for setting, field in UpstreamSettings.model_fields.items():
@@ -121,7 +121,7 @@ def shown_value(name: str, value: Any) -> str:
 
 
 def _plain(value: Any) -> Any:
-    """As JSON has it. Of objects inside, what was set."""
+    """Return a value as JSON has it; of objects inside, what was set."""
     if isinstance(value, BaseModel):
         return value.model_dump(mode="json", exclude_unset=True)
     if isinstance(value, Mapping):
@@ -152,7 +152,7 @@ def _redacted(text: str, secrets: set[str]) -> str:
 
 
 def _hidden(value: Any) -> str:
-    """A reference to a secret is none."""
+    """Return what is shown for a credential; a reference to a secret is none, and stays."""
     is_reference = isinstance(value, str) and value.startswith("${secret:") and value.endswith("}")
     return value if is_reference and value.count("$") == 1 else _HIDDEN
 

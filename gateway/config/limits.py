@@ -14,7 +14,7 @@ _BYTES_OF_A_HEADER: Final = 512
 
 
 def _null(value: Any) -> Any:
-    """Variables are text, and have no other null."""
+    """Return None for the text `null`: variables have no other."""
     return None if value == "null" else value
 
 

@@ -59,7 +59,7 @@ OTHER_NAMES: Final = frozenset(
 
 
 def unknown_variables(environ: Iterable[str], model: type[BaseModel]) -> tuple[list[str], tuple[Note, ...]]:
-    """Faults for names that resemble a setting of `model`, and a note for each other unknown name.
+    """Return faults for names that resemble a setting of `model`, and a note for each other unknown name.
 
     Others use the prefix as well: Kubernetes sets `MCP_GATEWAY_SERVICE_HOST` for a service named `mcp-gateway`. A name
     that resembles a setting is a fault, because its value would silently have no effect.
@@ -110,7 +110,7 @@ def variables(model: type[BaseModel]) -> dict[str, Any]:
 
 
 def _kind(annotation: Any) -> Any:
-    """Settings with settings inside are given field by field; any other value is taken as it stands."""
+    """Return the kind of a variable: settings with settings inside are given field by field, others as they stand."""
     has_fields = isinstance(annotation, type) and issubclass(annotation, BaseModel)
     return dict[str, Any] | None if has_fields else Any
 
@@ -218,7 +218,7 @@ def _of_file(path: Path | None) -> Adapted:
 
 
 def _with_store(gateway: dict[str, Any], origins: Origins) -> dict[str, Any]:
-    """With the store's URL out of its file, where it is in one."""
+    """Return the settings with the store's URL, read from its file if it is in one."""
     file = gateway.get("store_file")
     if not file or not isinstance(file, str):
         return gateway

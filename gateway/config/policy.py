@@ -74,7 +74,7 @@ class RateSettings(Frozen):
 
 
 def _off(value: Any) -> Any:
-    """0, "off" and null switch a limit off."""
+    """Return None for 0 and "off", which switch a limit off."""
     return None if value in (0, "0", "off", "") else value
 
 

@@ -120,7 +120,7 @@ class SandboxSettings(Frozen):
 
 
 def _one(value: Any) -> Any:
-    """A profile's name alone, or a launcher alone."""
+    """Return the table for a profile's name alone, or a launcher alone."""
     if isinstance(value, str):
         return {"profile": value}
     return {"launcher": value} if isinstance(value, list | tuple) else value
@@ -139,7 +139,8 @@ class SandboxTable(SandboxSettings):
 
 
 def _table(value: Any) -> Any:
-    """A profile's name is for all sessions. A list is a launcher for sessions that are not of direct trust."""
+    """Return the table for a profile's name, which is for all sessions, or a list, which is a launcher for sessions
+    that are not of direct trust."""
     if isinstance(value, list | tuple):
         return {"sandboxed": {"launcher": value}} if value else {}
     return _one(value)

@@ -24,7 +24,7 @@ _SETTING_OF: Final = {"tools": "tools", "prompts": "prompts", "resources": "reso
 
 
 def _text(value: Any) -> Any:
-    """A number or a boolean as an environment variable has it; people write both into files."""
+    """Return a number or a boolean as an environment variable has it; people write both into files."""
     if isinstance(value, bool):
         return "true" if value else "false"
     return str(value) if isinstance(value, int | float) else value

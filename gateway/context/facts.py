@@ -211,7 +211,8 @@ class SessionFacts:
         return ("", "configured") if given is None else (given.value, given.source)
 
     def _source_of_metadata(self, name: str) -> Source:
-        """Metadata is the operator's, except for a text that is filled with what a client says of itself."""
+        """Return who has set metadata: the operator, except for a text that is filled with what a client says of
+        itself."""
         template = self._templates.get(name, "")
         return "announced" if "{agent" in template or "{workspace" in template else "configured"
 

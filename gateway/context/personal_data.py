@@ -33,8 +33,8 @@ _PHONE: Final = (
 
 
 def _without_cards(found: Any) -> str:
-    """Groups of digits without those that are the number of a card. Of groups that may belong to two numbers, both are
-    redacted: it cannot be told which one is the card's."""
+    """Return groups of digits without those that are the number of a card. Of groups that may belong to two numbers,
+    both are redacted: it cannot be told which one is the card's."""
     text, kept, at = str(found.group(0)), list[str](), 0
     for begin, end in _cards(text):
         if begin >= at:

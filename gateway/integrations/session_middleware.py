@@ -239,7 +239,7 @@ def _refusal(error: Refused | SessionGone | StoreError) -> Refused:
 
 
 def _parts(refused: Refused) -> tuple[int, bytes, Headers]:
-    """Status, body and headers of a refusal."""
+    """Return status, body and headers of a refusal."""
     headers = [(name.lower().encode(), value.encode("latin-1", "replace")) for name, value in refused.headers.items()]
     return refused.status, json.dumps({"error": str(refused)}).encode(), headers
 

@@ -227,7 +227,7 @@ def _toml(text: str, file: ClientFile) -> str:
 
 
 def _json(text: str, file: ClientFile, wanted: Mapping[str, Any]) -> str:
-    """Plain JSON is written anew in its own indentation. In JSON with comments, only the entry is added."""
+    """Return JSON with the entry: plain JSON written anew in its own indentation, JSON with comments as it was."""
     try:
         json.loads(text)
     except ValueError:
@@ -304,7 +304,7 @@ def _unquoted(word: str) -> str:
 
 
 def _plain(value: Any) -> Any:
-    """As a document has it: mappings and sequences become dicts and lists."""
+    """Return a value as a document has it, of dicts and lists."""
     if isinstance(value, Mapping):
         return {key: _plain(inner) for key, inner in value.items()}
     if isinstance(value, list | tuple):

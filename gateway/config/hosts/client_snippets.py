@@ -91,7 +91,7 @@ class _Connection:
         return credential + "".join(more)
 
     def entry(self, variable: str, **more: Any) -> dict[str, Any]:
-        """An entry in JSON with these fields and the headers, if there are any."""
+        """Return an entry in JSON with these fields and the headers, if there are any."""
         headers = self.headers_with(variable)
         return more | ({"headers": headers} if headers else {})
 

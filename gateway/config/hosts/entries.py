@@ -100,7 +100,7 @@ def adapted_entry(where: str, given: Mapping[str, Any], place: Place, found: Fin
 
 
 def command_fault(command: str, path: str | None) -> str:
-    """Why a command can be no program: it holds its arguments. An empty string if it can. `path` is a PATH."""
+    """Return why a command can be no program: it holds its arguments. An empty string if it can. `path` is a PATH."""
     words = command.split()
     if len(words) < 2 or shutil.which(command, path=path) or Path(command).exists():
         return ""
@@ -145,7 +145,7 @@ def _is_reachable(where: str, given: Mapping[str, Any], found: Findings) -> bool
 
 
 def _flatten_command(entry: dict[str, Any]) -> None:
-    """`command` as a list (opencode) or as an object with path, args and env (Zed until 2025)."""
+    """Flatten a `command` that is a list (opencode) or an object with path, args and env (Zed until 2025)."""
     command = entry.get("command")
     if isinstance(command, list) and command:
         entry["command"], entry["args"] = command[0], [*command[1:], *(entry.get("args") or [])]
@@ -158,7 +158,7 @@ def _flatten_command(entry: dict[str, Any]) -> None:
 
 
 def _filter_tools(where: str, entry: dict[str, Any], given: Mapping[str, Any], found: Findings) -> None:
-    """The lists of tools that the host shows or hides are kept: what it hides is not served either."""
+    """Keep the lists of tools that the host shows or hides: what it hides is not served either."""
     shown = [given[name] for name in ONLY if given.get(name) is not None]
     if isinstance(entry.get("tools"), list):  # GitHub Copilot
         shown.append(entry.pop("tools"))
@@ -231,7 +231,8 @@ def _expand(where: str, entry: dict[str, Any], place: Place, found: Findings, *,
 def _add_named_variables(
     where: str, entry: dict[str, Any], given: Mapping[str, Any], place: Place, found: Findings
 ) -> None:
-    """Values that the host takes from variables or a file: Codex's `…env_var…` fields and VS Code's `envFile`."""
+    """Add the values that the host takes from variables or a file: Codex's `…env_var…` fields and VS Code's
+    `envFile`."""
 
     def value(name: str, source: Any, read: Callable[[str], Any]) -> Any:
         try:

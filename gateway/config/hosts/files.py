@@ -112,7 +112,8 @@ class Adapted:
 
 
 def adapted(given: Mapping[str, Any], place: Place) -> Adapted:
-    """`mcpServers` and `gateway` of a host's file. Values that are no servers are left for validation to name."""
+    """Return `mcpServers` and `gateway` of a host's file. Values that are no servers are left for validation to
+    name."""
     found = Findings()
     tables = dict(_tables(given))
     _unknown_keys(given, bool(tables), found)
@@ -174,7 +175,7 @@ def _add(result: Adapted, where: tuple[str, str], entry: Any, place: Place) -> N
 
 
 def _inputs(given: Mapping[str, Any]) -> dict[str, str]:
-    """Defaults of VS Code's input variables."""
+    """Return the defaults of VS Code's input variables."""
     inputs, within = given.get("inputs"), given.get("mcp")
     if inputs is None and isinstance(within, dict):
         inputs = within.get("inputs")
@@ -183,7 +184,7 @@ def _inputs(given: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _filter_servers(given: Mapping[str, Any], result: Adapted) -> None:
-    """Gemini CLI's lists of servers that may be used."""
+    """Apply Gemini CLI's lists of servers that may be used."""
     within = given.get("mcp")
     rules = within if isinstance(within, dict) else {}
     allowing = "mcp.allowed" if "allowed" in rules else "allowMCPServers"  # the second is of earlier versions
@@ -200,7 +201,8 @@ def _filter_servers(given: Mapping[str, Any], result: Adapted) -> None:
 
 
 def _unknown_keys(given: Mapping[str, Any], has_servers: bool, found: Findings) -> None:
-    """A key that resembles `gateway` or `mcpServers` is a fault: without its rules the gateway would serve more."""
+    """Note unknown keys. One that resembles `gateway` or `mcpServers` is a fault: without its rules the gateway would
+    serve more."""
     ignored = []
     for key in given:
         if key in BESIDE:

@@ -89,7 +89,8 @@ def expanded(text: str, place: Place, *, last_word: bool = False, secrets: bool 
 
 
 def in_braces(text: str, place: Place) -> str:
-    """As `expanded`, for opencode: `{env:VAR}`; a variable that is not set is an error here as well."""
+    """Expand the placeholders of opencode, `{env:VAR}`, as `expanded` does; a variable that is not set is an error
+    here as well."""
     if "{file:" in text:
         raise Unresolved("{file:…} is not read: put the value into a variable, and write {env:VARIABLE}")
     return _IN_BRACES.sub(lambda found: _variable(found[1], None, place), text)
