@@ -6,6 +6,7 @@ The one dict keyed by session id in the gateway is here.
 import asyncio
 import contextlib
 import logging
+import weakref
 from collections.abc import Callable, Iterator, Set
 from time import monotonic, time
 from typing import Final, Protocol
@@ -66,6 +67,14 @@ class ReturnWatch(Protocol):
         ...
 
 
+class SessionPath(Protocol):
+    """Keeps what was decided on the calls of a session, for a connection that repeats them."""
+
+    def let_go(self) -> None:
+        """Keep nothing of the session, which has ended."""
+        ...
+
+
 class LiveSession(Usage):
     """One session, alive on this replica.
 
@@ -75,7 +84,7 @@ class LiveSession(Usage):
 
     # Without a dictionary each: there are as many as there are sessions.
     __slots__ = """__weakref__ _ask_modern _draining _events _outbox _questions alias calls conversations ended
-        _exchanges failed failures frames _happened lost new_process read_at return_watch session state
+        _exchanges failed failures frames _happened lost new_process _paths read_at return_watch session state
         subscription_relays subscriptions version""".split()
 
     def __init__(
@@ -105,6 +114,7 @@ class LiveSession(Usage):
         self._questions: Questions | None = None
         self._ask_modern, self._happened = ask_modern, happened
         self._outbox: Outbox | None = None
+        self._paths: set[weakref.ref[SessionPath]] | None = None
 
     @property
     def is_busy(self) -> bool:
@@ -212,6 +222,18 @@ class LiveSession(Usage):
     def changed(self) -> None:
         """What was decided on a call of the session does not hold for the next one."""
         self.version += 1
+
+    def hold_path(self, path: SessionPath) -> None:
+        """Have the path let the session go once that has ended, if its connection still has it."""
+        if self._paths is None:
+            self._paths = set()
+        self._paths.add(weakref.ref(path, self._paths.discard))
+
+    def _end_paths(self) -> None:
+        paths, self._paths = self._paths, None
+        for path in [held() for held in paths or ()]:
+            if path is not None:
+                path.let_go()
 
     # -- who watches
 
@@ -340,6 +362,8 @@ class LiveSession(Usage):
                 exchange.fail(CANCELLED, f"Cancelled: {reason}")
         if self._questions is not None:
             self._questions.end(reason)
+        # Behind what is recorded in the next turn of the calls that were answered in this one.
+        asyncio.get_running_loop().call_soon(self._end_paths)
         conversations = list(self.conversations.values())
         self.conversations.clear()
         await asyncio.gather(*(c.close() for c in conversations), return_exceptions=True)

@@ -210,7 +210,7 @@ class FastPath:
     """Holds what was decided on a call, and sends those that are like it (`transports.inbound_port.CallPath`)."""
 
     __slots__ = """_check _client _conversation _decided _frame _is_traced _principal _resolver _route _tracing _usual_s
-        _waits _who era facts facts_version headers is_over is_shaped live loop paths server tool translate
+        _waits _who __weakref__ era facts facts_version headers is_over is_shaped live loop paths server tool translate
         until version""".split()
 
     def __init__(
@@ -258,21 +258,22 @@ class FastPath:
         self.loop = asyncio.get_running_loop()
         self.is_over = False
         """Whether what was decided does not hold any more."""
+        self.live.hold_path(self)
 
     def begin(
         self, connection: AnsweringConnection, holes: Holes, trace: bytes = b"", *, arrived_at: float = 0.0
     ) -> "FastCall | _CallBehindRead | None":
         """Send a call. None: nothing was done, and the call is to take the general way. `arrived_at`: the call has
         come then, and the record of its session was read since; 0: it comes now."""
+        if self.is_over:
+            return None
         live, paths, now = self.live, self.paths, monotonic()
         if live.version != self.version or self.facts.version != self.facts_version or now >= self.until:
             self.is_over = True
             return None
         if now - live.read_at >= AGING_AFTER_S and not self._resolver.still_serves(live):
             return None if arrived_at else _CallBehindRead(self, connection, holes, trace, now)
-        if now >= paths.lease.trusted_until or live.busy >= paths.way.max_exchanges:
-            return None
-        if self._waits is not None and self._waits():
+        if now >= paths.lease.trusted_until or live.busy >= paths.way.max_exchanges or (self._waits and self._waits()):
             return None
         correlation, trace = self._traced(trace) if self._is_traced else (new_correlation_id(), trace)
         client_id, given = holes
@@ -295,6 +296,11 @@ class FastPath:
         if self._tracing is not None:
             self._tracing.begun_unsampled()
         return call
+
+    def let_go(self) -> None:
+        """Keep nothing of the session, which has ended: the connection may rest for long."""
+        self.is_over = True
+        del self.live, self.tool, self._check, self._decided, self._frame, self._route, self._waits
 
     def read_again(self) -> "asyncio.Future[None]":
         """Read the record of the session, once for all calls that wait for it."""

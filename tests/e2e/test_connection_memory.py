@@ -1,5 +1,6 @@
 """Heads that clients repeat on a connection: real clients have them, and nothing is remembered that has ended."""
 
+import gc
 import json
 import re
 import secrets
@@ -12,6 +13,7 @@ from typing import Any
 import httpx
 import pytest
 
+from gateway.calls.live_session import LiveSession
 from tests.requirements import requirement
 from tests.support.credentials import KEYS, bearer, sha256
 from tests.support.gateway_process import PROBE, RunningGateway, operators_of, server
@@ -175,6 +177,20 @@ def test_a_session_that_has_ended_is_unknown_on_a_connection_that_remembers_it(g
         other.delete(gateway.url, headers=legacy.request_headers())
         assert legacy.tool("pid").status_code == 404 and counted("refused") == 1
         assert legacy.tool("pid").status_code == 404
+
+
+def test_a_session_that_has_ended_is_not_kept_by_a_connection_that_remembers_it(gateway: InProcessGateway) -> None:
+    def kept() -> bool:
+        gc.collect()
+        return any(type(each) is LiveSession and each.ended for each in gc.get_objects())
+
+    with httpx.Client() as http:
+        legacy, counted = Legacy(gateway.url, http).open(), Counted(gateway)
+        with Raw(gateway, legacy) as raw:
+            assert raw.call("pid").status == 200 and counted("fast")
+            legacy.delete()
+            assert eventually(lambda: not kept())
+            assert raw.call("pid").status == 404
 
 
 @requirement("wall.authority")
