@@ -8,29 +8,32 @@ __all__ = ["Usage", "Use"]
 class Usage:
     """Counts the uses of one session. The idle time of a session counts from the end of the last use.
 
-    Only `in_use`, `begin_use`, `at_work` and their ends change `busy` (uses that have not ended), `held_bytes` (large
-    request bodies of calls in flight), `open_streams` (standalone streams) and `tasks` (that end with a process of it).
+    Only `in_use`, `begin_use` and their ends change `busy` (uses that have not ended), `held_bytes` (large request
+    bodies of calls in flight), `open_streams` (standalone streams) and `movable` (uses that another replica continues).
     """
 
     # A base class, so that a session takes no second object for it.
-    __slots__ = ("_was_used", "busy", "held_bytes", "open_streams", "tasks")
+    __slots__ = ("_was_used", "busy", "held_bytes", "movable", "open_streams")
 
     def __init__(self) -> None:
         self.busy = 0
         self.held_bytes = 0
         self.open_streams = 0
-        self.tasks = 0
+        self.movable = 0
         self._was_used = False  # since `take_use`
 
-    def in_use(self, *, held: int = 0, is_stream: bool = False) -> "Use":
+    def in_use(self, *, held: int = 0, is_stream: bool = False, is_movable: bool = False) -> "Use":
         """Count one more use, until it is released.
 
         `held`: bytes of a request body that stay in memory for as long. `is_stream`: the use is a standalone stream.
+        `is_movable`: if another replica takes the session over, the use goes on there, as that of a stream does.
         """
+        is_movable |= is_stream
         self.busy += 1
         self.held_bytes += held
         self.open_streams += is_stream
-        return Use(self, held, is_stream)
+        self.movable += is_movable
+        return Use(self, held, is_stream, is_movable)
 
     def begin_use(self) -> None:
         """Do as `in_use`, for a use that `end_use` ends once, and that holds nothing."""
@@ -41,16 +44,15 @@ class Usage:
         self.busy -= 1
         self._was_used = True
 
-    def at_work(self) -> "Use":
-        """Do as `in_use`, for a task that ends with a process of this session."""
-        self.busy += 1
-        self.tasks += 1
-        return _Work(self, 0, False)
-
     @property
     def is_busy(self) -> bool:
         """True if a use is under way."""
         return self.busy > 0
+
+    @property
+    def is_movable(self) -> bool:
+        """True if every use that is under way can go on at another replica."""
+        return self.busy == self.movable
 
     def take_use(self) -> bool:
         """Return True if the session is in use, or was since this was last asked: the store has to restart its idle
@@ -66,12 +68,13 @@ class Usage:
 class Use:
     """One use of a session, from its beginning until `release`; also a context manager."""
 
-    __slots__ = ("_held", "_is_stream", "_usage")
+    __slots__ = ("_held", "_is_movable", "_is_stream", "_usage")
 
-    def __init__(self, usage: Usage, held: int, is_stream: bool) -> None:
+    def __init__(self, usage: Usage, held: int, is_stream: bool, is_movable: bool) -> None:
         self._usage: Usage | None = usage
         self._held = held
         self._is_stream = is_stream
+        self._is_movable = is_movable
 
     def release(self) -> None:
         """End the use. Idempotent."""
@@ -80,6 +83,7 @@ class Use:
             usage.busy -= 1
             usage.held_bytes -= self._held
             usage.open_streams -= self._is_stream
+            usage.movable -= self._is_movable
             usage._was_used = True
 
     def __enter__(self) -> Self:
@@ -87,14 +91,3 @@ class Use:
 
     def __exit__(self, *_: object) -> None:
         self.release()
-
-
-class _Work(Use):
-    """The use by one task."""
-
-    __slots__ = ()
-
-    def release(self) -> None:
-        if self._usage is not None:
-            self._usage.tasks -= 1
-        super().release()

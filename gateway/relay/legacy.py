@@ -103,15 +103,15 @@ class LegacyHandshake:
             params = params | {"_meta": msgspec.Raw(encode(without_reserved(meta_of(params))))}
         facts = client_facts(info, version, splice(encode(params)))
         resolved = await self._initializer.initialize(request, who, facts)
-        resolved, said = await self._initializer.apply_announced(request, who, resolved)
         live = resolved.live
-        meta = meta_of(params)
-        agreed = self._agreed(meta, resolved.context)
-        if agreed is not meta:
-            facts = client_facts(info, version, splice(encode(params | {"_meta": msgspec.Raw(encode(agreed))})))
-        if agreed is not meta or not resolved.opened:
-            await self._records.update(live, client=facts)
         with live.in_use():
+            resolved, said = await self._initializer.apply_announced(request, who, resolved)
+            meta = meta_of(params)
+            agreed = self._agreed(meta, resolved.context)
+            if agreed is not meta:
+                facts = client_facts(info, version, splice(encode(params | {"_meta": msgspec.Raw(encode(agreed))})))
+            if agreed is not meta or not resolved.opened:
+                await self._records.update(live, client=facts)
             try:
                 result = self._requested.declared(at_most(await endpoint.initialize(live, who.correlation), version))
                 if (negotiated := version_of(result)) != version:

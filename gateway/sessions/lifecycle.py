@@ -188,10 +188,10 @@ class SessionLifecycle:
     # -- leaving
 
     async def release_idle(self) -> bool:
-        """Release the sessions that have no call or task in flight, so that other replicas can serve them. True if none
-        is left. For a replica of a cluster that drains."""
+        """Release the sessions without a use that ends here, so that other replicas can serve them. True if none is
+        left. For a replica of a cluster that drains."""
         assert self._cluster is not None
-        idle = [live for live in self._live if not (live.exchanges or live.has_suspended or live.tasks)]
+        idle = [live for live in self._live if live.is_movable and not (live.exchanges or live.has_suspended)]
         for live in idle:
             # No await in this loop: a request that arrives now finds the session released.
             self._live.hand_over(live)

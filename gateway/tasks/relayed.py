@@ -106,7 +106,7 @@ class _KnownTask:
         """Take a step of `KNOWN`: hold the session and the link while the task is kept."""
         before, self.state = self.state, step(KNOWN, self.state, event)
         if self.state is KnownState.KEPT and before is not KnownState.KEPT:
-            self._use = self._live.at_work() if self.link.is_process else self._live.in_use()
+            self._use = self._live.in_use(is_movable=not self.link.is_process)
             self.link.hold_link()
         elif self._use is not None and self.state is not KnownState.KEPT:
             use, self._use = self._use, None

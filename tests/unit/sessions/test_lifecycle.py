@@ -78,7 +78,12 @@ async def test_a_replica_that_drains_releases_its_idle_sessions() -> None:
     assert parts.cluster is not None
     live = await parts.create()
     assert live.session.owner == parts.cluster.replica
-    assert await parts.lifecycle.release_idle()
+    stream, task = live.in_use(is_stream=True), live.in_use(is_movable=True)
+    with live.in_use():  # by a handshake, for example
+        assert not await parts.lifecycle.release_idle() and not live.ended
+    assert await parts.lifecycle.release_idle(), "its stream and its task at a URL go on elsewhere"
+    stream.release()
+    task.release()
     await parts.lifecycle.settled()
     assert (await parts.store.peek(live.session.id)).owner == ""
     assert live.ended and parts.cluster.has_released(live.session.id)

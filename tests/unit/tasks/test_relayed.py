@@ -58,7 +58,7 @@ class Parts:
     @property
     def kept(self) -> tuple[int, int, int]:
         """How many uses keep the session, how many of them a drain waits for, and how many keep the link."""
-        return self.live.busy, self.live.tasks, self.server.holds
+        return self.live.busy, self.live.busy - self.live.movable, self.server.holds
 
     def is_reachable(self, live: LiveSession, handle: str, *, shared: bool = True) -> bool:
         found = HANDLES.read(handle)
