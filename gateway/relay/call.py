@@ -41,6 +41,7 @@ from gateway.errors import (
     cancelled_by_client,
     is_bad_request_state,
     outcome_unknown,
+    session_unknown,
     store_refused,
     too_many_exchanges,
     too_much_in_flight,
@@ -328,16 +329,22 @@ class Intake:
         return await self.accept_counted(exchange, request, who, params, headers, server)
 
     async def admit(self, live: LiveSession, request: Request, exchange: Exchange | None = None) -> None:
-        """Count a call, once that is its turn. Raises `Refused`: 429, as `accept`; its client has cancelled it."""
+        """Count a call, once that is its turn. Raises `Refused`: 429, as `accept`; its client has cancelled it; 404,
+        its session has ended meanwhile."""
         with self.waiting(live, request, exchange):
-            await self._rates.call(live.session.id, request.body_bytes)
+            await self._turn(live, request.body_bytes)
         if exchange is not None and exchange.is_over:
             raise cancelled_by_client()
 
     async def count(self, live: LiveSession) -> None:
-        """Count a message of a session that is no call. Raises `Refused`: 429."""
+        """Count a message of a session that is no call. Raises `Refused`: 429; 404, the session has ended meanwhile."""
         with live.in_use():
-            await self._rates.call(live.session.id)
+            await self._turn(live)
+
+    async def _turn(self, live: LiveSession, size: int = 0) -> None:
+        await self._rates.call(live.session.id, size)
+        if live.ended and not live.is_elsewhere:
+            raise session_unknown()
 
     @contextlib.contextmanager
     def waiting(self, live: LiveSession, request: Request, exchange: Exchange | None = None) -> Iterator[None]:

@@ -19,7 +19,7 @@ from gateway.calls.live_session import LiveSession
 from gateway.calls.suspended_call import InputRequest
 from gateway.config.auth import AuditSettings
 from gateway.context.facts import CONTEXT_KEY
-from gateway.errors import OUTCOME_UNKNOWN, UPSTREAM_UNAVAILABLE, is_bad_request_state
+from gateway.errors import OUTCOME_UNKNOWN, SESSION_UNKNOWN, UPSTREAM_UNAVAILABLE, is_bad_request_state
 from gateway.identity.request_context import RequestContext
 from gateway.observability.audit import Audit
 from gateway.policy.decisions import ServerPolicy
@@ -235,6 +235,22 @@ async def test_a_call_that_waits_for_its_turn_is_in_flight_and_can_be_cancelled(
         await waiting[0]
     await asyncio.gather(waiting[1], counted)
     assert [call.exchange for call in endpoint.calls] == [exchanges[1]] and live.busy == 1
+
+
+@requirement("pol.limits")
+async def test_a_message_that_waits_for_its_turn_is_refused_as_unknown_if_its_session_ends() -> None:
+    live, endpoint = a_live(), Rated()
+    intake = an_intake(endpoint)
+    waiting = [intake.accept(a_tool_call(live), a_request(), WHO, {}, []), intake.count(live)]
+    tasks = [asyncio.create_task(each) for each in waiting]
+    await asyncio.sleep(0)
+    await live.close()
+    endpoint.turn.set()
+    for task in tasks:
+        with pytest.raises(Refused) as refused:
+            await task
+        assert (refused.value.status, refused.value.code) == (404, SESSION_UNKNOWN)
+    assert not endpoint.calls and not live.busy
 
 
 class Asker:
