@@ -197,9 +197,7 @@ class Admission:
         """
         if call.method == "tools/call":
             await upstream.facts()
-        known_by, live = upstream.held_for(call), call.live
-        if known_by is None and live is not None and call.method == "tools/call":
-            known_by = upstream.open_with(live)  # whose tools are those of the conversation that is about to be opened
+        known_by = upstream.held_for(call.exchange, call.era)
         asked: dict[str, Listed] = {}
         while isinstance(found := self._decide(upstream, known_by, call, asked), _Missing):
             conversation = await upstream.conversation_for(call)

@@ -446,7 +446,7 @@ class Intake:
     def _kept(self, exchange: Exchange, request: Request) -> bytes:
         """Return what is kept of a request; empty if its tool does not allow a repetition, or if it is too large."""
         endpoint = self.endpoints[request.endpoint]
-        if not endpoint.called(live_session_of(exchange), exchange.context, request.params).is_repeatable:
+        if not endpoint.called(exchange, request.era, request.params).is_repeatable:
             return b""
         kept = encode(KeptCall(request.endpoint, request.params))
         return kept if len(kept) <= KEPT_BYTES else b""

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 
 from gateway.calls.call import Call
 from gateway.calls.conversation import Conversation
+from gateway.calls.exchange import Exchange
 from gateway.calls.live_session import LiveSession
 from gateway.errors import UPSTREAM_UNAVAILABLE
 from gateway.protocol.handshake import handshake_of, merge_discoveries, merge_handshakes
@@ -156,18 +157,17 @@ class Endpoint:
         """Return the server of that name; None if there is none here that a session with this context sees."""
         return self.visible.to(context).get(name)
 
-    def called(self, live: LiveSession | None, context: Context, params: Object) -> Called:
-        """Return the tool of a call, as far as it is known without a request to its server."""
+    def called(self, exchange: Exchange, client: Era, params: Object) -> Called:
+        """Return the tool of a call of a client of that era, as far as it is known without a request to its server."""
         upstream = self.visible.only
         try:
             name = text_of(params, "name")
             if upstream is None:
-                server, name = owner_of(name, self.visible.to(context), "tool")
+                server, name = owner_of(name, self.visible.to(exchange.context), "tool")
                 upstream = self.visible.all[server]
         except Refused:
             return Called()  # the call is about to be refused
-        conversation = None if live is None else upstream.open_with(live)
-        tools = upstream.inventory.known("tools/list", conversation)
+        tools = upstream.inventory.known("tools/list", upstream.held_for(exchange, client))
         return (
             tools.called(upstream.name, name) if isinstance(tools, Tools) else Called(server=upstream.name, name=name)
         )

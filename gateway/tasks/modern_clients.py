@@ -10,7 +10,6 @@ from collections.abc import Awaitable, Mapping
 from gateway.calls.call import id_of, message_of
 from gateway.calls.exchange import Exchange
 from gateway.calls.immediate_reply import ImmediateReply
-from gateway.calls.live_session import live_session_of
 from gateway.identity.request_context import RequestContext
 from gateway.protocol.listing import Called
 from gateway.protocol.params import text_of
@@ -91,8 +90,7 @@ class ModernTasks:
         return self._maker.resumed(exchange, request, reply, lambda: self._tool(exchange, request))
 
     def _tool(self, exchange: Exchange, request: Request) -> Called:
-        live = live_session_of(exchange)
-        return self._endpoints[request.endpoint].called(live, exchange.context, request.params)
+        return self._endpoints[request.endpoint].called(exchange, Era.MODERN, request.params)
 
     # -- requests about a task
 

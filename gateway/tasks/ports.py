@@ -10,6 +10,7 @@ from gateway.identity.request_context import RequestContext
 from gateway.protocol.listing import Called
 from gateway.upstreams.upstream import ConfiguredUpstream
 from session_store import Context
+from transports.era import Era
 from transports.inbound_port import Answer, Request
 from transports.jsonrpc import Object
 
@@ -72,6 +73,6 @@ class Endpoint(Protocol):
         """Return the server of that name; None if there is none here that a session with this context sees."""
         ...
 
-    def called(self, live: LiveSession | None, context: Context, params: Object) -> Called:
-        """Return the tool of a call, as far as it is known without a request to its server."""
+    def called(self, exchange: Exchange, client: Era, params: Object) -> Called:
+        """Return the tool of a call of a client of that era, as far as it is known without a request to its server."""
         ...

@@ -103,7 +103,7 @@ class RequestedTasks:
         it."""
         tool = decode_object(raw, "a tool")
         execution = decode_object(tool.get("execution", msgspec.Raw(b"{}")), "execution")
-        called = self._endpoints[path].called(None, exchange.context, tool)
+        called = self._endpoints[path].called(exchange, Era.LEGACY, tool)
         if "taskSupport" in execution or not called.server or not self._settings.is_offered(called.server, called.name):
             return raw
         execution |= {"taskSupport": msgspec.Raw(b'"optional"')}
@@ -150,7 +150,7 @@ class RequestedTasks:
         """Return the tool of a call of which the gateway makes a task. None: it makes none. Raises `Refused`: nobody
         does."""
         endpoint = self._endpoints[request.endpoint]
-        tool = endpoint.called(live, exchange.context, request.params)
+        tool = endpoint.called(exchange, Era.LEGACY, request.params)
         upstream = endpoint.server(tool.server, exchange.context)
         if upstream is None:
             return None
@@ -159,7 +159,7 @@ class RequestedTasks:
             await upstream.inventory.listed("tools/list", conversation, tool.name)
         except _UNAVAILABLE:
             return None  # the call is about to fail
-        tool = endpoint.called(live, exchange.context, request.params)
+        tool = endpoint.called(exchange, Era.LEGACY, request.params)
         if _makes_tasks(upstream) and (tool.task_support or tool.is_unlisted):
             return None
         if tool.is_unlisted:  # an ordinary answer, which the server may have, is none for a client that wants a task

@@ -5,8 +5,9 @@ from typing import Any, Final, cast
 
 from gateway.calls.call import Call
 from gateway.calls.conversation import Conversation
+from gateway.calls.exchange import Exchange
 from gateway.calls.lifecycles import Deadlines
-from gateway.calls.live_session import LiveSession
+from gateway.calls.live_session import LiveSession, live_session_of
 from gateway.calls.server_messages import IsolatedRouter
 from gateway.calls.starts import Backoff
 from gateway.config.upstreams import UpstreamSettings
@@ -208,17 +209,18 @@ class ConfiguredUpstream:
             await self._try_own_handshake(live, correlation)
         return await self.era_for(client)
 
-    def held_for(self, call: Call) -> Conversation | None:
-        """Return the conversation that a call would be sent in; None if its session has none yet, or if it is not known
-        in which era that would be."""
-        live, era = call.live, self.era_now(call.era)
-        if live is None or era is None:
+    def held_for(self, exchange: Exchange, client: Era) -> Conversation | None:
+        """Return the conversation that a call of a client of that era would be sent in; None if its session has none
+        yet, or if it is not known in which era that would be. The tools of a call that is about to open one are those
+        of another conversation of its session."""
+        live, era = live_session_of(exchange), self.era_now(client)
+        if live is None:
             return None
-        return (
-            self._shared.of(era)
-            if self.settings.shared
-            else live.conversations.get(self._key(era, call.exchange.caller))
-        )
+        held = None
+        if era is not None:
+            key = self._key(era, exchange.caller)
+            held = self._shared.of(era) if self.settings.shared else live.conversations.get(key)
+        return self.open_with(live) if held is None and exchange.method == "tools/call" else held
 
     def _key(self, era: Era, caller: Caller | None) -> Key:
         """Return the name of the conversations of that era and caller among those of a session."""

@@ -18,10 +18,11 @@ from gateway.protocol.listing import Called
 from gateway.relay.repeated_calls import RepeatedCalls
 from gateway.relay.replies import CallReply
 from gateway.sessions.attach import Resolved
-from session_store import Context, MemoryEventLog, Session, StoreUnavailable
+from session_store import MemoryEventLog, Session, StoreUnavailable
 from session_store.testing import ALICE, FakeClock, a_session
 from tests.requirements import requirement
 from tests.unit.relay.parts import TakingEndpoint, a_request, a_tool_call, an_intake
+from transports.era import Era
 from transports.inbound_port import Request
 from transports.jsonrpc import Message, Object, encode
 from transports.reply_queue import Frame
@@ -43,7 +44,7 @@ class Server(TakingEndpoint):
         super().__init__()
         self.was_called = asyncio.Event()
 
-    def called(self, live: LiveSession, context: Context, params: Object) -> Called:
+    def called(self, exchange: Exchange, client: Era, params: Object) -> Called:
         return Called(is_repeatable=self.was_repeatable)
 
     async def relay(self, call: Call) -> None:

@@ -62,10 +62,12 @@ async def test_other_extension_settings_are_another_connection_up_to_a_limit() -
     with pytest.raises(UpstreamUnavailable, match="16 different sets of capabilities"):
         conversation(server, MAX_CONVERSATIONS)
     assert conversation(upstream("other"), 99) not in opened
-    call: Any = SimpleNamespace(live=live, era=Era.MODERN, exchange=SimpleNamespace(caller=caller(3)))
-    assert server.held_for(call) is opened[3], "whose lists decide the call"
-    call.exchange.caller = caller(99)
-    assert server.held_for(call) is None
+    call: Any = SimpleNamespace(live=live, method="tools/call", caller=caller(3))
+    assert server.held_for(call, Era.MODERN) is opened[3], "whose lists decide the call"
+    call.caller = caller(99)
+    assert server.held_for(call, Era.MODERN) is opened[0], "whose tools decide the call that opens its own"
+    call.method = "prompts/get"
+    assert server.held_for(call, Era.MODERN) is None
 
 
 @requirement("proc.last-words")
