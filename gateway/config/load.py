@@ -65,7 +65,8 @@ def unknown_variables(environ: Iterable[str], model: type[BaseModel]) -> tuple[l
     that resembles a setting is a fault, because its value would silently have no effect.
     """
     known = {name.upper(): name.upper() for name in (*model.model_fields, *OTHER_NAMES)}
-    below = {path.upper() for path in _paths(model)}
+    gone = {setting.removeprefix("gateway.").replace(".", "__").upper(): now for setting, now in GONE.items()}
+    below = {path.upper() for path in _paths(model)} | gone.keys()
     faults, notes = [], []
     for variable in sorted(environ):
         name = variable.upper().removeprefix(_PREFIX)
@@ -73,7 +74,10 @@ def unknown_variables(environ: Iterable[str], model: type[BaseModel]) -> tuple[l
         if not variable.upper().startswith(_PREFIX) or first in known:
             continue
         candidates = below if "__" in name else known.keys() | below
-        if found := meant(name, sorted(candidates)) or meant(first, sorted(known)):
+        found = meant(name, sorted(candidates)) or meant(first, sorted(known))
+        if found in gone:
+            faults.append(f"the variable {variable}: {_PREFIX}{found} is gone: {gone[found]}")
+        elif found:
             faults.append(f"the variable {variable}: no such setting; did you mean {_PREFIX}{found}?")
         else:
             notes.append(Note(level="warning", text=f"the variable {variable} is ignored: it is no setting"))

@@ -134,3 +134,6 @@ def test_a_setting_that_is_gone_is_refused_with_what_holds_now(
     variable = f"MCP_GATEWAY_{section}__{name}".upper()
     monkeypatch.setenv(variable, "7")
     assert refusal({}) == f"the variable {variable}: {setting}: this setting is gone: {GONE[setting]}"
+    misspelt = variable.replace("__", "_")
+    told = f"the variable {misspelt}: {variable} is gone: {GONE[setting]}"
+    assert unknown_variables([misspelt], GatewaySettings) == ([told], ())
