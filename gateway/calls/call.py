@@ -56,12 +56,12 @@ class Call(msgspec.Struct, frozen=True):
 
 
 def message_of(request: Request) -> Message:
-    """The message of a request that has one."""
+    """Return the message of a request that has one."""
     assert request.message is not None
     return request.message
 
 
 def id_of(message: Message) -> RequestId:
-    """The id of a message that is a request."""
+    """Return the id of a message that is a request."""
     assert isinstance(message.id, (int, str))  # a union would be made for each call
     return message.id

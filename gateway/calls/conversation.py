@@ -529,7 +529,7 @@ class Conversation:
         self.users.restarted(reason)
 
     def turned(self) -> None:
-        """What calls are decided on has changed: the link, or what the server lists."""
+        """Record that what calls are decided on has changed: the link, or what the server lists."""
         self.users.changed()
 
     def stopped(self) -> None:

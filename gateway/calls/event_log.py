@@ -78,7 +78,7 @@ class _Backlog:
             self._due_bytes -= _size(self.due.pop(0))
 
     def begin(self) -> None:
-        """All that is due is being written."""
+        """Record that all that is due is being written."""
         self.writing, self._writing_bytes = self.due, self._due_bytes
         self.due, self._due_bytes = [], 0
 

@@ -491,7 +491,7 @@ class Exchange(ObservedCall):
         self._on_acknowledged = then
 
     def takes_acknowledgement(self) -> bool:
-        """The server has acknowledged the stream. Returns False if that is for the client."""
+        """Take the acknowledgement of the stream by its server. Returns False if that is for the client."""
         if self._on_acknowledged is None:
             return False
         self._on_acknowledged()

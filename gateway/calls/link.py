@@ -75,7 +75,7 @@ class LinkSession(Protocol):
         ...
 
     def changed(self) -> None:
-        """What was decided on a call of the session does not hold for the next one."""
+        """Let nothing that was decided on a call of the session hold for the next one."""
         ...
 
 
@@ -364,7 +364,7 @@ class LinkLifecycle:
     # -- losing
 
     def lost(self, reason: str = "") -> str:
-        """The link has ended, by itself or because it was closed. Returns the reason for clients."""
+        """Record that the link has ended, by itself or because it was closed. Returns the reason for clients."""
         self._keep_output_tail()
         self.link = self._greeted = None
         self.resources.close()
@@ -523,7 +523,7 @@ class LinkUsers:
         live.changed()
 
     def changed(self) -> None:
-        """What was decided on calls of the sessions does not hold for the next ones."""
+        """Let nothing that was decided on calls of the sessions hold for the next ones."""
         for live in self._users:
             if live is not None:
                 live.changed()

@@ -220,7 +220,7 @@ class LiveSession(Usage):
         self._step(LiveEvent.HAND_OVER)
 
     def changed(self) -> None:
-        """What was decided on a call of the session does not hold for the next one."""
+        """Let nothing that was decided on a call of the session hold for the next one."""
         self.version += 1
 
     def hold_path(self, path: SessionPath) -> None:

@@ -190,7 +190,7 @@ def _body_of(message: Message) -> bytes:
 
 
 def _is_small(message: Message) -> bool:
-    """False for an id or a method that is too long to be remembered: both may be as long as a message."""
+    """Return False for an id or a method that is too long to be remembered: both may be as long as a message."""
     parts = (message.id, message.method)
     return all(len(part) <= _MOST_NAME for part in parts if isinstance(part, str))
 

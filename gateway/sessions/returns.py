@@ -59,7 +59,7 @@ class ClientKey(msgspec.Struct, frozen=True):
 
 
 def client_key(request: Request, principal: Principal) -> ClientKey:
-    """Whom a request comes from, as far as clients without a carrier are told apart."""
+    """Return whom a request comes from, as far as clients without a carrier are told apart."""
     return ClientKey(principal, modern_client(request).name, agent_of(request))
 
 

@@ -122,7 +122,7 @@ def legacy_outcome(task: Task, handle: str) -> Message:
 
 
 def declaring_legacy_tasks(handshake: bytes) -> bytes:
-    """An `initialize` result which says that tools can be called as tasks, whatever the servers say."""
+    """Return an `initialize` result which says that tools can be called as tasks, whatever the servers say."""
     result = object_of(handshake)
     capabilities = object_of(result.get("capabilities"))
     tasks = object_of(capabilities.get("tasks"))

@@ -80,7 +80,7 @@ class RequestedTasks:
         return self._maker is not None and live.session.client.protocol_version == VERSION
 
     def declared(self, handshake: bytes) -> bytes:
-        """An `initialize` result that says that tools can be called as tasks, if they can."""
+        """Return an `initialize` result that says that tools can be called as tasks, if they can."""
         if self._maker is None or version_of(handshake) != VERSION or "tools" not in capabilities_of(handshake):
             return handshake
         return declaring_legacy_tasks(handshake)

@@ -142,7 +142,7 @@ class RunningNames:
             await self._quotas.hold(key, task.name, _NO_LIMIT, for_s=self._kept_s)
 
     async def add_left(self, name: str) -> None:
-        """Nobody runs a task that this replica has begun, although this replica lives. Raises `StoreUnavailable`."""
+        """Note a task that this replica has begun and nobody runs, although it lives. Raises `StoreUnavailable`."""
         await self._quotas.hold(_running(LEFT), name, _NO_LIMIT, for_s=self._kept_s)
         await self._quotas.hold(_OWNERS, LEFT, _NO_LIMIT, for_s=self._kept_s)
 
