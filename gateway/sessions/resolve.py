@@ -3,6 +3,7 @@
 import asyncio
 import itertools
 import math
+from collections.abc import Awaitable, Callable
 
 from msgspec.structs import replace
 
@@ -17,7 +18,7 @@ from gateway.sessions.carriers import asks_for_new, explicit_token, modern_clien
 from gateway.sessions.lookup import SessionLookup
 from gateway.sessions.opening import SessionOpener
 from gateway.sessions.returns import ASKED_AGAIN_S, Returns
-from session_store import ClientFacts, SessionStore, StoreUnavailable
+from session_store import ClientFacts, Session, SessionStore, StoreUnavailable
 from transports.era import Era
 from transports.inbound_port import OwnedByPeer, Request
 
@@ -126,18 +127,25 @@ class SessionResolver:
             self._returns.found_default(resolved.live, request, who)
         return resolved
 
-    def _at_hand(self, live: LiveSession | None, who: RequestContext) -> Resolved | None:
-        """Return a live session whose record is recent. A record that is not for long any more is read again."""
-        if live is None or not self._cached.is_recent(live, who):
-            return None
-        self.still_serves(live)
-        return Resolved(live=live, context=live.session.context)
+    async def _found(
+        self, live: LiveSession | None, who: RequestContext, read: Callable[[], Awaitable[Session | None]]
+    ) -> Resolved | None:
+        """Return the live session if its record is recent, else the session that `read` finds in the store; None if it
+        finds none. While the store does not answer, return the live session if it may be served all the same.
 
-    def _in_outage(self, live: LiveSession | None, who: RequestContext) -> Resolved | None:
-        """Return the session if it may be served while the store does not answer."""
-        if live is None or not self._cached.serves_outage(live, who):
-            return None
-        return Resolved(live=live, context=live.session.context)
+        Raises:
+            OwnedByPeer, StoreUnavailable: as `resume`; and what `read` raises.
+        """
+        if live is not None and self._cached.is_recent(live, who):
+            self.still_serves(live)
+            return Resolved(live=live, context=live.session.context)
+        try:
+            session = await read()
+        except StoreUnavailable:
+            if live is None or not self._cached.serves_outage(live, who):
+                raise
+            return Resolved(live=live, context=live.session.context)
+        return None if session is None else await self._attacher.attach(session, who.claims)
 
     async def resume_by_id(self, session_id: str, who: RequestContext, era: Era) -> Resolved:
         """Return the session of an id that a token or a sealed `requestState` names.
@@ -146,15 +154,10 @@ class SessionResolver:
             Refused, OwnedByPeer, StoreUnavailable: as `resume`.
         """
         live = self._live.get(session_id)
-        if (resolved := self._at_hand(live, who)) is not None:
-            return resolved
-        try:
-            session = await self._lookup.by_id(session_id, era, who.principal, None if live is None else live.session)
-        except StoreUnavailable:
-            if (served := self._in_outage(live, who)) is None:
-                raise
-            return served
-        return await self._attacher.attach(session, who.claims)
+        known = None if live is None else live.session
+        found = await self._found(live, who, lambda: self._lookup.by_id(session_id, era, who.principal, known))
+        assert found is not None  # else the look-up has refused
+        return found
 
     async def resume_by_cookie(self, request: Request, who: RequestContext) -> Resolved | None:
         """Return the session that a cookie of the request names, if cookies are switched on."""
@@ -162,17 +165,9 @@ class SessionResolver:
         first = next(session_ids, None)
         if first is None:
             return None
-        if (resolved := self._at_hand(self._live.get(first), who)) is None:
-            try:
-                session = await self._lookup.first_of(itertools.chain((first,), session_ids), who)
-            except StoreUnavailable:
-                if (served := self._in_outage(self._live.get(first), who)) is None:
-                    raise
-                return replace(served, cookie_held=True)
-            if session is None:
-                return None
-            resolved = await self._attacher.attach(session, who.claims)
-        return replace(resolved, cookie_held=True)
+        ids = itertools.chain((first,), session_ids)
+        resolved = await self._found(self._live.get(first), who, lambda: self._lookup.first_of(ids, who))
+        return None if resolved is None else replace(resolved, cookie_held=True)
 
     async def resume_by_alias(self, alias: Alias, who: RequestContext) -> Resolved | None:
         """Return the live session of that alias, if there is one.
@@ -181,18 +176,9 @@ class SessionResolver:
             OwnedByPeer, StoreUnavailable: as `resume`.
         """
         live = self._live.named(alias.name)
-        if (resolved := self._at_hand(live, who)) is not None:
-            return resolved
-        try:
-            found = await self._store.resume_alias(alias.name)
-        except StoreUnavailable:
-            if (served := self._in_outage(live, who)) is None:
-                raise
-            return served
-        if found is None:
-            return None
-        resolved = await self._attacher.attach(found, who.claims)
-        self._live.note_alias(resolved.live, alias.name)
+        resolved = await self._found(live, who, lambda: self._store.resume_alias(alias.name))
+        if resolved is not None and resolved.live is not live:
+            self._live.note_alias(resolved.live, alias.name)
         return resolved
 
     async def is_named_by_key(self, live: LiveSession, request: Request, who: RequestContext) -> bool:
