@@ -6,10 +6,9 @@ from typing import Final
 
 import msgspec
 
-from gateway.bridge.legacy_client import ask_legacy_client
 from gateway.bridge.request_state import is_input_required
 from gateway.bridge.round_trips import RoundTrips
-from gateway.bridge.task_follower import FollowedTask
+from gateway.bridge.task_follower import FollowedTask, ask_legacy_client
 from gateway.calls.conversation import Conversation
 from gateway.calls.exchange import Exchange
 from gateway.calls.lifecycles import ExchangeEvent

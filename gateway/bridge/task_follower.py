@@ -7,6 +7,7 @@ Its two kinds say where the outcome, the messages and the questions of the task 
 
 import asyncio
 import contextlib
+import functools
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Set
 from time import monotonic
@@ -14,17 +15,16 @@ from typing import Annotated, Any, Final
 
 import msgspec
 
-from gateway.bridge.legacy_client import ask_legacy_client
 from gateway.calls.conversation import Conversation
 from gateway.calls.exchange import Exchange
 from gateway.calls.lifecycles import ExchangeEvent
 from gateway.calls.live_session import live_session_of
-from gateway.calls.questions import MAX_QUESTIONS_OF_CALL
+from gateway.calls.questions import MAX_QUESTIONS_OF_CALL, Questions
 from gateway.errors import CANCELLED, OUTCOME_UNKNOWN
 from gateway.observability.logs import CORRELATION
 from gateway.protocol.extensions import object_of
 from gateway.protocol.handshake import HandshakeRefused
-from gateway.protocol.questions import Question, question_of
+from gateway.protocol.questions import Question, for_legacy_client, question_of
 from gateway.protocol.results import legacy_error, legacy_result
 from gateway.protocol.tasks import MAX_ID_CHARS, TaskAtServer, created_at, is_same_time
 from session_store import StoreUnavailable
@@ -47,6 +47,7 @@ __all__ = [
     "UNAVAILABLE",
     "FollowedTask",
     "TaskFollower",
+    "ask_legacy_client",
     "cancel_at_server",
     "go_on",
     "is_known",
@@ -372,3 +373,26 @@ class FollowedTask(TaskFollower):
         live = live_session_of(self._exchange)
         if live is not None and not self._asked:
             live.withdraw_questions(self._exchange)
+
+
+def ask_legacy_client(
+    questions: Questions,
+    conversation: Conversation,
+    exchange: Exchange,
+    asked: Mapping[str, Question],
+    answered: Callable[[str, msgspec.Raw], None],
+) -> None:
+    """Ask the client of a call. `answered` gets each answer, by the key of its question. `questions` are those of the
+    client's session."""
+
+    def receive(key: str, message: Message) -> None:
+        if isinstance(message.error, msgspec.Raw):
+            # The modern era cannot pass an error to the server: the call ends with the client's error.
+            conversation.end(exchange)
+            exchange.settle(message)
+        elif isinstance(message.result, msgspec.Raw):
+            answered(key, message.result)
+
+    for key, question in asked.items():
+        method, params = for_legacy_client(question)
+        questions.ask_for_result(exchange, method, params, functools.partial(receive, key))

@@ -320,8 +320,7 @@ class Intake:
         is that of the call, empty if it is to be found by what the call names.
 
         Raises:
-            Refused: 429, too many calls of the session are in flight, or too large ones; or the call names nothing that
-                exists.
+            Refused: as `admit`; 429, too many calls are in flight, or too large ones; it names nothing that exists.
         """
         live = live_session_of(exchange)
         if live is not None:
@@ -329,8 +328,7 @@ class Intake:
         return await self.accept_counted(exchange, request, who, params, headers, server)
 
     async def admit(self, live: LiveSession, request: Request, exchange: Exchange | None = None) -> None:
-        """Count a call, once that is its turn. Raises `Refused`: 429, as `accept`; its client has cancelled it; 404,
-        its session has ended meanwhile."""
+        """Count a call, once it is its turn. Raises `Refused`: 429, as `accept`; cancelled; 404, as `count`."""
         with self.waiting(live, request, exchange):
             await self._turn(live, request.body_bytes)
         if exchange is not None and exchange.is_over:
@@ -361,8 +359,7 @@ class Intake:
                 live.exchange_ended(exchange)
 
     def _room_for(self, live: LiveSession, size: int) -> int:
-        """Return the bytes that count for one more call with a body of this size. Raises `Refused`: there is no
-        room."""
+        """Return the bytes that count for one more call with a body of this size. Raises `Refused`: no room."""
         if live.busy >= self.max_exchanges:
             raise too_many_exchanges()
         if size <= SMALL_BODY_BYTES:
@@ -513,8 +510,7 @@ class Intake:
     def prepared(
         self, decided: Decided, route: Route, request: Request, who: RequestContext, params: Object
     ) -> Prepared:
-        """Make what a server gets of a request with these params, on which that was decided. Nothing is sent or
-        counted."""
+        """Make what a server gets of a request with these params, on which that was decided. Nothing is sent."""
         exchange, conversation, upstream = decided.exchange_for(request, who), route.held_conversation, route.upstream
         assert conversation is not None
         meta = self._meta(request.params, exchange, who.correlation)
