@@ -71,14 +71,14 @@ def test_other_tokens_of_an_issuer_are_no_credentials() -> None:
 
 STRANGER = rsa.generate_private_key(public_exponent=65_537, key_size=2_048)
 BAD: dict[str, tuple[dict[str, Any], str]] = {
-    "of another issuer": ({"iss": "https://evil.example"}, "does not trust its issuer"),
-    "for another service": ({"aud": "https://other.example"}, "another service"),
-    "expired": ({"exp": 1}, "expired"),
+    "of another issuer": ({"iss": "https://evil.example"}, "^this gateway does not trust its issuer"),
+    "for another service": ({"aud": "https://other.example"}, "^its audience is another service$"),
+    "expired": ({"exp": 1}, "^it has expired$"),
     "of the future": ({"iat": 4_000_000_000}, "issued in the future"),
-    "bound to a key": ({"cnf": {"jkt": "x"}}, "bound to a key"),
+    "bound to a key": ({"cnf": {"jkt": "x"}}, "^it is bound to a key"),
     "signed by a stranger": ({"key": STRANGER}, "InvalidSignatureError"),
     "of an unknown key": ({"kid": "other"}, "does not publish the key"),
-    "an identity token": ({"nonce": "n"}, "not an access token"),
+    "an identity token": ({"nonce": "n"}, "^it is not an access token"),
     "of nobody": ({"subject": " "}, "its subject is invalid: it is empty"),
     "without an end": ({"exp": None}, "MissingRequiredClaimError"),
     "without an audience": ({"aud": None}, "MissingRequiredClaimError"),

@@ -113,6 +113,9 @@ def test_fields_come_from_claims_of_tokens_and_from_headers_of_proxies_alone() -
     assert asyncio.run(identity.authenticate(headers, "10.0.0.1")).granted is None
     granted = asyncio.run(identity.authenticate(headers, "127.0.0.1")).granted
     assert granted is not None and granted.fields == (("desk", "7"),)
+    named = asyncio.run(identity.authenticate({**headers, "x-user": "ada"}, "127.0.0.1"))
+    assert named.principal.subject == "ada" and named.until == math.inf
+    assert named.granted is not None and named.granted.fields == (("desk", "7"),)
     holder = identity.token_holder(Principal(issuer="https://id.example", subject="ada"), {"team": "red"})
     assert holder.granted is not None and holder.granted.fields == (("team", "red"),)
 
