@@ -17,6 +17,7 @@ __all__ = [
     "EventSource",
     "Forwarder",
     "Handler",
+    "HeaderList",
     "Memory",
     "Offer",
     "OwnedByPeer",
@@ -25,6 +26,9 @@ __all__ = [
     "Request",
 ]
 
+
+HeaderList = list[tuple[bytes, bytes]]
+"""Names and values of headers, as they stand in a request or a response."""
 
 CORRELATION_KEY: Final = "correlation_id"
 """Where the `data` of an error has the correlation id of its request."""

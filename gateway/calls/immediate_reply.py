@@ -5,11 +5,10 @@ from collections.abc import Sequence
 from gateway.calls.live_session import LiveSession
 from gateway.observability.observed import LogFacts
 from session_store.session import redact
+from transports.inbound_port import HeaderList
 from transports.reply_queue import Frame, ReplyQueue
 
 __all__ = ["ImmediateReply"]
-
-Headers = list[tuple[bytes, bytes]]
 
 
 class ImmediateReply:
@@ -19,13 +18,13 @@ class ImmediateReply:
     def __init__(
         self,
         data: bytes,
-        headers: Headers | None = None,
+        headers: HeaderList | None = None,
         error_code: int | None = None,
         live: LiveSession | None = None,
         why: str = "",
         log_facts: LogFacts | None = None,
     ) -> None:
-        self.headers: Headers = headers or []
+        self.headers: HeaderList = headers or []
         self.log_facts: LogFacts = log_facts or ({} if live is None else {"session": redact(live.session.id)})
         self.why = why
         self.error_code = error_code

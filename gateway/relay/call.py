@@ -73,14 +73,12 @@ from session_store import Session, StoreError
 from session_store.session import redact
 from transports.era import LEGACY, Era
 from transports.inbound.limits import SMALL_BODY_BYTES, Limited
-from transports.inbound_port import Answer, Refused, Request
+from transports.inbound_port import Answer, HeaderList, Refused, Request
 from transports.jsonrpc import Message, Object, encode
 from transports.turns import at_once, in_turns, is_large, others_first
 from transports.upstream_port import LinkClosed, UpstreamUnavailable
 
 __all__ = ["Calls", "Clients", "Found", "Intake", "Senders", "relay"]
-
-Headers = list[tuple[bytes, bytes]]
 
 _UNKNOWN: Final = (
     "The gateway that served this session died before it answered; whether the call took effect is unknown"
@@ -176,12 +174,12 @@ class Clients(Protocol):
         """Return a result that also says what has become of the workspace that its client has announced."""
         ...
 
-    def headers(self, resolved: Resolved, request: Request) -> Headers:
+    def headers(self, resolved: Resolved, request: Request) -> HeaderList:
         """Return the headers that give the client its session."""
         ...
 
     async def as_task(
-        self, exchange: Exchange, request: Request, who: RequestContext, params: Object, headers: Headers
+        self, exchange: Exchange, request: Request, who: RequestContext, params: Object, headers: HeaderList
     ) -> Answer | None:
         """Send a call that may become a task; None: it may not."""
         ...
@@ -237,7 +235,7 @@ class Calls:
         if not isinstance(found, Found):
             return found
         (resolved, request, params), said = found, None
-        headers: Headers = []
+        headers: HeaderList = []
         if resolved is not None:
             resolved.live.client_sent(request.message)
             if self._resolver.announces_other(request, resolved):
@@ -312,7 +310,7 @@ class Intake:
         request: Request,
         who: RequestContext,
         params: Object,
-        headers: Headers,
+        headers: HeaderList,
         *,
         server: str = "",
     ) -> Answer:
@@ -375,7 +373,7 @@ class Intake:
         request: Request,
         who: RequestContext,
         params: Object,
-        headers: Headers,
+        headers: HeaderList,
         server: str = "",
     ) -> Answer:
         """Do as `accept`, for a call that was counted."""
@@ -405,7 +403,7 @@ class Intake:
         request: Request,
         who: RequestContext,
         params: Object,
-        headers: Headers,
+        headers: HeaderList,
         *,
         may_repeat: bool = False,
     ) -> tuple[CallReply, Object]:
@@ -435,7 +433,7 @@ class Intake:
         )
         return reply, meta
 
-    def attach(self, exchange: Exchange, headers: Headers, request: Request, correlation: str) -> Answer:
+    def attach(self, exchange: Exchange, headers: HeaderList, request: Request, correlation: str) -> Answer:
         """Make the reply to a client that resumes a suspended call."""
         self._watching.begin_again(exchange, request, correlation)
         return CallReply(exchange, live_session_of(exchange), headers, events=None, cluster=self._cluster)

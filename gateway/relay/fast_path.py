@@ -38,14 +38,12 @@ from gateway.relay.frame_form import FrameForm, Prepared
 from gateway.sessions.attach import Resolved
 from gateway.sessions.cached_record import AGING_AFTER_S
 from gateway.sessions.resolve import SessionResolver
-from transports.inbound_port import Answer, AnsweringConnection, Holes, Refused, Request
+from transports.inbound_port import Answer, AnsweringConnection, HeaderList, Holes, Refused, Request
 from transports.jsonrpc import Object, encode_result, splice
 
 __all__ = ["Decided", "FastCall", "FastPath", "FastPaths"]
 
 logger = logging.getLogger(__name__)
-
-Headers = list[tuple[bytes, bytes]]
 
 _METHOD: Final = "tools/call"
 
@@ -60,7 +58,7 @@ class Decided(NamedTuple):
 
     resolved: Resolved
     version: int
-    headers: Headers
+    headers: HeaderList
     exchange_for: Callable[[Request, RequestContext], Exchange]
     resolver: SessionResolver
 
@@ -86,7 +84,7 @@ class GeneralWay(Protocol):
         request: Request,
         who: RequestContext,
         params: Object,
-        headers: Headers,
+        headers: HeaderList,
         *,
         may_repeat: bool = False,
     ) -> tuple[Answer, Object]:

@@ -49,7 +49,7 @@ from gateway.tasks.requested import RequestedTasks
 from session_store import UnknownEvent, UnwrittenEvent
 from session_store.session import redact
 from transports.era import LEGACY, LOG_LEVELS
-from transports.inbound_port import Answer, EventSource, Refused, Request
+from transports.inbound_port import Answer, EventSource, HeaderList, Refused, Request
 from transports.jsonrpc import (
     METHOD_NOT_FOUND,
     Object,
@@ -67,8 +67,6 @@ from transports.upstream_port import UpstreamUnavailable
 __all__ = ["LegacyClients", "LegacyHandshake"]
 
 logger = logging.getLogger(__name__)
-
-Headers = list[tuple[bytes, bytes]]
 
 
 class LegacyHandshake:
@@ -205,11 +203,11 @@ class LegacyClients:
     def told(self, result: Object, said: Object) -> Object:
         return with_meta(result, said)
 
-    def headers(self, resolved: Resolved, request: Request) -> Headers:
+    def headers(self, resolved: Resolved, request: Request) -> HeaderList:
         return []  # its client names the session in every request
 
     async def as_task(
-        self, exchange: Exchange, request: Request, who: RequestContext, params: Object, headers: Headers
+        self, exchange: Exchange, request: Request, who: RequestContext, params: Object, headers: HeaderList
     ) -> Answer | None:
         if asks_for_task(request.params):
             return await self._tasks.begin(exchange, request, who)

@@ -41,7 +41,7 @@ from gateway.sessions.resolve import SessionResolver
 from gateway.tasks.modern_clients import ModernTasks
 from session_store import Context
 from transports.era import MODERN, SESSIONLESS, Era
-from transports.inbound_port import Answer, Refused, Request
+from transports.inbound_port import Answer, HeaderList, Refused, Request
 from transports.jsonrpc import (
     METHOD_NOT_FOUND,
     MISSING_CAPABILITY,
@@ -55,8 +55,6 @@ from transports.jsonrpc import (
 from transports.reply_queue import ReplyQueue
 
 __all__ = ["ModernClients", "ModernResults"]
-
-Headers = list[tuple[bytes, bytes]]
 
 
 class ModernResults:
@@ -208,11 +206,11 @@ class ModernClients:
     def told(self, result: Object, said: Object) -> Object:
         return with_meta(of_one_session(result), said)
 
-    def headers(self, resolved: Resolved, request: Request) -> Headers:
+    def headers(self, resolved: Resolved, request: Request) -> HeaderList:
         return self._carriers.headers(resolved.live.session, request, cookie_held=resolved.cookie_held)
 
     async def as_task(
-        self, exchange: Exchange, request: Request, who: RequestContext, params: Object, headers: Headers
+        self, exchange: Exchange, request: Request, who: RequestContext, params: Object, headers: HeaderList
     ) -> Answer | None:
         if type(exchange) is Exchange:
             return None
@@ -267,7 +265,7 @@ class ModernClients:
 
     # -- other messages
 
-    async def notify(self, request: Request, who: RequestContext) -> Headers:
+    async def notify(self, request: Request, who: RequestContext) -> HeaderList:
         """Relay a notification that MCP does not define. MCP 2026-07-28 itself has none of clients over HTTP. Returns
         headers for the client.
 

@@ -12,13 +12,11 @@ from gateway.cluster.ownership import Cluster
 from gateway.errors import OUTCOME_UNKNOWN, error_of
 from session_store import EventStreams, StoreUnavailable
 from session_store.embedded.events import MAX_LOG_BYTES
-from transports.inbound_port import Request
+from transports.inbound_port import HeaderList, Request
 from transports.jsonrpc import encode, encode_error
 from transports.reply_queue import Frame
 
 __all__ = ["CallReply", "StreamReply"]
-
-Headers = list[tuple[bytes, bytes]]
 
 
 class CallReply:
@@ -38,7 +36,7 @@ class CallReply:
         self,
         exchange: Exchange,
         live: LiveSession | None,
-        headers: Headers,
+        headers: HeaderList,
         *,
         events: EventWriter | None,
         cluster: Cluster | None = None,
@@ -168,7 +166,7 @@ class StreamReply:
         *,
         events: EventStreams,
     ) -> None:
-        self.headers: Headers = []
+        self.headers: HeaderList = []
         self._live = live
         self._stream = stream
         self._after = after

@@ -21,11 +21,11 @@ from gateway.tasks.listening import TaskListening
 from gateway.tasks.made.exchange import TaskExchange
 from gateway.tasks.made.made_tasks import MadeTasks, session_of
 from gateway.tasks.made.maker import TaskMaker
-from gateway.tasks.ports import Endpoint, Headers
+from gateway.tasks.ports import Endpoint
 from gateway.tasks.refusals import tasks_not_declared
 from gateway.tasks.relayed import RelayedTasks
 from transports.era import Era
-from transports.inbound_port import Answer, Refused, Request
+from transports.inbound_port import Answer, HeaderList, Refused, Request
 from transports.jsonrpc import Object, encode, encode_result
 
 __all__ = ["ModernTasks"]
@@ -75,7 +75,7 @@ class ModernTasks:
         return discovery if self._maker is None else declaring_tasks(discovery)
 
     async def answer(
-        self, exchange: Exchange, request: Request, headers: Headers, accepting: Awaitable[Answer]
+        self, exchange: Exchange, request: Request, headers: HeaderList, accepting: Awaitable[Answer]
     ) -> Answer:
         """Return the reply to a call of a client that takes tasks. `accepting` sends it to its server. Raises as
         `accepting` does."""

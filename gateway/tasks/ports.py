@@ -11,12 +11,10 @@ from gateway.protocol.listing import Called
 from gateway.upstreams.upstream import ConfiguredUpstream
 from session_store import Context
 from transports.era import Era
-from transports.inbound_port import Answer, Request
+from transports.inbound_port import Answer, HeaderList, Request
 from transports.jsonrpc import Object
 
-__all__ = ["Calls", "Endpoint", "Headers"]
-
-Headers = list[tuple[bytes, bytes]]
+__all__ = ["Calls", "Endpoint"]
 
 
 class Calls(Protocol):
@@ -28,7 +26,7 @@ class Calls(Protocol):
         request: Request,
         who: RequestContext,
         params: Object,
-        headers: Headers,
+        headers: HeaderList,
         *,
         server: str = "",
     ) -> Answer:
@@ -36,13 +34,13 @@ class Calls(Protocol):
         ...
 
     async def accept_counted(
-        self, exchange: Exchange, request: Request, who: RequestContext, params: Object, headers: Headers
+        self, exchange: Exchange, request: Request, who: RequestContext, params: Object, headers: HeaderList
     ) -> Answer:
         """Do as `accept`, for a call that was counted."""
         ...
 
     def begin(
-        self, exchange: Exchange, request: Request, who: RequestContext, params: Object, headers: Headers
+        self, exchange: Exchange, request: Request, who: RequestContext, params: Object, headers: HeaderList
     ) -> tuple[Answer, Object]:
         """Begin to answer a call that was counted, and that no server gets."""
         ...

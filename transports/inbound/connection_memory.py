@@ -6,7 +6,8 @@ from typing import Final
 
 from transports.inbound.begun_post import RepeatedHead
 from transports.inbound.limits import SMALL_BODY_BYTES, Limits
-from transports.inbound.remembered_heads import HeaderList, RememberedHeads, SharedHeads, template_of
+from transports.inbound.remembered_heads import RememberedHeads, SharedHeads, template_of
+from transports.inbound_port import HeaderList
 
 __all__ = [
     "DIRECT",

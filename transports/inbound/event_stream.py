@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from time import monotonic
 from typing import Any, Final
 
-from transports.inbound.http import HeaderList, Receive, Send
-from transports.inbound_port import Answer, EventSource
+from transports.inbound.http import Receive, Send
+from transports.inbound_port import Answer, EventSource, HeaderList
 from transports.reply_queue import Frame
 from transports.sse import COMMENT, encode_event
 

@@ -9,10 +9,10 @@ from typing import Final
 from urllib.parse import urlsplit
 
 from transports.inbound.limits import Limited
+from transports.inbound_port import HeaderList
 
 __all__ = ["BadRequest", "plain_target"]
 
-HeaderList = list[tuple[bytes, bytes]]
 
 _REASONS: Final = {
     400: "Bad Request",

@@ -8,13 +8,12 @@ from typing import Any, Final
 from urllib.parse import urlsplit
 
 from transports.inbound.limits import MAX_LABEL_CHARS, SMALL_BODY_BYTES, HeldBody, Limits, client_network
-from transports.inbound_port import Refused
+from transports.inbound_port import HeaderList, Refused
 from transports.jsonrpc import INVALID_REQUEST, encode_error
 
 __all__ = [
     "ClientWatch",
     "Guard",
-    "HeaderList",
     "Receive",
     "Scope",
     "Send",
@@ -31,7 +30,6 @@ __all__ = [
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
-HeaderList = list[tuple[bytes, bytes]]
 
 STRANGER_BODY_BYTES: Final = SMALL_BODY_BYTES
 """How much of a body is read before its sender is known: else anyone could fill the memory with large bodies."""

@@ -4,9 +4,10 @@ from typing import Final
 
 from uvicorn.protocols.http.httptools_impl import HEADER_RE, HEADER_VALUE_RE, STATUS_LINE
 
+from transports.inbound_port import HeaderList
+
 __all__ = ["JsonHeads", "StreamHeads", "whole_body"]
 
-HeaderList = list[tuple[bytes, bytes]]
 
 _OF_THE_SERVER: Final = frozenset({b"connection", b"content-length", b"transfer-encoding"})
 

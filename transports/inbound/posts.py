@@ -8,7 +8,7 @@ from typing import Any, Final
 import msgspec
 
 from transports.era import HANDSHAKE_VERSIONS, LEGACY, MODERN, MODERN_VERSIONS, Era
-from transports.inbound.http import Guard, HeaderList, Scope, peer_of
+from transports.inbound.http import Guard, Scope, peer_of
 from transports.inbound.limits import (
     MAX_CURSOR_BYTES,
     MAX_FILTER_BYTES,
@@ -26,7 +26,7 @@ from transports.inbound.modern import (
     check_request,
     names_version,
 )
-from transports.inbound_port import Memory, Offer, Refused, Request
+from transports.inbound_port import HeaderList, Memory, Offer, Refused, Request
 from transports.json_shape import REQUEST_PARTS
 from transports.jsonrpc import INVALID_PARAMS, INVALID_REQUEST, InvalidMessage, Message, Object, decode_meta, parse
 

@@ -12,6 +12,8 @@ from weakref import WeakValueDictionary
 
 import msgspec
 
+from transports.inbound_port import HeaderList
+
 __all__ = [
     "LEAST_MEMORY_BYTES",
     "MAX_HEADS",
@@ -29,7 +31,6 @@ __all__ = [
 ]
 
 T = TypeVar("T")
-HeaderList = list[tuple[bytes, bytes]]
 _Key = tuple[tuple[str, ...], tuple[bytes, ...]]
 
 MAX_HEADS: Final = 64

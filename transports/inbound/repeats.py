@@ -28,8 +28,8 @@ from transports.inbound.connection_memory import (
     HeadOffer,
 )
 from transports.inbound.json_heads import JsonHeads, StreamHeads, whole_body
-from transports.inbound.remembered_heads import MAX_HEAD_BYTES, HeaderList, KnownHead, RememberedHeads, SharedHeads
-from transports.inbound_port import Answer, CallInFlight, Request
+from transports.inbound.remembered_heads import MAX_HEAD_BYTES, KnownHead, RememberedHeads, SharedHeads
+from transports.inbound_port import Answer, CallInFlight, HeaderList, Request
 
 __all__ = ["Repeats"]
 

@@ -23,12 +23,11 @@ from gateway.tasks.made.quotas import TaskQuotas
 from gateway.tasks.made.running import RunningTask
 from gateway.tasks.made.stored_call import RecordedAnswers, stored
 from gateway.tasks.made.table import TaskTable, log_fields_of
-from gateway.tasks.ports import Headers
 from gateway.tasks.refusals import too_many_tasks
 from session_store import StoreError, Task
 from session_store.session import new_task_id
 from transports.era import MODERN
-from transports.inbound_port import Answer, Refused, Request
+from transports.inbound_port import Answer, HeaderList, Refused, Request
 from transports.reply_queue import Frame
 from transports.tasks import Tasks
 
@@ -83,7 +82,7 @@ class TaskableReply:
     the task gets the reply of the call, and has to end it.
     """
 
-    def __init__(self, exchange: TaskExchange, headers: Headers) -> None:
+    def __init__(self, exchange: TaskExchange, headers: HeaderList) -> None:
         self.headers = headers
         self.replies = exchange.replies
         self.answered: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -187,7 +186,12 @@ class TaskMaker:
         self._tasks = Tasks("making of tasks")
 
     async def answer(
-        self, exchange: TaskExchange, request: Request, headers: Headers, accepting: Awaitable[Answer], tool_of: ToolOf
+        self,
+        exchange: TaskExchange,
+        request: Request,
+        headers: HeaderList,
+        accepting: Awaitable[Answer],
+        tool_of: ToolOf,
     ) -> Answer:
         """Return the reply to a call. `accepting` sends the call to its server, and returns the reply that the client
         gets if the call becomes no task.
@@ -211,7 +215,7 @@ class TaskMaker:
         reply.accepted(inner)
         return reply
 
-    def _begin(self, exchange: TaskExchange, request: Request, headers: Headers, tool_of: ToolOf) -> TaskableReply:
+    def _begin(self, exchange: TaskExchange, request: Request, headers: HeaderList, tool_of: ToolOf) -> TaskableReply:
         reply = TaskableReply(exchange, headers)
         tool = tool_of()
         is_at_once = tool.needs_task or self._settings.is_at_once(tool.server, tool.name)
