@@ -318,7 +318,7 @@ def server_policy(settings: UpstreamSettings) -> ServerPolicy:
     """Return the part of a server's settings that policy is about."""
     return ServerPolicy(
         direct_only=settings.direct_only,
-        is_remote=settings.url is not None,
+        is_remote=settings.kind == "url",
         permissions=settings.permissions,
         only_tools=settings.only_tools,
         hidden_tools=settings.hidden_tools,

@@ -9,10 +9,10 @@ import msgspec
 import pytest
 
 from gateway.config.policy import PolicySettings
-from gateway.config.upstreams import ToolSettings
+from gateway.config.upstreams import ToolSettings, UpstreamSettings
 from gateway.errors import InvalidArguments
 from gateway.observability.audit import Audit
-from gateway.policy.decisions import Policy, ServerPolicy
+from gateway.policy.decisions import Policy, ServerPolicy, server_policy
 from gateway.policy.tool_calls import ToolCalls
 from gateway.protocol.listing import Tools
 from gateway.protocol.schemas import Schemas
@@ -170,6 +170,17 @@ def test_a_tool_with_an_unusable_schema_is_hidden_and_logged_once(caplog: pytest
         with pytest.raises(Refused, match="Tool broken cannot be called.*" + re.escape(fault["broken"])):
             checked(calls, "broken", {}, tools=Tools([tool]))
     assert len([record for record in caplog.records if "s/broken" in record.getMessage()]) == len(broken)
+
+
+@requirement("pol.arguments")
+@pytest.mark.parametrize(("entry", "is_unusable"), [({"command": "serve"}, False), ({"url": "http://a/mcp"}, True)])
+def test_annotations_of_headers_have_to_be_valid_at_servers_behind_urls(
+    entry: dict[str, Any], is_unusable: bool
+) -> None:
+    tool = {"name": "odd", "inputSchema": {"properties": {"a": {"type": "object", "x-mcp-header": "A"}}}}
+    policy = Policy(PolicySettings(), {"s": server_policy(UpstreamSettings.model_validate(entry))})
+    calls = ToolCalls(policy, Audit(MemoryBackend().audit, lambda: 0.0), Schemas(), PolicySettings(), FACTS)
+    assert ("odd" in calls.unusable("s", [tool])) == is_unusable
 
 
 def test_patterns_that_are_left_out_of_the_check_are_listed() -> None:
