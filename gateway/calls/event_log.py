@@ -15,7 +15,7 @@ from collections.abc import AsyncGenerator, Callable, Hashable, Mapping, Sequenc
 from typing import Final
 
 from session_store import Entry, Event, EventLog, Reserved, StoreUnavailable, id_of_event
-from session_store.embedded.events import MAX_LOG_BYTES, MAX_LOG_EVENTS
+from session_store.ports.events import MAX_LOG_BYTES, MAX_LOG_EVENTS
 from transports.tasks import Tasks
 
 __all__ = ["MAX_WAITING_BYTES", "EventWriter", "Kept"]

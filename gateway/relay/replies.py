@@ -11,7 +11,7 @@ from gateway.calls.streams import STANDALONE, event_name, event_names, id_in_log
 from gateway.cluster.ownership import Cluster
 from gateway.errors import OUTCOME_UNKNOWN, error_of
 from session_store import EventStreams, StoreUnavailable
-from session_store.embedded.events import MAX_LOG_BYTES
+from session_store.ports.events import MAX_LOG_BYTES
 from transports.inbound_port import HeaderList, Request
 from transports.jsonrpc import encode, encode_error
 from transports.reply_queue import Frame

@@ -8,12 +8,10 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from session_store.ports.errors import UnknownEvent, UnwrittenEvent
-from session_store.ports.events import Entry, Event, Reserved, id_of_event, last_after
+from session_store.ports.events import MAX_LOG_BYTES, MAX_LOG_EVENTS, Entry, Event, Reserved, id_of_event, last_after
 
-__all__ = ["MAX_LOG_BYTES", "MAX_LOG_EVENTS", "REQUESTS_PART", "MemoryEventLog", "sequence_of"]
+__all__ = ["REQUESTS_PART", "MemoryEventLog", "sequence_of"]
 
-MAX_LOG_EVENTS: Final = 256
-MAX_LOG_BYTES: Final = 1 << 20
 REQUESTS_PART: Final = 4
 """The requests of a session may take one part in so many of the bytes that its events may take."""
 

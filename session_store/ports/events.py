@@ -7,6 +7,8 @@ from typing import Final, NamedTuple, Protocol
 from session_store.ports.cluster import count_of, nonce_of
 
 __all__ = [
+    "MAX_LOG_BYTES",
+    "MAX_LOG_EVENTS",
     "NUMBERS_OF_AN_EPOCH",
     "Entry",
     "Event",
@@ -17,6 +19,10 @@ __all__ = [
     "last_after",
     "numbers_of",
 ]
+
+MAX_LOG_EVENTS: Final = 256
+MAX_LOG_BYTES: Final = 1 << 20
+"""What the events of one session may take. The oldest make room."""
 
 NUMBERS_OF_AN_EPOCH: Final = 1 << 32
 """Each epoch of a session (`Session.epoch`) has its own numbers, so those of a new owner are above all earlier ones."""

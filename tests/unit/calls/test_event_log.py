@@ -9,7 +9,7 @@ import pytest
 from gateway.calls import event_log
 from gateway.calls.event_log import MAX_WAITING_BYTES, EventWriter, Kept
 from session_store import Entry, MemoryEventLog, Reserved, StoreUnavailable, UnknownEvent
-from session_store.embedded.events import MAX_LOG_BYTES, MAX_LOG_EVENTS
+from session_store.ports.events import MAX_LOG_BYTES, MAX_LOG_EVENTS
 from tests.requirements import requirement
 from tests.unit.calls.parts import turns
 
