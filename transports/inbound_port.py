@@ -24,6 +24,7 @@ __all__ = [
     "PeerAnswer",
     "Refused",
     "Request",
+    "WaitingConnection",
 ]
 
 
@@ -98,11 +99,20 @@ class CallInFlight(Protocol):
 
 
 class AnsweringConnection(Protocol):
-    """The connection of a call that was sent by a `CallPath`."""
+    """The connection of a call that was sent by a `CallPath`: a client's, or that of a process which forwards calls."""
 
     def answer_fast(self, frame: bytes, headers: list[tuple[bytes, bytes]]) -> bool:
         """Send the call's response. If False, nothing was done."""
         ...
+
+    def fall_back(self, began: float, become: "Callable[[Request], Answer]") -> None:
+        """Go on with what `become` makes of the call's request, which arrived then by the monotonic clock, in a context
+        of the request's own."""
+        ...
+
+
+class WaitingConnection(AnsweringConnection, Protocol):
+    """A client's connection, whose call may wait before it is sent."""
 
     def goes_on(self, call: CallInFlight) -> None:
         """Note that the call, which had to wait, is sent now."""
@@ -112,11 +122,6 @@ class AnsweringConnection(Protocol):
         """Have the handler serve the request: nothing was done for it."""
         ...
 
-    def fall_back(self, began: float, become: "Callable[[Request], Answer]") -> None:
-        """Go on with what `become` makes of the call's request, which arrived then by the monotonic clock, in a context
-        of the request's own."""
-        ...
-
 
 class CallPath(Protocol):
     """Sends the calls of one connection that are like one before them, without the handler."""
@@ -124,8 +129,12 @@ class CallPath(Protocol):
     is_over: bool
     """Whether it sends no more."""
 
-    def begin(self, connection: AnsweringConnection, holes: Holes, trace: bytes = b"") -> CallInFlight | None:
-        """Send a call, whose head has that `traceparent`. None: nothing was done, and the call is for the handler."""
+    def begin(
+        self, connection: AnsweringConnection, body: bytes, holes: Holes, trace: bytes = b"", correlation: str = ""
+    ) -> CallInFlight | None:
+        """Send a call with that body and `traceparent`. None: nothing was done, and the call is for the handler.
+        `correlation` is the id that another process has given it, empty for a client's own call. The connection of a
+        client's own call is a `WaitingConnection`."""
         ...
 
 

@@ -1,8 +1,8 @@
 """Serves the requests that other replicas forward to this one, the owner of their sessions.
 
-A POST is begun where it arrives, as its endpoint begins the POSTs that a client's connection repeats. An answer that is
-one small JSON message is one frame. All else is served by the endpoint's app, in a task. `peer_requests.py` is the
-sender's side.
+A POST is begun where it arrives, as its endpoint begins the POSTs that a client's connection repeats. A call that is
+like one before it with the same head takes the fast path. An answer that is one small JSON message is one frame. All
+else is served by the endpoint's app, in a task. `peer_requests.py` is the sender's side.
 """
 
 import asyncio
@@ -11,6 +11,7 @@ import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, MutableMapping
 from contextvars import Context
 from typing import Any, Final, Protocol
+from weakref import WeakKeyDictionary
 
 import msgspec
 
@@ -29,11 +30,11 @@ from gateway.cluster.ownership import Forwarded
 from gateway.errors import unreachable
 from gateway.observability.request_log import CORRELATION_HEADER
 from session_store import Principal
-from transports.inbound.begun_post import BegunPost
+from transports.inbound.begun_post import BegunPost, RepeatedHead
 from transports.inbound.begun_post import Endpoint as Beginning
 from transports.inbound.http import Receive, Scope, Send
 from transports.inbound.posts import Head, Posts, is_batch
-from transports.inbound_port import OwnedByPeer, Refused
+from transports.inbound_port import Answer, CallInFlight, Memory, OwnedByPeer, Refused, Request
 from transports.peer_frames import SMALL_BYTES
 from transports.peer_server import Call, CallLeft, PeerServer, Rules
 from transports.tasks import Tasks
@@ -43,6 +44,9 @@ __all__ = ["ForwardedPost", "KnownCommon", "PeerListener"]
 logger = logging.getLogger(__name__)
 
 _JSON: Final = (b"content-type", b"application/json")
+_MOST_WITH_PATHS: Final = 2_048
+"""Heads whose calls take the fast path, of all peers together. A client's connection would hold about 8 KB for each."""
+
 _encode = msgspec.msgpack.Encoder().encode
 
 
@@ -71,6 +75,7 @@ class PeerListener:
         self._endpoints = endpoints
         self._hold = hold
         self._tasks = Tasks("calls of peers")
+        self._with_paths = WeakKeyDictionary[RepeatedHead, None]()  # in the order in which they got the first one
         rules = Rules(define=self._define, begin=self._begin, cut=refused)
         self._server = PeerServer(rules, own=(envelopes.peer_keys, replica), tls=envelopes.tls)
 
@@ -106,10 +111,21 @@ class PeerListener:
             call.end(b"r", Refusal.INVALID.value.encode())
         else:
             try:
-                ForwardedPost(call, facts, known, known.endpoint, self._tasks).start()
+                ForwardedPost(call, facts, known, known.endpoint, self._tasks, self._learn).start()
             except Exception:
                 logger.exception("a forwarded request failed")
                 call.end(b"r", Refusal.SEEN.value.encode())
+
+    def _learn(self, repeated: RepeatedHead, begun: BegunPost) -> None:
+        """A POST with that head was answered at once: further ones that are like it may take the fast path. Channels
+        keep more heads than may have paths, so the head that has had some for longest makes room."""
+        if not repeated.learn(begun) or repeated in self._with_paths:
+            return
+        if len(self._with_paths) >= _MOST_WITH_PATHS:
+            oldest = next(iter(self._with_paths))
+            del self._with_paths[oldest]
+            oldest.forget()
+        self._with_paths[repeated] = None
 
 
 async def _nothing() -> None:
@@ -118,14 +134,17 @@ async def _nothing() -> None:
 
 class KnownCommon:
     """What is known of calls with one head. `head` is None if they are no POSTs that can be begun where they arrive, or
-    if it is refused: then the app of the endpoint says so."""
+    if it is refused: then the app of the endpoint says so. `repeated` has the paths of calls with that head, from the
+    second one on; None before."""
 
-    __slots__ = ("_principal", "common", "endpoint", "head")
+    __slots__ = ("_principal", "common", "endpoint", "has_come", "head", "repeated")
 
     def __init__(self, common: Common, endpoint: Endpoint | None) -> None:
         self.common = common
         self.endpoint = endpoint
         self.head: Head | None = None
+        self.has_come = False
+        self.repeated: RepeatedHead | None = None
         self._principal = Principal(issuer=common.issuer, subject=common.subject)
 
     def forwarded(self, facts: CallFacts, started: Callable[[], Awaitable[None]]) -> Forwarded:
@@ -138,6 +157,13 @@ class KnownCommon:
             granted=self.common.granted,
             started=started,
         )
+
+    def comes(self) -> None:
+        """A call with this head is about to be begun. One that comes again may be like it."""
+        if self.has_come and self.repeated is None and self.head is not None and self.endpoint is not None:
+            self.head = msgspec.structs.replace(self.head, memory=Memory())
+            self.repeated = RepeatedHead(self.endpoint, self.endpoint.posts, self.head, [])
+        self.has_come = True
 
     def head_of(self, facts: CallFacts, forwarded: Forwarded) -> Head | None:
         """The head of one call."""
@@ -168,31 +194,29 @@ class KnownCommon:
 
 
 class ForwardedPost:
-    """One request, on its way through the endpoint. `start` begins it."""
+    """One request, on its way through the endpoint. `start` begins it. `learn` is given a POST that was answered at
+    once, and what is known of its head."""
 
-    __slots__ = (
-        *(
-            "_agreeing",
-            "_begun",
-            "_call",
-            "_context",
-            "_endpoint",
-            "_facts",
-            "_gone",
-            "_has_started",
-            "_is_waiting",
-            "_known",
-        ),
-        *("_is_given", "_response", "_tasks"),
-    )
+    __slots__ = """_agreeing _begun _call _context _endpoint _facts _fast _gone _has_started _is_given _is_waiting
+        _known _learn _response _tasks""".split()
 
-    def __init__(self, call: Call, facts: CallFacts, known: KnownCommon, endpoint: Endpoint, tasks: Tasks) -> None:
+    def __init__(
+        self,
+        call: Call,
+        facts: CallFacts,
+        known: KnownCommon,
+        endpoint: Endpoint,
+        tasks: Tasks,
+        learn: Callable[[RepeatedHead, BegunPost], None],
+    ) -> None:
         self._call = call
         self._known = known
         self._endpoint = endpoint
         self._facts = facts
         self._tasks = tasks
+        self._learn = learn
         self._context = Context()
+        self._fast: CallInFlight | None = None  # in place of `_begun`, while the request is on the fast path
         self._begun: BegunPost | None = None
         self._agreeing: asyncio.Future[None] | None = None
         self._has_started = self._is_waiting = self._is_given = False
@@ -203,6 +227,9 @@ class ForwardedPost:
         """Begin the call."""
         known, call = self._known, self._call
         call.attend(self.leave)
+        if self._begin_fast():
+            return
+        known.comes()
         head = known.head_of(self._facts, known.forwarded(self._facts, self.started))
         if head is None or call.goes_on or is_batch(call.body):
             self._finish()
@@ -213,6 +240,20 @@ class ForwardedPost:
         else:
             begun.wait(lambda work: self._context.run(self._tasks.spawn, work)).add_done_callback(self._waited)
             asyncio.get_running_loop().call_soon(self._wait)  # once it has got as far as it does without waiting
+
+    def _begin_fast(self) -> bool:
+        """Send a call that is like one before it, if its sender leaves it to this replica to decide by its own record
+        of the session. So such a call counts as sent from its first moment. False: nothing was done."""
+        repeated, facts, call = self._known.repeated, self._facts, self._call
+        if repeated is None or facts.epoch != -1 or call.goes_on:
+            return False
+        try:
+            trace = facts.traceparent.encode()
+            self._fast = repeated.begin_fast(self, call.body, trace, facts.correlation)
+        except Exception:  # before the call was sent: nothing that can fail comes afterwards
+            logger.exception("a call cannot be sent on the fast path")
+        self._has_started = self._fast is not None
+        return self._has_started
 
     async def started(self) -> None:
         """The request is about to be sent to a server. The sender counts on it, unless it knows that it has waited."""
@@ -234,6 +275,31 @@ class ForwardedPost:
         if not self._has_started and not self._is_waiting:
             self._is_waiting = True
             self._call.send(b"n")
+
+    # -- on the fast path (`transports.inbound_port.AnsweringConnection`)
+
+    def answer_fast(self, frame: bytes, headers: Headers) -> bool:
+        """Send the answer of the call. If False, nothing was done."""
+        if len(frame) > SMALL_BYTES:
+            return False
+        self._fast = None
+        self._call.end(b"a", _answer_of(200, frame, headers))
+        return True
+
+    def fall_back(self, began: float, become: Callable[[Request], Answer]) -> None:
+        """Go on with what `become` makes of the call's request, which arrived then."""
+        self._fast = None
+        known, call = self._known, self._call
+        try:
+            head = known.head_of(self._facts, known.forwarded(self._facts, self.started))
+            assert known.repeated is not None and head is not None
+            self._begun = begun = self._context.run(known.repeated.resumed, call.body, head, began, become)
+        except Exception:  # the call was sent, so it must not begin again
+            logger.exception("a call cannot go on in the usual way")
+            call.end(b"r", Refusal.SEEN.value.encode())
+            return
+        assert begun.answer is not None
+        self._context.run(begun.answer.replies.when_ready, self._ready, begun.quiet_at or 0.0)
 
     # -- the answer, where it is one small message
 
@@ -272,6 +338,8 @@ class ForwardedPost:
         self._call.end(b"a", whole)
         try:
             begun.answered()
+            if (repeated := self._known.repeated) is not None:
+                self._learn(repeated, begun)
         except Exception:
             logger.exception("an answer was sent, and could not be recorded")
 
@@ -283,6 +351,8 @@ class ForwardedPost:
             self._gone = asyncio.get_running_loop().create_future()
         if not self._gone.done():
             self._gone.set_result(None)
+        if self._fast is not None:
+            self._fast.fall_back()
         if self._begun is not None:
             self._finish()
 
@@ -357,11 +427,12 @@ def _whole(begun: BegunPost) -> bytes | None:
     frame = None if answer is None else answer.replies.first
     if answer is None or frame is None or not frame.final or not begun.quiet_at or answer.is_doubtful:
         return None
-    if len(frame.data) > SMALL_BYTES:
-        return None
-    length = (b"content-length", b"%d" % len(frame.data))
-    head = _encode((begun.status(frame), [_JSON, length, *answer.headers]))
-    return _in_one(head, frame.data)
+    return None if len(frame.data) > SMALL_BYTES else _answer_of(begun.status(frame), frame.data, answer.headers)
+
+
+def _answer_of(status: int, message: bytes, headers: Headers) -> bytes:
+    """The frame of an answer that is that JSON message."""
+    return _in_one(_encode((status, [_JSON, (b"content-length", b"%d" % len(message)), *headers])), message)
 
 
 def _in_one(head: bytes, body: bytes) -> bytes:

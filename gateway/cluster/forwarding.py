@@ -141,7 +141,7 @@ class Forwarding:
         if memory is None or request.again:
             return None
         if not memory.common:
-            headers = request.headers.items()
+            headers = (header for header in request.headers.items() if header[0] != "traceparent")  # each has its own
             raw = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in headers]
             common = Common.of(route, request.endpoint, self._for_owner(raw), secure=request.secure)
             memory.keep_common(common.packed())

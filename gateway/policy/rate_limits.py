@@ -187,10 +187,11 @@ class RateLimits:
         """Count a session that is about to be opened. Waits and raises as `message`."""
         await self._count(self._openings, session.counted_as)
 
-    def spend_at_hand(self, principal: Principal, client: str, session_id: str) -> bool:
-        """Count a message that is a call, if that needs neither the store nor a wait. False: nothing was counted."""
+    def spend_at_hand(self, principal: Principal | None, client: str, session_id: str) -> bool:
+        """Count a message that is a call, if that needs neither the store nor a wait. False: nothing was counted.
+        `principal` None: the replica that has forwarded the call has counted it as a message of its sender."""
         senders, whose = (self._addresses, client) if principal == ANONYMOUS else (self._principals, principal)
-        sender = None if senders is None else senders[whose]
+        sender = None if senders is None or whose is None else senders[whose]
         session = None if self._sessions is None else self._sessions[session_id]
         now = monotonic()
         if sender is not None and not sender.spend(now):
@@ -205,10 +206,10 @@ class RateLimits:
             self._start_refill(session)
         return True
 
-    def give_back(self, principal: Principal, client: str, session_id: str) -> None:
+    def give_back(self, principal: Principal | None, client: str, session_id: str) -> None:
         """Undo what `spend_at_hand` has counted."""
         senders, whose = (self._addresses, client) if principal == ANONYMOUS else (self._principals, principal)
-        if senders is not None:
+        if senders is not None and whose is not None:
             senders[whose].left += 1
         if self._sessions is not None:
             self._sessions[session_id].left += 1

@@ -17,6 +17,7 @@ was decided on that one holds (`gateway.relay.fast_path`).
 
 import contextlib
 import functools
+import math
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Final, NamedTuple, Protocol
 
@@ -111,8 +112,8 @@ class Senders:
             sent = "" if request.forwarded is None else request.headers.get(CORRELATION_HEADER, "")
             correlation = sent or correlation_id(request.headers, request.meta)
         CORRELATION.set(correlation)
-        if request.forwarded is not None:  # its sender has counted it
-            return RequestContext(request.forwarded.principal, request.forwarded.granted, correlation)
+        if request.forwarded is not None:  # its sender has counted it, and authenticates each request
+            return RequestContext(request.forwarded.principal, request.forwarded.granted, correlation, math.inf)
         who = None
         try:
             who = await self._authenticated(request)

@@ -16,7 +16,7 @@ import math
 import weakref
 from collections.abc import Callable
 from time import monotonic, time
-from typing import Final, NamedTuple, Protocol
+from typing import Final, NamedTuple, Protocol, cast
 
 import msgspec
 
@@ -38,7 +38,15 @@ from gateway.relay.frame_form import FrameForm, Prepared
 from gateway.sessions.attach import Resolved
 from gateway.sessions.cached_record import AGING_AFTER_S
 from gateway.sessions.resolve import SessionResolver
-from transports.inbound_port import Answer, AnsweringConnection, HeaderList, Holes, Refused, Request
+from transports.inbound_port import (
+    Answer,
+    AnsweringConnection,
+    HeaderList,
+    Holes,
+    Refused,
+    Request,
+    WaitingConnection,
+)
 from transports.jsonrpc import Object, encode_result, splice
 
 __all__ = ["Decided", "FastCall", "FastPath", "FastPaths"]
@@ -122,8 +130,10 @@ class FastPaths:
         `quiet_after_s`: without an answer for so long, the client needs an event stream."""
         if accepted != request.params:
             return None  # something was taken out of what the client has sent, as it would have to be each time
-        if request.forwarded is not None or request.again or "traceparent" in request.meta:
+        if request.again or "traceparent" in request.meta:
             return None
+        if request.forwarded is not None and self.log.tracing is not None:
+            return None  # the span of its sender decides
         resolved, conversation = decided.resolved, route.held_conversation
         if conversation is None or not isinstance(route.admitted, AdmittedTool):
             return None
@@ -207,9 +217,9 @@ def _is_plain(exchange: Exchange, conversation: Conversation) -> bool:
 class FastPath:
     """Holds what was decided on a call, and sends those that are like it (`transports.inbound_port.CallPath`)."""
 
-    __slots__ = """_check _client _conversation _decided _frame _is_traced _principal _resolver _route _tracing _usual_s
-        _waits _who __weakref__ era facts facts_version headers is_over is_shaped live loop paths server tool translate
-        until version""".split()
+    __slots__ = """_check _client _conversation _decided _frame _has_ids _has_trace _is_forwarded _principal _resolver
+        _route _tracing _usual_s _waits _who __weakref__ era facts facts_version headers is_over is_shaped live loop
+        paths server tool translate until version""".split()
 
     def __init__(
         self,
@@ -228,7 +238,9 @@ class FastPath:
         self._decided = decided
         self._route = route
         self._who = who
-        self._principal, self._client = who.principal, request.client
+        self._is_forwarded = request.forwarded is not None
+        # The rate of a forwarded call's sender was spent where it came from.
+        self._principal, self._client = None if self._is_forwarded else who.principal, request.client
         self.until = monotonic() + _lasts_s(request, who, decided)
         self.facts = route.upstream.known
         self.facts_version = self.facts.version
@@ -239,7 +251,8 @@ class FastPath:
         self._frame = frame
         self._waits = prepared.waits
         self._tracing = paths.log.tracing
-        self._is_traced = self._tracing is not None or "traceparent" in request.headers
+        self._has_trace = "traceparent" in request.headers
+        self._has_ids = self._tracing is not None or self._has_trace or self._is_forwarded
         # Not the bridge: it would keep the conversation.
         self.translate: Callable[[bytes], bytes | None] = splice
         if isinstance(bridge, LegacyServerBridge | ModernServerBridge):
@@ -259,7 +272,14 @@ class FastPath:
         self.live.hold_path(self)
 
     def begin(
-        self, connection: AnsweringConnection, holes: Holes, trace: bytes = b"", *, arrived_at: float = 0.0
+        self,
+        connection: AnsweringConnection,
+        body: bytes,
+        holes: Holes,
+        trace: bytes = b"",
+        correlation: str = "",
+        *,
+        arrived_at: float = 0.0,
     ) -> "FastCall | _CallBehindRead | None":
         """Send a call. None: nothing was done, and the call is to take the general way. `arrived_at`: the call has
         come then, and the record of its session was read since; 0: it comes now."""
@@ -270,10 +290,13 @@ class FastPath:
             self.is_over = True
             return None
         if now - live.read_at >= AGING_AFTER_S and not self._resolver.still_serves(live):
-            return None if arrived_at else _CallBehindRead(self, connection, holes, trace, now)
+            waits = not arrived_at and not self._is_forwarded  # else its sender would have to be told
+            return (
+                _CallBehindRead(self, cast("WaitingConnection", connection), body, holes, trace, now) if waits else None
+            )
         if now >= paths.lease.trusted_until or live.busy >= paths.way.max_exchanges or (self._waits and self._waits()):
             return None
-        correlation, trace = self._traced(trace) if self._is_traced else (new_correlation_id(), trace)
+        correlation, trace = self._ids(trace, correlation) if self._has_ids else (new_correlation_id(), trace)
         client_id, given = holes
         try:
             arguments = self._check(given)
@@ -304,9 +327,14 @@ class FastPath:
         """Read the record of the session, once for all calls that wait for it."""
         return self._resolver.read_again(self.live)
 
-    def _traced(self, trace: bytes) -> tuple[str, bytes]:
+    def _ids(self, trace: bytes, correlation: str) -> tuple[str, bytes]:
         """Return the correlation id, and the `traceparent` for the server, of a call with that `traceparent` in its
-        head. They are empty if the general way has to look at it: it is not valid, or the call is recorded."""
+        head, to which another replica may have given that correlation id. They are empty if the general way has to look
+        at it: it is not valid, or the call is recorded, or has a `traceparent` and the first call had none."""
+        if self._is_forwarded:
+            is_alike = bool(trace) is self._has_trace and (not trace or trace_id_of(trace.decode()) != "")
+            # The frame gets the id between quotation marks, as it is.
+            return (correlation, trace) if is_alike and correlation.isascii() and correlation.isalnum() else ("", b"")
         if self._tracing is None:
             return trace_id_of(trace.decode()), trace
         unsampled = self._tracing.unsampled(trace.decode())
@@ -336,14 +364,15 @@ class _CallBehindRead:
     def __init__(
         self,
         path: FastPath,
-        connection: AnsweringConnection,
+        connection: WaitingConnection,
+        body: bytes,
         holes: Holes,
         trace: bytes,
         arrived_at: float,
     ) -> None:
         self._path = path
-        self._connection: AnsweringConnection | None = connection
-        self._holes, self._trace, self._arrived_at = holes, trace, arrived_at
+        self._connection: WaitingConnection | None = connection
+        self._body, self._holes, self._trace, self._arrived_at = body, holes, trace, arrived_at
         path.read_again().add_done_callback(self._read)
 
     def _read(self, _: object) -> None:
@@ -351,7 +380,7 @@ class _CallBehindRead:
         if connection is None:
             return
         try:
-            call = self._path.begin(connection, self._holes, self._trace, arrived_at=self._arrived_at)
+            call = self._path.begin(connection, self._body, self._holes, self._trace, arrived_at=self._arrived_at)
         except Exception:
             logger.exception("a call cannot be sent on the fast path")
             call = None

@@ -84,9 +84,11 @@ class SessionResolver:
     def said_for_s(self, request: Request, who: RequestContext, resolved: Resolved) -> float:
         """Return for how many seconds the same bytes of the same caller are for this session, as long as that lives.
 
-        A token, a cookie or a session key says it for good. The default session is a client's until some replica learns
-        that it brings tokens back.
+        A token, a cookie or a session key says it for good, and so does the replica that has forwarded the request. The
+        default session is a client's until some replica learns that it brings tokens back.
         """
+        if (forwarded := request.forwarded) is not None:
+            return math.inf if forwarded.session_id == resolved.live.session.id else 0.0
         if names_token(request) or resolved.cookie_held:
             return math.inf
         key = self._aliases.of_key(request, who.principal)

@@ -68,7 +68,7 @@ _MOST_CREDIT: Final = 8
 class RepeatedHead:
     """A head that connections repeat, as its endpoint has checked it. `shared` are headers for each response."""
 
-    __slots__ = ("_credit", "_endpoint", "_hold", "_paths", "_posts", "head", "shared")
+    __slots__ = ("__weakref__", "_credit", "_endpoint", "_hold", "_paths", "_posts", "head", "shared")
 
     def __init__(self, endpoint: Endpoint, posts: Posts, head: Head, shared: HeaderList) -> None:
         self._endpoint = endpoint
@@ -79,12 +79,14 @@ class RepeatedHead:
         self._credit = _MOST_CREDIT
         self._hold: Callable[[int], None] = lambda size: None
 
-    def begin_fast(self, connection: AnsweringConnection, body: bytes, trace: bytes) -> CallInFlight | None:
-        """Send a call that is like one before it. None: nothing was done."""
+    def begin_fast(
+        self, connection: AnsweringConnection, body: bytes, trace: bytes, correlation: str = ""
+    ) -> CallInFlight | None:
+        """Send a call that is like one before it, as `CallPath.begin`. None: nothing was done."""
         for place, (template, path) in enumerate(self._paths):
             if (holes := template.fit(body)) is None:
                 continue
-            if (call := path.begin(connection, holes, trace)) is not None:
+            if (call := path.begin(connection, body, holes, trace, correlation)) is not None:
                 if place:
                     self._paths.insert(0, self._paths.pop(place))
                 self._credit = _MOST_CREDIT
@@ -112,13 +114,18 @@ class RepeatedHead:
         self._paths = [(template, path), *self._paths[: _MOST_PATHS - 1]]
         return True
 
+    def forget(self) -> None:
+        """Forget all paths, to make room for those of other heads."""
+        self._hold(-_PATH_BYTES * len(self._paths))
+        self._paths.clear()
+
     def holds(self, hold: Callable[[int], None]) -> None:
         """Have the bytes that are held for paths counted by that function; a negative number gives them back."""
         self._hold = hold
 
-    def resumed(self, body: bytes, trace: bytes, began: float, become: Callable[[Request], Answer]) -> "BegunPost":
-        """A POST that was begun on the fast path at that time, as `become` goes on with it."""
-        request = self._posts.request(self._head(trace), self._posts.read(body), len(body))
+    def resumed(self, body: bytes, head: Head, began: float, become: Callable[[Request], Answer]) -> "BegunPost":
+        """A POST that was begun on the fast path at that time, as `become` goes on with it. `head` is its own."""
+        request = self._posts.request(head, self._posts.read(body), len(body))
         request = replace(request, arrived_at=began)
         return BegunPost.of(self._endpoint, body, request, become(request), self.shared)
 
@@ -141,9 +148,9 @@ class RepeatedHead:
         """
         if is_batch(body):
             return None
-        return BegunPost(self._endpoint, self._posts, self._head(trace), body, self.shared)
+        return BegunPost(self._endpoint, self._posts, self.head_with(trace), body, self.shared)
 
-    def _head(self, trace: bytes) -> Head:
+    def head_with(self, trace: bytes) -> Head:
         """The head with that `traceparent`, if there is one."""
         head = self.head
         return replace(head, headers={**head.headers, "traceparent": trace.decode("ascii")}) if trace else head

@@ -262,7 +262,7 @@ class Repeats:
             transport.write(body)
         self._connection.answered()
 
-    # -- on the fast path (`transports.inbound_port.AnsweringConnection`)
+    # -- on the fast path (`transports.inbound_port.WaitingConnection`)
 
     def answer_fast(self, frame: bytes, headers: HeaderList) -> bool:
         """Send the response of the call. If False, nothing was done."""
@@ -294,7 +294,8 @@ class Repeats:
         body = (self._first + self._body)[self._head_bytes :]
         try:
             assert self._known is not None
-            self._begun = begun = context.run(self._known.remembered.resumed, body, self._trace, began, become)
+            known = self._known.remembered
+            self._begun = begun = context.run(known.resumed, body, known.head_with(self._trace), began, become)
         except Exception:  # the call was sent, so it cannot begin again: its client learns that there is no answer
             logger.exception("a call cannot go on in the usual way")
             self._context = None

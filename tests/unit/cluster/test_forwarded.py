@@ -3,21 +3,29 @@
 import asyncio
 import contextlib
 import math
+import time
 from collections.abc import AsyncIterator, Callable, Coroutine
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 import pytest
 
 from gateway.cluster import forwarded
-from gateway.cluster.envelope import Common, Envelopes
+from gateway.cluster.envelope import CallFacts, Common, Envelopes
 from gateway.cluster.forwarded import PeerListener
+from gateway.cluster.ownership import RouteMemory
+from gateway.observability.request_log import CORRELATION_HEADER
 from session_store import KeyRing
 from tests.requirements import requirement
+from tests.unit.calls.parts import until
 from transports.inbound import event_stream
 from transports.inbound.event_stream import Stream
-from transports.inbound_port import OwnedByPeer, Refused
+from transports.inbound.http import Guard
+from transports.inbound.limits import Limits, Refusals
+from transports.inbound.posts import Posts as RealPosts
+from transports.inbound.posts import Sizes
+from transports.inbound_port import Answer, AnsweringConnection, CallInFlight, Holes, OwnedByPeer, Refused, Request
 from transports.peer_channel import PeerCall, PeerChannel, PeerConnectionLost, open_channel
 from transports.peer_frames import SMALL_BYTES
 from transports.reply_queue import Frame, ReplyQueue
@@ -56,6 +64,17 @@ class Sender:
         self._channel = channel
         self._envelopes = envelopes
 
+    def repeat(self, definition: Any, body: bytes, **more: Any) -> PeerCall:
+        """Send a call whose head the listener keeps."""
+        facts: dict[str, Any] = {
+            "epoch": -1,
+            "version": -1,
+            "correlation": "c1",
+            "traceparent": "",
+            "expires": time.time() + 9,
+        } | more
+        return self._channel.ask(definition, msgspec.msgpack.encode(CallFacts(**facts)), body)
+
     def ask(self, path: str = "/mcp", *, body: bytes = b"{}", expires: bool = False, **common: Any) -> PeerCall:
         facts = self._envelopes.facts(None)
         if expires:
@@ -64,9 +83,9 @@ class Sender:
 
 
 @contextlib.asynccontextmanager
-async def sender(serve: Any = None, posts: Any = None) -> AsyncIterator[tuple[Sender, App]]:
+async def sender(serve: Any = None, posts: Any = None, app: App | None = None) -> AsyncIterator[tuple[Sender, App]]:
     """Another replica, of a listener with one endpoint."""
-    app, envelopes = App(serve, posts), Envelopes(KeyRing.ephemeral())
+    app, envelopes = app or App(serve, posts), Envelopes(KeyRing.ephemeral())
     endpoints: Any = {"/mcp": app}
     listener = PeerListener("me", envelopes, endpoints, refused=lambda: None, hold=lambda replica: replica == "held")
     async with asyncio.timeout(10), listener.listening("127.0.0.1", 0) as port:
@@ -202,3 +221,163 @@ async def test_a_fault_in_writing_an_answer_at_once_has_it_written_in_the_usual_
     async with sender(posts=SimpleNamespace(checked_head=lambda _: Head())) as (other, _):
         call = other.ask()
         assert (await call.next())[0] == b"h" and await call.next() == (b"e", b"answered")
+
+
+# -- the fast path
+
+
+class FastApp(App):
+    """An endpoint whose handler answers each call, and offers a path for those that are like it (`CallPath`), which
+    sends them nowhere."""
+
+    is_over = False
+
+    def __init__(self) -> None:
+        super().__init__(None, RealPosts("/mcp", Guard(), Sizes(Limits(), Refusals())))
+        self.general: list[Request] = []
+        self.begun: list[tuple[Holes, bytes, str]] = []
+        self.falls_back = 0
+        self.connection: AnsweringConnection | None = None
+        self.replies = ReplyQueue()
+        self.answer: Any = SimpleNamespace(
+            is_doubtful=False, headers=[(b"a", b"b")], done=lambda: None, cancel=lambda why: None
+        )
+
+    async def call(self, request: Request) -> Answer:
+        self.general.append(request)
+        if request.offer is not None:
+            request.offer.make(lambda *_: self)
+        self.answer.replies = ReplyQueue()
+        self.answer.replies.push(Frame(b'{"general":1}', final=True))
+        return cast("Answer", self.answer)
+
+    def begin(
+        self, connection: AnsweringConnection, body: bytes, holes: Holes, trace: bytes = b"", correlation: str = ""
+    ) -> CallInFlight:
+        self.connection = connection
+        self.begun.append((holes, trace, correlation))
+        return self
+
+    def fall_back(self) -> None:
+        self.falls_back += 1
+        assert self.connection is not None
+        self.connection.fall_back(time.monotonic(), self.usual)
+
+    def usual(self, request: Request) -> Answer:
+        self.general.append(request)
+        self.answer.replies = self.replies
+        return cast("Answer", self.answer)
+
+    def quiet_after_s(self, _: Request) -> float:
+        return 10.0
+
+    def status_of(self, *_: Any) -> int:
+        return 200
+
+    async def finish(self, begun: Any, scope: Any, receive: Any, send: Any) -> None:
+        await begun.called()
+        self.scope = scope
+        assert (await receive())["type"] == "http.request" and (await receive())["type"] == "http.disconnect"
+
+
+def a_call(client_id: int, key: str = "k") -> bytes:
+    call = b'{"jsonrpc":"2.0","id":%d,"method":"tools/call","params":{"name":"a","arguments":{"key":"%b"}}}'
+    return call % (client_id, key.encode())
+
+
+def kept(session: str = "s") -> RouteMemory:
+    """What calls with one head have in common, for the channel to keep."""
+    memory = RouteMemory()
+    headers = [(b"content-type", b"application/json"), (b"accept", b"application/json, text/event-stream")]
+    memory.keep_common(Common(session=session, path="/mcp", headers=[(b"host", b"localhost"), *headers]).packed())
+    return memory
+
+
+@contextlib.asynccontextmanager
+async def fast_sender() -> AsyncIterator[tuple[Sender, Any, RouteMemory]]:
+    """Another replica, a listener, and a head whose calls take the fast path now."""
+    app = FastApp()
+    async with sender(app=app) as (other, _):
+        memory = kept()
+        for number in range(2):
+            assert await frames(other.repeat(memory, a_call(number))) == [b"h", b"e"]
+        assert len(app.general) == 2 and not app.begun
+        yield other, app, memory
+
+
+@requirement("fast.same", "hot.forwarded")
+async def test_a_call_like_one_before_it_takes_the_fast_path() -> None:
+    async with fast_sender() as (other, app, memory):
+        call = other.repeat(memory, a_call(7, "x"), traceparent="t")
+        await until(lambda: app.connection is not None)
+        assert app.begun == [((b"7", b'{"key":"x"}'), b"t", "c1")] and len(app.general) == 2
+        assert not app.connection.answer_fast(b"x" * (SMALL_BYTES + 1), []), "nothing was done"
+        assert app.connection.answer_fast(b'{"fast":1}', [(b"a", b"b")])
+        kind, head = await call.next()
+        assert kind == b"h" and await call.next() == (b"e", b'{"fast":1}')
+        assert msgspec.msgpack.decode(head) == [
+            200,
+            [[b"content-type", b"application/json"], [b"content-length", b"10"], [b"a", b"b"]],
+        ]
+
+
+@requirement("fast.falls-back", "rep.honest")
+@pytest.mark.parametrize("other_one", ["record", "head", "tool"])
+async def test_a_call_whose_sender_has_read_the_record_or_that_is_another_takes_the_general_way(other_one: str) -> None:
+    async with fast_sender() as (other, app, memory):
+        head = kept("another") if other_one == "head" else memory
+        body = a_call(7).replace(b'"a"', b'"b"') if other_one == "tool" else a_call(7)
+        more = {"epoch": 1, "version": 1} if other_one == "record" else {}
+        assert await frames(other.repeat(head, body, **more)) == [b"h", b"e"]
+        assert len(app.general) == 3 and not app.begun
+        assert app.general[-1].forwarded.session_id == ("another" if other_one == "head" else "s")
+
+
+@requirement("fast.falls-back", "rep.honest")
+async def test_a_call_that_falls_back_is_answered_once_and_was_begun_from_its_first_moment() -> None:
+    async with fast_sender() as (other, app, memory):
+        call = other.repeat(memory, a_call(7))
+        await until(lambda: app.connection is not None)
+        app.fall_back()
+        assert app.general[-1].message.id == 7 and app.general[-1].headers[CORRELATION_HEADER] == "c1"
+        await app.general[-1].forwarded.started()  # asks its sender for nothing
+        assert call.may_have_run
+        app.replies.push(Frame(b'{"late":1}', final=True))
+        assert [await call.next() for _ in range(2)][1] == (b"e", b'{"late":1}')
+
+
+@requirement("fast.falls-back", "rep.honest")
+async def test_who_leaves_has_its_call_fall_back_and_end_as_any_other() -> None:
+    async with fast_sender() as (other, app, memory):
+        call = other.repeat(memory, a_call(7))
+        await until(lambda: app.connection is not None)
+        call.close()
+        await until(lambda: app.falls_back == 1 and "mcp.forwarded" in app.scope)
+
+
+@requirement("fast.falls-back", "rep.honest")
+async def test_a_call_that_cannot_fall_back_is_not_to_be_repeated() -> None:
+    async with fast_sender() as (other, app, memory):
+
+        def fails(request: Request) -> Answer:
+            raise RuntimeError("a fault")
+
+        app.usual = fails
+        call = other.repeat(memory, a_call(7))
+        await until(lambda: app.connection is not None)
+        app.fall_back()
+        assert await call.next() == SEEN
+
+
+@requirement("fast.same")
+async def test_the_head_that_has_had_paths_for_longest_makes_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(forwarded, "_MOST_WITH_PATHS", 1)
+    async with fast_sender() as (other, app, memory):
+        another = kept("another")
+        for number in range(2):
+            assert await frames(other.repeat(another, a_call(number))) == [b"h", b"e"]
+        assert await frames(other.repeat(memory, a_call(7))) == [b"h", b"e"] and not app.begun
+        call = other.repeat(memory, a_call(8))
+        await until(lambda: app.connection is not None)
+        app.connection.answer_fast(b"{}", [])
+        assert await frames(call) == [b"h", b"e"]

@@ -180,7 +180,7 @@ class Client:
         """Send a call by the path. `meta`: its `_meta`, if that has a progress token."""
         params = {"arguments": msgspec.Raw(arguments)} | ({"_meta": msgspec.Raw(meta)} if meta else {})
         self._request = self._calls.request(client_id, params)
-        return path.begin(self, (encode(client_id), arguments))
+        return path.begin(self, b"", (encode(client_id), arguments))
 
     def goes_on(self, call: CallInFlight) -> None:
         self.late = call

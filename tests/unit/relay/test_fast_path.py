@@ -177,7 +177,7 @@ async def test_arguments_that_are_wrong_or_more_than_one_value_are_for_the_gener
     fast: Fast, arguments: bytes
 ) -> None:
     before, number = fast.state(), fast.conversation.next_number()
-    assert fast.path.begin(fast.client, (b"1", arguments)) is None and not fast.path.is_over
+    assert fast.path.begin(fast.client, b"", (b"1", arguments)) is None and not fast.path.is_over
     assert fast.state() == before and fast.conversation.next_number() == number + 1
 
 
@@ -241,7 +241,7 @@ async def test_rates_count_each_call_and_refuse_the_same_one(era: str, monkeypat
                 break
             fast.result(OK)
             await answer_of(reply)
-        assert fast.path.begin(fast.client, (b"1", ARGUMENTS)) is None and 30 <= len(fast.frames) < 40
+        assert fast.path.begin(fast.client, b"", (b"1", ARGUMENTS)) is None and 30 <= len(fast.frames) < 40
 
 
 @requirement("wall.authority")

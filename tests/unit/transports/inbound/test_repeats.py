@@ -235,7 +235,9 @@ class Path:
         self.made_of.append(request)
         return self
 
-    def begin(self, connection: AnsweringConnection, holes: Holes, trace: bytes = b"") -> CallInFlight | None:
+    def begin(
+        self, connection: AnsweringConnection, body: bytes, holes: Holes, trace: bytes = b"", correlation: str = ""
+    ) -> CallInFlight | None:
         self.connection = connection
         if self.takes:
             self.begun.append(holes)
