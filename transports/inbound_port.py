@@ -107,7 +107,7 @@ class AnsweringConnection(Protocol):
 
     def fall_back(self, began: float, become: "Callable[[Request], Answer]") -> None:
         """Go on with what `become` makes of the call's request, which arrived then by the monotonic clock, in a context
-        of the request's own."""
+        of the request's own. It raises `OwnedByPeer` if the call was sent to another process."""
         ...
 
 

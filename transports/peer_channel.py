@@ -383,7 +383,8 @@ class PeerChannel(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         self._heard_at = self.quiet_since = self._loop.time()
-        self._tell_heard()
+        if self._heard is not None:
+            self._tell_heard()
         try:
             for head, payload in self._frames.feed(data):
                 self._receive(head[:1], int.from_bytes(head[5:], "big"), payload)

@@ -202,9 +202,10 @@ class Call:
 
     def end(self, kind: bytes, payload: bytes = b"") -> None:
         """Send the last frame of the call, unless it is over."""
-        self.send(kind, payload)
-        self._channel.calls.pop(self.number, None)
-        self._wake()  # whoever waits for an agreement gets none
+        if self._channel.calls.pop(self.number, None) is not None:
+            self._channel.add(frame(kind, self.number, payload))
+        if self._changed is not None:  # whoever waits for an agreement gets none
+            self._wake()
 
 
 class AnsweringChannel(asyncio.Protocol):

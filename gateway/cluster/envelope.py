@@ -148,13 +148,15 @@ class Envelopes:
         self._copied_before: set[Nonce] = set()
         self._turns_at = 0.0
 
-    def facts(self, route: Route | None, traceparent: str = "", copy_of: Nonce | None = None) -> bytes:
-        """The facts of a call that is sent now."""
+    def facts(
+        self, route: Route | None, traceparent: str = "", copy_of: Nonce | None = None, correlation: str = ""
+    ) -> bytes:
+        """The facts of a call that is sent now. `correlation` empty: that of the request that is served."""
         epoch = version = -1
         if route is not None and route.is_read:
             epoch, version = route.session.epoch, route.session.version
         expires = self._clock() + VALID_S
-        return _encode(CallFacts(epoch, version, CORRELATION.get(), traceparent, expires, copy_of))
+        return _encode(CallFacts(epoch, version, correlation or CORRELATION.get(), traceparent, expires, copy_of))
 
     def accept(self, nonce: Nonce, facts: CallFacts) -> Refusal | None:
         """Accept a call that has that nonce. Numbers of a channel only rise. Returns why not."""

@@ -10,12 +10,27 @@ from transports.inbound_port import OwnedByPeer
 from transports.peer_channel import PeerCall
 from transports.reply_queue import Frame, ReplyQueue
 
-__all__ = ["ForwardedAnswer", "RelayedReply"]
+__all__ = ["ForwardedAnswer", "RelayedReply", "message_in"]
 
 Headers = list[tuple[bytes, bytes]]
 
 _heads = msgspec.msgpack.Decoder(tuple[int, Headers])
 _JSON = (b"content-type", b"application/json")
+
+
+def message_in(payload: bytes | None) -> tuple[bytes, Headers] | None:
+    """Return the message of an owner's answer that is one JSON message with status 200, and the other headers of the
+    response. None for any other answer, and for none."""
+    if payload is None:
+        return None
+    size = 2 + int.from_bytes(payload[:2], "big")
+    try:
+        status, headers = _heads.decode(payload[2:size])
+    except msgspec.MsgspecError:
+        return None
+    if status != 200 or len(headers) < 2 or headers[0] != _JSON or headers[1][0] != b"content-length":
+        return None
+    return payload[size:], headers[2:]
 
 
 class ForwardedAnswer:
@@ -37,22 +52,14 @@ class ForwardedAnswer:
 
     def _receive(self) -> None:
         """The owner's answer is there, or something else has become of the call."""
-        payload = self.call.answer
-        if payload is None:
+        found = message_in(self.call.answer)
+        if found is None:
             self.replies.close()
             return
-        size = 2 + int.from_bytes(payload[:2], "big")
-        try:
-            status, headers = _heads.decode(payload[2:size])
-        except msgspec.MsgspecError:
-            status, headers = 0, []
-        if status != 200 or len(headers) < 2 or headers[0] != _JSON or headers[1][0] != b"content-length":
-            self.replies.close()
-            return
-        self.headers = headers[2:]
+        message, self.headers = found
         self.call.done()
         self._answered(self._route)
-        self.replies.push(Frame(payload[size:], final=True))
+        self.replies.push(Frame(message, final=True))
 
     def elsewhere(self) -> OwnedByPeer:
         """For the `Forwarder`, which goes on with this call."""

@@ -5,21 +5,24 @@ This is the side of the replica that the client is connected to. `forwarded.py` 
 
 import asyncio
 import contextlib
+import functools
 import logging
 from collections.abc import Callable
 from time import monotonic
-from typing import Final
+from typing import Final, cast
 
 import msgspec
 
 from gateway.cluster.envelope import Common, Headers
 from gateway.cluster.forwarded_answer import ForwardedAnswer, RelayedReply
+from gateway.cluster.forwarding_path import ForwardingPath
 from gateway.cluster.liveness import Outcome
 from gateway.cluster.ownership import Cluster, Route
 from gateway.cluster.peer_requests import ForwardedRequest, Peer, PeerRequests
 from gateway.errors import store_unavailable, unreachable
 from gateway.observability.request_log import CORRELATION_HEADER
 from gateway.observability.tracing import PEER_HEADER
+from gateway.policy.rate_limits import RateLimits
 from session_store import Session, StoreUnavailable
 from transports.inbound.event_stream import continued
 from transports.inbound.hand_over import ANSWERED_BY
@@ -62,8 +65,8 @@ def _unbegun(route: Route) -> Route:
 class Forwarding:
     """Forwards requests to the owners of their sessions, and takes sessions over from owners that are gone.
 
-    `take_over` is called with each session that this replica has claimed. `stripped` takes the tokens of sessions out
-    of headers: this replica has verified them.
+    `take_over` is called with each session that this replica has claimed. `is_here` says whether this replica serves a
+    session. `stripped` takes the tokens of sessions out of headers: this replica has verified them.
     """
 
     def __init__(
@@ -71,14 +74,18 @@ class Forwarding:
         cluster: Cluster,
         peers: PeerRequests,
         guard: Guard,
+        rates: RateLimits,
         *,
         take_over: Callable[[Session], None],
+        is_here: Callable[[str], bool],
         stripped: Callable[[Headers], Headers],
     ) -> None:
         self._cluster = cluster
         self._peers = peers
         self._guard = guard
+        self._rates = rates
         self._take_over = take_over
+        self._is_here = is_here
         self._stripped = stripped
         self._contested_logged_at = -_LOG_EVERY_S
         self._streams: dict[asyncio.Timeout, RelayedReply] = {}
@@ -138,6 +145,8 @@ class Forwarding:
     def begin(self, route: Route, request: Request, body: bytes) -> ForwardedAnswer | None:
         """Send a POST to the owner, if the way there is known, and return its answer. None: nothing was sent."""
         memory = route.memory
+        if route.begun is not None:
+            return cast("ForwardedAnswer", route.begun)  # it was sent on its path
         if memory is None or request.again:
             return None
         if not memory.common:
@@ -145,7 +154,17 @@ class Forwarding:
             raw = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in headers]
             common = Common.of(route, request.endpoint, self._for_owner(raw), secure=request.secure)
             memory.keep_common(common.packed())
-        return self._peers.begin(route, request.headers.get("traceparent", ""), body)
+        channel = self._peers.channel_to(route)
+        if channel is None:
+            return None
+        if request.offer is not None and "traceparent" not in request.meta:
+            request.offer.make(functools.partial(self._path, route))
+        trace = request.headers.get("traceparent", "")
+        return self._peers.answer_to(self._peers.send(channel, route, trace, body), route)
+
+    def _path(self, route: Route, request: Request, _: float) -> ForwardingPath:
+        """Make the path for calls that are like that request. The owner decides how long they may take."""
+        return ForwardingPath(self._peers, self._rates, self._is_here, route, request.client)
 
     def _request(self, route: Route, scope: Scope, body: bytes) -> ForwardedRequest:
         return ForwardedRequest(

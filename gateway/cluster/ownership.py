@@ -68,7 +68,8 @@ class Route(msgspec.Struct, frozen=True):
     """The session of a request as the store returned it, the request's principal, and the claims of its credential.
 
     `memory` is for requests with the same head. `is_read` is False if the record is that of an earlier one of these:
-    then the owner decides with its own. `begun`: the request was sent to the owner already.
+    then the owner decides with its own. `begun`: the request was sent to the owner already. `until`: before that time
+    (Unix time), requests with the same head are the principal's and need not be authenticated anew.
     """
 
     session: Session
@@ -77,6 +78,7 @@ class Route(msgspec.Struct, frozen=True):
     memory: RouteMemory | None = None
     is_read: bool = True
     begun: Any = None
+    until: float = 0.0
 
 
 class Forwarded(msgspec.Struct, frozen=True, kw_only=True):
@@ -252,7 +254,7 @@ class Cluster:
     def found(self, session_id: str) -> None:
         """Record that the owner of that session has answered. If the owner is unreachable later, the session may be
         taken over."""
-        if self._taken:
+        if session_id in self._taken:
             self._taken.pop(session_id, None)
 
     async def take(self, session: Session, *, leased: bool) -> Session | None:

@@ -197,19 +197,27 @@ class PeerRequests:
         self._channels = Channels(envelopes)
         self._looks = Tasks("looks at leases")
 
-    def begin(self, route: Route, traceparent: str, body: bytes) -> ForwardedAnswer | None:
-        """Send a POST on the channel to the session's owner, if there is one. The lease is not asked for: the owner
-        knows whether it owns the session. `route` has what the POST has in common with others."""
-        channel, memory = self._channels.ready(route.session.owner), route.memory
-        if channel is None or memory is None or self._log.tracing is not None:
+    def channel_to(self, route: Route) -> PeerChannel | None:
+        """Return the channel to the session's owner for a POST that has its head in common with others, if there is
+        one. The lease is not asked for: the owner knows whether it owns the session."""
+        memory = route.memory
+        if memory is None or self._log.tracing is not None or len(memory.common) > MAX_DEFINITION_BYTES:
             return None
-        if len(memory.common) > MAX_DEFINITION_BYTES:
-            return None
-        return ForwardedAnswer(
-            channel.ask(memory, self._envelopes.facts(route, traceparent), body), route, self._answered
-        )
+        return self._channels.ready(route.session.owner)
 
-    def _answered(self, route: Route) -> None:
+    def send(
+        self, channel: PeerChannel, route: Route, traceparent: str, body: bytes, correlation: str = ""
+    ) -> PeerCall:
+        """Send a POST on the channel to the session's owner. `correlation` as for `Envelopes.facts`."""
+        assert route.memory is not None
+        return channel.ask(route.memory, self._envelopes.facts(route, traceparent, None, correlation), body)
+
+    def answer_to(self, call: PeerCall, route: Route) -> ForwardedAnswer:
+        """Return the answer of the session's owner to a POST that was sent."""
+        return ForwardedAnswer(call, route, self.answered)
+
+    def answered(self, route: Route) -> None:
+        """Record that the session's owner has answered."""
         self._log.metrics.forwarded["answered"] += 1
         self._cluster.found(route.session.id)
 

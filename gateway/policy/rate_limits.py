@@ -189,10 +189,11 @@ class RateLimits:
 
     def spend_at_hand(self, principal: Principal | None, client: str, session_id: str) -> bool:
         """Count a message that is a call, if that needs neither the store nor a wait. False: nothing was counted.
-        `principal` None: the replica that has forwarded the call has counted it as a message of its sender."""
+        `principal` None: the replica that has forwarded the call has counted it as a message. `session_id` empty: the
+        owner of the session counts it as a call."""
         senders, whose = (self._addresses, client) if principal == ANONYMOUS else (self._principals, principal)
         sender = None if senders is None or whose is None else senders[whose]
-        session = None if self._sessions is None else self._sessions[session_id]
+        session = None if self._sessions is None or not session_id else self._sessions[session_id]
         now = monotonic()
         if sender is not None and not sender.spend(now):
             return False

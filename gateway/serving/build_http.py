@@ -58,7 +58,13 @@ def build_http(
     forwarding = None
     if cluster is not None and peers is not None:
         forwarding = Forwarding(
-            cluster, peers, callers.guard, take_over=sessions.attacher.take_over, stripped=without_tokens
+            cluster,
+            peers,
+            callers.guard,
+            base.rates,
+            take_over=sessions.attacher.take_over,
+            is_here=lambda session_id: base.live.get(session_id) is not None,
+            stripped=without_tokens,
         )
 
     def endpoint(handler: Handler, path: str) -> StreamableHttp:

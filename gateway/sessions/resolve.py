@@ -228,7 +228,7 @@ def _remembered(route: Route, request: Request, who: RequestContext) -> Route:
     owner decides whether the session is still this caller's, and its own. Return the route with that memory."""
     if request.memory is None or not names_token(request):
         return route
-    route = replace(route, memory=RouteMemory())
+    route = replace(route, memory=RouteMemory(), until=who.until)
     request.memory.keep((request.era, replace(route, is_read=False)))
     return route
 
@@ -240,4 +240,4 @@ def _route_before(request: Request, who: RequestContext) -> Route | None:
     era, route = request.memory.kept
     if era is not request.era or (route.principal, route.granted) != (who.principal, who.claims):
         return None
-    return None if route.memory is None or route.memory.is_stale else route
+    return None if route.memory is None or route.memory.is_stale else replace(route, until=who.until)

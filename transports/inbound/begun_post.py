@@ -127,7 +127,7 @@ class RepeatedHead:
         """A POST that was begun on the fast path at that time, as `become` goes on with it. `head` is its own."""
         request = self._posts.request(head, self._posts.read(body), len(body))
         request = replace(request, arrived_at=began)
-        return BegunPost.of(self._endpoint, body, request, become(request), self.shared)
+        return BegunPost.of(self._endpoint, body, request, become, self.shared)
 
     @classmethod
     def of(cls, endpoint: Endpoint, posts: Posts, head: Head) -> "RepeatedHead":
@@ -238,13 +238,24 @@ class BegunPost:
             self._waiting = None
 
     @classmethod
-    def of(cls, endpoint: Endpoint, body: bytes, request: Request, answer: Answer, shared: HeaderList) -> "BegunPost":
-        """A POST that was begun on the fast path: its request, and the handler's answer."""
+    def of(
+        cls,
+        endpoint: Endpoint,
+        body: bytes,
+        request: Request,
+        become: Callable[[Request], Answer],
+        shared: HeaderList,
+    ) -> "BegunPost":
+        """A POST that was begun on the fast path: its request, and what makes the handler's answer of it, or raises
+        `OwnedByPeer`."""
         begun = cls.__new__(cls)
         begun._endpoint, begun._shared, begun.body = endpoint, shared, body
         begun._message, begun._request = request.message, request
-        begun._waiting = begun._failure = begun._peer = None
-        begun._has(answer, request.arrived_at)
+        begun.answer = begun.quiet_at = begun._calling = begun._waiting = begun._failure = begun._peer = None
+        try:
+            begun._has(become(request), request.arrived_at)
+        except OwnedByPeer as elsewhere:
+            begun._fail(elsewhere)
         return begun
 
     @property

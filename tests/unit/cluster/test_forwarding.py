@@ -45,7 +45,12 @@ async def forwarded(call: Call, address: Any) -> dict[str, Any]:
     cluster: Any = SimpleNamespace(replica="me", is_reachable=True, address_of=address_of, take=_nothing, beat=_nothing)
     guard: Any = SimpleNamespace(is_secure=lambda *_: False, headers=lambda _: {})
     nobody: Any = SimpleNamespace()
-    forwarding = Forwarding(cluster, nobody, guard, take_over=lambda _: None, stripped=lambda headers: headers)
+    forwarding = Forwarding(
+        *(cluster, nobody, guard, nobody),
+        take_over=lambda _: None,
+        is_here=lambda _: False,
+        stripped=lambda headers: headers,
+    )
     scope: dict[str, Any] = {"method": "POST", "path": "/mcp", "headers": []}
     route = Route(a_session(FakeClock(), owner="another"), ALICE, None, begun=SimpleNamespace(call=call))
     assert await forwarding.forward(route, scope, b"{}", nobody, send) is not None and not sent

@@ -1,0 +1,126 @@
+"""Forwards calls that are like one before them to the owner of their session, from the connection they arrive on.
+
+A call that was forwarded in the general way leaves a `ForwardingPath` with its connection, as one that is served here
+leaves a `FastPath`. The owner decides all that concerns the session. A call for which anything is unusual takes the
+general way from its beginning; once it was sent, the `Forwarder` goes on with what was sent.
+docs/adr/0040-the-fast-path.md
+"""
+
+import logging
+from collections.abc import Callable
+from time import monotonic, time
+
+import msgspec
+from msgspec.structs import replace
+
+from gateway.cluster.forwarded_answer import message_in
+from gateway.cluster.ownership import Route
+from gateway.cluster.peer_requests import PeerRequests
+from gateway.context.facts import new_correlation_id, trace_id_of
+from gateway.observability.logs import CLIENT, CORRELATION
+from gateway.policy.rate_limits import RateLimits
+from transports.inbound_port import Answer, AnsweringConnection, Holes, OwnedByPeer, Request
+from transports.peer_channel import PeerCall
+
+__all__ = ["ForwardingPath"]
+
+logger = logging.getLogger(__name__)
+
+
+_raw = msgspec.json.Decoder(msgspec.Raw).decode
+
+
+def _is_one_value(arguments: bytes) -> bool:
+    """Return True if the arguments of a call are JSON, so that this replica takes its body for a message as well."""
+    try:
+        arguments.decode()
+        _raw(arguments)
+    except (ValueError, msgspec.MsgspecError, RecursionError):
+        return False
+    return True
+
+
+class ForwardingPath:
+    """Forwards the calls of one connection that are like one before them (`transports.inbound_port.CallPath`). `route`
+    is the way that was found by their head and their caller. `is_here` says whether this replica serves a session.
+    """
+
+    __slots__ = ("_client", "_is_here", "_peers", "_rates", "_route", "_until", "is_over")
+
+    def __init__(
+        self, peers: PeerRequests, rates: RateLimits, is_here: Callable[[str], bool], route: Route, client: str
+    ) -> None:
+        self._peers = peers
+        self._rates = rates
+        self._is_here = is_here
+        self._route = replace(route, is_read=False)
+        self._client = client
+        self._until = route.until - time() + monotonic()
+        self.is_over = False
+
+    def begin(
+        self, connection: AnsweringConnection, body: bytes, holes: Holes, trace: bytes = b"", correlation: str = ""
+    ) -> "ForwardedCall | None":
+        """Send a call. None: nothing was done, and the call is to take the general way."""
+        route, peers = self._route, self._peers
+        memory, is_in_time = route.memory, monotonic() < self._until
+        if memory is None or memory.is_stale or not is_in_time or self._is_here(route.session.id):
+            self.is_over = True
+            return None
+        if not _is_one_value(holes[1]):
+            return None
+        traceparent = trace.decode()
+        correlation = trace_id_of(traceparent) if traceparent else new_correlation_id()
+        channel = peers.channel_to(route)
+        if not correlation or channel is None or not self._rates.spend_at_hand(route.principal, self._client, ""):
+            return None
+        call = peers.send(channel, route, traceparent, body, correlation)
+        return ForwardedCall(peers, route, connection, call, correlation)
+
+
+class ForwardedCall:
+    """One call on its way (`transports.inbound_port.CallInFlight`)."""
+
+    __slots__ = ("_began", "_call", "_connection", "_correlation", "_peers", "_route")
+
+    def __init__(
+        self, peers: PeerRequests, route: Route, connection: AnsweringConnection, call: PeerCall, correlation: str
+    ) -> None:
+        self._peers = peers
+        self._route = route
+        self._connection: AnsweringConnection | None = connection
+        self._call = call
+        self._correlation = correlation
+        self._began = monotonic()
+        call.when_answered(self._receive)
+
+    def _receive(self) -> None:
+        """The owner's answer is there, or something else has become of the call."""
+        connection, found = self._connection, message_in(self._call.answer)
+        if connection is None:
+            return
+        try:
+            is_answered = found is not None and connection.answer_fast(*found)
+        except Exception:  # which must not end the channel, with all other calls
+            logger.exception("an answer cannot be given on the fast path")
+            is_answered = False
+        if is_answered:
+            self._connection = None
+            self._call.done()
+            self._peers.answered(self._route)
+        else:
+            self.fall_back()
+            self._call.wake()  # who goes on has not heard of it
+
+    def fall_back(self) -> None:
+        """Have the `Forwarder` go on with the call. Does nothing the second time."""
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            connection.fall_back(self._began, self._elsewhere)
+
+    def _elsewhere(self, request: Request) -> Answer:
+        """Raise what the general way raises: another replica serves the request. Called in a context of the request's
+        own."""
+        CLIENT.set(request.client)
+        CORRELATION.set(self._correlation)
+        raise OwnedByPeer(replace(self._route, begun=self._peers.answer_to(self._call, self._route)))
