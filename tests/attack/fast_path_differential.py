@@ -1,10 +1,12 @@
 """The same calls through two gateways, of which one has a fast path: both have to answer, send, count and log the same.
 
     python -m tests.attack.fast_path_differential --requests 150000 --seed 1
+    python -m tests.attack.fast_path_differential --requests 150000 --forwarded
 
-Each gateway has servers of its own (`differential_server`), and gets the same steps one after the other
-(`differential_calls`). Compared is what clients are answered in each step; after some hundred steps what servers were
-sent; in the end metrics, log lines, audit events, and what operators see of sessions.
+With `--forwarded` each is two replicas, of which one has the sessions, and clients call the other one. Each gateway has
+servers of its own (`differential_server`), and gets the same steps one after the other (`differential_calls`). Compared
+is what clients are answered in each step; after some hundred steps what servers were sent; in the end metrics, log
+lines, audit events, and what operators see of sessions.
 """
 
 import argparse
@@ -31,9 +33,10 @@ from rich.console import Console
 
 from tests.attack.differential_calls import SLOTS, Op, operations, together
 from tests.support.credentials import bearer, sha256
-from tests.support.gateway_process import UNLIMITED, RunningGateway, operators_of, running_gateway, server
+from tests.support.gateway_process import SIGNED, UNLIMITED, RunningGateway, operators_of, running_gateway, server
 from tests.support.http_bytes import connected, listener_of, post
 from tests.support.mcp_clients import ACCEPT, VERSION, Legacy, Modern
+from tests.support.redis_server import running_redis
 from tests.support.waiting import eventually
 
 __all__ = ["Found", "compare"]
@@ -74,10 +77,10 @@ _console = Console(highlight=False, soft_wrap=True)
 
 
 class _Side:
-    """One gateway, its clients, and what was seen of it."""
+    """One gateway, its clients, and what was seen of it. `owner` has the sessions; it may be the gateway."""
 
-    def __init__(self, gateway: RunningGateway, folder: Path) -> None:
-        self._gateway, self._folder = gateway, folder
+    def __init__(self, gateway: RunningGateway, owner: RunningGateway, folder: Path) -> None:
+        self._gateway, self._owner, self._folder = gateway, owner, folder
         self._names: dict[str, str] = {}  # ids of sessions, and what stands for them
         self._opened: Counter[int] = Counter()
         self._tokens: dict[int, str] = {}
@@ -87,8 +90,9 @@ class _Side:
         self._read, self._unread = 0, b""
         self._frames: dict[str, list[str]] = {}  # what servers were sent, by process
         self._seen: Counter[str] = Counter()
-        self._log_begins = len(gateway.stderr())
-        self._ops = httpx.Client(base_url=operators_of(gateway), headers=bearer(_KEY), timeout=30)
+        self._gateways = [gateway] if owner is gateway else [gateway, owner]
+        self._log_begins = [len(each.stderr()) for each in self._gateways]
+        self._ops = httpx.Client(base_url=operators_of(owner), headers=bearer(_KEY), timeout=30)
         self._http = httpx.Client(base_url=gateway.base, timeout=30)
         for slot in range(SLOTS):
             self._open(slot)
@@ -104,7 +108,8 @@ class _Side:
 
     def _open(self, slot: int) -> None:
         """Open a session in the place of the one before it, which has ended."""
-        url = f"{self._gateway.base}/servers/a/mcp" if slot >= SLOTS - 2 else self._gateway.url
+        path = "/servers/a/mcp" if slot >= SLOTS - 2 else "/mcp"
+        url = self._owner.base + path
         with httpx.Client(timeout=30) as http:
             if slot % 2:
                 keyed = {"MCP-Gateway-Session-Key": hashlib.md5(b"%d %d" % (slot, self._opened[slot])).hexdigest()}
@@ -120,7 +125,7 @@ class _Side:
         self._names |= dict.fromkeys((token.partition(".")[0], token[:8]), f"SESSION-{slot}-{self._opened[slot]}")
         self._tokens[slot] = token
         names = {"Host": "127.0.0.1", "Content-Type": "application/json"} | names
-        self._heads[slot] = [url[len(self._gateway.base) :], *(f"{key}: {value}" for key, value in names.items())]
+        self._heads[slot] = [path, *(f"{key}: {value}" for key, value in names.items())]
         for conn in (2 * slot, 2 * slot + 1):
             self._leave(conn)
 
@@ -278,19 +283,36 @@ class _Side:
     def told(self) -> dict[str, Counter[str]]:
         """What operators are told, but for times."""
         sessions = self._ops.get("/admin/api/sessions", params={"limit": 1000}).json()["sessions"]
-        lines = self._gateway.stderr()[self._log_begins :].splitlines()
+        # Which of two replicas refuses a call depends on what a connection remembers: one has the client's address.
+        where = ("client",) if len(self._gateways) > 1 else ()
+        texts = (each.stderr()[at:] for each, at in zip(self._gateways, self._log_begins, strict=True))
+        lines = [line for text in texts for line in text.splitlines()]
         audit = (self._folder / "audit").read_text().splitlines() if (self._folder / "audit").exists() else []
         return {
-            "metrics": Counter(line for line in self._ops.get("/metrics").text.splitlines() if not _TIMED.search(line)),
+            "metrics": self._counted(),
             "sessions": Counter(self._without_time({key: row[key] for key in _SESSION}) for row in sessions),
-            "log lines": Counter(self._without_time(json.loads(line)) for line in lines if line[:1] == "{"),
+            "log lines": Counter(self._without_time(json.loads(line), *where) for line in lines if line[:1] == "{"),
             "audit events": Counter(self._without_time(json.loads(line), "client") for line in audit),
         }
 
     def fast(self) -> int:
         """How many calls took the fast path."""
-        found = re.search(r'connection_memory_total\{outcome="fast"\} ([\d.]+)', self._ops.get("/metrics").text)
+        found = re.search(r'connection_memory_total\{outcome="fast"\} ([\d.]+)', self._metrics(self._gateway))
         return 0 if found is None else int(float(found[1]))
+
+    def _counted(self) -> Counter[str]:
+        """The metrics of all replicas together. How often they forward depends on what connections remember."""
+        found = Counter[str]()
+        for gateway in self._gateways:
+            for line in self._metrics(gateway).splitlines():
+                name, _, value = line.rpartition(" ")
+                if not (_TIMED.search(line) or (len(self._gateways) > 1 and "forwarded_total" in name)):
+                    found[name] += int(float(value))
+        return found
+
+    @staticmethod
+    def _metrics(gateway: RunningGateway) -> str:
+        return httpx.get(f"{operators_of(gateway)}/metrics", headers=bearer(_KEY), timeout=30).text
 
 
 def _response(data: bytes) -> tuple[int, list[bytes], bytes, bytes] | None:
@@ -336,7 +358,7 @@ class Found:
 
 
 @contextlib.contextmanager
-def _sides(seed: int) -> Iterator[list[_Side]]:
+def _sides(seed: int, *, forwarded: bool) -> Iterator[list[_Side]]:
     with contextlib.ExitStack() as stack:
         found = []
         for remembers in (True, False):
@@ -353,17 +375,21 @@ def _sides(seed: int) -> Iterator[list[_Side]]:
             command = (sys.executable, "-m", "tests.attack.differential_server", str(folder / "record"))
             eras = {"a": "", "b": ("", "legacy", "modern")[seed // 2 % 3]}  # else both
             servers = {name: server((*command, name, era), tools=_TOOLS) for name, era in eras.items()}
-            gateway = stack.enter_context(running_gateway(servers, options=options))
-            found.append(_Side(gateway, folder))
+            if forwarded:
+                options["store"] = stack.enter_context(running_redis()).url
+            gateways = [
+                stack.enter_context(running_gateway(servers, options=options, env=SIGNED)) for _ in range(1 + forwarded)
+            ]
+            found.append(_Side(gateways[-1], gateways[0], folder))
             stack.callback(found[-1].close)
         yield found
 
 
-def compare(seed: int, requests: int) -> Found:
+def compare(seed: int, requests: int, *, forwarded: bool = False) -> Found:
     """Do steps with about so many requests, and compare. Ends with the first difference."""
     found, random = Found(seed), Random(seed)
     steps = operations(random)
-    with _sides(seed) as (one, other), ThreadPoolExecutor(2) as pool:
+    with _sides(seed, forwarded=forwarded) as (one, other), ThreadPoolExecutor(2) as pool:
 
         def take(batch: Sequence[Op], *, ordered: bool = True) -> None:
             found.requests += sum(len(op.calls) for op in batch)
@@ -385,11 +411,12 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--requests", type=int, default=150_000)
     parser.add_argument("--seed", type=int, help="the first; told when none is given")
+    parser.add_argument("--forwarded", action="store_true", help="to another replica, which has the sessions")
     parser.add_argument("--of-one-seed", type=int, default=8_000, help="requests to the same gateways")
     arguments = parser.parse_args()
     seed, left = secrets.randbelow(1 << 30) if arguments.seed is None else arguments.seed, arguments.requests
     while left > 0:
-        found = compare(seed, min(left, arguments.of_one_seed))
+        found = compare(seed, min(left, arguments.of_one_seed), forwarded=arguments.forwarded)
         told = f"{found.requests} requests, {found.fast / found.requests:.0%} fast, {found.differences} differences"
         _console.print(f"seed {seed}: {told}\n{found.first}".rstrip(), markup=False)
         sys.stdout.flush()

@@ -5,21 +5,25 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from types import FrameType
+from types import CodeType, FrameType
 from typing import Any
 
+import httpx
 import pytest
 
 import gateway as package
+from gateway.cluster.peer_requests import PeerRequests
 from gateway.relay.fast_path import FastPaths
 from gateway.sessions.cached_record import CACHED_FOR_S
-from tests.e2e.test_connection_memory import ON
+from tests.e2e.test_connection_memory import ON, Raw
 from tests.e2e.test_fast_path import raw_of
 from tests.requirements import requirement
 from tests.support.gateway_process import PROBE, server
-from tests.support.in_process_gateway import in_process_gateway
+from tests.support.in_process_gateway import RING, in_process_gateway
+from tests.support.mcp_clients import Legacy, Modern
+from tests.support.redis_server import RunningRedis
 from tests.support.waiting import eventually
 
 CALLS = 40
@@ -30,11 +34,12 @@ RECORD = FastPaths._record.__code__
 
 class Counter:
     """Counts the functions, the bytecodes and the files of the project that one thread runs, while it `is_counting`.
-    `calls` has the counts of each call on the fast path, up to the end of its record; `functions` and `files` are those
-    since then."""
+    `calls` has the counts of each call on the fast path, up to the end of what runs last for it; `functions` and
+    `files` are those since then."""
 
-    def __init__(self) -> None:
+    def __init__(self, last: CodeType) -> None:
         self.is_counting = False
+        self._last = last
         self.calls: list[tuple[int, int, int]] = []
         self._begin()
 
@@ -51,16 +56,16 @@ class Counter:
             frame.f_trace_opcodes, frame.f_trace_lines = True, False
         elif event == "opcode":
             self._bytecodes += 1
-        elif event == "return" and frame.f_code is RECORD:
+        elif event == "return" and frame.f_code is self._last:
             self.calls.append((self.functions, self._bytecodes, len(self.files)))
             self._begin()
         return self
 
 
 @contextmanager
-def counted() -> Iterator[Counter]:
+def counted(last: CodeType = RECORD) -> Iterator[Counter]:
     """Counts in the threads that start inside the block."""
-    counter = Counter()
+    counter = Counter(last)
     threading.settrace(counter)
     try:
         yield counter
@@ -101,7 +106,11 @@ def test_a_repeated_call_enters_few_functions(era: str, comes: str, monkeypatch:
         assert eventually(lambda: len(counter.calls) >= CALLS), "each took the fast path"
         counter.is_counting = False
         raw.close()
-    for number, limit in enumerate(MOST[comes]):
+    assert_counts(counter, MOST[comes])
+
+
+def assert_counts(counter: Counter, most: tuple[int, int, int]) -> None:
+    for number, limit in enumerate(most):
         found = sorted(call[number] for call in counter.calls)
         assert found[CALLS // 10] <= limit, found  # most have what else the loop has to do, on a busy machine
 
@@ -127,3 +136,39 @@ def test_a_call_of_the_general_way_enters_few_files(era: str, monkeypatch: pytes
     functions, files = GENERAL[era]
     entered = sorted(file for file, times in counter.files.items() if times >= CALLS // 2)  # and not now and then
     assert counter.functions / CALLS <= functions and len(entered) <= files, (counter.functions, len(entered), entered)
+
+
+MOST_FORWARDED = {"owner": (70, 2_320, 40), "front": (60, 2_020, 34)}
+
+
+@requirement("fast.counts", "hot.forwarded")
+@pytest.mark.parametrize("era", ["legacy", "modern"])
+def test_a_forwarded_call_enters_few_functions_at_both_replicas(
+    era: str, redis_server: RunningRedis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    no_record_ages(monkeypatch)
+    options = {**ON, "log_calls_per_s": 0, "store": redis_server.url}
+    with ExitStack() as stack:
+        counters, gateways = [], []
+        for last in (RECORD, PeerRequests.answered.__code__):
+            counters.append(stack.enter_context(counted(last)))
+            running = in_process_gateway({"p": server(PROBE)}, options=options, ring=RING)
+            gateways.append(stack.enter_context(running))
+        with httpx.Client() as http:
+            if era == "modern":
+                modern = Modern(gateways[0].url, http).tool("pid").headers["mcp-gateway-session"]
+                raw = Raw(gateways[1], modern=modern)
+            else:
+                client = Legacy(gateways[0].url, http).open()
+                assert client.tool("pid").status_code == 200
+                raw = Raw(gateways[1], client)
+        raw.warm("echo")
+        raw.warm("echo")
+        for counter in counters:
+            counter.is_counting = True
+        for _ in range(CALLS):
+            assert raw.call("echo").status == 200
+        assert eventually(lambda: all(len(each.calls) >= CALLS for each in counters)), "each took the fast path at both"
+        raw.close()
+    for counter, most in zip(counters, MOST_FORWARDED.values(), strict=True):
+        assert_counts(counter, most)
