@@ -188,7 +188,8 @@ class _Side:
                 return self._watched(op, asked)
             case "end":
                 self._ops.delete(f"/admin/api/sessions/{self._tokens[slot][:8]}").raise_for_status()
-                answers = [self._ask(conn, each) for each in asked]
+                # A key names a new session then, which neither side knows by a name.
+                answers = [] if slot == _KEYED else [self._ask(conn, each) for each in asked]
                 self._open(slot)
                 return answers
             case "release" | "cancel" | "leave":
