@@ -11,7 +11,7 @@ from urllib.parse import SplitResult, urlsplit
 from pydantic import AfterValidator, BeforeValidator, Field, field_validator, model_validator
 
 from gateway.config.addresses import HostNames, ListenAddress, is_loopback
-from gateway.config.model import Frozen
+from gateway.config.model import Frozen, fault_of_header
 
 __all__ = [
     "ALL_SERVERS",
@@ -31,7 +31,6 @@ API_KEY_ISSUER: Final = "api-key"
 OPERATOR_ISSUER: Final = "operator"
 """Of operators who try tools in sessions of their own."""
 _RESERVED_ISSUERS: Final = (API_KEY_ISSUER, OPERATOR_ISSUER, "anonymous")
-_HEADER: Final = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+")  # RFC 9110 §5.1
 _SHA256: Final = re.compile(r"[0-9a-f]{64}")
 # Signatures with a public key only: with a shared secret whoever verifies can also sign.
 Algorithm = Literal["RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384", "ES512", "EdDSA"]
@@ -101,8 +100,8 @@ class ProxySettings(Frozen):
     @field_validator("subject_header", "trust_header", "workspace_header", "permissions_header")
     @classmethod
     def _is_header(cls, name: str) -> str:
-        if name and not _HEADER.fullmatch(name):
-            raise ValueError(f"{name!r} is not a header name")
+        if name and (fault := fault_of_header(name)):
+            raise ValueError(fault)
         return name
 
     @model_validator(mode="after")

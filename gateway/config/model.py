@@ -20,6 +20,7 @@ __all__ = [
     "Trust",
     "any_matches",
     "expression",
+    "fault_of_header",
     "matches",
     "sample_of",
     "usable",
@@ -126,3 +127,15 @@ class Frozen(BaseModel):
     """A part of the settings."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+_HEADER: Final = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+")  # RFC 9110 §5.1
+_OF_EACH_REQUEST: Final = frozenset({"content-length", "traceparent"})
+"""Requests that differ in these alone are taken for alike (`transports.inbound.remembered_heads`)."""
+
+
+def fault_of_header(name: str) -> str:
+    """Return why a header cannot say anything of a client; empty if it can."""
+    if not _HEADER.fullmatch(name):
+        return f"{name!r} is not a header name"
+    return f"{name} is another one with each request" if name.lower() in _OF_EACH_REQUEST else ""

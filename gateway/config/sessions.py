@@ -8,7 +8,7 @@ from typing import Annotated, Any, Final, Literal, Self
 
 from pydantic import AfterValidator, BeforeValidator, Field, field_validator, model_validator
 
-from gateway.config.model import Frozen, Pattern, Seconds, Trust, whole
+from gateway.config.model import Frozen, Pattern, Seconds, Trust, fault_of_header, whole
 from session_store.metadata import checked_metadata
 
 __all__ = [
@@ -34,7 +34,8 @@ _HEADER_NAME: Final = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]{1,128}")
 _TAKEN_HEADERS: Final = frozenset(
     {
         *("accept", "authorization", "content-length", "content-type", "cookie", "forwarded", "host", "mcp-method"),
-        *("mcp-gateway-session", "mcp-name", "mcp-protocol-version", "mcp-session-id", "origin", "user-agent"),
+        *("mcp-gateway-session", "mcp-name", "mcp-protocol-version", "mcp-session-id", "origin", "traceparent"),
+        "user-agent",
     }
 )
 """Headers whose values are the same for many clients, are credentials, or change with each request."""
@@ -131,7 +132,6 @@ DEFAULT_CONTEXT_ENV: Final = {
 }
 
 _NAME: Final = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,63}")
-_HEADER: Final = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+")  # RFC 9110 §5.1
 _CODE: Final = re.compile(
     r"PATH|(LD|DYLD)_.*|GCONV_PATH|BASH_ENV|SHELLOPTS|PYTHON.*|NODE_(OPTIONS|PATH)|PERL5(OPT|LIB|DB)|RUBY(OPT|LIB)"
     r"|CLASSPATH|(JAVA_TOOL|JDK_JAVA|_JAVA)_OPTIONS|DOTNET_STARTUP_HOOKS"
@@ -217,8 +217,8 @@ class FieldSettings(Frozen):
             raise ValueError(f"give one source: {' and '.join(given)} are {len(given)}")
         if not given and not self.value:
             raise ValueError(f"give a source: {', '.join(sources)} or value")
-        if self.header and not _HEADER.fullmatch(self.header):
-            raise ValueError(f"{self.header!r} is not a header name")
+        if self.header and (fault := fault_of_header(self.header)):
+            raise ValueError(fault)
         if self.client_header and not self.header:
             raise ValueError("client_header needs header")
         if len(self.value) > self.max_chars:

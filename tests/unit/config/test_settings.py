@@ -124,6 +124,19 @@ def test_headers_of_proxies_make_sense(refusal: Refusal) -> None:
         assert words in refusal({"gateway": {"auth": {"proxies": {"networks": ["10.0.0.0/8"], **headers}}}})
 
 
+@requirement("wall.authority", "hot.memory")
+def test_a_header_that_differs_between_like_requests_says_nothing_of_a_client(refusal: Refusal) -> None:
+    """The memory of heads takes requests that differ in these alone for alike."""
+    for name in ("traceparent", "Content-Length"):
+        for gateway in (
+            {"auth": {"proxies": {"networks": ["10.0.0.0/8"], "subject_header": name}}},
+            {"context": {"fields": {"trace": {"header": name}}}},
+            {"session": {"key_headers": [name]}},
+        ):
+            said = refusal({"gateway": gateway})
+            assert name in said and ("another one with each request" in said or "a meaning of its own" in said)
+
+
 @requirement("ext.relay")
 def test_a_method_of_mcp_is_none_beyond_it(refusal: Refusal) -> None:
     for method, setting in (
