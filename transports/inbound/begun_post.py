@@ -64,11 +64,14 @@ _PATH_BYTES: Final = 3_000 + MAX_KEPT_BYTES
 _MOST_CREDIT: Final = 8
 """Paths that may be made of one head before a call takes one. So a client whose calls never fit costs nothing more."""
 
+_CREDIT_BACK_S: Final = 10.0
+"""After this time one more may be made: paths may have ended by time alone before their next call came."""
+
 
 class RepeatedHead:
     """A head that connections repeat, as its endpoint has checked it. `shared` are headers for each response."""
 
-    __slots__ = ("__weakref__", "_credit", "_endpoint", "_hold", "_paths", "_posts", "head", "shared")
+    __slots__ = ("__weakref__", "_credit", "_endpoint", "_hold", "_learned_at", "_paths", "_posts", "head", "shared")
 
     def __init__(self, endpoint: Endpoint, posts: Posts, head: Head, shared: HeaderList) -> None:
         self._endpoint = endpoint
@@ -77,6 +80,7 @@ class RepeatedHead:
         self.shared = shared
         self._paths: list[tuple[CallTemplate, CallPath]] = []
         self._credit = _MOST_CREDIT
+        self._learned_at = 0.0
         self._hold: Callable[[int], None] = lambda size: None
 
     def begin_fast(
@@ -99,7 +103,9 @@ class RepeatedHead:
     def learn(self, begun: "BegunPost") -> bool:
         """Have calls take a path from now on that are like a POST which was answered in one piece. True if there is a
         new path."""
-        decided = begun.decided
+        decided, now = begun.decided, monotonic()
+        if now - self._learned_at >= _CREDIT_BACK_S:
+            self._credit = max(1, self._credit)
         if decided is None or not self._credit or any(known.fit(begun.body) for known, _ in self._paths):
             return False
         request, path_for = decided
@@ -107,6 +113,7 @@ class RepeatedHead:
         template = CallTemplate.of(begun.body, request.message, request.params, self._posts.read)
         path = None if template is None else path_for(request, self._endpoint.quiet_after_s(request))
         self._credit -= 1
+        self._learned_at = now
         if template is None or path is None:
             return False
         if len(self._paths) < _MOST_PATHS:

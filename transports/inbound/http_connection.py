@@ -401,6 +401,7 @@ def _too_long(limit: int) -> BadRequest:
 
 def _continue_with_h11(connection: HttpConnection, others: Connections, head: bytes) -> None:
     """Have h11 read a connection from the beginning of that head on."""
+    connection._repeats.forget()
     connection.server_state.connections.discard(connection)
     config, state, app_state = connection.config, connection.server_state, connection.app_state
     successor = H11Connection(config, state, app_state, connection.loop, connections=others)

@@ -8,7 +8,7 @@ of its pool, so what one connection knows serves others from the same address.
 
 import re
 from typing import Any, Final, Generic, TypeVar
-from weakref import WeakValueDictionary
+from weakref import WeakSet, WeakValueDictionary
 
 import msgspec
 
@@ -158,16 +158,21 @@ def _length(digits: bytes) -> int:
 class HeldBytes:
     """What is held for one head, in bytes. They are given back when nobody has the head any more."""
 
-    __slots__ = ("_shared", "bytes")
+    __slots__ = ("_shared", "bytes", "holders")
 
     def __init__(self, shared: "SharedHeads[Any]") -> None:
         self._shared = shared
         self.bytes = 0
+        self.holders: WeakSet[RememberedHeads[Any]] = WeakSet()
+        """Who has the head."""
 
     def hold(self, size: int) -> None:
-        """Count these bytes; a negative size gives them back."""
+        """Count these bytes; a negative size gives them back. Whoever has the head makes room for them."""
         self.bytes += size
         self._shared.total += size
+        if size > 0:
+            for heads in list(self.holders):
+                heads.make_room()
 
     def __del__(self) -> None:
         self._shared.total -= self.bytes
@@ -201,9 +206,8 @@ class SharedHeads(Generic[T]):
         """Return what one connection may hold now, in bytes."""
         return MAX_MEMORY_BYTES if self.total < MAX_TOTAL_BYTES else LEAST_MEMORY_BYTES
 
-    def is_repeated(self, key: _Key) -> bool:
-        """Return True if a head like this came before. Notes it for the next time."""
-        seen = hash(key)
+    def is_repeated(self, seen: int) -> bool:
+        """Return True if a head with that hash came before. Notes it for the next time."""
         if seen in self._seen:
             return True
         self._seen[seen] = None
@@ -218,13 +222,14 @@ class RememberedHeads(Generic[T]):
     `where` is all but the bytes that a request's meaning depends on: the address of the client, and the scheme.
     """
 
-    __slots__ = ("_has_ended", "_known", "_last", "_shared", "_where")
+    __slots__ = ("__weakref__", "_has_ended", "_known", "_last", "_seen", "_shared", "_where")
 
     def __init__(self, shared: SharedHeads[T], where: tuple[str, ...] = ()) -> None:
         self._shared = shared
         self._where = where
         self._known: dict[_Key, KnownHead[T]] = {}  # the one that was found last is the last one
         self._last: KnownHead[T] | None = None
+        self._seen: list[int] = []
         self._has_ended = False
 
     def __len__(self) -> int:
@@ -252,7 +257,13 @@ class RememberedHeads(Generic[T]):
     def is_repeated(self, head: bytes) -> bool:
         """Return True if a head like this has come from there before. Notes it for the next time."""
         key = self._key(head)
-        return key is not None and self._shared.is_repeated(key)
+        if key is None:
+            return False
+        # Its own too: others that send ever new heads must not have those forgotten which are repeated here.
+        seen = hash(key)
+        is_repeated = self._shared.is_repeated(seen) or seen in self._seen
+        self._seen = [*self._seen[1 - MAX_HEADS * 2 :], seen]
+        return is_repeated
 
     def add(self, template: Template, remembered: T) -> HeldBytes | None:
         """Remember a head, and return what counts the bytes that are held for it. None: the connection has ended."""
@@ -267,27 +278,32 @@ class RememberedHeads(Generic[T]):
     def _keep(self, key: _Key, known: KnownHead[T]) -> None:
         self._known.pop(key, None)
         self._known[key] = self._last = known
+        known.held.holders.add(self)
         self.make_room()
 
     def make_room(self) -> None:
         """Forget the heads that were not repeated for longest, if there are too many, or too much is held for them."""
         size = sum(known.held.bytes for known in self._known.values())
         while len(self._known) > MAX_HEADS or (self._known and size > self._shared.bound):
-            oldest = next(iter(self._known))
-            size -= self._known.pop(oldest).held.bytes
-        if not self._known:
-            self._last = None
+            oldest = self._known.pop(next(iter(self._known)))
+            oldest.held.holders.discard(self)
+            size -= oldest.held.bytes
+            if oldest is self._last:
+                self._last = None
 
     def forget(self, template: Template) -> None:
         """Forget a head, if it is known. No other connection is told of it from now on."""
         key = (self._where, template.parts)
         known = self._known.pop(key, None)
         self._shared.known.pop(key, None)
+        if known is not None:
+            known.held.holders.discard(self)
         if known is self._last:
             self._last = None
 
     def close(self) -> None:
         """Forget all heads, and remember none from now on: the connection has ended."""
         self._known.clear()
+        self._seen.clear()
         self._last = None
         self._has_ended = True

@@ -243,8 +243,7 @@ class Repeats:
         self._write(DIRECT, *parts)
         try:
             begun.answered()
-            if known.learn(begun):
-                self._heads.make_room()
+            known.learn(begun)
         except Exception:
             logger.exception("an answer was sent, and could not be recorded")
 
