@@ -166,6 +166,22 @@ def test_calls_of_a_default_session_take_the_fast_path() -> None:
         assert became(gateway)["fast"] >= 6
 
 
+@pytest.mark.parametrize("order", [(False, True), (True, False)])
+def test_calls_with_a_progress_token_and_without_one_take_the_fast_path(
+    gateway: InProcessGateway, order: tuple[bool, bool]
+) -> None:
+    with httpx.Client() as http:
+        client = Legacy(gateway.url, http).open()
+        for has_token in order:
+            meta = {"progressToken": 7} if has_token else None
+            for _ in range(4):
+                assert client.tool("pid", meta=meta).status_code == 200
+            counted = Counted(gateway)
+            for _ in range(3):
+                assert client.tool("pid", meta=meta).status_code == 200
+            assert counted("fast") == 3, has_token
+
+
 @requirement("wall.authority")
 def test_a_session_that_has_ended_is_unknown_on_a_connection_that_remembers_it(gateway: InProcessGateway) -> None:
     with httpx.Client() as http, httpx.Client() as other:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Coroutine
 from time import monotonic
 from typing import Any, Final, Protocol
 
+import msgspec
 from msgspec.structs import replace
 
 from transports.inbound.call_template import MAX_KEPT_BYTES, CallTemplate
@@ -64,6 +65,8 @@ _PATH_BYTES: Final = 3_000 + MAX_KEPT_BYTES
 _MOST_CREDIT: Final = 8
 """Paths that may be made of one head before a call takes one. So a client whose calls never fit costs nothing more."""
 
+_raw: Final = msgspec.json.Decoder(msgspec.Raw).decode
+
 _CREDIT_BACK_S: Final = 10.0
 """After this time one more may be made: paths may have ended by time alone before their next call came."""
 
@@ -94,10 +97,11 @@ class RepeatedHead:
                 if place:
                     self._paths.insert(0, self._paths.pop(place))
                 self._credit = _MOST_CREDIT
-            elif path.is_over:
+                return call
+            if path.is_over:
                 del self._paths[place]
                 self._hold(-_PATH_BYTES)
-            return call
+                return None
         return None
 
     def learn(self, begun: "BegunPost") -> bool:
@@ -106,7 +110,7 @@ class RepeatedHead:
         decided, now = begun.decided, monotonic()
         if now - self._learned_at >= _CREDIT_BACK_S:
             self._credit = max(1, self._credit)
-        if decided is None or not self._credit or any(known.fit(begun.body) for known, _ in self._paths):
+        if decided is None or not self._credit or any(_is_like(known, begun.body) for known, _ in self._paths):
             return False
         request, path_for = decided
         assert request.message is not None
@@ -161,6 +165,16 @@ class RepeatedHead:
         """The head with that `traceparent`, if there is one."""
         head = self.head
         return replace(head, headers={**head.headers, "traceparent": trace.decode("ascii")}) if trace else head
+
+
+def _is_like(template: CallTemplate, body: bytes) -> bool:
+    """Return True if a body is one of that form. A form without a progress token fits bodies with one behind the
+    arguments as well, which then are no JSON value."""
+    holes = template.fit(body)
+    try:
+        return holes is not None and bool(_raw(holes[1]))
+    except msgspec.MsgspecError:
+        return False
 
 
 class BegunPost:
