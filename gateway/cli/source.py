@@ -14,6 +14,7 @@ from gateway.cli.complaint import complain
 from gateway.cli.configuration import configuration
 from gateway.cli.options import AtGateway, Where
 from gateway.config.addresses import url_here
+from gateway.config.faults import ConfigurationError
 from gateway.config.settings import load
 from session_store import StoreError, backend_for
 from session_store.connect import BackendOptions, shown
@@ -79,20 +80,25 @@ def gateway_at(given: AtGateway, *, or_else: str = "") -> AtGateway:
 
 
 def endpoint_here(config: Path | None) -> str:
-    """Find the URL of clients: of the gateway that a named configuration describes, or else of the one that this user
-    runs at a terminal, or else of the one that the configuration of this folder or the environment describes.
+    """Find the URL of clients: of the gateway that a named configuration describes, or that of this folder or the
+    environment if it gives the port, or else of the one that this user runs at a terminal.
 
     Raises:
         OperatorError: several gateways run here, and none of them is that of this folder.
         ConfigurationError: the configuration has faults.
     """
     here = [] if config is not None else local_gateways()
+    try:
+        options = load(configuration(config)).settings.gateway
+    except ConfigurationError:
+        if len(here) != 1:
+            raise
+        return here[0].endpoint
+    url = f"{url_here(options.host, options.port)}/mcp"
+    if not here or "port" in options.model_fields_set or any(one.is_at(url) for one in here):
+        return url
     if len(here) == 1:
         return here[0].endpoint
-    options = load(configuration(config)).settings.gateway
-    url = f"{url_here(options.host, options.port)}/mcp"
-    if not here or any(one.is_at(url) for one in here):
-        return url
     raise OperatorError(
         "\n".join(["several gateways run here: say which", *(f"  --url {one.endpoint}" for one in here)])
     )

@@ -161,11 +161,17 @@ def test_connect_knows_where_the_gateway_is(here: Path, monkeypatch: pytest.Monk
     (here / "other.json").write_text('{"gateway": {"host": "::1", "port": 9001}}')
     assert url() == "http://localhost:9000/mcp" and url("--config", "other.json") == "http://[::1]:9001/mcp"
     with announced(runs(9002)):
-        assert url() == "http://127.0.0.1:9002/mcp" and url("--config", "other.json") == "http://[::1]:9001/mcp"
+        assert url() == "http://localhost:9000/mcp", "what this folder says comes before what runs elsewhere"
+        assert url("--config", "other.json") == "http://[::1]:9001/mcp"
+        (here / "mcp.json").unlink()
+        assert url() == "http://127.0.0.1:9002/mcp"
+        monkeypatch.setenv("MCP_GATEWAY_PORT", "9004")
+        assert url() == "http://127.0.0.1:9004/mcp"
+        monkeypatch.delenv("MCP_GATEWAY_PORT")
         with announced(runs(9003)):
             assert "say which" in url() and "--url http://127.0.0.1:9003/mcp" in url()
-            with announced(runs(9000)):
-                assert url() == "http://localhost:9000/mcp", "that of this folder"
+            with announced(runs(8080)):
+                assert url() == "http://127.0.0.1:8080/mcp", "that of this folder"
     (here / "mcp.json").write_text('{"gateway": {"prot": 1}}')
     assert "no such setting" in url() and "give --url" in url()
 
