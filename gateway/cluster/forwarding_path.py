@@ -1,8 +1,8 @@
 """Forwards calls that are like one before them to the owner of their session, from the connection they arrive on.
 
 A call that was forwarded in the general way leaves a `ForwardingPath` with the head of its request, as one that is
-served here leaves a `FastPath`. The owner decides all that concerns the session. A call for which anything is unusual takes the
-general way from its beginning; once it was sent, the `Forwarder` goes on with what was sent.
+served here leaves a `FastPath`. The owner decides all that concerns the session. A call for which anything is unusual
+takes the general way from its beginning; once it was sent, the `Forwarder` goes on with what was sent.
 docs/adr/0040-the-fast-path.md
 """
 

@@ -1,7 +1,7 @@
 """Sends and answers calls that are like one before them, with what was decided on that one.
 
-A call that took the general way leaves a `FastPath` with the head of its request: what was found for it, and the form of
-its frame. The next call that fits is sent if everything still holds that the decision rests on
+A call that took the general way leaves a `FastPath` with the head of its request: what was found for it, and the form
+of its frame. The next call that fits is sent if everything still holds that the decision rests on
 (`FastPath.begin`), and answered in the turn in which its server answers. No rule of the general way is repeated here:
 what may have changed is asked of those who decide it, or has raised `LiveSession.version`.
 
