@@ -98,10 +98,10 @@ class Repeats:
         self._context: Context | None = None
         self._resumed: BegunPost | None = None  # what the next task takes over
 
-    def come_from(self, client: str, scheme: str) -> None:
-        """Share what is remembered with the connections from that address which have the same scheme."""
+    def come_from(self, where: tuple[str, ...]) -> None:
+        """Share what is remembered with the connections from there: from one address, with one scheme."""
         if self._memory is not None:
-            self._heads = RememberedHeads(self._memory.heads, (client, scheme))
+            self._heads = RememberedHeads(self._memory.heads, where)
 
     # -- reading
 
