@@ -30,12 +30,10 @@ __all__ = [
 PersonalData = Literal["email", "phone", "card"]
 """Kinds of personal data that can be found by their form."""
 
-_HEADER_NAME: Final = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]{1,128}")
 _TAKEN_HEADERS: Final = frozenset(
     {
-        *("accept", "authorization", "content-length", "content-type", "cookie", "forwarded", "host", "mcp-method"),
-        *("mcp-gateway-session", "mcp-name", "mcp-protocol-version", "mcp-session-id", "origin", "traceparent"),
-        "user-agent",
+        *("accept", "authorization", "content-type", "cookie", "forwarded", "host", "mcp-method"),
+        *("mcp-gateway-session", "mcp-name", "mcp-protocol-version", "mcp-session-id", "origin", "user-agent"),
     }
 )
 """Headers whose values are the same for many clients, are credentials, or change with each request."""
@@ -92,8 +90,8 @@ class SessionSettings(Frozen):
     @classmethod
     def _can_carry_keys(cls, names: tuple[str, ...]) -> tuple[str, ...]:
         for name in names:
-            if not _HEADER_NAME.fullmatch(name):
-                raise ValueError(f"{name!r} is not the name of a header")
+            if fault := fault_of_header(name):
+                raise ValueError(fault)
             if name.lower() in _TAKEN_HEADERS:
                 raise ValueError(f"{name} has a meaning of its own")
         return names
