@@ -38,6 +38,7 @@ __all__ = [
     "encode_request",
     "encode_result",
     "error_code",
+    "is_one_value",
     "parse",
     "parse_lenient",
     "splice",
@@ -286,3 +287,16 @@ def error_code(error: msgspec.Raw | bytes) -> int:
         return msgspec.json.decode(error, type=_ErrorHead).code
     except msgspec.MsgspecError:
         return INTERNAL_ERROR
+
+
+_value: Final = msgspec.json.Decoder(msgspec.Raw).decode
+
+
+def is_one_value(data: bytes) -> bool:
+    """Return True if these bytes are one JSON value, as every reader of bodies takes it."""
+    try:
+        data.decode()
+        _value(data)
+    except (ValueError, msgspec.MsgspecError, RecursionError):
+        return False
+    return True

@@ -10,7 +10,6 @@ import logging
 from collections.abc import Callable
 from time import monotonic, time
 
-import msgspec
 from msgspec.structs import replace
 
 from gateway.cluster.forwarded_answer import message_in
@@ -20,24 +19,12 @@ from gateway.context.facts import new_correlation_id, trace_id_of
 from gateway.observability.logs import CLIENT, CORRELATION
 from gateway.policy.rate_limits import RateLimits
 from transports.inbound_port import Answer, AnsweringConnection, Holes, OwnedByPeer, Request
+from transports.jsonrpc import is_one_value
 from transports.peer_channel import PeerCall
 
 __all__ = ["ForwardingPath"]
 
 logger = logging.getLogger(__name__)
-
-
-_raw = msgspec.json.Decoder(msgspec.Raw).decode
-
-
-def _is_one_value(arguments: bytes) -> bool:
-    """Return True if the arguments of a call are JSON, so that this replica takes its body for a message as well."""
-    try:
-        arguments.decode()
-        _raw(arguments)
-    except (ValueError, msgspec.MsgspecError, RecursionError):
-        return False
-    return True
 
 
 class ForwardingPath:
@@ -67,7 +54,7 @@ class ForwardingPath:
         if memory is None or memory.is_stale or not is_in_time or self._is_here(route.session.id):
             self.is_over = True
             return None
-        if not _is_one_value(holes[1]):
+        if not is_one_value(holes[1]):
             return None
         traceparent = trace.decode()
         correlation = trace_id_of(traceparent) if traceparent else new_correlation_id()

@@ -9,7 +9,6 @@ from collections.abc import Callable, Coroutine
 from time import monotonic
 from typing import Any, Final, Protocol
 
-import msgspec
 from msgspec.structs import replace
 
 from transports.inbound.call_template import MAX_KEPT_BYTES, CallTemplate
@@ -28,7 +27,7 @@ from transports.inbound_port import (
     PeerAnswer,
     Request,
 )
-from transports.jsonrpc import Message
+from transports.jsonrpc import Message, is_one_value
 from transports.reply_queue import Frame
 
 __all__ = ["BegunPost", "Endpoint", "RepeatedHead"]
@@ -64,8 +63,6 @@ _PATH_BYTES: Final = 3_000 + MAX_KEPT_BYTES
 
 _MOST_CREDIT: Final = 8
 """Paths that may be made of one head before a call takes one. So a client whose calls never fit costs nothing more."""
-
-_raw: Final = msgspec.json.Decoder(msgspec.Raw).decode
 
 _CREDIT_BACK_S: Final = 10.0
 """After this time one more may be made: paths may have ended by time alone before their next call came."""
@@ -171,10 +168,7 @@ def _is_like(template: CallTemplate, body: bytes) -> bool:
     """Return True if a body is one of that form. A form without a progress token fits bodies with one behind the
     arguments as well, which then are no JSON value."""
     holes = template.fit(body)
-    try:
-        return holes is not None and bool(_raw(holes[1]))
-    except msgspec.MsgspecError:
-        return False
+    return holes is not None and is_one_value(holes[1])
 
 
 class BegunPost:
