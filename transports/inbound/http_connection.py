@@ -124,7 +124,7 @@ class HttpConnection(HttpToolsProtocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(cast("asyncio.Transport", transport))
         where = (self.client[0] if self.client else "", self.scheme or "")
-        # A head that is new to its connection says which process is to have that, so none is known from others then.
+        # Among workers, the first request of a connection decides which of them gets it, so nothing is shared.
         self._repeats.come_from(where if self._hand_over is None else (*where, str(id(self))))
         self._of_cycles = cast("asyncio.Transport", CycleTransport(self.transport, self._close_after_response))
         if not self._is_watched():

@@ -276,8 +276,12 @@ class RememberedHeads(Generic[T]):
         return known.held
 
     def _keep(self, key: _Key, known: KnownHead[T]) -> None:
-        self._known.pop(key, None)
+        before = self._known.pop(key, None)
         self._known[key] = self._last = known
+        if before is known:
+            return
+        if before is not None:
+            before.held.holders.discard(self)
         known.held.holders.add(self)
         self.make_room()
 
