@@ -200,7 +200,7 @@ def _lasts_s(request: Request, who: RequestContext, decided: Decided) -> float:
     resolved = decided.resolved
     if resolved.live.session.context != resolved.context:
         return 0.0
-    return min(who.until - time(), decided.resolver.said_for_s(request, who, resolved))
+    return min(who.until - time(), decided.resolver.same_session_for_s(request, who, resolved))
 
 
 def _is_plain(exchange: Exchange, conversation: Conversation) -> bool:

@@ -81,7 +81,7 @@ class SessionResolver:
         """Return True if this replica holds a live session, and its client has come back to it."""
         return self._live.get(live.session.id) is live and not live.ended and not live.is_unreturned
 
-    def said_for_s(self, request: Request, who: RequestContext, resolved: Resolved) -> float:
+    def same_session_for_s(self, request: Request, who: RequestContext, resolved: Resolved) -> float:
         """Return for how many seconds the same bytes of the same caller are for this session, as long as that lives.
 
         A token, a cookie or a session key says it for good, and so does the replica that has forwarded the request. The

@@ -133,11 +133,11 @@ async def test_the_bytes_of_a_request_say_its_session_for_good_or_for_a_second()
         resolved = await parts.resume_or_open(first)
         live, is_key = resolved.live, first is KEYED
         named = (first, by_token(parts, live), request(MODERN, cookie=parts.cookie_of(live)))
-        said = [parts.resolver.said_for_s(each, FOR_ALICE, await parts.resume_or_open(each)) for each in named]
+        said = [parts.resolver.same_session_for_s(each, FOR_ALICE, await parts.resume_or_open(each)) for each in named]
         assert said == [math.inf if is_key else ASKED_AGAIN_S, math.inf, math.inf]
     own = await parts.resume_or_open(request(MODERN, mcp_gateway_session="new"))
     for asked in (request(MODERN), KEYED):
-        assert parts.resolver.said_for_s(asked, FOR_ALICE, own) == 0, "it is for another session"
+        assert parts.resolver.same_session_for_s(asked, FOR_ALICE, own) == 0, "it is for another session"
 
 
 @requirement("cli.session-key")
