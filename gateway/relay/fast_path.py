@@ -147,7 +147,7 @@ class FastPaths:
             or not conversation.has_nothing_but_calls(live)
         ):
             return None
-        if not self.way.may_repeat(request, route):
+        if not self.way.may_repeat(request, route) or not _may_be_bare(request, route.admitted):
             return None
         prepared = self.way.prepared(decided, route, request, who, request.params)
         if not _is_plain(prepared.exchange, conversation):
@@ -214,6 +214,21 @@ def _is_plain(exchange: Exchange, conversation: Conversation) -> bool:
     return not is_shaped and (bridge is None or type(bridge) in (LegacyServerBridge, ModernServerBridge))
 
 
+def _may_be_bare(request: Request, tool: AdmittedTool) -> bool:
+    """Return True if the request has arguments, or if a call without any is sent without any. As all that decides on it
+    is the same each time, calls that are like it need no check of their own."""
+    if "arguments" in request.params:
+        return True
+    try:
+        return tool.checker(request.check_mirrored)(b"{}") == b"{}"
+    except (ValueError, msgspec.MsgspecError, Refused, InvalidArguments):
+        return False  # the general way says why, each time
+
+
+def _as_given(arguments: bytes) -> bytes:
+    return arguments
+
+
 class FastPath:
     """Holds what was decided on a call, and sends those that are like it (`transports.inbound_port.CallPath`)."""
 
@@ -259,7 +274,7 @@ class FastPath:
             self.translate = bridge.translator(_METHOD)
         self._usual_s = usual_s
         self.tool = route.admitted
-        self._check = self.tool.checker(request.check_mirrored)
+        self._check = self.tool.checker(request.check_mirrored) if "arguments" in request.params else _as_given
         self.live = decided.resolved.live
         self.version = self.live.version
         self.era = request.era
@@ -343,8 +358,9 @@ class FastPath:
     def as_answer(self, request: Request, call: "FastCall") -> Answer:
         """Make the exchange of a call that was sent, as the general way would have, and return its answer."""
         who = RequestContext(self._who.principal, self._who.claims, call.correlation)
-        arguments = msgspec.Raw(self._check(bytes(request.params["arguments"])))
-        params = request.params | {"arguments": arguments}
+        params = request.params
+        if "arguments" in params:
+            params = params | {"arguments": msgspec.Raw(self._check(bytes(params["arguments"])))}
         prepared = self.paths.way.prepared(self._decided, self._route, request, who, params)
         exchange, params, meta = prepared.exchange, prepared.params, prepared.meta
         answer, _ = self.paths.way.begin(exchange, request, who, request.params, self.headers, may_repeat=True)

@@ -40,7 +40,9 @@ class FrameForm:
         """Make the form of a request that has that correlation id. None if it is not clear where the values of the
         holes stand in it. The number is the server's progress token too, if there is one."""
         exchange, meta, trace = prepared.exchange, prepared.meta, prepared.trace
-        params = prepared.params | {"arguments": msgspec.Raw(_ARGUMENTS)}
+        params, holes = prepared.params, 0
+        if "arguments" in params:
+            params, holes = params | {"arguments": msgspec.Raw(_ARGUMENTS)}, 1
         encoded = exchange.encoded(_NUMBER, params, meta) or b""
         if b"\n" in encoded or b"\r" in encoded:
             return None  # the frame would be written anew as a whole, with its arguments
@@ -53,12 +55,12 @@ class FrameForm:
             if frame.count(trace.encode()) != 1:
                 return None
             frame = frame.replace(trace.encode(), _TRACE)
-        if (frame.count(number), frame.count(_ARGUMENTS), frame.count(known)) != (numbers, 1, 1):
+        if (frame.count(number), frame.count(_ARGUMENTS), frame.count(known)) != (numbers, holes, 1):
             return None
         form = frame.replace(b"%", b"%%").replace(number, b"%(n)d").replace(_TRACE, b"%(t)b")
         return cls(form.replace(_ARGUMENTS, b"%(a)b").replace(known, b"%(c)b"))
 
     def frame(self, number: int, arguments: bytes, correlation: str, trace: bytes = b"") -> bytes:
         """The request with that number, correlation id and `traceparent`, and these arguments, which have no line
-        break."""
+        break. They are left out of a form without arguments."""
         return self._form % {b"n": number, b"a": arguments, b"c": correlation.encode(), b"t": trace}

@@ -79,6 +79,7 @@ class _Client:
         self._comma, self._colon = random.choice(((",", ":"), (", ", ": "), (" ,\n ", " : ")))
         self._order, self._inside = random.sample(range(4), 4), random.sample(range(3), 3)
         self._has_token, self._tool, self.number = random.random() < 0.5, "echo", 0
+        self._is_bare = False
 
     def does(self, what: str, **more: Any) -> tuple[bytes, str]:
         """A call that has the server do something."""
@@ -90,8 +91,8 @@ class _Client:
         self.number += 1
         if odd and random.random() < 0.03:
             self._tool = random.choice(("echo", "echo", "twin", "number"))
-        beside = random.choice(({}, {}, {}, {}, {"text": "ä" * random.randrange(40)}, {"workspace": "w"}))
-        arguments = arguments or json.dumps({"n": self.number, **beside})
+            self._is_bare = random.random() < 0.2
+        arguments = arguments or ("" if odd and self._is_bare else self._usual())
         name, number, token, more, order = self._tool, str(self.number), f'"t-{self.number}"', "", self._order
         match random.randrange(80 if odd else 1):
             case 1 | 2:
@@ -117,13 +118,19 @@ class _Client:
             data = data[:place] + random.choice((b"", b" ", b"}", b'"', b",", b"\xff", b"\\")) + data[place + 1 :]
         return data, name
 
+    def _usual(self) -> str:
+        random = self._random
+        beside = random.choice(({}, {}, {}, {}, {"text": "ä" * random.randrange(40)}, {"workspace": "w"}))
+        return json.dumps({"n": self.number, **beside})
+
     def _text(self, number: str, name: str, arguments: str, token: str, more: str, order: Sequence[int]) -> str:
         meta = [f'"progressToken"{self._colon}{token}'] if self._has_token else []
         if self._is_modern:
             own = {"protocolVersion": VERSION, "clientInfo": {"name": "d", "version": "1"}, "clientCapabilities": {}}
             meta += [json.dumps({f"io.modelcontextprotocol/{key}": value})[1:-1] for key, value in own.items()]
         meta += [more] if more else []
-        inside = [f'"name"{self._colon}{json.dumps(name)}', f'"arguments"{self._colon}{arguments}']
+        inside = [f'"name"{self._colon}{json.dumps(name)}']
+        inside += [f'"arguments"{self._colon}{arguments}'] if arguments else []
         inside += [f'"_meta"{self._colon}{self._object(meta)}'] if meta else []
         params = self._object([inside[at] for at in self._inside if at < len(inside)])
         parts = ('"jsonrpc":"2.0"', f'"id"{self._colon}{number}', '"method": "tools/call"', f'"params":{params}')

@@ -107,15 +107,16 @@ def test_calls_of_httpx_take_it_with_their_own_ids(gateway: InProcessGateway, er
 
 @pytest.mark.anyio
 @pytest.mark.parametrize("mode", ["legacy", "auto"])
-async def test_calls_of_the_sdk_take_it(gateway: InProcessGateway, mode: Any) -> None:
+@pytest.mark.parametrize("arguments", [{"n": 1}, None], ids=["arguments", "none"])
+async def test_calls_of_the_sdk_take_it(gateway: InProcessGateway, mode: Any, arguments: Any) -> None:
     fast = Counted(gateway)
     async with (
         httpx2.AsyncClient() as http,
         Client(streamable_http_client(gateway.url, http_client=http), mode=mode) as client,
     ):
-        for number in range(20):
-            content: Any = (await client.call_tool("echo", {"n": number})).content[0]
-            assert json.loads(content.text) == {"n": number}
+        for _ in range(20):
+            content: Any = (await client.call_tool("echo", arguments)).content[0]
+            assert json.loads(content.text) == (arguments or {})
         assert await asyncio.to_thread(fast, "fast") >= 8, became(gateway)
 
 

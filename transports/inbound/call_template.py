@@ -48,15 +48,19 @@ _Part = tuple[bytes, int, int, bytes]
 
 class CallTemplate:
     """Made by `of`. `before` are the parts that end with a hole before the arguments, `after`, from the end of the
-    body, those that begin with one behind the arguments. `first` and `last` are around the arguments."""
+    body, those that begin with one behind the arguments. `first` and `last` are around the arguments. A call without
+    arguments has all holes before them, and nothing (`bare`) between `first` and `last`."""
 
-    __slots__ = ("_after", "_before", "_first", "_last")
+    __slots__ = ("_after", "_bare", "_before", "_first", "_last")
 
-    def __init__(self, before: tuple[_Part, ...], first: bytes, last: bytes, after: tuple[_Part, ...]) -> None:
+    def __init__(
+        self, before: tuple[_Part, ...], first: bytes, last: bytes, after: tuple[_Part, ...], *, bare: bool
+    ) -> None:
         self._before = before
         self._first = first
         self._last = last
         self._after = after
+        self._bare = bare
 
     @classmethod
     def of(
@@ -68,7 +72,7 @@ class CallTemplate:
         if (
             spans is None
             or len(body) > MAX_BODY_BYTES
-            or len(body) - len(memoryview(params["arguments"])) > MAX_KEPT_BYTES
+            or len(body) - len(memoryview(params.get("arguments", b""))) > MAX_KEPT_BYTES
         ):
             return None
         at = 0
@@ -81,16 +85,17 @@ class CallTemplate:
         proof = b"".join(piece + _PROOFS[hole] for piece, hole in zip(pieces, holes, strict=False)) + pieces[-1]
         if not _is_proved(proof, _TOKEN in holes, message, params, read):
             return None
-        place = holes.index(_ARGUMENTS)
+        bare = _ARGUMENTS not in holes
+        place = len(holes) if bare else holes.index(_ARGUMENTS)
         before = tuple((pieces[n], len(pieces[n]), holes[n], pieces[n + 1][:1]) for n in range(place))
         after = tuple(
             (pieces[n + 1], len(pieces[n + 1]), holes[n], pieces[n][-1:])
             for n in reversed(range(place + 1, len(holes)))
         )
-        return cls(before, pieces[place], pieces[place + 1], after)
+        return cls(before, pieces[place], b"" if bare else pieces[place + 1], after, bare=bare)
 
     def fit(self, body: bytes) -> Holes | None:
-        """Return what stands in the holes of a body; None if it does not fit."""
+        """Return what stands in the holes of a body; None if it does not fit. A call without arguments has none."""
         found = [b"", b""]
         begin, end = 0, len(body)
         if end > MAX_BODY_BYTES:
@@ -115,7 +120,8 @@ class CallTemplate:
             end = stops
         if not body.startswith(self._first, begin) or not body.endswith(self._last, begin, end):
             return None
-        return found[_ID], body[begin + len(self._first) : end - len(self._last)]
+        arguments = body[begin + len(self._first) : end - len(self._last)]
+        return None if self._bare and arguments else (found[_ID], arguments)
 
 
 def _is_number(value: bytes) -> bool:
@@ -131,13 +137,17 @@ def _is_word(value: bytes) -> bool:
 def _spans(body: bytes, message: Message, params: Object) -> list[tuple[int, int, int]] | None:
     """Return where the values of the holes stand in a body, in this order, and which they are. None if that is not
     clear."""
-    arguments = bytes(params.get("arguments", b""))
-    if message.method != "tools/call" or not arguments.startswith(b"{"):
+    if message.method != "tools/call":
         return None
-    found = _places(body, _ARGUMENTS, arguments, (0, 0))
-    if len(found) != 1:
-        return None
-    spans = [(*found[0], _ARGUMENTS)]
+    spans = []
+    outside = (0, 0)
+    if "arguments" in params:
+        arguments = bytes(params["arguments"])
+        found = _places(body, _ARGUMENTS, arguments, outside)
+        if len(found) != 1 or not arguments.startswith(b"{"):
+            return None
+        outside = found[0]
+        spans.append((*outside, _ARGUMENTS))
     values = {_ID: encode(message.id)}
     try:
         meta = decode_object(params.get("_meta", msgspec.Raw(b"{}")), "_meta")
@@ -146,7 +156,7 @@ def _spans(body: bytes, message: Message, params: Object) -> list[tuple[int, int
     if "progressToken" in meta:
         values[_TOKEN] = bytes(meta["progressToken"])
     for hole, value in values.items():
-        places = _places(body, hole, value, found[0])
+        places = _places(body, hole, value, outside)
         if len(places) != 1 or not (_is_number(value) or _is_word(value)):
             return None
         spans.append((*places[0], hole))
@@ -166,7 +176,9 @@ def _is_proved(
     try:
         found = read(proof)
         got = found.params_object()
-        wanted = {**params, "arguments": msgspec.Raw(_PROOFS[_ARGUMENTS])}
+        wanted = {**params}
+        if "arguments" in wanted:
+            wanted["arguments"] = msgspec.Raw(_PROOFS[_ARGUMENTS])
         if has_token:
             meta, known = decode_object(got.pop("_meta"), "_meta"), decode_object(wanted.pop("_meta"), "_meta")
             if bytes(meta["progressToken"]) != _PROOFS[_TOKEN] or meta != {

@@ -40,7 +40,7 @@ def meta_of(more: dict[str, object], correlation: str, token: object = None) -> 
     OBJECTS,
     st.tuples(CORRELATIONS, CORRELATIONS),
     st.one_of(st.none(), st.tuples(TOKENS, TOKENS)),
-    OBJECTS,
+    st.one_of(st.none(), OBJECTS),
     st.integers(1, 10**9),
     st.sampled_from(["", "tasks/call%"]),
 )
@@ -49,7 +49,7 @@ def test_frames_are_those_of_an_exchange(
     more: dict[str, object],
     correlations: tuple[str, str],
     tokens: tuple[object, object] | None,
-    arguments: dict[str, object],
+    arguments: dict[str, object] | None,
     number: int,
     sent_method: str,
 ) -> None:
@@ -57,11 +57,12 @@ def test_frames_are_those_of_an_exchange(
     exchange.sent_method = sent_method
     for name in ("progressToken", CONTEXT_KEY):
         more.pop(name, None)
-    fixed = raws({"name": "tool%d", **params})
+    params.pop("arguments", None)
+    fixed = raws({"name": "tool%d", **params, **({} if arguments is None else {"arguments": {}})})
     form = FrameForm.of(Prepared(exchange, fixed, meta_of(more, first, tokens and tokens[0]), None), first)
     if form is None:
         return
-    given = fixed | {"arguments": msgspec.Raw(encode(arguments))}
+    given = fixed if arguments is None else fixed | raws({"arguments": arguments})
     expected = exchange.frame(number, given, meta_of(more, then, tokens and tokens[1]))
     assert form.frame(number, encode(arguments), then) == expected
 

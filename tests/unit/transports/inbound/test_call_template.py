@@ -39,6 +39,7 @@ class Written:
         self._meta_order = draw(st.permutations(["progressToken", "a", "b"]))
         self._escapes = draw(st.booleans())
         self.has_token = draw(st.booleans())
+        self.has_arguments = draw(st.sampled_from([True, True, False]))
         self._has_meta = self.has_token or draw(st.booleans())
         self._more = {name: draw(VALUES) for name in draw(st.sets(st.sampled_from(["more", "other", "a", "b"])))}
         self._name = draw(st.one_of(TEXTS, WORDS))
@@ -54,7 +55,7 @@ class Written:
 
         meta = {"progressToken": text(token)} if self.has_token else {}
         meta |= {key: text(self._more[key]) for key in ("a", "b") if key in self._more}
-        params = {"name": text(self._name), "arguments": arguments}
+        params = {"name": text(self._name)} | ({"arguments": arguments} if self.has_arguments else {})
         if self._has_meta:
             params["_meta"] = self._object([(key, meta[key]) for key in self._meta_order if key in meta])
         if "other" in self._more:
@@ -87,15 +88,17 @@ def rest_of(params: Object) -> Any:
 def check_fit(known: bytes, body: bytes, holes: Holes) -> None:
     """What fits is the same call, with what stands in the holes, unless the arguments are not one value."""
     client_id, arguments = holes
+    before = parse(known)
+    has_arguments = "arguments" in before.params_object()
     try:
         arguments.decode()
-        value = msgspec.json.decode(arguments, type=msgspec.Raw)
+        value = msgspec.json.decode(arguments, type=msgspec.Raw) if has_arguments else arguments
     except (msgspec.MsgspecError, UnicodeDecodeError):
         return  # the user of the template sees that
-    message, before = parse(body), parse(known)
+    message = parse(body)
     params = message.params_object()
     assert encode(message.id) == client_id and message.method == "tools/call"
-    assert bytes(params["arguments"]) == bytes(value)
+    assert bytes(params.get("arguments", b"")) == bytes(value) and ("arguments" in params) is has_arguments
     assert rest_of(params) == rest_of(before.params_object())
 
 
@@ -109,14 +112,18 @@ def test_another_call_of_the_same_client_fits_and_its_holes_have_what_the_reader
         return
     arguments = json.dumps(new, separators=(",", ":") if is_dense else None)
     body = client.body(other, next_token, arguments)
-    assert template.fit(body) == (encode(other), arguments.encode())
-    check_fit(known, body, (encode(other), arguments.encode()))
-    assert template.fit(known) == (encode(one), json.dumps(old).encode()), "it fits itself"
+    seen = arguments.encode() if client.has_arguments else b""
+    assert template.fit(body) == (encode(other), seen)
+    check_fit(known, body, (encode(other), seen))
+    seen = json.dumps(old).encode() if client.has_arguments else b""
+    assert template.fit(known) == (encode(one), seen), "it fits itself"
 
 
-@given(SIMPLE, SIMPLE, WORDS, ARGUMENTS, st.sampled_from(["", "id", "token"]))
+@given(SIMPLE, SIMPLE, WORDS, st.one_of(st.none(), ARGUMENTS), st.sampled_from(["", "id", "token"]))
 def test_a_usual_call_has_a_template(one: Any, token: Any, name: str, arguments: Any, first: str) -> None:
     params = {"name": name, "arguments": arguments, "_meta": {"progressToken": token}}
+    if arguments is None:
+        del params["arguments"]
     members = {"jsonrpc": "2.0", "id": one, "method": "tools/call", "params": params}
     if first == "id":
         members = {"params": params, **members}
@@ -227,6 +234,15 @@ def test_another_call_does_not_fit(body: bytes) -> None:
     assert of_plain().fit(body) is None
 
 
+def test_a_call_without_arguments_is_no_call_with_any() -> None:
+    bare = plain().replace(b',"arguments":{}', b"")
+    template = template_of(bare)
+    assert template is not None and template.fit(bare) == (b"1", b"")
+    for body in (plain(), bare[:-1] + b',"arguments":{}}', bare[:-2] + b',"x":1}}'):
+        assert template.fit(body) is None
+    assert of_plain().fit(bare) is None
+
+
 def test_a_body_that_is_long_has_no_template_and_fits_none() -> None:
     template = of_plain()
     assert template_of(plain().replace(b":", b":" + b" " * MAX_KEPT_BYTES, 1)) is None, "what is kept is short"
@@ -241,7 +257,6 @@ def test_a_body_that_is_long_has_no_template_and_fits_none() -> None:
     [
         plain(arguments=b"[]"),
         plain(arguments=b"null"),
-        plain().replace(b',"arguments":{}', b""),
         plain().replace(b'"id":1', b'"id":1,"id":1'),
         plain().replace(b'"name":"a"', b'"name":"a","x":{"id":1}'),
         plain().replace(b'"name":"a"', b'"name":"a","x":{"arguments":{}}'),
