@@ -40,7 +40,6 @@ __all__ = [
     "error_code",
     "is_one_value",
     "parse",
-    "parse_lenient",
     "splice",
     "too_many_parts",
 ]
@@ -183,8 +182,9 @@ def decode_exact(raw: msgspec.Raw | bytes, *, bounded: bool = False) -> Any:
         raise InvalidMessage(PARSE_ERROR, f"not valid JSON: {error}") from None
 
 
-def parse(data: bytes, most_parts: int = ANSWER_PARTS) -> Message:
-    """Read one message.
+def parse(data: bytes, most_parts: int = ANSWER_PARTS, *, is_lenient: bool = False) -> Message:
+    """Read one message. `is_lenient`, for what a server wrote: lone surrogates (which `json.dumps` lets out) become
+    U+FFFD.
 
     Raises:
         InvalidMessage: not JSON (-32700), or JSON that is not one JSON-RPC 2.0 message (-32600): an array, a null or
@@ -200,11 +200,21 @@ def parse(data: bytes, most_parts: int = ANSWER_PARTS) -> Message:
     except msgspec.ValidationError as error:
         raise InvalidMessage(INVALID_REQUEST, f"not a JSON-RPC message: {error}") from None
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        # Python's decoder takes ten times as long for each part.
+        if is_lenient and b"\\u" in data and not has_more_parts(data, REQUEST_PARTS):
+            return parse(_without_lone_surrogates(data))
         raise InvalidMessage(PARSE_ERROR, f"not valid JSON: {error}") from None
     except RecursionError:
         raise InvalidMessage(PARSE_ERROR, "not accepted: JSON nested too deeply") from None
     _check_shape(message)
     return message
+
+
+def _without_lone_surrogates(data: bytes) -> bytes:
+    try:
+        return json.dumps(json.loads(data), ensure_ascii=False).encode("utf-8", "replace")
+    except (ValueError, RecursionError):
+        raise InvalidMessage(PARSE_ERROR, "not valid JSON") from None
 
 
 def too_many_parts(most: int) -> InvalidMessage:
@@ -225,21 +235,6 @@ def _check_shape(message: Message) -> None:
         raise InvalidMessage(INVALID_REQUEST, "not a JSON-RPC message: needs a method, or one of result and error")
     elif message.id is UNSET or (message.id is None and message.error is UNSET):
         raise InvalidMessage(INVALID_REQUEST, "not a JSON-RPC message: a response needs an id")
-
-
-def parse_lenient(data: bytes) -> Message:
-    """Like `parse`, for what a server wrote: lone surrogates (which `json.dumps` lets out) become U+FFFD."""
-    try:
-        return parse(data)
-    except InvalidMessage as error:
-        # Python's decoder takes ten times as long for each part.
-        if error.code != PARSE_ERROR or b"\\u" not in data or has_more_parts(data, REQUEST_PARTS):
-            raise
-    try:
-        repaired = json.dumps(json.loads(data), ensure_ascii=False).encode("utf-8", "replace")
-    except (ValueError, RecursionError):
-        raise InvalidMessage(PARSE_ERROR, "not valid JSON") from None
-    return parse(repaired)
 
 
 def splice(raw: msgspec.Raw | bytes) -> bytes:

@@ -13,7 +13,7 @@ from typing import Final
 import httpx2
 import msgspec
 
-from transports.jsonrpc import InvalidMessage, Message, parse_lenient
+from transports.jsonrpc import InvalidMessage, Message, parse
 from transports.sse import EventDecoder, TooLarge
 from transports.upstream.unreadable import LineBudget, log_line, meant_by
 from transports.upstream_port import STANDALONE, LinkEvents, is_about_content
@@ -110,7 +110,7 @@ class ReplyReader:
             return await self.stream(response, message.id, place)
         body = await self._body(response)
         try:
-            answer = parse_lenient(body)
+            answer = parse(body, is_lenient=True)
         except InvalidMessage:
             answer = None
         if message.method == _DISCOVER and not response.is_success and not is_about_content(response.status_code):
@@ -151,7 +151,7 @@ class ReplyReader:
     def _event(self, data: bytes, request_id: int | str | None) -> bool:
         """Return True if the event was the answer to that request, or an unreadable one."""
         try:
-            message = parse_lenient(data)
+            message = parse(data, is_lenient=True)
         except InvalidMessage as error:
             before = self._budget.add("event", str(error), now=monotonic())
             what = f"server {self._name} sent something that is not a JSON-RPC message"

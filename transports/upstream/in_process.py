@@ -12,7 +12,7 @@ from anyio.streams.memory import MemoryObjectReceiveStream
 from mcp.shared.message import SessionMessage
 from mcp_types.jsonrpc import JSONRPCError, JSONRPCResponse, jsonrpc_message_adapter
 
-from transports.jsonrpc import InvalidMessage, parse_lenient
+from transports.jsonrpc import InvalidMessage, parse
 from transports.upstream_port import ConnectOptions, LinkClosed, LinkEvents
 
 __all__ = ["InProcessUpstream"]
@@ -82,7 +82,7 @@ class InProcessLink:
     def _receive(self, message: SessionMessage) -> None:
         try:
             line = message.message.model_dump_json(by_alias=True, exclude_unset=True).encode()
-            received = parse_lenient(line)
+            received = parse(line, is_lenient=True)
         except (InvalidMessage, ValueError, RecursionError) as error:
             logger.warning(
                 "server %s sent something that is not a JSON-RPC message: %s",

@@ -10,7 +10,7 @@ from dataclasses import replace
 from time import monotonic
 from typing import Any, Final
 
-from transports.jsonrpc import InvalidMessage, Message, parse_lenient
+from transports.jsonrpc import InvalidMessage, Message, parse
 from transports.upstream.process import Command, Process, ProcessFailed
 from transports.upstream.spawn import ForkServer
 from transports.upstream.unreadable import LineBudget, answered_by, log_line, meant_by
@@ -173,7 +173,7 @@ class StdioLink:
 
     def line(self, line: bytes) -> None:
         try:
-            message = parse_lenient(line)
+            message = parse(line, is_lenient=True)
         except InvalidMessage as error:
             self._hear_noise(line)
             meant = meant_by(line)
