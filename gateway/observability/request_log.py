@@ -109,7 +109,6 @@ class RequestLog:
 
     def _finished(self, exchange: ObservedCall, outcome: Outcome, answer: bytes) -> None:
         took_s, server = monotonic() - exchange.began, exchange.server
-        self.metrics.answered(server, exchange.method, exchange.era, outcome.kind, took_s)
         why, failure = "", None
         if outcome is not OK and outcome.is_failure:
             why = _message_of(answer)
@@ -131,10 +130,11 @@ class RequestLog:
                 why,
                 exchange.is_listed,
             )
-            self._ended(call)
             if not (outcome.is_failure or exchange.log_facts):
-                self._went_well(call, exchange.era)
+                self.went_well(call, exchange.era)
                 return
+            self._ended(call)
+        self.metrics.answered(server, exchange.method, exchange.era, outcome.kind, took_s)
         if self._left > 0:
             self._left -= 1
             self._line_of(exchange, outcome, took_s, server, why)
@@ -142,13 +142,9 @@ class RequestLog:
             self._left_out += 1
 
     def went_well(self, call: EndedCall, era: str) -> None:
-        """Record a call that took the fast path, from a client of that era."""
+        """Record a call from a client of that era that went well, and of which its line has no further facts."""
         self.metrics.answered(call.server, call.method, era, call.outcome.kind, call.took_s)
         self._ended(call)
-        self._went_well(call, era)
-
-    def _went_well(self, call: EndedCall, era: str) -> None:
-        """Write the line of a call that went well, and has no further facts."""
         if self._left <= 0:
             self._left_out += 1
             return

@@ -166,33 +166,20 @@ class FastPaths:
 
     def _record(self) -> None:
         calls, self._ended = self._ended, []
-        log, since = self.log, time() - monotonic()
+        since = time() - monotonic()
         for call in calls:
+            path, tool, session = call.path, call.path.tool, call.path.live.session
+            at, took_s = since + call.ended_at, call.ended_at - call.began
             try:
-                self._record_one(call, log, since)
+                ended = EndedCall(
+                    at, _METHOD, tool.name, path.server, OK, took_s, session, call.correlation, "", tool.is_listed
+                )
+                path.live.count(None)
+                self.log.went_well(ended, path.era)
+                if tool.is_audited:
+                    tool.ended(ended)
             except Exception:
                 logger.exception("a call was answered, and could not be recorded")
-
-    @staticmethod
-    def _record_one(call: "FastCall", log: RequestLog, since: float) -> None:
-        path, tool = call.path, call.path.tool
-        took_s, session = call.ended_at - call.began, path.live.session
-        ended = EndedCall(
-            since + call.ended_at,
-            _METHOD,
-            tool.name,
-            path.server,
-            OK,
-            took_s,
-            session,
-            call.correlation,
-            "",
-            tool.is_listed,
-        )
-        path.live.count(None)
-        log.went_well(ended, path.era)
-        if tool.is_audited:
-            tool.ended(ended)
 
 
 def _lasts_s(request: Request, who: RequestContext, decided: Decided) -> float:

@@ -257,13 +257,9 @@ class HttpConnection(HttpToolsProtocol):
     def _is_answering(self) -> bool:
         return self._running is not None and not self._running.response_complete
 
-    def answered(self) -> None:
-        """Count a response."""
-        self.server_state.total_requests += 1
-
     def on_response_complete(self) -> None:
         # Replaces uvicorn's method, which starts a timer here and stops it with the next byte.
-        self.answered()
+        self.server_state.total_requests += 1
         if self.transport.is_closing():
             return
         if self.pipeline:

@@ -46,6 +46,7 @@ class Flow(Protocol):
 class ServerState(Protocol):
     default_headers: HeaderList
     tasks: set[asyncio.Task[None]]
+    total_requests: int
 
 
 class Connection(Protocol):
@@ -65,9 +66,6 @@ class Connection(Protocol):
 
     def is_between_requests(self) -> bool:
         """Whether every request has its answer, nothing of another one has arrived, and one may come."""
-
-    def answered(self) -> None:
-        """A response was written."""
 
 
 class Repeats:
@@ -259,7 +257,7 @@ class Repeats:
         else:
             transport.write(head)
             transport.write(body)
-        self._connection.answered()
+        self._connection.server_state.total_requests += 1
 
     # -- on the fast path (`transports.inbound_port.WaitingConnection`)
 

@@ -34,7 +34,7 @@ class Wire:
     serves = True
     later: asyncio.Event | None = None
     fault: Exception | None = None
-    calls = responses = ends = closes = 0
+    calls = total_requests = ends = closes = 0
     written = b""
 
     def __init__(self) -> None:
@@ -79,9 +79,6 @@ class Wire:
 
     def close(self) -> None:
         self.closes += 1
-
-    def answered(self) -> None:
-        self.responses += 1
 
     def write(self, data: bytes) -> None:
         self.written += data
@@ -131,7 +128,7 @@ async def test_an_answer_is_written_once_and_its_end_is_reported_once(wire: Wire
     wire.replies.push(FINAL)
     assert not wire.written, "an answer is not written while its server's messages are read"
     await wire.settled()
-    assert wire.written == WRITTEN and wire.responses == wire.ends == 1
+    assert wire.written == WRITTEN and wire.total_requests == wire.ends == 1
     assert not wire.repeats.is_answering and not wire.parsed
 
 
@@ -297,7 +294,7 @@ async def test_a_call_like_the_last_one_is_sent_by_its_path_and_answered(cut: in
     assert wire.post(a_body(7, arguments=b'{"n":1}'), cut) and wire.repeats.is_answering
     assert wire.path.begun == [(b"7", b'{"n":1}')] and wire.calls == 1
     assert wire.path.connection.answer_fast(b"{}", []) and wire.written == WRITTEN
-    assert wire.counts["fast"] == 1 and wire.responses == 2 and not wire.repeats.is_answering
+    assert wire.counts["fast"] == 1 and wire.total_requests == 2 and not wire.repeats.is_answering
     assert not wire.path.connection.answer_fast(b"{}", []) and wire.written == WRITTEN, "once"
     assert wire.post(a_body(8)) and len(wire.path.begun) == 2, "and so is the next one"
 
