@@ -304,11 +304,6 @@ class Conversation:
             self._watch.begin()
         return True
 
-    def answered_fast(self, number: int) -> None:
-        """End a call on the fast path that has its answer."""
-        del self.calls.fast[number]
-        self.links.rest()
-
     def wait(self, exchange: Exchange, event: ExchangeEvent) -> None:
         """Keep a call in flight: its client is asked (event `ASK`), or the server is called again (`REQUEUE`)."""
         exchange.step(event)

@@ -435,7 +435,8 @@ class FastCall(msgspec.Struct, eq=False):
             logger.exception("an answer cannot be given on the fast path")
         if is_answered:
             self.ended_at = now
-            self.conversation.answered_fast(self.number)
+            del self.conversation.calls.fast[self.number]
+            self.conversation.links.rest()
             path.live.end_use()
             path.paths.ended(self)
             return True

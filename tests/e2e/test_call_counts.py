@@ -79,7 +79,7 @@ def no_record_ages(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("gateway.sessions.cached_record.CACHED_FOR_S", 120.0)
 
 
-MOST = {"at once": (48, 1_680, 28), "after a rest": (88, 2_510, 37)}
+MOST = {"at once": (45, 1_600, 28), "after a rest": (85, 2_520, 37)}
 """Functions, bytecodes and files. After a rest the record of the session is read from the store first."""
 
 

@@ -27,8 +27,8 @@ MAX_KEPT_BYTES: Final = 2 << 10
 _VALUE_BYTES: Final = 40
 """Of an id or a token. A UUID in quotation marks fits."""
 
-_MOST_DIGITS: Final = 15
-_WORD: Final = b"0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz-_."
+_PLAIN: Final = re.compile(rb'0|[1-9][0-9]{0,14}|"[0-9A-Za-z_.-]+"')
+"""An integer of the usual form, which every reader reads as the same number, or a text without an escape."""
 
 _ID, _TOKEN, _ARGUMENTS = range(3)
 _NAMES: Final = ("id", "progressToken", "arguments")
@@ -42,8 +42,11 @@ _PROOFS: Final = (
 )
 """Nobody knows them, so no body has them already where its reader does not look."""
 
-_Part = tuple[bytes, int, int, bytes]
-"""Bytes of a body, how many they are, the hole beside them, and the byte that ends the value in it."""
+_Before = tuple[bytes, int, int]
+"""Bytes of a body, how many they are, and the hole behind them."""
+
+_After = tuple[bytes, int, int, bytes]
+"""Bytes of a body, how many they are, the hole before them, and the byte before the value in it."""
 
 
 class CallTemplate:
@@ -54,7 +57,7 @@ class CallTemplate:
     __slots__ = ("_after", "_bare", "_before", "_first", "_last")
 
     def __init__(
-        self, before: tuple[_Part, ...], first: bytes, last: bytes, after: tuple[_Part, ...], *, bare: bool
+        self, before: tuple[_Before, ...], first: bytes, last: bytes, after: tuple[_After, ...], *, bare: bool
     ) -> None:
         self._before = before
         self._first = first
@@ -87,7 +90,7 @@ class CallTemplate:
             return None
         bare = _ARGUMENTS not in holes
         place = len(holes) if bare else holes.index(_ARGUMENTS)
-        before = tuple((pieces[n], len(pieces[n]), holes[n], pieces[n + 1][:1]) for n in range(place))
+        before = tuple((pieces[n], len(pieces[n]), holes[n]) for n in range(place))
         after = tuple(
             (pieces[n + 1], len(pieces[n + 1]), holes[n], pieces[n][-1:])
             for n in reversed(range(place + 1, len(holes)))
@@ -100,38 +103,28 @@ class CallTemplate:
         begin, end = 0, len(body)
         if end > MAX_BODY_BYTES:
             return None
-        for part, size, hole, stop in self._before:
+        for part, size, hole in self._before:
             if not body.startswith(part, begin):
                 return None
             begin += size
-            stops = body.find(stop, begin, begin + _VALUE_BYTES)
-            found[hole] = value = body[begin:stops]
-            if stops < 0 or not (_is_number(value) or _is_word(value)):
+            value = _PLAIN.match(body, begin, begin + _VALUE_BYTES)
+            if value is None:
                 return None
-            begin = stops
+            found[hole] = value[0]
+            begin = value.end()  # another part follows, which does not begin as a value could go on
         for part, size, hole, stop in self._after:
             if not body.endswith(part, begin, end):
                 return None
             end -= size
             stops = body.rfind(stop, max(begin, end - _VALUE_BYTES), end) + 1
-            found[hole] = value = body[stops:end]
-            if not stops or not (_is_number(value) or _is_word(value)):
+            found[hole] = body[stops:end]
+            if not stops or _PLAIN.fullmatch(body, stops, end) is None:
                 return None
             end = stops
         if not body.startswith(self._first, begin) or not body.endswith(self._last, begin, end):
             return None
         arguments = body[begin + len(self._first) : end - len(self._last)]
         return None if self._bare and arguments else (found[_ID], arguments)
-
-
-def _is_number(value: bytes) -> bool:
-    """Return True if it is an integer of the usual form, which every reader reads as the same number."""
-    return value.isdigit() and len(value) <= _MOST_DIGITS and (value[0] != 0x30 or len(value) == 1)
-
-
-def _is_word(value: bytes) -> bool:
-    """Return True if it is a text of letters and digits, without an escape."""
-    return len(value) > 2 and value[:1] == b'"' == value[-1:] and not value[1:-1].translate(None, _WORD)
 
 
 def _spans(body: bytes, message: Message, params: Object) -> list[tuple[int, int, int]] | None:
@@ -157,7 +150,7 @@ def _spans(body: bytes, message: Message, params: Object) -> list[tuple[int, int
         values[_TOKEN] = bytes(meta["progressToken"])
     for hole, value in values.items():
         places = _places(body, hole, value, outside)
-        if len(places) != 1 or not (_is_number(value) or _is_word(value)):
+        if len(places) != 1 or _PLAIN.fullmatch(value) is None:
             return None
         spans.append((*places[0], hole))
     return sorted(spans)

@@ -49,7 +49,9 @@ LEAST_MEMORY_BYTES: Final = 48 << 10
 
 MAX_TOTAL_BYTES: Final = 64 << 20
 
-_MAX_DIGITS: Final = 7
+_DIGITS: Final = re.compile(rb"(?:0|[1-9][0-9]{0,6})(?![0-9])")
+"""The usual form of a number with few digits."""
+
 _END: Final = b"\r\n\r\n"
 _PLAIN: Final = re.compile(
     rb"POST /[!-~]* HTTP/1\.1\r\n(?:[!#$%&'*+.^_`|~0-9A-Za-z-]+:[\t\x20-\x7e\x80-\xff]*\r\n)+\r\n"
@@ -95,9 +97,10 @@ class Template(msgspec.Struct, frozen=True):
                 if _TRACE_FORM.fullmatch(trace) is None:
                     return None
             else:
-                end = data.find(b"\r", place, place + _MAX_DIGITS + 1)
-                if end < 0 or (length := _length(data[place:end])) < 0:
+                digits = _DIGITS.match(data, place)
+                if digits is None:
                     return None
+                end, length = digits.end(), int(digits[0])
             place = end
         last = self.last
         return (place + len(last), length, trace) if data.startswith(last, place) else None
@@ -128,7 +131,7 @@ def template_of(head: bytes, headers: HeaderList) -> Template | None:
         if name in _ABOUT_FRAMING or (name == b"connection" and value.strip(b" \t").lower() != b"keep-alive"):
             return None
     found = list(_LENGTH.finditer(head))
-    if len(found) != 1 or lengths != [found[0][1]] or _length(lengths[0]) < 0:
+    if len(found) != 1 or lengths != [found[0][1]] or _DIGITS.fullmatch(lengths[0]) is None:
         return None
     if len({name for name, _ in headers}) < len(headers):
         return None
@@ -146,13 +149,6 @@ def _cut(head: bytes) -> Template | None:
     parts = tuple(head[begin:end] for begin, end in zip(ends, begins, strict=True))
     before = tuple((part, len(part), is_trace) for part, (_, is_trace) in zip(parts, holes, strict=False))
     return Template(before, parts[-1], head.count(b"\r\n") - 2)
-
-
-def _length(digits: bytes) -> int:
-    """Return the number that these digits are; -1 for anything but the usual form of a number with few digits."""
-    if not digits.isdigit() or len(digits) > _MAX_DIGITS or (digits[0] == 0x30 and len(digits) > 1):
-        return -1
-    return int(digits)
 
 
 class HeldBytes:
