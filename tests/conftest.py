@@ -111,7 +111,6 @@ COLLECTED: list[pytest.Item] = []
 
 LONGEST_FIRST: Final = (
     "test_documents.py",
-    "attack/test_live.py",
     "cluster",
     "operating",
     "designs",

@@ -26,9 +26,10 @@ _SHARED: Final = ("tests/conftest.py", "tests/support/", "pyproject.toml")
 """What every suite stands on."""
 
 SECOND_RING: Final[dict[str, tuple[str, ...]]] = {
+    "tests/attack/test_bystander.py": (*_WIRE, "gateway/identity/", "gateway/policy/", "tests/attack/attackers.py"),
     "tests/attack/test_fuzz.py": ("transports/",),
     "tests/attack/test_hostile_memory.py": ("transports/inbound/", "gateway/calls/", "gateway/sessions/"),
-    "tests/attack/test_live.py": (*_WIRE, "gateway/identity/", "gateway/policy/", "tests/attack/live/"),
+    "tests/attack/test_smuggling.py": ("deploy/", "transports/inbound/"),
     "tests/clients/test_apps.py": ("gateway/bridge/", "gateway/relay/"),
     "tests/clients/test_client_table.py": ("docs/clients.md", "gateway/sessions/", "tests/clients/programs/"),
     "tests/clients/test_large_bodies": ("transports/inbound/",),

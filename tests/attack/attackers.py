@@ -1,6 +1,6 @@
-"""Attackers in a process of their own: one loop, bytes made beforehand, everything paced, started and stopped on order.
+"""Attackers in a process of their own: bytes made beforehand, everything paced.
 
-What one of them does is a stranger's or one principal's doing; how often is said in `KINDS`. They lower their own
+What each of them does is a stranger's or one principal's doing; how often is said in `KINDS`. They lower their own
 priority: what they need themselves is not what the gateway is measured by.
 """
 
@@ -9,279 +9,159 @@ import contextlib
 import json
 import os
 import re
+import resource
 import subprocess
 import sys
-import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterator
-from dataclasses import dataclass
-from typing import Any, Final
+from collections.abc import Awaitable, Callable, Collection, Iterator
+from typing import Final
 
-import psutil
+from tests.support.commands import ROOT
+from tests.support.credentials import bearer
+from tests.support.wire import ask, call_body, hello, legacy, legacy_body, post, rpc
 
-from tests.support.gateway_process import ROOT
-from tests.support.wire import call_body, hello, legacy, legacy_body, post, rpc
-
-__all__ = ["KINDS", "Attackers", "running_attackers"]
+__all__ = ["KEY", "KINDS", "attacking"]
 
 KINDS: Final = {
     "header": "one endless header, 4 MB/s",
     "heads": "2,000 half-sent heads from 20 addresses, each sent again when it is cut",
-    "readers": "200 clients that ask for 256 KiB each and never read, again when they are cut",
+    "readers": "200 clients that ask for 256 KiB each and never read, again after 5 s",
     "batches": "4 batches a second of 64 messages",
     "bodies": "2 bodies of 4 MB a second",
     "keys": "500 bad keys a second",
 }
-_AUTHORIZED: Final = "mallory-key-0123456789"
+KEY: Final = "mallory-key-0123456789"
+"""Of the principal that attacks."""
+
+_PATH: Final = "/servers/tool/mcp"
 _STATUS: Final = re.compile(rb"HTTP/1\.1 (\d{3}) ")
-_COUNTS: Final = {"heads": 2_000, "readers": 200}
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Target:
-    """Where, and how much of it: `scale` is 1 for all of it."""
-
-    port: int
-    scale: float
-
-
-class _Connection(asyncio.Protocol):
-    """Sends what it is given; reads, unless it is told not to; knows when it is cut."""
-
-    def __init__(self, first: bytes, heard: Callable[[bytes], None], reads: bool = True) -> None:
-        self._first = first
-        self._heard = heard
-        self._reads = reads
-        self.lost = asyncio.get_running_loop().create_future()
-        self.data = b""
-        self.transport: Any = None
-        self.came = asyncio.Event()
-
-    def connection_made(self, transport: Any) -> None:
-        self.transport = transport
-        if not self._reads:
-            transport.pause_reading()
-        transport.write(self._first)
-
-    def data_received(self, data: bytes) -> None:
-        self.data = (self.data + data)[-65_536:]
-        self._heard(data)
-        self.came.set()
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        self.came.set()
-        if not self.lost.done():
-            self.lost.set_result(None)
+Use = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[object]]
 
 
 class _Work:
-    """The loop's side: what is under way, and how often it has happened."""
+    """What is under way, and how often it was done. `scale` is 1 for all of it."""
 
-    def __init__(self, target: _Target) -> None:
-        self._target = target
-        self.done: Counter[str] = Counter()
-        self._tasks: set[asyncio.Task[None]] = set()
+    def __init__(self, port: int, scale: float) -> None:
+        self._port, self._scale = port, scale
+        self.done = Counter[str]()
 
-    def start(self, kind: str) -> None:
-        work: Callable[[], Awaitable[None]] = getattr(self, f"_{kind}")
-        task = asyncio.ensure_future(work())
-        self._tasks.add(task)
+    async def _again(self, name: str, source: str, use: Use, pause_s: float) -> None:
+        """A connection from that address, and another one when that is cut or refused."""
+        while True:
+            writer = None
+            try:
+                reader, writer = await asyncio.open_connection(
+                    "127.0.0.1", self._port, local_addr=(source, 0), limit=1_024
+                )
+                self.done[name] += 1
+                await use(reader, writer)
+            except OSError:
+                self.done[f"{name} cut"] += 1
+            finally:
+                if writer is not None:
+                    writer.transport.abort()
+            await asyncio.sleep(pause_s)
 
-    async def stop(self) -> None:
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
-        self._tasks.clear()
+    async def _many(self, name: str, count: int, use: Use) -> None:
+        """So many of them, not all in the same moment."""
+        async with asyncio.TaskGroup() as group:
+            for number in range(int(count * self._scale)):
+                group.create_task(self._again(name, f"127.0.7.{number % 20 + 1}", use, 2.0))
+                await asyncio.sleep(0.0005)
 
-    async def _connect(self, name: str, first: bytes, source: str, *, reads: bool = True) -> _Connection:
-        def heard(data: bytes) -> None:
+    async def _paced(self, name: str, request: bytes, per_s: float) -> None:
+        """So many a second on one connection."""
+        per_s *= self._scale
+        tick_s = max(0.01, 1 / per_s)
+
+        async def use(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            reading = asyncio.ensure_future(self._count(name, reader))
+            try:
+                while not reading.done():
+                    writer.write(request * round(per_s * tick_s))
+                    await writer.drain()
+                    await asyncio.sleep(tick_s)
+            finally:
+                reading.cancel()
+
+        await self._again(name, "127.0.6.3", use, 0.1)
+
+    async def _count(self, name: str, reader: asyncio.StreamReader) -> None:
+        while data := await reader.read(65_536):
             for status in _STATUS.findall(data):  # one that is cut in two is not counted
                 self.done[f"{name} {status.decode()}"] += 1
 
-        loop = asyncio.get_running_loop()
-        _, connection = await loop.create_connection(
-            lambda: _Connection(first, heard, reads), "127.0.0.1", self._target.port, local_addr=(source, 0)
-        )
-        return connection
-
-    async def _one_after_another(
-        self, name: str, first: bytes, source: str, *, reads: bool = True, pause_s: float
-    ) -> None:
-        """A connection that is made again when it is cut."""
-        while True:
-            connection: _Connection | None = None
-            try:
-                connection = await self._connect(name, first, source, reads=reads)
-                self.done[name] += 1
-                await connection.lost
-                self.done[f"{name} cut"] += 1
-            except OSError:
-                self.done[f"{name} refused"] += 1
-            finally:
-                if connection is not None:
-                    connection.transport.abort()
-            await asyncio.sleep(pause_s)
-
-    async def _many(self, name: str, first: bytes, *, reads: bool = True) -> None:
-        """So many of them, not all in the same moment."""
-        count = int(_COUNTS[name] * self._target.scale)
-        async with asyncio.TaskGroup() as group:
-            for number in range(count):
-                source = f"127.0.7.{number % 20 + 1}"
-                group.create_task(self._one_after_another(name, first, source, reads=reads, pause_s=2.0))
-                await asyncio.sleep(0.0005)
-
-    async def _header(self) -> None:
-        piece = b"x" * 8_192
-        while True:
-            connection = None
-            try:
-                connection = await self._connect(
-                    "header", b"GET /mcp HTTP/1.1\r\nHost: localhost\r\nX-Long: ", "127.0.6.1"
-                )
-                self.done["header"] += 1
-                while not connection.lost.done():
-                    if connection.transport.get_write_buffer_size() < 1 << 16:
-                        connection.transport.write(piece)
-                    await asyncio.sleep(0.002)
-            except OSError:
-                self.done["header refused"] += 1
-            finally:
-                if connection is not None:
-                    connection.transport.abort()
-            await asyncio.sleep(0.02)
-
-    async def _heads(self) -> None:
-        await self._many("heads", b"POST /servers/calm/mcp HTTP/1.1\r\nHost: localhost\r\nX-Half: ")
-
-    async def _readers(self) -> None:
-        key = {"Authorization": f"Bearer {_AUTHORIZED}"}
-        await self._many("readers", rpc(call_body("big", {"size": 256 << 10}), key), reads=False)
-
-    async def _batches(self) -> None:
-        key = {"Authorization": f"Bearer {_AUTHORIZED}"}
-        opened = await self._connect("batch session", legacy("initialize", hello("2025-03-26"), key), "127.0.6.2")
-        await opened.came.wait()
-        head = opened.data.partition(b"\r\n\r\n")[0].decode().lower().split("\r\n")
-        token = next((line.partition(": ")[2] for line in head if line.startswith("mcp-session-id")), "")
-        # Tokens are case-sensitive: take it as it came.
-        place = opened.data.lower().find(token.encode())
-        token = opened.data[place : place + len(token)].decode()
-        opened.transport.abort()
-        body = json.dumps([legacy_body("tools/call", {"name": "count", "arguments": {}}, n) for n in range(64)])
-        request = post(body.encode(), {**key, "Mcp-Session-Id": token})
-        await self._paced("batches", request, 4 * self._target.scale)
-
-    async def _bodies(self) -> None:
-        key = {"Authorization": f"Bearer {_AUTHORIZED}"}
-        request = rpc(call_body("count", {"text": "t" * 4_000_000}), key)
-        await self._paced("bodies", request, 2 * self._target.scale)
-
-    async def _keys(self) -> None:
-        request = post(b'{"jsonrpc":"2.0","id":1,"method":"ping"}', {"Authorization": "Bearer nobody"})
-        await self._paced("keys", request, 500 * self._target.scale)
-
-    async def _paced(self, name: str, request: bytes, per_s: float) -> None:
-        """So many a second on one connection, which is made again when it is cut."""
-        connection, begin, sent = None, time.monotonic(), 0
-        try:
+    async def header(self) -> None:
+        async def use(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            writer.write(b"GET /mcp HTTP/1.1\r\nHost: localhost\r\nX-Long: ")
             while True:
-                if connection is None or connection.lost.done():
-                    with contextlib.suppress(OSError):
-                        connection = await self._connect(name, b"", "127.0.6.3")
-                due = int((time.monotonic() - begin) * per_s)
-                if connection is not None and connection.transport.get_write_buffer_size() < 1 << 23:
-                    for _ in range(due - sent):
-                        connection.transport.write(request)
-                        self.done[name] += 1
-                sent = due
-                await asyncio.sleep(max(0.01, 0.5 / per_s))
-        finally:
-            if connection is not None:
-                connection.transport.abort()
+                writer.write(b"x" * 8_192)
+                await writer.drain()
+                await asyncio.sleep(0.002)
+
+        await self._again("header", "127.0.6.1", use, 0.02)
+
+    async def heads(self) -> None:
+        async def use(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            writer.write(b"POST /servers/calm/mcp HTTP/1.1\r\nHost: localhost\r\nX-Half: ")
+            await reader.read()
+
+        await self._many("heads", 2_000, use)
+
+    async def readers(self) -> None:
+        request = rpc(call_body("giant", {"size": 256 << 10}), bearer(KEY), _PATH)
+
+        async def use(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            writer.write(request)
+            await asyncio.sleep(5.0)
+
+        await self._many("readers", 200, use)
+
+    async def batches(self) -> None:
+        opening = legacy("initialize", hello("2025-03-26"), bearer(KEY), _PATH)
+        opened = await asyncio.to_thread(ask, self._port, opening, source="127.0.6.2")
+        body = [legacy_body("tools/call", {"name": "pid", "arguments": {}}, number) for number in range(64)]
+        headers = {**bearer(KEY), "Mcp-Session-Id": opened.headers["mcp-session-id"]}
+        await self._paced("batches", post(json.dumps(body).encode(), headers, _PATH), 4)
+
+    async def bodies(self) -> None:
+        await self._paced("bodies", rpc(call_body("pid", {"text": "t" * 4_000_000}), bearer(KEY), _PATH), 2)
+
+    async def keys(self) -> None:
+        await self._paced("keys", post(b'{"jsonrpc":"2.0","id":1,"method":"ping"}', bearer("nobody"), _PATH), 500)
 
 
-async def _main(target: _Target) -> None:
-    work, loop = _Work(target), asyncio.get_running_loop()
-    reader = asyncio.StreamReader()
-    await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), sys.stdin)
-    _say({"ready": True})
-    while line := await reader.readline():
-        order = json.loads(line)
-        if order == "stop":
-            await work.stop()
-        else:
-            for kind in order:
-                work.start(kind)
-        _say({"done": dict(work.done)})
-        work.done.clear()
-
-
-def _say(value: Any) -> None:
-    sys.stdout.write(json.dumps(value) + "\n")
+async def _main(port: int, scale: float, kinds: Collection[str]) -> None:
+    work = _Work(port, scale)
+    tasks = [asyncio.ensure_future(getattr(work, kind)()) for kind in kinds]
+    sys.stdout.write("under way\n")
     sys.stdout.flush()
-
-
-class Attackers:
-    """The process, as who orders it sees it."""
-
-    def __init__(self, process: subprocess.Popen[str]) -> None:
-        self._process = process
-        self._cpu = psutil.Process(process.pid)
-        assert self._heard() == {"ready": True}
-
-    def _heard(self) -> Any:
-        assert self._process.stdout is not None
-        return json.loads(self._process.stdout.readline())
-
-    def _order(self, order: Any) -> Any:
-        assert self._process.stdin is not None
-        self._process.stdin.write(json.dumps(order) + "\n")
-        self._process.stdin.flush()
-        return self._heard()["done"]
-
-    def cpu_s(self) -> float:
-        """Processor time so far."""
-        times = self._cpu.cpu_times()
-        return float(times.user + times.system)
-
-    def start(self, kinds: list[str]) -> None:
-        self._order(kinds)
-
-    def stop(self) -> dict[str, int]:
-        """How often what was done."""
-        done: dict[str, int] = self._order("stop")
-        return done
+    await asyncio.to_thread(sys.stdin.read)
+    for task in tasks:
+        task.cancel()
+    for ended in await asyncio.gather(*tasks, return_exceptions=True):
+        if not isinstance(ended, asyncio.CancelledError):  # an attack that cannot be tried proves nothing
+            raise AssertionError(ended)
+    sys.stdout.write(json.dumps(work.done))
 
 
 @contextlib.contextmanager
-def running_attackers(port: int, scale: float = 1.0) -> Iterator[Attackers]:
-    """Idle until told what to do."""
-    process = subprocess.Popen(
-        [sys.executable, "-m", "tests.attack.attackers", str(port), str(scale)],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-        cwd=ROOT,
-    )
-    try:
-        yield Attackers(process)
-    finally:
-        process.kill()
-        with process:  # closes its pipes
-            process.wait(10)
+def attacking(port: int, kinds: Collection[str], scale: float = 1.0) -> Iterator[Counter[str]]:
+    """These attacks go on until the end of the block. Then the counter has how often what was done."""
+    done = Counter[str]()
+    command = [sys.executable, "-m", "tests.attack.attackers", str(port), str(scale), *kinds]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=ROOT) as process:
+        assert process.stdout is not None and process.stdout.readline() == "under way\n"
+        yield done
+        told, _ = process.communicate(timeout=30)
+        done.update(json.loads(told))
 
 
-def main() -> None:
-    import resource
-
+if __name__ == "__main__":
     import uvloop
 
     os.nice(10)
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-    uvloop.run(_main(_Target(port=int(sys.argv[1]), scale=float(sys.argv[2]))))
-
-
-if __name__ == "__main__":
-    main()
+    uvloop.run(_main(int(sys.argv[1]), float(sys.argv[2]), sys.argv[3:]))
