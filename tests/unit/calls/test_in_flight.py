@@ -77,14 +77,6 @@ def test_only_those_that_are_slow_leave_when_the_calls_are_looked_at() -> None:
 
 
 @requirement("fast.falls-back")
-def test_a_session_that_is_asked_for_its_calls_gets_those_on_the_fast_path() -> None:
-    live, calls = a_live(), Calls()
-    live.conversations["s", cast("Any", ""), b""] = cast("Any", SimpleNamespace(calls=calls))
-    fast = Fast(calls, 1)
-    assert live.in_flight_as(7) == [] and fast.exchange is not None, "it belongs to no session"
-
-
-@requirement("fast.falls-back")
 async def test_one_timer_looks_at_all_calls_of_a_conversation(monkeypatch: pytest.MonkeyPatch) -> None:
     loop, made = asyncio.get_running_loop(), list[Any]()
 

@@ -4,14 +4,21 @@ from typing import cast
 
 import pytest
 
+from gateway.calls import live_session
 from gateway.calls.lifecycles import GONE, LiveState
-from gateway.calls.live_session import LiveSessions
+from gateway.calls.lists import Lists
+from gateway.calls.live_session import MOST_WATCHED, FrameWatches, LiveSession, LiveSessions
+from gateway.calls.session_frames import MOST_FRAMES, MOST_KEPT_CHARS, MOST_LINES, SessionFrames
 from gateway.errors import CANCELLED
+from gateway.protocol.listing import Tools
 from session_store import EventLog, StoreUnavailable
+from session_store.memory import MemoryBackend
 from session_store.testing import FakeClock, a_session
 from tests.requirements import requirement
 from tests.support.fake_upstream import a_call, a_live
-from tests.unit.calls.parts import Events
+from tests.unit.calls.parts import Events, turns
+from transports.inbound_port import Refused
+from transports.jsonrpc import encode, parse
 
 pytestmark = pytest.mark.anyio
 
@@ -63,3 +70,168 @@ async def test_a_stream_that_no_single_server_has_ends_with_its_session() -> Non
     await live.close()
     frame = await stream.replies.next()
     assert frame is not None and frame.final and frame.error_code == CANCELLED
+
+
+# -- what changes for whoever decides on calls
+
+
+TOOLS = "tools/list"
+
+
+@requirement("fast.same")
+def test_a_list_that_is_another_one_is_a_change_and_the_same_one_is_none() -> None:
+    changes = list[str]()
+    lists = Lists(lambda: changes.append("change"))
+    one, other = Tools([{"name": "a"}]), Tools([{"name": "a"}])
+    for found, expected in ((one, 1), (one, 1), (other, 2), (one, 3)):
+        lists.keep(TOOLS, found)
+        assert lists.known[TOOLS] is found and len(changes) == expected
+
+
+@requirement("fast.same")
+@pytest.mark.parametrize("kind", ["tools", "prompts", "resources"])
+def test_an_announcement_is_a_change_and_so_is_the_question_that_ends_it(kind: str) -> None:
+    changes = list[str]()
+    lists = Lists(lambda: changes.append("change"))
+    lists.keep(TOOLS, Tools([]))
+    lists.ask(TOOLS)
+    assert len(changes) == 1, "nothing was announced"
+    lists.forget(kind)
+    assert len(changes) == 2 and (TOOLS in lists.known) is (kind != "tools") and kind in lists.announced
+    lists.ask(TOOLS)
+    assert len(changes) == (3 if kind == "tools" else 2) and TOOLS not in lists.changed
+
+
+@requirement("fast.same")
+def test_each_change_of_a_session_gives_it_another_version() -> None:
+    live = a_live()
+    versions = {live.version}
+    for change in (live.recover_nothing, live.drain, live.hand_over, live.changed):
+        change()
+        versions.add(live.version)
+    live.replace_record(live.session, is_read=True)
+    assert len(versions) == 5 and live.version == max(versions), "the same record is no change"
+
+
+# -- who watches its messages
+
+
+ID = "the-id-of-a-session"
+
+
+def frames_of(clock: float = 1_000.0) -> SessionFrames:
+    return SessionFrames(ID, "ann", lambda: clock)
+
+
+def request(number: int | str, method: str = "tools/call", params: object = None) -> bytes:
+    return encode({"jsonrpc": "2.0", "id": number, "method": method, "params": params or {}})
+
+
+@requirement("ops.frames")
+def test_each_message_has_its_direction_its_method_and_its_kind() -> None:
+    seen = frames_of()
+    seen.from_client(parse(request(7, params={"name": ID})))
+    seen.to_server("files", request(1))
+    seen.from_server("files", parse(b'{"jsonrpc":"2.0","method":"notifications/progress"}'))
+    seen.from_server("files", parse(b'{"jsonrpc":"2.0","id":1,"error":{"code":1,"message":"no"}}'))
+    seen.to_client(b'{"jsonrpc":"2.0","id":7,"result":{}}')
+    found, missed = seen.frames.behind(0, 10)
+    assert [(frame.direction, frame.kind, frame.method) for frame in found] == [
+        ("client to gateway", "request", "tools/call"),
+        ("gateway to server", "request", "tools/call"),
+        ("server to gateway", "notification", "notifications/progress"),
+        ("server to gateway", "error", "tools/call"),
+        ("gateway to client", "response", "tools/call"),
+    ]
+    assert missed == 0 and ID not in found[0].body and found[0].size > 20 and found[0].id == "7"
+
+
+@requirement("ops.frames")
+def test_a_message_counts_once_and_a_refusal_belongs_to_the_session_that_sent_it() -> None:
+    seen, other = frames_of(), frames_of()
+    message = parse(request(1))
+    for _ in range(2):
+        seen.from_client(message)
+    for each in (seen, other):
+        each.refused(message, Refused(400, -32602, "no such level"))
+    found, _ = seen.frames.behind(0, 10)
+    assert [(frame.kind, frame.method) for frame in found] == [("request", "tools/call"), ("error", "tools/call")]
+    assert "no such level" in found[1].body and other.frames.behind(0, 10) == ([], 0)
+
+
+@requirement("ops.frames")
+def test_what_is_kept_is_bounded_and_who_reads_too_late_is_told() -> None:
+    seen = frames_of()
+    for number in range(MOST_FRAMES + 10):
+        seen.to_server("files", request(number))
+    newest, _ = seen.frames.behind(0, 2)
+    assert [frame.id for frame in newest] == [str(MOST_FRAMES + 8), str(MOST_FRAMES + 9)]
+    first = newest[-1].number - MOST_FRAMES - 9
+    assert [len(part) if isinstance(part, list) else part for part in seen.frames.behind(first, 1_000)] == [500, 9]
+    assert seen.frames.behind(newest[0].number, 1_000) == ([newest[1]], 0)
+    assert seen.frames.behind(1, 1)[1] == 10, "a number of an earlier watch"
+    for number in range(300):
+        seen.to_server("files", request(number, params={"a": ["x " * 490] * 4}))
+    kept = [len(frame.body) for frame in seen.frames.behind(0, 1_000)[0]]
+    assert sum(kept) <= MOST_KEPT_CHARS and len(kept) > 200
+
+
+@requirement("ops.frames", "ops.stderr-live")
+def test_lines_are_redacted_cut_and_bounded() -> None:
+    seen = frames_of()
+    seen.hide(["a known secret"])
+    seen.line("files", "earlier", is_earlier=True)
+    seen.line("files", f"with a known secret {'x ' * 1_000}")
+    earlier, line = seen.lines.behind(0, 10)[0]
+    assert (earlier.at, line.at) == (0.0, 1_000.0)
+    assert "a known secret" not in line.text and len(line.text) < 600
+    for _ in range(MOST_LINES + 10):
+        seen.line("files", "again")
+    assert len(seen.lines.behind(0, 10_000)[0]) == MOST_LINES
+
+
+@requirement("ops.frames")
+def test_numbers_of_a_later_watch_are_larger_and_who_asks_for_none_gets_none() -> None:
+    first, second = frames_of(1_000.0), frames_of(1_000.5)
+    for seen in (first, second):
+        seen.to_server("files", request(1))
+        assert seen.frames.behind(0, 0) == ([], 0)
+    assert first.frames.behind(0, 1)[0][0].number < second.frames.behind(0, 1)[0][0].number
+
+
+@requirement("ops.frames")
+def test_ids_that_are_as_long_as_messages_are_not_kept() -> None:
+    seen = frames_of()
+    for number in range(20):
+        seen.from_client(parse(request(f"{number}{'x' * 100_000}")))
+    assert not seen._latest and not seen._asked
+    frames, _ = seen.frames.behind(0, 50)
+    assert len(frames) == 20 and all(len(frame.id) < 300 for frame in frames)
+
+
+def sessions(count: int) -> list[LiveSession]:
+    live = LiveSessions(MemoryBackend().events)
+    return [live.of_new(a_session(FakeClock(), id=f"session-{number}")) for number in range(count)]
+
+
+@requirement("ops.frames")
+async def test_a_few_are_watched_and_one_that_has_ended_makes_room() -> None:
+    watches, live = FrameWatches(), sessions(MOST_WATCHED + 1)
+    assert [watches.start(one, "ann") for one in live] == [True] * MOST_WATCHED + [False]
+    assert len(list(watches)) == MOST_WATCHED and live[-1].frames is None
+    seen = live[0].frames
+    assert watches.start(live[0], "bob") and live[0].frames is seen and seen is not None and seen.by == "bob"
+    await live[1].close()
+    assert watches.start(live[-1], "ann") and live[-1].frames is not None
+    for one in live:
+        watches.stop(one)
+    assert list(watches) == [] and all(one.frames is None for one in live)
+
+
+@requirement("ops.frames")
+async def test_a_watch_ends_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(live_session, "WATCHED_S", 0.0)
+    watches, [live] = FrameWatches(), sessions(1)
+    assert watches.start(live, "ann") and live.frames is not None
+    await turns()
+    assert live.frames is None and list(watches) == []

@@ -75,14 +75,6 @@ async def test_a_legacy_client_answers_by_the_gateways_own_id() -> None:
     assert questions.asker(3) is None
 
 
-async def test_a_question_goes_to_the_stream_of_its_call() -> None:
-    server, client, questions = asking()
-    exchange = call(server)
-    questions.ask(server.conversation, request("roots/list"), exchange)
-    frame = await exchange.replies.next(1.0)
-    assert client.frames == [] and frame is not None and b"roots/list" in frame.data
-
-
 async def test_a_client_that_does_not_read_or_has_all_the_questions_that_it_may_have_is_not_asked() -> None:
     server, client, questions = asking()
     for number in range(MAX_QUESTIONS + 1):

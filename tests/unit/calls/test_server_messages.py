@@ -10,7 +10,7 @@ from gateway.calls.in_flight import Calls
 from gateway.calls.link import LinkUsers
 from gateway.calls.lists import Lists
 from gateway.calls.live_session import LiveSession
-from gateway.calls.owned_tasks import RELATED, OwnedTask, OwnedTasks
+from gateway.calls.owned_tasks import RELATED, OwnedTask, OwnedTasks, related_id, with_related
 from gateway.calls.questions import MAX_SERVER_ID_BYTES
 from gateway.calls.server_messages import IsolatedRouter, SharedRouter
 from gateway.protocol.capabilities import caller_of_meta
@@ -26,7 +26,7 @@ from tests.support.too_deep import TOO_DEEP
 from tests.unit.calls import parts
 from tests.unit.calls.parts import notification, request
 from transports.era import Era
-from transports.jsonrpc import INVALID_PARAMS, INVALID_REQUEST, METHOD_NOT_FOUND, Message, encode
+from transports.jsonrpc import INVALID_PARAMS, INVALID_REQUEST, METHOD_NOT_FOUND, Message, Object, encode
 from transports.upstream_port import STANDALONE
 
 pytestmark = pytest.mark.anyio
@@ -314,3 +314,72 @@ async def test_a_message_about_a_task_of_a_shared_server_reaches_the_session_of_
     router.asked(server.conversation, request("elicitation/create", 2, _meta={RELATED: {"taskId": "another"}}))
     assert server.refusals == [(b"2", METHOD_NOT_FOUND)]
     assert not await frames_of(call) and not busy.sent
+
+
+# -- what is known of the tasks of one link
+
+
+def related(task_id: object, more: str = "") -> str:
+    return f'"_meta":{{"{RELATED}":{{"taskId":{msgspec.json.encode(task_id).decode()}{more}}}}}'
+
+
+def owned_task(handle: str, lost: list[str]) -> OwnedTask:
+    return OwnedTask(cast("Any", None), handle, seen=lambda _: None, lost=lambda: lost.append(handle))
+
+
+def object_of(text: str) -> Object:
+    return msgspec.json.decode(text, type=Object)
+
+
+@requirement("task.relay")
+def test_an_id_belongs_to_who_has_it_last() -> None:
+    tasks, lost = OwnedTasks(), list[str]()
+    tasks.add("1", owned_task("first", lost))
+    tasks.add("1", owned_task("second", lost))
+    assert lost == ["first"]
+    tasks.discard("1", "first")
+    found = tasks.get("1")
+    assert found is not None and found.handle == "second" and tasks.own_id("second") == "1"
+    tasks.discard("1", "second")
+    assert tasks.get("1") is None and tasks.own_id("second") is None
+
+
+def test_messages_go_to_the_call_that_waits_for_the_result_until_it_is_done() -> None:
+    owned, first, second = owned_task("h", []), a_call(), a_call()
+    assert owned.stream is None
+    owned.await_result(first)
+    assert owned.stream is first
+    owned.await_result(second)
+    first.done()
+    assert owned.stream is second
+    second.abandon()
+    assert owned.stream is None, "it has ended"
+    second.done()
+    assert owned.result_call is None
+
+
+@requirement("task.relay")
+def test_the_server_gets_its_own_id_in_an_answer() -> None:
+    tasks = OwnedTasks()
+    tasks.add("own", owned_task("h", []))
+
+    def answered(result: str) -> str:
+        raw = tasks.answer_for_server(Message(jsonrpc="2.0", id=1, result=msgspec.Raw(result.encode()))).result
+        assert isinstance(raw, msgspec.Raw)
+        return bytes(raw).decode()
+
+    assert answered("{" + related("h", ',"y":2') + "}") == "{" + related("own", ',"y":2') + "}"
+    for other in ("{" + related("another") + "}", '{"action":"accept"}', '{"_meta":3}', "[]", "{" + related(1) + "}"):
+        assert answered(other) == other
+    error = Message(jsonrpc="2.0", id=1, error=msgspec.Raw(b"{}"))
+    assert tasks.answer_for_server(error) is error
+
+
+def test_a_relation_is_renamed_and_nothing_else() -> None:
+    found = with_related(object_of('{"a":[1],' + related("1", ',"more":2') + "}"), "2")
+    assert {key: msgspec.json.decode(raw) for key, raw in found.items()} == {
+        "a": [1],
+        "_meta": {RELATED: {"taskId": "2", "more": 2}},
+    }
+    for text in ("{}", '{"_meta":{}}', "{" + related([]) + "}", "{" + related(1) + "}"):
+        assert related_id(object_of(text)) == "", "it names no task"

@@ -60,14 +60,18 @@ async def test_the_lists_of_all_servers_are_one_list_under_public_names() -> Non
         assert names(result) == ["a__x", "a__y", "b__x"] and "nextCursor" not in result
 
 
-async def test_a_list_continues_at_the_servers_that_have_more_pages() -> None:
-    one, two, three = listing("a", ["x"], ["y"]), listing("b", ["z"]), listing("c", ["x"], ["y"])
-    parts = aggregation(one, two, three)
-    first = await listed(parts)
-    assert names(first) == ["a__x", "b__z", "c__x"] and one.asked == [("tools/list", "")]
-    rest = await listed(parts, cursor=first["nextCursor"])
-    assert names(rest) == ["a__y", "c__y"] and "nextCursor" not in rest
-    assert one.asked == three.asked == [("tools/list", ""), ("tools/list", "2")] and two.asked == [("tools/list", "")]
+@requirement("spec.letter")
+async def test_a_list_continues_at_the_servers_that_have_more_pages_and_every_page_has_the_same_scope() -> None:
+    public = {"ttlMs": 5, "cacheScope": "public", "resultType": "complete"}
+    one, two = listing("a", ["x"], ["y"], **public), listing("b", ["z"], **public)
+    parts = aggregation(one, two)
+    first = await listed(parts, era=Era.MODERN)
+    assert names(first) == ["a__x", "b__z"] and one.asked == [("tools/list", "")]
+    rest = await listed(parts, era=Era.MODERN, cursor=first["nextCursor"])
+    assert names(rest) == ["a__y"] and "nextCursor" not in rest
+    assert one.asked == [("tools/list", ""), ("tools/list", "2")] and two.asked == [("tools/list", "")]
+    assert first["cacheScope"] == rest["cacheScope"] == "private"
+    assert (await listed(aggregation(two), era=Era.MODERN))["cacheScope"] == "public"
 
 
 @pytest.mark.parametrize("cursor", ["again", "c" * 8_192, 7])
@@ -78,20 +82,6 @@ async def test_a_list_without_an_end_keeps_nothing_of_other_servers_from_a_clien
     assert names(first) == ["a__x", "b__y", "c__w"] and len(first["nextCursor"]) <= 4_096
     rest = await listed(parts, cursor=first["nextCursor"])
     assert names(rest)[-1] == "b__z"
-
-
-@requirement("spec.letter")
-async def test_every_page_of_a_list_has_the_same_scope() -> None:
-    public = {"ttlMs": 5, "cacheScope": "public", "resultType": "complete"}
-
-    def servers() -> list[PagedServer]:
-        return [listing("a", ["w"], **public), listing("b", ["x"], ["y"], **public)]
-
-    first = await listed(aggregation(*servers()), era=Era.MODERN)
-    rest = await listed(aggregation(*servers()), era=Era.MODERN, cursor=first["nextCursor"])
-    assert first["cacheScope"] == rest["cacheScope"] == "private"
-    whole = await listed(aggregation(servers()[0]), era=Era.MODERN)
-    assert whole["cacheScope"] == "public"
 
 
 async def test_a_cursor_that_is_not_of_the_gateway_is_refused() -> None:
@@ -113,17 +103,6 @@ async def test_a_public_name_belongs_to_one_server() -> None:
     assert msgspec.json.decode(request.params["ref"]) == reference | {"name": "p"}
     with pytest.raises(Refused, match="Method not found"):
         await parts.owner(a_call("acme/method"))
-
-
-async def test_a_resource_belongs_to_the_server_that_lists_it_or_has_the_closest_template() -> None:
-    one = PagedServer("a", pages("db://t/1", templates=("db://{+table}",)))
-    two = PagedServer("b", pages("db://t/2", templates=("db://t/{id}",)))
-    parts = aggregation(one, two)
-    for uri, owner in (("db://t/1", one), ("db://t/2", two), ("db://t/3", two), ("db://u/1", one)):
-        upstream, _ = await parts.owner(a_call("resources/read", uri=uri))
-        assert cast("Any", upstream) is owner, uri
-    with pytest.raises(Refused, match="Resource not found"):
-        await parts.owner(a_call("resources/read", uri="web://x"))
 
 
 async def test_a_request_to_all_servers_is_answered_once_all_have_answered() -> None:
@@ -156,13 +135,16 @@ def requests(*servers: PagedServer) -> int:
 
 
 @requirement("ext.resource-owner")
-async def test_a_resource_on_a_later_page_is_found_once_and_costs_no_list_after_that() -> None:
+async def test_a_resource_on_a_later_page_is_found_and_costs_no_list_until_lists_change() -> None:
     one, two = PagedServer("a", pages("x://1")), PagedServer("b", pages("y://1", "y://2", "y://3"))
     parts = aggregation(one, two)
     assert await owner(parts, "y://3") == "b" and (LIST, "3") in two.asked
     asked = requests(one, two)
     assert await owner(parts, "y://3") == "b" and await owner(parts, "x://1") == "a"
     assert requests(one, two) == asked
+    for each in (one, two):
+        each.lists.forget("resources")
+    assert await owner(parts, "y://3") == "b" and two.asked.count((LIST, "3")) == 2, "the lists have changed"
 
 
 async def test_pages_that_clients_ask_for_count() -> None:
@@ -171,16 +153,6 @@ async def test_pages_that_clients_ask_for_count() -> None:
     await parts.merged_list(a_call(LIST))
     asked = requests(one, two)
     assert await owner(parts, "y://1") == "b" and requests(one, two) == asked
-
-
-async def test_a_list_that_has_changed_is_asked_for_again() -> None:
-    one, two = PagedServer("a", pages("x://1")), PagedServer("b", pages())
-    parts = aggregation(one, two)
-    assert await owner(parts, "x://1") == "a"
-    for each in (one, two):
-        each.lists.forget("resources")
-    one.asked.clear()
-    assert await owner(parts, "x://1") == "a" and (LIST, "") in one.asked
 
 
 @pytest.mark.parametrize("method", ["resources/read", "resources/subscribe", "resources/unsubscribe"])
@@ -203,11 +175,11 @@ async def test_a_resource_that_nobody_lists_is_looked_for_at_a_few_servers_at_a_
     [
         (pages("x://1"), pages("x://1"), None, "x://1", "a"),
         (pages(reads=("db://t/9",)), pages("db://t/1", reads=("db://t/9",)), None, "db://t/9", "b"),
-        (pages(), pages(templates=("f:///{name}",)), None, "f:///x", "b"),
+        (pages(templates=("f:{+path}",)), pages(templates=("f:///{name}",)), None, "f:///x", "b"),
         (pages(), pages(templates=("f:///{name}",), reads=("f:///x/y",)), None, "f:///x/y", "b"),
         (pages(), pages(), [APP_TOOL], "ui://t/app.html", "b"),
     ],
-    ids=["first of the configuration", "similar URIs", "template", "more than its template", "app of a tool"],
+    ids=["first of the configuration", "similar URIs", "closest template", "more than its template", "app of a tool"],
 )
 async def test_a_server_that_is_likelier_to_have_it_is_asked_first(
     one: Any, two: Any, tools: list[Any] | None, uri: str, found: str
@@ -227,18 +199,15 @@ async def test_what_servers_answer_for_a_missing_resource_is_not_an_answer_and_a
     assert await owner(aggregation(one, two), "z://1") == found
 
 
-async def test_a_resource_that_nobody_has_is_not_found() -> None:
+async def test_a_resource_that_nobody_has_is_not_found_and_servers_without_resources_are_not_asked() -> None:
+    one, two = PagedServer("a", pages()), PagedServer("b", pages("y://1"))
+    one.declared = {"tools": {}}
+    assert await owner(aggregation(one, two), "y://1") == "b" and not one.asked
     parts = aggregation(PagedServer("a", pages()), PagedServer("b", pages()))
     with pytest.raises(Refused, match="Resource not found: z://1"):
         await owner(parts, "z://1")
     with pytest.raises(UpstreamUnavailable, match="c did not answer in time"):
         await owner(aggregation(PagedServer("a", pages()), PagedServer("c", None)), "z://1")
-
-
-async def test_servers_without_resources_are_not_asked() -> None:
-    one, two = PagedServer("a", pages()), PagedServer("b", pages("y://1"))
-    one.declared = {"tools": {}}
-    assert await owner(aggregation(one, two), "y://1") == "b" and not one.asked
 
 
 async def test_a_server_whose_resource_policy_hides_does_not_have_it() -> None:
@@ -326,14 +295,11 @@ async def test_the_first_is_asked_alone_and_the_others_in_groups() -> None:
 
 
 @requirement("ext.resource-owner")
-async def test_one_that_hangs_holds_up_nobody_for_long() -> None:
+async def test_one_that_hangs_holds_up_nobody_for_long_and_all_take_one_deadline_together() -> None:
     servers = Servers(having="s8", hanging="s0 s2")
     found, began = search(servers), monotonic()
     assert await found.first(NAMES) == ("s8", True)
     assert monotonic() - began < WITHIN_S and servers.cancelled == ["s0", "s2"] == sorted(found.late)
-
-
-async def test_all_that_hang_take_one_deadline_together() -> None:
     servers = Servers(hanging=" ".join(NAMES))
     found, began = search(servers), monotonic()
     assert await found.first(NAMES) is None

@@ -17,6 +17,7 @@ from gateway.calls.call import Call
 from gateway.calls.exchange import Exchange
 from gateway.calls.live_session import LiveSession
 from gateway.calls.suspended_call import InputRequest
+from gateway.cluster.ownership import Cluster
 from gateway.config.auth import AuditSettings
 from gateway.context.facts import CONTEXT_KEY
 from gateway.errors import OUTCOME_UNKNOWN, SESSION_UNKNOWN, UPSTREAM_UNAVAILABLE, is_bad_request_state
@@ -33,9 +34,8 @@ from gateway.relay.replies import CallReply
 from gateway.relay.server_requests import waits
 from gateway.sessions.attach import Resolved
 from gateway.upstreams.result_cache import ResultCache
-from session_store import Context, KeyRing
-from session_store.memory import MemoryBackend
-from session_store.testing import ALICE, FakeClock
+from session_store import Context, KeyRing, MemoryBackend
+from session_store.testing import ALICE, FakeClock, a_session
 from tests.requirements import requirement
 from tests.support import fake_upstream
 from tests.support.paged_server import OneServer, a_call, admission_by
@@ -43,6 +43,7 @@ from tests.unit.relay.parts import TakingEndpoint, a_live, a_request, a_tool_cal
 from transports.era import Era
 from transports.inbound_port import Answer, Refused, Request
 from transports.jsonrpc import Message, Object, encode
+from transports.reply_queue import Frame, ReplyQueue
 from transports.upstream_port import UpstreamUnavailable
 
 pytestmark = pytest.mark.anyio
@@ -392,3 +393,25 @@ async def test_a_reply_that_is_cancelled_after_its_question_ends_without_the_cal
     reply.cancel("the client disconnected")
     assert await reply.replies.next() is None
     assert not parts.exchange.is_over
+
+
+@requirement("rep.fence")
+async def test_an_answer_that_is_there_when_the_loss_of_its_session_is_learned_is_not_sent() -> None:
+    clock = FakeClock()
+    backend = MemoryBackend(clock=clock)
+    owner, other = (
+        Cluster(backend.directory, backend.sessions, backend.bus, taken_over=lambda _: None) for _ in range(2)
+    )
+    await owner.beat()
+    session = await owner.claim(await backend.sessions.create(a_session(clock)))
+    assert session is not None
+    exchange: Any = SimpleNamespace(
+        replies=ReplyQueue(), live=SimpleNamespace(session=session), correlation="", client_id=1
+    )
+    reply = CallReply(exchange, None, [], events=None, cluster=owner)
+    answer = Frame(b"{}", final=True)
+    assert not reply.is_doubtful
+    assert await other.claim(session) is not None
+    await owner.beat()  # it was paused, and renews its lease before it writes what the server has sent
+    assert owner.is_fresh and reply.is_doubtful
+    assert (await reply.confirmed(answer)).error_code == OUTCOME_UNKNOWN

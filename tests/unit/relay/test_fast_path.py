@@ -256,26 +256,28 @@ async def test_no_path_is_made_of_a_call_whose_head_does_not_say_for_good_who_ca
     assert calls.path_for is not None and calls.path(expiring) is None
 
 
-@pytest.mark.parametrize("more", [{"task": b'{"ttl":1000}'}, {"_meta": b'{"orbit":{"workspace":"red"}}'}])
+FORGED = {"q": {"_meta": {"io.github.mcp-session-gateway/context": {"principal": "forged"}}}}
+
+
+@requirement("wall.authority")
+@pytest.mark.parametrize(
+    ("era", "more"),
+    [
+        ("legacy", {"task": b'{"ttl":1000}'}),
+        ("legacy", {"_meta": b'{"orbit":{"workspace":"red"}}'}),
+        ("modern", {"inputResponses": encode(FORGED)}),
+    ],
+    ids=["task", "workspace", "something was taken out"],
+)
 async def test_no_path_is_made_of_calls_that_are_decided_on_one_by_one(
-    more: dict[str, bytes], monkeypatch: pytest.MonkeyPatch
+    era: str, more: dict[str, bytes], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rules = {"policy": {"rules": [{"principals": ["*"], "workspace": "blue"}]}, "tasks": {"enabled": False}}
-    async with warm("legacy", monkeypatch, **rules) as calls:
+    async with warm(era, monkeypatch, **rules) as calls:
         special = calls.like(**{name: msgspec.Raw(value) for name, value in more.items()})
         for _ in range(3):
             await special.call()
             assert special.path() is None
-
-
-@requirement("wall.authority")
-async def test_no_path_is_made_of_a_request_of_which_something_was_taken_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    async with warm("modern", monkeypatch) as calls:
-        forged = {"q": {"_meta": {"io.github.mcp-session-gateway/context": {"principal": "forged"}}}}
-        answering = calls.like(inputResponses=msgspec.Raw(encode(forged)))
-        for _ in range(3):
-            await answering.call()
-            assert answering.path() is None
 
 
 async def test_no_path_is_made_of_what_has_changed_since_the_call(calls: Calls) -> None:
@@ -459,23 +461,19 @@ def kill(fast: Fast) -> None:
     os.kill(link.pid, signal.SIGKILL)
 
 
-async def test_the_death_of_its_server_is_told(fast: Fast) -> None:
+@pytest.mark.parametrize("dies", [True, False], ids=["it dies", "it is stopped"])
+async def test_the_end_of_its_server_is_told(fast: Fast, dies: bool) -> None:
     fast.begin()
-    kill(fast)
+    if dies:
+        kill(fast)
+    else:
+        await fast.live.stop_servers()
     await until(lambda: fast.client.left)
     [(left, _)] = fast.client.left
     [answer] = await answer_of(left)
-    assert answer["error"]["code"] == OUTCOME_UNKNOWN and "not answered" in answer["error"]["message"]
-    assert fast.client.begin(fast.path) is None and fast.path.is_over and fast.live.busy == 0
-
-
-async def test_the_end_of_its_servers_is_told(fast: Fast) -> None:
-    fast.begin()
-    await fast.live.stop_servers()
-    [(left, _)] = fast.client.left
-    [answer] = await answer_of(left)
-    assert answer["error"]["code"] == OUTCOME_UNKNOWN and fast.live.busy == len(fast.conversation.calls) == 0
-    assert len(fast.counted) == len(fast.ended) == 1
+    assert answer["error"]["code"] == OUTCOME_UNKNOWN
+    assert fast.client.begin(fast.path) is None and fast.path.is_over
+    assert fast.live.busy == len(fast.conversation.calls) == 0 and len(fast.counted) == len(fast.ended) == 1
 
 
 @pytest.mark.parametrize("era", ["legacy", "modern"])

@@ -67,12 +67,18 @@ def test_frames_are_those_of_an_exchange(
     assert form.frame(number, encode(arguments), then) == expected
 
 
+TRACES = [f"00-{each * 32}-{each * 16}-00" for each in "12"]
+
+
 @pytest.mark.parametrize("token", [None, "t%1"])
-def test_a_usual_request_has_a_form(token: str | None) -> None:
-    meta = meta_of({"a": "100 %"}, "0" * 32, token)
-    form = FrameForm.of(Prepared(a_call(), raws({"name": "t", "arguments": {}}), meta, None), "0" * 32)
+@pytest.mark.parametrize(("first", "then"), [("", ""), TRACES], ids=["no trace", "trace"])
+def test_a_usual_request_has_a_form(token: str | None, first: str, then: str) -> None:
+    meta = meta_of({"a": "100 %", "traceparent": first}, "0" * 32, token)
+    prepared = Prepared(a_call(), raws({"name": "t", "arguments": {}}), meta, None, first)
+    form = FrameForm.of(prepared, "0" * 32)
     assert form is not None
-    frame = msgspec.json.decode(form.frame(5, b'{"b":"%s"}', "1" * 32))
+    frame = msgspec.json.decode(form.frame(5, b'{"b":"%s"}', "1" * 32, then.encode()))
+    assert frame["params"]["_meta"]["traceparent"] == then
     assert frame["id"] == 5 and frame["params"]["arguments"] == {"b": "%s"} and frame["params"]["_meta"]["a"] == "100 %"
     assert frame["params"]["_meta"].get("progressToken") == (None if token is None else 5)
     assert frame["params"]["_meta"][CONTEXT_KEY]["correlation_id"] == "1" * 32
@@ -92,13 +98,3 @@ def test_a_request_in_which_the_places_are_not_clear_has_none(
     params: dict[str, object], more: dict[str, object]
 ) -> None:
     assert FrameForm.of(Prepared(a_call(), raws(params), meta_of(more, "0" * 32), None), "0" * 32) is None
-
-
-def test_a_trace_is_that_of_each_call() -> None:
-    first, then = (f"00-{each * 32}-{each * 16}-00" for each in "12")
-    meta = meta_of({"traceparent": first}, "1" * 32)
-    form = FrameForm.of(Prepared(a_call(), raws({"name": "t", "arguments": {}}), meta, None, first), "1" * 32)
-    assert form is not None
-    frame = msgspec.json.decode(form.frame(5, b"{}", "2" * 32, then.encode()))
-    assert frame["params"]["_meta"]["traceparent"] == then
-    assert frame["params"]["_meta"][CONTEXT_KEY]["correlation_id"] == "2" * 32

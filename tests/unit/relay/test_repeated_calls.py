@@ -206,26 +206,21 @@ async def test_a_call_that_may_not_be_made_any_more_has_an_unknown_outcome(why: 
     assert await parts.outcome_is_unknown(stream) and parts.server.calls == []
 
 
-async def test_a_stream_waits_again_if_the_store_does_not_answer(parts: Parts) -> None:
+@requirement("rep.no-retry")
+@pytest.mark.parametrize("may_be_taken", [False, True])
+async def test_a_stream_waits_again_if_the_store_does_not_answer_and_a_request_that_may_be_taken_is_not_sent(
+    may_be_taken: bool, parts: Parts
+) -> None:
     stream = await parts.dead.begun([BEGINNING])
-    parts.log.fails = True
+    parts.log.fails, parts.log.loses = not may_be_taken, may_be_taken
     with pytest.raises(StoreUnavailable):
         await parts.replica.resume(stream)
     assert parts.server.calls == []
-    parts.log.fails = False
+    parts.log.fails = parts.log.loses = False
     assert await parts.replica.resume(stream)
-    assert (await parts.replica.messages(stream))[-1]["result"]["done"]
-
-
-@requirement("rep.no-retry")
-async def test_a_request_that_may_have_been_taken_is_not_sent(parts: Parts) -> None:
-    stream = await parts.dead.begun([BEGINNING])
-    parts.log.loses = True
-    with pytest.raises(StoreUnavailable):
-        await parts.replica.resume(stream)
-    parts.log.loses = False
-    assert await parts.replica.resume(stream)
-    assert await parts.outcome_is_unknown(stream) and parts.server.calls == []
+    (*_, answer) = await parts.replica.messages(stream)
+    assert await parts.outcome_is_unknown(stream) is may_be_taken is not bool(parts.server.calls)
+    assert may_be_taken or answer["result"]["done"]
 
 
 @requirement("rep.no-retry")

@@ -83,13 +83,3 @@ def test_no_other_signed_value_is_a_handle() -> None:
         signed = TokenCodec(KeyRing([OLD]), purpose).sign(new_session_id())
         assert HANDLES.read(signed) is None
         assert TokenCodec(KeyRing([OLD]), purpose).verify(HANDLES.sign(handle())) is None
-
-
-@requirement("id.rotate")
-def test_an_old_handle_is_read_until_its_key_leaves_the_ring() -> None:
-    task = handle()
-    old = HANDLES.sign(task)
-    both = TaskHandles(KeyRing([NEW, OLD]))
-    assert both.read(old) == task
-    assert both.sign(task) != old
-    assert TaskHandles(KeyRing([NEW])).read(old) is None

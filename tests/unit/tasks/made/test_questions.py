@@ -1,26 +1,27 @@
-"""The gateway follows a task that a server has made: it always ends, no answer is lost, no healthy task is ended."""
+"""The gateway follows a task that a server has made: it always ends, no answer is lost, no healthy task is ended. One
+that an earlier process has followed is the same one, or it is lost, and nobody else's is touched."""
 
 import asyncio
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
-from time import monotonic
+from collections.abc import AsyncIterator, Callable
 from typing import Any, cast
 
 import msgspec
 import pytest
 
-from gateway.bridge import round_trips
 from gateway.bridge.suspended_calls import answer_suspended
+from gateway.bridge.task_follower import go_on, pause_s
 from gateway.calls.lifecycles import ExchangeState
 from gateway.calls.suspended_call import question_digest
 from gateway.errors import CALL_TIMED_OUT, OUTCOME_UNKNOWN
-from gateway.protocol.tasks import MAX_ID_CHARS
+from gateway.protocol.capabilities import caller_of_meta
+from gateway.protocol.tasks import MAX_ID_CHARS, TaskAtServer
 from gateway.tasks.made.exchange import TaskExchange
-from gateway.tasks.made.questions import MAX_ROUNDS, Rounds, ServerTask
+from gateway.tasks.made.questions import Rounds, ServerTask
 from gateway.tasks.made.stored_call import RecordedAnswers
 from tests.requirements import requirement
 from tests.support.fake_upstream import FakeLink, FakeUpstream, a_live
-from tests.unit.tasks.parts import CALLER, WORKING, Server, Work, an_exchange
+from tests.unit.tasks.parts import CALLER, WORKING, Server, Work, an_exchange, turns
+from transports.era import Era
 from transports.jsonrpc import encode
 from transports.upstream_port import LinkClosed
 
@@ -31,28 +32,59 @@ ASKS = {
     "inputRequests": {"k": {"method": "elicitation/create", "params": {"message": "?", "requestedSchema": {}}}},
 }
 ELICITATION = {"message": msgspec.Raw(b'"?"'), "requestedSchema": msgspec.Raw(b"{}")}
+CREATED = "2026-11-22T09:00:00Z"
 
 
-@pytest.fixture(autouse=True)
-def quick_polls(monkeypatch: pytest.MonkeyPatch) -> None:
+class Followed:
+    """A call whose task is followed. `lost` counts how often the server did not know the task of an earlier process."""
+
+    lost = 0
+
+    def __init__(self, task: Any = WORKING, recorded: dict[str, str] | None = None) -> None:
+        self.exchange = an_exchange(a_live(era="modern"), caller=CALLER)
+        self.work, self.server = Work(self.exchange), Server()
+        self.server.task = task
+        self.exchange.run_as(self.work, 0, RecordedAnswers.of(recorded or {}))
+
+    def begin(self, *, own_id: Any = "t", poll_ms: int = 1) -> "Followed":
+        """Follow the task that the server has just made."""
+        server = cast("Any", self.server)
+        self.exchange.sent_as(server, 1, None, 0.0)
+        created = {"taskId": msgspec.Raw(encode(own_id)), "pollIntervalMs": msgspec.Raw(encode(poll_ms))}
+        ServerTask(self.exchange, self.work, server).begin(created)
+        return self
+
+    def resume(self) -> "Followed":
+        """Follow a task that an earlier process has followed."""
+        server = cast("Any", self.server)
+        go_on(server, self.exchange)
+        ServerTask(self.exchange, self.work, server).resume(TaskAtServer("t", CREATED, Era.MODERN), self._lost)
+        return self
+
+    def _lost(self) -> None:
+        self.lost += 1
+
+    async def ended(self) -> None:
+        await asyncio.wait(self.server.background, timeout=5)
+
+
+Follow = Callable[..., Followed]
+
+
+@pytest.fixture
+async def call(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Follow]:
+    """Makes calls whose tasks are polled often."""
     for name in ("_LEAST_POLL_S", "_DEFAULT_POLL_S"):
         monkeypatch.setattr(f"gateway.bridge.task_follower.{name}", 0.001)
     monkeypatch.setattr("gateway.bridge.task_follower.pause_s", lambda failures: 0.001)
+    made: list[Followed] = []
 
+    def make(*given: Any) -> Followed:
+        made.append(Followed(*given))
+        return made[-1]
 
-@asynccontextmanager
-async def followed(
-    recorded: dict[str, str] | None = None, *, poll_ms: int = 1
-) -> AsyncIterator[tuple[Server, TaskExchange, Work]]:
-    exchange = an_exchange(a_live(era="modern"), caller=CALLER)
-    work, server = Work(exchange), Server()
-    exchange.run_as(work, 0, RecordedAnswers.of(recorded or {}))
-    exchange.sent_as(cast("Any", server), 1, None, 0.0)
-    created = {"taskId": msgspec.Raw(b'"t"'), "pollIntervalMs": msgspec.Raw(encode(poll_ms))}
-    ServerTask(exchange, work, cast("Any", server)).begin(created)
-    await asyncio.sleep(0)
-    yield server, exchange, work
-    for task in server.background:
+    yield make
+    for task in [task for one in made for task in one.server.background]:
         task.cancel()
 
 
@@ -69,79 +101,129 @@ async def followed(
         (RecursionError("too deep"), OUTCOME_UNKNOWN),
     ],
 )
-async def test_whatever_the_server_answers_no_task_waits_for_ever(task: Any, code: int | None) -> None:
-    async with followed() as (server, exchange, work):
-        server.task = task
-        await server.until(1)
-        if code is None:
-            await server.until(1)
-            assert not exchange.is_over
-            return
-        await asyncio.wait_for(server.background[0], 5)
-        assert work.outcome["error"]["code"] == code
-        is_over = isinstance(task, dict) and task["status"] in ("failed", "completed")
-        assert ("tasks/cancel" in server.sent) is not is_over, "a task that cannot be read is cancelled"
+async def test_whatever_the_server_answers_no_task_waits_for_ever(call: Follow, task: Any, code: int | None) -> None:
+    one = call(task).begin()
+    if code is None:
+        await one.server.until(2)
+        assert not one.exchange.is_over
+        return
+    await one.ended()
+    assert one.work.outcome["error"]["code"] == code
+    is_over = isinstance(task, dict) and task["status"] in ("failed", "completed")
+    assert ("tasks/cancel" in one.server.sent) is not is_over, "a task that cannot be read is cancelled"
 
 
-async def test_a_lost_answer_is_sent_again_while_the_server_asks() -> None:
-    async with followed() as (server, exchange, work):
-        server.task = ASKS
+async def test_a_lost_answer_is_sent_again_while_the_server_asks(call: Follow) -> None:
+    def lost() -> None:
+        raise LinkClosed("it exited")
 
-        def lost() -> None:
-            raise LinkClosed("it exited")
-
-        server.update = lost
-        await server.until(2)
-        answer_suspended(exchange, {key: msgspec.Raw(b"{}") for key in exchange.suspendable().requests()})
-        await server.until(2, "tasks/update")
-        server.update = lambda: None
-        since = exchange.deadline_from
-        await server.until(2, "tasks/update")  # it still asks: it has forgotten the answer
-        assert exchange.deadline_from == since, "nothing has changed: the deadline counts"
-        assert work.asked == 1
-        await server.says(WORKING)
-        before = server.sent.count("tasks/update")
-        await server.until(2)
-        assert server.sent.count("tasks/update") == before
-        assert exchange.deadline_from > since
-
-
-async def test_questions_that_the_server_no_longer_lists_are_withdrawn() -> None:
-    async with followed() as (server, exchange, work):
-        await server.says(ASKS)
-        assert exchange.is_suspended
-        await server.says(WORKING)
-        assert exchange.state is ExchangeState.SENT and not exchange.suspendable().questions
-        await server.says(ASKS)
-        assert exchange.is_suspended and work.asked == 2
+    one = call(ASKS).begin()
+    server, exchange = one.server, one.exchange
+    server.update = lost
+    await server.until(2)
+    answer_suspended(exchange, {key: msgspec.Raw(b"{}") for key in exchange.suspendable().requests()})
+    await server.until(2, "tasks/update")
+    server.update = lambda: None
+    since = exchange.deadline_from
+    await server.until(2, "tasks/update")  # it still asks: it has forgotten the answer
+    assert exchange.deadline_from == since, "nothing has changed: the deadline counts"
+    assert one.work.asked == 1
+    await server.says(WORKING)
+    before = server.sent.count("tasks/update")
+    await server.until(2)
+    assert server.sent.count("tasks/update") == before
+    assert exchange.deadline_from > since
 
 
-async def test_what_an_earlier_run_was_answered_is_not_asked_again() -> None:
-    answer = '{"action":"accept","content":{}}'
-    recorded = {question_digest("elicitation/create", ELICITATION): answer}
-    async with followed(recorded) as (server, exchange, work):
-        server.task = ASKS
-        await server.until(1, "tasks/update")
-        assert (work.asked, exchange.state) == (0, ExchangeState.SENT) and not exchange.suspendable().questions
-        await server.says(WORKING)
-        await server.says(ASKS)
-        assert work.asked == 1 and exchange.is_suspended, "an answer is given once"
+async def test_questions_that_the_server_no_longer_lists_are_withdrawn(call: Follow) -> None:
+    one = call().begin()
+    for asked in (1, 2):
+        await one.server.says(ASKS)
+        assert one.exchange.is_suspended and one.work.asked == asked
+        await one.server.says(WORKING)
+        assert one.exchange.state is ExchangeState.SENT and not one.exchange.suspendable().questions
 
 
-async def test_a_cancelled_call_cancels_the_servers_task_at_once() -> None:
-    async with followed(poll_ms=60_000) as (server, exchange, _):
-        exchange.cancel("the client has cancelled the task")
-        await asyncio.wait(server.background, timeout=5)
-        assert server.sent == ["tasks/cancel"]
+async def test_what_an_earlier_run_was_answered_is_not_asked_again(call: Follow) -> None:
+    digest = question_digest("elicitation/create", ELICITATION)
+    one = call(ASKS, {digest: '{"action":"accept","content":{}}'}).begin()
+    await one.server.until(1, "tasks/update")
+    assert (one.work.asked, one.exchange.state) == (0, ExchangeState.SENT) and not one.exchange.suspendable().questions
+    await one.server.says(WORKING)
+    await one.server.says(ASKS)
+    assert one.work.asked == 1 and one.exchange.is_suspended, "an answer is given once"
+
+
+async def test_a_cancelled_call_cancels_the_servers_task_at_once(call: Follow) -> None:
+    one = call().begin(poll_ms=60_000)
+    await turns(1)
+    one.exchange.cancel("the client has cancelled the task")
+    await one.ended()
+    assert one.server.sent == ["tasks/cancel"]
 
 
 @pytest.mark.parametrize("own_id", ["", "x" * (MAX_ID_CHARS + 1), None, 7])
-async def test_a_task_whose_id_cannot_be_kept_is_not_followed(own_id: Any) -> None:
-    async with followed() as (server, exchange, work):
-        before = len(server.background)
-        with pytest.raises(msgspec.MsgspecError):
-            ServerTask(exchange, work, cast("Any", server)).begin({"taskId": msgspec.Raw(encode(own_id))})
-        assert len(server.background) == before
+async def test_a_task_whose_id_cannot_be_kept_is_not_followed(call: Follow, own_id: Any) -> None:
+    one = call()
+    with pytest.raises(msgspec.MsgspecError):
+        one.begin(own_id=own_id)
+    assert not one.server.background
+
+
+@requirement("task.followed")
+@pytest.mark.parametrize("created", [CREATED, "2026-11-22T09:00:00.25+00:00"])
+async def test_the_task_of_an_earlier_process_is_followed(call: Follow, created: str) -> None:
+    one = call({"status": "completed", "createdAt": created, "result": {"content": []}}).resume()
+    await one.ended()
+    assert one.work.outcome["result"] == {"content": []} and one.lost == 0
+    assert one.server.sent == ["tasks/get"], "at once, and nothing is cancelled"
+
+
+@requirement("task.followed")
+@pytest.mark.parametrize("task", [{"status": "completed", "createdAt": "2026-11-22T09:01:00Z", "result": {}}, []])
+async def test_another_task_of_that_id_is_not_followed_or_cancelled(call: Follow, task: Any) -> None:
+    one = call(task).resume()
+    await one.ended()
+    assert one.lost == 1 and one.work.outcome is None and not one.exchange.is_over
+    one.exchange.cancel("the client has cancelled the task")
+    assert one.server.sent == ["tasks/get"]
+
+
+@requirement("task.followed")
+@pytest.mark.parametrize(("created", "is_cancelled"), [(CREATED, True), ("2026-11-22T09:01:00Z", False)])
+async def test_a_task_is_cancelled_only_if_it_is_the_same(call: Follow, created: str, is_cancelled: bool) -> None:
+    one = call(WORKING | {"createdAt": created}).resume()
+    one.exchange.cancel("the client has cancelled the task")  # before the server was asked
+    await turns(3)  # in which the call is done with
+    assert len(one.server.background) == 2
+    await one.ended()
+    assert ("tasks/cancel" in one.server.sent) is is_cancelled
+
+
+@requirement("task.followed")
+async def test_a_task_that_the_next_owner_follows_is_not_cancelled(call: Follow) -> None:
+    one = call(WORKING | {"createdAt": CREATED}).resume()
+    await one.server.until(1)
+    one.work.is_followed_elsewhere = True
+    one.exchange.cancel("the gateway stops")
+    await one.ended()
+    assert "tasks/cancel" not in one.server.sent
+
+
+@requirement("task.followed")
+async def test_a_server_that_is_unavailable_for_a_moment_has_not_lost_its_task(call: Follow) -> None:
+    assert sum(map(pause_s, range(1, 5))) == 15.0
+    one = call(LinkClosed("restarting")).resume()
+    await one.server.until(3)
+    one.server.task = WORKING | {"createdAt": CREATED}
+    await one.server.until(2)
+    assert one.lost == 0 and not one.exchange.is_over
+
+
+@requirement("task.followed")
+def test_a_client_is_read_from_the_store_as_it_was() -> None:
+    caller = caller_of_meta(encode({"io.modelcontextprotocol/clientCapabilities": {"sampling": {}, "x": {"a": 1}}}))
+    assert msgspec.json.decode(msgspec.json.encode(caller), type=type(caller)).key == caller.key
 
 
 STATE = {"requestState": msgspec.Raw(b'"s"')}
@@ -164,18 +246,9 @@ async def sent_to(link: FakeLink) -> Any:
     return link.sent[-1]["params"]
 
 
-async def test_a_healthy_task_may_only_give_states_for_as_long_as_its_call_may_take(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    now = [monotonic()]
-    monkeypatch.setattr(round_trips, "monotonic", lambda: now[0])
-    monkeypatch.setattr(Rounds, "poll_s", 0.0)
-    rounds, link, exchange, work = await asked()
-    for _ in range(MAX_ROUNDS + 5):
-        rounds.ask(STATE)
-        await sent_to(link)
-    assert not exchange.is_over
-    now[0] += 3601.0
+async def test_a_task_may_only_give_states_for_as_long_as_its_call_may_take(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Work, "call_s", -1.0)
+    rounds, _, _, work = await asked()
     rounds.ask(STATE)
     assert work.outcome["error"]["code"] == CALL_TIMED_OUT
 
