@@ -119,10 +119,10 @@ site: $(VENV)/.installed-dev ## Build the documents as a site in build/site
 	$(BIN)/python -m mkdocs build --strict
 
 lock: $(VENV)/.installed-dev ## Lock the newest Python packages for the image in deploy/*.lock
-	$(BIN)/python -m tests.tools.image_lock
+	$(BIN)/python -m tests.tools.image_packages lock
 
 sbom: $(VENV)/.installed-dev ## List the Python packages of the image (CycloneDX) in build/sbom.cdx.json
-	$(BIN)/python -m tests.tools.image_sbom
+	$(BIN)/python -m tests.tools.image_packages sbom
 
 image-check: $(VENV)/.installed-dev ## Build the image without a registry, and call npx and uvx servers in it (as root, on Debian)
 	$(BIN)/python -m tests.tools.image_check

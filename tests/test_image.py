@@ -17,7 +17,7 @@ from packaging.version import Version
 
 from tests.requirements import requirement
 from tests.support.gateway_process import ROOT
-from tests.tools import image_sbom
+from tests.tools import image_packages
 
 DOCKERFILE = (ROOT / "deploy/Dockerfile").read_text(encoding="utf-8")
 COMPOSE = yaml.safe_load((ROOT / "docker-compose.yml").read_text(encoding="utf-8"))
@@ -126,7 +126,7 @@ def test_the_image_is_built_of_what_dockerignore_lets_through() -> None:
 @requirement("ops.image")
 @pytest.mark.timeout(400)
 def test_the_bill_of_materials_names_each_package_of_the_lock(tmp_path: Path) -> None:
-    image_sbom.main(tmp_path / "sbom.json")
+    image_packages.sbom(tmp_path / "sbom.json")
     bill = json.loads((tmp_path / "sbom.json").read_text(encoding="utf-8"))
     assert bill["bomFormat"] == "CycloneDX" and bill["metadata"]["component"]["name"] == "mcp-session-gateway"
     found = {canonicalize_name(part["name"]): Version(part["version"]) for part in bill["components"]}
