@@ -29,20 +29,9 @@ PAGES: Final = {
     "2026-07-28": {"Multi Round-Trip Requests", "Overview", "Streamable HTTP", "Subscriptions", "Versioning"},
 }
 """Pages of the MCP specification that sources name, by revision. A heading of the page may follow, after a slash."""
-DESIGN: Final = {
-    "audit",
-    "configuration",
-    "context",
-    "limits",
-    "operations",
-    "policy",
-    "processes",
-    "replicas",
-    "secrets",
-    "sessions",
-    "state",
-    "stores",
-}
+DESIGN: Final = set(
+    "audit configuration context limits operations policy processes replicas secrets sessions state stores".split()
+)
 """What the project has designed itself, by topic."""
 
 
