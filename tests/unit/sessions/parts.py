@@ -2,6 +2,7 @@
 
 import contextlib
 from collections.abc import Callable, Iterator, Mapping
+from types import SimpleNamespace
 from typing import Any, Final
 
 import pytest
@@ -10,24 +11,16 @@ from gateway.calls.live_session import LiveSession, LiveSessions
 from gateway.cluster.ownership import Cluster
 from gateway.config.policy import PolicySettings
 from gateway.config.sessions import ContextSettings, SessionSettings
-from gateway.context.client_workspace import Announcements
-from gateway.identity.context_rules import ContextRules
 from gateway.identity.request_context import RequestContext
 from gateway.observability.audit import Audit
+from gateway.observability.metrics import Metrics
 from gateway.policy.quotas import PrincipalQuotas
 from gateway.policy.rate_limits import RateLimits
+from gateway.serving.build_sessions import build_resolution, build_sessions
+from gateway.serving.parts import Listeners
 from gateway.sessions.aliases import Aliases
-from gateway.sessions.attach import Resolved, SessionAttacher
-from gateway.sessions.cached_record import CachedRecords
-from gateway.sessions.carriers import Carriers
-from gateway.sessions.lifecycle import SessionLifecycle
-from gateway.sessions.lookup import SessionLookup
-from gateway.sessions.opening import SessionOpener
-from gateway.sessions.reattach import InitializeResolver
-from gateway.sessions.records import RecordLimits, SessionRecords
-from gateway.sessions.resolve import SessionResolver
-from gateway.sessions.returns import Returns
-from gateway.upstreams.prestart import PrestartedProcesses, PrestartPool
+from gateway.sessions.attach import Resolved
+from gateway.upstreams.prestart import PrestartedProcesses
 from session_store import ANONYMOUS, KeyRing, MemoryBackend, StoreUnavailable
 from session_store.testing import ALICE, BOB, FakeClock, a_session
 from transports.era import Era
@@ -85,7 +78,8 @@ class Unreliable:
 
 
 class Parts:
-    """One replica's sessions. `store` is made of the backend's sessions, and stands in for them."""
+    """One replica's sessions, built as the gateway builds them. `store` is made of the backend's sessions, and stands
+    in for them."""
 
     def __init__(
         self,
@@ -103,12 +97,9 @@ class Parts:
         self.closed: list[LiveSession] = []
         self.live = LiveSessions(self.backend.events)
         self.audit = Audit(self.backend.audit, self.clock)
-        self.rules = ContextRules((), "direct")
-        self.cluster: Cluster | None = None
-        if clustered:
-            self.cluster = Cluster(
-                self.backend.directory, self.store, self.backend.bus, taken_over=lambda i: self.lifecycle.taken_over(i)
-            )
+        taken_over: Listeners[str] = Listeners()
+        shared = (self.backend.directory, self.store, self.backend.bus)
+        self.cluster = Cluster(*shared, taken_over=taken_over.notify) if clustered else None
         policy = policy or PolicySettings()
         quotas = PrincipalQuotas(
             policy,
@@ -119,62 +110,31 @@ class Parts:
             run="",
             runs=self.backend.directory.replicas,
         )
-        chosen = SessionSettings(**settings)
-        self.lifecycle = SessionLifecycle(
-            tasks=self.backend.tasks,
-            store=self.store,
-            bus=self.backend.bus,
-            audit=self.audit,
-            live=self.live,
+        chosen = SessionSettings(**{"trust": "direct", **settings})
+        options = SimpleNamespace(session=chosen, context=ContextSettings(), policy=policy)
+        of_backend = ("tasks", "bus", "marks", "state")
+        base: Any = SimpleNamespace(
+            settings=SimpleNamespace(gateway=options, workspaces_become_variables=False),
+            backend=SimpleNamespace(sessions=self.store, **{name: getattr(self.backend, name) for name in of_backend}),
+            activity=SimpleNamespace(timelines=SimpleNamespace(add=lambda *_: None)),
+            metrics=Metrics(),
+            ring=KeyRing.ephemeral(),
+            **{name: getattr(self, name) for name in ("audit", "clock", "cluster", "live")},
             quotas=quotas,
-            cluster=self.cluster,
-            on_close=self.closed.append,
+            taken_over=taken_over,
         )
-        announcements = Announcements(chosen.workspace_path, ContextSettings(), lambda _: None)
-        self.attacher = SessionAttacher(
-            store=self.store,
-            live=self.live,
-            cluster=self.cluster,
-            rules=self.rules,
-            announcements=announcements,
-            audit=self.audit,
+        served: Any = SimpleNamespace(
+            endpoints={path: SimpleNamespace(prestartable=lambda _: []) for path in ("/mcp", "/servers/a/mcp")},
+            prestarted=PrestartedProcesses(),
         )
-        self.carriers = Carriers(KeyRing.ephemeral(), cookie=chosen.cookie, key_headers=chosen.key_headers)
-        self.returns = Returns(chosen, self.backend.marks, self.audit, clock=self.clock, wall=self.clock)
-        self.aliases = Aliases(chosen, self.carriers, self.returns, ("/mcp", "/servers/a/mcp"))
-        self.cached = CachedRecords(self.rules, self.cluster, self.clock)
-        lookup = SessionLookup(self.store, self.carriers, self.audit)
-        opener = SessionOpener(
-            lifecycle=self.lifecycle,
-            attacher=self.attacher,
-            settings=chosen,
-            rules=self.rules,
-            announcements=announcements,
-            prestart=PrestartPool(PrestartedProcesses(), lambda *_: []),
-            cluster=self.cluster,
-            clock=self.clock,
-        )
-        self.resolver = SessionResolver(
-            store=self.store,
-            lookup=lookup,
-            live=self.live,
-            cached=self.cached,
-            attacher=self.attacher,
-            opener=opener,
-            aliases=self.aliases,
-            returns=self.returns,
-        )
-        self.limits = RecordLimits(400)
-        self.records = SessionRecords(self.store, self.limits)
-        self.initializer = InitializeResolver(
-            resolver=self.resolver,
-            lookup=lookup,
-            attacher=self.attacher,
-            aliases=self.aliases,
-            limits=self.limits,
-            settings=chosen,
-            audit=self.audit,
-        )
+        sessions = build_sessions(base)
+        sessions.closed.add(self.closed.append)
+        resolution = build_resolution(base, sessions, served)
+        self.lifecycle, self.attacher, self.records = sessions.lifecycle, sessions.attacher, sessions.records
+        self.resolver, self.initializer = resolution.resolver, resolution.initializer
+        self.carriers, self.returns = resolution.carriers, resolution.returns
+        self.aliases = Aliases(chosen, self.carriers, self.returns, served.endpoints)
+        vars(self.returns).update(_clock=self.clock, _wall=self.clock)
 
     async def create(self, alias: str | None = None, **fields: Any) -> LiveSession:
         """A new session with these fields, as this replica holds it."""

@@ -4,6 +4,7 @@ import asyncio
 
 import pytest
 
+from gateway.sessions.records import RecordLimits, SessionRecords
 from tests.unit.sessions.parts import Parts
 from transports.inbound_port import Refused
 
@@ -31,21 +32,21 @@ async def test_the_first_use_of_an_upstream_is_told_from_later_ones() -> None:
 
 async def test_subscriptions_have_a_limit_also_for_those_that_come_together() -> None:
     parts = Parts()
-    live = await parts.create()
+    live, records = await parts.create(), SessionRecords(parts.store, RecordLimits(400))
     uris = [f"a:{n}{'x' * 90}" for n in range(6)]
-    answers = await asyncio.gather(*(parts.records.subscribe(live, uri) for uri in uris), return_exceptions=True)
+    answers = await asyncio.gather(*(records.subscribe(live, uri) for uri in uris), return_exceptions=True)
     kept = [uri for uri, answer in zip(uris, answers, strict=True) if answer is None]
     assert all(answer is None or isinstance(answer, Refused) for answer in answers)
     assert sorted(live.session.subscriptions) == kept and len(kept) == 4
-    await parts.records.subscribe(live, kept[0])
+    await records.subscribe(live, kept[0])
     for uri in kept:
-        await parts.records.unsubscribe(live, uri)
-    await parts.records.subscribe(live, uris[-1])
+        await records.unsubscribe(live, uri)
+    await records.subscribe(live, uris[-1])
     assert [*live.session.subscriptions] == [uris[-1]]
 
 
 async def test_the_parameters_of_initialize_have_a_limit() -> None:
-    parts = Parts()
-    parts.limits.check_handshake(b"x" * 400)
+    limits = RecordLimits(400)
+    limits.check_handshake(b"x" * 400)
     with pytest.raises(Refused):
-        parts.limits.check_handshake(b"x" * 401)
+        limits.check_handshake(b"x" * 401)
