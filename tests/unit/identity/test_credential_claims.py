@@ -3,8 +3,6 @@
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from gateway.config.auth import ClaimNames, ProxySettings
 from gateway.identity.credential_claims import (
@@ -13,7 +11,6 @@ from gateway.identity.credential_claims import (
     fields_in_headers,
     granted_by,
     granted_in_headers,
-    named_in_header,
     normal_trust,
     unusable,
 )
@@ -92,9 +89,3 @@ def test_a_name_that_people_can_read_is_usable() -> None:
 def test_a_name_that_deceives_its_reader_is_not(why: str, subjects: list[object]) -> None:
     for subject in subjects:
         assert why in unusable(subject), repr(subject)
-
-
-@given(st.text())
-def test_a_header_has_a_name_in_utf_8(name: str) -> None:
-    name = name.encode("utf-8", "replace").decode("utf-8")
-    assert named_in_header(name.encode("utf-8").decode("latin-1")) == name

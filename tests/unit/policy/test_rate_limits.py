@@ -181,14 +181,6 @@ async def test_everything_goes_on_at_once_when_the_process_drains_or_the_store_f
 
 
 @requirement("wall.bystander")
-async def test_calls_that_come_together_within_the_burst_are_not_refused(clock: FakeClock) -> None:
-    store = Store(clock)
-    rates = rates_of(store, {"session_rate": {"per_s": 10, "burst": 300}, "principal_rate": 0})
-    session = a_session(clock)
-    assert await answers(*(rates.call(session.id) for _ in range(300))) == [200] * 300
-
-
-@requirement("wall.bystander")
 async def test_bodies_of_a_client_that_waits_for_each_answer_are_slowed_down(clock: FakeClock) -> None:
     rates, session, at = rates_of(Store(clock), PER_SESSION), a_session(clock), clock()
     for _ in range(40):  # 64 each

@@ -1,4 +1,4 @@
-"""Sessions are created within their quota, kept alive, ended and handed over."""
+"""Sessions are created within their quota and with the metadata of the rules, kept alive, ended and handed over."""
 
 import asyncio
 from collections.abc import Coroutine, Sequence
@@ -13,6 +13,7 @@ from gateway.calls.live_session import LiveSession
 from gateway.config.policy import PolicySettings
 from gateway.observability.observed import Failure
 from gateway.sessions.lifecycle import CHECKED_AT_ONCE, ENDED
+from gateway.sessions.opening import metadata_of
 from session_store import MemoryBackend, SessionStore, StoreUnavailable
 from session_store.testing import FakeClock, a_session
 from tests.requirements import requirement
@@ -194,3 +195,12 @@ async def test_ended_sessions_are_looked_up_in_slices() -> None:
     await parts.lifecycle.sweep()
     await parts.lifecycle.settled()
     assert asked == [SENT_AT_ONCE] * (CHECKED_AT_ONCE // SENT_AT_ONCE) and all(live.ended for live in lives)
+
+
+async def test_rules_name_what_is_known_of_a_session_in_its_metadata_which_has_a_limit() -> None:
+    session = a_session(FakeClock())
+    rules = {"who": "{principal}", "as": "{agent}/{workspace}/{trust}", "at": "{endpoint}", "plain": "text"}
+    expected = {"who": "api-key:alice", "as": "tests/w/direct", "at": "/mcp", "plain": "text"}
+    assert metadata_of(session, rules, str) == expected
+    with refused(400):
+        metadata_of(session, {f"name{n}": "x" * 900 for n in range(200)}, str)

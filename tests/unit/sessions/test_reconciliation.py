@@ -89,15 +89,6 @@ async def test_a_session_is_kept_whose_record_is_this_replicas_also_once_it_has_
     assert pair.last.live.ids() == [pair.after.id], "that it has ended is not decided here"
 
 
-async def test_a_claim_that_a_failover_forgot_ends_the_session_within_a_lease_and_the_owner_is_told(
-    pair: Pair,
-) -> None:
-    await pair.told()
-    await pair.forget()
-    await pair.compare()
-    assert await pair.has_ended_what_was_forgotten()
-
-
 async def test_an_owner_that_was_not_told_of_a_forgotten_claim_ends_what_it_has_of_before_it(pair: Pair) -> None:
     pair.backend.directory._lost.clear()
     await pair.forget()
@@ -180,9 +171,3 @@ async def test_a_later_owner_is_not_told_to_end_it(pair: Pair) -> None:
     await pair.compare()
     assert pair.last.live.ids() == []
     assert await pair.backend.directory.acknowledged("third", pair.after.id)
-
-
-async def test_an_epoch_that_a_failover_forgot_is_not_given_again(pair: Pair) -> None:
-    await pair.forget()
-    again = await pair.backend.directory.claim(pair.before.id, "third", epoch=pair.before.epoch)
-    assert again not in (None, pair.after.epoch, pair.before.epoch)

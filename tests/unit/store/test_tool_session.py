@@ -6,6 +6,7 @@ import pytest
 from mcp.server.mcpserver.exceptions import ResourceError, ToolError
 
 from session_store import InvalidMetadata, InvalidState, SessionGone
+from session_store.context import NoSession, current_session
 from session_store.tool_session import READABLE_BY_CALLERS
 from tests.requirements import requirement
 
@@ -41,3 +42,8 @@ def test_any_other_error_and_any_without_the_sdk_stays_what_it_is(
     with pytest.raises(type(error)) as raised, READABLE_BY_CALLERS:
         raise error
     assert raised.value is error
+
+
+def test_outside_of_any_session_there_is_a_clear_error() -> None:
+    with pytest.raises(NoSession, match="neither for a request nor in a child"):
+        current_session()

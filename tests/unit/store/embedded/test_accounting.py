@@ -42,21 +42,16 @@ async def test_of_too_many_marks_those_are_dropped_that_were_not_used_for_longes
 @requirement("wall.memory")
 async def test_keys_that_nobody_adds_to_are_forgotten() -> None:
     clock = FakeClock()
-    quotas = MemoryQuotas(clock)
+    quotas, rates = MemoryQuotas(clock), MemoryRates(clock)
+
+    async def count(key: str) -> None:
+        assert await quotas.hold(key, "n", 1, for_s=10.0) == [] and await rates.take(key, 10.0, 5) == 0.0
+
     for number in range(1_000):
-        assert await quotas.hold(f"k{number}", "n", 1, for_s=10.0) == []
+        await count(f"k{number}")
     clock.pass_time(60.0)
-    await quotas.hold("last", "n", 1, for_s=10.0)
-    assert len(quotas._held) == 1
-
-
-async def test_a_full_key_names_its_holders_until_one_is_given_back() -> None:
-    quotas = MemoryQuotas(FakeClock())
-    assert await quotas.hold("k", "b", 2, for_s=10.0) == await quotas.hold("k", "a", 2, for_s=10.0) == []
-    assert await quotas.hold("k", "c", 2, for_s=10.0) == ["a", "b"]
-    assert await quotas.hold("k", "a", 2, for_s=10.0) == [], "holding again is harmless"
-    await quotas.give_back("k", ["a", "unknown"])
-    assert await quotas.hold("k", "c", 2, for_s=10.0) == []
+    await count("last")
+    assert len(quotas._held) == len(rates._due) == 1
 
 
 @requirement("wall.memory")
@@ -77,20 +72,3 @@ async def test_rows_of_keys_that_nobody_adds_to_are_deleted(tmp_path: Path) -> N
             await hold("k0")
             for table in ("quotas", "quota_times"):
                 assert db.execute(f"SELECT key FROM {table}").fetchall() == [("k0",)]
-
-
-@requirement("wall.memory")
-async def test_keys_that_are_no_longer_limited_are_forgotten() -> None:
-    clock = FakeClock()
-    rates = MemoryRates(clock)
-    for number in range(1_000):
-        assert await rates.take(f"k{number}", 10.0, 5) == 0.0
-    clock.pass_time(60.0)
-    await rates.take("last", 10.0, 5)
-    assert len(rates._due) <= 1
-
-
-async def test_a_refusal_says_how_long_to_wait_and_counts_nothing() -> None:
-    rates = MemoryRates(FakeClock())
-    assert await rates.take("k", 2.0, 4, 4) == 0.0
-    assert [await rates.take("k", 2.0, 4) for _ in range(3)] == [pytest.approx(0.5)] * 3
