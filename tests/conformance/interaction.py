@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.conformance.result import Result
-from tests.tools.obtain import python_beside, sdk_source
+from tests.tools.obtain import python_with, sdk_source
 
 __all__ = ["NAME", "compared", "unexpected"]
 
@@ -42,7 +42,7 @@ def compared() -> Result:
     source = sdk_source(version("mcp"))
     with tempfile.TemporaryDirectory() as folder:
         report = Path(folder, "report")
-        command = [str(python_beside(PACKAGES)), "-m", "pytest", TESTS, "-q", "--tb=short"]
+        command = [str(python_with(PACKAGES, beside=True)), "-m", "pytest", TESTS, "-q", "--tb=short"]
         command += ["-p", "sdk_interaction", "-p", "no:cacheprovider", "-o", "addopts=-p anyio", "-o", "log_cli=false"]
         command += ["-n", "2", "--timeout", "60"]
         path = os.pathsep.join((str(HERE), str(HERE.parents[1])))

