@@ -55,8 +55,8 @@ _ALONE: Final = re.compile(
 )
 """What is another one at each gateway, beside ids of sessions."""
 _NUMBER: Final = re.compile(r'((?:id|progressToken|requestId)\\*": ?)(\d+)')
-_OF_THE_MACHINE: Final = "the event loop was blocked for"
-"""What lines say that are not of a call, but of a machine with other things to do."""
+_BY_THE_CLOCK: Final = re.compile("the event loop was blocked for|is not a JSON-RPC message")
+"""Lines of a machine with other things to do, and lines of which there are only some in a time."""
 _NEVER_ALIKE: Final = ("timestamp", "at", "took_ms", "took_s", "lasted_s", "number", "size")
 _TIMED: Final = re.compile(r"_seconds|connection_memory|_created|^(python|process)_|^#|cache_hits")
 _SESSION: Final = (
@@ -289,7 +289,7 @@ class _Side:
         # Which of two replicas refuses a call depends on what a connection remembers: one has the client's address.
         where = ("client",) if len(self._gateways) > 1 else ()
         texts = (each.stderr()[at:] for each, at in zip(self._gateways, self._log_begins, strict=True))
-        lines = [line for text in texts for line in text.splitlines() if _OF_THE_MACHINE not in line]
+        lines = [line for text in texts for line in text.splitlines() if _BY_THE_CLOCK.search(line) is None]
         audit = (self._folder / "audit").read_text().splitlines() if (self._folder / "audit").exists() else []
         return {
             "metrics": self._counted(),
