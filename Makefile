@@ -112,7 +112,6 @@ reference: $(VENV)/.installed-dev ## Regenerate docs/settings.md, docs/tuning.md
 	$(BIN)/python -m tests.tools.settings_reference
 	$(BIN)/python -m tests.tools.state_diagrams
 	$(BIN)/python -m tests.tools.conformance_document
-	$(BIN)/python -m tests.operating.trace_picture docs/images/trace.svg
 	$(BIN)/python -m tests.operating.console_picture docs/images/console.png
 
 site: $(VENV)/.installed-dev ## Build the documents as a site in build/site

@@ -72,7 +72,6 @@ SECOND_RING: Final[dict[str, tuple[str, ...]]] = {
     "tests/operating/test_session_environment.py::test_a_tool_is_tried": _CONSOLE,
     "tests/operating/test_session_environment.py::test_the_console": _CONSOLE,
     "tests/operating/test_session_environment.py::test_the_page": _CONSOLE,
-    "tests/operating/test_terminal.py": ("gateway/admin/", "gateway/cli/"),
     "tests/operating/test_tools_page.py": _CONSOLE,
     "tests/operating/test_unread_log.py": ("gateway/observability/", "gateway/serving/"),
     "tests/operating/test_unreturning_clients.py": ("gateway/observability/", "gateway/sessions/"),

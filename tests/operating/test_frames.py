@@ -196,15 +196,6 @@ def test_off_loopback_or_with_keys_operators_see_their_own_sessions_only(
         assert "is off" in ops.put(frames_path(gateway, session)).json()["detail"]
 
 
-@requirement("ops.frames")
-def test_nobody_else_switches_frames_on(watched_pair: Pair, http: httpx.Client) -> None:
-    _, session = opened(watched_pair[0], http, Legacy)
-    url = frames_path(watched_pair[0], session)
-    assert [http.request(method, url).status_code for method in ("GET", "PUT", "DELETE")] == [401] * 3
-    form = f"{watched_pair[0].base}/admin/sessions/{session}/frames/on"
-    assert http.post(form, headers={"Sec-Fetch-Site": "cross-site"}).status_code == 403
-
-
 @requirement("ops.frames", "ops.stderr-live", "ops.console-live", "ops.console-keys")
 @pytest.mark.parametrize("device", ["dark", "phone"])
 def test_the_page_of_a_session_shows_them_as_they_pass(

@@ -2,14 +2,17 @@
 
 import json
 import re
+from pathlib import Path
 from typing import Any
 
 import httpx
 
 from gateway.tasks.handles import claimed
+from tests.e2e.test_policy import told
 from tests.operating.conftest import ADMIN, KEYS
 from tests.requirements import requirement
 from tests.support.gateway_process import DEMO, PROBE, running_gateway, server
+from tests.support.hostile_text import HOSTILE, STEERING, shows_only_text
 from tests.support.mcp_clients import Legacy, Modern, error_of, result_of
 from tests.support.stdio_server import tools
 from tests.support.table_server import table_server
@@ -126,3 +129,20 @@ def test_lines_name_the_task_and_say_what_was_kept(http: httpx.Client, ops: http
     lists: list[Any] = [line for line in ended if line["event"] == "tools/list"]
     assert sum(line.get("cached", False) for line in lists) >= 2 and task not in gateway.stderr()
     assert not any("cached" in line for line in ended if line["event"] != "tools/list")
+
+
+# -- what strangers have named cannot steer the terminal of whoever operates
+
+
+@requirement("wall.decoded")
+def test_the_commands_show_what_servers_are_called(http: httpx.Client, tmp_path: Path) -> None:
+    tool = {"name": HOSTILE, "description": HOSTILE, "inputSchema": {"type": "objekt"}}
+    for command in (["manifest"], ["doctor"], ["doctor", "--json"], ["check"], ["check", "--json"]):
+        _, words = told(tmp_path, command, {}, {}, {"tools": [tool]})
+        assert shows_only_text(words), command
+    options = {"log_level": "info", "audit": {"to": ["store", "stderr"], "calls": True}}
+    with running_gateway({"p": server(PROBE, tools={"crash": {"direct_only": True}})}, options=options) as gateway:
+        client = Legacy(gateway.url, http).open(name=HOSTILE)
+        client.tool(HOSTILE)
+        client.tool("\u202eecho")
+    assert not any(character in gateway.stderr() for character in STEERING)

@@ -1,18 +1,25 @@
-"""What is counted, timed and traced, and that no client can make it more."""
+"""What is counted, timed and traced, that no client can make it more, and what blocks the event loop."""
 
+import contextlib
 import json
+import os
 import re
+import signal
+import subprocess
+import sys
+import time
 from typing import Any
 
 import httpx
+import psutil
 from prometheus_client.parser import text_string_to_metric_families
 
-from tests.operating.trace_picture import depth_of, picture, traced_call
+from tests.operating.conftest import ADMIN
 from tests.requirements import requirement
-from tests.support.gateway_process import PROBE, RunningGateway, running_gateway, server
+from tests.support.gateway_process import PROBE, ROOT, SIGNED, RunningGateway, running_gateway, server
 from tests.support.mcp_clients import Legacy, Modern, tool_text
 from tests.support.redis_server import RunningRedis
-from tests.support.span_collector import collecting
+from tests.support.span_collector import Received, collecting
 from tests.support.waiting import eventually
 
 Series = dict[tuple[str, frozenset[tuple[str, str]]], float]
@@ -131,12 +138,39 @@ TRACE, PARENT = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
 CONTEXT = {"traceparent": f"00-{TRACE}-{PARENT}-01", "tracestate": "vendor=1"}
 
 
+def lineage(spans: list[Received]) -> list[Received]:
+    """The span of the server's last call of `echo` and those that it is within, the outermost first."""
+    by_id = {span.id: span for span in spans}
+    found = sorted((span for span in spans if span.service == "server" and "echo" in span.name), key=lambda s: s.began)
+    found = found[-1:]
+    while found and found[0].parent in by_id:
+        found.insert(0, by_id[found[0].parent])
+    return found
+
+
 @requirement("ops.health", "ctx.correlation")
-def test_one_call_is_one_trace_across_client_two_replicas_and_server(redis_server: RunningRedis) -> None:
-    spans = traced_call(redis_server)
-    assert len({span.trace for span in spans}) == 1
-    lineage = [(s.service, s.kind) for s in sorted(spans, key=lambda s: depth_of(s, spans))]
-    assert lineage == [
+def test_one_call_is_one_trace_across_client_two_replicas_and_server(
+    redis_server: RunningRedis, http: httpx.Client
+) -> None:
+    """A session is opened at replica A; a client of the SDK calls a tool of it, a server of the SDK, by replica B."""
+    with collecting() as collector, contextlib.ExitStack() as stack:
+        endpoint = {"OTEL_EXPORTER_OTLP_ENDPOINT": collector.url, "OTEL_BSP_SCHEDULE_DELAY": "100"}
+        program = (sys.executable, "-m", "tests.support.traced_programs")
+        servers = {"features": server((*program, "server"), cwd=str(ROOT), env={**endpoint, "PYTHONPATH": str(ROOT)})}
+        options = {"store": redis_server.url, "tracing": True}
+        here, there = (
+            stack.enter_context(running_gateway(servers, options=options, env=SIGNED | endpoint | named))
+            for named in ({"OTEL_RESOURCE_ATTRIBUTES": f"service.instance.id=replica {name}"} for name in "AB")
+        )
+        session = Modern(here.url, http).tool("echo", {"text": "hello"}).headers["mcp-gateway-session"]
+        client = [*program, "client", there.url, session]
+        ran = subprocess.run(
+            client, env={**os.environ, **endpoint}, cwd=ROOT, capture_output=True, text=True, timeout=60
+        )
+        assert "hi" in ran.stdout, ran.stderr
+        assert eventually(lambda: len(lineage(collector.spans)) == 7, 15), "gateways send theirs now and then"
+        spans = lineage(collector.spans)
+    assert [(span.service, span.kind) for span in spans] == [
         ("agent", "internal"),
         ("agent", "client"),
         ("replica B", "server"),
@@ -145,13 +179,10 @@ def test_one_call_is_one_trace_across_client_two_replicas_and_server(redis_serve
         ("replica A", "client"),
         ("server", "server"),
     ]
-    by_depth = {depth_of(span, spans): span for span in spans}
-    assert by_depth.keys() == set(range(7)), "each within the one before"
-    call = by_depth[4]
+    assert len({span.trace for span in spans}) == 1
+    call = spans[4]
     assert (call.facts["mcp.method.name"], call.facts["gen_ai.tool.name"]) == ("tools/call", "echo")
     assert call.name == "tools/call echo" and len(call.facts["mcp.session.id"]) == 8
-    drawn = picture(spans)
-    assert all(name in drawn for name in ("agent", "replica A", "replica B", "server"))
 
 
 @requirement("ops.health", "ctx.correlation")
@@ -186,3 +217,48 @@ def test_a_trace_goes_on_to_the_server_and_spans_say_how_a_call_failed(
     assert failed["tools/call fail"].facts["error.type"] == "tool_error"
     assert failed["tools/call crash"].facts["rpc.response.status_code"] == "-32014"
     assert failed["tools/list"].facts["rpc.response.status_code"].startswith("-32")
+
+
+# -- what blocks the event loop is in metrics and log
+
+SERVERS = {"stalling": {"in_process": "tests.support.sdk_servers:stalling"}}
+STALLS = "mcp_gateway_loop_stall_seconds"
+
+
+def stalls_over(gateway: RunningGateway, ops: httpx.Client, seconds: str) -> float:
+    series = scrape(gateway, ops)
+    return value(series, f"{STALLS}_count") - value(series, f"{STALLS}_bucket", le=seconds)
+
+
+def is_idle(process: psutil.Process) -> bool:
+    """Whether it does nothing but beat for a while."""
+    before = process.cpu_times()
+    time.sleep(0.3)
+    return process.cpu_times() == before
+
+
+@requirement("ops.stalls", "ops.health")
+def test_a_stall_is_in_metrics_and_log(http: httpx.Client, ops: httpx.Client) -> None:
+    with running_gateway(SERVERS, options={"admin": ADMIN, "log_calls_per_s": 0}) as gateway:
+        client = Legacy(gateway.url, http).open()
+        before = stalls_over(gateway, ops, "0.5")
+        assert tool_text(client.tool("block", {"seconds": 1.0})) == "ok"
+        assert eventually(lambda: stalls_over(gateway, ops, "0.5") > before)
+        named = r"the event loop was blocked for (\d\.\d+) s \(.*tests\.support\.sdk_servers:\d+ keep_the_loop < "
+        assert eventually(lambda: re.search(named, gateway.stderr()) is not None), gateway.stderr()
+        assert value(scrape(gateway, ops), "mcp_gateway_collector_pause_seconds_count") >= 0
+        generations = {dict(labels).get("generation") for name, labels in scrape(gateway, ops) if "collector" in name}
+        assert generations == {"0", "1", "2"}
+        assert "outcome=" not in gateway.stderr(), "lines of calls can be off"
+
+
+@requirement("ops.stalls")
+def test_a_process_that_was_stopped_while_idle_blames_no_code() -> None:
+    with running_gateway(SERVERS, options={"stall_log_s": 0.5}) as gateway:
+        process = psutil.Process(gateway.pid)
+        assert eventually(lambda: is_idle(process), 30), "what it does when it is stopped would be named: its start"
+        process.send_signal(signal.SIGSTOP)
+        assert eventually(lambda: process.status() == psutil.STATUS_STOPPED)
+        assert not eventually(lambda: "was blocked" in gateway.stderr(), 1.5)
+        process.send_signal(signal.SIGCONT)
+        assert eventually(lambda: "the process did not run" in gateway.stderr()), gateway.stderr()

@@ -18,6 +18,8 @@ from tests.support.redis_server import RunningRedis
 from tests.support.waiting import descendants, eventually, gone
 
 Pair = tuple[RunningGateway, RunningGateway]
+FORMS = ("replicas/x/drain", "sessions/x/end", "sessions/x/frames/on", "tasks/x/cancel", "tools/probe?name=pid")
+"""What a page of the console sends, and a page of another site must not."""
 
 
 def probe(gateway: RunningGateway) -> str:
@@ -136,7 +138,8 @@ def test_without_an_operators_key_there_is_nothing_to_see(pair: Pair, ops: httpx
     assert http.get(f"{here.base}/admin/api/sessions", headers=cookie).status_code == 200
     for other in ({"Sec-Fetch-Site": "cross-site"}, {"Origin": "http://elsewhere.example"}):
         assert http.get(f"{here.base}/admin/api/sessions", headers=cookie | other).status_code == 401
-        assert http.post(f"{here.base}/admin/replicas/x/drain", headers=cookie | other).status_code == 403
+        for form in FORMS:
+            assert http.post(f"{here.base}/admin/{form}", headers=cookie | other).status_code == 403, form
     assert http.get(f"{here.base}/admin/api/sessions", headers={"Cookie": cookie["Cookie"][:-3]}).status_code == 401
 
 
@@ -152,10 +155,7 @@ def test_bad_questions_are_answered_with_what_to_do(pair: Pair, ops: httpx.Clien
     api = f"{here.base}/admin/api"
     for path, status, words in (
         ("sessions?limit=0", 400, "1 to 1000"),
-        ("sessions?limit=many", 400, "1 to 1000"),
-        ("sessions?only=good", 400, "failing"),
         ("sessions/abc", 400, "4 characters"),
-        ("tasks/abc", 400, "4 characters"),
         ("tasks/neverthere", 404, "expired, or never was"),
         ("sessions/neverthere", 404, "ended, or never was"),
     ):
@@ -246,8 +246,6 @@ def test_the_command_line_shows_the_same(pair: Pair, cli: Cli, http: httpx.Clien
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (("sessions", "list"), "no gateway given, and none is found"),
-        (("top",), "no gateway given"),
         (("sessions", "list", "--url", "http://127.0.0.1:9"), "cannot be reached"),
         (("sessions", "list", "--store", "memory://", "--only", "busy"), "use --url with"),
     ],

@@ -6,7 +6,6 @@ import zlib
 from collections.abc import Iterator
 from typing import Any, Final
 
-import httpx
 import pytest
 from playwright.sync_api import Browser, BrowserContext, Page, expect
 
@@ -183,32 +182,6 @@ def test_a_hostile_answer_is_text_and_only_known_images_are_drawn(
     expect(result.locator("> pre")).to_have_text("<script>alert(1)</script><img src=x onerror=alert(2)>\\u202etxet")
     assert page.locator("main script").count() == 0
     assert complaints == []
-
-
-def test_a_fresh_session_is_kept_and_called_again(gateway: RunningGateway, context: BrowserContext) -> None:
-    page = signed_in(context, gateway)
-    page.goto(f"{gateway.base}/admin/tools/probe?name=pid")
-    page.get_by_label("Keep a fresh session").check()
-    page.get_by_role("button", name="Call pid").click()
-    result = page.locator("section", has=page.get_by_role("heading", name="Result"))
-    process = result.locator("> pre").inner_text()
-    session = page.get_by_role("textbox", name="Session").input_value()
-    page.get_by_role("button", name="Call pid").click()
-    expect(result.locator("> pre")).to_have_text(process)
-    result.get_by_role("link", name=session).click()
-    expect(page.locator("main")).to_contain_text("operator:olga")
-
-
-def test_other_sites_call_nothing(gateway: RunningGateway, context: BrowserContext, http: httpx.Client) -> None:
-    signed_in(context, gateway).close()
-    cookie = "; ".join(f"{one['name']}={one['value']}" for one in context.cookies())
-    url, form = f"{gateway.base}/admin/tools/probe", {"name": "pid", "session": ""}
-    for site in ("cross-site", "same-site"):
-        elsewhere = {"Cookie": cookie, "Sec-Fetch-Site": site, "Origin": "https://elsewhere.example"}
-        assert http.post(url, data=form, headers=elsewhere).status_code == 403
-    own = http.post(url, data=form, headers={"Cookie": cookie})
-    assert own.status_code == 200 and "Answered" in own.text
-    assert http.post(url, data={"name": "pid", "x" * (2 << 20): ""}, headers={"Cookie": cookie}).status_code == 400
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])

@@ -20,7 +20,7 @@ from tests.support.redis_server import RunningRedis, running_redis
 from tests.support.waiting import eventually
 from tests.tools.programs import program
 
-__all__ = ["BALANCERS", "KEYS", "Topology", "running_balancer", "running_nginx", "running_topology"]
+__all__ = ["BALANCERS", "KEYS", "Topology", "nginx", "running_balancer", "running_nginx", "running_topology"]
 
 KEYS = {"MCP_GATEWAY_KEYS": "k" * 40}
 
@@ -84,15 +84,22 @@ def running_nginx(places: Sequence[str], *, by_client: bool = False) -> Iterator
     if by_client:
         assert "# hash $mcp_client consistent;" in config
         config = config.replace("# hash $mcp_client consistent;", "hash $mcp_client consistent;")
+    with nginx(config, port) as url:
+        yield url
+
+
+@contextlib.contextmanager
+def nginx(config: str, port: int) -> Iterator[str]:
+    """nginx with this in its block `http`, which has it listen at that port; its URL, without a path."""
     with tempfile.TemporaryDirectory() as folder:
-        temporary = "".join(f"{kind}_temp_path {folder}; " for kind in ("proxy", "fastcgi", "uwsgi", "scgi"))
-        whole = (
-            f"pid {folder}/pid; error_log {folder}/error.log; worker_processes 1; daemon off; "
-            f"events {{ worker_connections 256; }} http {{ access_log off; client_body_temp_path {folder}; "
-            f"{temporary}\n{config} }}"
-        )
+        kinds = ("client_body", "proxy", "fastcgi", "uwsgi", "scgi")
+        temporary = " ".join(f"{kind}_temp_path {folder};" for kind in kinds)
         path = Path(folder, "nginx.conf")
-        path.write_text(whole, encoding="utf-8")
+        path.write_text(
+            f"pid {folder}/pid; error_log {folder}/error.log; worker_processes 1; daemon off; "
+            f"events {{ worker_connections 256; }} http {{ access_log off; {temporary}\n{config} }}",
+            encoding="utf-8",
+        )
         process = subprocess.Popen([program("nginx", "nginx-light"), "-c", str(path)], stderr=subprocess.DEVNULL)
         try:
             assert eventually(lambda: _listens(port), 20), "nginx does not listen"

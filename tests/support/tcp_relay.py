@@ -1,13 +1,13 @@
 """A TCP relay that can simulate a network partition: no byte passes, and no connection is closed.
 
-It can also lose what the target answers, as a sidecar that dies does.
+It can also lose what the target answers, as a sidecar that dies does, or change it.
 """
 
 import contextlib
 import select
 import socket
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 __all__ = ["Relay", "running_relay"]
 
@@ -27,6 +27,8 @@ class Relay:
         self._passes.set()
         self.loses_answers = False
         """What the target sends is read, and goes nowhere."""
+        self.changes: Callable[[bytes], bytes] = bytes
+        """What becomes of what the target sends."""
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
 
@@ -72,8 +74,10 @@ class Relay:
         data = b""
         with contextlib.suppress(OSError):
             data = connection.recv(1 << 16)
-            if not (self.loses_answers and connection in self._to_target):
+            if connection not in self._to_target:
                 other.sendall(data)
+            elif not self.loses_answers:
+                other.sendall(self.changes(data))
         if not data:
             for end in (connection, other):
                 del self._pairs[end]
