@@ -9,8 +9,7 @@ from pathlib import Path
 from uuid import uuid4
 
 from transports.upstream.process import Command
-
-__all__ = ["DAEMON", "ECHO", "SETSID", "STUBBORN", "Family", "Recorder", "ignored_signals", "open_fds", "until"]
+from transports.upstream.process_tree import parent
 
 ECHO = "import sys\nfor line in sys.stdin: print(line, end='', flush=True)\n"
 
@@ -95,6 +94,10 @@ async def until(condition: Callable[[], object], within_s: float = 10.0) -> bool
             return False
         await asyncio.sleep(0.005)
     return True
+
+
+def parent_of(pid: int) -> int:
+    return parent(pid) or 0
 
 
 def open_fds() -> int:

@@ -10,8 +10,6 @@ from gateway.sandbox.server_sandboxes import ask_kernel
 from tests.support.walled import USERS, Outcome, run_walled
 from transports.upstream.walls.spec import Walls
 
-__all__ = ["KERNEL", "TRY", "WHO", "Place", "needs_walls"]
-
 KERNEL: Final = ask_kernel()
 needs_walls: Final = pytest.mark.skipif(
     KERNEL.landlock < 6 or bool(KERNEL.filters), reason="this kernel has no Landlock of ABI 6, or no seccomp filters"
@@ -19,15 +17,16 @@ needs_walls: Final = pytest.mark.skipif(
 
 TRY: Final = """
 import errno, json, os, signal, socket, subprocess, sys
-def attempt(name, call):
-    try:
-        call()
-        print(json.dumps([name, ""]), flush=True)
-    except OSError as error:
-        print(json.dumps([name, errno.errorcode.get(error.errno, "?")]), flush=True)
-def attempts(**calls):
+def attempts(expected, **calls):
+    '''Tell of each call that ends otherwise than with one of these errors, or than well if there are none.'''
     for name, call in calls.items():
-        attempt(name, call)
+        found = ""
+        try:
+            call()
+        except OSError as error:
+            found = {"EROFS": "EACCES"}.get(code := errno.errorcode.get(error.errno, "?"), code)
+        if found not in expected.split(" "):
+            print(json.dumps([name, found]), flush=True)
 def write(path, flags=os.O_WRONLY | os.O_CREAT):
     os.close(os.open(path, flags, 0o600))
 """
@@ -47,11 +46,11 @@ class Place:
         folders = f"own, read, closed = {str(self.own)!r}, {str(self.read)!r}, {str(self.closed)!r}\n"
         return run_walled(TRY + folders + script, walls or self.walls, user=self.user, cwd=str(self.own))
 
-    def tries(self, script: str, walls: Walls | None = None) -> dict[str, Any]:
-        """What became of each attempt: "" or the name of an error."""
-        outcome = self.run(script, walls)
+    def unexpected(self, script: str) -> list[Any]:
+        """The attempts that ended otherwise than the script says, each with the name of its error."""
+        outcome = self.run(script)
         assert (outcome.failed, outcome.code, outcome.errors) == ("", 0, []), outcome
-        return {name: "EACCES" if error == "EROFS" else error for name, error in outcome.said}
+        return outcome.said
 
 
 WHO: Final = {

@@ -15,7 +15,7 @@ from typing import Any, Final
 
 import pytest
 
-from tests.processes.children import DAEMON, Family, Recorder, until
+from tests.processes.children import DAEMON, Family, Recorder, parent_of, until
 from tests.processes.places import KERNEL, WHO
 from tests.processes.test_gates import Heard
 from tests.requirements import requirement
@@ -126,7 +126,7 @@ async def test_the_group_of_a_killed_reaper_is_ended_and_removed(subtree: Path) 
     async with started(subtree, walled(family, DAEMON)) as (process, recorder):
         assert await until(lambda: recorder.lines) and len(family.members()) == 2
         [group] = groups(subtree)
-        os.kill(reaper_of(process.pid), signal.SIGKILL)
+        os.kill(parent_of(process.pid), signal.SIGKILL)
         assert await until(lambda: not group.exists())
         assert not family.members()
 
@@ -136,7 +136,7 @@ async def test_what_outlives_all_of_a_gateway_is_ended_at_the_next_start(subtree
     family = Family()
     async with started(subtree, walled(family, DAEMON)) as (process, recorder):
         assert await until(lambda: recorder.lines)
-        reaper = reaper_of(process.pid)
+        reaper = parent_of(process.pid)
         for pid in (parent_of(reaper), reaper):  # the fork server first
             os.kill(pid, signal.SIGKILL)
         await asyncio.wait_for(process.wait(), 10)
@@ -232,12 +232,6 @@ def test_a_folder_that_is_not_writable_is_not_used(subtree: Path) -> None:
     )
     assert "may not write" in done.stdout, done.stderr
 
-
-def parent_of(pid: int) -> int:
-    return int(Path(f"/proc/{pid}/stat").read_text(encoding="ascii").rpartition(")")[2].split()[1])
-
-
-reaper_of = parent_of
 
 # -- limits, where the kernel has controllers for them
 

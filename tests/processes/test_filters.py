@@ -259,24 +259,3 @@ def test_every_kind_is_assembled_for_every_machine(machine: str) -> None:
         assert 0 < len(assemble(AUDIT_ARCH[machine], by_number, last=LAST, beyond=ALLOW)) // 8 < 800
     named = set().union(*(decisions(kind) for kind in KINDS))
     assert named <= NUMBERS["x86_64"].keys()
-
-
-@requirement("box.system")
-def test_programs_run_under_the_filter() -> None:
-    """Threads, processes, pipes, sockets and files of a program that knows nothing of it."""
-    program = (
-        "import sys; sys.path.append(sys.argv[1])\n"
-        "from transports.upstream.walls import limits, seccomp\n"
-        "limits.forbid_new_privileges(); seccomp.install(seccomp.filter_for(seccomp.FilterKind()), listener=False)\n"
-        "import os, socket, subprocess, tempfile, threading\n"
-        "thread = threading.Thread(target=lambda: None); thread.start(); thread.join()\n"
-        "print(subprocess.check_output(['sh', '-c', 'echo a | cat; (echo b) & wait'], text=True).split())\n"
-        "here, there = socket.socketpair(); here.send(b'c'); print(there.recv(1), len(socket.if_nameindex()) > 0)\n"
-        "with tempfile.TemporaryDirectory() as folder:\n"
-        "    path = folder + '/f'; open(path, 'w').close(); os.chmod(path, 0o600); os.rename(path, path + '2')\n"
-        "server = socket.create_server(('127.0.0.1', 0)); socket.create_connection(server.getsockname())\n"
-    )
-    done = subprocess.run(
-        [sys.executable, "-I", "-S", "-c", program, str(ROOT)], capture_output=True, text=True, timeout=60
-    )
-    assert (done.returncode, done.stdout.splitlines()) == (0, ["['a', 'b']", "b'c' True"]), done.stderr

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from gateway.sandbox.server_sandboxes import ask_kernel
-from tests.processes.children import DAEMON, Family, Recorder, until
+from tests.processes.children import DAEMON, Family, Recorder, parent_of, until
 from tests.requirements import requirement
 from tests.support.walled import python_grants
 from transports.upstream.process import Command, ProcessFailed
@@ -28,10 +28,6 @@ pytestmark = [
 
 def walled(command: Command) -> Command:
     return replace(command, walls=Walls(profile="strict", grants=python_grants(), namespaces=True, required=True))
-
-
-def parent(pid: int) -> int:
-    return int(Path(f"/proc/{pid}/stat").read_text("utf-8").rpartition(")")[2].split()[1])
 
 
 @requirement("box.siblings")
@@ -71,7 +67,7 @@ async def test_the_kernel_ends_everything_with_a_reaper_that_is_killed(fork_serv
     sink = Recorder()
     process = await fork_server.spawn(walled(family.python(DAEMON)), sink)
     assert await until(lambda: sink.lines)
-    os.kill(parent(process.pid), signal.SIGKILL)
+    os.kill(parent_of(process.pid), signal.SIGKILL)
     assert await family.gone()
     await asyncio.wait_for(process.wait(), 5)
 

@@ -4,15 +4,16 @@ import asyncio
 import contextlib
 import json
 import os
-import shutil
 import subprocess
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 
+import tests.support.stdio_server
 from gateway.config.sandbox import PackageSettings
 from gateway.sandbox.package_fetch import PackageFetcher
 from gateway.sandbox.packages import PackageInUse, Packages
@@ -20,6 +21,8 @@ from gateway.sandbox.profiles import WallsOfFetches
 from gateway.sandbox.runtime_paths import runtime_paths
 from tests.processes.children import until
 from tests.requirements import requirement
+from tests.support.gateway_process import RunningGateway, running_gateway, server
+from tests.support.mcp_clients import Legacy, error_of, tool_text
 from tests.support.package_registry import PackageRegistry, package_registry
 from tests.tools.obtain import npx, python_with
 from transports.upstream.spawn import ForkServer
@@ -129,19 +132,9 @@ async def test_many_sessions_share_one_fetch(site: Site, line: str) -> None:
     theirs = told(site.output_of(line))
     assert ours[0] == theirs[0] == ["a", "-y"]
     assert ours[2] == theirs[2] == "1.0.0"
-    absent = theirs[1].keys() - ours[1].keys()
-    assert absent <= {
-        *(
-            "COLOR",
-            "EDITOR",
-            "INIT_CWD",
-            "PWD",
-            "npm_config_cache",
-            "npm_config_globalconfig",
-            "npm_config_init_module",
-        ),
-        *("npm_config_local_prefix", "npm_config_userconfig", "npm_package_json"),
-    }
+    of_npx = "cache globalconfig init_module local_prefix userconfig".split()
+    shown = {"COLOR", "EDITOR", "INIT_CWD", "PWD", "npm_package_json", *(f"npm_config_{name}" for name in of_npx)}
+    assert theirs[1].keys() - ours[1].keys() <= shown
     changed = {k for k in ours[1] if ours[1][k] != theirs[1].get(k)}
     assert {k: (ours[1][k], theirs[1].get(k)) for k in changed - {"PATH", "LC_CTYPE", "_"}} == {}
 
@@ -298,14 +291,6 @@ async def test_npx_finds_what_the_project_has_installed(site: Site, tmp_path: Pa
     assert used.code == (str(bins.parent),)
 
 
-@requirement("box.package-shared")
-async def test_two_gateways_on_one_machine_fetch_once(site: Site) -> None:
-    other = site.gateway()
-    used = await asyncio.gather(site.use("npx -y shown"), site.use("npx -y shown", packages=other))
-    assert used[0].argv == used[1].argv
-    assert site.fetches() == 1
-
-
 @requirement("box.package-whole")
 async def test_a_gateway_that_stops_while_it_fetches_leaves_nothing_that_is_used(site: Site) -> None:
     site.registry.npm("slow", "1.0.0", {}, scripts={"install": "sleep 30"}, bin="package.json")
@@ -319,8 +304,47 @@ async def test_a_gateway_that_stops_while_it_fetches_leaves_nothing_that_is_used
     assert not [*site.folder.glob("slow*/*/")]
 
 
-@requirement("box.package-commands")
-async def test_other_commands_are_started_as_they_are(site: Site) -> None:
-    for line in ("node server.js", "npx -y ./local", "uvx --isolated shown"):
-        assert await site.packages.use("shown", line.split(), site.env, None) is None
-    assert shutil.which("node")
+# -- sessions of a gateway start a published server from one package, which none of them can change
+
+SERVER = """
+import errno, sys
+from stdio_server import StdioServer, text, tools
+
+def poison(call):
+    try:
+        open(__file__, "a").close()
+    except OSError as error:
+        return text(" ".join((errno.errorcode[error.errno], sys.argv[1], __file__)))
+    return text("opened to be changed")
+
+def main():
+    StdioServer("s", {"tools/list": tools("poison"), "tools/call": poison}, {"tools": {}}).run()
+"""
+
+
+@pytest.fixture
+def gateway(registry: PackageRegistry, tmp_path: Path) -> Iterator[RunningGateway]:
+    shared = Path(tests.support.stdio_server.__file__).read_text(encoding="utf-8")
+    registry.wheel("published", "1.0.0", SERVER, {"stdio_server.py": shared})
+    env = {**registry.environment, "PATH": os.pathsep.join([str(uv().parent), "/usr/bin", "/bin"])}
+    servers = {name: server(("uvx", name, "argument"), env=env, sandbox="standard") for name in ("published", "absent")}
+    packages = {"folder": str(tmp_path), "reach": [registry.url.removeprefix("http://")]}
+    with running_gateway(servers, options={"packages": packages}, must_stop=False) as running:
+        yield running
+
+
+@requirement("box.package-once", "box.package-errors")
+async def test_no_session_changes_what_others_run_and_a_client_is_told_why_there_is_no_package(
+    gateway: RunningGateway, registry: PackageRegistry
+) -> None:
+    found = []
+    with httpx.Client(timeout=60) as http:
+        for _ in range(2):
+            session = Legacy(gateway.at("published"), http).open()
+            found.append(tool_text(session.tool("poison")).split())
+            session.delete()
+        refused = error_of(Legacy(gateway.at("absent"), http).initialize())
+    # Refused by the kernel's rules, or where the cache is below a /tmp that is the server's own, mounted to be read.
+    assert all(words[0] in ("EACCES", "EROFS") and words[1] == "argument" for words in found), found
+    assert found[0][2] == found[1][2] and registry.asked.count("/simple/published/") == 1
+    assert "server 'absent': the package absent could not be fetched: " in refused["message"]

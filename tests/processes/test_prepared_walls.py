@@ -3,6 +3,7 @@
 import asyncio
 import json
 import os
+import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,10 +11,11 @@ from typing import Final
 
 import pytest
 
-from tests.processes.children import Recorder, until
+from tests.processes.children import Recorder, parent_of, until
 from tests.processes.places import needs_walls
 from tests.requirements import requirement
 from tests.support.walled import python_for, python_grants
+from transports.upstream.fork_server import OOM_SCORE
 from transports.upstream.process import Command, Process, ProcessFailed
 from transports.upstream.prototypes import IDLE_S
 from transports.upstream.spawn import ForkServer
@@ -145,3 +147,62 @@ async def test_a_killed_fork_server_is_told_anew(fork_server: ForkServer, folder
     os.kill(program.pid, 9)
     program.wait()
     assert (await looked_prepared(fork_server, walls(folder), folder))[0] == [""]
+
+
+# -- what the start of a walled server leaves until it is needed, and what it takes over from the fork server
+
+CONNECTS = """
+import errno, socket, sys
+print("up", flush=True)
+sys.stdin.readline()
+print(errno.errorcode[socket.socket().connect_ex(("10.0.0.5", 443))], flush=True)
+sys.stdin.read()
+"""
+
+
+async def started(fork_server: ForkServer, sink: Recorder, walls: Walls | None) -> Process:
+    argv = (sys.executable if walls is None else python_for(None), "-I", "-S", "-c", CONNECTS)
+    process = await fork_server.spawn(Command(argv=argv, env={"PATH": "/usr/bin:/bin"}, walls=walls), sink)
+    assert await until(lambda: sink.lines == [b"up"]), process.stderr_tail()
+    return process
+
+
+def reaching(*, namespaces: bool = False) -> Walls:
+    return Walls(profile="tried", grants=python_grants(), reach=Reach(public=True), namespaces=namespaces)
+
+
+def threads(pid: int) -> int:
+    return len(os.listdir(f"/proc/{pid}/task"))
+
+
+def oom_score(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/oom_score_adj").read_text("ascii"))
+
+
+@requirement("box.network")
+@pytest.mark.parametrize("namespaces", [False, True])
+async def test_a_gate_is_opened_by_the_first_call_that_it_has_to_answer(
+    fork_server: ForkServer, namespaces: bool
+) -> None:
+    sink = Recorder()
+    process = await started(fork_server, sink, reaching(namespaces=namespaces))
+    reaper = parent_of(process.pid)
+    assert threads(reaper) == 1
+    process.stdin.write(b"\n")
+    assert await until(lambda: sink.lines[1:])
+    assert sink.lines == [b"up", b"EACCES"]
+    assert threads(reaper) == 2
+    process.stdin.finish()
+    assert await process.wait() == 0
+
+
+@requirement("box.system")
+async def test_a_walled_server_is_ended_before_the_gateway_when_memory_runs_out(fork_server: ForkServer) -> None:
+    own = oom_score(os.getpid())
+    for given, expected in ((None, own), (reaching(), OOM_SCORE), (reaching(namespaces=True), OOM_SCORE), (None, own)):
+        process = await started(fork_server, Recorder(), given)
+        reaper = parent_of(process.pid)
+        assert (oom_score(process.pid), oom_score(reaper)) == (expected, expected)
+        assert oom_score(parent_of(reaper)) == own  # the fork server
+        process.kill()
+        await process.wait()

@@ -14,7 +14,18 @@ from typing import Any
 
 import pytest
 
-from tests.processes.children import DAEMON, ECHO, SETSID, STUBBORN, Family, Recorder, ignored_signals, open_fds, until
+from tests.processes.children import (
+    DAEMON,
+    ECHO,
+    SETSID,
+    STUBBORN,
+    Family,
+    Recorder,
+    ignored_signals,
+    open_fds,
+    parent_of,
+    until,
+)
 from tests.requirements import requirement
 from transports.upstream.process import Process, ProcessFailed
 from transports.upstream.spawn import ForkServer
@@ -33,10 +44,6 @@ on_both_loops = pytest.mark.parametrize(
     "anyio_backend", [("asyncio", {"use_uvloop": each}) for each in (False, True)], ids=["asyncio", "uvloop"]
 )
 """For what the event loop has a part in: what reapers and the program of the fork server do is the same on each."""
-
-
-def parent_of(pid: int) -> int:
-    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
 
 
 def alive(pid: int) -> bool:

@@ -1,5 +1,6 @@
 """Which processes the gate lets a server name, and what it answers about others and about those that are gone."""
 
+import asyncio
 import errno
 import os
 import signal
@@ -7,18 +8,24 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
+from gateway.context.state_api import ProcessTree
 from tests.requirements import requirement
 from transports.upstream.process_tree import below
 from transports.upstream.walls.gate import ProcessCalls
 from transports.upstream.walls.intercepted_calls import InterceptedCall, Listener
+from transports.upstream.walls.paths import resolved
 from transports.upstream.walls.system_calls import NUMBERS, numbers
 
-pytestmark = pytest.mark.skipif(
-    sys.platform != "linux" or os.uname().machine not in NUMBERS, reason="the gate is made for two machines"
-)
+pytestmark = [
+    pytest.mark.anyio,
+    pytest.mark.skipif(
+        sys.platform != "linux" or os.uname().machine not in NUMBERS, reason="the gate is made for two machines"
+    ),
+]
 
 
 class Answers(Listener):
@@ -100,3 +107,46 @@ def test_a_process_that_is_gone_is_not_there_rather_than_forbidden() -> None:
     asked = Asked()
     assert asked("kill", gone.pid, 0) == errno.ESRCH
     assert asked.refused == []
+
+
+# -- the processes of a server are those below its reaper, and the reaper
+
+
+@requirement("box.siblings")
+async def test_a_server_its_descendants_and_its_reaper_are_in_the_tree_and_nobody_else(
+    child: subprocess.Popen[bytes],
+) -> None:
+    [grandchild] = below([child.pid])[1:]
+    ours, other = ProcessTree(), ProcessTree()
+    ours.started(child.pid)
+    other.started(grandchild)  # so that its reaper is the server
+    assert [await ours.has(pid) for pid in (child.pid, grandchild, os.getpid())] == [True] * 3
+    assert [await ours.has(pid) for pid in (1, 0, -1, os.getppid(), 2**31 - 1)] == [False] * 5
+    assert not await other.has(os.getpid()), "what is above is not below"
+
+
+@requirement("box.siblings")
+async def test_a_process_that_connects_before_its_start_is_told_waits_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    tree = ProcessTree()
+    early = asyncio.ensure_future(tree.has(os.getpid()))
+    await asyncio.sleep(0)
+    assert not early.done()
+    tree.started(os.getpid())
+    assert await early, "this process is below its parent"
+    monkeypatch.setattr("gateway.context.state_api._START_S", 0.0)
+    assert not await ProcessTree().has(os.getpid()), "nothing is served for a process that never starts"
+
+
+@requirement("box.siblings")
+async def test_a_server_without_walls_may_do_its_work_elsewhere() -> None:
+    tree = ProcessTree()
+    tree.started(None)
+    assert await tree.has(1)
+
+
+@requirement("box.sockets")
+def test_a_socket_is_named_from_the_folder_of_the_process_that_names_it(tmp_path: Path) -> None:
+    with subprocess.Popen(["cat"], stdin=subprocess.PIPE, cwd=tmp_path) as other:
+        for path in ("s", "/proc/self/cwd/s", "/proc/thread-self/cwd/s"):
+            assert resolved(path, other.pid) == f"{tmp_path.resolve()}/s"
+        assert resolved("/dev/stdin", other.pid) == os.path.realpath(f"/proc/{other.pid}/fd/0")
