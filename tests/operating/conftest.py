@@ -11,12 +11,11 @@ from playwright.sync_api import Browser, BrowserContext, expect, sync_playwright
 
 from tests.support.commands import run_command
 from tests.support.credentials import sha256
-from tests.support.gateway_process import DEMO, PROBE, RunningGateway, running_gateway, server
+from tests.support.gateway_process import DEMO, PROBE, SIGNED, RunningGateway, running_gateway, server
 from tests.support.redis_server import RunningRedis, running_redis
 from tests.tools.programs import program
 
 OPERATOR = "operator-key-of-the-tests"
-KEYS = {"MCP_GATEWAY_KEYS": "k" * 40}
 SERVERS = {"demo": server(DEMO), "probe": server(PROBE)}
 ONLY_DEMO = {"demo": SERVERS["demo"]}
 ADMIN = {"keys": {"olga": sha256(OPERATOR)}}
@@ -25,6 +24,7 @@ ADMIN = {"keys": {"olga": sha256(OPERATOR)}}
 expect.set_options(timeout=30_000)
 
 Cli = Callable[..., subprocess.CompletedProcess[str]]
+Pair = tuple[RunningGateway, RunningGateway]
 
 
 @pytest.fixture(scope="session")
@@ -44,12 +44,12 @@ def replica(
 ) -> Iterator[RunningGateway]:
     tasks = {"at_once": ["probe/sleep", "probe/fail"]}
     settings = {"store": redis.url, "admin": ADMIN, "audit": {"calls": True}, "tasks": tasks, **options}
-    with running_gateway({**servers, **(more_servers or {})}, options=settings, env=KEYS, must_stop=False) as gateway:
+    with running_gateway({**servers, **(more_servers or {})}, options=settings, env=SIGNED, must_stop=False) as gateway:
         yield gateway
 
 
 @pytest.fixture(scope="session")
-def pair(own_redis: RunningRedis) -> Iterator[tuple[RunningGateway, RunningGateway]]:
+def pair(own_redis: RunningRedis) -> Iterator[Pair]:
     with replica(own_redis) as one, replica(own_redis) as other:
         yield one, other
 

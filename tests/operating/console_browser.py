@@ -8,8 +8,6 @@ from tests.operating.conftest import OPERATOR
 from tests.support.gateway_process import RunningGateway
 from tests.tools.obtain import npm_packages
 
-__all__ = ["axe_violations", "signed_in"]
-
 
 def signed_in(context: BrowserContext, gateway: RunningGateway) -> Page:
     """A page that shows the overview. Fails if the browser has complained until then."""

@@ -9,13 +9,12 @@ import psutil
 import pytest
 from playwright.sync_api import Browser, BrowserContext, Page, expect
 
+from tests.operating.conftest import Pair
 from tests.operating.console_browser import axe_violations, signed_in
 from tests.requirements import requirement
-from tests.support.gateway_process import RunningGateway
 from tests.support.mcp_clients import Legacy, tool_text
 from tests.support.waiting import gone
 
-Pair = tuple[RunningGateway, RunningGateway]
 PATHS = ("", "/sessions", "/sessions?when=day", "/tasks", "/servers", "/usage", "/events", "/replicas", "/connect",
          "/configuration")  # fmt: skip
 
@@ -108,6 +107,7 @@ def test_everything_is_reached_by_keys(pair: Pair, browser: Browser, failing: Le
     page.keyboard.press("k")
     page.keyboard.press("Enter")
     expect(page.get_by_role("heading", name=f"Session {failing.session[:8]}")).to_be_visible()
+    expect(page.locator("#connection")).to_have_text("Live")  # before, the page does not hear its keys
     page.keyboard.press("p")
     expect(page.locator("#connection")).to_have_text("Paused")
     context.close()

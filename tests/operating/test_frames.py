@@ -9,7 +9,7 @@ import httpx
 import pytest
 from playwright.sync_api import Browser, expect
 
-from tests.operating.conftest import ADMIN, replica
+from tests.operating.conftest import ADMIN, Pair, replica
 from tests.operating.console_browser import axe_violations, signed_in
 from tests.requirements import requirement
 from tests.support.gateway_process import PROBE, RunningGateway, running_gateway, server
@@ -17,7 +17,6 @@ from tests.support.mcp_clients import Legacy, Modern, tool_text
 from tests.support.redis_server import RunningRedis
 from tests.support.waiting import eventually
 
-Pair = tuple[RunningGateway, RunningGateway]
 SECRET = "the value of a secret"
 PASSWORD = "a-password-of-an-argument"
 

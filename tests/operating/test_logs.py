@@ -1,7 +1,12 @@
-"""Lines of requests and calls: what one searches for, what is left out under load, and what they say of tasks."""
+"""Lines of requests and calls: what one searches for, what is left out, what they say of tasks; a disk that stalls."""
 
 import json
+import os
 import re
+import signal
+import subprocess
+import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -9,14 +14,15 @@ import httpx
 
 from gateway.tasks.handles import claimed
 from tests.e2e.test_policy import told
-from tests.operating.conftest import ADMIN, KEYS
+from tests.operating.conftest import ADMIN
 from tests.requirements import requirement
-from tests.support.gateway_process import DEMO, PROBE, running_gateway, server
+from tests.support.gateway_process import DEMO, PROBE, ROOT, SIGNED, RunningGateway, running_gateway, server
 from tests.support.hostile_text import HOSTILE, STEERING, shows_only_text
 from tests.support.mcp_clients import Legacy, Modern, error_of, result_of
 from tests.support.stdio_server import tools
 from tests.support.table_server import table_server
 from tests.support.task_client import TaskClient
+from tests.support.waiting import descendants, eventually, gone
 
 TRACE = "0af7651916cd43dd8448eb211c80319c"
 
@@ -81,7 +87,7 @@ def test_lines_name_the_task_and_say_what_was_kept(http: httpx.Client, ops: http
     caching = table_server({"era": "modern", "ttl_ms": 60_000, "answers": {"tools/list": tools("change")}})
     tasks = {"at_once": ["probe/sleep"]}
     options = {"log_format": "json", "tasks": tasks, "admin": ADMIN, "anonymous": True}
-    with running_gateway({"probe": server(PROBE), "kept": caching}, options=options, env=KEYS) as gateway:
+    with running_gateway({"probe": server(PROBE), "kept": caching}, options=options, env=SIGNED) as gateway:
         client = TaskClient(gateway.url, http)
         task = client.begin("probe__sleep", seconds=60.0)
         client.cancel(task)
@@ -146,3 +152,50 @@ def test_the_commands_show_what_servers_are_called(http: httpx.Client, tmp_path:
         client.tool(HOSTILE)
         client.tool("\u202eecho")
     assert not any(character in gateway.stderr() for character in STEERING)
+
+
+# -- a disk that stands still holds up what needs it, and nothing else
+
+
+@requirement("wall.unread-log")
+def test_a_store_on_a_disk_that_stands_still_answers_503_and_holds_up_nobody_else(
+    tmp_path: Path, http: httpx.Client
+) -> None:
+    shim, flag = tmp_path / "stalls.so", tmp_path / "stands-still"
+    source = ROOT / "tests" / "support" / "stalling_disk.c"
+    subprocess.run(["gcc", "-shared", "-fPIC", "-o", str(shim), str(source), "-ldl"], check=True)
+    env = {"LD_PRELOAD": str(shim), "STALL_WHILE": str(flag), "STALL_NAME": "sessions.db", "PYTHONPATH": str(ROOT)}
+    options = {"store": f"sqlite:///{tmp_path}/sessions.db", "audit": {"file": str(tmp_path / "sessions.db.audit")}}
+    config = tmp_path / "mcp.json"
+    config.write_text(json.dumps({"mcpServers": {"demo": server(DEMO)}, "gateway": options}))
+    # Not forked from a process that has loaded the gateway: what is preloaded counts when a program starts.
+    process = subprocess.Popen(
+        [sys.executable, "-m", "gateway", "run", "--port", "0", "--config", str(config)],
+        stderr=subprocess.PIPE,
+        text=True,
+        env=os.environ | env,
+    )
+    gateway = RunningGateway(process)
+    try:
+        gateway.wait_ready()
+        client = Legacy(gateway.url, http).open()
+        client.tool("count")
+        flag.touch()
+        began = time.monotonic()
+        refused = Legacy(gateway.url, http).initialize()
+        assert refused.status_code == 503 and time.monotonic() - began < 10, refused.text
+        for _ in range(20):
+            assert http.get(f"{gateway.base}/healthz").status_code == 200
+        assert "blocked" not in gateway.stderr()
+        flag.unlink()
+        assert eventually(lambda: Legacy(gateway.url, http).initialize().status_code == 200, 20)
+        client.tool("count")
+        flag.touch()
+        Legacy(gateway.url, http).initialize()
+        gateway.process.send_signal(signal.SIGTERM)
+        # An exit leaves the disk to itself, within a bound.
+        assert gateway.process.wait(60) in (0, -signal.SIGTERM), gateway.stderr()
+    finally:
+        left = descendants(process.pid)
+        gateway.kill()
+        assert gone(left, 10)

@@ -1,23 +1,30 @@
-"""What blocks the event loop is measured, and named in the log."""
+"""What blocks the event loop is measured, and named in the log; without watches it drops connections and serves on."""
 
 import asyncio
+import contextlib
+import errno
 import gc
 import json
 import logging
+import os
+import select
 import signal
+import sys
 import threading
 import time
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
 from gateway.observability import loop_watch
 from gateway.observability.loop_watch import BEAT_S, LoopWatch
 from gateway.observability.metrics import PAUSES_S, Durations, Metrics
+from gateway.serving.uvicorn_server import counted_apart
 from tests.requirements import requirement
 
 # The timeout of other tests takes the process's alarm clock.
-pytestmark = [pytest.mark.anyio, pytest.mark.timeout(60, method="thread"), requirement("ops.stalls")]
+pytestmark = [pytest.mark.anyio, pytest.mark.timeout(60, method="thread")]
 
 STALL_S = 0.2
 
@@ -58,6 +65,7 @@ async def blocked_by(what: Callable[[], None], caplog: pytest.LogCaptureFixture)
     return metrics, lines(caplog)[0]
 
 
+@requirement("ops.stalls")
 @pytest.mark.parametrize("what", [sleep_in_the_loop, compute_in_the_loop])
 async def test_a_stall_is_measured_and_named(what: Callable[[], None], caplog: pytest.LogCaptureFixture) -> None:
     metrics, line = await blocked_by(what, caplog)
@@ -67,6 +75,7 @@ async def test_a_stall_is_measured_and_named(what: Callable[[], None], caplog: p
     assert cpu_s > 0.25 if what is compute_in_the_loop else cpu_s < 0.25, line
 
 
+@requirement("ops.stalls")
 async def test_a_stall_that_goes_on_is_logged_meanwhile(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -89,6 +98,7 @@ async def test_a_stall_that_goes_on_is_logged_meanwhile(
     assert "still is" in line and "hang" in line and time.monotonic() - began < 30
 
 
+@requirement("ops.stalls")
 async def test_the_pauses_of_the_collector_are_measured() -> None:
     metrics = Metrics()
     with LoopWatch(metrics, STALL_S).running():
@@ -99,6 +109,7 @@ async def test_the_pauses_of_the_collector_are_measured() -> None:
     assert metrics.collections[2].total_s > 0
 
 
+@requirement("ops.stalls")
 async def test_a_loop_that_is_on_time_is_not_reported(caplog: pytest.LogCaptureFixture) -> None:
     metrics = Metrics()
     with LoopWatch(metrics, 5.0).running():
@@ -111,6 +122,7 @@ async def test_a_loop_that_is_on_time_is_not_reported(caplog: pytest.LogCaptureF
     assert not lines(caplog)
 
 
+@requirement("ops.stalls")
 async def test_the_alarm_clock_of_an_app_is_left_alone(caplog: pytest.LogCaptureFixture) -> None:
     alarms: list[int] = []
 
@@ -126,6 +138,7 @@ async def test_the_alarm_clock_of_an_app_is_left_alone(caplog: pytest.LogCapture
     assert "a place that is not known" in line and longer_than(metrics.stalls, 0.25) >= 1
 
 
+@requirement("ops.stalls")
 async def test_many_stalls_make_few_lines(caplog: pytest.LogCaptureFixture) -> None:
     metrics = Metrics()
     with LoopWatch(metrics, 0.05).running():
@@ -134,3 +147,91 @@ async def test_many_stalls_make_few_lines(caplog: pytest.LogCaptureFixture) -> N
             await asyncio.sleep(2 * BEAT_S)
         await until(lambda: bool(lines(caplog)))
     assert len(lines(caplog)) == 1 and longer_than(metrics.stalls, 0.1) >= 3
+
+
+# -- a user who has no watches of epoll left: new connections are dropped until there are some
+
+
+on_linux = pytest.mark.skipif(sys.platform != "linux", reason="only Linux has epoll")
+
+
+class Full:
+    """An epoll of a user that has no watches left."""
+
+    def register(self, fd: int, events: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    def close(self) -> None:
+        """There is nothing."""
+
+
+@on_linux
+@requirement("box.hostile")
+def test_a_loop_knows_whether_a_connection_can_be_watched() -> None:
+    from gateway.serving.guarded_loop import GuardedLoop
+
+    class Served(asyncio.Protocol):
+        def connection_made(self, transport: Any) -> None:
+            self.transport = transport
+            if not loop.reserve(transport.get_extra_info("socket").fileno()):
+                transport.abort()
+
+        def data_received(self, data: bytes) -> None:
+            self.transport.write(data)
+
+    async def asked(port: int) -> bytes:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(b"there\n")
+        try:
+            return await asyncio.wait_for(reader.read(6), 10)
+        except ConnectionError:
+            return b""
+        finally:
+            writer.close()
+
+    async def main() -> None:
+        server = await loop.create_server(Served, "127.0.0.1", 0)
+        port = server.sockets[0].getsockname()[1]
+        async with server:
+            assert await asked(port) == b"there\n"
+            own, loop._own = loop._own, [Full()]
+            assert len(own) == 1
+            assert isinstance(own[0], select.epoll)
+            with pytest.raises(OSError, match="max_user_watches"):
+                await asked(port)
+            with contextlib.closing(await _plain(port)) as stream:
+                assert await asyncio.wait_for(loop.sock_recv(stream, 9), 10) == b""
+            loop._own = own
+            assert await asked(port) == b"there\n"
+
+    loop: Any = GuardedLoop()
+    with asyncio.Runner(loop_factory=lambda: loop) as runner:
+        runner.run(main())
+
+
+async def _plain(port: int) -> Any:
+    import socket
+
+    stream = socket.create_connection(("127.0.0.1", port), 10)
+    stream.setblocking(False)
+    return stream
+
+
+@on_linux
+@requirement("box.hostile")
+def test_the_loop_of_root_is_counted_for_another_user(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[Any] = []
+    monkeypatch.setattr(os, "getresuid", lambda: (0, 0, 0))
+    monkeypatch.setattr(os, "setresuid", lambda *ids: seen.append(ids))
+
+    def fail() -> asyncio.AbstractEventLoop:
+        seen.append("made")
+        raise OSError(errno.EMFILE, "too many")
+
+    with pytest.raises(OSError, match="too many"):
+        counted_apart(fail)
+    assert seen == [(65_533, -1, -1), "made", (0, -1, -1)]
+    monkeypatch.setattr(os, "getresuid", lambda: (1_000, 1_000, 1_000))
+    with pytest.raises(OSError, match="too many"):
+        counted_apart(fail)
+    assert seen[3:] == ["made"]

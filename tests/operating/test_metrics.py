@@ -14,7 +14,7 @@ import httpx
 import psutil
 from prometheus_client.parser import text_string_to_metric_families
 
-from tests.operating.conftest import ADMIN
+from tests.operating.conftest import ADMIN, Pair
 from tests.requirements import requirement
 from tests.support.gateway_process import PROBE, ROOT, SIGNED, RunningGateway, running_gateway, server
 from tests.support.mcp_clients import Legacy, Modern, tool_text
@@ -40,9 +40,7 @@ def value(series: Series, name: str, **labels: str) -> float:
 
 
 @requirement("ops.health", "ops.figures")
-def test_each_way_a_request_ends_is_counted(
-    pair: tuple[RunningGateway, RunningGateway], ops: httpx.Client, http: httpx.Client
-) -> None:
+def test_each_way_a_request_ends_is_counted(pair: Pair, ops: httpx.Client, http: httpx.Client) -> None:
     gateway, _ = pair
     before = scrape(gateway, ops)
     client = Legacy(f"{gateway.base}/servers/probe/mcp", http).open()
@@ -81,9 +79,7 @@ def test_each_way_a_request_ends_is_counted(
 
 
 @requirement("ops.health")
-def test_what_clients_choose_makes_no_series(
-    pair: tuple[RunningGateway, RunningGateway], ops: httpx.Client, http: httpx.Client
-) -> None:
+def test_what_clients_choose_makes_no_series(pair: Pair, ops: httpx.Client, http: httpx.Client) -> None:
     gateway, _ = pair
 
     def storm(number: int) -> None:
@@ -101,9 +97,7 @@ def test_what_clients_choose_makes_no_series(
 
 
 @requirement("ops.health")
-def test_forwarded_calls_are_counted_once_and_told_apart(
-    pair: tuple[RunningGateway, RunningGateway], ops: httpx.Client, http: httpx.Client
-) -> None:
+def test_forwarded_calls_are_counted_once_and_told_apart(pair: Pair, ops: httpx.Client, http: httpx.Client) -> None:
     owner, other = pair
     client = Legacy(f"{owner.base}/servers/demo/mcp", http).open()
     before = [scrape(gateway, ops) for gateway in pair]
@@ -122,7 +116,7 @@ def test_forwarded_calls_are_counted_once_and_told_apart(
 
 
 def test_the_exposition_is_openmetrics_where_that_is_asked_for(
-    pair: tuple[RunningGateway, RunningGateway], ops: httpx.Client, http: httpx.Client
+    pair: Pair, ops: httpx.Client, http: httpx.Client
 ) -> None:
     gateway, _ = pair
     Legacy(f"{gateway.base}/servers/demo/mcp", http).open()  # a series begins with its first request

@@ -1,4 +1,4 @@
-"""What operators see and do by REST and by the command line, on whatever replica they ask."""
+"""What operators see and do by REST and by the command line, on whatever replica they ask: sessions, tasks, figures."""
 
 import json
 import re
@@ -10,14 +10,14 @@ import httpx
 import psutil
 import pytest
 
-from tests.operating.conftest import ADMIN, ONLY_DEMO, OPERATOR, Cli, replica
+from tests.operating.conftest import ADMIN, ONLY_DEMO, OPERATOR, Cli, Pair, replica
 from tests.requirements import requirement
 from tests.support.gateway_process import DEMO, RunningGateway, operators_of, running_gateway, server
 from tests.support.mcp_clients import Legacy, Modern, tool_text
 from tests.support.redis_server import RunningRedis
+from tests.support.task_client import TaskClient
 from tests.support.waiting import descendants, eventually, gone
 
-Pair = tuple[RunningGateway, RunningGateway]
 FORMS = ("replicas/x/drain", "sessions/x/end", "sessions/x/frames/on", "tasks/x/cancel", "tools/probe?name=pid")
 """What a page of the console sends, and a page of another site must not."""
 
@@ -204,20 +204,6 @@ def test_a_drained_replica_hands_over_and_can_be_admitted_again(
 
 
 @requirement("ops.console")
-def test_a_replica_that_does_not_answer_is_shown_and_holds_nobody_up(
-    pair: Pair, own_redis: RunningRedis, ops: httpx.Client
-) -> None:
-    one = pair[0]
-    with replica(own_redis, servers=ONLY_DEMO) as other:
-        [name] = [r["replica"] for r in of(ops, other, "replicas") if r["here"]]
-        other.process.send_signal(19)  # SIGSTOP
-        began = time.monotonic()
-        reports = {r["replica"]: r for r in of(ops, one, "replicas")}
-        assert reports[name]["silent"] and time.monotonic() - began < 3
-        other.process.send_signal(18)
-
-
-@requirement("ops.console")
 def test_the_command_line_shows_the_same(pair: Pair, cli: Cli, http: httpx.Client) -> None:
     here, there = pair
     client = Legacy(probe(here), http).open(name="cli-agent")
@@ -313,3 +299,158 @@ def test_operators_can_have_a_listener_of_their_own(http: httpx.Client, ops: htt
             with running_gateway({"demo": server(DEMO)}, options=taken):
                 pass
     assert gone(pids)
+
+
+# -- tasks are found and cancelled, by REST, command line and console
+
+
+def outcomes(ops: httpx.Client, gateway: RunningGateway, task: str) -> list[str]:
+    """What the audit trail says of a task, newest first."""
+    events = ops.get(f"{gateway.base}/admin/api/events", params={"limit": 1_000}).json()
+    return [one["outcome"] for one in events if one["event"] == "task" and one["reason"].startswith(task)]
+
+
+@requirement("task.operators")
+def test_a_task_is_found_and_cancelled_from_another_replica(
+    pair: Pair, ops: httpx.Client, http: httpx.Client, cli: Cli
+) -> None:
+    here, there = pair
+    client = TaskClient(f"{here.base}/servers/probe/mcp", http)
+    handle, other = client.begin("sleep", seconds=60.0), client.begin("sleep", seconds=60.0)
+    listed: list[Any] = ops.get(f"{there.base}/admin/api/tasks", params={"status": "working"}).json()["tasks"]
+    assert [(row["server"], row["tool"], row["runs"]) for row in listed[:2]] == [("probe", "sleep", 1)] * 2
+    newest = listed[0]["task"]
+    shown = json.loads(cli("tasks", "show", newest, "--json", url=there.base).stdout)
+    assert shown["status"] == "working" and shown["session"] == listed[0]["session"]
+    named = json.loads(cli("tasks", "show", other, "--json", url=there.base).stdout)
+    assert named["task"] == newest, "the client's own id names the task"
+    [found] = json.loads(cli("tasks", "list", "--find", other, "--json", url=there.base).stdout)["tasks"]
+    assert found["task"] == newest
+    assert newest in ops.get(f"{there.base}/admin/tasks/{newest}").text
+    assert f'/admin/tasks/{newest}"' in ops.get(f"{there.base}/admin/sessions/{listed[0]['session']}").text
+
+    assert cli("tasks", "cancel", newest, url=there.base).stdout == f"cancelled {newest}\n"
+    done = client.until(other, "cancelled")
+    assert "the operator olga cancelled the task" in done["statusMessage"]
+    assert client.get(handle)["status"] == "working", "the other one goes on"
+    again = ops.delete(f"{there.base}/admin/api/tasks/{newest}")
+    assert again.status_code == 409 and "over already: cancelled" in again.json()["detail"]
+    assert ops.delete(f"{here.base}/admin/api/tasks/{listed[1]['task']}").json() == {"cancelled": listed[1]["task"]}
+    client.until(handle, "cancelled")
+
+    assert eventually(lambda: outcomes(ops, here, newest) == ["cancelled", "made"]), (
+        "newest first; replicas write their events each second"
+    )
+    table = cli("tasks", "list", "--find", "sleep", "--status", "cancelled", url=here.base).stdout
+    assert newest in table and "olga" in table
+
+
+@requirement("task.operators")
+def test_operators_see_that_the_tool_of_a_completed_task_has_failed(
+    pair: Pair, ops: httpx.Client, http: httpx.Client, cli: Cli
+) -> None:
+    here, there = pair
+    client = TaskClient(f"{here.base}/servers/probe/mcp", http)
+    handle = client.begin("fail", seconds=1.0)
+    done = client.until(handle, "completed")
+    assert done["result"]["isError"] and done["statusMessage"] == "the tool has reported an error"
+    row = ops.get(f"{there.base}/admin/api/tasks/{handle}").json()
+    assert (row["status"], row["tool_error"], row["error_code"]) == ("completed", True, 0)
+    for status in ("tool_error", "tool error"):  # as REST has it, and as the table prints it
+        shown = cli("tasks", "list", "--status", status, url=there.base).stdout
+        assert row["task"] in shown and "tool error" in shown
+    for page in (f"tasks/{row['task']}", "tasks?status=tool_error"):
+        assert ">tool error</" in ops.get(f"{there.base}/admin/{page}").text, page
+    assert 'mcp_gateway_tasks_total{event="tool error"} 1' in ops.get(f"{here.base}/metrics").text
+    assert eventually(lambda: ["tool error", "made"] == outcomes(ops, here, row["task"]))
+
+
+# -- what happened and how much: timelines, the history, servers
+
+
+SECRET = "sk-live-0123456789abcdef0123456789abcdef"
+
+
+def kinds(timeline: Any) -> list[str]:
+    return [entry["kind"] for entry in timeline["entries"]]
+
+
+@requirement("ops.timeline", "ops.redact")
+def test_a_session_is_followed_from_replica_to_replica_and_after_its_end(
+    pair: Pair, ops: httpx.Client, http: httpx.Client
+) -> None:
+    here, there = pair
+    client = Legacy(probe(here), http).open(name="timeline-agent")
+    client.tool("pid", {"note": SECRET})
+    client.tool("fail")
+    [row] = of(ops, there, "sessions", q="timeline-agent")["sessions"]
+    path = f"sessions/{row['session']}/timeline"
+    seen = of(ops, there, path)
+    created, ok, failed = [entry for entry in seen["entries"] if entry["kind"] in ("session", "call")]
+    [started] = [entry for entry in seen["entries"] if entry["kind"] == "server"]
+    assert (started["server"], started["name"]) == ("probe", "started") and started["took_s"] > 0
+    assert created["name"] == "created" and (ok["server"], ok["name"], ok["outcome"]) == ("probe", "pid", "ok")
+    assert (failed["name"], failed["outcome"], failed["why"]) == ("fail", "tool error", "it failed")
+    assert failed["correlation"] and failed["took_s"] > 0 and ok["at"] <= failed["at"]
+    assert seen["head"] | {"calls": 2, "failed": 1, "client": "timeline-agent", "ended": ""} == seen["head"]
+
+    assert ops.post(f"{here.base}/admin/api/replicas/{row['owner']}/drain").status_code == 200
+    try:
+        client.url = probe(there)
+        assert tool_text(client.tool("pid"))
+        seen = of(ops, there, path)
+        assert kinds(seen).count("move") == 1 and {"pid", "resumed", "started"} == {
+            entry["name"] for entry in seen["entries"][-3:]
+        }
+        assert len({entry["replica"] for entry in seen["entries"]}) == 2
+    finally:
+        assert ops.delete(f"{here.base}/admin/api/replicas/{row['owner']}/drain").status_code == 200
+    ops.delete(f"{there.base}/admin/api/sessions/{row['session']}")
+    seen = of(ops, here, path)
+    assert seen["head"]["ended"] == "ended" and "olga" in seen["entries"][-1]["why"]
+    assert (seen["head"]["calls"], seen["head"]["failed"]) == (3, 1)
+    assert SECRET not in str(seen) and client.session not in str(seen)
+
+    def past() -> Any:
+        return [one["ended"] for one in of(ops, here, "timelines", client="timeline-agent")]
+
+    assert eventually(lambda: past() == ["ended"], 15.0)
+    assert of(ops, here, "timelines", client="timeline-agent", principal="nobody") == []
+    assert ops.get(f"{here.base}/admin/api/sessions/neverthere/timeline").status_code == 404
+
+
+@requirement("ops.history", "ops.servers")
+def test_use_is_counted_by_tool_principal_and_client_on_all_replicas(
+    pair: Pair, ops: httpx.Client, http: httpx.Client
+) -> None:
+    here, there = pair
+    for gateway in pair:
+        client = Legacy(probe(gateway), http).open(name="counted-agent")
+        for _ in range(3):
+            client.tool("pid")
+        client.tool("fail")
+
+    def rows(by: str) -> dict[str, Any]:
+        return {row["name"]: row for row in of(ops, there, "usage", by=by, range="15m")}
+
+    assert eventually(lambda: rows("client").get("counted-agent", {}).get("calls") == 8)
+    client_row = rows("client")["counted-agent"]
+    assert client_row["failed"] == 2 and client_row["sessions"] == 2 and client_row["per_min"] > 0
+    assert sum(row["calls"] for row in rows("principal").values()) >= 8
+    tool = rows("tool")["fail"]
+    assert tool["server"] == "probe" and tool["failed"] >= 2 and 0 < tool["p50_s"] <= tool["p99_s"]
+    assert {row["name"] for row in of(ops, here, "tools", range="24h")} >= {"pid", "fail"}
+    view = of(ops, here, "history", range="15m", server="probe", tool="fail")
+    assert len(view["points"]) == 15 and sum(point["failed"] for point in view["points"]) >= 2
+    assert view["points"][-1]["at"] - view["points"][0]["at"] == 14 * view["step_s"]
+    long = of(ops, here, "history", range="24h")
+    assert len(long["points"]) == 144 and sum(point["calls"] for point in long["points"]) >= 8
+    assert max(point["sessions"] for point in long["points"]) >= 2
+
+    found = {row["server"]: row for row in of(ops, there, "servers", range="15m")}
+    row = found["probe"]
+    assert row["kind"] == "command" and row["state"] == "ok" and row["states"] == {"ok": 2} and row["tools"] > 3
+    assert row["processes"] >= 2 and row["started"] >= 2 and 0 < row["start_p50_s"] <= row["start_max_s"]
+    assert row["calls"] >= 8 and row["failed"] >= 2 and {used["name"] for used in row["usage"]} >= {"pid", "fail"}
+    for bad in ("usage?by=people", "history?range=1y"):
+        assert ops.get(f"{here.base}/admin/api/{bad}").status_code == 400

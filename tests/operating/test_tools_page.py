@@ -10,9 +10,9 @@ import pytest
 from playwright.sync_api import Browser, BrowserContext, Page, expect
 
 from tests.operating import console_browser
-from tests.operating.conftest import ADMIN, KEYS
+from tests.operating.conftest import ADMIN
 from tests.requirements import requirement
-from tests.support.gateway_process import PROBE, RunningGateway, running_gateway, server
+from tests.support.gateway_process import PROBE, SIGNED, RunningGateway, running_gateway, server
 from tests.support.stdio_server import text
 from tests.support.table_server import table_server
 
@@ -83,7 +83,7 @@ TABLE: Final = {
 @pytest.fixture(scope="module")
 def gateway() -> Iterator[RunningGateway]:
     servers = {"tools": table_server(TABLE), "probe": server(PROBE)}
-    with running_gateway(servers, options={"admin": ADMIN}, env=KEYS, must_stop=False) as running:
+    with running_gateway(servers, options={"admin": ADMIN}, env=SIGNED, must_stop=False) as running:
         yield running
 
 

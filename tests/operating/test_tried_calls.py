@@ -6,7 +6,7 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.operating.conftest import ADMIN, replica
+from tests.operating.conftest import ADMIN, Pair, replica
 from tests.requirements import requirement
 from tests.support.gateway_process import RunningGateway
 from tests.support.mcp_clients import Legacy, Modern, tool_text
@@ -14,8 +14,6 @@ from tests.support.redis_server import RunningRedis
 from tests.support.waiting import eventually
 
 pytestmark = requirement("ops.try-tools")
-
-Pair = tuple[RunningGateway, RunningGateway]
 
 
 def tried(ops: httpx.Client, gateway: RunningGateway, tool: str, arguments: Any = None, **more: Any) -> Any:

@@ -8,11 +8,11 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.operating.conftest import ADMIN, KEYS, OPERATOR
+from tests.operating.conftest import ADMIN, OPERATOR
 from tests.requirements import requirement
 from tests.support import mcp_clients
 from tests.support.commands import run_command
-from tests.support.gateway_process import DEMO, UNLIMITED, running_gateway, server
+from tests.support.gateway_process import DEMO, SIGNED, UNLIMITED, running_gateway, server
 from tests.support.mcp_clients import Modern
 from tests.support.waiting import eventually
 
@@ -27,12 +27,12 @@ def test_a_client_that_returns_to_no_session_is_told_of(tmp_path: Path, http: ht
     config.write_text(json.dumps({"mcpServers": {"main": server(DEMO)}, "gateway": {"store": store}}))
 
     def doctor(*arguments: str) -> list[dict[str, str]]:
-        env = {**os.environ, **KEYS, "MCP_GATEWAY_ADMIN_KEY": OPERATOR}
+        env = {**os.environ, **SIGNED, "MCP_GATEWAY_ADMIN_KEY": OPERATOR}
         ran = run_command("doctor", "--json", *arguments, env=env)
         return [finding for finding in json.loads(ran.stdout) if finding["check"] == "clients"]
 
     options: Any = {"store": store, "admin": ADMIN, "policy": UNLIMITED}
-    with running_gateway({"main": server(DEMO)}, options=options, env=KEYS) as gateway:
+    with running_gateway({"main": server(DEMO)}, options=options, env=SIGNED) as gateway:
         assert ops.get(f"{gateway.base}/admin/api/warnings").json() == []
         for _ in range(6):
             Modern(gateway.url, http, headers=NODE).tool("count")
