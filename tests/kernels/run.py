@@ -19,8 +19,6 @@ from typing import Final
 
 from tests.tools.programs import debian_files, program
 
-__all__ = ["main", "run_in"]
-
 ROOT: Final = Path(__file__).parents[2]
 KERNEL: Final = "linux-image-6.12-cloud-amd64"
 """It has the drivers for its root built in."""
@@ -107,21 +105,8 @@ def main() -> None:
     parser.add_argument("--timeout-s", type=float, default=1_800)
     parser.add_argument("arguments", nargs="*", default=SUITE, help="of pytest, after --")
     given = parser.parse_args()
-    pytest = [
-        sys.executable,
-        "-m",
-        "pytest",
-        "-p",
-        "no:cacheprovider",
-        "-p",
-        "anyio",
-        "-p",
-        "pytest_timeout",
-        "-o",
-        "timeout=600",
-        "-v",
-        *given.arguments,
-    ]
+    options = "-p no:cacheprovider -p anyio -p pytest_timeout -o timeout=600 -v"
+    pytest = [sys.executable, "-m", "pytest", *options.split(), *given.arguments]
     sys.exit(run_in(pytest, yama=given.yama, memory_mb=given.memory_mb, timeout_s=given.timeout_s))
 
 

@@ -4,49 +4,32 @@ The filter is the smallest with which a gate can be tested without the other wal
 and socket(2) for datagrams are announced. Exits as the command does.
 """
 
-import ctypes
 import json
 import os
 import socket
-import struct
 import sys
 from typing import Any
 
-from transports.upstream.walls import limits
+from transports.upstream.walls import limits, seccomp
 from transports.upstream.walls.gate import Gate
 from transports.upstream.walls.spec import Reach, Walls
-from transports.upstream.walls.system_calls import call, numbers
+from transports.upstream.walls.system_calls import AUDIT_ARCH, LAST, call, machine, numbers
 
-LOAD, AND, EQUAL, RETURN = 0x20, 0x54, 0x15, 0x06
-NOTIFY, ALLOW = 0x7FC0_0000, 0x7FFF_0000
-SET_FILTER, NEW_LISTENER, WAIT_KILLABLE = 1, 8, 32
-DUMPABLE, NO_NEW_PRIVS = 4, 38
-
-libc = ctypes.CDLL(None)
+DUMPABLE = 4
 
 
 def announce() -> int:
     """Install the filter in this process. The listener's descriptor."""
-    calls = numbers()
-    code = [
-        (LOAD, 0, 0, 0),
-        (EQUAL, 8, 0, calls["connect"]),
-        (EQUAL, 7, 0, calls["listen"]),
-        (EQUAL, 0, 7, calls["socket"]),
-        (LOAD, 0, 0, 24),
-        (AND, 0, 0, 0xF),
-        (EQUAL, 0, 4, socket.SOCK_DGRAM),
-        (LOAD, 0, 0, 16),
-        (EQUAL, 1, 0, socket.AF_INET),
-        (EQUAL, 0, 1, socket.AF_INET6),
-        (RETURN, 0, 0, NOTIFY),
-        (RETURN, 0, 0, ALLOW),
-    ]
-    packed = b"".join(struct.pack("=HBBI", *instruction) for instruction in code)
-    buffer = ctypes.create_string_buffer(packed, len(packed))
-    program = struct.pack("@HP", len(code), ctypes.addressof(buffer))
-    libc.prctl(NO_NEW_PRIVS, 1, 0, 0, 0)
-    return call("seccomp", SET_FILTER, NEW_LISTENER | WAIT_KILLABLE, program)
+    calls, notify = numbers(), seccomp.NOTIFY
+    of_datagrams = seccomp.Match(1, {socket.SOCK_DGRAM: notify}, seccomp.ALLOW, mask=0xF)
+    made = seccomp.Match(0, dict.fromkeys((socket.AF_INET, socket.AF_INET6), of_datagrams), seccomp.ALLOW)
+    told: dict[int, seccomp.Decision] = {calls["connect"]: notify, calls["listen"]: notify, calls["socket"]: made}
+    limits.forbid_new_privileges()
+    listener = seccomp.install(
+        seccomp.assemble(AUDIT_ARCH[machine()], told, last=LAST, beyond=seccomp.ALLOW), listener=True
+    )
+    assert listener is not None
+    return listener
 
 
 def main(channel: int, reach: str, uid: int, command: list[str]) -> int:
@@ -54,7 +37,7 @@ def main(channel: int, reach: str, uid: int, command: list[str]) -> int:
         os.setgroups([])
         os.setgid(uid)
         os.setuid(uid)
-        libc.prctl(DUMPABLE, 1, 0, 0, 0)
+        call("prctl", DUMPABLE, 1, 0, 0, 0)
     ours, theirs = socket.socketpair()
     server = os.fork()
     if server == 0:

@@ -5,8 +5,6 @@ import threading
 from collections.abc import Iterator
 from typing import Any
 
-__all__ = ["body_of", "respond", "served"]
-
 
 async def body_of(receive: Any) -> bytes:
     """The whole body of a request."""

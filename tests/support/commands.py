@@ -20,8 +20,6 @@ from typing import IO, Final
 
 from tests.support.preloaded_gateway import NUMBER
 
-__all__ = ["ROOT", "CommandProcess", "run_command", "start_command"]
-
 ROOT: Final = Path(__file__).parents[2]
 STARTED_WITHIN_S: Final = 30.0
 

@@ -20,8 +20,6 @@ from tests.support.redis_server import RunningRedis, running_redis
 from tests.support.waiting import eventually
 from tests.tools.programs import program
 
-__all__ = ["BALANCERS", "KEYS", "Topology", "nginx", "running_balancer", "running_nginx", "running_topology"]
-
 KEYS = {"MCP_GATEWAY_KEYS": "k" * 40}
 
 

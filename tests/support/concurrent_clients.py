@@ -8,8 +8,6 @@ import httpx
 
 from tests.support.mcp_clients import messages, modern_body, modern_headers
 
-__all__ = ["AsyncModern", "run_concurrently"]
-
 
 class AsyncModern:
     """A modern client that returns its session token and announces a workspace."""

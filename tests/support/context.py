@@ -5,6 +5,4 @@ from typing import Final
 from gateway.config.sessions import ContextSettings
 from gateway.context.facts import SessionFacts
 
-__all__ = ["FACTS"]
-
 FACTS: Final = SessionFacts(ContextSettings(), {})

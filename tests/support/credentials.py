@@ -3,8 +3,6 @@
 import hashlib
 from typing import Final
 
-__all__ = ["KEYS", "bearer", "sha256"]
-
 KEYS: Final = {"alice": "alice-key", "alice-new": "alice-key-2", "bob": "bob-key"}
 """API keys by name; `alice` and `alice-new` are two keys of one principal where a test configures both for alice."""
 

@@ -12,8 +12,6 @@ from pathlib import Path
 
 from tests.support.gateway_process import ROOT
 
-__all__ = ["DOCUMENTS", "Block", "blocks"]
-
 DOCUMENTS = sorted(
     path
     for path in (*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), ROOT / "examples/README.md", ROOT / "bench/README.md")

@@ -19,8 +19,6 @@ from transports.jsonrpc import Message, encode, parse
 from transports.reply_queue import ReplyQueue
 from transports.upstream_port import ConnectOptions, Link, LinkClosed, LinkEvents
 
-__all__ = ["FakeLink", "FakeUpstream", "a_call", "a_live", "answer_of"]
-
 
 class FakeLink:
     """`refusal` is raised for whatever is sent."""

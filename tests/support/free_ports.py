@@ -4,8 +4,6 @@ import random
 import socket
 from typing import Final
 
-__all__ = ["free_port", "free_ports"]
-
 # Below the ports that systems give to outgoing connections (32768 on Linux): none of these can take one that was found.
 _PORTS: Final = range(10_000, 32_000)
 _given: set[int] = set()

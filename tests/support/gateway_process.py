@@ -13,24 +13,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from tests.support.commands import ROOT, CommandProcess, start_command
-
-__all__ = [
-    "DEMO",
-    "PROBE",
-    "ROOT",
-    "SCRIPTED",
-    "SIGNED",
-    "TASKS",
-    "TOOL",
-    "UNLIMITED",
-    "WORK",
-    "RunningGateway",
-    "operators_of",
-    "replicas",
-    "running_gateway",
-    "server",
-]
+from tests.support.commands import ROOT as ROOT
+from tests.support.commands import CommandProcess, start_command
 
 READY_WITHIN_S = 60.0
 DEMO = (sys.executable, "-m", "gateway", "demo-server")
@@ -45,7 +29,6 @@ UNLIMITED = dict.fromkeys(
     ("session_rate", "principal_rate", "opening_rate", "principal_sessions", "principal_processes"), 0
 )
 """Rates and quotas switched off, for what sends more than any honest agent and measures something else."""
-
 
 SIGNED = {"MCP_GATEWAY_KEYS": "k" * 40}
 """The variables of gateways that share a store."""

@@ -2,8 +2,6 @@
 
 from typing import Final
 
-__all__ = ["HOSTILE", "STEERING", "shows_only_text"]
-
 HOSTILE: Final = "\x1b]0;owned\x07\x1b[2J[link=http://evil.example]click[/link]\x9b31m\u202edesrever\x7f\x08"
 """Terminal escapes, markup of rich, a right-to-left override and control characters."""
 STEERING: Final = ("\x1b", "\x07", "\x9b", "\u202e", "\x7f", "\x08")

@@ -8,8 +8,6 @@ from typing import Final
 
 import h11
 
-__all__ = ["ANSWERED", "Answer", "Listener", "Received", "answers", "connected", "listener_of", "post", "read_answers"]
-
 Listener = tuple[str, int] | str
 """Host and port, or the path of a Unix socket."""
 

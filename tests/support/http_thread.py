@@ -5,8 +5,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
-__all__ = ["Handler", "answering"]
-
 
 class Handler(BaseHTTPRequestHandler):
     """Writes no log."""

@@ -23,8 +23,6 @@ from session_store import KeyRing
 from tests.support.gateway_process import DEMO, server
 from tests.support.waiting import eventually
 
-__all__ = ["RING", "InProcessGateway", "in_process_gateway"]
-
 READY_WITHIN_S: Final = 60.0
 RING: Final = KeyRing(["k" * 40])
 """The keys of gateways that share a store."""

@@ -12,8 +12,6 @@ from jwt.algorithms import RSAAlgorithm
 
 from tests.support.http_thread import Handler, answering
 
-__all__ = ["AUDIENCE", "Issuer", "running_issuer"]
-
 AUDIENCE = "https://mcp.example/mcp"
 
 

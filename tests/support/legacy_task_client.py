@@ -8,8 +8,6 @@ import httpx
 from tests.support.mcp_clients import Legacy, error_of, messages, result_of, streamed
 from tests.support.waiting import eventually
 
-__all__ = ["Listening", "Tasks"]
-
 
 class Tasks:
     """A client of tasks, with one session."""

@@ -11,27 +11,6 @@ from typing import Any, Self
 
 import httpx
 
-__all__ = [
-    "ACCEPT",
-    "CURL",
-    "DECLARES_TASKS",
-    "RESTARTED",
-    "SESSION_KEY",
-    "Legacy",
-    "Modern",
-    "error_of",
-    "events",
-    "failed_text",
-    "messages",
-    "modern_body",
-    "modern_headers",
-    "restarted",
-    "result_of",
-    "streamed",
-    "tool_text",
-    "without_id",
-]
-
 ACCEPT = {"Accept": "application/json, text/event-stream"}
 VERSION = "2026-07-28"
 SESSION_KEY = "io.github.mcp-session-gateway/session"

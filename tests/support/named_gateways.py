@@ -14,8 +14,6 @@ from tests.support.credentials import KEYS, sha256
 from tests.support.gateway_process import DEMO, PROBE, SCRIPTED, TASKS, WORK, RunningGateway, running_gateway, server
 from tests.support.issuer import Issuer, running_issuer
 
-__all__ = ["CLAIMS", "demo", "issued", "issuer", "keyed", "ledger", "probe", "proxied", "scripted", "tasked"]
-
 CLAIMS: Final = {"trust": "mcp.trust", "workspace": "team", "permissions": "may"}
 """Where a token of the issuer has the facts of a session."""
 

@@ -14,8 +14,6 @@ from urllib.parse import unquote
 
 from tests.support.http_thread import Handler, answering
 
-__all__ = ["PackageRegistry", "package_registry"]
-
 _VERSION_2 = "Wheel-Version: 1.0\nGenerator: test\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
 
 

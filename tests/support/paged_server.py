@@ -32,8 +32,6 @@ from transports.jsonrpc import Message, encode
 from transports.reply_queue import ReplyQueue
 from transports.upstream_port import UpstreamUnavailable
 
-__all__ = ["NamedSession", "OneServer", "PagedServer", "a_call", "admission_by", "aggregation"]
-
 WAIT_S = 5.0
 """How long an answer waits for its servers, all of which answer at once: longer than this machine ever pauses."""
 

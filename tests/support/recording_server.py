@@ -12,8 +12,6 @@ import threading
 from pathlib import Path
 from typing import Any
 
-__all__ = ["messages_of", "record_of"]
-
 
 def record_of(path: Path) -> list[Any]:
     """The entries of a record, or of all records whose names begin with that path's."""

@@ -3,17 +3,14 @@
 import contextlib
 import subprocess
 import tempfile
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import redis
 
 from tests.support.free_ports import free_port
-from tests.tools.programs import program
-
-__all__ = ["RunningCluster", "running_cluster"]
+from tests.support.redis_server import settled, started
 
 
 class RunningCluster:
@@ -33,23 +30,23 @@ class RunningCluster:
             self.run(port, "CLUSTER", "SET-CONFIG-EPOCH", n + 1)
         for port in self.ports[1:]:
             self.run(self.ports[0], "CLUSTER", "MEET", "127.0.0.1", port, self._buses[port])
-        self.wait(lambda: all(self._knows(port) == len(self.ports) for port in self.ports))
+        settled(lambda: all(self._knows(port) == len(self.ports) for port in self.ports))
         for master, replica in zip(self.masters, self.ports[3:], strict=False):
             self.run(replica, "CLUSTER", "REPLICATE", self.id_of(master))
-        self.wait(lambda: all(self.state(port) == "ok" for port in self.ports))
-        self.wait(lambda: all(self._follows(port) for port in self.ports[3:]))
+        settled(lambda: all(self.state(port) == "ok" for port in self.ports))
+        settled(lambda: all(self._follows(port) for port in self.ports[3:]))
         self.url = "redis+cluster://" + ",".join(f"127.0.0.1:{port}" for port in self.masters[:2])
 
     def _start(self, folder: Path, stack: contextlib.ExitStack, port: int) -> None:
         options = ["--port", str(port), "--bind", "127.0.0.1", "--save", "", "--dir", str(folder)]
         options += ["--cluster-enabled", "yes", "--cluster-node-timeout", "1000"]
         options += ["--cluster-port", str(self._buses[port])]
-        options += ["--cluster-config-file", f"nodes-{port}.conf", "--loglevel", "warning"]
-        process = subprocess.Popen([program("redis-server", "redis-server"), *options], stdout=subprocess.DEVNULL)
-        self.processes[port] = process
+        process = self.processes[port] = started(*options, "--cluster-config-file", f"nodes-{port}.conf")
         stack.callback(process.wait)
         stack.callback(process.kill)
-        self.wait(lambda: self.node(port).ping())
+        settled(lambda: self.node(port).ping())
+
+    wait = staticmethod(settled)
 
     def node(self, port: int) -> redis.Redis:
         """A plain client of one node."""
@@ -75,16 +72,6 @@ class RunningCluster:
 
     def _follows(self, port: int) -> bool:
         return self.node(port).info("replication").get("master_link_status") == "up"
-
-    @staticmethod
-    def wait(condition: Callable[[], object]) -> None:
-        deadline = time.monotonic() + 30
-        while True:
-            with contextlib.suppress(redis.RedisError):
-                if condition():
-                    return
-            assert time.monotonic() < deadline, "the cluster does not come up"
-            time.sleep(0.05)
 
 
 @contextlib.contextmanager

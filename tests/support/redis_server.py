@@ -5,7 +5,7 @@ import signal
 import subprocess
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import redis
@@ -13,7 +13,22 @@ import redis
 from tests.support.free_ports import free_port
 from tests.tools.programs import program
 
-__all__ = ["RunningRedis", "running_redis"]
+
+def started(*options: str) -> subprocess.Popen[bytes]:
+    """A process of Redis with these options."""
+    command = [str(program("redis-server", "redis-server")), *options, "--loglevel", "warning"]
+    return subprocess.Popen(command, stdout=subprocess.DEVNULL)
+
+
+def settled(condition: Callable[[], object]) -> None:
+    """Wait for a condition that processes of Redis tell of, which may not answer yet."""
+    deadline = time.monotonic() + 30
+    while True:
+        with contextlib.suppress(redis.RedisError, KeyError):
+            if condition():
+                return
+        assert time.monotonic() < deadline, "Redis does not come up"
+        time.sleep(0.02)
 
 
 class RunningRedis:
@@ -26,28 +41,9 @@ class RunningRedis:
         self._process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
-        options = ["--port", str(self.port), "--bind", "127.0.0.1", "--dir", str(self._folder)]
-        options += [
-            "--save",
-            "",
-            "--appendonly",
-            "yes",
-            "--appendfsync",
-            "no",
-            "--daemonize",
-            "no",
-            "--loglevel",
-            "warning",
-        ]
-        self._process = subprocess.Popen([program("redis-server", "redis-server"), *options], stdout=subprocess.DEVNULL)
-        deadline = time.monotonic() + 15
-        while True:
-            try:
-                self.client().ping()
-                return
-            except redis.RedisError:
-                assert time.monotonic() < deadline and self._process.poll() is None, "redis-server does not start"
-                time.sleep(0.02)
+        saved = ("--save", "", "--appendonly", "yes", "--appendfsync", "no")
+        self._process = started("--port", str(self.port), "--bind", "127.0.0.1", "--dir", str(self._folder), *saved)
+        settled(lambda: self.client().ping())
 
     def stop(self) -> None:
         """SIGTERM: the server saves its data and exits."""

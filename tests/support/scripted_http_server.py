@@ -14,18 +14,6 @@ from typing import Any
 from tests.support.asgi import body_of, served
 from tests.support.stdio_server import text, tools
 
-__all__ = [
-    "HttpProbe",
-    "Reply",
-    "ScriptedServer",
-    "Seen",
-    "discovered",
-    "event",
-    "result_of",
-    "running_http_probe",
-    "running_scripted_server",
-]
-
 DEEP = "[" * 5_000 + "NaN" + "]" * 5_000
 """Unreadable: nested too deeply, and no JSON for a Python that reads so many levels."""
 

@@ -9,8 +9,12 @@ import json
 import sys
 from typing import Any
 
+if not __package__:
+    sys.path.insert(0, f"{sys.path[0]}/../..")
+
+from tests.support.stdio_server import Call, Refusal, StdioServer, text
+
 ERA = sys.argv[1]
-INFO = {"name": "scripted", "version": "1"}
 NUMBER = {"type": "object", "properties": {"n": {"type": "integer"}, "region": {"type": "string"}}}
 MIRRORED = {"type": "object", "properties": {"region": {"type": "string", "x-mcp-header": "Region"}}}
 TOOLS = [
@@ -18,78 +22,52 @@ TOOLS = [
     {"name": "number", "inputSchema": NUMBER},
     {"name": "mirrored", "inputSchema": MIRRORED},
 ]
-CAPABILITIES = {"tools": {}, "resources": {"subscribe": True}, "logging": {}}
-OTHER_ERA = {"legacy": "server/discover", "modern": "initialize"}[ERA]
 got: list[str] = []
-unanswered: list["Call"] = []
+unanswered: list[Call] = []
 
 
-class Call:
-    """A request, and how it is answered."""
+class Scripted(StdioServer):
+    """Keeps every line."""
 
-    def __init__(self, message: dict[str, Any]) -> None:
-        self.method: str = message["method"]
-        self.params: dict[str, Any] = message.get("params") or {}
-        self.arguments: dict[str, Any] = self.params.get("arguments") or {}
-        self._id = json.dumps(message["id"])
-        self._token = json.dumps((self.params.get("_meta") or {}).get("progressToken"))
-
-    def write(self, text: str) -> None:
-        sys.stdout.write(text.replace("@ID", self._id).replace("@TOKEN", self._token) + "\n")
-        sys.stdout.flush()
-
-    def answer(self, result: str) -> None:
-        self.write('{"jsonrpc":"2.0","id":@ID,"result":' + result + "}")
-
-    def fail(self, code: int, message: str, **data: Any) -> None:
-        error = {"code": code, "message": message} | ({"data": data} if data else {})
-        self.write('{"jsonrpc":"2.0","id":@ID,"error":' + json.dumps(error) + "}")
-
-    def complete(self, **result: Any) -> None:
-        if ERA == "modern":
-            result |= {"resultType": "complete", "_meta": {"io.modelcontextprotocol/serverInfo": INFO}}
-            if self.method != "tools/call":
-                result |= {"ttlMs": 0, "cacheScope": "private"}
-        self.answer(json.dumps(result))
+    def _serve(self, line: bytes) -> None:
+        got.append(line.decode().rstrip("\n"))
+        super()._serve(line)
 
 
-def tool(call: Call) -> None:
-    name = call.params["name"]
+def write(call: Call, line: str) -> None:
+    token = json.dumps((call.params.get("_meta") or {}).get("progressToken"))
+    server.write(line.replace("@ID", json.dumps(call.id)).replace("@TOKEN", token).encode() + b"\n")
+
+
+def answer(call: Call, result: str) -> None:
+    write(call, '{"jsonrpc":"2.0","id":@ID,"result":' + result + "}")
+
+
+def called(call: Call) -> dict[str, Any] | None:
     for line in call.arguments.get("lines", ()):
-        call.write(line)
-    if name == "say" and "result" in call.arguments:
-        call.answer(call.arguments["result"])
-    elif name == "say":
+        write(call, line)
+    if call.name == "say" and "result" in call.arguments:
+        answer(call, call.arguments["result"])
+        return None
+    if call.name == "say":
         unanswered.append(call)
-    elif name == "got":
-        call.complete(content=[{"type": "text", "text": json.dumps(got)}])
-    else:
-        if name == "answer":
-            unanswered.pop(0).answer(call.arguments["result"])
-        call.complete(content=[{"type": "text", "text": "ok"}])
+        return None
+    if call.name == "answer":
+        answer(unanswered.pop(0), call.arguments["result"])
+    return text(got if call.name == "got" else "ok")
 
 
-def serve(call: Call) -> None:
-    match call.method:
-        case method if method == OTHER_ERA:
-            call.fail(-32601, "Method not found")
-        case "initialize":
-            version = call.params["protocolVersion"]
-            call.answer(json.dumps({"protocolVersion": version, "capabilities": CAPABILITIES, "serverInfo": INFO}))
-        case "server/discover":
-            call.complete(supportedVersions=["2026-07-28"], capabilities=CAPABILITIES, serverInfo=INFO)
-        case "tools/list":
-            call.complete(tools=TOOLS)
-        case "tools/call":
-            tool(call)
-        case "resources/read":
-            call.fail(-32002 if ERA == "legacy" else -32602, "Resource not found", uri=call.params["uri"])
-        case _:
-            call.fail(-32601, "Method not found")
+def read(call: Call) -> None:
+    raise Refusal(-32002 if ERA == "legacy" else -32602, "Resource not found", data={"uri": call.params["uri"]})
 
 
-for line in sys.stdin:
-    got.append(line.rstrip("\n"))
-    message = json.loads(line)
-    if "method" in message and "id" in message:
-        serve(Call(message))
+server = Scripted(
+    "scripted",
+    {"tools/list": {"tools": TOOLS}, "tools/call": called, "resources/read": read},
+    {"tools": {}, "resources": {"subscribe": True}, "logging": {}},
+    era=ERA,
+    scope="private",
+)
+
+if __name__ == "__main__":
+    server.run()

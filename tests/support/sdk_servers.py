@@ -12,8 +12,6 @@ from mcp.server.lowlevel import Server
 from session_store import current_session
 from session_store.session import redact
 
-__all__ = ["filling", "lowlevel", "noting", "stalling"]
-
 logger = logging.getLogger(__name__)
 noting, stalling, filling = MCPServer("noting"), MCPServer("stalling"), MCPServer("filling")
 

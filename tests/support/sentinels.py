@@ -3,17 +3,14 @@
 import contextlib
 import subprocess
 import tempfile
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import redis
 
 from tests.support.free_ports import free_port
-from tests.tools.programs import program
-
-__all__ = ["Sentinels", "running_sentinels"]
+from tests.support.redis_server import settled, started
 
 
 class Sentinels:
@@ -25,7 +22,7 @@ class Sentinels:
         self.master, self.replica = free_port(), free_port()
         self.processes = {self.master: self._server(self.master), self.replica: self._server(self.replica, self.master)}
         # A sentinel asks the master for its replicas when it begins, and then every 10 s: it has to be there by then.
-        self.wait(lambda: self.look(self.replica).info("replication").get("master_link_status") == "up")
+        settled(lambda: self.look(self.replica).info("replication").get("master_link_status") == "up")
         self.ports = [free_port() for _ in range(3)]
         for port in self.ports:
             config = folder / f"{port}.conf"
@@ -38,11 +35,11 @@ class Sentinels:
         self.url = f"redis+sentinel://{places}/main/0"
         # Each of them may be the one that is elected.
         for port in self.ports:
-            self.wait(lambda port=port: self.known(port, "num-other-sentinels") == 2)  # type: ignore[misc]  # of this round
-            self.wait(lambda port=port: self.known(port, "num-slaves") == 1)  # type: ignore[misc]  # of this round
+            settled(lambda port=port: self.known(port, "num-other-sentinels") == 2)  # type: ignore[misc]  # of this round
+            settled(lambda port=port: self.known(port, "num-slaves") == 1)  # type: ignore[misc]  # of this round
 
     def _start(self, *arguments: str) -> subprocess.Popen[bytes]:
-        process = subprocess.Popen([program("redis-server", "redis-server"), *arguments], stdout=subprocess.DEVNULL)
+        process = started(*arguments)
         self._stack.callback(process.wait)
         self._stack.callback(process.kill)
         return process
@@ -55,13 +52,13 @@ class Sentinels:
 
     def in_step(self) -> None:
         """Wait until the replica has all that the master has, and each sentinel knows of it."""
-        self.wait(lambda: self.look(self.replica).info("replication").get("master_link_status") == "up")
+        settled(lambda: self.look(self.replica).info("replication").get("master_link_status") == "up")
         for port in self.ports:
-            self.wait(lambda port=port: self.known(port, "port") == self.master)  # type: ignore[misc]  # of this round
-            self.wait(lambda port=port: self.known(port, "num-slaves") == 1)  # type: ignore[misc]  # of this round
-        self.wait(lambda: self.look(self.master).wait(1, 1_000) == 1)
+            settled(lambda port=port: self.known(port, "port") == self.master)  # type: ignore[misc]  # of this round
+            settled(lambda port=port: self.known(port, "num-slaves") == 1)  # type: ignore[misc]  # of this round
+        settled(lambda: self.look(self.master).wait(1, 1_000) == 1)
         at = self.look(self.master).info("replication")["master_repl_offset"]
-        self.wait(lambda: self.look(self.replica).info("replication")["slave_repl_offset"] >= at)
+        settled(lambda: self.look(self.replica).info("replication")["slave_repl_offset"] >= at)
 
     def lag(self) -> None:
         """Let the replica see nothing more of the master. The sentinels put that right after some seconds."""
@@ -71,7 +68,7 @@ class Sentinels:
         """Kill the master, and wait until the replica is promoted."""
         self.processes[self.master].kill()
         self.processes[self.master].wait()
-        self.wait(lambda: self.look(self.replica).info("replication")["role"] == "master")
+        settled(lambda: self.look(self.replica).info("replication")["role"] == "master")
         self.master, self.replica = self.replica, self.master
 
     def restore(self) -> None:
@@ -83,18 +80,10 @@ class Sentinels:
         master: Any = self.look(port).sentinel_master("main")
         return master[what]
 
+    wait = staticmethod(settled)
+
     def look(self, port: int) -> redis.Redis:
         return redis.Redis(port=port, socket_timeout=2)
-
-    @staticmethod
-    def wait(condition: Callable[[], object]) -> None:
-        deadline = time.monotonic() + 20
-        while True:
-            with contextlib.suppress(redis.RedisError, KeyError):
-                if condition():
-                    return
-            assert time.monotonic() < deadline
-            time.sleep(0.05)
 
 
 @contextlib.contextmanager

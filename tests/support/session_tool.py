@@ -2,13 +2,12 @@
 
 import asyncio
 import json
-import sys
+import threading
 from typing import Any
 
 from session_store import InvalidMetadata
 from session_store.context import MISSING, current_session
-
-__all__ = ["visit"]
+from tests.support.stdio_server import Call, StdioServer, text
 
 
 async def visit(name: str, pause_s: float = 0.0) -> str:
@@ -72,36 +71,16 @@ def __getattr__(name: str) -> Any:
 TOOLS: dict[str, Any] = {"visit": visit, "bump": bump, "annotate": annotate, "times": times}
 
 
-async def serve_stdio() -> None:
-    """A server as small as can be: both eras, one task for each call."""
-    loop = asyncio.get_running_loop()
-    reader = asyncio.StreamReader(limit=1 << 20)
-    await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), sys.stdin)
-    calls = set()
-    info = {"capabilities": {"tools": {}}, "serverInfo": {"name": "tool", "version": "1"}}
+def serve_stdio() -> None:
+    """Both eras, and one task for each call."""
+    loop = asyncio.new_event_loop()
+    threading.Thread(target=loop.run_forever, daemon=True).start()
 
-    async def answer(message: Any) -> None:
-        method, params = message["method"], message.get("params", {})
-        if method == "server/discover":
-            result = {"supportedVersions": ["2026-07-28"], **info}
-        elif method == "initialize":
-            result = {"protocolVersion": "2025-11-25", **info}
-        elif method == "tools/call":
-            text = await TOOLS[params["name"]](**params["arguments"])
-            result = {"content": [{"type": "text", "text": text}]}
-        else:
-            result = {"tools": []}
-        result = {"resultType": "complete", **result}
-        sys.stdout.write(json.dumps({"jsonrpc": "2.0", "id": message["id"], "result": result}) + "\n")
-        sys.stdout.flush()
+    def called(call: Call) -> dict[str, Any]:
+        return text(asyncio.run_coroutine_threadsafe(TOOLS[call.name](**call.arguments), loop).result())
 
-    while line := await reader.readline():
-        message = json.loads(line)
-        if "id" in message:
-            task = asyncio.create_task(answer(message))
-            calls.add(task)
-            task.add_done_callback(calls.discard)
+    StdioServer("tool", {"tools/list": {"tools": []}, "tools/call": called}, {"tools": {}}, threads=True).run()
 
 
 if __name__ == "__main__":
-    asyncio.run(serve_stdio())
+    serve_stdio()

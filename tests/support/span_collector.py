@@ -10,8 +10,6 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 
 from tests.support.http_thread import Handler, answering
 
-__all__ = ["Collector", "Received", "collecting"]
-
 KINDS = {2: "server", 3: "client"}
 
 

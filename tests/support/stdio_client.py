@@ -10,8 +10,6 @@ from typing import Any
 
 from tests.support.gateway_process import PROBE, ROOT
 
-__all__ = ["Typed"]
-
 
 class Typed:
     """Runs `mcp-session-gateway stdio` with these options, in front of the server `child`."""

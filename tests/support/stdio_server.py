@@ -11,8 +11,6 @@ import threading
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
-__all__ = ["SUBSCRIPTION", "Call", "Refusal", "StdioServer", "text", "tools"]
-
 SUBSCRIPTION: Final = "io.modelcontextprotocol/subscriptionId"
 _MODERN: Final = "io.modelcontextprotocol/protocolVersion"
 _OTHER: Final = {"legacy": "server/discover", "modern": "initialize"}

@@ -7,8 +7,6 @@ from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
-__all__ = ["controllers_here", "delegated", "why_no_subtree"]
-
 
 @cache
 def _hierarchy() -> Path | None:

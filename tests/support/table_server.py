@@ -29,8 +29,6 @@ if not __package__:
 
 from tests.support.stdio_server import Call, Refusal, StdioServer, text, tools
 
-__all__ = ["CHANGED", "EXITS", "GOOD", "HANGS", "TOKEN", "listing", "slow", "table_server"]
-
 PROGRAM: Final = os.path.abspath(__file__)  # `pathlib` takes long to import
 Table = dict[str, Any]
 

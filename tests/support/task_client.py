@@ -9,8 +9,6 @@ import httpx
 from tests.support.mcp_clients import DECLARES_TASKS, Modern, messages, modern_body, modern_headers, streamed
 from tests.support.waiting import eventually
 
-__all__ = ["ACCEPT", "TaskClient"]
-
 ACCEPT: Any = {"action": "accept", "content": {}}
 
 

@@ -15,25 +15,15 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any
 
 from tests.support.asgi import body_of, respond, served
-
-__all__ = ["EXTENSION", "RELATED", "HttpTasks", "TaskServer", "running_http_tasks"]
+from tests.support.stdio_server import SUBSCRIPTION, Refusal
 
 EXTENSION = "io.modelcontextprotocol/tasks"
 RELATED = "io.modelcontextprotocol/related-task"
 CAPABILITIES = "io.modelcontextprotocol/clientCapabilities"
-SUBSCRIPTION = "io.modelcontextprotocol/subscriptionId"
 OVER = ("completed", "failed", "cancelled")
 QUESTION = {"message": "who?", "requestedSchema": {"type": "object", "properties": {"name": {"type": "string"}}}}
 
 Send = Callable[[Any], None]
-
-
-class Refusal(Exception):
-    """The error of a request."""
-
-    def __init__(self, code: int, message: str, data: Any = None) -> None:
-        super().__init__(message)
-        self.error = {"code": code, "message": message} | ({} if data is None else {"data": data})
 
 
 class Task:
@@ -108,7 +98,7 @@ class TaskServer:
 
     async def answer(self, method: str, params: Any, number: Any, send: Send) -> Any:
         if method == {"modern": "initialize", "legacy": "server/discover"}[self.era]:
-            raise Refusal(-32601, "Method not found")
+            raise Refusal
         done = {"resultType": "complete"} if self.era == "modern" else {}
         cached = {"ttlMs": 0, "cacheScope": "private"} if self.era == "modern" else {}
         match method:
@@ -152,7 +142,7 @@ class TaskServer:
             takes = EXTENSION in meta.get(CAPABILITIES, {}).get("extensions", {})
             if name == "must" and not takes:
                 data: Any = {"requiredCapabilities": {"extensions": {EXTENSION: {}}}}
-                raise Refusal(-32021, "Missing required client capability", data)
+                raise Refusal(-32021, "Missing required client capability", data=data)
             wants = takes or name == "sneak"
         else:
             wants = "task" in params
@@ -221,7 +211,7 @@ class TaskServer:
 
     async def about(self, method: str, params: Any, send: Send) -> Any:
         if not method.startswith("tasks/"):
-            raise Refusal(-32601, "Method not found")
+            raise Refusal
         if self.era == "modern" and EXTENSION not in params["_meta"][CAPABILITIES].get("extensions", {}):
             raise Refusal(-32021, "Missing required client capability")
         task = self.known(params)
@@ -240,7 +230,7 @@ class TaskServer:
                 return {} if self.era == "modern" else task.plain("legacy")
             case "tasks/result" if self.era == "legacy":
                 return await self.outcome(task, send)
-        raise Refusal(-32601, "Method not found")
+        raise Refusal
 
     async def outcome(self, task: Task, send: Send) -> Any:
         has_asked = False

@@ -9,8 +9,6 @@ import socket
 import threading
 from collections.abc import Callable, Iterator
 
-__all__ = ["Relay", "running_relay"]
-
 
 class Relay:
     """Relays from its own port, `port` or a free one, to `target` on this machine."""

@@ -2,8 +2,6 @@
 
 from typing import Final
 
-__all__ = ["TOO_DEEP", "TOO_DEEP_LEVELS"]
-
 TOO_DEEP_LEVELS: Final = 400_000
 """Python 3.11 reads 1,000 levels, 3.13 reads 10,000, and 3.14 what fits on the stack: 260,000 on 8 MiB."""
 

@@ -5,37 +5,32 @@ import os
 import re
 import subprocess
 import sys
-import threading
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
 
 from tests.support.gateway_process import ROOT
-
-__all__ = ["Workers", "running_workers"]
+from tests.support.waiting import eventually
 
 
 class Workers:
     """One uvicorn: a parent that starts again what ends, and its workers."""
 
-    def __init__(self, process: subprocess.Popen[str]) -> None:
+    def __init__(self, process: subprocess.Popen[bytes], log: Path) -> None:
         self._process = process
-        self.log = ""
-        self._ready = threading.Event()
-        self._reader = threading.Thread(target=self._read, daemon=True)
-        self._reader.start()
+        self._log = log
 
-    def _read(self) -> None:
-        assert self._process.stderr is not None
-        for line in self._process.stderr:
-            self.log += line
-            if self.log.count("Application startup complete") >= 2:
-                self._ready.set()
-        self._ready.set()
+    @property
+    def log(self) -> str:
+        """What it has written so far."""
+        return self._log.read_text(encoding="utf-8")
 
     def wait_ready(self) -> None:
-        assert self._ready.wait(60) and self._process.poll() is None, self.log
+        started = "Application startup complete"
+        assert eventually(lambda: self.log.count(started) >= 2 or self._process.poll() is not None, 60), self.log
+        assert self._process.poll() is None, self.log
 
     @property
     def base(self) -> str:
@@ -62,31 +57,18 @@ class Workers:
                 os.kill(pid, 9)
             self._process.kill()
             self._process.wait(10)
-        self._reader.join(5)
-        if self._process.stderr is not None:
-            self._process.stderr.close()
 
 
 @contextlib.contextmanager
 def running_workers(app: str, folder: Path, env: dict[str, str], *options: str) -> Iterator[Workers]:
     """The app `module:name` of that folder, served by two workers on a free port."""
-    command = [
-        sys.executable,
-        "-m",
-        "uvicorn",
-        app,
-        "--app-dir",
-        str(folder),
-        "--workers",
-        "2",
-        "--port",
-        "0",
-        *options,
-    ]
+    options = ("--app-dir", str(folder), "--workers", "2", "--port", "0", *options)
+    command = [sys.executable, "-m", "uvicorn", app, *options]
     given = {**os.environ, "PYTHONPATH": str(ROOT), **env}
-    workers = Workers(subprocess.Popen(command, env=given, stderr=subprocess.PIPE, text=True, cwd=ROOT))
-    try:
-        workers.wait_ready()
-        yield workers
-    finally:
-        workers.stop()
+    with tempfile.NamedTemporaryFile() as log:
+        workers = Workers(subprocess.Popen(command, env=given, stderr=log, cwd=ROOT), Path(log.name))
+        try:
+            workers.wait_ready()
+            yield workers
+        finally:
+            workers.stop()

@@ -16,10 +16,8 @@ from typing import Any
 import msgspec
 
 from tests.support.asgi import body_of, respond, served
-from transports.jsonrpc import parse
-from transports.upstream_port import ConnectOptions, LinkClosed, LinkEvents
-
-__all__ = ["BURST", "PAYLOAD", "RESOURCE", "SETTINGS", "TOOL", "running_vendor_server"]
+from tests.toys.echo_upstream import OwnLink, Write
+from transports.upstream_port import ConnectOptions, LinkEvents
 
 PAYLOAD = (
     rb'{"z":1.0,"a":1e2,"m":-0.0,"big":123456789012345678901234567890,'
@@ -35,7 +33,6 @@ BURST = 200
 _SUBSCRIPTION = b"io.modelcontextprotocol/subscriptionId"
 
 Object = dict[str, msgspec.Raw]
-Write = Callable[[bytes], None]
 
 
 def _object(raw: bytes) -> Object:
@@ -213,47 +210,18 @@ class _Http:
             server.forget(subscription)
 
 
-class _Link:
-    """A link to a server of its own, in this process."""
-
-    pid = None
-    last_words: list[str] = []  # noqa: RUF012  # a link has no process
-    resume = ""
-    may_forget = False
-
-    def __init__(self, server: VendorServer, events: LinkEvents) -> None:
-        self._server = server
-        self._events = events
-        self._is_closed = False
-        if not server.is_modern:
-            server.listen(b"", self._write)
-
-    def stderr_tail(self) -> list[str]:
-        return []
-
-    def send(self, frame: bytes) -> None:
-        if self._is_closed:
-            raise LinkClosed("the link is closed")
-        asyncio.get_running_loop().call_soon(self._server.handle, frame, self._write)
-
-    async def close(self) -> None:
-        if not self._is_closed:
-            self._is_closed = True
-            self._events.closed("the link was closed")
-
-    def _write(self, frame: bytes) -> None:
-        if not self._is_closed:
-            self._events.message(parse(frame))
-
-
 class InProcess:
     """The server in the gateway's process, one for each link: an upstream kind of another package."""
 
     def __init__(self, era: str, name: str) -> None:
         self._new = functools.partial(VendorServer, era, name)
 
-    async def connect(self, given: ConnectOptions, events: LinkEvents) -> _Link:
-        return _Link(self._new(), events)
+    async def connect(self, given: ConnectOptions, events: LinkEvents) -> OwnLink:
+        server = self._new()
+        link = OwnLink(server.handle, events)
+        if not server.is_modern:
+            server.listen(b"", link.write)
+        return link
 
     async def close(self) -> None:
         """Its links share nothing."""

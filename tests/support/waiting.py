@@ -6,8 +6,6 @@ from typing import Any, TypeVar
 
 import psutil
 
-__all__ = ["at_once", "descendants", "eventually", "gone"]
-
 T = TypeVar("T")
 
 

@@ -22,8 +22,6 @@ from transports.upstream.process import Command, ProcessFailed
 from transports.upstream.spawn import ForkServer
 from transports.upstream.walls.spec import Grant, Walls
 
-__all__ = ["NOBODY", "USERS", "Outcome", "python_for", "python_grants", "run_here", "run_walled"]
-
 ROOT: Final = Path(__file__).parents[2]
 NOBODY: Final = 65_534
 USERS: Final = (None, NOBODY) if os.geteuid() == 0 else (None,)

@@ -10,25 +10,11 @@ import socket
 import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, Final, Self, cast
+from types import SimpleNamespace
+from typing import Any, Final, Self
 from urllib.parse import urlsplit
 
 from tests.support.mcp_clients import modern_body, modern_headers
-
-__all__ = [
-    "Answer",
-    "PipeliningClient",
-    "Wire",
-    "ask",
-    "call_body",
-    "head",
-    "hello",
-    "legacy",
-    "legacy_body",
-    "post",
-    "rpc",
-    "statuses",
-]
 
 LEGACY: Final = "2025-11-25"
 ACCEPT: Final = "application/json, text/event-stream"
@@ -68,27 +54,11 @@ class Answer:
         return str(content[0].get("text", "")) if content else ""
 
 
-class _Shared(io.RawIOBase):
-    """What a response reads: one buffer for all responses of a connection."""
-
-    def __init__(self, file: io.BufferedReader) -> None:
-        self.file = file
-
-    def makefile(self, *_: Any) -> Any:
-        return _Unclosed(self.file)
-
-
-class _Unclosed:
-    """A file that a response may close without closing the connection."""
-
-    def __init__(self, file: io.BufferedReader) -> None:
-        self._file = file
+class _Kept(io.BufferedReader):
+    """What comes on a connection. A response that has ended does not close it."""
 
     def close(self) -> None:
         pass
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._file, name)
 
 
 class Wire:
@@ -104,7 +74,7 @@ class Wire:
             )
             self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self.socket.settimeout(within_s)
-        self._file = self.socket.makefile("rb")
+        self._file = _Kept(socket.SocketIO(self.socket, "r"))
 
     def __enter__(self) -> "Wire":
         return self
@@ -113,7 +83,6 @@ class Wire:
         self.close()
 
     def close(self) -> None:
-        self._file.close()
         self.socket.close()
 
     def send(self, *parts: bytes, pause_s: float = 0.05) -> bool:
@@ -130,7 +99,8 @@ class Wire:
     def answer(self, within_s: float = 5.0, method: str = "POST") -> Answer | None:
         """The next one, None where none comes."""
         self.socket.settimeout(within_s)
-        response = http.client.HTTPResponse(cast("socket.socket", _Shared(self._file)), method=method)
+        reading: Any = SimpleNamespace(makefile=lambda _: self._file)
+        response = http.client.HTTPResponse(reading, method=method)
         try:
             response.begin()
         except (OSError, http.client.HTTPException, ValueError):

@@ -4,40 +4,26 @@ Without Landlock its system calls answer ENOSYS, as on old kernels. Without a ga
 another one, as in a container with Docker's own filter.
 """
 
-import ctypes
+import errno
 import os
-import platform
-import struct
 import sys
 
-_PR_SET_NO_NEW_PRIVS, _PR_SET_SECCOMP, _FILTER = 38, 22, 2
-_LANDLOCK_CREATE_RULESET = 444  # on every architecture
-_PROCESS_VM_READV = {"x86_64": 310, "aarch64": 270}
-_EPERM, _ENOSYS = 1, 38
+sys.path.insert(0, f"{sys.path[0]}/../..")
+
+from transports.upstream.walls import limits, seccomp
+from transports.upstream.walls.system_calls import AUDIT_ARCH, LAST, machine, numbers
 
 
 def main() -> None:
     """Install the filter, and become the command."""
     missing, *command = sys.argv[1:]
-    number, error = {
-        "landlock": (_LANDLOCK_CREATE_RULESET, _ENOSYS),
-        "gate": (_PROCESS_VM_READV[platform.machine()], _EPERM),
+    name, error = {
+        "landlock": ("landlock_create_ruleset", errno.ENOSYS),
+        "gate": ("process_vm_readv", errno.EPERM),
     }[missing]
-    program = b"".join(
-        struct.pack("=HBBI", *instruction)
-        for instruction in (
-            (0x20, 0, 0, 0),  # load the number of the system call
-            (0x15, 0, 1, number),
-            (0x06, 0, 0, 0x0005_0000 | error),
-            (0x06, 0, 0, 0x7FFF_0000),  # allow
-        )
-    )
-    code = ctypes.create_string_buffer(program, len(program))
-    described = struct.pack("@HxxxxxxP", len(program) // 8, ctypes.addressof(code))
-    libc = ctypes.CDLL(None, use_errno=True)
-    libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
-    if libc.prctl(_PR_SET_SECCOMP, _FILTER, ctypes.c_char_p(described), 0, 0):
-        raise OSError(ctypes.get_errno(), "no filter")
+    refused = {numbers()[name]: seccomp.refuse(error)}
+    limits.forbid_new_privileges()
+    seccomp.install(seccomp.assemble(AUDIT_ARCH[machine()], refused, last=LAST, beyond=seccomp.ALLOW), listener=False)
     os.execv(command[0], command)
 
 

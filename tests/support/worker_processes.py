@@ -18,8 +18,6 @@ from tests.support.mcp_clients import modern_body, modern_headers
 from tests.support.redis_server import RunningRedis
 from tests.support.wire import PipeliningClient
 
-__all__ = ["KEYS", "Workers", "call", "running_workers", "worker_processes"]
-
 KEYS = {"MCP_GATEWAY_KEYS": "k" * 40}
 
 

@@ -9,8 +9,6 @@ from session_store.embedded.backend import EmbeddedBackend
 from session_store.embedded.records import Records, Result, Work
 from session_store.ports.sessions import Fate
 
-__all__ = ["DictBackend", "dict_backend"]
-
 
 class DictRecords(Records):
     """Everything in dicts."""

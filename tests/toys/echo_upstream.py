@@ -2,38 +2,28 @@
 
 import asyncio
 import json
+from collections.abc import Callable
 from typing import Any
 
 from transports.jsonrpc import parse
 from transports.upstream_port import ConnectOptions, LinkClosed, LinkEvents
 
-__all__ = ["EchoLink", "EchoUpstream", "upstream"]
-
-_TOOL = {"name": "echo", "description": "Answers with its text.", "inputSchema": {"type": "object"}}
+Write = Callable[[bytes], None]
 
 
-class EchoUpstream:
-    """Opens links to a server that echoes."""
-
-    async def connect(self, given: ConnectOptions, events: LinkEvents) -> "EchoLink":
-        return EchoLink(events)
-
-    async def close(self) -> None:
-        """Its links share nothing."""
-
-
-class EchoLink:
-    """One link. Answers in a later turn of the event loop, as every upstream does."""
+class OwnLink:
+    """A link to a server in this process. `handle` gets each frame and what writes to the gateway, in a later turn of
+    the event loop, as every upstream answers."""
 
     pid = None
     last_words: list[str] = []  # noqa: RUF012  # a link has no process
     resume = ""
     may_forget = False
 
-    def __init__(self, events: LinkEvents) -> None:
+    def __init__(self, handle: Callable[[bytes, Write], None], events: LinkEvents) -> None:
+        self._handle = handle
         self._events = events
         self._is_closed = False
-        self._calls = 0
 
     def stderr_tail(self) -> list[str]:
         return []
@@ -41,19 +31,39 @@ class EchoLink:
     def send(self, frame: bytes) -> None:
         if self._is_closed:
             raise LinkClosed("the link is closed")
-        message = json.loads(frame)
-        if "id" in message and "method" in message:
-            asyncio.get_running_loop().call_soon(self._answer, message)
+        asyncio.get_running_loop().call_soon(self._handle, frame, self.write)
+
+    def write(self, frame: bytes) -> None:
+        if not self._is_closed:
+            self._events.message(parse(frame))
 
     async def close(self) -> None:
         if not self._is_closed:
             self._is_closed = True
             self._events.closed("the link was closed")
 
-    def _answer(self, message: Any) -> None:
-        if not self._is_closed:
-            answer = {"jsonrpc": "2.0", "id": message["id"], **self._outcome(message["method"], message.get("params"))}
-            self._events.message(parse(json.dumps(answer).encode()))
+
+class EchoUpstream:
+    """Opens links to a server that echoes."""
+
+    async def connect(self, given: ConnectOptions, events: LinkEvents) -> OwnLink:
+        return OwnLink(EchoServer().handle, events)
+
+    async def close(self) -> None:
+        """Its links share nothing."""
+
+
+class EchoServer:
+    """The server of one link."""
+
+    def __init__(self) -> None:
+        self._calls = 0
+
+    def handle(self, frame: bytes, write: Write) -> None:
+        message = json.loads(frame)
+        if "id" in message and "method" in message:
+            outcome = self._outcome(message["method"], message.get("params"))
+            write(json.dumps({"jsonrpc": "2.0", "id": message["id"], **outcome}).encode())
 
     def _outcome(self, method: str, params: Any) -> dict[str, Any]:
         match method:
@@ -64,7 +74,8 @@ class EchoLink:
             case "ping":
                 return {"result": {}}
             case "tools/list":
-                return {"result": {"tools": [_TOOL]}}
+                tool = {"name": "echo", "description": "Answers with its text.", "inputSchema": {"type": "object"}}
+                return {"result": {"tools": [tool]}}
             case "tools/call":
                 self._calls += 1
                 text = f"{self._calls}: {params['arguments']['text']}"
