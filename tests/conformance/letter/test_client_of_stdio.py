@@ -8,7 +8,7 @@ import httpx
 import pytest
 
 from tests.conformance.letter.conftest import Letter
-from tests.conformance.letter.test_http_endpoint import DONE, line, lines
+from tests.conformance.letter.test_http_endpoint import line
 from tests.requirements import requirement
 from tests.support.mcp_clients import Legacy, Modern, events, messages, tool_text
 from tests.support.recording_server import messages_of, record_of
@@ -65,14 +65,6 @@ def test_every_request_to_a_modern_server_says_who_asks_and_in_which_version(
         meta = message["params"]["_meta"]
         assert meta[f"{SPEC}protocolVersion"] == "2026-07-28" and meta[f"{SPEC}clientInfo"]["name"]
         assert isinstance(meta[f"{SPEC}clientCapabilities"], dict)
-
-
-def test_a_modern_server_that_asks_gets_no_response(letter: Letter, http: httpx.Client) -> None:
-    asks = [line(id=name, method=method) for name, method in (("q1", "ping"), ("q2", "roots/list"))]
-    for client in (Modern(letter.url("new"), http), Legacy(letter.url("new"), http).open(capabilities={"roots": {}})):
-        assert tool_text(client.tool("broken", lines(*asks, DONE))) == "done"
-        client.tool("pid")
-    assert [m for m in messages_of(letter.record("new")) if "method" not in m] == []
 
 
 def test_discovery_comes_first_and_a_legacy_server_gets_the_handshake(letter: Letter, http: httpx.Client) -> None:
@@ -174,16 +166,3 @@ def test_without_a_state_none_goes_back(letter: Letter, http: httpx.Client) -> N
         client.notify("notifications/cancelled", {"requestId": 3})
     again = [m["params"] for m in called(letter, "new", "broken") if "inputResponses" in m["params"]]
     assert again and not any("requestState" in params for params in again)
-
-
-def test_a_subscription_is_made_again_when_its_server_has_restarted(letter: Letter, http: httpx.Client) -> None:
-    """For a legacy client, which does not subscribe to lists: the gateway does, at the modern server."""
-
-    def listened() -> int:
-        return sum(m.get("method") == "subscriptions/listen" for m in messages_of(letter.record("changing")))
-
-    client = Legacy(letter.url("changing"), http).open()
-    assert tool_text(client.tool("pid")) and eventually(lambda: listened() == 1)
-    assert "error" in messages(client.tool("crash"))[-1]
-    assert tool_text(client.tool("pid"))
-    assert eventually(lambda: listened() == 2), "the new process was asked again"

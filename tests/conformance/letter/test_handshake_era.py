@@ -2,9 +2,7 @@
 
 import re
 import sys
-import threading
 from pathlib import Path
-from typing import Any
 
 import httpx
 import pytest
@@ -17,26 +15,13 @@ from tests.requirements import requirement
 from tests.support.credentials import bearer, sha256
 from tests.support.gateway_process import PROBE, running_gateway, server
 from tests.support.mcp_clients import Legacy, Modern, events, result_of, tool_text
-from tests.support.recording_server import messages_of
 from tests.support.scripted_http_server import running_http_probe
-from tests.support.waiting import eventually
 from transports.inbound_port import Refused
 from transports.jsonrpc import decode_object
 
 pytestmark = requirement("spec.letter")
 
 VISIBLE = re.compile(r"[\x21-\x7e]+")
-
-
-def test_notifications_and_responses_are_accepted_without_a_body(letter: Letter, http: httpx.Client) -> None:
-    client = Legacy(letter.url("old"), http).open()
-    for body in (
-        {"jsonrpc": "2.0", "method": "notifications/roots/list_changed"},
-        {"jsonrpc": "2.0", "id": "nobody asked", "result": {}},
-        {"jsonrpc": "2.0", "id": "nobody asked", "error": {"code": 1, "message": "no"}},
-    ):
-        answer = client.post(body)
-        assert (answer.status_code, answer.content) == (202, b"")
 
 
 def test_session_ids_are_random_and_visible_ascii(letter: Letter, http: httpx.Client) -> None:
@@ -129,26 +114,6 @@ def test_a_state_lapses() -> None:
     clock.pass_time(2)
     with pytest.raises(Refused):
         seal.open(sealed, binding)
-
-
-def test_a_handshake_is_never_cancelled(letter: Letter, http: httpx.Client) -> None:
-    client = Legacy(letter.url("old"), http).open()
-    body = {"jsonrpc": "2.0", "id": 3, "method": "tools/call", "params": {"name": "hang", "arguments": {"own": 1}}}
-    with httpx.Client(timeout=20) as other:
-        thread = threading.Thread(target=lambda: other.post(client.url, json=body, headers=client.request_headers()))
-        thread.start()
-        started = "own"
-        assert eventually(lambda: started in str(messages_of(letter.record("old"))))
-        client.notify("notifications/cancelled", {"requestId": 0})
-        client.notify("notifications/cancelled", {"requestId": 3})
-        thread.join(10)
-    handshakes: dict[Any, set[Any]] = {}
-    for path in letter.records("old"):
-        sent = messages_of(path)
-        handshakes[path] = {m["id"] for m in sent if m.get("method") == "initialize"}
-        cancelled = {m["params"]["requestId"] for m in sent if m.get("method") == "notifications/cancelled"}
-        assert not cancelled & handshakes[path]
-    assert any(handshakes.values())
 
 
 def test_the_token_of_a_client_goes_to_no_server(http: httpx.Client) -> None:

@@ -7,9 +7,13 @@ from typing import Any
 import httpx
 import pytest
 
+from gateway.protocol.schemas import UnusableSchema
 from tests.conformance.letter.conftest import Letter
 from tests.requirements import requirement
-from tests.support.mcp_clients import Legacy, Modern, messages, modern_body, modern_headers, tool_text
+from tests.support.gateway_process import ROOT, RunningGateway
+from tests.support.mcp_clients import Legacy, Modern, messages, modern_headers, tool_text
+from tests.support.task_client import TaskClient
+from tests.unit.protocol.parts import checker_of
 
 pytestmark = requirement("spec.letter")
 
@@ -73,21 +77,6 @@ def test_a_stream_has_no_requests_and_nothing_of_other_calls(letter: Letter, htt
     assert tool_text(answer) == "done"
 
 
-@pytest.mark.parametrize("name", ["new", "old"])
-def test_a_result_has_its_type_its_server_and_says_how_long_it_may_be_cached(
-    letter: Letter, http: httpx.Client, name: str
-) -> None:
-    client = Modern(letter.url(name), http)
-    listed = client.send("tools/list", request_id="l").json()
-    assert listed["id"] == "l" and listed["result"]["resultType"] == "complete"
-    assert listed["result"]["ttlMs"] >= 0 and listed["result"]["cacheScope"] in ("public", "private")
-    called = client.tool("echo", {"a": 1}).json()["result"]
-    assert called["resultType"] == "complete" and "ttlMs" not in called
-    if name == "old":
-        assert listed["result"]["_meta"][f"{SPEC}serverInfo"] == {"name": "probe", "version": "1"}
-        assert called["_meta"][f"{SPEC}serverInfo"] == {"name": "probe", "version": "1"}
-
-
 def test_every_cacheable_result_of_a_legacy_server_has_hints(letter: Letter, http: httpx.Client) -> None:
     for url, methods in (
         (letter.url("old"), CACHEABLE),
@@ -100,7 +89,11 @@ def test_every_cacheable_result_of_a_legacy_server_has_hints(letter: Letter, htt
             assert result["cacheScope"] in ("public", "private"), (url, method)
 
 
-def test_notifications_are_accepted_without_a_body_or_refused(letter: Letter, http: httpx.Client) -> None:
+def test_notifications_and_responses_are_accepted_without_a_body_or_refused(letter: Letter, http: httpx.Client) -> None:
+    legacy = Legacy(letter.url("old"), http).open()
+    for said in ({"method": "notifications/roots/list_changed"}, {"id": "nobody asked", "result": {}}):
+        answer = legacy.post({"jsonrpc": "2.0", **said})
+        assert (answer.status_code, answer.content) == (202, b"")
     body = {"jsonrpc": "2.0", "method": "notifications/cancelled", "params": {"requestId": "unknown"}}
     headers = modern_headers(body)
     accepted = http.post(letter.url("new"), json=body, headers=headers)
@@ -126,32 +119,9 @@ def test_names_in_headers_are_decoded_before_they_are_compared(letter: Letter, h
     assert plain.json()["error"]["code"] == -32020, "a name that is not ASCII has to be coded"
     sentinel = client.tool(encoded("pid"), headers={"Mcp-Name": encoded("pid")})
     assert sentinel.json()["error"]["code"] == -32020, "a name that looks coded has to be coded"
-
-
-def test_arguments_in_headers_are_compared_with_the_body(letter: Letter, http: httpx.Client) -> None:
-    client = Modern(letter.url("new"), http)
-
-    def status(arguments: Any, **headers: str | bytes) -> tuple[int, Any]:
-        answer = client.tool("echo", arguments, headers={k.replace("_", "-"): v for k, v in headers.items()})
-        return answer.status_code, answer.json().get("error", {}).get("code")
-
-    good, bad = (200, None), (400, -32020)
-    assert status({"region": "eu"}, mCP_pARAM_rEGION="eu") == good
-    assert status({"region": "z\u00fcrich"}, Mcp_Param_Region=encoded("z\u00fcrich")) == good
-    assert status({"region": None}) == good and status({}) == good
-    assert status({"region": "eu"}) == bad and status({"region": "eu"}, Mcp_Param_Region="EU") == bad
-    assert status({"region": "eu"}, Mcp_Param_Region="=?base64?%%?=") == bad
-    assert status({}, Mcp_Param_Region="eu") == bad
-    assert status({"region": "z\u00fcrich"}, Mcp_Param_Region="z\u00fcrich".encode("latin-1")) == bad, "no ASCII"
-    assert status({"region": "eu"}, Mcp_Param_Region="eu", Mcp_Param_Unknown="x") == good, "it is ignored"
-
-
-def test_names_of_headers_have_no_case_and_their_values_have(letter: Letter, http: httpx.Client) -> None:
-    body = modern_body("tools/call", {"name": "pid"})
-    headers = {name.upper() if i % 2 else name.lower(): v for i, (name, v) in enumerate(modern_headers(body).items())}
-    assert http.post(letter.url("new"), json=body, headers=headers).status_code == 200
-    headers = modern_headers(body) | {"Mcp-Method": "Tools/Call"}
-    assert http.post(letter.url("new"), json=body, headers=headers).json()["error"]["code"] == -32020
+    region = {"region": "z\u00fcrich"}
+    assert client.tool("echo", region, headers={"mCP-pARAM-rEGION": encoded("z\u00fcrich")}).status_code == 200
+    assert client.tool("echo", region).json()["error"]["code"] == -32020, "an argument is repeated like a name"
 
 
 def test_headers_of_earlier_revisions_are_ignored_and_not_given(letter: Letter, http: httpx.Client) -> None:
@@ -188,13 +158,6 @@ def test_nobody_is_asked_for_what_the_client_has_not_declared(letter: Letter, ht
         assert "not declared" in answer["result"]["content"][0]["text"]
 
 
-def test_only_calls_prompts_and_reads_ask_for_input(letter: Letter, http: httpx.Client) -> None:
-    """A legacy server that asks during another request is told that nobody can be asked."""
-    legacy = Legacy(letter.url("old"), http).open()
-    assert legacy.tool("pid").status_code == 200
-    assert "inputRequests" not in Modern(letter.url("old"), http).send("tools/list").text
-
-
 def test_errors_have_an_integer_code_a_message_and_the_id(letter: Letter, http: httpx.Client) -> None:
     client = Modern(letter.url("new"), http)
     for answer in (
@@ -212,3 +175,32 @@ def test_codes_that_the_revision_has_left_are_not_sent(letter: Letter, http: htt
         error = {"code": code, "message": "as before"} | ({} if data is None else {"data": data})
         answer = messages(client.tool("broken", line(id="ID", error=error)))[-1]
         assert answer["error"]["code"] not in (-32002, -32042), answer
+
+
+@requirement("task.make")
+def test_a_tool_that_fails_completes_its_task(probe: RunningGateway, http: httpx.Client) -> None:
+    """`failed` is for JSON-RPC errors only."""
+    client = TaskClient(probe.at("probe"), http)
+    done = client.until(client.begin("fail"), "completed")
+    assert done["result"]["isError"] is True and "error" not in done
+
+
+DIALECTS = {
+    "2020-12": "",
+    "2019-09": "https://json-schema.org/draft/2019-09/schema",
+    "draft 4": "http://json-schema.org/draft-04/schema#",
+    "draft 6": "http://json-schema.org/draft-06/schema#",
+    "draft 7": "http://json-schema.org/draft-07/schema#",
+}
+
+
+@pytest.mark.parametrize("name", DIALECTS)
+def test_a_schema_is_checked_in_the_dialect_that_it_names_or_in_2020_12(name: str) -> None:
+    """`prefixItems` came with 2020-12; before, an array of schemas under `items` had that meaning."""
+    part = {"prefixItems": [{"type": "integer"}]} if name == "2020-12" else {"items": [{"type": "integer"}]}
+    named = {"$schema": DIALECTS[name]} if DIALECTS[name] else {}
+    checker = checker_of({**named, "type": "object", "properties": {"a": part}})
+    assert checker.problem({"a": [1]}, b'{"a":[1]}') is None and checker.problem({"a": ["x"]}, b'{"a":["x"]}')
+    assert name in (ROOT / "docs/policy.md").read_text(encoding="utf-8")
+    with pytest.raises(UnusableSchema):
+        checker_of({"$schema": "https://example.com/dialect", "type": "object"})

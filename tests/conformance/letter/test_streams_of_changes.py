@@ -14,7 +14,7 @@ from tests.conformance.letter.conftest import Letter
 from tests.conformance.letter.test_http_endpoint import DONE, line, lines, log
 from tests.requirements import requirement
 from tests.support.gateway_process import PROBE, running_gateway, server
-from tests.support.mcp_clients import Modern, events, modern_body, modern_headers, tool_text
+from tests.support.mcp_clients import Modern, events, modern_body, modern_headers
 from tests.support.stdio_client import Typed
 
 pytestmark = requirement("spec.letter")
@@ -71,23 +71,6 @@ def test_a_stream_begins_with_what_is_honoured_and_has_only_that(letter: Letter,
         assert stream.seen[0]["params"]["notifications"] == {"toolsListChanged": True}
         assert {message["method"] for message in stream.seen[1:]} == {"notifications/tools/list_changed"}
         assert {message["params"]["_meta"][SUBSCRIPTION] for message in stream.seen} == {own}
-
-
-def test_a_kind_that_nobody_asked_for_is_not_sent(letter: Letter, http: httpx.Client) -> None:
-    """The server names the subscription, and sends on it what is not part of it."""
-    url = letter.url("changing")
-    session = {"MCP-Gateway-Session": Modern(url, http).tool("pid").headers["mcp-gateway-session"]}
-    with listening(url, "a", session) as stream:
-        listeners = [1, 2, 3, 4, 5]
-        unasked = [
-            line(method="notifications/prompts/list_changed", params={"_meta": {SUBSCRIPTION: number}})
-            for number in listeners
-        ]
-        client = Modern(url, http, headers=session)
-        assert tool_text(client.tool("broken", lines(*unasked, DONE))) == "done"
-        assert client.tool("announce").status_code == 200
-        stream.until("notifications/tools/list_changed")
-    assert "prompts" not in stream.text
 
 
 @pytest.mark.parametrize("shape", ["legacy-only", "modern-only"])
