@@ -88,7 +88,7 @@ differential: $(VENV)/.installed-dev ## Compare 150,000 calls through gateways w
 	$(BIN)/python -m tests.attack.fast_path_differential
 
 matrix: $(VENV)/.installed-dev ## Test every feature for every pair of client era and server era
-	$(BIN)/python -m tests.matrix.run
+	$(BIN)/python -m pytest -v tests/matrix
 
 clients: $(VENV)/.installed-dev ## Run the client libraries of docs/clients.md, and print what each does (4 minutes)
 	$(BIN)/python -m tests.clients.client_table

@@ -6,7 +6,6 @@ import json
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 from playwright.sync_api import Page, expect, sync_playwright
@@ -28,7 +27,7 @@ PACKAGES = {
     "esbuild": "0.28.2",
 }
 HOST = Path(__file__).parent / "app_host.mjs"
-CLOCK, MONITOR = "ui://get-time/mcp-app.html", "ui://system-monitor/mcp-app.html"
+CLOCK = "ui://get-time/mcp-app.html"
 ERAS = ["legacy", "modern"]
 
 
@@ -64,7 +63,6 @@ def gateway(packages: Path, page_url: str) -> Iterator[RunningGateway]:
     servers = {
         "demo": server(DEMO),
         "clock": server(program_of(packages, "server-basic-vanillajs")),
-        "again": server(program_of(packages, "server-basic-vanillajs")),
         "monitor": server(program_of(packages, "server-system-monitor")),
     }
     options = {
@@ -97,28 +95,6 @@ def connected(page: Page, gateway: RunningGateway, era: str) -> list[str]:
     return names
 
 
-def without_gateway(command: tuple[str, ...], *requests: tuple[str, dict[str, Any]]) -> list[Any]:
-    """What the server itself answers."""
-    params = {"protocolVersion": "2025-11-25", "capabilities": {}, "clientInfo": {"name": "t", "version": "1"}}
-    lines: list[dict[str, Any]] = [
-        {"id": 0, "method": "initialize", "params": params},
-        {"method": "notifications/initialized"},
-    ]
-    lines += [{"id": n, "method": method, "params": given} for n, (method, given) in enumerate(requests, start=1)]
-    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
-    with process:
-        assert process.stdin is not None and process.stdout is not None
-        for line in lines:
-            process.stdin.write(json.dumps({"jsonrpc": "2.0", **line}).encode() + b"\n")
-        process.stdin.flush()
-        answers: dict[Any, Any] = {}
-        while len(answers) <= len(requests):
-            message = json.loads(process.stdout.readline())
-            answers[message.get("id")] = message.get("result")
-        process.stdin.close()
-    return [answers[n] for n in range(1, len(requests) + 1)]
-
-
 @pytest.mark.timeout(180)  # the first run downloads the packages
 @pytest.mark.parametrize("era", ERAS)
 def test_published_apps_are_opened_and_call_their_tools(page: Page, gateway: RunningGateway, era: str) -> None:
@@ -142,32 +118,3 @@ def test_published_apps_are_opened_and_call_their_tools(page: Page, gateway: Run
     called = page.evaluate("era => callsOf(era)", era)
     assert {"get-time", "poll-system-stats"} <= {*called}, "apps call tools by the names of their servers"
     page.frame_locator(f"#monitor-{era}").locator("body").get_by_text("%").first.wait_for()
-
-
-def test_tools_and_apps_are_those_of_the_server(packages: Path, page: Page, gateway: RunningGateway) -> None:
-    (tools, read) = without_gateway(
-        program_of(packages, "server-system-monitor"), ("tools/list", {}), ("resources/read", {"uri": MONITOR})
-    )
-    connected(page, gateway, "legacy")
-    opened = page.evaluate("() => openApp('legacy', 'monitor__get-system-info', 'again')")
-    own = next(tool for tool in tools["tools"] if tool["name"] == "get-system-info")
-    assert opened["tool"] == own | {"name": "monitor__get-system-info"}
-    assert opened["contents"] == read["contents"], "with its HTML and its `_meta`"
-
-
-def test_two_servers_with_one_app_both_work_and_none_is_guessed(page: Page, gateway: RunningGateway) -> None:
-    connected(page, gateway, "legacy")
-    opened = page.evaluate("() => openApp('legacy', 'again__get-time', 'second')")
-    shown, button = (
-        page.frame_locator("#second").locator("#server-time"),
-        page.frame_locator("#second").locator("button"),
-    )
-    first = opened["calledByHost"]["structuredContent"]["time"]
-    expect(shown).to_have_text(first)
-    button.first.click()
-    expect(shown).not_to_have_text(first)
-    page.evaluate("() => openApp('legacy', 'clock__get-time', 'first')")
-    refused = page.evaluate(
-        "() => hosts.legacy.client.callTool({ name: 'get-time', arguments: {} }).catch(error => error.message)"
-    )
-    assert "call clock__get-time or again__get-time" in refused

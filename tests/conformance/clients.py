@@ -4,9 +4,13 @@ The scenarios judge the client by what the suite's server receives. Each is run 
 what passes alone must pass through the gateway. The scenarios `auth/` are left out: their client authorizes itself at
 the suite's server, while a client of the gateway authorizes itself at the gateway, which never passes a client's token
 on.
+
+`python -m tests.conformance.clients CLIENT [REVISION] URL` is the command of a scenario: it runs the script CLIENT with
+the URL of a gateway in front of the suite's server. With a REVISION the client speaks that one.
 """
 
 import os
+import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
@@ -17,8 +21,8 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from tests.conformance.official import Check, checks_in, suite
-from tests.conformance.result import Result
+from tests.conformance.official import Check, Result, checks_in, reasons, suite
+from tests.support.gateway_process import running_gateway
 from tests.tools.obtain import sdk_source
 
 __all__ = ["RUNS", "ClientRun", "compared"]
@@ -53,7 +57,7 @@ def compared(run: ClientRun, expected: Mapping[str, Any]) -> Result:
     """What passes without a gateway and not through it; `expected`: scenario → check → its status and the reason."""
     alone, _ = _alone(run.revision)
     spoken = (run.client,) if run.client else ()
-    through, output = _checks(run.revision, ("-m", "tests.conformance.client_through", _client(), *spoken))
+    through, output = _checks(run.revision, ("-m", "tests.conformance.clients", _client(), *spoken))
     reached = {(check.scenario, check.id): check for check in through}
     found: list[str] = []
     met = 0
@@ -64,13 +68,8 @@ def compared(run: ClientRun, expected: Mapping[str, Any]) -> Result:
         met += status == check.status
         if status != wanted:
             found.append(f"{check.scenario}: {check.id}: {status}, {wanted} expected: {message}")
-    reasons = (
-        f"{scenario}: {name}: {entry['status']}: {entry['reason']}"
-        for scenario, group in expected.items()
-        for name, entry in group.items()
-    )
     summary = f"{met} of {len(alone)} checks as without a gateway"
-    return Result(summary=summary, expected=tuple(reasons), found=tuple(found), output=output)
+    return Result(summary=summary, expected=reasons(expected), found=tuple(found), output=output)
 
 
 @cache
@@ -105,3 +104,15 @@ def _scenarios(revision: str) -> list[str]:
     listed = suite(["list", "--requirements", revision]).partition("Client scenarios")[2]
     names = [line.split()[1] for line in listed.splitlines() if line.strip().startswith("- ")]
     return [name for name in names if not name.startswith(LEFT_OUT)]
+
+
+def main(client: str, *more: str) -> int:
+    *revision, url = more
+    spoken = {"MCP_CONFORMANCE_PROTOCOL_VERSION": revision[0]} if revision else {}
+    with running_gateway({"tested": {"url": url}}) as gateway:
+        command = [sys.executable, client, gateway.url]
+        return subprocess.run(command, env={**os.environ, **spoken}, check=False).returncode
+
+
+if __name__ == "__main__":
+    sys.exit(main(*sys.argv[1:]))

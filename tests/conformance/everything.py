@@ -9,16 +9,14 @@ takes longer than the gateway keeps a stream open in this configuration, so that
 
 import asyncio
 import contextlib
-import json
 import os
 import signal
 import socket
 import subprocess
 import sys
 import tempfile
-import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from importlib.metadata import version
 from pathlib import Path
 from types import SimpleNamespace
@@ -49,18 +47,17 @@ def loaded() -> Iterator[tuple[str, ...]]:
 
 
 @contextlib.contextmanager
-def served_over_http(script: Path | None = None) -> Iterator[str]:
-    """The URL of the SDK's server as it is, on HTTP, for both eras; or of the server that `script` starts on a port."""
+def served_over_http(command: Sequence[str] = ()) -> Iterator[str]:
+    """The URL of the SDK's server as it is, on HTTP; or of the server that a command starts on a port."""
     port = free_port()
-    if script is None:
+    if not command:
         source = sdk_source(version("mcp")) / "examples/servers/everything-server"
         start = (
             f"import sys; sys.path.insert(0, {str(source)!r}); from mcp_everything_server.server import main; main()"
         )
-        command = [sys.executable, "-W", "ignore", "-c", start, "--port", str(port), "--log-level", "ERROR"]
-    else:
-        command = [sys.executable, str(script), str(port)]
-    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        command = [sys.executable, "-W", "ignore", "-c", start, "--log-level", "ERROR", "--port"]
+    quiet: Any = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+    process = subprocess.Popen([*command, str(port)], cwd=ROOT, **quiet)
     try:
         deadline = time.monotonic() + 30
         while True:
@@ -93,11 +90,7 @@ def fixtures() -> Any:
 
 
 def main() -> None:
-    """Serve on stdio; or, given a listener's descriptor, fork a server for everyone who connects, on the three
-    descriptors they send."""
-    if len(sys.argv) == 1:
-        fixtures().run("stdio")
-        return
+    """Given a listener's descriptor, fork a server for everyone who connects, on the three descriptors they send."""
     listener = socket.socket(fileno=int(sys.argv[1]))
     server = fixtures()
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for them
@@ -111,7 +104,6 @@ def main() -> None:
                 os.dup2(fd, target)
                 os.close(fd)
             if flag == b"\1":
-                _know_no_discovery()
                 _ask_as_before(server)
             server.run("stdio")
             os._exit(0)  # `connection` closes with it, which is what session.py waits for
@@ -157,24 +149,6 @@ def _ask_as_before(server: Any) -> None:
         else:
             server.remove_tool(name)
             server.tool()(fixture)
-
-
-def _know_no_discovery() -> None:
-    """Answer `server/discover` as servers did before there was one; the SDK's speaks the era of its first message."""
-    lines, (read, write) = os.fdopen(os.dup(0), "rb"), os.pipe()
-    os.dup2(read, 0)
-
-    def pass_on() -> None:
-        with os.fdopen(write, "wb", 0) as out:
-            for line in lines:
-                message = json.loads(line)
-                if message.get("method") == "server/discover":
-                    error = {"code": -32601, "message": "Method not found"}
-                    os.write(1, json.dumps({"jsonrpc": "2.0", "id": message["id"], "error": error}).encode() + b"\n")
-                else:
-                    out.write(line)
-
-    threading.Thread(target=pass_on, daemon=True).start()
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from tests.conformance.result import Result
+from tests.conformance.official import Result
 from tests.tools.obtain import python_with, sdk_source
 
 __all__ = ["NAME", "compared", "unexpected"]

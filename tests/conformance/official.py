@@ -14,12 +14,21 @@ from typing import Any
 
 from tests.tools.obtain import node, node_environment, npm_packages
 
-__all__ = ["Check", "checks_in", "differences", "is_late", "passed", "suite"]
+__all__ = ["Check", "Result", "checks_in", "differences", "passed", "reasons", "suite"]
 
 SUITE = {"@modelcontextprotocol/conformance": "0.2.0-alpha.12"}
 TIMEOUT_S = 300
-LATE = re.compile(r"Failed to (open or )?receive\b|no notifications/\S+ arrived\b|aborted due to timeout")
 FOLDER = re.compile(r"(?:server-)?(.+)-\d{4}-\d\d-\d\dT[\dZ-]+")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Result:
+    """What a run comes to. `expected`: what does not pass, and why that is right. `found`: what is not as expected."""
+
+    summary: str
+    expected: tuple[str, ...]
+    found: tuple[str, ...]
+    output: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,9 +61,13 @@ def checks_in(folder: Path) -> Iterator[Check]:
                 yield Check(scenario=scenario, id=check["id"], status=check["status"], message=message)
 
 
-def is_late(check: Check) -> bool:
-    """Whether the suite waited for something in vain. It waits 0.5 to 1.5 s, whatever the machine does meanwhile."""
-    return check.status != "SUCCESS" and LATE.search(check.message) is not None
+def reasons(expected: Mapping[str, Any]) -> tuple[str, ...]:
+    """Why checks need not pass, a line each. `expected`: scenario → check → its status and the reason."""
+    return tuple(
+        f"{scenario}: {name}: {entry['status']}: {entry['reason']}"
+        for scenario, group in expected.items()
+        for name, entry in group.items()
+    )
 
 
 def passed(checks: Sequence[Check]) -> int:

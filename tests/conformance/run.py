@@ -9,51 +9,27 @@ import time
 import tomllib
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 from tests.conformance import clients, interaction, servers
-from tests.conformance.official import differences, is_late, passed
-from tests.conformance.result import Result
+from tests.conformance.official import Result, differences, passed, reasons
 from tests.tools.obtain import CACHE, sdk_source
 
-MOST_LATE = 6
-"""Late checks that a busy run may have. The suite has six that wait for a stream for less than two seconds."""
-
 AT_ONCE = 2
-"""Runs beside each other, on two cores. Those that make the machine busy are alone."""
+"""Runs beside each other, on two cores."""
 
 EXPECTED = tomllib.loads(Path(__file__).with_name("expected.toml").read_text(encoding="utf-8"))
 
 
 def _server_run(run: servers.Run, expected: Mapping[str, Any]) -> Result:
-    """The result of a run. A run on a busy machine may use up a time of a client's own: what it finds counts if a
-    second attempt is not as expected either. The first attempt is told."""
-    result = _attempt(run, expected)
-    if not (run.busy and result.found):
-        return result
-    again = _attempt(run, expected)
-    return replace(again, expected=(*again.expected, *(f"only at a first attempt: {line}" for line in result.found)))
-
-
-def _attempt(run: servers.Run, expected: Mapping[str, Any]) -> Result:
     checks, output = servers.run_suite(run)
-    # A process may take longer to start than the suite waits. The same run on a machine that is not busy waits for all.
-    late = [check for check in checks if run.busy and is_late(check)]
-    if len(late) > MOST_LATE:  # a gateway that never answers is not slow
-        late = []
-    reasons = (
-        f"{scenario}: {name}: {entry['status']}: {entry['reason']}"
-        for scenario, group in expected.items()
-        for name, entry in group.items()
-    )
     return Result(
         summary=f"{passed(checks)} of {len(checks)} checks passed",
-        expected=(*reasons, *(f"late: {check.scenario}: {check.id}: {check.message}" for check in late)),
-        found=tuple(differences([one for one in checks if one not in late], run.passes - len(late), expected)),
+        expected=reasons(expected),
+        found=tuple(differences(checks, run.passes, expected)),
         output=output,
     )
 
@@ -72,10 +48,8 @@ def main() -> int:
     sdk_source(version("mcp"))  # fetched before the first server starts, which has 30 s
     only = sys.argv[1] if len(sys.argv) > 1 else ""
     chosen = [(name, run) for name, run in runs() if only in name]
-    alone = {run.name for run in servers.RUNS if run.busy}
     with ThreadPoolExecutor(AT_ONCE) as pool:  # most of each is waiting
-        good = sum(pool.map(lambda each: _is_as_expected(*each), [each for each in chosen if each[0] not in alone]))
-    good += sum(_is_as_expected(name, run) for name, run in chosen if name in alone)
+        good = sum(pool.map(lambda each: _is_as_expected(*each), chosen))
     print(f"{good} runs as expected, {len(chosen) - good} not")
     return int(good != len(chosen))
 

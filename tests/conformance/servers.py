@@ -1,8 +1,6 @@
 """The server scenarios of the official suite against the gateway in front of a server with their fixtures."""
 
 import contextlib
-import os
-import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping
@@ -30,7 +28,8 @@ TASKS = tuple(
     )
 )
 MADE_AT_ONCE = [f"everything/{tool}" for tool in TOOLS]
-TASKS_SERVER = Path(__file__).with_name("tasks_server.py")
+ONE_ERA = ROOT / "tests/support/single_era_server.py"
+TASKS_SERVER = (sys.executable, "-m", "tests.conformance.tasks_server")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,7 +47,6 @@ class Run:
     bridged: bool = False
     http: bool = False
     tasks: bool = False
-    busy: bool = False
     made: bool = False
 
     @property
@@ -56,7 +54,6 @@ class Run:
         said = {
             "tasks": self.tasks,
             "made": self.made,
-            "busy": self.busy,
             "balanced": self.balanced,
             "bridged": self.bridged,
             "http": self.http,
@@ -78,10 +75,6 @@ RUNS = (
     # A server behind a URL.
     Run(revision="2025-11-25", shared=False, passes=82, http=True),
     Run(revision="2026-07-28", shared=False, passes=152, http=True),
-    # A server that is started as a user starts it, and needs a second for that, on a machine that is busy.
-    Run(revision="2025-11-25", shared=False, passes=83, busy=True),
-    Run(revision="2026-07-28", shared=True, passes=152, busy=True),
-    Run(revision="2026-07-28", shared=False, passes=152, busy=True),
     # The tasks extension.
     Run(revision="2026-07-28", shared=True, passes=44, tasks=True),
     Run(revision="2026-07-28", shared=False, passes=44, tasks=True),
@@ -110,34 +103,16 @@ def run_suite(run: Run) -> tuple[list[Check], str]:
 def _fixtures(run: Run) -> Iterator[dict[str, Any]]:
     """The entry of the configuration for the server with the suite's fixtures."""
     if run.http:
-        with served_over_http(TASKS_SERVER if run.tasks else None) as url:
+        with served_over_http(TASKS_SERVER if run.tasks else ()) as url:
             yield {"url": url, "shared": run.shared}
-    elif run.busy:
-        plain = (sys.executable, "-m", "tests.conformance.everything")
-        warm = {} if run.shared else {"warm": 4}
-        with _busy_cores():
-            yield server(plain, env={"PYTHONPATH": str(ROOT)}, shared=run.shared, **warm)
     elif run.made:
-        plain = (sys.executable, "-m", "tests.conformance.no_tasks_server")
-        yield server(plain, env={"PYTHONPATH": str(ROOT)}, shared=run.shared)
+        yield server((*TASKS_SERVER, "legacy"), env={"PYTHONPATH": str(ROOT)}, shared=run.shared)
     elif run.tasks:
-        yield server((sys.executable, str(TASKS_SERVER)), shared=run.shared)
+        yield server(TASKS_SERVER, env={"PYTHONPATH": str(ROOT)}, shared=run.shared)
     else:
         with loaded() as command:
-            yield server((*command, "legacy") if run.bridged else command, shared=run.shared)
-
-
-@contextlib.contextmanager
-def _busy_cores() -> Iterator[None]:
-    """Every core works for somebody else as well."""
-    command = [sys.executable, "-c", "import os; os.nice(10)\nwhile True: pass"]
-    burners = [subprocess.Popen(command) for _ in range(os.cpu_count() or 1)]
-    try:
-        yield
-    finally:
-        for burner in burners:
-            burner.kill()
-            burner.wait()
+            bridged = (sys.executable, str(ONE_ERA), "legacy", *command, "legacy")
+            yield server(bridged if run.bridged else command, shared=run.shared)
 
 
 @contextlib.contextmanager

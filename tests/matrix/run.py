@@ -1,14 +1,10 @@
-"""`make matrix`: each feature, through the gateway, in each cell: client era and server era, stdio and HTTP.
+"""Each feature, as a client of the official SDK uses it at a server of the official SDK, in each cell: client era and
+server era, stdio and HTTP."""
 
-A client of the official SDK, a server of the official SDK. 1 when a feature does not pass that could.
-"""
-
-import asyncio
 import contextlib
 import subprocess
 import sys
 import time
-import warnings
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from typing import Any, Final
 
@@ -19,11 +15,9 @@ import mcp_types as types
 from mcp.client import Client
 from mcp.client.streamable_http import streamable_http_client
 from mcp.shared.exceptions import MCPError
-from rich.console import Console
-from rich.table import Table
 
 from tests.support.free_ports import free_port
-from tests.support.gateway_process import ROOT, running_gateway, server
+from tests.support.gateway_process import ROOT, server
 
 __all__ = ["CELLS", "FEATURES", "connected", "served"]
 
@@ -248,49 +242,3 @@ FEATURES: Final[dict[str, Callable[[Client, Heard], Awaitable[None]]]] = {
     "structured output": structured,
     "errors": errors,
 }
-
-
-async def outcome(url: str, era: str, feature: str) -> str:
-    """Empty when it passes."""
-    try:
-        with anyio.fail_after(30):
-            async with connected(url, era) as (client, heard):
-                await FEATURES[feature](client, heard)
-    except BaseExceptionGroup as group:
-        return repr(leaf(group))[:160]
-    except Exception as error:
-        return repr(error)[:160]
-    return ""
-
-
-def leaf(error: BaseException) -> BaseException:
-    return leaf(error.exceptions[0]) if isinstance(error, BaseExceptionGroup) else error
-
-
-def main() -> int:
-    only = sys.argv[1] if len(sys.argv) > 1 else ""
-    table = Table("feature", *(f"{c} > {s}\n{wire}" for c, s, wire in CELLS), box=None)
-    found: dict[tuple[str, str, str, str], str] = {}
-    for wire in ("stdio", "HTTP"):
-        for theirs in ("legacy", "modern"):
-            with served(theirs, wire) as entry, running_gateway({"features": entry}) as gateway:
-                for ours in CLIENTS:
-                    for feature in FEATURES:
-                        if only in f"{feature} {ours} {theirs} {wire}":
-                            found[feature, ours, theirs, wire] = asyncio.run(outcome(gateway.url, ours, feature))
-    for feature in FEATURES:
-        cells = [found.get((feature, *cell)) for cell in CELLS]
-        if any(cell is not None for cell in cells):
-            table.add_row(feature, *("" if cell is None else "FAILS" if cell else "passes" for cell in cells))
-    console = Console(width=160)
-    console.print(table)
-    for where, what in found.items():
-        if what:
-            console.print(f"{', '.join(where)}: {what}", markup=False)
-    console.print(f"{sum(not what for what in found.values())} of {len(found)} pass")
-    return int(any(found.values()))
-
-
-if __name__ == "__main__":
-    warnings.simplefilter("ignore")  # the SDK's, that the old words are old
-    sys.exit(main())

@@ -37,18 +37,12 @@ async def test_everything_it_offers(era: str) -> None:
 async def tools_of(client: Client, heard: Heard) -> None:
     names = {tool.name for tool in (await client.list_tools()).tools}
     assert {"echo", "get-roots-list", "trigger-sampling-request", "trigger-elicitation-request"} <= names
-    assert text(await client.call_tool("echo", {"message": "hi"})) == "Echo: hi"
-    assert "5" in text(await client.call_tool("get-sum", {"a": 2, "b": 3}))
     weather = await client.call_tool("get-structured-content", {"location": "Chicago"})
     assert weather.structured_content and "temperature" in weather.structured_content
-    kinds = {content.type for content in (await client.call_tool("get-tiny-image", {})).content}
-    assert kinds == {"text", "image"}
     annotated = await client.call_tool("get-annotated-message", {"messageType": "error", "includeImage": True})
-    assert annotated.content[0].annotations is not None
+    assert annotated.content[0].annotations is not None and annotated.content[-1].type == "image"
     links = await client.call_tool("get-resource-links", {"count": 2})
     assert [content.type for content in links.content].count("resource_link") == 2
-    reference = await client.call_tool("get-resource-reference", {"resourceType": "Text", "resourceId": 1})
-    assert "resource" in {content.type for content in reference.content}
     assert "MCP_SESSION_ID" in text(await client.call_tool("get-env", {}))
     steps: list[float] = []
 
@@ -62,7 +56,6 @@ async def tools_of(client: Client, heard: Heard) -> None:
     with anyio.fail_after(5):
         while len(steps) < 4:  # noqa: ASYNC110  # it has no event for that
             await anyio.sleep(0.01)
-    assert sorted(steps) == [1, 2, 3, 4]
     wrong = await client.call_tool("get-sum", {"a": 2})
     assert wrong.is_error and "required property" in str(wrong.content)
 

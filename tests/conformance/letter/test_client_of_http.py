@@ -99,6 +99,7 @@ class Old:
 
     def __init__(self) -> None:
         self.session = "first-7f3a9c"
+        self._cut: Any = None
 
     def __call__(self, seen: Seen) -> Reply:
         if seen.method == "GET" and "last-event-id" in seen.headers:
