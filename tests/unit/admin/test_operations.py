@@ -1,12 +1,14 @@
 """`gateway.admin.operations`: pages, names that are never guessed, and what is recorded."""
 
 import asyncio
-from collections.abc import Callable, Iterable
+import contextlib
+from collections.abc import AsyncIterator, Callable, Iterable
 from typing import Any
 
 import msgspec
 import pytest
 
+from gateway.admin import session_list
 from gateway.admin.operations import Operations, operations_on, task_row
 from gateway.admin.operators import (
     Ambiguous,
@@ -20,7 +22,7 @@ from gateway.admin.operators import (
     TooShort,
     UnknownHere,
 )
-from gateway.admin.replicas import Answers, Replicas
+from gateway.admin.replicas import ASK, Answers, PeerQueries, Replicas
 from gateway.admin.reports import (
     FrameQuery,
     ReplicaReport,
@@ -32,7 +34,7 @@ from gateway.admin.reports import (
 )
 from gateway.admin.session_selection import HeldPage, HeldRow, Selection, facts_of
 from gateway.observability.observed import Failure
-from session_store import AuditEvent, ClientFacts, Context, MemoryBackend, Principal, Session, Task
+from session_store import AuditEvent, ClientFacts, Context, MemoryBackend, Principal, Session, StoreUnavailable, Task
 from session_store.session import redact
 from session_store.testing import BOB, FakeClock, a_session, a_task
 from tests.requirements import requirement
@@ -167,9 +169,9 @@ async def test_pages_follow_each_other_in_order_of_id() -> None:
     ids = [f"{letter * 4}-and-more-{n}" for n, letter in enumerate("abcde")]
     await parts.holding(*reversed(ids))
     first = await parts.operations.sessions(SessionQuery(limit=3))
-    assert [row.session for row in first.sessions] == [redact(one) for one in ids[:3]]
     rest = await parts.operations.sessions(SessionQuery(limit=3, after=first.after))
-    assert [row.session for row in rest.sessions] == [redact(one) for one in ids[3:]] and rest.after == ""
+    assert [row.session for row in (*first.sessions, *rest.sessions)] == [redact(one) for one in ids]
+    assert len(first.sessions) == 3 and rest.after == ""
 
 
 @pytest.mark.parametrize(
@@ -214,18 +216,16 @@ async def test_rows_have_what_replicas_know_where_there_are_any() -> None:
 async def test_a_task_that_works_is_cancelled_where_it_runs() -> None:
     replicas = FakeReplicas()
     parts = Parts(replicas)
-    working = a_task(parts.clock, id="working-task")
-    for task in (working, a_task(parts.clock, id="ended-task", status="completed")):
-        await parts.backend.tasks.create(task)
+    [working] = await hold(parts, "working-task")
+    await hold(parts, "ended-task", status="completed")
     assert await parts.operations.cancel_task("working", "ann") == "working-"
     assert replicas.cancelled == [(working.name, "the operator ann cancelled the task")]
     which = f"task of session {redact(working.session_id)}: {working.tool}"
     assert parts.recorded == [f"the operator ann has cancelled a {which}"]
-    with pytest.raises(TooLate, match="over already: completed"):
-        await parts.operations.cancel_task("ended-", "ann")
     replicas.runs_tasks = False
-    with pytest.raises(TooLate, match="no replica runs the task"):
-        await parts.operations.cancel_task("working", "ann")
+    for prefix, why in (("ended-", "over already: completed"), ("working", "no replica runs the task")):
+        with pytest.raises(TooLate, match=why):
+            await parts.operations.cancel_task(prefix, "ann")
 
 
 async def test_several_views_of_one_range_have_the_replicas_write_once() -> None:
@@ -302,16 +302,15 @@ async def test_all_sessions_of_somebody_are_ended_and_no_others() -> None:
     whose = "principal api-key:ann and client agent and workspace w-1"
     assert parts.ending.ended == [("a-one", f"the operator olga ended all of {whose}")] and parts.ending.calls == [3]
     assert parts.recorded == [f"the operator olga has ended all sessions of {whose}: 1"]
-    assert await parts.operations.end_all(SessionFilter(workspace="w-1")) == 3
-    assert await parts.operations.end_all(SessionFilter(client="nobody")) == 0
-    parts.ending.ended.clear()
-    assert await parts.operations.end_all(SessionFilter(failing=True)) == 1
-    assert await parts.operations.end_all(SessionFilter(state="detached", principal="api-key:bob")) == 1
-    assert [session for session, _ in parts.ending.ended] == ["a-one", "b-one"]
-    with pytest.raises(OperatorError, match="principal, a client or a workspace"):
-        SessionFilter()
-    with pytest.raises(OperatorError, match="principal: is empty"):
-        SessionFilter.of({"client": "agent", "principal": ""})
+    for chosen, ended in (
+        (SessionFilter(workspace="w-1"), ["a-one", "a-three", "b-one"]),
+        (SessionFilter(client="nobody"), []),
+        (SessionFilter(failing=True), ["a-one"]),
+        (SessionFilter(state="detached", principal="api-key:bob"), ["b-one"]),
+    ):
+        parts.ending.ended.clear()
+        assert await parts.operations.end_all(chosen) == len(ended)
+        assert sorted(session for session, _ in parts.ending.ended) == ended
 
 
 @requirement("ops.bulk-end")
@@ -357,14 +356,15 @@ async def hold(parts: Parts, *ids: str, **fields: Any) -> list[Task]:
     return tasks
 
 
-async def test_pages_follow_each_other_newest_first() -> None:
+async def test_pages_of_tasks_follow_each_other_newest_first() -> None:
     parts = Parts()
     await hold(parts, *(f"{letter * 8}-rest" for letter in "abcde"))
-    first = await parts.operations.tasks(TaskQuery(limit=2))
-    assert ([row.task for row in first.tasks], first.after) == (["eeeeeeee", "dddddddd"], "dddddddd")
-    second = await parts.operations.tasks(TaskQuery(limit=2, after=first.after))
-    third = await parts.operations.tasks(TaskQuery(limit=2, after=second.after))
-    assert ([row.task for row in third.tasks], third.after) == (["aaaaaaaa"], "")
+    after, found = "", []
+    for _ in range(3):
+        page = await parts.operations.tasks(TaskQuery(limit=2, after=after))
+        after = page.after
+        found.append([row.task for row in page.tasks])
+    assert (found, after) == ([["eeeeeeee", "dddddddd"], ["cccccccc", "bbbbbbbb"], ["aaaaaaaa"]], "")
 
 
 async def test_tasks_are_found_by_status_and_by_their_facts() -> None:
@@ -403,3 +403,142 @@ async def test_what_a_task_was_given_and_returned_is_not_shown() -> None:
     assert (row.error_code, row.error, row.asked, row.age_s) == (-32603, "why it failed", 2, 10.0)
     assert b"private" not in msgspec.json.encode(row) and task.id.encode() not in msgspec.json.encode(row)
     assert (await parts.operations.task("a-task")).asked == 2
+
+
+# -- `gateway.admin.session_list` and lists that have them: sessions of gateways that have ended
+
+
+@pytest.fixture
+def durable(monkeypatch: pytest.MonkeyPatch) -> Parts:
+    """A store that outlives gateways, and one gateway that serves one of its sessions. The first list waits."""
+    monkeypatch.setattr(session_list, "_FIRST_S", 10.0)
+    monkeypatch.setattr(session_list, "_REST", 0)
+    replicas = FakeReplicas(SessionPart(id="held-session", state="busy", calls=2, in_flight=1))
+    parts = Parts(replicas)
+    parts.backend.is_durable = True
+    return parts
+
+
+async def names(parts: Parts, query: SessionQuery) -> list[tuple[str, str]]:
+    return [(row.session, row.state) for row in (await parts.operations.sessions(query)).sessions]
+
+
+@requirement("ops.session-list")
+async def test_what_no_replica_serves_is_listed_and_counted(durable: Parts) -> None:
+    await durable.holding("held-session", "left-session")
+    page = await durable.operations.sessions(SessionQuery(sort="calls"))
+    assert [(row.session, row.state) for row in page.sessions] == [("held-ses", "busy"), ("left-ses", "detached")]
+    assert page.totals is not None and page.totals.states == {"busy": 1, "detached": 1}
+    only = SessionQuery(which=SessionFilter(state="detached"))
+    assert await names(durable, only) == [("left-ses", "detached")]
+    await durable.backend.sessions.end("left-session")
+    assert await names(durable, only) == [], "one that has ended since is left out"
+
+
+@requirement("ops.session-list")
+async def test_a_session_that_is_served_again_is_listed_once(durable: Parts) -> None:
+    await durable.holding("left-session")
+    query = SessionQuery(sort="created")
+    assert await names(durable, query) == [("left-ses", "detached")]
+    durable.replicas._parts = (SessionPart(id="left-session", calls=1),)
+    assert await names(durable, query) == [("left-ses", "idle")]
+
+
+@requirement("ops.session-list")
+async def test_of_many_the_last_used_are_known(durable: Parts, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(session_list, "_KEPT", 3)
+    monkeypatch.setattr(session_list, "_DETACHED_AT_ONCE", 2)
+    for n in range(8):
+        await durable.store(a_session(FakeClock(), id=f"{n}-session", used_at=durable.clock() - n))
+    listed = await names(durable, SessionQuery(sort="used"))
+    assert [name for name, _ in listed] == [redact(f"{n}-session") for n in range(3)]
+
+
+@requirement("ops.session-list")
+async def test_a_store_that_lives_as_long_as_its_gateway_is_not_read() -> None:
+    parts = Parts(FakeReplicas())
+    await parts.holding("left-session")
+    assert await names(parts, SessionQuery(sort="used")) == []
+
+
+@requirement("ops.session-list")
+async def test_replicas_that_do_not_answer_are_counted() -> None:
+    replicas = FakeReplicas()
+    replicas.unanswered = 1
+    for query in (SessionQuery(sort="used"), SessionQuery()):
+        assert (await Parts(replicas).operations.sessions(query)).unanswered == 1
+
+
+@requirement("ops.session-list")
+@pytest.mark.parametrize("answer", [1, StoreUnavailable("gone")], ids=["a silent replica", "no store"])
+async def test_what_may_be_served_elsewhere_is_not_listed_as_detached(
+    durable: Parts, answer: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def serves(session_ids: list[str]) -> list[str]:
+        if isinstance(answer, Exception):
+            raise answer
+        durable.replicas.unanswered = answer
+        return []
+
+    await durable.holding("left-session")
+    monkeypatch.setattr(durable.replicas, "answer_serves", serves)
+    page = await durable.operations.sessions(SessionQuery(sort="used"))
+    assert (page.sessions, page.is_reading) == ([], True)
+
+
+@requirement("ops.session-list")
+async def test_a_list_says_that_the_store_is_still_being_read_and_shows_what_was_found(
+    durable: Parts, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(session_list, "_DETACHED_AT_ONCE", 1)
+    await durable.holding("a-session", "b-session")
+    serves, may_go_on = durable.replicas.answer_serves, asyncio.Event()
+
+    async def slow(session_ids: list[str]) -> list[str]:
+        if session_ids == ["b-session"]:
+            await may_go_on.wait()
+        found: list[str] = await serves(session_ids)
+        return found
+
+    monkeypatch.setattr(durable.replicas, "answer_serves", slow)
+    monkeypatch.setattr(session_list, "_FIRST_S", 0)
+    query = SessionQuery(sort="used")
+    assert (await durable.operations.sessions(query)).is_reading
+    for is_reading, count in ((True, 1), (False, 2)):
+        for _ in range(20):
+            await asyncio.sleep(0)
+        page = await durable.operations.sessions(query)
+        assert (page.is_reading, len(page.sessions)) == (is_reading, count)
+        may_go_on.set()
+
+
+# -- Questions between replicas: answered by those who live and understand, and by nobody else's leave
+
+
+@contextlib.asynccontextmanager
+async def replicas(backend: MemoryBackend, *names: str) -> AsyncIterator[list[PeerQueries]]:
+    def answering(name: str) -> Any:
+        async def answer(what: str, args: Any) -> Any:
+            if what != "who":
+                raise LookupError(what)
+            return [name, args]
+
+        return answer
+
+    asking = [PeerQueries(backend.bus, name, answering(name)) for name in names]
+    listening = [asyncio.create_task(one.listen()) for one in asking]
+    await asyncio.sleep(0)  # each listens before anybody asks
+    yield asking
+    for task in listening:
+        task.cancel()
+    await asyncio.gather(*listening, return_exceptions=True)
+
+
+async def test_who_is_silent_or_of_another_version_is_not_waited_for() -> None:
+    backend = MemoryBackend()
+    async with replicas(backend, "a", "b") as (a, _):
+        assert await a.ask("who", None, ["a", "b", "gone"], patience_s=0.05) == {"a": ["a", None], "b": ["b", None]}
+        assert await a.ask("what", None, ["b"], patience_s=0.05) == {}
+        await backend.bus.publish(ASK, b"not a question")
+        await backend.bus.publish(ASK, b'{"number": 1}')
+        assert await a.ask("who", None, ["b"]) == {"b": ["b", None]}

@@ -1,5 +1,6 @@
 """Forms from the input schemas of tools: each field sends JSON of the declared type, or says why not."""
 
+import base64
 import json
 from typing import Any
 
@@ -7,11 +8,19 @@ import jsonschema_rs
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec import Raw
 
 from gateway.admin.pages.forms import JSON_CONTROL, PREFIX, Form, FormFaults, arguments_in, form_of
+from gateway.admin.pages.tool import MOST_CHARS, MOST_PARTS, parts_of
+from gateway.admin.tried_calls import answer_to_question, call_body, call_headers, cancel_body
+from gateway.sessions.carriers import GATEWAY_HEADER, LEGACY_HEADER, NEW
+from gateway.sessions.session_keys import KEY_META
 from tests.requirements import requirement
+from transports.era import LEGACY, MODERN
+from transports.inbound.modern import VERSION_HEADER
 
 pytestmark = requirement("ops.try-tools")
+
 
 NAMES = st.text('aZ09_-.$<"&=;ä語', min_size=1, max_size=12)
 STRINGS = st.text('aZ0 9.-+eE{}[]\\"\n\tä語', max_size=12)
@@ -50,88 +59,54 @@ TEXTS = st.one_of(
 )
 
 
+@requirement("ops.try-tools")
 @given(schemas(), st.data())
 def test_whatever_stands_in_the_controls_is_sent_as_the_declared_types_or_refused(
     schema: dict[str, Any], data: st.DataObject
 ) -> None:
     form = form_of(schema)
     assert form.fields is not None
-    filled = {}
-    for field in form.fields:
-        choices = st.sampled_from(field.choices) | TEXTS if field.choices else TEXTS
-        filled[field.control] = data.draw(choices)
+    filled = {
+        field.control: data.draw(st.sampled_from(field.choices) | TEXTS if field.choices else TEXTS)
+        for field in form.fields
+    }
     try:
         arguments = arguments_in(form, filled)
     except FormFaults as error:
         assert error.faults and error.faults.keys() <= filled.keys()
         return
     sent = json.loads(json.dumps(arguments, allow_nan=False))
-    assert sent == arguments
-    assert jsonschema_rs.is_valid(schema, sent), sent
-
-
-@given(schemas(), st.data())
-def test_every_value_of_a_schema_can_be_entered(schema: dict[str, Any], data: st.DataObject) -> None:
-    form = form_of(schema)
-    filled, expected = {}, {}
-    for field in form.fields or ():
-        if field.kind == "choice":
-            filled[field.control] = data.draw(st.sampled_from(field.choices))
-            expected[field.name] = json.loads(filled[field.control])
-            continue
-        if field.types == {"null"}:
-            continue
-        value = data.draw(_values(field.types))
-        plain = field.kind in ("text", "password")
-        filled[field.control] = value if plain else json.dumps(value)
-        expected[field.name] = value
-    assert {
-        name: value for name, value in arguments_in(form, filled).items() if value is not None or name in expected
-    } == expected
-
-
-def _values(kinds: frozenset[str]) -> st.SearchStrategy[Any]:
-    """Values of these types, but for those that an empty control means."""
-    each = {
-        "string": STRINGS.filter(bool),
-        "integer": st.integers(),
-        "number": st.integers() | st.floats(allow_nan=False, allow_infinity=False),
-        "boolean": st.booleans(),
-        "array": st.lists(JSON, max_size=3),
-        "object": st.dictionaries(STRINGS, JSON, max_size=3),
-    }
-    return st.one_of([values for kind, values in each.items() if kind in kinds or not kinds])
+    assert sent == arguments and jsonschema_rs.is_valid(schema, sent), sent
 
 
 def a_form(**properties: Any) -> Form:
     return form_of({"type": "object", "properties": properties})
 
 
+@requirement("ops.try-tools")
 def test_each_type_has_its_control_and_required_ones_come_first() -> None:
-    form = form_of(
-        {
-            "type": "object",
-            "properties": {
-                "city": {"type": "string", "description": "Where"},
-                "key": {"type": "string", "format": "password"},
-                "days": {"type": "integer", "minimum": 1, "maximum": 7, "default": 3},
-                "unit": {"enum": ["C", "F", None]},
-                "exact": {"type": ["boolean", "null"]},
-                "tags": {"type": "array", "items": {"type": "string"}},
-                "either": {"anyOf": [{"type": "string"}, {"type": "integer"}]},
-            },
-            "required": ["days"],
-        }
-    )
+    properties = {
+        "city": {"type": "string", "description": "Where"},
+        "key": {"type": "string", "format": "password"},
+        "days": {"type": "integer", "minimum": 1, "maximum": 7, "default": 3},
+        "unit": {"enum": ["C", "F", None]},
+        "exact": {"type": ["boolean", "null"]},
+        "tags": {"type": "array", "items": {"type": "string"}},
+        "either": {"anyOf": [{"type": "string"}, {"type": "integer"}]},
+    }
+    form = form_of({"type": "object", "properties": properties, "required": ["days"]})
     assert form.fields is not None
-    assert [(field.name, field.kind) for field in form.fields] == [
-        *(("days", "integer"), ("city", "text"), ("key", "password"), ("unit", "choice"), ("exact", "boolean")),
-        *(("tags", "json"), ("either", "json")),
-    ]
+    assert {field.name: field.kind for field in form.fields} == {
+        **{"days": "integer", "city": "text", "key": "password", "unit": "choice", "exact": "boolean"},
+        **{"tags": "json", "either": "json"},
+    }
     [days, *_] = form.fields
-    assert (days.value, days.minimum, days.maximum) == ("3", "1", "7")
-    assert days.hint == "integer · from 1 · up to 7 · default: 3"
-    assert json.loads(form.skeleton) == {"days": 3}
+    assert (days.name, days.value, days.minimum, days.maximum) == ("days", "3", "1", "7")
+    assert days.hint == "integer · from 1 · up to 7 · default: 3" and json.loads(form.skeleton) == {"days": 3}
+    entered = {"city": "A\r\nB", "days": "2", "unit": '"F"', "exact": "false", "tags": '["x"]', "either": "7"}
+    assert arguments_in(form, {f"{PREFIX}{name}": text for name, text in entered.items()}) == {
+        **{"city": "A\nB", "days": 2, "unit": "F", "exact": False, "tags": ["x"], "either": 7},
+    }
 
 
 def test_an_empty_control_leaves_the_argument_out_unless_it_is_required() -> None:
@@ -142,19 +117,15 @@ def test_an_empty_control_leaves_the_argument_out_unless_it_is_required() -> Non
     assert arguments_in(form, empty) == {"b": "", "c": None}
 
 
+@requirement("ops.try-tools")
 @pytest.mark.parametrize(
     "schema",
     [
-        None,
-        True,
-        {"type": "string"},
+        *(None, True, {"type": "string"}, {"type": "object", "properties": []}),
         {"anyOf": [{"required": ["a"]}, {"required": ["b"]}], "properties": {"a": {}, "b": {}}},
-        {"type": "object", "properties": {"line\nbreak": {"type": "string"}}},
-        {"type": "object", "properties": {"\ud800": {"type": "string"}}},
-        {"type": "object", "properties": {"": {"type": "string"}}},
+        *({"type": "object", "properties": {name: {"type": "string"}}} for name in ("line\nbreak", "\ud800", "")),
         {"type": "object", "properties": {}, "required": ["nowhere"]},
         {"type": "object", "properties": {str(number): {} for number in range(500)}},
-        {"type": "object", "properties": []},
     ],
     ids=str,
 )
@@ -188,10 +159,91 @@ def test_json_that_cannot_be_sent_is_refused(text: str, why: str) -> None:
     assert why in str(error.value)
 
 
+@requirement("ops.try-tools")
 def test_a_control_that_the_tool_does_not_have_any_more_is_named() -> None:
     with pytest.raises(FormFaults, match="gone: the tool has no such argument now"):
-        arguments_in(a_form(here={"type": "string"}), {f"{PREFIX}gone": "x"})
+        arguments_in(a_form(), {f"{PREFIX}gone": "x"})
 
 
-def test_lines_are_those_that_were_typed() -> None:
-    assert arguments_in(a_form(code={"type": "string"}), {f"{PREFIX}code": "a\r\nb"}) == {"code": "a\nb"}
+# -- What a page shows of results of tools: nothing of a server steers the page, and everything is cut
+
+
+PNG = base64.b64encode(b"\x89PNG\r\n\x1a\nrest").decode()
+
+
+def image(kind: str, data: str) -> dict[str, Any]:
+    return {"content": [{"type": "image", "mimeType": kind, "data": data}]}
+
+
+@requirement("ops.try-tools")
+@pytest.mark.parametrize(
+    ("kind", "data"),
+    [
+        *(
+            (kind, PNG)
+            for kind in ("image/svg+xml", "text/html", "image/PNG;x=", 'image/png" onerror="x', "image/jpeg")
+        ),
+        *(("image/png", data) for data in ("<script>", PNG + '" onload="x', "ä")),
+    ],
+)
+def test_an_image_of_a_known_type_is_shown_and_no_other_has_a_source(kind: str, data: str) -> None:
+    [part] = parts_of(image("image/png", PNG))
+    assert (part.kind, part.source) == ("image", f"data:image/png;base64,{PNG}")
+    [part] = parts_of(image(kind, data))
+    assert part.kind == "text" and part.source == "" and part.note
+
+
+def test_texts_are_cut_and_their_controls_are_visible() -> None:
+    [part] = parts_of({"content": [{"type": "text", "text": "\x1b[2J\u202e\n\t" + "x" * 2 * MOST_CHARS}]})
+    assert part.text.startswith("\\x1b[2J\\u202e\n\tx")
+    assert len(part.text) < MOST_CHARS + 100 and "The first" in part.note
+
+
+def test_parts_are_counted_and_what_they_are_beside_is_told_apart() -> None:
+    result = {"content": [{"type": "text", "text": "x"}] * (MOST_PARTS + 3), "structuredContent": {"a": 1}, "_meta": {}}
+    *texts, more, structured, beside = parts_of(result)
+    assert len(texts) == MOST_PARTS and more.note == "3 more parts are not shown."
+    assert (structured.title, structured.is_aside) == ("Structured content", False)
+    assert (beside.title, beside.is_aside) == ("Other fields of the result", True)
+
+
+@pytest.mark.parametrize("result", [None, 7, [], {"content": 5}, {"content": [None, 5, {"type": "image"}]}], ids=str)
+def test_what_is_no_result_is_shown_as_json(result: Any) -> None:
+    assert all(part.kind == "json" for part in parts_of(result))
+
+
+def test_what_is_nested_without_end_is_told() -> None:
+    deep: Any = []
+    for _ in range(5_000):
+        deep = [deep]
+    [part] = parts_of({"content": [{"type": "odd", "deep": deep}]})
+    assert part.note == "It is nested too deeply to be shown."
+
+
+# -- The messages of a call that an operator tries
+
+
+def test_a_modern_call_names_itself_in_its_headers_and_a_legacy_one_its_session() -> None:
+    modern = call_headers(MODERN, token="", name="söll", correlation="0af7651916cd43dd8448eb211c80319c")
+    assert (modern[GATEWAY_HEADER], modern["mcp-method"]) == (NEW, "tools/call")
+    assert modern["mcp-name"].isascii() and modern["traceparent"].split("-")[1] == "0af7651916cd43dd8448eb211c80319c"
+    assert call_headers(MODERN, token="t", name="x")[GATEWAY_HEADER] == "t"
+    legacy = call_headers(LEGACY, token="t", name="x", version="2025-11-25")
+    assert (legacy[LEGACY_HEADER], legacy[VERSION_HEADER]) == ("t", "2025-11-25")
+    assert "mcp-name" not in legacy and VERSION_HEADER not in call_headers(LEGACY, token="t", name="x")
+
+
+def test_a_key_names_a_new_session_of_a_modern_call_only() -> None:
+    body = json.loads(call_body(MODERN, "r", "add", {"a": Raw(b"1")}, key="k"))
+    assert (body["id"], body["params"]["name"], body["params"]["arguments"]) == ("r", "add", {"a": 1})
+    assert body["params"]["_meta"][KEY_META] == "k"
+    assert KEY_META not in json.loads(call_body(MODERN, "r", "add", {}))["params"]["_meta"]
+    assert json.loads(call_body(LEGACY, "r", "add", {}, key="k"))["params"] == {"name": "add", "arguments": {}}
+
+
+def test_questions_are_declined_and_what_is_no_question_of_a_user_is_an_error() -> None:
+    declined = json.loads(answer_to_question({"id": 7, "method": "elicitation/create"}))
+    assert declined == {"jsonrpc": "2.0", "id": 7, "result": {"action": "decline"}}
+    refused = json.loads(answer_to_question({"id": 8, "method": "sampling/createMessage"}))
+    assert refused["id"] == 8 and refused["error"]["code"] == -32601
+    assert json.loads(cancel_body("r", "gone"))["params"] == {"requestId": "r", "reason": "gone"}
