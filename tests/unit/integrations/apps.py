@@ -1,24 +1,21 @@
 """Requests to an app behind `SessionMiddleware`, without a server."""
 
 from collections.abc import Awaitable, Callable, MutableMapping
-from dataclasses import dataclass, field
 from typing import Any
 
 from gateway.integrations.app_session import AppSession
 from gateway.integrations.session_middleware import SessionMiddleware
 from session_store import MemoryBackend, StoreUnavailable, current_session
 
-__all__ = ["KEY", "Answer", "Client", "FailingStore", "app_of", "count", "nothing"]
-
 KEY = "k" * 40
 Handler = Callable[[Any], Awaitable[Any]]
 
 
-@dataclass
 class Answer:
     """What the server of the app was sent."""
 
-    events: list[MutableMapping[str, Any]] = field(default_factory=list)
+    def __init__(self) -> None:
+        self.events: list[MutableMapping[str, Any]] = []
 
     async def send(self, event: MutableMapping[str, Any]) -> None:
         self.events.append(event)
@@ -103,6 +100,11 @@ class FailingStore(MemoryBackend):
     def __init__(self) -> None:
         super().__init__()
         self.sessions._transactions = self
+
+    def forget_all(self) -> None:
+        """End all sessions without a word to who knows them."""
+        for session in list(self.sessions.records.scan()):
+            self.sessions.records.remove(session.id)
 
     async def run(self, work: Any) -> Any:
         if self.is_cut_off:

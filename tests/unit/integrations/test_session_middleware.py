@@ -1,5 +1,8 @@
 """Sessions for an app: what clients get, and when."""
 
+import asyncio
+import gc
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -7,14 +10,29 @@ import pytest
 
 from gateway import SessionMiddleware
 from gateway.config.load import ConfigurationError
-from gateway.integrations.app_session import AppSession
+from gateway.config.sessions import SessionSettings
+from gateway.integrations import app_sessions
+from gateway.integrations.app_session import AppSession, SessionNotLoaded
+from gateway.integrations.app_sessions import AppSessions
 from gateway.integrations.session_middleware import backend_of, ring_of, settings_of
-from session_store import KeyRing, MemoryBackend, NoSession, Principal, current_session
+from session_store import (
+    ANONYMOUS,
+    KeyRing,
+    MemoryBackend,
+    NoSession,
+    Principal,
+    SessionGone,
+    StoreError,
+    current_session,
+)
+from session_store.context import current_session_id
 from session_store.small_store import SmallBackend
+from session_store.testing import ALICE, FakeClock
 from tests.requirements import requirement
-from tests.unit.integrations.apps import Client, FailingStore, app_of, count, nothing
+from tests.unit.integrations.apps import KEY, Answer, Client, FailingStore, app_of, count, nothing
 
 pytestmark = pytest.mark.anyio
+
 
 GIVEN = {b"set-cookie", b"mcp-gateway-session", b"cache-control"}
 
@@ -24,17 +42,16 @@ async def look(session: AppSession) -> Any:
 
 
 @requirement("app.middleware", "ctx.scope")
-async def test_a_session_is_given_once_and_comes_back() -> None:
+async def test_a_session_is_given_once_and_comes_back_by_cookie_and_by_header() -> None:
     app = app_of(count)
-    client, other = Client(app), Client(app)
+    client = Client(app)
     first = await client.get()
     assert first.body == b"1" and {name for name, _ in first.headers} >= GIVEN
-    second = await client.get()
-    assert second.body == b"2" and {name for name, _ in second.headers} & GIVEN == set()
-    assert (await other.get()).body == b"1"
+    assert (await Client(app).get()).body == b"1"
     by_header = Client(app, mcp_gateway_session=first.header("mcp-gateway-session"))
-    answer = await by_header.get()
-    assert answer.body == b"3" and {name for name, _ in answer.headers} & GIVEN == set()
+    for number, carrying in enumerate((client, by_header), 2):
+        answer = await carrying.get()
+        assert answer.body == b"%d" % number and {name for name, _ in answer.headers} & GIVEN == set()
 
 
 @requirement("app.lazy")
@@ -53,23 +70,15 @@ async def test_a_known_session_costs_one_question_and_an_untouched_one_none_so_t
 @requirement("app.middleware", "id.carriers")
 async def test_an_unknown_session_is_404_by_header_and_replaced_by_cookie() -> None:
     store = FailingStore()
-    ran: list[bool] = []
-
-    async def noted(session: AppSession) -> Any:
-        ran.append(True)
-        return await count(session)
-
-    app = app_of(noted, store=store)
-    client, other = Client(app), Client(app)
+    app = app_of(count, store=store)
+    client, other, forging = Client(app), Client(app), Client(app)
     token = (await client.get()).header("mcp-gateway-session")
     await other.get()
-    for session in list(store.sessions.records.scan()):
-        store.sessions.records.remove(session.id)
+    store.forget_all()
     for bad in (token, "forged", token[:-1] + "A"):
         refused = await Client(app, mcp_gateway_session=bad).get()
         assert refused.status == 404 and b"Session not found" in refused.body
-    assert ran == [True] * 2, "the app does not run"
-    forging = Client(app)
+    assert len(store.sessions.records) == 0, "the app does not run"
     forging.cookie = "mcp_session_id=forged"
     for each in (client, other, forging):  # the second is one that this process still remembers
         held = each.cookie
@@ -88,43 +97,41 @@ async def test_a_session_answers_only_the_principal_that_opened_it(is_async: boo
 
     client = Client(app_of(whose, principal=later if is_async else lambda scope: scope.get("user")))
     token = (await client.get(user="ada")).header("mcp-gateway-session")
-    assert (await client.get(user="ada")).body == b"2 app:ada"
     held = client.cookie
-    assert (await client.get(user="eve")).body == b"1 app:eve", "a stolen cookie, or another sign-in"
-    client.cookie = held
-    assert (await client.get(user=Principal(issuer="app", subject="ada"))).body == b"3 app:ada"
-    client.cookie = held
-    assert (await client.get()).body == b"1 anonymous"
+    for user, body in (
+        ("ada", b"2 app:ada"),
+        ("eve", b"1 app:eve"),  # a stolen cookie, or another sign-in
+        (Principal(issuer="app", subject="ada"), b"3 app:ada"),
+        (None, b"1 anonymous"),
+    ):
+        client.cookie = held
+        assert (await client.get(user=user)).body == body
     stolen = Client(client.app, mcp_gateway_session=token)
     assert (await stolen.get(user="eve")).status == 404 and (await stolen.get(user="ada")).body == b"4 app:ada"
-
-
-async def test_a_principal_that_is_none_is_a_mistake_of_the_app() -> None:
     with pytest.raises(TypeError, match="gave int"):
-        await Client(app_of(count, principal=lambda scope: 7)).get()
+        await client.get(user=7)
 
 
 @requirement("app.outage", "rep.store-down")
-@pytest.mark.parametrize("framework", ["raises", "answers 500", "answers itself"])
-async def test_with_the_store_gone_the_answer_is_503_where_the_session_is_needed(framework: str) -> None:
+@pytest.mark.parametrize("status", [0, 500, 200], ids=["raises", "answers 500", "answers itself"])
+async def test_with_the_store_gone_the_answer_is_503_where_the_session_is_needed(status: int) -> None:
     async def careful(session: AppSession) -> Any:
         try:
             return await count(session)
         except Exception:
-            if framework == "raises":
+            if not status:
                 raise
             return "sorry"
 
     store = FailingStore()
-    client = Client(app_of(careful, store=store, status=500 if framework == "answers 500" else 200))
     await Client(app_of(count, store=store)).get()
     store.is_cut_off = True
-    answer = await client.get()
-    if framework == "answers itself":
+    answer = await Client(app_of(careful, store=store, status=status)).get()
+    if status == 200:
         assert (answer.status, answer.body) == (200, b"sorry")
-        return
-    assert answer.status == 503 and answer.header("retry-after") == "1" and b"not lost" in answer.body
-    assert [event["type"] for event in answer.events] == ["http.response.start", "http.response.body"]
+    else:
+        assert answer.status == 503 and answer.header("retry-after") == "1" and b"not lost" in answer.body
+        assert [event["type"] for event in answer.events] == ["http.response.start", "http.response.body"]
 
 
 @requirement("app.outage")
@@ -147,9 +154,8 @@ async def test_an_answer_with_a_token_is_not_stored_and_others_are_the_apps() ->
     assert (await client.get()).header("cache-control") == "public, max-age=60, no-store"
     second = await client.get()
     assert second.header("cache-control") == "public, max-age=60" and "Cookie" in second.header("vary")
-    for handler in (nothing, look):
-        opened = await Client(app_of(handler, headers=said)).get()
-        assert {name for name, _ in opened.headers} & GIVEN == {b"cache-control"}, "reading opens no session"
+    opened = await Client(app_of(look, headers=said)).get()
+    assert {name for name, _ in opened.headers} & GIVEN == {b"cache-control"}, "reading opens no session"
     assert (await Client(app_of(nothing, headers=said)).get()).headers == said
 
 
@@ -206,32 +212,28 @@ async def test_a_handshake_that_names_no_session_is_refused(can_answer: bool) ->
 async def test_nothing_of_the_session_is_left_for_the_connections_next_request() -> None:
     sent: list[str] = []
 
-    async def app(scope: Any, receive: Any, send: Any) -> None:
-        await send({"type": "http.response.start", "status": 200, "headers": []})
-        await send({"type": "http.response.body", "body": b""})
-        assert current_session() is scope["mcp.session"]
-
     async def send(event: Any) -> None:
         sent.append(event["type"])
         if event["type"] == "http.response.body":
             with pytest.raises(NoSession):
                 current_session()
 
-    middleware = app_of(nothing)
-    middleware._app = app
-    await middleware(Client(middleware).scope("http"), lambda: None, send)  # type: ignore[arg-type,return-value]
+    app = app_of(nothing)
+    await app(Client(app).scope("http"), lambda: None, send)  # type: ignore[arg-type,return-value]
     assert sent == ["http.response.start", "http.response.body"]
     with pytest.raises(NoSession):
         current_session()
 
 
-@requirement("app.middleware")
-async def test_the_store_is_opened_and_closed_with_the_app() -> None:
+@requirement("app.middleware", "app.outage")
+async def test_the_store_is_opened_and_closed_with_the_app_and_opening_it_is_tried_again() -> None:
     class Noting(FailingStore):
         log = ""
 
         async def open(self) -> None:
             self.log += "open "
+            if self.log == "open ":
+                raise StoreError("not yet")
 
         async def close(self) -> None:
             self.log += "close "
@@ -242,19 +244,14 @@ async def test_the_store_is_opened_and_closed_with_the_app() -> None:
 
     store = Noting()
     app = app_of(count, store=store)
-    await Client(app).get()
-    assert store.log == "open ", "at the first use, where no lifespan comes by"
+    assert (await Client(app).get()).status == 503
+    assert [(await Client(app).get()).status for _ in range(2)] == [200, 200]
+    assert store.log == "open open ", "at the first use, where no lifespan comes by"
     app._app = lifespan
-    sent: list[Any] = []
-
-    async def send(event: Any) -> None:
-        sent.append(event["type"])
-
-    await app({"type": "lifespan"}, lambda: None, send)  # type: ignore[arg-type,return-value]
-    assert store.log == "open close " and sent == ["lifespan.startup.complete", "lifespan.shutdown.complete"]
-
-
-KEY = "k" * 40
+    answer = Answer()
+    await app({"type": "lifespan"}, lambda: None, answer.send)  # type: ignore[arg-type,return-value]
+    assert store.log == "open open close "
+    assert [event["type"] for event in answer.events] == ["lifespan.startup.complete", "lifespan.shutdown.complete"]
 
 
 @pytest.fixture(autouse=True)
@@ -265,15 +262,16 @@ def nothing_set(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @requirement("app.settings")
 def test_the_environment_gives_what_no_argument_gives(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in (("IDLE_TTL_S", "60"), ("COOKIE", "false"), ("MAX_SESSIONS", "3")):
+        monkeypatch.setenv(f"MCP_GATEWAY_SESSION__{name}", value)
     monkeypatch.setenv("MCP_GATEWAY_STORE", "redis://there:6379/0")
-    monkeypatch.setenv("MCP_GATEWAY_SESSION__IDLE_TTL_S", "60")
-    monkeypatch.setenv("MCP_GATEWAY_SESSION__COOKIE", "false")
     monkeypatch.setenv("MCP_GATEWAY_PORT", "of a gateway, not of an app")
     settings = settings_of(None, {"idle_ttl_s": None, "max_age_s": 90.0})
     assert settings.store == "redis://there:6379/0" and not settings.session.cookie
     assert (settings.session.idle_ttl_s, settings.session.max_age_s) == (60.0, 90.0)
     settings = settings_of("memory://", {"idle_ttl_s": 5.0})
     assert settings.store == "memory://" and settings.session.idle_ttl_s == 5.0
+    assert backend_of(settings).sessions._max_sessions == 3
 
 
 @requirement("app.settings")
@@ -323,13 +321,6 @@ def test_keys_are_the_arguments_or_the_environments_or_the_stores_own(monkeypatc
 
 
 @requirement("app.settings")
-def test_the_memory_store_keeps_as_many_sessions_as_the_setting_says(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("MCP_GATEWAY_SESSION__MAX_SESSIONS", "3")
-    backend = backend_of(settings_of("memory://", {}))
-    assert backend.sessions._max_sessions == 3
-
-
-@requirement("app.settings")
 def test_a_variable_that_is_no_setting_is_a_warning(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -338,3 +329,222 @@ def test_a_variable_that_is_no_setting_is_a_warning(
     assert [(record.levelname, record.getMessage()) for record in caplog.records] == [
         ("WARNING", "SessionMiddleware: the variable MCP_GATEWAY_WEATHER is ignored: it is no setting")
     ]
+
+
+# -- The session of one request: when it is looked up, and when it is opened
+
+
+@requirement("app.lazy")
+async def test_facts_are_there_once_the_session_is_loaded() -> None:
+    async def facts(session: AppSession) -> str:
+        await session.state.increment("n")  # that they are there does not depend on what this process remembers
+        for name in ("id", "principal", "agent", "context"):
+            with pytest.raises(SessionNotLoaded, match=rf"{name}.*await session.load\(\)"):
+                getattr(session, name)
+        assert "not loaded" in repr(session)
+        assert session.known_id and current_session_id() == session.known_id, "a log line may have it"
+        assert await session.load() is session
+        return f"{session.id} {session.principal} {session.context.trust}"
+
+    store = FailingStore()
+    client = Client(app_of(facts, store=store))
+    first, second = await client.get(), await client.get()
+    assert first.body == second.body and first.body.endswith(b" anonymous direct") and len(store.sessions.records) == 1
+
+
+@requirement("app.lazy")
+async def test_what_reads_gives_nothing_without_a_session_and_what_writes_opens_one() -> None:
+    async def read(session: AppSession) -> Any:
+        state = session.state
+        return [
+            current_session_id() or await state.get("k"),
+            await state.keys(),
+            await state.delete("k"),
+            await state.compare_and_set("k", 1, 2),
+            dict(await session.metadata()),
+        ]
+
+    store = FailingStore()
+    assert (await Client(app_of(read, store=store)).get()).body == b"[None, [], False, False, {}]"
+    assert store.asked == 0
+
+    async def write(session: AppSession) -> Any:
+        await session.annotate({"team": "red"})
+        await session.state.set("k", [1])
+        return [await session.state.get("k"), await session.state.keys(), dict(await session.metadata())]
+
+    assert (await Client(app_of(write, store=store)).get()).body == b"[[1], ['k'], {'team': 'red'}]"
+
+
+@requirement("app.lazy")
+async def test_concurrent_writes_of_one_request_open_one_session() -> None:
+    async def many(session: AppSession) -> Any:
+        return sorted(await asyncio.gather(*(session.state.increment("n") for _ in range(20))))[-1]
+
+    store = FailingStore()
+    client = Client(app_of(many, store=store))
+    assert [(await client.get()).body for _ in range(2)] == [b"20", b"40"]
+    assert len(store.sessions.records) == 1
+
+
+@requirement("app.lazy")
+async def test_after_the_response_has_begun_no_session_is_opened() -> None:
+    app = app_of(nothing)
+    inner = app._app
+
+    async def late(scope: Any, receive: Any, send: Any) -> None:
+        await inner(scope, receive, send)
+        session = scope["mcp.session"]
+        assert await session.state.get("k") is None
+        with pytest.raises(NoSession, match="its response has begun"):
+            await session.state.set("k", 1)
+        await session.load()
+        with pytest.raises(NoSession):
+            _ = session.id
+
+    app._app = late
+    assert (await Client(app).get()).status == 200
+
+
+@requirement("app.lazy")
+async def test_a_session_that_ends_during_a_request_is_not_replaced_in_it() -> None:
+    """Else one request would read from one session and write to another."""
+    store = FailingStore()
+
+    async def torn(session: AppSession) -> Any:
+        await session.state.increment("n")
+        store.forget_all()
+        for use in (session.state.increment("n"), session.state.get("n")):
+            with pytest.raises(SessionGone):
+                await use
+        raise SessionGone("as a handler that does not catch it")
+
+    client = Client(app_of(torn, store=store))
+    assert [(await client.get()).status for _ in range(2)] == [404, 404], "known or not"
+
+
+@requirement("app.lazy", "app.sign-out")
+async def test_what_is_written_after_the_end_is_written_to_a_new_session() -> None:
+    async def renew(session: AppSession) -> Any:
+        await session.state.set("old", True)
+        old = (await session.load()).id
+        await session.end()
+        assert await session.state.keys() == []
+        await session.state.set("new", True)
+        return old != (await session.load()).id and await session.state.keys()
+
+    client = Client(app_of(renew))
+    await client.get()
+    held = client.cookie
+    assert (await client.get()).body == b"['new']" and client.cookie not in ("", held)
+
+
+@requirement("app.lazy")
+async def test_a_request_leaves_nothing_for_the_garbage_collector() -> None:
+    """A session and its scope name each other. At thousands of requests a second, collecting them costs a tenth."""
+    held: list[weakref.ref[AppSession]] = []
+
+    async def note(session: AppSession) -> None:
+        held.append(weakref.ref(session))
+        await session.state.get("k")
+
+    client = Client(app_of(note))
+    gc.disable()
+    try:
+        await client.get()
+        assert held[0]() is None
+    finally:
+        gc.enable()
+
+
+@requirement("app.lazy")
+async def test_a_session_that_is_kept_beyond_its_request_is_not_looked_up_any_more() -> None:
+    kept: list[AppSession] = []
+
+    async def keep(session: AppSession) -> None:
+        kept.append(session)
+
+    async def count(session: AppSession) -> None:
+        await session.state.increment("n")
+        kept.append(session)
+
+    store = FailingStore()
+    client = Client(app_of(count, store=store))
+    await client.get()
+    assert await kept[0].state.get("n") == 1, "what was looked up works on"
+    client.app = app_of(keep, store=store)
+    await client.get()
+    assert await kept[1].state.get("n") is None
+    with pytest.raises(NoSession):
+        await kept[1].state.set("n", 2)
+
+
+# -- What one process remembers of an app's sessions, and when it restarts their idle time
+
+
+@pytest.fixture
+def clock() -> FakeClock:
+    return FakeClock()
+
+
+@pytest.fixture
+def backend(clock: FakeClock) -> MemoryBackend:
+    return MemoryBackend(clock=clock)
+
+
+@pytest.fixture
+def sessions(backend: MemoryBackend, clock: FakeClock) -> AppSessions:
+    return AppSessions(backend, SessionSettings(idle_ttl_s=100, max_age_s=1_000), clock=clock, timer=clock)
+
+
+@requirement("app.ttl", "life.ttl")
+async def test_use_restarts_the_idle_time_once_in_a_while(
+    sessions: AppSessions, backend: MemoryBackend, clock: FakeClock
+) -> None:
+    session = sessions.new(ALICE, "192.0.2.1")
+    await sessions.open(session)
+    used = []
+    for _ in range(40):
+        clock.pass_time(10 / 4)
+        assert sessions.is_known(session.id, ALICE)
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        found = await backend.sessions.peek(session.id)
+        assert found is not None, "used all the time"
+        used.append(found.used_at)
+    assert len(set(used)) == 21, "every 5 s: five of a hundred"
+    clock.pass_time(94)
+    assert await backend.sessions.peek(session.id) is not None
+    clock.pass_time(6)
+    assert await sessions.resume(session.id, ALICE) is None and not sessions.is_known(session.id, ALICE)
+
+
+@requirement("app.ttl")
+async def test_a_session_has_an_age_that_use_does_not_extend(sessions: AppSessions, clock: FakeClock) -> None:
+    session = sessions.new(ANONYMOUS, "192.0.2.1")
+    await sessions.open(session)
+    for _ in range(10):
+        assert await sessions.resume(session.id, ANONYMOUS) is not None
+        clock.pass_time(99.9)
+    clock.pass_time(1)
+    assert await sessions.resume(session.id, ANONYMOUS) is None
+
+
+@requirement("app.middleware", "wall.memory")
+async def test_what_is_remembered_is_bounded(sessions: AppSessions, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(app_sessions, "_KNOWN_HELD", 10)
+    opened = [sessions.new(ALICE, "") for _ in range(12)]
+    for session in opened:
+        await sessions.open(session)
+    assert [sessions.is_known(session.id, ALICE) for session in opened] == [False] * 2 + [True] * 10
+
+
+@requirement("app.middleware")
+async def test_expired_sessions_leave_the_store_when_others_open(
+    sessions: AppSessions, backend: MemoryBackend, clock: FakeClock
+) -> None:
+    await sessions.open(sessions.new(ALICE, ""))
+    clock.pass_time(101)
+    await sessions.open(sessions.new(ALICE, ""))
+    await sessions.close()
+    assert len(backend.sessions.records) == 1
